@@ -1,0 +1,67 @@
+"""Group-relative advantages (GRPO, paper Section 3.1): each video is judged against the others of its own prompt."""
+
+import torch
+from torch import Tensor
+
+SPREAD_FLOOR = 1e-6
+"""Smallest standard deviation a group is divided by: equal rewards give advantage 0 instead of 0 / 0."""
+
+
+def group_advantages(rewards: Tensor, num_generations: int, clip_max: float = 5.0) -> Tensor:
+    """``(R - mean) / max(std, 1e-6)`` within each group, clamped to ``+-clip_max``.
+
+    The std is the population one (ddof 0). A failed score is NaN: it is left out of its group's mean and std and gets
+    advantage 0, so it neither teaches nor disturbs.
+
+    Args:
+        rewards: [B] composite rewards; the videos of one prompt lie next to each other.
+        num_generations: G, group size; B must be a multiple of it.
+        clip_max: Largest magnitude of an advantage, > 0.
+
+    Returns:
+        [B] advantages, dtype of rewards, always finite.
+
+    Raises:
+        ValueError: If B is not a multiple of G, clip_max is not positive, or a reward is infinite.
+
+    Example:
+        >>> group_advantages(torch.tensor([1.0, 3.0, 5.0, torch.nan]), num_generations=2)
+        tensor([-1.,  1.,  0.,  0.])
+    """
+    if not clip_max > 0:
+        raise ValueError(f"adv_clip_max must be positive (default 5.0), got {clip_max}")
+    groups = _grouped(rewards, num_generations)
+    scored, centred, std = _spread(groups)
+    advantages = (centred / std.clamp(min=SPREAD_FLOOR)).clamp(-clip_max, clip_max)
+    return torch.where(scored, advantages, torch.zeros_like(advantages)).reshape(-1).to(rewards.dtype)
+
+
+def groups_without_spread(rewards: Tensor, num_generations: int) -> Tensor:
+    """Which groups teach nothing because their valid rewards are all equal (or fewer than two), [B / G] bool.
+
+    Arguments and errors as `group_advantages`; worth logging, since a reward that saturates shows here first.
+    """
+    _, _, std = _spread(_grouped(rewards, num_generations))
+    return std.squeeze(1) < SPREAD_FLOOR
+
+
+def _grouped(rewards: Tensor, num_generations: int) -> Tensor:
+    """Rewards as [B / G, G] in float64, where the mean of equal float32 rewards is exact and their spread is 0."""
+    if num_generations < 1 or rewards.ndim != 1 or rewards.numel() % num_generations:
+        raise ValueError(
+            f"rewards must be [B] with B a multiple of num_generations={num_generations}, one contiguous block per "
+            f"prompt; got shape {tuple(rewards.shape)}"
+        )
+    if rewards.isinf().any():
+        raise ValueError(f"rewards must be finite, or NaN for a failed score; got {rewards.tolist()}")
+    return rewards.double().reshape(-1, num_generations)
+
+
+def _spread(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mask of valid scores [P, G], deviations from the group mean [P, G] (0 where invalid) and group std [P, 1]."""
+    scored = ~groups.isnan()
+    count = scored.sum(dim=1, keepdim=True).clamp(min=1)
+    filled = torch.where(scored, groups, torch.zeros_like(groups))
+    mean = filled.sum(dim=1, keepdim=True) / count
+    centred = torch.where(scored, groups - mean, torch.zeros_like(groups))
+    return scored, centred, (centred.square().sum(dim=1, keepdim=True) / count).sqrt()

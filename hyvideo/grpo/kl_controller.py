@@ -1,0 +1,121 @@
+"""Schedule of the KL coefficient lambda (paper A.6, Fig. 7): warm up, then follow the observed KL."""
+
+import math
+from collections import deque
+from typing import Any, Literal, get_args
+
+Schedule = Literal["two_stage", "fixed", "milder"]
+
+MILDER_CEILING = 0.1
+"""Ceiling of ``milder`` as a share of max_coef. The paper gives no number; at its defaults (1e-7 to 1e-5) this is the
+geometric middle."""
+
+
+class KLController:
+    """Gives the coefficient of the KL term, one update of the optimizer at a time.
+
+    ``two_stage``: a linear warm-up from ``min_coef`` to the ceiling over ``warmup_updates``, then, with the mean of the
+    last ``window`` observed KL values (those of the warm-up included): above ``1.5 target`` the coefficient is
+    multiplied by 0.9, below ``0.5 target`` by 1.1, always within [min_coef, ceiling]. So lambda *relaxes* when the
+    policy has moved far and tightens when it hardly moves; this sign is the paper's. ``milder`` is the same under a
+    ceiling of ``MILDER_CEILING * max_coef``; ``fixed`` is ``max_coef`` throughout.
+
+    Args:
+        max_coef: Ceiling of lambda (``kl_weight``), > 0; with ``kl_weight=0`` there is no KL term and no controller.
+        min_coef: Floor of lambda and start of the warm-up, >= 0.
+        warmup_updates: Length of the warm-up in updates, >= 0; 0 starts at the ceiling.
+        target: Desired KL, > 0; None means max_coef, as in the reference.
+        schedule: ``two_stage``, ``fixed`` or ``milder``.
+        window: Number of KL values averaged, >= 1.
+
+    Raises:
+        ValueError: If a value is out of range or the floor lies above the ceiling.
+
+    Example:
+        >>> controller = KLController(max_coef=1e-5, min_coef=0.0, warmup_updates=2)
+        >>> controller.coefficient, controller.update(0.3), controller.update(0.3), controller.update(0.3)
+        (0.0, 5e-06, 1e-05, 9e-06)
+    """
+
+    def __init__(
+        self,
+        *,
+        max_coef: float = 1e-5,
+        min_coef: float = 1e-7,
+        warmup_updates: int = 100,
+        target: float | None = None,
+        schedule: Schedule = "two_stage",
+        window: int = 10,
+    ) -> None:
+        if schedule not in get_args(Schedule):
+            raise ValueError(f"kl_schedule must be one of {', '.join(get_args(Schedule))}, got {schedule!r}")
+        if not (math.isfinite(max_coef) and max_coef > 0):
+            raise ValueError(
+                f"max_coef (kl_weight) must be positive, got {max_coef}; without a KL term, build no controller"
+            )
+        ceiling = MILDER_CEILING * max_coef if schedule == "milder" else max_coef
+        if schedule != "fixed" and not 0 <= min_coef <= ceiling:
+            raise ValueError(f"min_coef (kl_min_coef) must lie within [0, {ceiling}] for {schedule!r}, got {min_coef}")
+        if warmup_updates < 0 or window < 1:
+            raise ValueError(f"need warmup_updates >= 0 and window >= 1, got {warmup_updates} and {window}")
+        target = max_coef if target is None else target
+        if not (math.isfinite(target) and target > 0):
+            raise ValueError(f"target (kl_target) must be positive, got {target}")
+        self.schedule = schedule
+        self.min_coef, self.ceiling, self.target = min_coef, ceiling, target
+        self.warmup_updates = 0 if schedule == "fixed" else warmup_updates
+        self._recent: deque[float] = deque(maxlen=window)
+        self._num_updates = 0
+        self._coefficient = min_coef if self.warmup_updates else ceiling
+
+    @property
+    def coefficient(self) -> float:
+        """Lambda to use for the next loss."""
+        return self._coefficient
+
+    def update(self, kl: float) -> float:
+        """Take the KL observed in the update just made and return the coefficient for the next one.
+
+        Args:
+            kl: Mean KL over the whole batch, the same number on every rank; may be negative, as estimates are.
+
+        Raises:
+            ValueError: If kl is not finite; the controller is then left unchanged.
+        """
+        kl = float(kl)
+        if not math.isfinite(kl):
+            raise ValueError(f"the KL of update {self._num_updates + 1} is {kl}: the policy or its anchor has diverged")
+        self._num_updates += 1
+        self._recent.append(kl)
+        if self._num_updates <= self.warmup_updates:
+            progress = self._num_updates / self.warmup_updates
+            self._coefficient = self.min_coef + progress * (self.ceiling - self.min_coef)
+        elif self.schedule != "fixed":
+            self._coefficient = min(max(self._coefficient * self._reaction(), self.min_coef), self.ceiling)
+        return self._coefficient
+
+    def _reaction(self) -> float:
+        """Factor on lambda from the recent mean KL."""
+        recent = sum(self._recent) / len(self._recent)
+        if recent > 1.5 * self.target:
+            return 0.9
+        if recent < 0.5 * self.target:
+            return 1.1
+        return 1.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides later coefficients, besides the constructor's arguments."""
+        return {"num_updates": self._num_updates, "coefficient": self._coefficient, "recent": list(self._recent)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where the `state_dict` was taken.
+
+        Raises:
+            ValueError: If the state has other keys than `state_dict` writes.
+        """
+        if set(state) != set(self.state_dict()):
+            raise ValueError(f"KL controller state must have the keys {sorted(self.state_dict())}, got {sorted(state)}")
+        self._num_updates = int(state["num_updates"])
+        self._coefficient = float(state["coefficient"])
+        self._recent.clear()
+        self._recent.extend(float(value) for value in state["recent"])

@@ -1,0 +1,99 @@
+"""Which (sample, step) pairs of a rollout are trained, and in which of its optimizer updates."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Pairs(NamedTuple):
+    """The pairs of one optimizer update, in the order of training; micro-batches are consecutive slices.
+
+    Attributes:
+        sample_index: [P] long, which video of the rollout.
+        step_index: [P] long, which denoising step of it.
+    """
+
+    sample_index: Tensor
+    step_index: Tensor
+
+
+def select_timesteps(
+    trained_mask: Tensor, fraction: float, num_samples: int, *, permute: bool, generator: torch.Generator
+) -> Tensor:
+    """Choose for every sample the ``T = ceil(fraction * trained)`` steps to train, in their order of use.
+
+    Args:
+        trained_mask: [K] bool, from `FlowMatchDiscreteScheduler.trained_steps`.
+        fraction: Share of the trained steps to keep (``timestep_fraction``), in (0, 1].
+        num_samples: N videos.
+        permute: True: each sample draws its own permutation and keeps the first T, so that an update or micro-batch
+            mixes noise levels. False: all samples use the T noisiest steps in the order of denoising.
+        generator: CPU generator; equal seeds give equal choices. Ranks that share a video must share it.
+
+    Returns:
+        [N, T] long on the CPU; each row has distinct steps.
+
+    Raises:
+        ValueError: If fraction is out of range or no step can be trained.
+
+    Example:
+        >>> select_timesteps(mask, 0.5, num_samples=2, permute=True, generator=generator)  # 8 trained steps
+        tensor([[5, 2, 7, 0],
+                [1, 6, 3, 4]])
+    """
+    if not 0 < fraction <= 1:
+        raise ValueError(f"timestep_fraction must lie in (0, 1], got {fraction}")
+    trained = trained_mask.cpu().nonzero().squeeze(1)
+    if trained.numel() == 0:
+        raise ValueError(
+            f"none of the {trained_mask.numel()} denoising steps is stochastic, so there is nothing to train: use "
+            "eta > 0, and for sde_type cps or flow_grpo more than one step"
+        )
+    # The small term undoes floating-point excess: 0.07 * 100 is a little more than 7.
+    count = max(1, math.ceil(fraction * trained.numel() - 1e-9))
+    if not permute:
+        return trained[:count].repeat(num_samples, 1)
+    return torch.stack([trained[torch.randperm(len(trained), generator=generator)[:count]] for _ in range(num_samples)])
+
+
+def split_updates(steps: Tensor, num_updates: int, *, num_generations: int) -> list[Pairs]:
+    """Deal every (sample, step) pair to exactly one of ``num_updates`` optimizer updates.
+
+    Columns of ``steps`` are dealt one after another, so each update gets all samples with steps of their own::
+
+        steps (4 samples, T = 4)      update 0    update 1
+        sample 0:  5  2 | 7  0        0:5 ...     0:7 ...
+        sample 1:  1  6 | 3  4        1:1 ...     1:3 ...
+
+    When T is a multiple of ``num_updates``, every update sees each sample equally often, and the advantages within it
+    still sum to zero per group. Otherwise sizes differ by at most one pair, and samples and groups are seen equally
+    often up to one pair, because within a column the samples are dealt from each group in turn.
+
+    Args:
+        steps: [N, T] long, from `select_timesteps`.
+        num_updates: ``updates_per_rollout``, from 1 to N * T.
+        num_generations: Group size; groups are contiguous blocks of samples. A rank that holds only part of one group
+            may pass the full group size.
+
+    Returns:
+        One `Pairs` per update.
+
+    Raises:
+        ValueError: If there are more updates than pairs, or samples neither fill whole groups nor fit in one.
+    """
+    num_samples, num_steps = steps.shape
+    if not 1 <= num_updates <= steps.numel():
+        raise ValueError(
+            f"updates_per_rollout must lie within [1, {steps.numel()}], the number of (sample, step) pairs "
+            f"({num_samples} samples x {num_steps} steps), got {num_updates}"
+        )
+    group = min(num_generations, num_samples)
+    if group < 1 or num_samples % group:
+        raise ValueError(f"{num_samples} samples do not divide into groups of num_generations={num_generations}")
+    samples = torch.arange(num_samples).reshape(-1, group).T.reshape(-1)
+    sample_index = samples.repeat(num_steps)
+    step_index = steps[samples].T.reshape(-1)
+    sample_parts, step_parts = sample_index.tensor_split(num_updates), step_index.tensor_split(num_updates)
+    return [Pairs(*parts) for parts in zip(sample_parts, step_parts, strict=True)]
