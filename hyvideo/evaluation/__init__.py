@@ -1,0 +1,1 @@
+"""How good a model is, with the uncertainty of the answer."""

@@ -1,0 +1,82 @@
+"""Is a trained model better than its base? Paired comparison on the same prompts and seeds, with its uncertainty."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+_MAX_DRAWS_AT_ONCE = 2**22
+
+
+@dataclass(frozen=True)
+class PairedGain:
+    """Mean of `after - before` over pairs, with its bootstrap interval.
+
+    Attributes:
+        mean: mean paired difference, in the score's own units.
+        low: lower end of the 95 % interval of `mean`.
+        high: upper end of the 95 % interval of `mean`.
+        in_base_std: `mean` divided by the standard deviation of the base's scores; NaN when the base does not vary.
+        num_pairs: pairs that were compared.
+        num_left_out: pairs with a NaN on either side (a failed score), left out.
+    """
+
+    mean: float
+    low: float
+    high: float
+    in_base_std: float
+    num_pairs: int
+    num_left_out: int
+
+    def __str__(self) -> str:
+        text = f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}], {self.in_base_std:+.2f} base std"
+        left_out = f", {self.num_left_out} left out" if self.num_left_out else ""
+        return f"{text}, {self.num_pairs} pairs{left_out}"
+
+
+def paired_gain(before: ArrayLike, after: ArrayLike, num_resamples: int = 10_000, seed: int = 0) -> PairedGain:
+    """Compare scores of the same prompts and seeds before and after training.
+
+    The interval is the percentile bootstrap over pairs: N pairs are drawn with replacement and their mean difference is
+    taken, `num_resamples` times. It assumes that pairs are independent, so give every pair its own seed.
+
+    Args:
+        before: scores of the base [N]; NaN marks a failed score.
+        after: scores of the trained model [N], same order.
+        num_resamples: bootstrap draws.
+        seed: of the bootstrap; the same input gives the same interval.
+
+    Raises:
+        ValueError: shapes differ or are not [N], a score is infinite, or fewer than 2 whole pairs remain.
+    """
+    before, after = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
+    if before.ndim != 1 or before.shape != after.shape:
+        raise ValueError(f"Expected two score lists [N] of one length, received {before.shape} and {after.shape}.")
+    if np.isinf(before).any() or np.isinf(after).any():
+        raise ValueError("A score is infinite: expected finite scores, or NaN for a failed one.")
+    whole = ~(np.isnan(before) | np.isnan(after))
+    num_pairs = int(whole.sum())
+    if num_pairs < 2:
+        raise ValueError(f"Expected at least 2 pairs without NaN, received {num_pairs} of {len(before)}.")
+    difference = after[whole] - before[whole]
+    base_std = before[whole].std(ddof=1)
+    low, high = np.quantile(_bootstrap_means(difference, num_resamples, seed), [0.025, 0.975])
+    return PairedGain(
+        mean=float(difference.mean()),
+        low=float(low),
+        high=float(high),
+        in_base_std=float(difference.mean() / base_std) if base_std > 0 else float("nan"),
+        num_pairs=num_pairs,
+        num_left_out=len(before) - num_pairs,
+    )
+
+
+def _bootstrap_means(values: np.ndarray, num_resamples: int, seed: int) -> np.ndarray:
+    """Means of `num_resamples` draws with replacement of [N] values, a bounded number of draws in memory at once."""
+    generator = np.random.default_rng(seed)
+    rows_at_once = max(1, _MAX_DRAWS_AT_ONCE // len(values))
+    means = np.empty(num_resamples)
+    for start in range(0, num_resamples, rows_at_once):
+        stop = min(start + rows_at_once, num_resamples)
+        means[start:stop] = values[generator.integers(len(values), size=(stop - start, len(values)))].mean(axis=1)
+    return means

@@ -1,0 +1,56 @@
+"""Deterministic (ODE) samples of a list of prompts: validation, comparison and `generate.py` make theirs here."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from hyvideo.data.prompts import Prompt
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
+from hyvideo.pipelines.noise import SampleNoise
+
+
+def sample_prompts(
+    pipeline: HunyuanVideoGRPOPipeline,
+    prompts: Sequence[Prompt],
+    guidance: Guidance,
+    *,
+    num_frames: int,
+    size: tuple[int, int],
+    seed: int,
+    batch_size: int,
+    on_step: Callable[[int], None] = lambda index: None,
+) -> Tensor:
+    """Sample one video per prompt with the ODE.
+
+    A prompt with a seed of its own starts from the noise of that seed alone; the others from that of `seed` and their
+    place in the list. The videos do not depend on `batch_size` but for rounding.
+
+    Args:
+        pipeline: its scheduler's steps set.
+        prompts: N prompts.
+        guidance: scale and negative conditioning.
+        num_frames: frames per video, 4 n + 1.
+        size: height and width in pixels.
+        seed: base seed.
+        batch_size: videos denoised together.
+        on_step: called with the index of every finished denoising step of every batch.
+
+    Returns:
+        `[N, F, H, W, 3]` uint8 on the CPU.
+    """
+    videos = []
+    for start in range(0, len(prompts), batch_size):
+        batch = prompts[start : start + batch_size]
+        noise = SampleNoise(
+            seeds=[seed if prompt.seed is None else prompt.seed for prompt in batch],
+            stream="sample",
+            round=0,
+            prompts=[start + i if prompt.seed is None else 0 for i, prompt in enumerate(batch)],
+            generations=[0] * len(batch),
+        )
+        conditioning = pipeline.encode([prompt.text for prompt in batch])
+        videos.append(
+            pipeline.sample(conditioning, noise, guidance, num_frames=num_frames, size=size, on_step=on_step)
+        )
+    return torch.cat(videos)

@@ -1,0 +1,101 @@
+"""What a person sees while a run trains: one live line in a terminal, plain lines everywhere else."""
+
+import math
+import sys
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+
+from tqdm import tqdm
+
+from hyvideo.observability.phase_timer import PHASES
+
+
+class Console:
+    """Messages and progress of one process. Rank 0 speaks and keeps `console.log`; other ranks only warn.
+
+    In a terminal the progress is one line that rewrites itself at every update. Without one (a pipe, a batch job) it is
+    a plain line every `log_interval` updates. `console.log` gets the plain lines either way, with date and time.
+
+    Args:
+        run_dir: the run folder, where rank 0 appends to `console.log`.
+        rank: rank of this process.
+        log_interval: updates per plain line; the last update always has its line.
+    """
+
+    def __init__(self, run_dir: Path, rank: int, *, log_interval: int = 1) -> None:
+        self._rank = rank
+        self._log_interval = log_interval
+        self._bar: tqdm | None = None
+        self._log_file = None
+        self._first_step, self._max_steps, self._started = 0, 0, time.monotonic()
+        if rank == 0:
+            run_dir = Path(run_dir)
+            run_dir.mkdir(parents=True, exist_ok=True)
+            self._log_file = (run_dir / "console.log").open("a", encoding="utf-8", buffering=1)
+
+    def info(self, message: str) -> None:
+        """Say something worth knowing, once for all ranks: rank 0 prints it, the others stay silent."""
+        if self._rank == 0:
+            self._write(message)
+
+    def warning(self, message: str) -> None:
+        """Say something that may need a person; every rank prints, naming itself where it is not rank 0."""
+        self._write(f"WARNING{f' (rank {self._rank})' if self._rank else ''}: {message}")
+
+    def start_progress(self, step: int, max_steps: int) -> None:
+        """Begin counting: `step` updates were done before (0, or the restored step) of `max_steps` in all."""
+        self._first_step, self._max_steps, self._started = step, max_steps, time.monotonic()
+        if self._rank == 0 and sys.stderr.isatty():
+            layout = "{percentage:3.0f}%|{bar:10}| {desc}"
+            self._bar = tqdm(total=max_steps, initial=step, bar_format=layout, dynamic_ncols=True, file=sys.stderr)
+
+    def progress(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show update `step` with the metrics of its row in `metrics.jsonl`; names that are missing are left out."""
+        if self._rank != 0:
+            return
+        seconds_per_step = (time.monotonic() - self._started) / max(step - self._first_step, 1)
+        line = progress_line(step, self._max_steps, metrics, seconds_per_step)
+        if self._bar is not None:
+            self._bar.n = step
+            self._bar.set_description_str(line)
+        if step % self._log_interval == 0 or step >= self._max_steps:
+            if self._bar is None:
+                print(line, file=sys.stderr, flush=True)
+            self._log_line(line)
+
+    def close(self) -> None:
+        """End the live line and close `console.log`."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+        if self._log_file is not None:
+            self._log_file.close()
+            self._log_file = None
+
+    def _write(self, message: str) -> None:
+        tqdm.write(message, file=sys.stderr)  # keeps a live line intact
+        self._log_line(message)
+
+    def _log_line(self, message: str) -> None:
+        if self._log_file is not None:
+            self._log_file.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {message}\n")
+
+
+def progress_line(step: int, max_steps: int, metrics: Mapping[str, float], seconds_per_step: float) -> str:
+    """One update in one line, the most wanted first: step, time left, reward, KL, pace, time split.
+
+    Example: `step 12/120, 06:07 left | reward +0.314 | kl 1.2e-05 | 3.4 s/step: rollout 65% reward 9% update 26%`
+    """
+    time_left = tqdm.format_interval(int(seconds_per_step * max(max_steps - step, 0)))
+    parts = [f"step {step}/{max_steps}, {time_left} left"]
+    if math.isfinite(metrics.get("reward/mean", math.nan)):
+        parts.append(f"reward {metrics['reward/mean']:+.3f}")
+    if math.isfinite(metrics.get("kl/position", math.nan)):
+        parts.append(f"kl {metrics['kl/position']:.1e}")
+    pace = f"{seconds_per_step:.3g} s/step"
+    seconds = {phase: metrics.get(f"time/{phase}", 0.0) for phase in PHASES}
+    if total := sum(seconds.values()):
+        pace += ": " + " ".join(f"{phase} {value / total:.0%}" for phase, value in seconds.items() if value)
+    return " | ".join([*parts, pace])

@@ -1,0 +1,150 @@
+"""The run's numbers: one JSON object per optimizer update in `metrics.jsonl`, the same values as TensorBoard curves."""
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from torch.utils.tensorboard import SummaryWriter
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """Read the rows of a `metrics.jsonl` in file order; a JSON null comes back as NaN.
+
+    Raises:
+        ValueError: the file is missing, or a line of it is not a metrics row.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"No metrics at {path}: expected the metrics.jsonl of a run folder.")
+    rows = []
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        row = _parse_row(line)
+        if row is None:
+            raise ValueError(
+                f"{path}, line {number}: expected a JSON object with 'step', received {line[:80]!r}. "
+                "A killed run can leave a torn last line; resuming the run moves it to metrics.discarded.jsonl."
+            )
+        rows.append({name: math.nan if value is None else value for name, value in row.items()})
+    return rows
+
+
+class MetricsLog:
+    """Append-only log of one run, written by rank 0.
+
+    A row is on disk when `log` returns, so a checkpoint never knows more than the log. Rows come in increasing order of
+    step. Whatever is not a row (the torn last line of a killed process) moves to `metrics.discarded.jsonl` on opening.
+
+    Args:
+        run_dir: the run folder; receives `metrics.jsonl`, `metrics.discarded.jsonl` and `tb/`.
+
+    Example:
+        >>> log = MetricsLog(run_dir)
+        >>> log.truncate_after(restored_step)  # only when resuming
+        >>> log.log(restored_step + 1, {"reward/mean": 0.12, "lr": 1e-5})
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        run_dir = Path(run_dir)
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self.path = run_dir / "metrics.jsonl"
+        self.discarded_path = run_dir / "metrics.discarded.jsonl"
+        self._tensorboard_dir = run_dir / "tb"
+        self._tensorboard: SummaryWriter | None = None
+        self._file = None
+        self._last_step = self._keep_rows_up_to(math.inf)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Append the row of one update. NaN and infinities become null, for strict JSON has no word for them.
+
+        Args:
+            step: the optimizer update the values belong to; larger than every step logged before.
+            values: metric name to number (a 0-dim tensor will do); nulls stay gaps in the curves.
+
+        Raises:
+            ValueError: the step was logged before, or a value is named "step".
+        """
+        if self._last_step is not None and step <= self._last_step:
+            raise ValueError(
+                f"{self.path} already holds step {self._last_step}, received step {step}: steps must increase. "
+                "A resumed run calls truncate_after(restored_step) first."
+            )
+        if "step" in values:
+            raise ValueError(f"The name 'step' is taken by the update's number; received a metric 'step' at {step}.")
+        numbers = {name: float(values[name]) for name in sorted(values)}
+        row = {"step": step} | {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+        self._append(json.dumps(row, allow_nan=False))
+        for name, value in numbers.items():
+            self._curves(step).add_scalar(name, value, step)
+        self._last_step = step
+
+    def truncate_after(self, step: int) -> None:
+        """Move the rows after `step`, which a resumed run will produce again, to `metrics.discarded.jsonl`.
+
+        Killed at any moment this loses no row, and calling it again completes it. The curves in `tb/` restart too.
+        """
+        self.close()
+        self._last_step = self._keep_rows_up_to(step)
+
+    def close(self) -> None:
+        """Close the files; a later `log` opens them again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+            self._tensorboard = None
+
+    def _append(self, line: str) -> None:
+        if self._file is None:
+            self._file = self.path.open("a", encoding="utf-8")
+        self._file.write(line + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def _curves(self, first_step: int) -> SummaryWriter:
+        """The TensorBoard writer; opening it hides whatever an earlier process logged from `first_step` on."""
+        if self._tensorboard is None:
+            self._tensorboard = SummaryWriter(str(self._tensorboard_dir), purge_step=first_step)
+        return self._tensorboard
+
+    def _keep_rows_up_to(self, step: float) -> int | None:
+        """Split the file into rows up to `step` and the rest, which moves away; return the last kept step."""
+        if not self.path.exists():
+            return None
+        lines = self.path.read_bytes().splitlines()
+        rows = [_parse_row(line) for line in lines]
+        keep = [row is not None and row["step"] <= step for row in rows]
+        moved = _joined(line for line, kept in zip(lines, keep, strict=True) if not kept)
+        if moved:
+            discarded = self.discarded_path.read_bytes() if self.discarded_path.exists() else b""
+            if not discarded.endswith(moved):  # else: killed below, after the copy and before the cut
+                _replace(self.discarded_path, discarded + moved)
+        kept_lines = _joined(line for line, kept in zip(lines, keep, strict=True) if kept)
+        if kept_lines != self.path.read_bytes():
+            _replace(self.path, kept_lines)
+        return max((row["step"] for row, kept in zip(rows, keep, strict=True) if kept), default=None)
+
+
+def _parse_row(line: bytes) -> dict[str, float | None] | None:
+    """The row of a line, or None if the line is not one."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+
+
+def _joined(lines: Iterable[bytes]) -> bytes:
+    return b"".join(line + b"\n" for line in lines)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Give `path` new content such that a reader sees the old or the new, never a part."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)

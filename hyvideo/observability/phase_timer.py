@@ -1,0 +1,48 @@
+"""Where a step's seconds go: rollout, reward, anchor, update."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+PHASES = ("rollout", "reward", "anchor", "update")
+
+
+class PhaseTimer:
+    """Adds up wall-clock seconds per phase; on CUDA it waits for the device, so a phase pays for its own kernels.
+
+    Example:
+        >>> timer = PhaseTimer(device)
+        >>> with timer("rollout"):
+        ...     videos = rollout(prompts)
+        >>> timer.pop()  # {"time/rollout": 1.93, "time/reward": 0.0, "time/anchor": 0.0, "time/update": 0.0}
+    """
+
+    def __init__(self, device: torch.device | str) -> None:
+        self._device = torch.device(device)
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        """Add the duration of the `with` block to `phase`.
+
+        Raises:
+            ValueError: `phase` is not one of PHASES.
+        """
+        if phase not in self._seconds:
+            raise ValueError(f"Unknown phase {phase!r}: expected one of {', '.join(PHASES)}.")
+        start = self._now()
+        yield
+        self._seconds[phase] += self._now() - start
+
+    def pop(self) -> dict[str, float]:
+        """Seconds per phase since the last pop, as `{"time/<phase>": seconds}` for every phase; starts again at 0."""
+        seconds = {f"time/{phase}": value for phase, value in self._seconds.items()}
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+        return seconds
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
