@@ -1,0 +1,155 @@
+"""The metrics log keeps every row: through NaNs, torn lines, restarts and kills."""
+
+import json
+import math
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from hyvideo.observability.metrics import MetricsLog, read_metrics
+
+
+def write_rows(run_dir, steps, value=1.0):
+    log = MetricsLog(run_dir)
+    for step in steps:
+        log.log(step, {"reward/mean": value * step, "lr": 1e-5})
+    log.close()
+    return log
+
+
+def steps_in(path):
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_a_row_is_on_disk_when_log_returns_step_first_and_names_sorted(tmp_path):
+    log = MetricsLog(tmp_path)
+    log.log(1, {"reward/mean": 0.5, "grad_norm": torch.tensor(2.0), "clip_fraction": 0})
+    line = (tmp_path / "metrics.jsonl").read_text()
+    assert line == '{"step": 1, "clip_fraction": 0.0, "grad_norm": 2.0, "reward/mean": 0.5}\n'
+    log.close()
+
+
+def test_values_without_a_json_word_become_null_and_read_back_as_nan(tmp_path):
+    log = MetricsLog(tmp_path)
+    log.log(1, {"a": math.nan, "b": math.inf, "c": -math.inf, "d": 0.1})
+    log.close()
+
+    def refuse(word):
+        raise AssertionError(f"{word} is not strict JSON")
+
+    assert json.loads(log.path.read_text(), parse_constant=refuse) == {
+        "step": 1,
+        "a": None,
+        "b": None,
+        "c": None,
+        "d": 0.1,
+    }
+    (row,) = read_metrics(log.path)
+    assert math.isnan(row["a"]) and math.isnan(row["b"]) and row["d"] == 0.1
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(value=st.floats(allow_nan=False, allow_infinity=False))
+def test_every_finite_number_comes_back_to_the_last_bit(tmp_path_factory, value):
+    log = MetricsLog(tmp_path_factory.mktemp("run"))
+    log.log(1, {"x": value})
+    log.close()
+    assert read_metrics(log.path)[0]["x"] == value
+
+
+def test_resuming_moves_the_later_rows_and_continues_after_the_restored_step(tmp_path):
+    write_rows(tmp_path, range(1, 7))
+    log = MetricsLog(tmp_path)
+    log.truncate_after(4)
+    log.log(5, {"reward/mean": -5.0})
+    log.close()
+    assert steps_in(log.path) == [1, 2, 3, 4, 5]
+    assert steps_in(log.discarded_path) == [5, 6]
+    assert read_metrics(log.path)[-1]["reward/mean"] == -5.0
+
+
+def test_two_resumes_from_one_step_keep_both_discarded_versions(tmp_path):
+    write_rows(tmp_path, range(1, 5))
+    for value in (10.0, 20.0):
+        log = MetricsLog(tmp_path)
+        log.truncate_after(2)
+        for step in (3, 4):
+            log.log(step, {"reward/mean": value})
+        log.close()
+    assert steps_in(log.path) == [1, 2, 3, 4]
+    discarded = [json.loads(line)["reward/mean"] for line in log.discarded_path.read_text().splitlines()]
+    assert discarded == [3.0, 4.0, 10.0, 10.0]
+
+
+@pytest.mark.parametrize("kill_at", [1, 2])
+def test_a_kill_during_truncation_loses_nothing_and_trying_again_duplicates_nothing(tmp_path, monkeypatch, kill_at):
+    write_rows(tmp_path, range(1, 6))
+    log, calls, replace = MetricsLog(tmp_path), [], os.replace
+
+    def killed(source, target):
+        calls.append(target)
+        if len(calls) == kill_at:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            log.truncate_after(3)
+    assert set(steps_in(log.path)) | set(steps_in(log.discarded_path)) == {1, 2, 3, 4, 5}
+
+    MetricsLog(tmp_path).truncate_after(3)
+    assert steps_in(log.path) == [1, 2, 3]
+    assert steps_in(log.discarded_path) == [4, 5]
+
+
+def test_a_torn_last_line_moves_to_the_discarded_file_and_logging_goes_on(tmp_path):
+    log = write_rows(tmp_path, [1, 2])
+    with log.path.open("a") as file:
+        file.write('{"step": 3, "rewa')
+    with pytest.raises(ValueError, match=r"line 3: expected a JSON object.*received b'\{\"step\": 3, \"rewa'"):
+        read_metrics(log.path)
+    log = write_rows(tmp_path, [3])
+    assert steps_in(log.path) == [1, 2, 3]
+    assert log.discarded_path.read_text() == '{"step": 3, "rewa\n'
+
+
+def test_a_whole_last_row_that_lost_only_its_line_end_is_kept(tmp_path):
+    log = write_rows(tmp_path, [1, 2])
+    log.path.write_text(log.path.read_text().rstrip("\n"))
+    log = write_rows(tmp_path, [3])
+    assert steps_in(log.path) == [1, 2, 3]
+    assert not log.discarded_path.exists()
+
+
+def test_a_step_that_does_not_increase_is_refused_naming_both_steps(tmp_path):
+    write_rows(tmp_path, [1, 2, 3])
+    with pytest.raises(ValueError, match="already holds step 3, received step 3"):
+        MetricsLog(tmp_path).log(3, {"x": 1.0})
+
+
+def test_a_metric_cannot_take_the_name_of_the_step(tmp_path):
+    with pytest.raises(ValueError, match="'step' is taken"):
+        MetricsLog(tmp_path).log(1, {"step": 7.0})
+
+
+def test_reading_metrics_of_a_folder_without_a_run_names_the_path(tmp_path):
+    with pytest.raises(ValueError, match=r"No metrics at .*metrics\.jsonl"):
+        read_metrics(tmp_path / "metrics.jsonl")
+
+
+def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path):
+    write_rows(tmp_path, range(1, 7))
+    log = MetricsLog(tmp_path)
+    log.truncate_after(3)
+    for step in (4, 5):
+        log.log(step, {"reward/mean": -1.0})
+    log.close()
+    events = EventAccumulator(str(tmp_path / "tb"))
+    events.Reload()
+    curve = [(event.step, event.value) for event in events.Scalars("reward/mean")]
+    assert curve == [(1, 1.0), (2, 2.0), (3, 3.0), (4, -1.0), (5, -1.0)]

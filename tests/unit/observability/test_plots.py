@@ -1,0 +1,55 @@
+"""The reward curve is drawn from the log alone."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hyvideo.observability.metrics import MetricsLog
+from hyvideo.observability.plots import moving_average, plot_reward_curve
+
+
+def logged_run(run_dir, num_steps=30, slope=0.02):
+    log = MetricsLog(run_dir)
+    for step in range(1, num_steps + 1):
+        components = {f"reward/{name}": slope * step for name in ("VQ", "MQ", "TA")}
+        mean = np.nan if step == 4 else slope * step
+        log.log(step, components | {"reward/mean": mean, "reward/std": 0.5})
+    log.close()
+    return log.path
+
+
+def test_a_run_becomes_a_picture_with_ink_in_every_panel(tmp_path):
+    plot_reward_curve(logged_run(tmp_path), tmp_path / "plots" / "curve.png")
+    picture = np.array(Image.open(tmp_path / "plots" / "curve.png").convert("RGB")).astype(int)
+    assert picture.shape == (825, 1650, 3)
+    blue = picture[..., 2] - picture[..., 0] > 100
+    large, small = blue[:, :1100], blue[:, 1100:]
+    assert large.any() and all(part.any() for part in np.array_split(small, 3))
+    assert list((tmp_path / "plots").iterdir()) == [tmp_path / "plots" / "curve.png"]
+
+
+def test_several_runs_share_the_panels_in_their_own_colours(tmp_path):
+    runs = {"sage": logged_run(tmp_path / "a", slope=0.02), "dance": logged_run(tmp_path / "b", slope=-0.02)}
+    plot_reward_curve(runs, tmp_path / "curve.png")
+    picture = np.array(Image.open(tmp_path / "curve.png").convert("RGB")).astype(int)
+    assert (picture[..., 2] - picture[..., 0] > 100).any() and (picture[..., 0] - picture[..., 2] > 100).any()
+
+
+def test_a_single_update_can_be_drawn(tmp_path):
+    plot_reward_curve(logged_run(tmp_path, num_steps=1), tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").exists()
+
+
+def test_a_log_without_a_reward_is_refused(tmp_path):
+    log = MetricsLog(tmp_path)
+    log.log(1, {"lr": 1.0})
+    log.close()
+    with pytest.raises(ValueError, match="no 'reward/mean' in its 1 rows"):
+        plot_reward_curve(log.path, tmp_path / "curve.png")
+
+
+def test_moving_average_is_centred_shrinks_at_the_ends_and_skips_gaps():
+    values = np.array([1.0, 2.0, np.nan, 4.0, 9.0])
+    np.testing.assert_allclose(moving_average(values, window=3), [1.5, 1.5, 3.0, 6.5, 6.5])
+    np.testing.assert_array_equal(moving_average(np.full(4, np.nan), window=3), np.full(4, np.nan))
+    np.testing.assert_array_equal(moving_average(np.arange(5.0), window=1), np.arange(5.0))

@@ -1,0 +1,118 @@
+"""Videos keep their frames, size and colours through mp4, and a file is whole or absent."""
+
+import imageio.v2 as imageio
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hyvideo.observability.before_after import side_by_side
+from hyvideo.observability.videos import read_video, write_video
+
+
+def moving_square(num_frames=9, height=64, width=64, colour=(220, 40, 40)):
+    frames = torch.full((num_frames, height, width, 3), 255, dtype=torch.uint8)
+    for f in range(num_frames):
+        frames[f, 4:16, 2 * f : 2 * f + 12] = torch.tensor(colour, dtype=torch.uint8)
+    return frames
+
+
+def psnr(a, b):
+    return 10 * torch.log10(255**2 / (a.float() - b.float()).square().mean()).item()
+
+
+@pytest.mark.parametrize(("height", "width"), [(64, 64), (40, 24), (24, 40), (34, 50)])
+@pytest.mark.parametrize("num_frames", [1, 9])
+def test_frames_come_back_in_number_size_order_and_colour(tmp_path, num_frames, height, width):
+    frames = moving_square(num_frames, height, width)
+    write_video(tmp_path / "video.mp4", frames, fps=24)
+    read = read_video(tmp_path / "video.mp4")
+    assert read.dtype == torch.uint8 and read.shape == frames.shape
+    assert psnr(read, frames) > 28
+    assert (read[0, 10, 6].int() - torch.tensor([220, 40, 40])).abs().max() <= 8
+
+
+def test_the_frame_rate_is_written(tmp_path):
+    write_video(tmp_path / "video.mp4", moving_square(), fps=12)
+    with imageio.get_reader(tmp_path / "video.mp4") as reader:
+        assert reader.get_meta_data()["fps"] == 12
+
+
+def test_writing_makes_the_folder_replaces_the_old_file_and_leaves_no_other(tmp_path):
+    path = tmp_path / "rollouts" / "step 1" / "a.mp4"
+    write_video(path, moving_square(3), fps=24)
+    write_video(path, moving_square(5), fps=24)
+    assert len(read_video(path)) == 5
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_an_encoder_that_stops_early_is_an_error_and_the_old_video_stays(tmp_path, monkeypatch):
+    path = tmp_path / "a.mp4"
+    write_video(path, moving_square(3), fps=24)
+    before = path.read_bytes()
+    monkeypatch.setattr("hyvideo.observability.videos.count_frames_and_secs", lambda _: (4, 0.2))
+    with pytest.raises(OSError, match="wrote 4 of 9 frames"):
+        write_video(path, moving_square(9), fps=24)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("frames", "message"),
+    [
+        (torch.zeros(2, 8, 8, 3), r"received torch.float32 \[2, 8, 8, 3\]"),
+        (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), r"\[F, H, W, 3\], received torch.uint8 \[2, 3, 8, 8\]"),
+        (torch.zeros(0, 8, 8, 3, dtype=torch.uint8), r"received torch.uint8 \[0, 8, 8, 3\]"),
+        (torch.zeros(2, 8, 7, 3, dtype=torch.uint8), r"even sizes, received 8x7"),
+    ],
+)
+def test_frames_that_cannot_be_a_video_are_refused_with_what_came(tmp_path, frames, message):
+    with pytest.raises(ValueError, match=message):
+        write_video(tmp_path / "a.mp4", frames, fps=24)
+
+
+def test_a_path_of_another_kind_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"as \.mp4, received the path .*a\.gif"):
+        write_video(tmp_path / "a.gif", moving_square(2), fps=24)
+
+
+@pytest.mark.parametrize("content", [b"", b"no video" * 100])
+def test_a_file_that_is_no_video_is_an_error_that_names_it(tmp_path, content):
+    path = tmp_path / "broken.mp4"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"broken\.mp4 \({len(content)} bytes\) cannot be decoded"):
+        read_video(path)
+    with pytest.raises(ValueError, match=r"No video at .*missing\.mp4"):
+        read_video(tmp_path / "missing.mp4")
+
+
+def test_side_by_side_shows_each_pair_left_and_right_enlarged_in_video_and_sheet(tmp_path):
+    red = moving_square(5, colour=(220, 40, 40)).repeat(3, 1, 1, 1, 1)
+    blue = moving_square(5, colour=(40, 40, 220)).repeat(3, 1, 1, 1, 1)
+    captions = ["a square moves right", "a caption of many words " * 20, "“quotes” and 中文"]
+    sheet_path = side_by_side(red, blue, captions, tmp_path / "pairs.mp4")
+    video, sheet = read_video(tmp_path / "pairs.mp4"), torch.from_numpy(np.array(Image.open(sheet_path)))
+
+    assert sheet_path == tmp_path / "pairs.png" and len(video) == 5
+    for picture, num_squares in ((video[0], 1), (sheet, 5)):
+        is_red = (picture[..., 0] > 180) & (picture[..., 2] < 90)
+        is_blue = (picture[..., 2] > 180) & (picture[..., 0] < 90)
+        area = num_squares * 3 * (12 * 3) ** 2  # squares of 12 pixels enlarged by 3, in three pairs
+        assert is_red.sum().item() == pytest.approx(area, rel=0.05)
+        assert is_blue.sum().item() == pytest.approx(area, rel=0.05)
+    columns_of = [mask.any(0).nonzero() for mask in (is_red, is_blue)]
+    assert columns_of[0].max() < columns_of[1].min()
+
+
+def test_large_videos_keep_their_size_in_the_grid(tmp_path):
+    videos = moving_square(2, 200, 300)[None]
+    side_by_side(videos, videos, ["one pair"], tmp_path / "pair.mp4")
+    height, width = read_video(tmp_path / "pair.mp4").shape[1:3]
+    assert 200 < height < 300 and 600 < width < 660
+
+
+def test_pairs_that_do_not_match_are_refused_with_their_shapes(tmp_path):
+    videos = moving_square(2)[None]
+    with pytest.raises(ValueError, match=r"received 2 captions, \[1, 2, 64, 64, 3\] and \[1, 2, 64, 64, 3\]"):
+        side_by_side(videos, videos, ["a", "b"], tmp_path / "a.mp4")
+    with pytest.raises(ValueError, match=r"\[1, 2, 64, 64, 3\] and \[1, 1, 64, 64, 3\]"):
+        side_by_side(videos, videos[:, :1], ["a"], tmp_path / "a.mp4")
