@@ -1,0 +1,264 @@
+"""Rules over the whole configuration, checked before any model is loaded: all that is wrong, in one message."""
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from hyvideo.config.knobs import KNOBS
+from hyvideo.config.schema import Config
+from hyvideo.config.sizes import parse_size
+
+INTERVALS = {
+    "eta": "(0, inf)",
+    "sage_clamp": "(0, 1)",
+    "cfg_scale": "[1, inf)",
+    "grpo_sampling_steps": "[1, inf)",
+    "infer_flow_shift_video": "(0, inf)",
+    "video_fps": "[1, inf)",
+    "rollout_micro_batch_size": "[0, inf)",
+    "batch_size": "[1, inf)",
+    "num_generations": "[2, inf)",
+    "clip_range": "(0, inf)",
+    "adv_clip_max": "(0, inf)",
+    "timestep_fraction": "(0, 1]",
+    "updates_per_rollout": "[1, inf)",
+    "mini_batch_size_per_update": "[1, inf)",
+    "gradient_accumulation_steps": "[1, inf)",
+    "kl_weight": "[0, inf)",
+    "dual_kl_moving_weight": "[0, inf)",
+    "dual_kl_step_weight": "[0, inf)",
+    "update_ref_model_step": "[1, inf)",
+    "kl_warmup_updates": "[0, inf)",
+    "kl_min_coef": "[0, inf)",
+    "kl_target": "(0, inf)",
+    "learning_rate": "(0, inf)",
+    "weight_decay": "[0, inf)",
+    "max_grad_norm": "(0, inf)",
+    "lr_warmup_steps": "[0, inf)",
+    "lora_r": "[1, inf)",
+    "lora_alpha": "[1, inf)",
+    "sp_size": "[1, inf)",
+    "dp_replicate": "[1, inf)",
+    "validation_interval": "[0, inf)",
+    "validation_num_videos": "[1, inf)",
+    "validation_num_inference_steps": "[1, inf)",
+    "validation_timestep_shift": "(0, inf)",
+    "validation_global_seed": "[0, 9223372036854775808)",
+    "max_steps": "[1, inf)",
+    "seed": "[0, 9223372036854775808)",
+    "save_interval": "[0, inf)",
+    "log_interval": "[1, inf)",
+    "keep_last": "[1, inf)",
+    "sample_n_frames": "[1, inf)",
+    "validate_video_length": "[1, inf)",
+}
+"""The interval each number must lie in; a round bracket leaves its end out."""
+
+
+def check_config(cfg: Config, world_size: int, vae_spatial: int = 16, vae_temporal: int = 4) -> None:
+    """Refuse a configuration that could not run, or in which a setting would do nothing.
+
+    Args:
+        cfg: the configuration.
+        world_size: number of ranks.
+        vae_spatial: pixels per latent element, in height and width.
+        vae_temporal: frames per latent frame, after the first.
+
+    Raises:
+        ValueError: lists every violated rule with its numbers and a way to mend it.
+    """
+    problems = [
+        *_interval_problems(cfg),
+        *_rank_problems(cfg, world_size),
+        *_update_problems(cfg),
+        *_video_problems(cfg, vae_spatial, vae_temporal),
+        *_guidance_problems(cfg),
+        *_trust_region_problems(cfg),
+        *_reward_problems(cfg),
+        *_file_problems(cfg),
+        *_lora_problems(cfg),
+        *_run_problems(cfg),
+    ]
+    if problems:
+        listed = "\n".join(f"  - {problem}" for problem in problems)
+        raise ValueError(f"the configuration cannot run on {world_size} rank(s):\n{listed}")
+
+
+def _lies_in(value: float, interval: str) -> bool:
+    """Whether a number lies in an interval written such as `(0, 1]`; nan lies in none."""
+    low, high = (float(end) for end in interval[1:-1].split(","))
+    above = low < value if interval[0] == "(" else low <= value
+    below = value < high if interval[-1] == ")" else value <= high
+    return above and below
+
+
+def _interval_problems(cfg: Config) -> Iterator[str]:
+    """Numbers outside of their interval."""
+    for name, interval in INTERVALS.items():
+        value = getattr(getattr(cfg, KNOBS[name].group), name)
+        if value is not None and not _lies_in(value, interval):
+            yield f"{name} is {value}, but must lie in {interval}"
+
+
+def _divisors(number: int) -> str:
+    """All divisors of a number, listed."""
+    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
+
+
+def _rank_problems(cfg: Config, world_size: int) -> Iterator[str]:
+    """Ranks that do not divide into sequence-parallel groups, replicas and prompt groups."""
+    sp_size, batch, group = cfg.parallel.sp_size, cfg.grpo.batch_size, cfg.grpo.num_generations
+    if min(sp_size, batch, group, cfg.parallel.dp_replicate) < 1:
+        return  # an interval is already violated
+    if world_size % sp_size:
+        yield (
+            f"world size {world_size} is not divisible by sp_size {sp_size}: set sp_size to one of "
+            f"{_divisors(world_size)}"
+        )
+        return
+    dp_degree = world_size // sp_size
+    if dp_degree % cfg.parallel.dp_replicate:
+        yield (
+            f"the data-parallel degree {dp_degree} (world size {world_size} / sp_size {sp_size}) is not divisible by "
+            f"dp_replicate {cfg.parallel.dp_replicate}: set dp_replicate to one of {_divisors(dp_degree)}"
+        )
+    if batch % group and group % batch:
+        yield (
+            f"batch_size {batch} and num_generations {group} must divide one another, so that prompt groups tile the "
+            f"ranks: set batch_size to a multiple of {group} or to one of {_divisors(group)}"
+        )
+    elif batch * dp_degree % group:
+        yield (
+            f"one rollout has batch_size {batch} x {dp_degree} data-parallel ranks (world size {world_size} / sp_size "
+            f"{sp_size}) = {batch * dp_degree} videos, not a multiple of num_generations {group}: set batch_size to a "
+            f"multiple of {group}, or num_generations to a divisor of {batch * dp_degree}"
+        )
+
+
+def _update_problems(cfg: Config) -> Iterator[str]:
+    """More updates than there are (video, step) pairs to split over them."""
+    grpo, num_steps = cfg.grpo, cfg.rollout.grpo_sampling_steps
+    if min(grpo.batch_size, num_steps) < 1 or not 0 < grpo.timestep_fraction <= 1:
+        return  # an interval is already violated
+    stochastic = num_steps - 1 if cfg.rollout.sde_type == "cps" else num_steps
+    if stochastic < 1:
+        yield "grpo_sampling_steps is 1, but the last step of sde_type cps is deterministic: use at least 2 steps"
+        return
+    trained = max(1, math.ceil(grpo.timestep_fraction * stochastic - 1e-9))
+    if grpo.updates_per_rollout > grpo.batch_size * trained:
+        yield (
+            f"updates_per_rollout is {grpo.updates_per_rollout}, but a rank has batch_size {grpo.batch_size} x "
+            f"{trained} trained steps = {grpo.batch_size * trained} (video, step) pairs to split: lower it to that"
+        )
+
+
+def _video_problems(cfg: Config, vae_spatial: int, vae_temporal: int) -> Iterator[str]:
+    """Frames and sizes that the VAE cannot encode."""
+    for name, frames in (
+        ("sample_n_frames", cfg.rollout.sample_n_frames),
+        ("validate_video_length", cfg.validation.validate_video_length),
+    ):
+        if frames >= 1 and (frames - 1) % vae_temporal:
+            lower = (frames - 1) // vae_temporal * vae_temporal + 1
+            yield f"{name} is {frames}, but must be {vae_temporal}n + 1: use {lower} or {lower + vae_temporal}"
+    for name, text in (
+        ("rollout_size", cfg.rollout.rollout_size),
+        ("validation_fixed_size", cfg.validation.validation_fixed_size),
+    ):
+        try:
+            size = parse_size(text)
+        except ValueError as error:
+            yield f"{name}: {error}"
+            continue
+        if any(side % vae_spatial for side in size):
+            height, width = (max(1, round(side / vae_spatial)) * vae_spatial for side in size)
+            yield (
+                f"{name} is {text}, but height and width must be multiples of {vae_spatial}, the VAE's factor: use "
+                f"{height}x{width}"
+            )
+
+
+def _guidance_problems(cfg: Config) -> Iterator[str]:
+    """Exploration and guidance settings that contradict each other."""
+    rollout = cfg.rollout
+    if rollout.cfg_scale == 1.0 and rollout.negative_prompt:
+        yield (
+            f"negative_prompt is {rollout.negative_prompt!r}, but cfg_scale 1.0 switches guidance off and nothing "
+            "would read it: set cfg_scale above 1, or negative_prompt to ''"
+        )
+    if rollout.sde_type == "cps" and rollout.eta > 1:
+        yield f"eta is {rollout.eta}, but sde_type cps takes it as a share of a right angle, at most 1"
+
+
+def _trust_region_problems(cfg: Config) -> Iterator[str]:
+    """KL settings that contradict each other; with kl_weight 0 none of them is used."""
+    kl = cfg.kl
+    if kl.kl_weight == 0:
+        return
+    if kl.kl_min_coef > kl.kl_weight:
+        yield (
+            f"kl_min_coef {kl.kl_min_coef} lies above its ceiling kl_weight {kl.kl_weight}: lower it, or set kl_weight "
+            "to 0 for no KL penalty"
+        )
+    if kl.use_dual_kl and kl.dual_kl_moving_weight == 0 and kl.dual_kl_step_weight == 0:
+        yield (
+            "use_dual_kl is on, but dual_kl_moving_weight and dual_kl_step_weight are both 0: raise one, or set "
+            "kl_weight to 0 for no KL penalty"
+        )
+
+
+def _reward_problems(cfg: Config) -> Iterator[str]:
+    """Reward weights that cannot rank videos, and a server address that is none."""
+    weights, url = cfg.reward.reward_weights, cfg.reward.remote_reward_url
+    if not all(math.isfinite(weight) for weight in weights.values()):
+        yield f"reward_weights must be finite numbers; received {weights}"
+    elif not any(weights.values()):
+        yield f"reward_weights needs at least one metric with a weight other than 0; received {weights}"
+    if url is not None and not re.match(r"https?://[^/]", url):
+        yield f"remote_reward_url must begin with http:// or https:// and name a host; received {url!r}"
+
+
+def _csv_problems(name: str, paths: Sequence[str], advice: str) -> Iterator[str]:
+    """A CSV knob without files, or with files that are not there."""
+    if not paths:
+        yield f"{name} is empty: {advice}"
+    for path in paths:
+        if not Path(path).is_file():
+            yield f"{name}: there is no file {path!r}"
+
+
+def _file_problems(cfg: Config) -> Iterator[str]:
+    """Inputs that are missing on disk. The model's own files are checked by its loader."""
+    yield from _csv_problems("train_video_csv", cfg.data.train_video_csv, "give one or more CSVs with a prompt column")
+    if cfg.validation.validation_interval or cfg.validation.validate_at_step0:
+        advice = "give one or more CSVs, or set validation_interval to 0 (and validate_at_step0 to false)"
+        yield from _csv_problems("valid_video_csv", cfg.data.valid_video_csv, advice)
+    checkpoint = cfg.run.resume_from_checkpoint
+    if checkpoint not in (None, "latest") and not Path(checkpoint).exists():
+        yield f"resume_from_checkpoint: there is no checkpoint {checkpoint!r}; give its path, or `latest`"
+
+
+def _lora_problems(cfg: Config) -> Iterator[str]:
+    """Adapter settings that contradict each other or the method."""
+    model, path = cfg.model, cfg.model.pretrained_lora_path
+    if model.lora_dropout != 0:
+        yield (
+            f"lora_dropout is {model.lora_dropout}, but must be 0: dropped weights would make the replay's "
+            "log-probabilities differ from the rollout's"
+        )
+    if model.use_lora and not model.lora_target_modules:
+        yield "lora_target_modules is empty, but with use_lora at least one layer needs an adapter"
+    if path is not None and not model.use_lora:
+        yield f"pretrained_lora_path is {path!r}, but use_lora is false and nothing would load it: set use_lora"
+    if path is not None and not Path(path).is_dir():
+        yield f"pretrained_lora_path: there is no folder {path!r}"
+
+
+def _run_problems(cfg: Config) -> Iterator[str]:
+    """Names that are empty or no folder name."""
+    name = cfg.run.run_name
+    if name is not None and not re.fullmatch(r"[^/\\\0]+", name):
+        yield f"run_name must be one folder name without slashes; received {name!r}"
+    if cfg.run.output_dir == "":
+        yield "output_dir is empty: give a folder, or leave it out for outputs/<run_name>-<time>"

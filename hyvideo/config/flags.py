@@ -1,0 +1,80 @@
+"""The command line drawn from the schema: one flag per knob, and the manual that `--help` prints."""
+
+import argparse
+import json
+from typing import NoReturn
+
+from hyvideo.config.knobs import GROUPS, KNOBS, Knob
+
+_METAVARS = {bool: "BOOL", int: "INT", float: "NUMBER", str: "TEXT", list: "TEXT", dict: "JSON"}
+
+_ABOUT = (
+    "Every flag is also a key of the YAML files, alone or under its group. Values come from the schema's defaults, "
+    "then the files of --config from left to right, then the flags. Booleans take true/false, yes/no or 1/0, and a "
+    "bare flag means true. A value that begins with '-' is written --flag=value; 'none' clears what may be none."
+)
+
+
+class _TeachingParser(argparse.ArgumentParser):
+    """A parser whose errors are ValueErrors instead of an exit."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse found wrong, with the way on."""
+        raise ValueError(f"{message} (a value that begins with '-' is written --flag=value; --help lists all flags)")
+
+
+def _manual_layout(prog: str) -> argparse.HelpFormatter:
+    """Each flag on a line of its own, its text indented below, as wide as the terminal."""
+    return argparse.HelpFormatter(prog, indent_increment=2, max_help_position=8)
+
+
+def _default_text(knob: Knob) -> str:
+    """The default as one would type it."""
+    if isinstance(knob.default, bool):
+        return str(knob.default).lower()
+    if isinstance(knob.default, dict):
+        return json.dumps(knob.default)
+    if isinstance(knob.default, list):
+        return " ".join(knob.default) or "empty"
+    return "none" if knob.default is None else str(knob.default) or "empty"
+
+
+def _add_flag(group: argparse._ArgumentGroup, knob: Knob) -> None:
+    """Add a knob's flag; its value stays raw text (a list of it for list knobs) and is absent when not given."""
+    metavar = "{" + ",".join(knob.choices) + "}" if knob.choices else _METAVARS[knob.kind]
+    arity = {bool: {"nargs": "?", "const": "true"}, list: {"nargs": "+"}}.get(knob.kind, {})
+    text = f"{knob.doc} [default: {_default_text(knob)}]".replace("%", "%%")
+    group.add_argument(f"--{knob.name}", metavar=metavar, default=argparse.SUPPRESS, help=text, **arity)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of `--config` and all knobs, grouped as the schema is.
+
+    Its errors are ValueErrors; `-h` and `--help` print the manual and exit with 0.
+    """
+    parser = _TeachingParser(
+        prog="post_train.py",
+        usage="%(prog)s [--config FILE [FILE ...]] [--flag VALUE] ...",
+        description=_ABOUT,
+        formatter_class=_manual_layout,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--config",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="FILE",
+        help="YAML files, merged from left to right; each says only what differs.",
+    )
+    for name, about in GROUPS.items():
+        group = parser.add_argument_group(name, about)
+        for knob in KNOBS.values():
+            if knob.group == name:
+                _add_flag(group, knob)
+    return parser
+
+
+def help_text() -> str:
+    """The manual of all flags by group, wrapped to the terminal's width."""
+    return build_parser().format_help()

@@ -1,0 +1,1 @@
+"""The knobs themselves: ten documented groups in three files (method, machine, run)."""

@@ -1,0 +1,84 @@
+"""Knobs of the machine room: model weights and precision, optimizer, ranks."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+def _default_lora_targets() -> list[str]:
+    """Attention and feed-forward projections of the video and the text stream, by diffusers module names."""
+    attention = ["to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"]
+    feed_forward = ["ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2"]
+    return attention + feed_forward
+
+
+@dataclass
+class ModelConfig:
+    """Model: which weights are trained, in which precision, fully or through LoRA."""
+
+    pretrained_model_root: str = "./ckpts"
+    """Folder of the base model: original HunyuanVideo-1.5 layout, diffusers layout or the bundled tiny model."""
+
+    pretrained_transformer_version: str = "480p_t2v"
+    """Transformer version below the root, such as 480p_t2v or 720p_i2v. Layouts with one transformer ignore it."""
+
+    dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
+    """Computing precision of transformer and encoders (autocast). The CPU always computes in fp32."""
+
+    master_weight_type: Literal["fp32", "bf16"] = "fp32"
+    """Precision of trained weights and optimizer state. bf16 halves their memory and loses small updates."""
+
+    enable_gradient_checkpointing: bool = True
+    """Recompute each transformer block's activations in the backward pass: far less memory, about a third more work."""
+
+    use_lora: bool = False
+    """Train low-rank adapters instead of all transformer weights."""
+
+    lora_r: int = 8
+    """Rank of the adapters."""
+
+    lora_alpha: int = 16
+    """Adapter scale: the update is multiplied by lora_alpha / lora_r."""
+
+    lora_dropout: float = 0.0
+    """Dropout of the adapters. Only 0 is allowed: the replay must repeat the rollout's log-probabilities. The flag is
+    kept for scripts that pass it."""
+
+    lora_target_modules: list[str] = field(default_factory=_default_lora_targets)
+    """Linear layers that get an adapter: every module whose path ends in one of these names."""
+
+    pretrained_lora_path: str | None = None
+    """Folder of the adapter to start from (it holds pytorch_lora_weights.safetensors). None: a fresh adapter."""
+
+
+@dataclass
+class OptimizerConfig:
+    """Optimizer: step size, decay and clipping."""
+
+    learning_rate: float = 1e-5
+    """Step size of AdamW; Muon scales it per matrix."""
+
+    weight_decay: float = 0.01
+    """Decoupled weight decay, as a share of the learning rate."""
+
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this global norm when they exceed it."""
+
+    use_muon: bool = True
+    """Muon for weights with two or more dimensions, AdamW for the rest; otherwise AdamW for all."""
+
+    lr_warmup_steps: int = 0
+    """Optimizer updates over which the learning rate rises linearly from 0."""
+
+
+@dataclass
+class ParallelConfig:
+    """Ranks: world size = dp_replicate x sharded data parallel x sp_size."""
+
+    sp_size: int = 1
+    """Ranks that share the tokens of one video (sequence parallel). Must divide the world size."""
+
+    dp_replicate: int = 1
+    """Full copies of the sharded model (HSDP). Must divide the data-parallel degree, world size / sp_size."""
+
+    enable_fsdp: bool = True
+    """Shard weights, gradients and optimizer state over the ranks; with one process there is nothing to shard."""

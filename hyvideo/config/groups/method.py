@@ -1,0 +1,159 @@
+"""Knobs of the method: exploration, policy update, trust region and reward (paper arXiv 2603.21872)."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass
+class RolloutConfig:
+    """Exploration: how training videos are sampled and how much noise each denoising step adds."""
+
+    sde_type: Literal["sage_grpo", "flow_grpo", "dance_grpo", "cps"] = "sage_grpo"
+    """Stochastic transition of a denoising step. sage_grpo: exact integral of the variance (paper Eq. 5-7);
+    flow_grpo: its first-order version; dance_grpo: constant diffusion; cps: coefficients-preserving."""
+
+    eta: float = 0.5
+    """Exploration strength: factor on the noise std of every step (no unit). 0 would sample deterministically,
+    and nothing could be learnt."""
+
+    sage_clamp: float = 3e-3
+    """Distance from sigma = 1 at which sage_grpo cuts its singular first step (noise level, 0 to 1).
+    It sets how much noise that first step adds: smaller is noisier."""
+
+    cfg_scale: float = 6.0
+    """Classifier-free guidance scale of rollout, replay and validation. 1.0 switches guidance off and halves the
+    transformer work; use it for CFG-distilled weights."""
+
+    negative_prompt: str = ""
+    """Text of the unconditional branch of guidance. Only used when cfg_scale is above 1."""
+
+    grpo_sampling_steps: int = 20
+    """Denoising steps K of a rollout. Time and stored latents grow in proportion."""
+
+    sample_n_frames: int = 81
+    """Frames per rollout video, 4n + 1 (the VAE packs 4 frames into one latent frame after the first)."""
+
+    rollout_size: str = "352x624"
+    """HEIGHTxWIDTH of rollout videos in pixels, multiples of the VAE factor. 352x624 is the 480-base bucket,
+    480x864 the 640-base one."""
+
+    infer_flow_shift_video: float = 5.0
+    """Timestep shift of the rollout's sigma schedule. Larger spends more steps at high noise."""
+
+    video_fps: int = 24
+    """Frames per second of written videos, and thereby of what file-based reward models see."""
+
+    use_same_noise: bool = False
+    """Start all videos of a prompt group from one initial noise, so that they differ by step noise alone."""
+
+    rollout_micro_batch_size: int = 1
+    """Videos denoised together on one rank; 0: all at once. Larger is faster and takes more memory, and the noise stays
+    the same."""
+
+    save_rollout_videos: bool = True
+    """Write rollout videos as mp4 under `rollouts/` of the run folder at every save_interval."""
+
+
+@dataclass
+class GrpoConfig:
+    """Policy update: group-relative advantages and the clipped loss over stored denoising steps."""
+
+    post_train_type: Literal["grpo"] = "grpo"
+    """Training algorithm. Only grpo exists here; the flag is kept for scripts that pass it."""
+
+    batch_size: int = 2
+    """Videos per data-parallel rank in one rollout. batch_size and num_generations must divide one another."""
+
+    num_generations: int = 4
+    """Group size G: videos sampled per prompt, compared with each other for the advantage. At least 2."""
+
+    clip_range: float = 1e-4
+    """Clip of the policy ratio around 1. Small because log-probabilities are means over all latent elements."""
+
+    adv_clip_max: float = 5.0
+    """Bound on the size of an advantage, in standard deviations of its group."""
+
+    timestep_fraction: float = 1.0
+    """Share of the denoising steps that are trained, above 0 and at most 1."""
+
+    enable_timestep_permutation: bool = True
+    """Train the steps of each video in random instead of denoising order."""
+
+    use_grad_balancing: bool = True
+    """Temporal gradient equalizer (paper Eq. 8-9): weight each step's policy loss so that all steps pull with
+    the same gradient scale."""
+
+    updates_per_rollout: int = 1
+    """Optimizer updates made from one rollout; its samples and steps are split over them. At 1 the ratio is 1
+    everywhere: clipping and the velocity KL only act from 2 on."""
+
+    mini_batch_size_per_update: int = 1
+    """Samples per forward and backward pass of the update on one rank. Larger is faster and takes more memory."""
+
+    gradient_accumulation_steps: int = 1
+    """Rollouts of batch_size videos per rank collected for one round; every update averages over all of them.
+    The paper uses 4."""
+
+
+@dataclass
+class KLConfig:
+    """Trust region: the KL penalty that holds the policy near its anchor (paper Eq. 11-15, A.6)."""
+
+    kl_weight: float = 1e-5
+    """Ceiling of the KL coefficient lambda. 0 switches off penalty, controller, anchor and the anchor pass."""
+
+    use_moving_KL: bool = True  # noqa: N815 - the flag users' scripts pass
+    """Refresh the anchor from the policy every update_ref_model_step; otherwise it stays the initial model."""
+
+    use_dual_kl: bool = True
+    """Add the velocity term to the position term: weights dual_kl_moving_weight and dual_kl_step_weight."""
+
+    dual_kl_moving_weight: float = 1.0
+    """Weight of the position term, the distance of denoising means to the anchor, in the dual KL. 0 leaves the
+    step-wise velocity term alone."""
+
+    dual_kl_step_weight: float = 0.1
+    """Weight of the velocity term, log-probability at rollout minus now, in the dual KL."""
+
+    update_ref_model_step: int = 10
+    """Optimizer updates between anchor refreshes of the moving KL."""
+
+    kl_compute_mode: Literal["rollout_phase", "training_phase"] = "rollout_phase"
+    """When anchor means are computed. rollout_phase: once per round, kept on the CPU; training_phase: again in
+    every update."""
+
+    reference_mode_offload: bool = False
+    """Keep the anchor's weights on the CPU outside the phase that uses them. Saves GPU memory, costs transfers."""
+
+    kl_schedule: Literal["fixed", "two_stage", "milder"] = "two_stage"
+    """Course of lambda. fixed: kl_weight throughout; two_stage: warm-up, then control around kl_target; milder:
+    two_stage below a lower ceiling."""
+
+    kl_warmup_updates: int = 100
+    """Controller updates over which lambda rises linearly from kl_min_coef to its ceiling."""
+
+    kl_min_coef: float = 1e-7
+    """Floor of lambda and start of its warm-up. At most kl_weight."""
+
+    kl_target: float | None = None
+    """Desired KL of the controller: above 1.5 times it lambda shrinks by 0.9, below half it grows by 1.1.
+    None: equal to kl_weight."""
+
+
+@dataclass
+class RewardConfig:
+    """Reward: which model scores the videos and how its metrics are weighed."""
+
+    reward_model: str = "videoalign_local"
+    """Name of the reward: videoalign_local (VideoReward weights), moving_shapes (the bundled tiny model), or another
+    registered one."""
+
+    reward_weights: dict[str, float] = field(default_factory=lambda: {"VQ": 0.5, "MQ": 0.5, "TA": 1.0})
+    """Weight per metric of the total: visual quality VQ, motion quality MQ, text alignment TA. As a flag: JSON.
+    The default is the paper's setting B; equal weights are setting A."""
+
+    reward_checkpoint_mode: str = "v3"
+    """Scoring mode of the VideoAlign checkpoint; v3 is the released VideoReward."""
+
+    remote_reward_url: str | None = None
+    """http(s) address of a reward server to score with. None: score in this process."""

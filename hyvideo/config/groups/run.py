@@ -1,0 +1,73 @@
+"""Knobs of a run: prompts, validation, output and length. None of them changes the method."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class DataConfig:
+    """Prompts: CSV files with a `prompt` column and optional `index`, `seed` and `ref_image_path`."""
+
+    train_video_csv: list[str] = field(default_factory=list)
+    """One or more CSV files of training prompts. Required."""
+
+    valid_video_csv: list[str] = field(default_factory=list)
+    """One or more CSV files of validation prompts. Required unless validation is off."""
+
+
+@dataclass
+class ValidationConfig:
+    """Validation: deterministic sampling of fixed prompts and seeds, scored by the training reward."""
+
+    validation_interval: int = 100
+    """Optimizer updates between validations. 0 switches them off."""
+
+    validate_at_step0: bool = False
+    """Validate once before training, so that curves start at the base model."""
+
+    validation_num_videos: int = 32
+    """Videos per validation: the first prompts of the validation CSVs."""
+
+    validate_video_length: int = 81
+    """Frames per validation video, 4n + 1."""
+
+    validation_fixed_size: str = "480x864"
+    """HEIGHTxWIDTH of validation videos in pixels, multiples of the VAE factor."""
+
+    validation_num_inference_steps: int = 40
+    """Denoising steps of validation sampling (ODE, no noise added)."""
+
+    validation_timestep_shift: float = 5.0
+    """Timestep shift of the validation's sigma schedule."""
+
+    validation_global_seed: int = 930
+    """Seed of validation noise, where the CSV gives a prompt none of its own."""
+
+
+@dataclass
+class RunConfig:
+    """Run: where it writes, how long it lasts, how it resumes. A step is one optimizer update."""
+
+    output_dir: str | None = None
+    """Run folder, used exactly as given. None: `outputs/<run_name>-<time>`."""
+
+    run_name: str | None = None
+    """Name of the run in trackers and the default folder. None: the names of the config files, joined by '-'."""
+
+    max_steps: int = 10000
+    """Optimizer updates after which training ends, counted from the start of the run, not from a resume."""
+
+    seed: int = 42
+    """Seed of prompt order, noise and permutations. Equal seeds give equal runs."""
+
+    save_interval: int = 100
+    """Optimizer updates between checkpoints. 0 saves only at the end."""
+
+    log_interval: int = 1
+    """Optimizer updates between console lines. metrics.jsonl has every update."""
+
+    keep_last: int = 3
+    """Checkpoints kept; older ones are deleted."""
+
+    resume_from_checkpoint: str | None = None
+    """`latest` continues the newest checkpoint of output_dir, or starts fresh when there is none yet; a path
+    continues that checkpoint. None: output_dir must be new or empty."""

@@ -1,0 +1,47 @@
+"""Which configurations train the same thing: the fields that decide the result, and their hash."""
+
+import hashlib
+import json
+
+from omegaconf import OmegaConf
+
+from hyvideo.config.knobs import KNOBS
+from hyvideo.config.schema import Config
+
+_SILENT_GROUPS = {"validation", "parallel"}
+"""Watching does not change training, and a run may be resumed on other ranks."""
+
+_SILENT_FIELDS = {
+    "output_dir",
+    "run_name",
+    "max_steps",
+    "save_interval",
+    "log_interval",
+    "keep_last",
+    "resume_from_checkpoint",
+    "save_rollout_videos",
+    "valid_video_csv",
+    "remote_reward_url",
+    "reference_mode_offload",
+    "enable_gradient_checkpointing",
+}
+"""Where the run writes and runs, how long, and how memory is spent."""
+
+
+def deciding_fields(cfg: Config) -> dict[str, object]:
+    """Name -> value of every field that decides the trained weights.
+
+    Runs that agree in all of them may continue each other; where they do not, these are the values to show.
+    """
+    groups = OmegaConf.to_container(OmegaConf.structured(cfg))
+    return {
+        name: groups[knob.group][name]
+        for name, knob in KNOBS.items()
+        if knob.group not in _SILENT_GROUPS and name not in _SILENT_FIELDS
+    }
+
+
+def config_hash(cfg: Config) -> str:
+    """16 hexadecimal digits over `deciding_fields`, the same on every machine and for any order of files and flags."""
+    text = json.dumps(deciding_fields(cfg), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,94 @@
+"""The schema read as data: one `Knob` per field with its group, type, default and manual text.
+
+The manual text is the string literal below the field in its dataclass, so schema and `--help` have one source.
+"""
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+import types
+import typing
+from collections.abc import Iterable
+from difflib import SequenceMatcher
+
+from hyvideo.config.schema import Config
+
+_EXPECTED = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    list: "a list of text",
+    dict: 'a mapping of names to numbers (as text: JSON such as {"VQ": 0.5})',
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Knob:
+    """One setting: a flag, a YAML key and an attribute `cfg.<group>.<name>`."""
+
+    name: str
+    group: str
+    kind: type
+    """bool, int, float, str, list (of text) or dict (of text to numbers)."""
+    choices: tuple[str, ...]
+    """The allowed texts of an enumerated knob, otherwise empty."""
+    optional: bool
+    """Whether None is a value."""
+    default: object
+    doc: str
+
+    @property
+    def expected(self) -> str:
+        """What a value must be, in words, for error messages."""
+        words = _EXPECTED[self.kind]
+        if self.choices:
+            words = f"one of {', '.join(self.choices)}" if len(self.choices) > 1 else f"only {self.choices[0]!r}"
+        return f"{words}, or none" if self.optional else words
+
+
+def _manual_texts(group: type) -> dict[str, str]:
+    """Field name -> the string literal that follows the field in the class body, on one line."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(group))).body[0].body
+    return {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in zip(body, body[1:], strict=False)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }
+
+
+def _knob(group: str, name: str, hint: object, default: object, doc: str) -> Knob:
+    """Read a resolved type hint: `X | None` is optional, `Literal` lists choices, `list[...]` is a list."""
+    optional = isinstance(hint, types.UnionType)
+    if optional:
+        (hint,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
+    origin = typing.get_origin(hint)
+    choices = typing.get_args(hint) if origin is typing.Literal else ()
+    kind = str if choices else origin or hint
+    return Knob(name, group, kind, choices, optional, default, doc)
+
+
+def _read_schema() -> dict[str, Knob]:
+    """All knobs in schema order, by name."""
+    defaults = Config()
+    knobs: dict[str, Knob] = {}
+    for group in dataclasses.fields(Config):
+        texts = _manual_texts(group.type)
+        for name, hint in typing.get_type_hints(group.type).items():
+            value = getattr(getattr(defaults, group.name), name)
+            knobs[name] = _knob(group.name, name, hint, value, texts[name])
+    return knobs
+
+
+KNOBS: dict[str, Knob] = _read_schema()
+"""Every knob by its name, in the order of the schema."""
+
+GROUPS: dict[str, str] = {group.name: inspect.cleandoc(group.type.__doc__) for group in dataclasses.fields(Config)}
+"""Group name -> what the group is about."""
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The most similar of `names`, ignoring case and the difference of '-' and '_'."""
+    wanted = name.lower().replace("-", "_")
+    return max(names, key=lambda candidate: SequenceMatcher(None, wanted, candidate.lower()).ratio())

@@ -1,0 +1,180 @@
+"""Schema <- YAML files <- flags, strictly: a setting that is misspelled or mistyped is an error that says where."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from hyvideo.config.flags import build_parser
+from hyvideo.config.knobs import GROUPS, KNOBS, Knob, nearest
+from hyvideo.config.schema import Config
+
+_BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+def load_config(argv: Sequence[str]) -> Config:
+    """Build the configuration of a command line such as `sys.argv[1:]`.
+
+    `--help` prints the manual and exits with 0. A run without `run_name` is named after its config files.
+
+    Raises:
+        ValueError: an unreadable file, an unknown flag or key, a value of the wrong type; the message names the flag or
+            file and key, what was expected and received, and for unknown names the nearest real one.
+
+    Example:
+        >>> cfg = load_config(["--config", "configs/sage_8gpu.yaml", "configs/kl/moving.yaml", "--eta", "0.4"])
+        >>> cfg.parallel.sp_size, cfg.kl.use_dual_kl, cfg.rollout.eta
+        (2, False, 0.4)
+    """
+    flags, rest = build_parser().parse_known_args(list(argv))
+    if rest:
+        raise ValueError(_unknown_argument(rest[0]))
+    values = vars(flags)
+    files = values.pop("config")
+    config = OmegaConf.structured(Config)
+    for file in files:
+        _merge_file(config, file)
+    for name, text in values.items():
+        knob = KNOBS[name]
+        cleared = knob.optional and text.strip().lower() in ("none", "null")
+        _assign(config, knob, None if cleared else text, f"--{name}")
+    cfg = OmegaConf.to_object(config)
+    if cfg.run.run_name is None:
+        cfg.run.run_name = "-".join(Path(file).stem for file in files) or "default"
+    return cfg
+
+
+def load_saved_config(path: str | Path) -> Config:
+    """Read the configuration that `save_config` wrote; fields the file does not have take the schema's default.
+
+    Raises:
+        ValueError: the file cannot be read, or does not fit the schema.
+    """
+    config = OmegaConf.structured(Config)
+    _merge_file(config, path)
+    return OmegaConf.to_object(config)
+
+
+def save_config(cfg: Config, path: str | Path) -> None:
+    """Write every value of `cfg`, by group, as YAML that `--config` and `load_saved_config` read back unchanged."""
+    Path(path).write_text(OmegaConf.to_yaml(OmegaConf.structured(cfg)), encoding="utf-8")
+
+
+def _unknown_argument(argument: str) -> str:
+    """Say what is wrong with an argument that belongs to no flag."""
+    if not argument.startswith("-"):
+        return f"unexpected value {_shown(argument)}: it follows no flag (quote a value that contains spaces)"
+    name = argument.lstrip("-").partition("=")[0]
+    return f"unknown flag {_shown(argument)}; the nearest is --{nearest(name, KNOBS)} (--help lists all)"
+
+
+def _merge_file(config: DictConfig, path: str | Path) -> None:
+    """Assign everything a YAML file says, flat or grouped."""
+    seen: dict[str, str] = {}
+    for where, knob, value in _entries(_read_yaml(path), str(path)):
+        if knob.name in seen:
+            raise ValueError(f"{where}: given twice, also as {seen[knob.name]}; keep one")
+        seen[knob.name] = where
+        _assign(config, knob, value, where)
+
+
+def _read_yaml(path: str | Path) -> Mapping[object, object]:
+    """Read a YAML mapping; an empty file is an empty one."""
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    except (OSError, yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ValueError(f"config file {_shown(str(path))} cannot be read as YAML settings: {reason}") from error
+    if not isinstance(content, Mapping):
+        raise ValueError(f"config file '{path}' must hold `key: value` lines; received a list")
+    return content
+
+
+def _entries(content: Mapping[object, object], path: str) -> Iterator[tuple[str, Knob, object]]:
+    """Yield (where it stands, knob, value) of every setting in a file's content."""
+    for key, value in content.items():
+        if key not in GROUPS:
+            yield f"{path}: {key}", _knob_named(key, path, (*KNOBS, *GROUPS)), value
+            continue
+        if not isinstance(value, Mapping | None):
+            raise ValueError(f"{path}: {key} is a group and expects settings below it; received {_shown(value)}")
+        names = [knob.name for knob in KNOBS.values() if knob.group == key]
+        for name, setting in (value or {}).items():
+            knob = _knob_named(name, f"{path}: {key}", names)
+            if knob.group != key:
+                raise ValueError(f"{path}: {name} belongs to group {knob.group}; received under {key}")
+            yield f"{path}: {key}.{name}", knob, setting
+
+
+def _knob_named(key: object, where: str, candidates: Sequence[str]) -> Knob:
+    """The knob of a YAML key, or an error that names the nearest candidate."""
+    if key not in KNOBS:
+        raise ValueError(f"{where}: unknown key {_shown(key)}; the nearest is {nearest(str(key), candidates)!r}")
+    return KNOBS[str(key)]
+
+
+def _assign(config: DictConfig, knob: Knob, value: object, where: str) -> None:
+    """Convert `value` to the knob's type and set it; containers replace, they do not merge."""
+    message = f"{where}: expected {knob.expected}; received {_shown(value)}"
+    if len(knob.choices) > 1:
+        message += f", the nearest is {nearest(str(value), knob.choices)!r}"
+    try:
+        prepared = _prepared(knob, value)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{message} ({error})") from error
+    try:
+        OmegaConf.update(config, f"{knob.group}.{knob.name}", prepared, merge=False)
+    except (OmegaConfBaseException, OverflowError) as error:
+        raise ValueError(message) from error
+
+
+def _prepared(knob: Knob, value: object) -> object:
+    """Translate the spellings that omegaconf does not know, and refuse what it would read as something else.
+
+    Raises:
+        ValueError: with the reason, where the value alone does not show it.
+    """
+    if knob.kind is bool:
+        return _BOOLEANS.get(str(value).strip().lower())
+    if knob.kind is dict and isinstance(value, str):
+        value = json.loads(value)
+    if knob.kind is list and isinstance(value, str):
+        value = [value]
+    for leaf in _leaves(value):
+        if isinstance(leaf, bool):
+            raise ValueError("YAML reads yes, no, on, off, true and false as booleans: quote it to make it text")
+        if isinstance(leaf, str):
+            _refuse_marks(leaf)
+    return value
+
+
+def _refuse_marks(text: str) -> None:
+    """Keep omegaconf's references out, by which a file could read the environment, and what no file can hold.
+
+    Raises:
+        ValueError: with the reason.
+    """
+    if "${" in text or text == "???":
+        raise ValueError("'${...}' and '???' are not expanded here: write the value itself")
+    text.encode()
+
+
+def _leaves(value: object) -> Iterator[object]:
+    """Keys and scalars of nested mappings and lists."""
+    if isinstance(value, Mapping):
+        yield from value
+        value = list(value.values())
+    if not isinstance(value, list):
+        yield value
+        return
+    for item in value:
+        yield from _leaves(item)
+
+
+def _shown(value: object) -> str:
+    """A received value for a message: at most 80 characters of it."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

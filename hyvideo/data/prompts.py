@@ -1,0 +1,140 @@
+"""Prompts from CSV files: strict, because one misread row would train on the wrong text for days."""
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+COLUMNS = ("prompt", "index", "seed", "ref_image_path")
+"""The columns that are read; only `prompt` is needed, and others are left alone."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One row of a prompt CSV.
+
+    Attributes:
+        text: the prompt, without surrounding blanks.
+        index: its number, unique over all files read together; without an `index` value its position in them, from 0.
+        seed: seed of its noise in validation and generation; None where the row gives none.
+        ref_image_path: image to start from (image-to-video); None for text-to-video.
+    """
+
+    text: str
+    index: int
+    seed: int | None
+    ref_image_path: str | None
+
+
+def read_prompts(paths: Sequence[str | Path]) -> list[Prompt]:
+    """Read prompt CSVs, in order, as one list.
+
+    UTF-8 with or without a byte order mark. Columns: `prompt`, and optionally `index`, `seed` (whole numbers from 0)
+    and `ref_image_path` (relative to the folder of its CSV). Empty cells count as not given, empty lines are skipped.
+
+    Raises:
+        ValueError: no files, a file that is missing, not UTF-8, no proper CSV or without prompts, no `prompt` column, a
+            row with a blank prompt or surplus values, a bad number, an index given twice, an image that does not exist.
+            The message names file and line.
+    """
+    if not paths:
+        raise ValueError("no prompt CSV given: name at least one file with a `prompt` column")
+    prompts: list[Prompt] = []
+    first_use: dict[int, str] = {}
+    for path in map(Path, paths):
+        count = len(prompts)
+        for where, row in _rows(path):
+            prompt = _prompt(row, len(prompts), path, where)
+            if prompt.index in first_use:
+                raise ValueError(
+                    f"{where}: index {prompt.index} is already that of {first_use[prompt.index]}; an index must be "
+                    "unique over all CSVs (a row without one takes its position)"
+                )
+            first_use[prompt.index] = where
+            prompts.append(prompt)
+        if len(prompts) == count:
+            raise ValueError(f"{path}: no prompts; expected a header line with `prompt` and at least one row below it")
+    return prompts
+
+
+def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield (file and line, column -> cell without surrounding blanks) of every row."""
+    reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
+    header: list[str] | None = None
+    while True:
+        where = f"{path}, line {reader.line_num + 1}"
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            raise ValueError(
+                f"{where}: not proper CSV: {error}. Close every quote, and double quotes in text"
+            ) from error
+        if cells is None:
+            return
+        cells = [cell.strip() for cell in cells]
+        if not cells:
+            continue
+        if header is None:
+            header = _checked_header(cells, where)
+        elif len(cells) > len(header):
+            raise ValueError(
+                f"{where}: {len(cells)} values for {len(header)} columns ({', '.join(header)}); a prompt that "
+                "contains a comma must stand in double quotes"
+            )
+        else:
+            yield where, dict(zip(header, cells, strict=False))
+
+
+def _text(path: Path) -> str:
+    """The decoded content of a file."""
+    try:
+        content = path.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"prompt CSV {str(path)!r} cannot be read: {reason}") from error
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(
+            f"{path}, line {line}: byte {content[error.start]:#04x} is not UTF-8; save the file as UTF-8"
+        ) from error
+
+
+def _checked_header(names: list[str], where: str) -> list[str]:
+    """The column names, once they are known to contain `prompt` and no column twice."""
+    if "prompt" not in names:
+        raise ValueError(f"{where}: there is no `prompt` column; the header has: {', '.join(names)}")
+    for name in COLUMNS:
+        if names.count(name) > 1:
+            raise ValueError(f"{where}: the header has column `{name}` {names.count(name)} times; keep one")
+    return names
+
+
+def _prompt(row: dict[str, str], position: int, path: Path, where: str) -> Prompt:
+    """Build the prompt of one row; `position` is its index where the row gives none."""
+    if not row["prompt"]:
+        raise ValueError(f"{where}: the prompt is blank; write one or delete the row")
+    index, seed = (_whole_number(row.get(column, ""), column, where) for column in ("index", "seed"))
+    image = path.parent / row["ref_image_path"] if row.get("ref_image_path") else None
+    if image is not None and not _is_file(image):
+        raise ValueError(f"{where}: ref_image_path: there is no file {str(image)!r} (paths are relative to the CSV)")
+    return Prompt(row["prompt"], position if index is None else index, seed, None if image is None else str(image))
+
+
+def _whole_number(cell: str, column: str, where: str) -> int | None:
+    """Read a number in [0, 2^63), or None from an empty cell."""
+    if not cell:
+        return None
+    if not (cell.isascii() and cell.isdigit() and len(cell) <= 19 and int(cell) < 2**63):
+        raise ValueError(f"{where}: {column} must be a whole number in [0, 2^63) or empty; received {cell[:40]!r}")
+    return int(cell)
+
+
+def _is_file(path: Path) -> bool:
+    """Whether a file is there; a name that no file can have is not."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False

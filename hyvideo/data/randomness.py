@@ -1,0 +1,42 @@
+"""Randomness as a function of what it is for: a generator's seed is a hash of names and numbers.
+
+So noise does not depend on world size, batching, order of computation or what was drawn before, and a checkpoint saves
+none of it. The pipelines (noise of a sample) and the training loop (permutations) draw from here.
+"""
+
+import hashlib
+
+import torch
+
+
+def seed_for(*parts: int | str) -> int:
+    """Hash the parts to a seed in [0, 2^63), equal on every machine and in every process.
+
+    Parts differ by type and place: `seed_for(1, "a")`, `seed_for("1", "a")` and `seed_for("1a")` have nothing in
+    common. The CPU generator of torch keeps the lower 32 bits of a seed, so two of n streams share their noise with
+    probability of about n^2 / 2^33: 0.02 % among the 1,280 noise tensors of a 64-video round of 20 steps.
+    """
+    text = "".join(f"{type(part).__name__}:{len(str(part))}:{part};" for part in parts)
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def generator_for(
+    seed: int,
+    stream: str,
+    round: int,  # noqa: A002 - the word of the whole project
+    prompt: int,
+    generation: int,
+    step: int,
+) -> torch.Generator:
+    """A fresh CPU generator for one noise tensor.
+
+    Args:
+        seed: the run's seed.
+        stream: what the noise is for, such as `rollout/initial`; streams never share noise.
+        round: number of the rollout; 0 outside of training.
+        prompt: index of the prompt.
+        generation: number of the video among those of its prompt in this round.
+        step: denoising step that adds the noise.
+    """
+    return torch.Generator().manual_seed(seed_for(seed, stream, round, prompt, generation, step))
