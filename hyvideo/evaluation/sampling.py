@@ -50,7 +50,5 @@ def sample_prompts(
             generations=[0] * len(batch),
         )
         conditioning = pipeline.encode([prompt.text for prompt in batch])
-        videos.append(
-            pipeline.sample(conditioning, noise, guidance, num_frames=num_frames, size=size, on_step=on_step)
-        )
+        videos.append(pipeline.sample(conditioning, noise, guidance, num_frames=num_frames, size=size, on_step=on_step))
     return torch.cat(videos)

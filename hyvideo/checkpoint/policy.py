@@ -1,0 +1,36 @@
+"""Take the trained policy out of a checkpoint, for sampling and export."""
+
+from pathlib import Path
+
+import torch
+from diffusers import HunyuanVideo15Transformer3DModel
+
+from hyvideo.checkpoint.train_state import load_tensors, read_facts
+from hyvideo.models.parallelize import ADAPTER, lora_config
+
+
+def load_trained_policy(transformer: HunyuanVideo15Transformer3DModel, checkpoint: str | Path) -> None:
+    """Put the trained weights of a run's checkpoint into the base model it was trained from, in place.
+
+    A checkpoint holds what was trained: all weights, or the LoRA adapter alone, which is then added.
+
+    Args:
+        transformer: the base model, fresh from `load_transformer`.
+        checkpoint: folder `step_N` of a run's `checkpoints`.
+
+    Raises:
+        ValueError: no readable checkpoint, or one that was trained from another model.
+    """
+    facts = read_facts(Path(checkpoint))
+    if facts["lora"] is not None:
+        transformer.add_adapter(lora_config(**facts["lora"]), adapter_name=ADAPTER)
+    weights = dict(transformer.named_parameters())
+    unknown = sorted(set(facts["trained"]) - set(weights))
+    if unknown:
+        raise ValueError(
+            f"'{checkpoint}' was trained from another model: this one has no weights {', '.join(unknown[:5])}"
+            f"{' ...' if len(unknown) > 5 else ''} ({len(unknown)} in all). Pass the base model of that run "
+            "(pretrained_model_root in its config.yaml) as --model_path."
+        )
+    with torch.no_grad():
+        load_tensors(Path(checkpoint), {"policy": {name: weights[name].detach() for name in facts["trained"]}})

@@ -1,0 +1,70 @@
+"""The folder of a run: who may write there, and from which checkpoint it goes on."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from hyvideo.checkpoint.train_state import latest_checkpoint, read_facts
+from hyvideo.config.schema import RunConfig
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where a run writes.
+
+    Attributes:
+        path: the folder.
+        resume_from: checkpoint to restore first; None starts afresh.
+    """
+
+    path: Path
+    resume_from: Path | None
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def rollouts(self) -> Path:
+        """Folder of videos made in training."""
+        return self.path / "rollouts"
+
+    @property
+    def samples(self) -> Path:
+        """Folder of validation videos."""
+        return self.path / "samples"
+
+
+def open_run_folder(config: RunConfig, now: datetime | None = None) -> RunFolder:
+    """Choose and make the run folder, and find the checkpoint to resume from.
+
+    Args:
+        config: `output_dir`, `run_name` and `resume_from_checkpoint` are read.
+        now: time for the default name.
+
+    Raises:
+        ValueError: the folder holds another run and `resume_from_checkpoint` is not given, or the checkpoint to
+            resume from cannot be read.
+    """
+    default = Path("outputs") / f"{config.run_name or 'run'}-{now or datetime.now():%Y%m%d-%H%M%S}"
+    path = Path(config.output_dir) if config.output_dir else default
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"output_dir: '{path}' is a file; expected a folder or a new path.")
+    folder = RunFolder(path, _checkpoint_to_resume(config.resume_from_checkpoint, path / "checkpoints"))
+    used = [name for name in ("config.yaml", "metrics.jsonl", "checkpoints") if (path / name).exists()]
+    if used and config.resume_from_checkpoint is None:
+        raise ValueError(
+            f"output_dir: '{path}' already holds a run ({', '.join(used)}). To continue it pass "
+            "--resume_from_checkpoint latest; to start a new run choose another --output_dir."
+        )
+    path.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _checkpoint_to_resume(wanted: str | None, checkpoints: Path) -> Path | None:
+    """Return the checkpoint that `latest` or a path means, after reading its facts."""
+    checkpoint = latest_checkpoint(checkpoints) if wanted == "latest" else wanted and Path(wanted)
+    if checkpoint:
+        read_facts(checkpoint)
+    return checkpoint or None

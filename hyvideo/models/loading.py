@@ -1,0 +1,142 @@
+"""Load HunyuanVideo-1.5 components from a folder: the diffusers layout, which the bundled tiny model shares.
+
+Loading is strict: a missing, unexpected or mis-shaped weight is an error that lists it, never a printed warning.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import (
+    AutoencoderKLHunyuanVideo15,
+    ClassifierFreeGuidance,
+    HunyuanVideo15Pipeline,
+    HunyuanVideo15Transformer3DModel,
+)
+from diffusers.utils import logging as diffusers_logging
+from torch import nn
+from transformers import AutoTokenizer, ByT5Tokenizer, Qwen2_5_VLTextModel, T5EncoderModel
+
+COMPONENTS = ("transformer", "vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")
+
+
+def check_layout(root: str | Path, components: tuple[str, ...] = COMPONENTS) -> Path:
+    """Return `root` as a path after checking that it holds `components` in the diffusers layout.
+
+    Raises:
+        ValueError: `root` is no folder or lacks components; the message names each missing one.
+    """
+    root = Path(root)
+    if not root.is_dir():
+        raise ValueError(
+            f"pretrained_model_root: no folder at '{root}'. Expected HunyuanVideo-1.5 weights there (see "
+            "checkpoints-download.md), or use the bundled tiny model: --pretrained_model_root assets/tiny."
+        )
+    missing = [name for name in components if not any((root / name).glob("*.json"))]
+    if missing:
+        found = sorted(child.name for child in root.iterdir())
+        raise ValueError(
+            f"pretrained_model_root: '{root}' is not in the diffusers layout: missing {', '.join(missing)} "
+            f"(expected a folder with config files for each of {', '.join(components)}); found {found or 'nothing'}. "
+            "See checkpoints-download.md."
+        )
+    return root
+
+
+def load_transformer(
+    root: str | Path, version: str | None = None, *, dtype: torch.dtype = torch.float32
+) -> HunyuanVideo15Transformer3DModel:
+    """Load the video transformer of `root`, on the CPU, in `dtype`.
+
+    Args:
+        root: folder in the diffusers layout.
+        version: name of the transformer when a layout holds several (`480p_t2v`, ...); the diffusers layout holds one.
+        dtype: dtype of the weights.
+
+    Raises:
+        ValueError: missing folder, or weights that do not fit the config exactly.
+    """
+    return _load_strictly(HunyuanVideo15Transformer3DModel.from_pretrained, root, "transformer", dtype)
+
+
+def load_vae(root: str | Path, *, dtype: torch.dtype = torch.float32) -> AutoencoderKLHunyuanVideo15:
+    """Load the VAE of `root` with slicing on (the class cannot decode a batch at once) and channels-last convolutions.
+
+    Raises:
+        ValueError: missing folder, or weights that do not fit the config exactly.
+    """
+    vae = _load_strictly(AutoencoderKLHunyuanVideo15.from_pretrained, root, "vae", dtype)
+    vae.enable_slicing()
+    for module in vae.modules():
+        if isinstance(module, nn.Conv3d):
+            module.to(memory_format=torch.channels_last_3d)
+    return vae.eval().requires_grad_(False)
+
+
+def load_pipeline(
+    root: str | Path,
+    version: str | None = None,
+    *,
+    pipeline_class: type[HunyuanVideo15Pipeline] = HunyuanVideo15Pipeline,
+    scheduler: Any,
+    transformer_dtype: torch.dtype = torch.float32,
+    encoder_dtype: torch.dtype = torch.float32,
+) -> HunyuanVideo15Pipeline:
+    """Load every component of `root` into a `pipeline_class`, on the CPU; encoders and VAE are frozen.
+
+    Args:
+        root: folder in the diffusers layout.
+        version: see `load_transformer`.
+        pipeline_class: the diffusers pipeline class or a subclass with the same constructor.
+        scheduler: the scheduler instance the pipeline shall use.
+        transformer_dtype: dtype of the policy's weights.
+        encoder_dtype: dtype of text encoders and VAE.
+
+    Raises:
+        ValueError: missing components (all are named), or weights that do not fit their config exactly.
+    """
+    root = check_layout(root)
+    text_encoder = _load_strictly(Qwen2_5_VLTextModel.from_pretrained, root, "text_encoder", encoder_dtype)
+    text_encoder_2 = _load_strictly(T5EncoderModel.from_pretrained, root, "text_encoder_2", encoder_dtype)
+    return pipeline_class(
+        transformer=load_transformer(root, version, dtype=transformer_dtype),
+        vae=load_vae(root, dtype=encoder_dtype),
+        text_encoder=text_encoder.eval().requires_grad_(False),
+        tokenizer=AutoTokenizer.from_pretrained(root / "tokenizer"),
+        text_encoder_2=text_encoder_2.eval().requires_grad_(False),
+        tokenizer_2=ByT5Tokenizer.from_pretrained(root / "tokenizer_2"),
+        scheduler=scheduler,
+        guider=_guider(root),
+    )
+
+
+def _guider(root: Path) -> ClassifierFreeGuidance:
+    """Load the guidance settings of `root`, or the class's defaults; without the library's note that it is young."""
+    verbosity = diffusers_logging.get_verbosity()
+    diffusers_logging.set_verbosity_error()
+    try:
+        if (root / "guider").is_dir():
+            return ClassifierFreeGuidance.from_pretrained(root, subfolder="guider", local_files_only=True)
+        return ClassifierFreeGuidance()
+    finally:
+        diffusers_logging.set_verbosity(verbosity)
+
+
+def _load_strictly(from_pretrained: Callable, root: str | Path, component: str, dtype: torch.dtype) -> Any:
+    """Load `root/component` and raise a ValueError unless file and config agree on every weight."""
+    root = check_layout(root, (component,))
+    try:
+        model, info = from_pretrained(
+            root, subfolder=component, torch_dtype=dtype, output_loading_info=True, local_files_only=True
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ValueError(f"Cannot load the {component} of '{root}': {error}") from error
+    faults = {kind: sorted(map(str, keys)) for kind, keys in info.items() if keys and kind.endswith("keys")}
+    if faults:
+        listed = "; ".join(f"{kind.replace('_', ' ')}: {', '.join(keys)}" for kind, keys in faults.items())
+        raise ValueError(
+            f"The weights in '{root / component}' do not fit their config.json. {listed}. "
+            "Download this component again, or correct its config.json."
+        )
+    return model

@@ -1,0 +1,48 @@
+"""Noise that depends on what a sample is, never on where or with whom it is computed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hyvideo.data.randomness import generator_for
+
+
+@dataclass(frozen=True)
+class SampleNoise:
+    """The noise of B samples, each drawn on the CPU from its own seeded generator.
+
+    Attributes:
+        seeds: base seed of each sample, length B; in training the run's seed for all.
+        stream: what the samples are for (`rollout`, `validation`, ...); streams never share noise.
+        round: the rollout round (0 for sampling outside training).
+        prompts: index of each sample's prompt, length B.
+        generations: number of each sample within its prompt's group, length B.
+        share_initial: samples of one prompt start from the same noise (`use_same_noise`).
+    """
+
+    seeds: Sequence[int]
+    stream: str
+    round: int
+    prompts: Sequence[int]
+    generations: Sequence[int]
+    share_initial: bool = False
+
+    def initial(self, shape: Sequence[int]) -> Tensor:
+        """Return the starting latents `[B, *shape]`, float32 on the CPU."""
+        return self._draw("initial", 0, shape, shared=self.share_initial)
+
+    def step(self, index: int, shape: Sequence[int]) -> Tensor:
+        """Return the noise `[B, *shape]` injected at denoising step `index`, float32 on the CPU."""
+        return self._draw("step", index, shape, shared=False)
+
+    def _draw(self, kind: str, index: int, shape: Sequence[int], *, shared: bool) -> Tensor:
+        def one(seed: int, prompt: int, generation: int) -> Tensor:
+            generator = generator_for(
+                seed, f"{self.stream}/{kind}", self.round, prompt, 0 if shared else generation, index
+            )
+            return torch.randn(*shape, generator=generator)
+
+        samples = zip(self.seeds, self.prompts, self.generations, strict=True)
+        return torch.stack([one(*sample) for sample in samples])

@@ -1,0 +1,89 @@
+"""Optimizers of the policy: AdamW, or Muon for matrices with AdamW for the rest."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from hyvideo.config.schema import OptimizerConfig
+
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+
+
+class Muon(Optimizer):
+    """Muon as HunyuanVideo-1.5 was trained with it: momentum, then the update's singular values pushed to about 1.
+
+    Any parameter with at least two dims is a matrix `[d0, rest]`. The step is `lr * 0.2 sqrt(max(d0, d1))`, which gives
+    it the size of an AdamW step; weight decay is decoupled. `torch.optim.Muon` does the same for 2-D parameters only.
+
+    Args:
+        parameters: matrices.
+        lr: learning rate, as for AdamW.
+        weight_decay: decoupled weight decay.
+        momentum: Nesterov momentum.
+        iteration_dtype: dtype of the Newton-Schulz iteration.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        weight_decay: float,
+        momentum: float = 0.95,
+        iteration_dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+        self.iteration_dtype = iteration_dtype
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        """Update every parameter that has a gradient; `closure` is not supported."""
+        if closure is not None:
+            raise ValueError("Muon.step takes no closure.")
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                buffer = self.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
+                buffer.lerp_(parameter.grad, 1 - group["momentum"])
+                direction = parameter.grad.lerp(buffer, group["momentum"]).flatten(1)
+                update = orthogonalize(direction, dtype=self.iteration_dtype).view_as(parameter)
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                parameter.add_(update, alpha=-group["lr"] * 0.2 * max(direction.shape) ** 0.5)
+
+
+def orthogonalize(matrix: Tensor, *, dtype: torch.dtype, num_iterations: int = 5) -> Tensor:
+    """Return `matrix` `[m, n]` with its singular values pushed towards 1 (quintic Newton-Schulz iteration)."""
+    a, b, c = NEWTON_SCHULZ
+    transposed = matrix.shape[0] > matrix.shape[1]
+    x = (matrix.T if transposed else matrix).to(dtype)
+    x = x / x.norm().clamp(min=1e-7)
+    for _ in range(num_iterations):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return (x.T if transposed else x).to(matrix.dtype)
+
+
+def build_optimizers(parameters: Mapping[str, nn.Parameter], config: OptimizerConfig) -> list[Optimizer]:
+    """Return the optimizers of `parameters`: AdamW, or Muon for matrices and AdamW for the rest (`use_muon`)."""
+    matrices = [p for p in parameters.values() if config.use_muon and p.ndim >= 2]
+    rest = [p for p in parameters.values() if not (config.use_muon and p.ndim >= 2)]
+    shared = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+    optimizers: list[Optimizer] = []
+    if matrices:
+        optimizers.append(Muon(matrices, **shared))
+    if rest:
+        betas = (0.95, 0.95) if config.use_muon else (0.9, 0.999)
+        optimizers.append(AdamW(rest, betas=betas, **shared))
+    return optimizers
+
+
+def set_learning_rate(optimizers: Iterable[Optimizer], config: OptimizerConfig, step: int) -> float:
+    """Set and return the learning rate of update `step` (0 is the first): linear warm-up, then constant."""
+    warmup = min(1.0, (step + 1) / config.lr_warmup_steps) if config.lr_warmup_steps else 1.0
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = config.learning_rate * warmup
+    return config.learning_rate * warmup

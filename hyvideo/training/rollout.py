@@ -1,0 +1,76 @@
+"""Collect one round: sample every prompt's group, score it, compare within the group."""
+
+from collections.abc import Sequence
+
+import torch
+
+from hyvideo.config.schema import Config
+from hyvideo.config.sizes import parse_size
+from hyvideo.data.prompts import Prompt
+from hyvideo.data.samplers import Assignment
+from hyvideo.grpo.advantages import group_advantages
+from hyvideo.models.reward_models.rewards import WeightedReward
+from hyvideo.observability.phase_timer import PhaseTimer
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline, Rollout
+from hyvideo.pipelines.noise import SampleNoise
+from hyvideo.training.trajectory import Trajectory, blocks
+
+
+def collect(
+    pipeline: HunyuanVideoGRPOPipeline,
+    reward: WeightedReward,
+    guidance: Guidance,
+    prompts: Sequence[Prompt],
+    assignments: Sequence[Assignment],
+    *,
+    round_index: int,
+    config: Config,
+    timer: PhaseTimer,
+) -> Trajectory:
+    """Sample, score and compare this rank's videos of one round.
+
+    Args:
+        pipeline: policy and encoders, the scheduler's steps set.
+        reward: scores the videos.
+        guidance: classifier-free guidance of the rollout.
+        prompts: all training prompts.
+        assignments: which prompt and generation each sample is; groups are contiguous.
+        round_index: number of the round; it seeds the noise.
+        config: the run's configuration.
+        timer: books the time under `rollout` and `reward`.
+    """
+    unique = list(dict.fromkeys(assignment.prompt_index for assignment in assignments))
+    texts = tuple(prompts[assignment.prompt_index].text for assignment in assignments)
+    rows = tuple(unique.index(assignment.prompt_index) for assignment in assignments)
+    with timer("rollout"):
+        conditioning = pipeline.encode([prompts[index].text for index in unique])
+        parts = []
+        for block in blocks(len(assignments), config.rollout.rollout_micro_batch_size or len(assignments)):
+            noise = SampleNoise(
+                seeds=[config.run.seed] * len(block),
+                stream="rollout",
+                round=round_index,
+                prompts=[assignments[i].prompt_index for i in block],
+                generations=[assignments[i].generation for i in block],
+                share_initial=config.rollout.use_same_noise,
+            )
+            parts.append(
+                pipeline.rollout(
+                    conditioning.rows([rows[i] for i in block]),
+                    noise,
+                    guidance,
+                    num_frames=config.rollout.sample_n_frames,
+                    size=parse_size(config.rollout.rollout_size),
+                    sde_type=config.rollout.sde_type,
+                    eta=config.rollout.eta,
+                )
+            )
+        rollout = Rollout(*(torch.cat(field) for field in zip(*map(_fields, parts), strict=True)))
+    with timer("reward"):
+        scores = reward(rollout.videos, texts)
+    advantages = group_advantages(scores.total, config.grpo.num_generations, config.grpo.adv_clip_max)
+    return Trajectory(tuple(assignments), texts, conditioning, rows, rollout, scores, advantages)
+
+
+def _fields(rollout: Rollout) -> tuple[torch.Tensor, ...]:
+    return rollout.videos, rollout.latents, rollout.means, rollout.log_probs

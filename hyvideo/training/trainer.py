@@ -1,0 +1,206 @@
+"""The training loop: collect, score, compare, update; then validate, save, report."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from hyvideo.checkpoint.run_folder import RunFolder
+from hyvideo.checkpoint.train_state import latest_checkpoint
+from hyvideo.config.schema import Config
+from hyvideo.data.prompts import Prompt
+from hyvideo.data.randomness import generator_for
+from hyvideo.grpo.advantages import groups_without_spread
+from hyvideo.grpo.timesteps import Pairs, select_timesteps, split_updates
+from hyvideo.models.reward_models.rewards import WeightedReward
+from hyvideo.observability.console import Console
+from hyvideo.observability.metrics import MetricsLog
+from hyvideo.observability.phase_timer import PhaseTimer
+from hyvideo.training.optimizer import set_learning_rate
+from hyvideo.training.rollout import collect
+from hyvideo.training.state import RunState
+from hyvideo.training.stop_signal import StopSignal
+from hyvideo.training.trajectory import Trajectory
+from hyvideo.training.update import NonFiniteUpdateError, PolicyUpdate, UpdateStats
+from hyvideo.training.validation import Validation, save_samples
+
+
+@dataclass
+class Trainer:
+    """Runs rounds of GRPO until `max_steps` updates are made.
+
+    A round is atomic: checkpoints and a requested stop fall between rounds. Every part is built elsewhere and handed in
+    finished (`hyvideo.training.assembly.build_trainer`).
+    """
+
+    config: Config
+    folder: RunFolder
+    prompts: Sequence[Prompt]
+    reward: WeightedReward
+    update: PolicyUpdate
+    state: RunState
+    validation: Validation | None
+    metrics: MetricsLog
+    console: Console
+    timer: PhaseTimer
+
+    def train(self) -> None:
+        """Train to the end, or until a signal asks to stop.
+
+        Raises:
+            RuntimeError: loss or gradient became non-finite; the message names the last good checkpoint.
+        """
+        run, state = self.config.run, self.state
+        if state.step == 0 and self.validation and self.config.validation.validate_at_step0:
+            self.console.info(f"before training: {_listed(self.validation(self.folder.samples / 'step_0'))}")
+        self.console.start_progress(state.step, run.max_steps)
+        with StopSignal().listening() as stop:
+            while state.step < run.max_steps:
+                first = state.step
+                self._round()
+                if stop.name or state.step >= run.max_steps or _crossed(first, state.step, run.save_interval):
+                    state.save(self.folder.checkpoints, keep_last=run.keep_last)
+                if stop.name:
+                    self.console.info(
+                        f"{stop.name}: saved and stopped after step {state.step}. Continue with "
+                        f"--output_dir {self.folder.path} --resume_from_checkpoint latest"
+                    )
+                    break
+        self.metrics.close()
+
+    def _round(self) -> None:
+        """Collect one trajectory and make its updates; one row of metrics each."""
+        trajectory = self._collect()
+        updates = self._choose_pairs(len(trajectory))
+        with self.timer("anchor"):
+            anchor_means = self.update.anchor_means(trajectory, sorted({int(k) for u in updates for k in u.step_index}))
+        replay: dict[str, float] = {}
+        first = self.state.step
+        for number, pairs in enumerate(updates, start=1):
+            coefficient = self.state.controller.coefficient if self.state.controller else 0.0
+            rate = set_learning_rate(self.state.optimizers, self.config.optimizer, self.state.step)
+            stats = self._update(trajectory, pairs, anchor_means, coefficient)
+            replay = replay or {
+                "ratio/max_deviation": stats.ratio_deviation,
+                "replay/mean_error": stats.mean_error,
+            }
+            row = {**_reward_row(trajectory, self.config.grpo.num_generations), **replay, **_update_row(stats)}
+            row |= {"kl/coef": coefficient, "lr": rate, "round": self.state.round}
+            if number == len(updates) or self.state.step >= self.config.run.max_steps:
+                self.state.round += 1
+                row |= self._validate(first)
+                self._report(row)
+                break
+            self._report(row)
+
+    def _collect(self) -> Trajectory:
+        """Sample and score the next round's videos; some are kept as mp4."""
+        config, state = self.config, self.state
+        assignments = [
+            assignment
+            for _ in range(config.grpo.gradient_accumulation_steps)
+            for assignment in state.sampler.next_round()
+        ]
+        trajectory = collect(
+            self.update.pipeline,
+            self.reward,
+            self.update.guidance,
+            self.prompts,
+            assignments,
+            round_index=state.round,
+            config=config,
+            timer=self.timer,
+        )
+        first_of_interval = _crossed(state.step - config.grpo.updates_per_rollout, state.step, config.run.save_interval)
+        if config.rollout.save_rollout_videos and (state.step == 0 or first_of_interval):
+            save_samples(
+                self.folder.rollouts / f"step_{state.step}",
+                trajectory.rollout.videos,
+                trajectory.prompts,
+                trajectory.scores,
+                fps=config.rollout.video_fps,
+            )
+        return trajectory
+
+    def _choose_pairs(self, num_samples: int) -> list[Pairs]:
+        """Choose the (sample, step) pairs of every update of this round."""
+        grpo, rollout = self.config.grpo, self.config.rollout
+        trained = self.update.pipeline.scheduler.trained_steps(sde_type=rollout.sde_type, eta=rollout.eta)
+        steps = select_timesteps(
+            trained,
+            grpo.timestep_fraction,
+            num_samples,
+            permute=grpo.enable_timestep_permutation,
+            generator=generator_for(self.config.run.seed, "timesteps", self.state.round, 0, 0, 0),
+        )
+        return split_updates(steps, grpo.updates_per_rollout, num_generations=grpo.num_generations)
+
+    def _update(
+        self, trajectory: Trajectory, pairs: Pairs, anchor_means: Tensor | None, coefficient: float
+    ) -> UpdateStats:
+        """Make one update and move controller, anchor and step counter on."""
+        state, kl = self.state, self.config.kl
+        try:
+            with self.timer("update"):
+                stats = self.update(trajectory, pairs, anchor_means, coefficient)
+        except NonFiniteUpdateError as error:
+            good = latest_checkpoint(self.folder.checkpoints)
+            raise RuntimeError(
+                f"Update {state.step + 1}: {error} Last good checkpoint: {good or 'none was saved yet'}. Its metrics are "
+                "in metrics.jsonl; a lower learning_rate or max_grad_norm usually helps."
+            ) from error
+        state.step += 1
+        if state.controller:
+            state.controller.update(stats.kl)
+        if state.anchor:
+            state.anchor.policy_moved()
+            if kl.use_moving_KL and state.step % kl.update_ref_model_step == 0:
+                state.anchor.refresh()
+        return stats
+
+    def _validate(self, first: int) -> dict[str, float]:
+        """Validate when this round crossed the interval; returns the `valid/*` metrics."""
+        interval = self.config.validation.validation_interval
+        if self.validation is None or not _crossed(first, self.state.step, interval):
+            return {}
+        return self.validation(self.folder.samples / f"step_{self.state.step}")
+
+    def _report(self, row: dict[str, float]) -> None:
+        row |= self.timer.pop()
+        self.metrics.log(self.state.step, row)
+        self.console.progress(self.state.step, row)
+
+
+def _crossed(before: int, after: int, interval: int) -> bool:
+    """Whether a multiple of `interval` lies in `(before, after]`; never for interval 0."""
+    return interval > 0 and after // interval > before // interval
+
+
+def _reward_row(trajectory: Trajectory, num_generations: int) -> dict[str, float]:
+    """Rewards of the round's videos; failed scores are left out and counted."""
+    total = trajectory.scores.total
+    valid = total[~total.isnan()]
+    return {
+        "reward/mean": float(valid.mean()),
+        "reward/std": float(valid.std(correction=0)),
+        "reward/failed": float(len(total) - len(valid)),
+        "reward/groups_without_spread": float(groups_without_spread(total, num_generations).sum()),
+        **{f"reward/{name}": float(values.nanmean()) for name, values in trajectory.scores.metrics.items()},
+    }
+
+
+def _update_row(stats: UpdateStats) -> dict[str, float]:
+    """Metrics of one update under their public names."""
+    return {
+        "loss/policy": stats.policy_loss,
+        "loss/total": stats.total_loss,
+        "kl/position": stats.kl_position,
+        "kl/velocity": stats.kl_velocity,
+        "clip_fraction": stats.clip_fraction,
+        "grad_norm": stats.grad_norm,
+    }
+
+
+def _listed(values: dict[str, float]) -> str:
+    """Write metrics in one line."""
+    return ", ".join(f"{name} {value:+.3f}" for name, value in values.items())

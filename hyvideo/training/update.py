@@ -1,0 +1,228 @@
+"""One optimizer update: replay every chosen (sample, step) pair with gradients, equalized clipped loss plus KL."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hyvideo.config.schema import Config
+from hyvideo.grpo.clipped_loss import clipped_policy_loss
+from hyvideo.grpo.timesteps import Pairs
+from hyvideo.grpo.trust_region import dual_kl, position_kl, velocity_kl
+from hyvideo.pipelines.conditioning import Conditioning
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
+from hyvideo.training.anchor import Anchor
+from hyvideo.training.trajectory import Trajectory, blocks
+
+
+class NonFiniteUpdateError(RuntimeError):
+    """Loss or gradient is not finite; the policy was left as it was before the update."""
+
+
+@dataclass(frozen=True)
+class UpdateStats:
+    """Means over the update's (sample, step) pairs, unless said otherwise.
+
+    Attributes:
+        policy_loss: clipped, equalized policy loss.
+        total_loss: policy loss plus coefficient times KL.
+        kl_position: squared distance of policy and anchor means in units of the transition's variance, halved.
+        kl_velocity: old minus new log-probability.
+        kl: the weighted sum the controller sees.
+        clip_fraction: share of pairs whose ratio left the clip range.
+        ratio_deviation: largest `|ratio - 1|` over pairs.
+        mean_error: largest `|mean - rollout's mean| / std` over pairs and latent elements.
+        grad_norm: norm before clipping.
+    """
+
+    policy_loss: float
+    total_loss: float
+    kl_position: float
+    kl_velocity: float
+    kl: float
+    clip_fraction: float
+    ratio_deviation: float
+    mean_error: float
+    grad_norm: float
+
+
+@dataclass(frozen=True)
+class MicroBatchLoss:
+    """Scalars of one micro-batch, on the device; `total` carries the gradient."""
+
+    total: Tensor
+    policy: Tensor
+    kl_position: Tensor
+    kl_velocity: Tensor
+    kl: Tensor
+    clip_fraction: Tensor
+    ratio_deviation: Tensor
+    mean_error: Tensor
+
+
+class PolicyUpdate:
+    """Replays a trajectory against the policy and steps the optimizers.
+
+    Args:
+        pipeline: holds the policy; the scheduler's steps are set as in the rollout.
+        guidance: as in the rollout.
+        parameters: the trained parameters by name.
+        optimizers: they hold `parameters`.
+        anchor: None when no position term is wanted.
+        scales: `[K]` factor per step of the policy loss (temporal gradient equalizer), or ones.
+        config: the run's configuration.
+    """
+
+    def __init__(
+        self,
+        pipeline: HunyuanVideoGRPOPipeline,
+        guidance: Guidance,
+        parameters: Mapping[str, nn.Parameter],
+        optimizers: Sequence[Optimizer],
+        anchor: Anchor | None,
+        scales: Tensor,
+        config: Config,
+    ) -> None:
+        self.pipeline = pipeline
+        self.guidance = guidance
+        self.parameters = list(parameters.values())
+        self.optimizers = optimizers
+        self.anchor = anchor
+        self.scales = scales
+        self.config = config
+
+    def __call__(
+        self, trajectory: Trajectory, pairs: Pairs, anchor_means: Tensor | None, coefficient: float
+    ) -> UpdateStats:
+        """Make one update.
+
+        Args:
+            trajectory: B samples.
+            pairs: the (sample, step) pairs this update trains; micro-batches are consecutive slices.
+            anchor_means: `[B, K, ...]` from the anchor pass; None computes them on the fly or leaves them out.
+            coefficient: weight of the KL term.
+
+        Raises:
+            NonFiniteUpdateError: loss or gradient is not finite; no weight was changed.
+        """
+        losses, weights = [], []
+        num_pairs = len(pairs.sample_index)
+        for part in blocks(num_pairs, self.config.grpo.mini_batch_size_per_update):
+            micro_batch = Pairs(pairs.sample_index[list(part)], pairs.step_index[list(part)])
+            loss = self._loss(trajectory, micro_batch, anchor_means, coefficient)
+            weights.append(len(part) / num_pairs)
+            (loss.total * weights[-1]).backward()
+            losses.append(loss)
+        grad_norm = nn.utils.clip_grad_norm_(self.parameters, self.config.optimizer.max_grad_norm)
+        stats = _summary(losses, weights, float(grad_norm))
+        if not (torch.isfinite(grad_norm) and torch.isfinite(torch.tensor(stats.total_loss))):
+            self._zero_grad()
+            raise NonFiniteUpdateError(
+                f"loss {stats.total_loss}, gradient norm {stats.grad_norm}: not finite, the update was not made."
+            )
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self._zero_grad()
+        return stats
+
+    def anchor_means(self, trajectory: Trajectory, steps: Sequence[int]) -> Tensor | None:
+        """Return the anchor's means `[B, K, ...]` on the CPU for all `steps` (KL mode `rollout_phase`).
+
+        None when there is no anchor or the mode is `training_phase`. While the anchor still equals the policy they are
+        the rollout's own means, and nothing is computed.
+        """
+        if self.anchor is None or self.config.kl.kl_compute_mode == "training_phase":
+            return None
+        if self.anchor.equals_policy:
+            return trajectory.rollout.means
+        means = torch.zeros_like(trajectory.rollout.means, device="cpu")
+        with torch.no_grad(), self.anchor.in_place_of_policy():
+            for block in blocks(len(trajectory), self.config.grpo.mini_batch_size_per_update):
+                rows = torch.tensor(block)
+                conditioning = trajectory.conditioning_of(rows)
+                for index in steps:
+                    latents = trajectory.rollout.latents[rows, index]
+                    means[rows, index] = self._transition(latents, index, conditioning)[0].cpu()
+        return means
+
+    def _loss(
+        self, trajectory: Trajectory, pairs: Pairs, anchor_means: Tensor | None, coefficient: float
+    ) -> MicroBatchLoss:
+        """Replay one micro-batch of pairs and return its loss."""
+        rows, index = pairs
+        rollout, kl = trajectory.rollout, self.config.kl
+        conditioning = trajectory.conditioning_of(rows)
+        latents = rollout.latents[rows, index]
+        mean, std = self._transition(latents, index, conditioning)
+        log_probs = self.pipeline.scheduler.log_prob(
+            rollout.latents[rows, index + 1], mean, std, sde_type=self.config.rollout.sde_type
+        )
+        old_log_probs = rollout.log_probs[rows, index]
+        policy, diagnostics = clipped_policy_loss(
+            log_probs,
+            old_log_probs,
+            trajectory.advantages[rows].to(log_probs),
+            self.config.grpo.clip_range,
+            self.scales[index].to(log_probs),
+        )
+        position = mean.new_zeros(())
+        if self.anchor is not None:
+            position = position_kl(mean, self._anchor_mean(anchor_means, rows, index, latents, conditioning), std)
+        velocity = velocity_kl(old_log_probs, log_probs)
+        divergence = position
+        if kl.use_dual_kl:
+            divergence = dual_kl(position, velocity, kl.dual_kl_moving_weight, kl.dual_kl_step_weight)
+        error = ((mean.detach() - rollout.means[rows, index].to(mean)).abs() / std).max()
+        return MicroBatchLoss(
+            total=policy + coefficient * divergence if kl.kl_weight else policy,
+            policy=policy.detach(),
+            kl_position=position.detach(),
+            kl_velocity=velocity.detach(),
+            kl=divergence.detach(),
+            clip_fraction=diagnostics.clip_fraction,
+            ratio_deviation=diagnostics.ratio_max_deviation,
+            mean_error=error,
+        )
+
+    def _transition(self, latents: Tensor, index: int | Tensor, conditioning: Conditioning) -> tuple[Tensor, Tensor]:
+        """The one denoising step, as the rollout made it."""
+        settings = self.config.rollout
+        return self.pipeline.denoise_step(
+            latents, index, conditioning, self.guidance, sde_type=settings.sde_type, eta=settings.eta
+        )
+
+    def _anchor_mean(
+        self, anchor_means: Tensor | None, rows: Tensor, index: Tensor, latents: Tensor, conditioning: Conditioning
+    ) -> Tensor:
+        """Look the anchor's mean up, or compute it on the fly."""
+        if anchor_means is not None:
+            return anchor_means[rows, index].to(latents.device)
+        with torch.no_grad(), self.anchor.in_place_of_policy():
+            return self._transition(latents, index, conditioning)[0]
+
+    def _zero_grad(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+
+def _summary(losses: Sequence[MicroBatchLoss], weights: Sequence[float], grad_norm: float) -> UpdateStats:
+    """Reduce the micro-batches' scalars with one device synchronisation."""
+    names = [field.name for field in fields(MicroBatchLoss)]
+    table = (
+        torch.stack([torch.stack([getattr(loss, name).detach() for name in names]) for loss in losses]).double().cpu()
+    )
+    mean = dict(zip(names, (torch.tensor(weights, dtype=torch.float64) @ table).tolist(), strict=True))
+    largest = dict(zip(names, table.max(0).values.tolist(), strict=True))
+    return UpdateStats(
+        policy_loss=mean["policy"],
+        total_loss=mean["total"],
+        kl_position=mean["kl_position"],
+        kl_velocity=mean["kl_velocity"],
+        kl=mean["kl"],
+        clip_fraction=mean["clip_fraction"],
+        ratio_deviation=largest["ratio_deviation"],
+        mean_error=largest["mean_error"],
+        grad_norm=grad_norm,
+    )
