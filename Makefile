@@ -17,10 +17,16 @@ help: ## list the targets
 setup: $(INSTALLED) ## create the virtual environment and install requirements.txt into it
 
 $(INSTALLED): requirements.txt
-	@command -v "$(PYTHON)" >/dev/null || { echo "No '$(PYTHON)' found. Install Python 3.11 or newer, or name one: make setup PYTHON=/path/to/python3" >&2; exit 1; }
-	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed, but $(PYTHON) is $$("$(PYTHON)" -V 2>&1). Name another: make setup PYTHON=/path/to/python3" >&2; exit 1; }
-	@"$(PYTHON)" -m venv "$(VENV)" || { echo "$(PYTHON) cannot make a virtual environment. Install its venv module (Debian, Ubuntu: apt install python3-venv)." >&2; exit 1; }
-	"$(VENV_PYTHON)" -m pip install --quiet $(PIP_FLAGS) --requirement requirements.txt
+	@command -v "$(PYTHON)" >/dev/null || \
+	  { echo "No '$(PYTHON)' found. Install Python 3.11 or newer, or name one: make setup PYTHON=/path/to/python3" >&2; \
+	    exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed, but $(PYTHON) is $$("$(PYTHON)" -V 2>&1)." \
+	         "Name another: make setup PYTHON=/path/to/python3" >&2; exit 1; }
+	@"$(PYTHON)" -m venv "$(VENV)" || \
+	  { echo "$(PYTHON) cannot make a virtual environment: install its venv module (on Debian: python3-venv)." >&2; exit 1; }
+	@echo "Installing requirements.txt into $(VENV), once; torch makes this a long download."
+	"$(VENV_PYTHON)" -m pip install --quiet --requirement requirements.txt $(PIP_FLAGS)
 	@touch $@
 
 demo: $(INSTALLED) ## post-train the bundled tiny model on this machine and show what improved

@@ -1,0 +1,119 @@
+"""What a newcomer meets first: make targets that explain themselves, exact pins, scripts that do not pretend."""
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PINS = [
+    line.partition("#")[0].strip()
+    for line in (ROOT / "requirements.txt").read_text().splitlines()
+    if line.partition("#")[0].strip()
+]
+
+
+def make(folder, *arguments):
+    command = ["make", "--no-print-directory", *arguments]
+    environment = {"PATH": os.environ["PATH"]}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def stub(path, script):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/usr/bin/env bash\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+@pytest.fixture
+def fresh_clone(tmp_path):
+    for name in ("Makefile", "requirements.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def python_that_records(tmp_path):
+    """A Python whose environments contain itself; it writes down what it is asked to run."""
+    script = f"""
+if [[ $1 == -m && $2 == venv ]]; then mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; fi
+if [[ $1 != -c ]]; then echo "$@" >> {tmp_path}/calls; fi"""
+    return stub(tmp_path / "python-that-records", script)
+
+
+def calls(folder):
+    return (folder / "calls").read_text().splitlines()
+
+
+def test_make_alone_lists_every_target_with_what_it_does(fresh_clone):
+    result = make(fresh_clone)
+    listed = re.findall(r"^  ([a-z-]+) +\S+", result.stdout, flags=re.MULTILINE)
+    targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)[1].split()
+    assert result.returncode == 0 and sorted(listed) == sorted(targets)
+
+
+def test_a_target_sets_up_first_and_only_once(fresh_clone, python_that_records):
+    for _ in range(2):
+        assert make(fresh_clone, "test", f"PYTHON={python_that_records}", "ARGS=-x tests/unit").returncode == 0
+    assert calls(fresh_clone) == [
+        "-m venv .venv",
+        "-m pip install --quiet --requirement requirements.txt",
+        *["-m pytest -q -x tests/unit"] * 2,
+    ]
+
+
+def test_changed_requirements_are_installed_again(fresh_clone, python_that_records):
+    make(fresh_clone, "setup", f"PYTHON={python_that_records}")
+    later = (fresh_clone / ".venv/.installed").stat().st_mtime + 10
+    os.utime(fresh_clone / "requirements.txt", (later, later))
+    make(fresh_clone, "setup", f"PYTHON={python_that_records}")
+    assert sum("pip install" in call for call in calls(fresh_clone)) == 2
+
+
+def test_an_installation_that_failed_is_tried_again(fresh_clone, python_that_records):
+    python_that_records.write_text(python_that_records.read_text() + "[[ $2 != pip ]]\n")
+    for _ in range(2):
+        assert make(fresh_clone, "test", f"PYTHON={python_that_records}").returncode != 0
+    assert sum("pip install" in call for call in calls(fresh_clone)) == 2
+    assert not any("pytest" in call for call in calls(fresh_clone))
+
+
+def test_an_old_python_is_refused_with_its_version_and_the_way_on(fresh_clone):
+    old = stub(fresh_clone / "old-python", '[[ $1 == -V ]] && echo "Python 3.8.10" && exit; exit 1')
+    result = make(fresh_clone, "setup", f"PYTHON={old}")
+    assert result.returncode != 0
+    assert "Python 3.11 or newer is needed" in result.stderr and "Python 3.8.10" in result.stderr
+    assert "PYTHON=/path/to/python3" in result.stderr
+
+
+def test_a_missing_python_is_refused_by_its_name(fresh_clone):
+    result = make(fresh_clone, "setup", "PYTHON=no-such-python")
+    assert result.returncode != 0 and "No 'no-such-python' found" in result.stderr
+
+
+@pytest.mark.parametrize("pin", PINS)
+def test_every_requirement_is_pinned_to_the_version_that_runs_here(pin):
+    name, _, pinned = pin.partition("==")
+    assert pinned, f"{pin} is not pinned with =="
+    assert version(name.partition("[")[0]).partition("+")[0] == pinned
+
+
+def test_download_weights_does_not_pretend_to_have_downloaded():
+    result = subprocess.run(["bash", str(ROOT / "download_weights.sh")], capture_output=True, text=True, timeout=60)
+    assert result.returncode != 0
+    assert "downloads nothing" in result.stderr and "checkpoints-download.md" in result.stderr
+    assert (ROOT / "checkpoints-download.md").exists()
+
+
+def test_every_shell_script_parses_and_can_be_executed():
+    scripts = [*ROOT.glob("*.sh"), *ROOT.glob("scripts/**/*.sh"), ROOT / ".ci/run"]
+    assert len(scripts) >= 3
+    for script in scripts:
+        subprocess.run(["bash", "-n", str(script)], check=True)
+        assert os.access(script, os.X_OK), f"{script.name} is not executable"
