@@ -1,4 +1,7 @@
-"""Post-train HunyuanVideo-1.5 by GRPO: `python post_train.py --config configs/tiny.yaml`; `--help` lists every setting."""
+"""Post-train HunyuanVideo-1.5 by GRPO.
+
+Example: `python post_train.py --config configs/tiny.yaml`; `--help` lists every setting.
+"""
 
 import os
 import sys

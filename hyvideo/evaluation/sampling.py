@@ -24,7 +24,7 @@ def sample_prompts(
     """Sample one video per prompt with the ODE.
 
     A prompt with a seed of its own starts from the noise of that seed alone; the others from that of `seed` and their
-    place in the list. The videos do not depend on `batch_size` but for rounding.
+    index. The videos do not depend on `batch_size` but for rounding.
 
     Args:
         pipeline: its scheduler's steps set.
@@ -46,7 +46,7 @@ def sample_prompts(
             seeds=[seed if prompt.seed is None else prompt.seed for prompt in batch],
             stream="sample",
             round=0,
-            prompts=[start + i if prompt.seed is None else 0 for i, prompt in enumerate(batch)],
+            prompts=[prompt.index if prompt.seed is None else 0 for prompt in batch],
             generations=[0] * len(batch),
         )
         conditioning = pipeline.encode([prompt.text for prompt in batch])

@@ -96,17 +96,13 @@ class Trainer:
     def _collect(self) -> Trajectory:
         """Sample and score the next round's videos; some are kept as mp4."""
         config, state = self.config, self.state
-        assignments = [
-            assignment
-            for _ in range(config.grpo.gradient_accumulation_steps)
-            for assignment in state.sampler.next_round()
-        ]
+        draws = [state.sampler.next_round() for _ in range(config.grpo.gradient_accumulation_steps)]
         trajectory = collect(
             self.update.pipeline,
             self.reward,
             self.update.guidance,
             self.prompts,
-            assignments,
+            [assignment for draw in draws for assignment in draw],
             round_index=state.round,
             config=config,
             timer=self.timer,
@@ -146,8 +142,8 @@ class Trainer:
         except NonFiniteUpdateError as error:
             good = latest_checkpoint(self.folder.checkpoints)
             raise RuntimeError(
-                f"Update {state.step + 1}: {error} Last good checkpoint: {good or 'none was saved yet'}. Its metrics are "
-                "in metrics.jsonl; a lower learning_rate or max_grad_norm usually helps."
+                f"Update {state.step + 1}: {error} Last good checkpoint: {good or 'none was saved yet'}. "
+                "A lower learning_rate or max_grad_norm usually helps."
             ) from error
         state.step += 1
         if state.controller:
