@@ -39,7 +39,7 @@ def load_config(argv: Sequence[str]) -> Config:
         _merge_file(config, file)
     for name, text in values.items():
         knob = KNOBS[name]
-        cleared = knob.optional and text.strip().lower() in ("none", "null")
+        cleared = knob.optional and str(text).strip().lower() in ("none", "null")
         _assign(config, knob, None if cleared else text, f"--{name}")
     cfg = OmegaConf.to_object(config)
     if cfg.run.run_name is None:

@@ -1,0 +1,50 @@
+"""The config hash tells apart what trains differently, and nothing else."""
+
+import pytest
+
+from hyvideo.config.identity import config_hash, deciding_fields
+from hyvideo.config.knobs import KNOBS
+from hyvideo.config.loading import load_config
+from hyvideo.config.schema import Config, RolloutConfig
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--eta", "0.6"],
+        ["--learning_rate", "2e-5"],
+        ["--seed", "43"],
+        ["--batch_size", "4"],
+        ["--kl_weight", "0"],
+        ["--reward_weights", '{"TA": 1}'],
+        ["--train_video_csv", "other.csv"],
+        ["--use_lora"],
+    ],
+)
+def test_what_decides_the_result_changes_the_hash(argv):
+    assert config_hash(load_config(argv)) != config_hash(load_config([]))
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--output_dir", "elsewhere", "--run_name", "other", "--resume_from_checkpoint", "latest"],
+        ["--max_steps", "7", "--save_interval", "1", "--log_interval", "5", "--keep_last", "1"],
+        ["--validation_interval", "0", "--valid_video_csv", "v.csv", "--validate_at_step0"],
+        ["--sp_size", "4", "--dp_replicate", "2", "--enable_fsdp", "no"],
+        ["--remote_reward_url", "http://other:8000", "--reference_mode_offload"],
+    ],
+)
+def test_what_leaves_the_result_alone_keeps_the_hash(argv):
+    assert config_hash(load_config(argv)) == config_hash(load_config([]))
+
+
+def test_every_field_of_the_method_decides():
+    decided = deciding_fields(Config())
+    method = [name for name, knob in KNOBS.items() if knob.group in ("grpo", "kl", "optimizer")]
+    assert [name for name in method if name not in decided] == ["reference_mode_offload"]
+
+
+def test_the_hash_does_not_depend_on_how_a_number_was_written():
+    written = Config(rollout=RolloutConfig(cfg_scale=6, eta=0.50))
+    assert config_hash(written) == config_hash(Config()) == config_hash(load_config(["--cfg_scale", "6"]))

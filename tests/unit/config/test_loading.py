@@ -1,0 +1,218 @@
+"""Schema <- YAML files <- flags: precedence, spellings, and errors that teach."""
+
+import re
+
+import pytest
+
+from hyvideo.config.loading import load_config, load_saved_config, save_config
+from hyvideo.config.schema import Config
+
+
+@pytest.fixture
+def yaml_file(tmp_path):
+    """Write a YAML file and give its path as text."""
+
+    def write(text, name="run.yaml"):
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def test_without_arguments_the_schemas_defaults_come_out_as_the_real_dataclass():
+    cfg, expected = load_config([]), Config()
+    expected.run.run_name = "default"
+    assert type(cfg) is Config and cfg == expected
+
+
+def test_later_files_override_earlier_ones_and_flags_override_files(yaml_file):
+    first = yaml_file("rollout: {eta: 0.1, cfg_scale: 2.0, sage_clamp: 0.1}", "first.yaml")
+    second = yaml_file("rollout: {eta: 0.2, cfg_scale: 3.0}", "second.yaml")
+    rollout = load_config(["--eta", "0.3", "--config", first, second]).rollout
+    assert (rollout.eta, rollout.cfg_scale, rollout.sage_clamp) == (0.3, 3.0, 0.1)
+
+
+def test_files_of_a_repeated_config_flag_are_merged_in_order(yaml_file):
+    first, second = yaml_file("eta: 0.1", "first.yaml"), yaml_file("eta: 0.2", "second.yaml")
+    assert load_config(["--config", first, "--config", second]).rollout.eta == 0.2
+
+
+def test_flat_and_grouped_files_say_the_same(yaml_file):
+    flat = yaml_file("eta: 0.1\nuse_lora: true\nreward_weights: {VQ: 2}", "a.yaml")
+    grouped = yaml_file(
+        "rollout: {eta: 0.1}\nmodel:\n  use_lora: true\nreward: {reward_weights: {VQ: 2}}\nkl:", "b.yaml"
+    )
+    one, other = load_config(["--config", flat]), load_config(["--config", grouped])
+    one.run.run_name = other.run.run_name = None
+    assert one == other != Config()
+
+
+@pytest.mark.parametrize("text", ["true", "True", "TRUE", "1", "yes", "YES"])
+def test_true_is_spelled_in_many_ways(text):
+    assert load_config(["--use_lora", text]).model.use_lora is True
+    assert load_config([f"--use_lora={text}"]).model.use_lora is True
+
+
+@pytest.mark.parametrize("text", ["false", "False", "FALSE", "0", "no", "No"])
+def test_false_is_spelled_in_many_ways(text):
+    assert load_config(["--use_muon", text]).optimizer.use_muon is False
+
+
+def test_a_bare_boolean_flag_means_true_wherever_it_stands():
+    cfg = load_config(["--use_lora", "--seed", "7", "--validate_at_step0"])
+    assert cfg.model.use_lora and cfg.validation.validate_at_step0 and cfg.run.seed == 7
+
+
+def test_the_last_of_a_repeated_flag_counts():
+    assert load_config(["--seed", "1", "--seed", "2"]).run.seed == 2
+
+
+def test_values_get_the_types_of_the_schema(yaml_file):
+    cfg = load_config(["--config", yaml_file("learning_rate: 3e-5\ncfg_scale: 4"), "--max_steps", "12", "--eta=1"])
+    values = (cfg.optimizer.learning_rate, cfg.rollout.cfg_scale, cfg.run.max_steps, cfg.rollout.eta)
+    assert values == (3e-5, 4.0, 12, 1.0)
+    assert [type(value) for value in values] == [float, float, int, float]
+
+
+def test_csv_flags_take_one_or_more_files_and_yaml_takes_a_list_or_one_text(yaml_file):
+    assert load_config(["--train_video_csv", "a.csv", "b.csv", "--seed", "1"]).data.train_video_csv == [
+        "a.csv",
+        "b.csv",
+    ]
+    assert load_config(["--config", yaml_file("train_video_csv: [a.csv, b.csv]")]).data.train_video_csv == [
+        "a.csv",
+        "b.csv",
+    ]
+    assert load_config(["--config", yaml_file("train_video_csv: a.csv")]).data.train_video_csv == ["a.csv"]
+
+
+def test_reward_weights_come_as_json_or_mapping_and_replace_the_default(yaml_file):
+    assert load_config(["--reward_weights", '{"VQ": 2}']).reward.reward_weights == {"VQ": 2.0}
+    assert load_config(["--config", yaml_file("reward_weights: {TA: 1}")]).reward.reward_weights == {"TA": 1.0}
+    assert load_config(["--config", yaml_file("reward_weights: '{\"TA\": 1}'")]).reward.reward_weights == {"TA": 1.0}
+
+
+@pytest.mark.parametrize("spelling", ["None", "none", "null"])
+def test_what_may_be_none_is_cleared_by_a_flag(yaml_file, spelling):
+    file = yaml_file("kl_target: 0.1\nremote_reward_url: http://a")
+    cfg = load_config(["--config", file, "--kl_target", spelling, "--remote_reward_url", spelling])
+    assert cfg.kl.kl_target is None and cfg.reward.remote_reward_url is None
+
+
+def test_a_run_is_named_after_its_config_files_unless_it_has_a_name(yaml_file):
+    files = [yaml_file("", "tiny.yaml"), yaml_file("", "dual.yaml")]
+    assert load_config(["--config", *files]).run.run_name == "tiny-dual"
+    assert load_config(["--config", *files, "--run_name", "mine"]).run.run_name == "mine"
+
+
+def test_help_prints_the_manual_and_exits_with_zero(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        load_config(["--eta", "0.1", "--help"])
+    assert exit_.value.code == 0
+    assert "--eta NUMBER" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--etta", "1"], "unknown flag '--etta'; the nearest is --eta"),
+        (["--sp-size=2"], "unknown flag '--sp-size=2'; the nearest is --sp_size"),
+        (["--clip", "1"], "the nearest is --clip_range"),  # no silent abbreviation
+        (["--seed", "1", "2"], "unexpected value '2'"),
+        (["--seed"], "--seed: expected one argument"),
+        (["--negative_prompt", "-blurry"], "written --flag=value"),
+        (["--eta", "much"], "--eta: expected a number; received 'much'"),
+        (["--max_steps", "1e4"], "--max_steps: expected a whole number; received '1e4'"),
+        (["--use_lora", "maybe"], "--use_lora: expected true or false; received 'maybe'"),
+        (
+            ["--sde_type", "sage"],
+            "expected one of sage_grpo, flow_grpo, dance_grpo, cps; received 'sage', the nearest is 'sage_",
+        ),
+        (["--dtype", "float32"], "expected one of bf16, fp16, fp32; received 'float32', the nearest is 'fp32'"),
+        (["--post_train_type", "standard"], "--post_train_type: expected only 'grpo'; received 'standard'"),
+        (["--kl_target", "low"], "--kl_target: expected a number, or none; received 'low'"),
+        (["--reward_weights", "VQ=1"], "--reward_weights: expected a mapping of names to numbers"),
+        (["--reward_weights", '{"VQ": "high"}'], "--reward_weights: expected a mapping of names to numbers"),
+        (["--reward_weights", "[1]"], "--reward_weights: expected a mapping of names to numbers"),
+        (["--negative_prompt", "${oc.env:HOME}"], "are not expanded here"),
+        (["--config", "no/such.yaml"], "config file 'no/such.yaml' cannot be read"),
+        (["--config"], "--config: expected at least one argument"),
+    ],
+)
+def test_a_wrong_flag_is_named_with_what_was_expected_and_received(argv, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load_config(argv)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("etta: 0.5", "run.yaml: unknown key 'etta'; the nearest is 'eta'"),
+        ("rolout: {eta: 0.5}", "run.yaml: unknown key 'rolout'; the nearest is 'rollout'"),
+        ("rollout: {etta: 0.5}", "run.yaml: rollout: unknown key 'etta'; the nearest is 'eta'"),
+        ("grpo: {eta: 0.5}", "run.yaml: eta belongs to group rollout; received under grpo"),
+        ("1: 2", "run.yaml: unknown key 1"),
+        ("rollout: 5", "run.yaml: rollout is a group and expects settings below it; received 5"),
+        ("rollout: {eta: much}", "run.yaml: rollout.eta: expected a number; received 'much'"),
+        ("max_steps: 2.5", "run.yaml: max_steps: expected a whole number; received 2.5"),
+        ("max_steps: true", "run.yaml: max_steps: expected a whole number; received True"),
+        ("use_lora: 2", "run.yaml: use_lora: expected true or false; received 2"),
+        ("eta: null", "run.yaml: eta: expected a number; received None"),
+        ("negative_prompt: no", "quote it to make it text"),
+        ("negative_prompt: ${run.output_dir}", "are not expanded here"),
+        ("negative_prompt: ${", "run.yaml"),
+        ("eta: ???", "run.yaml: eta: expected a number; received '???'"),
+        ("train_video_csv: {a: b}", "run.yaml: train_video_csv: expected a list of text"),
+        ("eta: 0.5\nrollout: {eta: 0.5}", "run.yaml: rollout.eta: given twice, also as"),
+        ("eta: 0.5\neta: 0.6", "duplicate key eta"),
+        ("- eta", "must hold `key: value` lines; received a list"),
+        ("0.5", "run.yaml' cannot be read"),
+        ("rollout:\n\teta: 1", "run.yaml' cannot be read"),
+        ("seed: !!python/name:os.system x", "run.yaml' cannot be read"),
+        ("reward_weights: &a {b: *a}", "run.yaml' cannot be read"),
+        (f"eta: 1{'0' * 400}", "run.yaml: eta: expected a number"),
+        (f"seed: 1{'0' * 5000}", "run.yaml' cannot be read"),
+    ],
+)
+def test_a_wrong_file_is_named_with_its_key_and_what_was_received(yaml_file, text, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load_config(["--config", yaml_file(text)])
+
+
+def test_a_file_that_is_not_utf8_is_refused(tmp_path):
+    (tmp_path / "latin.yaml").write_bytes(b"negative_prompt: caf\xe9")
+    with pytest.raises(ValueError, match="latin.yaml' cannot be read as YAML settings"):
+        load_config(["--config", str(tmp_path / "latin.yaml")])
+
+
+def test_a_message_shows_only_the_beginning_of_a_huge_value():
+    with pytest.raises(ValueError) as error:
+        load_config(["--eta", "x" * 10000])
+    assert len(str(error.value)) < 200
+
+
+def test_a_saved_config_reads_back_unchanged_and_serves_as_a_config_file(tmp_path):
+    text = 'a "quoted" prompt, 50 % \n: - \u202e #{}'
+    argv = [
+        "--negative_prompt",
+        text,
+        "--eta",
+        "0.1",
+        "--train_video_csv",
+        "a b.csv",
+        "1e5",
+        "--reward_weights",
+        '{"TA": 3}',
+    ]
+    cfg = load_config(argv)
+    save_config(cfg, tmp_path / "config.yaml")
+    assert load_saved_config(tmp_path / "config.yaml") == cfg
+    assert load_config(["--config", str(tmp_path / "config.yaml")]) == cfg
+    assert cfg.rollout.negative_prompt == text and cfg.data.train_video_csv == ["a b.csv", "1e5"]
+
+
+def test_a_saved_config_of_a_future_schema_names_the_unknown_field(tmp_path):
+    (tmp_path / "config.yaml").write_text("rollout: {window: 3}")
+    with pytest.raises(ValueError, match="config.yaml: rollout: unknown key 'window'"):
+        load_saved_config(tmp_path / "config.yaml")

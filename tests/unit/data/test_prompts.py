@@ -1,0 +1,147 @@
+"""Prompt CSVs: read exactly, refused with file and line."""
+
+import re
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hyvideo.data.prompts import Prompt, read_prompts
+
+
+@pytest.fixture
+def csv_file(tmp_path):
+    """Write a CSV file from text or bytes and give its path."""
+
+    def write(content, name="prompts.csv"):
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
+
+
+def test_a_prompt_column_is_enough(csv_file):
+    prompts = read_prompts([csv_file("prompt\na cat\na dog\n")])
+    assert prompts == [Prompt("a cat", 0, None, None), Prompt("a dog", 1, None, None)]
+
+
+def test_all_columns_are_read_and_others_left_alone(csv_file, tmp_path):
+    (tmp_path / "cat.png").touch()
+    prompts = read_prompts([csv_file("seed,note,prompt,ref_image_path,index\n7,x,a cat,cat.png,12\n,,a dog,,\n")])
+    assert prompts == [Prompt("a cat", 12, 7, str(tmp_path / "cat.png")), Prompt("a dog", 1, None, None)]
+
+
+def test_several_files_become_one_list_in_order(csv_file):
+    paths = [csv_file("prompt\na\nb\n", "one.csv"), csv_file("prompt,index\nc,9\nd,\n", "two.csv")]
+    assert [(prompt.text, prompt.index) for prompt in read_prompts(paths)] == [("a", 0), ("b", 1), ("c", 9), ("d", 3)]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'\xef\xbb\xbfprompt,seed\r\n"a ""red"" cat, running",5\r\n',  # byte order mark and Windows line ends
+        b' prompt , seed \n"a ""red"" cat, running" , 5 ',
+        b'\n\nprompt,seed\n\n"a ""red"" cat, running",5\n\n\n',
+    ],
+)
+def test_quotes_commas_blanks_and_line_ends_are_read_as_meant(csv_file, content):
+    if content.startswith(b" "):
+        content = content.replace(b'" ,', b'",')
+    assert read_prompts([csv_file(content)]) == [Prompt('a "red" cat, running', 0, 5, None)]
+
+
+def test_a_quoted_prompt_may_span_lines_and_languages(csv_file):
+    assert read_prompts([csv_file('prompt\n"一只猫\nمرحبا 🐈"\n')])[0].text == "一只猫\nمرحبا 🐈"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "prompts.csv: no prompts"),
+        ("\n\n", "prompts.csv: no prompts"),
+        ("prompt\n", "prompts.csv: no prompts"),
+        ("text,seed\na cat,1\n", "prompts.csv, line 1: there is no `prompt` column; the header has: text, seed"),
+        ("a cat\na dog\n", "line 1: there is no `prompt` column; the header has: a cat"),
+        ("prompt,seed,seed\na,1,2\n", "line 1: the header has column `seed` 2 times"),
+        ("prompt,seed\na cat,1\n  ,2\n", "line 3: the prompt is blank"),
+        ('prompt,seed\n"a\nb",1\n,2\n', "line 4: the prompt is blank"),
+        ("prompt\na red cat, running\n", "line 2: 2 values for 1 columns (prompt)"),
+        ("prompt,seed\na cat,one\n", "line 2: seed must be a whole number in [0, 2^63) or empty; received 'one'"),
+        ("prompt,seed\na cat,-1\n", "line 2: seed must be a whole number"),
+        ("prompt,seed\na cat,1.0\n", "line 2: seed must be a whole number"),
+        ("prompt,seed\na cat,٣\n", "line 2: seed must be a whole number"),
+        ("prompt,seed\na cat,9223372036854775808\n", "line 2: seed must be a whole number"),
+        ("prompt,index\na cat,first\n", "line 2: index must be a whole number"),
+        ("prompt,index\na,3\nb,4\nc,3\n", "line 4: index 3 is already that of"),
+        ("prompt,index\na,1\nb,\n", "line 3: index 1 is already that of"),
+        ("prompt,ref_image_path\na,no.png\n", "line 2: ref_image_path: there is no file"),
+        ("prompt,ref_image_path\na,\0\n", "line 2: ref_image_path: there is no file"),
+        ('prompt\na cat\n"a dog\na bird\n', "line 3: not proper CSV"),
+        ('prompt\n"a" cat\n', "line 2: not proper CSV"),
+        (b"prompt\na cat\ncaf\xe9\n", "line 3: byte 0xe9 is not UTF-8"),
+        ("prompt\na cat\n".encode("utf-16"), "line 1: byte 0xff is not UTF-8"),
+        ("prompt\n" + "a" * 200_000, "line 2: not proper CSV: field larger than field limit"),
+    ],
+)
+def test_a_bad_file_is_refused_with_its_line(csv_file, content, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read_prompts([csv_file(content)])
+
+
+def test_an_index_used_in_two_files_names_both_places(csv_file):
+    paths = [csv_file("prompt,index\na,5\n", "one.csv"), csv_file("prompt,index\nb,5\n", "two.csv")]
+    with pytest.raises(ValueError, match=r"two.csv, line 2: index 5 is already that of .*one.csv, line 2"):
+        read_prompts(paths)
+
+
+def test_the_second_of_two_files_may_not_be_empty(csv_file):
+    with pytest.raises(ValueError, match="two.csv: no prompts"):
+        read_prompts([csv_file("prompt\na\n", "one.csv"), csv_file("prompt\n", "two.csv")])
+
+
+@pytest.mark.parametrize(("name", "reason"), [("no.csv", "No such file"), ("", "Is a directory"), ("a\0b", "null")])
+def test_what_cannot_be_opened_is_named_with_the_reason(tmp_path, name, reason):
+    with pytest.raises(ValueError, match=f"cannot be read: .*{reason}"):
+        read_prompts([tmp_path / name])
+
+
+def test_no_files_at_all_are_refused():
+    with pytest.raises(ValueError, match="at least one file"):
+        read_prompts([])
+
+
+QUICK = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+ALPHABET = st.text(st.sampled_from("prompt,index,seed,ref_image_path\n\r\"\0 \t'15-é\ufeff"), max_size=60)
+
+
+@QUICK
+@given(
+    st.one_of(
+        st.binary(max_size=60),
+        ALPHABET.map(str.encode),
+        ALPHABET.map(lambda text: b"prompt,index,seed\n" + text.encode()),
+    )
+)
+def test_any_bytes_give_prompts_or_a_value_error_that_names_the_file(csv_file, content):
+    try:
+        prompts = read_prompts([csv_file(content)])
+    except ValueError as error:
+        assert "prompts.csv" in str(error)
+    else:
+        assert prompts and all(prompt.text == prompt.text.strip() != "" for prompt in prompts)
+        assert len({prompt.index for prompt in prompts}) == len(prompts)
+
+
+@QUICK
+@given(
+    st.lists(
+        st.text(st.characters(codec="utf-8", exclude_characters="\r")).map(str.strip).filter(bool),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_any_texts_written_as_csv_come_back(csv_file, texts):
+    quoted = ['"' + text.replace('"', '""') + '"' for text in texts]
+    prompts = read_prompts([csv_file("\n".join(["prompt", *quoted]))])
+    assert [prompt.text for prompt in prompts] == texts

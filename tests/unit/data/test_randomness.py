@@ -1,0 +1,83 @@
+"""Seeds are functions of what they are for."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hyvideo.data.randomness import generator_for, seed_for
+
+ROOT = Path(__file__).parents[3]
+PARTS = st.lists(st.one_of(st.integers(), st.text(max_size=5)), max_size=4)
+
+
+def test_seeds_are_pinned_so_that_runs_repeat_across_versions_of_this_code():
+    assert seed_for(42, "rollout/step", 3, 1, 0, 7) == 7993142405297209457
+    assert seed_for() == 8238016292129134938
+
+
+def test_seeds_are_equal_in_another_process_with_another_string_hash():
+    code = "from hyvideo.data.randomness import seed_for; print(seed_for(42, 'rollout', 3))"
+    environment = os.environ | {"PYTHONHASHSEED": "1"}
+    there = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, cwd=ROOT, env=environment)
+    assert int(there.stdout) == seed_for(42, "rollout", 3)
+
+
+@given(PARTS, PARTS)
+def test_different_parts_have_different_seeds(one, other):
+    assert (seed_for(*one) == seed_for(*other)) == (one == other)
+
+
+@given(PARTS)
+def test_a_seed_fits_a_torch_generator(parts):
+    assert 0 <= seed_for(*parts) < 2**63
+    torch.Generator().manual_seed(seed_for(*parts))
+
+
+def test_type_and_place_of_the_parts_matter():
+    seeds = [
+        seed_for(1, "a"),
+        seed_for("1", "a"),
+        seed_for("1a"),
+        seed_for("a", 1),
+        seed_for("1", "a", ""),
+        seed_for("1;a"),
+    ]
+    assert len(set(seeds)) == len(seeds)
+
+
+ADDRESS = {"seed": 42, "stream": "rollout", "round": 3, "prompt": 1, "generation": 0, "step": 7}
+
+
+def test_equal_addresses_draw_equal_noise_whatever_was_drawn_between():
+    first = torch.randn(8, generator=generator_for(**ADDRESS))
+    torch.randn(100)
+    assert torch.equal(first, torch.randn(8, generator=generator_for(**ADDRESS)))
+
+
+@pytest.mark.parametrize("name", ADDRESS)
+def test_every_part_of_the_address_changes_the_noise(name):
+    other = ADDRESS | {name: ADDRESS[name] + ("x" if name == "stream" else 1)}
+    assert not torch.equal(
+        torch.randn(8, generator=generator_for(**ADDRESS)), torch.randn(8, generator=generator_for(**other))
+    )
+
+
+def test_noise_of_neighbouring_addresses_is_uncorrelated():
+    noise = torch.stack(
+        [torch.randn(4000, generator=generator_for(42, "rollout", 0, 0, 0, step)) for step in range(40)]
+    )
+    correlation = torch.corrcoef(noise) - torch.eye(40)
+    assert correlation.abs().max() < 0.08  # 5 sigma of 1 / sqrt(4000)
+    assert abs(noise.mean()) < 0.0125 and abs(noise.std() - 1) < 0.01
+
+
+def test_the_callers_generator_is_not_touched():
+    state = torch.get_rng_state()
+    generator_for(**ADDRESS)
+    assert torch.equal(state, torch.get_rng_state())

@@ -1,0 +1,134 @@
+"""Groups over ranks and rounds."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hyvideo.data.samplers import Assignment, GroupSampler
+
+
+def samplers(num_prompts, batch_size, num_generations, dp_size, seed=0):
+    """One sampler per data-parallel rank."""
+    return [GroupSampler(num_prompts, batch_size, num_generations, rank, dp_size, seed) for rank in range(dp_size)]
+
+
+def joined_round(ranks):
+    """The next round of all ranks, joined in rank order."""
+    return [assignment for rank in ranks for assignment in rank.next_round()]
+
+
+@st.composite
+def layouts(draw):
+    """(num_prompts, batch_size, num_generations, dp_size) whose groups tile the ranks."""
+    num_generations = draw(st.integers(1, 6))
+    if draw(st.booleans()):
+        batch_size = num_generations * draw(st.integers(1, 3))
+        dp_size = draw(st.integers(1, 4))
+    else:
+        batch_size = draw(st.sampled_from([n for n in range(1, num_generations + 1) if num_generations % n == 0]))
+        dp_size = num_generations // batch_size * draw(st.integers(1, 3))
+    return draw(st.integers(1, 12)), batch_size, num_generations, dp_size
+
+
+def test_the_drawing_in_the_docstring_is_what_the_sampler_deals():
+    lines = GroupSampler.__doc__.splitlines()
+    rows = [line.split()[2:] for line in lines if line.split()[:1] == ["round"]]
+    drawn = [[cell for cell in row if cell.replace(".", "").isdigit()] for row in rows]
+    ranks = samplers(num_prompts=5, batch_size=2, num_generations=4, dp_size=4, seed=3)
+    dealt = [[f"{a.prompt_index}.{a.generation}" for a in joined_round(ranks)] for _ in drawn]
+    assert len(drawn) == 4 and drawn == dealt
+
+
+@settings(deadline=None)
+@given(layouts(), st.integers(0, 5))
+def test_every_round_is_contiguous_groups_of_distinct_videos(layout, seed):
+    num_prompts, batch_size, num_generations, dp_size = layout
+    ranks = samplers(*layout, seed=seed)
+    for _ in range(4):
+        videos = joined_round(ranks)
+        assert len(videos) == batch_size * dp_size
+        assert len(set(videos)) == len(videos)
+        for start in range(0, len(videos), num_generations):
+            group = videos[start : start + num_generations]
+            assert len({video.prompt_index for video in group}) == 1
+            first = group[0].generation
+            assert first % num_generations == 0
+            assert [video.generation for video in group] == list(range(first, first + num_generations))
+
+
+@settings(deadline=None)
+@given(layouts(), st.integers(0, 5))
+def test_every_prompt_is_seen_once_per_epoch_before_any_repeats(layout, seed):
+    num_prompts, _, num_generations, _ = layout
+    ranks = samplers(*layout, seed=seed)
+    groups = [video.prompt_index for _ in range(8) for video in joined_round(ranks)[::num_generations]]
+    for start in range(0, len(groups) - num_prompts + 1, num_prompts):
+        assert sorted(groups[start : start + num_prompts]) == list(range(num_prompts))
+
+
+@settings(deadline=None)
+@given(layouts(), st.integers(0, 5))
+def test_a_restored_sampler_continues_where_it_was(layout, rounds):
+    original, restored = samplers(*layout)[-1], samplers(*layout)[-1]
+    for _ in range(rounds):
+        original.next_round()
+    restored.load_state_dict(original.state_dict())
+    assert restored.round == rounds
+    assert [restored.next_round() for _ in range(3)] == [original.next_round() for _ in range(3)]
+
+
+def test_the_order_is_shuffled_and_differs_between_seeds_and_epochs():
+    def epochs(seed):
+        (rank,) = samplers(num_prompts=50, batch_size=50, num_generations=1, dp_size=1, seed=seed)
+        return [[video.prompt_index for video in rank.next_round()] for _ in range(2)]
+
+    orders = [*epochs(0), *epochs(1), list(range(50))]
+    assert len({tuple(order) for order in orders}) == len(orders)
+
+
+def test_the_videos_of_a_round_do_not_depend_on_how_ranks_share_them():
+    def rounds(batch_size, dp_size):
+        ranks = samplers(num_prompts=7, batch_size=batch_size, num_generations=4, dp_size=dp_size)
+        return [joined_round(ranks) for _ in range(5)]
+
+    assert rounds(8, 1) == rounds(4, 2) == rounds(2, 4) == rounds(1, 8)
+
+
+def test_a_state_continues_the_epoch_on_another_number_of_ranks():
+    before = samplers(num_prompts=12, batch_size=4, num_generations=4, dp_size=4)
+    seen = Counter(video.prompt_index for _ in range(2) for video in joined_round(before)[::4])
+    after = samplers(num_prompts=12, batch_size=4, num_generations=4, dp_size=2)
+    for rank in after:
+        rank.load_state_dict(before[0].state_dict())
+    seen.update(video.prompt_index for _ in range(2) for video in joined_round(after)[::4])
+    assert seen == Counter(range(12))
+
+
+def test_fewer_prompts_than_groups_give_further_generations():
+    (rank,) = samplers(num_prompts=1, batch_size=4, num_generations=2, dp_size=1)
+    assert rank.next_round() == [Assignment(0, generation) for generation in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, 2, 2, 0, 1, 0), "num_prompts 0"),
+        ((5, 0, 2, 0, 1, 0), "received 0 and 2"),
+        ((5, 2, 2, 1, 1, 0), r"dp_rank must lie in \[0, 1\), .* received 1"),
+        ((5, 3, 2, 0, 2, 0), "batch_size 3 x 2 data-parallel ranks = 6 videos"),
+        ((5, 2, 4, 0, 3, 0), "batch_size 2 x 3 data-parallel ranks = 6 videos"),
+    ],
+)
+def test_an_impossible_layout_is_refused_with_its_numbers(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        GroupSampler(*arguments)
+
+
+@pytest.mark.parametrize(
+    "state", [{}, {"round": 1}, {"round": -1, "groups_dealt": 0}, {"round": 0, "groups_dealt": 0, "x": 1}]
+)
+def test_a_foreign_state_is_refused(state):
+    with pytest.raises(ValueError, match="round and groups_dealt"):
+        samplers(5, 2, 2, 1)[0].load_state_dict(state)
