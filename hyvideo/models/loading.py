@@ -18,30 +18,7 @@ from diffusers.utils import logging as diffusers_logging
 from torch import nn
 from transformers import AutoTokenizer, ByT5Tokenizer, Qwen2_5_VLTextModel, T5EncoderModel
 
-COMPONENTS = ("transformer", "vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")
-
-
-def check_layout(root: str | Path, components: tuple[str, ...] = COMPONENTS) -> Path:
-    """Return `root` as a path after checking that it holds `components` in the diffusers layout.
-
-    Raises:
-        ValueError: `root` is no folder or lacks components; the message names each missing one.
-    """
-    root = Path(root)
-    if not root.is_dir():
-        raise ValueError(
-            f"pretrained_model_root: no folder at '{root}'. Expected HunyuanVideo-1.5 weights there (see "
-            "checkpoints-download.md), or use the bundled tiny model: --pretrained_model_root assets/tiny."
-        )
-    missing = [name for name in components if not any((root / name).glob("*.json"))]
-    if missing:
-        found = sorted(child.name for child in root.iterdir())
-        raise ValueError(
-            f"pretrained_model_root: '{root}' is not in the diffusers layout: missing {', '.join(missing)} "
-            f"(expected a folder with config files for each of {', '.join(components)}); found {found or 'nothing'}. "
-            "See checkpoints-download.md."
-        )
-    return root
+from hyvideo.models.layout import check_diffusers_layout
 
 
 def load_transformer(
@@ -96,7 +73,7 @@ def load_pipeline(
     Raises:
         ValueError: missing components (all are named), or weights that do not fit their config exactly.
     """
-    root = check_layout(root)
+    root = check_diffusers_layout(root)
     text_encoder = _load_strictly(Qwen2_5_VLTextModel.from_pretrained, root, "text_encoder", encoder_dtype)
     text_encoder_2 = _load_strictly(T5EncoderModel.from_pretrained, root, "text_encoder_2", encoder_dtype)
     return pipeline_class(
@@ -125,7 +102,7 @@ def _guider(root: Path) -> ClassifierFreeGuidance:
 
 def _load_strictly(from_pretrained: Callable, root: str | Path, component: str, dtype: torch.dtype) -> Any:
     """Load `root/component` and raise a ValueError unless file and config agree on every weight."""
-    root = check_layout(root, (component,))
+    root = check_diffusers_layout(root, (component,))
     try:
         model, info = from_pretrained(
             root, subfolder=component, torch_dtype=dtype, output_loading_info=True, local_files_only=True

@@ -13,7 +13,8 @@ from hyvideo.data.samplers import GroupSampler
 from hyvideo.grpo.gradient_equalizer import equalizer_scales
 from hyvideo.grpo.kl_controller import KLController
 from hyvideo.models.attention import install_attention
-from hyvideo.models.loading import check_layout, load_pipeline
+from hyvideo.models.layout import check_layout
+from hyvideo.models.loading import load_pipeline
 from hyvideo.models.parallelize import lora_config, parameter_count, prepare_policy, trainable_parameters
 from hyvideo.models.reward_models.rewards import WeightedReward, get_reward_fn
 from hyvideo.observability.console import Console
@@ -42,12 +43,12 @@ def build_trainer(config: Config, *, world_size: int = 1) -> Trainer:
         ValueError: a setting, prompt file, weight folder, run folder or checkpoint is wrong; nothing was written but,
             where it is the checkpoint or the weights themselves, the empty run folder.
     """
+    check_layout(config.model.pretrained_model_root, config.model.pretrained_transformer_version)
     check_config(config, world_size)
     prompts = read_prompts(config.data.train_video_csv)
     valid = read_prompts(config.data.valid_video_csv) if config.data.valid_video_csv else []
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     reward = get_reward_fn(config.reward, device)
-    check_layout(config.model.pretrained_model_root)
     folder = open_run_folder(config.run)
     console = Console(folder.path, rank=0, log_interval=config.run.log_interval)
 

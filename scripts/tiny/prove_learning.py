@@ -1,0 +1,97 @@
+"""The slow proof that learning is real: held-out gain over several seeds, and no gain when rewards are shuffled.
+
+Example: `python -m scripts.tiny.prove_learning --seeds 1 2 3 --output_dir outputs/proof`
+
+Every seed trains the tiny model twice with `configs/tiny.yaml`: with the true reward, and with the rewards of each round
+shuffled among its videos, which keeps everything but the link between a video and its score. Finished runs are kept:
+started again, the command goes on where it stopped. Flags it does not know go to the runs.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers.utils.logging import disable_progress_bar
+
+from hyvideo.config.loading import load_config
+from hyvideo.data.randomness import generator_for
+from hyvideo.models.reward_models.rewards import Scores, WeightedReward
+from hyvideo.training.assembly import build_trainer
+from hyvideo.training.trainer import Trainer
+from scripts.tiny.comparison import gains, held_out_prompts, sample_held_out, write_gains
+
+
+class ShuffledReward:
+    """Scores videos truly, then deals the scores out at random: the null experiment."""
+
+    def __init__(self, reward: WeightedReward, seed: int) -> None:
+        self.reward = reward
+        self.seed = seed
+        self.calls = 0
+
+    def __call__(self, videos: Tensor, prompts: list[str]) -> Scores:
+        """Return the scores of `videos` `[B, F, H, W, 3]` in another order."""
+        scores = self.reward(videos, prompts)
+        generator = generator_for(self.seed, "shuffled reward", self.calls, 0, 0, 0)
+        order = torch.randperm(len(prompts), generator=generator)
+        self.calls += 1
+        return Scores({name: values[order] for name, values in scores.metrics.items()}, scores.total[order])
+
+
+def main(argv: list[str]) -> int:
+    """Train what is not trained yet and print a table; returns the exit status."""
+    disable_progress_bar()
+    parser = argparse.ArgumentParser("prove_learning", description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="run seeds; default 1 2 3")
+    parser.add_argument("--num_held_out", type=int, default=256, help="held-out prompts and seeds; default 256")
+    parser.add_argument("--output_dir", type=Path, default=Path("outputs/proof"), help="folder of the runs")
+    arguments, flags = parser.parse_known_args(argv)
+    for seed in arguments.seeds:
+        for kind in ("true", "shuffled"):
+            folder = arguments.output_dir / f"{kind}-{seed}"
+            if not (folder / "gains.json").is_file():
+                _train_and_compare(folder, seed, kind == "shuffled", arguments.num_held_out, flags)
+            _print_gains(folder)
+    return 0
+
+
+def _train_and_compare(folder: Path, seed: int, shuffled: bool, num_held_out: int, flags: list[str]) -> None:
+    """Train one run to its end and write its gains over the base."""
+    where = ["--output_dir", str(folder), "--resume_from_checkpoint", "latest", "--seed", str(seed)]
+    trainer = build_trainer(load_config(["--config", "configs/tiny.yaml", *where, *flags]))
+    if shuffled:
+        trainer.reward = ShuffledReward(trainer.reward, seed)
+        trainer.reward.calls = trainer.state.round
+    prompts = held_out_prompts(trainer.config, num_held_out)
+    before = _base_scores(trainer, prompts, folder)
+    trainer.train()
+    if trainer.state.step < trainer.config.run.max_steps:
+        sys.exit("stopped; start the same command again to go on")
+    after = sample_held_out(trainer, prompts).scores
+    write_gains(folder / "gains.json", gains(before, after))
+    trainer.console.close()
+
+
+def _base_scores(trainer: Trainer, prompts: list, folder: Path) -> Scores:
+    """Score the base model once per folder; a resumed run reads what the first start found."""
+    path = folder / "base_scores.pt"
+    if not path.is_file():
+        if trainer.state.step:
+            raise ValueError(f"'{folder}' was resumed but '{path}' is missing; delete the folder and start again.")
+        scores = sample_held_out(trainer, prompts).scores
+        torch.save({"metrics": dict(scores.metrics), "total": scores.total}, path)
+    return Scores(**torch.load(path, weights_only=True))
+
+
+def _print_gains(folder: Path) -> None:
+    """Print one line per metric."""
+    for name, gain in json.loads((folder / "gains.json").read_text()).items():
+        interval = f"{gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
+        print(f"{folder.name:12s} {name:7s} {interval}  {gain['in_base_std']:+.2f} base std", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
