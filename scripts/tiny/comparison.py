@@ -1,4 +1,4 @@
-"""Post-train the tiny model and compare it with its base on held-out prompts: the demo and the learning proof share it."""
+"""Post-train the tiny model and compare it with its base on held-out prompts; demo and learning proof share it."""
 
 import json
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 Example: `python -m scripts.tiny.prove_learning --seeds 1 2 3 --output_dir outputs/proof`
 
-Every seed trains the tiny model twice with `configs/tiny.yaml`: with the true reward, and with the rewards of each round
+Every seed trains the tiny model twice with `configs/tiny.yaml`: with the true reward, and with the rewards of a round
 shuffled among its videos, which keeps everything but the link between a video and its score. Finished runs are kept:
 started again, the command goes on where it stopped. Flags it does not know go to the runs.
 """
