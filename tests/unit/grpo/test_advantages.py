@@ -1,0 +1,126 @@
+"""Group-relative advantages."""
+
+import math
+import statistics
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from hyvideo.grpo.advantages import group_advantages, groups_without_spread
+
+NAN = math.nan
+
+
+def by_hand(rewards: list[float], num_generations: int, clip_max: float) -> list[float]:
+    advantages = []
+    for start in range(0, len(rewards), num_generations):
+        group = rewards[start : start + num_generations]
+        scored = [reward for reward in group if not math.isnan(reward)]
+        mean, std = (statistics.fmean(scored), statistics.pstdev(scored)) if scored else (0.0, 0.0)
+        for reward in group:
+            advantage = 0.0 if math.isnan(reward) else (reward - mean) / max(std, 1e-6)
+            advantages.append(max(-clip_max, min(clip_max, advantage)))
+    return advantages
+
+
+@st.composite
+def grouped_rewards(draw, failures=True):
+    num_generations = draw(st.integers(1, 6))
+    score = st.floats(-10, 10, width=32).map(lambda value: round(value, 3))
+    item = st.one_of(score, st.just(NAN)) if failures else score
+    size = num_generations * draw(st.integers(1, 4))
+    return draw(st.lists(item, min_size=size, max_size=size)), num_generations
+
+
+@given(grouped_rewards(), st.floats(0.5, 5))
+@settings(deadline=None)
+def test_advantages_equal_the_formula_computed_group_by_group(case, clip_max):
+    rewards, num_generations = case
+    advantages = group_advantages(torch.tensor(rewards, dtype=torch.float64), num_generations, clip_max)
+    expected = torch.tensor(by_hand(rewards, num_generations, clip_max), dtype=torch.float64)
+    torch.testing.assert_close(advantages, expected, rtol=1e-6, atol=1e-6)
+
+
+@given(grouped_rewards(), st.floats(0.1, 50), st.floats(-20, 20))
+@settings(deadline=None)
+def test_advantages_ignore_the_unit_and_origin_of_the_reward(case, slope, offset):
+    rewards, num_generations = case
+    rewards = torch.tensor(rewards, dtype=torch.float64)
+    spread = ~groups_without_spread(rewards, num_generations)
+    changed = group_advantages(slope * rewards + offset, num_generations)
+    unchanged = group_advantages(rewards, num_generations)
+    with_spread = spread.repeat_interleave(num_generations)
+    torch.testing.assert_close(changed[with_spread], unchanged[with_spread], rtol=1e-6, atol=1e-6)
+
+
+@given(grouped_rewards(), st.randoms(use_true_random=False))
+@settings(deadline=None)
+def test_permuting_the_videos_of_a_group_permutes_their_advantages(case, random):
+    rewards, num_generations = case
+    order = []
+    for start in range(0, len(rewards), num_generations):
+        block = list(range(start, start + num_generations))
+        random.shuffle(block)
+        order += block
+    rewards = torch.tensor(rewards, dtype=torch.float64)
+    permuted = group_advantages(rewards[order], num_generations)
+    torch.testing.assert_close(permuted, group_advantages(rewards, num_generations)[order], rtol=1e-9, atol=1e-9)
+
+
+@given(grouped_rewards(failures=False))
+@settings(deadline=None)
+def test_unclipped_advantages_of_a_group_sum_to_zero(case):
+    rewards, num_generations = case
+    advantages = group_advantages(torch.tensor(rewards, dtype=torch.float64), num_generations, clip_max=100)
+    assume(advantages.abs().max() < 100)
+    assert advantages.reshape(-1, num_generations).sum(dim=1).abs().max() < 1e-6
+
+
+def test_a_failed_score_leaves_the_others_as_if_it_had_not_been_drawn():
+    with_failure = group_advantages(torch.tensor([1.0, NAN, 2.0, 6.0]), 4)
+    without = group_advantages(torch.tensor([1.0, 2.0, 6.0]), 3)
+    assert with_failure[1] == 0
+    assert torch.equal(with_failure[[0, 2, 3]], without)
+
+
+def test_a_group_of_failures_teaches_nothing_and_disturbs_no_other():
+    advantages = group_advantages(torch.tensor([NAN, NAN, 1.0, 3.0]), 2)
+    assert advantages.tolist() == [0.0, 0.0, -1.0, 1.0]
+
+
+@pytest.mark.parametrize("reward", [0.1, 3.7, -1234.567])
+def test_equal_float32_rewards_give_exactly_zero_whatever_their_size(reward):
+    assert group_advantages(torch.full((21,), reward), 7).tolist() == [0.0] * 21
+
+
+def test_an_outlier_is_clamped_to_the_largest_advantage():
+    rewards = torch.zeros(50)
+    rewards[0] = 1.0
+    assert group_advantages(rewards, 50)[0] == 5.0
+    assert group_advantages(rewards, 50, clip_max=2.0)[0] == 2.0
+    assert group_advantages(-rewards, 50)[0] == -5.0
+
+
+def test_groups_without_spread_are_told_apart():
+    rewards = torch.tensor([1.0, 1.0, 1.0, 2.0, NAN, 3.0, NAN, NAN])
+    assert groups_without_spread(rewards, 2).tolist() == [True, False, True, True]
+
+
+def test_advantages_keep_the_dtype_of_the_rewards():
+    assert group_advantages(torch.tensor([1.0, 2.0]), 2).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("rewards", "num_generations", "clip_max", "message"),
+    [
+        (torch.ones(6), 4, 5.0, r"multiple of num_generations=4.*\(6,\)"),
+        (torch.ones(2, 3), 3, 5.0, r"\(2, 3\)"),
+        (torch.tensor([1.0, math.inf]), 2, 5.0, "finite, or NaN"),
+        (torch.ones(2), 2, 0.0, "adv_clip_max must be positive .* got 0.0"),
+    ],
+)
+def test_rewards_that_form_no_groups_are_refused(rewards, num_generations, clip_max, message):
+    with pytest.raises(ValueError, match=message):
+        group_advantages(rewards, num_generations, clip_max)

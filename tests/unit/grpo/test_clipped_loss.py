@@ -1,0 +1,108 @@
+"""The clipped policy loss against a plain loop over samples."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hyvideo.grpo.clipped_loss import clipped_policy_loss
+
+CLIP = 1e-2
+numbers = st.floats(-3, 3).map(lambda value: round(value, 6))
+
+
+def loop_loss(log_probs, old_log_probs, advantages, scales):
+    total = 0.0
+    for new, old, advantage, scale in zip(log_probs, old_log_probs, advantages, scales, strict=True):
+        ratio = math.exp(new - old)
+        clipped = min(max(ratio, 1 - CLIP), 1 + CLIP)
+        total += scale * max(-advantage * ratio, -advantage * clipped)
+    return total / len(log_probs)
+
+
+@given(st.lists(st.tuples(numbers, st.floats(-0.05, 0.05), numbers, st.floats(0.1, 10)), min_size=1, max_size=12))
+@settings(deadline=None)
+def test_the_loss_is_the_one_computed_sample_by_sample(rows):
+    old, change, advantages, scales = (list(column) for column in zip(*rows, strict=True))
+    new = [value + step for value, step in zip(old, change, strict=True)]
+    tensors = [torch.tensor(column, dtype=torch.float64) for column in (new, old, advantages)]
+    loss, diagnostics = clipped_policy_loss(*tensors, CLIP, torch.tensor(scales, dtype=torch.float64))
+    assert loss.item() == pytest.approx(loop_loss(new, old, advantages, scales), rel=1e-9, abs=1e-9)
+    ratios = [math.exp(a - b) for a, b in zip(new, old, strict=True)]
+    beyond = [
+        (advantage > 0 and ratio > 1 + CLIP) or (advantage < 0 and ratio < 1 - CLIP)
+        for ratio, advantage in zip(ratios, advantages, strict=True)
+    ]
+    assert diagnostics.clip_fraction.item() == pytest.approx(sum(beyond) / len(rows))
+    assert diagnostics.ratio_mean.item() == pytest.approx(sum(ratios) / len(rows))
+    assert diagnostics.ratio_max_deviation.item() == pytest.approx(max(abs(ratio - 1) for ratio in ratios), abs=1e-12)
+    assert diagnostics.approx_kl.item() >= -1e-12
+
+
+@pytest.mark.parametrize(
+    ("advantage", "ratio", "learns"),
+    [
+        (1.0, 1.1, False),
+        (-1.0, 0.9, False),
+        (1.0, 0.9, True),
+        (-1.0, 1.1, True),
+        (1.0, 1.0, True),
+        (-1.0, 1.005, True),
+        (0.0, 1.1, False),
+    ],
+)
+def test_the_gradient_is_zero_once_the_ratio_has_moved_past_the_clip_as_asked(advantage, ratio, learns):
+    log_prob = torch.tensor([math.log(ratio)], dtype=torch.float64, requires_grad=True)
+    old, advantages = torch.zeros(1, dtype=torch.float64), torch.tensor([advantage], dtype=torch.float64)
+    loss, _ = clipped_policy_loss(log_prob, old, advantages, CLIP, 2.0)
+    loss.backward()
+    expected = -advantage * ratio * 2.0 if learns else 0.0
+    assert log_prob.grad.item() == pytest.approx(expected)
+
+
+def test_before_the_first_update_the_loss_is_the_policy_gradient_and_nothing_is_clipped():
+    log_probs = torch.tensor([-1.3, -0.7, -2.0], requires_grad=True)
+    advantages, scale = torch.tensor([1.0, -2.0, 0.5]), torch.tensor([1.0, 0.5, 4.0])
+    loss, diagnostics = clipped_policy_loss(log_probs, log_probs.detach().clone(), advantages, 1e-4, scale)
+    loss.backward()
+    torch.testing.assert_close(log_probs.grad, -advantages * scale / 3)
+    assert diagnostics.ratio_max_deviation == 0
+    assert diagnostics.clip_fraction == 0
+    assert diagnostics.approx_kl == 0
+
+
+def test_a_sample_without_advantage_contributes_nothing():
+    log_probs = torch.tensor([0.4, -0.2], requires_grad=True)
+    loss, _ = clipped_policy_loss(log_probs, torch.zeros(2), torch.tensor([0.0, 1.0]), CLIP, 1.0)
+    loss.backward()
+    assert log_probs.grad[0] == 0
+    assert loss.item() == pytest.approx(-math.exp(-0.2) / 2)
+
+
+def test_diagnostics_carry_no_gradient():
+    log_probs = torch.zeros(2, requires_grad=True)
+    _, diagnostics = clipped_policy_loss(log_probs, torch.zeros(2), torch.ones(2), CLIP, 1.0)
+    assert not any(value.requires_grad for value in vars(diagnostics).values())
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"clip_range": 0.0}, "clip_range must be positive .* got 0.0"),
+        ({"old_log_probs": torch.zeros(4, 1)}, r"old_log_probs must have the shape .*\(4,\), got \(4, 1\)"),
+        ({"advantages": torch.zeros(4, 1)}, r"advantages of shape \(4, 1\) does not broadcast"),
+        ({"scale": torch.ones(3)}, r"scale of shape \(3,\) does not broadcast"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused_instead_of_broadcast(changed, message):
+    arguments = {
+        "log_probs": torch.zeros(4),
+        "old_log_probs": torch.zeros(4),
+        "advantages": torch.zeros(4),
+        "clip_range": CLIP,
+        "scale": torch.ones(4),
+    }
+    with pytest.raises(ValueError, match=message):
+        clipped_policy_loss(**(arguments | changed))

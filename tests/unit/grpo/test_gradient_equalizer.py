@@ -1,0 +1,55 @@
+"""The temporal gradient equalizer, alone and together with the scheduler's log-probabilities."""
+
+import math
+
+import pytest
+import torch
+
+from hyvideo.grpo.clipped_loss import clipped_policy_loss
+from hyvideo.grpo.gradient_equalizer import equalizer_scales
+from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+
+
+def test_scales_bring_every_norm_to_the_median():
+    scales = equalizer_scales(torch.tensor([0.5, 4.0, 2.0]))
+    torch.testing.assert_close(scales, torch.tensor([4.0, 0.5, 1.0]))
+
+
+def test_the_median_of_an_even_count_is_the_lower_middle():
+    torch.testing.assert_close(equalizer_scales(torch.tensor([8.0, 1.0, 2.0, 4.0]))[2].item(), 1.0)
+
+
+def test_steps_without_a_usable_norm_keep_scale_one_and_do_not_move_the_median():
+    norms = torch.tensor([math.inf, 0.0, 1.0, math.nan, 2.0, 4.0])
+    torch.testing.assert_close(equalizer_scales(norms), torch.tensor([1.0, 1.0, 2.0, 1.0, 1.0, 0.5]))
+
+
+def test_without_any_trained_step_all_scales_are_one():
+    assert equalizer_scales(torch.zeros(3)).tolist() == [1.0, 1.0, 1.0]
+
+
+def test_norms_of_several_schedules_at_once_are_refused():
+    with pytest.raises(ValueError, match=r"norms must be \[K\].*\(2, 3\)"):
+        equalizer_scales(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("sde_type", ["sage_grpo", "flow_grpo", "dance_grpo", "cps"])
+def test_after_equalizing_all_trained_steps_pull_with_one_force(sde_type):
+    num_steps, eta = 20, 0.5
+    scheduler, generator = FlowMatchDiscreteScheduler(shift=5.0), torch.Generator().manual_seed(0)
+    scheduler.set_timesteps(num_steps)
+    scales = equalizer_scales(scheduler.gradient_norms(sde_type=sde_type, eta=eta))
+    raw, equalized = [], []
+    for index in scheduler.trained_steps(sde_type=sde_type, eta=eta).nonzero().flatten().tolist():
+        sample, velocity, noise = (torch.randn(1, 200, generator=generator) for _ in range(3))
+        velocity.requires_grad_()
+        mean, std = scheduler.transition(velocity, sample, index, sde_type=sde_type, eta=eta)
+        stored = scheduler.sample_next(mean, std, noise)
+        log_prob = scheduler.log_prob(stored, mean, std, sde_type=sde_type)
+        loss, _ = clipped_policy_loss(log_prob, log_prob.detach(), torch.ones(1), 1e-4, scales[index])
+        (gradient,) = torch.autograd.grad(loss, velocity)
+        force = (gradient.norm() / noise.square().mean().sqrt()).item()
+        equalized.append(force)
+        raw.append(force / scales[index].item())
+    assert max(equalized) / min(equalized) < 1.001
+    assert max(raw) / min(raw) > 4

@@ -1,0 +1,107 @@
+"""Choosing the trained steps and dealing them to the updates of a round."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hyvideo.grpo.timesteps import select_timesteps, split_updates
+
+CPS_MASK = torch.tensor([True] * 9 + [False])
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_without_permutation_all_samples_use_the_noisiest_trained_steps_in_order():
+    mask = torch.tensor([False, True, True, True, True, False])
+    steps = select_timesteps(mask, 0.5, 3, permute=False, generator=seeded())
+    assert steps.tolist() == [[1, 2]] * 3
+
+
+def test_with_permutation_each_sample_has_its_own_order_of_distinct_trained_steps():
+    steps = select_timesteps(CPS_MASK, 1.0, 50, permute=True, generator=seeded())
+    assert torch.equal(steps.sort(dim=1).values, torch.arange(9).repeat(50, 1))
+    assert len({tuple(row) for row in steps.tolist()}) > 45
+
+
+def test_permuted_fractions_train_every_step_equally_often():
+    steps = select_timesteps(CPS_MASK, 0.5, 4000, permute=True, generator=seeded())
+    assert steps.shape == (4000, 5)
+    counts = steps.flatten().bincount(minlength=10)
+    assert counts[9] == 0
+    assert counts[:9].min() > 0.93 * 4000 * 5 / 9
+
+
+@pytest.mark.parametrize(
+    ("trained", "fraction", "kept"),
+    [(20, 1.0, 20), (20, 0.5, 10), (19, 0.5, 10), (20, 0.01, 1), (100, 0.07, 7), (10, 0.7, 7), (3, 1 / 3, 1)],
+)
+def test_the_fraction_of_trained_steps_is_rounded_up(trained, fraction, kept):
+    mask = torch.ones(trained, dtype=torch.bool)
+    assert select_timesteps(mask, fraction, 1, permute=False, generator=seeded()).shape == (1, kept)
+
+
+def test_equal_seeds_choose_equally_and_different_seeds_differently():
+    chosen = [select_timesteps(CPS_MASK, 0.6, 8, permute=True, generator=seeded(seed)) for seed in (1, 1, 2)]
+    assert torch.equal(chosen[0], chosen[1])
+    assert not torch.equal(chosen[0], chosen[2])
+
+
+@pytest.mark.parametrize("fraction", [0.0, -0.5, 1.01])
+def test_a_fraction_out_of_range_is_refused(fraction):
+    with pytest.raises(ValueError, match=f"timestep_fraction .* got {fraction}"):
+        select_timesteps(CPS_MASK, fraction, 1, permute=True, generator=seeded())
+
+
+def test_a_schedule_without_noise_is_refused():
+    with pytest.raises(ValueError, match="none of the 4 denoising steps is stochastic.*eta > 0"):
+        select_timesteps(torch.zeros(4, dtype=torch.bool), 1.0, 1, permute=True, generator=seeded())
+
+
+@given(groups=st.integers(1, 4), size=st.integers(1, 4), num_steps=st.integers(1, 9), data=st.data())
+@settings(deadline=None)
+def test_every_pair_is_trained_once_and_updates_see_samples_and_groups_evenly(groups, size, num_steps, data):
+    num_samples = groups * size
+    num_updates = data.draw(st.integers(1, num_samples * num_steps))
+    mask = torch.ones(num_steps, dtype=torch.bool)
+    steps = select_timesteps(mask, 1.0, num_samples, permute=True, generator=seeded(num_updates))
+
+    updates = split_updates(steps, num_updates, num_generations=size)
+
+    pairs = [pair for update in updates for pair in zip(*(index.tolist() for index in update), strict=True)]
+    assert sorted(pairs) == [(sample, step) for sample in range(num_samples) for step in range(num_steps)]
+    sizes = [len(update.sample_index) for update in updates]
+    assert len(updates) == num_updates
+    assert max(sizes) - min(sizes) <= 1
+    for update in updates:
+        per_sample = update.sample_index.bincount(minlength=num_samples)
+        per_group = per_sample.reshape(groups, size).sum(dim=1)
+        assert per_sample.max() - per_sample.min() <= 1
+        assert per_group.max() - per_group.min() <= 1
+
+
+def test_when_the_steps_divide_evenly_each_update_has_all_samples_with_steps_of_its_own():
+    steps = select_timesteps(torch.ones(6, dtype=torch.bool), 1.0, 4, permute=True, generator=seeded())
+    updates = split_updates(steps, 3, num_generations=2)
+    for number, update in enumerate(updates):
+        assert update.sample_index.bincount().tolist() == [2, 2, 2, 2]
+        for sample in range(4):
+            used = update.step_index[update.sample_index == sample]
+            assert used.tolist() == steps[sample, 2 * number : 2 * number + 2].tolist()
+
+
+def test_a_rank_may_hold_a_part_of_one_group():
+    (update,) = split_updates(torch.tensor([[1, 0], [0, 1]]), 1, num_generations=8)
+    assert sorted(zip(*(index.tolist() for index in update), strict=True)) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_more_updates_than_pairs_are_refused():
+    with pytest.raises(ValueError, match=r"within \[1, 6\].*2 samples x 3 steps.*got 7"):
+        split_updates(torch.zeros(2, 3, dtype=torch.long), 7, num_generations=2)
+
+
+def test_samples_that_form_no_groups_are_refused():
+    with pytest.raises(ValueError, match="6 samples do not divide into groups of num_generations=4"):
+        split_updates(torch.zeros(6, 1, dtype=torch.long), 1, num_generations=4)

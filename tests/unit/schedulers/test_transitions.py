@@ -1,0 +1,205 @@
+"""Each transition against its formula by hand in float64, and its log-probability against torch's Normal."""
+
+import math
+
+import pytest
+import torch
+
+from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+
+FLAVOURS = ["sage_grpo", "flow_grpo", "dance_grpo", "cps"]
+NUM_STEPS, SHAPE, ETA = 10, (3, 4, 2, 5, 5), 0.6
+
+
+@pytest.fixture
+def scheduler():
+    scheduler = FlowMatchDiscreteScheduler(shift=5.0)
+    scheduler.set_timesteps(NUM_STEPS)
+    return scheduler
+
+
+@pytest.fixture
+def tensors():
+    generator = torch.Generator().manual_seed(0)
+    sample, velocity, noise = (torch.randn(SHAPE, generator=generator) for _ in range(3))
+    return sample, velocity, noise
+
+
+def sigma_at(index: int, shift: float = 5.0, num_steps: int = NUM_STEPS) -> float:
+    line = 1 - index / num_steps
+    return shift * line / (1 + (shift - 1) * line)
+
+
+def variance_by_hand(sde_type: str, index: int) -> float:
+    sigma, sigma_next = sigma_at(index), sigma_at(index + 1)
+    if sde_type == "dance_grpo":
+        return ETA**2 * (sigma - sigma_next)
+    if sde_type == "flow_grpo":
+        left = sigma_next if index == 0 else sigma
+        return ETA**2 * (sigma - sigma_next) * left / (1 - left)
+    clamped = min(sigma, 1 - 3e-3)
+    return ETA**2 * (math.log((1 - sigma_next) / (1 - clamped)) - (clamped - sigma_next))
+
+
+@pytest.mark.parametrize("index", range(NUM_STEPS))
+@pytest.mark.parametrize("sde_type", FLAVOURS)
+def test_mean_and_std_follow_the_written_formula(scheduler, tensors, sde_type, index):
+    sample, velocity, _ = tensors
+    x, v = sample.double(), velocity.double()
+    sigma, sigma_next = sigma_at(index), sigma_at(index + 1)
+    x0_hat, x1_hat = x - sigma * v, x + (1 - sigma) * v
+    if sde_type == "cps":
+        expected_std = sigma_next * math.sin(ETA * math.pi / 2)
+        expected_mean = (1 - sigma_next) * x0_hat + math.sqrt(sigma_next**2 - expected_std**2) * x1_hat
+    else:
+        variance = variance_by_hand(sde_type, index)
+        score = -(x - (1 - sigma) * x0_hat) / sigma**2
+        expected_std = math.sqrt(variance)
+        expected_mean = x - (sigma - sigma_next) * v + 0.5 * variance * score
+
+    mean, std = scheduler.transition(velocity, sample, index, sde_type=sde_type, eta=ETA)
+
+    assert mean.dtype == std.dtype == torch.float32
+    torch.testing.assert_close(mean.double(), expected_mean, rtol=1e-5, atol=1e-5)
+    assert std.shape == (1, 1, 1, 1, 1)
+    assert std.item() == pytest.approx(expected_std, rel=1e-5, abs=1e-9)
+
+
+@pytest.mark.parametrize("sde_type", FLAVOURS)
+def test_one_index_for_all_rows_equals_the_same_index_per_row_bit_for_bit(scheduler, tensors, sde_type):
+    sample, velocity, noise = tensors
+    for index in range(NUM_STEPS):
+        per_row = torch.full((SHAPE[0],), index)
+        mean, std = scheduler.transition(velocity, sample, index, sde_type=sde_type, eta=ETA)
+        row_mean, row_std = scheduler.transition(velocity, sample, per_row, sde_type=sde_type, eta=ETA)
+        assert torch.equal(mean, row_mean)
+        assert torch.equal(std.expand_as(row_std), row_std)
+        stored = scheduler.sample_next(mean, std, noise)
+        assert torch.equal(
+            scheduler.log_prob(stored, mean, std, sde_type=sde_type),
+            scheduler.log_prob(stored, row_mean, row_std, sde_type=sde_type),
+        )
+
+
+@pytest.mark.parametrize("sde_type", FLAVOURS)
+def test_mixed_steps_in_one_batch_equal_each_row_alone(scheduler, tensors, sde_type):
+    sample, velocity, _ = tensors
+    index = torch.tensor([7, 0, 9])
+    mean, std = scheduler.transition(velocity, sample, index, sde_type=sde_type, eta=ETA)
+    for row, step in enumerate(index.tolist()):
+        alone = scheduler.transition(velocity[row, None], sample[row, None], step, sde_type=sde_type, eta=ETA)
+        assert torch.equal(mean[row, None], alone[0])
+        assert torch.equal(std[row, None], alone[1])
+
+
+@pytest.mark.parametrize("sde_type", FLAVOURS)
+def test_without_noise_every_flavour_is_the_euler_step(scheduler, tensors, sde_type):
+    sample, velocity, _ = tensors
+    for index in range(NUM_STEPS):
+        mean, std = scheduler.transition(velocity, sample, index, sde_type=sde_type, eta=0.0)
+        assert std.count_nonzero() == 0
+        torch.testing.assert_close(mean, scheduler.ode_step(velocity, sample, index), rtol=1e-6, atol=1e-6)
+
+
+def test_the_euler_step_moves_against_the_velocity_by_delta(scheduler, tensors):
+    sample, velocity, _ = tensors
+    delta = sigma_at(2) - sigma_at(3)
+    torch.testing.assert_close(scheduler.ode_step(velocity, sample, 2), sample - delta * velocity)
+
+
+@pytest.mark.parametrize("sde_type", ["sage_grpo", "flow_grpo", "dance_grpo"])
+def test_log_prob_is_the_mean_log_density_of_a_normal(scheduler, tensors, sde_type):
+    sample, velocity, noise = tensors
+    index = torch.tensor([0, 4, 9])
+    mean, std = scheduler.transition(velocity, sample, index, sde_type=sde_type, eta=ETA)
+    stored = scheduler.sample_next(mean, std, noise)
+    density = torch.distributions.Normal(mean.double(), std.double().expand_as(mean)).log_prob(stored.double())
+    log_prob = scheduler.log_prob(stored, mean, std, sde_type=sde_type)
+    assert log_prob.shape == (SHAPE[0],)
+    torch.testing.assert_close(log_prob.double(), density.mean(dim=(1, 2, 3, 4)), rtol=1e-5, atol=1e-5)
+
+
+def test_cps_log_prob_is_the_squared_error_alone(scheduler, tensors):
+    sample, velocity, noise = tensors
+    mean, std = scheduler.transition(velocity, sample, 3, sde_type="cps", eta=ETA)
+    log_prob = scheduler.log_prob(scheduler.sample_next(mean, std, noise), mean, std, sde_type="cps")
+    expected = -(std.double().item() ** 2) * noise.double().square().mean(dim=(1, 2, 3, 4))
+    torch.testing.assert_close(log_prob.double(), expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("sde_type", FLAVOURS)
+def test_replaying_the_stored_latent_gives_the_recorded_log_prob_exactly(scheduler, tensors, sde_type):
+    sample, velocity, noise = tensors
+    for index in range(NUM_STEPS):
+        mean, std = scheduler.transition(velocity, sample, index, sde_type=sde_type, eta=ETA)
+        stored = scheduler.sample_next(mean, std, noise)
+        recorded = scheduler.log_prob(stored, mean, std, sde_type=sde_type)
+        replayed = scheduler.transition(velocity.clone().requires_grad_(), sample, index, sde_type=sde_type, eta=ETA)
+        assert torch.equal(scheduler.log_prob(stored, *replayed, sde_type=sde_type).detach(), recorded)
+
+
+def test_the_last_cps_step_is_deterministic_and_not_trained(scheduler, tensors):
+    sample, velocity, noise = tensors
+    mean, std = scheduler.transition(velocity, sample, NUM_STEPS - 1, sde_type="cps", eta=ETA)
+    stored = scheduler.sample_next(mean, std, noise)
+    assert torch.equal(stored, mean)
+    assert scheduler.log_prob(stored, mean, std, sde_type="cps").count_nonzero() == 0
+    assert scheduler.trained_steps(sde_type="cps", eta=ETA).tolist() == [True] * (NUM_STEPS - 1) + [False]
+
+
+def test_a_deterministic_sage_step_has_log_prob_zero_and_zero_gradient():
+    scheduler = FlowMatchDiscreteScheduler(shift=9.0)
+    scheduler.set_timesteps(50)
+    assert scheduler.trained_steps(sde_type="sage_grpo", eta=0.5).tolist() == [False] + [True] * 49
+    sample, velocity = torch.randn(2, 6), torch.randn(2, 6, requires_grad=True)
+    mean, std = scheduler.transition(velocity, sample, torch.tensor([0, 1]), sde_type="sage_grpo", eta=0.5)
+    log_prob = scheduler.log_prob(mean + 0.1, mean, std, sde_type="sage_grpo")
+    assert log_prob[0] == 0
+    assert log_prob[1].isfinite()
+    log_prob.sum().backward()
+    assert velocity.grad[0].count_nonzero() == 0
+    assert velocity.grad[1].count_nonzero() == 6
+
+
+@pytest.mark.parametrize("sde_type", FLAVOURS)
+def test_half_precision_velocities_are_computed_on_in_float32(scheduler, tensors, sde_type):
+    sample, velocity, _ = tensors
+    rounded = velocity.bfloat16()
+    mean, _ = scheduler.transition(rounded, sample, 3, sde_type=sde_type, eta=ETA)
+    assert mean.dtype == torch.float32
+    assert torch.equal(mean, scheduler.transition(rounded.float(), sample, 3, sde_type=sde_type, eta=ETA)[0])
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        (10, r"index must lie in 0\.\.9 for 10 steps, got 10"),
+        (-1, r"index must lie in 0\.\.9"),
+        (torch.tensor([0, 1]), r"LongTensor of shape \(3,\).*got torch.int64 of shape \(2,\)"),
+        (torch.tensor([0.0, 1.0, 2.0]), "got torch.float32"),
+    ],
+)
+def test_an_index_that_names_no_step_is_refused(scheduler, tensors, index, message):
+    sample, velocity, _ = tensors
+    with pytest.raises(ValueError, match=message):
+        scheduler.transition(velocity, sample, index, sde_type="sage_grpo", eta=ETA)
+
+
+def test_a_velocity_of_another_shape_is_refused_instead_of_broadcast(scheduler, tensors):
+    sample, velocity, _ = tensors
+    with pytest.raises(ValueError, match=r"velocity \(1, 4, 2, 5, 5\) and sample \(3, 4, 2, 5, 5\)"):
+        scheduler.transition(velocity[:1], sample, 0, sde_type="sage_grpo", eta=ETA)
+
+
+def test_an_unknown_flavour_is_refused_with_the_nearest_one(scheduler, tensors):
+    sample, velocity, _ = tensors
+    with pytest.raises(ValueError, match="'sage_gpro'.*sage_grpo, flow_grpo, dance_grpo, cps.*mean 'sage_grpo'"):
+        scheduler.transition(velocity, sample, 0, sde_type="sage_gpro", eta=ETA)
+    with pytest.raises(ValueError, match="unknown sde_type"):
+        scheduler.log_prob(sample, sample, torch.ones(1), sde_type="ddpm")
+
+
+@pytest.mark.parametrize(("sde_type", "eta"), [("sage_grpo", -0.1), ("cps", 1.5), ("flow_grpo", math.inf)])
+def test_a_noise_strength_out_of_range_is_refused(scheduler, sde_type, eta):
+    with pytest.raises(ValueError, match=f"eta must be .*{sde_type}.*got {eta}"):
+        scheduler.trained_steps(sde_type=sde_type, eta=eta)
