@@ -67,9 +67,10 @@ def split_updates(steps: Tensor, num_updates: int, *, num_generations: int) -> l
         sample 0:  5  2 | 7  0        0:5 ...     0:7 ...
         sample 1:  1  6 | 3  4        1:1 ...     1:3 ...
 
-    When T is a multiple of ``num_updates``, every update sees each sample equally often, and the advantages within it
-    still sum to zero per group. Otherwise sizes differ by at most one pair, and samples and groups are seen equally
-    often up to one pair, because within a column the samples are dealt from each group in turn.
+    When T is a multiple of ``num_updates``, every update sees each sample equally often in the rollout's order, so that
+    its micro-batches are composed as the rollout's and the replay repeats it bit for bit. Otherwise sizes differ by at
+    most one pair, and samples and groups are seen equally often up to one pair, because within a column the samples are
+    dealt from each group in turn.
 
     Args:
         steps: [N, T] long, from `select_timesteps`.
@@ -92,7 +93,9 @@ def split_updates(steps: Tensor, num_updates: int, *, num_generations: int) -> l
     group = min(num_generations, num_samples)
     if group < 1 or num_samples % group:
         raise ValueError(f"{num_samples} samples do not divide into groups of num_generations={num_generations}")
-    samples = torch.arange(num_samples).reshape(-1, group).T.reshape(-1)
+    samples = torch.arange(num_samples)
+    if num_steps % num_updates:
+        samples = samples.reshape(-1, group).T.reshape(-1)
     sample_index = samples.repeat(num_steps)
     step_index = steps[samples].T.reshape(-1)
     sample_parts, step_parts = sample_index.tensor_split(num_updates), step_index.tensor_split(num_updates)
