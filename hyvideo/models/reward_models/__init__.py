@@ -1,0 +1,1 @@
+"""Reward models: what turns generated videos and their prompts into scores per metric."""

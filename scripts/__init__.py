@@ -1,0 +1,1 @@
+"""Programs around the library: training the tiny base, launching, measuring, exporting."""

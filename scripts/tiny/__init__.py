@@ -1,0 +1,1 @@
+"""The bundled tiny base model: its data, its training, its export, and the demo that improves it."""

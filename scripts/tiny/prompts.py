@@ -1,0 +1,74 @@
+"""Prompts of the tiny base model: which scenes it trains on, which are held out, and how a scene is worded.
+
+Run as a script it writes `train.csv` and `valid.csv` (column `prompt`) into a folder.
+"""
+
+import argparse
+import csv
+import random
+from pathlib import Path
+
+from hyvideo.models.reward_models.moving_shapes import COLOURS, MOTIONS, SHAPES, SPEEDS, Scene
+
+WORDINGS = (
+    "a {colour} {shape} moves {speed} {motion}",
+    "a {colour} {shape} {speed} drifts {motion}",
+    "the {colour} {shape} glides {motion} {speed}",
+    "{speed} moving {motion}, a {colour} {shape}",
+    "a {shape} in {colour} heads {speed} {motion}",
+    "a {colour} {shape} travels {motion}, {speed}",
+)
+"""Sentences a scene is put into; `motion` comes with its preposition (see `phrase`)."""
+
+PROMPTS_PER_SCENE = {"train.csv": 2, "valid.csv": 3}
+"""Rows per scene in each file, each in another wording."""
+
+
+def scenes() -> list[Scene]:
+    """Every combination of the vocabulary, 384 scenes."""
+    return [Scene(c, s, m, p) for c in COLOURS for s in SHAPES for m in MOTIONS for p in SPEEDS]
+
+
+def is_held_out(scene: Scene) -> bool:
+    """Whether no training video shows this scene: one in five, spread so that every pair of words is still seen."""
+    colour, shape = list(COLOURS).index(scene.colour), list(SHAPES).index(scene.shape)
+    motion, speed = list(MOTIONS).index(scene.motion), list(SPEEDS).index(scene.speed)
+    return (colour + 2 * shape + motion + 3 * speed) % 5 == 0
+
+
+def train_scenes() -> list[Scene]:
+    """Return the scenes the base is trained on."""
+    return [scene for scene in scenes() if not is_held_out(scene)]
+
+
+def valid_scenes() -> list[Scene]:
+    """Return the scenes that no training video and no training prompt shows."""
+    return [scene for scene in scenes() if is_held_out(scene)]
+
+
+def phrase(motion: str) -> str:
+    """Direction with its preposition: "to the upper left", "upwards"."""
+    return f"{motion}wards" if motion in ("up", "down") else f"to the {motion}"
+
+
+def prompt(scene: Scene, wording: int) -> str:
+    """Say `scene` in one of the WORDINGS, for example "a red circle moves slowly to the left"."""
+    words = {"colour": scene.colour, "shape": scene.shape, "motion": phrase(scene.motion), "speed": scene.speed}
+    return WORDINGS[wording].format(**words)
+
+
+def write_csv(folder: Path, seed: int = 0) -> None:
+    """Write train.csv and valid.csv: shuffled prompts of the training scenes and of the held-out scenes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = random.Random(seed)
+    for name, members in (("train.csv", train_scenes()), ("valid.csv", valid_scenes())):
+        pairs = [(s, w) for s in members for w in rng.sample(range(len(WORDINGS)), PROMPTS_PER_SCENE[name])]
+        rng.shuffle(pairs)
+        with (folder / name).open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows([["prompt"], *([prompt(s, w)] for s, w in pairs)])
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=Path("assets/tiny/prompts"))
+    write_csv(parser.parse_args().output)

@@ -1,0 +1,242 @@
+"""The moving_shapes reward: perfect videos score at the top, each fault costs the metric that should notice it."""
+
+import dataclasses
+import random
+import time
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hyvideo.models.reward_models.moving_shapes import (
+    COLOURS,
+    MOTIONS,
+    SHAPES,
+    SPEEDS,
+    MovingShapesReward,
+    Scene,
+    correct,
+    coverage,
+    measure,
+    parse_prompt,
+    raw_scores,
+)
+from scripts.tiny.clips import Clip, render, sample_clip
+from scripts.tiny.prompts import WORDINGS, prompt, scenes
+
+METRICS = ("VQ", "MQ", "TA")
+SCENES = random.Random(0).sample(scenes(), 24)
+PROMPTS = [prompt(scene, index % len(WORDINGS)) for index, scene in enumerate(SCENES)]
+OTHER_MOTION = {
+    motion: min(MOTIONS, key=lambda m: sum(a * b for a, b in zip(MOTIONS[m], MOTIONS[motion], strict=True)))
+    for motion in MOTIONS
+}
+
+
+def clips(wanted: list[Scene] = SCENES, seed: int = 1) -> list[Clip]:
+    rng = random.Random(seed)
+    return [sample_clip(scene, rng) for scene in wanted]
+
+
+def raw(videos: Tensor) -> dict[str, Tensor]:
+    return raw_scores(measure(videos), [parse_prompt(text) for text in PROMPTS])
+
+
+def changed(**changes: object) -> Tensor:
+    return render(clips([dataclasses.replace(scene, **changes) for scene in SCENES]))
+
+
+def next_of(vocabulary: dict, word: str) -> str:
+    words = list(vocabulary)
+    return words[(words.index(word) + 1) % len(words)]
+
+
+@pytest.fixture(scope="module")
+def truth() -> Tensor:
+    return render(clips())
+
+
+@given(st.sampled_from(scenes()), st.integers(0, len(WORDINGS) - 1))
+def test_every_wording_of_every_scene_is_read_back(scene: Scene, wording: int) -> None:
+    assert parse_prompt(prompt(scene, wording)) == scene
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a cat",
+        "a red circle",
+        "a red circle moves slowly",
+        "a red blue circle moves slowly to the left",
+        "a red circle moves slowly quickly to the left",
+        "a red circle moves slowly to the left and right",
+    ],
+)
+def test_a_prompt_without_exactly_one_of_each_word_is_not_read(text: str) -> None:
+    assert parse_prompt(text) is None
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_drawn_area_and_centroid_are_those_asked_for(shape: str) -> None:
+    mask = coverage(shape, torch.tensor([31.3, 33.8]), torch.tensor(9.0), 64, 64)
+    assert mask.sum().item() == pytest.approx(SHAPES[shape] * 81, rel=0.02)
+    grid = torch.arange(64) + 0.5
+    assert (mask.sum(0) * grid).sum() / mask.sum() == pytest.approx(31.3, abs=0.1)
+    assert (mask.sum(1) * grid).sum() / mask.sum() == pytest.approx(33.8, abs=0.1)
+
+
+def test_rendered_ground_truth_scores_at_the_top_of_every_metric(truth: Tensor) -> None:
+    scores = raw(truth)
+    assert all(scores[metric].min() > 0.85 and scores[metric].mean() > 0.93 for metric in METRICS)
+    assert correct(truth, PROMPTS).all()
+
+
+def noisy(videos: Tensor, spread: float) -> Tensor:
+    noise = torch.randn(videos.shape, generator=torch.Generator().manual_seed(0))
+    return (videos + spread * noise).clamp(0, 255).to(torch.uint8)
+
+
+def jittery(wanted: list[Scene]) -> Tensor:
+    generator, frames = torch.Generator().manual_seed(0), []
+    for index in range(17):
+        shift = 3 * torch.randn(len(wanted), 2, generator=generator)
+        moved = []
+        for clip, offset in zip(clips(wanted), shift.tolist(), strict=True):
+            centre = (clip.start[axis] + clip.velocity[axis] * index + offset[axis] for axis in (0, 1))
+            moved.append(dataclasses.replace(clip, start=tuple(min(max(value, 15), 49) for value in centre)))
+        frames.append(render(moved, num_frames=1))
+    return torch.cat(frames, dim=1)
+
+
+def flickering(videos: Tensor) -> Tensor:
+    gain = 1 + 0.1 * torch.randn(len(videos), 17, 1, 1, 1, generator=torch.Generator().manual_seed(0))
+    return (videos * gain).clamp(0, 255).to(torch.uint8)
+
+
+FAULTS = {
+    "noise": ("VQ", lambda videos: noisy(videos, 15)),
+    "flicker": ("VQ", flickering),
+    "static": ("MQ", lambda videos: videos[:, :1].expand_as(videos)),
+    "reversed": ("MQ", lambda videos: videos.flip(1)),
+    "jittery": ("MQ", lambda videos: jittery(SCENES)),
+    "teleporting": ("MQ", lambda videos: videos[:, torch.randperm(17, generator=torch.Generator().manual_seed(0))]),
+    "wrong colour": (
+        "TA",
+        lambda videos: render(
+            clips([dataclasses.replace(scene, colour=next_of(COLOURS, scene.colour)) for scene in SCENES])
+        ),
+    ),
+    "wrong shape": (
+        "TA",
+        lambda videos: render(
+            clips([dataclasses.replace(scene, shape=next_of(SHAPES, scene.shape)) for scene in SCENES])
+        ),
+    ),
+    "wrong direction": (
+        "MQ",
+        lambda videos: render(
+            clips([dataclasses.replace(scene, motion=OTHER_MOTION[scene.motion]) for scene in SCENES])
+        ),
+    ),
+    "wrong speed": (
+        "MQ",
+        lambda videos: render(
+            clips([dataclasses.replace(scene, speed=next_of(SPEEDS, scene.speed)) for scene in SCENES])
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_costs_every_video_on_the_metric_that_should_notice_it(truth: Tensor, fault: str) -> None:
+    metric, spoil = FAULTS[fault]
+    loss = raw(truth)[metric] - raw(spoil(truth))[metric]
+    assert loss.min() > 0.1 and loss.mean() > 0.3
+
+
+@pytest.mark.parametrize("fault", ["static", "reversed", "wrong direction", "wrong speed"])
+def test_a_fault_of_motion_costs_nothing_on_quality_and_alignment(truth: Tensor, fault: str) -> None:
+    spoilt = raw(FAULTS[fault][1](truth))
+    assert spoilt["VQ"].min() > 0.75 and spoilt["TA"].min() > 0.9
+
+
+def full_frame_colour() -> Tensor:
+    colours = torch.tensor([COLOURS[scene.colour] for scene in SCENES], dtype=torch.uint8)
+    return colours[:, None, None, None].expand(-1, 17, 64, 64, -1).clone()
+
+
+EXPLOITS = {
+    "black": lambda videos: torch.zeros_like(videos),
+    "frozen bright frame": lambda videos: torch.full_like(videos, 255),
+    "pure noise": lambda videos: torch.randint(
+        0, 256, videos.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    ),
+    "full-frame colour": lambda videos: full_frame_colour(),
+    "half the frame in the colour": lambda videos: torch.cat(
+        [videos[:, :, :, :32], full_frame_colour()[:, :, :, 32:]], 3
+    ),
+    "specks": lambda videos: render([dataclasses.replace(clip, radius=2.0) for clip in clips()]),
+    "giants": lambda videos: render([dataclasses.replace(clip, radius=26.0) for clip in clips()]),
+    "faint": lambda videos: (
+        128 + (render([dataclasses.replace(clip, background=(128,) * 3) for clip in clips()]).float() - 128) * 0.12
+    ).to(torch.uint8),
+    "off screen": lambda videos: render([dataclasses.replace(clip, start=(-30.0, -30.0)) for clip in clips()]),
+}
+
+
+@pytest.mark.parametrize("exploit", EXPLOITS)
+def test_a_cheap_exploit_loses_to_a_mediocre_honest_video_on_every_metric(truth: Tensor, exploit: str) -> None:
+    honest = render(clips([dataclasses.replace(scene, colour=next_of(COLOURS, scene.colour)) for scene in SCENES]))
+    mediocre, cheap = raw(noisy(honest, 6)), raw(EXPLOITS[exploit](truth))
+    assert all((mediocre[metric] > cheap[metric]).all() for metric in METRICS)
+
+
+def test_between_two_colours_or_two_shapes_the_score_lies_between(truth: Tensor) -> None:
+    blend = [
+        dataclasses.replace(
+            clip,
+            colour=tuple(
+                (a + b) // 2 for a, b in zip(clip.colour, COLOURS[next_of(COLOURS, scene.colour)], strict=True)
+            ),
+        )
+        for clip, scene in zip(clips(), SCENES, strict=True)
+    ]
+    right, half = raw(truth)["TA"], raw(render(blend))["TA"]
+    wrong = raw(FAULTS["wrong colour"][1](truth))["TA"]
+    assert (right > half).all() and (half.mean() > wrong.mean())
+
+
+def test_an_unreadable_prompt_is_nan_for_its_item_alone(truth: Tensor) -> None:
+    reward = MovingShapesReward()
+    scores = reward(truth[:3], [PROMPTS[0], "a cat", PROMPTS[2]])
+    alone = reward(truth[2:3], PROMPTS[2:3])
+    for metric in reward.metrics:
+        assert scores[metric].dtype == torch.float32
+        assert scores[metric].isnan().tolist() == [False, True, False]
+        torch.testing.assert_close(scores[metric][2:], alone[metric])
+
+
+def test_wrong_input_is_refused_with_what_was_received(truth: Tensor) -> None:
+    with pytest.raises(ValueError, match=r"uint8 .* received torch.float32"):
+        measure(truth.float())
+    with pytest.raises(ValueError, match="2 videos but 1 prompts"):
+        MovingShapesReward()(truth[:2], PROMPTS[:1])
+    with pytest.raises(ValueError, match="a cat"):
+        correct(truth[:1], ["a cat"])
+
+
+def test_another_frame_size_and_length_are_measured_alike() -> None:
+    large = render(clips(), num_frames=9, size=96)
+    scores = raw(large)
+    assert all(scores[metric].mean() > 0.9 for metric in METRICS)
+
+
+def test_sixty_four_videos_are_scored_in_about_a_second(truth: Tensor) -> None:
+    videos, prompts = truth.repeat(3, 1, 1, 1, 1)[:64], (PROMPTS * 3)[:64]
+    MovingShapesReward()(videos[:2], prompts[:2])
+    begin = time.process_time()
+    MovingShapesReward()(videos, prompts)
+    assert time.process_time() - begin < 4
