@@ -96,13 +96,12 @@ class Trainer:
     def _collect(self) -> Trajectory:
         """Sample and score the next round's videos; some are kept as mp4."""
         config, state = self.config, self.state
-        draws = [state.sampler.next_round() for _ in range(config.grpo.gradient_accumulation_steps)]
         trajectory = collect(
             self.update.pipeline,
             self.reward,
             self.update.guidance,
             self.prompts,
-            [assignment for draw in draws for assignment in draw],
+            state.sampler.next_round(config.grpo.gradient_accumulation_steps),
             round_index=state.round,
             config=config,
             timer=self.timer,

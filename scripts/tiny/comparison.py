@@ -45,7 +45,7 @@ def sample_held_out(trainer: Trainer, prompts: Sequence[Prompt]) -> Sampled:
         num_frames=settings.validate_video_length,
         size=parse_size(settings.validation_fixed_size),
         seed=settings.validation_global_seed,
-        batch_size=trainer.config.rollout.rollout_micro_batch_size,
+        batch_size=trainer.config.rollout.rollout_micro_batch_size or 16,
     )
     return Sampled(videos, trainer.validation.reward(videos, [prompt.text for prompt in prompts]))
 
