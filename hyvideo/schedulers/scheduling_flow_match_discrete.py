@@ -200,11 +200,6 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         sample_weight, velocity_weight, std = _per_row(weights, index, sample)
         return sample_weight * sample.float() + velocity_weight * velocity.float(), std
 
-    def ode_step(self, velocity: Tensor, sample: Tensor, index: int | Tensor) -> Tensor:
-        """Deterministic Euler step ``x - delta v`` for evaluation; arguments and errors as `transition`, float32."""
-        mean, _ = self.transition(velocity, sample, index, sde_type="ode", eta=0.0)
-        return mean
-
     @staticmethod
     def sample_next(mean: Tensor, std: Tensor, noise: Tensor) -> Tensor:
         """Draw ``x_next = mean + std * noise`` (float32, shape of mean); a deterministic step returns its mean."""

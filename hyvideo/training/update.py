@@ -31,7 +31,7 @@ class UpdateStats:
         kl_position: squared distance of policy and anchor means in units of the transition's variance, halved.
         kl_velocity: old minus new log-probability.
         kl: the weighted sum the controller sees.
-        clip_fraction: share of pairs whose ratio left the clip range.
+        clip_fraction: share of pairs whose gradient the clip removed.
         ratio_deviation: largest `|ratio - 1|` over pairs.
         mean_error: largest `|mean - rollout's mean| / std` over pairs and latent elements.
         grad_norm: norm before clipping.
