@@ -10,6 +10,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from hyvideo.config.loading import load_config
 from hyvideo.training.assembly import build_trainer
+from hyvideo.training.update import NonFiniteUpdateError
 
 
 def main() -> int:
@@ -22,7 +23,7 @@ def main() -> int:
         return 2
     try:
         trainer.train()
-    except RuntimeError as error:
+    except NonFiniteUpdateError as error:
         trainer.console.warning(str(error))
         return 1
     finally:

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,13 @@ Tensors = dict[str, dict[str, Tensor]]
 
 
 def save_train_state(
-    folder: Path, step: int, tensors: Tensors, facts: Mapping[str, Any], *, keep_last: int | None = None
+    folder: Path,
+    step: int,
+    tensors: Tensors,
+    facts: Mapping[str, Any],
+    *,
+    keep_last: int | None = None,
+    write_more: Callable[[Path], None] = lambda folder: None,
 ) -> Path:
     """Write checkpoint `folder/step_{step}`, point `latest` at it, then drop old ones.
 
@@ -35,6 +41,7 @@ def save_train_state(
         tensors: groups of named tensors (policy, optimizer, ...).
         facts: everything else, as JSON.
         keep_last: how many checkpoints to keep, this one included; None keeps all.
+        write_more: called with the unfinished folder to add files for other programs.
 
     Returns:
         The finished checkpoint's folder.
@@ -45,6 +52,7 @@ def save_train_state(
     partial.mkdir(parents=True)
     with _one_process():
         dcp.save(tensors, checkpoint_id=partial, no_dist=True)
+    write_more(partial)
     _write_synced(partial / FACTS, json.dumps({"format": FORMAT, "step": step, **facts}, indent=1))
     os.replace(partial, target)
     _write_synced(folder / f"{LATEST}.partial", target.name)

@@ -44,6 +44,8 @@ def build_trainer(config: Config, *, world_size: int = 1) -> Trainer:
             where it is the checkpoint or the weights themselves, the empty run folder.
     """
     check_layout(config.model.pretrained_model_root, config.model.pretrained_transformer_version)
+    if world_size != 1:
+        raise ValueError(f"{world_size} processes were started; this version trains in one (NPROC_PER_NODE=1).")
     check_config(config, world_size)
     prompts = read_prompts(config.data.train_video_csv)
     valid = read_prompts(config.data.valid_video_csv) if config.data.valid_video_csv else []

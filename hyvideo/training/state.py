@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from hyvideo.checkpoint.train_state import Tensors, load_tensors, read_facts, save_train_state
 from hyvideo.data.samplers import GroupSampler
 from hyvideo.grpo.kl_controller import KLController
-from hyvideo.models.parallelize import trainable_parameters
+from hyvideo.models.parallelize import save_lora, trainable_parameters
 from hyvideo.training.anchor import Anchor
 
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -50,7 +50,7 @@ class RunState:
     round: int = 0
 
     def save(self, folder: Path, *, keep_last: int | None) -> Path:
-        """Write a checkpoint into `folder` and return its path."""
+        """Write a checkpoint into `folder` and return its path; a LoRA run's has the adapter in `lora/` too."""
         facts = {
             "round": self.round,
             "config_hash": self.config_hash,
@@ -60,7 +60,14 @@ class RunState:
             "controller": self.controller.state_dict() if self.controller else None,
             "anchor_equals_policy": self.anchor.equals_policy if self.anchor else None,
         }
-        return save_train_state(folder, self.step, self._tensors(), facts, keep_last=keep_last)
+
+        def write_adapter(unfinished: Path) -> None:
+            if self.lora is not None:
+                save_lora(self.transformer, unfinished / "lora")
+
+        return save_train_state(
+            folder, self.step, self._tensors(), facts, keep_last=keep_last, write_more=write_adapter
+        )
 
     def load(self, checkpoint: Path) -> None:
         """Put `checkpoint` back: after this the run goes on as if it had never stopped.

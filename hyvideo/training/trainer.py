@@ -48,7 +48,7 @@ class Trainer:
         """Train to the end, or until a signal asks to stop.
 
         Raises:
-            RuntimeError: loss or gradient became non-finite; the message names the last good checkpoint.
+            NonFiniteUpdateError: loss or gradient became non-finite; the message names the last good checkpoint.
         """
         run, state = self.config.run, self.state
         if state.step == 0 and self.validation and self.config.validation.validate_at_step0:
@@ -140,7 +140,7 @@ class Trainer:
                 stats = self.update(trajectory, pairs, anchor_means, coefficient)
         except NonFiniteUpdateError as error:
             good = latest_checkpoint(self.folder.checkpoints)
-            raise RuntimeError(
+            raise NonFiniteUpdateError(
                 f"Update {state.step + 1}: {error} Last good checkpoint: {good or 'none was saved yet'}. "
                 "A lower learning_rate or max_grad_norm usually helps."
             ) from error
