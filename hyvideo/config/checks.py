@@ -139,17 +139,19 @@ def _rank_problems(cfg: Config, world_size: int) -> Iterator[str]:
 def _update_problems(cfg: Config) -> Iterator[str]:
     """More updates than there are (video, step) pairs to split over them."""
     grpo, num_steps = cfg.grpo, cfg.rollout.grpo_sampling_steps
-    if min(grpo.batch_size, num_steps) < 1 or not 0 < grpo.timestep_fraction <= 1:
+    num_videos = grpo.batch_size * grpo.gradient_accumulation_steps
+    if min(num_videos, num_steps) < 1 or not 0 < grpo.timestep_fraction <= 1:
         return  # an interval is already violated
     stochastic = num_steps - 1 if cfg.rollout.sde_type == "cps" else num_steps
     if stochastic < 1:
         yield "grpo_sampling_steps is 1, but the last step of sde_type cps is deterministic: use at least 2 steps"
         return
     trained = max(1, math.ceil(grpo.timestep_fraction * stochastic - 1e-9))
-    if grpo.updates_per_rollout > grpo.batch_size * trained:
+    if grpo.updates_per_rollout > num_videos * trained:
         yield (
             f"updates_per_rollout is {grpo.updates_per_rollout}, but a rank has batch_size {grpo.batch_size} x "
-            f"{trained} trained steps = {grpo.batch_size * trained} (video, step) pairs to split: lower it to that"
+            f"gradient_accumulation_steps {grpo.gradient_accumulation_steps} x {trained} trained steps = "
+            f"{num_videos * trained} (video, step) pairs to split: lower it to that"
         )
 
 

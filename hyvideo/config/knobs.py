@@ -77,7 +77,7 @@ def _read_schema() -> dict[str, Knob]:
         texts = _manual_texts(group.type)
         for name, hint in typing.get_type_hints(group.type).items():
             value = getattr(getattr(defaults, group.name), name)
-            knobs[name] = _knob(group.name, name, hint, value, texts[name])
+            knobs[name] = _knob(group.name, name, hint, value, texts.get(name, ""))
     return knobs
 
 

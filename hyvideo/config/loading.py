@@ -145,7 +145,7 @@ def _prepared(knob: Knob, value: object) -> object:
         value = [value]
     for leaf in _leaves(value):
         if isinstance(leaf, bool):
-            raise ValueError("YAML reads yes, no, on, off, true and false as booleans: quote it to make it text")
+            raise ValueError("that is a boolean, as YAML reads yes, no, on and off too, unless they are quoted")
         if isinstance(leaf, str):
             _refuse_marks(leaf)
     return value

@@ -83,9 +83,14 @@ class GroupSampler:
         """Number of the round that `next_round` deals next."""
         self._groups_dealt = 0
 
-    def next_round(self) -> list[Assignment]:
-        """This rank's videos of the next round, `batch_size` of them, and move on by one round."""
-        num_groups = self.batch_size * self.dp_size // self.num_generations
+    def next_round(self, num_rollouts: int = 1) -> list[Assignment]:
+        """This rank's videos of the next round, `num_rollouts` x `batch_size` of them, and move on by one round.
+
+        Args:
+            num_rollouts: rollouts in the round (`gradient_accumulation_steps`), dealt one after another.
+        """
+        per_rollout = self.batch_size * self.dp_size
+        num_groups = num_rollouts * per_rollout // self.num_generations
         prompts = self._prompts(self._groups_dealt, num_groups)
         self.round += 1
         self._groups_dealt += num_groups
@@ -95,8 +100,8 @@ class GroupSampler:
             first = earlier[prompt]
             earlier[prompt] += self.num_generations
             videos += [Assignment(prompt, generation) for generation in range(first, earlier[prompt])]
-        start = self.dp_rank * self.batch_size
-        return videos[start : start + self.batch_size]
+        starts = range(self.dp_rank * self.batch_size, len(videos), per_rollout)
+        return [video for start in starts for video in videos[start : start + self.batch_size]]
 
     def _prompts(self, first: int, count: int) -> list[int]:
         """Entries [first, first + count) of the endless row of permutations, one per epoch."""

@@ -51,7 +51,8 @@ class RolloutConfig:
     the same."""
 
     save_rollout_videos: bool = True
-    """Write rollout videos as mp4 under `rollouts/` of the run folder at every save_interval."""
+    """Write a round's videos as mp4 under `rollouts/` of the run folder: the first round's, then one round's per
+    save_interval."""
 
 
 @dataclass
@@ -88,7 +89,8 @@ class GrpoConfig:
     everywhere: clipping and the velocity KL only act from 2 on."""
 
     mini_batch_size_per_update: int = 1
-    """Samples per forward and backward pass of the update on one rank. Larger is faster and takes more memory."""
+    """(video, step) pairs per forward and backward pass of the update on one rank. Larger is faster and takes more
+    memory."""
 
     gradient_accumulation_steps: int = 1
     """Rollouts of batch_size videos per rank collected for one round; every update averages over all of them.

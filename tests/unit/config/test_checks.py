@@ -83,10 +83,10 @@ def test_ranks_that_do_not_divide_are_named_with_all_numbers(base, argv, world_s
         (["--sde_type", "cps", "--grpo_sampling_steps", "1"], "use at least 2 steps"),
         (
             ["--updates_per_rollout", "81"],
-            "updates_per_rollout is 81, but a rank has batch_size 4 x 20 trained steps = 80",
+            "updates_per_rollout is 81, but a rank has batch_size 4 x gradient_accumulation_steps 1 x 20",
         ),
-        (["--updates_per_rollout", "77", "--sde_type", "cps"], "batch_size 4 x 19 trained steps = 76"),
-        (["--updates_per_rollout", "41", "--timestep_fraction", "0.5"], "batch_size 4 x 10 trained steps = 40"),
+        (["--updates_per_rollout", "77", "--sde_type", "cps"], "19 trained steps = 76"),
+        (["--updates_per_rollout", "41", "--timestep_fraction", "0.5"], "10 trained steps = 40"),
         (["--kl_min_coef", "1e-4"], "kl_min_coef 0.0001 lies above its ceiling kl_weight 1e-05"),
         (["--dual_kl_moving_weight", "0", "--dual_kl_step_weight", "0"], "dual_kl_step_weight are both 0"),
         (["--reward_weights", "{}"], "reward_weights needs at least one metric"),
@@ -109,7 +109,13 @@ def test_a_broken_rule_says_what_was_received_and_what_to_do(base, argv, message
 
 
 @pytest.mark.parametrize(
-    "argv", [["--timestep_fraction", "1"], ["--resume_from_checkpoint", "latest"], ["--sde_type", "cps"]]
+    "argv",
+    [
+        ["--updates_per_rollout", "160", "--gradient_accumulation_steps", "2"],
+        ["--timestep_fraction", "1"],
+        ["--resume_from_checkpoint", "latest"],
+        ["--sde_type", "cps"],
+    ],
 )
 def test_values_at_the_edge_pass(base, argv):
     assert problems([*base, *argv]) == []

@@ -159,7 +159,7 @@ def test_a_wrong_flag_is_named_with_what_was_expected_and_received(argv, message
         ("max_steps: true", "run.yaml: max_steps: expected a whole number; received True"),
         ("use_lora: 2", "run.yaml: use_lora: expected true or false; received 2"),
         ("eta: null", "run.yaml: eta: expected a number; received None"),
-        ("negative_prompt: no", "quote it to make it text"),
+        ("negative_prompt: no", "unless they are quoted"),
         ("negative_prompt: ${run.output_dir}", "are not expanded here"),
         ("negative_prompt: ${", "run.yaml"),
         ("eta: ???", "run.yaml: eta: expected a number; received '???'"),

@@ -106,6 +106,19 @@ def test_a_state_continues_the_epoch_on_another_number_of_ranks():
     assert seen == Counter(range(12))
 
 
+@settings(deadline=None)
+@given(layouts(), st.integers(2, 4))
+def test_rollouts_of_one_round_are_dealt_in_turn_and_hold_no_video_twice(layout, num_rollouts):
+    together, apart = samplers(*layout), samplers(*layout)
+    rounds = [rank.next_round(num_rollouts) for rank in together]
+    for rank, videos in zip(apart, rounds, strict=True):
+        one_by_one = [video for _ in range(num_rollouts) for video in rank.next_round()]
+        assert [video.prompt_index for video in videos] == [video.prompt_index for video in one_by_one]
+    everything = [video for videos in rounds for video in videos]
+    assert len(set(everything)) == len(everything) == num_rollouts * layout[1] * layout[3]
+    assert together[0].round == 1
+
+
 def test_fewer_prompts_than_groups_give_further_generations():
     (rank,) = samplers(num_prompts=1, batch_size=4, num_generations=2, dp_size=1)
     assert rank.next_round() == [Assignment(0, generation) for generation in range(4)]

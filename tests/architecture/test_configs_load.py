@@ -1,0 +1,99 @@
+"""Every committed YAML file loads, says only what it should, and passes the checks at its number of ranks."""
+
+from pathlib import Path
+
+import pytest
+
+from hyvideo.config.checks import check_config
+from hyvideo.config.loading import load_config
+from hyvideo.config.sizes import RolloutSizes, rollout_sizes
+from hyvideo.data.prompts import read_prompts
+
+ROOT = Path(__file__).parents[2]
+WORLD_SIZES = {"configs/tiny.yaml": 1, "configs/sage_8gpu.yaml": 8, "configs/sage_64gpu.yaml": 64}
+PIECES = [f"configs/method/{name}.yaml" for name in ("sage", "dance", "flow", "cps")]
+PIECES += [f"configs/kl/{name}.yaml" for name in ("none", "fixed", "step", "moving", "dual")]
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch):
+    """Paths in configs are relative to the project's root."""
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.fixture
+def prompt_flags(tmp_path):
+    """Flags that give prompts, as a user of the large configs passes them."""
+    (tmp_path / "prompts.csv").write_text("prompt\na cat\n")
+    csv = str(tmp_path / "prompts.csv")
+    return ["--train_video_csv", csv, "--valid_video_csv", csv]
+
+
+def test_the_lists_above_name_every_committed_config():
+    committed = {path.relative_to(ROOT).as_posix() for path in (ROOT / "configs").rglob("*") if path.is_file()}
+    assert committed == {*WORLD_SIZES, *PIECES}
+
+
+@pytest.mark.parametrize("file", [*WORLD_SIZES, *PIECES])
+def test_every_config_begins_with_a_line_that_says_what_it_is(file):
+    first = Path(file).read_text(encoding="utf-8").splitlines()[0]
+    assert first.startswith("# ") and first.endswith(".")
+
+
+@pytest.mark.parametrize("file", WORLD_SIZES)
+def test_every_config_runs_on_its_number_of_ranks(file, prompt_flags):
+    check_config(load_config(["--config", file, *prompt_flags]), WORLD_SIZES[file])
+
+
+@pytest.mark.parametrize("piece", PIECES)
+@pytest.mark.parametrize("file", WORLD_SIZES)
+def test_every_method_and_kl_strategy_can_be_merged_over_every_config(file, piece, prompt_flags):
+    check_config(load_config(["--config", file, piece, *prompt_flags]), WORLD_SIZES[file])
+
+
+@pytest.mark.parametrize("file", ["configs/sage_8gpu.yaml", "configs/sage_64gpu.yaml"])
+def test_the_large_configs_say_that_prompts_are_missing(file):
+    with pytest.raises(ValueError, match="train_video_csv is empty"):
+        check_config(load_config(["--config", file]), WORLD_SIZES[file])
+
+
+def test_the_64_gpu_config_is_the_papers_recipe():
+    assert rollout_sizes(load_config(["--config", "configs/sage_64gpu.yaml"]), 64) == RolloutSizes(32, 64, 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("sage", "sage_grpo"), ("dance", "dance_grpo"), ("flow", "flow_grpo"), ("cps", "cps")],
+)
+def test_a_method_changes_the_transition_alone(name, expected):
+    cfg, plain = load_config(["--config", f"configs/method/{name}.yaml"]), load_config([])
+    assert cfg.rollout.sde_type == expected
+    cfg.rollout.sde_type, cfg.run.run_name = plain.rollout.sde_type, plain.run.run_name
+    assert cfg == plain
+
+
+@pytest.mark.parametrize(
+    ("name", "weight", "moving", "dual", "moving_weight"),
+    [
+        ("none", 0.0, True, True, 1.0),
+        ("fixed", 1e-5, False, False, 1.0),
+        ("step", 1e-5, True, True, 0.0),
+        ("moving", 1e-5, True, False, 1.0),
+        ("dual", 1e-5, True, True, 1.0),
+    ],
+)
+def test_kl_strategies_are_those_of_the_papers_figure_8(name, weight, moving, dual, moving_weight):
+    kl = load_config(["--config", f"configs/kl/{name}.yaml"]).kl
+    assert (kl.kl_weight, kl.use_moving_KL, kl.use_dual_kl, kl.dual_kl_moving_weight) == (
+        weight,
+        moving,
+        dual,
+        moving_weight,
+    )
+
+
+def test_the_bundled_prompts_of_the_tiny_config_are_there_and_readable():
+    data = load_config(["--config", "configs/tiny.yaml"]).data
+    train, valid = read_prompts(data.train_video_csv), read_prompts(data.valid_video_csv)
+    assert len(train) >= 8 and len(valid) >= 8
+    assert not {prompt.text for prompt in train} & {prompt.text for prompt in valid}

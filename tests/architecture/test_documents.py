@@ -1,0 +1,168 @@
+"""What the documents point to exists: code of the paper-to-code table, files of the README's commands and links."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAM_FOLDERS = ("assets/", "benchmarks/", "configs/", "docs/", "hyvideo/", "scripts/", "tests/")
+
+
+def table_references(markdown: str) -> list[str]:
+    """Backticked texts with a path in them from all columns but the first (the paper's side) of every table row."""
+    rows = [line.strip() for line in markdown.splitlines() if line.strip().startswith("|")]
+    cells = [cell for row in rows for cell in row.strip("|").split("|")[1:]]
+    return [
+        text
+        for cell in cells
+        for text in re.findall(r"`([^`]+)`", cell)
+        if re.search(r"/|\.py\b|\.sh\b|\.yaml\b", text)
+    ]
+
+
+def defined_names(tree: ast.AST, prefix: str = "") -> Iterator[str]:
+    """Names a module defines: functions, classes, `Class.member`, and assigned names."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield prefix + node.name
+        if isinstance(node, ast.ClassDef):
+            yield from defined_names(node, f"{prefix}{node.name}.")
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (prefix + target.id for target in targets if isinstance(target, ast.Name))
+
+
+def resolves(reference: str, root: Path) -> bool:
+    """Whether `path` or `path::name` is in the tree."""
+    path, _, name = reference.partition("::")
+    if not (root / path).exists():
+        return False
+    if not name:
+        return True
+    return name in set(defined_names(ast.parse((root / path).read_text(encoding="utf-8"))))
+
+
+def commands(markdown: str) -> list[str]:
+    """Lines of the fenced blocks that hold shell commands, continued lines joined, comments cut off."""
+    blocks = re.findall(r"^```(?:bash|sh|shell|console)\n(.*?)^```", markdown, flags=re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [line.split(" #")[0].strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+
+
+def missing_of_command(command: str, root: Path) -> list[str]:
+    """Programs, modules, make targets and project files a command names that are not there."""
+    words = command.replace("'", " ").replace('"', " ").split()
+    missing = []
+    for before, word in zip(["", *words], words, strict=False):
+        name = word.removeprefix("./")
+        is_program = (
+            before in ("python", "python3", "bash", "sh", "source", ".") or word.startswith("./") and not before
+        )
+        if before == "-m":
+            module = root / name.replace(".", "/")
+            known = module.with_suffix(".py").exists() or module.is_dir() or not name.startswith(("scripts", "hyvideo"))
+        elif before == "make" and re.fullmatch(r"[a-z-]+", word):
+            known = re.search(rf"^{word}:", (root / "Makefile").read_text(encoding="utf-8"), re.MULTILINE) is not None
+        elif re.search(r"[$<>*{}=]", word) or word.startswith(("-", ".venv/")):
+            known = True  # filled in by the reader, an option, or made by `make setup`
+        elif is_program or name.startswith(PROGRAM_FOLDERS):
+            known = (root / name).exists()
+        else:
+            known = True
+        if not known:
+            missing.append(word)
+    return missing
+
+
+def missing_links(markdown: str, folder: Path) -> list[str]:
+    """Relative links and images whose target is not there."""
+    targets = re.findall(r"\]\(([^)\s]+)\)", markdown)
+    local = [target.partition("#")[0] for target in targets if not re.match(r"[a-z]+:|#", target)]
+    return [target for target in local if not (folder / target).exists()]
+
+
+def test_every_row_of_the_paper_to_code_table_names_code_that_exists():
+    references = table_references((ROOT / "docs/paper_to_code.md").read_text(encoding="utf-8"))
+    assert len([reference for reference in references if "::" in reference]) >= 10
+    assert [reference for reference in references if not resolves(reference, ROOT)] == []
+
+
+def test_every_command_of_the_readme_names_files_that_exist():
+    found = commands((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(found) >= 3
+    assert [f"{command}: {missing}" for command in found if (missing := missing_of_command(command, ROOT))] == []
+
+
+@pytest.mark.parametrize(
+    "document", sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md")), ids=lambda path: path.name
+)
+def test_every_relative_link_leads_somewhere(document):
+    assert missing_links(document.read_text(encoding="utf-8"), document.parent) == []
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A small project with one module, one config and one make target."""
+    (tmp_path / "hyvideo/grpo").mkdir(parents=True)
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "hyvideo/grpo/kl.py").write_text("LIMIT: int = 3\nclass A:\n    def step(self): ...\ndef dual(): ...\n")
+    (tmp_path / "configs/tiny.yaml").touch()
+    (tmp_path / "post_train.py").touch()
+    (tmp_path / "Makefile").write_text("demo: setup\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("reference", "expected"),
+    [
+        ("hyvideo/grpo", True),
+        ("hyvideo/grpo/kl.py", True),
+        ("hyvideo/grpo/kl.py::dual", True),
+        ("hyvideo/grpo/kl.py::A.step", True),
+        ("hyvideo/grpo/kl.py::LIMIT", True),
+        ("hyvideo/grpo/kl.py::step", False),
+        ("hyvideo/grpo/kl.py::position", False),
+        ("hyvideo/grpo/anchor.py::dual", False),
+        ("hyvideo/grpo/anchor.py", False),
+    ],
+)
+def test_a_reference_resolves_only_to_what_is_defined(tree, reference, expected):
+    assert resolves(reference, tree) is expected
+
+
+def test_table_references_leave_out_the_papers_side_and_plain_words():
+    table = (
+        "text `a/b.py`\n| Paper | Code |\n|---|---|\n| `old/c.py`, Eq. 5 | `x/y.py::f`, flag `eta`, [`z.sh`](z.sh) |\n"
+    )
+    assert table_references(table) == ["x/y.py::f", "z.sh"]
+
+
+@pytest.mark.parametrize(
+    ("command", "missing"),
+    [
+        ("python post_train.py --config configs/tiny.yaml --output_dir outputs/x", []),
+        ("make demo", []),
+        ("MODEL=$HOME/x bash $SCRIPT configs/<name>.yaml", []),
+        ("python -m pytest -q", []),
+        ("python train.py", ["train.py"]),
+        ("python post_train.py --config configs/big.yaml", ["configs/big.yaml"]),
+        ("make demos", ["demos"]),
+        ("./run.sh", ["./run.sh"]),
+        ("python -m scripts.tiny.demo", ["scripts.tiny.demo"]),
+    ],
+)
+def test_a_commands_missing_files_are_found(tree, command, missing):
+    assert missing_of_command(command, tree) == missing
+
+
+def test_commands_are_read_from_shell_blocks_alone():
+    markdown = "```bash\n# a comment\nmake demo   # says\npython a.py \\\n  --x\n```\n```\nnot this\n```\n"
+    assert [" ".join(command.split()) for command in commands(markdown)] == ["make demo", "python a.py --x"]
+
+
+def test_broken_links_are_found_and_web_addresses_left_alone(tree):
+    markdown = "[a](configs/tiny.yaml#l3) ![b](docs/none.png) [c](https://example.org) [d](#top)"
+    assert missing_links(markdown, tree) == ["docs/none.png"]
