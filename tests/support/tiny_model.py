@@ -1,0 +1,99 @@
+"""A random HunyuanVideo-1.5 of the real classes, small enough to train in a test: 5x32x32 videos, 2x2x2 latents."""
+
+from pathlib import Path
+
+import torch
+from diffusers import (
+    AutoencoderKLHunyuanVideo15,
+    ClassifierFreeGuidance,
+    FlowMatchEulerDiscreteScheduler,
+    HunyuanVideo15Pipeline,
+    HunyuanVideo15Transformer3DModel,
+)
+from torch import nn
+from transformers import ByT5Tokenizer, Qwen2_5_VLTextConfig, Qwen2_5_VLTextModel, T5Config, T5EncoderModel
+
+from scripts.tiny.components import build_tokenizer
+
+LATENT_CHANNELS = 4
+TEXT_WIDTH = 32
+GLYPH_WIDTH = 16
+IMAGE_WIDTH = 20
+SHIFT = 3.0
+
+
+def build_transformer(seed: int = 0) -> HunyuanVideo15Transformer3DModel:
+    """Make a transformer of two blocks of width 32 in which every condition moves the output visibly."""
+    torch.manual_seed(seed)
+    transformer = HunyuanVideo15Transformer3DModel(
+        in_channels=2 * LATENT_CHANNELS + 1,
+        out_channels=LATENT_CHANNELS,
+        num_attention_heads=2,
+        attention_head_dim=16,
+        num_layers=2,
+        num_refiner_layers=1,
+        text_embed_dim=TEXT_WIDTH,
+        text_embed_2_dim=GLYPH_WIDTH,
+        image_embed_dim=IMAGE_WIDTH,
+        rope_axes_dim=(4, 6, 6),
+        target_size=32,
+        task_type="t2v",
+    )
+    for parameter in transformer.parameters():
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=parameter[0].numel() ** -0.5)
+    return transformer.eval()
+
+
+def build_vae(seed: int = 0) -> AutoencoderKLHunyuanVideo15:
+    """Make a VAE with the real compression (16 in space, 4 in time) and a scaling factor that is not 1."""
+    torch.manual_seed(seed)
+    return AutoencoderKLHunyuanVideo15(
+        latent_channels=LATENT_CHANNELS,
+        block_out_channels=(4, 4, 4, 8, 8),
+        layers_per_block=0,
+        scaling_factor=0.7,
+    ).eval()
+
+
+def build_text_encoder(vocab_size: int, seed: int = 0) -> Qwen2_5_VLTextModel:
+    """Make a language model of four layers, of which the pipeline reads the state before the last two."""
+    torch.manual_seed(seed)
+    config = Qwen2_5_VLTextConfig(
+        vocab_size=vocab_size,
+        hidden_size=TEXT_WIDTH,
+        intermediate_size=48,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=2048,
+        initializer_range=0.2,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return Qwen2_5_VLTextModel(config).eval()
+
+
+def build_glyph_encoder(seed: int = 0) -> T5EncoderModel:
+    """Make a ByT5 of one layer."""
+    torch.manual_seed(seed)
+    config = T5Config(vocab_size=384, d_model=GLYPH_WIDTH, d_kv=8, d_ff=24, num_layers=1, num_heads=2)
+    return T5EncoderModel(config).eval()
+
+
+def save_tiny_model(folder: Path) -> Path:
+    """Write the whole model to `folder` in the diffusers layout, as the stock pipeline does; float32."""
+    tokenizer = build_tokenizer()
+    pipeline = HunyuanVideo15Pipeline(
+        text_encoder=build_text_encoder(len(tokenizer)),
+        tokenizer=tokenizer,
+        transformer=build_transformer(),
+        vae=build_vae(),
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=SHIFT),
+        text_encoder_2=build_glyph_encoder(),
+        tokenizer_2=ByT5Tokenizer(),
+        guider=ClassifierFreeGuidance(guidance_scale=1.0),
+    )
+    pipeline.save_pretrained(folder)
+    return folder

@@ -1,0 +1,162 @@
+"""Trimmed attention: the numbers of the stock transformer without its padding and its dense mask."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from diffusers import HunyuanVideo15Transformer3DModel
+from torch import Tensor
+
+from hyvideo.models.attention import install_attention
+from tests.support.tiny_model import GLYPH_WIDTH, IMAGE_WIDTH, LATENT_CHANNELS, TEXT_WIDTH, build_transformer
+
+NUM_VIDEO = 3 * 2 * 4
+BATCHES = {
+    "one prompt": {"text": [7], "glyph": [0]},
+    "one prompt with a glyph text": {"text": [7], "glyph": [5]},
+    "prompts of one length": {"text": [9, 9], "glyph": [0, 0]},
+    "prompts of three lengths": {"text": [7, 20, 3], "glyph": [0, 0, 0]},
+    "glyph texts in some rows": {"text": [7, 20, 3], "glyph": [4, 0, 9]},
+    "glyph texts that even the lengths out": {"text": [4, 9], "glyph": [5, 0]},
+    "no padding at all": {"text": [1000], "glyph": [256]},
+    "a start image": {"text": [7, 20], "glyph": [0, 6], "image": True},
+}
+
+
+def inputs(text: list[int], glyph: list[int], image: bool = False, seed: int = 0) -> dict[str, Any]:
+    """Padded as the stock pipeline pads: 1000 text, 256 glyph and 729 vision tokens; noise where padding is."""
+    generator = torch.Generator().manual_seed(seed)
+    batch = len(text)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    def mask(lengths: list[int], size: int) -> Tensor:
+        return (torch.arange(size) < torch.tensor(lengths)[:, None]).float()
+
+    return {
+        "hidden_states": normal(batch, 2 * LATENT_CHANNELS + 1, 3, 2, 4),
+        "timestep": torch.tensor([900.0, 500.5, 20.25])[:batch],
+        "encoder_hidden_states": normal(batch, 1000, TEXT_WIDTH),
+        "encoder_attention_mask": mask(text, 1000),
+        "encoder_hidden_states_2": normal(batch, 256, GLYPH_WIDTH),
+        "encoder_attention_mask_2": mask(glyph, 256),
+        "image_embeds": normal(batch, 729, IMAGE_WIDTH) * image,
+        "return_dict": False,
+    }
+
+
+def stock_and_trimmed() -> tuple[HunyuanVideo15Transformer3DModel, HunyuanVideo15Transformer3DModel]:
+    stock = build_transformer()
+    return stock, install_attention(copy.deepcopy(stock))
+
+
+def assert_gradients_agree(stock: torch.nn.Module, trimmed: torch.nn.Module) -> None:
+    """Compare every parameter's gradient, but the refiner's key bias.
+
+    A bias on all keys shifts all logits of a softmax alike: its true gradient is 0, what is computed is rounding.
+    """
+    others = dict(trimmed.named_parameters())
+    for name, parameter in stock.named_parameters():
+        if "refiner_blocks" in name and name.endswith("to_k.bias"):
+            continue
+        other = others[name].grad
+        if parameter.grad is None:
+            assert other is None, name
+            continue
+        error, scale = (parameter.grad - other).norm(), parameter.grad.norm()
+        assert error <= 1e-5 * scale, f"{name}: {error / scale}"
+
+
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+def test_output_and_every_gradient_are_those_of_the_stock_attention(batch: dict[str, Any]):
+    stock, trimmed = stock_and_trimmed()
+    call = inputs(**batch)
+    expected, received = stock(**call)[0], trimmed(**call)[0]
+    assert (expected - received).abs().max() <= 1e-6 * expected.abs().max()
+
+    weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1))
+    (expected * weights).sum().backward()
+    (received * weights).sum().backward()
+    assert_gradients_agree(stock, trimmed)
+
+
+def test_gradients_agree_when_blocks_are_recomputed_after_two_forward_passes():
+    stock, trimmed = stock_and_trimmed()
+    trimmed.enable_gradient_checkpointing()
+    calls = [inputs([7, 20, 3], [4, 0, 9]), inputs([11, 2, 30], [0, 0, 3], seed=1)]
+    for model in (stock, trimmed):
+        outputs = [model(**call)[0] for call in calls]
+        (outputs[0].square().sum() - outputs[1].sum()).backward()
+    assert_gradients_agree(stock, trimmed)
+
+
+def test_what_lies_in_the_padding_does_not_matter():
+    _, trimmed = stock_and_trimmed()
+    call = inputs([7, 20, 3], [4, 0, 9])
+    expected = trimmed(**call)[0]
+    for suffix in ("", "_2"):
+        padding = call[f"encoder_attention_mask{suffix}"] == 0
+        call[f"encoder_hidden_states{suffix}"][padding] = 1e3
+    assert torch.equal(trimmed(**call)[0], expected)
+
+
+def test_arguments_may_be_positional():
+    _, trimmed = stock_and_trimmed()
+    call = inputs([7, 3], [4, 0])
+    names = ("hidden_states", "timestep", "encoder_hidden_states", "encoder_attention_mask")
+    positional = [call[name] for name in names]
+    rest = {name: value for name, value in call.items() if name not in names}
+    assert torch.equal(trimmed(*positional, **rest)[0], trimmed(**call)[0])
+
+
+@pytest.fixture
+def attention_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, tuple[int, ...] | None]]:
+    """Record (number of keys, shape of the mask) of every call of scaled dot-product attention."""
+    calls = []
+    attend = F.scaled_dot_product_attention
+
+    def spy(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
+        calls.append((key.shape[-2], None if attn_mask is None else tuple(attn_mask.shape)))
+        return attend(query, key, value, attn_mask=attn_mask, **kwargs)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    return calls
+
+
+def test_prompts_of_one_length_need_no_mask_and_no_padded_key(attention_calls: list):
+    _, trimmed = stock_and_trimmed()
+    trimmed(**inputs([9, 9], [0, 0]))
+    refiner, *blocks = attention_calls
+    assert refiner == (9, None)
+    assert blocks == [(NUM_VIDEO + 9, None)] * 2
+
+
+def test_prompts_of_several_lengths_share_a_key_mask_not_a_dense_one(attention_calls: list):
+    _, trimmed = stock_and_trimmed()
+    trimmed(**inputs([7, 20, 3], [4, 0, 25]))
+    longest = 28  # of the rows' 11, 20 and 28 valid tokens
+    refiner, *blocks = attention_calls
+    assert refiner[0] == 20
+    assert blocks == [(NUM_VIDEO + longest, (3, 1, 1, NUM_VIDEO + longest))] * 2
+
+
+@pytest.mark.parametrize("name", ["encoder_attention_mask", "encoder_attention_mask_2"])
+def test_a_mask_with_a_gap_is_refused(name: str):
+    _, trimmed = stock_and_trimmed()
+    call = inputs([7, 20, 3], [4, 6, 9])
+    call[name][1, 2] = 0
+    with pytest.raises(ValueError, match=f"{name} must be right-padded.*gaps"):
+        trimmed(**call)
+
+
+def test_installing_twice_is_refused():
+    with pytest.raises(ValueError, match="already has the trimmed attention"):
+        install_attention(install_attention(build_transformer()))
+
+
+def test_a_sequence_parallel_group_is_refused_as_long_as_there_is_no_implementation():
+    with pytest.raises(ValueError, match="sp_group=None"):
+        install_attention(build_transformer(), sp_group=object())

@@ -1,0 +1,84 @@
+"""A weights folder that cannot be loaded is refused with everything that is missing and how to get it."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hyvideo.models.layout import (
+    DIFFUSERS_COMPONENTS,
+    HOW_TO_GET,
+    check_diffusers_layout,
+    check_layout,
+    is_diffusers_layout,
+    original_files,
+)
+
+
+@pytest.fixture
+def copied_root(tiny_root: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(tiny_root, tmp_path / "copy")
+
+
+def make_original(root: Path, version: str) -> Path:
+    for folder, patterns in original_files(version).items():
+        for pattern in patterns:
+            path = root / folder / pattern.replace("*", "model")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+    return root
+
+
+def test_a_complete_model_is_accepted(tiny_root: Path):
+    assert is_diffusers_layout(tiny_root)
+    assert check_layout(tiny_root, "480p_t2v") == tiny_root
+
+
+def test_all_missing_components_are_named_at_once_with_the_way_to_get_them(copied_root: Path):
+    shutil.rmtree(copied_root / "vae")
+    shutil.rmtree(copied_root / "tokenizer_2")
+    with pytest.raises(ValueError, match=rf"'{copied_root}' lacks vae, tokenizer_2;") as error:
+        check_layout(copied_root, "480p_t2v")
+    assert HOW_TO_GET in str(error.value)
+
+
+def test_a_component_that_is_an_empty_folder_is_missing(copied_root: Path):
+    shutil.rmtree(copied_root / "text_encoder")
+    (copied_root / "text_encoder").mkdir()
+    with pytest.raises(ValueError, match="lacks text_encoder;"):
+        check_diffusers_layout(copied_root)
+
+
+def test_an_empty_folder_lacks_every_component(tmp_path: Path):
+    with pytest.raises(ValueError, match=f"lacks {', '.join(DIFFUSERS_COMPONENTS)};"):
+        check_diffusers_layout(tmp_path)
+
+
+@pytest.mark.parametrize("root", ["absent", "."])
+def test_a_folder_without_any_model_lists_the_files_of_the_published_layout(tmp_path: Path, root: str):
+    with pytest.raises(ValueError, match="missing for version 720p_i2v") as error:
+        check_layout(tmp_path / root, "720p_i2v")
+    message = str(error.value)
+    for folder in original_files("720p_i2v"):
+        assert folder in message
+    assert "siglip" in message
+    assert "assets/tiny" in message or "configs/tiny.yaml" in message
+
+
+def test_text_to_video_needs_no_vision_encoder():
+    assert "vision_encoder/siglip" in original_files("480p_i2v")
+    assert "vision_encoder/siglip" not in original_files("480p_t2v")
+
+
+def test_only_what_is_missing_of_the_published_layout_is_listed(tmp_path: Path):
+    root = make_original(tmp_path, "480p_t2v")
+    (root / "vae" / "config.json").unlink()
+    with pytest.raises(ValueError, match="missing") as error:
+        check_layout(root, "480p_t2v")
+    assert f"{root / 'vae'}: config.json" in str(error.value)
+    assert "text_encoder" not in str(error.value)
+
+
+def test_the_published_layout_is_recognised_though_it_cannot_be_loaded_yet(tmp_path: Path):
+    with pytest.raises(ValueError, match="original layout, which this version cannot load yet"):
+        check_layout(make_original(tmp_path, "480p_t2v"), "480p_t2v")

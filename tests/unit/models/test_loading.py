@@ -1,0 +1,126 @@
+"""Loading is strict: what is not exactly the model of the config is an error that names what is wrong."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import HunyuanVideo15Pipeline, HunyuanVideo15Transformer3DModel
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from hyvideo.models.loading import load_pipeline, load_transformer, load_vae
+from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+
+NETWORKS = ("transformer", "vae", "text_encoder", "text_encoder_2")
+Weights = dict[str, Tensor]
+
+
+def weights_file(root: Path, component: str) -> Path:
+    (path,) = (root / component).glob("*.safetensors")
+    return path
+
+
+@pytest.fixture
+def copy_with(tiny_root: Path, tmp_path: Path) -> Callable[[str, Callable[[Weights], None]], Path]:
+    """Copy the model with the weights of one component edited in place by a function."""
+
+    def make(component: str, edit: Callable[[Weights], None]) -> Path:
+        root = shutil.copytree(tiny_root, tmp_path / "copy")
+        weights = load_file(weights_file(root, component))
+        edit(weights)
+        save_file(weights, weights_file(root, component), metadata={"format": "pt"})
+        return root
+
+    return make
+
+
+def load(root: Path, **dtypes: torch.dtype) -> HunyuanVideo15Pipeline:
+    return load_pipeline(root, scheduler=FlowMatchDiscreteScheduler(), **dtypes)
+
+
+def test_the_weights_are_those_of_the_stock_loader(tiny_root: Path):
+    ours, stock = load(tiny_root), HunyuanVideo15Pipeline.from_pretrained(tiny_root)
+    for component in NETWORKS:
+        expected = getattr(stock, component).state_dict()
+        received = getattr(ours, component).state_dict()
+        assert expected.keys() == received.keys()
+        assert all(torch.equal(expected[name], received[name]) for name in expected), component
+
+
+def test_policy_and_encoders_get_the_dtypes_asked_for(tiny_root: Path):
+    pipeline = load(tiny_root, transformer_dtype=torch.bfloat16, encoder_dtype=torch.float16)
+    dtypes = {name: {p.dtype for p in getattr(pipeline, name).parameters()} for name in NETWORKS}
+    dtypes["text_encoder_2"].discard(torch.float32)  # transformers keeps the layers of T5 that overflow in float16
+    assert dtypes == {"transformer": {torch.bfloat16}} | {name: {torch.float16} for name in NETWORKS[1:]}
+
+
+def test_encoders_and_vae_are_frozen_and_free_of_dropout(tiny_root: Path):
+    pipeline = load(tiny_root)
+    for name in NETWORKS[1:]:
+        component = getattr(pipeline, name)
+        assert not component.training, name
+        assert not any(p.requires_grad for p in component.parameters()), name
+
+
+def test_the_vae_decodes_a_batch_as_its_videos_alone(tiny_root: Path):
+    vae = load_vae(tiny_root)
+    latents = torch.randn(2, vae.config.latent_channels, 2, 2, 2, generator=torch.Generator().manual_seed(0))
+    together = vae.decode(latents).sample
+    assert torch.equal(together, torch.cat([vae.decode(latents[i : i + 1]).sample for i in range(2)]))
+
+
+def test_guidance_settings_are_optional(tiny_root: Path, tmp_path: Path):
+    root = shutil.copytree(tiny_root, tmp_path / "copy")
+    shutil.rmtree(root / "guider")
+    assert load(root).guider.guidance_scale == 7.5  # the class's own default
+
+
+@pytest.mark.parametrize("component", NETWORKS)
+def test_a_missing_weight_is_named(component: str, tiny_root: Path, copy_with: Callable):
+    name = sorted(load_file(weights_file(tiny_root, component)))[0]
+    root = copy_with(component, lambda weights: weights.pop(name))
+    with pytest.raises(ValueError, match=rf"{component}.*missing keys: {name}"):
+        load(root)
+
+
+@pytest.mark.parametrize("component", NETWORKS)
+def test_an_unexpected_weight_is_named(component: str, copy_with: Callable):
+    root = copy_with(component, lambda weights: weights.update({"left.over": torch.zeros(2)}))
+    with pytest.raises(ValueError, match=rf"{component}.*unexpected keys: left\.over"):
+        load(root)
+
+
+@pytest.mark.parametrize("component", NETWORKS)
+def test_a_weight_of_another_shape_is_named(component: str, tiny_root: Path, copy_with: Callable):
+    name = sorted(load_file(weights_file(tiny_root, component)))[0]
+
+    def widen(weights: Weights) -> None:
+        weights[name] = torch.cat([weights[name], weights[name]])
+
+    root = copy_with(component, widen)
+    with pytest.raises(ValueError, match=rf"(?s){component}.*{name}"):
+        load(root)
+
+
+def test_a_config_with_more_layers_than_weights_is_refused(tiny_root: Path, tmp_path: Path):
+    root = shutil.copytree(tiny_root, tmp_path / "copy")
+    path = root / "transformer" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_layers": 3}))
+    with pytest.raises(ValueError, match=r"transformer.*missing keys: transformer_blocks\.2"):
+        load_transformer(root)
+
+
+@pytest.mark.parametrize("component", NETWORKS)
+def test_a_truncated_weights_file_is_named(component: str, tiny_root: Path, tmp_path: Path):
+    root = shutil.copytree(tiny_root, tmp_path / "copy")
+    path = weights_file(root, component)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=f"{component} of '{root}'"):
+        load(root)
+
+
+def test_the_transformer_is_the_class_of_diffusers(tiny_root: Path):
+    assert type(load_transformer(tiny_root, "480p_t2v")) is HunyuanVideo15Transformer3DModel

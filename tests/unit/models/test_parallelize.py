@@ -1,0 +1,151 @@
+"""From a loaded transformer to a policy: what is trained, what is frozen, and adapters that start as the base model."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import HunyuanVideo15Transformer3DModel
+from torch import Tensor
+
+from hyvideo.config.schema import Config
+from hyvideo.models.parallelize import (
+    load_lora,
+    lora_config,
+    parameter_count,
+    prepare_policy,
+    save_lora,
+    trainable_parameters,
+)
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
+from tests.support.pipelines import PROMPTS
+
+LATENTS = torch.randn(3, 4, 2, 2, 2, generator=torch.Generator().manual_seed(0))
+ADAPTER = lora_config(2, 4, 0.0, Config().model.lora_target_modules)
+
+
+@pytest.fixture
+def velocity(pipeline: HunyuanVideoGRPOPipeline) -> Callable[[], Tensor]:
+    """The policy's answer to fixed latents and prompts, with and without quoted text."""
+    conditioning = pipeline.encode(PROMPTS)
+    return lambda: pipeline.velocity(LATENTS, 1, conditioning, Guidance())
+
+
+@pytest.fixture
+def policy(pipeline: HunyuanVideoGRPOPipeline) -> HunyuanVideo15Transformer3DModel:
+    return pipeline.transformer
+
+
+def randomize_adapter(policy: HunyuanVideo15Transformer3DModel) -> None:
+    with torch.no_grad():
+        for i, parameter in enumerate(trainable_parameters(policy).values()):
+            parameter.normal_(generator=torch.Generator().manual_seed(i), std=0.1)
+
+
+def test_full_training_trains_exactly_what_a_text_to_video_loss_reaches(policy, velocity: Callable):
+    velocity().square().mean().backward()  # every parameter requires a gradient so far
+    reached = {name for name, p in policy.named_parameters() if p.grad is not None and p.grad.norm() > 1e-7}
+    prepare_policy(policy, gradient_checkpointing=False)
+    assert set(trainable_parameters(policy)) == reached
+
+
+@pytest.mark.parametrize("lora", [None, ADAPTER], ids=["full", "lora"])
+def test_every_trained_parameter_has_a_gradient(policy, velocity: Callable, lora):
+    prepare_policy(policy, gradient_checkpointing=False, lora=lora)
+    if lora:
+        randomize_adapter(policy)  # at its start the first matrix of an adapter has gradient 0
+    velocity().square().mean().backward()
+    assert [name for name, p in trainable_parameters(policy).items() if p.grad is None or not p.grad.any()] == []
+
+
+def test_every_trained_parameter_has_a_gradient_without_quoted_text(pipeline: HunyuanVideoGRPOPipeline):
+    prepare_policy(pipeline.transformer, gradient_checkpointing=False)
+    pipeline.velocity(LATENTS[:1], 1, pipeline.encode(["plain"]), Guidance()).square().mean().backward()
+    assert [name for name, p in trainable_parameters(pipeline.transformer).items() if p.grad is None] == []
+
+
+def test_the_policy_is_free_of_dropout(policy):
+    prepare_policy(policy.train(), gradient_checkpointing=False)
+    assert not any(module.training for module in policy.modules())
+
+
+def test_recomputing_blocks_changes_no_gradient(policy, velocity: Callable):
+    gradients = []
+    for checkpointing in (False, True):
+        prepare_policy(policy, gradient_checkpointing=checkpointing)
+        velocity().square().mean().backward()
+        gradients.append([p.grad.clone() for p in trainable_parameters(policy).values()])
+        policy.zero_grad()
+    assert policy.is_gradient_checkpointing
+    assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
+
+
+def test_an_adapter_starts_exactly_as_the_base_model(policy, velocity: Callable):
+    base = velocity()
+    prepare_policy(policy, gradient_checkpointing=False, lora=ADAPTER)
+    assert torch.equal(velocity(), base)
+    randomize_adapter(policy)
+    assert not torch.allclose(velocity(), base)
+
+
+def test_with_an_adapter_nothing_else_is_trained(policy):
+    base = set(dict(policy.named_parameters()))
+    prepare_policy(policy, gradient_checkpointing=False, lora=ADAPTER)
+    trained = trainable_parameters(policy)
+    assert trained
+    assert all(".lora_A.default." in name or ".lora_B.default." in name for name in trained)
+    assert len(trained) < len(base)
+
+
+def test_a_saved_adapter_comes_back_as_it_was(policy, velocity: Callable, tiny_root: Path, tmp_path: Path):
+    prepare_policy(policy, gradient_checkpointing=False, lora=ADAPTER)
+    randomize_adapter(policy)
+    expected = velocity()
+    save_lora(policy, tmp_path)
+
+    policy.delete_adapters("default")
+    prepare_policy(policy, gradient_checkpointing=False, lora=ADAPTER, pretrained_lora_path=str(tmp_path))
+    assert torch.equal(velocity(), expected)
+    assert all("lora_" in name for name in trainable_parameters(policy))
+
+
+def test_dropout_is_refused():
+    with pytest.raises(ValueError, match=r"lora_dropout must be 0.*received 0\.1"):
+        lora_config(8, 16, 0.1, ["to_q"])
+
+
+def test_a_folder_without_an_adapter_is_named(policy, tmp_path: Path):
+    with pytest.raises(ValueError, match=f"no adapter at '{tmp_path}"):
+        load_lora(policy, tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"num_attention_heads": 4}, {"num_layers": 3}])
+def test_an_adapter_of_another_model_is_refused(policy, tmp_path: Path, change: dict[str, int]):
+    other = HunyuanVideo15Transformer3DModel.from_config({**policy.config, **change})
+    prepare_policy(other, gradient_checkpointing=False, lora=ADAPTER)
+    save_lora(other, tmp_path)
+    with pytest.raises(ValueError, match="does not fit this transformer"):
+        load_lora(policy, tmp_path)
+
+
+def test_an_adapter_with_other_settings_than_the_runs_is_refused(policy, tmp_path: Path):
+    prepare_policy(policy, gradient_checkpointing=False, lora=ADAPTER)
+    save_lora(policy, tmp_path)
+    policy.delete_adapters("default")
+    wanted = lora_config(8, 4, 0.0, Config().model.lora_target_modules)
+    with pytest.raises(ValueError, match=r"lora_r is 8, the adapter has 2\."):
+        prepare_policy(policy, gradient_checkpointing=False, lora=wanted, pretrained_lora_path=str(tmp_path))
+
+
+def test_a_damaged_adapter_file_is_named(policy, tmp_path: Path):
+    prepare_policy(policy, gradient_checkpointing=False, lora=ADAPTER)
+    save_lora(policy, tmp_path)
+    file = tmp_path / "pytorch_lora_weights.safetensors"
+    file.write_bytes(file.read_bytes()[:-64])
+    policy.delete_adapters("default")
+    with pytest.raises(ValueError, match=str(file)):
+        load_lora(policy, tmp_path)
+
+
+def test_parameter_count_counts_values():
+    assert parameter_count([torch.zeros(2, 3), torch.zeros(4)]) == 10
