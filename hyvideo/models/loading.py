@@ -4,6 +4,7 @@ Loading is strict: a missing, unexpected or mis-shaped weight is an error that l
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from diffusers import (
     HunyuanVideo15Transformer3DModel,
 )
 from diffusers.utils import logging as diffusers_logging
+from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoTokenizer, ByT5Tokenizer, Qwen2_5_VLTextModel, T5EncoderModel
+from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedModel, Qwen2_5_VLTextModel, T5EncoderModel
 
 from hyvideo.models.layout import check_diffusers_layout
 
@@ -74,14 +76,12 @@ def load_pipeline(
         ValueError: missing components (all are named), or weights that do not fit their config exactly.
     """
     root = check_diffusers_layout(root)
-    text_encoder = _load_strictly(Qwen2_5_VLTextModel.from_pretrained, root, "text_encoder", encoder_dtype)
-    text_encoder_2 = _load_strictly(T5EncoderModel.from_pretrained, root, "text_encoder_2", encoder_dtype)
     return pipeline_class(
         transformer=load_transformer(root, version, dtype=transformer_dtype),
         vae=load_vae(root, dtype=encoder_dtype),
-        text_encoder=text_encoder.eval().requires_grad_(False),
+        text_encoder=_load_text_encoder(Qwen2_5_VLTextModel, root, "text_encoder", encoder_dtype),
         tokenizer=AutoTokenizer.from_pretrained(root / "tokenizer"),
-        text_encoder_2=text_encoder_2.eval().requires_grad_(False),
+        text_encoder_2=_load_text_encoder(T5EncoderModel, root, "text_encoder_2", encoder_dtype),
         tokenizer_2=ByT5Tokenizer.from_pretrained(root / "tokenizer_2"),
         scheduler=scheduler,
         guider=_guider(root),
@@ -100,6 +100,15 @@ def _guider(root: Path) -> ClassifierFreeGuidance:
         diffusers_logging.set_verbosity(verbosity)
 
 
+def _load_text_encoder(
+    model_class: type[PreTrainedModel], root: Path, component: str, dtype: torch.dtype
+) -> PreTrainedModel:
+    """Load a text encoder of `root`, frozen."""
+    # Mis-shaped weights then come back in the list of faults; otherwise the error does not say which they are.
+    from_pretrained = partial(model_class.from_pretrained, ignore_mismatched_sizes=True)
+    return _load_strictly(from_pretrained, root, component, dtype).eval().requires_grad_(False)
+
+
 def _load_strictly(from_pretrained: Callable, root: str | Path, component: str, dtype: torch.dtype) -> Any:
     """Load `root/component` and raise a ValueError unless file and config agree on every weight."""
     root = check_diffusers_layout(root, (component,))
@@ -107,7 +116,7 @@ def _load_strictly(from_pretrained: Callable, root: str | Path, component: str, 
         model, info = from_pretrained(
             root, subfolder=component, torch_dtype=dtype, output_loading_info=True, local_files_only=True
         )
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise ValueError(f"Cannot load the {component} of '{root}': {error}") from error
     faults = {kind: sorted(map(str, keys)) for kind, keys in info.items() if keys and kind.endswith("keys")}
     if faults:

@@ -6,9 +6,12 @@ from pathlib import Path
 import torch
 from diffusers import HunyuanVideo15Transformer3DModel
 from peft import LoraConfig
+from peft.utils import get_peft_model_state_dict
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 ADAPTER = "default"
+ADAPTER_FILE = "pytorch_lora_weights.safetensors"
 
 
 def prepare_policy(
@@ -30,18 +33,19 @@ def prepare_policy(
         pretrained_lora_path: folder with the adapter to start from (as `save_lora` writes it); needs `lora`.
 
     Raises:
-        ValueError: the adapter to start from is missing or does not fit.
+        ValueError: the adapter to start from is missing or does not fit the model or `lora`.
     """
     transformer.eval().requires_grad_(False)
     if lora is None:
         transformer.requires_grad_(True)
-        _freeze_unreached(transformer)
     elif pretrained_lora_path is None:
         transformer.add_adapter(lora, adapter_name=ADAPTER)
     else:
         load_lora(transformer, pretrained_lora_path)
+        _check_same_adapter(transformer.peft_config[ADAPTER], lora, pretrained_lora_path)
         for name, parameter in transformer.named_parameters():
             parameter.requires_grad_("lora_" in name)
+    _freeze_unreached(transformer)
     if gradient_checkpointing:
         transformer.enable_gradient_checkpointing()
     return transformer
@@ -72,25 +76,52 @@ def load_lora(transformer: HunyuanVideo15Transformer3DModel, folder: str | Path)
     """Add the adapter that `save_lora` wrote to `folder`.
 
     Raises:
-        ValueError: no adapter there, or it was made for another model.
+        ValueError: no readable adapter there, or it was made for another model.
     """
-    path = Path(folder) / "pytorch_lora_weights.safetensors"
+    path = Path(folder) / ADAPTER_FILE
     if not path.is_file():
         raise ValueError(f"lora path: no adapter at '{path}'. Expected the folder that holds that file.")
     try:
-        transformer.load_lora_adapter(str(path.parent), adapter_name=ADAPTER, prefix=None)
-    except (RuntimeError, ValueError, KeyError) as error:
+        with safe_open(path, framework="pt") as file:
+            given = set(file.keys())
+        transformer.load_lora_adapter(
+            str(path.parent), adapter_name=ADAPTER, prefix=None, weight_name=ADAPTER_FILE, local_files_only=True
+        )
+    except (OSError, RuntimeError, ValueError, KeyError, SafetensorError) as error:
         raise ValueError(f"lora path: the adapter in '{path}' does not fit this transformer: {error}") from error
+    surplus = sorted(given - set(get_peft_model_state_dict(transformer, adapter_name=ADAPTER)))
+    if surplus:
+        raise ValueError(
+            f"lora path: the adapter in '{path}' does not fit this transformer, which has no place for "
+            f"{', '.join(surplus[:3])} ({len(surplus)} weights in all). Expected an adapter of this base model."
+        )
+
+
+def _check_same_adapter(loaded: LoraConfig, wanted: LoraConfig, folder: str) -> None:
+    """Refuse an adapter that differs from the run's settings: by these its checkpoints are read again."""
+    flags = {"lora_r": "r", "lora_alpha": "lora_alpha", "lora_target_modules": "target_modules"}
+    differing = [
+        f"{flag} is {getattr(wanted, name)}, the adapter has {getattr(loaded, name)}"
+        for flag, name in flags.items()
+        if getattr(wanted, name) != getattr(loaded, name)
+    ]
+    if differing:
+        raise ValueError(
+            f"pretrained_lora_path: the adapter in '{folder}' has other settings than the run: {'; '.join(differing)}. "
+            "Set these flags to the adapter's."
+        )
 
 
 def _freeze_unreached(transformer: HunyuanVideo15Transformer3DModel) -> None:
     """Freeze what can never receive a gradient in text-to-video training.
 
-    The last block's condition stream ends there, the vision embedder sees no tokens, and a key's bias shifts all
-    logits of a softmax alike (the refiner has no key norm), so its true gradient is 0 and Adam would follow noise.
+    The last block's condition stream ends there (its keys and values reach the video, its queries do not), the vision
+    embedder sees no tokens, and a key's bias shifts all logits of a softmax alike (the refiner has no key norm), so its
+    true gradient is 0 and Adam would follow noise.
     """
     last = transformer.transformer_blocks[-1]
-    for module in (last.attn.to_add_out, last.ff_context, transformer.image_embedder):
+    ends = (last.attn.add_q_proj, last.attn.norm_added_q, last.attn.to_add_out, last.ff_context)
+    for module in (*ends, transformer.image_embedder):
         module.requires_grad_(False)
     for block in transformer.context_embedder.token_refiner.refiner_blocks:
         if isinstance(block.attn.to_k, nn.Linear) and block.attn.to_k.bias is not None:

@@ -20,12 +20,15 @@ def sampling_defaults(root: str | Path) -> dict[str, Any]:
     """Return steps, guidance, shift, size and length for the model in `root`: its own file, else `HUNYUAN_480P_T2V`.
 
     Raises:
-        ValueError: the model's file lacks a setting or has an unknown one.
+        ValueError: the model's file is not JSON, lacks a setting or has an unknown one.
     """
     path = Path(root) / FILE
     if not path.is_file():
         return dict(HUNYUAN_480P_T2V)
-    defaults = json.loads(path.read_text())
-    if set(defaults) != set(HUNYUAN_480P_T2V):
-        raise ValueError(f"'{path}': expected exactly {sorted(HUNYUAN_480P_T2V)}; received {sorted(defaults)}.")
+    try:
+        defaults = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"'{path}' is not JSON: {error}") from error
+    if not isinstance(defaults, dict) or set(defaults) != set(HUNYUAN_480P_T2V):
+        raise ValueError(f"'{path}': expected exactly {sorted(HUNYUAN_480P_T2V)}; received {defaults}.")
     return defaults
