@@ -13,7 +13,7 @@ SIZE = 64
 BACKGROUNDS = (40, 128, 216)
 RADIUS = (8.0, 10.5)
 SPEED_JITTER = 0.1
-MARGIN = 1.0
+MARGIN = 2.0
 EXTENTS = {
     "circle": (1.0, 1.0, 1.0),
     "square": (0.886, 0.886, 0.886),

@@ -114,7 +114,7 @@ def signed_distance(shape: str, dx: Tensor, dy: Tensor, radius: Tensor) -> Tenso
 
 
 def coverage(shape: str, centre: Tensor, radius: Tensor, height: int, width: int) -> Tensor:
-    """Anti-aliased coverage in [0, 1], `[..., H, W]`, of a shape at `centre` `[..., 2]` (x, y) and `radius` in pixels."""
+    """Anti-aliased coverage in [0, 1], `[..., H, W]`, of a shape at `centre` `[..., 2]` (x, y), lengths in pixels."""
     x = torch.arange(width, dtype=torch.float32) + 0.5 - centre[..., 0, None]
     y = torch.arange(height, dtype=torch.float32) + 0.5 - centre[..., 1, None]
     distance = signed_distance(shape, x[..., None, :], y[..., :, None], radius[..., None, None])
