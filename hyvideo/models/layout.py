@@ -71,6 +71,6 @@ def check_layout(root: str | Path, version: str) -> Path:
         listed = "\n".join(missing)
         raise ValueError(f"pretrained_model_root: weights are missing for version {version}:\n{listed}\n{HOW_TO_GET}")
     raise ValueError(
-        f"pretrained_model_root: '{root}' holds HunyuanVideo-1.5 in its original layout, which this version cannot load "
-        "yet; expected the diffusers layout (model_index.json, transformer/, vae/, ...)."
+        f"pretrained_model_root: '{root}' holds HunyuanVideo-1.5 in its original layout, which this version cannot "
+        "load yet; expected the diffusers layout (model_index.json, transformer/, vae/, ...)."
     )

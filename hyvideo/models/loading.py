@@ -3,7 +3,8 @@
 Loading is strict: a missing, unexpected or mis-shaped weight is an error that lists it, never a printed warning.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -89,13 +90,20 @@ def load_pipeline(
 
 
 def _guider(root: Path) -> ClassifierFreeGuidance:
-    """Load the guidance settings of `root`, or the class's defaults; without the library's note that it is young."""
-    verbosity = diffusers_logging.get_verbosity()
-    diffusers_logging.set_verbosity_error()
-    try:
+    """Load the guidance settings of `root`, or the class's defaults."""
+    with quiet_diffusers():
         if (root / "guider").is_dir():
             return ClassifierFreeGuidance.from_pretrained(root, subfolder="guider", local_files_only=True)
         return ClassifierFreeGuidance()
+
+
+@contextmanager
+def quiet_diffusers() -> Iterator[None]:
+    """Keep notes of the library to itself that tell the user nothing (guiders are young, a dtype of None is a cast)."""
+    verbosity = diffusers_logging.get_verbosity()
+    diffusers_logging.set_verbosity_error()
+    try:
+        yield
     finally:
         diffusers_logging.set_verbosity(verbosity)
 

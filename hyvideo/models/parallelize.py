@@ -10,6 +10,8 @@ from peft.utils import get_peft_model_state_dict
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from hyvideo.models.loading import quiet_diffusers
+
 ADAPTER = "default"
 ADAPTER_FILE = "pytorch_lora_weights.safetensors"
 
@@ -69,7 +71,8 @@ def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
 
 def save_lora(transformer: HunyuanVideo15Transformer3DModel, folder: str | Path) -> None:
     """Write the adapter to `folder` as diffusers does (`pytorch_lora_weights.safetensors`, config in its metadata)."""
-    transformer.save_lora_adapter(str(folder), adapter_name=ADAPTER)
+    with quiet_diffusers():
+        transformer.save_lora_adapter(str(folder), adapter_name=ADAPTER)
 
 
 def load_lora(transformer: HunyuanVideo15Transformer3DModel, folder: str | Path) -> None:
