@@ -1,6 +1,7 @@
-"""Fixtures of all tests: the tiny random model, written once per session, and pipelines over it."""
+"""Fixtures of all tests: the tiny random model, written once per session, and pipelines and trainers of it."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,10 @@ import pytest
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # equalities to the last bit are promised on the CPU
 
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline  # noqa: E402
+from hyvideo.training.trainer import Trainer  # noqa: E402
 from tests.support.pipelines import load_tiny_pipeline  # noqa: E402
 from tests.support.tiny_model import save_tiny_model  # noqa: E402
+from tests.support.training import arguments, trainer_of, write_prompts  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +25,20 @@ def tiny_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pipeline(tiny_root: Path) -> HunyuanVideoGRPOPipeline:
     """A pipeline over the tiny model with trimmed attention and four steps, in float32."""
     return load_tiny_pipeline(tiny_root)
+
+
+@pytest.fixture(scope="session")
+def prompts_csv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """CSV of four prompts."""
+    return write_prompts(tmp_path_factory.mktemp("prompts") / "prompts.csv")
+
+
+@pytest.fixture
+def make_trainer(tiny_root: Path, prompts_csv: Path, tmp_path: Path) -> Callable[..., Trainer]:
+    """Build trainers of the tiny model; keywords are settings, each trainer gets a run folder of its own."""
+
+    def make(**settings: object) -> Trainer:
+        folder = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
+        return trainer_of(arguments(tiny_root, prompts_csv, folder, **settings))
+
+    return make

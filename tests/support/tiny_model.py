@@ -46,14 +46,22 @@ def build_transformer(seed: int = 0) -> HunyuanVideo15Transformer3DModel:
 
 
 def build_vae(seed: int = 0) -> AutoencoderKLHunyuanVideo15:
-    """Make a VAE with the real compression (16 in space, 4 in time) and a scaling factor that is not 1."""
+    """Make a VAE with the real compression (16 in space, 4 in time) and a scaling factor that is not 1.
+
+    Its videos are black with a few bright spots: enough of a moving shape for that reward to tell them apart.
+    """
     torch.manual_seed(seed)
-    return AutoencoderKLHunyuanVideo15(
+    vae = AutoencoderKLHunyuanVideo15(
         latent_channels=LATENT_CHANNELS,
         block_out_channels=(4, 4, 4, 8, 8),
         layers_per_block=0,
         scaling_factor=0.7,
-    ).eval()
+    )
+    last = vae.decoder.conv_out.conv
+    with torch.no_grad():
+        last.weight.mul_(4)
+        last.bias.fill_(-3)
+    return vae.eval()
 
 
 def build_text_encoder(vocab_size: int, seed: int = 0) -> Qwen2_5_VLTextModel:

@@ -1,0 +1,106 @@
+"""Settings that say how to compute, not what, leave the numbers of a run as they are."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hyvideo.observability.metrics import read_metrics
+from hyvideo.training.trainer import Trainer
+from tests.support.training import collect_round, pairs_of
+
+Row = dict[str, float]
+
+
+@pytest.fixture
+def rows_of(make_trainer: Callable[..., Trainer]) -> Callable[..., list[Row]]:
+    """Train for three updates and return what was logged, without the times."""
+
+    def rows(**settings: Any) -> list[Row]:
+        trainer = make_trainer(**settings)
+        trainer.train()
+        logged = read_metrics(trainer.folder.path / "metrics.jsonl")
+        return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in logged]
+
+    return rows
+
+
+def assert_close(received: list[Row], expected: list[Row], tolerance: float) -> None:
+    """Compare every metric but the two that measure rounding themselves."""
+    assert [row.keys() for row in received] == [row.keys() for row in expected]
+    for row, reference in zip(received, expected, strict=True):
+        for name in row.keys() - {"ratio/max_deviation", "replay/mean_error"}:
+            assert row[name] == pytest.approx(reference[name], rel=tolerance, abs=tolerance), name
+
+
+@pytest.mark.parametrize("use_lora", [False, True], ids=["full", "lora"])
+def test_equal_runs_are_equal_bit_for_bit(rows_of: Callable[..., list[Row]], use_lora: bool):
+    rows = rows_of(use_lora=use_lora)
+    assert len(rows) == 3
+    assert rows[1]["kl/position"] > 0
+    assert rows == rows_of(use_lora=use_lora)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"enable_gradient_checkpointing": True},
+        {"reference_mode_offload": True},
+        {"save_rollout_videos": True, "save_interval": 1},
+        {"validation_interval": 1, "validate_at_step0": True},
+        {"batch_size": 2, "gradient_accumulation_steps": 2},
+        {"log_interval": 5},
+    ],
+    ids=str,
+)
+def test_how_a_run_is_computed_and_watched_changes_no_bit(rows_of: Callable[..., list[Row]], settings: dict[str, Any]):
+    rows = [
+        {name: value for name, value in row.items() if not name.startswith("valid/")} for row in rows_of(**settings)
+    ]
+    assert rows == rows_of()
+
+
+@pytest.mark.parametrize("use_lora", [False, True], ids=["full", "lora"])
+def test_anchor_means_may_be_computed_before_or_during_the_updates(rows_of: Callable[..., list[Row]], use_lora: bool):
+    settings = {"updates_per_rollout": 2, "max_steps": 4, "use_lora": use_lora}
+    before, during = (rows_of(kl_compute_mode=mode, **settings) for mode in ("rollout_phase", "training_phase"))
+    assert before[-1]["kl/position"] > 0
+    assert_close(during, before, 1e-4)
+
+
+def test_a_different_seed_is_a_different_run(rows_of: Callable[..., list[Row]]):
+    assert rows_of(max_steps=1)[0]["reward/mean"] != rows_of(max_steps=1, seed=43)[0]["reward/mean"]
+
+
+class GradientRecorder(torch.optim.SGD):
+    """Keeps the gradients of an update instead of following them."""
+
+    def step(self, closure: None = None) -> None:
+        self.gradients = [p.grad.clone() for p in self.param_groups[0]["params"]]
+
+
+@pytest.mark.parametrize("kl_compute_mode", ["rollout_phase", "training_phase"])
+def test_gradients_do_not_depend_on_the_micro_batch(make_trainer: Callable[..., Trainer], kl_compute_mode: str):
+    trainer = make_trainer(kl_compute_mode=kl_compute_mode, max_grad_norm=1e9, kl_weight=1.0)
+    first = collect_round(trainer)
+    trainer.update(first, pairs_of(trainer, first)[0], None, coefficient=0.0)
+    trainer.state.anchor.policy_moved()  # so that every term of the loss has a gradient
+    trajectory = collect_round(trainer)
+    (pairs,) = pairs_of(trainer, trajectory)
+    recorder = GradientRecorder(trainer.update.parameters, lr=0.0)
+    trainer.update.optimizers = [recorder]
+
+    def gradients(micro_batch: int) -> list[Tensor]:
+        trainer.config.grpo.mini_batch_size_per_update = micro_batch
+        means = trainer.update.anchor_means(trajectory, range(4))
+        trainer.update(trajectory, pairs, means, coefficient=1.0)
+        return recorder.gradients
+
+    whole = gradients(16)
+    scale = max(g.abs().max() for g in whole)
+    assert scale > 0
+    for micro_batch in (1, 5, 8):  # 5 leaves a smaller last one
+        error = max((g - w).abs().max() for g, w in zip(gradients(micro_batch), whole, strict=True))
+        assert error <= 1e-5 * scale, micro_batch

@@ -1,0 +1,91 @@
+"""Runs of the tiny random model: their command line, their trainer, and one round by hand."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hyvideo.config.loading import load_config
+from hyvideo.grpo.timesteps import Pairs, select_timesteps, split_updates
+from hyvideo.training.assembly import build_trainer
+from hyvideo.training.rollout import collect
+from hyvideo.training.trainer import Trainer
+from hyvideo.training.trajectory import Trajectory
+
+REPOSITORY = Path(__file__).parents[2]
+
+PROMPTS = (
+    "a red circle moves slowly to the left",
+    'the blue square with the word "go" glides upwards quickly, far away from the camera',
+    "slowly moving to the lower right, a cross in cyan",
+    "a yellow triangle travels down, quickly",
+)
+"""Of several lengths, one with a quoted text; each asks for one scene."""
+
+SETTINGS: Mapping[str, Any] = {
+    "config": REPOSITORY / "configs" / "tiny.yaml",
+    "sample_n_frames": 5,
+    "rollout_size": "32x32",
+    "infer_flow_shift_video": 3.0,
+    "grpo_sampling_steps": 4,
+    "batch_size": 4,
+    "num_generations": 2,
+    "rollout_micro_batch_size": 2,
+    "mini_batch_size_per_update": 2,
+    "updates_per_rollout": 1,
+    "kl_weight": 0.01,
+    "kl_warmup_updates": 2,
+    "update_ref_model_step": 2,
+    "learning_rate": 1e-3,
+    "save_rollout_videos": False,
+    "validation_interval": 0,
+    "validation_num_videos": 2,
+    "validate_video_length": 5,
+    "validation_fixed_size": "32x32",
+    "validation_num_inference_steps": 2,
+    "max_steps": 3,
+    "save_interval": 0,
+}
+"""One round is 4 videos of 2 prompts in 4 steps; every part of the method acts within a few updates."""
+
+
+def write_prompts(path: Path, prompts: Sequence[str] = PROMPTS) -> Path:
+    """Write a prompt CSV."""
+    quoted = ['"' + prompt.replace('"', '""') + '"' for prompt in prompts]
+    path.write_text("\n".join(["prompt", *quoted]) + "\n")
+    return path
+
+
+def arguments(root: Path, csv: Path, output_dir: Path, **settings: Any) -> list[str]:
+    """Return the command line of a run; `settings` replace those of SETTINGS, None leaves one out."""
+    paths = {"pretrained_model_root": root, "train_video_csv": csv, "valid_video_csv": csv, "output_dir": output_dir}
+    chosen = {**SETTINGS, **paths, **settings}
+    return [text for name, value in chosen.items() if value is not None for text in (f"--{name}", str(value))]
+
+
+def trainer_of(argv: Sequence[str]) -> Trainer:
+    """Build the trainer of a command line, as post_train.py does."""
+    return build_trainer(load_config(argv))
+
+
+def collect_round(trainer: Trainer) -> Trajectory:
+    """Sample, score and compare the videos of the trainer's next round."""
+    return collect(
+        trainer.update.pipeline,
+        trainer.reward,
+        trainer.update.guidance,
+        trainer.prompts,
+        trainer.state.sampler.next_round(),
+        round_index=trainer.state.round,
+        config=trainer.config,
+        timer=trainer.timer,
+    )
+
+
+def pairs_of(trainer: Trainer, trajectory: Trajectory, num_updates: int = 1, *, permute: bool = True) -> list[Pairs]:
+    """Deal all trained (sample, step) pairs of a trajectory to updates."""
+    rollout = trainer.config.rollout
+    trained = trainer.update.pipeline.scheduler.trained_steps(sde_type=rollout.sde_type, eta=rollout.eta)
+    steps = select_timesteps(trained, 1.0, len(trajectory), permute=permute, generator=torch.Generator().manual_seed(5))
+    return split_updates(steps, num_updates, num_generations=trainer.config.grpo.num_generations)

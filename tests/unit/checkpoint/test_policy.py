@@ -1,0 +1,48 @@
+"""What a run trained can be taken out of its checkpoint and put into the base model."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import HunyuanVideo15Transformer3DModel
+
+from hyvideo.checkpoint.policy import load_trained_policy
+from hyvideo.models.attention import install_attention
+from hyvideo.models.loading import load_transformer
+from hyvideo.training.trainer import Trainer
+from tests.support.training import collect_round
+
+
+@pytest.mark.parametrize("use_lora", [False, True], ids=["full", "lora"])
+def test_the_base_model_becomes_the_trained_policy(
+    make_trainer: Callable[..., Trainer], tiny_root: Path, use_lora: bool
+):
+    trainer = make_trainer(max_steps=2, use_lora=use_lora)
+    trainer.train()
+    pipeline, trajectory = trainer.update.pipeline, collect_round(trainer)
+    arguments = (trajectory.rollout.latents[:, 0], 0, trajectory.conditioning_of(torch.arange(4)))
+    with torch.no_grad():
+        expected = pipeline.velocity(*arguments, trainer.update.guidance)
+        fresh = load_transformer(tiny_root)
+        pipeline.transformer = install_attention(fresh)
+        assert not torch.allclose(pipeline.velocity(*arguments, trainer.update.guidance), expected)
+        load_trained_policy(fresh, trainer.folder.checkpoints / "step_2")
+        assert torch.equal(pipeline.velocity(*arguments, trainer.update.guidance), expected)
+
+
+@pytest.mark.parametrize("change", [{"num_layers": 1}, {"num_attention_heads": 4}], ids=["names", "shapes"])
+def test_a_checkpoint_of_another_model_is_refused(
+    make_trainer: Callable[..., Trainer], tiny_root: Path, change: dict[str, int]
+):
+    trainer = make_trainer(max_steps=1)
+    trainer.train()
+    checkpoint = trainer.folder.checkpoints / "step_1"
+    other = HunyuanVideo15Transformer3DModel.from_config({**load_transformer(tiny_root).config, **change})
+    with pytest.raises(ValueError, match=f"'{checkpoint}'"):
+        load_trained_policy(other, checkpoint)
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused(tiny_root: Path, tmp_path: Path):
+    with pytest.raises(ValueError, match=f"'{tmp_path}' is not a readable checkpoint"):
+        load_trained_policy(load_transformer(tiny_root), tmp_path)

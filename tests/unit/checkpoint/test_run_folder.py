@@ -1,0 +1,81 @@
+"""A run folder belongs to one run: it is fresh, resumed, or refused."""
+
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+import torch
+
+from hyvideo.checkpoint.run_folder import open_run_folder
+from hyvideo.checkpoint.train_state import save_train_state
+from hyvideo.config.schema import RunConfig
+
+
+def save(checkpoints: Path, step: int) -> Path:
+    return save_train_state(checkpoints, step, {"policy": {"w": torch.zeros(1)}}, {})
+
+
+def test_a_new_folder_is_made_exactly_where_asked(tmp_path: Path):
+    folder = open_run_folder(RunConfig(output_dir=str(tmp_path / "a" / "run")))
+    assert folder.path == tmp_path / "a" / "run"
+    assert folder.path.is_dir()
+    assert folder.resume_from is None
+    assert [path.name for path in (folder.checkpoints, folder.rollouts, folder.samples)] == [
+        "checkpoints",
+        "rollouts",
+        "samples",
+    ]
+
+
+def test_without_a_folder_it_is_named_after_run_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    folder = open_run_folder(RunConfig(run_name="tiny"), now=datetime(2026, 1, 2, 3, 4, 5))
+    assert folder.path == Path("outputs/tiny-20260102-030405")
+    assert folder.path.is_dir()
+
+
+def test_an_existing_folder_with_other_files_is_fresh(tmp_path: Path):
+    (tmp_path / "notes.txt").touch()
+    assert open_run_folder(RunConfig(output_dir=str(tmp_path))).resume_from is None
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "checkpoints"])
+def test_a_used_folder_is_refused_with_the_two_ways_on(tmp_path: Path, name: str):
+    (tmp_path / name).touch()
+    with pytest.raises(ValueError, match=rf"already holds a run \({name}\).*resume_from_checkpoint latest.*another"):
+        open_run_folder(RunConfig(output_dir=str(tmp_path)))
+
+
+def test_latest_continues_the_newest_checkpoint(tmp_path: Path):
+    (tmp_path / "config.yaml").touch()
+    save(tmp_path / "checkpoints", 1)
+    newest = save(tmp_path / "checkpoints", 2)
+    folder = open_run_folder(RunConfig(output_dir=str(tmp_path), resume_from_checkpoint="latest"))
+    assert folder.resume_from == newest
+
+
+@pytest.mark.parametrize("leftovers", [[], ["config.yaml", "metrics.jsonl"]], ids=["new", "killed before a checkpoint"])
+def test_latest_with_no_checkpoint_yet_starts_fresh(tmp_path: Path, leftovers: list[str]):
+    for name in leftovers:
+        (tmp_path / name).touch()
+    assert open_run_folder(RunConfig(output_dir=str(tmp_path), resume_from_checkpoint="latest")).resume_from is None
+
+
+def test_a_path_continues_another_runs_checkpoint_in_a_new_folder(tmp_path: Path):
+    checkpoint = save(tmp_path / "old" / "checkpoints", 4)
+    folder = open_run_folder(RunConfig(output_dir=str(tmp_path / "new"), resume_from_checkpoint=str(checkpoint)))
+    assert folder.resume_from == checkpoint
+
+
+def test_an_unreadable_checkpoint_is_refused_before_the_folder_is_made(tmp_path: Path):
+    (tmp_path / "step_1").mkdir()
+    config = RunConfig(output_dir=str(tmp_path / "run"), resume_from_checkpoint=str(tmp_path / "step_1"))
+    with pytest.raises(ValueError, match="not a readable checkpoint"):
+        open_run_folder(config)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_is_no_folder(tmp_path: Path):
+    (tmp_path / "run").touch()
+    with pytest.raises(ValueError, match="is a file; expected a folder"):
+        open_run_folder(RunConfig(output_dir=str(tmp_path / "run")))

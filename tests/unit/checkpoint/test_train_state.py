@@ -1,0 +1,188 @@
+"""A checkpoint is whole or not there, comes back bit for bit, and a damaged one says so."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from hyvideo.checkpoint.train_state import (
+    FACTS,
+    LATEST,
+    checkpoints_of,
+    latest_checkpoint,
+    load_tensors,
+    read_facts,
+    save_train_state,
+)
+
+
+def tensors(seed: int = 0) -> dict[str, dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "policy": {
+            "block.weight": torch.randn(5, 3, generator=generator),
+            "block.bias": torch.randn(5, generator=generator).bfloat16(),
+        },
+        "optimizer": {"step": torch.tensor(float(seed)), "count": torch.tensor([seed])},
+        "rng": {"cpu": generator.get_state()},
+    }
+
+
+def save(folder: Path, step: int, **options: object) -> Path:
+    return save_train_state(folder, step, tensors(step), {"round": step * 2, "text": "ü"}, **options)
+
+
+def assert_whole(checkpoint: Path, step: int) -> None:
+    assert read_facts(checkpoint)["step"] == step
+    received = tensors(seed=99)
+    load_tensors(checkpoint, received)
+    for group, expected in tensors(step).items():
+        for name, value in expected.items():
+            assert received[group][name].dtype == value.dtype
+            assert torch.equal(received[group][name], value), name
+
+
+def test_tensors_and_facts_come_back(tmp_path: Path):
+    checkpoint = save(tmp_path / "checkpoints", 3)
+    assert checkpoint == tmp_path / "checkpoints" / "step_3"
+    assert_whole(checkpoint, 3)
+    facts = read_facts(checkpoint)
+    assert (facts["round"], facts["text"]) == (6, "ü")
+
+
+def test_latest_names_the_newest(tmp_path: Path):
+    assert latest_checkpoint(tmp_path) is None
+    save(tmp_path, 9)
+    save(tmp_path, 10)
+    assert latest_checkpoint(tmp_path) == tmp_path / "step_10"
+    assert [path.name for path in checkpoints_of(tmp_path)] == ["step_9", "step_10"]
+
+
+def test_a_step_that_is_made_again_replaces_its_checkpoint(tmp_path: Path):
+    save(tmp_path, 2)
+    save_train_state(tmp_path, 2, tensors(seed=7), {})
+    received = tensors()
+    load_tensors(tmp_path / "step_2", received)
+    assert torch.equal(received["policy"]["block.weight"], tensors(7)["policy"]["block.weight"])
+
+
+def test_old_checkpoints_go_only_after_the_new_one_is_in_place(tmp_path: Path):
+    for step in (1, 2, 3, 4):
+        save(tmp_path, step, keep_last=2)
+    assert [path.name for path in checkpoints_of(tmp_path)] == ["step_3", "step_4"]
+    save(tmp_path, 2, keep_last=1)  # a run that was resumed from further back
+    assert (tmp_path / "step_2").is_dir()
+    assert latest_checkpoint(tmp_path).name == "step_2"
+
+
+class KilledError(Exception):
+    """Stands for the end of the process."""
+
+
+KILLS = ["before tensors", "after tensors", "before the folder is renamed", "before latest moves"]
+
+
+@pytest.mark.parametrize(
+    ("step", "moment"),
+    [(2, moment) for moment in KILLS] + [(1, moment) for moment in KILLS[:2]],
+    ids=[*KILLS, *(f"a step again, {moment}" for moment in KILLS[:2])],
+)
+def test_killed_at_any_moment_latest_names_a_whole_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, step: int
+):
+    save(tmp_path, 1)
+    write, replace, replaced = dcp.save, os.replace, []
+
+    def kill(*args: object, **kwargs: object) -> None:
+        if moment == "after tensors":
+            write(*args, **kwargs)
+        raise KilledError
+
+    def kill_at_replace(source: Path, target: Path) -> None:
+        replaced.append(target)
+        if len(replaced) == KILLS.index(moment) - 1:
+            raise KilledError
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        if "tensors" in moment:
+            patch.setattr(dcp, "save", kill)
+        else:
+            patch.setattr(os, "replace", kill_at_replace)
+        with pytest.raises(KilledError):
+            save(tmp_path, step, keep_last=1)
+
+    named = latest_checkpoint(tmp_path)
+    assert_whole(named, 1)
+    for checkpoint in checkpoints_of(tmp_path):
+        assert_whole(checkpoint, read_facts(checkpoint)["step"])
+
+    save(tmp_path, step, keep_last=1)  # what was left behind is no obstacle
+    assert_whole(latest_checkpoint(tmp_path), step)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [LATEST, f"step_{step}"]
+
+
+def test_latest_that_names_nothing_lists_what_is_there(tmp_path: Path):
+    save(tmp_path, 1)
+    (tmp_path / LATEST).write_text("step_5")
+    with pytest.raises(ValueError, match=rf"{tmp_path / LATEST}' names 'step_5'.*found \['step_1'\]"):
+        latest_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "not json", '{"step": 3', "[]", "null", "\x00\xff"])
+def test_garbage_facts_name_the_checkpoint(tmp_path: Path, content: str):
+    checkpoint = save(tmp_path, 1)
+    (checkpoint / FACTS).write_bytes(content.encode("latin-1"))
+    with pytest.raises(ValueError, match=f"'{checkpoint}'"):
+        read_facts(checkpoint)
+
+
+def test_a_folder_that_is_no_checkpoint_is_named(tmp_path: Path):
+    with pytest.raises(ValueError, match=rf"'{tmp_path}' is not a readable checkpoint.*step_N"):
+        read_facts(tmp_path)
+
+
+def test_a_newer_format_is_refused(tmp_path: Path):
+    checkpoint = save(tmp_path, 1)
+    facts = json.loads((checkpoint / FACTS).read_text())
+    (checkpoint / FACTS).write_text(json.dumps(facts | {"format": 2}))
+    with pytest.raises(ValueError, match="format 2; this version reads format 1"):
+        read_facts(checkpoint)
+
+
+@pytest.mark.parametrize("size", [0, 10, -40])
+@pytest.mark.parametrize("pattern", ["*.distcp", ".metadata"])
+def test_a_truncated_file_names_the_checkpoint(tmp_path: Path, pattern: str, size: int):
+    checkpoint = save(tmp_path, 1)
+    (file,) = checkpoint.glob(pattern)
+    file.write_bytes(file.read_bytes()[:size])
+    with pytest.raises(ValueError, match=f"Cannot restore '{checkpoint}'.*damaged"):
+        load_tensors(checkpoint, tensors())
+
+
+@pytest.mark.parametrize("pattern", ["*.distcp", ".metadata"])
+def test_a_missing_file_names_the_checkpoint(tmp_path: Path, pattern: str):
+    checkpoint = save(tmp_path, 1)
+    (file,) = checkpoint.glob(pattern)
+    file.unlink()
+    with pytest.raises(ValueError, match=f"Cannot restore '{checkpoint}'"):
+        load_tensors(checkpoint, tensors())
+
+
+def test_a_tensor_that_was_not_saved_is_named(tmp_path: Path):
+    checkpoint = save(tmp_path, 1)
+    wanted = tensors()
+    wanted["policy"]["block.scale"] = torch.zeros(5)
+    with pytest.raises(ValueError, match=r"block\.scale"):
+        load_tensors(checkpoint, wanted)
+
+
+def test_a_tensor_of_another_shape_is_refused(tmp_path: Path):
+    checkpoint = save(tmp_path, 1)
+    wanted = tensors()
+    wanted["policy"]["block.weight"] = torch.zeros(5, 4)
+    with pytest.raises(ValueError, match=r"Cannot restore.*block\.weight"):
+        load_tensors(checkpoint, wanted)

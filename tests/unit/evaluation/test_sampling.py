@@ -1,0 +1,63 @@
+"""Evaluation videos depend on prompt and seed, not on how many are made together or in which order."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from hyvideo.data.prompts import Prompt
+from hyvideo.evaluation.sampling import sample_prompts
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
+from tests.support.pipelines import NUM_STEPS, PROMPTS, VIDEO
+
+
+def prompts(*seeds: int | None) -> list[Prompt]:
+    return [Prompt(PROMPTS[i % 3], index=i, seed=seed, ref_image_path=None) for i, seed in enumerate(seeds)]
+
+
+def videos_of(
+    pipeline: HunyuanVideoGRPOPipeline, chosen: Sequence[Prompt], seed: int = 1, batch_size: int = 8
+) -> Tensor:
+    return sample_prompts(pipeline, chosen, Guidance(), **VIDEO, seed=seed, batch_size=batch_size)
+
+
+def differ(first: Tensor, second: Tensor) -> bool:
+    return bool((first.int() - second.int()).abs().max() > 1)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+def test_the_batch_size_changes_at_most_rounding(pipeline: HunyuanVideoGRPOPipeline, batch_size: int):
+    chosen = prompts(None, None, 5)
+    assert not differ(videos_of(pipeline, chosen, batch_size=batch_size), videos_of(pipeline, chosen))
+
+
+def test_a_prompt_keeps_its_video_among_others(pipeline: HunyuanVideoGRPOPipeline):
+    chosen = prompts(None, None, 5)
+    reordered = videos_of(pipeline, [chosen[2], chosen[0]])
+    assert not differ(reordered, videos_of(pipeline, chosen)[[2, 0]])
+
+
+def test_the_seed_changes_videos_but_those_of_prompts_with_their_own(pipeline: HunyuanVideoGRPOPipeline):
+    chosen = prompts(None, 5)
+    first, second = videos_of(pipeline, chosen, seed=1), videos_of(pipeline, chosen, seed=2)
+    assert differ(first[0], second[0])
+    assert torch.equal(first[1], second[1])
+
+
+def test_a_prompts_own_seed_counts_wherever_it_stands(pipeline: HunyuanVideoGRPOPipeline):
+    alone = Prompt(PROMPTS[0], index=0, seed=5, ref_image_path=None)
+    elsewhere = Prompt(PROMPTS[0], index=9, seed=5, ref_image_path=None)
+    assert torch.equal(videos_of(pipeline, [alone]), videos_of(pipeline, [elsewhere]))
+
+
+def test_prompts_without_a_seed_do_not_share_noise(pipeline: HunyuanVideoGRPOPipeline):
+    same = [Prompt(PROMPTS[0], index=i, seed=None, ref_image_path=None) for i in (0, 1)]
+    first, second = videos_of(pipeline, same)
+    assert differ(first, second)
+
+
+def test_every_finished_step_of_every_batch_is_reported(pipeline: HunyuanVideoGRPOPipeline):
+    steps = []
+    sample_prompts(pipeline, prompts(None, None, None), Guidance(), **VIDEO, seed=1, batch_size=2, on_step=steps.append)
+    assert steps == [*range(NUM_STEPS)] * 2

@@ -1,0 +1,92 @@
+"""A run's state comes back bit for bit, and only into a run with the same settings."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+from hyvideo.checkpoint.train_state import read_facts
+from hyvideo.models.parallelize import load_lora, trainable_parameters
+from hyvideo.training.state import RunState
+from hyvideo.training.trainer import Trainer
+from tests.support.pipelines import load_tiny_pipeline
+
+
+def everything(state: RunState) -> dict[str, Any]:
+    """All that decides a run's future, as plain values and copies of tensors."""
+    optimizers = get_optimizer_state_dict(state.transformer, tuple(state.optimizers))["state"]
+    return {
+        "policy": {name: p.detach().clone() for name, p in trainable_parameters(state.transformer).items()},
+        "optimizer": {
+            f"{name}.{key}": value.clone() for name, moments in optimizers.items() for key, value in moments.items()
+        },
+        "anchor": {name: value.clone() for name, value in state.anchor.state_dict().items()},
+        "rng": {"cpu": torch.get_rng_state()},
+        "numbers": {
+            "controller": state.controller.state_dict(),
+            "sampler": state.sampler.state_dict(),
+            "equals_policy": state.anchor.equals_policy,
+            "step": state.step,
+            "round": state.round,
+        },
+    }
+
+
+def assert_equal(received: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert received["numbers"] == expected["numbers"]
+    for group in ("policy", "optimizer", "anchor", "rng"):
+        tensors: dict[str, Tensor] = received[group]
+        assert tensors.keys() == expected[group].keys()
+        assert all(torch.equal(tensors[name], expected[group][name]) for name in tensors), group
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"use_lora": True}, {"use_lora": True, "use_muon": True}, {"update_ref_model_step": 1}],
+    ids=["full", "lora", "lora with muon", "anchor at the policy"],
+)
+def test_the_state_comes_back_bit_for_bit(make_trainer: Callable[..., Trainer], settings: dict[str, Any]):
+    first = make_trainer(max_steps=3, **settings)
+    first.train()
+    torch.randn(7)  # the libraries' generator has moved on
+    checkpoint = first.state.save(first.folder.path / "again", keep_last=None)
+    expected = everything(first.state)
+    assert expected["optimizer"]
+    assert expected["anchor"]
+
+    second = make_trainer(max_steps=3, **settings)
+    second.state.load(checkpoint)
+    assert_equal(everything(second.state), expected)
+
+
+def test_other_settings_are_refused(make_trainer: Callable[..., Trainer]):
+    trainer = make_trainer(max_steps=1)
+    trainer.train()
+    checkpoint = trainer.folder.checkpoints / "step_1"
+    with pytest.raises(ValueError, match=rf"(?s)'{checkpoint}' was made with other settings.*config\.yaml"):
+        make_trainer(eta=0.4).state.load(checkpoint)
+
+
+def test_a_run_may_go_on_for_longer_and_be_watched_otherwise(make_trainer: Callable[..., Trainer]):
+    trainer = make_trainer(max_steps=1)
+    trainer.train()
+    other = make_trainer(max_steps=9, save_interval=5, validation_interval=3, enable_gradient_checkpointing=True)
+    other.state.load(trainer.folder.checkpoints / "step_1")
+    assert other.state.step == 1
+
+
+def test_a_lora_checkpoint_holds_the_adapter_for_other_programs(make_trainer: Callable[..., Trainer], tiny_root: Path):
+    trainer = make_trainer(max_steps=2, use_lora=True)
+    trainer.train()
+    checkpoint = trainer.folder.checkpoints / "step_2"
+    fresh = load_tiny_pipeline(tiny_root).transformer
+    load_lora(fresh, checkpoint / "lora")
+    expected = dict(trainer.state.transformer.named_parameters())
+    assert all(torch.equal(p, expected[name]) for name, p in fresh.named_parameters())
+    trained = read_facts(checkpoint)["trained"]
+    assert trained
+    assert all("lora_" in name for name in trained)

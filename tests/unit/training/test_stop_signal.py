@@ -1,0 +1,29 @@
+"""The first signal asks to stop; the second acts as if nobody listened."""
+
+import signal
+
+import pytest
+
+from hyvideo.training.stop_signal import StopSignal
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_is_remembered_by_name(number: signal.Signals):
+    with StopSignal().listening() as stop:
+        assert stop.name is None
+        signal.raise_signal(number)
+        assert stop.name == number.name
+
+
+def test_the_second_signal_interrupts():
+    with pytest.raises(KeyboardInterrupt), StopSignal().listening() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop.name == "SIGINT"
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_former_handlers_come_back():
+    former = signal.getsignal(signal.SIGINT)
+    with StopSignal().listening():
+        assert signal.getsignal(signal.SIGINT) is not former
+    assert signal.getsignal(signal.SIGINT) is former

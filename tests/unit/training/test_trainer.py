@@ -1,0 +1,149 @@
+"""The loop: what it saves and when, what it logs, and how it stops."""
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from hyvideo.checkpoint.train_state import checkpoints_of, latest_checkpoint
+from hyvideo.models.parallelize import trainable_parameters
+from hyvideo.observability.metrics import read_metrics
+from hyvideo.observability.videos import read_video
+from hyvideo.training.trainer import Trainer
+from hyvideo.training.update import NonFiniteUpdateError
+
+
+def saved_steps(trainer: Trainer) -> list[str]:
+    return [path.name for path in checkpoints_of(trainer.folder.checkpoints)]
+
+
+def rows_of(trainer: Trainer) -> list[dict[str, float]]:
+    return read_metrics(trainer.folder.path / "metrics.jsonl")
+
+
+def test_checkpoints_fall_at_the_end_of_the_round_that_crosses_the_interval(make_trainer: Callable[..., Trainer]):
+    trainer = make_trainer(updates_per_rollout=2, max_steps=7, save_interval=3, keep_last=10)
+    trainer.train()
+    assert saved_steps(trainer) == ["step_4", "step_6", "step_7"]
+    assert latest_checkpoint(trainer.folder.checkpoints).name == "step_7"
+
+
+def test_only_the_last_checkpoints_are_kept(make_trainer: Callable[..., Trainer]):
+    trainer = make_trainer(max_steps=4, save_interval=1, keep_last=2)
+    trainer.train()
+    assert saved_steps(trainer) == ["step_3", "step_4"]
+
+
+def test_without_an_interval_the_end_is_saved(make_trainer: Callable[..., Trainer]):
+    trainer = make_trainer(max_steps=2, save_interval=0)
+    trainer.train()
+    assert saved_steps(trainer) == ["step_2"]
+
+
+def test_every_update_is_a_row_and_a_rounds_replay_error_is_that_before_its_first_update(
+    make_trainer: Callable[..., Trainer],
+):
+    trainer = make_trainer(updates_per_rollout=2, max_steps=4)
+    trainer.train()
+    rows = rows_of(trainer)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert [row["round"] for row in rows] == [0, 0, 1, 1]
+    assert {row["ratio/max_deviation"] for row in rows} == {0.0}
+    assert rows[1]["kl/velocity"] != 0  # although the second update's own ratios are not 1
+    assert rows[0]["kl/position"] == 0
+    assert rows[1]["kl/position"] > 0
+
+
+def test_the_coefficient_and_rate_of_a_row_are_those_its_update_used(make_trainer: Callable[..., Trainer]):
+    trainer = make_trainer(
+        max_steps=3, lr_warmup_steps=2, kl_weight=0.01, kl_min_coef=0.001, kl_warmup_updates=3, learning_rate=0.001
+    )
+    trainer.train()
+    rows = rows_of(trainer)
+    assert [row["lr"] for row in rows] == pytest.approx([0.0005, 0.001, 0.001])
+    assert [row["kl/coef"] for row in rows] == pytest.approx([0.001, 0.004, 0.007])
+    for row in rows:
+        kl = row["kl/position"] + 0.1 * row["kl/velocity"]
+        assert row["loss/total"] == pytest.approx(row["loss/policy"] + row["kl/coef"] * kl, abs=1e-7)
+
+
+def test_a_signal_ends_the_run_after_its_round_with_a_checkpoint(
+    make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+):
+    trainer = make_trainer(updates_per_rollout=2, max_steps=100)
+    log = trainer.metrics.log
+
+    def interrupt(step: int, values: dict[str, float]) -> None:
+        log(step, values)
+        if step == 3:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(trainer.metrics, "log", interrupt)
+    trainer.train()
+    assert saved_steps(trainer) == ["step_4"]
+    console = (trainer.folder.path / "console.log").read_text()
+    assert f"SIGTERM: saved and stopped after step 4. Continue with --output_dir {trainer.folder.path}" in console
+
+
+def test_a_loss_that_is_not_finite_changes_no_weight_and_names_the_last_good_checkpoint(
+    make_trainer: Callable[..., Trainer],
+):
+    trainer = make_trainer(max_steps=2, save_interval=1)
+    trainer.train()
+    good = trainer.folder.checkpoints / "step_2"
+    trainer.config.run.max_steps = 5
+    policy = trainable_parameters(trainer.state.transformer)
+    saved = {name: p.detach().clone() for name, p in policy.items()}
+    with torch.no_grad():
+        policy["proj_out.bias"].fill_(float("inf"))
+    with pytest.raises(NonFiniteUpdateError, match=rf"Update 3: .*not finite.*Last good checkpoint: {good}\."):
+        trainer.train()
+    del saved["proj_out.bias"]
+    assert all(torch.equal(policy[name], saved[name]) for name in saved)
+    assert trainer.state.step == 2
+    assert len(rows_of(trainer)) == 2
+    trainer.state.load(good)
+    assert torch.isfinite(policy["proj_out.bias"]).all()
+
+
+def test_before_the_first_checkpoint_there_is_none_to_name(make_trainer: Callable[..., Trainer]):
+    trainer = make_trainer()
+    with torch.no_grad():
+        trainable_parameters(trainer.state.transformer)["proj_out.bias"].fill_(float("nan"))
+    with pytest.raises(NonFiniteUpdateError, match="Last good checkpoint: none was saved yet"):
+        trainer.train()
+
+
+def test_validation_writes_videos_with_their_scores_and_logs_the_means(make_trainer: Callable[..., Trainer]):
+    trainer = make_trainer(max_steps=2, validation_interval=2, validate_at_step0=True)
+    trainer.train()
+    assert sorted(path.name for path in trainer.folder.samples.iterdir()) == ["step_0", "step_2"]
+    folder = trainer.folder.samples / "step_2"
+    scores = [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
+    assert [row["video"] for row in scores] == ["000.mp4", "001.mp4"]
+    assert read_video(folder / "000.mp4").shape == (5, 32, 32, 3)
+    first, second = rows_of(trainer)
+    assert "valid/reward" not in first
+    assert second["valid/reward"] == pytest.approx(sum(row["reward"] for row in scores) / 2, abs=1e-5)
+    assert second["valid/TA"] == pytest.approx(sum(row["TA"] for row in scores) / 2, abs=1e-5)
+
+
+def test_rollout_videos_are_kept_when_asked_for(make_trainer: Callable[..., Trainer]):
+    trainer = make_trainer(max_steps=3, save_interval=2, save_rollout_videos=True)
+    trainer.train()
+    assert sorted(path.name for path in trainer.folder.rollouts.iterdir()) == ["step_0", "step_2"]
+    assert len(list((trainer.folder.rollouts / "step_0").glob("*.mp4"))) == 4
+
+
+def test_a_failed_score_is_counted_and_left_out(make_trainer: Callable[..., Trainer], tmp_path: Path):
+    csv = tmp_path / "prompts.csv"
+    csv.write_text("prompt\na red circle moves slowly to the left\nsomething the reward cannot read\n")
+    trainer = make_trainer(train_video_csv=csv, max_steps=1)
+    trainer.train()
+    (row,) = rows_of(trainer)
+    assert row["reward/failed"] == 2
+    assert row["reward/mean"] > 0
+    assert row["grad_norm"] > 0
