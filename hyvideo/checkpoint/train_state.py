@@ -47,13 +47,13 @@ def save_train_state(
         The finished checkpoint's folder.
     """
     target, partial = folder / f"step_{step}", folder / f"step_{step}.partial"
-    for stale in (partial, target):  # an earlier attempt, or a step that is made again after a resume
-        shutil.rmtree(stale, ignore_errors=True)
+    shutil.rmtree(partial, ignore_errors=True)  # of an earlier attempt
     partial.mkdir(parents=True)
     with _one_process():
         dcp.save(tensors, checkpoint_id=partial, no_dist=True)
     write_more(partial)
     _write_synced(partial / FACTS, json.dumps({"format": FORMAT, "step": step, **facts}, indent=1))
+    shutil.rmtree(target, ignore_errors=True)  # of a step that is made again after a resume
     os.replace(partial, target)
     _write_synced(folder / f"{LATEST}.partial", target.name)
     os.replace(folder / f"{LATEST}.partial", folder / LATEST)
@@ -101,10 +101,9 @@ def read_facts(checkpoint: Path) -> dict[str, Any]:
             f"'{checkpoint}' is not a readable checkpoint ({error}). Expected a folder step_N of a run's checkpoints "
             f"folder, with {FACTS} in it."
         ) from error
-    if facts.get("format") != FORMAT:
-        raise ValueError(
-            f"'{checkpoint}' has checkpoint format {facts.get('format')}; this version reads format {FORMAT}."
-        )
+    received = facts.get("format") if isinstance(facts, dict) else None
+    if received != FORMAT:
+        raise ValueError(f"'{checkpoint}' has checkpoint format {received}; this version reads format {FORMAT}.")
     return facts
 
 

@@ -106,6 +106,7 @@ def build_pipeline(config: Config, device: torch.device) -> HunyuanVideoGRPOPipe
         encoder_dtype=torch.float16 if on_gpu else torch.float32,
     )
     adapter = lora_config(model.lora_r, model.lora_alpha, model.lora_dropout, model.lora_target_modules)
+    torch.manual_seed(config.run.seed)  # a fresh adapter is drawn from the library's global generator
     prepare_policy(
         install_attention(pipeline.transformer),
         gradient_checkpointing=model.enable_gradient_checkpointing,

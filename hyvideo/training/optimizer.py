@@ -62,7 +62,7 @@ def orthogonalize(matrix: Tensor, *, dtype: torch.dtype, num_iterations: int = 5
     x = x / x.norm().clamp(min=1e-7)
     for _ in range(num_iterations):
         gram = x @ x.T
-        x = a * x + (b * gram + c * gram @ gram) @ x
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.T if transposed else x).to(matrix.dtype)
 
 
