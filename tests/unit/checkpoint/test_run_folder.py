@@ -15,10 +15,10 @@ def save(checkpoints: Path, step: int) -> Path:
     return save_train_state(checkpoints, step, {"policy": {"w": torch.zeros(1)}}, {})
 
 
-def test_a_new_folder_is_made_exactly_where_asked(tmp_path: Path):
+def test_a_new_folder_lies_exactly_where_asked_and_is_made_by_the_runs_first_file(tmp_path: Path):
     folder = open_run_folder(RunConfig(output_dir=str(tmp_path / "a" / "run")))
     assert folder.path == tmp_path / "a" / "run"
-    assert folder.path.is_dir()
+    assert not folder.path.exists()
     assert folder.resume_from is None
     assert [path.name for path in (folder.checkpoints, folder.rollouts, folder.samples)] == [
         "checkpoints",
@@ -31,7 +31,6 @@ def test_without_a_folder_it_is_named_after_run_and_time(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     folder = open_run_folder(RunConfig(run_name="tiny"), now=datetime(2026, 1, 2, 3, 4, 5))
     assert folder.path == Path("outputs/tiny-20260102-030405")
-    assert folder.path.is_dir()
 
 
 def test_an_existing_folder_with_other_files_is_fresh(tmp_path: Path):
@@ -67,12 +66,11 @@ def test_a_path_continues_another_runs_checkpoint_in_a_new_folder(tmp_path: Path
     assert folder.resume_from == checkpoint
 
 
-def test_an_unreadable_checkpoint_is_refused_before_the_folder_is_made(tmp_path: Path):
+def test_an_unreadable_checkpoint_is_refused(tmp_path: Path):
     (tmp_path / "step_1").mkdir()
     config = RunConfig(output_dir=str(tmp_path / "run"), resume_from_checkpoint=str(tmp_path / "step_1"))
     with pytest.raises(ValueError, match="not a readable checkpoint"):
         open_run_folder(config)
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_file_is_no_folder(tmp_path: Path):

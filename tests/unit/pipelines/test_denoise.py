@@ -140,6 +140,12 @@ def test_latents_are_16_times_smaller_in_space_and_4_times_in_time(
     assert pipeline.latent_shape(num_frames, size) == shape
 
 
+@pytest.mark.parametrize(("num_frames", "size"), [(6, (32, 32)), (0, (32, 32)), (5, (30, 32)), (5, (32, 0))])
+def test_a_video_without_latents_is_refused(pipeline: HunyuanVideoGRPOPipeline, num_frames: int, size: tuple[int, int]):
+    with pytest.raises(ValueError, match=rf"multiples of 16 pixels; received {num_frames} frames of {size[0]}x"):
+        pipeline.latent_shape(num_frames, size)
+
+
 def test_another_schedule_shares_the_models(pipeline: HunyuanVideoGRPOPipeline):
     pipeline.autocast_dtype = torch.bfloat16
     scheduler = FlowMatchDiscreteScheduler(shift=7.0)

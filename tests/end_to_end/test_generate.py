@@ -1,0 +1,121 @@
+"""generate.py: videos of a base model, of what a run trained, and of an adapter; the same seed, the same file."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hyvideo.observability.videos import read_video
+from hyvideo.training.trainer import Trainer
+from tests.support.command_line import CommandLine, Finished
+from tests.support.training import PROMPTS
+
+SMALL = {
+    "num_inference_steps": 2,
+    "fixed_size": "32x48",
+    "video_length": 9,
+    "guidance_scale": 1.0,
+    "shift": 3.0,
+}
+
+
+@pytest.fixture
+def generate(command_line: CommandLine, tiny_root: Path) -> Callable[..., Finished]:
+    """Run generate.py on the tiny model; keywords are flags, None leaves one out."""
+
+    def run(**flags: Any) -> Finished:
+        chosen = {"model_path": tiny_root, "prompt": PROMPTS[0], **SMALL, **flags}
+        argv = [text for name, value in chosen.items() if value is not None for text in (f"--{name}", str(value))]
+        return command_line.run("generate.py", argv)
+
+    return run
+
+
+@pytest.fixture
+def video(generate: Callable[..., Finished], command_line: CommandLine) -> Callable[..., Tensor]:
+    """Run generate.py for one prompt and read the video it wrote."""
+
+    def run(**flags: Any) -> Tensor:
+        path = command_line.folder / f"{len(list(command_line.folder.iterdir()))}.mp4"
+        finished = generate(output_path=path, **flags)
+        assert finished.status == 0, finished.stderr
+        return read_video(path)
+
+    return run
+
+
+def test_a_video_has_the_asked_size_and_a_note_of_how_it_was_made(
+    generate: Callable[..., Finished], command_line: CommandLine
+):
+    finished = generate(output_path="sub/red.mp4", seed=7)
+    assert finished.status == 0, finished.stderr
+    assert read_video(command_line.folder / "sub" / "red.mp4").shape == (9, 32, 48, 3)
+    note = json.loads((command_line.folder / "sub" / "red.json").read_text())
+    assert (note["prompt"], note["seed"], note["num_inference_steps"]) == (PROMPTS[0], 7, 2)
+
+
+def test_a_video_is_decided_by_prompt_seed_and_guidance(video: Callable[..., Tensor]):
+    first = video(seed=7)
+    assert torch.equal(first, video(seed=7))
+    others = (
+        video(seed=8),
+        video(seed=7, prompt=PROMPTS[1]),
+        video(seed=7, guidance_scale=6.0),
+        video(seed=7, guidance_scale=6.0, negative_prompt="blurred"),
+    )
+    videos = [first, *others]
+    assert not any(torch.equal(a, b) for i, a in enumerate(videos) for b in videos[:i])
+
+
+@pytest.mark.parametrize("use_lora", [False, True], ids=["full", "lora"])
+def test_a_checkpoint_gives_the_trained_policys_videos(
+    video: Callable[..., Tensor], make_trainer: Callable[..., Trainer], use_lora: bool
+):
+    trainer = make_trainer(max_steps=2, use_lora=use_lora, learning_rate=0.02)
+    trainer.train()
+    checkpoint = trainer.folder.checkpoints / "step_2"
+    trained = video(checkpoint_path=checkpoint)
+    assert not torch.equal(trained, video())
+    if use_lora:
+        assert torch.equal(video(lora_path=checkpoint / "lora"), trained)
+
+
+def test_a_csv_gives_a_folder_of_videos_whose_own_seeds_count(
+    generate: Callable[..., Finished], video: Callable[..., Tensor], command_line: CommandLine
+):
+    csv = command_line.folder / "prompts.csv"
+    csv.write_text(f"prompt,seed\n{PROMPTS[0]},7\n{PROMPTS[3]!r},\n".replace("'", '"'))
+    finished = generate(prompt=None, prompts_csv=csv, output_path="videos", seed=1)
+    assert finished.status == 0, finished.stderr
+    folder = command_line.folder / "videos"
+    assert sorted(path.name for path in folder.glob("*.mp4")) == ["0000.mp4", "0001.mp4"]
+    assert torch.equal(read_video(folder / "0000.mp4"), video(seed=7))
+    assert json.loads((folder / "0001.json").read_text())["prompt"] == PROMPTS[3]
+
+
+BAD_INPUT = {
+    "missing model": ({"model_path": "nowhere"}, "'nowhere' lacks transformer"),
+    "not an mp4": ({"output_path": "video.avi"}, "expected a file ending in .mp4"),
+    "missing checkpoint": ({"checkpoint_path": "nowhere"}, "'nowhere' is not a readable checkpoint"),
+    "missing adapter": ({"lora_path": "nowhere"}, "no adapter at 'nowhere/pytorch_lora_weights.safetensors'"),
+    "missing CSV": ({"prompt": None, "prompts_csv": "nowhere.csv"}, "prompt CSV 'nowhere.csv' cannot be read"),
+    "no size": ({"fixed_size": "wide"}, "a size is HEIGHTxWIDTH in pixels"),
+    "odd size": ({"fixed_size": "30x32"}, "multiples of 16"),
+    "odd length": ({"video_length": 8}, "4 n + 1 frames"),
+    "no steps": ({"num_inference_steps": 0}, "num_inference_steps must be at least 1"),
+}
+
+
+@pytest.mark.parametrize(("flags", "message"), BAD_INPUT.values(), ids=BAD_INPUT)
+def test_bad_input_is_named_and_leaves_nothing(
+    generate: Callable[..., Finished], command_line: CommandLine, flags: dict[str, Any], message: str
+):
+    finished = generate(**{"output_path": "video.mp4", **flags})
+    assert finished.status == 2
+    assert message in finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert list(command_line.folder.iterdir()) == []

@@ -1,0 +1,117 @@
+"""post_train.py as users call it: what a run leaves behind, and how it ends when it cannot go on."""
+
+import json
+import math
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hyvideo.checkpoint.policy import load_trained_policy
+from hyvideo.checkpoint.train_state import latest_checkpoint
+from hyvideo.config.loading import load_config, load_saved_config
+from hyvideo.models.loading import load_transformer
+from tests.support.command_line import REPOSITORY, CommandLine
+from tests.support.training import arguments
+
+PUBLIC_KEYS = {
+    "step",
+    "reward/mean",
+    "reward/std",
+    "reward/VQ",
+    "reward/MQ",
+    "reward/TA",
+    "loss/policy",
+    "loss/total",
+    "kl/position",
+    "kl/velocity",
+    "kl/coef",
+    "ratio/max_deviation",
+    "replay/mean_error",
+    "clip_fraction",
+    "grad_norm",
+    "lr",
+    "time/rollout",
+    "time/reward",
+    "time/anchor",
+    "time/update",
+}
+
+
+def python(script: str, argv: list[str], folder: Path) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(REPOSITORY / script), *argv]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+
+
+def test_a_run_leaves_its_rows_config_log_curves_and_checkpoint(tiny_root: Path, prompts_csv: Path, tmp_path: Path):
+    """In a plain process, imports included; then once more, into the same folder."""
+    argv = arguments(tiny_root, prompts_csv, Path("run"), max_steps=3, validation_interval=3)
+    first = python("post_train.py", argv, tmp_path)
+    assert first.returncode == 0, first.stderr
+
+    run = tmp_path / "run"
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    for row in rows:
+        assert row.keys() >= PUBLIC_KEYS
+        assert all(math.isfinite(row[name]) for name in PUBLIC_KEYS)
+    assert {row["ratio/max_deviation"] for row in rows} == {row["replay/mean_error"] for row in rows} == {0.0}
+    assert load_saved_config(run / "config.yaml") == load_config(argv)
+    assert "step 3/3" in (run / "console.log").read_text()
+    assert "Traceback" not in first.stderr
+    assert list((run / "tb").glob("events*"))
+    assert latest_checkpoint(run / "checkpoints").name == "step_3"
+    assert len(list((run / "samples" / "step_3").glob("*.mp4"))) == 2
+
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    second = python("post_train.py", argv, tmp_path)
+    assert second.returncode == 2
+    (line,) = second.stderr.splitlines()
+    assert line.startswith("post_train.py: output_dir: 'run' already holds a run")
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_naming_a_checkpoint_that_loads(
+    command_line: CommandLine, tiny_root: Path, prompts_csv: Path
+):
+    run = command_line.folder / "run"
+    argv = arguments(tiny_root, prompts_csv, run, learning_rate=1e30, save_interval=1, max_steps=9)
+    finished = command_line.run("post_train.py", argv)
+    assert finished.status == 1
+    assert "Traceback" not in finished.stderr
+    good = latest_checkpoint(run / "checkpoints")
+    last_line = finished.stderr.splitlines()[-1]
+    assert "not finite, the update was not made" in last_line
+    assert f"Last good checkpoint: {good}." in last_line
+    assert "A lower learning_rate" in last_line
+    load_trained_policy(load_transformer(tiny_root), good)
+    rows = (run / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(rows[-1])["step"] == int(good.name.removeprefix("step_"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_the_run_and_ends_it_well(
+    command_line: CommandLine, tiny_root: Path, prompts_csv: Path, number: signal.Signals
+):
+    run = command_line.folder / "run"
+    metrics = run / "metrics.jsonl"
+    command = command_line.start("post_train.py", arguments(tiny_root, prompts_csv, run, max_steps=1000))
+    command.signal_when(number, lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 2)
+    finished = command.wait()
+    assert finished.status == 0, finished.stderr
+    steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
+    assert latest_checkpoint(run / "checkpoints").name == f"step_{steps[-1]}"
+    assert f"{number.name}: saved and stopped after step {steps[-1]}" in finished.stderr
+
+    argv = arguments(tiny_root, prompts_csv, run, max_steps=steps[-1] + 1, resume_from_checkpoint="latest")
+    assert command_line.run("post_train.py", argv).status == 0
+    assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == [*steps, steps[-1] + 1]
+
+
+def test_help_is_the_manual(command_line: CommandLine):
+    finished = command_line.run("post_train.py", ["--help"])
+    assert finished.status == 0
+    assert "--sde_type" in finished.stdout
+    assert list(command_line.folder.iterdir()) == []

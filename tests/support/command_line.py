@@ -1,0 +1,97 @@
+"""The entry files run as commands, in processes of their own, without paying their seconds of imports each time.
+
+A server process imports the entry files once and forks for every command; the fork runs the file as `__main__`, with
+its own arguments, working directory and output.
+"""
+
+import multiprocessing
+import os
+import runpy
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing import forkserver
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+TIMEOUT = 120.0
+"""Seconds after which a command that should have ended is a failed test."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A command that ended: its exit status (negative for a signal) and what it wrote."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+class Command:
+    """A running command; `wait` for it, or `signal_when` something has happened."""
+
+    def __init__(self, process: multiprocessing.Process, outputs: Path) -> None:
+        self._process = process
+        self._outputs = outputs
+
+    def signal_when(self, number: signal.Signals, happened: Callable[[], bool]) -> None:
+        """Send a signal as soon as `happened()`; an error if the command ends before."""
+        deadline = time.monotonic() + TIMEOUT
+        while not happened():
+            assert self._process.is_alive(), f"the command ended too early: {self.wait()}"
+            assert time.monotonic() < deadline, "what the test waits for did not happen"
+            time.sleep(0.01)
+        os.kill(self._process.pid, number)
+
+    def wait(self) -> Finished:
+        """Wait for the end."""
+        self._process.join(TIMEOUT)
+        if self._process.is_alive():
+            self._process.kill()
+            raise AssertionError(f"no end after {TIMEOUT} s: {self._read('stderr')[-2000:]}")
+        return Finished(self._process.exitcode, self._read("stdout"), self._read("stderr"))
+
+    def _read(self, name: str) -> str:
+        return (self._outputs / name).read_text()
+
+
+class CommandLine:
+    """Starts commands in `folder`, which is empty at first.
+
+    Args:
+        folder: their working directory.
+        outputs: receives what they write to stdout and stderr, one folder each.
+    """
+
+    def __init__(self, folder: Path, outputs: Path) -> None:
+        self.folder = folder
+        self._outputs = outputs
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["post_train", "generate"])
+        path = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPOSITORY), path]))
+        forkserver.ensure_running()
+
+    def start(self, script: str, argv: Sequence[str]) -> Command:
+        """Start `python script argv...`."""
+        outputs = self._outputs / str(len(list(self._outputs.iterdir())))
+        outputs.mkdir()
+        process = self._context.Process(target=_run, args=(script, list(argv), str(self.folder), str(outputs)))
+        process.start()
+        return Command(process, outputs)
+
+    def run(self, script: str, argv: Sequence[str]) -> Finished:
+        """Run `python script argv...` to its end."""
+        return self.start(script, argv).wait()
+
+
+def _run(script: str, argv: list[str], folder: str, outputs: str) -> None:
+    """Be the command: in the forked process."""
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        file = os.open(os.path.join(outputs, name), os.O_WRONLY | os.O_CREAT)
+        os.dup2(file, descriptor)
+    os.chdir(folder)
+    sys.argv = [script, *argv]
+    runpy.run_path(str(REPOSITORY / script), run_name="__main__")
