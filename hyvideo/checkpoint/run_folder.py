@@ -37,7 +37,7 @@ class RunFolder:
 
 
 def open_run_folder(config: RunConfig, now: datetime | None = None) -> RunFolder:
-    """Choose and make the run folder, and find the checkpoint to resume from.
+    """Choose the run folder, which the run's first file makes, and find the checkpoint to resume from.
 
     Args:
         config: `output_dir`, `run_name` and `resume_from_checkpoint` are read.
@@ -58,7 +58,6 @@ def open_run_folder(config: RunConfig, now: datetime | None = None) -> RunFolder
             f"output_dir: '{path}' already holds a run ({', '.join(used)}). To continue it pass "
             "--resume_from_checkpoint latest; to start a new run choose another --output_dir."
         )
-    path.mkdir(parents=True, exist_ok=True)
     return folder
 
 

@@ -190,9 +190,19 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         return self.decode(latents)
 
     def latent_shape(self, num_frames: int, size: tuple[int, int]) -> tuple[int, int, int, int]:
-        """Return `(C, F', H', W')` of the latents of a video of `num_frames` frames of `size` (height, width)."""
-        frames = (num_frames - 1) // self.vae_scale_factor_temporal + 1
-        return (self.num_channels_latents, frames, *(side // self.vae_scale_factor_spatial for side in size))
+        """Return `(C, F', H', W')` of the latents of a video of `num_frames` frames of `size` (height, width).
+
+        Raises:
+            ValueError: the VAE has no latents for such a video.
+        """
+        temporal, spatial = self.vae_scale_factor_temporal, self.vae_scale_factor_spatial
+        if num_frames < 1 or (num_frames - 1) % temporal or any(side < spatial or side % spatial for side in size):
+            raise ValueError(
+                f"A video must have {temporal} n + 1 frames, and sides that are multiples of {spatial} pixels; "
+                f"received {num_frames} frames of {size[0]}x{size[1]}."
+            )
+        frames = (num_frames - 1) // temporal + 1
+        return (self.num_channels_latents, frames, *(side // spatial for side in size))
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:

@@ -40,8 +40,7 @@ def build_trainer(config: Config, *, world_size: int = 1) -> Trainer:
         world_size: number of processes.
 
     Raises:
-        ValueError: a setting, prompt file, weight folder, run folder or checkpoint is wrong; nothing was written but,
-            where it is the checkpoint or the weights themselves, the empty run folder.
+        ValueError: a setting, prompt file, weight folder, run folder or checkpoint is wrong; nothing was written.
     """
     check_layout(config.model.pretrained_model_root, config.model.pretrained_transformer_version)
     if world_size != 1:
@@ -52,7 +51,6 @@ def build_trainer(config: Config, *, world_size: int = 1) -> Trainer:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     reward = get_reward_fn(config.reward, device)
     folder = open_run_folder(config.run)
-    console = Console(folder.path, rank=0, log_interval=config.run.log_interval)
 
     pipeline = build_pipeline(config, device)
     update, state = _build_method(
@@ -69,6 +67,7 @@ def build_trainer(config: Config, *, world_size: int = 1) -> Trainer:
     )
     if folder.resume_from:
         state.load(folder.resume_from)
+    console = Console(folder.path, rank=0, log_interval=config.run.log_interval)
     _introduce(console, folder, config, state)
     save_config(config, folder.path / "config.yaml")
     metrics = MetricsLog(folder.path)
