@@ -127,14 +127,24 @@ def start_as_identity(transformer: HunyuanVideo15Transformer3DModel) -> None:
 
 
 def train(
-    vae_folder: Path, output: Path, num_steps: int, learning_rate: float = 1e-3, seed: int = 0
+    vae_folder: Path,
+    output: Path,
+    num_steps: int,
+    learning_rate: float = 1e-3,
+    start: Path | None = None,
+    seed: int = 0,
 ) -> HunyuanVideo15Transformer3DModel:
-    """Train with AdamW and a cosine; the averaged weights go to `output`, ten snapshots on the way beside it."""
+    """Train new weights, or those in `start`, with AdamW and a cosine.
+
+    The averaged weights go to `output`, a snapshot of them beside it after every tenth of the steps.
+    """
     vae = allow_batches(AutoencoderKLHunyuanVideo15.from_pretrained(vae_folder)).eval()
     data = build_dataset(vae, NUM_CLIPS, seed)
     print(f"encoded {NUM_CLIPS} clips, std {data.latents.std():.3f}", flush=True)
     transformer = build_transformer(vae.config.latent_channels, seed)
     start_as_identity(transformer)
+    if start:
+        transformer = HunyuanVideo15Transformer3DModel.from_pretrained(start)
     average = copy.deepcopy(transformer).requires_grad_(False)
     for block in transformer.transformer_blocks:
         block.compile()
@@ -167,5 +177,7 @@ if __name__ == "__main__":
     parser.add_argument("--vae", type=Path, default=Path("outputs/tiny/vae"))
     parser.add_argument("--output", type=Path, default=Path("outputs/tiny/transformer"))
     parser.add_argument("--steps", type=int, default=NUM_STEPS)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--start", type=Path, help="folder of weights to go on from")
     arguments = parser.parse_args()
-    train(arguments.vae, arguments.output, arguments.steps)
+    train(arguments.vae, arguments.output, arguments.steps, arguments.lr, arguments.start)
