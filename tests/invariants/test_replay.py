@@ -37,7 +37,7 @@ def test_recomputed_blocks_replay_exactly(make_trainer: Callable[..., Trainer]):
     assert replay(make_trainer(enable_gradient_checkpointing=True)) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize(("rollout", "update"), [(1, 4), (4, 1), (0, 3), (3, 2)])
+@pytest.mark.parametrize(("rollout", "update"), [(1, 4), (0, 3)])
 @pytest.mark.parametrize("sde_type", SDE_TYPES)
 def test_other_micro_batches_replay_to_rounding(
     make_trainer: Callable[..., Trainer], sde_type: str, rollout: int, update: int
