@@ -1,10 +1,19 @@
 """The first signal asks to stop; the second acts as if nobody listened."""
 
 import signal
+from collections.abc import Iterator
 
 import pytest
 
 from hyvideo.training.stop_signal import StopSignal
+
+
+@pytest.fixture(autouse=True)
+def _python_listens() -> Iterator[None]:
+    """A shell starts background jobs with SIGINT ignored; these tests are about Python's own handler."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, former)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
