@@ -40,7 +40,7 @@ def open_run_folder(config: RunConfig, now: datetime | None = None) -> RunFolder
     """Choose the run folder, which the run's first file makes, and find the checkpoint to resume from.
 
     Args:
-        config: `output_dir`, `run_name` and `resume_from_checkpoint` are read.
+        config: `output_dir`, `run_name`, `resume_from_checkpoint` and `max_steps` are read.
         now: time for the default name.
 
     Raises:
@@ -51,7 +51,7 @@ def open_run_folder(config: RunConfig, now: datetime | None = None) -> RunFolder
     path = Path(config.output_dir) if config.output_dir else default
     if path.exists() and not path.is_dir():
         raise ValueError(f"output_dir: '{path}' is a file; expected a folder or a new path.")
-    folder = RunFolder(path, _checkpoint_to_resume(config.resume_from_checkpoint, path / "checkpoints"))
+    folder = RunFolder(path, _checkpoint_to_resume(config, path / "checkpoints"))
     used = [name for name in ("config.yaml", "metrics.jsonl", "checkpoints") if (path / name).exists()]
     if used and config.resume_from_checkpoint is None:
         raise ValueError(
@@ -61,9 +61,22 @@ def open_run_folder(config: RunConfig, now: datetime | None = None) -> RunFolder
     return folder
 
 
-def _checkpoint_to_resume(wanted: str | None, checkpoints: Path) -> Path | None:
-    """Return the checkpoint that `latest` or a path means, after reading its facts."""
+def _checkpoint_to_resume(config: RunConfig, checkpoints: Path) -> Path | None:
+    """Return the checkpoint that `latest` or a path means, after reading its facts; None starts afresh.
+
+    A run that `max_steps` ended within a round goes on from where that round began, so that a longer run is what it
+    would have been from the start.
+    """
+    wanted = config.resume_from_checkpoint
     checkpoint = latest_checkpoint(checkpoints) if wanted == "latest" else wanted and Path(wanted)
-    if checkpoint:
-        read_facts(checkpoint)
-    return checkpoint or None
+    if not checkpoint:
+        return None
+    facts = read_facts(checkpoint)
+    round_start = facts.get("round_start")
+    if round_start is None or config.max_steps <= facts["step"]:
+        return checkpoint
+    if round_start == 0:
+        return None
+    checkpoint = checkpoint.parent / f"step_{round_start}"
+    read_facts(checkpoint)
+    return checkpoint

@@ -49,10 +49,17 @@ class RunState:
     step: int = 0
     round: int = 0
 
-    def save(self, folder: Path, *, keep_last: int | None) -> Path:
-        """Write a checkpoint into `folder` and return its path; a LoRA run's has the adapter in `lora/` too."""
+    def save(self, folder: Path, *, keep_last: int | None, round_start: int | None = None) -> Path:
+        """Write a checkpoint into `folder` and return its path; a LoRA run's has the adapter in `lora/` too.
+
+        Args:
+            folder: the run's `checkpoints`.
+            keep_last: checkpoints to keep.
+            round_start: where `max_steps` ended the run within a round, the step at which that round began.
+        """
         facts = {
             "round": self.round,
+            "round_start": round_start,
             "config_hash": self.config_hash,
             "lora": self.lora,
             "trained": list(trainable_parameters(self.transformer)),

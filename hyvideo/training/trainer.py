@@ -57,8 +57,13 @@ class Trainer:
         with StopSignal().listening() as stop:
             while state.step < run.max_steps:
                 first = state.step
+                cut_short = first + self.config.grpo.updates_per_rollout > run.max_steps
+                if cut_short and first > 0:  # a longer run makes the last round again, whole
+                    state.save(self.folder.checkpoints, keep_last=run.keep_last)
                 self._round()
-                if stop.name or state.step >= run.max_steps or _crossed(first, state.step, run.save_interval):
+                if cut_short:
+                    state.save(self.folder.checkpoints, keep_last=max(run.keep_last, 2), round_start=first)
+                elif stop.name or state.step >= run.max_steps or _crossed(first, state.step, run.save_interval):
                     state.save(self.folder.checkpoints, keep_last=run.keep_last)
                 if stop.name:
                     self.console.info(

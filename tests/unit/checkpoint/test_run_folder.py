@@ -11,8 +11,8 @@ from hyvideo.checkpoint.train_state import save_train_state
 from hyvideo.config.schema import RunConfig
 
 
-def save(checkpoints: Path, step: int) -> Path:
-    return save_train_state(checkpoints, step, {"policy": {"w": torch.zeros(1)}}, {})
+def save(checkpoints: Path, step: int, **facts: object) -> Path:
+    return save_train_state(checkpoints, step, {"policy": {"w": torch.zeros(1)}}, facts)
 
 
 def test_a_new_folder_lies_exactly_where_asked_and_is_made_by_the_runs_first_file(tmp_path: Path):
@@ -64,6 +64,21 @@ def test_a_path_continues_another_runs_checkpoint_in_a_new_folder(tmp_path: Path
     checkpoint = save(tmp_path / "old" / "checkpoints", 4)
     folder = open_run_folder(RunConfig(output_dir=str(tmp_path / "new"), resume_from_checkpoint=str(checkpoint)))
     assert folder.resume_from == checkpoint
+
+
+@pytest.mark.parametrize(("max_steps", "expected"), [(3, "step_3"), (4, "step_2")], ids=["as long", "longer"])
+def test_a_longer_run_makes_a_round_again_that_was_cut_short(tmp_path: Path, max_steps: int, expected: str):
+    save(tmp_path / "checkpoints", 2, round_start=None)
+    save(tmp_path / "checkpoints", 3, round_start=2)
+    for wanted in ("latest", str(tmp_path / "checkpoints" / "step_3")):
+        config = RunConfig(output_dir=str(tmp_path), resume_from_checkpoint=wanted, max_steps=max_steps)
+        assert open_run_folder(config).resume_from.name == expected
+
+
+def test_a_longer_run_starts_afresh_where_the_first_round_was_cut_short(tmp_path: Path):
+    save(tmp_path / "checkpoints", 1, round_start=0)
+    config = RunConfig(output_dir=str(tmp_path), resume_from_checkpoint="latest", max_steps=4)
+    assert open_run_folder(config).resume_from is None
 
 
 def test_an_unreadable_checkpoint_is_refused(tmp_path: Path):

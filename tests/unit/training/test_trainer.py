@@ -32,6 +32,13 @@ def test_checkpoints_fall_at_the_end_of_the_round_that_crosses_the_interval(make
     assert latest_checkpoint(trainer.folder.checkpoints).name == "step_7"
 
 
+def test_a_round_cut_short_keeps_the_checkpoint_it_began_with(make_trainer: Callable[..., Trainer]):
+    trainer = make_trainer(updates_per_rollout=2, max_steps=5, keep_last=1)
+    trainer.train()
+    assert saved_steps(trainer) == ["step_4", "step_5"]
+    assert len(rows_of(trainer)) == 5
+
+
 def test_only_the_last_checkpoints_are_kept(make_trainer: Callable[..., Trainer]):
     trainer = make_trainer(max_steps=4, save_interval=1, keep_last=2)
     trainer.train()
