@@ -18,10 +18,10 @@ from diffusers import (
 )
 from diffusers.utils import logging as diffusers_logging
 from safetensors import SafetensorError
-from torch import nn
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedModel, Qwen2_5_VLTextModel, T5EncoderModel
 
 from hyvideo.models.layout import check_diffusers_layout
+from hyvideo.models.vae import allow_batches
 
 
 def load_transformer(
@@ -41,17 +41,13 @@ def load_transformer(
 
 
 def load_vae(root: str | Path, *, dtype: torch.dtype = torch.float32) -> AutoencoderKLHunyuanVideo15:
-    """Load the VAE of `root` with slicing on (the class cannot decode a batch at once) and channels-last convolutions.
+    """Load the VAE of `root`, frozen; it takes batches.
 
     Raises:
         ValueError: missing folder, or weights that do not fit the config exactly.
     """
     vae = _load_strictly(AutoencoderKLHunyuanVideo15.from_pretrained, root, "vae", dtype)
-    vae.enable_slicing()
-    for module in vae.modules():
-        if isinstance(module, nn.Conv3d):
-            module.to(memory_format=torch.channels_last_3d)
-    return vae.eval().requires_grad_(False)
+    return allow_batches(vae).eval().requires_grad_(False)
 
 
 def load_pipeline(

@@ -1,5 +1,6 @@
 """HunyuanVideo-1.5 for GRPO: encode once, one denoising step for all callers, rollouts that can be replayed."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,9 @@ from torch import Tensor
 from hyvideo.pipelines.conditioning import Conditioning
 from hyvideo.pipelines.noise import SampleNoise
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+
+DECODE_CELLS = 4096
+"""Latent positions (frames x height x width) decoded at once: one 480p video has 34,000, a tiny one 320."""
 
 
 @dataclass(frozen=True)
@@ -206,10 +210,16 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
-        """Decode latents `[B, C, F', H', W']` to videos `[B, F, H, W, 3]`, uint8 on the CPU."""
-        pixels = self.vae.decode(latents.to(self.vae.dtype) / self.vae.config.scaling_factor, return_dict=False)[0]
-        pixels = (pixels.float().clamp(-1, 1) + 1) * 127.5
-        return pixels.round().to(torch.uint8).permute(0, 2, 3, 4, 1).contiguous().cpu()
+        """Decode latents `[B, C, F', H', W']` to videos `[B, F, H, W, 3]`, uint8 on the CPU.
+
+        Large videos are decoded one by one, small ones together, up to `DECODE_CELLS` latent positions at a time.
+        """
+        scaled = latents.to(self.vae.dtype) / self.vae.config.scaling_factor
+        videos = []
+        for part in scaled.split(max(1, DECODE_CELLS // math.prod(scaled.shape[2:]))):
+            pixels = (self.vae.decode(part, return_dict=False)[0].float().clamp(-1, 1) + 1) * 127.5
+            videos.append(pixels.round().to(torch.uint8).permute(0, 2, 3, 4, 1).contiguous().cpu())
+        return torch.cat(videos)
 
     def _encode_text(self, prompt: str) -> Tensor:
         """Return the language model's states `[S, D]` of one prompt, third from the last layer, system turn cropped."""

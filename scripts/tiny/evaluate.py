@@ -10,9 +10,10 @@ from matplotlib import image
 from torch import Tensor
 
 from hyvideo.models.reward_models.moving_shapes import correct, measure, parse_prompt, raw_scores
+from hyvideo.models.vae import allow_batches
 from scripts.tiny.components import SHIFT, build_text_encoder, build_tokenizer, encode_prompts
 from scripts.tiny.train_transformer import predict_velocity
-from scripts.tiny.train_vae import allow_batches, to_videos
+from scripts.tiny.train_vae import to_videos
 
 LATENT_GRID = (5, 8, 8)
 """Frames, height and width of the latents of a 17-frame 64 x 64 video."""
