@@ -184,7 +184,7 @@ def _reward_row(trajectory: Trajectory, num_generations: int) -> dict[str, float
         "reward/mean": float(valid.mean()),
         "reward/std": float(valid.std(correction=0)),
         "reward/failed": float(len(total) - len(valid)),
-        "reward/groups_without_spread": float(groups_without_spread(total, num_generations).sum()),
+        "reward/groups_without_spread": float(groups_without_spread(trajectory.rewards, num_generations).sum()),
         **{f"reward/{name}": float(values.nanmean()) for name, values in trajectory.scores.metrics.items()},
     }
 
