@@ -26,7 +26,7 @@ _LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
 def main(argv: Sequence[str]) -> int:
     """Serve until a signal; returns the exit status (2: wrong input)."""
     disable_progress_bar()
-    arguments = _parse(argv)
+    arguments = parse_arguments(argv)
     try:
         app = build_app(arguments, os.environ.get(TOKEN_VARIABLE))
     except ValueError as error:
@@ -75,7 +75,8 @@ def build_reward(text: str, context: RewardContext) -> tuple[str, RewardModel]:
     return name, known[name](context, **choice.options)
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         "serve_reward",
         description=f"Serve rewards over HTTP. The token is read from the environment: {TOKEN_VARIABLE}.",
