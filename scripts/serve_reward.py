@@ -40,15 +40,17 @@ def build_app(arguments: argparse.Namespace, token: str | None) -> FastAPI:
     """Load the rewards and make the application.
 
     Raises:
-        ValueError: an unknown reward or option, missing weights or folder, or a public address without a token.
+        ValueError: an unknown reward, option or device, missing weights or folder, or a public address without a token.
     """
     if not token and arguments.host not in _LOCAL_HOSTS:
         raise ValueError(f"--host {arguments.host} is open to others: set {TOKEN_VARIABLE} to a token they must show.")
     if arguments.video_folder is not None and not arguments.video_folder.is_dir():
         raise ValueError(f"--video_folder: there is no folder '{arguments.video_folder}'.")
-    context = RewardContext(
-        torch.device(arguments.device), arguments.model_root, arguments.video_fps, arguments.batch_size
-    )
+    try:
+        device = torch.device(arguments.device)
+    except RuntimeError as error:
+        raise ValueError(f"--device: expected such as cuda or cpu, received '{arguments.device}'.") from error
+    context = RewardContext(device, arguments.model_root, arguments.video_fps, arguments.batch_size)
     return create_app(
         dict(build_reward(text, context) for text in arguments.reward),
         token=token or None,

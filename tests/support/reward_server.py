@@ -91,7 +91,7 @@ class Faulty:
 
     async def _misbehave(self, fault: str, scope: Scope, receive: Receive, send: Send) -> None:
         if fault == "hang":
-            await asyncio.sleep(5)
+            await asyncio.sleep(60)
         elif fault.isdigit():
             await _send(send, int(fault), b"no")
         elif fault == "stale":

@@ -20,7 +20,7 @@ class _FrameReward(RewardModel):
         num_frames: frames looked at, spread over the video.
 
     Raises:
-        ValueError: the folder cannot be read, or `num_frames` is below 1.
+        ValueError: the folder cannot be read or lacks weights, or `num_frames` is below 1.
     """
 
     def __init__(self, context: RewardContext, checkpoint: str, num_frames: int = 8) -> None:
@@ -30,11 +30,15 @@ class _FrameReward(RewardModel):
         if not Path(checkpoint).is_dir():
             raise ValueError(f"{self.metrics[0]}: there is no folder '{checkpoint}'; expected that of a CLIP.")
         try:
-            self._network = CLIPModel.from_pretrained(checkpoint, dtype=torch.float32).eval().to(context.device)
+            network, report = CLIPModel.from_pretrained(checkpoint, dtype=torch.float32, output_loading_info=True)
             self._tokenizer = CLIPTokenizerFast.from_pretrained(checkpoint)
             self._processor = CLIPImageProcessorPil.from_pretrained(checkpoint)
         except (OSError, ValueError) as error:
             raise ValueError(f"{self.metrics[0]}: cannot read a CLIP from '{checkpoint}': {error}") from error
+        if report["missing_keys"]:  # the library would draw them at random
+            listed = ", ".join(sorted(report["missing_keys"])[:3])
+            raise ValueError(f"{self.metrics[0]}: '{checkpoint}' lacks weights of a CLIP: {listed}, ...")
+        self._network = network.eval().to(context.device)
         self._num_frames = num_frames
 
     @torch.inference_mode()

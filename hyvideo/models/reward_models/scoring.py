@@ -69,10 +69,10 @@ class Scoring:
                 self._start_block()
             blocks = [[future.result() for future in block] for block in self._results]
         finally:
-            self.cancel()
+            self._close()
         return [_concatenated(parts) for parts in zip(*blocks, strict=True)]
 
-    def cancel(self) -> None:
+    def _close(self) -> None:
         """Drop what has not begun, wait for what has, and remove the files."""
         futures = [future for block in self._results for future in block]
         for future in futures:

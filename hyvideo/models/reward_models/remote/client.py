@@ -49,12 +49,15 @@ class RemoteReward(RewardModel):
         self._name, self._url = name, url
         self._retries = config.remote_reward_retries
         token = os.environ.get(TOKEN_VARIABLE)
-        self._client = httpx.Client(
-            base_url=url,
-            headers={"Authorization": f"Bearer {token}"} if token else {},
-            timeout=config.remote_reward_timeout,
-            limits=httpx.Limits(max_connections=config.remote_reward_in_flight),
-        )
+        try:
+            self._client = httpx.Client(
+                base_url=url,
+                headers={"Authorization": f"Bearer {token}"} if token else {},
+                timeout=config.remote_reward_timeout,
+                limits=httpx.Limits(max_connections=config.remote_reward_in_flight),
+            )
+        except httpx.InvalidURL as error:
+            raise ValueError(f"remote_reward_url: '{url}' is no address ({error}).") from error
         facts = self._introduce()
         self.metrics, self.reads, self._description = facts.metrics, facts.reads, facts.description
 

@@ -61,7 +61,8 @@ class VideoAlignScorer:
         batch_size: int = 8,
     ) -> None:
         self.settings = read_settings(Path(checkpoint_root))
-        self._tokenizer = _load_tokenizer(self.settings.checkpoint / "tokenizer")
+        self._tokenizer, special = _load_tokenizer(self.settings.checkpoint / "tokenizer")
+        self._video_token, *self._reward_tokens = special
         # One `.to` converts the rotary frequencies as well, which the original rounds together with the weights.
         self._network = load_network(self.settings).to(device=device, dtype=dtype)
         self._batch_size = batch_size
@@ -145,10 +146,9 @@ class VideoAlignScorer:
         text = self.settings.text.replace("{text_prompt}", prompt)
         request = _REQUEST.format(video=_VIDEO * num_tokens, text=text)
         token_ids = torch.tensor(self._tokenizer(request)["input_ids"])
-        wanted = [self._tokenizer.convert_tokens_to_ids(f"<|{metric}_reward|>") for metric in METRICS]
-        positions = torch.isin(token_ids, torch.tensor(wanted)).nonzero().flatten()
-        videos = int((token_ids == self._tokenizer.convert_tokens_to_ids(_VIDEO)).sum())
-        if token_ids[positions].tolist() != wanted or videos != num_tokens:
+        positions = torch.isin(token_ids, torch.tensor(self._reward_tokens)).nonzero().flatten()
+        num_video_tokens = int((token_ids == self._video_token).sum())
+        if token_ids[positions].tolist() != self._reward_tokens or num_video_tokens != num_tokens:
             raise ValueError(f"VideoAlign: the prompt contains special tokens of the network: {prompt!r}.")
         return _Item(token_ids, pixels, grid, positions)
 
@@ -175,8 +175,14 @@ class VideoAlignScorer:
         ).cpu()
 
 
-def _load_tokenizer(folder: Path) -> AutoTokenizer:
+def _load_tokenizer(folder: Path) -> tuple[AutoTokenizer, list[int]]:
+    """Return the tokenizer, and its ids of the video token and the three reward tokens."""
     try:
-        return AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
         raise ValueError(f"VideoAlign: cannot read the checkpoint's tokenizer in {folder}: {error}") from error
+    tokens = [_VIDEO, *(f"<|{metric}_reward|>" for metric in METRICS)]
+    missing = [token for token in tokens if token not in tokenizer.get_vocab()]
+    if missing:
+        raise ValueError(f"VideoAlign: the tokenizer in {folder} has no {', '.join(missing)}.")
+    return tokenizer, tokenizer.convert_tokens_to_ids(tokens)

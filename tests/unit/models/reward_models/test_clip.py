@@ -1,10 +1,12 @@
 """CLIPScore and PickScore of a tiny CLIP of the real classes, against the library's own forward pass."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from transformers import CLIPConfig, CLIPModel, CLIPTokenizerFast
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
@@ -95,6 +97,15 @@ def test_both_at_once_load_from_their_paths(checkpoint, videos):
 def test_wrong_options_are_named(checkpoint, options, message):
     with pytest.raises(ValueError, match=message):
         ClipScore(RewardContext(), **{"checkpoint": str(checkpoint), **options})
+
+
+def test_a_clip_without_all_of_its_weights_is_refused(checkpoint, tmp_path):
+    shutil.copytree(checkpoint, tmp_path / "copy")
+    weights = load_file(tmp_path / "copy" / "model.safetensors")
+    weights.pop("visual_projection.weight")
+    save_file(weights, tmp_path / "copy" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match="lacks weights of a CLIP: visual_projection.weight"):
+        ClipScore(RewardContext(), str(tmp_path / "copy"))
 
 
 def test_a_folder_without_a_clip_is_named(tmp_path):

@@ -1,7 +1,6 @@
 """A reward server that fails in every way it can: scores are right, or missing, or the run stops; never another's."""
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +32,7 @@ def remote(url: str, **settings: Any) -> WeightedReward:
         "reward_model": "brightness",
         "reward_weights": {"brightness": 1.0},
         "remote_reward_url": url,
-        "remote_reward_timeout": 2.0,
+        "remote_reward_timeout": 60.0,
         "remote_reward_retries": 2,
         "reward_batch_size": 2,
         "reward_max_failed": 1.0,
@@ -54,7 +53,7 @@ VIDEOS, PROMPTS = grey_videos(10, 20, 30, 40), ["a", "b", "c", "d"]
 def test_what_fails_for_a_while_is_tried_again(faulty, fault):
     app = faulty(fault, fault)
     with serving(app) as url:
-        reward = remote(url, remote_reward_in_flight=1, remote_reward_timeout=1.0)
+        reward = remote(url, remote_reward_in_flight=1, remote_reward_timeout=2.0 if fault == "hang" else 60.0)
         assert reward(VIDEOS, PROMPTS).total.tolist() == [10, 20, 30, 40]
     assert app.requests == 4
 
@@ -63,7 +62,8 @@ def test_what_fails_for_a_while_is_tried_again(faulty, fault):
 def test_what_keeps_failing_fails_its_own_videos_alone(faulty, fault, caplog):
     app = faulty("ok", fault, fault)
     with serving(app) as url, caplog.at_level(logging.WARNING):
-        reward = remote(url, remote_reward_in_flight=1, remote_reward_retries=1, remote_reward_timeout=1.0)
+        timeout = 2.0 if fault == "hang" else 60.0
+        reward = remote(url, remote_reward_in_flight=1, remote_reward_retries=1, remote_reward_timeout=timeout)
         total = reward(VIDEOS, PROMPTS).total
         assert total[:2].tolist() == [10, 20] and total[2:].isnan().all()
         assert "2 videos have no score by brightness" in caplog.text and "(2 attempts)" in caplog.text
@@ -93,10 +93,12 @@ def test_a_score_that_is_nan_fails_its_video(faulty):
 
 def test_a_server_killed_while_it_scores_fails_what_it_had_and_nothing_before(caplog):
     with server_process(seconds=0.3) as (url, process), caplog.at_level(logging.WARNING):
-        reward = remote(url, remote_reward_in_flight=1, remote_reward_timeout=60.0)
+        reward = remote(url, remote_reward_in_flight=1)
         scoring = reward.begin()
         scoring.add(VIDEOS, PROMPTS)
-        threading.Timer(0.9, process.kill).start()  # the first two videos take 0.6 s, the others 0.6 s more
+        scoring._results[0][0].result()  # the first two videos are done; the others take 0.6 s
+        time.sleep(0.3)
+        process.kill()
         total = reward.finish(scoring).total
     assert total[:2].tolist() == [10, 20] and total[2:].isnan().all()
     assert "2 videos have no score" in caplog.text
@@ -120,9 +122,16 @@ def test_a_wrong_token_is_found_before_training(faulty, monkeypatch, token):
         remote(url)
 
 
-def test_a_server_that_is_not_there_is_found_before_training():
-    with pytest.raises(ValueError, match=r"remote_reward_url: reward server http://127.0.0.1:9: no answer.*3 attempts"):
-        remote("http://127.0.0.1:9")
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("http://127.0.0.1:9", r"remote_reward_url: reward server http://127.0.0.1:9: no answer.*3 attempts"),
+        ("http://127.0.0.1:port", "remote_reward_url: 'http://127.0.0.1:port' is no address"),
+    ],
+)
+def test_a_server_that_is_not_there_is_found_before_training(url, message):
+    with pytest.raises(ValueError, match=message):
+        remote(url)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import torch
 from hyvideo.data.videos import write_video
 from hyvideo.models.reward_models.videoalign import VideoAlignScorer
 from hyvideo.models.reward_models.videoalign.frames import MIN_PIXELS, patches, read_frames
+from scripts.tiny.components import build_tokenizer
 from tests.support.videoreward import STATISTICS, TEXT, VideoReward
 
 PROMPTS = ["a red circle moves slowly to the left", "two {braces} and 50%", "小猫 — naïve ☕ " * 8]
@@ -140,6 +141,13 @@ def damaged(reward: VideoReward, tmp_path: Path, change) -> Path:
 def test_weights_that_are_not_exactly_the_networks_are_refused(whole, tmp_path, change, message):
     with pytest.raises(ValueError, match=message):
         VideoAlignScorer(damaged(whole, tmp_path, change))
+
+
+def test_a_tokenizer_without_the_reward_tokens_is_refused(whole, tmp_path):
+    root = damaged(whole, tmp_path, lambda weights: None)
+    build_tokenizer().save_pretrained(root / "checkpoint-20" / "tokenizer")
+    with pytest.raises(ValueError, match=r"has no <\|video_pad\|>, <\|VQ_reward\|>, <\|MQ_reward\|>, <\|TA_reward\|>"):
+        VideoAlignScorer(root)
 
 
 class Evil:
