@@ -1,7 +1,7 @@
 """Wall time of sampling and scoring, overlapped (`reward_async`) against one after the other, and that both agree.
 
-The tiny model is trained both ways with the same seeds and a reward that takes long: moving_shapes with a wait per video,
-as for the answer of a server. Further flags go to all runs.
+The tiny model is trained both ways with the same seeds and a slow reward: moving_shapes with a wait per video, as for
+the answer of a server. Further flags go to all runs.
 
 Example: `python -m benchmarks.reward_async --seconds 1 --max_steps 4 --batch_size 16 --rollout_micro_batch_size 4`
 """

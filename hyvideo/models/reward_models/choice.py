@@ -113,9 +113,12 @@ def _read_choice(name: str, entry: object, url: str | None) -> RewardChoice:
     options = entry.get("options", {})
     if not isinstance(options, Mapping):
         raise ValueError(f"{where}.options: expected a mapping; received {options!r}.")
+    url = entry.get("url", url)
+    if url is not None and options:
+        raise ValueError(f"{where}.options: {name} is scored at {url}; give its options to that server's --reward.")
     weight = _numbers({"weight": entry.get("weight", 1.0)}, where)["weight"]
     sub_reward = _numbers(entry.get("sub_reward"), f"{where}.sub_reward")
-    return RewardChoice(name, weight, sub_reward, options, entry.get("url", url))
+    return RewardChoice(name, weight, sub_reward, options, url)
 
 
 def _numbers(weights: object, where: str) -> dict[str, float]:

@@ -137,7 +137,8 @@ class WeightedReward:
             listed = ", ".join(f"{name}: {count}" for name, count in counts.items() if count)
             raise RewardFailureError(
                 f"{failed} of {len(total)} videos could not be scored ({listed}); at most the share "
-                f"{self._config.reward_max_failed:g} may fail (reward_max_failed). The warnings above say why."
+                f"{self._config.reward_max_failed:g} may fail (reward_max_failed). "
+                "Warnings before this say why, where the reward gave a reason."
             )
 
 

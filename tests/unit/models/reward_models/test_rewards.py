@@ -78,6 +78,10 @@ def test_several_rewards_are_weighted_and_metrics_of_one_name_are_told_apart():
             several(brightness={"sub_reward": {"length": 1}, "options": {"second": 3}}),
             "brightness takes no option second; its options: seconds",
         ),
+        (
+            several(brightness={"sub_reward": {"length": 1}, "options": {"seconds": 3}, "url": "http://a"}),
+            "brightness is scored at http://a; give its options to that server's --reward",
+        ),
         (several(nowhere={"sub_reward": {"length": 1}}), "no reward named 'nowhere'"),
     ],
 )
