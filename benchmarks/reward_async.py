@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
             with TemporaryDirectory() as folder:
                 settings = [*flags, "--reward_async", overlapped]
                 finished.append(_train(Path(folder) / "run", arguments.seconds, settings))
-    for what, index in (("sampling and scoring", 0), ("whole run", 1)):
+    for what, index in (("waiting for scores", 0), ("sampling and scoring", 1), ("whole run", 2)):
         before, after = (min(times[index] for times, _ in finished) for finished in runs.values())
         print(f"{what}: {before:.1f} s one after the other, {after:.1f} s overlapped, ratio {before / after:.2f}")
     rows = [rows for finished in runs.values() for _, rows in finished]
@@ -59,8 +59,8 @@ def main(argv: Sequence[str]) -> int:
     return 0 if same else 1
 
 
-def _train(folder: Path, seconds: float, flags: Sequence[str]) -> tuple[tuple[float, float], list[dict[str, float]]]:
-    """Train in `folder`: seconds of sampling with scoring and of the whole training, and the metrics but for times."""
+def _train(folder: Path, seconds: float, flags: Sequence[str]) -> tuple[tuple[float, ...], list[dict[str, float]]]:
+    """Train in `folder`: seconds of what `main` prints, and the metrics but for times."""
     config = load_config(["--config", "configs/tiny.yaml", "--validation_interval", "0", *flags])
     config.run.output_dir = str(folder)
     config.rollout.save_rollout_videos = False
@@ -71,8 +71,10 @@ def _train(folder: Path, seconds: float, flags: Sequence[str]) -> tuple[tuple[fl
     trainer.train()
     duration = time.perf_counter() - start
     rows = read_metrics(folder / "metrics.jsonl")
-    collecting = sum(row["time/rollout"] + row["time/reward"] for row in rows)
-    return (collecting, duration), [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+    scoring, sampling = (sum(row[f"time/{phase}"] for row in rows) for phase in ("reward", "rollout"))
+    return (scoring, sampling + scoring, duration), [
+        {k: v for k, v in row.items() if not k.startswith("time/")} for row in rows
+    ]
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def test_every_flag_of_the_document_exists():
     served = vars(parse_arguments(["--reward", "moving_shapes"]))
     named = set(re.findall(r"--([a-z_]+)", TEXT))
     assert {"reward_config", "max_body_mb"} <= named
-    assert named <= {*KNOBS, *served, "config"}
+    assert named <= {*KNOBS, *served, "config", "seconds", "repeats"}
 
 
 @pytest.mark.parametrize("name", ["videoalign_local", "clip_score", "pick_score", "moving_shapes"])
