@@ -9,6 +9,7 @@ import sys
 from transformers.utils.logging import disable_progress_bar
 
 from hyvideo.config.loading import load_config
+from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.training.assembly import build_trainer
 from hyvideo.training.update import NonFiniteUpdateError
 
@@ -23,7 +24,7 @@ def main() -> int:
         return 2
     try:
         trainer.train()
-    except NonFiniteUpdateError as error:
+    except (NonFiniteUpdateError, RewardFailureError) as error:
         trainer.console.warning(str(error))
         return 1
     finally:

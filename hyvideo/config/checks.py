@@ -32,6 +32,11 @@ INTERVALS = {
     "kl_warmup_updates": "[0, inf)",
     "kl_min_coef": "[0, inf)",
     "kl_target": "(0, inf)",
+    "reward_batch_size": "[1, inf)",
+    "reward_max_failed": "[0, 1]",
+    "remote_reward_timeout": "(0, inf)",
+    "remote_reward_retries": "[0, inf)",
+    "remote_reward_in_flight": "[1, inf)",
     "learning_rate": "(0, inf)",
     "weight_decay": "[0, inf)",
     "max_grad_norm": "(0, inf)",
@@ -219,6 +224,11 @@ def _reward_problems(cfg: Config) -> Iterator[str]:
         yield f"reward_weights needs at least one metric with a weight other than 0; received {weights}"
     if url is not None and not re.match(r"https?://[^/]", url):
         yield f"remote_reward_url must begin with http:// or https:// and name a host; received {url!r}"
+    if cfg.reward.reward_checkpoint_path is not None and (cfg.reward.reward_config or url):
+        yield (
+            f"reward_checkpoint_path is {cfg.reward.reward_checkpoint_path!r}, but nothing would load it: a server has "
+            "its own weights, and reward_config names those of each reward in its options"
+        )
 
 
 def _csv_problems(name: str, paths: Sequence[str], advice: str) -> Iterator[str]:

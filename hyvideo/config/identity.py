@@ -22,10 +22,16 @@ _SILENT_FIELDS = {
     "save_rollout_videos",
     "valid_video_csv",
     "remote_reward_url",
+    "remote_reward_timeout",
+    "remote_reward_retries",
+    "remote_reward_in_flight",
+    "reward_async",
+    "reward_offload",
+    "reward_max_failed",
     "reference_mode_offload",
     "enable_gradient_checkpointing",
 }
-"""Where the run writes and runs, how long, and how memory is spent."""
+"""Where the run writes and runs, how long, how memory is spent, and how much failure it bears."""
 
 
 def deciding_fields(cfg: Config) -> dict[str, object]:

@@ -31,7 +31,9 @@ class Knob:
     name: str
     group: str
     kind: type
-    """bool, int, float, str, list (of text) or dict (of text to numbers)."""
+    """bool, int, float, str, list (of text) or dict (of text to numbers, unless nested)."""
+    nested: bool
+    """Whether a dict's values may be anything."""
     choices: tuple[str, ...]
     """The allowed texts of an enumerated knob, otherwise empty."""
     optional: bool
@@ -42,7 +44,7 @@ class Knob:
     @property
     def expected(self) -> str:
         """What a value must be, in words, for error messages."""
-        words = _EXPECTED[self.kind]
+        words = "a mapping (as text: JSON)" if self.nested else _EXPECTED[self.kind]
         if self.choices:
             words = f"one of {', '.join(self.choices)}" if len(self.choices) > 1 else f"only {self.choices[0]!r}"
         return f"{words}, or none" if self.optional else words
@@ -66,7 +68,8 @@ def _knob(group: str, name: str, hint: object, default: object, doc: str) -> Kno
     origin = typing.get_origin(hint)
     choices = typing.get_args(hint) if origin is typing.Literal else ()
     kind = str if choices else origin or hint
-    return Knob(name, group, kind, choices, optional, default, doc)
+    nested = kind is dict and typing.get_args(hint)[1] is typing.Any
+    return Knob(name, group, kind, nested, choices, optional, default, doc)
 
 
 def _read_schema() -> dict[str, Knob]:

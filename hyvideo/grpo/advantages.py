@@ -1,5 +1,7 @@
 """Group-relative advantages (GRPO, paper Section 3.1): each video is judged against the others of its own prompt."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -34,6 +36,29 @@ def group_advantages(rewards: Tensor, num_generations: int, clip_max: float = 5.
     scored, centred, std = _spread(groups)
     advantages = (centred / std.clamp(min=SPREAD_FLOOR)).clamp(-clip_max, clip_max)
     return torch.where(scored, advantages, torch.zeros_like(advantages)).reshape(-1).to(rewards.dtype)
+
+
+def normalize_then_sum(metrics: Mapping[str, Tensor], weights: Mapping[str, float], num_generations: int) -> Tensor:
+    """``sum_m w_m (metric_m - mean) / max(std, 1e-6)``, mean and std of each group: rewards free of metrics' scales.
+
+    Args:
+        metrics: [B] each; the videos of one prompt lie next to each other. A NaN in a weighted metric fails its video
+            in all of them.
+        weights: Factor of every metric that counts.
+        num_generations: G, group size; B must be a multiple of it.
+
+    Returns:
+        [B] rewards, float32; NaN for a failed video.
+
+    Raises:
+        ValueError: If B is not a multiple of G, or a metric is infinite.
+    """
+    failed = torch.stack([metrics[name] for name in weights]).isnan().any(0)
+    total = torch.zeros(len(failed), dtype=torch.float64)
+    for name, weight in weights.items():
+        _, centred, std = _spread(_grouped(metrics[name].masked_fill(failed, torch.nan), num_generations))
+        total += weight * (centred / std.clamp(min=SPREAD_FLOOR)).reshape(-1)
+    return total.float().masked_fill(failed, torch.nan)
 
 
 def groups_without_spread(rewards: Tensor, num_generations: int) -> Tensor:

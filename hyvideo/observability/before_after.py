@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from hyvideo.observability.videos import write_video
+from hyvideo.data.videos import write_video
 
 _SHOWN_SIZE = 192  # a video smaller than this is enlarged by a whole factor
 _GAP, _FRAME_GAP = 12, 2

@@ -49,7 +49,9 @@ def build_trainer(config: Config, *, world_size: int = 1) -> Trainer:
     prompts = read_prompts(config.data.train_video_csv)
     valid = read_prompts(config.data.valid_video_csv) if config.data.valid_video_csv else []
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    reward = get_reward_fn(config.reward, device)
+    reward = get_reward_fn(
+        config.reward, device, model_root=config.model.pretrained_model_root, video_fps=config.rollout.video_fps
+    )
     folder = open_run_folder(config.run)
 
     pipeline = build_pipeline(config, device)
@@ -69,6 +71,7 @@ def build_trainer(config: Config, *, world_size: int = 1) -> Trainer:
         state.load(folder.resume_from)
     console = Console(folder.path, rank=0, log_interval=config.run.log_interval)
     _introduce(console, folder, config, state)
+    console.info(f"reward {reward.describe()}")
     save_config(config, folder.path / "config.yaml")
     metrics = MetricsLog(folder.path)
     metrics.truncate_after(state.step)

@@ -8,7 +8,7 @@ from hyvideo.config.schema import Config
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.prompts import Prompt
 from hyvideo.data.samplers import Assignment
-from hyvideo.grpo.advantages import group_advantages
+from hyvideo.grpo.advantages import group_advantages, normalize_then_sum
 from hyvideo.models.reward_models.rewards import WeightedReward
 from hyvideo.observability.phase_timer import PhaseTimer
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline, Rollout
@@ -37,8 +37,12 @@ def collect(
         assignments: which prompt and generation each sample is; groups are contiguous.
         round_index: number of the round; it seeds the noise.
         config: the run's configuration.
-        timer: books the time under `rollout` and `reward`.
+        timer: books the time under `rollout` and `reward`; with `reward_async` the latter is what is left to wait for.
+
+    Raises:
+        RewardFailureError: too many videos could not be scored.
     """
+    scoring = reward.begin() if config.reward.reward_async else None
     unique = list(dict.fromkeys(assignment.prompt_index for assignment in assignments))
     texts = tuple(prompts[assignment.prompt_index].text for assignment in assignments)
     rows = tuple(unique.index(assignment.prompt_index) for assignment in assignments)
@@ -65,11 +69,16 @@ def collect(
                     eta=config.rollout.eta,
                 )
             )
+            if scoring:
+                scoring.add(parts[-1].videos, [texts[i] for i in block])
         rollout = Rollout(*(torch.cat(field) for field in zip(*map(_fields, parts), strict=True)))
     with timer("reward"):
-        scores = reward(rollout.videos, texts)
-    advantages = group_advantages(scores.total, config.grpo.num_generations, config.grpo.adv_clip_max)
-    return Trajectory(tuple(assignments), texts, conditioning, rows, rollout, scores, advantages)
+        scores = reward.finish(scoring) if scoring else reward(rollout.videos, texts)
+    rewards = scores.total
+    if config.reward.reward_aggregation == "normalize_then_sum":
+        rewards = normalize_then_sum(scores.metrics, reward.weights, config.grpo.num_generations)
+    advantages = group_advantages(rewards, config.grpo.num_generations, config.grpo.adv_clip_max)
+    return Trajectory(tuple(assignments), texts, conditioning, rows, rollout, scores, rewards, advantages)
 
 
 def _fields(rollout: Rollout) -> tuple[torch.Tensor, ...]:

@@ -1,5 +1,6 @@
 """The training loop: collect, score, compare, update; then validate, save, report."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -182,9 +183,9 @@ def _reward_row(trajectory: Trajectory, num_generations: int) -> dict[str, float
     valid = total[~total.isnan()]
     return {
         "reward/mean": float(valid.mean()),
-        "reward/std": float(valid.std(correction=0)),
+        "reward/std": float(valid.std(correction=0)) if len(valid) else math.nan,
         "reward/failed": float(len(total) - len(valid)),
-        "reward/groups_without_spread": float(groups_without_spread(total, num_generations).sum()),
+        "reward/groups_without_spread": float(groups_without_spread(trajectory.rewards, num_generations).sum()),
         **{f"reward/{name}": float(values.nanmean()) for name, values in trajectory.scores.metrics.items()},
     }
 

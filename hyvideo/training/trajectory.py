@@ -21,6 +21,7 @@ class Trajectory:
         conditioning_rows: row of `conditioning` of every sample, length B.
         rollout: videos, latents `[B, K + 1, ...]`, means `[B, K, ...]` and log-probabilities `[B, K]`.
         scores: raw metrics and total reward, `[B]` each.
+        rewards: `[B]`, what a group's videos are compared by; NaN for a failed score.
         advantages: `[B]`, group-normalised; 0 for a failed score.
     """
 
@@ -30,6 +31,7 @@ class Trajectory:
     conditioning_rows: tuple[int, ...]
     rollout: Rollout
     scores: Scores
+    rewards: Tensor
     advantages: Tensor
 
     def __len__(self) -> int:

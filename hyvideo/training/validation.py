@@ -10,9 +10,9 @@ from torch import Tensor
 from hyvideo.config.schema import Config
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.prompts import Prompt
+from hyvideo.data.videos import write_video
 from hyvideo.evaluation.sampling import sample_prompts
 from hyvideo.models.reward_models.rewards import Scores, WeightedReward
-from hyvideo.observability.videos import write_video
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 
 

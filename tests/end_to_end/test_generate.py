@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hyvideo.observability.videos import read_video
+from hyvideo.data.videos import read_video
 from hyvideo.training.trainer import Trainer
 from tests.support.command_line import CommandLine, Finished
 from tests.support.training import PROMPTS

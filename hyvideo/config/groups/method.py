@@ -1,7 +1,7 @@
 """Knobs of the method: exploration, policy update, trust region and reward (paper arXiv 2603.21872)."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass
@@ -147,15 +147,56 @@ class RewardConfig:
     """Reward: which model scores the videos and how its metrics are weighed."""
 
     reward_model: str = "videoalign_local"
-    """Name of the reward: videoalign_local (VideoReward weights), moving_shapes (the bundled tiny model), or another
-    registered one."""
+    """Name of the reward: videoalign_local (VideoReward weights), clip_score, pick_score, moving_shapes (the bundled
+    tiny model), or another registered one; with remote_reward_url one that the server has."""
 
     reward_weights: dict[str, float] = field(default_factory=lambda: {"VQ": 0.5, "MQ": 0.5, "TA": 1.0})
     """Weight per metric of the total: visual quality VQ, motion quality MQ, text alignment TA. As a flag: JSON.
     The default is the paper's setting B; equal weights are setting A."""
 
-    reward_checkpoint_mode: str = "v3"
-    """Scoring mode of the VideoAlign checkpoint; v3 is the released VideoReward."""
+    reward_config: dict[str, Any] | None = None
+    """Several rewards at once, instead of reward_model and reward_weights: {"models": {NAME: {"weight": 1.0,
+    "sub_reward": {METRIC: WEIGHT}, "options": {...}, "url": ...}}}. As a flag: JSON. None: the short form."""
+
+    reward_aggregation: Literal["sum", "normalize_then_sum"] = "sum"
+    """How metrics become one reward per video. sum: their weighted sum (paper); normalize_then_sum: each metric is
+    first brought to mean 0 and spread 1 within its prompt group, so that none outweighs the others by its scale."""
+
+    reward_checkpoint_path: str | None = None
+    """Weights of reward_model. None: VideoReward below pretrained_model_root for videoalign_local."""
+
+    reward_checkpoint_mode: Literal["v3"] = "v3"
+    """Scoring mode of the VideoAlign checkpoint; v3 is the released VideoReward. Only v3 exists here; the flag is kept
+    for scripts that pass it."""
+
+    reward_io: Literal["file", "memory"] = "file"
+    """How frames reach rewards that are defined on video files. file: through an mp4 at video_fps, as the published
+    scorer reads them; memory: as they are, without the loss of compression."""
+
+    reward_batch_size: int = 8
+    """Videos scored together, in one pass of a reward network and in one request to a server."""
+
+    reward_async: bool = False
+    """Score videos while the next ones are sampled. Results are the same; faster where the reward runs elsewhere (a
+    server, another device), not where it shares one GPU with the policy."""
+
+    reward_offload: bool = False
+    """Keep reward networks on the CPU except while they score. Saves GPU memory, costs transfers."""
+
+    reward_max_failed: float = 0.5
+    """Share of a round's videos that may have no score; above it the run stops. Videos without a score are left out of
+    their group's statistics and teach nothing."""
 
     remote_reward_url: str | None = None
-    """http(s) address of a reward server to score with. None: score in this process."""
+    """http(s) address of a reward server to score with; its token is read from the environment (REWARD_TOKEN). None:
+    score in this process."""
+
+    remote_reward_timeout: float = 300.0
+    """Seconds to wait for the scores of one request."""
+
+    remote_reward_retries: int = 3
+    """Times a request that failed is sent again, after waits that double from half a second; then its videos count as
+    failed."""
+
+    remote_reward_in_flight: int = 4
+    """Requests to the server at one time."""

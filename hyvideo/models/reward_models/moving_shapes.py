@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hyvideo.models.reward_models.registry import RewardModel, register_reward
+
 COLOURS: dict[str, tuple[int, int, int]] = {
     "red": (220, 40, 40),
     "green": (40, 180, 60),
@@ -194,14 +196,14 @@ def correct(videos: Tensor, prompts: Sequence[str]) -> Tensor:
     return right_colour & right_shape & (seen.presence > 0.5)
 
 
-class MovingShapesReward:
+@register_reward("moving_shapes")
+class MovingShapesReward(RewardModel):
     """Score videos of moving shapes against their prompts, each metric near zero mean and unit spread on base samples.
 
     Example: `MovingShapesReward()(videos, ["a red circle moves slowly to the left"])["TA"]` is a float32 `[1]`.
     """
 
     metrics = ("VQ", "MQ", "TA")
-    reads = "memory"
 
     def __call__(self, videos: Tensor, prompts: Sequence[str]) -> dict[str, Tensor]:
         """Score uint8 videos `[B, F, H, W, 3]`; a prompt that names no scene gives NaN for its item alone.

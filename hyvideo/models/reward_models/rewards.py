@@ -1,38 +1,23 @@
-"""From a reward's name and weights in the config to a function that scores videos."""
+"""From the reward group of the configuration to a function that scores videos: names, weights, NaN rules."""
 
-import difflib
-import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from hyvideo.config.schema import RewardConfig
-from hyvideo.models.reward_models.moving_shapes import MovingShapesReward
-
-
-class RewardModel(Protocol):
-    """What a reward is: a name for each number it gives, and a call that gives them.
-
-    Attributes:
-        metrics: names of its scores.
-    """
-
-    metrics: Sequence[str]
-
-    def __call__(self, videos: Tensor, prompts: Sequence[str]) -> Mapping[str, Tensor]:
-        """Score videos `[B, F, H, W, 3]` uint8 for their prompts: each metric `[B]` float32, NaN where it failed."""
-        ...
-
-
-REWARD_MODELS: dict[str, type[RewardModel]] = {"moving_shapes": MovingShapesReward}
+from hyvideo.models.reward_models.choice import RewardChoice, check_metrics, check_name, check_options, read_choices
+from hyvideo.models.reward_models.registry import RewardContext, RewardFailureError, RewardModel, registered_rewards
+from hyvideo.models.reward_models.remote.client import RemoteReward
+from hyvideo.models.reward_models.scoring import Scorer, Scoring
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What the reward says of B videos.
+    """What the rewards say of B videos.
 
     Attributes:
         metrics: every raw score by name, each `[B]` float32 on the CPU.
@@ -44,50 +29,154 @@ class Scores:
 
 
 class WeightedReward:
-    """Composite reward `R = sum_m w_m metric_m` (paper, reward settings A and B).
+    """Composite reward `R = sum_m w_m metric_m` (paper, reward settings A and B) over one or more rewards.
+
+    A metric goes by its own name, or by `<reward>/<metric>` where several rewards give one of that name.
 
     Args:
-        model: the reward.
-        weights: a finite weight per metric, at least one not 0; metrics without a weight are logged only.
+        choices: which rewards, with their weights.
+        models: the reward of each choice.
+        config: how videos get to them and how many may fail.
+        context: where the rewards run.
+
+    Attributes:
+        weights: weight, not 0, of every metric that is part of the total.
 
     Raises:
-        ValueError: an unknown metric, or weights that are empty, not finite or all 0.
+        ValueError: a weight is given for a metric that does not exist.
     """
 
-    def __init__(self, model: RewardModel, weights: Mapping[str, float]) -> None:
-        unknown = sorted(set(weights) - set(model.metrics))
-        if unknown:
-            raise ValueError(
-                f"reward_weights: {type(model).__name__} has no metric {', '.join(unknown)}; "
-                f"expected some of {', '.join(model.metrics)}."
+    def __init__(
+        self,
+        choices: Sequence[RewardChoice],
+        models: Sequence[RewardModel],
+        config: RewardConfig,
+        context: RewardContext,
+    ) -> None:
+        for choice, model in zip(choices, models, strict=True):
+            check_metrics(choice, model.metrics)
+        self._config = config
+        self._context = context
+        self._choices = choices
+        self._scorers = [
+            Scorer(
+                choice.name,
+                model,
+                model.reads == "file" and config.reward_io == "file",
+                ThreadPoolExecutor(config.remote_reward_in_flight if choice.url else 1, f"reward-{choice.name}"),
             )
-        if not all(math.isfinite(weight) for weight in weights.values()) or not any(weights.values()):
-            raise ValueError(f"reward_weights: expected finite weights, at least one not 0; received {dict(weights)}.")
-        self.model = model
-        self.weights = dict(weights)
+            for choice, model in zip(choices, models, strict=True)
+        ]
+        given = [metric for model in models for metric in model.metrics]
+        self._names = [
+            {
+                metric: metric if given.count(metric) == 1 else f"{scorer.name}/{metric}"
+                for metric in scorer.model.metrics
+            }
+            for scorer in self._scorers
+        ]
+        self.weights = {
+            names[metric]: choice.weight * weight
+            for choice, names in zip(choices, self._names, strict=True)
+            for metric, weight in choice.sub_reward.items()
+            if choice.weight * weight != 0
+        }
+        if config.reward_offload:
+            self._move("cpu")
 
     def __call__(self, videos: Tensor, prompts: Sequence[str]) -> Scores:
-        """Score videos `[B, F, H, W, 3]` uint8 for their B prompts."""
-        scored = self.model(videos, prompts)
-        metrics = {name: scored[name].detach().float().cpu() for name in self.model.metrics}
+        """Score videos `[B, F, H, W, 3]` uint8 for their B prompts.
+
+        Raises:
+            RewardFailureError: more than `reward_max_failed` of the videos have no total.
+        """
+        scoring = self.begin()
+        scoring.add(videos, prompts)
+        return self.finish(scoring)
+
+    def begin(self) -> Scoring:
+        """Start scoring a round whose videos come bit by bit: `add` them, then `finish`."""
+        if self._config.reward_offload:
+            self._move(self._context.device)
+        return Scoring(self._scorers, self._config.reward_batch_size, self._context.video_fps)
+
+    def finish(self, scoring: Scoring) -> Scores:
+        """Wait for a round's scores; as `__call__`, to which it is equal whenever the videos came."""
+        try:
+            parts = scoring.result()
+        finally:
+            if self._config.reward_offload:
+                self._move("cpu")
+        metrics = {
+            names[metric]: values
+            for names, scores in zip(self._names, parts, strict=True)
+            for metric, values in scores.items()
+        }
         total = torch.stack([weight * metrics[name] for name, weight in self.weights.items()]).sum(0)
+        self._check_failures(metrics, total)
         return Scores(metrics, total)
 
+    def describe(self) -> str:
+        """Say in one line what is scored, how, and what the total is."""
+        models = "; ".join(
+            f"{scorer.name} ({scorer.model.describe()}{', through mp4' if scorer.reads_files else ''}"
+            f"{f', at {choice.url}' if choice.url else ''})"
+            for choice, scorer in zip(self._choices, self._scorers, strict=True)
+        )
+        return f"{models}; total = {' + '.join(f'{weight:g} {name}' for name, weight in self.weights.items())}"
 
-def get_reward_fn(config: RewardConfig, device: torch.device | str = "cpu") -> WeightedReward:
-    """Build the reward that `config` names.
+    def _move(self, device: torch.device | str) -> None:
+        for scorer in self._scorers:
+            scorer.model.to(device)
+
+    def _check_failures(self, metrics: Mapping[str, Tensor], total: Tensor) -> None:
+        """Stop the run where too many videos have no total."""
+        failed = int(total.isnan().sum())
+        if failed > self._config.reward_max_failed * len(total):
+            counts = {name: int(metrics[name].isnan().sum()) for name in self.weights}
+            listed = ", ".join(f"{name}: {count}" for name, count in counts.items() if count)
+            raise RewardFailureError(
+                f"{failed} of {len(total)} videos could not be scored ({listed}); at most the share "
+                f"{self._config.reward_max_failed:g} may fail (reward_max_failed). "
+                "Warnings before this say why, where the reward gave a reason."
+            )
+
+
+def get_reward_fn(
+    config: RewardConfig,
+    device: torch.device | str = "cpu",
+    *,
+    model_root: str | Path = "ckpts",
+    video_fps: float = 24,
+) -> WeightedReward:
+    """Build the rewards that `config` names.
 
     Args:
         config: the reward group of the configuration.
-        device: where a reward network runs; `moving_shapes` measures pixels on the CPU.
+        device: where reward networks run; with `reward_offload` only while they score.
+        model_root: folder of the base model, where VideoAlign's weights lie by default.
+        video_fps: frames per second of the videos.
 
     Raises:
-        ValueError: an unknown reward (the known ones are listed), or weights that do not fit it.
+        ValueError: an unknown reward (the known ones are listed), weights that do not fit it, missing weights, or a
+            reward server that does not answer.
+
+    Example:
+        >>> reward = get_reward_fn(RewardConfig(reward_model="moving_shapes"))
+        >>> reward(videos, prompts).total
     """
-    if config.reward_model not in REWARD_MODELS:
-        nearest = difflib.get_close_matches(config.reward_model, REWARD_MODELS, n=1, cutoff=0)
-        raise ValueError(
-            f"reward_model: no reward named '{config.reward_model}' is available; expected one of "
-            f"{', '.join(REWARD_MODELS)}. Nearest: {''.join(nearest)}."
-        )
-    return WeightedReward(REWARD_MODELS[config.reward_model](), config.reward_weights)
+    choices = read_choices(config)
+    known = registered_rewards()
+    for choice in choices:
+        if choice.url is None:
+            check_name(choice.name, known)
+            check_metrics(choice, known[choice.name].metrics)
+            check_options(choice, known[choice.name])
+    context = RewardContext(device, Path(model_root), video_fps, config.reward_batch_size)
+    models = [
+        known[choice.name](context, **choice.options)
+        if choice.url is None
+        else RemoteReward(context, choice.name, choice.url, config)
+        for choice in choices
+    ]
+    return WeightedReward(choices, models, config, context)

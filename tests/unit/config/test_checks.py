@@ -93,6 +93,8 @@ def test_ranks_that_do_not_divide_are_named_with_all_numbers(base, argv, world_s
         (["--reward_weights", '{"VQ": 0}'], "reward_weights needs at least one metric"),
         (["--reward_weights", '{"VQ": NaN}'], "reward_weights must be finite"),
         (["--remote_reward_url", "localhost:8000"], "must begin with http:// or https://"),
+        (["--remote_reward_url", "http://a", "--reward_checkpoint_path", "b"], "but nothing would load it"),
+        (["--reward_max_failed", "1.1"], "reward_max_failed is 1.1, but must lie in [0, 1]"),
         (["--train_video_csv", "no.csv"], "train_video_csv: there is no file 'no.csv'"),
         (["--valid_video_csv", "no.csv"], "valid_video_csv: there is no file 'no.csv'"),
         (["--lora_dropout", "0.1"], "lora_dropout is 0.1, but must be 0"),

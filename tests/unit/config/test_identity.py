@@ -17,6 +17,9 @@ from hyvideo.config.schema import Config, RolloutConfig
         ["--batch_size", "4"],
         ["--kl_weight", "0"],
         ["--reward_weights", '{"TA": 1}'],
+        ["--reward_config", '{"models": {}}'],
+        ["--reward_aggregation", "normalize_then_sum"],
+        ["--reward_io", "memory"],
         ["--train_video_csv", "other.csv"],
         ["--use_lora"],
     ],
@@ -33,6 +36,7 @@ def test_what_decides_the_result_changes_the_hash(argv):
         ["--validation_interval", "0", "--valid_video_csv", "v.csv", "--validate_at_step0"],
         ["--sp_size", "4", "--dp_replicate", "2", "--enable_fsdp", "no"],
         ["--remote_reward_url", "http://other:8000", "--reference_mode_offload"],
+        ["--reward_async", "--reward_offload", "--reward_max_failed", "0.1", "--remote_reward_timeout", "9"],
     ],
 )
 def test_what_leaves_the_result_alone_keeps_the_hash(argv):

@@ -8,7 +8,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hyvideo.grpo.advantages import group_advantages, groups_without_spread
+from hyvideo.grpo.advantages import group_advantages, groups_without_spread, normalize_then_sum
 
 NAN = math.nan
 
@@ -124,3 +124,21 @@ def test_advantages_keep_the_dtype_of_the_rewards():
 def test_rewards_that_form_no_groups_are_refused(rewards, num_generations, clip_max, message):
     with pytest.raises(ValueError, match=message):
         group_advantages(rewards, num_generations, clip_max)
+
+
+def test_normalised_metrics_are_summed_free_of_their_scales():
+    large, small = torch.tensor([0.0, 1000.0, 5.0, 5.0]), torch.tensor([0.2, 0.0, 0.1, 0.3])
+    rewards = normalize_then_sum({"large": large, "small": small, "unused": small}, {"large": 1.0, "small": 0.5}, 2)
+    assert rewards.tolist() == pytest.approx([-1 + 0.5, 1 - 0.5, -0.5, 0.5])
+
+
+def test_a_video_that_failed_in_one_metric_is_left_out_of_all():
+    first, second = torch.tensor([1.0, 2.0, 9.0]), torch.tensor([1.0, 3.0, torch.nan])
+    rewards = normalize_then_sum({"a": first, "b": second}, {"a": 1.0, "b": 1.0}, 3)
+    assert rewards[:2].tolist() == pytest.approx([-2, 2]) and rewards[2].isnan()
+    assert group_advantages(rewards, 3).tolist() == pytest.approx([-1, 1, 0])
+
+
+def test_a_metric_without_spread_adds_nothing():
+    rewards = normalize_then_sum({"a": torch.ones(2), "b": torch.tensor([1.0, 2.0])}, {"a": 9.0, "b": 1.0}, 2)
+    assert rewards.tolist() == [-1, 1]

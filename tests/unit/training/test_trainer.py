@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from hyvideo.checkpoint.train_state import checkpoints_of, latest_checkpoint
+from hyvideo.data.videos import read_video
 from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.observability.metrics import read_metrics
-from hyvideo.observability.videos import read_video
 from hyvideo.training.trainer import Trainer
 from hyvideo.training.update import NonFiniteUpdateError
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from PIL import Image
 
+from hyvideo.data.videos import read_video, write_video
 from hyvideo.observability.before_after import side_by_side
-from hyvideo.observability.videos import read_video, write_video
 
 
 def moving_square(num_frames=9, height=64, width=64, colour=(220, 40, 40)):
@@ -50,7 +50,7 @@ def test_an_encoder_that_stops_early_is_an_error_and_the_old_video_stays(tmp_pat
     path = tmp_path / "a.mp4"
     write_video(path, moving_square(3), fps=24)
     before = path.read_bytes()
-    monkeypatch.setattr("hyvideo.observability.videos.count_frames_and_secs", lambda _: (4, 0.2))
+    monkeypatch.setattr("hyvideo.data.videos.count_frames_and_secs", lambda _: (4, 0.2))
     with pytest.raises(OSError, match="wrote 4 of 9 frames"):
         write_video(path, moving_square(9), fps=24)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,132 @@
+"""Which rewards a configuration asks for, with which weights: checked as far as it can be before any is loaded."""
+
+import difflib
+import inspect
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hyvideo.config.schema import RewardConfig
+from hyvideo.models.reward_models.registry import RewardModel
+
+_KEYS = ("weight", "sub_reward", "options", "url")
+
+
+@dataclass(frozen=True)
+class RewardChoice:
+    """One reward of a configuration.
+
+    Attributes:
+        name: as it is registered here, or on its server.
+        weight: factor on all of its metrics.
+        sub_reward: metric -> weight; a metric without one, or with 0, is logged only.
+        options: arguments of its constructor.
+        url: server that scores it, or None for this process.
+    """
+
+    name: str
+    weight: float
+    sub_reward: Mapping[str, float]
+    options: Mapping[str, Any]
+    url: str | None
+
+
+def read_choices(config: RewardConfig) -> list[RewardChoice]:
+    """Read `reward_config`, or where it is None the short form `reward_model` with `reward_weights`.
+
+    Raises:
+        ValueError: unknown keys, or weights that are missing, not finite numbers or all 0.
+    """
+    if config.reward_config is None:
+        options = {} if config.reward_checkpoint_path is None else {"checkpoint": config.reward_checkpoint_path}
+        weights = _numbers(config.reward_weights, "reward_weights")
+        choices = [RewardChoice(config.reward_model, 1.0, weights, options, config.remote_reward_url)]
+    else:
+        choices = _read_long_form(config.reward_config, config.remote_reward_url)
+    if not any(choice.weight * weight for choice in choices for weight in choice.sub_reward.values()):
+        raise ValueError(f"reward_weights: expected at least one weight other than 0; received {choices}.")
+    return choices
+
+
+def _read_long_form(content: Mapping[str, Any], url: str | None) -> list[RewardChoice]:
+    models = content.get("models")
+    if list(content) != ["models"] or not isinstance(models, Mapping) or not models:
+        raise ValueError(
+            'reward_config: expected {"models": {NAME: {"weight": 1.0, "sub_reward": {METRIC: WEIGHT}}}}; '
+            f"received {content}."
+        )
+    return [_read_choice(name, entry, url) for name, entry in models.items()]
+
+
+def check_name(name: str, known: Iterable[str]) -> None:
+    """Refuse a reward that is not known.
+
+    Raises:
+        ValueError: lists the known ones and names the nearest.
+    """
+    known = list(known)
+    if name not in known:
+        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0)
+        raise ValueError(
+            f"reward_model: no reward named '{name}' is available; expected one of {', '.join(known)}. "
+            f"Nearest: {''.join(nearest)}."
+        )
+
+
+def check_metrics(choice: RewardChoice, metrics: Sequence[str]) -> None:
+    """Refuse weights for metrics that a reward does not give.
+
+    Raises:
+        ValueError: lists the metrics it gives.
+    """
+    unknown = [metric for metric in choice.sub_reward if metric not in metrics]
+    if unknown:
+        raise ValueError(
+            f"reward_weights: {choice.name} has no metric {', '.join(unknown)}; expected some of {', '.join(metrics)}."
+        )
+
+
+def check_options(choice: RewardChoice, reward: type[RewardModel]) -> None:
+    """Refuse options that the reward's constructor does not take, or lacks.
+
+    Raises:
+        ValueError: lists the options it takes.
+    """
+    taken = list(inspect.signature(reward).parameters.values())[1:]
+    names = [parameter.name for parameter in taken]
+    missing = [p.name for p in taken if p.default is p.empty and p.name not in choice.options]
+    unknown = [name for name in choice.options if name not in names]
+    if unknown or missing:
+        fault = f"takes no option {', '.join(unknown)}" if unknown else f"needs the option {', '.join(missing)}"
+        hint = " (as a flag: --reward_checkpoint_path)" if "checkpoint" in missing else ""
+        raise ValueError(f"reward_config: {choice.name} {fault}{hint}; its options: {', '.join(names) or 'none'}.")
+
+
+def _read_choice(name: str, entry: object, url: str | None) -> RewardChoice:
+    where = f"reward_config: models.{name}"
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"{where}: expected a mapping with some of {', '.join(_KEYS)}; received {entry!r}.")
+    unknown = [key for key in entry if key not in _KEYS]
+    if unknown:
+        raise ValueError(f"{where}: unknown key {', '.join(map(str, unknown))}; expected some of {', '.join(_KEYS)}.")
+    options = entry.get("options", {})
+    if not isinstance(options, Mapping):
+        raise ValueError(f"{where}.options: expected a mapping; received {options!r}.")
+    url = entry.get("url", url)
+    if url is not None and options:
+        raise ValueError(f"{where}.options: {name} is scored at {url}; give its options to that server's --reward.")
+    weight = _numbers({"weight": entry.get("weight", 1.0)}, where)["weight"]
+    sub_reward = _numbers(entry.get("sub_reward"), f"{where}.sub_reward")
+    return RewardChoice(name, weight, sub_reward, options, url)
+
+
+def _numbers(weights: object, where: str) -> dict[str, float]:
+    """Return a mapping of names to finite numbers."""
+    valid = isinstance(weights, Mapping) and all(
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        for value in weights.values()
+    )
+    if not valid:
+        raise ValueError(f"{where}: expected finite weights by name; received {weights!r}.")
+    return {name: float(value) for name, value in weights.items()}

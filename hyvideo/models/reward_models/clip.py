@@ -1,0 +1,87 @@
+"""CLIPScore and PickScore: how well single frames fit the prompt, by a CLIP of the transformers library."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import CLIPModel, CLIPTokenizerFast
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+from hyvideo.models.reward_models.registry import RewardContext, RewardModel, register_reward
+
+
+class _FrameReward(RewardModel):
+    """Mean over frames of what a CLIP says of each.
+
+    Args:
+        context: of the run.
+        checkpoint: folder of the CLIP with its tokenizer and image processor.
+        num_frames: frames looked at, spread over the video.
+
+    Raises:
+        ValueError: the folder cannot be read or lacks weights, or `num_frames` is below 1.
+    """
+
+    def __init__(self, context: RewardContext, checkpoint: str, num_frames: int = 8) -> None:
+        super().__init__(context)
+        if num_frames < 1:
+            raise ValueError(f"{self.metrics[0]}: expected num_frames of at least 1, received {num_frames}.")
+        if not Path(checkpoint).is_dir():
+            raise ValueError(f"{self.metrics[0]}: there is no folder '{checkpoint}'; expected that of a CLIP.")
+        try:
+            network, report = CLIPModel.from_pretrained(checkpoint, dtype=torch.float32, output_loading_info=True)
+            self._tokenizer = CLIPTokenizerFast.from_pretrained(checkpoint)
+            self._processor = CLIPImageProcessorPil.from_pretrained(checkpoint)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{self.metrics[0]}: cannot read a CLIP from '{checkpoint}': {error}") from error
+        if report["missing_keys"]:  # the library would draw them at random
+            listed = ", ".join(sorted(report["missing_keys"])[:3])
+            raise ValueError(f"{self.metrics[0]}: '{checkpoint}' lacks weights of a CLIP: {listed}, ...")
+        self._network = network.eval().to(context.device)
+        self._num_frames = num_frames
+
+    @torch.inference_mode()
+    def __call__(self, videos: Tensor, prompts: Sequence[str]) -> dict[str, Tensor]:
+        """Score videos `[B, F, H, W, 3]` uint8; texts are cut at the CLIP's context length."""
+        device = self._network.device
+        tokens = self._tokenizer(list(prompts), padding=True, truncation=True, return_tensors="pt").to(device)
+        texts = _unit(self._network.get_text_features(**tokens).pooler_output)
+        chosen = torch.linspace(0, videos.shape[1] - 1, self._num_frames).round().long()
+        cosines = []
+        for video, text in zip(videos, texts, strict=True):
+            pixels = self._processor(list(video[chosen].cpu().numpy()), return_tensors="pt").pixel_values
+            cosines.append(_unit(self._network.get_image_features(pixels.to(device)).pooler_output) @ text)
+        return {self.metrics[0]: self._score(torch.stack(cosines)).mean(1).cpu()}
+
+    def to(self, device: torch.device | str) -> None:
+        """Move the network."""
+        self._network.to(device)
+
+    def _score(self, cosines: Tensor) -> Tensor:
+        """Return the score of every frame from its cosine with the text, `[B, N]` both."""
+        raise NotImplementedError
+
+
+@register_reward("clip_score")
+class ClipScore(_FrameReward):
+    """CLIPScore (Hessel et al. 2021) on the common scale of 0 to 100: `100 max(cos, 0)`."""
+
+    metrics = ("CLIPScore",)
+
+    def _score(self, cosines: Tensor) -> Tensor:
+        return 100 * cosines.clamp_min(0)
+
+
+@register_reward("pick_score")
+class PickScore(_FrameReward):
+    """PickScore (Kirstain et al. 2023): the cosine times the network's own temperature, about 20 for good images."""
+
+    metrics = ("PickScore",)
+
+    def _score(self, cosines: Tensor) -> Tensor:
+        return self._network.logit_scale.exp() * cosines
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    return vectors / vectors.norm(dim=-1, keepdim=True)

@@ -1,0 +1,103 @@
+"""What a reward is, and the register of their names. Every file beside this one that registers a reward is found."""
+
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from hyvideo.models import reward_models
+
+Videos = Tensor | Sequence[Path]
+"""B videos: uint8 `[B, F, H, W, 3]` in memory, or mp4 files."""
+
+
+class RewardFailureError(RuntimeError):
+    """Videos cannot be scored, and training must not go on as if they were."""
+
+
+@dataclass(frozen=True)
+class RewardContext:
+    """What a run tells every reward it builds.
+
+    Attributes:
+        device: where networks run.
+        model_root: folder of the base model, in which the reward weights of the original layout lie.
+        video_fps: frames per second of videos that come in memory.
+        batch_size: videos that run through a network together.
+    """
+
+    device: torch.device | str = "cpu"
+    model_root: Path = Path("ckpts")
+    video_fps: float = 24
+    batch_size: int = 8
+
+
+class RewardModel(ABC):
+    """Scores videos for their prompts; subclass it and decorate with `register_reward`.
+
+    Keyword arguments of a subclass's constructor, after the context, are its options in `reward_config`.
+
+    Attributes:
+        metrics: names of its scores; more is better.
+        reads: `file` for a reward that is defined on mp4 files: it gets paths, or frames with `reward_io: memory`.
+            `memory` for one that always gets frames.
+    """
+
+    metrics: ClassVar[Sequence[str]]
+    reads: Literal["memory", "file"] = "memory"
+
+    def __init__(self, context: RewardContext = RewardContext()) -> None:  # noqa: B008 - it is frozen
+        self.context = context
+
+    @abstractmethod
+    def __call__(self, videos: Videos, prompts: Sequence[str]) -> Mapping[str, Tensor]:
+        """Score B videos for their B prompts: each metric `[B]`, NaN for an item that failed."""
+
+    def to(self, device: torch.device | str) -> None:  # noqa: B027 - most measures have no networks
+        """Move networks to `device`; a reward without any has nothing to move."""
+
+    def describe(self) -> str:
+        """Say in a few words how it scores, for the log."""
+        return ", ".join(self.metrics)
+
+
+_REWARDS: dict[str, type[RewardModel]] = {}
+
+
+def register_reward(name: str) -> Callable[[type[RewardModel]], type[RewardModel]]:
+    """Register a subclass of RewardModel as `reward_model: name`.
+
+    Raises:
+        ValueError: another reward has that name.
+
+    Example:
+        >>> @register_reward("brightness")
+        ... class Brightness(RewardModel):
+        ...     metrics = ("brightness",)
+        ...
+        ...     def __call__(self, videos, prompts):
+        ...         return {"brightness": videos.float().mean((1, 2, 3, 4))}
+    """
+
+    def register(reward: type[RewardModel]) -> type[RewardModel]:
+        if name in _REWARDS:
+            raise ValueError(
+                f"register_reward: '{name}' is {_REWARDS[name].__qualname__} already; choose another name."
+            )
+        _REWARDS[name] = reward
+        return reward
+
+    return register
+
+
+def registered_rewards() -> Mapping[str, type[RewardModel]]:
+    """Import every module of this package and return the rewards by name."""
+    for module in pkgutil.iter_modules(reward_models.__path__):
+        importlib.import_module(f"{reward_models.__name__}.{module.name}")
+    return dict(sorted(_REWARDS.items()))

@@ -1,0 +1,174 @@
+"""A reward that a server computes. What fails for a while is tried again; what is refused stops the run."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import httpx
+import torch
+from pydantic import BaseModel, ValidationError
+from torch import Tensor
+
+from hyvideo.config.schema import RewardConfig
+from hyvideo.models.reward_models.registry import RewardContext, RewardFailureError, RewardModel, Videos
+from hyvideo.models.reward_models.remote.wire import (
+    TOKEN_VARIABLE,
+    Metadata,
+    RewardFacts,
+    ScoreRequest,
+    ScoreResponse,
+    digest,
+)
+
+_FIRST_WAIT_SECONDS = 0.5
+_Answer = TypeVar("_Answer", bound=BaseModel)
+_LOG = logging.getLogger(__name__)
+
+
+class _Fault(Exception):
+    """The server could not answer this time."""
+
+
+class RemoteReward(RewardModel):
+    """A reward of a server, called as if it were here; many threads may call it at once.
+
+    Args:
+        context: of the run; raw videos must have the frame rate that the server expects.
+        name: of the reward on the server.
+        url: of the server.
+        config: timeout, retries and requests in flight.
+
+    Raises:
+        ValueError: the server does not answer, refuses the token, or does not have this reward.
+    """
+
+    def __init__(self, context: RewardContext, name: str, url: str, config: RewardConfig) -> None:
+        super().__init__(context)
+        self._name, self._url = name, url
+        self._retries = config.remote_reward_retries
+        token = os.environ.get(TOKEN_VARIABLE)
+        try:
+            self._client = httpx.Client(
+                base_url=url,
+                headers={"Authorization": f"Bearer {token}"} if token else {},
+                timeout=config.remote_reward_timeout,
+                limits=httpx.Limits(max_connections=config.remote_reward_in_flight),
+            )
+        except httpx.InvalidURL as error:
+            raise ValueError(f"remote_reward_url: '{url}' is no address ({error}).") from error
+        facts = self._introduce()
+        self.metrics, self.reads, self._description = facts.metrics, facts.reads, facts.description
+
+    def __call__(self, videos: Videos, prompts: Sequence[str]) -> dict[str, Tensor]:
+        """Score videos on the server; NaN for all of them, and a warning, where it keeps failing.
+
+        Raises:
+            RewardFailureError: the server refuses the request, which trying again would not change.
+        """
+        contents, request = _packed(videos, prompts)
+        size = sum(map(len, contents))
+        if size > self._max_body_bytes:
+            raise RewardFailureError(
+                f"reward server {self._url}: {len(prompts)} videos are {size} bytes, but it reads at most "
+                f"{self._max_body_bytes}. Lower reward_batch_size, or start the server with a higher --max_body_mb."
+            )
+        sent = [digest(prompt, content) for prompt, content in zip(prompts, contents, strict=True)]
+
+        def post() -> ScoreResponse:
+            answer = self._answer(
+                ScoreResponse,
+                "POST",
+                f"/score/{self._name}",
+                data={"request": request.model_dump_json()},
+                files=[("videos", (str(index), content)) for index, content in enumerate(contents)],
+            )
+            self._check_answer(answer, sent)
+            return answer
+
+        try:
+            metrics = self._persistently(post).metrics
+        except _Fault as fault:
+            _LOG.warning("%d videos have no score by %s: %s", len(prompts), self._name, fault)
+            metrics = {metric: [None] * len(prompts) for metric in self.metrics}
+        return {
+            metric: torch.tensor([torch.nan if value is None else value for value in values])
+            for metric, values in metrics.items()
+        }
+
+    def describe(self) -> str:
+        """Say how the server's reward scores."""
+        return self._description
+
+    def _introduce(self) -> RewardFacts:
+        """Ask what the server offers."""
+        try:
+            metadata = self._persistently(lambda: self._answer(Metadata, "GET", "/metadata"))
+        except (_Fault, RewardFailureError) as error:
+            raise ValueError(f"remote_reward_url: {error}") from error
+        self._max_body_bytes = metadata.max_body_bytes
+        if self._name not in metadata.rewards:
+            raise ValueError(
+                f"reward_model: the server {self._url} has no reward '{self._name}'; it has "
+                f"{', '.join(metadata.rewards)}."
+            )
+        if metadata.video_fps != self.context.video_fps:
+            raise ValueError(
+                f"video_fps is {self.context.video_fps}, but the reward server {self._url} takes videos to have "
+                f"{metadata.video_fps}: start it with --video_fps {self.context.video_fps}."
+            )
+        return metadata.rewards[self._name]
+
+    def _persistently(self, ask: Callable[[], _Answer]) -> _Answer:
+        """Ask until there is an answer, with waits that double.
+
+        Raises:
+            _Fault: there was none after all retries.
+        """
+        for attempt in range(self._retries + 1):
+            try:
+                return ask()
+            except _Fault as fault:
+                last = fault
+                if attempt < self._retries:
+                    time.sleep(_FIRST_WAIT_SECONDS * 2**attempt)
+        raise _Fault(f"reward server {self._url}: {last} ({self._retries + 1} attempts)") from last
+
+    def _answer(self, kind: type[_Answer], method: str, path: str, **content: object) -> _Answer:
+        """Send one request and read its answer.
+
+        Raises:
+            _Fault: no answer, a server error, or one that is not understood.
+            RewardFailureError: the server refused.
+        """
+        try:
+            response = self._client.request(method, path, **content)
+        except httpx.TransportError as error:
+            raise _Fault(f"no answer ({type(error).__name__}: {error})") from error
+        if response.status_code >= 500 or response.status_code == 429:
+            raise _Fault(f"status {response.status_code}")
+        if response.status_code != 200:
+            hint = f" (is {TOKEN_VARIABLE} that of the server?)" if response.status_code == 401 else ""
+            raise RewardFailureError(
+                f"reward server {self._url} refused with status {response.status_code}{hint}: {response.text[:500]}"
+            )
+        try:
+            return kind.model_validate_json(response.content)
+        except ValidationError as error:
+            raise _Fault(f"an answer that is no {kind.__name__}: {response.text[:80]!r}") from error
+
+    def _check_answer(self, answer: ScoreResponse, sent: Sequence[str]) -> None:
+        """Refuse an answer that is not about exactly what was sent."""
+        if answer.digests != list(sent):
+            raise _Fault("an answer about other videos than were sent")
+        if set(answer.metrics) != set(self.metrics) or any(len(v) != len(sent) for v in answer.metrics.values()):
+            raise _Fault(f"an answer without {len(sent)} scores for each of {', '.join(self.metrics)}")
+
+
+def _packed(videos: Videos, prompts: Sequence[str]) -> tuple[list[bytes], ScoreRequest]:
+    """Return the bytes of every video and the request that says what they are."""
+    if isinstance(videos, Tensor):
+        contents = [video.cpu().numpy().tobytes() for video in videos]
+        return contents, ScoreRequest(prompts=list(prompts), format="raw", shape=tuple(videos.shape[1:]))
+    return [path.read_bytes() for path in videos], ScoreRequest(prompts=list(prompts), format="mp4")

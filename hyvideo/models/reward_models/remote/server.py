@@ -1,0 +1,176 @@
+"""The reward server: any registered reward behind HTTP, for many trainers at once."""
+
+import hmac
+import math
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi.concurrency import run_in_threadpool
+from pydantic import ValidationError
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from torch import Tensor
+
+from hyvideo.data.videos import read_video
+from hyvideo.models.reward_models.registry import RewardModel, Videos
+from hyvideo.models.reward_models.remote.wire import Metadata, RewardFacts, ScoreRequest, ScoreResponse, digest
+
+
+def create_app(
+    rewards: Mapping[str, RewardModel],
+    *,
+    token: str | None = None,
+    video_fps: float = 24,
+    max_body_bytes: int = 256 * 2**20,
+    video_folder: Path | None = None,
+) -> FastAPI:
+    """Make the application.
+
+    `GET /health` answers anyone. `GET /metadata` and `POST /score/{reward}` ask for the bearer token. A reward scores
+    one request at a time; others wait.
+
+    Args:
+        rewards: by the names they are served under.
+        token: what clients must show; None lets anyone in.
+        video_fps: frames per second of raw videos.
+        max_body_bytes: larger requests are refused.
+        video_folder: where requests may name videos, instead of sending them; None: nowhere.
+    """
+    app = FastAPI(title="SAGE-GRPO reward server", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(_BodyLimit, max_bytes=max_body_bytes)
+    locks = {name: threading.Lock() for name in rewards}
+    facts = {
+        name: RewardFacts(metrics=list(reward.metrics), reads=reward.reads, description=reward.describe())
+        for name, reward in rewards.items()
+    }
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/metadata", dependencies=[Depends(_guard(token))])
+    async def metadata() -> Metadata:
+        return Metadata(rewards=facts, video_fps=video_fps, max_body_bytes=max_body_bytes)
+
+    @app.post("/score/{name}", dependencies=[Depends(_guard(token))])
+    async def score(name: str, request: Request) -> ScoreResponse:
+        if name not in rewards:
+            raise HTTPException(404, f"no reward '{name}'; expected one of {', '.join(rewards)}")
+        asked, contents = await _read_form(request)
+        return await run_in_threadpool(_score, rewards[name], locks[name], asked, contents, video_folder)
+
+    return app
+
+
+def _guard(token: str | None) -> Callable[[Request], None]:
+    """Return the check that a request shows the token."""
+
+    def check(request: Request) -> None:
+        shown = request.headers.get("Authorization", "")
+        if token is not None and not hmac.compare_digest(shown.encode(), f"Bearer {token}".encode()):
+            raise HTTPException(401, "expected the header Authorization: Bearer TOKEN with the server's token")
+
+    return check
+
+
+async def _read_form(request: Request) -> tuple[ScoreRequest, list[bytes]]:
+    """Read and check the form: as many videos as prompts."""
+    async with request.form(max_part_size=2**24) as form:
+        try:
+            asked = ScoreRequest.model_validate_json(str(form.get("request")))
+        except ValidationError as error:
+            raise HTTPException(422, f"field `request`: {error}") from error
+        if asked.format == "path":
+            contents = [path.encode() for path in asked.paths]
+        else:
+            contents = [await upload.read() for upload in form.getlist("videos")]
+    if len(contents) != len(asked.prompts):
+        raise HTTPException(422, f"received {len(contents)} videos but {len(asked.prompts)} prompts")
+    return asked, contents
+
+
+def _score(
+    reward: RewardModel,
+    lock: threading.Lock,
+    asked: ScoreRequest,
+    contents: Sequence[bytes],
+    video_folder: Path | None,
+) -> ScoreResponse:
+    """Score one request, alone on its reward."""
+    digests = [digest(prompt, content) for prompt, content in zip(asked.prompts, contents, strict=True)]
+    with tempfile.TemporaryDirectory(prefix="reward-server-") as folder:
+        try:
+            videos = _unpacked(reward, asked, contents, Path(folder), video_folder)
+            with lock:
+                scores = reward(videos, asked.prompts)
+        except ValueError as error:
+            raise HTTPException(422, str(error)) from error
+    metrics = {
+        metric: [value if math.isfinite(value) else None for value in scores[metric].tolist()]
+        for metric in reward.metrics
+    }
+    return ScoreResponse(metrics=metrics, digests=digests)
+
+
+def _unpacked(
+    reward: RewardModel, asked: ScoreRequest, contents: Sequence[bytes], folder: Path, video_folder: Path | None
+) -> Videos:
+    """Return videos as the reward reads them.
+
+    Raises:
+        ValueError: a video is not what the request says, or a path leads out of the folder.
+    """
+    if asked.format == "raw":
+        return _frames(asked.shape, contents)
+    if asked.format == "path":
+        paths = [_inside(video_folder, name) for name in asked.paths]
+    else:
+        paths = [folder / f"{index}.mp4" for index in range(len(contents))]
+        for path, content in zip(paths, contents, strict=True):
+            path.write_bytes(content)
+    return paths if reward.reads == "file" else torch.stack([read_video(path) for path in paths])
+
+
+def _frames(shape: tuple[int, ...] | None, contents: Sequence[bytes]) -> Tensor:
+    """Return raw videos as uint8 `[B, F, H, W, 3]`."""
+    if shape is None or min(shape) < 1:
+        raise ValueError(f"raw videos need their shape [F, H, W, 3], received {shape}")
+    for content in contents:
+        if len(content) != math.prod(shape):
+            raise ValueError(f"a raw video of shape {shape} has {math.prod(shape)} bytes, received {len(content)}")
+    return torch.stack([torch.frombuffer(bytearray(content), dtype=torch.uint8).view(shape) for content in contents])
+
+
+def _inside(folder: Path | None, name: str) -> Path:
+    """Return the path of a video in the server's folder; links that lead out of it count as outside."""
+    if folder is None:
+        raise ValueError("this server takes no paths (--video_folder): send the videos")
+    path = (folder / name).resolve()
+    if not path.is_relative_to(folder.resolve()) or not path.is_file():
+        raise ValueError(f"there is no video {name!r} in the server's folder")
+    return path
+
+
+class _BodyLimit:
+    """Answers 413 to a request that says or turns out to be too large, without keeping it."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, counting what it sends."""
+        received = 0
+
+        async def counted() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._max_bytes:
+                raise HTTPException(413, f"the request is larger than {self._max_bytes} bytes")
+            return message
+
+        await self._app(scope, counted, send)

@@ -1,0 +1,71 @@
+"""What goes between a trainer and a reward server.
+
+A request is a multipart form: the field `request` with a `ScoreRequest` as JSON, and one file `videos` per video, in
+the order of the prompts. The answer repeats, for every video, the digest of what was scored: the client compares it
+with what it sent, so that no score is ever taken for another video's.
+"""
+
+import hashlib
+from typing import Literal
+
+from pydantic import BaseModel
+
+TOKEN_VARIABLE = "REWARD_TOKEN"
+"""Environment variable that holds the bearer token, on both sides."""
+
+
+class ScoreRequest(BaseModel):
+    """Videos to score.
+
+    Attributes:
+        prompts: one per video.
+        format: `mp4`: the files are mp4; `raw`: they are uint8 frames of `shape`; `path`: no files, but names in the
+            server's folder.
+        shape: [F, H, W, 3] of every raw video.
+        paths: names of the videos, for the format `path`.
+    """
+
+    prompts: list[str]
+    format: Literal["mp4", "raw", "path"]
+    shape: tuple[int, int, int, Literal[3]] | None = None
+    paths: list[str] = []
+
+
+class ScoreResponse(BaseModel):
+    """Scores in the order of the request; null for an item that failed.
+
+    Attributes:
+        metrics: name -> one score per video.
+        digests: `digest` of each video and prompt as the server received them.
+    """
+
+    metrics: dict[str, list[float | None]]
+    digests: list[str]
+
+
+class RewardFacts(BaseModel):
+    """What a client needs to know of a reward: as the attributes of RewardModel."""
+
+    metrics: list[str]
+    reads: Literal["memory", "file"]
+    description: str
+
+
+class Metadata(BaseModel):
+    """What a server offers.
+
+    Attributes:
+        rewards: by name.
+        video_fps: frames per second it takes raw videos to have.
+        max_body_bytes: largest request it reads.
+    """
+
+    rewards: dict[str, RewardFacts]
+    video_fps: float
+    max_body_bytes: int
+
+
+def digest(prompt: str, content: bytes) -> str:
+    """Identify a prompt with a video (the bytes of the file or frames, or the name of the path)."""
+    words = prompt.encode()
+    return hashlib.sha256(len(words).to_bytes(8) + words + content).hexdigest()

@@ -1,0 +1,79 @@
+"""Which frames of a video the network sees, at which size, and cut into which patches."""
+
+import math
+from pathlib import Path
+
+import decord
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+PATCH, TEMPORAL_PATCH, MERGE = 14, 2, 2
+MIN_PIXELS = 128 * 28 * 28
+"""Smaller frames are enlarged to at least this many pixels."""
+
+_MIN_FRAMES, _MAX_FRAMES = 4, 768
+_MEAN = (0.48145466, 0.4578275, 0.40821073)
+_STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+def frame_indices(total: int, video_fps: float, *, fps: float, num_frames: int | None = None) -> list[int]:
+    """Choose an even number of frames spread over the whole video.
+
+    Args:
+        total: frames of the video, at least 1.
+        video_fps: its frames per second.
+        fps: frames wanted per second of video; 4 frames are the least, as far as the video has them.
+        num_frames: frames wanted in all, instead of `fps`; rounded to even.
+
+    Raises:
+        ValueError: the video is too short for `num_frames`, or nothing is asked for.
+    """
+    if num_frames is not None:
+        count = round(num_frames / TEMPORAL_PATCH) * TEMPORAL_PATCH
+        if not TEMPORAL_PATCH <= count <= total:
+            raise ValueError(f"VideoAlign: num_frames is {num_frames}, but must be even and within 2 and {total}.")
+    else:
+        most = min(_MAX_FRAMES, total) // TEMPORAL_PATCH * TEMPORAL_PATCH
+        wanted = min(max(total / video_fps * fps, _MIN_FRAMES), most)
+        count = max(TEMPORAL_PATCH, round(wanted / TEMPORAL_PATCH) * TEMPORAL_PATCH)
+    return torch.linspace(0, total - 1, count).round().long().tolist()
+
+
+def read_frames(path: Path, *, fps: float, num_frames: int | None) -> Tensor:
+    """Read the shown frames of a video file: uint8 `[N, H, W, 3]`.
+
+    They are read one by one, since decord's whole-batch read fails at some small widths, where rows come with padding.
+
+    Raises:
+        ValueError: the file cannot be decoded, or is too short for `num_frames`.
+    """
+    try:
+        reader = decord.VideoReader(str(path), ctx=decord.cpu(0), num_threads=1)
+        indices = frame_indices(len(reader), reader.get_avg_fps(), fps=fps, num_frames=num_frames)
+        frames = torch.stack([torch.from_numpy(reader[index].asnumpy()) for index in indices])
+    except (decord.DECORDError, RuntimeError) as error:
+        raise ValueError(f"VideoAlign: {path} cannot be decoded as a video.") from error
+    count, height, width = frames.shape[:3]
+    return frames.view(count, height, -1)[:, :, : 3 * width].reshape(count, height, width, 3)
+
+
+def patches(frames: Tensor, max_pixels: int) -> tuple[Tensor, tuple[int, int, int]]:
+    """Resize, normalise and cut uint8 frames `[N, H, W, 3]`, N even, as the vision tower takes them.
+
+    Height and width become multiples of 28 with MIN_PIXELS to `max_pixels` pixels.
+
+    Returns:
+        Patches `[T h w, 3 * 2 * 14 * 14]` float32, grouped by 2x2 neighbours, and their grid (T, h, w).
+
+    Raises:
+        ValueError: one side of the frames is more than 200 times the other.
+    """
+    height, width = smart_resize(*frames.shape[1:3], PATCH * MERGE, MIN_PIXELS, max_pixels)
+    pixels = frames.permute(0, 3, 1, 2).float()
+    pixels = interpolate(pixels, (height, width), mode="bicubic", antialias=True).clamp(0, 255).round() / 255
+    pixels = (pixels - torch.tensor(_MEAN).view(3, 1, 1)) / torch.tensor(_STD).view(3, 1, 1)
+    grid = (len(frames) // TEMPORAL_PATCH, height // PATCH, width // PATCH)
+    split = pixels.view(grid[0], TEMPORAL_PATCH, 3, grid[1] // MERGE, MERGE, PATCH, grid[2] // MERGE, MERGE, PATCH)
+    return split.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(math.prod(grid), -1), grid

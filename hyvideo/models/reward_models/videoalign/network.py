@@ -1,0 +1,171 @@
+"""The network: Qwen2-VL with live adapters and a reward head at three special tokens, loaded strictly."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+
+import torch
+from accelerate import init_empty_weights
+from peft import LoraConfig, inject_adapter_in_model
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import AutoConfig, Qwen2VLConfig, Qwen2VLModel
+from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLVisionRotaryEmbedding
+
+from hyvideo.models.reward_models.videoalign.settings import VideoAlignSettings
+
+_EMBEDDING = "model.language_model.embed_tokens.weight"
+
+
+class _VisionAngles(Qwen2VLVisionRotaryEmbedding):
+    """Rotary angles in the network's own precision, as the original has them; the library's are always float32."""
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines `[N, head size]` of the positions `[2, N]` (row, column)."""
+        angles = position_ids[..., None].to(self.inv_freq.dtype) * self.inv_freq
+        return self.recomposition_frequencies(angles.cos()), self.recomposition_frequencies(angles.sin())
+
+
+class RewardNetwork(nn.Module):
+    """Qwen2-VL whose last hidden state at three tokens becomes three scores.
+
+    Args:
+        config: of the base model, its vocabulary that of the checkpoint.
+        output_dim: 1: one output per token; 3: one output per metric, of which each token gives its own.
+    """
+
+    def __init__(self, config: Qwen2VLConfig, output_dim: int) -> None:
+        super().__init__()
+        self.model = Qwen2VLModel(config)
+        self.model.visual.rotary_pos_emb = _VisionAngles(config.vision_config)
+        self.rm_head = nn.Linear(config.text_config.hidden_size, output_dim, bias=False)
+
+    def forward(self, token_ids: Tensor, pixels: Tensor, grids: Tensor, reward_positions: Tensor) -> Tensor:
+        """Score B videos.
+
+        Args:
+            token_ids: `[B, L]`, padded on the right. Attention is causal and every reward token stands before the
+                padding, so no mask is needed.
+            pixels: patches of all videos, one after the other.
+            grids: `[B, 3]` patch grid of each video.
+            reward_positions: `[B, 3]` where the reward tokens stand.
+
+        Returns:
+            Raw scores `[B, 3]` float32.
+        """
+        batch, length = token_ids.shape
+        # The original rotates by plain positions on all three axes; the library would compute 3-D ones.
+        positions = torch.arange(length, device=token_ids.device).expand(3, batch, length)
+        hidden = self.model(
+            input_ids=token_ids,
+            position_ids=positions,
+            pixel_values_videos=pixels,
+            video_grid_thw=grids,
+            use_cache=False,
+        ).last_hidden_state
+        rows = torch.arange(batch, device=token_ids.device)[:, None]
+        outputs = self.rm_head(hidden[rows, reward_positions])
+        scores = outputs.squeeze(-1) if outputs.shape[-1] == 1 else outputs.diagonal(dim1=1, dim2=2)
+        return scores.float()
+
+
+def load_network(settings: VideoAlignSettings) -> RewardNetwork:
+    """Build the network and load all of its weights, on the CPU and in the precision of the files.
+
+    Raises:
+        ValueError: a file is missing or unreadable, or its weights are not exactly the network's.
+    """
+    weights = _read_weights(settings)
+    if _EMBEDDING not in weights:
+        raise ValueError(f"VideoAlign: {settings.checkpoint} has no token embedding; expected a whole checkpoint.")
+    config = _base_config(settings.base)
+    config.text_config.vocab_size = len(weights[_EMBEDDING])
+    with init_empty_weights(include_buffers=False):
+        network = RewardNetwork(config, settings.output_dim)
+    if settings.lora.enabled:
+        weights = _with_adapters(network, weights, settings)
+    weights.pop("lm_head.weight", None)  # predicts words, which nobody asks for
+    try:
+        network.load_state_dict(weights, strict=True, assign=True)
+    except RuntimeError as error:
+        raise ValueError(f"VideoAlign: the weights in {settings.checkpoint} do not fit: {error}") from error
+    return network.eval().requires_grad_(False)
+
+
+def _base_config(base: str) -> Qwen2VLConfig:
+    """Read the base model's configuration from a folder or the hub."""
+    try:
+        config = AutoConfig.from_pretrained(base)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"VideoAlign: cannot read the configuration of its base model '{base}'. Without a network, put the base "
+            "model's config.json into the folder `base` of the VideoReward folder."
+        ) from error
+    if not isinstance(config, Qwen2VLConfig):
+        raise ValueError(f"VideoAlign: the base model '{base}' is a {config.model_type}; expected qwen2_vl.")
+    return config
+
+
+def _with_adapters(
+    network: RewardNetwork, weights: Mapping[str, Tensor], settings: VideoAlignSettings
+) -> dict[str, Tensor]:
+    """Give `network` its adapters; return `weights` under the names they then have.
+
+    Adapters stay live: merged into bf16 weights they would change the scores.
+    """
+    lora = settings.lora
+    targets = [
+        name
+        for name, module in network.named_modules()
+        if isinstance(module, nn.Linear) and not any(part in name for part in lora.excluded)
+    ]
+    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, use_rslora=lora.use_rslora, target_modules=targets)
+    inject_adapter_in_model(config, network, low_cpu_mem_usage=True)
+    moved = {f"{name}.{kind}": f"{name}.base_layer.{kind}" for name in targets for kind in ("weight", "bias")}
+    return {moved.get(name, name): value for name, value in weights.items()}
+
+
+def _read_weights(settings: VideoAlignSettings) -> dict[str, Tensor]:
+    """Read either form: one whole file, or adapters and the rest on top of the base model's weights."""
+    folder = settings.checkpoint
+    if (folder / "model.pth").is_file():
+        return _current_names(_load(folder / "model.pth"))
+    adapters, rest = folder / "adapter_model.safetensors", folder / "non_lora_state_dict.pth"
+    if not (adapters.is_file() and rest.is_file()):
+        raise ValueError(
+            f"VideoAlign: {folder} has no weights: expected model.pth, or adapter_model.safetensors with "
+            "non_lora_state_dict.pth."
+        )
+    shards = sorted(Path(settings.base).glob("*.safetensors"))
+    if not shards:
+        raise ValueError(
+            f"VideoAlign: {folder} holds adapters only and needs the base model's weights, but there are no "
+            f".safetensors files in '{settings.base}'. Put the base model into the folder `base` of VideoReward."
+        )
+    return {name: value for path in (*shards, rest, adapters) for name, value in _current_names(_load(path)).items()}
+
+
+def _load(path: Path) -> dict[str, Tensor]:
+    """Read tensors; a pickle is read as data only."""
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (OSError, RuntimeError, EOFError, UnpicklingError, SafetensorError) as error:
+        raise ValueError(f"VideoAlign: {path} cannot be read as weights: {error}") from error
+
+
+def _current_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rename from the layout of transformers 4.45 and PEFT to the current one."""
+    renamed = {}
+    for name, value in weights.items():
+        name = name.removeprefix("base_model.model.")
+        for kind in ("lora_A", "lora_B"):
+            name = name.replace(f".{kind}.weight", f".{kind}.default.weight")
+        if name.startswith("visual."):
+            name = f"model.{name}"
+        elif name.startswith("model.") and not name.startswith(("model.visual.", "model.language_model.")):
+            name = f"model.language_model.{name.removeprefix('model.')}"
+        renamed[name] = value
+    return renamed

@@ -1,0 +1,188 @@
+"""Score videos with a VideoReward checkpoint, exactly as its authors' code does, in batches of similar length."""
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from hyvideo.models.reward_models.videoalign.frames import MERGE, frame_indices, patches, read_frames
+from hyvideo.models.reward_models.videoalign.network import load_network
+from hyvideo.models.reward_models.videoalign.settings import METRICS, read_settings
+
+_REQUEST = (
+    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+    "<|im_start|>user\n<|vision_start|>{video}<|vision_end|>{text}<|im_end|>\n<|im_start|>assistant\n"
+)
+_VIDEO = "<|video_pad|>"
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Item:
+    """One video and prompt, ready for the network."""
+
+    token_ids: Tensor
+    pixels: Tensor
+    grid: tuple[int, int, int]
+    reward_positions: Tensor
+
+
+class VideoAlignScorer:
+    """The three scores of VideoAlign and their sum.
+
+    Args:
+        checkpoint_root: the VideoReward folder: `model_config.json`, `checkpoint-*` and the scoring text.
+        device: where the network runs.
+        dtype: precision of its weights and activations; the scores are float32.
+        batch_size: videos that run through the network together.
+
+    Attributes:
+        settings: what the folder says of itself.
+
+    Raises:
+        ValueError: the folder is incomplete, or its weights do not fit.
+
+    Example:
+        >>> scorer = VideoAlignScorer("ckpts/VideoReward", "cuda", torch.bfloat16)
+        >>> scorer.score(["a.mp4"], ["a red ball rolls over grass"])
+        {"VQ": [0.41], "MQ": [-0.2], "TA": [1.1], "Overall": [1.31]}
+    """
+
+    def __init__(
+        self,
+        checkpoint_root: str | Path,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        batch_size: int = 8,
+    ) -> None:
+        self.settings = read_settings(Path(checkpoint_root))
+        self._tokenizer, special = _load_tokenizer(self.settings.checkpoint / "tokenizer")
+        self._video_token, *self._reward_tokens = special
+        # One `.to` converts the rotary frequencies as well, which the original rounds together with the weights.
+        self._network = load_network(self.settings).to(device=device, dtype=dtype)
+        self._batch_size = batch_size
+
+    def score(
+        self,
+        video_paths: Sequence[str | Path],
+        prompts: Sequence[str],
+        normalize: bool = True,
+        num_frames: int | None = None,
+        fps: float | None = None,
+        max_pixels: int | None = None,
+    ) -> dict[str, list[float]]:
+        """Score video files for their prompts.
+
+        Args:
+            video_paths: B files.
+            prompts: B texts.
+            normalize: subtract each metric's mean and divide by its spread, as the checkpoint records them.
+            num_frames: frames shown, instead of so many per second.
+            fps: frames shown per second of video; more frames give higher scores.
+            max_pixels: bound on the pixels of a shown frame.
+
+        Returns:
+            VQ, MQ, TA and Overall (their sum), B numbers each. A file that cannot be decoded, or a prompt that
+            contains the network's own special tokens, gives NaN for its item alone, and a warning says why.
+
+        Raises:
+            ValueError: the numbers of videos and prompts differ, or both `fps` and `num_frames` are given.
+        """
+        shown = self._shown_frames(num_frames, fps)
+        readers = [lambda path=path: read_frames(Path(path), **shown) for path in video_paths]
+        return self._score(readers, prompts, normalize, max_pixels)
+
+    def score_frames(
+        self, videos: Sequence[Tensor], video_fps: float, prompts: Sequence[str], normalize: bool = True
+    ) -> dict[str, list[float]]:
+        """Score B videos in memory, uint8 `[F, H, W, 3]` at `video_fps` frames per second; otherwise as `score`."""
+        shown = self._shown_frames(None, None)
+
+        def chosen(video: Tensor) -> Tensor:
+            return video[frame_indices(len(video), video_fps, **shown)].cpu()
+
+        return self._score([lambda video=video: chosen(video) for video in videos], prompts, normalize, None)
+
+    def to(self, device: torch.device | str) -> None:
+        """Move the network."""
+        self._network.to(device)
+
+    def _shown_frames(self, num_frames: int | None, fps: float | None) -> dict[str, float | int | None]:
+        """Return the arguments of `frame_indices` that say how many frames are shown."""
+        if num_frames is not None and fps is not None:
+            raise ValueError(f"VideoAlign: give fps or num_frames, not both; received {fps} and {num_frames}.")
+        if num_frames is None and fps is None:
+            return {"fps": self.settings.fps, "num_frames": self.settings.num_frames}
+        return {"fps": fps if fps is not None else self.settings.fps, "num_frames": num_frames}
+
+    def _score(
+        self, readers: Sequence[Callable[[], Tensor]], prompts: Sequence[str], normalize: bool, max_pixels: int | None
+    ) -> dict[str, list[float]]:
+        if len(readers) != len(prompts):
+            raise ValueError(f"VideoAlign: received {len(readers)} videos but {len(prompts)} prompts.")
+        items = {}
+        for index, (read, prompt) in enumerate(zip(readers, prompts, strict=True)):
+            try:
+                items[index] = self._prepare(read(), prompt, max_pixels or self.settings.max_pixels)
+            except ValueError as error:
+                _LOG.warning("video %d of %d has no score: %s", index + 1, len(prompts), error)
+        raw = self._run(items, len(prompts)).tolist()
+        scores: dict[str, list[float]] = {}
+        for metric, values in zip(METRICS, zip(*raw, strict=True) if raw else ((), (), ()), strict=True):
+            mean, std = self.settings.statistics[metric] if normalize else (0.0, 1.0)
+            scores[metric] = [(value - mean) / std for value in values]
+        scores["Overall"] = [sum(values) for values in zip(*scores.values(), strict=True)]
+        return scores
+
+    def _prepare(self, frames: Tensor, prompt: str, max_pixels: int) -> _Item:
+        """Cut frames into patches and write the request around them."""
+        pixels, grid = patches(frames, max_pixels)
+        num_tokens = math.prod(grid) // MERGE**2
+        text = self.settings.text.replace("{text_prompt}", prompt)
+        request = _REQUEST.format(video=_VIDEO * num_tokens, text=text)
+        token_ids = torch.tensor(self._tokenizer(request)["input_ids"])
+        positions = torch.isin(token_ids, torch.tensor(self._reward_tokens)).nonzero().flatten()
+        num_video_tokens = int((token_ids == self._video_token).sum())
+        if token_ids[positions].tolist() != self._reward_tokens or num_video_tokens != num_tokens:
+            raise ValueError(f"VideoAlign: the prompt contains special tokens of the network: {prompt!r}.")
+        return _Item(token_ids, pixels, grid, positions)
+
+    @torch.inference_mode()
+    def _run(self, items: dict[int, _Item], count: int) -> Tensor:
+        """Run items in batches of similar length; raw scores `[count, 3]`, NaN where there is no item."""
+        raw = torch.full((count, len(METRICS)), math.nan)
+        by_length = sorted(items, key=lambda index: len(items[index].token_ids))
+        for start in range(0, len(by_length), self._batch_size):
+            chosen = by_length[start : start + self._batch_size]
+            raw[chosen] = self._run_batch([items[index] for index in chosen])
+        return raw
+
+    def _run_batch(self, items: Sequence[_Item]) -> Tensor:
+        device = next(self._network.parameters()).device
+        token_ids = torch.nn.utils.rnn.pad_sequence(
+            [item.token_ids for item in items], batch_first=True, padding_value=self._tokenizer.pad_token_id
+        )
+        return self._network(
+            token_ids.to(device),
+            torch.cat([item.pixels for item in items]).to(device),
+            torch.tensor([item.grid for item in items], device=device),
+            torch.stack([item.reward_positions for item in items]).to(device),
+        ).cpu()
+
+
+def _load_tokenizer(folder: Path) -> tuple[AutoTokenizer, list[int]]:
+    """Return the tokenizer, and its ids of the video token and the three reward tokens."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"VideoAlign: cannot read the checkpoint's tokenizer in {folder}: {error}") from error
+    tokens = [_VIDEO, *(f"<|{metric}_reward|>" for metric in METRICS)]
+    missing = [token for token in tokens if token not in tokenizer.get_vocab()]
+    if missing:
+        raise ValueError(f"VideoAlign: the tokenizer in {folder} has no {', '.join(missing)}.")
+    return tokenizer, tokenizer.convert_tokens_to_ids(tokens)

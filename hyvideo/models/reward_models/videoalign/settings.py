@@ -1,0 +1,177 @@
+"""What a VideoReward folder says of itself: `model_config.json`, the newest checkpoint and the scoring text."""
+
+import ast
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+METRICS = ("VQ", "MQ", "TA")
+"""Visual quality, motion quality, text alignment: the order of the reward tokens in the scoring text."""
+
+TEXT_SHA256 = "fdb6309bac618dd0c8b1b589d3a0970a974f7856eecbb355a190b2dce54af700"
+"""Hash of the published scoring text `detailed_special`."""
+
+_TEXT_NAME = "DETAILED_PROMPT_WITH_SPECIAL_TOKEN"
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LoraSettings:
+    """Adapters of the checkpoint: rank, scale and which layers have none."""
+
+    enabled: bool
+    rank: int
+    alpha: float
+    use_rslora: bool
+    excluded: tuple[str, ...]
+    """A linear layer whose module path contains one of these has no adapter."""
+
+
+@dataclass(frozen=True)
+class VideoAlignSettings:
+    """A VideoReward folder, read and checked.
+
+    Attributes:
+        checkpoint: the newest `checkpoint-*` folder.
+        base: folder or hub name of the Qwen2-VL whose configuration the network has.
+        output_dim: outputs of the reward head, 1 or 3.
+        lora: the adapters.
+        fps: frames per second that are shown to the network.
+        num_frames: a fixed number of frames instead of `fps`, or None.
+        max_pixels: bound on height x width of a shown frame.
+        statistics: metric -> (mean, std) of its raw score, by which it is normalised; 0 and 1 where the file has none.
+        text: the scoring text with its placeholder `{text_prompt}`.
+    """
+
+    checkpoint: Path
+    base: str
+    output_dim: int
+    lora: LoraSettings
+    fps: float
+    num_frames: int | None
+    max_pixels: int
+    statistics: Mapping[str, tuple[float, float]]
+    text: str
+
+
+def read_settings(root: Path) -> VideoAlignSettings:
+    """Read the VideoReward folder `root`.
+
+    The base model is `root/base` where that folder exists, otherwise what `model_config.json` names.
+
+    Raises:
+        ValueError: a file is missing, unreadable or of another kind than the released VideoReward's.
+    """
+    path = root / "model_config.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        data, model, lora = (content[key] for key in ("data_config", "model_config", "peft_lora_config"))
+        _check_kind(path, data, model, lora)
+        return VideoAlignSettings(
+            checkpoint=_newest_checkpoint(root),
+            base=str(root / "base") if (root / "base").is_dir() else model["model_name_or_path"],
+            output_dim=model["output_dim"],
+            lora=_lora_settings(lora),
+            fps=data["fps"],
+            num_frames=data["num_frames"],
+            max_pixels=data["max_frame_pixels"],
+            statistics=_statistics(content.get("inference_config")),
+            text=read_scoring_text(root),
+        )
+    except OSError as error:
+        raise ValueError(
+            f"VideoAlign: cannot read {path}: {error.strerror}. Expected the VideoReward folder."
+        ) from error
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"VideoAlign: {path} is not that of a VideoReward checkpoint ({error!r}).") from error
+
+
+def read_scoring_text(root: Path) -> str:
+    """Return the text that asks the network for its scores; it belongs to the weights and lies beside them.
+
+    `detailed_special.txt` is read as it is; otherwise the constant of `prompt_template.py`, which is parsed, never run.
+
+    Raises:
+        ValueError: neither file is there, or the text does not have what is read off it.
+    """
+    plain, module = root / "detailed_special.txt", root / "prompt_template.py"
+    if plain.is_file():
+        path, text = plain, plain.read_bytes().decode("utf-8")
+    elif module.is_file():
+        path, text = module, _constant(module, _TEXT_NAME)
+    else:
+        raise ValueError(
+            f"VideoAlign: no scoring text in {root}: expected detailed_special.txt, or prompt_template.py of the "
+            "checkpoint's authors (checkpoints-download.md says where it is)."
+        )
+    wanted = ["{text_prompt}", *(f"<|{metric}_reward|>" for metric in METRICS)]
+    wrong = [part for part in wanted if text.count(part) != 1]
+    if wrong:
+        raise ValueError(f"VideoAlign: the scoring text in {path} must contain {', '.join(wrong)} exactly once.")
+    if hashlib.sha256(text.encode()).hexdigest() != TEXT_SHA256:
+        _LOG.warning("VideoAlign: the scoring text in %s is not the published one; scores will differ from it.", path)
+    return text
+
+
+def _check_kind(path: Path, data: Mapping[str, Any], model: Mapping[str, Any], lora: Mapping[str, Any]) -> None:
+    """Refuse checkpoints of another kind than the released one, which would be scored wrongly."""
+    expected = {
+        "eval_dim": (data["eval_dim"], list(METRICS)),
+        "prompt_template_type": (data["prompt_template_type"], "detailed_special"),
+        "sample_type": (data.get("sample_type", "uniform"), "uniform"),
+        "reward_token": (model["reward_token"], "special"),
+        "use_special_tokens": (model["use_special_tokens"], True),
+        "lora_target_modules": (lora["lora_target_modules"], None),
+        "num_lora_modules": (lora.get("num_lora_modules", -1), -1),
+    }
+    for key, (received, value) in expected.items():
+        if received != value:
+            raise ValueError(f"VideoAlign: {path}: expected {key} {value!r}, received {received!r}.")
+    if model["output_dim"] not in (1, 3):
+        raise ValueError(f"VideoAlign: {path}: expected output_dim 1 or 3, received {model['output_dim']!r}.")
+
+
+def _newest_checkpoint(root: Path) -> Path:
+    """Return the `checkpoint-N` folder with the highest N."""
+    numbered = {
+        int(path.name.removeprefix("checkpoint-")): path
+        for path in root.glob("checkpoint-*")
+        if path.name.removeprefix("checkpoint-").isdecimal()
+    }
+    if not numbered:
+        raise ValueError(f"VideoAlign: no checkpoint-* folder in {root}.")
+    return numbered[max(numbered)]
+
+
+def _lora_settings(lora: Mapping[str, Any]) -> LoraSettings:
+    vision = () if lora["vision_lora"] else ("visual",)
+    return LoraSettings(
+        enabled=lora["lora_enable"],
+        rank=lora["lora_r"],
+        alpha=lora["lora_alpha"],
+        use_rslora=lora["use_rslora"],
+        excluded=(*(lora["lora_namespan_exclude"] or ()), *vision),
+    )
+
+
+def _statistics(inference: Mapping[str, float] | None) -> dict[str, tuple[float, float]]:
+    if inference is None:
+        return dict.fromkeys(METRICS, (0.0, 1.0))
+    return {metric: (inference[f"{metric}_mean"], inference[f"{metric}_std"]) for metric in METRICS}
+
+
+def _constant(module: Path, name: str) -> str:
+    """Return the text constant `name` of a Python file without running it."""
+    try:
+        tree = ast.parse(module.read_text(encoding="utf-8"))
+    except SyntaxError as error:
+        raise ValueError(f"VideoAlign: {module} is not Python ({error}).") from error
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            if any(isinstance(target, ast.Name) and target.id == name for target in node.targets):
+                return node.value.value
+    raise ValueError(f"VideoAlign: {module} has no text constant {name}.")

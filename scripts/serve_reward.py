@@ -1,0 +1,109 @@
+"""Serve rewards over HTTP, for trainers that set `--remote_reward_url`.
+
+Example: `REWARD_TOKEN=secret python -m scripts.serve_reward --reward videoalign_local --host 0.0.0.0 --port 8000`
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import uvicorn
+from fastapi import FastAPI
+from transformers.utils.logging import disable_progress_bar
+
+from hyvideo.models.reward_models.choice import RewardChoice, check_name, check_options
+from hyvideo.models.reward_models.registry import RewardContext, RewardModel, registered_rewards
+from hyvideo.models.reward_models.remote.server import create_app
+from hyvideo.models.reward_models.remote.wire import TOKEN_VARIABLE
+
+_LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serve until a signal; returns the exit status (2: wrong input)."""
+    disable_progress_bar()
+    arguments = parse_arguments(argv)
+    try:
+        app = build_app(arguments, os.environ.get(TOKEN_VARIABLE))
+    except ValueError as error:
+        print(f"serve_reward: {error}", file=sys.stderr)
+        return 2
+    uvicorn.run(app, host=arguments.host, port=arguments.port, log_level="info")
+    return 0
+
+
+def build_app(arguments: argparse.Namespace, token: str | None) -> FastAPI:
+    """Load the rewards and make the application.
+
+    Raises:
+        ValueError: an unknown reward, option or device, missing weights or folder, or a public address without a token.
+    """
+    if not token and arguments.host not in _LOCAL_HOSTS:
+        raise ValueError(f"--host {arguments.host} is open to others: set {TOKEN_VARIABLE} to a token they must show.")
+    if arguments.video_folder is not None and not arguments.video_folder.is_dir():
+        raise ValueError(f"--video_folder: there is no folder '{arguments.video_folder}'.")
+    try:
+        device = torch.device(arguments.device)
+    except RuntimeError as error:
+        raise ValueError(f"--device: expected such as cuda or cpu, received '{arguments.device}'.") from error
+    context = RewardContext(device, arguments.model_root, arguments.video_fps, arguments.batch_size)
+    return create_app(
+        dict(build_reward(text, context) for text in arguments.reward),
+        token=token or None,
+        video_fps=arguments.video_fps,
+        max_body_bytes=arguments.max_body_mb * 2**20,
+        video_folder=arguments.video_folder,
+    )
+
+
+def build_reward(text: str, context: RewardContext) -> tuple[str, RewardModel]:
+    """Build the reward that `NAME` or `NAME=JSON` asks for; JSON holds its options.
+
+    Raises:
+        ValueError: it is unknown, or its options do not fit.
+    """
+    name, _, options = text.partition("=")
+    known = registered_rewards()
+    check_name(name, known)
+    try:
+        choice = RewardChoice(name, 1.0, {}, json.loads(options or "{}"), None)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"--reward {name}: expected its options as JSON, received {options!r} ({error}).") from error
+    check_options(choice, known[name])
+    return name, known[name](context, **choice.options)
+
+
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        "serve_reward",
+        description=f"Serve rewards over HTTP. The token is read from the environment: {TOKEN_VARIABLE}.",
+    )
+    parser.add_argument(
+        "--reward",
+        action="append",
+        required=True,
+        metavar="NAME[=JSON]",
+        help="a reward, with options; may be repeated",
+    )
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen at; default 127.0.0.1, this machine alone"
+    )
+    parser.add_argument("--port", type=int, default=8000, help="default 8000")
+    parser.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default: a GPU where there is one"
+    )
+    parser.add_argument("--model_root", type=Path, default=Path("ckpts"), help="default ckpts")
+    parser.add_argument("--batch_size", type=int, default=8, help="videos scored together; default 8")
+    parser.add_argument("--video_fps", type=float, default=24, help="of videos sent as frames; default 24")
+    parser.add_argument("--max_body_mb", type=int, default=256, help="largest request in MiB; default 256")
+    parser.add_argument("--video_folder", type=Path, help="requests may name videos in this folder")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

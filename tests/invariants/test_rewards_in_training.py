@@ -1,0 +1,84 @@
+"""Where and when videos are scored changes no result; failed scores stop a run or teach nothing, as configured."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from hyvideo.models.parallelize import trainable_parameters
+from hyvideo.models.reward_models.moving_shapes import MovingShapesReward
+from hyvideo.models.reward_models.registry import RewardFailureError
+from hyvideo.models.reward_models.remote import client
+from hyvideo.models.reward_models.remote.server import create_app
+from hyvideo.observability.metrics import read_metrics
+from hyvideo.training.trainer import Trainer
+from tests.support.reward_server import Faulty, serving
+
+
+def rows_of(trainer: Trainer) -> list[dict[str, float]]:
+    """Return all metrics but times."""
+    rows = read_metrics(trainer.folder.path / "metrics.jsonl")
+    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
+
+
+@pytest.fixture
+def trained(make_trainer: Callable[..., Trainer]) -> Callable[..., tuple[list[dict[str, float]], torch.Tensor]]:
+    """Train with the given settings: its rows and one of its weights."""
+
+    def train(**settings: object) -> tuple[list[dict[str, float]], torch.Tensor]:
+        trainer = make_trainer(max_steps=2, rollout_micro_batch_size=1, **settings)
+        trainer.train()
+        return rows_of(trainer), trainable_parameters(trainer.state.transformer)["proj_out.weight"]
+
+    return train
+
+
+def test_overlapped_and_remote_scoring_give_the_same_run(trained):
+    plain = trained(reward_batch_size=3)
+    with serving(create_app({"moving_shapes": MovingShapesReward()})) as url:
+        others = [
+            trained(reward_batch_size=3, reward_async=True),
+            trained(reward_batch_size=3, reward_async=True, remote_reward_url=url),
+        ]
+    for rows, weight in others:
+        assert rows == plain[0]
+        assert torch.equal(weight, plain[1])
+
+
+def test_normalised_metrics_change_what_is_learnt_and_not_what_is_logged(trained):
+    (plain, weight), (normal, other) = trained(), trained(reward_aggregation="normalize_then_sum")
+    assert plain[0]["reward/mean"] == normal[0]["reward/mean"]
+    assert not torch.equal(weight, other)
+
+
+def test_a_run_goes_on_without_the_scores_that_failed_or_stops_as_configured(make_trainer, monkeypatch):
+    monkeypatch.setattr(client, "_FIRST_WAIT_SECONDS", 0.01)
+    app = Faulty(create_app({"moving_shapes": MovingShapesReward()}), ["ok", "500", "500", "500", "500", "500"])
+    settings = {"reward_batch_size": 2, "remote_reward_retries": 0, "remote_reward_in_flight": 1, "save_interval": 1}
+    with serving(app) as url:
+        lenient = make_trainer(remote_reward_url=url, reward_max_failed=1.0, max_steps=2, **settings)
+        lenient.train()
+        half, none = rows_of(lenient)
+        strict = make_trainer(remote_reward_url=url, max_steps=2, **settings)
+        before = trainable_parameters(strict.state.transformer)["proj_out.weight"].clone()
+        with pytest.raises(RewardFailureError, match="4 of 4 videos could not be scored"):
+            strict.train()
+    assert half["reward/failed"] == 2 and math.isfinite(half["reward/mean"]) and half["grad_norm"] > 0
+    assert none["reward/failed"] == 4 and math.isnan(none["reward/mean"]) and none["reward/groups_without_spread"] == 2
+    assert strict.state.step == 0
+    assert torch.equal(trainable_parameters(strict.state.transformer)["proj_out.weight"], before)
+
+
+def test_an_offloaded_reward_is_asked_back_in_every_round(make_trainer, monkeypatch):
+    devices = []
+    monkeypatch.setattr(MovingShapesReward, "to", lambda self, device: devices.append(str(device)))
+    make_trainer(max_steps=2, reward_offload=True, reward_async=True).train()
+    assert devices == ["cpu"] * 5  # when it is built; then to the device, here the CPU, and back in two rounds
+
+
+def test_the_console_says_what_is_scored(make_trainer: Callable[..., Trainer]):
+    trainer = make_trainer()
+    console = (Path(trainer.folder.path) / "console.log").read_text()
+    assert "reward moving_shapes (VQ, MQ, TA); total = 0.5 VQ + 0.5 MQ + 1 TA" in console

@@ -1,0 +1,124 @@
+"""A real reward server on a loopback port, in a thread or a process, and one that misbehaves on demand."""
+
+import asyncio
+import contextlib
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import httpx
+import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@contextlib.contextmanager
+def serving(app: ASGIApp) -> Iterator[str]:
+    """Serve `app` in a thread; gives its address."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@contextlib.contextmanager
+def server_process(seconds: float) -> Iterator[tuple[str, subprocess.Popen]]:
+    """Serve `brightness`, `seconds` per video, in a process of its own that can be killed."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    program = (
+        "import uvicorn; from tests.support.rewards import Brightness; "
+        "from hyvideo.models.reward_models.remote.server import create_app; "
+        f"uvicorn.run(create_app({{'brightness': Brightness(seconds={seconds})}}), port={port}, log_level='error')"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=REPOSITORY)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        while process.poll() is None:
+            with contextlib.suppress(httpx.TransportError):
+                httpx.get(f"{url}/health")
+                break
+            time.sleep(0.1)
+        yield url, process
+    finally:
+        process.kill()
+        process.wait()
+
+
+class Faulty:
+    """Passes requests to `app`, but for scoring requests takes the next of `faults` first.
+
+    Faults: `hang`, `500`, `429`, `401`, `malformed` (half an answer), `nan` (every score), `stale` (the answer to an
+    earlier request), `fewer` (a score is missing) and `ok`. After the last one all goes well.
+
+    Attributes:
+        requests: scoring requests so far.
+        most_at_once: most of them that were open at one time.
+    """
+
+    def __init__(self, app: ASGIApp, faults: Sequence[str] = ()) -> None:
+        self._app = app
+        self._faults = list(faults)
+        self._answer = b"{}"
+        self._open = 0
+        self.requests = 0
+        self.most_at_once = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not scope.get("path", "").startswith("/score"):
+            await self._app(scope, receive, send)
+            return
+        self.requests += 1
+        self._open += 1
+        self.most_at_once = max(self.most_at_once, self._open)
+        try:
+            await self._misbehave(self._faults.pop(0) if self._faults else "ok", scope, receive, send)
+        finally:
+            self._open -= 1
+
+    async def _misbehave(self, fault: str, scope: Scope, receive: Receive, send: Send) -> None:
+        if fault == "hang":
+            await asyncio.sleep(60)
+        elif fault.isdigit():
+            await _send(send, int(fault), b"no")
+        elif fault == "stale":
+            await _send(send, 200, self._answer)
+        else:
+            body = await self._asked(scope, receive)
+            changed = {
+                "ok": body,
+                "malformed": body[: len(body) // 2],
+                "nan": re.sub(rb"\d+\.\d+", b"NaN", body),
+                "fewer": re.sub(rb":\[[^],]+,", b":[", body, count=1),
+            }
+            await _send(send, 200, changed[fault])
+
+    async def _asked(self, scope: Scope, receive: Receive) -> bytes:
+        """Return the true answer, and keep it."""
+        sent: list[Message] = []
+
+        async def keep(message: Message) -> None:
+            sent.append(message)
+
+        await self._app(scope, receive, keep)
+        self._answer = b"".join(message.get("body", b"") for message in sent)
+        return self._answer
+
+
+async def _send(send: Send, status: int, body: bytes) -> None:
+    headers = [(b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,76 @@
+"""Small real rewards for tests of what surrounds a reward, and videos whose scores are known."""
+
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hyvideo.data.videos import read_video
+from hyvideo.models.reward_models.registry import RewardContext, RewardModel, Videos
+
+
+def grey_videos(*levels: int, frames: int = 5, size: int = 32) -> Tensor:
+    """One video per grey level, uint8 `[B, F, H, W, 3]`."""
+    return torch.tensor(levels, dtype=torch.uint8).view(-1, 1, 1, 1, 1).repeat(1, frames, size, size, 3)
+
+
+class Brightness(RewardModel):
+    """The mean pixel; a prompt `fail` gives NaN, `infinite` infinity, `raise` an error, `sleep` a second's work.
+
+    Attributes:
+        devices: every device it was moved to.
+        calls: size of every batch it scored.
+        threads: most calls that ran at once.
+    """
+
+    metrics = ("brightness", "length")
+
+    def __init__(self, context: RewardContext = RewardContext(), seconds: float = 0.0) -> None:  # noqa: B008
+        super().__init__(context)
+        self._seconds = seconds
+        self.devices: list[str] = []
+        self.calls: list[int] = []
+        self.threads = 0
+        self._running = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, videos: Videos, prompts: Sequence[str]) -> dict[str, Tensor]:
+        with self._lock:
+            self.calls.append(len(prompts))
+            self._running += 1
+            self.threads = max(self.threads, self._running)
+        time.sleep(self._seconds * len(prompts))
+        frames = videos if isinstance(videos, Tensor) else torch.stack([read_video(path) for path in videos])
+        brightness = frames.float().mean((1, 2, 3, 4))
+        for index, prompt in enumerate(prompts):
+            if prompt == "raise":
+                raise RuntimeError("the reward broke")
+            if prompt in ("fail", "infinite"):
+                brightness[index] = {"fail": torch.nan, "infinite": torch.inf}[prompt]
+        with self._lock:
+            self._running -= 1
+        return {"brightness": brightness, "length": torch.tensor([float(len(prompt)) for prompt in prompts])}
+
+    def to(self, device: torch.device | str) -> None:
+        self.devices.append(str(device))
+
+
+class FileBrightness(Brightness):
+    """The mean pixel of what it is given, with the files it read.
+
+    Attributes:
+        paths: of all videos, empty for those in memory.
+    """
+
+    reads = "file"
+
+    def __init__(self, context: RewardContext = RewardContext()) -> None:  # noqa: B008
+        super().__init__(context)
+        self.paths: list[Path] = []
+
+    def __call__(self, videos: Videos, prompts: Sequence[str]) -> dict[str, Tensor]:
+        self.paths += [] if isinstance(videos, Tensor) else videos
+        return super().__call__(videos, prompts)

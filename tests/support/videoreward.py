@@ -1,0 +1,182 @@
+"""A random VideoReward checkpoint of the real classes in both released forms, and the scores it must give.
+
+The files are written under the names of transformers 4.45 and PEFT. The expected scores come from the library's own
+Qwen2-VL with the adapters merged into its weights, so neither loading nor adapters are those under test.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import Qwen2Tokenizer, Qwen2VLConfig, Qwen2VLForConditionalGeneration
+
+from scripts.tiny.components import build_tokenizer
+
+WIDTH = 32
+RANK, ALPHA = 2, 6
+STATISTICS = {"VQ": (0.5, 2.0), "MQ": (-1.0, 0.5), "TA": (0.25, 4.0)}
+TEXT = "\nHow good is it? <|VQ_reward|>\nHow does it move? <|MQ_reward|>  \nIs it {text_prompt}? <|TA_reward|>\nEND\n"
+VISION_TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+REWARD_TOKENS = ["<|VQ_reward|>", "<|MQ_reward|>", "<|TA_reward|>"]
+
+
+@dataclass(frozen=True)
+class VideoReward:
+    """A written checkpoint: its folder, and the network that it is, adapters merged."""
+
+    root: Path
+    tokenizer: Qwen2Tokenizer
+    network: Qwen2VLForConditionalGeneration
+    head: Tensor
+
+    @torch.no_grad()
+    def expected(self, request: str, pixels: Tensor, grid: tuple[int, int, int]) -> list[float]:
+        """Raw VQ, MQ and TA of one video: full forward, plain positions, outputs at the three reward tokens."""
+        ids = self.tokenizer(request, return_tensors="pt").input_ids
+        hidden = self.network.model(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            position_ids=torch.arange(ids.shape[1]).expand(3, 1, -1),
+            pixel_values_videos=pixels,
+            video_grid_thw=torch.tensor([grid]),
+        ).last_hidden_state[0]
+        outputs = hidden @ self.head.T
+        at = [ids[0].tolist().index(token) for token in self.tokenizer.convert_tokens_to_ids(REWARD_TOKENS)]
+        return [float(outputs[row, min(i, outputs.shape[1] - 1)]) for i, row in enumerate(at)]
+
+
+def write_videoreward(root: Path, *, split: bool = False, seed: int = 0) -> VideoReward:
+    """Write a checkpoint to `root`: whole with one output, or split (adapters, the rest, the base) with three."""
+    tokenizer = build_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": [*VISION_TOKENS, *REWARD_TOKENS]})
+    tokenizer.save_pretrained(root / "checkpoint-20" / "tokenizer")
+    (root / "checkpoint-3").mkdir()
+    (root / "detailed_special.txt").write_text(TEXT)
+    output_dim = 3 if split else 1
+    write_model_config(root, output_dim=output_dim)
+
+    torch.manual_seed(seed)
+    network = _build_network(tokenizer)
+    network.config.save_pretrained(root / "base")
+    head = torch.randn(output_dim, WIDTH)
+    base = _old_names(network.state_dict())
+    if split:
+        save_file(base | {"model.embed_tokens.weight": torch.randn(9, WIDTH)}, root / "base" / "model.safetensors")
+    adapters = _merge_random_adapters(network)
+    _write_weights(root / "checkpoint-20", base, adapters, head, split)
+    return VideoReward(root, tokenizer, network, head)
+
+
+def write_model_config(root: Path, **changes: Any) -> None:
+    """Write `model_config.json`; `changes` replace keys of whichever section has them."""
+    content = {
+        "data_config": {
+            "max_frame_pixels": 200704,
+            "num_frames": None,
+            "fps": 2.0,
+            "eval_dim": ["VQ", "MQ", "TA"],
+            "prompt_template_type": "detailed_special",
+            "sample_type": "uniform",
+        },
+        "model_config": {
+            "model_name_or_path": "nowhere/base",
+            "output_dim": 1,
+            "use_special_tokens": True,
+            "reward_token": "special",
+        },
+        "peft_lora_config": {
+            "lora_enable": True,
+            "vision_lora": False,
+            "lora_r": RANK,
+            "lora_alpha": ALPHA,
+            "lora_target_modules": None,
+            "lora_namespan_exclude": ["lm_head", "rm_head", "embed_tokens"],
+            "use_rslora": False,
+            "num_lora_modules": -1,
+        },
+        "inference_config": {
+            f"{metric}_{kind}": value
+            for metric, pair in STATISTICS.items()
+            for kind, value in zip(("mean", "std"), pair, strict=True)
+        },
+    }
+    for key, value in changes.items():
+        section = next((section for section in content.values() if key in section), content)
+        section[key] = value
+    (root / "model_config.json").write_text(json.dumps(content))
+
+
+def _build_network(tokenizer: Qwen2Tokenizer) -> Qwen2VLForConditionalGeneration:
+    """Two text layers and two vision blocks in which every part moves the scores."""
+    start, end, image, video = tokenizer.convert_tokens_to_ids(VISION_TOKENS)
+    config = Qwen2VLConfig(
+        text_config={
+            "vocab_size": len(tokenizer),
+            "hidden_size": WIDTH,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
+            "bos_token_id": None,
+            "eos_token_id": None,
+        },
+        vision_config={"depth": 2, "embed_dim": 32, "hidden_size": WIDTH, "num_heads": 2, "mlp_ratio": 2},
+        vision_start_token_id=start,
+        vision_end_token_id=end,
+        image_token_id=image,
+        video_token_id=video,
+    )
+    network = Qwen2VLForConditionalGeneration(config).eval()
+    for parameter in network.parameters():
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=1.5 * parameter[0].numel() ** -0.5)
+    nn.init.normal_(network.model.language_model.embed_tokens.weight)
+    return network
+
+
+def _merge_random_adapters(network: Qwen2VLForConditionalGeneration) -> dict[str, Tensor]:
+    """Draw adapters for every linear layer of the language model and add them to its weights."""
+    adapters = {}
+    for name, module in network.model.language_model.named_modules():
+        if isinstance(module, nn.Linear):
+            down, up = torch.randn(RANK, module.in_features) / 6, torch.randn(module.out_features, RANK) / 6
+            adapters |= {f"model.{name}.lora_A": down, f"model.{name}.lora_B": up}
+            module.weight.data += ALPHA / RANK * up @ down
+    return adapters
+
+
+def _old_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Rename a current state dict as transformers 4.45 had it."""
+    renamed = {}
+    for name, value in weights.items():
+        name = name.replace("model.language_model.", "model.").replace("model.visual.", "visual.")
+        renamed[name] = value.detach().clone()
+    return renamed
+
+
+def _write_weights(
+    folder: Path, base: Mapping[str, Tensor], adapters: Mapping[str, Tensor], head: Tensor, split: bool
+) -> None:
+    prefix = "base_model.model."
+    if split:
+        rest = {name: value for name, value in base.items() if "visual" in name or "embed_tokens" in name}
+        torch.save(
+            {prefix + name: value for name, value in {**rest, "rm_head.weight": head}.items()},
+            folder / "non_lora_state_dict.pth",
+        )
+        save_file(
+            {f"{prefix}{name}.weight": value for name, value in adapters.items()}, folder / "adapter_model.safetensors"
+        )
+        return
+    adapted = {name.removesuffix(".lora_A") for name in adapters}
+    whole = {"rm_head.weight": head} | {f"{name}.default.weight": value for name, value in adapters.items()}
+    for name, value in base.items():
+        module, _, kind = name.rpartition(".")
+        whole[f"{module}.base_layer.{kind}" if module in adapted else name] = value
+    torch.save({prefix + name: value for name, value in whole.items()}, folder / "model.pth")

@@ -1,0 +1,186 @@
+"""A reward server that fails in every way it can: scores are right, or missing, or the run stops; never another's."""
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from hyvideo.config.schema import RewardConfig
+from hyvideo.models.reward_models.registry import RewardFailureError
+from hyvideo.models.reward_models.remote import client
+from hyvideo.models.reward_models.remote.server import create_app
+from hyvideo.models.reward_models.rewards import WeightedReward, get_reward_fn
+from tests.support.reward_server import Faulty, server_process, serving
+from tests.support.rewards import Brightness, grey_videos
+
+TOKEN = "the token of the tests"
+
+
+@pytest.fixture(autouse=True)
+def quick_and_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits between attempts are short, and the token is in the environment."""
+    monkeypatch.setattr(client, "_FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setenv("REWARD_TOKEN", TOKEN)
+
+
+def remote(url: str, **settings: Any) -> WeightedReward:
+    defaults = {
+        "reward_model": "brightness",
+        "reward_weights": {"brightness": 1.0},
+        "remote_reward_url": url,
+        "remote_reward_timeout": 60.0,
+        "remote_reward_retries": 2,
+        "reward_batch_size": 2,
+        "reward_max_failed": 1.0,
+    }
+    return get_reward_fn(RewardConfig(**{**defaults, **settings}))
+
+
+@pytest.fixture
+def faulty() -> Callable[..., Any]:
+    """Make a server that shows the given faults, one per scoring request."""
+    return lambda *faults: Faulty(create_app({"brightness": Brightness()}, token=TOKEN), faults)
+
+
+VIDEOS, PROMPTS = grey_videos(10, 20, 30, 40), ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize("fault", ["500", "429", "malformed", "fewer", "hang"])
+def test_what_fails_for_a_while_is_tried_again(faulty, fault):
+    app = faulty(fault, fault)
+    with serving(app) as url:
+        reward = remote(url, remote_reward_in_flight=1, remote_reward_timeout=2.0 if fault == "hang" else 60.0)
+        assert reward(VIDEOS, PROMPTS).total.tolist() == [10, 20, 30, 40]
+    assert app.requests == 4
+
+
+@pytest.mark.parametrize("fault", ["500", "malformed", "fewer", "hang", "stale"])
+def test_what_keeps_failing_fails_its_own_videos_alone(faulty, fault, caplog):
+    app = faulty("ok", fault, fault)
+    with serving(app) as url, caplog.at_level(logging.WARNING):
+        timeout = 2.0 if fault == "hang" else 60.0
+        reward = remote(url, remote_reward_in_flight=1, remote_reward_retries=1, remote_reward_timeout=timeout)
+        total = reward(VIDEOS, PROMPTS).total
+        assert total[:2].tolist() == [10, 20] and total[2:].isnan().all()
+        assert "2 videos have no score by brightness" in caplog.text and "(2 attempts)" in caplog.text
+        assert reward(VIDEOS, PROMPTS).total.tolist() == [10, 20, 30, 40]
+
+
+def test_a_round_of_failures_stops_the_run_where_it_may_not_have_them(faulty):
+    with serving(faulty(*["500"] * 6)) as url:
+        reward = remote(url, reward_max_failed=0.5)
+        with pytest.raises(RewardFailureError, match=r"4 of 4 videos could not be scored \(brightness: 4\)"):
+            reward(VIDEOS, PROMPTS)
+
+
+def test_an_answer_to_another_request_is_never_taken(faulty, caplog):
+    app = faulty("ok", "stale")
+    with serving(app) as url, caplog.at_level(logging.WARNING):
+        reward = remote(url, remote_reward_in_flight=1, remote_reward_retries=0)
+        assert reward(VIDEOS, PROMPTS).total.isnan().tolist() == [False, False, True, True]
+    assert "an answer about other videos than were sent" in caplog.text
+
+
+def test_a_score_that_is_nan_fails_its_video(faulty):
+    with serving(faulty("nan")) as url:
+        total = remote(url, remote_reward_in_flight=1)(VIDEOS, PROMPTS).total
+    assert total[:2].isnan().all() and total[2:].tolist() == [30, 40]
+
+
+def test_a_server_killed_while_it_scores_fails_what_it_had_and_nothing_before(caplog):
+    with server_process(seconds=0.3) as (url, process), caplog.at_level(logging.WARNING):
+        reward = remote(url, remote_reward_in_flight=1)
+        scoring = reward.begin()
+        scoring.add(VIDEOS, PROMPTS)
+        scoring._results[0][0].result()  # the first two videos are done; the others take 0.6 s
+        time.sleep(0.3)
+        process.kill()
+        total = reward.finish(scoring).total
+    assert total[:2].tolist() == [10, 20] and total[2:].isnan().all()
+    assert "2 videos have no score" in caplog.text
+
+
+def test_a_refused_request_stops_the_run_at_once(faulty):
+    app = faulty("401")
+    with serving(app) as url:
+        reward = remote(url, remote_reward_in_flight=1)
+        with pytest.raises(
+            RewardFailureError, match=r"refused with status 401 \(is REWARD_TOKEN that of the server\?\)"
+        ):
+            reward(VIDEOS[:2], PROMPTS[:2])
+    assert app.requests == 1
+
+
+@pytest.mark.parametrize("token", ["another", None])
+def test_a_wrong_token_is_found_before_training(faulty, monkeypatch, token):
+    monkeypatch.delenv("REWARD_TOKEN") if token is None else monkeypatch.setenv("REWARD_TOKEN", token)
+    with serving(faulty()) as url, pytest.raises(ValueError, match="refused with status 401.*REWARD_TOKEN"):
+        remote(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("http://127.0.0.1:9", r"remote_reward_url: reward server http://127.0.0.1:9: no answer.*3 attempts"),
+        ("http://127.0.0.1:port", "remote_reward_url: 'http://127.0.0.1:port' is no address"),
+    ],
+)
+def test_a_server_that_is_not_there_is_found_before_training(url, message):
+    with pytest.raises(ValueError, match=message):
+        remote(url)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"reward_model": "darkness"}, "has no reward 'darkness'; it has brightness"),
+        ({"reward_weights": {"contrast": 1.0}}, "brightness has no metric contrast; expected some of brightness"),
+    ],
+)
+def test_what_the_server_does_not_have_is_found_before_training(faulty, settings, message):
+    with serving(faulty()) as url, pytest.raises(ValueError, match=message):
+        remote(url, **settings)
+
+
+def test_another_frame_rate_than_the_servers_is_found_before_training():
+    with serving(create_app({"brightness": Brightness()}, token=TOKEN, video_fps=16)) as url:
+        with pytest.raises(ValueError, match="video_fps is 24, but .* 16.0: start it with --video_fps 24"):
+            remote(url)
+
+
+def test_videos_too_large_for_the_server_are_not_even_sent():
+    app = Faulty(create_app({"brightness": Brightness()}, token=TOKEN, max_body_bytes=1000))
+    with serving(app) as url:
+        with pytest.raises(RewardFailureError, match="30720 bytes, but it reads at most 1000. Lower reward_batch_size"):
+            remote(url)(VIDEOS, PROMPTS)
+    assert app.requests == 0
+
+
+def test_two_clients_at_once_get_their_own_scores(faulty):
+    app = faulty("ok", "500", "malformed", "stale", "ok", "fewer", "500", "stale")
+    levels = torch.arange(64).view(2, 32)
+    with serving(app) as url, ThreadPoolExecutor(2) as pool:
+        rewards = [remote(url, remote_reward_retries=5) for _ in range(2)]
+        totals = pool.map(lambda reward, own: reward(grey_videos(*own), ["same"] * 32).total, rewards, levels.tolist())
+    assert torch.equal(torch.stack(list(totals)), levels.float())
+
+
+def test_no_more_requests_are_in_flight_than_allowed():
+    app = Faulty(create_app({"brightness": Brightness(seconds=0.02)}, token=TOKEN))
+    with serving(app) as url:
+        reward = remote(url, remote_reward_in_flight=3, reward_batch_size=1)
+        reward(grey_videos(*range(12)), ["a"] * 12)
+    assert app.most_at_once == 3
+
+
+def test_waits_between_attempts_double(faulty, monkeypatch):
+    waits = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    with serving(faulty(*["500"] * 4)) as url:
+        waits.clear()
+        remote(url, remote_reward_retries=3)(VIDEOS[:2], PROMPTS[:2])
+    assert [wait for wait in waits if wait >= 0.01 and wait < 0.1] == [0.01, 0.02, 0.04]

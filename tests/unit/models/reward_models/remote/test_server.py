@@ -1,0 +1,187 @@
+"""The reward server: what it scores, whom it answers and what it refuses."""
+
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+
+from hyvideo.config.schema import RewardConfig
+from hyvideo.data.videos import write_video
+from hyvideo.models.reward_models.moving_shapes import MovingShapesReward
+from hyvideo.models.reward_models.registry import RewardContext
+from hyvideo.models.reward_models.remote.server import create_app
+from hyvideo.models.reward_models.remote.wire import digest
+from hyvideo.models.reward_models.rewards import get_reward_fn
+from scripts.serve_reward import build_app, build_reward, parse_arguments
+from tests.support.reward_server import serving
+from tests.support.rewards import Brightness, FileBrightness, grey_videos
+
+MEBIBYTE = 2**20
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a video, beside one that is nobody's business, to which a link leads."""
+    inside = tmp_path / "videos"
+    for path, level in ((inside / "grey.mp4", 100), (tmp_path / "secret.mp4", 200)):
+        write_video(path, grey_videos(level)[0], 24)
+    (inside / "link.mp4").symlink_to(tmp_path / "secret.mp4")
+    return inside
+
+
+@pytest.fixture
+def url(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """A server of three rewards without a token."""
+    monkeypatch.delenv("REWARD_TOKEN", raising=False)
+    rewards = {"brightness": Brightness(), "file_brightness": FileBrightness(), "moving_shapes": MovingShapesReward()}
+    with serving(create_app(rewards, max_body_bytes=MEBIBYTE, video_folder=folder)) as address:
+        yield address
+
+
+def ask(url: str, contents: list[bytes] = (), reward: str = "brightness", **request: object) -> httpx.Response:
+    files = [("videos", (str(index), content)) for index, content in enumerate(contents)]
+    files = files or [("unused", ("0", b""))]  # a form with a field alone would not be multipart
+    return httpx.post(f"{url}/score/{reward}", data={"request": json.dumps(request)}, files=files)
+
+
+@pytest.mark.parametrize("reward", ["brightness", "file_brightness"])
+@pytest.mark.parametrize("reward_io", ["file", "memory"])
+def test_a_remote_reward_scores_as_the_same_reward_here(url, reward, reward_io):
+    config = RewardConfig(reward_model=reward, reward_weights={"brightness": 1.0, "length": 0.5}, reward_io=reward_io)
+    videos, prompts = grey_videos(10, 60, 200), ["a", "fail", "naïve ☕"]
+    here = get_reward_fn(config)(videos, prompts)
+    config.remote_reward_url = url
+    there = get_reward_fn(config)(videos, prompts)
+    for name, values in here.metrics.items():
+        torch.testing.assert_close(there.metrics[name], values, rtol=0, atol=0, equal_nan=True)
+
+
+def test_moving_shapes_scores_the_same_through_the_server(url):
+    generator = torch.Generator().manual_seed(0)
+    videos = torch.randint(0, 256, (3, 5, 32, 32, 3), dtype=torch.uint8, generator=generator)
+    prompts = ["a red circle moves slowly to the left", "a green cross moves quickly up", "unreadable"]
+    config = RewardConfig(reward_model="moving_shapes")
+    here = get_reward_fn(config)(videos, prompts)
+    config.remote_reward_url = url
+    assert torch.equal(get_reward_fn(config)(videos, prompts).total.nan_to_num(7), here.total.nan_to_num(7))
+
+
+def test_health_and_metadata(url):
+    assert httpx.get(f"{url}/health").json() == {"status": "ok"}
+    metadata = httpx.get(f"{url}/metadata").json()
+    assert metadata["video_fps"] == 24 and metadata["max_body_bytes"] == MEBIBYTE
+    assert metadata["rewards"]["file_brightness"]["metrics"] == ["brightness", "length"]
+    assert metadata["rewards"]["file_brightness"]["reads"] == "file"
+
+
+def test_the_answer_names_what_was_scored(url):
+    content = grey_videos(7)[0].numpy().tobytes()
+    answer = ask(url, [content], prompts=["a"], format="raw", shape=[5, 32, 32, 3]).json()
+    assert answer == {"metrics": {"brightness": [7.0], "length": [1.0]}, "digests": [digest("a", content)]}
+    assert digest("a", b"bc") != digest("ab", b"c")
+
+
+@pytest.mark.parametrize("shown", [None, "Bearer", "Bearer wrong", "secret", "Bearer secret2", "Bearer sécret"])
+def test_without_the_token_there_is_health_alone(shown):
+    with serving(create_app({"brightness": Brightness()}, token="secret")) as url:
+        headers = {} if shown is None else {"Authorization": shown.encode()}
+        assert httpx.get(f"{url}/health", headers=headers).status_code == 200
+        assert httpx.get(f"{url}/metadata", headers=headers).status_code == 401
+        assert httpx.post(f"{url}/score/brightness", headers=headers).status_code == 401
+        assert httpx.get(f"{url}/metadata", headers={"Authorization": "Bearer secret"}).status_code == 200
+
+
+RAW = {"format": "raw", "shape": [5, 32, 32, 3]}
+
+
+@pytest.mark.parametrize(
+    ("contents", "request_fields", "status", "message"),
+    [
+        ([b"x"], {"prompts": ["a"], **RAW}, 422, "has 15360 bytes, received 1"),
+        ([b"x"], {"prompts": ["a"], "format": "raw"}, 422, "raw videos need their shape"),
+        ([b"x"], {"prompts": ["a"], "format": "raw", "shape": [0, 0, 0, 3]}, 422, "raw videos need their shape"),
+        ([b"x"], {"prompts": ["a"], "format": "raw", "shape": [5, 32, 32, 4]}, 422, "Input should be 3"),
+        ([b"x"], {"prompts": ["a", "b"], **RAW}, 422, "received 1 videos but 2 prompts"),
+        ([b"x"], {"prompts": ["a"], "format": "avi"}, 422, "Input should be 'mp4', 'raw' or 'path'"),
+        ([b"x"], {"prompts": ["a"], "format": "mp4"}, 422, "cannot be decoded as a video"),
+        ([b"x"], {}, 422, "Field required"),
+        ([], {"prompts": ["a"], "format": "path", "paths": []}, 422, "received 0 videos but 1 prompts"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused(url, contents, request_fields, status, message):
+    answer = ask(url, contents, **request_fields)
+    assert answer.status_code == status and message in answer.json()["detail"]
+
+
+def test_an_unknown_reward_and_a_body_that_is_no_form_are_refused(url):
+    unknown = ask(url, [b"x"], reward="darkness", prompts=["a"], **RAW)
+    assert unknown.status_code == 404 and "expected one of brightness, file_brightness" in unknown.json()["detail"]
+    assert httpx.post(f"{url}/score/brightness", content=b"{}").status_code == 422
+
+
+def test_an_error_of_the_reward_is_a_server_error_and_the_next_request_is_served(url):
+    content = grey_videos(7)[0].numpy().tobytes()
+    assert ask(url, [content], prompts=["raise"], **RAW).status_code == 500
+    assert ask(url, [content], prompts=["a"], **RAW).status_code == 200
+
+
+def test_a_body_of_100_megabytes_is_refused_and_the_next_request_is_served(url):
+    def body():
+        yield b'--b\r\nContent-Disposition: form-data; name="videos"; filename="0"\r\n\r\n'
+        yield from [bytes(MEBIBYTE)] * 100
+
+    form = {"Content-Type": "multipart/form-data; boundary=b"}
+    answer = httpx.post(f"{url}/score/brightness", content=body(), headers=form)
+    assert answer.status_code == 413 and f"larger than {MEBIBYTE} bytes" in answer.text
+    assert ask(url, [grey_videos(7)[0].numpy().tobytes()], prompts=["a"], **RAW).status_code == 200
+
+
+def test_videos_of_the_servers_folder_are_scored_by_name(url):
+    answer = ask(url, reward="file_brightness", prompts=["a"], format="path", paths=["grey.mp4"]).json()
+    assert answer["metrics"]["brightness"] == [pytest.approx(100, abs=3)]
+    assert answer["digests"] == [digest("a", b"grey.mp4")]
+
+
+@pytest.mark.parametrize(
+    "name", ["../secret.mp4", "link.mp4", "..", "", "missing.mp4", "{folder}/../secret.mp4", "/etc/passwd"]
+)
+def test_a_path_out_of_the_folder_is_refused_like_one_that_is_not_there(url, folder, name):
+    name = name.format(folder=folder)
+    answer = ask(url, reward="file_brightness", prompts=["a"], format="path", paths=[name])
+    assert answer.status_code == 422
+    assert answer.json()["detail"] == f"there is no video {name!r} in the server's folder"
+
+
+def test_without_a_folder_there_are_no_paths():
+    with serving(create_app({"file_brightness": FileBrightness()})) as url:
+        answer = ask(url, reward="file_brightness", prompts=["a"], format="path", paths=["grey.mp4"])
+    assert answer.status_code == 422 and "this server takes no paths" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--reward", "movingshapes"], "no reward named 'movingshapes'.*Nearest: moving_shapes"),
+        (["--reward", "brightness={"], "--reward brightness: expected its options as JSON, received '{'"),
+        (["--reward", 'brightness={"size": 1}'], "takes no option size; its options: seconds"),
+        (["--reward", "clip_score"], "needs the option checkpoint"),
+        (["--reward", "brightness", "--host", "0.0.0.0"], "--host 0.0.0.0 is open to others: set REWARD_TOKEN"),
+        (["--reward", "brightness", "--video_folder", "nowhere"], "there is no folder 'nowhere'"),
+        (["--reward", "brightness", "--device", "gpu"], "--device: expected such as cuda or cpu, received 'gpu'"),
+    ],
+)
+def test_a_server_that_cannot_or_should_not_run_says_so(argv, message):
+    with pytest.raises(ValueError, match=message):
+        build_app(parse_arguments(argv), None)
+
+
+def test_the_servers_command_line_makes_it(folder):
+    argv = ["--reward", "moving_shapes", "--reward", 'brightness={"seconds": 0.5}', "--host", "0.0.0.0"]
+    app = build_app(parse_arguments([*argv, "--max_body_mb", "3", "--video_folder", str(folder)]), "secret")
+    with serving(app) as url:
+        metadata = httpx.get(f"{url}/metadata", headers={"Authorization": "Bearer secret"}).json()
+    assert list(metadata["rewards"]) == ["moving_shapes", "brightness"]
+    assert metadata["max_body_bytes"] == 3 * MEBIBYTE
+    assert build_reward('brightness={"seconds": 0.5}', RewardContext())[1]._seconds == 0.5

@@ -1,0 +1,113 @@
+"""CLIPScore and PickScore of a tiny CLIP of the real classes, against the library's own forward pass."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from transformers import CLIPConfig, CLIPModel, CLIPTokenizerFast
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+from hyvideo.config.schema import RewardConfig
+from hyvideo.models.reward_models.clip import ClipScore, PickScore
+from hyvideo.models.reward_models.registry import RewardContext
+from hyvideo.models.reward_models.rewards import get_reward_fn
+
+PROMPTS = ["a red circle", "two green squares beside " * 20]
+METRICS = {ClipScore: "CLIPScore", PickScore: "PickScore"}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random CLIP with a context of 20 tokens, its tokenizer and its image processor."""
+    folder = tmp_path_factory.mktemp("clip")
+    torch.manual_seed(0)
+    letters = [chr(code) for code in range(97, 123)]
+    words = {word: index for index, word in enumerate([*letters, *(f"{letter}</w>" for letter in letters)])}
+    words |= {"<|startoftext|>": len(words), "<|endoftext|>": len(words) + 1}
+    tokenizer = CLIPTokenizerFast(vocab=words, merges=[], model_max_length=20)
+    layers = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = {**layers, "vocab_size": len(words), "max_position_embeddings": 20, "eos_token_id": words["<|endoftext|>"]}
+    vision = {**layers, "image_size": 32, "patch_size": 8}
+    network = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=12))
+    for parameter in network.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.5)
+    network.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size=32).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def videos() -> torch.Tensor:
+    """Two noisy videos, wider than high."""
+    return torch.randint(0, 256, (2, 9, 40, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def library_logits(checkpoint: Path, video: torch.Tensor, prompt: str) -> torch.Tensor:
+    """Temperature times cosine of every third frame, by the whole network at once."""
+    network, tokenizer = CLIPModel.from_pretrained(checkpoint), CLIPTokenizerFast.from_pretrained(checkpoint)
+    images = [Image.fromarray(frame.numpy()) for frame in video[[0, 4, 8]]]
+    pixels = CLIPImageProcessorPil.from_pretrained(checkpoint)(images, return_tensors="pt").pixel_values
+    tokens = tokenizer([prompt], truncation=True, return_tensors="pt")
+    return network(**tokens, pixel_values=pixels).logits_per_image[:, 0] / network.logit_scale.exp()
+
+
+@pytest.mark.parametrize("kind", [ClipScore, PickScore])
+def test_a_score_is_the_mean_over_frames_of_the_librarys(kind, checkpoint, videos):
+    reward = kind(RewardContext(), str(checkpoint), num_frames=3)
+    scores = reward(videos, PROMPTS)[METRICS[kind]]
+    cosines = [library_logits(checkpoint, video, prompt) for video, prompt in zip(videos, PROMPTS, strict=True)]
+    temperature = CLIPModel.from_pretrained(checkpoint).logit_scale.exp().item()
+    expected = [
+        (100 * c.clamp_min(0)).mean().item() if kind is ClipScore else (temperature * c).mean().item() for c in cosines
+    ]
+    assert scores.tolist() == pytest.approx(expected, abs=1e-4)
+    assert min(map(float, torch.cat(cosines))) < 0 < max(map(float, torch.cat(cosines))), "scores that tell nothing"
+
+
+def test_a_score_does_not_depend_on_its_batch(checkpoint, videos):
+    reward = PickScore(RewardContext(), str(checkpoint))
+    alone = torch.cat([reward(videos[i : i + 1], PROMPTS[i : i + 1])["PickScore"] for i in range(2)])
+    torch.testing.assert_close(reward(videos, PROMPTS)["PickScore"], alone, atol=1e-4, rtol=0)
+
+
+def test_both_at_once_load_from_their_paths(checkpoint, videos):
+    entry = {"options": {"checkpoint": str(checkpoint), "num_frames": 2}}
+    models = {
+        "clip_score": {**entry, "sub_reward": {"CLIPScore": 0.01}},
+        "pick_score": {**entry, "sub_reward": {"PickScore": 1.0}, "weight": 0.5},
+    }
+    scores = get_reward_fn(RewardConfig(reward_config={"models": models}, reward_offload=True))(videos, PROMPTS)
+    expected = 0.01 * scores.metrics["CLIPScore"] + 0.5 * scores.metrics["PickScore"]
+    torch.testing.assert_close(scores.total, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"checkpoint": "nowhere"}, "CLIPScore: there is no folder 'nowhere'"),
+        ({"num_frames": 0}, "expected num_frames of at least 1, received 0"),
+    ],
+)
+def test_wrong_options_are_named(checkpoint, options, message):
+    with pytest.raises(ValueError, match=message):
+        ClipScore(RewardContext(), **{"checkpoint": str(checkpoint), **options})
+
+
+def test_a_clip_without_all_of_its_weights_is_refused(checkpoint, tmp_path):
+    shutil.copytree(checkpoint, tmp_path / "copy")
+    weights = load_file(tmp_path / "copy" / "model.safetensors")
+    weights.pop("visual_projection.weight")
+    save_file(weights, tmp_path / "copy" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match="lacks weights of a CLIP: visual_projection.weight"):
+        ClipScore(RewardContext(), str(tmp_path / "copy"))
+
+
+def test_a_folder_without_a_clip_is_named(tmp_path):
+    with pytest.raises(ValueError, match="cannot read a CLIP"):
+        PickScore(RewardContext(), str(tmp_path))

@@ -1,0 +1,208 @@
+"""Rewards as the configuration names them: weights, several at once, failures, files, overlap and offload."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from hyvideo.config.schema import RewardConfig
+from hyvideo.models.reward_models.moving_shapes import MovingShapesReward
+from hyvideo.models.reward_models.registry import RewardFailureError, RewardModel, register_reward, registered_rewards
+from hyvideo.models.reward_models.rewards import WeightedReward, get_reward_fn
+from tests.support.rewards import grey_videos
+
+
+def reward_of(name: str = "brightness", **settings: Any) -> WeightedReward:
+    defaults = {"reward_model": name, "reward_weights": {"brightness": 2.0, "length": -1.0}}
+    return get_reward_fn(RewardConfig(**{**defaults, **settings}))
+
+
+def several(**models: dict[str, Any]) -> RewardConfig:
+    return RewardConfig(reward_config={"models": models})
+
+
+def model_of(reward: WeightedReward, index: int = 0) -> Any:
+    return reward._scorers[index].model
+
+
+def test_the_total_is_the_weighted_sum_of_the_metrics():
+    scores = reward_of()(grey_videos(10, 20, 30), ["a", "bb", "ccc"])
+    assert scores.metrics["brightness"].tolist() == [10, 20, 30]
+    assert scores.metrics["length"].tolist() == [1, 2, 3]
+    assert scores.total.tolist() == [19, 38, 57]
+
+
+def test_a_metric_without_a_weight_is_scored_but_counts_for_nothing():
+    scores = reward_of(reward_weights={"length": 3.0})(grey_videos(10), ["a"])
+    assert scores.total.tolist() == [3] and scores.metrics["brightness"].tolist() == [10]
+
+
+def test_several_rewards_are_weighted_and_metrics_of_one_name_are_told_apart():
+    config = several(
+        brightness={"weight": 0.5, "sub_reward": {"brightness": 2.0}},
+        file_brightness={"sub_reward": {"length": 1.0}},
+        moving_shapes={"weight": 0.0, "sub_reward": {"TA": 1.0}},
+    )
+    scores = get_reward_fn(config)(grey_videos(10), ["abc"])
+    assert set(scores.metrics) == {
+        *(f"{name}/{metric}" for name in ("brightness", "file_brightness") for metric in ("brightness", "length")),
+        "VQ", "MQ", "TA",
+    }  # fmt: skip
+    assert scores.metrics["TA"].isnan().all()  # moving_shapes cannot read the prompt; with weight 0 that fails nothing
+    assert scores.total.tolist() == [13]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (RewardConfig(reward_model="brigtness"), "no reward named 'brigtness'.*moving_shapes.*Nearest: brightness"),
+        (
+            RewardConfig(reward_model="brightness"),
+            "brightness has no metric VQ, MQ, TA; expected some of brightness, l",
+        ),
+        (RewardConfig(reward_model="brightness", reward_weights={}), "at least one weight other than 0"),
+        (RewardConfig(reward_model="brightness", reward_weights={"length": 0.0}), "at least one weight other than 0"),
+        (RewardConfig(reward_model="brightness", reward_weights={"length": float("nan")}), "expected finite weights"),
+        (RewardConfig(reward_model="clip_score", reward_weights={"CLIPScore": 1.0}), "needs the option checkpoint"),
+        (RewardConfig(reward_config={}), 'reward_config: expected {"models"'),
+        (RewardConfig(reward_config={"models": {}}), 'reward_config: expected {"models"'),
+        (RewardConfig(reward_config={"models": {"a": {}}, "b": 1}), 'reward_config: expected {"models"'),
+        (several(brightness=1), "models.brightness: expected a mapping with some of weight, sub_reward"),
+        (several(brightness={}), "models.brightness.sub_reward: expected finite weights"),
+        (several(brightness={"weight": 0, "sub_reward": {"length": 1}}), "at least one weight other than 0"),
+        (several(brightness={"sub_reward": {"length": "1"}}), "sub_reward: expected finite weights"),
+        (several(brightness={"sub_rewards": {}}), "unknown key sub_rewards; expected some of weight, sub_reward"),
+        (several(brightness={"sub_reward": {"length": 1}, "weight": 1e999}), "models.brightness: expected finite"),
+        (several(brightness={"sub_reward": {"length": 1}, "options": 3}), "options: expected a mapping; received 3"),
+        (
+            several(brightness={"sub_reward": {"length": 1}, "options": {"second": 3}}),
+            "brightness takes no option second; its options: seconds",
+        ),
+        (
+            several(brightness={"sub_reward": {"length": 1}, "options": {"seconds": 3}, "url": "http://a"}),
+            "brightness is scored at http://a; give its options to that server's --reward",
+        ),
+        (several(nowhere={"sub_reward": {"length": 1}}), "no reward named 'nowhere'"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused_at_construction(config, message):
+    with pytest.raises(ValueError, match=message):
+        get_reward_fn(config)
+
+
+def test_options_reach_the_reward():
+    config = several(brightness={"sub_reward": {"length": 1}, "options": {"seconds": 0.25}})
+    assert model_of(get_reward_fn(config))._seconds == 0.25
+
+
+def test_a_failed_item_has_no_total_and_the_others_keep_theirs():
+    scores = reward_of()(grey_videos(1, 2, 3, 4), ["a", "fail", "a", "infinite"])
+    assert scores.total.isnan().tolist() == [False, True, False, True]
+    assert scores.total[[0, 2]].tolist() == [1, 5]
+    assert scores.metrics["length"].tolist() == [1, 4, 1, 8]
+
+
+@pytest.mark.parametrize(("share", "stops"), [(0.0, True), (0.49, True), (0.5, False), (1.0, False)])
+def test_more_failures_than_allowed_stop_the_run(share, stops):
+    reward = reward_of(reward_max_failed=share)
+    videos, prompts = grey_videos(1, 2), ["a", "fail"]
+    if not stops:
+        assert reward(videos, prompts).total.isnan().sum() == 1
+        return
+    with pytest.raises(
+        RewardFailureError, match=rf"1 of 2 videos could not be scored \(brightness: 1\).*share {share:g}"
+    ):
+        reward(videos, prompts)
+
+
+def test_an_error_of_a_reward_is_not_swallowed_and_leaves_it_usable():
+    reward = reward_of(reward_batch_size=1)
+    with pytest.raises(RuntimeError, match="the reward broke"):
+        reward(grey_videos(1, 2, 3), ["a", "raise", "a"])
+    assert reward(grey_videos(3), ["a"]).total.tolist() == [5]
+
+
+def test_a_reward_that_gives_other_shapes_than_one_score_per_video_is_refused(monkeypatch):
+    reward = reward_of()
+    monkeypatch.setattr(type(model_of(reward)), "__call__", lambda self, videos, prompts: {"brightness": torch.ones(3)})
+    with pytest.raises(ValueError, match=r"brightness must give 'brightness' as \[2\].*gave brightness \[3\]"):
+        reward(grey_videos(1, 2), ["a", "b"])
+
+
+def test_videos_are_scored_in_blocks_that_do_not_depend_on_how_they_arrive():
+    videos, prompts = grey_videos(*range(7)), list("abcdefg")
+    reward = reward_of(reward_batch_size=3)
+    at_once = reward(videos, prompts)
+    scoring = reward.begin()
+    for part in (slice(0, 1), slice(1, 6), slice(6, 7)):
+        scoring.add(videos[part], prompts[part])
+    bit_by_bit = reward.finish(scoring)
+    assert torch.equal(at_once.total, bit_by_bit.total)
+    assert model_of(reward).calls == [3, 3, 1] * 2
+
+
+def test_a_full_block_is_scored_while_more_videos_come():
+    reward = reward_of(reward_batch_size=1)
+    scoring = reward.begin()
+    scoring.add(grey_videos(1), ["a"])
+    while not model_of(reward).calls:
+        pass  # it runs in a thread of its own
+    scoring.add(grey_videos(2), ["a"])
+    assert reward.finish(scoring).total.tolist() == [1, 3]
+
+
+def test_a_reward_in_this_process_runs_one_block_at_a_time():
+    config = several(brightness={"sub_reward": {"length": 1}, "options": {"seconds": 0.01}})
+    config.reward_batch_size = 1
+    reward = get_reward_fn(config)
+    reward(grey_videos(1, 2, 3, 4), list("abcd"))
+    assert model_of(reward).threads == 1
+
+
+def test_a_file_reward_reads_the_videos_as_mp4_which_are_gone_afterwards():
+    reward = reward_of("file_brightness")
+    scores = reward(grey_videos(50, 200), ["a", "b"])
+    assert scores.metrics["brightness"].tolist() == pytest.approx([50, 200], abs=3)
+    paths = model_of(reward).paths
+    assert [path.suffix for path in paths] == [".mp4", ".mp4"]
+    assert not any(path.exists() for path in paths)
+
+
+def test_a_file_reward_reads_frames_when_memory_is_asked_for():
+    reward = reward_of("file_brightness", reward_io="memory")
+    assert reward(grey_videos(50, 200), ["a", "b"]).metrics["brightness"].tolist() == [50, 200]
+    assert model_of(reward).paths == []
+
+
+def test_an_offloaded_reward_is_on_its_device_only_while_it_scores():
+    reward = get_reward_fn(
+        RewardConfig(reward_model="brightness", reward_weights={"length": 1.0}, reward_offload=True), "meta"
+    )
+    assert model_of(reward).devices == ["cpu"]
+    reward(grey_videos(1), ["a"])
+    assert model_of(reward).devices == ["cpu", "meta", "cpu"]
+    with pytest.raises(RuntimeError):
+        reward(grey_videos(1), ["raise"])
+    assert model_of(reward).devices[-1] == "cpu"
+
+
+def test_without_offload_nothing_moves():
+    reward = reward_of()
+    reward(grey_videos(1), ["a"])
+    assert model_of(reward).devices == []
+
+
+def test_one_name_is_one_reward():
+    assert registered_rewards()["moving_shapes"] is MovingShapesReward
+    with pytest.raises(ValueError, match="'moving_shapes' is MovingShapesReward already"):
+        register_reward("moving_shapes")(RewardModel)
+
+
+def test_the_log_line_says_what_is_scored_and_how():
+    config = several(
+        moving_shapes={"sub_reward": {"TA": 1.0}},
+        file_brightness={"weight": 0.5, "sub_reward": {"brightness": 2.0}},
+    )
+    assert get_reward_fn(config).describe() == (
+        "moving_shapes (VQ, MQ, TA); file_brightness (brightness, length, through mp4); total = 1 TA + 1 brightness"
+    )

@@ -1,0 +1,164 @@
+"""The VideoAlign scorer gives the scores of the library's own network, alone and in batches, and NaN where it fails."""
+
+import logging
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from hyvideo.data.videos import write_video
+from hyvideo.models.reward_models.videoalign import VideoAlignScorer
+from hyvideo.models.reward_models.videoalign.frames import MIN_PIXELS, patches, read_frames
+from scripts.tiny.components import build_tokenizer
+from tests.support.videoreward import STATISTICS, TEXT, VideoReward
+
+PROMPTS = ["a red circle moves slowly to the left", "two {braces} and 50%", "小猫 — naïve ☕ " * 8]
+METRICS = ("VQ", "MQ", "TA")
+
+
+def expected_raw(reward: VideoReward, path: Path, prompt: str) -> list[float]:
+    """Scores by the library's network of the request as the original writes it."""
+    pixels, grid = patches(read_frames(path, fps=2.0, num_frames=None), 200704)
+    video = "<|video_pad|>" * (math.prod(grid) // 4)
+    request = (
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
+        f"<|vision_start|>{video}<|vision_end|>{TEXT.format(text_prompt=prompt)}<|im_end|>\n<|im_start|>assistant\n"
+    )
+    return reward.expected(request, pixels, grid)
+
+
+@pytest.mark.parametrize("form", ["whole", "split"])
+def test_both_forms_score_as_the_librarys_network_with_merged_adapters(form, clips, request):
+    reward = request.getfixturevalue(form)
+    scores = VideoAlignScorer(reward.root).score(clips, PROMPTS, normalize=False)
+    for index, (path, prompt) in enumerate(zip(clips, PROMPTS, strict=True)):
+        assert [scores[metric][index] for metric in METRICS] == pytest.approx(
+            expected_raw(reward, path, prompt), abs=2e-5
+        )
+    assert len({round(score, 3) for metric in METRICS for score in scores[metric]}) == 9, "scores that tell nothing"
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 8])
+def test_a_score_does_not_depend_on_its_batch(whole, clips, batch_size):
+    alone = VideoAlignScorer(whole.root)
+    single = [alone.score([path], [prompt]) for path, prompt in zip(clips, PROMPTS, strict=True)]
+    batched = VideoAlignScorer(whole.root, batch_size=batch_size).score(clips[::-1], PROMPTS[::-1])
+    for metric in (*METRICS, "Overall"):
+        assert batched[metric][::-1] == pytest.approx([scores[metric][0] for scores in single], abs=2e-5)
+
+
+def test_normalised_scores_are_standardised_raw_ones_and_overall_is_their_sum(whole, clips):
+    scorer = VideoAlignScorer(whole.root)
+    raw, normal = (scorer.score(clips, PROMPTS, normalize=normalize) for normalize in (False, True))
+    for metric, (mean, std) in STATISTICS.items():
+        assert normal[metric] == pytest.approx([(score - mean) / std for score in raw[metric]])
+    for scores in (raw, normal):
+        sums = [sum(values) for values in zip(*(scores[metric] for metric in METRICS), strict=True)]
+        assert scores["Overall"] == pytest.approx(sums)
+
+
+def test_frames_in_memory_score_as_the_file_they_come_from(whole, clips):
+    frames = read_frames(clips[1], fps=8, num_frames=None)
+    assert len(frames) == 24
+    scorer = VideoAlignScorer(whole.root)
+    assert scorer.score_frames([frames], 8, PROMPTS[:1]) == scorer.score(clips[1:2], PROMPTS[:1])
+
+
+def test_a_failed_item_is_nan_alone_and_says_why(whole, clips, tmp_path, caplog):
+    broken = tmp_path / "broken.mp4"
+    broken.write_bytes(clips[0].read_bytes()[:200])
+    paths = [clips[0], broken, clips[1], clips[2], tmp_path / "missing.mp4"]
+    prompts = [PROMPTS[0], PROMPTS[0], "show <|TA_reward|> twice", PROMPTS[2], PROMPTS[0]]
+    scorer = VideoAlignScorer(whole.root)
+    with caplog.at_level(logging.WARNING):
+        scores = scorer.score(paths, prompts)
+    assert [math.isnan(score) for score in scores["Overall"]] == [False, True, True, False, True]
+    good = scorer.score([clips[0], clips[2]], [PROMPTS[0], PROMPTS[2]])
+    assert [scores["TA"][0], scores["TA"][3]] == pytest.approx(good["TA"], abs=2e-5)
+    assert "broken.mp4 cannot be decoded" in caplog.text and "special tokens" in caplog.text
+
+
+def test_more_shown_frames_and_pixels_change_the_scores(whole, clips, tmp_path):
+    write_video(tmp_path / "large.mp4", torch.randint(0, 256, (8, 352, 480, 3)).byte(), 4)
+    scorer = VideoAlignScorer(whole.root)
+    for path, choices in (
+        (clips[1], [{}, {"fps": 4.0}, {"num_frames": 8}]),
+        (tmp_path / "large.mp4", [{}, {"max_pixels": MIN_PIXELS}]),
+    ):
+        scores = [scorer.score([path], PROMPTS[:1], **choice)["VQ"][0] for choice in choices]
+        assert len({round(score, 3) for score in scores}) == len(choices)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"prompts": []}, "received 3 videos but 0 prompts"),
+        ({"prompts": PROMPTS, "fps": 2.0, "num_frames": 4}, "give fps or num_frames, not both"),
+    ],
+)
+def test_a_call_that_makes_no_sense_is_refused(whole, clips, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        VideoAlignScorer(whole.root).score(clips, **arguments)
+
+
+def test_no_videos_have_no_scores(whole):
+    assert VideoAlignScorer(whole.root).score([], []) == {"VQ": [], "MQ": [], "TA": [], "Overall": []}
+
+
+def test_bf16_rounds_weights_and_frequencies_and_stays_near_fp32(whole, clips):
+    scorer = VideoAlignScorer(whole.root, dtype=torch.bfloat16)
+    floating = [*scorer._network.parameters(), *(b for b in scorer._network.buffers() if b.is_floating_point())]
+    assert {tensor.dtype for tensor in floating} == {torch.bfloat16}
+    raw = scorer.score(clips, PROMPTS, normalize=False)
+    exact = VideoAlignScorer(whole.root).score(clips, PROMPTS, normalize=False)
+    worst = max(abs(a - b) for metric in METRICS for a, b in zip(raw[metric], exact[metric], strict=True))
+    assert 0 < worst < 0.5
+
+
+def damaged(reward: VideoReward, tmp_path: Path, change) -> Path:
+    """A copy of the checkpoint whose weights went through `change`."""
+    root = tmp_path / "damaged"
+    shutil.copytree(reward.root, root)
+    path = root / "checkpoint-20" / "model.pth"
+    weights = torch.load(path)
+    change(weights)
+    torch.save(weights, path)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda w: w.pop("base_model.model.model.layers.1.mlp.up_proj.lora_B.default.weight"), "up_proj.lora_B"),
+        (lambda w: w.pop("base_model.model.visual.blocks.0.attn.qkv.bias"), "visual.blocks.0.attn.qkv.bias"),
+        (lambda w: w.update({"base_model.model.model.layers.7.extra": torch.ones(1)}), "layers.7.extra"),
+        (lambda w: w.update({"base_model.model.rm_head.weight": torch.ones(3, 32)}), "rm_head"),
+        (lambda w: w.pop("base_model.model.model.embed_tokens.weight"), "no token embedding"),
+    ],
+)
+def test_weights_that_are_not_exactly_the_networks_are_refused(whole, tmp_path, change, message):
+    with pytest.raises(ValueError, match=message):
+        VideoAlignScorer(damaged(whole, tmp_path, change))
+
+
+def test_a_tokenizer_without_the_reward_tokens_is_refused(whole, tmp_path):
+    root = damaged(whole, tmp_path, lambda weights: None)
+    build_tokenizer().save_pretrained(root / "checkpoint-20" / "tokenizer")
+    with pytest.raises(ValueError, match=r"has no <\|video_pad\|>, <\|VQ_reward\|>, <\|MQ_reward\|>, <\|TA_reward\|>"):
+        VideoAlignScorer(root)
+
+
+class Evil:
+    """Pickles to a call."""
+
+    def __reduce__(self):
+        return (print, ("executed",))
+
+
+def test_a_pickle_that_runs_code_is_refused_and_not_run(whole, tmp_path, capsys):
+    root = damaged(whole, tmp_path, lambda weights: weights.update(evil=Evil()))
+    with pytest.raises(ValueError, match="model.pth cannot be read as weights"):
+        VideoAlignScorer(root)
+    assert "executed" not in capsys.readouterr().out

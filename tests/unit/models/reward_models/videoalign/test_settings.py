@@ -1,0 +1,80 @@
+"""A VideoReward folder is read as its authors' code reads it, and one of another kind is refused."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from hyvideo.models.reward_models.videoalign.settings import read_settings
+from tests.support.videoreward import STATISTICS, TEXT, write_model_config
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A folder without weights; settings are all that is read."""
+    for step in ("checkpoint-9", "checkpoint-100", "checkpoint-old"):
+        (tmp_path / step).mkdir()
+    (tmp_path / "detailed_special.txt").write_text(TEXT)
+    write_model_config(tmp_path)
+    return tmp_path
+
+
+def test_the_checkpoint_with_the_highest_number_wins(root):
+    assert read_settings(root).checkpoint == root / "checkpoint-100"
+
+
+def test_statistics_are_read_and_without_them_scores_stay_raw(root):
+    assert read_settings(root).statistics == STATISTICS
+    write_model_config(root, inference_config=None)
+    assert set(read_settings(root).statistics.values()) == {(0.0, 1.0)}
+
+
+def test_a_base_folder_goes_before_the_name_in_the_file(root):
+    assert read_settings(root).base == "nowhere/base"
+    (root / "base").mkdir()
+    assert read_settings(root).base == str(root / "base")
+
+
+def test_the_text_is_taken_from_the_authors_module_without_running_it(root):
+    (root / "detailed_special.txt").unlink()
+    module = f"raise SystemExit\nOTHER = 1\nDETAILED_PROMPT_WITH_SPECIAL_TOKEN = {TEXT!r}\n"
+    (root / "prompt_template.py").write_text(module)
+    assert read_settings(root).text == TEXT
+
+
+def test_a_text_that_is_not_the_published_one_is_named(root, caplog):
+    with caplog.at_level(logging.WARNING):
+        read_settings(root)
+    assert f"{root / 'detailed_special.txt'} is not the published one" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda root: (root / "detailed_special.txt").unlink(), "no scoring text"),
+        (lambda root: (root / "detailed_special.txt").write_text("{text_prompt}"), "VQ_reward.* exactly once"),
+        (lambda root: (root / "model_config.json").unlink(), "cannot read .*model_config.json"),
+        (lambda root: (root / "model_config.json").write_text("[]"), "not that of a VideoReward"),
+        (lambda root: (root / "model_config.json").write_text("{"), "not that of a VideoReward"),
+        (lambda root: (root / "model_config.json").write_text('{"data_config": {}}'), "not that of a VideoReward"),
+        (lambda root: write_model_config(root, output_dim=2), "output_dim 1 or 3, received 2"),
+        (lambda root: write_model_config(root, reward_token="last"), "reward_token 'special', received 'last'"),
+        (lambda root: write_model_config(root, eval_dim=["VQ"]), r"eval_dim .* received \['VQ'\]"),
+        (lambda root: [path.rmdir() for path in root.glob("checkpoint-*")], r"no checkpoint-\* folder"),
+    ],
+)
+def test_what_is_missing_or_of_another_kind_is_named(root, change, message):
+    change(root)
+    with pytest.raises(ValueError, match=message):
+        read_settings(root)
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [("A = 1", "no text constant DETAILED_PROMPT"), ("def (", "is not Python")],
+)
+def test_a_module_without_the_text_is_refused(root, module, message):
+    (root / "detailed_special.txt").unlink()
+    (root / "prompt_template.py").write_text(module)
+    with pytest.raises(ValueError, match=message):
+        read_settings(root)
