@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-RESOLUTIONS = {"360p": 480, "480p": 640, "720p": 960, "1080p": 1440}
+RESOLUTIONS = {"480p": 640, "720p": 960}
 """Name of a resolution -> side in pixels of the square with as many pixels (the base of its aspect-ratio buckets)."""
 
 NUM_REFINER_LAYERS = 2

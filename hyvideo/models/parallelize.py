@@ -10,7 +10,7 @@ from peft.utils import get_peft_model_state_dict
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from hyvideo.models.loading import quiet_diffusers
+from hyvideo.models.quiet import quiet_diffusers
 
 ADAPTER = "default"
 ADAPTER_FILE = "pytorch_lora_weights.safetensors"
@@ -116,15 +116,16 @@ def _check_same_adapter(loaded: LoraConfig, wanted: LoraConfig, folder: str) -> 
 
 
 def _freeze_unreached(transformer: HunyuanVideo15Transformer3DModel) -> None:
-    """Freeze what can never receive a gradient in text-to-video training.
+    """Freeze what can never receive a gradient.
 
     The last block's condition stream ends there (its keys and values reach the video, its queries do not), the vision
-    embedder sees no tokens, and a key's bias shifts all logits of a softmax alike (the refiner has no key norm), so its
-    true gradient is 0 and Adam would follow noise.
+    embedder sees no tokens in text-to-video, and a key's bias shifts all logits of a softmax alike (the refiner has no
+    key norm), so its true gradient is 0 and Adam would follow noise.
     """
     last = transformer.transformer_blocks[-1]
     ends = (last.attn.add_q_proj, last.attn.norm_added_q, last.attn.to_add_out, last.ff_context)
-    for module in (*ends, transformer.image_embedder):
+    unseen = () if transformer.config.task_type == "i2v" else (transformer.image_embedder,)
+    for module in (*ends, *unseen):
         module.requires_grad_(False)
     for block in transformer.context_embedder.token_refiner.refiner_blocks:
         if isinstance(block.attn.to_k, nn.Linear) and block.attn.to_k.bias is not None:
