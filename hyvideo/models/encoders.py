@@ -31,12 +31,12 @@ GLYPH_PREFIX = "module.text_tower.encoder."
 """What the glyph encoder's tensors begin with in `byt5_model.pt`; the rest of the file belongs to its training."""
 
 
-def original_encoders(root: Path, dtype: torch.dtype, *, vision: bool) -> dict[str, Any]:
+def original_encoders(root: Path, dtype: torch.dtype | None, *, vision: bool) -> dict[str, Any]:
     """Load the encoders of the original layout, by the component names of the diffusers pipeline.
 
     Args:
         root: folder that was checked (`check_layout`).
-        dtype: dtype of the language and vision model.
+        dtype: dtype of the language and vision model; None keeps that of the files.
         vision: whether to load the vision encoder of image-to-video.
 
     Raises:
@@ -57,7 +57,7 @@ def original_encoders(root: Path, dtype: torch.dtype, *, vision: bool) -> dict[s
     return encoders
 
 
-def diffusers_encoders(root: Path, dtype: torch.dtype, *, vision: bool) -> dict[str, Any]:
+def diffusers_encoders(root: Path, dtype: torch.dtype | None, *, vision: bool) -> dict[str, Any]:
     """Load the encoders of the diffusers layout; arguments and errors as in `original_encoders`."""
     encoders = {
         "text_encoder": _pretrained(Qwen2_5_VLTextModel, root, "text_encoder", dtype),
@@ -71,7 +71,7 @@ def diffusers_encoders(root: Path, dtype: torch.dtype, *, vision: bool) -> dict[
     return encoders
 
 
-def _language_model(folder: Path, dtype: torch.dtype) -> Qwen2_5_VLTextModel:
+def _language_model(folder: Path, dtype: torch.dtype | None) -> Qwen2_5_VLTextModel:
     """Load the text part of a Qwen2.5-VL; its vision tower and output layer are left on the disk."""
     config = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
     source = SafetensorsFolder(folder)
@@ -85,7 +85,7 @@ def _language_model(folder: Path, dtype: torch.dtype) -> Qwen2_5_VLTextModel:
     return _filled(model, source, prefix, dtype, ignored=("visual.", "model.visual.", "lm_head."))
 
 
-def _vision_model(folder: Path, dtype: torch.dtype) -> SiglipVisionModel:
+def _vision_model(folder: Path, dtype: torch.dtype | None) -> SiglipVisionModel:
     """Load a SigLIP; checkpoints of other versions of the library keep its tensors below `vision_model.`."""
     source = SafetensorsFolder(folder)
     prefix = "vision_model." if any(name.startswith("vision_model.") for name in source.shapes) else ""
@@ -130,20 +130,22 @@ def _glyph_encoder(text: Path, vocab_size: int) -> T5EncoderModel:
 
 
 def _filled(
-    model: PreTrainedModel, source: WeightSource, prefix: str, dtype: torch.dtype, ignored: tuple[str, ...] = ()
+    model: PreTrainedModel, source: WeightSource, prefix: str, dtype: torch.dtype | None, ignored: tuple[str, ...] = ()
 ) -> PreTrainedModel:
     """Fill `model` from tensors that are named as its own below `prefix`, and freeze it."""
     fill(model, source, lambda name: Part(prefix + name), dtype=dtype, ignored=ignored)
     return model.eval().requires_grad_(False)
 
 
-def _pretrained(model_class: type[PreTrainedModel], root: Path, component: str, dtype: torch.dtype) -> PreTrainedModel:
+def _pretrained(
+    model_class: type[PreTrainedModel], root: Path, component: str, dtype: torch.dtype | None
+) -> PreTrainedModel:
     """Load an encoder of the diffusers layout, frozen; a ValueError unless file and config agree on every weight."""
     check_diffusers_layout(root, (component,))
     # Mis-shaped weights then come back in the list of faults; otherwise the error does not say which they are.
     from_pretrained = partial(model_class.from_pretrained, ignore_mismatched_sizes=True, output_loading_info=True)
     try:
-        model, info = from_pretrained(root, subfolder=component, dtype=dtype, local_files_only=True)
+        model, info = from_pretrained(root, subfolder=component, dtype=dtype or "auto", local_files_only=True)
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise ValueError(f"Cannot load the {component} of '{root}': {error}") from error
     faults = {kind: sorted(map(str, keys)) for kind, keys in info.items() if keys and kind.endswith("keys")}

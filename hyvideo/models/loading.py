@@ -45,7 +45,7 @@ def load_transformer(
     root: str | Path,
     version: str | None = None,
     *,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = torch.float32,
     parallelize: Callable[[nn.Module], object] | None = None,
 ) -> HunyuanVideo15Transformer3DModel:
     """Load the video transformer of `root`, on the CPU, in `dtype`.
@@ -54,7 +54,7 @@ def load_transformer(
         root: model folder in either layout.
         version: name of the transformer in the original layout (`480p_t2v`, ...; None: the only one there). The
             diffusers layout holds one, and ignores it.
-        dtype: dtype of the weights.
+        dtype: dtype of the weights; None keeps that of the files.
         parallelize: called with the network before it has memory, to shard it (FSDP2). Every rank then reads the rows
             of its own shards alone, onto the mesh's device.
 
@@ -75,7 +75,7 @@ def load_transformer(
     return transformer.eval()
 
 
-def load_vae(root: str | Path, *, dtype: torch.dtype = torch.float32) -> AutoencoderKLHunyuanVideo15:
+def load_vae(root: str | Path, *, dtype: torch.dtype | None = torch.float32) -> AutoencoderKLHunyuanVideo15:
     """Load the VAE of `root`, frozen, on the CPU; it takes batches. Tiling is set up as in the original, and off.
 
     Raises:
@@ -100,8 +100,8 @@ def load_pipeline(
     *,
     pipeline_class: type[HunyuanVideo15Pipeline] = HunyuanVideo15Pipeline,
     scheduler: Any,
-    transformer_dtype: torch.dtype = torch.float32,
-    encoder_dtype: torch.dtype = torch.float32,
+    transformer_dtype: torch.dtype | None = torch.float32,
+    encoder_dtype: torch.dtype | None = torch.float32,
 ) -> HunyuanVideo15Pipeline:
     """Load every component of `root` into a `pipeline_class`, on the CPU; encoders and VAE are frozen.
 
@@ -111,8 +111,8 @@ def load_pipeline(
         pipeline_class: the diffusers pipeline class or a subclass. Of an image-to-video model it must also take
             `image_encoder` and `feature_extractor`.
         scheduler: the scheduler instance the pipeline shall use.
-        transformer_dtype: dtype of the policy's weights.
-        encoder_dtype: dtype of VAE, language and vision model; ByT5 keeps float32, as in the original.
+        transformer_dtype: dtype of the policy's weights; None keeps that of the files.
+        encoder_dtype: likewise of VAE, language and vision model; ByT5 keeps float32, as in the original.
 
     Raises:
         ValueError: missing files (all are named), or weights that do not fit their config exactly.

@@ -24,16 +24,17 @@ def fill(
     source: WeightSource,
     naming: Naming = Part,
     *,
-    dtype: torch.dtype,
+    dtype: torch.dtype | None = None,
     ignored: Sequence[str] = (),
 ) -> None:
-    """Give every tensor of `module`'s state dict its value from `source`, in `dtype`; nothing is read before all fit.
+    """Give every tensor of `module`'s state dict its value from `source`; nothing is read before all fit.
 
     Args:
-        module: on the meta device (`accelerate.init_empty_weights`), whole or sharded with FSDP2.
+        module: on the meta device (`accelerate.init_empty_weights`), whole or sharded with FSDP2; or a network with
+            weights, which are overwritten.
         source: the files.
         naming: where the source keeps the tensor of a given name.
-        dtype: dtype of the weights.
+        dtype: dtype of weights that have no memory yet; None keeps that of the files (not for sharded networks).
         ignored: beginnings of names that may be left over in the source.
 
     Raises:
@@ -42,7 +43,7 @@ def fill(
     parts = {name: naming(name) for name in module.state_dict()}
     wanted = {part.name: part.shape(module.get_parameter(name).shape) for name, part in parts.items()}
     check_fit(source, wanted, ignored)
-    if any(isinstance(parameter, DTensor) for parameter in module.parameters()):
+    if any(isinstance(parameter, DTensor) and parameter.is_meta for parameter in module.parameters()):
         module.to(dtype).to_empty(device=next(module.parameters()).device_mesh.device_type)
     order = {name: position for position, name in enumerate(source.shapes)}
     for name, part in sorted(parts.items(), key=lambda item: order[item[1].name]):
@@ -50,7 +51,7 @@ def fill(
 
 
 @torch.no_grad()
-def _fill_one(module: nn.Module, name: str, part: Part, source: WeightSource, dtype: torch.dtype) -> None:
+def _fill_one(module: nn.Module, name: str, part: Part, source: WeightSource, dtype: torch.dtype | None) -> None:
     """Allocate one tensor where that is still to be done and read it, or this rank's rows of it."""
     parameter = module.get_parameter(name)
     if isinstance(parameter, DTensor):
@@ -59,10 +60,13 @@ def _fill_one(module: nn.Module, name: str, part: Part, source: WeightSource, dt
         if local.numel():
             local.copy_(source.read(part.name, part.rows(offset[0], offset[0] + local.shape[0], parameter.shape[0])))
         return
-    value = torch.empty(parameter.shape, dtype=dtype)
     whole = part.count == 1 and not part.swapped
-    value.copy_(source.read(part.name, None if whole else part.rows(0, value.shape[0], value.shape[0])))
-    set_module_tensor_to_device(module, name, "cpu", value=value, dtype=dtype)
+    stored = source.read(part.name, None if whole else part.rows(0, parameter.shape[0], parameter.shape[0]))
+    if not parameter.is_meta:
+        parameter.copy_(stored)
+        return
+    value = torch.empty(parameter.shape, dtype=dtype or stored.dtype).copy_(stored)
+    set_module_tensor_to_device(module, name, "cpu", value=value, dtype=value.dtype)
 
 
 def check_fit(source: WeightSource, wanted: dict[str, tuple[int, ...]], ignored: Sequence[str] = ()) -> None:
@@ -85,10 +89,7 @@ def check_fit(source: WeightSource, wanted: dict[str, tuple[int, ...]], ignored:
     }
     listed = "; ".join(f"{kind}: {_listed(names)}" for kind, names in faults.items() if names)
     if listed:
-        raise ValueError(
-            f"The weights in '{source.where}' do not fit their config.json. {listed}. "
-            "Download this component again, or correct its config.json."
-        )
+        raise ValueError(f"The weights in '{source.where}' do not fit {source.fits}. {listed}. {source.advice}")
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -19,6 +19,12 @@ class WeightSource(Protocol):
     where: str
     """What messages call it."""
 
+    fits: str
+    """What the tensors must fit, in messages."""
+
+    advice: str
+    """What to do if they do not, in messages."""
+
     shapes: Mapping[str, tuple[int, ...]]
     """Shape of every tensor; iteration gives the order in which reading is cheap."""
 
@@ -26,7 +32,14 @@ class WeightSource(Protocol):
         """Return tensor `name`, or its row ranges `rows` one after the other."""
 
 
-class SafetensorsFolder:
+class _Downloaded:
+    """Words for weights that came with a config.json."""
+
+    fits = "their config.json"
+    advice = "Download this component again, or correct its config.json."
+
+
+class SafetensorsFolder(_Downloaded):
     """The safetensors files of one folder: a single one, or shards with their index.
 
     Args:
@@ -67,7 +80,7 @@ class SafetensorsFolder:
         self._open = None
 
 
-class StateDict:
+class StateDict(_Downloaded):
     """Tensors in memory (or mapped there by `torch.load(mmap=True)`) as a weight source."""
 
     def __init__(self, tensors: Mapping[str, Tensor], where: str) -> None:
