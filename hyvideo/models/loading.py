@@ -18,7 +18,7 @@ from diffusers import (
 )
 from torch import nn
 
-from hyvideo.models.conversion import Part, transformer_part, vae_part
+from hyvideo.models.conversion import Naming, Part, transformer_part, vae_part
 from hyvideo.models.encoders import diffusers_encoders, original_encoders
 from hyvideo.models.layout import (
     check_diffusers_layout,
@@ -61,18 +61,44 @@ def load_transformer(
     Raises:
         ValueError: missing folder, or weights that do not fit the config exactly.
     """
-    folder = transformer_folder(root, version)
-    source, config = SafetensorsFolder(folder), read_json(folder / "config.json")
-    original = not is_diffusers_layout(Path(root))
-    if original:
-        glyph_width = source.shapes.get(GLYPH_NORM, (1472,))[0]
-        config = diffusers_transformer_config(config, glyph_width, str(folder / "config.json"))
-    transformer = _empty(HunyuanVideo15Transformer3DModel, config, folder)
+    transformer, source, naming = open_transformer(root, version)
     if parallelize is not None:
         parallelize(transformer)
-    fill(transformer, source, transformer_part if original else Part, dtype=dtype)
+    fill(transformer, source, naming, dtype=dtype)
     source.close()
     return transformer.eval()
+
+
+def open_transformer(
+    root: str | Path, version: str | None = None
+) -> tuple[HunyuanVideo15Transformer3DModel, SafetensorsFolder, Naming]:
+    """Make the transformer of `root` without memory for its weights, and open their files; arguments as above.
+
+    Returns:
+        the network on the meta device, its files, and where they keep the tensor of a given name: what `fill` takes.
+
+    Raises:
+        ValueError: missing folder, a damaged file, or a config.json of another network.
+    """
+    folder = transformer_folder(root, version)
+    source, config = SafetensorsFolder(folder), read_json(folder / "config.json")
+    if is_diffusers_layout(Path(root)):
+        return _empty(HunyuanVideo15Transformer3DModel, config, folder), source, Part
+    glyph_width = source.shapes.get(GLYPH_NORM, (1472,))[0]
+    config = diffusers_transformer_config(config, glyph_width, str(folder / "config.json"))
+    return _empty(HunyuanVideo15Transformer3DModel, config, folder), source, transformer_part
+
+
+def open_vae(root: str | Path) -> tuple[AutoencoderKLHunyuanVideo15, SafetensorsFolder, Naming]:
+    """Make the VAE of `root` without memory for its weights, and open their files; as `open_transformer`."""
+    original = not is_diffusers_layout(Path(root))
+    folder = check_diffusers_layout(root, ("vae",)) / "vae"
+    source, config = SafetensorsFolder(folder), read_json(folder / "config.json")
+    if original:
+        config = diffusers_vae_config(config, str(folder / "config.json"))
+    vae = _empty(AutoencoderKLHunyuanVideo15, config, folder)
+    vae.register_to_config(shift_factor=config.get("shift_factor") or 0.0)
+    return vae, source, vae_part if original else Part
 
 
 def load_vae(root: str | Path, *, dtype: torch.dtype | None = torch.float32) -> AutoencoderKLHunyuanVideo15:
@@ -81,14 +107,8 @@ def load_vae(root: str | Path, *, dtype: torch.dtype | None = torch.float32) -> 
     Raises:
         ValueError: missing folder, or weights that do not fit the config exactly.
     """
-    original = not is_diffusers_layout(Path(root))
-    folder = check_diffusers_layout(root, ("vae",)) / "vae"
-    source, config = SafetensorsFolder(folder), read_json(folder / "config.json")
-    if original:
-        config = diffusers_vae_config(config, str(folder / "config.json"))
-    vae = _empty(AutoencoderKLHunyuanVideo15, config, folder)
-    vae.register_to_config(shift_factor=config.get("shift_factor") or 0.0)
-    fill(vae, source, vae_part if original else Part, dtype=dtype)
+    vae, source, naming = open_vae(root)
+    fill(vae, source, naming, dtype=dtype)
     source.close()
     vae.tile_overlap_factor = TILE_OVERLAP
     return allow_batches(vae).eval().requires_grad_(False)

@@ -40,11 +40,11 @@ def fill(
     Raises:
         ValueError: missing, unexpected or mis-shaped tensors; the message lists them by the source's own names.
     """
+    check_fit(module, source, naming, ignored)
     parts = {name: naming(name) for name in module.state_dict()}
-    wanted = {part.name: part.shape(module.get_parameter(name).shape) for name, part in parts.items()}
-    check_fit(source, wanted, ignored)
     if any(isinstance(parameter, DTensor) and parameter.is_meta for parameter in module.parameters()):
-        module.to(dtype).to_empty(device=next(module.parameters()).device_mesh.device_type)
+        nn.Module.to(module, dtype)  # that of diffusers warns of the dtype
+        module.to_empty(device=next(module.parameters()).device_mesh.device_type)
     order = {name: position for position, name in enumerate(source.shapes)}
     for name, part in sorted(parts.items(), key=lambda item: order[item[1].name]):
         _fill_one(module, name, part, source, dtype)
@@ -69,14 +69,13 @@ def _fill_one(module: nn.Module, name: str, part: Part, source: WeightSource, dt
     set_module_tensor_to_device(module, name, "cpu", value=value, dtype=value.dtype)
 
 
-def check_fit(source: WeightSource, wanted: dict[str, tuple[int, ...]], ignored: Sequence[str] = ()) -> None:
-    """Raise a ValueError unless `source` holds exactly the tensors `wanted`, by name and shape.
+def check_fit(module: nn.Module, source: WeightSource, naming: Naming = Part, ignored: Sequence[str] = ()) -> None:
+    """Raise a ValueError unless `source` holds exactly the tensors of `module`, by name and shape.
 
-    Args:
-        source: the files.
-        wanted: name -> shape.
-        ignored: beginnings of names that may be left over.
+    The arguments are those of `fill`; nothing is read but names and shapes.
     """
+    parts = {name: naming(name) for name in module.state_dict()}
+    wanted = {part.name: part.shape(module.get_parameter(name).shape) for name, part in parts.items()}
     held = source.shapes
     faults = {
         "missing keys": sorted(set(wanted) - set(held)),

@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-MAPPED_BYTES = 2**30
+MAPPED_BYTES = 2**28
 """A file is opened anew after so many bytes: what was read of a mapped file stays in memory until it is closed."""
 
 
