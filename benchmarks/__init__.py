@@ -1,1 +1,1 @@
-"""Measurements, each runnable alone: `python -m benchmarks.<name>`."""
+"""Side-by-side measurements, each runnable alone; the documents quote what they print."""
