@@ -84,6 +84,8 @@ def main(argv: list[str]) -> int:
     disable_progress_bar()
     try:
         plan = plan_of(parse_arguments(argv))
+        if not plan.jobs:  # more processes than videos
+            return 0
         pipeline = _pipeline(plan)
         scale = plan.settings["guidance_scale"]
         negative = pipeline.encode([plan.arguments.negative_prompt], glyphs=False) if scale != 1.0 else None

@@ -21,7 +21,14 @@ def read_image(path: str) -> Image.Image:
 
 
 def check_images(prompts: Sequence[Prompt], task: str) -> None:
-    """Raise a ValueError unless `prompts` are what a model of `task` takes, each image a file that can be decoded.
+    """Raise a ValueError unless `prompts` are what a model of `task` takes and every image can be decoded."""
+    check_task(prompts, task)
+    for path in dict.fromkeys(prompt.ref_image_path for prompt in prompts if prompt.ref_image_path):
+        read_image(path)
+
+
+def check_task(prompts: Sequence[Prompt], task: str) -> None:
+    """Raise a ValueError unless `prompts` have images where a model of `task` needs them, and only there.
 
     Args:
         prompts: rows of prompt CSVs, or one made of a command line.
@@ -39,5 +46,3 @@ def check_images(prompts: Sequence[Prompt], task: str) -> None:
             f"A text-to-video model was given {len(wrong)} of {len(prompts)} prompts with an image, the first being "
             f"index {wrong[0].index}: '{wrong[0].ref_image_path}'. Choose an i2v version, or leave the images out."
         )
-    for path in dict.fromkeys(prompt.ref_image_path for prompt in prompts if prompt.ref_image_path):
-        read_image(path)

@@ -1,6 +1,7 @@
 """The text and vision encoders of HunyuanVideo-1.5, frozen, from either layout."""
 
-import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
@@ -23,7 +24,7 @@ from transformers import (
 )
 
 from hyvideo.models.conversion import Part
-from hyvideo.models.layout import check_diffusers_layout
+from hyvideo.models.layout import check_diffusers_layout, read_json
 from hyvideo.models.streaming import fill
 from hyvideo.models.weight_files import SafetensorsFolder, StateDict, WeightSource
 
@@ -42,33 +43,43 @@ def original_encoders(root: Path, dtype: torch.dtype | None, *, vision: bool) ->
     Raises:
         ValueError: weights that do not fit their config exactly.
     """
-    text = root / "text_encoder"
-    tokenizer_2 = _glyph_tokenizer(text)
-    encoders = {
-        "text_encoder": _language_model(text / "llm", dtype),
-        "tokenizer": AutoTokenizer.from_pretrained(text / "llm", local_files_only=True),
-        "text_encoder_2": _glyph_encoder(text, len(tokenizer_2)),
-        "tokenizer_2": tokenizer_2,
-    }
-    if vision:
-        siglip = root / "vision_encoder" / "siglip"
-        encoders["image_encoder"] = _vision_model(siglip / "image_encoder", dtype)
-        encoders["feature_extractor"] = SiglipImageProcessorPil.from_pretrained(siglip / "feature_extractor")
+    text, siglip = root / "text_encoder", root / "vision_encoder" / "siglip"
+    with _readable(root):
+        tokenizer_2 = _glyph_tokenizer(text)
+        encoders = {
+            "text_encoder": _language_model(text / "llm", dtype),
+            "tokenizer": AutoTokenizer.from_pretrained(text / "llm", local_files_only=True),
+            "text_encoder_2": _glyph_encoder(text, len(tokenizer_2)),
+            "tokenizer_2": tokenizer_2,
+        }
+        if vision:
+            encoders["image_encoder"] = _vision_model(siglip / "image_encoder", dtype)
+            encoders["feature_extractor"] = SiglipImageProcessorPil.from_pretrained(siglip / "feature_extractor")
     return encoders
 
 
 def diffusers_encoders(root: Path, dtype: torch.dtype | None, *, vision: bool) -> dict[str, Any]:
     """Load the encoders of the diffusers layout; arguments and errors as in `original_encoders`."""
-    encoders = {
-        "text_encoder": _pretrained(Qwen2_5_VLTextModel, root, "text_encoder", dtype),
-        "tokenizer": AutoTokenizer.from_pretrained(root / "tokenizer", local_files_only=True),
-        "text_encoder_2": _pretrained(T5EncoderModel, root, "text_encoder_2", torch.float32),
-        "tokenizer_2": ByT5Tokenizer.from_pretrained(root / "tokenizer_2", local_files_only=True),
-    }
-    if vision:
-        encoders["image_encoder"] = _pretrained(SiglipVisionModel, root, "image_encoder", dtype)
-        encoders["feature_extractor"] = SiglipImageProcessorPil.from_pretrained(root / "feature_extractor")
+    with _readable(root):
+        encoders = {
+            "text_encoder": _pretrained(Qwen2_5_VLTextModel, root, "text_encoder", dtype),
+            "tokenizer": AutoTokenizer.from_pretrained(root / "tokenizer", local_files_only=True),
+            "text_encoder_2": _pretrained(T5EncoderModel, root, "text_encoder_2", torch.float32),
+            "tokenizer_2": ByT5Tokenizer.from_pretrained(root / "tokenizer_2", local_files_only=True),
+        }
+        if vision:
+            encoders["image_encoder"] = _pretrained(SiglipVisionModel, root, "image_encoder", dtype)
+            encoders["feature_extractor"] = SiglipImageProcessorPil.from_pretrained(root / "feature_extractor")
     return encoders
+
+
+@contextmanager
+def _readable(root: Path) -> Iterator[None]:
+    """Turn what the library raises for a damaged tokenizer or config into a ValueError."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"Cannot load the encoders of '{root}': {error}. Download them again.") from error
 
 
 def _language_model(folder: Path, dtype: torch.dtype | None) -> Qwen2_5_VLTextModel:
@@ -98,8 +109,7 @@ def _glyph_tokenizer(text: Path) -> ByT5Tokenizer:
     """Load the ByT5 tokenizer and add the colour and font tokens with which the glyph encoder was trained."""
     tokenizer = ByT5Tokenizer.from_pretrained(text / "byt5-small", local_files_only=True)
     assets = text / "Glyph-SDXL-v2" / "assets"
-    colours = json.loads((assets / "color_idx.json").read_text(encoding="utf-8"))
-    fonts = json.loads((assets / "multilingual_10-lang_idx.json").read_text(encoding="utf-8"))
+    colours, fonts = (read_json(assets / name) for name in ("color_idx.json", "multilingual_10-lang_idx.json"))
     tokens = [f"<color-{index}>" for index in range(len(colours))]
     tokens += [f"<{font[:2]}-font-{index}>" for font, index in fonts.items()]
     tokenizer.add_tokens(tokens, special_tokens=True)

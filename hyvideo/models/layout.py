@@ -15,6 +15,9 @@ DIFFUSERS_COMPONENTS = ("transformer", "vae", "text_encoder", "tokenizer", "text
 DIFFUSERS_IMAGE_COMPONENTS = ("image_encoder", "feature_extractor")
 """Those that an image-to-video model has besides."""
 
+DEFAULT_VERSION = "480p_t2v"
+"""The version that messages speak of where none was named."""
+
 HOW_TO_GET = (
     "How to get them: checkpoints-download.md. Without any download, the bundled tiny model trains on this machine: "
     "python post_train.py --config configs/tiny.yaml"
@@ -89,7 +92,7 @@ def check_layout(root: str | Path, version: str | None) -> Path:
         if task_of(root, version) == "i2v":
             check_diffusers_layout(root, DIFFUSERS_COMPONENTS + DIFFUSERS_IMAGE_COMPONENTS)
         return root
-    version = chosen_version(root, version) if versions_in(root) else version or "480p_t2v"
+    version = chosen_version(root, version) if versions_in(root) else version or DEFAULT_VERSION
     missing = [
         f"  {root / folder}: {', '.join(absent)}\n    {download_command(root, folder)}"
         for folder, patterns in original_files(version).items()
@@ -117,9 +120,10 @@ def chosen_version(root: Path, version: str | None) -> str:
         return found[0]
     if version not in found:
         received = "none was named" if version is None else f"received '{version}'"
+        command = download_command(root, f"transformer/{version or DEFAULT_VERSION}")
         raise ValueError(
             f"pretrained_transformer_version: {received}, '{root / 'transformer'}' holds {', '.join(found) or 'none'}. "
-            f"Name one of these, or fetch another: {download_command(root, f'transformer/{version or 480}')}"
+            f"Name one of these, or fetch another: {command}"
         )
     return version
 

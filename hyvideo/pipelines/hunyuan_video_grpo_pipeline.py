@@ -24,7 +24,7 @@ from transformers import (
     T5EncoderModel,
 )
 
-from hyvideo.data.images import check_images, read_image
+from hyvideo.data.images import check_task, read_image
 from hyvideo.data.prompts import Prompt
 from hyvideo.pipelines.conditioning import Conditioning, FirstFrames
 from hyvideo.pipelines.noise import SampleNoise
@@ -115,7 +115,7 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         Raises:
             ValueError: they are not what the transformer is made for, or an image cannot be read.
         """
-        check_images(prompts, self.task)
+        check_task(prompts, self.task)
         images = [read_image(prompt.ref_image_path) for prompt in prompts] if self.task == "i2v" else None
         conditioning = self.encode([prompt.text for prompt in prompts])
         return conditioning if images is None else replace(conditioning, images=self.encode_images(images, size))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import HunyuanVideo15Pipeline
+from diffusers import HunyuanVideo15ImageToVideoPipeline, HunyuanVideo15Pipeline
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -127,6 +127,20 @@ def test_a_base_model_is_converted_there_and_back(original_root: Path, tmp_path:
     written = load_file(tmp_path / "transformer" / "back" / "diffusion_pytorch_model.safetensors")
     assert_same(written, original_transformer_tensors(original_transformer(VERSION).state_dict()))
     assert_same(load_transformer(tmp_path, "back").state_dict(), original_transformer(VERSION).state_dict())
+
+
+def test_an_image_to_video_model_takes_its_vision_encoder_along(original_root: Path, tmp_path: Path):
+    argv = ["--model_path", original_root, "--transformer_version", "480p_i2v", "--format", "diffusers"]
+    assert main([*map(str, argv), "--output_path", str(tmp_path / "out")]) == 0
+    stock = HunyuanVideo15ImageToVideoPipeline.from_pretrained(tmp_path / "out")
+    ours = load_pipeline(
+        tmp_path / "out", pipeline_class=HunyuanVideoGRPOPipeline, scheduler=FlowMatchDiscreteScheduler()
+    )
+    for component in ("image_encoder", "transformer", "vae"):
+        expected = getattr(stock, component).state_dict()
+        assert_same(getattr(ours, component).state_dict(), expected)
+    assert_same(stock.transformer.state_dict(), original_transformer("480p_i2v").state_dict())
+    assert ours.task == "i2v"
 
 
 def test_what_cannot_be_exported_leaves_nothing(

@@ -33,3 +33,19 @@ def test_each_image_is_encoded_once_a_round(trainer: Trainer):
     trajectory = collect_round(trainer)
     assert counter == {"vision": 2, "vae": 2}  # four videos of two prompts
     assert len(trajectory.conditioning.images.states) == 2
+
+
+@pytest.mark.parametrize(
+    ("version", "images", "message"),
+    [
+        ("480p_t2v", True, "text-to-video model was given 4 of 4"),
+        ("480p_i2v", False, "image-to-video model was given 4"),
+    ],
+)
+def test_prompts_of_the_other_task_are_refused_before_anything_is_made(
+    original_root: Path, tmp_path: Path, version: str, images: bool, message: str
+):
+    csv = write_prompts(tmp_path / "prompts.csv", images=images)
+    with pytest.raises(ValueError, match=message):
+        trainer_of(arguments(original_root, csv, tmp_path / "run", pretrained_transformer_version=version))
+    assert not (tmp_path / "run").exists()

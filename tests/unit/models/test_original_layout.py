@@ -172,6 +172,14 @@ def test_a_damaged_glyph_checkpoint_is_named(original_root: Path, tmp_path: Path
         load(root)
 
 
+@pytest.mark.parametrize("file", ["llm/config.json", "byt5-small/config.json", "Glyph-SDXL-v2/assets/color_idx.json"])
+def test_a_damaged_config_of_an_encoder_is_refused(original_root: Path, tmp_path: Path, file: str):
+    root = shutil.copytree(original_root, tmp_path / "ckpts")
+    (root / "text_encoder" / file).write_text("{")
+    with pytest.raises(ValueError, match=r"Cannot (load|read) .*" + file.rpartition("/")[0]):
+        load(root)
+
+
 def test_the_vision_encoder_is_loaded_for_image_to_video_alone(original_root: Path):
     seen = {}
 
