@@ -2,8 +2,8 @@
 
 Example: `python generate.py --model_path assets/tiny --prompt "a red circle moves slowly left" --output_path red.mp4`
 
-Under torchrun every process makes its share of the videos on its own GPU. Videos that are there already and were made
-with the same settings are not made again.
+Under torchrun every process makes its share of the videos on its own GPU; with `--sp_size` several make one together.
+Videos that are there already and were made with the same settings are not made again.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed import ProcessGroup, init_device_mesh
 from tqdm import tqdm
 from transformers.utils.logging import disable_progress_bar
 
@@ -60,6 +61,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     add("--fps", type=int, default=24, help="frames per second of the file; default 24")
     add("--sde_type", default="ode", choices=sorted(SDE_TYPES), help="how to step: ode, or as a rollout does")
     add("--eta", type=float, default=0.5, help="noise level of the other sde types; default 0.5")
+    add("--sp_size", type=int, default=1, help="processes that share the tokens of one video (torchrun); default 1")
     add("--offload", action="store_true", help="keep on the GPU only the network that is computing")
     return parser.parse_args(argv)
 
@@ -72,11 +74,13 @@ class Plan:
         arguments: the command line.
         settings: steps, guidance, shift, size and length: what was given, else the model's defaults.
         jobs: this process's share of the videos.
+        writes: whether this process writes them; of those that make one together, the first does.
     """
 
     arguments: argparse.Namespace
     settings: dict[str, Any]
     jobs: list[Job]
+    writes: bool
 
 
 def main(argv: list[str]) -> int:
@@ -119,7 +123,11 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
     defaults = sampling_defaults(root, arguments.transformer_version)
     given = {name: value for name in defaults if (value := getattr(arguments, name)) is not None}
     rank, world_size = (int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
-    return Plan(arguments, {**defaults, **given}, jobs[rank::world_size])
+    sp_size = arguments.sp_size
+    if sp_size < 1 or world_size % sp_size:
+        raise ValueError(f"--sp_size must divide the number of processes; received {sp_size}, there are {world_size}.")
+    share = jobs[rank // sp_size :: world_size // sp_size]
+    return Plan(arguments, {**defaults, **given}, share, writes=rank % sp_size == 0)
 
 
 def _pipeline(plan: Plan) -> HunyuanVideoGRPOPipeline:
@@ -140,12 +148,22 @@ def _pipeline(plan: Plan) -> HunyuanVideoGRPOPipeline:
         load_trained_policy(pipeline.transformer, arguments.checkpoint_path)
     if arguments.lora_path:
         load_lora(pipeline.transformer, arguments.lora_path)
-    install_attention(pipeline.transformer.eval())
+    install_attention(pipeline.transformer.eval(), _sp_group(arguments.sp_size, device))
     pipeline.autocast_dtype = torch.bfloat16 if on_gpu else torch.float32
     if not arguments.offload:
         return pipeline.to(device)
     pipeline.enable_model_cpu_offload(device=device)
     return pipeline
+
+
+def _sp_group(sp_size: int, device: torch.device) -> ProcessGroup | None:
+    """Return the group of processes that make one video together; None for one alone."""
+    if sp_size == 1:
+        return None
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    shape = (int(os.environ["WORLD_SIZE"]) // sp_size, sp_size)
+    return init_device_mesh(device.type, shape, mesh_dim_names=("dp", "sp")).get_group("sp")
 
 
 def _generate(pipeline: HunyuanVideoGRPOPipeline, job: Job, plan: Plan, negative: Conditioning | None) -> None:
@@ -154,7 +172,7 @@ def _generate(pipeline: HunyuanVideoGRPOPipeline, job: Job, plan: Plan, negative
     size = _size(pipeline, job, plan)
     note = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
     seed = job.seed if job.prompt.seed is None else job.prompt.seed
-    del note["offload"]  # it changes where the video is made, not the video
+    del note["offload"], note["sp_size"]  # they change where the video is made, not the video
     note |= settings | {"prompt": job.prompt.text, "image_path": job.prompt.ref_image_path, "seed": seed}
     note |= {"fixed_size": f"{size[0]}x{size[1]}", "output_path": str(job.path)}
     if job.is_finished(note):
@@ -174,7 +192,8 @@ def _generate(pipeline: HunyuanVideoGRPOPipeline, job: Job, plan: Plan, negative
             on_step=lambda index: bar.update(),
         )
     pipeline.maybe_free_model_hooks()
-    job.write(videos[0], arguments.fps, note)
+    if plan.writes:
+        job.write(videos[0], arguments.fps, note)
 
 
 def _size(pipeline: HunyuanVideoGRPOPipeline, job: Job, plan: Plan) -> tuple[int, int]:

@@ -44,6 +44,23 @@ def test_processes_share_the_videos(plan: Callable[..., Plan], tmp_path: Path, m
     assert [len(share) for share in shares] == [2, 1, 1]
 
 
+def test_processes_that_make_one_video_together_have_the_same_share_and_one_writes(
+    plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    csv = write_prompts(tmp_path / "prompts.csv", PROMPTS)
+    flags = {"prompts_csv": csv, "output_path": tmp_path / "videos", "transformer_version": "480p_t2v", "sp_size": 2}
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    plans = []
+    for rank in range(4):
+        monkeypatch.setenv("RANK", str(rank))
+        plans.append(plan(**flags))
+    assert plans[0].jobs == plans[1].jobs != plans[2].jobs == plans[3].jobs
+    assert [made.writes for made in plans] == [True, False, True, False]
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(ValueError, match="--sp_size must divide the number of processes; received 2, there are 3"):
+        plan(**flags)
+
+
 BAD = {
     "wrong version": ({"transformer_version": "720p_t2v"}, "received '720p_t2v', .* holds 480p_i2v"),
     "no version": ({}, "none was named, .* holds 480p_i2v"),
@@ -57,6 +74,7 @@ BAD = {
         "text-to-video model was given 1 of 1 prompts with an image",
     ),
     "missing checkpoint": ({"transformer_version": "480p_t2v", "checkpoint_path": "nowhere"}, "'nowhere' is not a"),
+    "too few processes": ({"transformer_version": "480p_t2v", "sp_size": 2}, "received 2, there are 1"),
     "offload without a GPU": ({"offload": True}, "--offload moves networks between GPU and host memory"),
 }
 
