@@ -20,6 +20,8 @@ def export(vae_folder: Path, transformer_folder: Path, assets: Path) -> None:
         HunyuanVideo15Transformer3DModel.from_pretrained(transformer_folder),
         AutoencoderKLHunyuanVideo15.from_pretrained(vae_folder),
     )
+    for part in (pipeline.transformer, pipeline.vae):
+        part.register_to_config(_name_or_path="")  # where this machine keeps the weights is nobody's business
     pipeline.to(torch.bfloat16).save_pretrained(assets)
 
 

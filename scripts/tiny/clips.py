@@ -11,7 +11,7 @@ from hyvideo.models.reward_models.moving_shapes import COLOURS, MOTIONS, SHAPES,
 NUM_FRAMES = 17
 SIZE = 64
 BACKGROUNDS = (40, 128, 216)
-RADIUS = (8.0, 10.5)
+RADIUS = (11.0, 13.5)
 SPEED_JITTER = 0.1
 MARGIN = 2.0
 EXTENTS = {

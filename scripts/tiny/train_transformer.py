@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hyvideo.config.schema import OptimizerConfig
+from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.models.reward_models.moving_shapes import Scene
 from hyvideo.models.vae import allow_batches
 from hyvideo.training.optimizer import build_optimizers
@@ -149,10 +150,13 @@ def train(
     start_as_identity(transformer)
     if start:
         transformer = HunyuanVideo15Transformer3DModel.from_pretrained(start)
+    for unused in (transformer.context_embedder_2, transformer.image_embedder):
+        unused.requires_grad_(False)
+    trained = trainable_parameters(transformer)
     average = copy.deepcopy(transformer).requires_grad_(False)
     for block in transformer.transformer_blocks:
         block.compile()
-    optimizers = build_optimizers(dict(transformer.named_parameters()), OPTIMIZER)
+    optimizers = build_optimizers(trained, OPTIMIZER)
     generator = torch.Generator().manual_seed(seed)
     stream, losses, begin = batches(data, generator), [], time.monotonic()
     for step in range(1, num_steps + 1):
@@ -162,11 +166,12 @@ def train(
         loss = flow_matching_loss(transformer, next(stream), generator)
         transformer.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(transformer.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(trained.values(), 1.0)
         for optimizer in optimizers:
             optimizer.step()
         decay = min(EMA_DECAY, (step + 1) / (step + 20))
-        torch._foreach_lerp_(list(average.parameters()), list(transformer.parameters()), 1 - decay)
+        averaged = [average.get_parameter(name) for name in trained]
+        torch._foreach_lerp_(averaged, list(trained.values()), 1 - decay)
         losses.append(loss.item())
         if step % 50 == 0:
             mean = sum(losses[-50:]) / 50
