@@ -1,93 +1,144 @@
 """Sample videos from a base model, or from what a run trained of it.
 
 Example: `python generate.py --model_path assets/tiny --prompt "a red circle moves slowly left" --output_path red.mp4`
+
+Under torchrun every process makes its share of the videos on its own GPU; with `--sp_size` several make one together.
+Videos that are there already and were made with the same settings are not made again.
 """
 
 import argparse
-import json
+import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.distributed import ProcessGroup, init_device_mesh
 from tqdm import tqdm
 from transformers.utils.logging import disable_progress_bar
 
-from hyvideo.checkpoint.policy import load_trained_policy
+from hyvideo.checkpoint.policy import check_checkpoint, load_trained_policy
 from hyvideo.config.sizes import parse_size
+from hyvideo.data.images import check_images, read_image
 from hyvideo.data.prompts import Prompt, read_prompts
-from hyvideo.data.videos import write_video
+from hyvideo.evaluation.generation import Job, jobs_of_csv, jobs_of_prompt
 from hyvideo.evaluation.sampling import sample_prompts
 from hyvideo.models.attention import install_attention
+from hyvideo.models.layout import check_layout, task_of
 from hyvideo.models.loading import load_pipeline
 from hyvideo.models.parallelize import load_lora
+from hyvideo.pipelines.conditioning import Conditioning
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
+from hyvideo.pipelines.resolution import bucket_size
 from hyvideo.pipelines.sampling_defaults import sampling_defaults
-from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from hyvideo.schedulers.scheduling_flow_match_discrete import SDE_TYPES, FlowMatchDiscreteScheduler
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
     """Read the command line; settings that are not given come from the model's own defaults."""
     parser = argparse.ArgumentParser("generate.py", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--model_path", required=True, help="folder of the base model, e.g. assets/tiny")
+    add = parser.add_argument
+    add("--model_path", required=True, help="folder of the base model, in either layout, e.g. assets/tiny")
+    add("--transformer_version", help="transformer in the original layout, e.g. 720p_i2v; default the only one there")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", help="one prompt; writes the mp4 --output_path")
     source.add_argument("--prompts_csv", help="CSV with a 'prompt' column; --output_path is then a folder")
-    parser.add_argument("--output_path", type=Path, required=True, help="FILE.mp4, or a folder with --prompts_csv")
+    add("--image_path", help="image that the video of --prompt starts from (i2v versions)")
+    add("--output_path", type=Path, required=True, help="FILE.mp4, or a folder with --prompts_csv")
     trained = parser.add_mutually_exclusive_group()
-    trained.add_argument("--checkpoint_path", help="checkpoint of a run: RUN/checkpoints/step_N")
-    trained.add_argument("--lora_path", help="folder with pytorch_lora_weights.safetensors")
-    parser.add_argument("--seed", type=int, default=42, help="seed of the noise (a CSV's own seeds win); default 42")
-    parser.add_argument("--num_inference_steps", type=int, help="denoising steps")
-    parser.add_argument("--guidance_scale", type=float, help="classifier-free guidance; 1 is off")
-    parser.add_argument("--negative_prompt", default="", help="what guidance leads away from; default empty")
-    parser.add_argument("--shift", type=float, help="timestep shift of the schedule")
-    parser.add_argument("--fixed_size", help="HEIGHTxWIDTH in pixels, e.g. 480x832")
-    parser.add_argument("--video_length", type=int, help="frames, 4 n + 1")
-    parser.add_argument("--fps", type=int, default=24, help="frames per second of the file; default 24")
+    trained.add_argument("--checkpoint_path", help="RUN/checkpoints/step_N, or a checkpoint-N of the original training")
+    trained.add_argument("--lora_path", help="folder with pytorch_lora_weights.safetensors, of either kind of names")
+    add("--seed", type=int, nargs="+", default=[42], help="seeds of the noise (a CSV's own win); default 42")
+    add("--num_inference_steps", type=int, help="denoising steps")
+    add("--guidance_scale", type=float, help="classifier-free guidance; 1 is off")
+    add("--negative_prompt", default="", help="what guidance leads away from; default empty")
+    add("--shift", type=float, help="timestep shift of the schedule")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--fixed_size", help="HEIGHTxWIDTH in pixels, e.g. 480x848")
+    size.add_argument("--aspect_ratio", help="WIDTH:HEIGHT, e.g. 9:16; default 16:9, or that of the image")
+    add("--video_length", type=int, help="frames, 4 n + 1")
+    add("--fps", type=int, default=24, help="frames per second of the file; default 24")
+    add("--sde_type", default="ode", choices=sorted(SDE_TYPES), help="how to step: ode, or as a rollout does")
+    add("--eta", type=float, default=0.5, help="noise level of the other sde types; default 0.5")
+    add("--sp_size", type=int, default=1, help="processes that share the tokens of one video (torchrun); default 1")
+    add("--offload", action="store_true", help="keep on the GPU only the network that is computing")
     return parser.parse_args(argv)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was asked for, checked before any weight is loaded.
+
+    Attributes:
+        arguments: the command line.
+        settings: steps, guidance, shift, size and length: what was given, else the model's defaults.
+        jobs: this process's share of the videos.
+        writes: whether this process writes them; of those that make one together, the first does.
+    """
+
+    arguments: argparse.Namespace
+    settings: dict[str, Any]
+    jobs: list[Job]
+    writes: bool
 
 
 def main(argv: list[str]) -> int:
     """Sample and write; returns the exit status (0 done, 2 wrong input)."""
     disable_progress_bar()
-    arguments = parse_arguments(argv)
     try:
-        jobs = _jobs(arguments)
-        settings = _settings(arguments)
-        pipeline = _pipeline(arguments, settings)
-        for path, prompt in tqdm(jobs, desc="videos", unit="video", disable=len(jobs) == 1):
-            _generate(pipeline, prompt, path, arguments, settings)
+        plan = plan_of(parse_arguments(argv))
+        if not plan.jobs:  # more processes than videos
+            return 0
+        pipeline = _pipeline(plan)
+        scale = plan.settings["guidance_scale"]
+        negative = pipeline.encode([plan.arguments.negative_prompt], glyphs=False) if scale != 1.0 else None
+        for job in tqdm(plan.jobs, desc="videos", unit="video", disable=len(plan.jobs) < 2):
+            _generate(pipeline, job, plan, negative)
     except ValueError as error:
         print(f"generate.py: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def _jobs(arguments: argparse.Namespace) -> list[tuple[Path, Prompt]]:
-    """Pair every prompt with the file to write."""
-    path = arguments.output_path
+def plan_of(arguments: argparse.Namespace) -> Plan:
+    """Check the command line and read what it names.
+
+    Raises:
+        ValueError: something is missing, damaged or not what the model takes; no weight was read.
+    """
+    if arguments.offload and not torch.cuda.is_available():
+        raise ValueError("--offload moves networks between GPU and host memory; this machine shows no GPU.")
+    root = check_layout(arguments.model_path, arguments.transformer_version)
+    if arguments.checkpoint_path:
+        check_checkpoint(arguments.checkpoint_path)
     if arguments.prompt is not None:
-        if path.suffix != ".mp4":
-            raise ValueError(f"--output_path: expected a file ending in .mp4 for one prompt; received '{path}'.")
-        return [(path, Prompt(text=arguments.prompt, index=0, seed=arguments.seed, ref_image_path=None))]
-    prompts = read_prompts([arguments.prompts_csv])
-    return [(path / f"{i:04d}.mp4", prompt) for i, prompt in enumerate(prompts)]
-
-
-def _settings(arguments: argparse.Namespace) -> dict:
-    """Return the sampling settings: what was given, else the model's defaults."""
-    defaults = sampling_defaults(arguments.model_path)
+        prompt = Prompt(arguments.prompt, index=0, seed=None, ref_image_path=arguments.image_path)
+        jobs = jobs_of_prompt(arguments.output_path, prompt, arguments.seed)
+    elif arguments.image_path:
+        raise ValueError("--image_path goes with --prompt; in a CSV images stand in the column ref_image_path.")
+    else:
+        jobs = jobs_of_csv(arguments.output_path, read_prompts([arguments.prompts_csv]), arguments.seed)
+    check_images([job.prompt for job in jobs], task_of(root, arguments.transformer_version))
+    defaults = sampling_defaults(root, arguments.transformer_version)
     given = {name: value for name in defaults if (value := getattr(arguments, name)) is not None}
-    return {**defaults, **given}
+    rank, world_size = (int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
+    sp_size = arguments.sp_size
+    if sp_size < 1 or world_size % sp_size:
+        raise ValueError(f"--sp_size must divide the number of processes; received {sp_size}, there are {world_size}.")
+    share = jobs[rank // sp_size :: world_size // sp_size]
+    return Plan(arguments, {**defaults, **given}, share, writes=rank % sp_size == 0)
 
 
-def _pipeline(arguments: argparse.Namespace, settings: dict) -> HunyuanVideoGRPOPipeline:
-    """Load the model, with trained weights when asked to, onto the GPU if there is one."""
-    on_gpu = torch.cuda.is_available()
-    scheduler = FlowMatchDiscreteScheduler(shift=settings["shift"])
-    scheduler.set_timesteps(settings["num_inference_steps"])
+def _pipeline(plan: Plan) -> HunyuanVideoGRPOPipeline:
+    """Load the model, with trained weights when asked to, onto this process's GPU if there is one."""
+    arguments, on_gpu = plan.arguments, torch.cuda.is_available()
+    device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if on_gpu else "cpu")
+    scheduler = FlowMatchDiscreteScheduler(shift=plan.settings["shift"])
+    scheduler.set_timesteps(plan.settings["num_inference_steps"])
     pipeline = load_pipeline(
         arguments.model_path,
+        arguments.transformer_version,
         pipeline_class=HunyuanVideoGRPOPipeline,
         scheduler=scheduler,
         transformer_dtype=torch.bfloat16 if on_gpu else torch.float32,
@@ -97,32 +148,67 @@ def _pipeline(arguments: argparse.Namespace, settings: dict) -> HunyuanVideoGRPO
         load_trained_policy(pipeline.transformer, arguments.checkpoint_path)
     if arguments.lora_path:
         load_lora(pipeline.transformer, arguments.lora_path)
-    install_attention(pipeline.transformer.eval())
+    install_attention(pipeline.transformer.eval(), _sp_group(arguments.sp_size, device))
     pipeline.autocast_dtype = torch.bfloat16 if on_gpu else torch.float32
-    return pipeline.to("cuda" if on_gpu else "cpu")
+    if not arguments.offload:
+        return pipeline.to(device)
+    pipeline.enable_model_cpu_offload(device=device)
+    return pipeline
 
 
-def _generate(
-    pipeline: HunyuanVideoGRPOPipeline, prompt: Prompt, path: Path, arguments: argparse.Namespace, settings: dict
-) -> None:
-    """Write one video, and beside it how it was made."""
-    scale = settings["guidance_scale"]
-    negative = pipeline.encode([arguments.negative_prompt], glyphs=False) if scale != 1.0 else None
-    with tqdm(total=settings["num_inference_steps"], desc=path.name, leave=False) as bar:
+def _sp_group(sp_size: int, device: torch.device) -> ProcessGroup | None:
+    """Return the group of processes that make one video together; None for one alone."""
+    if sp_size == 1:
+        return None
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    shape = (int(os.environ["WORLD_SIZE"]) // sp_size, sp_size)
+    return init_device_mesh(device.type, shape, mesh_dim_names=("dp", "sp")).get_group("sp")
+
+
+def _generate(pipeline: HunyuanVideoGRPOPipeline, job: Job, plan: Plan, negative: Conditioning | None) -> None:
+    """Write one video, and beside it how it was made, unless it is there already."""
+    arguments, settings = plan.arguments, plan.settings
+    size = _size(pipeline, job, plan)
+    note = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
+    seed = job.seed if job.prompt.seed is None else job.prompt.seed
+    del note["offload"], note["sp_size"]  # they change where the video is made, not the video
+    note |= settings | {"prompt": job.prompt.text, "image_path": job.prompt.ref_image_path, "seed": seed}
+    note |= {"fixed_size": f"{size[0]}x{size[1]}", "output_path": str(job.path)}
+    if job.is_finished(note):
+        print(f"{job.path} is finished already", file=sys.stderr)
+        return
+    with tqdm(total=settings["num_inference_steps"], desc=job.path.name, leave=False) as bar:
         videos = sample_prompts(
             pipeline,
-            [prompt],
-            Guidance(scale, negative),
+            [job.prompt],
+            Guidance(settings["guidance_scale"], negative),
             num_frames=settings["video_length"],
-            size=parse_size(settings["fixed_size"]),
-            seed=arguments.seed,
+            size=size,
+            seed=job.seed,
             batch_size=1,
+            sde_type=arguments.sde_type,
+            eta=arguments.eta,
             on_step=lambda index: bar.update(),
         )
-    write_video(path, videos[0], arguments.fps)
-    made_by = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
-    made_by |= settings | {"prompt": prompt.text, "seed": arguments.seed if prompt.seed is None else prompt.seed}
-    path.with_suffix(".json").write_text(json.dumps(made_by, indent=1, ensure_ascii=False))
+    pipeline.maybe_free_model_hooks()
+    if plan.writes:
+        job.write(videos[0], arguments.fps, note)
+
+
+def _size(pipeline: HunyuanVideoGRPOPipeline, job: Job, plan: Plan) -> tuple[int, int]:
+    """Return height and width: those given, else the model's for the ratio given, of the image, or 16:9."""
+    arguments, image = plan.arguments, job.prompt.ref_image_path
+    if arguments.fixed_size or not (arguments.aspect_ratio or image):
+        return parse_size(plan.settings["fixed_size"])
+    if arguments.aspect_ratio:
+        width, _, height = arguments.aspect_ratio.partition(":")
+        if not (width.isdecimal() and height.isdecimal()):
+            raise ValueError(f"--aspect_ratio is WIDTH:HEIGHT, such as 16:9; received '{arguments.aspect_ratio}'.")
+    else:
+        width, height = read_image(image).size
+    target = pipeline.transformer.config.target_size
+    return bucket_size(target, pipeline.vae_scale_factor_spatial, width=int(width), height=int(height))
 
 
 if __name__ == "__main__":

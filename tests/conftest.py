@@ -10,6 +10,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # equalities to the last bit 
 
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline  # noqa: E402
 from hyvideo.training.trainer import Trainer  # noqa: E402
+from tests.support.original_layout import save_original_model  # noqa: E402
 from tests.support.pipelines import load_tiny_pipeline  # noqa: E402
 from tests.support.tiny_model import save_tiny_model  # noqa: E402
 from tests.support.training import arguments, trainer_of, write_prompts  # noqa: E402
@@ -19,6 +20,12 @@ from tests.support.training import arguments, trainer_of, write_prompts  # noqa:
 def tiny_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of the tiny random model in the diffusers layout. Read only: damage a copy."""
     return save_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.fixture(scope="session")
+def original_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the tiny random model in the layout of HunyuanVideo-1.5's authors. Read only: damage a copy."""
+    return save_original_model(tmp_path_factory.mktemp("original") / "ckpts")
 
 
 @pytest.fixture

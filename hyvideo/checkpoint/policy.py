@@ -1,10 +1,11 @@
-"""Take the trained policy out of a checkpoint, for sampling and export."""
+"""Take the trained policy out of a checkpoint, ours or the original training script's, for sampling and export."""
 
 from pathlib import Path
 
 import torch
 from diffusers import HunyuanVideo15Transformer3DModel
 
+from hyvideo.checkpoint.original_checkpoint import is_original_checkpoint, load_original_checkpoint
 from hyvideo.checkpoint.train_state import load_tensors, read_facts
 from hyvideo.models.parallelize import ADAPTER, lora_config
 
@@ -12,15 +13,19 @@ from hyvideo.models.parallelize import ADAPTER, lora_config
 def load_trained_policy(transformer: HunyuanVideo15Transformer3DModel, checkpoint: str | Path) -> None:
     """Put the trained weights of a run's checkpoint into the base model it was trained from, in place.
 
-    A checkpoint holds what was trained: all weights, or the LoRA adapter alone, which is then added.
+    A checkpoint of ours holds what was trained: all weights, or the LoRA adapter alone, which is then added. One of
+    the original training script (`checkpoint-N`) holds the network under the original names, and its adapter.
 
     Args:
         transformer: the base model, fresh from `load_transformer`.
-        checkpoint: folder `step_N` of a run's `checkpoints`.
+        checkpoint: folder `step_N` of a run's `checkpoints`, or a `checkpoint-N`.
 
     Raises:
         ValueError: no readable checkpoint, or one that was trained from another model.
     """
+    if is_original_checkpoint(Path(checkpoint)):
+        load_original_checkpoint(transformer, Path(checkpoint))
+        return
     facts = read_facts(Path(checkpoint))
     if facts["lora"] is not None:
         transformer.add_adapter(lora_config(**facts["lora"]), adapter_name=ADAPTER)
@@ -34,3 +39,9 @@ def load_trained_policy(transformer: HunyuanVideo15Transformer3DModel, checkpoin
         )
     with torch.no_grad():
         load_tensors(Path(checkpoint), {"policy": {name: weights[name].detach() for name in facts["trained"]}})
+
+
+def check_checkpoint(checkpoint: str | Path) -> None:
+    """Raise a ValueError unless `checkpoint` is one that `load_trained_policy` reads; no weights are read."""
+    if not is_original_checkpoint(Path(checkpoint)):
+        read_facts(Path(checkpoint))

@@ -49,7 +49,7 @@ def save_train_state(
     target, partial = folder / f"step_{step}", folder / f"step_{step}.partial"
     shutil.rmtree(partial, ignore_errors=True)  # of an earlier attempt
     partial.mkdir(parents=True)
-    with _one_process():
+    with one_process():
         dcp.save(tensors, checkpoint_id=partial, no_dist=True)
     write_more(partial)
     _write_synced(partial / FACTS, json.dumps({"format": FORMAT, "step": step, **facts}, indent=1))
@@ -118,7 +118,7 @@ def load_tensors(checkpoint: Path, tensors: Tensors) -> None:
         ValueError: a file is damaged, or a tensor is missing or of another shape.
     """
     try:
-        with _one_process():
+        with one_process():
             dcp.load(tensors, checkpoint_id=checkpoint, no_dist=True)
     except (CheckpointException, OSError, RuntimeError, ValueError, KeyError, EOFError) as error:
         cause = (str(error).strip() or type(error).__name__).splitlines()[-1]
@@ -129,7 +129,7 @@ def load_tensors(checkpoint: Path, tensors: Tensors) -> None:
 
 
 @contextmanager
-def _one_process() -> Iterator[None]:
+def one_process() -> Iterator[None]:
     """Silence the library's warning that there is one process only."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")

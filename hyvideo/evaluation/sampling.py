@@ -1,4 +1,4 @@
-"""Deterministic (ODE) samples of a list of prompts: validation, comparison and `generate.py` make theirs here."""
+"""Samples of a list of prompts: validation, comparison and `generate.py` make theirs here."""
 
 from collections.abc import Callable, Sequence
 
@@ -19,9 +19,11 @@ def sample_prompts(
     size: tuple[int, int],
     seed: int,
     batch_size: int,
+    sde_type: str = "ode",
+    eta: float = 0.0,
     on_step: Callable[[int], None] = lambda index: None,
 ) -> Tensor:
-    """Sample one video per prompt with the ODE.
+    """Sample one video per prompt, with the ODE unless told otherwise.
 
     A prompt with a seed of its own starts from the noise of that seed alone; the others from that of `seed` and their
     index. The videos do not depend on `batch_size` but for rounding.
@@ -34,6 +36,8 @@ def sample_prompts(
         size: height and width in pixels.
         seed: base seed.
         batch_size: videos denoised together.
+        sde_type: `ode`, or a rollout's transition to look at: see `HunyuanVideoGRPOPipeline.denoise_step`.
+        eta: noise level of the SDE.
         on_step: called with the index of every finished denoising step of every batch.
 
     Returns:
@@ -49,6 +53,11 @@ def sample_prompts(
             prompts=[prompt.index if prompt.seed is None else 0 for prompt in batch],
             generations=[0] * len(batch),
         )
-        conditioning = pipeline.encode([prompt.text for prompt in batch])
-        videos.append(pipeline.sample(conditioning, noise, guidance, num_frames=num_frames, size=size, on_step=on_step))
+        conditioning = pipeline.encode_prompts(batch, size)
+        settings = {"num_frames": num_frames, "size": size, "on_step": on_step}
+        if sde_type == "ode":
+            videos.append(pipeline.sample(conditioning, noise, guidance, **settings))
+        else:
+            rollout = pipeline.rollout(conditioning, noise, guidance, sde_type=sde_type, eta=eta, **settings)
+            videos.append(rollout.videos)
     return torch.cat(videos)

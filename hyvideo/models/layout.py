@@ -1,15 +1,35 @@
-"""Which files a weights folder must hold, and what is missing from one."""
+"""Which files a weights folder must hold, what is missing from one, and which transformer versions it has.
 
+Two layouts are read. The original one is that of the authors' downloads, below one root with several transformers; the
+diffusers one holds one model, and the bundled tiny base is in it.
+"""
+
+import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 DIFFUSERS_COMPONENTS = ("transformer", "vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")
 """Folders of the diffusers layout, which the bundled tiny model shares."""
+
+DIFFUSERS_IMAGE_COMPONENTS = ("image_encoder", "feature_extractor")
+"""Those that an image-to-video model has besides."""
+
+DEFAULT_VERSION = "480p_t2v"
+"""The version that messages speak of where none was named."""
 
 HOW_TO_GET = (
     "How to get them: checkpoints-download.md. Without any download, the bundled tiny model trains on this machine: "
     "python post_train.py --config configs/tiny.yaml"
 )
+
+_REPOSITORY = "hf download tencent/HunyuanVideo-1.5 --local-dir {root} --include '{folder}/*'"
+_COMMANDS = {
+    "text_encoder/llm": "hf download Qwen/Qwen2.5-VL-7B-Instruct --local-dir {root}/{folder}",
+    "text_encoder/byt5-small": "hf download google/byt5-small --local-dir {root}/{folder}",
+    "text_encoder/Glyph-SDXL-v2": "modelscope download --model AI-ModelScope/Glyph-SDXL-v2 --local_dir {root}/{folder}",
+    "vision_encoder/siglip": "hf download black-forest-labs/FLUX.1-Redux-dev --local-dir {root}/{folder}",
+}
 
 
 def original_files(version: str) -> dict[str, tuple[str, ...]]:
@@ -18,9 +38,12 @@ def original_files(version: str) -> dict[str, tuple[str, ...]]:
         "scheduler": ("scheduler_config.json",),
         f"transformer/{version}": ("config.json", "*.safetensors"),
         "vae": ("config.json", "*.safetensors"),
-        "text_encoder/llm": ("config.json", "tokenizer_config.json", "*.safetensors"),
+        "text_encoder/llm": ("config.json", "tokenizer_config.json", "tokenizer.json", "*.safetensors"),
         "text_encoder/byt5-small": ("config.json", "tokenizer_config.json"),
-        "text_encoder/Glyph-SDXL-v2": ("assets/color_idx.json", "checkpoints/byt5_model.pt"),
+        "text_encoder/Glyph-SDXL-v2": (
+            *("assets/color_idx.json", "assets/multilingual_10-lang_idx.json"),
+            "checkpoints/byt5_model.pt",
+        ),
     }
     if "i2v" in version:
         files["vision_encoder/siglip"] = (
@@ -29,6 +52,11 @@ def original_files(version: str) -> dict[str, tuple[str, ...]]:
             "feature_extractor/preprocessor_config.json",
         )
     return files
+
+
+def download_command(root: str | Path, folder: str) -> str:
+    """Return the command that fetches `folder` of the original layout into `root`."""
+    return _COMMANDS.get(folder, _REPOSITORY).format(root=root, folder=folder)
 
 
 def is_diffusers_layout(root: Path) -> bool:
@@ -52,25 +80,90 @@ def check_diffusers_layout(root: str | Path, components: Iterable[str] = DIFFUSE
     return root
 
 
-def check_layout(root: str | Path, version: str) -> Path:
-    """Return `root` as a path after checking that it holds a model this version can load.
+def check_layout(root: str | Path, version: str | None) -> Path:
+    """Return `root` as a path after checking that it holds a whole model; `version` as in `transformer_folder`.
 
     Raises:
-        ValueError: files are missing (each is named, with how to get it), or the weights are in the original layout,
-            which cannot be loaded yet.
+        ValueError: files are missing (each is named, with the command that fetches it), or the version is not there.
     """
     root = Path(root)
     if is_diffusers_layout(root):
-        return check_diffusers_layout(root)
+        check_diffusers_layout(root)
+        if task_of(root, version) == "i2v":
+            check_diffusers_layout(root, DIFFUSERS_COMPONENTS + DIFFUSERS_IMAGE_COMPONENTS)
+        return root
+    version = chosen_version(root, version) if versions_in(root) else version or DEFAULT_VERSION
     missing = [
-        f"  {root / folder}: {', '.join(absent)}"
+        f"  {root / folder}: {', '.join(absent)}\n    {download_command(root, folder)}"
         for folder, patterns in original_files(version).items()
         if (absent := [pattern for pattern in patterns if not any((root / folder).glob(pattern))])
     ]
     if missing:
         listed = "\n".join(missing)
         raise ValueError(f"pretrained_model_root: weights are missing for version {version}:\n{listed}\n{HOW_TO_GET}")
-    raise ValueError(
-        f"pretrained_model_root: '{root}' holds HunyuanVideo-1.5 in its original layout, which this version cannot "
-        "load yet; expected the diffusers layout (model_index.json, transformer/, vae/, ...)."
-    )
+    return root
+
+
+def versions_in(root: Path) -> list[str]:
+    """Return the transformer versions that the original layout at `root` holds."""
+    return sorted(path.parent.name for path in (root / "transformer").glob("*/config.json"))
+
+
+def chosen_version(root: Path, version: str | None) -> str:
+    """Return `version` if the original layout at `root` holds it; without one, the only version there.
+
+    Raises:
+        ValueError: no such version, or several to choose from; those present are listed.
+    """
+    found = versions_in(root)
+    if version is None and len(found) == 1:
+        return found[0]
+    if version not in found:
+        received = "none was named" if version is None else f"received '{version}'"
+        command = download_command(root, f"transformer/{version or DEFAULT_VERSION}")
+        raise ValueError(
+            f"pretrained_transformer_version: {received}, '{root / 'transformer'}' holds {', '.join(found) or 'none'}. "
+            f"Name one of these, or fetch another: {command}"
+        )
+    return version
+
+
+def transformer_folder(root: str | Path, version: str | None) -> Path:
+    """Return the folder of the transformer's config and weights.
+
+    Args:
+        root: model folder in either layout.
+        version: of the original layout (None: the only one there); the diffusers layout holds one, and ignores it.
+
+    Raises:
+        ValueError: there is none.
+    """
+    root = Path(root)
+    if is_diffusers_layout(root):
+        return check_diffusers_layout(root, ("transformer",)) / "transformer"
+    return root / "transformer" / chosen_version(root, version)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the content of a configuration file.
+
+    Raises:
+        ValueError: missing, not JSON, or not an object.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"Cannot read '{path}': {error}. Download it again (checkpoints-download.md).") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"'{path}': expected a JSON object; received {content!r:.80}.")
+    return content
+
+
+def task_of(root: str | Path, version: str | None) -> str:
+    """Return what the transformer of `root` is made for: `t2v` or `i2v`.
+
+    Raises:
+        ValueError: there is none, or its config.json cannot be read.
+    """
+    config = read_json(transformer_folder(root, version) / "config.json")
+    return config.get("ideal_task") or config.get("task_type") or "t2v"

@@ -1,52 +1,116 @@
-"""Load HunyuanVideo-1.5 components from a folder: the diffusers layout, which the bundled tiny model shares.
+"""Load HunyuanVideo-1.5 from a folder: the original (Tencent) layout, or that of diffusers, which the tiny base shares.
 
-Loading is strict: a missing, unexpected or mis-shaped weight is an error that lists it, never a printed warning.
+Loading is strict: a missing, unexpected or mis-shaped weight is an error that lists it, never a printed warning. The
+networks are made without memory and filled from the files tensor by tensor.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from diffusers import (
     AutoencoderKLHunyuanVideo15,
     ClassifierFreeGuidance,
     HunyuanVideo15Pipeline,
     HunyuanVideo15Transformer3DModel,
 )
-from diffusers.utils import logging as diffusers_logging
-from safetensors import SafetensorError
-from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedModel, Qwen2_5_VLTextModel, T5EncoderModel
+from torch import nn
 
-from hyvideo.models.layout import check_diffusers_layout
+from hyvideo.models.conversion import Naming, Part, transformer_part, vae_part
+from hyvideo.models.encoders import diffusers_encoders, original_encoders
+from hyvideo.models.layout import (
+    check_diffusers_layout,
+    check_layout,
+    is_diffusers_layout,
+    read_json,
+    task_of,
+    transformer_folder,
+)
+from hyvideo.models.original_config import diffusers_transformer_config, diffusers_vae_config
+from hyvideo.models.quiet import quiet_diffusers
+from hyvideo.models.streaming import fill
 from hyvideo.models.vae import allow_batches
+from hyvideo.models.weight_files import SafetensorsFolder
+
+GLYPH_NORM = "byt5_in.layernorm.weight"
+"""Tensor of the original transformer that tells the width of the glyph text's states."""
+
+TILE_OVERLAP = 0.125
+"""Share of a VAE tile (256 pixels wide) that it has in common with the next."""
 
 
 def load_transformer(
-    root: str | Path, version: str | None = None, *, dtype: torch.dtype = torch.float32
+    root: str | Path,
+    version: str | None = None,
+    *,
+    dtype: torch.dtype | None = torch.float32,
+    parallelize: Callable[[nn.Module], object] | None = None,
 ) -> HunyuanVideo15Transformer3DModel:
     """Load the video transformer of `root`, on the CPU, in `dtype`.
 
     Args:
-        root: folder in the diffusers layout.
-        version: name of the transformer when a layout holds several (`480p_t2v`, ...); the diffusers layout holds one.
-        dtype: dtype of the weights.
+        root: model folder in either layout.
+        version: name of the transformer in the original layout (`480p_t2v`, ...; None: the only one there). The
+            diffusers layout holds one, and ignores it.
+        dtype: dtype of the weights; None keeps that of the files.
+        parallelize: called with the network before it has memory, to shard it (FSDP2). Every rank then reads the rows
+            of its own shards alone, onto the mesh's device.
 
     Raises:
         ValueError: missing folder, or weights that do not fit the config exactly.
     """
-    return _load_strictly(HunyuanVideo15Transformer3DModel.from_pretrained, root, "transformer", dtype)
+    transformer, source, naming = open_transformer(root, version)
+    if parallelize is not None:
+        parallelize(transformer)
+    fill(transformer, source, naming, dtype=dtype)
+    source.close()
+    return transformer.eval()
 
 
-def load_vae(root: str | Path, *, dtype: torch.dtype = torch.float32) -> AutoencoderKLHunyuanVideo15:
-    """Load the VAE of `root`, frozen; it takes batches.
+def open_transformer(
+    root: str | Path, version: str | None = None
+) -> tuple[HunyuanVideo15Transformer3DModel, SafetensorsFolder, Naming]:
+    """Make the transformer of `root` without memory for its weights, and open their files; arguments as above.
+
+    Returns:
+        the network on the meta device, its files, and where they keep the tensor of a given name: what `fill` takes.
+
+    Raises:
+        ValueError: missing folder, a damaged file, or a config.json of another network.
+    """
+    folder = transformer_folder(root, version)
+    source, config = SafetensorsFolder(folder), read_json(folder / "config.json")
+    if is_diffusers_layout(Path(root)):
+        return _empty(HunyuanVideo15Transformer3DModel, config, folder), source, Part
+    glyph_width = source.shapes.get(GLYPH_NORM, (1472,))[0]
+    config = diffusers_transformer_config(config, glyph_width, str(folder / "config.json"))
+    return _empty(HunyuanVideo15Transformer3DModel, config, folder), source, transformer_part
+
+
+def open_vae(root: str | Path) -> tuple[AutoencoderKLHunyuanVideo15, SafetensorsFolder, Naming]:
+    """Make the VAE of `root` without memory for its weights, and open their files; as `open_transformer`."""
+    original = not is_diffusers_layout(Path(root))
+    folder = check_diffusers_layout(root, ("vae",)) / "vae"
+    source, config = SafetensorsFolder(folder), read_json(folder / "config.json")
+    if original:
+        config = diffusers_vae_config(config, str(folder / "config.json"))
+    vae = _empty(AutoencoderKLHunyuanVideo15, config, folder)
+    vae.register_to_config(shift_factor=config.get("shift_factor") or 0.0)
+    return vae, source, vae_part if original else Part
+
+
+def load_vae(root: str | Path, *, dtype: torch.dtype | None = torch.float32) -> AutoencoderKLHunyuanVideo15:
+    """Load the VAE of `root`, frozen, on the CPU; it takes batches. Tiling is set up as in the original, and off.
 
     Raises:
         ValueError: missing folder, or weights that do not fit the config exactly.
     """
-    vae = _load_strictly(AutoencoderKLHunyuanVideo15.from_pretrained, root, "vae", dtype)
+    vae, source, naming = open_vae(root)
+    fill(vae, source, naming, dtype=dtype)
+    source.close()
+    vae.tile_overlap_factor = TILE_OVERLAP
     return allow_batches(vae).eval().requires_grad_(False)
 
 
@@ -56,33 +120,42 @@ def load_pipeline(
     *,
     pipeline_class: type[HunyuanVideo15Pipeline] = HunyuanVideo15Pipeline,
     scheduler: Any,
-    transformer_dtype: torch.dtype = torch.float32,
-    encoder_dtype: torch.dtype = torch.float32,
+    transformer_dtype: torch.dtype | None = torch.float32,
+    encoder_dtype: torch.dtype | None = torch.float32,
 ) -> HunyuanVideo15Pipeline:
     """Load every component of `root` into a `pipeline_class`, on the CPU; encoders and VAE are frozen.
 
     Args:
-        root: folder in the diffusers layout.
+        root: model folder in either layout.
         version: see `load_transformer`.
-        pipeline_class: the diffusers pipeline class or a subclass with the same constructor.
+        pipeline_class: the diffusers pipeline class or a subclass. Of an image-to-video model it must also take
+            `image_encoder` and `feature_extractor`.
         scheduler: the scheduler instance the pipeline shall use.
-        transformer_dtype: dtype of the policy's weights.
-        encoder_dtype: dtype of text encoders and VAE.
+        transformer_dtype: dtype of the policy's weights; None keeps that of the files.
+        encoder_dtype: likewise of VAE, language and vision model; ByT5 keeps float32, as in the original.
 
     Raises:
-        ValueError: missing components (all are named), or weights that do not fit their config exactly.
+        ValueError: missing files (all are named), or weights that do not fit their config exactly.
     """
-    root = check_diffusers_layout(root)
+    root = check_layout(root, version)
+    original, image_to_video = not is_diffusers_layout(root), task_of(root, version) == "i2v"
+    encoders = (original_encoders if original else diffusers_encoders)(root, encoder_dtype, vision=image_to_video)
     return pipeline_class(
         transformer=load_transformer(root, version, dtype=transformer_dtype),
         vae=load_vae(root, dtype=encoder_dtype),
-        text_encoder=_load_text_encoder(Qwen2_5_VLTextModel, root, "text_encoder", encoder_dtype),
-        tokenizer=AutoTokenizer.from_pretrained(root / "tokenizer"),
-        text_encoder_2=_load_text_encoder(T5EncoderModel, root, "text_encoder_2", encoder_dtype),
-        tokenizer_2=ByT5Tokenizer.from_pretrained(root / "tokenizer_2"),
         scheduler=scheduler,
         guider=_guider(root),
+        **encoders,
     )
+
+
+def _empty(model_class: type[nn.Module], config: dict[str, Any], folder: Path) -> nn.Module:
+    """Make a network of `config` without memory for its weights."""
+    try:
+        with init_empty_weights(), quiet_diffusers():
+            return model_class.from_config(config)
+    except (TypeError, ValueError, RuntimeError, ZeroDivisionError) as error:
+        raise ValueError(f"'{folder / 'config.json'}' describes no {model_class.__name__}: {error}.") from error
 
 
 def _guider(root: Path) -> ClassifierFreeGuidance:
@@ -91,42 +164,3 @@ def _guider(root: Path) -> ClassifierFreeGuidance:
         if (root / "guider").is_dir():
             return ClassifierFreeGuidance.from_pretrained(root, subfolder="guider", local_files_only=True)
         return ClassifierFreeGuidance()
-
-
-@contextmanager
-def quiet_diffusers() -> Iterator[None]:
-    """Keep notes of the library to itself that tell the user nothing (guiders are young, a dtype of None is a cast)."""
-    verbosity = diffusers_logging.get_verbosity()
-    diffusers_logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        diffusers_logging.set_verbosity(verbosity)
-
-
-def _load_text_encoder(
-    model_class: type[PreTrainedModel], root: Path, component: str, dtype: torch.dtype
-) -> PreTrainedModel:
-    """Load a text encoder of `root`, frozen."""
-    # Mis-shaped weights then come back in the list of faults; otherwise the error does not say which they are.
-    from_pretrained = partial(model_class.from_pretrained, ignore_mismatched_sizes=True)
-    return _load_strictly(from_pretrained, root, component, dtype).eval().requires_grad_(False)
-
-
-def _load_strictly(from_pretrained: Callable, root: str | Path, component: str, dtype: torch.dtype) -> Any:
-    """Load `root/component` and raise a ValueError unless file and config agree on every weight."""
-    root = check_diffusers_layout(root, (component,))
-    try:
-        model, info = from_pretrained(
-            root, subfolder=component, torch_dtype=dtype, output_loading_info=True, local_files_only=True
-        )
-    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
-        raise ValueError(f"Cannot load the {component} of '{root}': {error}") from error
-    faults = {kind: sorted(map(str, keys)) for kind, keys in info.items() if keys and kind.endswith("keys")}
-    if faults:
-        listed = "; ".join(f"{kind.replace('_', ' ')}: {', '.join(keys)}" for kind, keys in faults.items())
-        raise ValueError(
-            f"The weights in '{root / component}' do not fit their config.json. {listed}. "
-            "Download this component again, or correct its config.json."
-        )
-    return model

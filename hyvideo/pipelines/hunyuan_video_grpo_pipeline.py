@@ -2,15 +2,33 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
-from diffusers import HunyuanVideo15Pipeline
+from diffusers import (
+    AutoencoderKLHunyuanVideo15,
+    ClassifierFreeGuidance,
+    HunyuanVideo15Pipeline,
+    HunyuanVideo15Transformer3DModel,
+)
 from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import extract_glyph_texts, format_text_input
+from PIL import Image
 from torch import Tensor
+from transformers import (
+    ByT5Tokenizer,
+    Qwen2_5_VLTextModel,
+    Qwen2Tokenizer,
+    SiglipImageProcessorPil,
+    SiglipVisionModel,
+    T5EncoderModel,
+)
 
-from hyvideo.pipelines.conditioning import Conditioning
+from hyvideo.data.images import check_task, read_image
+from hyvideo.data.prompts import Prompt
+from hyvideo.pipelines.conditioning import Conditioning, FirstFrames
 from hyvideo.pipelines.noise import SampleNoise
+from hyvideo.pipelines.resolution import crop_to_size
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 
 DECODE_CELLS = 4096
@@ -60,14 +78,47 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
     the parent class, except that `scheduler` is a `FlowMatchDiscreteScheduler`.
     """
 
+    model_cpu_offload_seq = "image_encoder->text_encoder->text_encoder_2->transformer->vae"
+    _optional_components = ("image_encoder", "feature_extractor")
     scheduler: FlowMatchDiscreteScheduler
     autocast_dtype: torch.dtype = torch.float32  # dtype of transformer matrix products; weights keep their own
+
+    def __init__(
+        self,
+        text_encoder: Qwen2_5_VLTextModel,
+        tokenizer: Qwen2Tokenizer,
+        transformer: HunyuanVideo15Transformer3DModel,
+        vae: AutoencoderKLHunyuanVideo15,
+        scheduler: FlowMatchDiscreteScheduler,
+        text_encoder_2: T5EncoderModel,
+        tokenizer_2: ByT5Tokenizer,
+        guider: ClassifierFreeGuidance,
+        image_encoder: SiglipVisionModel | None = None,
+        feature_extractor: SiglipImageProcessorPil | None = None,
+    ) -> None:
+        super().__init__(text_encoder, tokenizer, transformer, vae, scheduler, text_encoder_2, tokenizer_2, guider)
+        self.register_modules(image_encoder=image_encoder, feature_extractor=feature_extractor)
 
     def with_scheduler(self, scheduler: FlowMatchDiscreteScheduler) -> "HunyuanVideoGRPOPipeline":
         """Return a pipeline over the same components that follows another scheduler."""
         other = type(self)(**{**self.components, "scheduler": scheduler})
         other.autocast_dtype = self.autocast_dtype
         return other
+
+    def encode_prompts(self, prompts: Sequence[Prompt], size: tuple[int, int]) -> Conditioning:
+        """Encode the texts of `prompts` and the images they name, one row each.
+
+        Args:
+            prompts: all with an image (image-to-video) or all without.
+            size: height and width of the videos, to which the images are scaled and cropped.
+
+        Raises:
+            ValueError: they are not what the transformer is made for, or an image cannot be read.
+        """
+        check_task(prompts, self.task)
+        images = [read_image(prompt.ref_image_path) for prompt in prompts] if self.task == "i2v" else None
+        conditioning = self.encode([prompt.text for prompt in prompts])
+        return conditioning if images is None else replace(conditioning, images=self.encode_images(images, size))
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], *, glyphs: bool = True) -> Conditioning:
@@ -82,6 +133,18 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         rows = [(self._encode_text(prompt), self._encode_glyphs(prompt if glyphs else "")) for prompt in prompts]
         text, glyph = zip(*rows, strict=True)
         return Conditioning.from_rows(text, glyph)
+
+    @torch.no_grad()
+    def encode_images(self, images: Sequence[Image.Image], size: tuple[int, int]) -> FirstFrames:
+        """Encode first frames of videos of `size` (height, width): vision states, and the mode of the VAE's latents."""
+        cropped = [crop_to_size(image, size) for image in images]
+        states = [self._encode_vision(image) for image in cropped]
+        return FirstFrames(torch.stack(states), torch.stack([self._encode_frame(image) for image in cropped]))
+
+    @property
+    def task(self) -> str:
+        """What the transformer is made for: `t2v` or `i2v`."""
+        return self.transformer.config.task_type
 
     def denoise_step(
         self,
@@ -112,17 +175,18 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
     def velocity(self, latents: Tensor, index: int | Tensor, conditioning: Conditioning, guidance: Guidance) -> Tensor:
         """Return the guided velocity `[B, C, F', H', W']`, float32; one transformer call, guidance doubles its rows."""
         batch = latents.shape[0]
-        timestep = self.scheduler.timesteps[index].to(latents.device).expand(batch)
+        index = torch.as_tensor(index).cpu().expand(batch)
         guided = guidance.scale != 1.0
         if guided:
-            conditioning = conditioning.joined(guidance.negative.rows([0] * batch))
-            latents, timestep = torch.cat([latents, latents]), torch.cat([timestep, timestep])
-        condition = latents.new_zeros(latents.shape[0], latents.shape[1] + 1, *latents.shape[2:])  # text to video
-        image = latents.new_zeros(latents.shape[0], 0, self.vision_states_dim)
+            conditioning = conditioning.with_negative(guidance.negative)
+            latents, index = torch.cat([latents, latents]), torch.cat([index, index])
+        timestep, following = self._timesteps(index, latents.device)
+        condition, image = self._image_inputs(latents, conditioning.images)
         with torch.autocast(latents.device.type, self.autocast_dtype, enabled=self.autocast_dtype != torch.float32):
             velocity = self.transformer(
                 hidden_states=torch.cat([latents, condition], dim=1),
                 timestep=timestep,
+                timestep_r=following,
                 encoder_hidden_states=conditioning.text,
                 encoder_attention_mask=conditioning.text_mask,
                 encoder_hidden_states_2=conditioning.glyph,
@@ -134,6 +198,30 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
             return velocity
         prompted, negative = velocity.chunk(2)
         return negative + guidance.scale * (prompted - negative)
+
+    def _timesteps(self, index: Tensor, device: torch.device) -> tuple[Tensor, Tensor | None]:
+        """Return the timesteps `[B]`, float32, and of a step-distilled model those the steps lead to (0 at the end)."""
+        timesteps = self.scheduler.timesteps.cpu()
+        timestep = timesteps[index].to(device)
+        if not self.transformer.config.use_meanflow:
+            return timestep, None
+        return timestep, torch.cat([timesteps[1:], timesteps.new_zeros(1)])[index].to(device)
+
+    def _image_inputs(self, latents: Tensor, images: FirstFrames | None) -> tuple[Tensor, Tensor]:
+        """Return the condition channels `[B, C + 1, F', H', W']` and the vision states `[B, S_v, D_v]`.
+
+        The condition is the first frame's latents and a mask that is 1 there; all zero for text-to-video.
+        """
+        if (images is None) == (self.task == "i2v"):
+            received = "no image" if images is None else "an image"
+            raise ValueError(f"The transformer is made for {self.task}; received conditioning with {received}.")
+        batch, channels = latents.shape[:2]
+        condition = latents.new_zeros(batch, channels + 1, *latents.shape[2:])
+        if images is None:
+            return condition, latents.new_zeros(batch, 0, self.vision_states_dim)
+        condition[:, :channels, 0] = images.latents
+        condition[:, channels, 0] = 1
+        return condition, images.states
 
     @torch.no_grad()
     def rollout(
@@ -161,7 +249,7 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
             on_step: called with the index of every finished step.
         """
         shape = self.latent_shape(num_frames, size)
-        latents, means, log_probs = [noise.initial(shape).to(self.device)], [], []
+        latents, means, log_probs = [noise.initial(shape).to(self._execution_device)], [], []
         for index in range(len(self.scheduler.timesteps)):
             mean, std = self.denoise_step(latents[-1], index, conditioning, guidance, sde_type=sde_type, eta=eta)
             latents.append(self.scheduler.sample_next(mean, std, noise.step(index, shape).to(mean.device)))
@@ -187,7 +275,7 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         Returns:
             videos `[B, F, H, W, 3]` uint8 on the CPU.
         """
-        latents = noise.initial(self.latent_shape(num_frames, size)).to(self.device)
+        latents = noise.initial(self.latent_shape(num_frames, size)).to(self._execution_device)
         for index in range(len(self.scheduler.timesteps)):
             latents, _ = self.denoise_step(latents, index, conditioning, guidance, sde_type="ode", eta=0.0)
             on_step(index)
@@ -212,13 +300,16 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
     def decode(self, latents: Tensor) -> Tensor:
         """Decode latents `[B, C, F', H', W']` to videos `[B, F, H, W, 3]`, uint8 on the CPU.
 
-        Large videos are decoded one by one, small ones together, up to `DECODE_CELLS` latent positions at a time.
+        Large videos are decoded one by one and in tiles, as in the original; small ones together, up to `DECODE_CELLS`
+        latent positions at a time.
         """
-        scaled = latents.to(self.vae.dtype) / self.vae.config.scaling_factor
+        scaled = latents.to(self.vae.dtype) / self.vae.config.scaling_factor + self._latent_shift
+        self.vae.enable_tiling()
         videos = []
         for part in scaled.split(max(1, DECODE_CELLS // math.prod(scaled.shape[2:]))):
             pixels = (self.vae.decode(part, return_dict=False)[0].float().clamp(-1, 1) + 1) * 127.5
             videos.append(pixels.round().to(torch.uint8).permute(0, 2, 3, 4, 1).contiguous().cpu())
+        self.vae.disable_tiling()
         return torch.cat(videos)
 
     def _encode_text(self, prompt: str) -> Tensor:
@@ -231,7 +322,7 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
             truncation=True,
             max_length=crop + self.tokenizer_max_length,
             return_tensors="pt",
-        ).to(self.text_encoder.device)
+        ).to(self._execution_device)
         states = self.text_encoder(**tokens, output_hidden_states=True).hidden_states[-3]
         return states[0, crop:].float()
 
@@ -240,11 +331,28 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         glyphs = extract_glyph_texts(prompt)
         encoder = self.text_encoder_2
         if glyphs is None:
-            return torch.zeros(0, encoder.config.d_model, device=encoder.device)
+            return torch.zeros(0, encoder.config.d_model, device=self._execution_device)
         tokens = self.tokenizer_2(
             glyphs, truncation=True, max_length=self.tokenizer_2_max_length, return_tensors="pt"
-        ).to(encoder.device)
+        ).to(self._execution_device)
         return encoder(**tokens)[0][0].float()
+
+    def _encode_vision(self, image: Image.Image) -> Tensor:
+        """Return the vision encoder's states `[S_v, D_v]` of one image."""
+        pixels = self.feature_extractor(images=image, return_tensors="pt")["pixel_values"]
+        pixels = pixels.to(self._execution_device, self.image_encoder.dtype)
+        return self.image_encoder(pixel_values=pixels).last_hidden_state[0].float()
+
+    def _encode_frame(self, image: Image.Image) -> Tensor:
+        """Return the scaled latents `[C, H', W']` of one image, the mode of the VAE's posterior."""
+        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None, :, None] / 127.5 - 1
+        pixels = pixels.to(self._execution_device, self.vae.dtype)
+        mode = self.vae.encode(pixels).latent_dist.mode()[0, :, 0].float()
+        return (mode - self._latent_shift) * self.vae.config.scaling_factor
+
+    @property
+    def _latent_shift(self) -> float:
+        return self.vae.config.get("shift_factor") or 0.0
 
     def _system_turn_length(self) -> int:
         """Return the number of tokens up to the user's text (108 with the real tokenizer), by tokenizing them."""

@@ -1,8 +1,11 @@
 """How a model is meant to be sampled when the user does not say."""
 
-import json
 from pathlib import Path
 from typing import Any
+
+from hyvideo.models.layout import is_diffusers_layout, read_json, transformer_folder
+from hyvideo.models.original_config import RESOLUTIONS
+from hyvideo.pipelines.resolution import bucket_size
 
 FILE = "sampling_defaults.json"
 
@@ -13,22 +16,61 @@ HUNYUAN_480P_T2V = {
     "fixed_size": "480x848",
     "video_length": 121,
 }
-"""HunyuanVideo-1.5, 480p text to video, as its authors sample it."""
+"""HunyuanVideo-1.5, 480p text to video, as its authors sample it; the other versions differ from it."""
+
+SHIFTS = {("480p", "t2v"): 5.0, ("480p", "i2v"): 5.0, ("720p", "t2v"): 9.0, ("720p", "i2v"): 7.0}
+STEP_DISTILLED = {"num_inference_steps": 12, "guidance_scale": 1.0, "shift": 7.0}
 
 
-def sampling_defaults(root: str | Path) -> dict[str, Any]:
-    """Return steps, guidance, shift, size and length for the model in `root`: its own file, else `HUNYUAN_480P_T2V`.
+def sampling_defaults(root: str | Path, version: str | None = None) -> dict[str, Any]:
+    """Return steps, guidance, shift, size (16:9) and length for a model, by the names of `HUNYUAN_480P_T2V`.
+
+    They come from the model's own `sampling_defaults.json` (the tiny base has one), else in the original layout from
+    the authors' table for the version, else in the diffusers layout from its scheduler and guider.
+
+    Args:
+        root: model folder in either layout.
+        version: transformer version in the original layout; one whose name says `distilled` is sampled unguided.
 
     Raises:
-        ValueError: the model's file is not JSON, lacks a setting or has an unknown one.
+        ValueError: no such model, or a file that is not JSON, lacks a setting or has an unknown one.
     """
-    path = Path(root) / FILE
-    if not path.is_file():
-        return dict(HUNYUAN_480P_T2V)
-    try:
-        defaults = json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"'{path}' is not JSON: {error}") from error
-    if not isinstance(defaults, dict) or set(defaults) != set(HUNYUAN_480P_T2V):
-        raise ValueError(f"'{path}': expected exactly {sorted(HUNYUAN_480P_T2V)}; received {defaults}.")
-    return defaults
+    root = Path(root)
+    path = root / FILE
+    if path.is_file():
+        defaults = read_json(path)
+        if set(defaults) != set(HUNYUAN_480P_T2V):
+            raise ValueError(f"'{path}': expected exactly {sorted(HUNYUAN_480P_T2V)}; received {defaults}.")
+        return defaults
+    folder = transformer_folder(root, version)
+    config = read_json(folder / "config.json")
+    if is_diffusers_layout(root):
+        return _diffusers_defaults(root, config)
+    return _published_defaults(folder.name, config, str(folder / "config.json"))
+
+
+def _published_defaults(version: str, config: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return the authors' settings of a version of the original layout, whatever its folder is called."""
+    resolution, task = config.get("ideal_resolution"), config.get("ideal_task")
+    if (resolution, task) not in SHIFTS:
+        raise ValueError(
+            f"'{where}': there are sampling defaults for {', '.join(' '.join(key) for key in SHIFTS)}; received "
+            f"{resolution!r} {task!r}."
+        )
+    height, width = bucket_size(RESOLUTIONS[resolution], 16, width=16, height=9)
+    defaults = HUNYUAN_480P_T2V | {"shift": SHIFTS[resolution, task], "fixed_size": f"{height}x{width}"}
+    if config.get("use_meanflow"):
+        return defaults | STEP_DISTILLED
+    return defaults | ({"guidance_scale": 1.0} if "distilled" in version else {})
+
+
+def _diffusers_defaults(root: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that a model in the diffusers layout carries in its scheduler and guider."""
+    height, width = bucket_size(config.get("target_size", 640), 16, width=16, height=9)
+    found = {"fixed_size": f"{height}x{width}"}
+    if config.get("use_meanflow"):
+        found |= STEP_DISTILLED
+    for name, file in (("shift", "scheduler/scheduler_config.json"), ("guidance_scale", "guider/guider_config.json")):
+        if (root / file).is_file() and name in (settings := read_json(root / file)):
+            found[name] = settings[name]
+    return HUNYUAN_480P_T2V | found

@@ -8,12 +8,13 @@ from hyvideo.config.identity import config_hash
 from hyvideo.config.loading import save_config
 from hyvideo.config.schema import Config
 from hyvideo.config.sizes import parse_size
+from hyvideo.data.images import check_images
 from hyvideo.data.prompts import read_prompts
 from hyvideo.data.samplers import GroupSampler
 from hyvideo.grpo.gradient_equalizer import equalizer_scales
 from hyvideo.grpo.kl_controller import KLController
 from hyvideo.models.attention import install_attention
-from hyvideo.models.layout import check_layout
+from hyvideo.models.layout import check_layout, task_of
 from hyvideo.models.loading import load_pipeline
 from hyvideo.models.parallelize import lora_config, parameter_count, prepare_policy, trainable_parameters
 from hyvideo.models.reward_models.rewards import WeightedReward, get_reward_fn
@@ -48,6 +49,9 @@ def build_trainer(config: Config, *, world_size: int = 1) -> Trainer:
     check_config(config, world_size)
     prompts = read_prompts(config.data.train_video_csv)
     valid = read_prompts(config.data.valid_video_csv) if config.data.valid_video_csv else []
+    task = task_of(config.model.pretrained_model_root, config.model.pretrained_transformer_version)
+    check_images(prompts, task)
+    check_images(valid, task)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     reward = get_reward_fn(
         config.reward, device, model_root=config.model.pretrained_model_root, video_fps=config.rollout.video_fps

@@ -47,7 +47,8 @@ def collect(
     texts = tuple(prompts[assignment.prompt_index].text for assignment in assignments)
     rows = tuple(unique.index(assignment.prompt_index) for assignment in assignments)
     with timer("rollout"):
-        conditioning = pipeline.encode([prompts[index].text for index in unique])
+        size = parse_size(config.rollout.rollout_size)
+        conditioning = pipeline.encode_prompts([prompts[index] for index in unique], size)
         parts = []
         for block in blocks(len(assignments), config.rollout.rollout_micro_batch_size or len(assignments)):
             noise = SampleNoise(
@@ -64,7 +65,7 @@ def collect(
                     noise,
                     guidance,
                     num_frames=config.rollout.sample_n_frames,
-                    size=parse_size(config.rollout.rollout_size),
+                    size=size,
                     sde_type=config.rollout.sde_type,
                     eta=config.rollout.eta,
                 )

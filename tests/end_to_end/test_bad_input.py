@@ -84,7 +84,7 @@ CASES: dict[str, tuple[dict[str, Any] | Callable[[Path], dict[str, Any]], str]] 
     "a checkpoint of other settings": (foreign_checkpoint, "'step_5' was made with other settings"),
     "missing weights": ({"pretrained_model_root": "nowhere"}, "weights are missing"),
     "incomplete weights": (incomplete_weights, "'copy' lacks vae"),
-    "truncated weights": (truncated_weights, "Cannot load the transformer of 'copy'"),
+    "truncated weights": (truncated_weights, "Cannot read 'copy/transformer/"),
     "missing adapter": ({"use_lora": True, "pretrained_lora_path": "nowhere"}, "there is no folder 'nowhere'"),
 }
 

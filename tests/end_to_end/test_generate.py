@@ -12,7 +12,7 @@ from torch import Tensor
 from hyvideo.data.videos import read_video
 from hyvideo.training.trainer import Trainer
 from tests.support.command_line import CommandLine, Finished
-from tests.support.training import PROMPTS
+from tests.support.training import PROMPTS, noisy_image, write_prompts
 
 SMALL = {
     "num_inference_steps": 2,
@@ -23,13 +23,18 @@ SMALL = {
 }
 
 
+def _texts(value: Any) -> list[str]:
+    """A flag's values on the command line."""
+    return [str(one) for one in value] if isinstance(value, (list, tuple)) else [str(value)]
+
+
 @pytest.fixture
 def generate(command_line: CommandLine, tiny_root: Path) -> Callable[..., Finished]:
     """Run generate.py on the tiny model; keywords are flags, None leaves one out."""
 
     def run(**flags: Any) -> Finished:
         chosen = {"model_path": tiny_root, "prompt": PROMPTS[0], **SMALL, **flags}
-        argv = [text for name, value in chosen.items() if value is not None for text in (f"--{name}", str(value))]
+        argv = [text for name, value in chosen.items() if value is not None for text in (f"--{name}", *_texts(value))]
         return command_line.run("generate.py", argv)
 
     return run
@@ -97,8 +102,55 @@ def test_a_csv_gives_a_folder_of_videos_whose_own_seeds_count(
     assert json.loads((folder / "0001.json").read_text())["prompt"] == PROMPTS[3]
 
 
+def test_several_seeds_give_a_file_each(generate: Callable[..., Finished], video: Callable, command_line: CommandLine):
+    finished = generate(output_path="red.mp4", seed=[7, 8])
+    assert finished.status == 0, finished.stderr
+    for seed in (7, 8):
+        assert torch.equal(read_video(command_line.folder / f"red_seed{seed}.mp4"), video(seed=seed))
+
+
+def test_what_is_finished_is_not_made_again_but_with_other_settings(
+    generate: Callable[..., Finished], command_line: CommandLine
+):
+    csv = write_prompts(command_line.folder / "prompts.csv", PROMPTS[:2])
+    folder = command_line.folder / "videos"
+    settings = {"prompt": None, "prompts_csv": csv, "output_path": folder}
+    assert generate(**settings).status == 0
+    first = {path: path.stat().st_mtime_ns for path in folder.glob("*.mp4")}
+    (folder / "0001.json").unlink()  # as if the run had been killed between the video and its note
+    finished = generate(**settings)
+    assert "0000.mp4 is finished already" in finished.stderr
+    assert {path.name for path in first if path.stat().st_mtime_ns != first[path]} == {"0001.mp4"}
+    generate(**settings, eta=0.1, sde_type="sage_grpo")
+    assert all(path.stat().st_mtime_ns != first[path] for path in first)
+
+
+def test_a_rollouts_noise_can_be_looked_at(video: Callable[..., Tensor]):
+    ode, sage = video(seed=7), video(seed=7, sde_type="sage_grpo", eta=0.7)
+    assert not torch.equal(ode, sage)
+    assert torch.equal(ode, video(seed=7, sde_type="sage_grpo", eta=0.0))
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    noisy_image(0, (40, 60)).save(tmp_path / "image.png")
+    return tmp_path / "image.png"
+
+
+def test_a_video_starts_from_an_image_in_its_ratio(
+    video: Callable[..., Tensor], original_root: Path, tmp_path: Path, image: Path
+):
+    flags = {"model_path": original_root, "transformer_version": "480p_i2v_step_distilled", "video_length": 1}
+    flags |= {"fixed_size": None, "num_inference_steps": 1, "image_path": image}
+    first = video(**flags)
+    assert first.shape == (1, 768, 512, 3)  # the 480p bucket nearest to 40:60
+    noisy_image(1, (40, 60)).save(tmp_path / "other.png")
+    assert not torch.equal(first, video(**flags | {"image_path": tmp_path / "other.png"}))
+    assert video(**flags, aspect_ratio="16:9").shape == (1, 480, 848, 3)
+
+
 BAD_INPUT = {
-    "missing model": ({"model_path": "nowhere"}, "'nowhere' lacks transformer"),
+    "missing model": ({"model_path": "nowhere"}, "weights are missing for version 480p_t2v"),
     "not an mp4": ({"output_path": "video.avi"}, "expected a file ending in .mp4"),
     "missing checkpoint": ({"checkpoint_path": "nowhere"}, "'nowhere' is not a readable checkpoint"),
     "missing adapter": ({"lora_path": "nowhere"}, "no adapter at 'nowhere/pytorch_lora_weights.safetensors'"),
@@ -106,6 +158,7 @@ BAD_INPUT = {
     "no size": ({"fixed_size": "wide"}, "a size is HEIGHTxWIDTH in pixels"),
     "odd size": ({"fixed_size": "30x32"}, "multiples of 16"),
     "odd length": ({"video_length": 8}, "4 n + 1 frames"),
+    "no such ratio": ({"fixed_size": None, "aspect_ratio": "wide"}, "--aspect_ratio is WIDTH:HEIGHT"),
     "no steps": ({"num_inference_steps": 0}, "num_inference_steps must be at least 1"),
 }
 

@@ -1,6 +1,7 @@
 """A random HunyuanVideo-1.5 of the real classes, small enough to train in a test: 5x32x32 videos, 2x2x2 latents."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import (
@@ -11,7 +12,16 @@ from diffusers import (
     HunyuanVideo15Transformer3DModel,
 )
 from torch import nn
-from transformers import ByT5Tokenizer, Qwen2_5_VLTextConfig, Qwen2_5_VLTextModel, T5Config, T5EncoderModel
+from transformers import (
+    ByT5Tokenizer,
+    Qwen2_5_VLTextConfig,
+    Qwen2_5_VLTextModel,
+    SiglipImageProcessorPil,
+    SiglipVisionConfig,
+    SiglipVisionModel,
+    T5Config,
+    T5EncoderModel,
+)
 
 from scripts.tiny.components import build_tokenizer
 
@@ -22,26 +32,33 @@ IMAGE_WIDTH = 20
 SHIFT = 3.0
 
 
-def build_transformer(seed: int = 0) -> HunyuanVideo15Transformer3DModel:
-    """Make a transformer of two blocks of width 32 in which every condition moves the output visibly."""
+def build_transformer(seed: int = 0, **changes: Any) -> HunyuanVideo15Transformer3DModel:
+    """Make a transformer of two blocks of width 32 in which every condition moves the output visibly.
+
+    `changes` replace settings of its config. No two of its tensors are alike: norm weights are near 1, biases near 0.
+    """
     torch.manual_seed(seed)
-    transformer = HunyuanVideo15Transformer3DModel(
-        in_channels=2 * LATENT_CHANNELS + 1,
-        out_channels=LATENT_CHANNELS,
-        num_attention_heads=2,
-        attention_head_dim=16,
-        num_layers=2,
-        num_refiner_layers=1,
-        text_embed_dim=TEXT_WIDTH,
-        text_embed_2_dim=GLYPH_WIDTH,
-        image_embed_dim=IMAGE_WIDTH,
-        rope_axes_dim=(4, 6, 6),
-        target_size=32,
-        task_type="t2v",
-    )
-    for parameter in transformer.parameters():
-        if parameter.ndim > 1:
-            nn.init.normal_(parameter, std=parameter[0].numel() ** -0.5)
+    config = {
+        "in_channels": 2 * LATENT_CHANNELS + 1,
+        "out_channels": LATENT_CHANNELS,
+        "num_attention_heads": 2,
+        "attention_head_dim": 16,
+        "num_layers": 2,
+        "num_refiner_layers": 1,
+        "text_embed_dim": TEXT_WIDTH,
+        "text_embed_2_dim": GLYPH_WIDTH,
+        "image_embed_dim": IMAGE_WIDTH,
+        "rope_axes_dim": (4, 6, 6),
+        "target_size": 32,
+        "task_type": "t2v",
+    }
+    transformer = HunyuanVideo15Transformer3DModel(**config | changes)
+    with torch.no_grad():
+        for parameter in transformer.parameters():
+            if parameter.ndim > 1:
+                nn.init.normal_(parameter, std=parameter[0].numel() ** -0.5)
+            else:
+                parameter.add_(0.02 * torch.randn_like(parameter))
     return transformer.eval()
 
 
@@ -83,11 +100,30 @@ def build_text_encoder(vocab_size: int, seed: int = 0) -> Qwen2_5_VLTextModel:
     return Qwen2_5_VLTextModel(config).eval()
 
 
-def build_glyph_encoder(seed: int = 0) -> T5EncoderModel:
+def build_glyph_encoder(seed: int = 0, vocab_size: int = 384) -> T5EncoderModel:
     """Make a ByT5 of one layer."""
     torch.manual_seed(seed)
-    config = T5Config(vocab_size=384, d_model=GLYPH_WIDTH, d_kv=8, d_ff=24, num_layers=1, num_heads=2)
+    config = T5Config(vocab_size=vocab_size, d_model=GLYPH_WIDTH, d_kv=8, d_ff=24, num_layers=1, num_heads=2)
     return T5EncoderModel(config).eval()
+
+
+def build_vision_encoder(seed: int = 0) -> SiglipVisionModel:
+    """Make a SigLIP of one layer that sees images as 2 x 2 patches: four tokens."""
+    torch.manual_seed(seed)
+    config = SiglipVisionConfig(
+        hidden_size=IMAGE_WIDTH,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=16,
+        patch_size=8,
+    )
+    return SiglipVisionModel(config).eval()
+
+
+def build_image_processor() -> SiglipImageProcessorPil:
+    """Make the preprocessing of `build_vision_encoder`."""
+    return SiglipImageProcessorPil(size={"height": 16, "width": 16}, image_mean=[0.5] * 3, image_std=[0.5] * 3)
 
 
 def save_tiny_model(folder: Path) -> Path:

@@ -1,10 +1,13 @@
 """Runs of the tiny random model: their command line, their trainer, and one round by hand."""
 
+import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 
 from hyvideo.config.loading import load_config
 from hyvideo.grpo.timesteps import Pairs, select_timesteps, split_updates
@@ -50,11 +53,23 @@ SETTINGS: Mapping[str, Any] = {
 """One round is 4 videos of 2 prompts in 4 steps; every part of the method acts within a few updates."""
 
 
-def write_prompts(path: Path, prompts: Sequence[str] = PROMPTS) -> Path:
-    """Write a prompt CSV."""
-    quoted = ['"' + prompt.replace('"', '""') + '"' for prompt in prompts]
-    path.write_text("\n".join(["prompt", *quoted]) + "\n")
+def write_prompts(path: Path, prompts: Sequence[str] = PROMPTS, *, images: bool = False) -> Path:
+    """Write a prompt CSV; with `images` each row gets one of its own, beside the CSV."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["prompt", "ref_image_path"])
+        for number, prompt in enumerate(prompts):
+            name = f"{path.stem}_{number}.png" if images else ""
+            if images:
+                noisy_image(number).save(path.parent / name)
+            writer.writerow([prompt, name])
     return path
+
+
+def noisy_image(number: int, size: tuple[int, int] = (48, 40)) -> Image.Image:
+    """Make a small image (width, height) of random pixels."""
+    pixels = np.random.default_rng(number).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
 
 
 def arguments(root: Path, csv: Path, output_dir: Path, **settings: Any) -> list[str]:

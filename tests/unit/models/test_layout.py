@@ -10,9 +10,13 @@ from hyvideo.models.layout import (
     HOW_TO_GET,
     check_diffusers_layout,
     check_layout,
+    download_command,
     is_diffusers_layout,
     original_files,
+    task_of,
+    transformer_folder,
 )
+from tests.support.original_layout import VERSIONS
 
 
 @pytest.fixture
@@ -79,6 +83,34 @@ def test_only_what_is_missing_of_the_published_layout_is_listed(tmp_path: Path):
     assert "text_encoder" not in str(error.value)
 
 
-def test_the_published_layout_is_recognised_though_it_cannot_be_loaded_yet(tmp_path: Path):
-    with pytest.raises(ValueError, match="original layout, which this version cannot load yet"):
-        check_layout(make_original(tmp_path, "480p_t2v"), "480p_t2v")
+def test_the_published_layout_is_accepted(original_root: Path):
+    assert not is_diffusers_layout(original_root)
+    for version in VERSIONS:
+        assert check_layout(original_root, version) == original_root
+
+
+def test_a_version_that_is_not_there_is_refused_with_those_that_are(original_root: Path):
+    with pytest.raises(ValueError, match=f"received '720p_t2v', .* holds {', '.join(sorted(VERSIONS))}") as error:
+        check_layout(original_root, "720p_t2v")
+    assert "--include 'transformer/720p_t2v/*'" in str(error.value)
+
+
+def test_without_a_version_the_only_one_is_chosen_and_several_are_listed(original_root: Path, tmp_path: Path):
+    with pytest.raises(ValueError, match=f"none was named, .* holds {', '.join(sorted(VERSIONS))}"):
+        transformer_folder(original_root, None)
+    shutil.copytree(original_root / "transformer" / "480p_i2v", tmp_path / "transformer" / "mine")
+    assert transformer_folder(tmp_path, None) == tmp_path / "transformer" / "mine"
+
+
+def test_every_missing_folder_comes_with_the_command_that_fetches_it(tmp_path: Path):
+    with pytest.raises(ValueError, match="missing") as error:
+        check_layout(tmp_path, "480p_i2v")
+    for folder in original_files("480p_i2v"):
+        assert download_command(tmp_path, folder) in str(error.value)
+
+
+def test_what_a_transformer_is_made_for_is_read_from_its_config(tiny_root: Path, original_root: Path):
+    assert task_of(tiny_root, None) == "t2v"
+    assert {version: task_of(original_root, version) for version in VERSIONS} == {
+        version: changes["task_type"] for version, changes in VERSIONS.items()
+    }

@@ -53,8 +53,8 @@ def test_the_weights_are_those_of_the_stock_loader(tiny_root: Path):
 def test_policy_and_encoders_get_the_dtypes_asked_for(tiny_root: Path):
     pipeline = load(tiny_root, transformer_dtype=torch.bfloat16, encoder_dtype=torch.float16)
     dtypes = {name: {p.dtype for p in getattr(pipeline, name).parameters()} for name in NETWORKS}
-    dtypes["text_encoder_2"].discard(torch.float32)  # transformers keeps the layers of T5 that overflow in float16
-    assert dtypes == {"transformer": {torch.bfloat16}} | {name: {torch.float16} for name in NETWORKS[1:]}
+    float16 = {name: {torch.float16} for name in ("vae", "text_encoder")}
+    assert dtypes == {"transformer": {torch.bfloat16}, "text_encoder_2": {torch.float32}} | float16
 
 
 def test_encoders_and_vae_are_frozen_and_free_of_dropout(tiny_root: Path):
@@ -119,7 +119,7 @@ def test_a_truncated_weights_file_is_named(component: str, tiny_root: Path, tmp_
     root = shutil.copytree(tiny_root, tmp_path / "copy")
     path = weights_file(root, component)
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ValueError, match=f"{component} of '{root}'"):
+    with pytest.raises(ValueError, match=f"Cannot (read|load) .*{component}"):
         load(root)
 
 

@@ -133,7 +133,16 @@ def test_an_adapter_with_other_settings_than_the_runs_is_refused(policy, tmp_pat
     save_lora(policy, tmp_path)
     policy.delete_adapters("default")
     wanted = lora_config(8, 4, 0.0, Config().model.lora_target_modules)
-    with pytest.raises(ValueError, match=r"lora_r is 8, the adapter has 2\."):
+    with pytest.raises(ValueError, match="lora_r is 8, the adapter has 2"):
+        prepare_policy(policy, gradient_checkpointing=False, lora=wanted, pretrained_lora_path=str(tmp_path))
+
+
+def test_an_adapter_of_other_modules_than_the_runs_is_refused(policy, tmp_path: Path):
+    prepare_policy(policy, gradient_checkpointing=False, lora=lora_config(2, 4, 0.0, ["to_q", "to_k"]))
+    save_lora(policy, tmp_path)
+    policy.delete_adapters("default")
+    wanted = lora_config(2, 4, 0.0, ["to_q"])
+    with pytest.raises(ValueError, match=r"lora_target_modules chooses 3 modules, the adapter has 6, .*to_k"):
         prepare_policy(policy, gradient_checkpointing=False, lora=wanted, pretrained_lora_path=str(tmp_path))
 
 

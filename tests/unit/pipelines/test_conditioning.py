@@ -1,9 +1,9 @@
-"""Conditioning rows can be picked and joined without touching a valid token."""
+"""Conditioning rows can be picked and paired with a negative without touching a valid token."""
 
 import torch
 from torch import Tensor
 
-from hyvideo.pipelines.conditioning import Conditioning
+from hyvideo.pipelines.conditioning import Conditioning, FirstFrames
 
 TEXT = [torch.full((length, 3), float(length)) for length in (4, 2, 5)]
 GLYPH = [torch.full((length, 2), -1.0 - length) for length in (0, 3, 1)]
@@ -40,8 +40,17 @@ def test_rows_picks_in_any_order_with_repeats_and_drops_needless_padding():
     assert Conditioning.from_rows(TEXT, GLYPH).rows([0, 0]).glyph.shape == (2, 0, 2)
 
 
-def test_joined_appends_the_other_rows():
-    first = Conditioning.from_rows(TEXT[:1], GLYPH[:1])
-    second = Conditioning.from_rows(TEXT[1:], GLYPH[1:])
-    assert_same_tokens(valid_tokens(first.joined(second)), [0, 1, 2])
-    assert_same_tokens(valid_tokens(second.joined(first)), [1, 2, 0])
+def test_a_negative_row_follows_for_every_row():
+    positive = Conditioning.from_rows(TEXT[:2], GLYPH[:2])
+    negative = Conditioning.from_rows(TEXT[2:], GLYPH[2:])
+    assert_same_tokens(valid_tokens(positive.with_negative(negative)), [0, 1, 2, 2])
+    assert_same_tokens(valid_tokens(negative.with_negative(positive.rows([1]))), [2, 1])
+
+
+def test_rows_and_negatives_keep_the_image_of_their_sample():
+    images = FirstFrames(torch.arange(3.0)[:, None, None], -torch.arange(3.0)[:, None, None, None])
+    conditioning = Conditioning.from_rows(TEXT, GLYPH, images).rows([2, 0])
+    guided = conditioning.with_negative(Conditioning.from_rows(TEXT[:1], GLYPH[:1]))
+    for received, expected in ((conditioning, [2, 0]), (guided, [2, 0, 2, 0])):
+        assert received.images.states.flatten().tolist() == expected
+        assert (-received.images.latents).flatten().tolist() == expected

@@ -1,0 +1,114 @@
+"""Host memory of loading a transformer of HunyuanVideo-1.5's width from the original layout.
+
+Writes random bfloat16 weights (shards of at most 2 GB), loads them in fresh processes, prints the peak of each, and
+deletes them. 54 layers are the real model (16.7 GB on the disk), 27 half of it. With several processes the network is
+sharded by FSDP2 on the CPU, and each reads its own rows.
+
+Example: `python -m benchmarks.load_memory --num_layers 27`
+"""
+
+import argparse
+import json
+import resource
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from accelerate import init_empty_weights
+from diffusers import HunyuanVideo15Transformer3DModel
+from safetensors.torch import save_file
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+from hyvideo.models.conversion import original_tensors
+from hyvideo.models.loading import load_transformer
+from hyvideo.models.original_config import original_transformer_config
+
+SHARD_BYTES = 2 * 10**9
+
+
+def write_checkpoint(root: Path, num_layers: int) -> int:
+    """Write `root/transformer/480p_t2v` with random weights; returns their bytes."""
+    with init_empty_weights():
+        empty = HunyuanVideo15Transformer3DModel(num_layers=num_layers, task_type="t2v")
+    folder = root / "transformer" / "480p_t2v"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(original_transformer_config(empty.config)))
+    shards: list[list[tuple[str, torch.Size]]] = [[]]
+    size = total = 0
+    for name, tensor in original_tensors(empty.state_dict()):
+        size, total = size + 2 * tensor.numel(), total + 2 * tensor.numel()
+        if size > SHARD_BYTES:
+            shards.append([])
+            size = 2 * tensor.numel()
+        shards[-1].append((name, tensor.shape))
+    weight_map = {}
+    for number, shard in enumerate(shards, start=1):
+        file = f"diffusion_pytorch_model-{number:05d}-of-{len(shards):05d}.safetensors"
+        save_file({name: torch.randn(shape, dtype=torch.bfloat16) for name, shape in shard}, folder / file)
+        weight_map |= {name: file for name, _ in shard}
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(index))
+    return total
+
+
+def measure(rank: int, root: Path, processes: int, port: int) -> None:
+    """Load in this process and print its peak beyond what it held before."""
+    parallelize = None
+    if processes > 1:
+        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=processes)
+        parallelize = _shard
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    start = time.perf_counter()
+    transformer = load_transformer(root, dtype=torch.bfloat16, parallelize=parallelize)
+    seconds = time.perf_counter() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    held = sum((p.to_local() if processes > 1 else p).nbytes for p in transformer.parameters())
+    print(
+        f"process {rank}: holds {held / 1e9:.2f} GB, peak {peak / 1e9:.2f} GB beyond the {before / 1e9:.2f} GB before: "
+        f"{peak / held:.3f} of what it holds, {seconds:.0f} s",
+        flush=True,
+    )
+    if processes > 1:
+        dist.destroy_process_group()
+
+
+def _shard(transformer: nn.Module) -> None:
+    for block in transformer.transformer_blocks:
+        fully_shard(block)
+    fully_shard(transformer)
+
+
+def main() -> int:
+    """Write, load, print, delete; returns the exit status (2 when there is too little room)."""
+    parser = argparse.ArgumentParser("load_memory", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--num_layers", type=int, default=27)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--folder", type=Path, default=Path("outputs/load_memory"), help="for the weights; deleted")
+    parser.add_argument("--port", type=int, default=29531, help="on which several processes meet")
+    arguments = parser.parse_args()
+    if arguments.folder.exists():
+        print(f"load_memory: '{arguments.folder}' exists; name a new folder.", file=sys.stderr)
+        return 2
+    try:
+        context = mp.get_context("spawn")
+        writer = context.Process(target=write_checkpoint, args=(arguments.folder, arguments.num_layers))
+        writer.start()
+        writer.join()
+        settings = (arguments.folder, arguments.processes, arguments.port)
+        loaders = [context.Process(target=measure, args=(rank, *settings)) for rank in range(arguments.processes)]
+        for loader in loaders:
+            loader.start()
+        for loader in loaders:
+            loader.join()
+        return max(abs(process.exitcode) for process in [writer, *loaders])
+    finally:
+        shutil.rmtree(arguments.folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

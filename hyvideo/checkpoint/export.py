@@ -1,0 +1,137 @@
+"""Write a model for other programs: a diffusers folder, a transformer in the original layout, or a LoRA adapter.
+
+Every export appears under its name when it is whole, and never replaces anything.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from diffusers import (
+    ClassifierFreeGuidance,
+    FlowMatchEulerDiscreteScheduler,
+    HunyuanVideo15ImageToVideoPipeline,
+    HunyuanVideo15Pipeline,
+    HunyuanVideo15Transformer3DModel,
+)
+from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
+from huggingface_hub import save_torch_state_dict
+from peft.utils import get_peft_model_state_dict
+from safetensors.torch import save_file
+
+from hyvideo.models.conversion import original_tensors
+from hyvideo.models.lora_keys import adapter_to_original
+from hyvideo.models.original_config import original_transformer_config
+from hyvideo.models.parallelize import ADAPTER, ADAPTER_FILE, save_lora
+from hyvideo.models.quiet import quiet_diffusers
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
+
+MAX_SHARD_SIZE = "5GB"
+
+
+def export_diffusers(pipeline: HunyuanVideoGRPOPipeline, folder: Path, *, guidance_scale: float) -> None:
+    """Write a whole model that plain diffusers loads, and samples as this project does.
+
+    Args:
+        pipeline: all components; an adapter of the transformer must have been merged. Its scheduler's shift is kept.
+        folder: a new folder.
+        guidance_scale: scale of the classifier-free guidance that diffusers shall use by itself.
+
+    Raises:
+        ValueError: `folder` exists.
+    """
+    with quiet_diffusers():
+        components = pipeline.components | {
+            "scheduler": FlowMatchEulerDiscreteScheduler(shift=pipeline.scheduler.config.shift),
+            "guider": ClassifierFreeGuidance(guidance_scale=guidance_scale),
+        }
+        stock_class = HunyuanVideo15ImageToVideoPipeline
+        if pipeline.task == "t2v":
+            stock_class = HunyuanVideo15Pipeline
+            components = {name: components[name] for name in components if name not in pipeline._optional_components}
+        stock = stock_class(**components)
+        with _new_folder(folder) as unfinished:
+            stock.save_pretrained(unfinished, max_shard_size=MAX_SHARD_SIZE)
+
+
+def export_original(
+    transformer: HunyuanVideo15Transformer3DModel, folder: Path, config: dict[str, Any] | None = None
+) -> None:
+    """Write a transformer in the original layout: a new `ckpts/transformer/<version>`.
+
+    Args:
+        transformer: an adapter must have been merged.
+        folder: a new folder; its name is the version's.
+        config: config.json of the original version it was trained from; None makes one of the transformer's.
+
+    Raises:
+        ValueError: `folder` exists, or the original layout has no such transformer.
+    """
+    config = config or original_transformer_config(transformer.config)
+    with _new_folder(folder) as unfinished:
+        (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        save_torch_state_dict(
+            {name: tensor.contiguous() for name, tensor in original_tensors(transformer.state_dict())},
+            unfinished,
+            filename_pattern="diffusion_pytorch_model{suffix}.safetensors",
+            max_shard_size=MAX_SHARD_SIZE,
+        )
+
+
+def export_lora(transformer: HunyuanVideo15Transformer3DModel, folder: Path, *, original_keys: bool) -> None:
+    """Write the adapter of `transformer` as `pytorch_lora_weights.safetensors`, its settings in the file's metadata.
+
+    Args:
+        transformer: with an adapter.
+        folder: a new folder.
+        original_keys: name the modules as the original transformer does; diffusers' names otherwise.
+
+    Raises:
+        ValueError: `folder` exists, or there is no adapter.
+    """
+    if ADAPTER not in getattr(transformer, "peft_config", {}):
+        raise ValueError("There is no LoRA adapter to write: the policy was trained whole. Export its weights instead.")
+    with _new_folder(folder) as unfinished:
+        if not original_keys:
+            save_lora(transformer, unfinished)
+            return
+        adapter = get_peft_model_state_dict(transformer, adapter_name=ADAPTER)
+        tensors, settings = adapter_to_original(adapter, transformer.peft_config[ADAPTER].to_dict())
+        metadata = {"format": "pt", LORA_ADAPTER_METADATA_KEY: json.dumps(settings, indent=2, sort_keys=True)}
+        save_file(
+            {name: tensor.contiguous() for name, tensor in tensors.items()},
+            unfinished / ADAPTER_FILE,
+            metadata=metadata,
+        )
+
+
+def merge_lora(transformer: HunyuanVideo15Transformer3DModel) -> None:
+    """Add the adapter of `transformer`, if it has one, to its weights, in place."""
+    if ADAPTER in getattr(transformer, "peft_config", {}):
+        transformer.fuse_lora()
+        transformer.unload_lora()
+
+
+def check_new(folder: Path) -> None:
+    """Raise a ValueError if `folder` exists."""
+    if folder.exists():
+        raise ValueError(f"'{folder}' exists already; expected the name of a new folder.")
+
+
+@contextmanager
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """Give a folder to write in, which gets its name when the block ends well and disappears otherwise."""
+    check_new(folder)
+    unfinished = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(unfinished, ignore_errors=True)  # of an earlier attempt
+    unfinished.mkdir(parents=True)
+    try:
+        yield unfinished
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    os.replace(unfinished, folder)

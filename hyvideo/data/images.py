@@ -1,0 +1,48 @@
+"""First frames of image-to-video, read from files: a damaged one is named before anything is computed."""
+
+from collections.abc import Sequence
+
+from PIL import Image, UnidentifiedImageError
+
+from hyvideo.data.prompts import Prompt
+
+
+def read_image(path: str) -> Image.Image:
+    """Read an image file as RGB.
+
+    Raises:
+        ValueError: the file is missing, no image, or damaged.
+    """
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    except (OSError, UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError) as error:
+        raise ValueError(f"image '{path}' cannot be read: {error}. Expected a whole PNG, JPEG or WebP file.") from error
+
+
+def check_images(prompts: Sequence[Prompt], task: str) -> None:
+    """Raise a ValueError unless `prompts` are what a model of `task` takes and every image can be decoded."""
+    check_task(prompts, task)
+    for path in dict.fromkeys(prompt.ref_image_path for prompt in prompts if prompt.ref_image_path):
+        read_image(path)
+
+
+def check_task(prompts: Sequence[Prompt], task: str) -> None:
+    """Raise a ValueError unless `prompts` have images where a model of `task` needs them, and only there.
+
+    Args:
+        prompts: rows of prompt CSVs, or one made of a command line.
+        task: `t2v` (no prompt has an image) or `i2v` (every one has).
+    """
+    wrong = [prompt for prompt in prompts if (prompt.ref_image_path is None) == (task == "i2v")]
+    if wrong and task == "i2v":
+        raise ValueError(
+            f"An image-to-video model was given {len(wrong)} of {len(prompts)} prompts without an image, the first "
+            f"being index {wrong[0].index}: {wrong[0].text[:60]!r}. Give each a ref_image_path (CSV column) or "
+            "--image_path, or choose a t2v version."
+        )
+    if wrong:
+        raise ValueError(
+            f"A text-to-video model was given {len(wrong)} of {len(prompts)} prompts with an image, the first being "
+            f"index {wrong[0].index}: '{wrong[0].ref_image_path}'. Choose an i2v version, or leave the images out."
+        )

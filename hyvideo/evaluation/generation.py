@@ -1,0 +1,70 @@
+"""What generate.py makes: one file per prompt and seed, each with a note of how it was made, each made once."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from hyvideo.data.prompts import Prompt
+from hyvideo.data.videos import write_video
+
+
+@dataclass(frozen=True)
+class Job:
+    """One video to make.
+
+    Attributes:
+        path: the mp4 to write; a JSON file of the same name says how it was made.
+        prompt: text, number and image.
+        seed: of its noise, where the prompt has none of its own.
+    """
+
+    path: Path
+    prompt: Prompt
+    seed: int
+
+    def is_finished(self, note: dict[str, Any]) -> bool:
+        """Whether the file is there and was made exactly as `note` says."""
+        beside = self.path.with_suffix(".json")
+        if not (self.path.is_file() and beside.is_file()):
+            return False
+        try:
+            return json.loads(beside.read_text(encoding="utf-8")) == json.loads(json.dumps(note))
+        except ValueError:
+            return False
+
+    def write(self, video: Tensor, fps: int, note: dict[str, Any]) -> None:
+        """Write the video `[F, H, W, 3]`, then its note: a video without one was not finished."""
+        self.path.with_suffix(".json").unlink(missing_ok=True)
+        write_video(self.path, video, fps)
+        text = json.dumps(note, indent=1, ensure_ascii=False)
+        self.path.with_suffix(".json").write_text(text, encoding="utf-8")
+
+
+def jobs_of_prompt(path: Path, prompt: Prompt, seeds: Sequence[int]) -> list[Job]:
+    """Return the jobs of one prompt: `path` itself, or with several seeds one file each, `<name>_seed<N>.mp4`.
+
+    Raises:
+        ValueError: `path` is no mp4.
+    """
+    if path.suffix != ".mp4":
+        raise ValueError(f"--output_path: expected a file ending in .mp4 for one prompt; received '{path}'.")
+    return [Job(_with_seed(path, seed, seeds), replace(prompt, seed=seed), seed) for seed in seeds]
+
+
+def jobs_of_csv(folder: Path, prompts: Sequence[Prompt], seeds: Sequence[int]) -> list[Job]:
+    """Return the jobs of a CSV's rows: `<folder>/0000.mp4`, ...; a row with a seed of its own is made once."""
+    return [
+        Job(_with_seed(folder / f"{row:04d}.mp4", seed, chosen), prompt, seed)
+        for row, prompt in enumerate(prompts)
+        for chosen in [seeds if prompt.seed is None else [prompt.seed]]
+        for seed in chosen
+    ]
+
+
+def _with_seed(path: Path, seed: int, seeds: Sequence[int]) -> Path:
+    """Add the seed to a file's name where there are several."""
+    return path if len(seeds) == 1 else path.with_name(f"{path.stem}_seed{seed}{path.suffix}")

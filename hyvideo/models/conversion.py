@@ -1,0 +1,193 @@
+"""Original (Tencent) names and layouts of HunyuanVideo-1.5's weights <-> those of diffusers; exact in both directions.
+
+A diffusers tensor is an original one under another name, except for two kinds: the text refiner's query, key and value
+are thirds of one fused tensor, and the last modulation stores (shift, scale) where diffusers stores (scale, shift).
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+REFINER = ("context_embedder.token_refiner.refiner_blocks.#", "txt_in.individual_token_refiner.blocks.#")
+BLOCK = ("transformer_blocks.#", "double_blocks.#")
+
+_TRANSFORMER_MODULES = (
+    ("x_embedder", "img_in"),
+    ("time_embed.timestep_embedder.linear_1", "time_in.mlp.0"),
+    ("time_embed.timestep_embedder.linear_2", "time_in.mlp.2"),
+    ("time_embed.timestep_embedder_r.linear_1", "time_r_in.mlp.0"),
+    ("time_embed.timestep_embedder_r.linear_2", "time_r_in.mlp.2"),
+    ("context_embedder.proj_in", "txt_in.input_embedder"),
+    ("context_embedder.time_text_embed.timestep_embedder.linear_1", "txt_in.t_embedder.mlp.0"),
+    ("context_embedder.time_text_embed.timestep_embedder.linear_2", "txt_in.t_embedder.mlp.2"),
+    ("context_embedder.time_text_embed.text_embedder", "txt_in.c_embedder"),
+    (f"{REFINER[0]}.norm1", f"{REFINER[1]}.norm1"),
+    (f"{REFINER[0]}.norm2", f"{REFINER[1]}.norm2"),
+    (f"{REFINER[0]}.attn.to_out.0", f"{REFINER[1]}.self_attn_proj"),
+    (f"{REFINER[0]}.ff.net.0.proj", f"{REFINER[1]}.mlp.fc1"),
+    (f"{REFINER[0]}.ff.net.2", f"{REFINER[1]}.mlp.fc2"),
+    (f"{REFINER[0]}.norm_out.linear", f"{REFINER[1]}.adaLN_modulation.1"),
+    ("context_embedder_2.norm", "byt5_in.layernorm"),
+    ("context_embedder_2.linear_#", "byt5_in.fc#"),
+    ("cond_type_embed", "cond_type_embedding"),
+    ("image_embedder.norm_in", "vision_in.proj.0"),
+    ("image_embedder.linear_1", "vision_in.proj.1"),
+    ("image_embedder.linear_2", "vision_in.proj.3"),
+    ("image_embedder.norm_out", "vision_in.proj.4"),
+    (f"{BLOCK[0]}.norm1.linear", f"{BLOCK[1]}.img_mod.linear"),
+    (f"{BLOCK[0]}.norm1_context.linear", f"{BLOCK[1]}.txt_mod.linear"),
+    (f"{BLOCK[0]}.attn.to_q", f"{BLOCK[1]}.img_attn_q"),
+    (f"{BLOCK[0]}.attn.to_k", f"{BLOCK[1]}.img_attn_k"),
+    (f"{BLOCK[0]}.attn.to_v", f"{BLOCK[1]}.img_attn_v"),
+    (f"{BLOCK[0]}.attn.norm_q", f"{BLOCK[1]}.img_attn_q_norm"),
+    (f"{BLOCK[0]}.attn.norm_k", f"{BLOCK[1]}.img_attn_k_norm"),
+    (f"{BLOCK[0]}.attn.to_out.0", f"{BLOCK[1]}.img_attn_proj"),
+    (f"{BLOCK[0]}.attn.add_q_proj", f"{BLOCK[1]}.txt_attn_q"),
+    (f"{BLOCK[0]}.attn.add_k_proj", f"{BLOCK[1]}.txt_attn_k"),
+    (f"{BLOCK[0]}.attn.add_v_proj", f"{BLOCK[1]}.txt_attn_v"),
+    (f"{BLOCK[0]}.attn.norm_added_q", f"{BLOCK[1]}.txt_attn_q_norm"),
+    (f"{BLOCK[0]}.attn.norm_added_k", f"{BLOCK[1]}.txt_attn_k_norm"),
+    (f"{BLOCK[0]}.attn.to_add_out", f"{BLOCK[1]}.txt_attn_proj"),
+    (f"{BLOCK[0]}.ff.net.0.proj", f"{BLOCK[1]}.img_mlp.fc1"),
+    (f"{BLOCK[0]}.ff.net.2", f"{BLOCK[1]}.img_mlp.fc2"),
+    (f"{BLOCK[0]}.ff_context.net.0.proj", f"{BLOCK[1]}.txt_mlp.fc1"),
+    (f"{BLOCK[0]}.ff_context.net.2", f"{BLOCK[1]}.txt_mlp.fc2"),
+    ("proj_out", "final_layer.linear"),
+)
+_FUSED = tuple((f"{REFINER[0]}.attn.to_{part}", f"{REFINER[1]}.self_attn_qkv") for part in "qkv")
+_SWAPPED = ("norm_out.linear", "final_layer.adaLN_modulation.1")
+
+
+def _vae_modules(side: str, direction: str, sampler: str) -> tuple[tuple[str, str], ...]:
+    """Module names of the VAE's encoder (`down`) or decoder (`up`); longer names first."""
+    block, stage = (f"{side}.{direction}_blocks.#", f"{side}.{direction}.#")
+    middle = (f"{side}.mid_block.attentions.0", f"{side}.mid.attn_1")
+    return (
+        (f"{side}.mid_block.resnets.0", f"{side}.mid.block_1"),
+        (f"{side}.mid_block.resnets.1", f"{side}.mid.block_2"),
+        *((f"{middle[0]}.to_{part}", f"{middle[1]}.{part}") for part in "qkv"),
+        middle,
+        (f"{block}.resnets.#.conv_shortcut", f"{stage}.block.#.nin_shortcut"),
+        (f"{block}.resnets.#", f"{stage}.block.#"),
+        (f"{block}.{sampler}rs.0", f"{stage}.{sampler}"),
+        *((f"{side}.{name}", f"{side}.{name}") for name in ("conv_in", "conv_out", "norm_out")),
+    )
+
+
+_VAE_MODULES = _vae_modules("encoder", "down", "downsample") + _vae_modules("decoder", "up", "upsample")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Where a tensor lies in a weights file.
+
+    Attributes:
+        name: the file's own name of the tensor.
+        index: which of `count` equal pieces along dim 0 it is.
+        count: 1 for a whole tensor.
+        swapped: whether the halves along dim 0 are exchanged.
+    """
+
+    name: str
+    index: int = 0
+    count: int = 1
+    swapped: bool = False
+
+    def shape(self, wanted: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape the file's tensor must have for this part of it to have shape `wanted`."""
+        return tuple(wanted) if self.count == 1 else (wanted[0] * self.count, *wanted[1:])
+
+    def rows(self, start: int, stop: int, size: int) -> list[tuple[int, int]]:
+        """Return the file's row ranges that make up rows `[start, stop)` of this tensor, which has `size` rows."""
+        if self.swapped:
+            half = size // 2
+            halves = ((start + half, min(stop, half) + half), (max(start, half) - half, stop - half))
+            return [(first, last) for first, last in halves if first < last]
+        return [(self.index * size + start, self.index * size + stop)]
+
+
+Naming = Callable[[str], Part]
+"""Finds the part of the file for the name of a module's tensor; a KeyError means that the layout has none such."""
+
+
+def _pattern(names: str) -> re.Pattern:
+    """Compile a table entry: `#` is a number, and what follows the module's name is kept."""
+    return re.compile(re.escape(names).replace(r"\#", r"(\d+)") + r"(\.[^#]+)")
+
+
+def _renamer(table: Sequence[tuple[str, str]], source: int) -> Callable[[str], str]:
+    """Return a function that renames from column `source` of `table` to the other one."""
+    compiled = [(_pattern(pair[source]), pair[1 - source]) for pair in table]
+
+    def rename(name: str) -> str:
+        for pattern, target in compiled:
+            if match := pattern.fullmatch(name):
+                *numbers, rest = match.groups()
+                for number in numbers:
+                    target = target.replace("#", number, 1)
+                return target + rest
+        raise KeyError(name)
+
+    return rename
+
+
+_to_original = _renamer(_TRANSFORMER_MODULES, 0)
+_to_fused = [_renamer((pair,), 0) for pair in _FUSED]
+_to_swapped = _renamer((_SWAPPED,), 0)
+_vae_to_original = _renamer(_VAE_MODULES, 0)
+
+
+def transformer_part(name: str) -> Part:
+    """Return where the original layout keeps the transformer's tensor `name` (a diffusers name).
+
+    Example:
+        `transformer_part("context_embedder.token_refiner.refiner_blocks.0.attn.to_k.bias")` is piece 1 of 3 of
+        `txt_in.individual_token_refiner.blocks.0.self_attn_qkv.bias`.
+
+    Raises:
+        KeyError: the diffusers transformer has no such tensor.
+    """
+    for index, rename in enumerate(_to_fused):
+        try:
+            return Part(rename(name), index, len(_to_fused))
+        except KeyError:
+            continue
+    if name.startswith(f"{_SWAPPED[0]}."):
+        return Part(_to_swapped(name), swapped=True)
+    return Part(_to_original(name))
+
+
+def vae_part(name: str) -> Part:
+    """Return where the original layout keeps the VAE's tensor `name` (a diffusers name).
+
+    Raises:
+        KeyError: the diffusers VAE has no such tensor.
+    """
+    return Part(_vae_to_original(name))
+
+
+def original_tensors(state: Mapping[str, Tensor], naming: Naming = transformer_part) -> Iterator[tuple[str, Tensor]]:
+    """Yield (original name, tensor) of a whole diffusers state dict; tensors that only change names are not copied.
+
+    Raises:
+        KeyError: a name the layout does not have.
+        ValueError: pieces of a fused tensor are missing.
+    """
+    pieces: dict[str, dict[int, Tensor]] = {}
+    for name, tensor in state.items():
+        part = naming(name)
+        if part.swapped:
+            tensor = tensor.roll(tensor.shape[0] // 2, 0)
+        if part.count == 1:
+            yield part.name, tensor
+            continue
+        found = pieces.setdefault(part.name, {})
+        found[part.index] = tensor
+        if len(found) == part.count:
+            del pieces[part.name]
+            yield part.name, torch.cat([found[index] for index in range(part.count)])
+    if pieces:
+        raise ValueError(f"These fused tensors lack pieces: {', '.join(sorted(pieces))}. Pass a whole state dict.")

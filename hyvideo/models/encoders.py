@@ -1,0 +1,168 @@
+"""The text and vision encoders of HunyuanVideo-1.5, frozen, from either layout."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    ByT5Tokenizer,
+    PreTrainedModel,
+    Qwen2_5_VLTextModel,
+    SiglipImageProcessorPil,
+    SiglipVisionConfig,
+    SiglipVisionModel,
+    T5Config,
+    T5EncoderModel,
+)
+
+from hyvideo.models.conversion import Part
+from hyvideo.models.layout import check_diffusers_layout, read_json
+from hyvideo.models.streaming import fill
+from hyvideo.models.weight_files import SafetensorsFolder, StateDict, WeightSource
+
+GLYPH_PREFIX = "module.text_tower.encoder."
+"""What the glyph encoder's tensors begin with in `byt5_model.pt`; the rest of the file belongs to its training."""
+
+
+def original_encoders(root: Path, dtype: torch.dtype | None, *, vision: bool) -> dict[str, Any]:
+    """Load the encoders of the original layout, by the component names of the diffusers pipeline.
+
+    Args:
+        root: folder that was checked (`check_layout`).
+        dtype: dtype of the language and vision model; None keeps that of the files.
+        vision: whether to load the vision encoder of image-to-video.
+
+    Raises:
+        ValueError: weights that do not fit their config exactly.
+    """
+    text, siglip = root / "text_encoder", root / "vision_encoder" / "siglip"
+    with _readable(root):
+        tokenizer_2 = _glyph_tokenizer(text)
+        encoders = {
+            "text_encoder": _language_model(text / "llm", dtype),
+            "tokenizer": AutoTokenizer.from_pretrained(text / "llm", local_files_only=True),
+            "text_encoder_2": _glyph_encoder(text, len(tokenizer_2)),
+            "tokenizer_2": tokenizer_2,
+        }
+        if vision:
+            encoders["image_encoder"] = _vision_model(siglip / "image_encoder", dtype)
+            encoders["feature_extractor"] = SiglipImageProcessorPil.from_pretrained(siglip / "feature_extractor")
+    return encoders
+
+
+def diffusers_encoders(root: Path, dtype: torch.dtype | None, *, vision: bool) -> dict[str, Any]:
+    """Load the encoders of the diffusers layout; arguments and errors as in `original_encoders`."""
+    with _readable(root):
+        encoders = {
+            "text_encoder": _pretrained(Qwen2_5_VLTextModel, root, "text_encoder", dtype),
+            "tokenizer": AutoTokenizer.from_pretrained(root / "tokenizer", local_files_only=True),
+            "text_encoder_2": _pretrained(T5EncoderModel, root, "text_encoder_2", torch.float32),
+            "tokenizer_2": ByT5Tokenizer.from_pretrained(root / "tokenizer_2", local_files_only=True),
+        }
+        if vision:
+            encoders["image_encoder"] = _pretrained(SiglipVisionModel, root, "image_encoder", dtype)
+            encoders["feature_extractor"] = SiglipImageProcessorPil.from_pretrained(root / "feature_extractor")
+    return encoders
+
+
+@contextmanager
+def _readable(root: Path) -> Iterator[None]:
+    """Turn what the library raises for a damaged tokenizer or config into a ValueError."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"Cannot load the encoders of '{root}': {error}. Download them again.") from error
+
+
+def _language_model(folder: Path, dtype: torch.dtype | None) -> Qwen2_5_VLTextModel:
+    """Load the text part of a Qwen2.5-VL; its vision tower and output layer are left on the disk."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
+    source = SafetensorsFolder(folder)
+    prefix = (
+        "model.language_model."
+        if any(name.startswith("model.language_model.") for name in source.shapes)
+        else ("model.")
+    )
+    with init_empty_weights():
+        model = Qwen2_5_VLTextModel(config)
+    return _filled(model, source, prefix, dtype, ignored=("visual.", "model.visual.", "lm_head."))
+
+
+def _vision_model(folder: Path, dtype: torch.dtype | None) -> SiglipVisionModel:
+    """Load a SigLIP; checkpoints of other versions of the library keep its tensors below `vision_model.`."""
+    source = SafetensorsFolder(folder)
+    prefix = "vision_model." if any(name.startswith("vision_model.") for name in source.shapes) else ""
+    with init_empty_weights():
+        model = SiglipVisionModel(SiglipVisionConfig.from_pretrained(folder, local_files_only=True))
+    return _filled(model, source, prefix, dtype)
+
+
+def _glyph_tokenizer(text: Path) -> ByT5Tokenizer:
+    """Load the ByT5 tokenizer and add the colour and font tokens with which the glyph encoder was trained."""
+    tokenizer = ByT5Tokenizer.from_pretrained(text / "byt5-small", local_files_only=True)
+    assets = text / "Glyph-SDXL-v2" / "assets"
+    colours, fonts = (read_json(assets / name) for name in ("color_idx.json", "multilingual_10-lang_idx.json"))
+    tokens = [f"<color-{index}>" for index in range(len(colours))]
+    tokens += [f"<{font[:2]}-font-{index}>" for font, index in fonts.items()]
+    tokenizer.add_tokens(tokens, special_tokens=True)
+    return tokenizer
+
+
+def _glyph_encoder(text: Path, vocab_size: int) -> T5EncoderModel:
+    """Load the ByT5 encoder with the glyph weights, in float32 as the original keeps it."""
+    path = text / "Glyph-SDXL-v2" / "checkpoints" / "byt5_model.pt"
+    try:
+        content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except (OSError, RuntimeError, EOFError, UnpicklingError) as error:
+        raise ValueError(f"Cannot read '{path}': {error}. The file is damaged; download it again.") from error
+    tensors = content.get("state_dict", content)
+    mine = {name: tensor for name, tensor in tensors.items() if name.startswith(GLYPH_PREFIX)}
+    config = T5Config.from_pretrained(text / "byt5-small", local_files_only=True)
+    config.vocab_size = vocab_size
+    with init_empty_weights():
+        model = T5EncoderModel(config)
+
+    def naming(name: str) -> Part:
+        shared = name == "shared.weight"
+        return Part(GLYPH_PREFIX + ("embed_tokens.weight" if shared else name.removeprefix("encoder.")))
+
+    fill(model, StateDict(mine, str(path)), naming, dtype=torch.float32)
+    model.tie_weights()
+    return model.eval().requires_grad_(False)
+
+
+def _filled(
+    model: PreTrainedModel, source: WeightSource, prefix: str, dtype: torch.dtype | None, ignored: tuple[str, ...] = ()
+) -> PreTrainedModel:
+    """Fill `model` from tensors that are named as its own below `prefix`, and freeze it."""
+    fill(model, source, lambda name: Part(prefix + name), dtype=dtype, ignored=ignored)
+    return model.eval().requires_grad_(False)
+
+
+def _pretrained(
+    model_class: type[PreTrainedModel], root: Path, component: str, dtype: torch.dtype | None
+) -> PreTrainedModel:
+    """Load an encoder of the diffusers layout, frozen; a ValueError unless file and config agree on every weight."""
+    check_diffusers_layout(root, (component,))
+    # Mis-shaped weights then come back in the list of faults; otherwise the error does not say which they are.
+    from_pretrained = partial(model_class.from_pretrained, ignore_mismatched_sizes=True, output_loading_info=True)
+    try:
+        model, info = from_pretrained(root, subfolder=component, dtype=dtype or "auto", local_files_only=True)
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+        raise ValueError(f"Cannot load the {component} of '{root}': {error}") from error
+    faults = {kind: sorted(map(str, keys)) for kind, keys in info.items() if keys and kind.endswith("keys")}
+    if faults:
+        listed = "; ".join(f"{kind.replace('_', ' ')}: {', '.join(keys)}" for kind, keys in faults.items())
+        raise ValueError(
+            f"The weights in '{root / component}' do not fit their config.json. {listed}. "
+            "Download this component again, or correct its config.json."
+        )
+    return model.eval().requires_grad_(False)

@@ -1,0 +1,146 @@
+"""Weights on disk that are read tensor by tensor, or by rows of one, without ever holding a whole file in memory."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+MAPPED_BYTES = 2**28
+"""A file is opened anew after so many bytes: what was read of a mapped file stays in memory until it is closed."""
+
+
+class WeightSource(Protocol):
+    """Named tensors that can be read piecewise."""
+
+    where: str
+    """What messages call it."""
+
+    fits: str
+    """What the tensors must fit, in messages."""
+
+    advice: str
+    """What to do if they do not, in messages."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    """Shape of every tensor; iteration gives the order in which reading is cheap."""
+
+    def read(self, name: str, rows: Sequence[tuple[int, int]] | None) -> Tensor:
+        """Return tensor `name`, or its row ranges `rows` one after the other."""
+
+
+class _Downloaded:
+    """Words for weights that came with a config.json."""
+
+    fits = "their config.json"
+    advice = "Download this component again, or correct its config.json."
+
+
+class SafetensorsFolder(_Downloaded):
+    """The safetensors files of one folder: a single one, or shards with their index.
+
+    Args:
+        folder: where they are.
+
+    Raises:
+        ValueError: none there, a shard of the index is missing, a file is damaged, or index and files disagree.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.where = str(folder)
+        self._file_of: dict[str, Path] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self._open: tuple[Path, safe_open] | None = None
+        self._bytes_read = 0
+        for path in safetensors_files(folder):
+            handle = _opened(path)
+            for name in handle.offset_keys():
+                self._file_of[name] = path
+                self.shapes[name] = tuple(handle.get_slice(name).get_shape())
+        _check_index(folder, self._file_of)
+
+    def read(self, name: str, rows: Sequence[tuple[int, int]] | None) -> Tensor:
+        """Return tensor `name`, or its row ranges `rows` one after the other."""
+        path = self._file_of[name]
+        if self._open is None or self._open[0] != path or self._bytes_read > MAPPED_BYTES:
+            self._open, self._bytes_read = (path, _opened(path)), 0
+        view = self._open[1].get_slice(name)
+        try:
+            pieces = [view[:]] if rows is None else [view[start:stop] for start, stop in rows]
+        except SafetensorError as error:
+            raise ValueError(f"Cannot read {name} of '{path}': {error}. Download the file again.") from error
+        self._bytes_read += sum(piece.nbytes for piece in pieces)
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def close(self) -> None:
+        """Let go of the file that is open, and of the memory it is mapped into."""
+        self._open = None
+
+
+class StateDict(_Downloaded):
+    """Tensors in memory (or mapped there by `torch.load(mmap=True)`) as a weight source."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], where: str) -> None:
+        self.where = where
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        self._tensors = tensors
+
+    def read(self, name: str, rows: Sequence[tuple[int, int]] | None) -> Tensor:
+        """Return tensor `name`, or its row ranges `rows` one after the other."""
+        tensor = self._tensors[name]
+        return tensor if rows is None else torch.cat([tensor[start:stop] for start, stop in rows])
+
+
+def safetensors_files(folder: Path) -> list[Path]:
+    """Return the safetensors files in `folder`: those its index names, or all there are.
+
+    Raises:
+        ValueError: there is none, or one that the index names is missing.
+    """
+    index = next(iter(sorted(folder.glob("*.safetensors.index.json"))), None)
+    files = sorted(folder.glob("*.safetensors"))
+    if index is not None:
+        files = [folder / name for name in sorted(set(_weight_map(index).values()))]
+        if missing := [path.name for path in files if not path.is_file()]:
+            raise ValueError(
+                f"'{folder}' lacks {', '.join(missing)} of the {len(files)} files that {index.name} names. Repeat the "
+                "download of this folder (checkpoints-download.md); it fetches only what is missing."
+            )
+    if not files:
+        raise ValueError(f"'{folder}' holds no *.safetensors file. Expected the weights of this component there.")
+    return files
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Return tensor -> file name as the index says."""
+    try:
+        return dict(json.loads(index.read_text())["weight_map"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"'{index}' is not a readable index of weights ({error!r}). Download it again.") from error
+
+
+def _check_index(folder: Path, file_of: Mapping[str, Path]) -> None:
+    """Raise a ValueError unless the index of `folder`, where there is one, lists what its files hold."""
+    for index in folder.glob("*.safetensors.index.json"):
+        listed = _weight_map(index)
+        differing = sorted(set(listed.items()) ^ {(name, path.name) for name, path in file_of.items()})
+        if differing:
+            names = ", ".join(f"{name} ({file})" for name, file in differing[:10])
+            raise ValueError(
+                f"'{index}' and its files disagree about {len(differing)} entries: {names}"
+                f"{' ...' if len(differing) > 10 else ''}. Files of two downloads seem mixed; fetch the folder again."
+            )
+
+
+def _opened(path: Path) -> safe_open:
+    """Open a file whose header and length are right."""
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise ValueError(
+            f"Cannot read '{path}', {path.stat().st_size:,} bytes: {error}. The file is incomplete or damaged; "
+            "download it again."
+        ) from error

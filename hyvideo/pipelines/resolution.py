@@ -1,0 +1,37 @@
+"""Sizes of videos and of the images they start from, as the original pipeline chooses them."""
+
+from diffusers.pipelines.hunyuan_video1_5.image_processor import generate_crop_size_list
+from PIL import Image
+
+
+def bucket_size(target_size: int, factor: int, *, width: int, height: int) -> tuple[int, int]:
+    """Return the (height, width) in which the model makes videos of the aspect ratio `width : height`.
+
+    Of all sizes with about `target_size` squared pixels, in multiples of `factor`, it is the one of the nearest ratio.
+    (diffusers searches on one side of the ratio alone and so picks another one for some.)
+
+    Example:
+        `bucket_size(640, 16, width=16, height=9)` is `(480, 848)`.
+
+    Args:
+        target_size: the transformer's `target_size`: 640 for 480p, 960 for 720p.
+        factor: spatial compression of the VAE.
+        width: of the ratio, or of an image.
+        height: of the ratio, or of an image.
+
+    Raises:
+        ValueError: a side is not positive.
+    """
+    if min(width, height) < 1:
+        raise ValueError(f"An aspect ratio is WIDTH:HEIGHT with positive whole numbers; received {width}:{height}.")
+    sizes = generate_crop_size_list(target_size, factor)
+    return min(sizes, key=lambda size: abs(round(size[0] / size[1], 5) - height / width))
+
+
+def crop_to_size(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """Scale `image` until it covers `size` (height, width) and cut its centre out."""
+    height, width = size
+    scale = max(width / image.width, height / image.height)
+    scaled = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.LANCZOS)
+    left, top = round((scaled.width - width) / 2), round((scaled.height - height) / 2)
+    return scaled.crop((left, top, left + width, top + height))

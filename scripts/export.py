@@ -1,0 +1,111 @@
+"""Export a trained policy, or convert a base model, for other programs.
+
+Formats:
+  diffusers      a whole model in the diffusers layout (LoRA merged)
+  original       the transformer alone in the original layout: a new ckpts/transformer/<version> (LoRA merged)
+  lora           the adapter alone, by diffusers' names
+  lora_original  the adapter alone, by the original names
+
+Example: `python -m scripts.export --model_path ckpts --transformer_version 480p_t2v
+--checkpoint_path outputs/run/checkpoints/step_100 --format original --output_path ckpts/transformer/480p_t2v_sage`
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from hyvideo.checkpoint.export import check_new, export_diffusers, export_lora, export_original, merge_lora
+from hyvideo.checkpoint.policy import check_checkpoint, load_trained_policy
+from hyvideo.models.layout import is_diffusers_layout, read_json, transformer_folder
+from hyvideo.models.loading import load_pipeline, load_transformer
+from hyvideo.models.parallelize import load_lora
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
+from hyvideo.pipelines.sampling_defaults import sampling_defaults
+from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+
+FORMATS = ("diffusers", "original", "lora", "lora_original")
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def parse_arguments(argv: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser("export", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--model_path", type=Path, required=True, help="folder of the base model, in either layout")
+    parser.add_argument("--transformer_version", help="transformer in the original layout; default the only one there")
+    trained = parser.add_mutually_exclusive_group()
+    trained.add_argument("--checkpoint_path", help="checkpoint of a run; without one (or a LoRA) the base is converted")
+    trained.add_argument("--lora_path", help="folder with pytorch_lora_weights.safetensors, of either kind of names")
+    parser.add_argument("--format", required=True, choices=FORMATS)
+    parser.add_argument("--output_path", type=Path, required=True, help="a new folder")
+    parser.add_argument("--dtype", choices=DTYPES, help="of the transformer; default fp32, of a bare base as stored")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str]) -> int:
+    """Export; returns the exit status (0 done, 2 wrong input)."""
+    disable_progress_bar()
+    arguments = parse_arguments(argv)
+    try:
+        check_new(arguments.output_path)
+        if arguments.checkpoint_path:
+            check_checkpoint(arguments.checkpoint_path)
+        _export(arguments)
+    except ValueError as error:
+        print(f"scripts.export: {error}", file=sys.stderr)
+        return 2
+    print(f"wrote {arguments.output_path}")
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> None:
+    """Load, bring to the trained weights, and write."""
+    root, version = arguments.model_path, arguments.transformer_version
+    if arguments.format == "diffusers":
+        defaults = sampling_defaults(root, version)
+        pipeline = load_pipeline(
+            root,
+            version,
+            pipeline_class=HunyuanVideoGRPOPipeline,
+            scheduler=FlowMatchDiscreteScheduler(shift=defaults["shift"]),
+            transformer_dtype=_load_dtype(arguments),
+            encoder_dtype=None,
+        )
+        _finish(pipeline.transformer, arguments)
+        export_diffusers(pipeline, arguments.output_path, guidance_scale=defaults["guidance_scale"])
+        return
+    transformer = load_transformer(root, version, dtype=_load_dtype(arguments))
+    _finish(transformer, arguments)
+    if arguments.format == "original":
+        export_original(transformer, arguments.output_path, _original_config(root, version))
+    else:
+        export_lora(transformer, arguments.output_path, original_keys=arguments.format == "lora_original")
+
+
+def _load_dtype(arguments: argparse.Namespace) -> torch.dtype | None:
+    """Return the dtype to load in: float32 where weights are trained or merged, else as stored."""
+    return torch.float32 if arguments.checkpoint_path or arguments.lora_path else None
+
+
+def _finish(transformer: torch.nn.Module, arguments: argparse.Namespace) -> None:
+    """Put the trained weights in, merge an adapter unless it is what is asked for, and round."""
+    if arguments.checkpoint_path:
+        load_trained_policy(transformer, arguments.checkpoint_path)
+    if arguments.lora_path:
+        load_lora(transformer, arguments.lora_path)
+    if not arguments.format.startswith("lora"):
+        merge_lora(transformer)
+    if arguments.dtype:
+        transformer.to(DTYPES[arguments.dtype])
+
+
+def _original_config(root: Path, version: str | None) -> dict[str, Any] | None:
+    """Return the base's own config.json where it is in the original layout."""
+    return None if is_diffusers_layout(root) else read_json(transformer_folder(root, version) / "config.json")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,162 @@
+"""From a checkpoint in the original layout to training, to exports, and back: bit for bit, and the same frames."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import HunyuanVideo15ImageToVideoPipeline, HunyuanVideo15Pipeline
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from hyvideo.checkpoint.policy import load_trained_policy
+from hyvideo.checkpoint.train_state import read_facts
+from hyvideo.models.attention import install_attention
+from hyvideo.models.loading import load_pipeline, load_transformer
+from hyvideo.models.parallelize import load_lora
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
+from hyvideo.pipelines.sampling_defaults import sampling_defaults
+from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from scripts.export import main
+from tests.support.original_layout import original_transformer, original_transformer_tensors
+from tests.support.pipelines import NUM_STEPS, PROMPTS, VIDEO, noise_of
+from tests.support.training import arguments, trainer_of, write_prompts
+
+VERSION = "480p_t2v"
+
+
+@pytest.fixture
+def train(original_root: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Train two updates from the original checkpoint; returns the last checkpoint."""
+
+    def run(**settings: Any) -> Path:
+        csv = write_prompts(tmp_path / "prompts.csv")
+        flags = {"pretrained_transformer_version": VERSION, "max_steps": 2, "learning_rate": 0.01, **settings}
+        trainer = trainer_of(arguments(original_root, csv, tmp_path / "run", **flags))
+        trainer.train()
+        return trainer.folder.checkpoints / "step_2"
+
+    return run
+
+
+def trained_transformer(root: Path, checkpoint: Path) -> nn.Module:
+    transformer = load_transformer(root, VERSION)
+    load_trained_policy(transformer, checkpoint)
+    return transformer
+
+
+def export(root: Path, output: Path, form: str, *flags: object) -> None:
+    argv = ["--model_path", root, "--transformer_version", VERSION, "--format", form, "--output_path", output, *flags]
+    assert main(list(map(str, argv))) == 0
+
+
+def assert_same(received: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert received.keys() == expected.keys()
+    assert [name for name in expected if not torch.equal(received[name], expected[name])] == []
+
+
+def frames(pipeline: HunyuanVideoGRPOPipeline) -> tuple[Tensor, Tensor]:
+    """Sample a guided video; returns its first noise and its frames."""
+    guidance = Guidance(6.0, pipeline.encode([""], glyphs=False))
+    made = pipeline.rollout(pipeline.encode(PROMPTS[:1]), noise_of(1), guidance, **VIDEO, sde_type="ode", eta=0.0)
+    return made.latents[:, 0], made.videos[0]
+
+
+def test_plain_diffusers_makes_the_trained_policys_frames(train: Callable, original_root: Path, tmp_path: Path):
+    checkpoint = train()
+    scheduler = FlowMatchDiscreteScheduler(shift=5.0)
+    scheduler.set_timesteps(NUM_STEPS)
+    ours = load_pipeline(original_root, VERSION, pipeline_class=HunyuanVideoGRPOPipeline, scheduler=scheduler)
+    load_trained_policy(ours.transformer, checkpoint)
+    install_attention(ours.transformer)
+    noise, expected = frames(ours)
+
+    export(original_root, tmp_path / "out", "diffusers", "--checkpoint_path", checkpoint)
+    stock = HunyuanVideo15Pipeline.from_pretrained(tmp_path / "out")
+    stock.prompt_template_encode_start_idx = ours._system_turn_length()  # 108 with the real tokenizer
+    stock.set_progress_bar_config(disable=True)
+    received = stock(
+        PROMPTS[0], num_frames=5, height=32, width=32, num_inference_steps=NUM_STEPS, latents=noise, output_type="pt"
+    ).frames[0]
+    assert (received.permute(0, 2, 3, 1) * 255 - expected).abs().max() <= 0.51  # theirs is not rounded to 8 bits
+    assert sampling_defaults(tmp_path / "out") == sampling_defaults(original_root, VERSION)
+    expected = trained_transformer(original_root, checkpoint).state_dict()
+    assert_same(load_transformer(tmp_path / "out").state_dict(), expected)
+
+
+def test_the_original_layout_round_trips(train: Callable, original_root: Path, tmp_path: Path):
+    checkpoint = train()
+    export(original_root, tmp_path / "transformer" / "mine", "original", "--checkpoint_path", checkpoint)
+    expected = trained_transformer(original_root, checkpoint).state_dict()
+    assert_same(load_transformer(tmp_path, "mine").state_dict(), expected)
+    written = load_file(tmp_path / "transformer" / "mine" / "diffusion_pytorch_model.safetensors")
+    assert_same(written, original_transformer_tensors(expected))
+    assert not torch.equal(written["final_layer.linear.weight"], original_transformer(VERSION).proj_out.weight)
+
+
+@pytest.mark.parametrize("form", ["lora", "lora_original"])
+def test_an_adapter_round_trips(train: Callable, original_root: Path, tmp_path: Path, form: str):
+    checkpoint = train(use_lora=True)
+    export(original_root, tmp_path / "out", form, "--checkpoint_path", checkpoint)
+    received = load_transformer(original_root, VERSION)
+    load_lora(received, tmp_path / "out")
+    expected = trained_transformer(original_root, checkpoint).state_dict()
+    trained = read_facts(checkpoint)["trained"]
+    assert len(trained) > 20
+    assert_same({n: received.state_dict()[n] for n in trained}, {n: expected[n] for n in trained})
+    received.fuse_lora()  # modules that get no gradient keep the random A and the zero B that they were given
+    fused = trained_transformer(original_root, checkpoint)
+    fused.fuse_lora()
+    weights = [name for name in expected if "lora_" not in name]
+    assert_same({n: received.state_dict()[n] for n in weights}, {n: fused.state_dict()[n] for n in weights})
+
+
+def test_a_merged_adapter_is_the_policy_up_to_rounding(train: Callable, original_root: Path, tmp_path: Path):
+    checkpoint = train(use_lora=True)
+    export(original_root, tmp_path / "transformer" / "mine", "original", "--checkpoint_path", checkpoint)
+    expected = trained_transformer(original_root, checkpoint)
+    expected.fuse_lora()
+    expected.unload_lora()
+    assert_same(load_transformer(tmp_path, "mine").state_dict(), expected.state_dict())
+
+
+def test_a_base_model_is_converted_there_and_back(original_root: Path, tmp_path: Path):
+    export(original_root, tmp_path / "diffusers", "diffusers")
+    export(tmp_path / "diffusers", tmp_path / "transformer" / "back", "original")
+    written = load_file(tmp_path / "transformer" / "back" / "diffusion_pytorch_model.safetensors")
+    assert_same(written, original_transformer_tensors(original_transformer(VERSION).state_dict()))
+    assert_same(load_transformer(tmp_path, "back").state_dict(), original_transformer(VERSION).state_dict())
+
+
+def test_an_image_to_video_model_takes_its_vision_encoder_along(original_root: Path, tmp_path: Path):
+    argv = ["--model_path", original_root, "--transformer_version", "480p_i2v", "--format", "diffusers"]
+    assert main([*map(str, argv), "--output_path", str(tmp_path / "out")]) == 0
+    stock = HunyuanVideo15ImageToVideoPipeline.from_pretrained(tmp_path / "out")
+    ours = load_pipeline(
+        tmp_path / "out", pipeline_class=HunyuanVideoGRPOPipeline, scheduler=FlowMatchDiscreteScheduler()
+    )
+    for component in ("image_encoder", "transformer", "vae"):
+        expected = getattr(stock, component).state_dict()
+        assert_same(getattr(ours, component).state_dict(), expected)
+    assert_same(stock.transformer.state_dict(), original_transformer("480p_i2v").state_dict())
+    assert ours.task == "i2v"
+
+
+def test_what_cannot_be_exported_leaves_nothing(
+    train: Callable, original_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    checkpoint = train()
+    common = [
+        "--model_path",
+        str(original_root),
+        "--transformer_version",
+        VERSION,
+        "--checkpoint_path",
+        str(checkpoint),
+    ]
+    assert main([*common, "--format", "lora", "--output_path", str(tmp_path / "out")]) == 2
+    assert "no LoRA adapter to write" in capsys.readouterr().err
+    assert main([*common, "--format", "original", "--output_path", str(tmp_path / "run")]) == 2
+    assert f"'{tmp_path / 'run'}' exists already" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["prompts.csv", "run"]

@@ -1,0 +1,120 @@
+"""download_weights.sh says what it does, keeps nothing it could not check, and names what is missing."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+HF = """#!/usr/bin/env bash
+echo "hf $*" >> "$CALLS"
+folder="${@: -1}"
+mkdir -p "$folder/checkpoint-11352"
+echo '{}' > "$folder/model_config.json"
+truncate -s "${MODEL_SIZE:-5030000000}" "$folder/checkpoint-11352/model.pth"
+"""
+CURL = """#!/usr/bin/env bash
+echo "curl $*" >> "$CALLS"
+while [[ $1 != --output ]]; do shift; done
+cp "$TEXT_FILE" "$2"
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with the script, stub programs `hf` and `curl`, and a scoring text that is not the authors'."""
+    shutil.copy(ROOT / "download_weights.sh", tmp_path)
+    for name, text in (("hf", HF), ("curl", CURL)):
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "text.py").write_text('DETAILED_PROMPT_WITH_SPECIAL_TOKEN = "another text"\n')
+    return tmp_path
+
+
+def run(project: Path, *arguments: str, **settings: str) -> subprocess.CompletedProcess:
+    environment = {
+        "PATH": f"{project / 'bin'}:{os.environ['PATH']}",
+        "PYTHON": sys.executable,
+        "CALLS": str(project / "calls"),
+        "TEXT_FILE": str(project / "text.py"),
+    }
+    command = ["bash", str(project / "download_weights.sh"), *arguments]
+    return subprocess.run(command, env=environment | settings, cwd=project, capture_output=True, text=True, timeout=60)
+
+
+def test_a_dry_run_prints_the_commands_and_fetches_nothing(project: Path):
+    result = run(project, "--dry-run", "my weights")
+    assert result.returncode == 0
+    assert "+ hf download KwaiVGI/VideoReward --local-dir my\\ weights/VideoReward" in result.stdout
+    assert "prompt_template.py" in result.stdout
+    assert not (project / "calls").exists() and not (project / "my weights").exists()
+
+
+def test_a_text_that_is_not_the_authors_is_not_kept(project: Path):
+    result = run(project)
+    assert result.returncode == 1
+    assert "has SHA-256" in result.stderr and "the scoring text was not kept" in result.stderr
+    assert "hf download KwaiVGI/VideoReward" in (project / "calls").read_text()
+    assert not (project / "ckpts" / "VideoReward" / "prompt_template.py").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("x = 1\n", "has no constant DETAILED_PROMPT_WITH_SPECIAL_TOKEN"), ("<html>", "cannot be read")],
+)
+def test_what_is_no_scoring_text_is_said_to_be_none(project: Path, content: str, message: str):
+    (project / "text.py").write_text(content)
+    result = run(project)
+    assert result.returncode == 1 and message in result.stderr
+
+
+def test_verify_names_everything_that_is_missing_and_fetches_nothing(project: Path):
+    result = run(project, "--verify", "there")
+    assert result.returncode == 1
+    assert "'there/VideoReward' lacks: model_config.json checkpoint-*/ prompt_template.py" in result.stderr
+    assert "./download_weights.sh there" in result.stderr
+    assert not (project / "calls").exists()
+
+
+def test_verify_finds_weights_that_were_cut_short(project: Path):
+    run(project, MODEL_SIZE="1000")
+    result = run(project, "--verify")
+    assert result.returncode == 1
+    assert "checkpoint-11352/model.pth' has 1000 bytes, expected at least 5000000000" in result.stderr
+
+
+def test_the_highest_checkpoint_counts_and_an_adapter_is_one(project: Path):
+    run(project, MODEL_SIZE="1000")
+    newer = project / "ckpts" / "VideoReward" / "checkpoint-20000"
+    newer.mkdir()
+    assert "lacks: checkpoint-20000/model.pth prompt_template.py" in run(project, "--verify").stderr
+    for name in ("adapter_model.safetensors", "non_lora_state_dict.pth"):
+        (newer / name).touch()
+    assert "lacks: prompt_template.py" in run(project, "--verify").stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["--force"], "unknown option '--force'"), (["a", "b"], "one ROOT is expected; received 'a' and 'b'")],
+)
+def test_wrong_arguments_are_named(project: Path, arguments: list[str], message: str):
+    result = run(project, *arguments)
+    assert result.returncode == 1 and message in result.stderr
+    assert not (project / "calls").exists()
+
+
+def test_a_missing_program_is_named(project: Path):
+    result = run(project, HF="no-such-hf")
+    assert result.returncode == 1 and "'no-such-hf' is not installed" in result.stderr
+
+
+def test_help_names_every_option_and_setting(project: Path):
+    text = run(project, "--help").stdout
+    for name in ("ROOT", "--dry-run", "--verify", "PYTHON", "HF", "TEXT_URL"):
+        assert f"\n  {name} " in text
+    assert "set -" not in text

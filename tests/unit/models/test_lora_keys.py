@@ -1,0 +1,149 @@
+"""Adapters with original names: the same change of the weights, and exact in both directions."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import HunyuanVideo15Transformer3DModel
+from peft.utils import get_peft_model_state_dict
+from safetensors.torch import save_file
+from torch import Tensor
+
+from hyvideo.config.schema import Config
+from hyvideo.models.conversion import original_tensors
+from hyvideo.models.lora_keys import adapter_to_diffusers, adapter_to_original, has_original_keys
+from hyvideo.models.parallelize import ADAPTER, load_lora, lora_config
+from tests.support.original_layout import original_transformer
+
+RANK, ALPHA = 4, 6
+MODULES = (
+    "double_blocks.1.img_attn_q",
+    "double_blocks.0.txt_mlp.fc1",
+    "txt_in.individual_token_refiner.blocks.1.self_attn_qkv",
+    "final_layer.adaLN_modulation.1",
+    "final_layer.linear",
+)
+
+
+@pytest.fixture
+def transformer() -> HunyuanVideo15Transformer3DModel:
+    return original_transformer("480p_t2v")
+
+
+def random_adapter(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    tensors = {}
+    for module in MODULES:
+        rows, columns = weights[f"{module}.weight"].shape
+        tensors[f"{module}.lora_A.weight"] = torch.randn(RANK, columns, generator=generator)
+        tensors[f"{module}.lora_B.weight"] = torch.randn(rows, RANK, generator=generator)
+    return tensors
+
+
+def write_adapter(folder: Path, tensors: dict[str, Tensor], **settings: object) -> Path:
+    note = {"r": RANK, "lora_alpha": ALPHA, "target_modules": "all-linear"} | settings
+    save_file(
+        tensors, folder / "pytorch_lora_weights.safetensors", metadata={"lora_adapter_metadata": json.dumps(note)}
+    )
+    return folder
+
+
+def test_the_original_weights_change_by_scaled_b_times_a(transformer, tmp_path: Path):
+    expected = {name: tensor.clone() for name, tensor in original_tensors(transformer.state_dict())}
+    adapter = random_adapter(expected)
+    for module in MODULES:
+        change = adapter[f"{module}.lora_B.weight"] @ adapter[f"{module}.lora_A.weight"]
+        expected[f"{module}.weight"] += ALPHA / RANK * change
+    load_lora(transformer, write_adapter(tmp_path, adapter))
+    transformer.fuse_lora()
+    transformer.unload_lora()
+    received = dict(original_tensors(transformer.state_dict()))
+    assert received.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(received[name], tensor, rtol=1e-5, atol=1e-5)
+
+
+def test_without_settings_alpha_is_the_rank(transformer, tmp_path: Path):
+    adapter = random_adapter(dict(original_tensors(transformer.state_dict())))
+    save_file(adapter, tmp_path / "pytorch_lora_weights.safetensors")
+    load_lora(transformer, tmp_path)
+    assert {m.scaling[ADAPTER] for m in transformer.modules() if getattr(m, "scaling", None)} == {1.0}
+
+
+@pytest.fixture
+def our_adapter(transformer) -> tuple[dict[str, Tensor], dict]:
+    """An adapter as a run has it after updates: on the modules of the schema's default."""
+    transformer.add_adapter(lora_config(RANK, ALPHA, 0.0, Config().model.lora_target_modules), adapter_name=ADAPTER)
+    generator = torch.Generator().manual_seed(2)
+    for name, parameter in transformer.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, generator=generator)
+    tensors = {n: t.detach().clone() for n, t in get_peft_model_state_dict(transformer, adapter_name=ADAPTER).items()}
+    return tensors, transformer.peft_config[ADAPTER].to_dict()
+
+
+def test_our_adapter_comes_back_bit_for_bit_from_original_keys(our_adapter: tuple):
+    tensors, settings = our_adapter
+    original, original_settings = adapter_to_original(tensors, settings)
+    assert has_original_keys(original)
+    assert not has_original_keys(tensors)
+    base = original_transformer("480p_t2v").state_dict()
+    back, back_settings = adapter_to_diffusers(original, original_settings, base)
+    assert back.keys() == tensors.keys()
+    assert all(torch.equal(back[name], tensors[name]) for name in tensors)
+    assert (back_settings["r"], back_settings["lora_alpha"]) == (RANK, ALPHA)
+    assert back_settings["rank_pattern"] == back_settings["alpha_pattern"] == {}
+
+
+def test_an_adapter_of_original_keys_comes_back_as_the_same_function(transformer, tmp_path: Path):
+    adapter = random_adapter(dict(original_tensors(transformer.state_dict())))
+    renamed, settings = adapter_to_diffusers(
+        adapter, {"r": RANK, "lora_alpha": ALPHA}, original_transformer("480p_t2v").state_dict()
+    )
+    back, _ = adapter_to_original(renamed, settings)
+    for module in MODULES:
+        expected = adapter[f"{module}.lora_B.weight"] @ adapter[f"{module}.lora_A.weight"]
+        received = back[f"{module}.lora_B.weight"] @ back[f"{module}.lora_A.weight"]
+        torch.testing.assert_close(received, expected, rtol=1e-5, atol=1e-5)
+
+
+DAMAGES: dict[str, tuple[Callable[[dict], object], dict, str]] = {
+    "another model": (
+        lambda t: (
+            t.update({"double_blocks.9.img_attn_q.lora_A.weight": torch.zeros(4, 32)})
+            or t.update({"double_blocks.9.img_attn_q.lora_B.weight": torch.zeros(32, 4)})
+        ),
+        {},
+        r"modules this transformer lacks: double_blocks\.9\.img_attn_q",
+    ),
+    "half an adapter": (
+        lambda t: t.pop(f"{MODULES[0]}.lora_B.weight"),
+        {},
+        "see double_blocks.1.img_attn_q.lora_B",
+    ),
+    "dora": (lambda t: None, {"use_dora": True}, "it sets use_dora"),
+    "another width": (
+        lambda t: t.update({f"{MODULES[0]}.lora_A.weight": torch.zeros(4, 7)}),
+        {},
+        "does not fit this transformer",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_an_adapter_that_does_not_fit_is_refused(transformer, tmp_path: Path, damage: str):
+    edit, settings, message = DAMAGES[damage]
+    adapter = random_adapter(dict(original_tensors(transformer.state_dict())))
+    edit(adapter)
+    with pytest.raises(ValueError, match=message):
+        load_lora(transformer, write_adapter(tmp_path, adapter, **settings))
+
+
+def test_a_fused_module_needs_all_its_adapters(our_adapter: tuple):
+    tensors, settings = our_adapter
+    name = "context_embedder.token_refiner.refiner_blocks.0.attn.to_k"
+    partial = {key: tensor for key, tensor in tensors.items() if not key.startswith(name)}
+    with pytest.raises(ValueError, match="needs all 3 of query, key and value"):
+        adapter_to_original(partial, settings)

@@ -1,0 +1,193 @@
+"""A checkpoint as HunyuanVideo-1.5's authors publish it is loaded exactly, or refused with what is wrong."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import HunyuanVideo15Pipeline
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from hyvideo.models.loading import load_pipeline, load_transformer, load_vae
+from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from tests.support.original_layout import GLYPH_VOCABULARY, VERSIONS, original_transformer
+from tests.support.tiny_model import build_glyph_encoder, build_text_encoder, build_vae, build_vision_encoder
+
+FILES = {
+    "transformer": "transformer/480p_t2v/diffusion_pytorch_model.safetensors",
+    "vae": "vae/diffusion_pytorch_model.safetensors",
+    "language model": "text_encoder/llm/model.safetensors",
+}
+
+
+def assert_same_weights(received: nn.Module, expected: nn.Module) -> None:
+    received, expected = received.state_dict(), expected.state_dict()
+    assert received.keys() == expected.keys()
+    assert [name for name in expected if not torch.equal(received[name], expected[name])] == []
+
+
+def load(root: Path, version: str = "480p_t2v") -> HunyuanVideo15Pipeline:
+    return load_pipeline(root, version, scheduler=FlowMatchDiscreteScheduler())
+
+
+@pytest.fixture
+def damaged(original_root: Path, tmp_path: Path) -> Callable[[str, Callable[[dict[str, Tensor]], object]], Path]:
+    """Copy the checkpoint with the tensors of one file edited by a function."""
+
+    def make(file: str, edit: Callable[[dict[str, Tensor]], object]) -> Path:
+        root = shutil.copytree(original_root, tmp_path / "ckpts")
+        tensors = load_file(root / file)
+        edit(tensors)
+        save_file(tensors, root / file, metadata={"format": "pt"})
+        return root
+
+    return make
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_version_has_the_weights_and_sizes_it_was_written_from(original_root: Path, version: str):
+    loaded, expected = load_transformer(original_root, version), original_transformer(version)
+    assert_same_weights(loaded, expected)
+    sizes = [name for name in expected.config if not name.startswith("_")]
+    assert {name: loaded.config[name] for name in sizes} == {name: expected.config[name] for name in sizes}
+
+
+def test_a_transformer_in_half_precision_is_the_rounded_one(original_root: Path):
+    expected = original_transformer("480p_i2v").to(torch.bfloat16)
+    assert_same_weights(load_transformer(original_root, "480p_i2v", dtype=torch.bfloat16), expected)
+
+
+def test_the_output_is_that_of_the_network_it_was_written_from(original_root: Path):
+    generator = torch.Generator().manual_seed(0)
+    inputs = {
+        "hidden_states": torch.randn(2, 9, 2, 2, 3, generator=generator),
+        "timestep": torch.tensor([700.0, 12.5]),
+        "encoder_hidden_states": torch.randn(2, 5, 32, generator=generator),
+        "encoder_attention_mask": torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]),
+        "encoder_hidden_states_2": torch.randn(2, 3, 16, generator=generator),
+        "encoder_attention_mask_2": torch.tensor([[1, 1, 0], [0, 0, 0]]),
+        "image_embeds": torch.randn(2, 4, 20, generator=generator),
+        "return_dict": False,
+    }
+    with torch.no_grad():
+        received = load_transformer(original_root, "480p_i2v").eval()(**inputs)[0]
+        assert torch.equal(received, original_transformer("480p_i2v")(**inputs)[0])
+
+
+def test_the_vae_has_its_weights_scale_and_tiles(original_root: Path):
+    vae = load_vae(original_root)
+    assert_same_weights(vae, build_vae())
+    assert vae.config.scaling_factor == 0.7
+    assert not vae.use_tiling
+    assert (vae.tile_sample_min_height, vae.tile_overlap_factor) == (256, 0.125)
+
+
+def test_encoders_are_taken_from_where_the_authors_keep_them(original_root: Path):
+    pipeline = load(original_root)
+    assert_same_weights(pipeline.text_encoder, build_text_encoder(len(pipeline.tokenizer)))
+    assert_same_weights(pipeline.text_encoder_2, build_glyph_encoder(vocab_size=GLYPH_VOCABULARY))
+    assert pipeline.text_encoder_2.shared.weight is pipeline.text_encoder_2.encoder.embed_tokens.weight
+    assert pipeline.tokenizer_2.convert_tokens_to_ids(["<color-0>", "<en-font-0>", "<cn-font-1>"]) == [384, 387, 388]
+    assert not any(p.requires_grad for p in pipeline.text_encoder.parameters())
+
+
+@pytest.mark.parametrize("component", FILES)
+def test_a_missing_weight_is_named_as_the_file_names_it(original_root: Path, damaged: Callable, component: str):
+    name = next(n for n in sorted(load_file(original_root / FILES[component])) if not n.startswith("lm_head"))
+    with pytest.raises(ValueError, match=f"missing keys: {name}"):
+        load(damaged(FILES[component], lambda tensors: tensors.pop(name)))
+
+
+@pytest.mark.parametrize("component", FILES)
+def test_a_leftover_weight_is_named(damaged: Callable, component: str):
+    with pytest.raises(ValueError, match=r"unexpected keys: double_blocks\.9\.left\.over"):
+        load(damaged(FILES[component], lambda tensors: tensors.update({"double_blocks.9.left.over": torch.zeros(2)})))
+
+
+def test_shapes_are_named_as_expected_and_received(damaged: Callable):
+    name = "txt_in.individual_token_refiner.blocks.0.self_attn_qkv.bias"
+    root = damaged(FILES["transformer"], lambda tensors: tensors.update({name: torch.zeros(7)}))
+    with pytest.raises(ValueError, match=rf"mis-shaped keys: {name} \(expected \[96\], received \[7\]\)"):
+        load_transformer(root, "480p_t2v")
+
+
+def edit_config(root: Path, changes: dict) -> Path:
+    path = root / "transformer" / "480p_t2v" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return root
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mm_double_blocks_depth": 3}, r"missing keys: double_blocks\.2\.img_attn_k\.bias"),
+        ({"mm_double_blocks_depth": 1}, r"unexpected keys: double_blocks\.1\.img_attn_k\.bias"),
+        ({"use_meanflow": True}, r"missing keys: time_r_in\.mlp\.0\.bias"),
+        ({"guidance_embed": True}, "guidance_embed is True, expected False"),
+        ({"mm_single_blocks_depth": 2}, "mm_single_blocks_depth is 2, expected 0"),
+        ({"ideal_resolution": "8k"}, "lacks or does not understand '8k'"),
+        ({"patch_size": None}, "lacks or does not understand"),
+    ],
+)
+def test_a_config_that_is_not_that_of_the_weights_is_refused(
+    original_root: Path, tmp_path: Path, changes: dict, message: str
+):
+    root = edit_config(shutil.copytree(original_root, tmp_path / "ckpts"), changes)
+    with pytest.raises(ValueError, match=message):
+        load_transformer(root, "480p_t2v")
+
+
+def test_a_truncated_shard_is_named_with_its_size(original_root: Path, tmp_path: Path):
+    root = shutil.copytree(original_root, tmp_path / "ckpts")
+    shard = root / "transformer" / "480p_i2v" / "diffusion_pytorch_model-00002-of-00003.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=f"Cannot read '{shard}', {shard.stat().st_size:,} bytes"):
+        load_transformer(root, "480p_i2v")
+
+
+def test_a_missing_shard_is_named(original_root: Path, tmp_path: Path):
+    root = shutil.copytree(original_root, tmp_path / "ckpts")
+    (root / "transformer" / "480p_i2v" / "diffusion_pytorch_model-00003-of-00003.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"lacks diffusion_pytorch_model-00003-of-00003\.safetensors of the 3 files"):
+        load_transformer(root, "480p_i2v")
+
+
+def test_shards_of_two_downloads_are_refused(original_root: Path, tmp_path: Path):
+    root = shutil.copytree(original_root, tmp_path / "ckpts")
+    folder = root / "transformer" / "480p_i2v"
+    shards = [folder / f"diffusion_pytorch_model-0000{i}-of-00003.safetensors" for i in (1, 2)]
+    shutil.copy(shards[0], shards[1])
+    with pytest.raises(ValueError, match="disagree about"):
+        load_transformer(root, "480p_i2v")
+
+
+def test_a_damaged_glyph_checkpoint_is_named(original_root: Path, tmp_path: Path):
+    root = shutil.copytree(original_root, tmp_path / "ckpts")
+    path = root / "text_encoder" / "Glyph-SDXL-v2" / "checkpoints" / "byt5_model.pt"
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(ValueError, match=f"Cannot read '{path}'"):
+        load(root)
+
+
+@pytest.mark.parametrize("file", ["llm/config.json", "byt5-small/config.json", "Glyph-SDXL-v2/assets/color_idx.json"])
+def test_a_damaged_config_of_an_encoder_is_refused(original_root: Path, tmp_path: Path, file: str):
+    root = shutil.copytree(original_root, tmp_path / "ckpts")
+    (root / "text_encoder" / file).write_text("{")
+    with pytest.raises(ValueError, match=r"Cannot (load|read) .*" + file.rpartition("/")[0]):
+        load(root)
+
+
+def test_the_vision_encoder_is_loaded_for_image_to_video_alone(original_root: Path):
+    seen = {}
+
+    class Recorder:
+        def __init__(self, **components: object) -> None:
+            seen.update(components)
+
+    load_pipeline(original_root, "480p_i2v", pipeline_class=Recorder, scheduler=None)
+    assert_same_weights(seen["image_encoder"], build_vision_encoder())
+    assert seen["feature_extractor"].size["height"] == 16
+    assert "image_encoder" not in load(original_root).components

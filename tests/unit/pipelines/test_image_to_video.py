@@ -1,0 +1,129 @@
+"""Image-to-video is what the stock pipeline makes of an image, and encodes it once."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import ClassifierFreeGuidance, FlowMatchEulerDiscreteScheduler, HunyuanVideo15ImageToVideoPipeline
+from PIL import Image
+from torch import Tensor
+
+from hyvideo.data.prompts import Prompt
+from hyvideo.models.attention import install_attention
+from hyvideo.models.loading import load_pipeline
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
+from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from tests.support.pipelines import NUM_STEPS, PROMPTS, VIDEO, noise_of
+from tests.support.tiny_model import SHIFT
+from tests.support.training import noisy_image
+
+
+def load(root: Path, version: str) -> HunyuanVideoGRPOPipeline:
+    scheduler = FlowMatchDiscreteScheduler(shift=SHIFT)
+    scheduler.set_timesteps(NUM_STEPS)
+    return load_pipeline(root, version, pipeline_class=HunyuanVideoGRPOPipeline, scheduler=scheduler)
+
+
+@pytest.fixture
+def pipeline(original_root: Path) -> HunyuanVideoGRPOPipeline:
+    pipeline = load(original_root, "480p_i2v")
+    install_attention(pipeline.transformer)
+    return pipeline
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> list[Prompt]:
+    """Two prompts of two lengths, each with an image of the videos' size."""
+    for number in range(2):
+        noisy_image(number, (32, 32)).save(tmp_path / f"{number}.png")
+    return [Prompt(PROMPTS[i], i, None, str(tmp_path / f"{i}.png")) for i in range(2)]
+
+
+def stock_latents(original_root: Path, version: str, prompt: Prompt, scale: float, latents: Tensor) -> Tensor:
+    components = load(original_root, version).components
+    stock = HunyuanVideo15ImageToVideoPipeline(
+        **components | {"scheduler": FlowMatchEulerDiscreteScheduler(shift=SHIFT)}
+    )
+    stock.guider = ClassifierFreeGuidance(guidance_scale=scale)
+    stock.prompt_template_encode_start_idx = load(original_root, version)._system_turn_length()
+    stock.target_size = 32
+    stock.set_progress_bar_config(disable=True)
+    return stock(
+        image=Image.open(prompt.ref_image_path),
+        prompt=prompt.text,
+        num_frames=5,
+        num_inference_steps=NUM_STEPS,
+        latents=latents,
+        output_type="latent",
+    ).frames
+
+
+@pytest.mark.parametrize(("version", "scale"), [("480p_i2v", 1.0), ("480p_i2v", 6.0), ("480p_i2v_step_distilled", 1.0)])
+def test_latents_are_those_of_the_stock_pipeline(
+    original_root: Path, prompts: list[Prompt], version: str, scale: float
+):
+    pipeline = load(original_root, version)
+    install_attention(pipeline.transformer)
+    guidance = Guidance(scale, pipeline.encode([""], glyphs=False))
+    conditioning = pipeline.encode_prompts(prompts, (32, 32))
+    ours = pipeline.rollout(conditioning, noise_of(2), guidance, **VIDEO, sde_type="ode", eta=0.0)
+    for row, prompt in enumerate(prompts):
+        expected = stock_latents(original_root, version, prompt, scale, ours.latents[row : row + 1, 0])
+        error = (ours.latents[row : row + 1, -1] - expected).abs().max() / expected.abs().max()
+        assert error <= 1e-5
+
+
+@torch.no_grad()
+def test_the_image_moves_the_video(pipeline: HunyuanVideoGRPOPipeline, prompts: list[Prompt]):
+    latents = torch.randn(1, 4, 2, 2, 2, generator=torch.Generator().manual_seed(0))
+    same_text = [Prompt("a cat", i, None, prompts[i].ref_image_path) for i in range(2)]
+    conditioning = pipeline.encode_prompts(same_text, (32, 32))
+    first, second = (pipeline.velocity(latents, 1, conditioning.rows([row]), Guidance()) for row in range(2))
+    assert (first - second).abs().max() > 0.01
+
+
+def test_rows_are_the_images_alone(pipeline: HunyuanVideoGRPOPipeline, prompts: list[Prompt]):
+    together = pipeline.encode_prompts(prompts, (32, 48)).images
+    assert together.states.shape == (2, 4, 20)
+    assert together.latents.shape == (2, 4, 2, 3)
+    for row, prompt in enumerate(prompts):
+        alone = pipeline.encode_prompts([prompt], (32, 48)).images
+        assert torch.equal(together.states[row], alone.states[0])
+        assert torch.equal(together.latents[row], alone.latents[0])
+
+
+@torch.no_grad()
+def test_a_step_distilled_model_is_told_where_the_step_leads(original_root: Path, prompts: list[Prompt]):
+    pipeline = load(original_root, "480p_i2v_step_distilled")
+    seen = []
+    pipeline.transformer.time_embed.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append((args[0].tolist(), kwargs["timestep_r"].tolist())), with_kwargs=True
+    )
+    latents = torch.zeros(2, 4, 2, 2, 2)
+    conditioning = pipeline.encode_prompts(prompts, (32, 32))
+    pipeline.velocity(latents, torch.tensor([1, NUM_STEPS - 1]), conditioning, Guidance())
+    times = pipeline.scheduler.timesteps.tolist()
+    assert seen == [([times[1], times[3]], [times[2], 0.0])]
+
+
+def test_prompts_of_the_other_task_are_refused(
+    pipeline: HunyuanVideoGRPOPipeline, tiny_root: Path, prompts: list[Prompt]
+):
+    with pytest.raises(ValueError, match="image-to-video model was given 1 of 1 prompts without an image"):
+        pipeline.encode_prompts([Prompt("a cat", 7, None, None)], (32, 32))
+    with pytest.raises(ValueError, match="text-to-video model was given 2 of 2 prompts with an image"):
+        load(tiny_root, "480p_t2v").encode_prompts(prompts, (32, 32))
+    with pytest.raises(ValueError, match="made for i2v; received conditioning with no image"):
+        pipeline.velocity(torch.zeros(1, 4, 2, 2, 2), 0, pipeline.encode(["a cat"]), Guidance())
+
+
+def test_large_videos_are_decoded_in_tiles_and_images_encoded_whole(pipeline: HunyuanVideoGRPOPipeline):
+    calls = []
+    pipeline.vae.decoder.register_forward_pre_hook(lambda module, args: calls.append(tuple(args[0].shape[3:])))
+    pipeline.vae.encoder.register_forward_pre_hook(lambda module, args: calls.append(tuple(args[0].shape[3:])))
+    video = pipeline.decode(torch.zeros(1, 4, 1, 16, 20))
+    assert video.shape == (1, 1, 256, 320, 3)
+    assert calls == [(16, 16), (16, 6), (2, 16), (2, 6)]  # 256 pixels, every 224: an eighth overlaps
+    calls.clear()
+    pipeline.encode_images([noisy_image(0)], (256, 320))
+    assert calls == [(256, 320)]
