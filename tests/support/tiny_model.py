@@ -22,13 +22,15 @@ IMAGE_WIDTH = 20
 SHIFT = 3.0
 
 
-def build_transformer(seed: int = 0) -> HunyuanVideo15Transformer3DModel:
-    """Make a transformer of two blocks of width 32 in which every condition moves the output visibly."""
+def build_transformer(
+    seed: int = 0, num_heads: int = 2, task_type: str = "t2v"
+) -> HunyuanVideo15Transformer3DModel:
+    """Make a transformer of two blocks of width 16 per head in which every condition moves the output visibly."""
     torch.manual_seed(seed)
     transformer = HunyuanVideo15Transformer3DModel(
         in_channels=2 * LATENT_CHANNELS + 1,
         out_channels=LATENT_CHANNELS,
-        num_attention_heads=2,
+        num_attention_heads=num_heads,
         attention_head_dim=16,
         num_layers=2,
         num_refiner_layers=1,
@@ -37,7 +39,7 @@ def build_transformer(seed: int = 0) -> HunyuanVideo15Transformer3DModel:
         image_embed_dim=IMAGE_WIDTH,
         rope_axes_dim=(4, 6, 6),
         target_size=32,
-        task_type="t2v",
+        task_type=task_type,
     )
     for parameter in transformer.parameters():
         if parameter.ndim > 1:

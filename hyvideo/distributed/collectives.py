@@ -1,0 +1,117 @@
+"""What all ranks tell each other outside of the model: agreement on values, on errors and on what only one decides.
+
+Without a process group every function is that of one rank alone, and costs nothing.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+T = TypeVar("T")
+
+
+def gather(value: T) -> list[T]:
+    """Return every rank's `value`, in the order of ranks, on all of them (any small picklable value)."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[T] = [value] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def barrier() -> None:
+    """Wait for all ranks."""
+    gather(None)
+
+
+@contextmanager
+def all_or_none() -> Iterator[None]:
+    """Run a block on all ranks; a `ValueError` or `OSError` in any of them becomes an error of all.
+
+    Raises:
+        ValueError: the block failed somewhere; the message names the rank unless all say the same.
+    """
+    error: ValueError | OSError | None = None
+    try:
+        yield
+    except (ValueError, OSError) as caught:
+        error = caught
+    failures = {rank: text for rank, text in enumerate(gather(error and str(error))) if text is not None}
+    if not failures:
+        return
+    same = len(set(failures.values())) == 1 and (not dist.is_initialized() or len(failures) == dist.get_world_size())
+    if error is not None and same:
+        raise error
+    raise ValueError("; ".join(f"rank {rank}: {text}" for rank, text in failures.items())) from error
+
+
+def from_main(make: Callable[[], T]) -> T:
+    """Return on all ranks what `make` returns on rank 0; the others do not call it.
+
+    Raises:
+        ValueError: `make` raised a `ValueError` or `OSError`; all ranks raise it, with its message.
+    """
+    if not dist.is_initialized():
+        return make()
+    value: T | None = None
+    error: ValueError | OSError | None = None
+    if dist.get_rank() == 0:
+        try:
+            value = make()
+        except (ValueError, OSError) as caught:
+            error = caught
+    sent = [value, error and str(error)]
+    dist.broadcast_object_list(sent)
+    if sent[1] is not None:
+        raise ValueError(sent[1]) from error
+    return sent[0]
+
+
+def average_gradients(parameters: Iterable[Tensor], *, over: int) -> None:
+    """Replace every gradient by its sum over all ranks divided by `over`: for weights that every rank holds whole."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not dist.is_initialized() or not gradients:
+        return
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    dist.all_reduce(flat)
+    flat /= over
+    for gradient, reduced in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(reduced.view_as(gradient))
+
+
+def local_shard(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a sharded tensor (a view: writing to it changes the tensor); others are whole."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def as_shard_of(sharded: Tensor, local: Tensor) -> Tensor:
+    """Return `local` as this rank's part of a tensor that is sharded as `sharded` is."""
+    if not isinstance(sharded, DTensor):
+        return local
+    return DTensor.from_local(
+        local,
+        sharded.device_mesh,
+        sharded.placements,
+        run_check=False,
+        shape=sharded.shape,
+        stride=sharded.stride(),
+    )
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return a sharded tensor joined, on every rank (a collective); others as they are."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def own_part(sharded: Tensor, full: Tensor) -> Tensor:
+    """Cut `full`, the same on all ranks, as `sharded` is sharded; nothing is sent."""
+    if not isinstance(sharded, DTensor):
+        return full
+    mesh = sharded.device_mesh
+    replicated = DTensor.from_local(full, mesh, [torch.distributed.tensor.Replicate()] * mesh.ndim, run_check=False)
+    return replicated.redistribute(placements=sharded.placements)
