@@ -3,14 +3,16 @@
 Without a process group every function is that of one rank alone, and costs nothing.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 T = TypeVar("T")
 
@@ -72,16 +74,38 @@ def from_main(make: Callable[[], T]) -> T:
     return sent[0]
 
 
-def average_gradients(parameters: Iterable[Tensor], *, over: int) -> None:
-    """Replace every gradient by its sum over all ranks divided by `over`: for weights that every rank holds whole."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+def average_gradients(parameters: Iterable[Tensor]) -> None:
+    """Average the gradients of weights that every rank holds whole over all ranks; of sharded ones they are already."""
+    gradients = [p.grad for p in parameters if p.grad is not None and not isinstance(p, DTensor)]
     if not dist.is_initialized() or not gradients:
         return
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
     dist.all_reduce(flat)
-    flat /= over
+    flat /= dist.get_world_size()
     for gradient, reduced in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
         gradient.copy_(reduced.view_as(gradient))
+
+
+def require_same(facts: Mapping[str, object]) -> None:
+    """Make sure that all ranks hold the same `facts`; only their hash is sent, unless they differ.
+
+    Raises:
+        ValueError: they differ, on all ranks; it names what differs and on which rank.
+    """
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+    if len(set(gather(digest))) == 1:
+        return
+    first, *others = gather(dict(facts))
+    differing = [
+        f"{name} is {other.get(name)!r} on rank {rank}, but {first.get(name)!r} on rank 0"
+        for rank, other in enumerate(others, start=1)
+        for name in sorted({*first, *other})
+        if other.get(name) != first.get(name)
+    ]
+    raise ValueError(
+        f"the ranks were started with different settings or files: {'; '.join(differing[:5])}"
+        f"{f' ({len(differing)} differences in all)' if len(differing) > 5 else ''}. Start all with the same."
+    )
 
 
 def local_shard(tensor: Tensor) -> Tensor:
@@ -109,9 +133,10 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def own_part(sharded: Tensor, full: Tensor) -> Tensor:
-    """Cut `full`, the same on all ranks, as `sharded` is sharded; nothing is sent."""
+    """Return of `full`, which all ranks have, this rank's part as `sharded` is sharded (in dim 0); nothing is sent."""
     if not isinstance(sharded, DTensor):
         return full
-    mesh = sharded.device_mesh
-    replicated = DTensor.from_local(full, mesh, [torch.distributed.tensor.Replicate()] * mesh.ndim, run_check=False)
-    return replicated.redistribute(placements=sharded.placements)
+    axis = sharded.placements.index(Shard(0))
+    num_rows = -(-full.shape[0] // sharded.device_mesh.size(axis))
+    start = min(sharded.device_mesh.get_local_rank(axis) * num_rows, full.shape[0])
+    return full[start : start + num_rows]

@@ -8,11 +8,13 @@ from hyvideo.config.schema import Config
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.prompts import Prompt
 from hyvideo.data.samplers import Assignment
+from hyvideo.distributed.mesh import Mesh, RoundLayout
 from hyvideo.grpo.advantages import group_advantages
-from hyvideo.models.reward_models.rewards import WeightedReward
+from hyvideo.models.reward_models.rewards import Scores, WeightedReward
 from hyvideo.observability.phase_timer import PhaseTimer
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline, Rollout
 from hyvideo.pipelines.noise import SampleNoise
+from hyvideo.training.scoring import score_over_ranks
 from hyvideo.training.trajectory import Trajectory, blocks
 
 
@@ -23,6 +25,8 @@ def collect(
     prompts: Sequence[Prompt],
     assignments: Sequence[Assignment],
     *,
+    mesh: Mesh,
+    layout: RoundLayout,
     round_index: int,
     config: Config,
     timer: PhaseTimer,
@@ -34,7 +38,9 @@ def collect(
         reward: scores the videos.
         guidance: classifier-free guidance of the rollout.
         prompts: all training prompts.
-        assignments: which prompt and generation each sample is; groups are contiguous.
+        assignments: which prompt and generation each of this rank's samples is.
+        mesh: who else samples videos of this round.
+        layout: where the videos of the round lie.
         round_index: number of the round; it seeds the noise.
         config: the run's configuration.
         timer: books the time under `rollout` and `reward`.
@@ -67,9 +73,14 @@ def collect(
             )
         rollout = Rollout(*(torch.cat(field) for field in zip(*map(_fields, parts), strict=True)))
     with timer("reward"):
-        scores = reward(rollout.videos, texts)
-    advantages = group_advantages(scores.total, config.grpo.num_generations, config.grpo.adv_clip_max)
-    return Trajectory(tuple(assignments), texts, conditioning, rows, rollout, scores, advantages)
+        scores, of_ranks = score_over_ranks(reward, rollout.videos, texts, mesh)
+    of_round = Scores(
+        {name: layout.in_round_order([part.metrics[name] for part in of_ranks]) for name in scores.metrics},
+        layout.in_round_order([part.total for part in of_ranks]),
+    )
+    advantages = group_advantages(of_round.total, config.grpo.num_generations, config.grpo.adv_clip_max)
+    own = advantages[layout.positions(mesh.dp_rank)]
+    return Trajectory(tuple(assignments), texts, conditioning, rows, rollout, scores, of_round, own)
 
 
 def _fields(rollout: Rollout) -> tuple[torch.Tensor, ...]:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
+
+from hyvideo.distributed.process_group import process_group
 
 REPOSITORY = Path(__file__).parents[2]
 TIMEOUT = 300.0
@@ -18,7 +19,7 @@ TIMEOUT = 300.0
 
 
 def run_on_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-    """Run `function(*args)` in `world_size` processes with a process group; return what each rank returned.
+    """Run `function(*args)` in `world_size` processes, with a group if several; return what each rank returned.
 
     A server process imports torch and the project once, and forks for every rank: the start costs a second, not ten.
     """
@@ -69,16 +70,13 @@ def _receive(pipe: Any) -> tuple[bool, Any]:
         return False, "ended without a result"
 
 
-def _rank(
-    rank: int, world_size: int, port: int, pipe: Any, function: Callable[..., Any], args: Sequence[Any]
-) -> None:
+def _rank(rank: int, world_size: int, port: int, pipe: Any, function: Callable[..., Any], args: Sequence[Any]) -> None:
     """Be one rank."""
     os.environ |= rank_environment(rank, world_size, port)
     torch.set_num_threads(1)
     try:
-        dist.init_process_group("gloo")
-        pipe.send((True, function(*args)))
-        dist.destroy_process_group()
+        with process_group(timeout_seconds=int(TIMEOUT)):
+            pipe.send((True, function(*args)))
     except BaseException:
         pipe.send((False, traceback.format_exc()))
         os._exit(1)

@@ -22,9 +22,7 @@ IMAGE_WIDTH = 20
 SHIFT = 3.0
 
 
-def build_transformer(
-    seed: int = 0, num_heads: int = 2, task_type: str = "t2v"
-) -> HunyuanVideo15Transformer3DModel:
+def build_transformer(seed: int = 0, num_heads: int = 2, task_type: str = "t2v") -> HunyuanVideo15Transformer3DModel:
     """Make a transformer of two blocks of width 16 per head in which every condition moves the output visibly."""
     torch.manual_seed(seed)
     transformer = HunyuanVideo15Transformer3DModel(
@@ -92,13 +90,13 @@ def build_glyph_encoder(seed: int = 0) -> T5EncoderModel:
     return T5EncoderModel(config).eval()
 
 
-def save_tiny_model(folder: Path) -> Path:
+def save_tiny_model(folder: Path, num_heads: int = 2) -> Path:
     """Write the whole model to `folder` in the diffusers layout, as the stock pipeline does; float32."""
     tokenizer = build_tokenizer()
     pipeline = HunyuanVideo15Pipeline(
         text_encoder=build_text_encoder(len(tokenizer)),
         tokenizer=tokenizer,
-        transformer=build_transformer(),
+        transformer=build_transformer(num_heads=num_heads),
         vae=build_vae(),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=SHIFT),
         text_encoder_2=build_glyph_encoder(),
