@@ -1,4 +1,4 @@
-"""What a finished checkpoint consists of: size and hash of every file, by which damage is found before anything is read."""
+"""Size and hash of every file of a finished checkpoint, by which damage is found before anything is read."""
 
 import hashlib
 import json

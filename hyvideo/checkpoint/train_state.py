@@ -31,6 +31,8 @@ FORMAT = 2
 
 Tensors = dict[str, dict[str, Tensor]]
 
+warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process is no mistake
+
 
 class SaveError(RuntimeError):
     """A checkpoint could not be written; those written before are as they were."""
@@ -150,7 +152,7 @@ def begin_save(
         _write_synced(partial / FACTS, json.dumps({"format": FORMAT, "step": step, **facts}, indent=1))
 
     written = None
-    with _explained(target, partial), _one_process():
+    with _explained(target, partial):
         from_main(start)
         alone = not dist.is_initialized()
         if beside_training:
@@ -241,8 +243,7 @@ def load_tensors(checkpoint: Path, tensors: Tensors) -> None:
         ValueError: a file is damaged, or a tensor is missing or of another shape.
     """
     try:
-        with _one_process():
-            dcp.load(tensors, checkpoint_id=checkpoint, no_dist=not dist.is_initialized())
+        dcp.load(tensors, checkpoint_id=checkpoint, no_dist=not dist.is_initialized())
     except (CheckpointException, OSError, RuntimeError, ValueError, KeyError, EOFError) as error:
         raise ValueError(
             f"Cannot restore '{checkpoint}': {_cause(error)}. The checkpoint is damaged, or the "
@@ -276,22 +277,18 @@ def _explained(target: Path, partial: Path) -> Iterator[None]:
         if not dist.is_initialized() or dist.get_rank() == 0:
             shutil.rmtree(partial, ignore_errors=True)
         raise SaveError(
-            f"Cannot save '{target}': {_cause(error)}. Earlier checkpoints are intact. Make space or choose another "
-            "output_dir, then continue with --resume_from_checkpoint latest."
+            f"Cannot save '{target}': {_cause(error)}. {shutil.disk_usage(target.parent).free / 1e9:.1f} GB are free on "
+            "that disk. Earlier checkpoints are intact. Make space or choose another output_dir, then continue with "
+            "--resume_from_checkpoint latest."
         ) from error
 
 
 def _cause(error: BaseException) -> str:
     """Return the last line of what an error says, which names its root."""
-    return (str(error).strip() or type(error).__name__).splitlines()[-1]
-
-
-@contextmanager
-def _one_process() -> Iterator[None]:
-    """Silence the library's warning that there is one process only."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield
+    line = (str(error).strip() or type(error).__name__).splitlines()[-1]
+    if "inline_container" in line:  # all that is left of what the system said to the library's writer
+        return "a file could not be written to its end; is the disk full or a quota reached?"
+    return line
 
 
 def _write_synced(path: Path, text: str) -> None:

@@ -114,7 +114,7 @@ def _rank_problems(cfg: Config, world_size: int) -> Iterator[str]:
     if not cfg.parallel.enable_fsdp:
         for name in ("dp_replicate", "cpu_offload"):
             if getattr(cfg.parallel, name) not in (1, False):
-                yield f"{name} is {getattr(cfg.parallel, name)}, but enable_fsdp is false and nothing is sharded: set it"
+                yield f"{name} is {getattr(cfg.parallel, name)}, but nothing is sharded: set enable_fsdp"
     if min(sp_size, batch, group, cfg.parallel.dp_replicate) < 1:
         return  # an interval is already violated
     if world_size % sp_size:

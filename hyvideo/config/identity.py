@@ -37,8 +37,8 @@ def deciding_fields(cfg: Config, dp_size: int = 1) -> dict[str, object]:
 
     Args:
         cfg: the configuration.
-        dp_size: data-parallel ranks; `batch_size` is given for all of them together, so that a run may go on over another
-            number of ranks as long as its rollouts have as many videos.
+        dp_size: data-parallel ranks; `batch_size` is given for all of them together, so that a run may go on over
+            another number of ranks as long as its rollouts have as many videos.
     """
     groups = OmegaConf.to_container(OmegaConf.structured(cfg))
     groups["grpo"]["batch_size"] *= dp_size

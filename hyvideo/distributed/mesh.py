@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 class Mesh:
     """The place of this rank among all, and the groups it talks to.
 
-    World size = `dp_replicate` x `dp_shard` x `sp_size`. The `sp_size` ranks of one video are neighbours (they talk most:
-    one node); the ranks that share one sharded copy of the model come next; replicas of the copy are farthest apart.
+    World size = `dp_replicate` x `dp_shard` x `sp_size`. The `sp_size` ranks of one video are neighbours (they talk
+    most: one node); then come the ranks that share one sharded copy of the model; its copies are farthest apart.
 
     Example:
         8 ranks, `sp_size` 2, `dp_replicate` 2, hence `dp_shard` 2::
@@ -133,11 +133,11 @@ class RoundLayout:
         return self.batch_size * self.dp_size * self.num_rollouts
 
     def positions(self, dp_rank: int) -> torch.Tensor:
-        """Return the round's positions (long `[num_rollouts * batch_size]`) of the videos of `dp_rank`, as it has them."""
+        """Return where in the round the videos of `dp_rank` stand, in its order: long `[num_rollouts * batch_size]`."""
         grid = torch.arange(self.num_videos).reshape(self.num_rollouts, self.dp_size, self.batch_size)
         return grid[:, dp_rank].reshape(-1)
 
     def in_round_order(self, parts: list[torch.Tensor]) -> torch.Tensor:
-        """Join what every data-parallel rank has of its videos, `dp_size` tensors `[num_rollouts * batch_size, ...]`."""
+        """Join what each data-parallel rank has of its videos, `dp_size` tensors `[num_rollouts * batch_size, ...]`."""
         order = torch.cat([self.positions(dp_rank) for dp_rank in range(self.dp_size)])
         return torch.cat(parts)[order.argsort()]

@@ -51,8 +51,9 @@ def process_group(timeout_seconds: int) -> Iterator[None]:
         cause = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(
             f"rank {place['RANK']} of {place['WORLD_SIZE']} could not meet the others at "
-            f"{place['MASTER_ADDR']}:{place['MASTER_PORT']} within {timeout_seconds} s: {cause} Check that all ranks were "
-            "started and reach that address, and that its port is free on the first machine (MASTER_PORT chooses it)."
+            f"{place['MASTER_ADDR']}:{place['MASTER_PORT']} within {timeout_seconds} s: {cause} Check that all ranks "
+            "were started and reach that address, and that its port is free on the first machine (MASTER_PORT chooses "
+            "it)."
         ) from error
     yield
     dist.destroy_process_group()

@@ -1,12 +1,12 @@
 """Sequence parallel as Ulysses does it: tokens are split between ranks, and heads while a block attends.
 
 Outside of attention a rank has `S / P` of the video's S tokens (padded to a multiple of P at the end) and all N heads;
-inside it has all tokens and `N / P` heads. Tokens of the condition are few: every rank has all of them, and in attention
-its own heads.
+inside it has all tokens and `N / P` heads. Tokens of the condition are few: every rank has all of them, and in
+attention its own heads.
 
-Every rank of the group computes the same loss from the same whole output. Then a gradient summed over the group is the
-true one: `gather_tokens` hands each rank its own tokens' part of the loss's gradient, and `gather_heads_of_all` sums the
-parts of it that the ranks' heads have found.
+Every rank of the group computes the same loss from the same whole output. Then a gradient summed over the group is
+the true one: `gather_tokens` hands each rank its own tokens' part of the loss's gradient, and `gather_heads_of_all`
+sums the parts of it that the ranks' heads have found.
 """
 
 import torch
@@ -80,8 +80,8 @@ def own_heads(tensor: Tensor, group: ProcessGroup) -> Tensor:
 def gather_heads_of_all(tensor: Tensor, group: ProcessGroup) -> Tensor:
     """Join the ranks' heads `[B, S, N / P, D]` to `[B, S, N, D]`; the inverse of `own_heads`.
 
-    Its gradient is the sum over ranks of the gradients of the own heads: what follows is computed by all ranks, but each
-    finds only the part of the gradient that passes through its own heads and tokens.
+    Its gradient is the sum over ranks of the gradients of the own heads: what follows is computed by all ranks, but
+    each finds only the part of the gradient that passes through its own heads and tokens.
     """
     parts = functional.all_gather_single_autograd(tensor.contiguous(), 0, group).unflatten(0, (group.size(), -1))
     return parts.movedim(0, 2).flatten(2, 3)

@@ -1,7 +1,7 @@
 """Recipe that turns a loaded transformer into a trainable policy over ranks.
 
-In this order: attention (`hyvideo.models.attention`, which splits a video's tokens), what is frozen and LoRA
-(`prepare_policy`, which also recomputes activations), compilation (`compile_blocks`), sharded weights (`shard_weights`).
+In this order: attention (`hyvideo.models.attention`, which splits a video's tokens), what is frozen, LoRA and what is
+recomputed (`prepare_policy`), compilation (`compile_blocks`), sharded weights (`shard_weights`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -77,8 +77,8 @@ ATTENTION_OPS = [
 def _recompute_blocks(transformer: HunyuanVideo15Transformer3DModel, *, keep_attention: bool) -> None:
     """Let every block keep only its inputs, and with `keep_attention` what attention returned, for the backward pass.
 
-    The checkpoint lies inside the block's hooks, where it can be compiled with the block and weights are gathered around
-    it once. No random number is drawn inside (`eval` mode), so no generator's state is kept.
+    The checkpoint lies inside the block's hooks, where it can be compiled with the block and weights are gathered
+    around it once. No random number is drawn inside (`eval` mode), so no generator's state is kept.
     """
     options = {"context_fn": partial(create_selective_checkpoint_contexts, ATTENTION_OPS)} if keep_attention else {}
     for block in transformer.transformer_blocks:

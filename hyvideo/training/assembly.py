@@ -131,7 +131,7 @@ def _build_sampler(config: Config, prompts: list[Prompt], mesh: Mesh) -> GroupSa
 def build_pipeline(config: Config, device: torch.device, mesh: Mesh) -> HunyuanVideoGRPOPipeline:
     """Load the models of `config` onto `device`, the transformer ready for training, the rollout's steps set.
 
-    Weights of the transformer are sharded as `mesh` and `config.parallel` say; encoders and VAE are whole on every rank.
+    The transformer's weights are sharded as `mesh` and `config.parallel` say; encoders and VAE are whole everywhere.
 
     Raises:
         ValueError: weights are missing or do not fit.

@@ -18,9 +18,10 @@ class Muon(Optimizer):
     Any parameter with at least two dims is a matrix `[d0, rest]`. The step is `lr * 0.2 sqrt(max(d0, d1))`, which gives
     it the size of an AdamW step; weight decay is decoupled. `torch.optim.Muon` does the same for 2-D parameters only.
 
-    Of a sharded parameter each rank keeps its shard of the momentum. Its direction is gathered in `iteration_dtype`, every
-    rank iterates on the whole matrix and keeps the rows of its shard: the same update as on one process. Per update each
-    rank receives `(n - 1) / n` of all matrices once, in bf16 half of what one forward pass gathers in float32.
+    Of a sharded parameter each rank keeps its shard of the momentum. Its direction is gathered in `iteration_dtype`,
+    every rank iterates on the whole matrix and keeps the rows of its shard: the same update as on one process. Per
+    update each of n ranks receives `(n - 1) / n` of all matrices once, in bf16 half of what a forward pass gathers in
+    float32.
 
     Args:
         parameters: matrices.

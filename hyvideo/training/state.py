@@ -161,8 +161,8 @@ class RunState:
         ]
         raise ValueError(
             f"'{checkpoint}' was made with other settings (hash {facts['config_hash']}, this run has "
-            f"{self.config_hash}): {'; '.join(differing) or 'it does not say which'}. batch_size counts the videos of all "
-            "ranks. Resume with the config.yaml of its run folder, or start a new run from it."
+            f"{self.config_hash}): {'; '.join(differing) or 'it does not say which'}. batch_size counts the videos of "
+            "all ranks. Resume with the config.yaml of its run folder, or start a new run from it."
         )
 
 

@@ -1,5 +1,6 @@
 """Training over ranks equals training in one process: rollouts, log-probabilities, losses, gradients and weights."""
 
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hyvideo.config.schema import Config
 from hyvideo.distributed.collectives import gather, whole
-from hyvideo.models.parallelize import trainable_parameters
+from hyvideo.models.loading import load_transformer
+from hyvideo.models.parallelize import lora_config, prepare_policy, save_lora, trainable_parameters
 from hyvideo.training.optimizer import Muon
 from hyvideo.training.trainer import Trainer
 from tests.support.ranks import run_on_ranks
@@ -17,13 +20,29 @@ from tests.support.training import arguments, trainer_of
 TOLERANCE = 1e-5
 """Largest relative error, float32. (The refiner's key bias, whose true gradient is 0, is frozen.)"""
 
+FRESH_ADAPTER_TOLERANCE = 1e-3
+"""A fresh adapter's second matrix is 0, and Adam's first step of it is the learning rate times its gradient's sign: the
+last bits of gradients near 0 become whole steps."""
+
 NUM_VIDEOS = 4
-RUN = {"grpo_sampling_steps": 3, "max_steps": 3, "update_ref_model_step": 2, "kl_weight": 0.1}
+RUN = {
+    "grpo_sampling_steps": 3,
+    "max_steps": 3,
+    "update_ref_model_step": 2,
+    "kl_weight": 0.1,
+    "learning_rate": 1e-4,
+}
 
 METHODS: dict[str, dict[str, Any]] = {
     "full": {},
     "guidance": {"cfg_scale": 3.0, "validation_interval": 2, "validation_num_videos": 3},
-    "lora": {"use_lora": True, "kl_compute_mode": "training_phase"},
+    "lora": {
+        "use_lora": True,
+        "lora_r": 2,
+        "lora_alpha": 4,
+        "pretrained_lora_path": True,
+        "kl_compute_mode": "training_phase",
+    },
     "lora, fixed anchor": {"use_lora": True, "use_moving_KL": False},
     "muon": {"use_muon": True},
 }
@@ -45,7 +64,10 @@ CASES: dict[int, dict[str, Case]] = {
         ),
         "sp, guidance": ("guidance", {"enable_fsdp": True, "sp_size": 2, "batch_size": 4}),
         "dp, lora": ("lora", {"enable_fsdp": True, "batch_size": 2}),
-        "sp, lora with a fixed anchor": ("lora, fixed anchor", {"enable_fsdp": True, "sp_size": 2, "batch_size": 4}),
+        "sp, fresh adapter with a fixed anchor": (
+            "lora, fixed anchor",
+            {"enable_fsdp": True, "sp_size": 2, "batch_size": 4},
+        ),
         "dp, muon": ("muon", {"enable_fsdp": True, "batch_size": 2}),
     },
     4: {
@@ -131,7 +153,8 @@ def compare(argv: list[str], path: str) -> dict[str, float]:
     own = trainer.layout.positions(trainer.mesh.dp_rank)
     errors = {
         name: max(
-            relative(r[name], e[name][own]) for r, e in zip(received.trajectories, expected["trajectories"], strict=True)
+            relative(r[name], e[name][own])
+            for r, e in zip(received.trajectories, expected["trajectories"], strict=True)
         )
         for name in ("latents", "log_probs", "advantages")
     }
@@ -141,7 +164,7 @@ def compare(argv: list[str], path: str) -> dict[str, float]:
     errors["weights"] = max(relative(received.weights[name], value) for name, value in expected["weights"].items())
     rounding = {"ratio/max_deviation", "replay/mean_error"}
     errors["metrics"] = max(
-        abs(r[name] - e[name]) / max(abs(e[name]), 1e-3)
+        abs(r[name] - e[name]) / max(abs(e[name]), 0.1)  # losses are means of terms of size 1 that cancel
         for r, e in zip(received.rows, expected["rows"], strict=True)
         for name in e
         if not name.startswith("time/") and name not in rounding
@@ -155,19 +178,35 @@ def compare_all(cases: dict[str, tuple[list[str], str]]) -> dict[str, dict[str, 
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory, root_of_four_heads: Path, prompts_csv: Path):
+def run_of(tmp_path_factory: pytest.TempPathFactory, root_of_four_heads: Path, prompts_csv: Path):
+    """Command line of a run of a method, in a folder of its own."""
+    folder, number = tmp_path_factory.mktemp("runs"), count()
+    transformer = load_transformer(root_of_four_heads)
+    prepare_policy(
+        transformer, gradient_checkpointing=False, lora=lora_config(2, 4, 0.0, Config().model.lora_target_modules)
+    )
+    for i, parameter in enumerate(trainable_parameters(transformer).values()):
+        nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(i))
+    save_lora(transformer, folder / "adapter")
+
+    def argv(method: str, **settings: Any) -> list[str]:
+        chosen = {**RUN, **METHODS[method], **settings}
+        if chosen.get("pretrained_lora_path"):
+            chosen["pretrained_lora_path"] = folder / "adapter"
+        return arguments(root_of_four_heads, prompts_csv, folder / f"{next(number)}", **chosen)
+
+    return argv
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory, run_of):
     """File of the single-process run of every method, made when asked for."""
     folder = tmp_path_factory.mktemp("alone")
 
     def path_of(method: str) -> str:
         path = folder / f"{method}.pt"
         if not path.exists():
-            argv = arguments(
-                root_of_four_heads,
-                prompts_csv,
-                folder / method,
-                **{**RUN, "batch_size": NUM_VIDEOS, **METHODS[method]},
-            )
+            argv = run_of(method, batch_size=NUM_VIDEOS)
             run_on_ranks(1, record_alone, argv, str(path))
         return str(path)
 
@@ -175,19 +214,15 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, root_of_four_heads: Path,
 
 
 @pytest.mark.parametrize("world_size", CASES)
-def test_ranks_compute_what_one_process_computes(
-    world_size: int, recorded, tmp_path: Path, root_of_four_heads: Path, prompts_csv: Path
-):
-    cases = {}
-    for i, (name, (method, settings)) in enumerate(CASES[world_size].items()):
-        argv = arguments(
-            root_of_four_heads, prompts_csv, tmp_path / str(i), **{**RUN, **METHODS[method], **settings}
-        )
-        cases[name] = (argv, recorded(method))
+def test_ranks_compute_what_one_process_computes(world_size: int, run_of, recorded):
+    cases = {
+        name: (run_of(method, **settings), recorded(method)) for name, (method, settings) in CASES[world_size].items()
+    }
     first, *others = run_on_ranks(world_size, compare_all, cases)
     assert all(other == first for other in others)
     for name, errors in first.items():
         print(f"{world_size} ranks, {name}: {', '.join(f'{kind} {error:.1e}' for kind, error in errors.items())}")
     worst = {name: max(errors.values()) for name, errors in first.items()}
-    assert len(worst) == len(CASES[world_size])
-    assert {name: error for name, error in worst.items() if error > TOLERANCE} == {}
+    limits = {name: FRESH_ADAPTER_TOLERANCE if "fresh" in name else TOLERANCE for name in CASES[world_size]}
+    assert {name: error for name, error in worst.items() if not error <= limits[name]} == {}
+    assert worst.keys() == limits.keys()

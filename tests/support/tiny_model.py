@@ -90,13 +90,13 @@ def build_glyph_encoder(seed: int = 0) -> T5EncoderModel:
     return T5EncoderModel(config).eval()
 
 
-def save_tiny_model(folder: Path, num_heads: int = 2) -> Path:
+def save_tiny_model(folder: Path, transformer: HunyuanVideo15Transformer3DModel | None = None) -> Path:
     """Write the whole model to `folder` in the diffusers layout, as the stock pipeline does; float32."""
     tokenizer = build_tokenizer()
     pipeline = HunyuanVideo15Pipeline(
         text_encoder=build_text_encoder(len(tokenizer)),
         tokenizer=tokenizer,
-        transformer=build_transformer(num_heads=num_heads),
+        transformer=transformer or build_transformer(),
         vae=build_vae(),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=SHIFT),
         text_encoder_2=build_glyph_encoder(),

@@ -81,8 +81,8 @@ class ParallelConfig:
     """Full copies of the sharded model (HSDP). Must divide the data-parallel degree, world size / sp_size."""
 
     enable_fsdp: bool = True
-    """Shard weights, gradients and optimizer state over the ranks; with one process there is nothing to shard. Without it
-    every rank holds the whole model: for small models."""
+    """Shard weights, gradients and optimizer state over the ranks (with one process there is nothing to shard). Without
+    it every rank holds the whole model: for small models."""
 
     reshard_after_forward: bool = True
     """Free a block's gathered weights after each forward pass. False keeps them: less communication, above all in
