@@ -277,8 +277,8 @@ def _explained(target: Path, partial: Path) -> Iterator[None]:
         if not dist.is_initialized() or dist.get_rank() == 0:
             shutil.rmtree(partial, ignore_errors=True)
         raise SaveError(
-            f"Cannot save '{target}': {_cause(error)}. {shutil.disk_usage(target.parent).free / 1e9:.1f} GB are free on "
-            "that disk. Earlier checkpoints are intact. Make space or choose another output_dir, then continue with "
+            f"Cannot save '{target}': {_cause(error)}. {shutil.disk_usage(target.parent).free / 1e9:.1f} GB are free "
+            "there. Earlier checkpoints are intact. Make space or choose another output_dir, then continue with "
             "--resume_from_checkpoint latest."
         ) from error
 

@@ -26,11 +26,6 @@ def gather(value: T) -> list[T]:
     return values
 
 
-def barrier() -> None:
-    """Wait for all ranks."""
-    gather(None)
-
-
 @contextmanager
 def all_or_none() -> Iterator[None]:
     """Run a block on all ranks; a `ValueError` or `OSError` in any of them becomes an error of all.

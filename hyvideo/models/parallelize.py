@@ -4,6 +4,7 @@ In this order: attention (`hyvideo.models.attention`, which splits a video's tok
 recomputed (`prepare_policy`), compilation (`compile_blocks`), sharded weights (`shard_weights`).
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -120,6 +121,7 @@ def shard_weights(
     in_blocks = MixedPrecisionPolicy(compute_dtype, torch.float32, cast_forward_inputs=False)
     for block in transformer.transformer_blocks:
         fully_shard(block, mp_policy=in_blocks, reshard_after_forward=reshard_after_forward, **shared)
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")  # nobody writes into it
     around = MixedPrecisionPolicy(None, torch.float32, cast_forward_inputs=False)
     fully_shard(transformer, mp_policy=around, reshard_after_forward=reshard_after_forward, **shared)
 

@@ -15,7 +15,7 @@ from hyvideo.checkpoint.train_state import PendingSave, Tensors, begin_save, loa
 from hyvideo.data.samplers import GroupSampler
 from hyvideo.distributed.collectives import all_or_none
 from hyvideo.grpo.kl_controller import KLController
-from hyvideo.models.parallelize import adapter_weights, save_lora, trainable_parameters
+from hyvideo.models.parallelize import adapter_weights, forget_gathered_weights, save_lora, trainable_parameters
 from hyvideo.training.anchor import Anchor
 
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -129,6 +129,7 @@ class RunState:
         with all_or_none():
             require_dtypes(checkpoint, tensors)
         load_tensors(checkpoint, tensors)
+        forget_gathered_weights(self.transformer)
         if self.anchor is not None:
             self.anchor.load_state_dict(tensors.get("anchor", {}), equals_policy=facts["anchor_equals_policy"])
         if self.controller is not None:

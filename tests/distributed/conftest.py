@@ -13,7 +13,7 @@ from tests.support.tiny_model import build_transformer, save_tiny_model
 def root_of_four_heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny random model with four attention heads. Read only.
 
-    No weight of its transformer starts at 0: it would be the sum of Adam's first steps, which are the signs of gradients.
+    No weight of its transformer starts at 0: it would be the sum of Adam's first steps, the signs of its gradients.
     """
     transformer = build_transformer(num_heads=4)
     generator = torch.Generator().manual_seed(0)

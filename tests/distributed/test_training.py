@@ -20,9 +20,8 @@ from tests.support.training import arguments, trainer_of
 TOLERANCE = 1e-5
 """Largest relative error, float32. (The refiner's key bias, whose true gradient is 0, is frozen.)"""
 
-FRESH_ADAPTER_TOLERANCE = 1e-3
-"""A fresh adapter's second matrix is 0, and Adam's first step of it is the learning rate times its gradient's sign: the
-last bits of gradients near 0 become whole steps."""
+REWARD_TOLERANCE = 1e-2
+"""Of the mean reward: in videos of 32x32 pixels, rounded to 8 bits, the last bit of a latent may turn a pixel."""
 
 NUM_VIDEOS = 4
 RUN = {
@@ -162,13 +161,15 @@ def compare(argv: list[str], path: str) -> dict[str, float]:
     assert all(r.keys() == e.keys() for r, e in pairs)
     errors["gradients"] = max(relative(r[name], e[name]) for r, e in pairs for name in e)
     errors["weights"] = max(relative(received.weights[name], value) for name, value in expected["weights"].items())
-    rounding = {"ratio/max_deviation", "replay/mean_error"}
-    errors["metrics"] = max(
-        abs(r[name] - e[name]) / max(abs(e[name]), 0.1)  # losses are means of terms of size 1 that cancel
-        for r, e in zip(received.rows, expected["rows"], strict=True)
-        for name in e
-        if not name.startswith("time/") and name not in rounding
-    )
+    rows = list(zip(received.rows, expected["rows"], strict=True))
+    assert all(r.keys() == e.keys() for r, e in rows)
+    for kind, prefixes in {"losses": ("loss/", "kl/", "grad_norm"), "rewards": ("reward/", "valid/")}.items():
+        errors[kind] = max(
+            abs(r[name] - e[name]) / max(abs(e[name]), 0.1)  # losses are means of terms of size 1 that cancel
+            for r, e in rows
+            for name in e
+            if name.startswith(prefixes)
+        )
     return {name: max(others) for name, others in ((name, [e[name] for e in gather(errors)]) for name in errors)}
 
 
@@ -222,7 +223,6 @@ def test_ranks_compute_what_one_process_computes(world_size: int, run_of, record
     assert all(other == first for other in others)
     for name, errors in first.items():
         print(f"{world_size} ranks, {name}: {', '.join(f'{kind} {error:.1e}' for kind, error in errors.items())}")
-    worst = {name: max(errors.values()) for name, errors in first.items()}
-    limits = {name: FRESH_ADAPTER_TOLERANCE if "fresh" in name else TOLERANCE for name in CASES[world_size]}
-    assert {name: error for name, error in worst.items() if not error <= limits[name]} == {}
-    assert worst.keys() == limits.keys()
+    assert first.keys() == CASES[world_size].keys()
+    assert max(errors.pop("rewards") for errors in first.values()) <= REWARD_TOLERANCE
+    assert {name: errors for name, errors in first.items() if not max(errors.values()) <= TOLERANCE} == {}
