@@ -31,8 +31,6 @@ FORMAT = 2
 
 Tensors = dict[str, dict[str, Tensor]]
 
-warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process is no mistake
-
 
 class SaveError(RuntimeError):
     """A checkpoint could not be written; those written before are as they were."""
@@ -46,8 +44,8 @@ class PendingSave:
         target: its place.
         partial: where it is written.
         written: done when all ranks' tensors are on disk; None when they are already.
-        keep_last: see `save_train_state`.
-        keep_every: see `save_train_state`.
+        keep_last: checkpoints to keep, see `begin_save`.
+        keep_every: those to keep besides, see `begin_save`.
     """
 
     target: Path
@@ -62,7 +60,7 @@ class PendingSave:
         Raises:
             SaveError: it could not be written, on any rank; all raise it.
         """
-        with _explained(self.target, self.partial):
+        with _explained(self.target, self.partial), one_process():
             if self.written is not None:
                 self.written.result()
             with all_or_none():
@@ -95,16 +93,7 @@ def save_train_state(
     keep_every: int = 0,
     write_more: Callable[[Path], None] = lambda folder: None,
 ) -> Path:
-    """Write checkpoint `folder/step_{step}`, point `latest` at it, then drop old ones; all ranks call it.
-
-    Args:
-        folder: the run's `checkpoints` folder, made when missing.
-        step: number of updates made.
-        tensors: groups of named tensors (policy, optimizer, ...), sharded or whole.
-        facts: everything else, as JSON.
-        keep_last: how many checkpoints to keep, this one included; None keeps all.
-        keep_every: keep those at multiples of so many steps besides; 0: none.
-        write_more: called on the main rank with the unfinished folder to add files for other programs.
+    """Write checkpoint `folder/step_{step}`, point `latest` at it, then drop old ones: `begin_save`, finished at once.
 
     Returns:
         The finished checkpoint's folder.
@@ -127,20 +116,20 @@ def begin_save(
     write_more: Callable[[Path], None] = lambda folder: None,
     beside_training: bool,
 ) -> PendingSave:
-    """Start what `save_train_state` does; `finish` of the returned save completes it.
+    """Begin to write checkpoint `folder/step_{step}`; `finish` of the returned save completes it. All ranks call both.
 
     Args:
-        folder: see `save_train_state`.
-        step: see `save_train_state`.
-        tensors: see `save_train_state`.
-        facts: see `save_train_state`.
-        keep_last: see `save_train_state`.
-        keep_every: see `save_train_state`.
-        write_more: see `save_train_state`.
+        folder: the run's `checkpoints` folder, made when missing.
+        step: number of updates made.
+        tensors: groups of named tensors (policy, optimizer, ...), sharded or whole.
+        facts: everything else, as JSON.
+        keep_last: how many checkpoints to keep, this one included; None keeps all.
+        keep_every: keep those at multiples of so many steps besides; 0: none.
+        write_more: called on the main rank with the unfinished folder to add files for other programs.
         beside_training: return when the tensors are copied to host memory; a thread writes them.
 
     Raises:
-        SaveError: as `save_train_state`.
+        SaveError: it could not be written, on any rank; earlier checkpoints are intact.
     """
     target, partial = folder / f"step_{step}", folder / f"step_{step}.partial"
 
@@ -152,7 +141,7 @@ def begin_save(
         _write_synced(partial / FACTS, json.dumps({"format": FORMAT, "step": step, **facts}, indent=1))
 
     written = None
-    with _explained(target, partial):
+    with _explained(target, partial), one_process():
         from_main(start)
         alone = not dist.is_initialized()
         if beside_training:
@@ -243,7 +232,8 @@ def load_tensors(checkpoint: Path, tensors: Tensors) -> None:
         ValueError: a file is damaged, or a tensor is missing or of another shape.
     """
     try:
-        dcp.load(tensors, checkpoint_id=checkpoint, no_dist=not dist.is_initialized())
+        with one_process():
+            dcp.load(tensors, checkpoint_id=checkpoint, no_dist=not dist.is_initialized())
     except (CheckpointException, OSError, RuntimeError, ValueError, KeyError, EOFError) as error:
         raise ValueError(
             f"Cannot restore '{checkpoint}': {_cause(error)}. The checkpoint is damaged, or the "
@@ -289,6 +279,14 @@ def _cause(error: BaseException) -> str:
     if "inline_container" in line:  # all that is left of what the system said to the library's writer
         return "a file could not be written to its end; is the disk full or a quota reached?"
     return line
+
+
+@contextmanager
+def one_process() -> Iterator[None]:
+    """Silence the library's warning that there is one process only."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
 
 
 def _write_synced(path: Path, text: str) -> None:

@@ -27,24 +27,28 @@ def gather(value: T) -> list[T]:
 
 
 @contextmanager
-def all_or_none() -> Iterator[None]:
-    """Run a block on all ranks; a `ValueError` or `OSError` in any of them becomes an error of all.
+def all_or_none(*kinds: type[Exception]) -> Iterator[None]:
+    """Run a block on all ranks; an error of these kinds in any of them becomes an error of all.
+
+    Args:
+        kinds: errors to share, by default `ValueError` and `OSError`; what one rank found, others raise as the first.
 
     Raises:
-        ValueError: the block failed somewhere; the message names the rank unless all say the same.
+        Exception: of the first kind: the block failed somewhere; the message names the rank unless all say the same.
     """
-    error: ValueError | OSError | None = None
+    kinds = kinds or (ValueError, OSError)
+    error: Exception | None = None
     try:
         yield
-    except (ValueError, OSError) as caught:
+    except kinds as caught:
         error = caught
-    failures = {rank: text for rank, text in enumerate(gather(error and str(error))) if text is not None}
-    if not failures:
+    said = gather(error and str(error))
+    if not any(text is not None for text in said):
         return
-    same = len(set(failures.values())) == 1 and (not dist.is_initialized() or len(failures) == dist.get_world_size())
-    if error is not None and same:
+    if error is not None and len(set(said)) == 1:
         raise error
-    raise ValueError("; ".join(f"rank {rank}: {text}" for rank, text in failures.items())) from error
+    named = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(said) if text is not None)
+    raise kinds[0](named) from error
 
 
 def from_main(make: Callable[[], T]) -> T:

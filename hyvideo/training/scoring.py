@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hyvideo.distributed.collectives import gather
+from hyvideo.distributed.collectives import all_or_none, gather
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.reward_models.rewards import Scores, WeightedReward
 
@@ -23,9 +23,13 @@ def score_over_ranks(
 
     Returns:
         The scores of these videos (None when there are none), and those of every data-parallel rank that has some.
+
+    Raises:
+        RuntimeError: the reward failed on a rank; all raise it.
     """
     first, last = (place * len(texts) // mesh.sp_size for place in (mesh.sp_rank, mesh.sp_rank + 1))
-    part = reward(videos[first:last], texts[first:last]) if last > first else None
+    with all_or_none(RuntimeError):
+        part = reward(videos[first:last], texts[first:last]) if last > first else None
     if mesh.world_size == 1:
         return part, [part]
     parts = gather(part)

@@ -36,6 +36,7 @@ class RunState:
         lora: arguments of `lora_config`, None for full fine-tuning.
         step: updates made.
         round: rounds finished.
+        pending: a checkpoint that is being written beside the training.
     """
 
     transformer: nn.Module

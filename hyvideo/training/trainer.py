@@ -58,6 +58,7 @@ class Trainer:
 
         Raises:
             NonFiniteUpdateError: loss or gradient became non-finite; the message names the last good checkpoint.
+            SaveError: a checkpoint could not be written.
         """
         run, state = self.config.run, self.state
         if state.step == 0 and self.validation and self.config.validation.validate_at_step0:
@@ -177,6 +178,7 @@ class Trainer:
             with self.timer("update"):
                 stats = self.update(trajectory, pairs, anchor_means, coefficient)
         except NonFiniteUpdateError as error:
+            self.state.finish_save()
             good = latest_checkpoint(self.folder.checkpoints)
             raise NonFiniteUpdateError(
                 f"Update {state.step + 1}: {error} Last good checkpoint: {good or 'none was saved yet'}. "

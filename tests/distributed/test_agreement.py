@@ -86,6 +86,11 @@ def test_prompt_files_of_one_name_and_other_content_are_found(tmp_path: Path, ro
     assert "eta" not in first
 
 
+def fail(videos: torch.Tensor, prompts: list[str]) -> None:
+    """Be a reward that breaks."""
+    raise RuntimeError("the server is gone")
+
+
 def failures(argvs: dict[str, list[str]]) -> dict[str, Any]:
     """Runs in which something happens on rank 1 alone; return what each ended with on this rank."""
     second = build_mesh().rank == 1
@@ -106,6 +111,11 @@ def failures(argvs: dict[str, list[str]]) -> dict[str, Any]:
         )
     ended["not finite"] = message_of(NonFiniteUpdateError, trainer.train)
 
+    trainer = trainer_of(argvs["reward"])
+    if second:
+        trainer.reward = fail
+    ended["reward"] = message_of(RuntimeError, trainer.train)
+
     for name in ("full disk", "full disk beside training"):
         trainer = trainer_of(argvs[name])
         trainer.config.run.max_steps = 1
@@ -125,7 +135,7 @@ def test_a_signal_a_loss_or_a_full_disk_on_one_rank_is_an_end_of_all(
     def argv(name: str, **settings: Any) -> list[str]:
         return arguments(root_of_four_heads, prompts_csv, tmp_path / name, **{**SMALL, **settings})
 
-    names = ("stop", "not finite", "full disk", "full disk beside training")
+    names = ("stop", "not finite", "reward", "full disk", "full disk beside training")
     argvs = {name: argv(name, async_save="beside" in name, max_steps=2 + 98 * (name == "stop")) for name in names}
     first, second = run_on_ranks(2, failures, argvs)
     assert first == second
@@ -133,7 +143,8 @@ def test_a_signal_a_loss_or_a_full_disk_on_one_rank_is_an_end_of_all(
     assert latest_checkpoint(tmp_path / "stop" / "checkpoints").name == "step_1"
     assert "Update 1" in first["not finite"]
     assert "not finite" in first["not finite"]
-    for name in names[2:]:
+    assert first["reward"] == "rank 1: the server is gone"
+    for name in names[3:]:
         checkpoints = tmp_path / name / "checkpoints"
         assert first[name].startswith(f"Cannot save '{checkpoints / 'step_2'}'")
         assert "could not be written to its end; is the disk full" in first[name]

@@ -46,48 +46,40 @@ METHODS: dict[str, dict[str, Any]] = {
     "muon": {"use_muon": True},
 }
 
-Case = tuple[str, dict[str, Any]]
-CASES: dict[int, dict[str, Case]] = {
-    2: {
-        "dp": ("full", {"enable_fsdp": True, "batch_size": 2}),
-        "dp, weights kept": ("full", {"enable_fsdp": True, "batch_size": 2, "reshard_after_forward": False}),
-        "dp, weights whole": ("full", {"batch_size": 2}),
-        "dp, weights in host memory": (
-            "full",
-            {"enable_fsdp": True, "batch_size": 2, "cpu_offload": True, "reference_mode_offload": True},
-        ),
-        "sp": ("full", {"enable_fsdp": True, "sp_size": 2, "batch_size": 4}),
-        "sp, blocks recomputed": (
-            "full",
-            {"enable_fsdp": True, "sp_size": 2, "batch_size": 4, "enable_gradient_checkpointing": True},
-        ),
-        "sp, guidance": ("guidance", {"enable_fsdp": True, "sp_size": 2, "batch_size": 4}),
-        "dp, lora": ("lora", {"enable_fsdp": True, "batch_size": 2}),
-        "sp, fresh adapter with a fixed anchor": (
-            "lora, fixed anchor",
-            {"enable_fsdp": True, "sp_size": 2, "batch_size": 4},
-        ),
-        "dp, muon": ("muon", {"enable_fsdp": True, "batch_size": 2}),
-    },
-    4: {
-        "groups over ranks": ("full", {"enable_fsdp": True, "batch_size": 1}),
-        "dp x sp": ("full", {"enable_fsdp": True, "sp_size": 2, "batch_size": 2}),
-        "dp x sp, weights whole": ("lora", {"sp_size": 2, "batch_size": 2}),
-        "copies": ("full", {"enable_fsdp": True, "dp_replicate": 2, "batch_size": 1}),
-        "copies x sp, all but attention recomputed": (
-            "guidance",
-            {
-                "enable_fsdp": True,
-                "dp_replicate": 2,
-                "sp_size": 2,
-                "batch_size": 2,
-                "enable_gradient_checkpointing": True,
-                "activation_checkpointing": "selective",
-            },
-        ),
-        "sp": ("lora", {"enable_fsdp": True, "sp_size": 4, "batch_size": 4}),
-        "copies, muon": ("muon", {"enable_fsdp": True, "dp_replicate": 2, "batch_size": 1}),
-    },
+FSDP = {"enable_fsdp": True}
+SP_2 = {**FSDP, "sp_size": 2, "batch_size": 4}
+ALL_BUT_ATTENTION = {"enable_gradient_checkpointing": True, "activation_checkpointing": "selective"}
+
+Cases = dict[str, tuple[str, dict[str, Any]]]
+TWO_RANKS: Cases = {
+    "dp": ("full", {**FSDP, "batch_size": 2}),
+    "sp, guidance, blocks recomputed": ("guidance", {**SP_2, "enable_gradient_checkpointing": True}),
+    "sp, fresh adapter with a fixed anchor": ("lora, fixed anchor", SP_2),
+    "dp, muon": ("muon", {**FSDP, "batch_size": 2}),
+}
+FOUR_RANKS: Cases = {
+    "groups over ranks": ("full", {**FSDP, "batch_size": 1}),
+    "dp x sp, weights whole": ("lora", {"sp_size": 2, "batch_size": 2}),
+    "copies x sp, all but attention recomputed": (
+        "guidance",
+        {**FSDP, "dp_replicate": 2, "sp_size": 2, "batch_size": 2, **ALL_BUT_ATTENTION},
+    ),
+}
+MORE_ON_TWO: Cases = {
+    "dp, weights kept": ("full", {**FSDP, "batch_size": 2, "reshard_after_forward": False}),
+    "dp, weights whole": ("full", {"batch_size": 2}),
+    "dp, weights in host memory": (
+        "full",
+        {**FSDP, "batch_size": 2, "cpu_offload": True, "reference_mode_offload": True},
+    ),
+    "sp": ("full", SP_2),
+    "dp, lora": ("lora", {**FSDP, "batch_size": 2}),
+}
+MORE_ON_FOUR: Cases = {
+    "dp x sp": ("full", {**SP_2, "batch_size": 2}),
+    "copies": ("full", {**FSDP, "dp_replicate": 2, "batch_size": 1}),
+    "sp": ("lora", {**SP_2, "sp_size": 4}),
+    "copies, muon": ("muon", {**FSDP, "dp_replicate": 2, "batch_size": 1}),
 }
 
 
@@ -214,15 +206,21 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, run_of):
     return path_of
 
 
-@pytest.mark.parametrize("world_size", CASES)
-def test_ranks_compute_what_one_process_computes(world_size: int, run_of, recorded):
-    cases = {
-        name: (run_of(method, **settings), recorded(method)) for name, (method, settings) in CASES[world_size].items()
-    }
-    first, *others = run_on_ranks(world_size, compare_all, cases)
+@pytest.mark.parametrize(
+    ("world_size", "cases"),
+    [
+        pytest.param(2, TWO_RANKS, id="2 ranks"),
+        pytest.param(4, FOUR_RANKS, id="4 ranks"),
+        pytest.param(2, MORE_ON_TWO, id="more on 2", marks=pytest.mark.slow),
+        pytest.param(4, MORE_ON_FOUR, id="more on 4", marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_compute_what_one_process_computes(world_size: int, cases: Cases, run_of, recorded):
+    runs = {name: (run_of(method, **settings), recorded(method)) for name, (method, settings) in cases.items()}
+    first, *others = run_on_ranks(world_size, compare_all, runs)
     assert all(other == first for other in others)
     for name, errors in first.items():
         print(f"{world_size} ranks, {name}: {', '.join(f'{kind} {error:.1e}' for kind, error in errors.items())}")
-    assert first.keys() == CASES[world_size].keys()
+    assert first.keys() == cases.keys()
     assert max(errors.pop("rewards") for errors in first.values()) <= REWARD_TOLERANCE
     assert {name: errors for name, errors in first.items() if not max(errors.values()) <= TOLERANCE} == {}
