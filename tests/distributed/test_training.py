@@ -20,8 +20,9 @@ from tests.support.training import arguments, trainer_of
 TOLERANCE = 1e-5
 """Largest relative error, float32. (The refiner's key bias, whose true gradient is 0, is frozen.)"""
 
-REWARD_TOLERANCE = 1e-2
-"""Of the mean reward: in videos of 32x32 pixels, rounded to 8 bits, the last bit of a latent may turn a pixel."""
+SENSITIVE = {"rewards": 1e-2, "kl": 1e-3}
+"""Tolerances of what magnifies rounding: in 32x32 pixels of 8 bits the last bit of a latent may turn a pixel; the KL is a
+difference of means that are nearly equal, squared and divided by a small variance."""
 
 NUM_VIDEOS = 4
 RUN = {
@@ -155,7 +156,8 @@ def compare(argv: list[str], path: str) -> dict[str, float]:
     errors["weights"] = max(relative(received.weights[name], value) for name, value in expected["weights"].items())
     rows = list(zip(received.rows, expected["rows"], strict=True))
     assert all(r.keys() == e.keys() for r, e in rows)
-    for kind, prefixes in {"losses": ("loss/", "kl/", "grad_norm"), "rewards": ("reward/", "valid/")}.items():
+    kinds = {"losses": ("loss/", "grad_norm"), "kl": ("kl/",), "rewards": ("reward/", "valid/")}
+    for kind, prefixes in kinds.items():
         errors[kind] = max(
             abs(r[name] - e[name]) / max(abs(e[name]), 0.1)  # losses are means of terms of size 1 that cancel
             for r, e in rows
@@ -222,5 +224,10 @@ def test_ranks_compute_what_one_process_computes(world_size: int, cases: Cases, 
     for name, errors in first.items():
         print(f"{world_size} ranks, {name}: {', '.join(f'{kind} {error:.1e}' for kind, error in errors.items())}")
     assert first.keys() == cases.keys()
-    assert max(errors.pop("rewards") for errors in first.values()) <= REWARD_TOLERANCE
-    assert {name: errors for name, errors in first.items() if not max(errors.values()) <= TOLERANCE} == {}
+    too_large = {
+        f"{name}: {kind}": error
+        for name, errors in first.items()
+        for kind, error in errors.items()
+        if not error <= SENSITIVE.get(kind, TOLERANCE)
+    }
+    assert too_large == {}

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 REPOSITORY = Path(__file__).parents[2]
-TIMEOUT = 120.0
+TIMEOUT = 600.0
 """Seconds after which a command that should have ended is a failed test."""
 
 

@@ -14,7 +14,7 @@ import torch
 from hyvideo.distributed.process_group import process_group
 
 REPOSITORY = Path(__file__).parents[2]
-TIMEOUT = 300.0
+TIMEOUT = 1500.0
 """Seconds after which ranks that should have ended are a failed test."""
 
 
