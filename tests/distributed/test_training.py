@@ -21,8 +21,8 @@ TOLERANCE = 1e-5
 """Largest relative error, float32. (The refiner's key bias, whose true gradient is 0, is frozen.)"""
 
 SENSITIVE = {"rewards": 1e-2, "kl": 1e-3}
-"""Tolerances of what magnifies rounding: in 32x32 pixels of 8 bits the last bit of a latent may turn a pixel; the KL is a
-difference of means that are nearly equal, squared and divided by a small variance."""
+"""Tolerances of what magnifies rounding: in 32x32 pixels of 8 bits the last bit of a latent may turn a pixel; the KL is
+a difference of means that are nearly equal, squared and divided by a small variance."""
 
 NUM_VIDEOS = 4
 RUN = {
