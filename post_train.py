@@ -1,14 +1,18 @@
 """Post-train HunyuanVideo-1.5 by GRPO.
 
-Example: `python post_train.py --config configs/tiny.yaml`; `--help` lists every setting.
+Example: `python post_train.py --config configs/tiny.yaml`; `--help` lists every setting. Over several ranks:
+`torchrun --nproc_per_node 8 post_train.py --config configs/sage_8gpu.yaml`.
 """
 
-import os
 import sys
+from contextlib import ExitStack
 
+import torch.distributed as dist
 from transformers.utils.logging import disable_progress_bar
 
+from hyvideo.checkpoint.train_state import SaveError
 from hyvideo.config.loading import load_config
+from hyvideo.distributed.process_group import process_group
 from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.training.assembly import build_trainer
 from hyvideo.training.update import NonFiniteUpdateError
@@ -17,18 +21,23 @@ from hyvideo.training.update import NonFiniteUpdateError
 def main() -> int:
     """Train from the command line; returns the exit status (0 done, 1 the run failed, 2 wrong input)."""
     disable_progress_bar()
-    try:
-        trainer = build_trainer(load_config(sys.argv[1:]), world_size=int(os.environ.get("WORLD_SIZE", "1")))
-    except ValueError as error:
-        print(f"post_train.py: {error}", file=sys.stderr)
-        return 2
-    try:
-        trainer.train()
-    except (NonFiniteUpdateError, RewardFailureError) as error:
-        trainer.console.warning(str(error))
-        return 1
-    finally:
-        trainer.console.close()
+    with ExitStack() as ranks:
+        try:
+            config = load_config(sys.argv[1:])
+            ranks.enter_context(process_group(config.parallel.collective_timeout))
+            trainer = build_trainer(config)
+        except ValueError as error:
+            if not dist.is_initialized() or dist.get_rank() == 0:  # ranks that have met all say the same
+                print(f"post_train.py: {error}", file=sys.stderr)
+            return 2
+        try:
+            trainer.train()
+        except (NonFiniteUpdateError, RewardFailureError, SaveError) as error:
+            if trainer.mesh.is_main:
+                trainer.console.warning(str(error))
+            return 1
+        finally:
+            trainer.console.close()
     return 0
 
 

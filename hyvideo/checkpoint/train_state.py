@@ -1,7 +1,8 @@
-"""Save and restore everything that decides a run's future.
+"""Save and restore everything that decides a run's future, by all ranks together.
 
-A checkpoint is the folder `step_N`: tensors in PyTorch's distributed format, numbers and names in `facts.json`.
-It is written beside its place and renamed when complete, and `latest` is moved last: what `latest` names is whole.
+A checkpoint is the folder `step_N`: tensors in PyTorch's distributed format (any number of ranks reads it), numbers and
+names in `facts.json`, sizes and hashes of all files in `manifest.json`. It is written beside its place and renamed when
+complete, and `latest` is moved last: what `latest` names is whole. All ranks write and read the same folder.
 """
 
 import json
@@ -9,19 +10,77 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
+from hyvideo.checkpoint.manifest import hash_files, write_manifest
+from hyvideo.distributed.collectives import all_or_none, from_main
+
 FACTS = "facts.json"
 LATEST = "latest"
-FORMAT = 1
+FORMAT = 2
 
 Tensors = dict[str, dict[str, Tensor]]
+
+
+class SaveError(RuntimeError):
+    """A checkpoint could not be written; those written before are as they were."""
+
+
+@dataclass(frozen=True)
+class PendingSave:
+    """A checkpoint that is being written, and is not valid before `finish`.
+
+    Attributes:
+        target: its place.
+        partial: where it is written.
+        written: done when all ranks' tensors are on disk; None when they are already.
+        keep_last: checkpoints to keep, see `begin_save`.
+        keep_every: those to keep besides, see `begin_save`.
+    """
+
+    target: Path
+    partial: Path
+    written: Future | None
+    keep_last: int | None
+    keep_every: int
+
+    def finish(self) -> Path:
+        """Wait for the tensors, put the checkpoint in its place, point `latest` at it, then drop old ones.
+
+        Raises:
+            SaveError: it could not be written, on any rank; all raise it.
+        """
+        with _explained(self.target, self.partial), one_process():
+            if self.written is not None:
+                self.written.result()
+            with all_or_none():
+                hashes = hash_files(self.partial)
+            from_main(lambda: self._publish(hashes))
+        return self.target
+
+    def _publish(self, hashes: dict) -> None:
+        write_manifest(self.partial, hashes)
+        folder, replaced = self.target.parent, _replaced(self.target)
+        if self.target.exists():  # a step that is made again after a resume
+            os.replace(self.target, replaced)
+        os.replace(self.partial, self.target)
+        shutil.rmtree(replaced, ignore_errors=True)
+        _write_synced(folder / f"{LATEST}.partial", self.target.name)
+        os.replace(folder / f"{LATEST}.partial", folder / LATEST)
+        if self.keep_last is not None:
+            for old in checkpoints_of(folder)[: -self.keep_last]:
+                if old != self.target and not (self.keep_every and _step_of(old) % self.keep_every == 0):
+                    shutil.rmtree(old)
 
 
 def save_train_state(
@@ -31,43 +90,97 @@ def save_train_state(
     facts: Mapping[str, Any],
     *,
     keep_last: int | None = None,
+    keep_every: int = 0,
     write_more: Callable[[Path], None] = lambda folder: None,
 ) -> Path:
-    """Write checkpoint `folder/step_{step}`, point `latest` at it, then drop old ones.
+    """Write checkpoint `folder/step_{step}`, point `latest` at it, then drop old ones: `begin_save`, finished at once.
+
+    Returns:
+        The finished checkpoint's folder.
+
+    Raises:
+        SaveError: it could not be written, on any rank; earlier checkpoints are intact.
+    """
+    options = {"keep_last": keep_last, "keep_every": keep_every, "write_more": write_more}
+    return begin_save(folder, step, tensors, facts, beside_training=False, **options).finish()
+
+
+def begin_save(
+    folder: Path,
+    step: int,
+    tensors: Tensors,
+    facts: Mapping[str, Any],
+    *,
+    keep_last: int | None = None,
+    keep_every: int = 0,
+    write_more: Callable[[Path], None] = lambda folder: None,
+    beside_training: bool,
+) -> PendingSave:
+    """Begin to write checkpoint `folder/step_{step}`; `finish` of the returned save completes it. All ranks call both.
 
     Args:
         folder: the run's `checkpoints` folder, made when missing.
         step: number of updates made.
-        tensors: groups of named tensors (policy, optimizer, ...).
+        tensors: groups of named tensors (policy, optimizer, ...), sharded or whole.
         facts: everything else, as JSON.
         keep_last: how many checkpoints to keep, this one included; None keeps all.
-        write_more: called with the unfinished folder to add files for other programs.
+        keep_every: keep those at multiples of so many steps besides; 0: none.
+        write_more: called on the main rank with the unfinished folder to add files for other programs.
+        beside_training: return when the tensors are copied to host memory; a thread writes them.
 
-    Returns:
-        The finished checkpoint's folder.
+    Raises:
+        SaveError: it could not be written, on any rank; earlier checkpoints are intact.
     """
     target, partial = folder / f"step_{step}", folder / f"step_{step}.partial"
-    shutil.rmtree(partial, ignore_errors=True)  # of an earlier attempt
-    partial.mkdir(parents=True)
-    with one_process():
-        dcp.save(tensors, checkpoint_id=partial, no_dist=True)
-    write_more(partial)
-    _write_synced(partial / FACTS, json.dumps({"format": FORMAT, "step": step, **facts}, indent=1))
-    shutil.rmtree(target, ignore_errors=True)  # of a step that is made again after a resume
-    os.replace(partial, target)
-    _write_synced(folder / f"{LATEST}.partial", target.name)
-    os.replace(folder / f"{LATEST}.partial", folder / LATEST)
-    if keep_last is not None:
-        for old in checkpoints_of(folder)[:-keep_last]:
-            if old != target:
-                shutil.rmtree(old)
-    return target
+
+    def start() -> None:
+        complete_replacements(folder)
+        shutil.rmtree(partial, ignore_errors=True)  # of an earlier attempt
+        partial.mkdir(parents=True)
+        write_more(partial)
+        _write_synced(partial / FACTS, json.dumps({"format": FORMAT, "step": step, **facts}, indent=1))
+
+    written = None
+    with _explained(target, partial), one_process():
+        from_main(start)
+        alone = not dist.is_initialized()
+        if beside_training:
+            group = None if alone else _group_of_writers()
+            written = dcp.async_save(tensors, checkpoint_id=partial, process_group=group, no_dist=alone)
+        else:
+            dcp.save(tensors, checkpoint_id=partial, no_dist=alone)
+    return PendingSave(target, partial, written, keep_last, keep_every)
+
+
+@cache
+def _group_of_writers() -> dist.ProcessGroup:
+    """Return a process group of its own for the writing threads: their messages must not mix with the training's."""
+    return dist.new_group(backend="gloo")
 
 
 def checkpoints_of(folder: Path) -> list[Path]:
     """Return the finished checkpoints in `folder`, oldest step first."""
     found = [path for path in folder.glob("step_*") if path.suffix == "" and (path / FACTS).is_file()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
+    return sorted(found, key=_step_of)
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step_"))
+
+
+def _replaced(checkpoint: Path) -> Path:
+    """Where a checkpoint lies while one of the same step takes its place."""
+    return checkpoint.with_name(f"{checkpoint.name}.replaced")
+
+
+def complete_replacements(folder: Path) -> None:
+    """Undo or complete what a process that was killed between two renames left behind."""
+    for replaced in folder.glob("step_*.replaced"):
+        target = replaced.with_suffix("")
+        if target.exists():
+            shutil.rmtree(replaced)
+        else:
+            os.replace(replaced, target)
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
@@ -78,6 +191,7 @@ def latest_checkpoint(folder: Path) -> Path | None:
     """
     if not (folder / LATEST).is_file():
         return None
+    complete_replacements(folder)
     name = (folder / LATEST).read_text().strip()
     if not (folder / name / FACTS).is_file():
         found = [path.name for path in checkpoints_of(folder)]
@@ -108,7 +222,7 @@ def read_facts(checkpoint: Path) -> dict[str, Any]:
 
 
 def load_tensors(checkpoint: Path, tensors: Tensors) -> None:
-    """Fill `tensors` in place from `checkpoint`.
+    """Fill `tensors` in place from `checkpoint`; all ranks call it, each with its shards.
 
     Args:
         checkpoint: a finished checkpoint's folder.
@@ -119,13 +233,52 @@ def load_tensors(checkpoint: Path, tensors: Tensors) -> None:
     """
     try:
         with one_process():
-            dcp.load(tensors, checkpoint_id=checkpoint, no_dist=True)
+            dcp.load(tensors, checkpoint_id=checkpoint, no_dist=not dist.is_initialized())
     except (CheckpointException, OSError, RuntimeError, ValueError, KeyError, EOFError) as error:
-        cause = (str(error).strip() or type(error).__name__).splitlines()[-1]
         raise ValueError(
-            f"Cannot restore '{checkpoint}': {cause}. The checkpoint is damaged, or the "
+            f"Cannot restore '{checkpoint}': {_cause(error)}. The checkpoint is damaged, or the "
             "run's model settings (pretrained_model_root, LoRA, optimizer) differ from those it was made with."
         ) from error
+
+
+def require_dtypes(checkpoint: Path, tensors: Tensors) -> None:
+    """Refuse to restore weights of one precision into another.
+
+    Raises:
+        ValueError: a tensor of `tensors` has another dtype in `checkpoint`.
+    """
+    stored = dcp.FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+    for group, named in tensors.items():
+        for name, tensor in named.items():
+            properties = getattr(stored.get(f"{group}.{name}"), "properties", None)
+            if properties is not None and properties.dtype != tensor.dtype:
+                raise ValueError(
+                    f"'{checkpoint}' has {group} {name} in {properties.dtype}, this run in {tensor.dtype}: resume with "
+                    "the master_weight_type of the run that saved it, on the same kind of device."
+                )
+
+
+@contextmanager
+def _explained(target: Path, partial: Path) -> Iterator[None]:
+    """Turn what went wrong while saving into a message, and give the space of the unfinished folder back."""
+    try:
+        yield
+    except (CheckpointException, OSError, ValueError) as error:
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise SaveError(
+            f"Cannot save '{target}': {_cause(error)}. {shutil.disk_usage(target.parent).free / 1e9:.1f} GB are free "
+            "there. Earlier checkpoints are intact. Make space or choose another output_dir, then continue with "
+            "--resume_from_checkpoint latest."
+        ) from error
+
+
+def _cause(error: BaseException) -> str:
+    """Return the last line of what an error says, which names its root."""
+    line = (str(error).strip() or type(error).__name__).splitlines()[-1]
+    if "inline_container" in line:  # all that is left of what the system said to the library's writer
+        return "a file could not be written to its end; is the disk full or a quota reached?"
+    return line
 
 
 @contextmanager

@@ -45,6 +45,7 @@ INTERVALS = {
     "lora_alpha": "[1, inf)",
     "sp_size": "[1, inf)",
     "dp_replicate": "[1, inf)",
+    "collective_timeout": "[1, inf)",
     "validation_interval": "[0, inf)",
     "validation_num_videos": "[1, inf)",
     "validation_num_inference_steps": "[1, inf)",
@@ -55,6 +56,7 @@ INTERVALS = {
     "save_interval": "[0, inf)",
     "log_interval": "[1, inf)",
     "keep_last": "[1, inf)",
+    "keep_every": "[0, inf)",
     "sample_n_frames": "[1, inf)",
     "validate_video_length": "[1, inf)",
 }
@@ -114,6 +116,10 @@ def _divisors(number: int) -> str:
 def _rank_problems(cfg: Config, world_size: int) -> Iterator[str]:
     """Ranks that do not divide into sequence-parallel groups, replicas and prompt groups."""
     sp_size, batch, group = cfg.parallel.sp_size, cfg.grpo.batch_size, cfg.grpo.num_generations
+    if not cfg.parallel.enable_fsdp:
+        for name in ("dp_replicate", "cpu_offload"):
+            if getattr(cfg.parallel, name) not in (1, False):
+                yield f"{name} is {getattr(cfg.parallel, name)}, but nothing is sharded: set enable_fsdp"
     if min(sp_size, batch, group, cfg.parallel.dp_replicate) < 1:
         return  # an interval is already violated
     if world_size % sp_size:

@@ -18,6 +18,8 @@ _SILENT_FIELDS = {
     "save_interval",
     "log_interval",
     "keep_last",
+    "keep_every",
+    "async_save",
     "resume_from_checkpoint",
     "save_rollout_videos",
     "valid_video_csv",
@@ -34,12 +36,18 @@ _SILENT_FIELDS = {
 """Where the run writes and runs, how long, how memory is spent, and how much failure it bears."""
 
 
-def deciding_fields(cfg: Config) -> dict[str, object]:
+def deciding_fields(cfg: Config, dp_size: int = 1) -> dict[str, object]:
     """Name -> value of every field that decides the trained weights.
 
     Runs that agree in all of them may continue each other; where they do not, these are the values to show.
+
+    Args:
+        cfg: the configuration.
+        dp_size: data-parallel ranks; `batch_size` is given for all of them together, so that a run may go on over
+            another number of ranks as long as its rollouts have as many videos.
     """
     groups = OmegaConf.to_container(OmegaConf.structured(cfg))
+    groups["grpo"]["batch_size"] *= dp_size
     return {
         name: groups[knob.group][name]
         for name, knob in KNOBS.items()
@@ -47,7 +55,7 @@ def deciding_fields(cfg: Config) -> dict[str, object]:
     }
 
 
-def config_hash(cfg: Config) -> str:
+def config_hash(cfg: Config, dp_size: int = 1) -> str:
     """16 hexadecimal digits over `deciding_fields`, the same on every machine and for any order of files and flags."""
-    text = json.dumps(deciding_fields(cfg), sort_keys=True)
+    text = json.dumps(deciding_fields(cfg, dp_size), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Trimmed attention for the HunyuanVideo-1.5 transformer: no work on padded text, no dense mask.
+"""Trimmed attention for the HunyuanVideo-1.5 transformer: no work on padded text, no dense mask; over 1..n ranks.
 
 The stock transformer carries up to 1,985 condition tokens (729 vision, 256 glyph, 1,000 text) through every block and
 hides the padding behind a dense (B, 1, S, S) mask. Valid tokens are put first before block 0, so the padding can be
@@ -7,6 +7,10 @@ cut there once. Three cuts, all exact:
 1. before the transformer: each condition to its longest valid length (all-zero vision tokens to none);
 2. before every block: the joined condition to the longest valid length of the batch;
 3. in attention: no mask when all rows have one length, else a (B, 1, 1, S) key mask.
+
+With a sequence-parallel group a rank keeps its part of the video tokens from the patch embedding to the last projection
+(`hyvideo.distributed.ulysses`); the transformer is called with the same whole arguments, and returns the same whole
+output, on all ranks of the group.
 """
 
 import inspect
@@ -21,6 +25,15 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from hyvideo.distributed.ulysses import (
+    gather_heads_of_all,
+    gather_tokens,
+    heads_to_tokens,
+    own_heads,
+    shard_tokens,
+    tokens_to_heads,
+)
+
 Keywords = dict[str, Any]
 _FORWARD_NAMES = tuple(inspect.signature(HunyuanVideo15Transformer3DModel.forward).parameters)[1:]
 
@@ -30,7 +43,14 @@ class TrimmedAttnProcessor:
 
     Called by diffusers' `Attention` with video tokens `[B, S_video, D]`, condition tokens `[B, S_text, D]`, a key mask
     `[B, S_text]` (True = attend) or None, and rotary tables for the video tokens. Returns both streams, same shapes.
+
+    Args:
+        sp_group: the ranks that share the video tokens. Then S_video is this rank's padded part of them, while the
+            condition tokens and the rotary tables are whole: the tables say how many tokens there really are.
     """
+
+    def __init__(self, sp_group: ProcessGroup | None = None) -> None:
+        self.sp_group = sp_group
 
     def __call__(
         self,
@@ -41,8 +61,7 @@ class TrimmedAttnProcessor:
         image_rotary_emb: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Attend over `[video, condition]` with scaled dot-product attention."""
-        num_video = hidden_states.shape[1]
-        video = _project(attn, hidden_states, attn.to_q, attn.to_k, attn.to_v, attn.norm_q, attn.norm_k)
+        query, key, value = _project(attn, hidden_states, attn.to_q, attn.to_k, attn.to_v, attn.norm_q, attn.norm_k)
         text = _project(
             attn,
             encoder_hidden_states,
@@ -52,18 +71,32 @@ class TrimmedAttnProcessor:
             attn.norm_added_q,
             attn.norm_added_k,
         )
-        query, key, value = video
+        if self.sp_group is not None:
+            num_video = image_rotary_emb[0].shape[0]
+            query, key, value = tokens_to_heads(_stacked(query, key, value), num_video, self.sp_group)
+            text = tuple(own_heads(part, self.sp_group) for part in text)
         if image_rotary_emb is not None:
             query = apply_rotary_emb(query, image_rotary_emb, sequence_dim=1)
             key = apply_rotary_emb(key, image_rotary_emb, sequence_dim=1)
+        num_video = query.shape[1]
         joined = (torch.cat(pair, dim=1).transpose(1, 2) for pair in zip((query, key, value), text, strict=True))
         mask = None
         if attention_mask is not None:
             mask = F.pad(attention_mask, (num_video, 0), value=True)[:, None, None, :]
-        out = F.scaled_dot_product_attention(*joined, attn_mask=mask)
-        out = out.transpose(1, 2).flatten(2, 3)
+        out = F.scaled_dot_product_attention(*joined, attn_mask=mask).transpose(1, 2)
+        if self.sp_group is not None:
+            video_out, text_out = out[:, :num_video], out[:, num_video:]
+            out = [heads_to_tokens(video_out, self.sp_group), gather_heads_of_all(text_out, self.sp_group)]
+            out, num_video = torch.cat(out, dim=1), hidden_states.shape[1]
+        out = out.flatten(2, 3)
         video_out = attn.to_out[1](attn.to_out[0](out[:, :num_video]))
         return video_out, attn.to_add_out(out[:, num_video:])
+
+
+def _stacked(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Stack query, key and value in the dtype that attention computes in: autocast may have left norms in float32."""
+    dtype = value.dtype
+    return torch.stack([query.to(dtype), key.to(dtype), value])
 
 
 def _project(
@@ -122,6 +155,23 @@ class _ConditionTrim:
         return hidden, text[:, :length], temb, trimmed, rotary
 
 
+class _TokenSplit:
+    """Splits the video tokens after the patch embedding and joins them after the last projection, as forward hooks."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+        self._num_tokens = 0  # of the forward pass that is under way
+
+    def after_embedder(self, module: nn.Module, args: tuple, tokens: Tensor) -> Tensor:
+        """Keep this rank's part of the tokens `[B, S, D]`."""
+        self._num_tokens = tokens.shape[1]
+        return shard_tokens(tokens, self._group)
+
+    def after_projection(self, module: nn.Module, args: tuple, tokens: Tensor) -> Tensor:
+        """Join all ranks' tokens again."""
+        return gather_tokens(tokens, self._num_tokens, self._group)
+
+
 def _valid_length(mask: Tensor, name: str) -> int:
     """Return the longest valid length of a right-padded mask `[B, S]`."""
     lengths = mask.sum(1)
@@ -138,22 +188,31 @@ def install_attention(
 
     Args:
         transformer: the diffusers HunyuanVideo-1.5 transformer.
-        sp_group: a sequence-parallel process group; only None (one rank) is implemented so far.
+        sp_group: ranks that share the tokens of one video, all of which then call the transformer with the same
+            arguments. The true gradient of a loss that all of them compute is the sum of theirs.
 
     Returns:
         The same transformer.
 
     Raises:
-        ValueError: the attention was installed before, or a sequence-parallel group is given.
+        ValueError: the attention was installed before, or the ranks do not divide the heads.
     """
-    if sp_group is not None:
-        raise ValueError("install_attention: sequence parallel is not available yet; expected sp_group=None.")
     if any(isinstance(block.attn.processor, TrimmedAttnProcessor) for block in transformer.transformer_blocks):
         raise ValueError("install_attention: this transformer already has the trimmed attention; install it once.")
+    num_heads = transformer.config.num_attention_heads
+    if sp_group is not None and num_heads % sp_group.size():
+        raise ValueError(
+            f"sp_size {sp_group.size()} does not divide the {num_heads} attention heads of this transformer: set it to "
+            f"one of {', '.join(str(n) for n in range(1, num_heads + 1) if num_heads % n == 0)}."
+        )
     trim = _ConditionTrim()
     transformer.register_forward_pre_hook(trim.before_transformer, with_kwargs=True)
     transformer.context_embedder.register_forward_pre_hook(trim.before_refiner)
     for block in transformer.transformer_blocks:
-        block.attn.set_processor(TrimmedAttnProcessor())
+        block.attn.set_processor(TrimmedAttnProcessor(sp_group))
         block.register_forward_pre_hook(trim.before_block)
+    if sp_group is not None:
+        split = _TokenSplit(sp_group)
+        transformer.x_embedder.register_forward_hook(split.after_embedder)
+        transformer.proj_out.register_forward_hook(split.after_projection)
     return transformer

@@ -1,7 +1,13 @@
-"""Recipe that turns a loaded transformer into a trainable policy: what is frozen, LoRA, activation checkpointing."""
+"""Recipe that turns a loaded transformer into a trainable policy over ranks.
+
+In this order: attention (`hyvideo.models.attention`, which splits a video's tokens), what is frozen, LoRA and what is
+recomputed (`prepare_policy`), compilation (`compile_blocks`), sharded weights (`shard_weights`).
+"""
 
 import json
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,8 +18,12 @@ from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import check_target_module_exists
 from peft.utils import get_peft_model_state_dict
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from hyvideo.distributed.collectives import whole
 from hyvideo.models.lora_keys import adapter_to_diffusers, has_original_keys
 from hyvideo.models.quiet import quiet_diffusers
 
@@ -25,6 +35,7 @@ def prepare_policy(
     transformer: HunyuanVideo15Transformer3DModel,
     *,
     gradient_checkpointing: bool,
+    keep_attention: bool = False,
     lora: LoraConfig | None = None,
     pretrained_lora_path: str | None = None,
 ) -> HunyuanVideo15Transformer3DModel:
@@ -36,6 +47,7 @@ def prepare_policy(
     Args:
         transformer: the policy, attention installed.
         gradient_checkpointing: recompute every block in the backward pass instead of keeping its activations.
+        keep_attention: except what attention returned, which is kept: most of the work for one tensor per block.
         lora: adapter to add, see `lora_config`.
         pretrained_lora_path: folder with the adapter to start from (as `save_lora` writes it); needs `lora`.
 
@@ -54,8 +66,76 @@ def prepare_policy(
             parameter.requires_grad_("lora_" in name)
     _freeze_unreached(transformer)
     if gradient_checkpointing:
-        transformer.enable_gradient_checkpointing()
+        _recompute_blocks(transformer, keep_attention=keep_attention)
     return transformer
+
+
+_aten = torch.ops.aten
+ATTENTION_OPS = [
+    _aten._scaled_dot_product_flash_attention.default,
+    _aten._scaled_dot_product_cudnn_attention.default,
+    _aten._scaled_dot_product_efficient_attention.default,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+]
+"""What scaled dot-product attention dispatches to."""
+
+
+def _recompute_blocks(transformer: HunyuanVideo15Transformer3DModel, *, keep_attention: bool) -> None:
+    """Let every block keep only its inputs, and with `keep_attention` what attention returned, for the backward pass.
+
+    The checkpoint lies inside the block's hooks, where it can be compiled with the block and weights are gathered
+    around it once. No random number is drawn inside (`eval` mode), so no generator's state is kept.
+    """
+    options = {"context_fn": partial(create_selective_checkpoint_contexts, ATTENTION_OPS)} if keep_attention else {}
+    for block in transformer.transformer_blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False, **options)
+
+
+def compile_blocks(transformer: HunyuanVideo15Transformer3DModel) -> None:
+    """Compile every block's computation in place: after `prepare_policy`, before `shard_weights`."""
+    for block in transformer.transformer_blocks:
+        block.forward = torch.compile(block.forward)
+
+
+def shard_weights(
+    transformer: HunyuanVideo15Transformer3DModel,
+    mesh: DeviceMesh,
+    *,
+    compute_dtype: torch.dtype | None = None,
+    reshard_after_forward: bool = True,
+    cpu_offload: bool = False,
+) -> None:
+    """Shard weights, gradients and optimizer state over `mesh` in place (FSDP2); weights move to the mesh's device.
+
+    Gradients are averaged over the mesh in float32. What lies outside of the blocks (2 % of the weights, among them the
+    timestep and condition embeddings) is gathered in its own dtype, so that timesteps and the condition stream keep
+    theirs.
+
+    Args:
+        transformer: the prepared policy.
+        mesh: one axis to shard over, or two: copies, and shards of each.
+        compute_dtype: dtype in which the blocks' weights are gathered; None: their own.
+        reshard_after_forward: free a block's gathered weights after its forward pass. False keeps them until they
+            change: no communication from one denoising step to the next, for the memory of a whole model.
+        cpu_offload: keep shards, gradients and optimizer state in host memory.
+    """
+    shared = {
+        "mesh": mesh,
+        "offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if cpu_offload else OffloadPolicy(),
+    }
+    in_blocks = MixedPrecisionPolicy(compute_dtype, torch.float32, cast_forward_inputs=False)
+    for block in transformer.transformer_blocks:
+        fully_shard(block, mp_policy=in_blocks, reshard_after_forward=reshard_after_forward, **shared)
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")  # nobody writes into it
+    around = MixedPrecisionPolicy(None, torch.float32, cast_forward_inputs=False)
+    fully_shard(transformer, mp_policy=around, reshard_after_forward=reshard_after_forward, **shared)
+
+
+def forget_gathered_weights(transformer: nn.Module) -> None:
+    """Free all gathered weights, so that the next forward pass sees what has been written to the shards since."""
+    for module in transformer.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def lora_config(rank: int, alpha: int, dropout: float, target_modules: Sequence[str]) -> LoraConfig:
@@ -74,10 +154,29 @@ def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
-def save_lora(transformer: HunyuanVideo15Transformer3DModel, folder: str | Path) -> None:
-    """Write the adapter to `folder` as diffusers does (`pytorch_lora_weights.safetensors`, config in its metadata)."""
+def save_lora(
+    transformer: HunyuanVideo15Transformer3DModel, folder: str | Path, weights: Mapping[str, Tensor] | None = None
+) -> None:
+    """Write the adapter to `folder` as diffusers does (`pytorch_lora_weights.safetensors`, config in its metadata).
+
+    Args:
+        transformer: the policy with its adapter.
+        folder: made when missing.
+        weights: `adapter_weights`, needed where those in `transformer` are sharded.
+    """
+    if weights is not None:
+        with torch.device("meta"):
+            unsharded = HunyuanVideo15Transformer3DModel.from_config(dict(transformer.config))
+            unsharded.add_adapter(transformer.peft_config[ADAPTER], adapter_name=ADAPTER)
+        unsharded.load_state_dict(dict(weights), strict=False, assign=True)
+        transformer = unsharded
     with quiet_diffusers():
         transformer.save_lora_adapter(str(folder), adapter_name=ADAPTER)
+
+
+def adapter_weights(transformer: nn.Module) -> dict[str, Tensor]:
+    """Return the adapter's whole weights by parameter name, on every rank (all ranks call it)."""
+    return {name: whole(p.detach()) for name, p in transformer.named_parameters() if "lora_" in name}
 
 
 def load_lora(transformer: HunyuanVideo15Transformer3DModel, folder: str | Path) -> None:

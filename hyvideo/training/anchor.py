@@ -1,57 +1,101 @@
 """The anchor of the trust region: the weights the policy may not run away from (paper Eq. 11-15)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
+from peft.helpers import rescale_adapter_scale
 from torch import Tensor, nn
+
+from hyvideo.distributed.collectives import as_shard_of, local_shard
 
 
 class Anchor:
     """A second copy of the trained weights, exchanged with the policy's in place while it is asked.
 
     With LoRA that copy is the adapters alone. A fixed anchor is never refreshed; a moving one is, every
-    `update_ref_model_step` updates.
+    `update_ref_model_step` updates. Of sharded weights each rank copies and exchanges its own shards.
 
     Args:
         parameters: the trained parameters by name; copied now, so the anchor starts at the policy.
-        offload: keep the copy on the CPU outside of `in_place_of_policy`.
+        offload: keep the copy in host memory (pinned when the policy is on a GPU) outside of `in_place_of_policy`.
+        weights_change: called before weights are exchanged, so that none gathered from other ranks is used after.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], *, offload: bool) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        *,
+        offload: bool,
+        weights_change: Callable[[], None] = lambda: None,
+    ) -> None:
         self._parameters = dict(parameters)
+        self._weights_change = weights_change
         self._copy: dict[str, Tensor] = {}
+        self._prefetched: dict[str, Tensor] = {}
         for name, parameter in self._parameters.items():
-            copy = parameter.detach().clone()
-            self._copy[name] = copy.cpu() if offload else copy
+            shard = local_shard(parameter.detach())
+            pinned = offload and shard.is_cuda
+            device = "cpu" if offload else shard.device
+            self._copy[name] = torch.empty_like(shard, device=device, pin_memory=pinned).copy_(shard)
+        on_gpu = any(local_shard(parameter.detach()).is_cuda for parameter in self._parameters.values())
+        self._stream = torch.cuda.Stream() if offload and on_gpu else None
         self.equals_policy = True
 
     def refresh(self) -> None:
         """Move the anchor to the policy."""
+        self._prefetched.clear()
         with torch.no_grad():
             for name, parameter in self._parameters.items():
-                self._copy[name].copy_(parameter)
+                self._copy[name].copy_(local_shard(parameter), non_blocking=True)
         self.equals_policy = True
 
     def policy_moved(self) -> None:
         """Note that the policy was updated: the two differ from now on."""
         self.equals_policy = False
 
+    def prefetch(self) -> None:
+        """Start to bring an offloaded copy back to the GPU, beside whatever is computed until it is needed."""
+        if self._stream is None or self.equals_policy:
+            return
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            self._prefetched = {name: copy.cuda(non_blocking=True) for name, copy in self._copy.items()}
+
     @contextmanager
     def in_place_of_policy(self) -> Iterator[None]:
-        """Let the policy's module compute with the anchor's weights; nothing is copied but what was offloaded."""
-        policy = {name: parameter.data for name, parameter in self._parameters.items()}
+        """Let the policy's module compute with the anchor's weights; the policy's are in the copy meanwhile."""
+        exchanged: list[str] = []
+        self._weights_change()
         try:
-            for name, parameter in self._parameters.items():
-                parameter.data = self._copy[name].to(parameter.device)
+            for name in self._parameters:
+                self._exchange(name)
+                exchanged.append(name)
             yield
         finally:
-            for name, parameter in self._parameters.items():
-                parameter.data = policy[name]
+            self._weights_change()
+            for name in exchanged:
+                self._exchange(name)
+
+    @torch.no_grad()
+    def _exchange(self, name: str) -> None:
+        """Exchange the values of one shard and its copy."""
+        shard, copy = local_shard(self._parameters[name]), self._copy[name]
+        if name in self._prefetched:
+            incoming = self._prefetched.pop(name)
+            torch.cuda.current_stream().wait_stream(self._stream)
+            incoming.record_stream(torch.cuda.current_stream())
+        else:
+            incoming = copy.to(shard.device, non_blocking=True, copy=True)
+        copy.copy_(shard, non_blocking=True)
+        shard.copy_(incoming)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the anchor's weights by name (references, not copies)."""
-        return dict(self._copy)
+        """Return the anchor's weights by name, sharded as the policy's (references, where they are on its device)."""
+        return {
+            name: as_shard_of(parameter.detach(), self._copy[name].to(local_shard(parameter.detach()).device))
+            for name, parameter in self._parameters.items()
+        }
 
     def load_state_dict(self, state: Mapping[str, Tensor], *, equals_policy: bool) -> None:
         """Restore the anchor's weights.
@@ -60,6 +104,35 @@ class Anchor:
             state: weights by name, as `state_dict` gave them.
             equals_policy: whether no update happened since the last refresh.
         """
+        self._prefetched.clear()
         for name, copy in self._copy.items():
-            copy.copy_(state[name])
+            copy.copy_(local_shard(state[name]))
         self.equals_policy = equals_policy
+
+
+class BaseModelAnchor(Anchor):
+    """The fixed anchor of a fresh adapter: the base model, which is the policy with its adapter's output times 0.
+
+    Nothing is copied. (Switching adapters off by the library's own call would train afterwards what was frozen.)
+
+    Args:
+        transformer: the policy with its adapter.
+    """
+
+    def __init__(self, transformer: nn.Module) -> None:
+        super().__init__({}, offload=False)
+        self._transformer = transformer
+
+    def refresh(self) -> None:
+        """Refuse: this anchor cannot move.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("the base model is a fixed anchor: use_moving_KL must be false.")
+
+    @contextmanager
+    def in_place_of_policy(self) -> Iterator[None]:
+        """Let the policy's module compute as the base model."""
+        with rescale_adapter_scale(self._transformer, 0.0):
+            yield

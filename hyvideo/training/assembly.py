@@ -1,29 +1,49 @@
-"""Build a trainer from a configuration: every part by the function of its own room, checks before models."""
+"""Build a trainer from a configuration: every part by the function of its own room, checks before models.
+
+Every rank builds one. What is found wrong on one rank stops all, with the same message.
+"""
+
+import hashlib
+from functools import partial
+from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from omegaconf import OmegaConf
+from torch import nn
 
 from hyvideo.checkpoint.run_folder import RunFolder, open_run_folder
 from hyvideo.config.checks import check_config
-from hyvideo.config.identity import config_hash
+from hyvideo.config.identity import config_hash, deciding_fields
 from hyvideo.config.loading import save_config
 from hyvideo.config.schema import Config
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.images import check_images
-from hyvideo.data.prompts import read_prompts
+from hyvideo.data.prompts import Prompt, read_prompts
 from hyvideo.data.samplers import GroupSampler
+from hyvideo.distributed.collectives import all_or_none, from_main, require_same
+from hyvideo.distributed.mesh import Mesh, build_mesh
 from hyvideo.grpo.gradient_equalizer import equalizer_scales
 from hyvideo.grpo.kl_controller import KLController
 from hyvideo.models.attention import install_attention
 from hyvideo.models.layout import check_layout, task_of
 from hyvideo.models.loading import load_pipeline
-from hyvideo.models.parallelize import lora_config, parameter_count, prepare_policy, trainable_parameters
+from hyvideo.models.parallelize import (
+    compile_blocks,
+    forget_gathered_weights,
+    lora_config,
+    parameter_count,
+    prepare_policy,
+    shard_weights,
+    trainable_parameters,
+)
 from hyvideo.models.reward_models.rewards import WeightedReward, get_reward_fn
 from hyvideo.observability.console import Console
 from hyvideo.observability.metrics import MetricsLog
 from hyvideo.observability.phase_timer import PhaseTimer
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
-from hyvideo.training.anchor import Anchor
+from hyvideo.training.anchor import Anchor, BaseModelAnchor
 from hyvideo.training.optimizer import build_optimizers
 from hyvideo.training.state import RunState
 from hyvideo.training.trainer import Trainer
@@ -33,52 +53,43 @@ from hyvideo.training.validation import Validation
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
-def build_trainer(config: Config, *, world_size: int = 1) -> Trainer:
+def build_trainer(config: Config) -> Trainer:
     """Check everything that can be checked, then load the models and put the run together.
+
+    With a process group (`hyvideo.distributed.process_group`) this is one rank of the run, else all of it.
 
     Args:
         config: the run's configuration.
-        world_size: number of processes.
 
     Raises:
-        ValueError: a setting, prompt file, weight folder, run folder or checkpoint is wrong; nothing was written.
+        ValueError: a setting, prompt file, weight folder, run folder or checkpoint is wrong on any rank, or ranks have
+            different ones; all ranks raise it, and nothing was written.
     """
-    check_layout(config.model.pretrained_model_root, config.model.pretrained_transformer_version)
-    if world_size != 1:
-        raise ValueError(f"{world_size} processes were started; this version trains in one (NPROC_PER_NODE=1).")
-    check_config(config, world_size)
-    prompts = read_prompts(config.data.train_video_csv)
-    valid = read_prompts(config.data.valid_video_csv) if config.data.valid_video_csv else []
-    task = task_of(config.model.pretrained_model_root, config.model.pretrained_transformer_version)
-    check_images(prompts, task)
-    check_images(valid, task)
+    with all_or_none():
+        check_layout(config.model.pretrained_model_root, config.model.pretrained_transformer_version)
+        check_config(config, dist.get_world_size() if dist.is_initialized() else 1)
+        prompts = read_prompts(config.data.train_video_csv)
+        valid = read_prompts(config.data.valid_video_csv) if config.data.valid_video_csv else []
+        task = task_of(config.model.pretrained_model_root, config.model.pretrained_transformer_version)
+        check_images(prompts, task)
+        check_images(valid, task)
+    require_same(_run_facts(config))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    reward = get_reward_fn(
-        config.reward, device, model_root=config.model.pretrained_model_root, video_fps=config.rollout.video_fps
+    mesh = build_mesh(
+        sp_size=config.parallel.sp_size, dp_replicate=config.parallel.dp_replicate, device_type=device.type
     )
-    folder = open_run_folder(config.run)
-
-    pipeline = build_pipeline(config, device)
-    update, state = _build_method(
-        config,
-        pipeline,
-        GroupSampler(
-            num_prompts=len(prompts),
-            batch_size=config.grpo.batch_size,
-            num_generations=config.grpo.num_generations,
-            dp_rank=0,
-            dp_size=world_size,
-            seed=config.run.seed,
-        ),
-    )
+    folder = from_main(lambda: open_run_folder(config.run))
+    with all_or_none():
+        reward = get_reward_fn(
+            config.reward, device, model_root=config.model.pretrained_model_root, video_fps=config.rollout.video_fps
+        )
+        pipeline = build_pipeline(config, device, mesh)
+    update, state = _build_method(config, pipeline, _build_sampler(config, prompts, mesh), mesh)
     if folder.resume_from:
         state.load(folder.resume_from)
-    console = Console(folder.path, rank=0, log_interval=config.run.log_interval)
-    _introduce(console, folder, config, state)
+    console = Console(folder.path, rank=mesh.rank, log_interval=config.run.log_interval)
+    _introduce(console, folder, config, state, mesh)
     console.info(f"reward {reward.describe()}")
-    save_config(config, folder.path / "config.yaml")
-    metrics = MetricsLog(folder.path)
-    metrics.truncate_after(state.step)
     return Trainer(
         config=config,
         folder=folder,
@@ -86,15 +97,48 @@ def build_trainer(config: Config, *, world_size: int = 1) -> Trainer:
         reward=reward,
         update=update,
         state=state,
-        validation=_build_validation(config, pipeline, update.guidance, valid, reward),
-        metrics=metrics,
+        validation=_build_validation(config, update, valid, reward),
+        metrics=_open_metrics(config, folder, state.step) if mesh.is_main else None,
         console=console,
         timer=PhaseTimer(device),
+        mesh=mesh,
     )
 
 
-def build_pipeline(config: Config, device: torch.device) -> HunyuanVideoGRPOPipeline:
+def _run_facts(config: Config) -> dict[str, object]:
+    """Return what all ranks of a run must agree in: every setting, and the content of the prompt files."""
+    groups = OmegaConf.to_container(OmegaConf.structured(config))
+    settings = {name: value for group in groups.values() for name, value in group.items()}
+    files = [*config.data.train_video_csv, *config.data.valid_video_csv]
+    return settings | {
+        f"the content of {file}": hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] for file in files
+    }
+
+
+def _open_metrics(config: Config, folder: RunFolder, step: int) -> MetricsLog:
+    """Save the configuration and open the log of a run that begins, or goes on, after `step`."""
+    save_config(config, folder.path / "config.yaml")
+    metrics = MetricsLog(folder.path)
+    metrics.truncate_after(step)
+    return metrics
+
+
+def _build_sampler(config: Config, prompts: list[Prompt], mesh: Mesh) -> GroupSampler:
+    """Build what deals videos to this rank."""
+    return GroupSampler(
+        num_prompts=len(prompts),
+        batch_size=config.grpo.batch_size,
+        num_generations=config.grpo.num_generations,
+        dp_rank=mesh.dp_rank,
+        dp_size=mesh.dp_size,
+        seed=config.run.seed,
+    )
+
+
+def build_pipeline(config: Config, device: torch.device, mesh: Mesh) -> HunyuanVideoGRPOPipeline:
     """Load the models of `config` onto `device`, the transformer ready for training, the rollout's steps set.
+
+    The transformer's weights are sharded as `mesh` and `config.parallel` say; encoders and VAE are whole everywhere.
 
     Raises:
         ValueError: weights are missing or do not fit.
@@ -114,24 +158,38 @@ def build_pipeline(config: Config, device: torch.device) -> HunyuanVideoGRPOPipe
     adapter = lora_config(model.lora_r, model.lora_alpha, model.lora_dropout, model.lora_target_modules)
     torch.manual_seed(config.run.seed)  # a fresh adapter is drawn from the library's global generator
     prepare_policy(
-        install_attention(pipeline.transformer),
+        install_attention(pipeline.transformer, mesh.sp_group),
         gradient_checkpointing=model.enable_gradient_checkpointing,
+        keep_attention=config.parallel.activation_checkpointing == "selective",
         lora=adapter if model.use_lora else None,
         pretrained_lora_path=model.pretrained_lora_path,
     )
     pipeline.autocast_dtype = DTYPES[model.dtype] if on_gpu else torch.float32
-    return pipeline.to(device)
+    if config.parallel.enable_compile:
+        compile_blocks(pipeline.transformer)
+    if mesh.weights is None or not config.parallel.enable_fsdp:
+        return pipeline.to(device)
+    shard_weights(
+        pipeline.transformer,
+        mesh.weights,
+        compute_dtype=pipeline.autocast_dtype,
+        reshard_after_forward=config.parallel.reshard_after_forward,
+        cpu_offload=config.parallel.cpu_offload,
+    )
+    for component in pipeline.components.values():
+        if isinstance(component, nn.Module) and component is not pipeline.transformer:
+            component.to(device)
+    return pipeline
 
 
 def _build_method(
-    config: Config, pipeline: HunyuanVideoGRPOPipeline, sampler: GroupSampler
+    config: Config, pipeline: HunyuanVideoGRPOPipeline, sampler: GroupSampler, mesh: Mesh
 ) -> tuple[PolicyUpdate, RunState]:
     """Build what makes an update, and the state it moves."""
     kl, rollout = config.kl, config.rollout
     parameters = trainable_parameters(pipeline.transformer)
     optimizers = build_optimizers(parameters, config.optimizer)
-    has_position_term = kl.kl_weight > 0 and not (kl.use_dual_kl and kl.dual_kl_moving_weight == 0)
-    anchor = Anchor(parameters, offload=kl.reference_mode_offload) if has_position_term else None
+    anchor = _build_anchor(config, pipeline.transformer)
     negative = pipeline.encode([rollout.negative_prompt], glyphs=False) if rollout.cfg_scale != 1.0 else None
     norms = pipeline.scheduler.gradient_norms(sde_type=rollout.sde_type, eta=rollout.eta)
     update = PolicyUpdate(
@@ -142,6 +200,7 @@ def _build_method(
         anchor,
         equalizer_scales(norms) if config.grpo.use_grad_balancing else torch.ones_like(norms),
         config,
+        mesh,
     )
     state = RunState(
         transformer=pipeline.transformer,
@@ -149,10 +208,25 @@ def _build_method(
         anchor=anchor,
         controller=_build_controller(config) if kl.kl_weight > 0 else None,
         sampler=sampler,
-        config_hash=config_hash(config),
+        settings=deciding_fields(config, mesh.dp_size),
+        config_hash=config_hash(config, mesh.dp_size),
         lora=_lora_facts(config),
     )
     return update, state
+
+
+def _build_anchor(config: Config, transformer: nn.Module) -> Anchor | None:
+    """Build the anchor of the position term; None when there is none."""
+    kl, model = config.kl, config.model
+    if kl.kl_weight == 0 or (kl.use_dual_kl and kl.dual_kl_moving_weight == 0):
+        return None
+    if model.use_lora and model.pretrained_lora_path is None and not kl.use_moving_KL:
+        return BaseModelAnchor(transformer)
+    return Anchor(
+        trainable_parameters(transformer),
+        offload=kl.reference_mode_offload,
+        weights_change=partial(forget_gathered_weights, transformer),
+    )
 
 
 def _build_controller(config: Config) -> KLController:
@@ -176,7 +250,7 @@ def _lora_facts(config: Config) -> dict | None:
 
 
 def _build_validation(
-    config: Config, pipeline: HunyuanVideoGRPOPipeline, guidance: Guidance, prompts: list, reward: WeightedReward
+    config: Config, update: PolicyUpdate, prompts: list[Prompt], reward: WeightedReward
 ) -> Validation | None:
     """Build validation with its own scheduler over the same components; None when there are no prompts for it."""
     settings = config.validation
@@ -185,18 +259,24 @@ def _build_validation(
     scheduler = FlowMatchDiscreteScheduler(shift=settings.validation_timestep_shift)
     scheduler.set_timesteps(settings.validation_num_inference_steps)
     return Validation(
-        pipeline.with_scheduler(scheduler), guidance, prompts[: settings.validation_num_videos], reward, config
+        update.pipeline.with_scheduler(scheduler),
+        update.guidance,
+        prompts[: settings.validation_num_videos],
+        reward,
+        config,
+        update.mesh,
     )
 
 
-def _introduce(console: Console, folder: RunFolder, config: Config, state: RunState) -> None:
+def _introduce(console: Console, folder: RunFolder, config: Config, state: RunState, mesh: Mesh) -> None:
     """Say what runs, where, and from which step."""
     parameters = trainable_parameters(state.transformer).values()
+    ranks = f", {mesh.world_size} ranks (dp {mesh.dp_size} x sp {mesh.sp_size})" if mesh.world_size > 1 else ""
     height, width = parse_size(config.rollout.rollout_size)
     console.info(
         f"run folder {folder.path}: {config.rollout.sde_type}, {parameter_count(parameters):,} trained parameters"
         f"{' (LoRA)' if state.lora else ''}, videos {config.rollout.sample_n_frames}x{height}x{width} in "
-        f"{config.rollout.grpo_sampling_steps} steps, on {next(iter(parameters)).device}"
+        f"{config.rollout.grpo_sampling_steps} steps, on {next(iter(parameters)).device}{ranks}"
     )
     if folder.resume_from:
         console.info(f"resumed from {folder.resume_from} at step {state.step}, round {state.round}")

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from hyvideo.config.schema import OptimizerConfig
+from hyvideo.distributed.collectives import local_shard, own_part, whole
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
@@ -16,6 +17,11 @@ class Muon(Optimizer):
 
     Any parameter with at least two dims is a matrix `[d0, rest]`. The step is `lr * 0.2 sqrt(max(d0, d1))`, which gives
     it the size of an AdamW step; weight decay is decoupled. `torch.optim.Muon` does the same for 2-D parameters only.
+
+    Of a sharded parameter each rank keeps its shard of the momentum. Its direction is gathered in `iteration_dtype`,
+    every rank iterates on the whole matrix and keeps the rows of its shard: the same update as on one process. Per
+    update each of n ranks receives `(n - 1) / n` of all matrices once, in bf16 half of what a forward pass gathers in
+    float32.
 
     Args:
         parameters: matrices.
@@ -48,10 +54,13 @@ class Muon(Optimizer):
                     continue
                 buffer = self.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
                 buffer.lerp_(parameter.grad, 1 - group["momentum"])
-                direction = parameter.grad.lerp(buffer, group["momentum"]).flatten(1)
-                update = orthogonalize(direction, dtype=self.iteration_dtype).view_as(parameter)
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.add_(update, alpha=-group["lr"] * 0.2 * max(direction.shape) ** 0.5)
+                direction = parameter.grad.lerp(buffer, group["momentum"]).to(self.iteration_dtype)
+                matrix = whole(direction).flatten(1)
+                update = orthogonalize(matrix, dtype=self.iteration_dtype).to(parameter.dtype).view(parameter.shape)
+                size = group["lr"] * 0.2 * max(matrix.shape) ** 0.5
+                shard = local_shard(parameter)
+                shard.mul_(1 - group["lr"] * group["weight_decay"])
+                shard.add_(own_part(parameter, update), alpha=-size)
 
 
 def orthogonalize(matrix: Tensor, *, dtype: torch.dtype, num_iterations: int = 5) -> Tensor:

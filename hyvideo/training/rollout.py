@@ -8,11 +8,13 @@ from hyvideo.config.schema import Config
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.prompts import Prompt
 from hyvideo.data.samplers import Assignment
+from hyvideo.distributed.mesh import Mesh, RoundLayout
 from hyvideo.grpo.advantages import group_advantages, normalize_then_sum
-from hyvideo.models.reward_models.rewards import WeightedReward
+from hyvideo.models.reward_models.rewards import Scores, WeightedReward
 from hyvideo.observability.phase_timer import PhaseTimer
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline, Rollout
 from hyvideo.pipelines.noise import SampleNoise
+from hyvideo.training.scoring import score_over_ranks, share_to_score
 from hyvideo.training.trajectory import Trajectory, blocks
 
 
@@ -23,6 +25,8 @@ def collect(
     prompts: Sequence[Prompt],
     assignments: Sequence[Assignment],
     *,
+    mesh: Mesh,
+    layout: RoundLayout,
     round_index: int,
     config: Config,
     timer: PhaseTimer,
@@ -34,7 +38,9 @@ def collect(
         reward: scores the videos.
         guidance: classifier-free guidance of the rollout.
         prompts: all training prompts.
-        assignments: which prompt and generation each sample is; groups are contiguous.
+        assignments: which prompt and generation each of this rank's samples is.
+        mesh: who else samples videos of this round.
+        layout: where the videos of the round lie.
         round_index: number of the round; it seeds the noise.
         config: the run's configuration.
         timer: books the time under `rollout` and `reward`; with `reward_async` the latter is what is left to wait for.
@@ -42,7 +48,8 @@ def collect(
     Raises:
         RewardFailureError: too many videos could not be scored.
     """
-    scoring = reward.begin() if config.reward.reward_async else None
+    own = share_to_score(len(assignments), mesh)
+    scoring = reward.begin() if config.reward.reward_async and own else None
     unique = list(dict.fromkeys(assignment.prompt_index for assignment in assignments))
     texts = tuple(prompts[assignment.prompt_index].text for assignment in assignments)
     rows = tuple(unique.index(assignment.prompt_index) for assignment in assignments)
@@ -70,16 +77,31 @@ def collect(
                     eta=config.rollout.eta,
                 )
             )
-            if scoring:
-                scoring.add(parts[-1].videos, [texts[i] for i in block])
+            inside = [i for i in block if i in own]
+            if scoring and inside:
+                scoring.add(parts[-1].videos[[i - block.start for i in inside]], [texts[i] for i in inside])
         rollout = Rollout(*(torch.cat(field) for field in zip(*map(_fields, parts), strict=True)))
     with timer("reward"):
-        scores = reward.finish(scoring) if scoring else reward(rollout.videos, texts)
-    rewards = scores.total
+        scores, of_ranks = score_over_ranks(reward, rollout.videos, texts, mesh, scoring)
+    of_round = Scores(
+        {name: layout.in_round_order([part.metrics[name] for part in of_ranks]) for name in scores.metrics},
+        layout.in_round_order([part.total for part in of_ranks]),
+    )
+    rewards = of_round.total
     if config.reward.reward_aggregation == "normalize_then_sum":
-        rewards = normalize_then_sum(scores.metrics, reward.weights, config.grpo.num_generations)
+        rewards = normalize_then_sum(of_round.metrics, reward.weights, config.grpo.num_generations)
     advantages = group_advantages(rewards, config.grpo.num_generations, config.grpo.adv_clip_max)
-    return Trajectory(tuple(assignments), texts, conditioning, rows, rollout, scores, rewards, advantages)
+    return Trajectory(
+        tuple(assignments),
+        texts,
+        conditioning,
+        rows,
+        rollout,
+        scores,
+        of_round,
+        rewards,
+        advantages[layout.positions(mesh.dp_rank)],
+    )
 
 
 def _fields(rollout: Rollout) -> tuple[torch.Tensor, ...]:

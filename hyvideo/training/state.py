@@ -7,17 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 from torch.optim import Optimizer
 
-from hyvideo.checkpoint.train_state import Tensors, load_tensors, read_facts, save_train_state
+from hyvideo.checkpoint.manifest import verify_files
+from hyvideo.checkpoint.train_state import PendingSave, Tensors, begin_save, load_tensors, read_facts, require_dtypes
 from hyvideo.data.samplers import GroupSampler
+from hyvideo.distributed.collectives import all_or_none
 from hyvideo.grpo.kl_controller import KLController
-from hyvideo.models.parallelize import save_lora, trainable_parameters
+from hyvideo.models.parallelize import adapter_weights, forget_gathered_weights, save_lora, trainable_parameters
 from hyvideo.training.anchor import Anchor
 
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -25,7 +23,7 @@ _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 @dataclass
 class RunState:
-    """The moving parts of a run.
+    """The moving parts of a run; every rank has its shards, and the same numbers.
 
     Attributes:
         transformer: the policy; its trained parameters are saved.
@@ -33,10 +31,12 @@ class RunState:
         anchor: None when the trust region has no position term.
         controller: KL coefficient; None when `kl_weight` is 0.
         sampler: its position is the number of rounds drawn.
-        config_hash: of the settings that decide the result; a resumed run must have the same.
+        settings: those that decide the result, by name; a resumed run must have the same.
+        config_hash: of these settings.
         lora: arguments of `lora_config`, None for full fine-tuning.
         step: updates made.
         round: rounds finished.
+        pending: a checkpoint that is being written beside the training.
     """
 
     transformer: nn.Module
@@ -44,23 +44,40 @@ class RunState:
     anchor: Anchor | None
     controller: KLController | None
     sampler: GroupSampler
+    settings: Mapping[str, object]
     config_hash: str
     lora: Mapping[str, Any] | None
     step: int = 0
     round: int = 0
+    pending: PendingSave | None = None
 
-    def save(self, folder: Path, *, keep_last: int | None, round_start: int | None = None) -> Path:
+    def save(
+        self,
+        folder: Path,
+        *,
+        keep_last: int | None,
+        keep_every: int = 0,
+        round_start: int | None = None,
+        beside_training: bool = False,
+    ) -> Path:
         """Write a checkpoint into `folder` and return its path; a LoRA run's has the adapter in `lora/` too.
 
         Args:
             folder: the run's `checkpoints`.
             keep_last: checkpoints to keep.
+            keep_every: keep those at multiples of so many steps besides; 0: none.
             round_start: where `max_steps` ended the run within a round, the step at which that round began.
+            beside_training: return when the tensors are copied; the checkpoint is valid after `finish_save`.
+
+        Raises:
+            SaveError: it could not be written, on any rank; all raise it.
         """
+        self.finish_save()
         facts = {
             "round": self.round,
             "round_start": round_start,
             "config_hash": self.config_hash,
+            "settings": dict(self.settings),
             "lora": self.lora,
             "trained": list(trainable_parameters(self.transformer)),
             "sampler": self.sampler.state_dict(),
@@ -68,31 +85,54 @@ class RunState:
             "anchor_equals_policy": self.anchor.equals_policy if self.anchor else None,
         }
 
+        adapter = adapter_weights(self.transformer) if self.lora is not None else {}
+
         def write_adapter(unfinished: Path) -> None:
             if self.lora is not None:
-                save_lora(self.transformer, unfinished / "lora")
+                save_lora(self.transformer, unfinished / "lora", adapter)
 
-        return save_train_state(
-            folder, self.step, self._tensors(), facts, keep_last=keep_last, write_more=write_adapter
+        self.pending = begin_save(
+            folder,
+            self.step,
+            self._tensors(),
+            facts,
+            keep_last=keep_last,
+            keep_every=keep_every,
+            write_more=write_adapter,
+            beside_training=beside_training,
         )
+        target = self.pending.target
+        if not beside_training:
+            self.finish_save()
+        return target
 
-    def load(self, checkpoint: Path) -> None:
-        """Put `checkpoint` back: after this the run goes on as if it had never stopped.
+    def finish_save(self) -> None:
+        """Complete a save that was begun beside the training, if there is one.
 
         Raises:
-            ValueError: unreadable, or made with other settings.
+            SaveError: it could not be written, on any rank; all raise it.
         """
-        facts = read_facts(checkpoint)
-        if facts["config_hash"] != self.config_hash:
-            raise ValueError(
-                f"'{checkpoint}' was made with other settings (hash {facts['config_hash']}, this run has "
-                f"{self.config_hash}). Resume with the config.yaml of its run folder, or start a new run from it."
-            )
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            pending.finish()
+
+    def load(self, checkpoint: Path) -> None:
+        """Put `checkpoint` back: after this the run goes on as if it had never stopped. All ranks call it.
+
+        Raises:
+            ValueError: unreadable or damaged, or made with other settings.
+        """
+        with all_or_none():
+            facts = read_facts(checkpoint)
+            self._require_same_settings(checkpoint, facts)
+        verify_files(checkpoint)
         tensors = self._tensors()
+        with all_or_none():
+            require_dtypes(checkpoint, tensors)
         load_tensors(checkpoint, tensors)
-        self._restore_optimizers(tensors["optimizer"])
+        forget_gathered_weights(self.transformer)
         if self.anchor is not None:
-            self.anchor.load_state_dict(tensors["anchor"], equals_policy=facts["anchor_equals_policy"])
+            self.anchor.load_state_dict(tensors.get("anchor", {}), equals_policy=facts["anchor_equals_policy"])
         if self.controller is not None:
             self.controller.load_state_dict(facts["controller"])
         self.sampler.load_state_dict(facts["sampler"])
@@ -107,14 +147,25 @@ class RunState:
             "optimizer": {name: value for name, value in optimizer.items() if isinstance(value, Tensor)},
             "rng": rng_state(),
         }
-        if self.anchor is not None:
-            tensors["anchor"] = self.anchor.state_dict()
+        if self.anchor is not None and (anchor := self.anchor.state_dict()):
+            tensors["anchor"] = anchor
         return tensors
 
-    def _restore_optimizers(self, moments: Mapping[str, Tensor]) -> None:
-        """Give the optimizers their moments back; learning rate and decay stay those of the config."""
-        options = get_optimizer_state_dict(self.transformer, tuple(self.optimizers), options=_FLAT)
-        set_optimizer_state_dict(self.transformer, tuple(self.optimizers), {**options, **moments}, options=_FLAT)
+    def _require_same_settings(self, checkpoint: Path, facts: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint of a run that trains something else, and say which settings differ."""
+        if facts["config_hash"] == self.config_hash:
+            return
+        there, here = facts.get("settings", {}), self.settings
+        differing = [
+            f"{name} is {here[name]!r}, the checkpoint has {there[name]!r}"
+            for name in here
+            if name in there and there[name] != here[name]
+        ]
+        raise ValueError(
+            f"'{checkpoint}' was made with other settings (hash {facts['config_hash']}, this run has "
+            f"{self.config_hash}): {'; '.join(differing) or 'it does not say which'}. batch_size counts the videos of "
+            "all ranks. Resume with the config.yaml of its run folder, or start a new run from it."
+        )
 
 
 def rng_state() -> dict[str, Tensor]:

@@ -9,7 +9,8 @@ from types import FrameType
 class StopSignal:
     """Remembers the first SIGINT or SIGTERM so that the run can finish its round, save and end.
 
-    A second signal acts as it would without this class: it ends the process at once, without saving the round.
+    The same signal again acts as it would without this class: it ends the process at once, without saving the round.
+    The other one does not: on Ctrl-C torchrun sends its ranks SIGTERM after the SIGINT that the terminal has sent them.
     """
 
     def __init__(self) -> None:
@@ -17,20 +18,17 @@ class StopSignal:
 
     @contextmanager
     def listening(self) -> Iterator["StopSignal"]:
-        """Listen inside the `with` block; the former handlers come back after the first signal and at its end."""
+        """Listen inside the `with` block; a signal's former handler comes back after it, and at the block's end."""
         former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
-        def restore() -> None:
-            for number, handler in former.items():
-                signal.signal(number, handler)
-
         def remember(number: int, frame: FrameType | None) -> None:
-            self.name = signal.Signals(number).name
-            restore()
+            self.name = self.name or signal.Signals(number).name
+            signal.signal(number, former[number])
 
         for number in former:
             signal.signal(number, remember)
         try:
             yield self
         finally:
-            restore()
+            for number, handler in former.items():
+                signal.signal(number, handler)

@@ -11,6 +11,8 @@ from hyvideo.checkpoint.train_state import latest_checkpoint
 from hyvideo.config.schema import Config
 from hyvideo.data.prompts import Prompt
 from hyvideo.data.randomness import generator_for
+from hyvideo.distributed.collectives import gather
+from hyvideo.distributed.mesh import Mesh, RoundLayout
 from hyvideo.grpo.advantages import groups_without_spread
 from hyvideo.grpo.timesteps import Pairs, select_timesteps, split_updates
 from hyvideo.models.reward_models.rewards import WeightedReward
@@ -28,10 +30,10 @@ from hyvideo.training.validation import Validation, save_samples
 
 @dataclass
 class Trainer:
-    """Runs rounds of GRPO until `max_steps` updates are made.
+    """Runs rounds of GRPO until `max_steps` updates are made; every rank runs one, all in step.
 
     A round is atomic: checkpoints and a requested stop fall between rounds. Every part is built elsewhere and handed in
-    finished (`hyvideo.training.assembly.build_trainer`).
+    finished (`hyvideo.training.assembly.build_trainer`). `metrics` is None on all ranks but the main one.
     """
 
     config: Config
@@ -41,15 +43,23 @@ class Trainer:
     update: PolicyUpdate
     state: RunState
     validation: Validation | None
-    metrics: MetricsLog
+    metrics: MetricsLog | None
     console: Console
     timer: PhaseTimer
+    mesh: Mesh
+
+    @property
+    def layout(self) -> RoundLayout:
+        """Where the videos of a round lie over the ranks."""
+        grpo = self.config.grpo
+        return RoundLayout(grpo.batch_size, self.mesh.dp_size, grpo.gradient_accumulation_steps)
 
     def train(self) -> None:
         """Train to the end, or until a signal asks to stop.
 
         Raises:
             NonFiniteUpdateError: loss or gradient became non-finite; the message names the last good checkpoint.
+            SaveError: a checkpoint could not be written.
         """
         run, state = self.config.run, self.state
         if state.step == 0 and self.validation and self.config.validation.validate_at_step0:
@@ -60,26 +70,44 @@ class Trainer:
                 first = state.step
                 cut_short = first + self.config.grpo.updates_per_rollout > run.max_steps
                 if cut_short and first > 0:  # a longer run makes the last round again, whole
-                    state.save(self.folder.checkpoints, keep_last=run.keep_last)
+                    self._save(keep_last=run.keep_last)
                 self._round()
+                state.finish_save()
+                stopped_by = next(filter(None, gather(stop.name)), None)
                 if cut_short:
-                    state.save(self.folder.checkpoints, keep_last=max(run.keep_last, 2), round_start=first)
-                elif stop.name or state.step >= run.max_steps or _crossed(first, state.step, run.save_interval):
-                    state.save(self.folder.checkpoints, keep_last=run.keep_last)
-                if stop.name:
+                    self._save(keep_last=max(run.keep_last, 2), round_start=first)
+                elif stopped_by or state.step >= run.max_steps or _crossed(first, state.step, run.save_interval):
+                    self._save(keep_last=run.keep_last)
+                if stopped_by:
+                    state.finish_save()
                     self.console.info(
-                        f"{stop.name}: saved and stopped after step {state.step}. Continue with "
+                        f"{stopped_by}: saved and stopped after step {state.step}. Continue with "
                         f"--output_dir {self.folder.path} --resume_from_checkpoint latest"
                     )
                     break
-        self.metrics.close()
+        state.finish_save()
+        if self.metrics:
+            self.metrics.close()
+
+    def _save(self, *, keep_last: int, round_start: int | None = None) -> None:
+        """Save a checkpoint; with `async_save` it becomes valid at the next `finish_save`."""
+        run = self.config.run
+        self.state.save(
+            self.folder.checkpoints,
+            keep_last=keep_last,
+            keep_every=run.keep_every,
+            round_start=round_start,
+            beside_training=run.async_save,
+        )
 
     def _round(self) -> None:
         """Collect one trajectory and make its updates; one row of metrics each."""
+        if self.state.anchor:
+            self.state.anchor.prefetch()
         trajectory = self._collect()
-        updates = self._choose_pairs(len(trajectory))
+        updates, steps = self._choose_pairs()
         with self.timer("anchor"):
-            anchor_means = self.update.anchor_means(trajectory, sorted({int(k) for u in updates for k in u.step_index}))
+            anchor_means = self.update.anchor_means(trajectory, steps)
         replay: dict[str, float] = {}
         first = self.state.step
         for number, pairs in enumerate(updates, start=1):
@@ -108,6 +136,8 @@ class Trainer:
             self.update.guidance,
             self.prompts,
             state.sampler.next_round(config.grpo.gradient_accumulation_steps),
+            mesh=self.mesh,
+            layout=self.layout,
             round_index=state.round,
             config=config,
             timer=self.timer,
@@ -120,21 +150,25 @@ class Trainer:
                 trajectory.prompts,
                 trajectory.scores,
                 fps=config.rollout.video_fps,
+                numbers=self.layout.positions(self.mesh.dp_rank),
+                mesh=self.mesh,
             )
         return trajectory
 
-    def _choose_pairs(self, num_samples: int) -> list[Pairs]:
-        """Choose the (sample, step) pairs of every update of this round."""
+    def _choose_pairs(self) -> tuple[list[Pairs], list[int]]:
+        """Choose this rank's (sample, step) pairs of every update of this round, and list the steps of all ranks'."""
         grpo, rollout = self.config.grpo, self.config.rollout
         trained = self.update.pipeline.scheduler.trained_steps(sde_type=rollout.sde_type, eta=rollout.eta)
         steps = select_timesteps(
             trained,
             grpo.timestep_fraction,
-            num_samples,
+            self.layout.num_videos,
             permute=grpo.enable_timestep_permutation,
             generator=generator_for(self.config.run.seed, "timesteps", self.state.round, 0, 0, 0),
         )
-        return split_updates(steps, grpo.updates_per_rollout, num_generations=grpo.num_generations)
+        own = steps[self.layout.positions(self.mesh.dp_rank)]
+        updates = split_updates(own, grpo.updates_per_rollout, num_generations=grpo.num_generations)
+        return updates, sorted(set(steps.flatten().tolist()))
 
     def _update(
         self, trajectory: Trajectory, pairs: Pairs, anchor_means: Tensor | None, coefficient: float
@@ -145,6 +179,7 @@ class Trainer:
             with self.timer("update"):
                 stats = self.update(trajectory, pairs, anchor_means, coefficient)
         except NonFiniteUpdateError as error:
+            self.state.finish_save()
             good = latest_checkpoint(self.folder.checkpoints)
             raise NonFiniteUpdateError(
                 f"Update {state.step + 1}: {error} Last good checkpoint: {good or 'none was saved yet'}. "
@@ -168,7 +203,8 @@ class Trainer:
 
     def _report(self, row: dict[str, float]) -> None:
         row |= self.timer.pop()
-        self.metrics.log(self.state.step, row)
+        if self.metrics:
+            self.metrics.log(self.state.step, row)
         self.console.progress(self.state.step, row)
 
 
@@ -178,15 +214,15 @@ def _crossed(before: int, after: int, interval: int) -> bool:
 
 
 def _reward_row(trajectory: Trajectory, num_generations: int) -> dict[str, float]:
-    """Rewards of the round's videos; failed scores are left out and counted."""
-    total = trajectory.scores.total
+    """Rewards of the round's videos of all ranks; failed scores are left out and counted."""
+    total = trajectory.round_scores.total
     valid = total[~total.isnan()]
     return {
         "reward/mean": float(valid.mean()),
         "reward/std": float(valid.std(correction=0)) if len(valid) else math.nan,
         "reward/failed": float(len(total) - len(valid)),
         "reward/groups_without_spread": float(groups_without_spread(trajectory.rewards, num_generations).sum()),
-        **{f"reward/{name}": float(values.nanmean()) for name, values in trajectory.scores.metrics.items()},
+        **{f"reward/{name}": float(values.nanmean()) for name, values in trajectory.round_scores.metrics.items()},
     }
 
 

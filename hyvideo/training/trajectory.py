@@ -15,13 +15,14 @@ class Trajectory:
     """B videos of this rank, how they came about and how good they are.
 
     Attributes:
-        assignments: prompt and generation of every sample, length B; groups are contiguous.
+        assignments: prompt and generation of every sample, length B.
         prompts: the B prompt texts.
         conditioning: one row per unique prompt.
         conditioning_rows: row of `conditioning` of every sample, length B.
         rollout: videos, latents `[B, K + 1, ...]`, means `[B, K, ...]` and log-probabilities `[B, K]`.
         scores: raw metrics and total reward, `[B]` each.
-        rewards: `[B]`, what a group's videos are compared by; NaN for a failed score.
+        round_scores: those of the videos of all ranks, in round order: groups are contiguous.
+        rewards: of the round's videos likewise, what those of a group are compared by; NaN for a failed score.
         advantages: `[B]`, group-normalised; 0 for a failed score.
     """
 
@@ -31,6 +32,7 @@ class Trajectory:
     conditioning_rows: tuple[int, ...]
     rollout: Rollout
     scores: Scores
+    round_scores: Scores
     rewards: Tensor
     advantages: Tensor
 

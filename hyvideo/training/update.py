@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hyvideo.config.schema import Config
+from hyvideo.distributed.collectives import average_gradients, gather, whole
+from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.clipped_loss import clipped_policy_loss
 from hyvideo.grpo.timesteps import Pairs
 from hyvideo.grpo.trust_region import dual_kl, position_kl, velocity_kl
@@ -23,7 +25,7 @@ class NonFiniteUpdateError(RuntimeError):
 
 @dataclass(frozen=True)
 class UpdateStats:
-    """Means over the update's (sample, step) pairs, unless said otherwise.
+    """Means over the update's (sample, step) pairs of all ranks, unless said otherwise; the same on every rank.
 
     Attributes:
         policy_loss: clipped, equalized policy loss.
@@ -73,6 +75,7 @@ class PolicyUpdate:
         anchor: None when no position term is wanted.
         scales: `[K]` factor per step of the policy loss (temporal gradient equalizer), or ones.
         config: the run's configuration.
+        mesh: the ranks that make the update together.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class PolicyUpdate:
         anchor: Anchor | None,
         scales: Tensor,
         config: Config,
+        mesh: Mesh,
     ) -> None:
         self.pipeline = pipeline
         self.guidance = guidance
@@ -92,6 +96,7 @@ class PolicyUpdate:
         self.anchor = anchor
         self.scales = scales
         self.config = config
+        self.mesh = mesh
 
     def __call__(
         self, trajectory: Trajectory, pairs: Pairs, anchor_means: Tensor | None, coefficient: float
@@ -105,7 +110,7 @@ class PolicyUpdate:
             coefficient: weight of the KL term.
 
         Raises:
-            NonFiniteUpdateError: loss or gradient is not finite; no weight was changed.
+            NonFiniteUpdateError: loss or gradient is not finite, on any rank; all raise it, no weight was changed.
         """
         losses, weights = [], []
         num_pairs = len(pairs.sample_index)
@@ -113,9 +118,11 @@ class PolicyUpdate:
             micro_batch = Pairs(pairs.sample_index[list(part)], pairs.step_index[list(part)])
             loss = self._loss(trajectory, micro_batch, anchor_means, coefficient)
             weights.append(len(part) / num_pairs)
-            (loss.total * weights[-1]).backward()
+            # Gradients are averaged over all ranks, but those of ranks that share a video add up to the true one.
+            (loss.total * (weights[-1] * self.mesh.sp_size)).backward()
             losses.append(loss)
-        grad_norm = nn.utils.clip_grad_norm_(self.parameters, self.config.optimizer.max_grad_norm)
+        average_gradients(self.parameters)
+        grad_norm = whole(nn.utils.clip_grad_norm_(self.parameters, self.config.optimizer.max_grad_norm))
         stats = _summary(losses, weights, float(grad_norm))
         if not (torch.isfinite(grad_norm) and torch.isfinite(torch.tensor(stats.total_loss))):
             self._zero_grad()
@@ -155,6 +162,9 @@ class PolicyUpdate:
         rollout, kl = trajectory.rollout, self.config.kl
         conditioning = trajectory.conditioning_of(rows)
         latents = rollout.latents[rows, index]
+        anchor_mean = None  # before the policy's pass: its weights must not change between forward and backward
+        if self.anchor is not None:
+            anchor_mean = self._anchor_mean(anchor_means, rows, index, latents, conditioning)
         mean, std = self._transition(latents, index, conditioning)
         log_probs = self.pipeline.scheduler.log_prob(
             rollout.latents[rows, index + 1], mean, std, sde_type=self.config.rollout.sde_type
@@ -167,9 +177,7 @@ class PolicyUpdate:
             self.config.grpo.clip_range,
             self.scales[index].to(log_probs),
         )
-        position = mean.new_zeros(())
-        if self.anchor is not None:
-            position = position_kl(mean, self._anchor_mean(anchor_means, rows, index, latents, conditioning), std)
+        position = mean.new_zeros(()) if anchor_mean is None else position_kl(mean, anchor_mean, std)
         velocity = velocity_kl(old_log_probs, log_probs)
         divergence = position
         if kl.use_dual_kl:
@@ -208,13 +216,14 @@ class PolicyUpdate:
 
 
 def _summary(losses: Sequence[MicroBatchLoss], weights: Sequence[float], grad_norm: float) -> UpdateStats:
-    """Reduce the micro-batches' scalars with one device synchronisation."""
+    """Reduce the scalars of all ranks' micro-batches, of which each has as many, with one device synchronisation."""
     names = [field.name for field in fields(MicroBatchLoss)]
     table = (
         torch.stack([torch.stack([getattr(loss, name).detach() for name in names]) for loss in losses]).double().cpu()
     )
-    mean = dict(zip(names, (torch.tensor(weights, dtype=torch.float64) @ table).tolist(), strict=True))
-    largest = dict(zip(names, table.max(0).values.tolist(), strict=True))
+    means, maxima = zip(*gather((torch.tensor(weights, dtype=torch.float64) @ table, table.max(0).values)), strict=True)
+    mean = dict(zip(names, torch.stack(means).mean(0).tolist(), strict=True))
+    largest = dict(zip(names, torch.stack(maxima).max(0).values.tolist(), strict=True))
     return UpdateStats(
         policy_loss=mean["policy"],
         total_loss=mean["total"],

@@ -5,15 +5,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from hyvideo.config.schema import Config
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.prompts import Prompt
 from hyvideo.data.videos import write_video
+from hyvideo.distributed.collectives import gather
+from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.sampling import sample_prompts
 from hyvideo.models.reward_models.rewards import Scores, WeightedReward
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
+from hyvideo.training.scoring import join_scores, score_over_ranks
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class Validation:
         prompts: the first `validation_num_videos` of the validation CSVs.
         reward: the training reward.
         config: the run's configuration.
+        mesh: data-parallel ranks sample a part of the prompts each.
     """
 
     pipeline: HunyuanVideoGRPOPipeline
@@ -33,34 +38,65 @@ class Validation:
     prompts: Sequence[Prompt]
     reward: WeightedReward
     config: Config
+    mesh: Mesh
 
     def __call__(self, folder: Path) -> dict[str, float]:
         """Write the videos and their scores to `folder`; return `valid/*` means (NaN scores left out)."""
         settings = self.config.validation
+        count = -(-len(self.prompts) // self.mesh.dp_size)
+        numbers = range(len(self.prompts))[self.mesh.dp_rank * count : (self.mesh.dp_rank + 1) * count]
+        own = [self.prompts[number] for number in numbers]
         videos = sample_prompts(
             self.pipeline,
-            self.prompts,
+            [*own, *[self.prompts[0]] * (count - len(own))],  # sharded weights want as many forward passes of each rank
             self.guidance,
             num_frames=settings.validate_video_length,
             size=parse_size(settings.validation_fixed_size),
             seed=settings.validation_global_seed,
-            batch_size=self.config.rollout.rollout_micro_batch_size or len(self.prompts),
-        )
-        texts = [prompt.text for prompt in self.prompts]
-        scores = self.reward(videos, texts)
-        save_samples(folder, videos, texts, scores, fps=self.config.rollout.video_fps)
-        means = {f"valid/{name}": float(values.nanmean()) for name, values in scores.metrics.items()}
-        return {"valid/reward": float(scores.total.nanmean()), **means}
+            batch_size=self.config.rollout.rollout_micro_batch_size or count,
+        )[: len(own)]
+        texts = [prompt.text for prompt in own]
+        scores, of_ranks = score_over_ranks(self.reward, videos, texts, self.mesh)
+        save_samples(folder, videos, texts, scores, fps=self.config.rollout.video_fps, numbers=numbers, mesh=self.mesh)
+        every = join_scores(of_ranks)
+        means = {f"valid/{name}": float(values.nanmean()) for name, values in every.metrics.items()}
+        return {"valid/reward": float(every.total.nanmean()), **means}
 
 
-def save_samples(folder: Path, videos: Tensor, texts: Sequence[str], scores: Scores, *, fps: float) -> None:
-    """Write videos `[B, F, H, W, 3]` as `000.mp4`, ... and their prompts and scores as `scores.jsonl`."""
+def save_samples(
+    folder: Path,
+    videos: Tensor,
+    texts: Sequence[str],
+    scores: Scores | None,
+    *,
+    fps: float,
+    numbers: Sequence[int] | Tensor,
+    mesh: Mesh,
+) -> None:
+    """Write videos `[B, F, H, W, 3]` as `000.mp4`, ... and the prompts and scores of all ranks as `scores.jsonl`.
+
+    Args:
+        folder: where all ranks write.
+        videos: this rank's; of ranks that share them one writes.
+        texts: their prompts.
+        scores: theirs; None when there are no videos.
+        fps: frames per second.
+        numbers: the videos' numbers among those of all ranks.
+        mesh: the ranks.
+    """
     rows = []
-    for i, (video, text) in enumerate(zip(videos, texts, strict=True)):
-        write_video(folder / f"{i:03d}.mp4", video, fps)
-        metrics = {name: _number(values[i]) for name, values in scores.metrics.items()}
-        rows.append({"video": f"{i:03d}.mp4", "prompt": text, "reward": _number(scores.total[i]), **metrics})
-    (folder / "scores.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    for i, (video, text, number) in enumerate(zip(videos, texts, torch.as_tensor(numbers).tolist(), strict=True)):
+        name = f"{number:03d}.mp4"
+        metrics = {metric: _number(values[i]) for metric, values in scores.metrics.items()}
+        rows.append({"video": name, "prompt": text, "reward": _number(scores.total[i]), **metrics})
+        if mesh.sp_rank == 0:
+            write_video(folder / name, video, fps)
+    of_ranks = gather(rows)[:: mesh.sp_size]
+    if mesh.is_main:
+        every = sorted((row for rows in of_ranks for row in rows), key=lambda row: row["video"])
+        folder.mkdir(parents=True, exist_ok=True)
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in every)
+        (folder / "scores.jsonl").write_text(text)
 
 
 def _number(value: Tensor) -> float | None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hyvideo.models.parallelize import trainable_parameters
+from hyvideo.training.anchor import Anchor
 from hyvideo.training.trainer import Trainer
 from tests.support.training import collect_round, pairs_of
 
@@ -84,6 +85,25 @@ def test_with_an_adapter_the_anchor_is_the_adapter_alone(make_trainer: Callable[
         arguments = (trajectory.rollout.latents[:, 1], 1, trajectory.conditioning_of(torch.arange(4)))
         anchored = trainer.update.pipeline.velocity(*arguments, trainer.update.guidance)
         assert torch.equal(anchored, base.update.pipeline.velocity(*arguments, base.update.guidance))
+
+
+def test_the_fixed_anchor_of_a_fresh_adapter_is_the_base_model_and_copies_nothing(make_trainer: Callable[..., Trainer]):
+    trainer, copying = (make_trainer(use_lora=True, use_moving_KL=False) for _ in range(2))
+    assert trainer.state.anchor.state_dict() == {}
+    copying.update.anchor = copying.state.anchor = Anchor(
+        trainable_parameters(copying.state.transformer), offload=False
+    )
+    means = []
+    for each in (trainer, copying):
+        move_policy(each)
+        means.append(each.update.anchor_means(collect_round(each), STEPS))
+        frozen = [
+            name for name, p in each.state.transformer.named_parameters() if "lora_" in name and not p.requires_grad
+        ]
+        assert frozen  # the last block's condition stream is still not trained
+    assert torch.equal(*means)
+    with pytest.raises(ValueError, match="use_moving_KL must be false"):
+        trainer.state.anchor.refresh()
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,14 @@ import runpy
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from pathlib import Path
+from types import MappingProxyType
 
 REPOSITORY = Path(__file__).parents[2]
-TIMEOUT = 120.0
+TIMEOUT = 600.0
 """Seconds after which a command that should have ended is a failed test."""
 
 
@@ -44,6 +45,14 @@ class Command:
             assert time.monotonic() < deadline, "what the test waits for did not happen"
             time.sleep(0.01)
         os.kill(self._process.pid, number)
+
+    def is_alive(self) -> bool:
+        """Whether it still runs."""
+        return self._process.is_alive()
+
+    def kill(self) -> None:
+        """Kill it without a chance to tidy up."""
+        self._process.kill()
 
     def wait(self) -> Finished:
         """Wait for the end."""
@@ -74,11 +83,13 @@ class CommandLine:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPOSITORY), path]))
         forkserver.ensure_running()
 
-    def start(self, script: str, argv: Sequence[str]) -> Command:
-        """Start `python script argv...`."""
+    def start(self, script: str, argv: Sequence[str], environment: Mapping[str, str] = MappingProxyType({})) -> Command:
+        """Start `python script argv...`, with `environment` added to this process's."""
         outputs = self._outputs / str(len(list(self._outputs.iterdir())))
         outputs.mkdir()
-        process = self._context.Process(target=_run, args=(script, list(argv), str(self.folder), str(outputs)))
+        process = self._context.Process(
+            target=_run, args=(script, list(argv), dict(environment), str(self.folder), str(outputs))
+        )
         process.start()
         return Command(process, outputs)
 
@@ -87,11 +98,12 @@ class CommandLine:
         return self.start(script, argv).wait()
 
 
-def _run(script: str, argv: list[str], folder: str, outputs: str) -> None:
+def _run(script: str, argv: list[str], environment: dict[str, str], folder: str, outputs: str) -> None:
     """Be the command: in the forked process."""
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         file = os.open(os.path.join(outputs, name), os.O_WRONLY | os.O_CREAT)
         os.dup2(file, descriptor)
+    os.environ |= environment
     os.chdir(folder)
     sys.argv = [script, *argv]
     runpy.run_path(str(REPOSITORY / script), run_name="__main__")

@@ -126,13 +126,13 @@ def build_image_processor() -> SiglipImageProcessorPil:
     return SiglipImageProcessorPil(size={"height": 16, "width": 16}, image_mean=[0.5] * 3, image_std=[0.5] * 3)
 
 
-def save_tiny_model(folder: Path) -> Path:
+def save_tiny_model(folder: Path, transformer: HunyuanVideo15Transformer3DModel | None = None) -> Path:
     """Write the whole model to `folder` in the diffusers layout, as the stock pipeline does; float32."""
     tokenizer = build_tokenizer()
     pipeline = HunyuanVideo15Pipeline(
         text_encoder=build_text_encoder(len(tokenizer)),
         tokenizer=tokenizer,
-        transformer=build_transformer(),
+        transformer=transformer or build_transformer(),
         vae=build_vae(),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=SHIFT),
         text_encoder_2=build_glyph_encoder(),

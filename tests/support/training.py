@@ -92,6 +92,8 @@ def collect_round(trainer: Trainer) -> Trajectory:
         trainer.update.guidance,
         trainer.prompts,
         trainer.state.sampler.next_round(),
+        mesh=trainer.mesh,
+        layout=trainer.layout,
         round_index=trainer.state.round,
         config=trainer.config,
         timer=trainer.timer,

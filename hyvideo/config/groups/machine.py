@@ -81,4 +81,22 @@ class ParallelConfig:
     """Full copies of the sharded model (HSDP). Must divide the data-parallel degree, world size / sp_size."""
 
     enable_fsdp: bool = True
-    """Shard weights, gradients and optimizer state over the ranks; with one process there is nothing to shard."""
+    """Shard weights, gradients and optimizer state over the ranks (with one process there is nothing to shard). Without
+    it every rank holds the whole model: for small models."""
+
+    reshard_after_forward: bool = True
+    """Free a block's gathered weights after each forward pass. False keeps them: less communication, above all in
+    rollouts, for the memory of a whole model."""
+
+    cpu_offload: bool = False
+    """Keep sharded weights, gradients and optimizer state in host memory: slower, for few GPUs."""
+
+    activation_checkpointing: Literal["full", "selective"] = "full"
+    """What enable_gradient_checkpointing recomputes: the full block, or all but attention, whose output is then kept
+    (most of the work, for one more tensor per block)."""
+
+    enable_compile: bool = False
+    """Compile the transformer's blocks with torch.compile; the first steps take minutes."""
+
+    collective_timeout: int = 1800
+    """Seconds to wait for missing ranks at the start, and later for a rank that computes, before the run fails."""

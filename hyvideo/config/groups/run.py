@@ -68,6 +68,12 @@ class RunConfig:
     keep_last: int = 3
     """Checkpoints kept; older ones are deleted."""
 
+    keep_every: int = 0
+    """Checkpoints at multiples of so many updates are kept for good. 0: none."""
+
+    async_save: bool = False
+    """Write checkpoints beside the next round, from a copy in host memory; each becomes valid at that round's end."""
+
     resume_from_checkpoint: str | None = None
     """`latest` continues the newest checkpoint of output_dir, or starts fresh when there is none yet; a path
     continues that checkpoint. None: output_dir must be new or empty."""

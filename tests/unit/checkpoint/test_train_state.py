@@ -2,19 +2,24 @@
 
 import json
 import os
+import resource
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+from hyvideo.checkpoint.manifest import verify_files
 from hyvideo.checkpoint.train_state import (
     FACTS,
     LATEST,
+    SaveError,
+    begin_save,
     checkpoints_of,
     latest_checkpoint,
     load_tensors,
     read_facts,
+    require_dtypes,
     save_train_state,
 )
 
@@ -83,12 +88,13 @@ class KilledError(Exception):
 
 
 KILLS = ["before tensors", "after tensors", "before the folder is renamed", "before latest moves"]
+KILLS_OF_A_STEP_AGAIN = [*KILLS[:3], "between the two renames", "before latest moves"]
 
 
 @pytest.mark.parametrize(
     ("step", "moment"),
-    [(2, moment) for moment in KILLS] + [(1, moment) for moment in KILLS[:2]],
-    ids=[*KILLS, *(f"a step again, {moment}" for moment in KILLS[:2])],
+    [(2, moment) for moment in KILLS] + [(1, moment) for moment in KILLS_OF_A_STEP_AGAIN],
+    ids=[*KILLS, *(f"a step again, {moment}" for moment in KILLS_OF_A_STEP_AGAIN)],
 )
 def test_killed_at_any_moment_latest_names_a_whole_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, step: int
@@ -103,7 +109,7 @@ def test_killed_at_any_moment_latest_names_a_whole_checkpoint(
 
     def kill_at_replace(source: Path, target: Path) -> None:
         replaced.append(target)
-        if len(replaced) == KILLS.index(moment) - 1:
+        if len(replaced) == (KILLS if step == 2 else KILLS_OF_A_STEP_AGAIN).index(moment) - 1:
             raise KilledError
         replace(source, target)
 
@@ -123,6 +129,59 @@ def test_killed_at_any_moment_latest_names_a_whole_checkpoint(
     save(tmp_path, step, keep_last=1)  # what was left behind is no obstacle
     assert_whole(latest_checkpoint(tmp_path), step)
     assert sorted(path.name for path in tmp_path.iterdir()) == [LATEST, f"step_{step}"]
+
+
+def test_checkpoints_at_multiples_are_kept_for_good(tmp_path: Path):
+    for step in (2, 3, 4, 5, 6):
+        save(tmp_path, step, keep_last=1, keep_every=2)
+    assert [path.name for path in checkpoints_of(tmp_path)] == ["step_2", "step_4", "step_6"]
+
+
+def test_a_save_beside_the_training_holds_the_values_of_its_beginning_and_counts_when_finished(tmp_path: Path):
+    values = tensors(1)
+    pending = begin_save(tmp_path, 1, values, {}, beside_training=True)
+    values["policy"]["block.weight"].fill_(7)
+    assert latest_checkpoint(tmp_path) is None
+    assert pending.finish() == latest_checkpoint(tmp_path)
+    assert_whole(tmp_path / "step_1", 1)
+
+
+def test_what_cannot_be_written_says_so_and_leaves_the_last_checkpoint(tmp_path: Path):
+    good = save(tmp_path, 1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (256, limits[1]))  # files end as on a full disk
+    try:
+        with pytest.raises(SaveError, match=rf"Cannot save '{tmp_path / 'step_2'}'.*Earlier checkpoints are intact"):
+            save(tmp_path, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert latest_checkpoint(tmp_path) == good
+    assert sorted(path.name for path in tmp_path.iterdir()) == [LATEST, "step_1"]
+    assert_whole(good, 1)
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "missing"])
+@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata", "facts.json"])
+def test_damage_is_found_before_anything_is_read(tmp_path: Path, name: str, damage: str):
+    checkpoint = save(tmp_path, 1)
+    verify_files(checkpoint)
+    file = checkpoint / name
+    content = file.read_bytes()
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(content[:-1] + (b"" if damage == "truncated" else bytes([content[-1] ^ 1])))
+    with pytest.raises(ValueError, match=f"'{checkpoint}' is damaged: {name}"):
+        verify_files(checkpoint)
+
+
+def test_another_precision_is_refused(tmp_path: Path):
+    checkpoint = save(tmp_path, 1)
+    wanted = tensors()
+    require_dtypes(checkpoint, wanted)
+    wanted["policy"]["block.weight"] = wanted["policy"]["block.weight"].bfloat16()
+    with pytest.raises(ValueError, match=r"policy block\.weight in torch\.float32, this run in torch\.bfloat16"):
+        require_dtypes(checkpoint, wanted)
 
 
 def test_latest_that_names_nothing_lists_what_is_there(tmp_path: Path):
@@ -148,8 +207,8 @@ def test_a_folder_that_is_no_checkpoint_is_named(tmp_path: Path):
 def test_a_newer_format_is_refused(tmp_path: Path):
     checkpoint = save(tmp_path, 1)
     facts = json.loads((checkpoint / FACTS).read_text())
-    (checkpoint / FACTS).write_text(json.dumps(facts | {"format": 2}))
-    with pytest.raises(ValueError, match="format 2; this version reads format 1"):
+    (checkpoint / FACTS).write_text(json.dumps(facts | {"format": 3}))
+    with pytest.raises(ValueError, match="format 3; this version reads format 2"):
         read_facts(checkpoint)
 
 

@@ -103,6 +103,7 @@ def test_ranks_that_do_not_divide_are_named_with_all_numbers(base, argv, world_s
         (["--resume_from_checkpoint", "no/step_3"], "there is no checkpoint 'no/step_3'"),
         (["--run_name", "../escape"], "run_name must be one folder name"),
         (["--output_dir="], "output_dir is empty"),
+        (["--cpu_offload", "--enable_fsdp", "no"], "cpu_offload is True, but nothing is sharded: set enable_fsdp"),
         (["--learning_rate", "inf"], "learning_rate is inf, but must lie in (0, inf)"),
     ],
 )

@@ -43,6 +43,13 @@ def test_what_leaves_the_result_alone_keeps_the_hash(argv):
     assert config_hash(load_config(argv)) == config_hash(load_config([]))
 
 
+def test_a_run_may_go_on_over_other_ranks_with_as_many_videos():
+    two, four = (load_config(["--batch_size", size]) for size in ("2", "4"))
+    assert config_hash(two, dp_size=4) == config_hash(four, dp_size=2)
+    assert config_hash(two, dp_size=4) != config_hash(two, dp_size=2)
+    assert deciding_fields(two, dp_size=4)["batch_size"] == 8
+
+
 def test_every_field_of_the_method_decides():
     decided = deciding_fields(Config())
     method = [name for name, knob in KNOBS.items() if knob.group in ("grpo", "kl", "optimizer")]

@@ -155,8 +155,3 @@ def test_a_mask_with_a_gap_is_refused(name: str):
 def test_installing_twice_is_refused():
     with pytest.raises(ValueError, match="already has the trimmed attention"):
         install_attention(install_attention(build_transformer()))
-
-
-def test_a_sequence_parallel_group_is_refused_as_long_as_there_is_no_implementation():
-    with pytest.raises(ValueError, match="sp_group=None"):
-        install_attention(build_transformer(), sp_group=object())

@@ -1,15 +1,22 @@
 """From a loaded transformer to a policy: what is trained, what is frozen, and adapters that start as the base model."""
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from diffusers import HunyuanVideo15Transformer3DModel
+from safetensors import safe_open
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hyvideo.config.schema import Config
 from hyvideo.models.parallelize import (
+    ADAPTER_FILE,
+    ATTENTION_OPS,
+    adapter_weights,
     load_lora,
     lora_config,
     parameter_count,
@@ -19,6 +26,7 @@ from hyvideo.models.parallelize import (
 )
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from tests.support.pipelines import PROMPTS
+from tests.support.tiny_model import build_transformer
 
 LATENTS = torch.randn(3, 4, 2, 2, 2, generator=torch.Generator().manual_seed(0))
 ADAPTER = lora_config(2, 4, 0.0, Config().model.lora_target_modules)
@@ -69,15 +77,51 @@ def test_the_policy_is_free_of_dropout(policy):
     assert not any(module.training for module in policy.modules())
 
 
-def test_recomputing_blocks_changes_no_gradient(policy, velocity: Callable):
-    gradients = []
-    for checkpointing in (False, True):
-        prepare_policy(policy, gradient_checkpointing=checkpointing)
+@pytest.mark.parametrize(("keep_attention", "attention_calls"), [(False, 2), (True, 1)], ids=["all", "but attention"])
+def test_recomputing_blocks_changes_no_gradient(policy, velocity: Callable, keep_attention: bool, attention_calls: int):
+    prepare_policy(policy, gradient_checkpointing=False)
+    velocity().square().mean().backward()
+    expected = [p.grad.clone() for p in trainable_parameters(policy).values()]
+    policy.zero_grad()
+
+    prepare_policy(policy, gradient_checkpointing=True, keep_attention=keep_attention)
+    with OperationCounter() as calls:
         velocity().square().mean().backward()
-        gradients.append([p.grad.clone() for p in trainable_parameters(policy).values()])
-        policy.zero_grad()
-    assert policy.is_gradient_checkpointing
-    assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
+    assert all(torch.equal(p.grad, e) for p, e in zip(trainable_parameters(policy).values(), expected, strict=True))
+    num_blocks, num_refiners = len(policy.transformer_blocks), 1
+    assert sum(calls.counts[name] for name in ATTENTION_OPS) == attention_calls * num_blocks + num_refiners
+
+
+class OperationCounter(TorchDispatchMode):
+    """Counts the operations that are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[operation] += 1
+        return operation(*args, **(kwargs or {}))
+
+
+def test_an_image_to_video_models_vision_embedder_is_trained():
+    policy = build_transformer(task_type="i2v")
+    prepare_policy(policy, gradient_checkpointing=False)
+    assert policy.image_embedder.linear_1.weight.requires_grad
+
+
+def test_weights_given_apart_are_saved_as_those_inside(policy, tmp_path: Path):
+    prepare_policy(policy, gradient_checkpointing=False, lora=ADAPTER)
+    randomize_adapter(policy)
+    save_lora(policy, tmp_path / "inside")
+    save_lora(policy, tmp_path / "apart", adapter_weights(policy))
+    with (
+        safe_open(tmp_path / "inside" / ADAPTER_FILE, "pt") as inside,
+        safe_open(tmp_path / "apart" / ADAPTER_FILE, "pt") as apart,
+    ):
+        assert apart.metadata() == inside.metadata()
+        assert apart.keys() == inside.keys()
+        assert all(torch.equal(apart.get_tensor(name), inside.get_tensor(name)) for name in inside.keys())  # noqa: SIM118
 
 
 def test_an_adapter_starts_exactly_as_the_base_model(policy, velocity: Callable):

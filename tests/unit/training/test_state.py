@@ -67,8 +67,21 @@ def test_other_settings_are_refused(make_trainer: Callable[..., Trainer]):
     trainer = make_trainer(max_steps=1)
     trainer.train()
     checkpoint = trainer.folder.checkpoints / "step_1"
-    with pytest.raises(ValueError, match=rf"(?s)'{checkpoint}' was made with other settings.*config\.yaml"):
-        make_trainer(eta=0.4).state.load(checkpoint)
+    with pytest.raises(ValueError, match=rf"(?s)'{checkpoint}' was made with other settings.*config\.yaml") as error:
+        make_trainer(eta=0.4, master_weight_type="bf16").state.load(checkpoint)
+    assert "eta is 0.4, the checkpoint has 0.5" in str(error.value)
+    assert "master_weight_type is 'bf16', the checkpoint has 'fp32'" in str(error.value)
+
+
+def test_a_damaged_checkpoint_is_refused(make_trainer: Callable[..., Trainer]):
+    trainer = make_trainer(max_steps=1)
+    trainer.train()
+    checkpoint = trainer.folder.checkpoints / "step_1"
+    (file,) = checkpoint.glob("*.distcp")
+    content = file.read_bytes()
+    file.write_bytes(content[:1000] + bytes([content[1000] ^ 1]) + content[1001:])
+    with pytest.raises(ValueError, match=f"'{checkpoint}' is damaged: {file.name} has other content"):
+        trainer.state.load(checkpoint)
 
 
 def test_a_run_may_go_on_for_longer_and_be_watched_otherwise(make_trainer: Callable[..., Trainer]):

@@ -31,6 +31,13 @@ def test_the_second_signal_interrupts():
         signal.raise_signal(signal.SIGINT)
 
 
+def test_another_signal_after_the_first_does_not():
+    with StopSignal().listening() as stop:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.name == "SIGINT"
+
+
 def test_former_handlers_come_back():
     former = signal.getsignal(signal.SIGINT)
     with StopSignal().listening():

@@ -1,0 +1,163 @@
+"""Count the bytes a rank sends per forward and backward pass, against the least that sharding and Ulysses can do with.
+
+On any machine, with as many processes as wanted (no network is timed, bytes are counted)::
+
+    torchrun --nproc_per_node 4 -m benchmarks.communication --sp_size 2
+
+A ring is assumed: all-gather and reduce-scatter of m bytes over n ranks send `m (n - 1) / n` from each, all-reduce
+twice that, all-to-all of m bytes `m (n - 1) / n`.
+"""
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from diffusers import HunyuanVideo15Transformer3DModel
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hyvideo.distributed.mesh import Mesh, build_mesh
+from hyvideo.distributed.process_group import process_group
+from hyvideo.models.attention import install_attention
+from hyvideo.models.parallelize import prepare_policy, shard_weights
+
+TEXT_WIDTH, GLYPH_WIDTH, TEXT_TOKENS = 32, 16, 8
+PATHS = {
+    "_allgather_base_": "weights",
+    "_reduce_scatter_base_": "weights",
+    "allreduce_": "copies",
+    "all_to_all_single": "tokens",
+    "all_gather_into_tensor": "condition",
+    "reduce_scatter_tensor": "condition",
+}
+"""Collective -> what is sent by it here."""
+
+
+class Traffic(TorchDispatchMode):
+    """Adds up the bytes this rank sends in collectives, by what is sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Sequence[type], args: tuple = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = operation(*args, **(kwargs or {}))
+        name = operation.overloadpacket.__name__
+        if operation.namespace in ("c10d", "_c10d_functional") and name in PATHS:
+            self.sent[PATHS[name]] += sent_bytes(name, args)
+        return result
+
+
+def sent_bytes(name: str, args: tuple) -> int:
+    """Return what one rank of a ring sends in a collective with these arguments."""
+    if name in ("_allgather_base_", "_reduce_scatter_base_"):  # output, input: the larger one is whole
+        sizes = sorted(tensor.nbytes for tensor in args[:2])
+        return sizes[1] - sizes[0]
+    if name == "allreduce_":
+        whole, num_ranks = sum(tensor.nbytes for tensor in args[0]), ProcessGroup.unbox(args[1]).size()
+        return 2 * whole * (num_ranks - 1) // num_ranks
+    group = torch.distributed.distributed_c10d._resolve_process_group(args[-1])
+    if name == "all_gather_into_tensor":  # of a part
+        return args[0].nbytes * (group.size() - 1)
+    return args[0].nbytes * (group.size() - 1) // group.size()
+
+
+def build_model(num_heads: int, num_layers: int) -> HunyuanVideo15Transformer3DModel:
+    """Make a small random transformer of width 16 per head."""
+    return HunyuanVideo15Transformer3DModel(
+        in_channels=9,
+        out_channels=4,
+        num_attention_heads=num_heads,
+        attention_head_dim=16,
+        num_layers=num_layers,
+        num_refiner_layers=1,
+        text_embed_dim=TEXT_WIDTH,
+        text_embed_2_dim=GLYPH_WIDTH,
+        image_embed_dim=20,
+        rope_axes_dim=(4, 6, 6),
+        task_type="t2v",
+    )
+
+
+def measure(
+    *, sp_size: int, dp_replicate: int = 1, frames: int = 4, num_layers: int = 2, recompute: bool = False
+) -> dict[str, dict[str, int]]:
+    """Return bytes counted and bytes at least needed, of each kind, for one micro-batch of one video of 4x4 patches.
+
+    Args:
+        sp_size: ranks per video.
+        dp_replicate: copies of the sharded model.
+        frames: latent frames.
+        num_layers: transformer blocks.
+        recompute: recompute blocks in the backward pass; Ulysses then sends its forward pass's bytes twice.
+    """
+    mesh = build_mesh(sp_size=sp_size, dp_replicate=dp_replicate)
+    transformer = install_attention(build_model(4, num_layers), mesh.sp_group)
+    prepare_policy(transformer, gradient_checkpointing=recompute)
+    needed = least_bytes(transformer, mesh, num_tokens=frames * 16, recompute=recompute)
+    shard_weights(transformer, mesh.weights)
+    with Traffic() as traffic:
+        _call(transformer, frames).square().mean().backward()
+    return {kind: {"counted": traffic.sent[kind], "least": least} for kind, least in needed.items()}
+
+
+def _call(transformer: HunyuanVideo15Transformer3DModel, frames: int) -> Tensor:
+    return transformer(
+        hidden_states=torch.randn(1, 9, frames, 4, 4),
+        timestep=torch.tensor([500.0]),
+        encoder_hidden_states=torch.randn(1, TEXT_TOKENS, TEXT_WIDTH),
+        encoder_attention_mask=torch.ones(1, TEXT_TOKENS, dtype=torch.bool),
+        encoder_hidden_states_2=torch.zeros(1, 0, GLYPH_WIDTH),
+        encoder_attention_mask_2=torch.zeros(1, 0, dtype=torch.bool),
+        image_embeds=torch.zeros(1, 0, 20),
+        return_dict=False,
+    )[0]
+
+
+def least_bytes(
+    transformer: HunyuanVideo15Transformer3DModel, mesh: Mesh, *, num_tokens: int, recompute: bool
+) -> dict[str, int]:
+    """Return what one rank must send in a forward and a backward pass of one video, float32.
+
+    - weights, n ranks per copy: gathered for the forward and again for the backward pass, trained ones reduced.
+    - copies, r of them: a shard's gradients all-reduced.
+    - tokens, P ranks: per block query, key, value and output change from tokens to heads or back, and their gradients.
+    - condition: per block the condition's heads are gathered, their gradients reduced; the output's tokens once.
+    """
+    config, num_ranks, sp = transformer.config, mesh.dp_shard * mesh.sp_size, mesh.sp_size
+    everything = 4 * sum(p.numel() for p in transformer.parameters())
+    trained = 4 * sum(p.numel() for p in transformer.parameters() if p.requires_grad)
+    width = config.num_attention_heads * config.attention_head_dim
+    forward_passes = 2 if recompute else 1
+    per_block = 4 * 4 * (num_tokens * width // sp) * (sp - 1) // sp
+    text = 4 * TEXT_TOKENS * width * (sp - 1) // sp
+    output = 4 * num_tokens * config.out_channels * (sp - 1) // sp
+    return {
+        "weights": (2 * everything + trained) * (num_ranks - 1) // num_ranks,
+        "copies": 2 * (trained // num_ranks) * (mesh.dp_replicate - 1) // mesh.dp_replicate,
+        "tokens": config.num_layers * per_block * (forward_passes + 1),
+        "condition": config.num_layers * text * (forward_passes + 1) + output,
+    }
+
+
+def main() -> None:
+    """Print counted and least bytes as one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in {"sp_size": 1, "dp_replicate": 1, "frames": 4, "num_layers": 2}.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--recompute", action="store_true")
+    arguments = vars(parser.parse_args())
+    with process_group(timeout_seconds=60):
+        bytes_sent = measure(**arguments)
+        if torch.distributed.get_rank() == 0:
+            print(json.dumps(bytes_sent))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Size and hash of every file of a finished checkpoint, by which damage is found before anything is read."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import TypedDict
+
+import torch.distributed as dist
+
+from hyvideo.distributed.collectives import all_or_none, gather
+
+MANIFEST = "manifest.json"
+
+
+class FileRecord(TypedDict):
+    """Size in bytes and SHA-256 of a file."""
+
+    size: int
+    sha256: str
+
+
+def hash_files(folder: Path) -> dict[str, FileRecord]:
+    """Return a record of every file in `folder` by its relative path; every rank reads a part of them."""
+    rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    own = {str(path.relative_to(folder)): _record(path) for path in _files(folder)[rank::world_size]}
+    return {name: record for part in gather(own) for name, record in part.items()}
+
+
+def write_manifest(folder: Path, records: dict[str, FileRecord]) -> None:
+    """Write what `hash_files` returned to `folder`, on disk before anything else happens."""
+    with (folder / MANIFEST).open("w") as file:
+        json.dump(records, file, indent=1, sort_keys=True)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def verify_files(folder: Path) -> None:
+    """Make sure that every file of a finished checkpoint is there and as it was written; all ranks call it.
+
+    Raises:
+        ValueError: a file is missing or differs, on any rank's part; all raise it, and it names the file.
+    """
+    with all_or_none():
+        try:
+            expected: dict[str, FileRecord] = json.loads((folder / MANIFEST).read_text())
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"'{folder}' is no finished checkpoint: its {MANIFEST} cannot be read ({error})."
+            ) from error
+        sizes = {name: (folder / name).stat().st_size if (folder / name).is_file() else None for name in expected}
+        for name, record in expected.items():
+            if sizes[name] != record["size"]:
+                found = "is missing" if sizes[name] is None else f"has {sizes[name]} bytes"
+                raise ValueError(_damaged(folder, name, f"{found}, expected {record['size']} bytes"))
+    received = hash_files(folder)
+    for name, record in expected.items():
+        if received[name]["sha256"] != record["sha256"]:
+            raise ValueError(_damaged(folder, name, "has other content than when it was written"))
+
+
+def _damaged(folder: Path, name: str, what: str) -> str:
+    return f"'{folder}' is damaged: {name} {what}. Pass an older checkpoint with --resume_from_checkpoint PATH."
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+
+
+def _record(path: Path) -> FileRecord:
+    with path.open("rb") as file:
+        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}

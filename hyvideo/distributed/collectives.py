@@ -1,0 +1,141 @@
+"""What all ranks tell each other outside of the model: agreement on values, on errors and on what only one decides.
+
+Without a process group every function is that of one rank alone, and costs nothing.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
+
+T = TypeVar("T")
+
+
+def gather(value: T) -> list[T]:
+    """Return every rank's `value`, in the order of ranks, on all of them (any small picklable value)."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[T] = [value] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+@contextmanager
+def all_or_none(*kinds: type[Exception]) -> Iterator[None]:
+    """Run a block on all ranks; an error of these kinds in any of them becomes an error of all.
+
+    Args:
+        kinds: errors to share, by default `ValueError` and `OSError`; what one rank found, others raise as the first.
+
+    Raises:
+        Exception: of the first kind: the block failed somewhere; the message names the rank unless all say the same.
+    """
+    kinds = kinds or (ValueError, OSError)
+    error: Exception | None = None
+    try:
+        yield
+    except kinds as caught:
+        error = caught
+    said = gather(error and str(error))
+    if not any(text is not None for text in said):
+        return
+    if error is not None and len(set(said)) == 1:
+        raise error
+    named = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(said) if text is not None)
+    raise kinds[0](named) from error
+
+
+def from_main(make: Callable[[], T]) -> T:
+    """Return on all ranks what `make` returns on rank 0; the others do not call it.
+
+    Raises:
+        ValueError: `make` raised a `ValueError` or `OSError`; all ranks raise it, with its message.
+    """
+    if not dist.is_initialized():
+        return make()
+    value: T | None = None
+    error: ValueError | OSError | None = None
+    if dist.get_rank() == 0:
+        try:
+            value = make()
+        except (ValueError, OSError) as caught:
+            error = caught
+    sent = [value, error and str(error)]
+    dist.broadcast_object_list(sent)
+    if sent[1] is not None:
+        raise ValueError(sent[1]) from error
+    return sent[0]
+
+
+def average_gradients(parameters: Iterable[Tensor]) -> None:
+    """Average the gradients of weights that every rank holds whole over all ranks; of sharded ones they are already."""
+    gradients = [p.grad for p in parameters if p.grad is not None and not isinstance(p, DTensor)]
+    if not dist.is_initialized() or not gradients:
+        return
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    for gradient, reduced in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(reduced.view_as(gradient))
+
+
+def require_same(facts: Mapping[str, object]) -> None:
+    """Make sure that all ranks hold the same `facts`; only their hash is sent, unless they differ.
+
+    Raises:
+        ValueError: they differ, on all ranks; it names what differs and on which rank.
+    """
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+    if len(set(gather(digest))) == 1:
+        return
+    first, *others = gather(dict(facts))
+    differing = [
+        f"{name} is {other.get(name)!r} on rank {rank}, but {first.get(name)!r} on rank 0"
+        for rank, other in enumerate(others, start=1)
+        for name in sorted({*first, *other})
+        if other.get(name) != first.get(name)
+    ]
+    raise ValueError(
+        f"the ranks were started with different settings or files: {'; '.join(differing[:5])}"
+        f"{f' ({len(differing)} differences in all)' if len(differing) > 5 else ''}. Start all with the same."
+    )
+
+
+def local_shard(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a sharded tensor (a view: writing to it changes the tensor); others are whole."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def as_shard_of(sharded: Tensor, local: Tensor) -> Tensor:
+    """Return `local` as this rank's part of a tensor that is sharded as `sharded` is."""
+    if not isinstance(sharded, DTensor):
+        return local
+    return DTensor.from_local(
+        local,
+        sharded.device_mesh,
+        sharded.placements,
+        run_check=False,
+        shape=sharded.shape,
+        stride=sharded.stride(),
+    )
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return a sharded tensor joined, on every rank (a collective); others as they are."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def own_part(sharded: Tensor, full: Tensor) -> Tensor:
+    """Return of `full`, which all ranks have, this rank's part as `sharded` is sharded (in dim 0); nothing is sent."""
+    if not isinstance(sharded, DTensor):
+        return full
+    axis = sharded.placements.index(Shard(0))
+    num_rows = -(-full.shape[0] // sharded.device_mesh.size(axis))
+    start = min(sharded.device_mesh.get_local_rank(axis) * num_rows, full.shape[0])
+    return full[start : start + num_rows]

@@ -1,0 +1,59 @@
+"""Join the processes that a launcher started into one group."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+@contextmanager
+def process_group(timeout_seconds: int) -> Iterator[None]:
+    """Be one of `WORLD_SIZE` ranks inside the block (as torchrun tells each its place); one process needs no group.
+
+    GPUs talk by NCCL, one per `LOCAL_RANK`; the CPU by gloo, beside it for small values and checkpoints.
+
+    Args:
+        timeout_seconds: how long to wait for missing ranks, and later in any collective.
+
+    Raises:
+        ValueError: a variable is missing or no number, there is no GPU for this rank, or the ranks did not meet.
+    """
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        yield
+        return
+    missing = [name for name in LAUNCHER_VARIABLES if name not in os.environ]
+    if missing:
+        raise ValueError(
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {', '.join(missing)} is not set: start the ranks with "
+            "torchrun (run_post_train.sh does), or unset WORLD_SIZE for one process."
+        )
+    place = {name: os.environ[name] for name in LAUNCHER_VARIABLES}
+    wrong = [name for name in LAUNCHER_VARIABLES if name != "MASTER_ADDR" and not place[name].isdecimal()]
+    if wrong:
+        raise ValueError(f"{wrong[0]} must be a whole number; received {place[wrong[0]]!r} from the environment.")
+    backend = "gloo"
+    if torch.cuda.is_available():
+        backend, local_rank = "cpu:gloo,cuda:nccl", int(place["LOCAL_RANK"])
+        if local_rank >= torch.cuda.device_count():
+            raise ValueError(
+                f"LOCAL_RANK is {local_rank}, but this machine shows {torch.cuda.device_count()} GPU(s): start at most "
+                "one process per GPU (NPROC_PER_NODE)."
+            )
+        torch.cuda.set_device(local_rank)
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+    except (dist.DistError, RuntimeError, OSError) as error:
+        cause = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(
+            f"rank {place['RANK']} of {place['WORLD_SIZE']} could not meet the others at "
+            f"{place['MASTER_ADDR']}:{place['MASTER_PORT']} within {timeout_seconds} s: {cause} Check that all ranks "
+            "were started and reach that address, and that its port is free on the first machine (MASTER_PORT chooses "
+            "it)."
+        ) from error
+    yield
+    dist.destroy_process_group()

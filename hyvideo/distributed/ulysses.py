@@ -1,0 +1,87 @@
+"""Sequence parallel as Ulysses does it: tokens are split between ranks, and heads while a block attends.
+
+Outside of attention a rank has `S / P` of the video's S tokens (padded to a multiple of P at the end) and all N heads;
+inside it has all tokens and `N / P` heads. Tokens of the condition are few: every rank has all of them, and in
+attention its own heads.
+
+Every rank of the group computes the same loss from the same whole output. Then a gradient summed over the group is
+the true one: `gather_tokens` hands each rank its own tokens' part of the loss's gradient, and `gather_heads_of_all`
+sums the parts of it that the ranks' heads have found.
+"""
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed import _functional_collectives as functional
+
+
+def shard_tokens(tokens: Tensor, group: ProcessGroup) -> Tensor:
+    """Return this rank's `[B, ceil(S / P), D]` of `tokens` `[B, S, D]`; zeros where S does not divide by P."""
+    num_local = -(-tokens.shape[1] // group.size())
+    start = group.rank() * num_local
+    own = tokens[:, start : start + num_local]
+    return F.pad(own, (0, 0, 0, num_local - own.shape[1]))
+
+
+def gather_tokens(tokens: Tensor, num_tokens: int, group: ProcessGroup) -> Tensor:
+    """Join the ranks' `[B, S / P, D]` to `[B, S, D]`, S = `num_tokens`; the inverse of `shard_tokens`.
+
+    Its gradient is this rank's part of the output's gradient, which all ranks have whole.
+    """
+    return _GatherTokens.apply(tokens, group)[:, :num_tokens]
+
+
+class _GatherTokens(torch.autograd.Function):
+    """All-gather of dim 1 whose backward takes the own part, without communication."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, tokens: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.rank, ctx.num_local = group.rank(), tokens.shape[1]
+        parts = functional.all_gather_single(tokens.contiguous(), 0, group).unflatten(0, (group.size(), -1))
+        return parts.transpose(0, 1).flatten(1, 2)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.narrow(1, ctx.rank * ctx.num_local, ctx.num_local), None
+
+
+def tokens_to_heads(tensors: Tensor, num_tokens: int, group: ProcessGroup) -> Tensor:
+    """Exchange own tokens with all heads for all tokens with own heads.
+
+    Args:
+        tensors: `[T, B, S / P, N, D]`: T tensors (query, key, value) sent together.
+        num_tokens: S; what lies behind is padding and is cut.
+        group: P ranks; P divides N.
+
+    Returns:
+        `[T, B, S, N / P, D]`.
+    """
+    num_ranks = group.size()
+    by_rank = tensors.unflatten(3, (num_ranks, -1)).movedim(3, 0).contiguous()  # [P, T, B, S / P, N / P, D]
+    received = functional.all_to_all_single_autograd(by_rank, None, None, group)
+    return received.movedim(0, 2).flatten(2, 3)[:, :, :num_tokens]
+
+
+def heads_to_tokens(tensor: Tensor, group: ProcessGroup) -> Tensor:
+    """Exchange all tokens with own heads `[B, S, N / P, D]` for own tokens with all heads `[B, ceil(S / P), N, D]`."""
+    num_ranks = group.size()
+    padded = F.pad(tensor, (0, 0, 0, 0, 0, -tensor.shape[1] % num_ranks))
+    by_rank = padded.unflatten(1, (num_ranks, -1)).movedim(1, 0).contiguous()  # [P, B, S / P, N / P, D]
+    received = functional.all_to_all_single_autograd(by_rank, None, None, group)
+    return received.movedim(0, 2).flatten(2, 3)
+
+
+def own_heads(tensor: Tensor, group: ProcessGroup) -> Tensor:
+    """Return this rank's `[B, S, N / P, D]` of a tensor `[B, S, N, D]` that all ranks have."""
+    return tensor.chunk(group.size(), dim=2)[group.rank()]
+
+
+def gather_heads_of_all(tensor: Tensor, group: ProcessGroup) -> Tensor:
+    """Join the ranks' heads `[B, S, N / P, D]` to `[B, S, N, D]`; the inverse of `own_heads`.
+
+    Its gradient is the sum over ranks of the gradients of the own heads: what follows is computed by all ranks, but
+    each finds only the part of the gradient that passes through its own heads and tokens.
+    """
+    parts = functional.all_gather_single_autograd(tensor.contiguous(), 0, group).unflatten(0, (group.size(), -1))
+    return parts.movedim(0, 2).flatten(2, 3)

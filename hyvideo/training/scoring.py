@@ -1,0 +1,57 @@
+"""Score videos over ranks: each video once, and every rank learns all scores."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hyvideo.distributed.collectives import all_or_none, gather
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.models.reward_models.registry import RewardFailureError
+from hyvideo.models.reward_models.rewards import Scores, WeightedReward
+from hyvideo.models.reward_models.scoring import Scoring
+
+
+def share_to_score(num_videos: int, mesh: Mesh) -> range:
+    """Return which of `num_videos` videos, that the ranks of one data-parallel rank share, this one scores."""
+    return range(*(place * num_videos // mesh.sp_size for place in (mesh.sp_rank, mesh.sp_rank + 1)))
+
+
+def score_over_ranks(
+    reward: WeightedReward, videos: Tensor, texts: Sequence[str], mesh: Mesh, scoring: Scoring | None = None
+) -> tuple[Scores | None, list[Scores]]:
+    """Score this data-parallel rank's videos; the ranks that share them score a part each.
+
+    Args:
+        reward: scores videos `[B, F, H, W, 3]` for B texts.
+        videos: the same on all ranks of one data-parallel rank.
+        texts: their prompts.
+        mesh: who shares what.
+        scoring: has this rank's share of the videos already, where they are scored while others are sampled.
+
+    Returns:
+        The scores of these videos (None when there are none), and those of every data-parallel rank that has some.
+
+    Raises:
+        RewardFailureError: the reward failed on a rank; all raise it.
+    """
+    own = share_to_score(len(texts), mesh)
+    with all_or_none(RewardFailureError, RuntimeError):
+        if scoring is not None:
+            part = reward.finish(scoring)
+        else:
+            part = reward(videos[own.start : own.stop], texts[own.start : own.stop]) if own else None
+    if mesh.world_size == 1:
+        return part, [part]
+    parts = gather(part)
+    joined = [join_scores([parts[rank] for rank in mesh.ranks_of(dp_rank)]) for dp_rank in range(mesh.dp_size)]
+    return joined[mesh.dp_rank], [scores for scores in joined if scores is not None]
+
+
+def join_scores(parts: Sequence[Scores | None]) -> Scores | None:
+    """Join scores of consecutive videos; parts without videos are None, and so is the result when all are."""
+    present = [part for part in parts if part is not None]
+    if not present:
+        return None
+    metrics = {name: torch.cat([part.metrics[name] for part in present]) for name in present[0].metrics}
+    return Scores(metrics, torch.cat([part.total for part in present]))

@@ -1,0 +1,206 @@
+"""What goes wrong on one rank stops all, with one message; what only one is told, all do."""
+
+import dataclasses
+import os
+import resource
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hyvideo.checkpoint.train_state import SaveError, checkpoints_of, latest_checkpoint
+from hyvideo.distributed.collectives import gather
+from hyvideo.distributed.mesh import build_mesh
+from hyvideo.distributed.process_group import process_group
+from hyvideo.training.update import NonFiniteUpdateError
+from tests.support.ranks import free_port, rank_environment, run_on_ranks
+from tests.support.training import arguments, trainer_of
+
+SMALL = {"num_generations": 2, "batch_size": 1, "grpo_sampling_steps": 2, "max_steps": 2, "enable_fsdp": True}
+Message = str | None
+
+
+def message_of(kind: type[Exception], action: Callable[[], object]) -> Message:
+    """What an action that must fail says; None when it does not."""
+    try:
+        action()
+    except kind as error:
+        return str(error)
+    return None
+
+
+def refusals(runs: dict[str, list[list[str]]]) -> dict[str, Message]:
+    """Build the trainer of every run, each rank with its own command line; return why it was refused."""
+    rank = build_mesh().rank
+    return {name: message_of(ValueError, lambda argv=argvs[rank]: trainer_of(argv)) for name, argvs in runs.items()}
+
+
+def test_what_differs_between_ranks_is_named_on_all(tmp_path: Path, root_of_four_heads: Path, prompts_csv: Path):
+    other = tmp_path / "other.csv"
+    other.write_text("prompt\nsomething else\n")
+    copy = tmp_path / "prompts.csv"
+    copy.write_bytes(prompts_csv.read_bytes())
+
+    def run(csv: Path = prompts_csv, **settings: Any) -> list[str]:
+        return arguments(root_of_four_heads, csv, tmp_path / "run", **{**SMALL, **settings})
+
+    runs = {
+        "settings": [run(), run(eta=0.4, sp_size=2, num_generations=1)],
+        "world size": [run(sp_size=3), run(sp_size=3)],
+        "file": [run(), run(tmp_path / "missing.csv")],
+        "path": [run(prompts_csv), run(copy)],
+    }
+    first, second = run_on_ranks(2, refusals, runs)
+    assert first == second
+    assert first["settings"].startswith("rank 1: the configuration cannot run on 2 rank(s)")
+    assert "world size 2 is not divisible by sp_size 3" in first["world size"]
+    assert not first["world size"].startswith("rank")
+    assert "rank 1: " in first["file"]
+    assert "there is no file" in first["file"]
+    assert "train_video_csv is" in first["path"]
+    assert not (tmp_path / "run").exists()
+
+
+def differing_content(argv: list[str], csv: str) -> Message:
+    """Build a trainer whose prompt file is another on rank 1's machine."""
+    if build_mesh().rank == 1:
+        Path(f"{csv}.other").write_text("prompt\na green cross\n")
+        os.chdir(Path(csv).parent / "elsewhere")
+    else:
+        os.chdir(Path(csv).parent)
+    return message_of(ValueError, lambda: trainer_of(argv))
+
+
+def test_prompt_files_of_one_name_and_other_content_are_found(tmp_path: Path, root_of_four_heads: Path):
+    (tmp_path / "elsewhere").mkdir()
+    for folder, prompt in ((tmp_path, "a red circle"), (tmp_path / "elsewhere", "a green cross")):
+        (folder / "prompts.csv").write_text(f"prompt\n{prompt}\n")
+    argv = arguments(root_of_four_heads, Path("prompts.csv"), tmp_path / "run", **SMALL)
+    first, second = run_on_ranks(2, differing_content, argv, str(tmp_path / "prompts.csv"))
+    assert first == second
+    assert "the content of prompts.csv is" in first
+    assert "eta" not in first
+
+
+def fail(videos: torch.Tensor, prompts: list[str]) -> None:
+    """Be a reward that breaks."""
+    raise RuntimeError("the server is gone")
+
+
+def failures(argvs: dict[str, list[str]]) -> dict[str, Any]:
+    """Runs in which something happens on rank 1 alone; return what each ended with on this rank."""
+    second = build_mesh().rank == 1
+    ended: dict[str, Any] = {}
+
+    trainer = trainer_of(argvs["stop"])
+    if second:
+        report = trainer._report
+        trainer._report = lambda row: (report(row), signal.raise_signal(signal.SIGTERM))
+    trainer.train()
+    ended["stop"] = trainer.state.step
+
+    trainer = trainer_of(argvs["not finite"])
+    if second:
+        collect = trainer._collect
+        trainer._collect = lambda: dataclasses.replace(
+            trajectory := collect(), advantages=torch.full_like(trajectory.advantages, float("nan"))
+        )
+    ended["not finite"] = message_of(NonFiniteUpdateError, trainer.train)
+
+    trainer = trainer_of(argvs["reward"])
+    if second:
+        trainer.reward = fail
+    ended["reward"] = message_of(RuntimeError, trainer.train)
+
+    for name in ("full disk", "full disk beside training"):
+        trainer = trainer_of(argvs[name])
+        trainer.config.run.max_steps = 1
+        trainer.train()
+        trainer.config.run.max_steps = 2
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if second:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+        ended[name] = message_of(SaveError, trainer.train)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    return ended
+
+
+def test_a_signal_a_loss_or_a_full_disk_on_one_rank_is_an_end_of_all(
+    tmp_path: Path, root_of_four_heads: Path, prompts_csv: Path
+):
+    def argv(name: str, **settings: Any) -> list[str]:
+        return arguments(root_of_four_heads, prompts_csv, tmp_path / name, **{**SMALL, **settings})
+
+    names = ("stop", "not finite", "reward", "full disk", "full disk beside training")
+    argvs = {name: argv(name, async_save="beside" in name, max_steps=2 + 98 * (name == "stop")) for name in names}
+    first, second = run_on_ranks(2, failures, argvs)
+    assert first == second
+    assert first["stop"] == 1
+    assert latest_checkpoint(tmp_path / "stop" / "checkpoints").name == "step_1"
+    assert "Update 1" in first["not finite"]
+    assert "not finite" in first["not finite"]
+    assert first["reward"] == "rank 1: the server is gone"
+    for name in names[3:]:
+        checkpoints = tmp_path / name / "checkpoints"
+        assert first[name].startswith(f"Cannot save '{checkpoints / 'step_2'}'")
+        assert "could not be written to its end; is the disk full" in first[name]
+        assert "Earlier checkpoints are intact" in first[name]
+        assert [path.name for path in checkpoints_of(checkpoints)] == ["step_1"]
+        assert sorted(path.name for path in checkpoints.iterdir()) == ["latest", "step_1"]
+
+
+def join(environment: dict[str, str], timeout_seconds: int) -> Message:
+    """Join a process group with the variables of a launcher."""
+    os.environ |= environment
+
+    def enter() -> None:
+        with process_group(timeout_seconds):
+            gather(1)
+
+    return message_of(ValueError, enter)
+
+
+def test_a_missing_rank_is_waited_for_and_named():
+    port = free_port()
+    (message,) = run_on_ranks(1, join, rank_environment(0, 2, port), 2)
+    assert message.startswith(f"rank 0 of 2 could not meet the others at 127.0.0.1:{port} within 2 s")
+    assert "1/2 clients joined" in message
+
+
+def test_a_port_in_use_is_named():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        (message,) = run_on_ranks(1, join, rank_environment(0, 2, port), 2)
+    assert f"127.0.0.1:{port}" in message
+    assert "MASTER_PORT chooses it" in message
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"RANK": "first"}, "RANK must be a whole number; received 'first'"),
+        ({"MASTER_PORT": ""}, "MASTER_PORT must be a whole number; received ''"),
+    ],
+)
+def test_a_launchers_variable_that_is_no_number_is_named(monkeypatch, change: dict[str, str], expected: str):
+    for name, value in {**rank_environment(0, 2, 1), **change}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=expected), process_group(1):
+        pass
+
+
+def test_a_world_size_without_a_launcher_is_explained(monkeypatch):
+    for name in rank_environment(0, 2, 1):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with (
+        pytest.raises(ValueError, match="RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT is not set.*torchrun"),
+        process_group(1),
+    ):
+        pass

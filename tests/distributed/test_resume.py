@@ -1,0 +1,183 @@
+"""Checkpoints of several ranks: bit for bit for as many, within rounding for another number, whole or not there."""
+
+import contextlib
+import json
+import random
+import shutil
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+
+from hyvideo.checkpoint.manifest import verify_files
+from hyvideo.checkpoint.train_state import checkpoints_of, latest_checkpoint, load_tensors
+from tests.support.command_line import Command, CommandLine
+from tests.support.ranks import free_port, rank_environment, run_on_ranks
+from tests.support.training import arguments, trainer_of
+
+SMALL = {
+    "enable_fsdp": True,
+    "num_generations": 2,
+    "batch_size": 1,
+    "grpo_sampling_steps": 2,
+    "rollout_micro_batch_size": 1,
+    "mini_batch_size_per_update": 1,
+    "learning_rate": 1e-4,
+    "save_interval": 2,
+    "max_steps": 4,
+    "keep_last": 20,
+}
+"""Two videos per round on two ranks; policy and anchor differ from the second update on."""
+
+
+def train_all(runs: list[list[str]]) -> None:
+    """Train several runs one after another."""
+    for argv in runs:
+        trainer_of(argv).train()
+
+
+def tensors_of(checkpoint: Path) -> dict[str, Tensor]:
+    """Every tensor of a checkpoint, whole."""
+    stored = dcp.FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+    groups: dict[str, dict[str, Tensor]] = {}
+    for key, entry in stored.items():
+        group, _, name = key.partition(".")
+        groups.setdefault(group, {})[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
+    load_tensors(checkpoint, groups)
+    return {f"{group}.{name}": tensor for group, named in groups.items() for name, tensor in named.items()}
+
+
+def rows_of(run: Path) -> list[dict[str, float]]:
+    """Everything logged but the times."""
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
+
+
+def assert_identical(received: Path, expected: Path) -> None:
+    """Compare two runs' last checkpoints and their logs, bit for bit."""
+    assert rows_of(received) == rows_of(expected)
+    mine, theirs = (tensors_of(latest_checkpoint(run / "checkpoints")) for run in (received, expected))
+    assert mine.keys() == theirs.keys()
+    assert [name for name in mine if not torch.equal(mine[name], theirs[name])] == []
+
+
+def largest_error(received: Path, expected: Path) -> float:
+    """Largest relative error of a weight, of the policy or its anchor, in two checkpoints."""
+    mine, theirs = tensors_of(received), tensors_of(expected)
+    names = [name for name in theirs if name.startswith(("policy.", "anchor."))]
+    assert names
+    return max(float((mine[name] - theirs[name]).norm() / theirs[name].norm()) for name in names if theirs[name].any())
+
+
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory: pytest.TempPathFactory, root_of_four_heads: Path, prompts_csv: Path):
+    """Command line of a run in the folder of a name, which is returned too."""
+    folder = tmp_path_factory.mktemp("runs")
+
+    def make(name: str, **settings: Any) -> tuple[Path, list[str]]:
+        return folder / name, arguments(root_of_four_heads, prompts_csv, folder / name, **{**SMALL, **settings})
+
+    return make
+
+
+def test_two_ranks_go_on_bit_for_bit_and_other_numbers_of_ranks_within_rounding(run_of):
+    whole, argv_whole = run_of("whole", async_save=True)
+    parts, argv_first = run_of("parts", max_steps=2)
+    argv_then = run_of("parts", resume_from_checkpoint="latest", async_save=True)[1]
+    split, argv_split = run_of("split", sp_size=2, batch_size=2)
+    lora = {"use_lora": True, "max_steps": 2}
+    adapter, argv_lora = run_of("adapter", **lora)
+    run_on_ranks(2, train_all, [argv_whole, argv_first, argv_then, argv_split, argv_lora])
+    assert_identical(parts, whole)
+    assert [path.name for path in checkpoints_of(whole / "checkpoints")] == ["step_2", "step_4"]
+    assert (adapter / "checkpoints" / "step_2" / "lora" / "pytorch_lora_weights.safetensors").is_file()
+
+    alone, argv_alone = run_of("alone", batch_size=2, resume_from_checkpoint=split / "checkpoints" / "step_2")
+    fewer, argv_fewer = run_of("fewer", batch_size=2, resume_from_checkpoint=whole / "checkpoints" / "step_2")
+    run_on_ranks(1, train_all, [argv_alone, argv_fewer])
+    errors = {
+        "sp 2 -> 1": largest_error(alone / "checkpoints" / "step_4", split / "checkpoints" / "step_4"),
+        "dp 2 -> 1": largest_error(fewer / "checkpoints" / "step_4", whole / "checkpoints" / "step_4"),
+    }
+    print(errors)
+    assert max(errors.values()) <= 1e-5, errors
+
+
+@pytest.mark.slow
+def test_four_ranks_shrink_to_two_within_rounding(run_of):
+    four, argv_four = run_of("four", dp_replicate=2, batch_size=2)
+    run_on_ranks(4, train_all, [argv_four])
+    two, argv_two = run_of("two", batch_size=4, resume_from_checkpoint=four / "checkpoints" / "step_2")
+    run_on_ranks(2, train_all, [argv_two])
+    error = largest_error(two / "checkpoints" / "step_4", four / "checkpoints" / "step_4")
+    print(f"4 -> 2: {error:.1e}")
+    assert error <= 1e-5
+
+
+def start_ranks(command_line: CommandLine, world_size: int, argv: list[str]) -> list[Command]:
+    """Start `post_train.py argv...` on several ranks, as a launcher does."""
+    port = free_port()
+    return [
+        command_line.start("post_train.py", argv, rank_environment(rank, world_size, port))
+        for rank in range(world_size)
+    ]
+
+
+def folders_of(checkpoints: Path) -> set[tuple[str, int]]:
+    """Names and identities of checkpoints, finished or not; some may vanish while they are listed."""
+    found = set()
+    for path in checkpoints.glob("step_*"):
+        with contextlib.suppress(FileNotFoundError):
+            found.add((path.name, path.stat().st_ino))
+    return found
+
+
+def kill_at_random(ranks: list[Command], checkpoints: Path, chance: random.Random) -> str:
+    """Kill -9 one rank at a random moment, about every second time during a save; then the rest, as a launcher does."""
+    before = folders_of(checkpoints)
+    ending = chance.choice((".partial", ""))  # of the folder that appears first
+    while all(rank.is_alive() for rank in ranks):
+        if any(name.endswith(ending) for name, _ in folders_of(checkpoints) - before):
+            break
+        time.sleep(0.002)
+    time.sleep(chance.random() * (0.1 if ending else 1.0))
+    chance.shuffle(ranks)
+    for rank in ranks:
+        rank.kill()
+    for rank in ranks:
+        rank.wait()
+    return "during a save" if any(path.suffix == ".partial" for path in checkpoints.glob("step_*")) else "between saves"
+
+
+@pytest.mark.parametrize("num_kills", [2, pytest.param(30, marks=pytest.mark.slow)])
+def test_a_run_whose_ranks_are_killed_ends_as_the_uninterrupted_one(run_of, command_line: CommandLine, num_kills: int):
+    settings = {"save_interval": 1, "keep_last": 2, "max_steps": 2 * num_kills + 2, "use_lora": True}
+    whole, argv_whole = run_of(f"uninterrupted{num_kills}", **settings)
+    run_on_ranks(2, train_all, [argv_whole])
+
+    killed, argv = run_of(f"killed{num_kills}", resume_from_checkpoint="latest", **settings)
+    chance, moments = random.Random(num_kills), Counter()
+    for _ in range(num_kills):
+        moments[kill_at_random(start_ranks(command_line, 2, argv), killed / "checkpoints", chance)] += 1
+        if (good := latest_checkpoint(killed / "checkpoints")) is not None:
+            verify_files(good)
+    finished = [rank.wait() for rank in start_ranks(command_line, 2, argv)]
+    assert [rank.status for rank in finished] == [0, 0], finished
+    print(f"killed {dict(moments)}")
+    assert_identical(killed, whole)
+
+
+def test_when_one_rank_dies_the_other_ends_too(run_of, command_line: CommandLine):
+    run, argv = run_of("orphan", max_steps=1000, save_interval=0)
+    ranks = start_ranks(command_line, 2, argv)
+    metrics = run / "metrics.jsonl"
+    ranks[1].signal_when(signal.SIGKILL, lambda: metrics.exists() and metrics.read_text())
+    assert ranks[1].wait().status == -signal.SIGKILL
+    assert ranks[0].wait().status == 1
+    shutil.rmtree(run)

@@ -1,0 +1,233 @@
+"""Training over ranks equals training in one process: rollouts, log-probabilities, losses, gradients and weights."""
+
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hyvideo.config.schema import Config
+from hyvideo.distributed.collectives import gather, whole
+from hyvideo.models.loading import load_transformer
+from hyvideo.models.parallelize import lora_config, prepare_policy, save_lora, trainable_parameters
+from hyvideo.training.optimizer import Muon
+from hyvideo.training.trainer import Trainer
+from tests.support.ranks import run_on_ranks
+from tests.support.training import arguments, trainer_of
+
+TOLERANCE = 1e-5
+"""Largest relative error, float32. (The refiner's key bias, whose true gradient is 0, is frozen.)"""
+
+SENSITIVE = {"rewards": 1e-2, "kl": 1e-3}
+"""Tolerances of what magnifies rounding: in 32x32 pixels of 8 bits the last bit of a latent may turn a pixel; the KL is
+a difference of means that are nearly equal, squared and divided by a small variance."""
+
+NUM_VIDEOS = 4
+RUN = {
+    "grpo_sampling_steps": 3,
+    "max_steps": 3,
+    "update_ref_model_step": 2,
+    "kl_weight": 0.1,
+    "learning_rate": 1e-4,
+}
+
+METHODS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "guidance": {"cfg_scale": 3.0, "validation_interval": 2, "validation_num_videos": 3},
+    "lora": {
+        "use_lora": True,
+        "lora_r": 2,
+        "lora_alpha": 4,
+        "pretrained_lora_path": True,
+        "kl_compute_mode": "training_phase",
+    },
+    "lora, fixed anchor": {"use_lora": True, "use_moving_KL": False},
+    "muon": {"use_muon": True},
+}
+
+FSDP = {"enable_fsdp": True}
+SP_2 = {**FSDP, "sp_size": 2, "batch_size": 4}
+ALL_BUT_ATTENTION = {"enable_gradient_checkpointing": True, "activation_checkpointing": "selective"}
+
+Cases = dict[str, tuple[str, dict[str, Any]]]
+TWO_RANKS: Cases = {
+    "dp": ("full", {**FSDP, "batch_size": 2}),
+    "sp, guidance, blocks recomputed": ("guidance", {**SP_2, "enable_gradient_checkpointing": True}),
+    "sp, fresh adapter with a fixed anchor": ("lora, fixed anchor", SP_2),
+    "dp, muon": ("muon", {**FSDP, "batch_size": 2}),
+}
+FOUR_RANKS: Cases = {
+    "groups over ranks": ("full", {**FSDP, "batch_size": 1}),
+    "dp x sp, weights whole": ("lora", {"sp_size": 2, "batch_size": 2}),
+    "copies x sp, all but attention recomputed": (
+        "guidance",
+        {**FSDP, "dp_replicate": 2, "sp_size": 2, "batch_size": 2, **ALL_BUT_ATTENTION},
+    ),
+}
+MORE_ON_TWO: Cases = {
+    "dp, weights kept": ("full", {**FSDP, "batch_size": 2, "reshard_after_forward": False}),
+    "dp, weights whole": ("full", {"batch_size": 2}),
+    "dp, weights in host memory": (
+        "full",
+        {**FSDP, "batch_size": 2, "cpu_offload": True, "reference_mode_offload": True},
+    ),
+    "sp": ("full", SP_2),
+    "dp, lora": ("lora", {**FSDP, "batch_size": 2}),
+}
+MORE_ON_FOUR: Cases = {
+    "dp x sp": ("full", {**SP_2, "batch_size": 2}),
+    "copies": ("full", {**FSDP, "dp_replicate": 2, "batch_size": 1}),
+    "sp": ("lora", {**SP_2, "sp_size": 4}),
+    "copies, muon": ("muon", {**FSDP, "dp_replicate": 2, "batch_size": 1}),
+}
+
+
+class Recording:
+    """Everything a run computed: this rank's rollouts, and gradients and weights joined over ranks."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.rows: list[dict[str, float]] = []
+        self.trajectories: list[dict[str, Tensor]] = []
+        self.gradients: list[dict[str, Tensor]] = []
+        self._trainer = trainer
+        for optimizer in trainer.state.optimizers:
+            optimizer.register_step_pre_hook(self._keep_gradients)
+            if isinstance(optimizer, Muon):
+                optimizer.iteration_dtype = torch.float32  # bfloat16 would turn a last bit into 1 %
+        collect, report = trainer._collect, trainer._report
+
+        def keep_trajectory() -> Any:
+            trajectory = collect()
+            rollout = trajectory.rollout
+            self.trajectories.append(
+                {"latents": rollout.latents, "log_probs": rollout.log_probs, "advantages": trajectory.advantages}
+            )
+            return trajectory
+
+        def keep_row(row: dict[str, float]) -> None:
+            self.rows.append(dict(row))
+            report(row)
+
+        trainer._collect, trainer._report = keep_trajectory, keep_row
+        self._names = {parameter: name for name, parameter in self._parameters().items()}
+        trainer.train()
+        self.weights = {name: whole(p.detach()).clone() for name, p in self._parameters().items()}
+
+    def _parameters(self) -> dict[str, nn.Parameter]:
+        return trainable_parameters(self._trainer.state.transformer)
+
+    def _keep_gradients(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if optimizer is self._trainer.state.optimizers[0]:
+            gradients = {name: whole(p.grad).clone() for name, p in self._parameters().items()}
+            self.gradients.append(gradients)
+
+
+def record_alone(argv: list[str], path: str) -> None:
+    """Run in one process and keep what it computed in a file."""
+    recording = Recording(trainer_of(argv))
+    content = {name: getattr(recording, name) for name in ("rows", "trajectories", "gradients", "weights")}
+    torch.save(content, path)
+
+
+def relative(received: Tensor, expected: Tensor) -> float:
+    """Norm of the difference over the norm of what is expected."""
+    scale = float(expected.double().norm())
+    error = float((received.double() - expected.double()).norm())
+    return error / scale if scale else error
+
+
+def compare(argv: list[str], path: str) -> dict[str, float]:
+    """Run over the ranks; return the largest error of each kind against the run in the file, over all ranks."""
+    trainer = trainer_of(argv)
+    received, expected = Recording(trainer), torch.load(path)
+    own = trainer.layout.positions(trainer.mesh.dp_rank)
+    errors = {
+        name: max(
+            relative(r[name], e[name][own])
+            for r, e in zip(received.trajectories, expected["trajectories"], strict=True)
+        )
+        for name in ("latents", "log_probs", "advantages")
+    }
+    pairs = list(zip(received.gradients, expected["gradients"], strict=True))
+    assert all(r.keys() == e.keys() for r, e in pairs)
+    errors["gradients"] = max(relative(r[name], e[name]) for r, e in pairs for name in e)
+    errors["weights"] = max(relative(received.weights[name], value) for name, value in expected["weights"].items())
+    rows = list(zip(received.rows, expected["rows"], strict=True))
+    assert all(r.keys() == e.keys() for r, e in rows)
+    kinds = {"losses": ("loss/", "grad_norm"), "kl": ("kl/",), "rewards": ("reward/", "valid/")}
+    for kind, prefixes in kinds.items():
+        errors[kind] = max(
+            abs(r[name] - e[name]) / max(abs(e[name]), 0.1)  # losses are means of terms of size 1 that cancel
+            for r, e in rows
+            for name in e
+            if name.startswith(prefixes)
+        )
+    return {name: max(others) for name, others in ((name, [e[name] for e in gather(errors)]) for name in errors)}
+
+
+def compare_all(cases: dict[str, tuple[list[str], str]]) -> dict[str, dict[str, float]]:
+    """Compare several runs in one launch."""
+    return {name: compare(argv, path) for name, (argv, path) in cases.items()}
+
+
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory: pytest.TempPathFactory, root_of_four_heads: Path, prompts_csv: Path):
+    """Command line of a run of a method, in a folder of its own."""
+    folder, number = tmp_path_factory.mktemp("runs"), count()
+    transformer = load_transformer(root_of_four_heads)
+    prepare_policy(
+        transformer, gradient_checkpointing=False, lora=lora_config(2, 4, 0.0, Config().model.lora_target_modules)
+    )
+    for i, parameter in enumerate(trainable_parameters(transformer).values()):
+        nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(i))
+    save_lora(transformer, folder / "adapter")
+
+    def argv(method: str, **settings: Any) -> list[str]:
+        chosen = {**RUN, **METHODS[method], **settings}
+        if chosen.get("pretrained_lora_path"):
+            chosen["pretrained_lora_path"] = folder / "adapter"
+        return arguments(root_of_four_heads, prompts_csv, folder / f"{next(number)}", **chosen)
+
+    return argv
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory, run_of):
+    """File of the single-process run of every method, made when asked for."""
+    folder = tmp_path_factory.mktemp("alone")
+
+    def path_of(method: str) -> str:
+        path = folder / f"{method}.pt"
+        if not path.exists():
+            argv = run_of(method, batch_size=NUM_VIDEOS)
+            run_on_ranks(1, record_alone, argv, str(path))
+        return str(path)
+
+    return path_of
+
+
+@pytest.mark.parametrize(
+    ("world_size", "cases"),
+    [
+        pytest.param(2, TWO_RANKS, id="2 ranks"),
+        pytest.param(4, FOUR_RANKS, id="4 ranks"),
+        pytest.param(2, MORE_ON_TWO, id="more on 2", marks=pytest.mark.slow),
+        pytest.param(4, MORE_ON_FOUR, id="more on 4", marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_compute_what_one_process_computes(world_size: int, cases: Cases, run_of, recorded):
+    runs = {name: (run_of(method, **settings), recorded(method)) for name, (method, settings) in cases.items()}
+    first, *others = run_on_ranks(world_size, compare_all, runs)
+    assert all(other == first for other in others)
+    for name, errors in first.items():
+        print(f"{world_size} ranks, {name}: {', '.join(f'{kind} {error:.1e}' for kind, error in errors.items())}")
+    assert first.keys() == cases.keys()
+    too_large = {
+        f"{name}: {kind}": error
+        for name, errors in first.items()
+        for kind, error in errors.items()
+        if not error <= SENSITIVE.get(kind, TOLERANCE)
+    }
+    assert too_large == {}

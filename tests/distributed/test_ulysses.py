@@ -1,0 +1,127 @@
+"""Sequence parallel: the transformer's output and every gradient on 2 and 4 ranks are those of one process."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from diffusers import HunyuanVideo15Transformer3DModel
+from torch import Tensor
+
+from hyvideo.distributed.collectives import gather
+from hyvideo.distributed.mesh import build_mesh
+from hyvideo.models.attention import install_attention
+from hyvideo.models.parallelize import compile_blocks, prepare_policy
+from tests.support.ranks import run_on_ranks
+from tests.support.tiny_model import GLYPH_WIDTH, IMAGE_WIDTH, LATENT_CHANNELS, TEXT_WIDTH, build_transformer
+
+NUM_HEADS = 4
+GRIDS = {"24 tokens": (3, 2, 4), "15 tokens": (3, 1, 5), "3 tokens": (1, 1, 3)}
+"""Latent frames, height and width: tokens that divide by the ranks, that do not, and fewer than 4 ranks."""
+
+CONDITIONS = {
+    "one prompt": {"text": [7], "glyph": [0]},
+    "prompts of three lengths": {"text": [7, 20, 3], "glyph": [4, 0, 9]},
+    "guidance": {"text": [9, 9, 2, 2], "glyph": [3, 0, 0, 0]},
+    "a start image": {"text": [7, 20], "glyph": [0, 6], "image": True},
+}
+
+
+def call_of(grid: tuple[int, int, int], text: list[int], glyph: list[int], image: bool = False) -> dict[str, Any]:
+    """What the pipeline would call the transformer with, padded to the longest row."""
+    generator = torch.Generator().manual_seed(0)
+    batch = len(text)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    def mask(lengths: list[int]) -> Tensor:
+        return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+
+    return {
+        "hidden_states": normal(batch, 2 * LATENT_CHANNELS + 1, *grid),
+        "timestep": torch.linspace(20.25, 900.5, batch),
+        "encoder_hidden_states": normal(batch, max(text), TEXT_WIDTH),
+        "encoder_attention_mask": mask(text),
+        "encoder_hidden_states_2": normal(batch, max(glyph), GLYPH_WIDTH),
+        "encoder_attention_mask_2": mask(glyph),
+        "image_embeds": normal(batch, 6, IMAGE_WIDTH) * image,
+        "return_dict": False,
+    }
+
+
+def output_and_gradients(transformer: HunyuanVideo15Transformer3DModel, call: dict[str, Any]) -> dict[str, Tensor]:
+    """The video output, and the gradient of a loss over all of it with respect to every parameter it reaches."""
+    transformer.zero_grad()
+    output = transformer(**call)[0]
+    weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(1))
+    (output * weights).sum().backward()
+    gradients = {name: p.grad.clone() for name, p in transformer.named_parameters() if p.grad is not None}
+    return {"output": output.detach(), **gradients}
+
+
+def largest_errors(sp_size: int) -> dict[str, tuple[float, float]]:
+    """Of every case: the largest relative error of the output and of a gradient summed over the group."""
+    mesh = build_mesh(sp_size=sp_size)
+    alone, shared = (build_transformer(num_attention_heads=NUM_HEADS) for _ in range(2))
+    install_attention(alone)
+    install_attention(shared, mesh.sp_group)
+    calls = {
+        f"{grid_name}, {name}": call_of(grid, **condition)
+        for grid_name, grid in GRIDS.items()
+        for name, condition in CONDITIONS.items()
+    }
+    errors = {name: errors_of(shared, alone, call) for name, call in calls.items()}
+    prepare_policy(shared, gradient_checkpointing=True, keep_attention=True)
+    errors |= {
+        f"{name}, recomputed": errors_of(shared, alone, call_of(GRIDS["15 tokens"], **condition))
+        for name, condition in CONDITIONS.items()
+    }
+    torch.compile = partial(torch.compile, backend="aot_eager")  # traced, but run as it is: minutes less
+    compile_blocks(shared)
+    uneven = "15 tokens, prompts of three lengths"
+    errors[f"{uneven}, compiled"] = errors_of(shared, alone, calls[uneven])
+    return errors
+
+
+def errors_of(
+    shared: HunyuanVideo15Transformer3DModel, alone: HunyuanVideo15Transformer3DModel, call: dict[str, Any]
+) -> tuple[float, float]:
+    """The relative error of the output, and the largest of a gradient summed over the group."""
+    expected, received = output_and_gradients(alone, call), output_and_gradients(shared, call)
+    trained = {name for name, p in shared.named_parameters() if p.requires_grad}
+    assert received.keys() - {"output"} == expected.keys() & trained
+    parts = gather({name: received[name] for name in received.keys() & trained})
+    summed = {name: sum(part[name] for part in parts) for name in parts[0]}
+    output = float((received["output"] - expected["output"]).abs().max() / expected["output"].abs().max())
+    gradient = max(
+        float((value - expected[name]).norm() / expected[name].norm())
+        for name, value in summed.items()
+        if not name.endswith("refiner_blocks.0.attn.to_k.bias") and expected[name].any()
+    )
+    return output, gradient
+
+
+@pytest.mark.parametrize("sp_size", [2, 4])
+def test_output_and_gradients_are_those_of_one_process(sp_size: int):
+    answers = run_on_ranks(sp_size, largest_errors, sp_size)
+    assert len(answers[0]) == (len(GRIDS) + 1) * len(CONDITIONS) + 1
+    worst_output = max(output for errors in answers for output, _ in errors.values())
+    worst_gradient = max(gradient for errors in answers for _, gradient in errors.values())
+    print(f"sp {sp_size}: output {worst_output:.1e}, gradient {worst_gradient:.1e}")
+    assert worst_output <= 1e-6, answers[0]
+    assert worst_gradient <= 1e-5, answers[0]
+
+
+def refusal_of(sp_size: int) -> str:
+    """What installing the attention over too many ranks says."""
+    try:
+        install_attention(build_transformer(num_attention_heads=3), build_mesh(sp_size=sp_size).sp_group)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_that_do_not_divide_the_heads_are_refused():
+    (message, _) = run_on_ranks(2, refusal_of, 2)
+    assert message == "sp_size 2 does not divide the 3 attention heads of this transformer: set it to one of 1, 3."

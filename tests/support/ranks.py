@@ -1,0 +1,82 @@
+"""Several gloo processes on this machine that run one function and hand back what it returned."""
+
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hyvideo.distributed.process_group import process_group
+
+REPOSITORY = Path(__file__).parents[2]
+TIMEOUT = 1500.0
+"""Seconds after which ranks that should have ended are a failed test."""
+
+
+def run_on_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """Run `function(*args)` in `world_size` processes, with a group if several; return what each rank returned.
+
+    A server process imports torch and the project once, and forks for every rank: the start costs a second, not ten.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.support.ranks", "tests.support.training", "post_train"])
+    path = os.environ.get("PYTHONPATH", "")
+    if str(REPOSITORY) not in path.split(os.pathsep):
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPOSITORY), path]))
+    forkserver.ensure_running()
+    pipes = [context.Pipe(duplex=False) for _ in range(world_size)]
+    port = free_port()
+    ranks = [
+        context.Process(target=_rank, args=(rank, world_size, port, pipes[rank][1], function, args))
+        for rank in range(world_size)
+    ]
+    for rank in ranks:
+        rank.start()
+    for _, end in pipes:
+        end.close()
+    answers = [_receive(receiver) for receiver, _ in pipes]
+    for rank in ranks:
+        rank.join(TIMEOUT)
+        if rank.is_alive():
+            rank.kill()
+    failed = [f"rank {rank}: {answer}" for rank, (fine, answer) in enumerate(answers) if not fine]
+    assert not failed, "\n".join(failed)
+    return [answer for _, answer in answers]
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """Return the variables by which a launcher tells a process its place."""
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **{name: str(n) for name, n in numbers.items()}}
+
+
+def _receive(pipe: Any) -> tuple[bool, Any]:
+    """Return (whether it succeeded, its result or traceback) of one rank."""
+    try:
+        return pipe.recv() if pipe.poll(TIMEOUT) else (False, f"no end after {TIMEOUT} s")
+    except EOFError:
+        return False, "ended without a result"
+
+
+def _rank(rank: int, world_size: int, port: int, pipe: Any, function: Callable[..., Any], args: Sequence[Any]) -> None:
+    """Be one rank."""
+    os.environ |= rank_environment(rank, world_size, port)
+    torch.set_num_threads(1)
+    try:
+        with process_group(timeout_seconds=int(TIMEOUT)):
+            pipe.send((True, function(*args)))
+    except BaseException:
+        pipe.send((False, traceback.format_exc()))
+        os._exit(1)
