@@ -83,25 +83,24 @@ def collect(
         rollout = Rollout(*(torch.cat(field) for field in zip(*map(_fields, parts), strict=True)))
     with timer("reward"):
         scores, of_ranks = score_over_ranks(reward, rollout.videos, texts, mesh, scoring)
-    of_round = Scores(
-        {name: layout.in_round_order([part.metrics[name] for part in of_ranks]) for name in scores.metrics},
-        layout.in_round_order([part.total for part in of_ranks]),
-    )
-    rewards = of_round.total
-    if config.reward.reward_aggregation == "normalize_then_sum":
-        rewards = normalize_then_sum(of_round.metrics, reward.weights, config.grpo.num_generations)
+    of_round = _in_round_order(of_ranks, layout)
+    rewards = _compared(of_round, reward, config)
     advantages = group_advantages(rewards, config.grpo.num_generations, config.grpo.adv_clip_max)
-    return Trajectory(
-        tuple(assignments),
-        texts,
-        conditioning,
-        rows,
-        rollout,
-        scores,
-        of_round,
-        rewards,
-        advantages[layout.positions(mesh.dp_rank)],
-    )
+    own_advantages = advantages[layout.positions(mesh.dp_rank)]
+    return Trajectory(tuple(assignments), texts, conditioning, rows, rollout, scores, of_round, rewards, own_advantages)
+
+
+def _in_round_order(of_ranks: Sequence[Scores], layout: RoundLayout) -> Scores:
+    """Join the scores of all data-parallel ranks: groups become contiguous."""
+    metrics = {name: layout.in_round_order([part.metrics[name] for part in of_ranks]) for name in of_ranks[0].metrics}
+    return Scores(metrics, layout.in_round_order([part.total for part in of_ranks]))
+
+
+def _compared(scores: Scores, reward: WeightedReward, config: Config) -> torch.Tensor:
+    """Return what the videos of a group are compared by, `[N]` for the round's N videos."""
+    if config.reward.reward_aggregation == "normalize_then_sum":
+        return normalize_then_sum(scores.metrics, reward.weights, config.grpo.num_generations)
+    return scores.total
 
 
 def _fields(rollout: Rollout) -> tuple[torch.Tensor, ...]:
