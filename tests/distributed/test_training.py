@@ -20,9 +20,10 @@ from tests.support.training import arguments, trainer_of
 TOLERANCE = 1e-5
 """Largest relative error, float32. (The refiner's key bias, whose true gradient is 0, is frozen.)"""
 
-SENSITIVE = {"rewards": 1e-2, "kl": 1e-3}
+SENSITIVE = {"rewards": 1e-2, "kl": 1e-3, "norm": 1e-4}
 """Tolerances of what magnifies rounding: in 32x32 pixels of 8 bits the last bit of a latent may turn a pixel; the KL is
-a difference of means that are nearly equal, squared and divided by a small variance."""
+a difference of means that are nearly equal, squared and divided by a small variance; the norm of a large tensor, summed
+in float32 by one process, is off in the fifth digit, that of its shards less."""
 
 NUM_VIDEOS = 4
 RUN = {
@@ -156,7 +157,7 @@ def compare(argv: list[str], path: str) -> dict[str, float]:
     errors["weights"] = max(relative(received.weights[name], value) for name, value in expected["weights"].items())
     rows = list(zip(received.rows, expected["rows"], strict=True))
     assert all(r.keys() == e.keys() for r, e in rows)
-    kinds = {"losses": ("loss/", "grad_norm"), "kl": ("kl/",), "rewards": ("reward/", "valid/")}
+    kinds = {"losses": ("loss/",), "kl": ("kl/",), "norm": ("grad_norm",), "rewards": ("reward/", "valid/")}
     for kind, prefixes in kinds.items():
         errors[kind] = max(
             abs(r[name] - e[name]) / max(abs(e[name]), 0.1)  # losses are means of terms of size 1 that cancel
