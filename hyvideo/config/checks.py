@@ -117,8 +117,8 @@ def _rank_problems(cfg: Config, world_size: int) -> Iterator[str]:
     """Ranks that do not divide into sequence-parallel groups, replicas and prompt groups."""
     sp_size, batch, group = cfg.parallel.sp_size, cfg.grpo.batch_size, cfg.grpo.num_generations
     if not cfg.parallel.enable_fsdp:
-        for name in ("dp_replicate", "cpu_offload"):
-            if getattr(cfg.parallel, name) not in (1, False):
+        for name, idle in (("dp_replicate", 1), ("cpu_offload", False)):
+            if getattr(cfg.parallel, name) != idle:
                 yield f"{name} is {getattr(cfg.parallel, name)}, but nothing is sharded: set enable_fsdp"
     if min(sp_size, batch, group, cfg.parallel.dp_replicate) < 1:
         return  # an interval is already violated
