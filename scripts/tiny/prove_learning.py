@@ -1,6 +1,6 @@
 """The slow proof that learning is real: held-out gain over several seeds, and no gain when rewards are shuffled.
 
-Example: `python -m scripts.tiny.prove_learning --max_steps 168 --output_dir outputs/proof`
+Example: `python -m scripts.tiny.prove_learning --max_steps 144 --output_dir outputs/proof`
 
 Every seed trains the tiny model twice with `configs/tiny.yaml`: with the true reward, and with the rewards of a round
 shuffled among its videos, which keeps everything but the link between a video and its score. Finished runs are kept:
