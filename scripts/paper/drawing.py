@@ -58,13 +58,20 @@ def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
 
 
+def name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Name the rows that `interval_row` draws, the first one on top, and mark no gain."""
+    axes.axvline(0, color="0.5", linewidth=0.8)
+    axes.set_yticks(range(len(names)), labels=names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+
+
 def interval_row(axes: Axes, place: float, interval: Interval, single: Sequence[float], colour: str) -> None:
-    """Draw one arm at height `place`: its seeds as faint dots and their number, their mean with its 95 % interval."""
-    axes.plot(single, [place] * len(single), "o", color=colour, alpha=0.35, markersize=4, markeredgewidth=0)
+    """Draw one arm at row `place`: the mean over seeds with its 95 % interval, below it the seeds and their number."""
+    axes.plot(single, [place + 0.2] * len(single), "o", color=colour, alpha=0.35, markersize=4, markeredgewidth=0)
     error = [[interval.mean - interval.low], [interval.high - interval.mean]]
     axes.errorbar(interval.mean, place, xerr=error, fmt="D", color=colour, markersize=5, capsize=3, linewidth=1.5)
-    number = {"ha": "right", "va": "bottom", "fontsize": 7, "color": "0.4", "transform": axes.get_yaxis_transform()}
-    axes.text(1, place - 0.1, seeds_text(len(single)), **number)
+    number = {"ha": "right", "va": "center", "fontsize": 7, "color": "0.4", "transform": axes.get_yaxis_transform()}
+    axes.text(1, place + 0.2, seeds_text(len(single)), **number)
 
 
 def seeds_text(count: int) -> str:

@@ -18,7 +18,7 @@ from scripts.paper.learning_rates import tuned_rate
 from scripts.paper.study import Claim, Study, paragraph
 from scripts.paper.sweep import Arm, difference, gain, parse_budget, setup_text, train_and_publish, verdict
 
-ROUNDS = 36
+ROUNDS = 24
 SWITCH = {"with": True, "without": False}
 
 

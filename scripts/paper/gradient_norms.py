@@ -26,7 +26,7 @@ from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideo
 from hyvideo.pipelines.noise import SampleNoise
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from scripts.paper.drawing import BLACK, BLUE, ORANGE, SAMPLERS, legend_below, new_figure, tidy
-from scripts.paper.study import FAILS, HOLDS, OPEN, Claim, Study, paragraph
+from scripts.paper.study import FAILS, HOLDS, Claim, Study, paragraph
 
 STEPS, ETA, SEED = 20, 0.5, 42
 
@@ -137,8 +137,12 @@ def describe(found: Mapping[str, Any]) -> str:
 def claims(found: Mapping[str, Any]) -> Sequence[Claim]:
     """Theory holds; equalized gradients are of one size in the velocity, and more even in the weights."""
     spread = {sampler: spreads(found["sigma"], values) for sampler, values in found["samplers"].items()}
-    sage, error = spread["sage_grpo"], max(values["error"] for values in spread.values())
-    even = sage["weights_equalized"] < sage["weights"]
+    error = max(values["error"] for values in spread.values())
+    even = all(values["weights_equalized"] < values["weights"] for values in spread.values())
+    listed = ", ".join(
+        f"{SAMPLERS[sampler]} from {values['weights']:.0f} to {values['weights_equalized']:.1f}"
+        for sampler, values in spread.items()
+    )
     return [
         Claim(
             "the gradient of a step's log-probability by the velocity has the scale N_t, which the equalizer removes",
@@ -146,9 +150,9 @@ def claims(found: Mapping[str, Any]) -> Sequence[Claim]:
             f"largest relative difference of measurement and theory {error:.0e}, all four samplers",
         ),
         Claim(
-            "with SAGE the equalizer brings the gradients that reach the weights to one scale",
-            OPEN if not even else HOLDS if sage["weights_equalized"] < 2 else FAILS,
-            f"largest over smallest step {sage['weights']:.1f} before, {sage['weights_equalized']:.1f} after",
+            "the equalizer evens out the gradients that reach the network's weights, whatever the sampler",
+            HOLDS if even else FAILS,
+            f"largest over smallest step: {listed}; so not quite to one scale",
         ),
     ]
 

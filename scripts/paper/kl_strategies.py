@@ -13,12 +13,12 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from scripts.paper.drawing import BLACK, BLUE, GREEN, ORANGE, PINK, interval_row, new_figure, tidy
+from scripts.paper.drawing import BLACK, BLUE, GREEN, ORANGE, PINK, interval_row, name_rows, new_figure, tidy
 from scripts.paper.learning_rates import tuned_rate
 from scripts.paper.study import FAILS, HOLDS, Claim, Study, paragraph
 from scripts.paper.sweep import Arm, difference, gain, gains, parse_budget, setup_text, train_and_publish, verdict
 
-ROUNDS = 24
+ROUNDS = 18
 WEIGHTS = (1e-5, 1.0, 10.0)
 """The paper's weight, and two that are large enough to hold a policy back within so few updates."""
 
@@ -66,9 +66,7 @@ def _panel(axes: Axes, found: Mapping[str, Any], updates: int, weight: float) ->
     for place, (strategy, colour) in enumerate(COLOURS.items()):
         if (label := label_of(strategy, updates, weight)) in found["arms"]:
             interval_row(axes, place, gain(found, label), list(gains(found, label).values()), colour)
-    axes.axvline(0, color="0.5", linewidth=0.8)
-    axes.set_yticks(range(len(STRATEGIES)), labels=list(STRATEGIES))
-    axes.set_ylim(len(STRATEGIES) - 0.5, -0.5)
+    name_rows(axes, list(STRATEGIES))
     title = f"{updates} update{'s' if updates > 1 else ''} per rollout\nkl_weight {weight:g}"
     tidy(axes, title=title, xlabel="gain in held-out reward")
 

@@ -15,11 +15,11 @@ from matplotlib.figure import Figure
 
 from scripts.paper.drawing import COLOURS, MARKERS, SAMPLERS, legend_below, new_figure, tidy
 from scripts.paper.study import Claim, Study, paragraph, read_found
-from scripts.paper.sweep import Arm, gains, parse_budget, setup_text, tiny_setting, train_and_publish
+from scripts.paper.sweep import Arm, gains, parse_budget, setup_text, tiny_config, train_and_publish
 
 RATES = (1e-5, 3e-5, 1e-4)
 SEEDS = (101, 102)
-ROUNDS = 18
+ROUNDS = 12
 NAME = "learning_rates"
 
 
@@ -41,7 +41,7 @@ def tuned_rate(sampler: str, docs: Path) -> float:
     """The rate with the largest mean gain in the published grid; that of configs/tiny.yaml before there is one."""
     path = docs / "claims" / f"{NAME}.json"
     best = best_rates(read_found(path)) if path.is_file() else {}
-    return best.get(sampler, tiny_setting("optimizer", "learning_rate"))
+    return best.get(sampler, tiny_config().optimizer.learning_rate)
 
 
 def best_rates(found: Mapping[str, Any]) -> dict[str, float]:
@@ -69,6 +69,7 @@ def draw(found: Mapping[str, Any]) -> Figure:
             values = gains(found, _label(sampler, rate)).values()
             axes.plot([rate] * len(values), list(values), linestyle="none", markersize=3, alpha=0.35, **style)
     axes.set_xscale("log")
+    axes.set_xticks(RATES, labels=[f"{rate:g}" for rate in RATES])
     tidy(axes, xlabel="learning rate", ylabel="gain in reward, training prompts")
     legend_below(figure, axes, columns=4)
     return figure

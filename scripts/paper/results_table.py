@@ -13,7 +13,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from scripts.paper.drawing import COLOURS, SAMPLERS, interval_row, new_figure, tidy
+from scripts.paper.drawing import COLOURS, SAMPLERS, interval_row, name_rows, new_figure, tidy
 from scripts.paper.equalizer import ROUNDS
 from scripts.paper.learning_rates import tuned_rate
 from scripts.paper.study import Claim, Study, paragraph
@@ -51,10 +51,8 @@ def draw(found: Mapping[str, Any]) -> Figure:
             if (label := label_of(sampler, setting)) in found["arms"]:
                 single = list(gains(found, label, "Overall").values())
                 interval_row(axes, place, gain(found, label, "Overall"), single, COLOURS[sampler])
-        axes.axvline(0, color="0.5", linewidth=0.8)
-        axes.set_yticks(range(len(SAMPLERS)), labels=list(SAMPLERS.values()))
+        name_rows(axes, list(SAMPLERS.values()))
         tidy(axes, title=f"reward setting {setting}", xlabel="gain in Overall (VQ + MQ + TA), held-out")
-    panels[0].invert_yaxis()
     return figure
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from scripts.paper import results_table
-from scripts.paper.drawing import BLUE, ORANGE, interval_row, new_figure, tidy
+from scripts.paper.drawing import BLUE, ORANGE, interval_row, name_rows, new_figure, tidy
 from scripts.paper.results_table import ROUNDS, SETTINGS, label_of
 from scripts.paper.study import Claim, Study, paragraph
 from scripts.paper.sweep import difference, gain, gains, parse_budget, setup_text, train_and_publish, verdict
@@ -28,9 +28,7 @@ def draw(found: Mapping[str, Any]) -> Figure:
             if label in found["arms"]:
                 single = list(gains(found, label, metric).values())
                 interval_row(axes, place, gain(found, label, metric), single, colour)
-        axes.axvline(0, color="0.5", linewidth=0.8)
-        axes.set_yticks(range(len(LABELS)), labels=[f"setting {setting}" for setting in LABELS])
-        axes.set_ylim(len(LABELS) - 0.5, -0.5)
+        name_rows(axes, [f"setting {setting}" for setting in LABELS])
         tidy(axes, title=f"{metric}: {meaning}", xlabel="gain, held-out")
     return figure
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 
+from hyvideo.config.loading import load_config
+from hyvideo.config.schema import Config
 from hyvideo.evaluation.intervals import Interval, seed_interval
 from hyvideo.observability.metrics import read_metrics
 from scripts.paper.runs import CONFIG, Run, train
@@ -61,8 +62,8 @@ def train_and_publish(study: Study, arms: Sequence[Arm], budget: argparse.Namesp
         budget: from `parse_budget`.
         about: settings to publish besides the budget.
     """
-    base = _base_run(budget)
-    runs = {(arm.label, seed): _run(arm, seed, budget) for seed in budget.seeds for arm in arms}
+    base = base_run(budget)
+    runs = {(arm.label, seed): run_of(arm, seed, budget) for seed in budget.seeds for arm in arms}
     failures = train([base, *runs.values()], jobs=budget.jobs, minutes=budget.minutes)
     for failure in failures:
         print(f"failed: {failure}", flush=True)
@@ -74,7 +75,7 @@ def train_and_publish(study: Study, arms: Sequence[Arm], budget: argparse.Namesp
     return 1 if failures else 0
 
 
-def _run(arm: Arm, seed: int, budget: argparse.Namespace) -> Run:
+def run_of(arm: Arm, seed: int, budget: argparse.Namespace) -> Run:
     """The run of an arm and a seed."""
     updates = budget.rounds * updates_per_rollout(arm)
     settings = {
@@ -88,7 +89,7 @@ def _run(arm: Arm, seed: int, budget: argparse.Namespace) -> Run:
     return Run.of(settings, budget.runs_dir)
 
 
-def _base_run(budget: argparse.Namespace) -> Run:
+def base_run(budget: argparse.Namespace) -> Run:
     """A single round whose held-out videos are sampled before it: the base model, which all runs start from."""
     settings = {
         "seed": 0,
@@ -102,12 +103,12 @@ def _base_run(budget: argparse.Namespace) -> Run:
 
 def updates_per_rollout(arm: Arm) -> int:
     """Optimizer updates an arm makes in a round."""
-    return arm.settings.get("updates_per_rollout", tiny_setting("grpo", "updates_per_rollout"))
+    return arm.settings.get("updates_per_rollout", tiny_config().grpo.updates_per_rollout)
 
 
-def tiny_setting(group: str, name: str) -> Any:
-    """A value of configs/tiny.yaml."""
-    return yaml.safe_load(CONFIG.read_text(encoding="utf-8"))[group][name]
+def tiny_config() -> Config:
+    """What configs/tiny.yaml says, over the schema's defaults."""
+    return load_config(["--config", str(CONFIG)])
 
 
 def _found(
@@ -193,13 +194,12 @@ def setup_text(found: Mapping[str, Any]) -> str:
     """Say how the runs were made, and how many seeds there are of every arm."""
     budget = found["budget"]
     counts = [len(arm["runs"]) for arm in found["arms"].values()]
-    seeds = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
-    unfinished = (
-        "" if min(counts) == len(budget["seeds"]) else f" of {len(budget['seeds'])} (not all runs are finished)"
-    )
+    least, most = min(counts), max(counts)
+    seeds = f"{least} seed{'' if least == 1 else 's'}" if least == most else f"{least} to {most} seeds"
+    unfinished = "" if least == len(budget["seeds"]) else f" (not all {len(budget['seeds'])} are finished)"
     return (
-        f"Every run trains the bundled model for {budget['rounds']} rounds of 32 videos; {seeds}{unfinished} seeds per "
-        f"arm. Rewards are those of {budget['held_out']} held-out prompts, sampled with the ODE; the base model has "
+        f"Every run trains the bundled model for {budget['rounds']} rounds of 32 videos; {seeds} per arm{unfinished}. "
+        f"Rewards are those of {budget['held_out']} held-out prompts, sampled with the ODE; the base model has "
         f"{found['base']['reward']:+.2f}. Intervals are 95 % (Student's t over seeds, differences paired by seed, not "
         "corrected for the number of comparisons)."
     )
