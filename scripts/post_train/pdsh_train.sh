@@ -135,9 +135,9 @@ while ((${#clients[@]})); do
     stop_all "$KILL_AFTER"
   elif ((stopping)) && ! kill -0 "${stoppers[@]}" 2>/dev/null; then
     # Nothing runs any more: after its last words what is left is the connection to a node that is gone.
-    if ((silent++ >= 5)); then kill "${clients[@]}" 2>/dev/null || true; fi
+    if ((silent++ >= 10)); then kill "${clients[@]}" 2>/dev/null || true; fi
   fi
-  sleep 1 &
+  sleep 0.5 &
   wait "$!" || true # a signal ends the wait, not the sleep
 done
 wait

@@ -75,7 +75,7 @@ if ((nnodes > 1 || NPROC_PER_NODE > 1)); then
     launcher+=(--standalone)
   fi
   if [[ -n ${MASTER_PORT-} ]] && ((node_rank == 0)); then
-    "$PYTHON" -c 'import socket, sys; socket.create_server(("", int(sys.argv[1]))).close()' "$MASTER_PORT" 2>/dev/null ||
+    "$PYTHON" -c 'import socket, sys; socket.create_server(("", int(sys.argv[1]))).close()' "$MASTER_PORT" >/dev/null 2>&1 ||
       fail "MASTER_PORT: port $MASTER_PORT is in use on $(hostname), where the processes would meet. Does a run still go" \
         "on there? Otherwise set MASTER_PORT to another one."
   fi
@@ -106,7 +106,7 @@ supervised() {
   while kill -0 "$ranks" 2>/dev/null; do
     read -r _ _ _ parent _ <"/proc/$$/stat"
     if ((parent != PPID)); then stop "$id" "$grace"; fi
-    sleep 1 &
+    sleep 0.5 &
     wait "$!" || true # a signal ends the wait, not the sleep
   done
   wait "$ranks" || status=$?
