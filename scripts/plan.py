@@ -107,7 +107,7 @@ def _print_search(search: Search) -> dict:
     print("largest that fits, all else as it is")
     largest = {name: search.largest(name) for name in SEARCHED}
     for name, found in largest.items():
-        print(f"  {name}: {'none' if found is None else f'{found[0]} ({found[1].needed:.1f} GiB)'}")
+        print(f"  {name}: {'none' if found is None else f'{found[0]} ({found[1]:.1f} GiB)'}")
     return {
         "cheapest_sp_size": cheapest and cheapest.sp_size,
         "sp_sizes": {plan.sp_size: plan.as_json() for plan in plans},

@@ -1,6 +1,6 @@
 """What else would fit: other ranks per video, larger videos and batches, the least change to a plan that does not."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -8,8 +8,9 @@ from hyvideo.config.checks import check_config
 from hyvideo.config.knobs import KNOBS
 from hyvideo.config.schema import Config
 from hyvideo.planning.gpus import Gpu
+from hyvideo.planning.memory import predict_memory
 from hyvideo.planning.networks import read_networks
-from hyvideo.planning.plan import Assumptions, Plan, make_plan
+from hyvideo.planning.plan import GIB, Assumptions, Plan, make_plan
 
 SIZES = ("240x432", "352x624", "480x864", "720x1280", "1088x1920")
 """Sizes of videos that are tried, small to large."""
@@ -33,7 +34,7 @@ class Search:
         self._world_size = world_size
         self._gpu = gpu
         self._assumptions = assumptions
-        self._plans: dict[str, Plan] = {}
+        self._networks = read_networks(config.model, config.reward)
 
     def plan(self, changes: Mapping[str, Any]) -> Plan:
         """Return the plan of the configuration with some settings changed.
@@ -41,33 +42,34 @@ class Search:
         Raises:
             ValueError: the changed configuration cannot run.
         """
-        key = repr(sorted(changes.items()))
-        if key not in self._plans:
-            self._plans[key] = make_plan(
-                with_settings(self._config, changes),
-                world_size=self._world_size,
-                gpu=self._gpu,
-                assumptions=self._assumptions,
-            )
-        return self._plans[key]
+        changed = with_settings(self._config, changes)
+        return make_plan(changed, world_size=self._world_size, gpu=self._gpu, assumptions=self._assumptions)
 
     def sp_sizes(self) -> list[Plan]:
         """Return the plans of all possible `sp_size`, each with about the configuration's videos per round."""
         return [self.plan(changes) for changes in self._sp_changes(1)]
 
-    def largest(self, knob: str) -> tuple[Any, Plan] | None:
-        """Return the largest value of a setting that fits, all others as they are, and its plan; None where none does.
+    def needed(self, changes: Mapping[str, Any]) -> float:
+        """Return the GiB that a GPU must have with some settings changed."""
+        config = with_settings(self._config, changes)
+        memory = predict_memory(
+            config, self._networks, world_size=self._world_size, num_text=self._assumptions.num_text
+        )
+        return memory.peak / GIB + self._assumptions.reserve
+
+    def largest(self, knob: str) -> tuple[Any, float] | None:
+        """Return the largest value of a setting that fits, all others as they are, and its GiB; None where none does.
 
         Args:
             knob: `sample_n_frames`, `rollout_size` or `mini_batch_size_per_update` (with it go the rollout's
                 micro-batches, and `batch_size` where it is smaller).
         """
         candidates = self._candidates(knob)
-        position = _last_that_fits(candidates, lambda changes: self.plan(changes).needed, self._gpu.memory)
-        return None if position is None else (candidates[position][knob], self.plan(candidates[position]))
+        position = _last_that_fits(candidates, self.needed, self._gpu.memory)
+        return None if position is None else (candidates[position][knob], self.needed(candidates[position]))
 
-    def nearest_that_fits(self) -> tuple[dict[str, Any], Plan] | None:
-        """Return the first changes that make the configuration fit, tried from harmless to costly; None: none do.
+    def nearest_that_fits(self) -> tuple[dict[str, Any], float] | None:
+        """Return the first changes that make it fit, tried from harmless to costly, and its GiB; None: none do.
 
         Each is added to those before: less at a time, what rests moved off the GPU, more ranks per video, shorter
         videos.
@@ -75,8 +77,8 @@ class Search:
         changes: dict[str, Any] = {}
         for more in self._remedies():
             changes |= more
-            if (plan := self.plan(changes)).fits:
-                return changes, plan
+            if (needed := self.needed(changes)) <= self._gpu.memory:
+                return changes, needed
         return None
 
     def _remedies(self) -> Iterator[dict[str, Any]]:
@@ -101,7 +103,7 @@ class Search:
     def _sp_changes(self, least: int) -> Iterator[dict[str, Any]]:
         """Possible `sp_size` within a machine, with a `batch_size` for as many videos, or the next possible more."""
         config, ranks = self._config, self._world_size
-        heads = read_networks(config.model, config.reward).transformer["num_attention_heads"]
+        heads = self._networks.transformer["num_attention_heads"]
         videos = config.grpo.batch_size * (ranks // config.parallel.sp_size)
         for sp_size in range(least, min(heads, self._assumptions.gpus_per_node) + 1):
             if ranks % sp_size or heads % sp_size:
@@ -136,9 +138,9 @@ def misfit(plan: Plan, search: Search) -> str:
     found = search.nearest_that_fits()
     if found is None:
         return f"{said} No change of its settings that was tried fits: use more GPUs, larger ones, or use_lora."
-    changes, nearest = found
+    changes, needed = found
     flags = " ".join(f"--{name} {value}" for name, value in changes.items())
-    return f"{said} The nearest that fits, with {nearest.needed:.1f} GiB: {flags}"
+    return f"{said} The nearest that fits, with {needed:.1f} GiB: {flags}"
 
 
 def with_settings(config: Config, changes: Mapping[str, Any]) -> Config:
@@ -157,7 +159,7 @@ def _can_run(config: Config, world_size: int) -> bool:
     return True
 
 
-def _last_that_fits(candidates: Sequence[Any], needed: Any, limit: float) -> int | None:
+def _last_that_fits(candidates: Sequence[Any], needed: Callable[[Any], float], limit: float) -> int | None:
     """Return the position of the last candidate that needs at most `limit`, which later ones need more of.
 
     What is needed grows about linearly, so the next candidate to look at is where a straight line meets the limit.

@@ -178,7 +178,7 @@ def test_a_node_whose_connection_is_lost_ends_its_processes(project):
         wait_for(project / f"got.{rank}")
     launcher.kill()
     for script in processes_of(project):
-        if b"train_grpo.sh" in (script / "cmdline").read_bytes():
+        if (script / "cmdline").read_bytes().split(b"\0")[1:2] == [b"scripts/post_train/train_grpo.sh"]:
             os.kill(int((script / "stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
     deadline = time.monotonic() + 20
     while processes_of(project) and time.monotonic() < deadline:
