@@ -16,6 +16,7 @@ from hyvideo.config.loading import load_config
 from hyvideo.planning.gpus import GPUS, find_gpu
 from hyvideo.planning.plan import Assumptions, make_plan
 from hyvideo.planning.search import Search, misfit
+from hyvideo.planning.simulation import simulate
 from hyvideo.planning.table import plan_table
 
 SEARCHED = ("mini_batch_size_per_update", "sample_n_frames", "rollout_size")
@@ -57,7 +58,8 @@ def main(argv: list[str]) -> int:
         if arguments.search and gpu is None:
             raise ValueError("--search: name the GPU that shall hold the run (--gpu).")
         assumptions = _assumptions(arguments)
-        plan = make_plan(config, world_size=arguments.world_size, gpu=gpu, assumptions=assumptions)
+        peaks_of = simulate if arguments.full_depth else None
+        plan = make_plan(config, world_size=arguments.world_size, gpu=gpu, assumptions=assumptions, peaks_of=peaks_of)
     except ValueError as error:
         print(f"scripts.plan: {error}", file=sys.stderr)
         return 2
@@ -87,7 +89,7 @@ def _assumptions(arguments: argparse.Namespace) -> Assumptions:
         raise ValueError(f"--utilisation is a share of the GPU's peak, at most 1; received {arguments.utilisation}.")
     if arguments.reserve < 0:
         raise ValueError(f"--reserve must not be below 0; received {arguments.reserve}.")
-    names = ("num_text", "utilisation", "gpus_per_node", "network", "reserve", "full_depth")
+    names = ("num_text", "utilisation", "gpus_per_node", "network", "reserve")
     return Assumptions(**{name: getattr(arguments, name) for name in names})
 
 

@@ -1,12 +1,13 @@
 """Peak memory of a GPU by phase: what the transformer takes by simulation, and what lies beside it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 
 from hyvideo.config.schema import Config
+from hyvideo.models.flops import video_tokens
 from hyvideo.planning.networks import Networks, make_vae
 from hyvideo.planning.peak_memory import PeakMemory
 from hyvideo.planning.simulation import Peaks, Scene, simulate
@@ -55,8 +56,12 @@ class Memory:
         return max(self.rollout, self.reward, self.anchor_pass, self.update)
 
 
+PeaksOf = Callable[[Config, Scene, int], Peaks]
+"""What tells the peaks of a configuration, a scene and a number of ranks."""
+
+
 def predict_memory(
-    config: Config, networks: Networks, *, world_size: int, num_text: int, full_depth: bool = False
+    config: Config, networks: Networks, *, world_size: int, num_text: int, peaks_of: PeaksOf | None = None
 ) -> Memory:
     """Predict the memory of rank 0.
 
@@ -65,14 +70,14 @@ def predict_memory(
         networks: sizes.
         world_size: ranks.
         num_text: text tokens of a prompt.
-        full_depth: simulate all blocks (minutes) instead of extrapolating from two depths (seconds).
+        peaks_of: what tells the transformer's peaks; None: simulations of two depths, from which it is extrapolated.
     """
     shape, rows = latent_shape(config, networks), guidance_rows(config)
     grpo, rollout = config.grpo, config.rollout
     micro_batch = min(rollout.rollout_micro_batch_size or grpo.batch_size, grpo.batch_size)
     pairs = min(grpo.mini_batch_size_per_update, grpo.batch_size * rollout.grpo_sampling_steps)
     scene = Scene(networks.transformer, shape, num_text, rows * micro_batch, rows * pairs)
-    peaks = _in_host_memory(_peaks(config, scene, world_size, full_depth), config)
+    peaks = _in_host_memory((peaks_of or extrapolated_peaks)(config, scene, world_size), config)
 
     stored = 4 * torch.Size(shape).numel() * (2 * rollout.grpo_sampling_steps + 1)  # float32 latents and means
     videos = grpo.batch_size * grpo.gradient_accumulation_steps
@@ -98,19 +103,50 @@ def predict_memory(
     )
 
 
-def _peaks(config: Config, scene: Scene, world_size: int, full_depth: bool) -> Peaks:
-    """Simulate, in full or at two depths: every block adds the same."""
+def extrapolated_peaks(config: Config, scene: Scene, world_size: int) -> Peaks:
+    """Simulate two depths and extrapolate, because every block adds the same; a shallow transformer as it is."""
     depth = scene.transformer["num_layers"]
-    if full_depth or depth <= max(DEPTHS):
+    if depth <= max(DEPTHS):
         return simulate(config, scene, world_size)
-    small, large = (simulate(config, scene.with_depth(few), world_size) for few in DEPTHS)
-    return Peaks(
-        **{
-            field.name: low + (high - low) * (depth - DEPTHS[0]) // (DEPTHS[1] - DEPTHS[0])
-            for field in fields(Peaks)
-            for low, high in [(getattr(small, field.name), getattr(large, field.name))]
-        }
-    )
+    few, more = (simulate(config, scene.with_depth(number), world_size) for number in DEPTHS)
+    return _on_line(few, more, {field.name: (depth - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0]) for field in fields(Peaks)})
+
+
+class FittedPeaks:
+    """Peaks of many sizes of video and micro-batch from two, because activations grow with the tokens of a pass.
+
+    Two scenes are simulated for each way to train and shard that is asked for.
+    """
+
+    def __init__(self) -> None:
+        self._ends: dict[str, tuple[Peaks, Peaks]] = {}
+
+    def __call__(self, config: Config, scene: Scene, world_size: int) -> Peaks:
+        """Return the peaks of a scene on the line through those of the two that were simulated."""
+        shapes = [(scene.latent_shape[0], frames, 30, 54) for frames in (5, 21)]
+        ends = [Scene(scene.transformer, shape, scene.num_text, 1, 1) for shape in shapes]
+        key = repr((config.model, config.parallel, config.optimizer, world_size))
+        if key not in self._ends:
+            self._ends[key] = tuple(extrapolated_peaks(config, end, world_size) for end in ends)
+        low, high = (_tokens(end, 1) for end in ends)
+        rows = {"rollout": scene.rollout_rows, "anchor": scene.update_rows, "backward": scene.update_rows}
+        return _on_line(
+            *self._ends[key], {name: (_tokens(scene, count) - low) / (high - low) for name, count in rows.items()}
+        )
+
+
+def _tokens(scene: Scene, rows: int) -> int:
+    """Return the tokens of a pass."""
+    return rows * (video_tokens(scene.transformer, scene.latent_shape) + scene.num_text)
+
+
+def _on_line(first: Peaks, second: Peaks, places: Mapping[str, float]) -> Peaks:
+    """Return the peaks at some places of the line through two, at 0 and 1; those without a place are the second's."""
+    values = {}
+    for field in fields(Peaks):
+        low, high = getattr(first, field.name), getattr(second, field.name)
+        values[field.name] = round(low + (high - low) * places.get(field.name, 1))
+    return Peaks(**values)
 
 
 def _in_host_memory(peaks: Peaks, config: Config) -> Peaks:

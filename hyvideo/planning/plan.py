@@ -13,7 +13,7 @@ from hyvideo.models.parallelize import lora_config, prepare_policy
 from hyvideo.models.quiet import quiet_diffusers
 from hyvideo.models.traffic import ParameterCounts, count_parameters
 from hyvideo.planning.gpus import Gpu
-from hyvideo.planning.memory import Memory, predict_memory
+from hyvideo.planning.memory import Memory, PeaksOf, predict_memory
 from hyvideo.planning.networks import Networks, read_networks
 from hyvideo.planning.workload import BYTES, Workload, link_speeds, workload
 from hyvideo.training.anchor import anchor_kind
@@ -31,7 +31,6 @@ class Assumptions:
         gpus_per_node: GPUs of a machine.
         network: GB/s that a GPU sends to other machines.
         reserve: GiB for what the simulation leaves out.
-        full_depth: simulate all blocks instead of extrapolating from two depths.
     """
 
     num_text: int = 300
@@ -39,7 +38,6 @@ class Assumptions:
     gpus_per_node: int = 8
     network: float = 50.0
     reserve: float = 8.0
-    full_depth: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,14 @@ class Plan:
         return asdict(self) | derived
 
 
-def make_plan(config: Config, *, world_size: int, gpu: Gpu | None, assumptions: Assumptions = Assumptions()) -> Plan:  # noqa: B008 - it is frozen
+def make_plan(
+    config: Config,
+    *,
+    world_size: int,
+    gpu: Gpu | None,
+    assumptions: Assumptions = Assumptions(),  # noqa: B008 - it is frozen
+    peaks_of: PeaksOf | None = None,
+) -> Plan:
     """Plan a run; prompts and weights need not be there.
 
     Args:
@@ -115,6 +120,7 @@ def make_plan(config: Config, *, world_size: int, gpu: Gpu | None, assumptions: 
         world_size: ranks.
         gpu: what it runs on; without one nothing is said of time and fit.
         assumptions: what to take for granted.
+        peaks_of: see `predict_memory`; `hyvideo.planning.simulation.simulate` simulates all blocks (minutes).
 
     Raises:
         ValueError: the configuration cannot run on that many ranks; the message says what can.
@@ -138,7 +144,7 @@ def make_plan(config: Config, *, world_size: int, gpu: Gpu | None, assumptions: 
         unknown_rewards=networks.unknown_rewards,
         parameters=parameters,
         memory=predict_memory(
-            config, networks, world_size=world_size, num_text=assumptions.num_text, full_depth=assumptions.full_depth
+            config, networks, world_size=world_size, num_text=assumptions.num_text, peaks_of=peaks_of
         ),
         workload=work,
         checkpoint_bytes=checkpoint_bytes(config, parameters),

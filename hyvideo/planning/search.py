@@ -8,7 +8,7 @@ from hyvideo.config.checks import check_config
 from hyvideo.config.knobs import KNOBS
 from hyvideo.config.schema import Config
 from hyvideo.planning.gpus import Gpu
-from hyvideo.planning.memory import predict_memory
+from hyvideo.planning.memory import FittedPeaks, predict_memory
 from hyvideo.planning.networks import read_networks
 from hyvideo.planning.plan import GIB, Assumptions, Plan, make_plan
 
@@ -35,6 +35,7 @@ class Search:
         self._gpu = gpu
         self._assumptions = assumptions
         self._networks = read_networks(config.model, config.reward)
+        self._peaks_of = FittedPeaks()
 
     def plan(self, changes: Mapping[str, Any]) -> Plan:
         """Return the plan of the configuration with some settings changed.
@@ -43,7 +44,13 @@ class Search:
             ValueError: the changed configuration cannot run.
         """
         changed = with_settings(self._config, changes)
-        return make_plan(changed, world_size=self._world_size, gpu=self._gpu, assumptions=self._assumptions)
+        return make_plan(
+            changed,
+            world_size=self._world_size,
+            gpu=self._gpu,
+            assumptions=self._assumptions,
+            peaks_of=self._peaks_of,
+        )
 
     def sp_sizes(self) -> list[Plan]:
         """Return the plans of all possible `sp_size`, each with about the configuration's videos per round."""
@@ -53,7 +60,11 @@ class Search:
         """Return the GiB that a GPU must have with some settings changed."""
         config = with_settings(self._config, changes)
         memory = predict_memory(
-            config, self._networks, world_size=self._world_size, num_text=self._assumptions.num_text
+            config,
+            self._networks,
+            world_size=self._world_size,
+            num_text=self._assumptions.num_text,
+            peaks_of=self._peaks_of,
         )
         return memory.peak / GIB + self._assumptions.reserve
 

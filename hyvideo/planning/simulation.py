@@ -97,11 +97,12 @@ def simulate(config: Config, scene: Scene, world_size: int) -> Peaks:
         optimizers = build_optimizers(parameters, config.optimizer)
         peaks, dtype = {}, DTYPES[config.model.dtype]
         with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-            for phase, rows in (("rollout", scene.rollout_rows), ("anchor", scene.update_rows)):
+            for rows in {scene.rollout_rows, scene.update_rows}:
                 memory.restart()
                 with torch.no_grad():
                     _velocity(transformer, scene, rows)
-                peaks[phase] = memory.peak
+                peaks |= {"rollout": memory.peak} if rows == scene.rollout_rows else {}
+                peaks |= {"anchor": memory.peak} if rows == scene.update_rows else {}
             memory.restart()
             _velocity(transformer, scene, scene.update_rows).square().mean().backward()
             peaks["backward"] = memory.peak

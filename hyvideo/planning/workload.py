@@ -144,7 +144,10 @@ def workload(
     calls *= grpo.gradient_accumulation_steps * rollout.grpo_sampling_steps
     passes = math.ceil(pairs / grpo.mini_batch_size_per_update)
     inference = _weight_traffic(config, parameters, world_size, training=False)
-    gathers = 1 if not parallel.reshard_after_forward else calls
+    anchor_calls = math.ceil(videos / grpo.mini_batch_size_per_update) * trained
+    if not parallel.reshard_after_forward:
+        calls = anchor_calls = 1
+    anchor = PhaseWork(pairs * rows * forward.total, tokens.times(pairs) + inference.times(anchor_calls))
     update_traffic = trained_tokens.times(pairs)
     update_traffic += _weight_traffic(config, parameters, world_size, training=True).times(passes)
     update_traffic += _muon_traffic(config, parameters, world_size).times(grpo.updates_per_rollout)
@@ -155,11 +158,9 @@ def workload(
         grpo.updates_per_rollout,
         PhaseWork(
             video_steps * rows * forward.total + videos * decoding,
-            tokens.times(video_steps) + inference.times(gathers),
+            tokens.times(video_steps) + inference.times(calls),
         ),
-        PhaseWork(pairs * rows * forward.total, tokens.times(pairs) + inference.times(min(gathers, passes)))
-        if has_anchor
-        else PhaseWork(0, Traffic()),
+        anchor if has_anchor else PhaseWork(0, Traffic()),
         PhaseWork(pairs * rows * training, update_traffic),
     )
 

@@ -21,10 +21,10 @@ from tests.support.training import arguments
 def dry_run(tiny_root: Path, prompts_csv: Path, tmp_path: Path) -> Callable[..., str]:
     """Check a run of the tiny model in this process; keywords are settings."""
 
-    def check(**settings: object) -> str:
-        """Return what is printed."""
+    def check(*, planned: bool = False, **settings: object) -> str:
+        """Return what is printed; without a plan only what is wrong before it."""
         config = load_config(arguments(tiny_root, prompts_csv, tmp_path / "run", **settings))
-        return preflight(config, plan_on_main(config))
+        return preflight(config, plan_on_main(config) if planned else None)
 
     return check
 
@@ -80,7 +80,8 @@ def test_a_folder_that_cannot_be_written_is_named(dry_run, monkeypatch):
 
 def test_a_folder_that_another_rank_does_not_see_is_named(dry_run, monkeypatch, tmp_path: Path):
     monkeypatch.setattr(module, "SEEN_WITHIN", 0.0)
-    monkeypatch.setattr(module.Path, "exists", lambda path: not path.name.startswith(".dry_run-"))
+    exists = module.Path.exists
+    monkeypatch.setattr(module.Path, "exists", lambda path: not path.name.startswith(".dry_run-") and exists(path))
     with pytest.raises(ValueError, match="is not the folder that the first rank has there"):
         dry_run()
     monkeypatch.undo()
@@ -106,5 +107,6 @@ def test_as_many_checkpoints_must_find_room_as_the_run_has_at_one_time(tmp_path,
 
 def test_a_plan_that_does_not_fit_this_gpu_ends_it(dry_run, monkeypatch):
     monkeypatch.setattr(module, "this_gpu", lambda: Gpu("small", 1.0, 1, 1))
+    monkeypatch.setattr(module, "misfit", lambda plan, search: f"{plan.gpu.name} has {plan.gpu.memory:g}")
     with pytest.raises(ValueError, match="small has 1"):
-        dry_run()
+        dry_run(planned=True)

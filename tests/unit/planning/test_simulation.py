@@ -9,7 +9,7 @@ from hyvideo.config.loading import load_config
 from hyvideo.models.attention import install_attention
 from hyvideo.models.parallelize import prepare_policy, trainable_parameters
 from hyvideo.models.traffic import count_parameters
-from hyvideo.planning.memory import DEPTHS
+from hyvideo.planning.memory import DEPTHS, FittedPeaks
 from hyvideo.planning.networks import read_networks
 from hyvideo.planning.peak_memory import PeakMemory
 from hyvideo.planning.simulation import Peaks, Scene, simulate
@@ -99,6 +99,15 @@ def test_four_blocks_of_the_real_size_keep_their_inputs_and_what_is_under_way(re
 def build_transformer_of(config):
     """A transformer of that config on the current device."""
     return HunyuanVideo15Transformer3DModel(**{name: value for name, value in config.items() if name[0] != "_"})
+
+
+def test_larger_videos_and_micro_batches_lie_on_the_line_through_two_sizes():
+    config = load_config(FLAGS)
+    transformer = dict(build_transformer(num_layers=4).config)
+    scene = Scene(transformer, (LATENT_CHANNELS, 9, 40, 54), NUM_TEXT, 2, 3)
+    fitted, real = FittedPeaks()(config, scene, 1), simulate(config, scene, 1)
+    for phase in ("rollout", "anchor", "backward", "optimizer", "weights", "states"):
+        assert getattr(fitted, phase) == pytest.approx(getattr(real, phase), rel=0.05), phase
 
 
 def test_ranks_that_do_not_divide_are_refused():
