@@ -99,13 +99,16 @@ supervised() {
     "$@"
     return
   fi
-  local ranks status=0 parent
+  local ranks status=0 parent asked=0
   TRAIN_GRPO_RUN="$id" "$@" &
   ranks=$!
-  trap 'stop "$id" "$grace"' TERM INT HUP
+  trap 'asked=$((asked ? asked : 1))' TERM INT HUP
   while kill -0 "$ranks" 2>/dev/null; do
     read -r _ _ _ parent _ <"/proc/$$/stat"
-    if ((parent != PPID)); then stop "$id" "$grace"; fi
+    if ((asked == 1 || (parent != PPID && asked == 0))); then
+      asked=2
+      stop "$id" "$grace" &
+    fi
     sleep 0.5 &
     wait "$!" || true # a signal ends the wait, not the sleep
   done
