@@ -10,6 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from hyvideo.observability.curves import moving_average, smoothing_window
 from hyvideo.observability.metrics import read_metrics
 
 _COMPONENTS = {"VQ": "visual quality", "MQ": "motion quality", "TA": "text alignment"}
@@ -49,32 +50,21 @@ def plot_reward_curve(metrics: Path | Mapping[str, Path], png: Path, *, title: s
     os.replace(temporary, png)
 
 
-def moving_average(values: np.ndarray, window: int) -> np.ndarray:
-    """Centred mean over `window` neighbours of [N] values, fewer at the ends; NaNs are left out, [N] out."""
-    half = window // 2
-    padded = np.pad(values, half, constant_values=np.nan)
-    windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)
-    finite = np.isfinite(windows)
-    counts = finite.sum(axis=1)
-    return np.where(counts > 0, np.where(finite, windows, 0).sum(axis=1) / np.maximum(counts, 1), np.nan)
-
-
 def _column(rows: list[dict[str, float]], name: str) -> np.ndarray:
     return np.array([row.get(name, np.nan) for row in rows], dtype=np.float64)
 
 
-def _window(num_steps: int) -> int:
-    return max(3, num_steps // 10)
-
-
 def _draw_band(axes: Axes, steps: np.ndarray, mean: np.ndarray, spread: np.ndarray, colour: str) -> None:
-    centre, width = moving_average(mean, _window(len(steps))), moving_average(spread, _window(len(steps)))
+    centre, width = (
+        moving_average(mean, smoothing_window(len(steps))),
+        moving_average(spread, smoothing_window(len(steps))),
+    )
     axes.fill_between(steps, centre - width, centre + width, color=colour, alpha=0.12, linewidth=0)
 
 
 def _draw_curve(axes: Axes, steps: np.ndarray, values: np.ndarray, colour: str, label: str) -> None:
     axes.plot(steps, values, color=colour, alpha=0.3, linewidth=0.8)
-    axes.plot(steps, moving_average(values, _window(len(steps))), color=colour, linewidth=2, label=label)
+    axes.plot(steps, moving_average(values, smoothing_window(len(steps))), color=colour, linewidth=2, label=label)
 
 
 def _label(panels: Mapping[str, Axes], title: str, *, with_legend: bool) -> None:
