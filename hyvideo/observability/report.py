@@ -27,7 +27,7 @@ from hyvideo.observability.panels import (
 )
 from hyvideo.observability.run_record import RunRecord
 from hyvideo.observability.scored_videos import ScoredVideo
-from hyvideo.observability.verdict import Comparison, common_range, verdict_of, verdict_without_pairs
+from hyvideo.observability.verdict import Comparison, common_range, verdict_of, verdict_of_runs, verdict_without_pairs
 
 _MAX_MOMENTS = 6
 _MAX_PROMPTS = 32
@@ -126,6 +126,7 @@ def write_report(
         "comparison.html",
         **context,
         rows=list(zip(runs, gains, comparisons, map(_facts, runs), strict=True)),
+        verdict=verdict_of_runs([run.name for run in runs], gains),
         scale=common_range([found.gains[0] for found in (*gains, *against_first) if found]),
         run_legend=[(run.name, *line_style(number)) for number, run in enumerate(runs)],
         strips=_last_samples(path, runs, embed),

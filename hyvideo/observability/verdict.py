@@ -101,6 +101,20 @@ def verdict_of(comparison: Comparison) -> Verdict:
     return Verdict(gain.direction, headline, " ".join([pairs, *_components(comparison.gains[1:])]))
 
 
+def verdict_of_runs(names: Sequence[str], comparisons: Sequence[Comparison | None]) -> Verdict:
+    """Say which of several runs gained most since its start, and how many of them gained anything."""
+    known = [(name, found.gains[0]) for name, found in zip(names, comparisons, strict=True) if found]
+    clear = sorted((pair for pair in known if pair[1].direction == "better"), key=lambda pair: -pair[1].mean)
+    counted = f"{len(clear)} of {len(names)} runs clearly improved since their first validation."
+    if not clear:
+        return Verdict("unclear", "No run clearly improved", counted)
+    name, gain = clear[0]
+    rest = [other for other, found in clear[1:] if found.high >= gain.low]
+    overlap = f" The interval of {', '.join(rest)} overlaps with its." if rest else ""
+    headline = f"{name} gained most: {gain.name} {signed(gain.mean)}"
+    return Verdict("better", headline, f"95 % interval {signed(gain.low)} to {signed(gain.high)}. {counted}{overlap}")
+
+
 def verdict_without_pairs(first: float, last: float) -> Verdict:
     """Say what is known without validation videos: the training reward of a run's first and last tenth."""
     if not (math.isfinite(first) and math.isfinite(last)):

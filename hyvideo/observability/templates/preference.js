@@ -49,6 +49,7 @@ function show() {
   if (done) {
     const judged = order.filter(isJudged).length;
     at("summary").textContent = `You judged ${judged} of ${order.length} pairs.`;
+    at("back").textContent = judged < order.length ? "To the first open pair" : "Back to the last pair";
     return;
   }
   const pair = order[place];
@@ -113,7 +114,11 @@ function save() {
 at("start").addEventListener("submit", (event) => { event.preventDefault(); const name = at("rater").value.trim(); if (name) begin(name); });
 questions.forEach((question, i) => question.addEventListener("click", (event) => { const side = event.target.dataset.side; if (side) answer(i, side); }));
 at("previous").addEventListener("click", () => move(-1));
-at("back").addEventListener("click", () => move(-1));
+at("back").addEventListener("click", () => {
+  const open = order.findIndex((pair) => !isJudged(pair));
+  place = open < 0 ? order.length - 1 : open;
+  show();
+});
 at("next").addEventListener("click", () => move(1));
 at("again").addEventListener("click", again);
 at("save").addEventListener("click", save);

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pytest
 
 from hyvideo.evaluation.run_report import report_runs
-from hyvideo.observability.verdict import Comparison, Gain, verdict_of
+from hyvideo.observability.verdict import Comparison, Gain, verdict_of, verdict_of_runs
 from tests.support.run_folders import HOSTILE_PROMPTS, write_run
 
 
@@ -128,3 +128,13 @@ def test_the_verdict_says_whether_and_by_how_much(gains, direction, words):
 def test_a_reward_that_rose_while_a_metric_fell_says_so():
     gains = [gain(0.4, 0.3, 0.5), gain(0.5, 0.4, 0.6, name="MQ"), gain(-0.2, -0.3, -0.1, name="TA")]
     assert verdict_of(Comparison("a", "b", gains)).detail.endswith("MQ rose. TA fell.")
+
+
+def test_of_several_runs_the_one_that_gained_most_is_named_and_those_that_may_equal_it():
+    gains = [gain(0.2, 0.1, 0.35), gain(0.4, 0.3, 0.5), gain(0.9, -0.1, 1.9), None]
+    comparisons = [one and Comparison("a", "b", [one]) for one in gains]
+    verdict = verdict_of_runs(["dance", "sage", "noisy", "unknown"], comparisons)
+    assert verdict.headline == "sage gained most: reward +0.4"
+    assert "2 of 4 runs clearly improved" in verdict.detail
+    assert verdict.detail.endswith("The interval of dance overlaps with its.")
+    assert verdict_of_runs(["noisy"], [comparisons[2]]).headline == "No run clearly improved"
