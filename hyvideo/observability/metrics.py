@@ -8,6 +8,9 @@ from pathlib import Path
 
 from hyvideo.observability.trackers import Trackers
 
+METRIC_MEANINGS = {"VQ": "visual quality", "MQ": "motion quality", "TA": "text alignment"}
+"""What the paper's reward components measure."""
+
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
     """Read the rows of a `metrics.jsonl` in file order; a JSON null comes back as NaN.

@@ -9,11 +9,10 @@ from hyvideo.config.schema import Config
 from hyvideo.grpo.gradient_equalizer import equalizer_scales
 from hyvideo.observability.charts import Chart, Drawing, Line, draw
 from hyvideo.observability.curves import smooth
+from hyvideo.observability.metrics import METRIC_MEANINGS
 from hyvideo.observability.phase_timer import PHASES
 from hyvideo.observability.run_record import RunRecord
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
-
-METRIC_MEANINGS = {"VQ": "visual quality", "MQ": "motion quality", "TA": "text alignment"}
 
 Points = tuple[np.ndarray, np.ndarray]
 
@@ -24,12 +23,10 @@ class Sampler:
 
     Attributes:
         std: [K] noise added at each step.
-        norms: [K] scale of the log-probability's gradient (paper Eq. 8).
         scales: [K] what the equalizer multiplies each step's loss by (paper Eq. 9); ones when it is off.
     """
 
     std: np.ndarray
-    norms: np.ndarray
     scales: np.ndarray
 
 
@@ -41,7 +38,7 @@ def sampler_of(config: Config) -> Sampler:
     flavour = {"sde_type": rollout.sde_type, "eta": rollout.eta}
     norms = scheduler.gradient_norms(**flavour)
     scales = equalizer_scales(norms).numpy() if config.grpo.use_grad_balancing else np.ones(len(norms))
-    return Sampler(scheduler.step_weights(**flavour).std.numpy(), norms.numpy(), scales)
+    return Sampler(scheduler.step_weights(**flavour).std.numpy(), scales)
 
 
 def reward_panels(runs: Sequence[RunRecord]) -> list[Drawing]:

@@ -11,9 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from hyvideo.observability.curves import moving_average, smoothing_window
-from hyvideo.observability.metrics import read_metrics
-
-_COMPONENTS = {"VQ": "visual quality", "MQ": "motion quality", "TA": "text alignment"}
+from hyvideo.observability.metrics import METRIC_MEANINGS, read_metrics
 
 
 def plot_reward_curve(metrics: Path | Mapping[str, Path], png: Path, *, title: str = "Reward during training") -> None:
@@ -32,7 +30,7 @@ def plot_reward_curve(metrics: Path | Mapping[str, Path], png: Path, *, title: s
     runs = dict(metrics) if isinstance(metrics, Mapping) else {"": metrics}
     figure = Figure(figsize=(11, 5.5), layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplot_mosaic([["reward", name] for name in _COMPONENTS], width_ratios=(2.2, 1))
+    panels = figure.subplot_mosaic([["reward", name] for name in METRIC_MEANINGS], width_ratios=(2.2, 1))
     for number, (label, path) in enumerate(runs.items()):
         rows, colour = read_metrics(path), f"C{number}"
         steps = _column(rows, "step")
@@ -40,7 +38,7 @@ def plot_reward_curve(metrics: Path | Mapping[str, Path], png: Path, *, title: s
             raise ValueError(f"{path} holds no 'reward/mean' in its {len(rows)} rows: nothing to draw.")
         _draw_band(panels["reward"], steps, _column(rows, "reward/mean"), _column(rows, "reward/std"), colour)
         _draw_curve(panels["reward"], steps, _column(rows, "reward/mean"), colour, label)
-        for name in _COMPONENTS:
+        for name in METRIC_MEANINGS:
             _draw_curve(panels[name], steps, _column(rows, f"reward/{name}"), colour, label)
     _label(panels, title, with_legend=len(runs) > 1)
     png = Path(png)
@@ -74,10 +72,10 @@ def _label(panels: Mapping[str, Axes], title: str, *, with_legend: bool) -> None
         axes.margins(x=0.01)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     panels["reward"].set(title=title, ylabel="reward (mean, band: one std)", xlabel="optimizer update")
-    for name, meaning in _COMPONENTS.items():
+    for name, meaning in METRIC_MEANINGS.items():
         panels[name].set_title(f"{name}: {meaning}", fontsize=10, loc="left")
-    last = list(_COMPONENTS)[-1]
-    for name in _COMPONENTS:
+    last = list(METRIC_MEANINGS)[-1]
+    for name in METRIC_MEANINGS:
         panels[name].tick_params(labelbottom=name == last)
     panels[last].set_xlabel("optimizer update")
     if with_legend:

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from hyvideo.config.knobs import GROUPS, KNOBS
+from hyvideo.config.knobs import KNOBS
 from hyvideo.config.schema import Config
 from hyvideo.observability.charts import Drawing, line_style
 from hyvideo.observability.curves import evenly_spaced
+from hyvideo.observability.metrics import METRIC_MEANINGS
 from hyvideo.observability.page import VideoOnPage, place_video, write_page
 from hyvideo.observability.panels import (
-    METRIC_MEANINGS,
     optimizer_panels,
     reward_panels,
     sampler_panels,
@@ -115,7 +115,6 @@ def write_report(
         "sections": _sections(runs),
         "splits": [time_split(run) for run in runs],
         "settings": _settings([run.config for run in runs]),
-        "groups": list(GROUPS),
         "troubles": [_troubles(run) for run in runs],
     }
     if len(runs) == 1:
