@@ -193,6 +193,8 @@ def _y_scale(lines: Sequence[Line], logarithmic: bool) -> _Scale:
     if not len(values):
         return _Scale(math.nan, math.nan, logarithmic)
     low, high = float(values.min()), float(values.max())
+    if high - low <= 1e-9 * max(abs(low), abs(high)):  # rounding is no change to be seen
+        low = high
     margin = 0.06 * (high - low) or 0.5 * abs(low) * (not logarithmic) or 0.5
     flat_zero = low == high == 0 and not logarithmic
     return _Scale(-0.06 if flat_zero else low - margin, 1.0 if flat_zero else high + margin, logarithmic)

@@ -14,7 +14,12 @@ def moving_average(values: np.ndarray, window: int) -> np.ndarray:
 
 
 def smooth(values: np.ndarray) -> np.ndarray:
-    """Smooth [N] values over a tenth of them: a moving average taken twice, so that no zigzag of a round is left."""
+    """Smooth [N] values over a tenth of them: a moving average taken twice, so that no zigzag of a round is left.
+
+    Fewer than 10 values are left as they are.
+    """
+    if len(values) < 10:
+        return values
     window = smoothing_window(len(values))
     return moving_average(moving_average(values, window // 2 + 1), window // 2 + 1)
 

@@ -81,3 +81,9 @@ def test_more_curves_than_colours_differ_by_their_dash():
 )
 def test_numbers_are_written_briefly(value, text):
     assert in_words(value) == text
+
+
+def test_rounding_of_a_constant_is_drawn_as_a_constant():
+    drawing = chart_of([1, 2, 3], [0.8, 0.8 + 1e-16, np.nextafter(0.8, 1)])
+    (line,) = (path for path in drawing.paths if path.kind == "line")
+    assert len({round(y) for _, y in places(line.data)}) == 1

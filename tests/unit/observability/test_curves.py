@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hyvideo.observability.curves import evenly_spaced, extremes, moving_average, smoothing_window
+from hyvideo.observability.curves import evenly_spaced, extremes, moving_average, smooth, smoothing_window
 
 
 def test_moving_average_is_centred_shrinks_at_the_ends_and_skips_gaps():
@@ -34,3 +34,14 @@ def test_evenly_spaced_points_include_both_ends(num_points, expected):
 
 def test_the_smoothing_window_is_odd_and_a_tenth():
     assert [smoothing_window(count) for count in (1, 30, 100, 5000)] == [3, 3, 11, 501]
+
+
+def test_smoothing_removes_the_zigzag_of_two_updates_per_round_and_keeps_a_slope():
+    steps = np.arange(100.0)
+    smoothed = smooth(0.1 * steps + np.where(steps % 2, 1.0, -1.0))
+    inner = slice(10, -10)
+    np.testing.assert_allclose(smoothed[inner], 0.1 * steps[inner], atol=0.05)
+
+
+def test_too_few_values_to_smooth_are_shown_as_they_are():
+    np.testing.assert_array_equal(smooth(np.array([1.0, 5.0, np.nan])), [1.0, 5.0, np.nan])
