@@ -63,7 +63,9 @@ INTERVALS = {
 """The interval each number must lie in; a round bracket leaves its end out."""
 
 
-def check_config(cfg: Config, world_size: int, vae_spatial: int = 16, vae_temporal: int = 4) -> None:
+def check_config(
+    cfg: Config, world_size: int, vae_spatial: int = 16, vae_temporal: int = 4, *, files: bool = True
+) -> None:
     """Refuse a configuration that could not run, or in which a setting would do nothing.
 
     Args:
@@ -71,6 +73,7 @@ def check_config(cfg: Config, world_size: int, vae_spatial: int = 16, vae_tempor
         world_size: number of ranks.
         vae_spatial: pixels per latent element, in height and width.
         vae_temporal: frames per latent frame, after the first.
+        files: whether the prompts, and a checkpoint to resume, must be there.
 
     Raises:
         ValueError: lists every violated rule with its numbers and a way to mend it.
@@ -83,7 +86,7 @@ def check_config(cfg: Config, world_size: int, vae_spatial: int = 16, vae_tempor
         *_guidance_problems(cfg),
         *_trust_region_problems(cfg),
         *_reward_problems(cfg),
-        *_file_problems(cfg),
+        *(_file_problems(cfg) if files else ()),
         *_lora_problems(cfg),
         *_run_problems(cfg),
     ]

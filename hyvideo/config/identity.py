@@ -23,6 +23,7 @@ _SILENT_FIELDS = {
     "keep_every",
     "async_save",
     "resume_from_checkpoint",
+    "dry_run",
     "save_rollout_videos",
     "valid_video_csv",
     "remote_reward_url",

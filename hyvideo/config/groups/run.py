@@ -84,3 +84,7 @@ class RunConfig:
     resume_from_checkpoint: str | None = None
     """`latest` continues the newest checkpoint of output_dir, or starts fresh when there is none yet; a path
     continues that checkpoint. None: output_dir must be new or empty."""
+
+    dry_run: bool = False
+    """Check settings, files, free space and agreement of the ranks, print the plan of the run and end: nothing is
+    trained or written."""
