@@ -6,7 +6,8 @@ cut there once. Three cuts, all exact:
 
 1. before the transformer: each condition to its longest valid length (all-zero vision tokens to none);
 2. before every block: the joined condition to the longest valid length of the batch;
-3. in attention: no mask when all rows have one length, else a (B, 1, 1, S) key mask.
+3. in attention: rows to their own length. Rows that follow each other and have one length attend together, so no call
+   ever has a mask, and all run at the speed of flash attention: guidance joins two prompts of unlike length.
 
 With a sequence-parallel group a rank keeps its part of the video tokens from the patch embedding to the last projection
 (`hyvideo.distributed.ulysses`); the transformer is called with the same whole arguments, and returns the same whole
@@ -14,6 +15,8 @@ output, on all ranks of the group.
 """
 
 import inspect
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -41,8 +44,9 @@ _FORWARD_NAMES = tuple(inspect.signature(HunyuanVideo15Transformer3DModel.forwar
 class TrimmedAttnProcessor:
     """Joint attention of video and condition tokens (one per transformer block).
 
-    Called by diffusers' `Attention` with video tokens `[B, S_video, D]`, condition tokens `[B, S_text, D]`, a key mask
-    `[B, S_text]` (True = attend) or None, and rotary tables for the video tokens. Returns both streams, same shapes.
+    Called by diffusers' `Attention` with video tokens `[B, S_video, D]`, condition tokens `[B, S_text, D]`, how many of
+    the latter are valid in each row (None: all), and rotary tables for the video tokens. Returns both streams, same
+    shapes; what is returned for padding is never attended to.
 
     Args:
         sp_group: the ranks that share the video tokens. Then S_video is this rank's padded part of them, while the
@@ -57,10 +61,10 @@ class TrimmedAttnProcessor:
         attn: Attention,
         hidden_states: Tensor,
         encoder_hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
+        attention_mask: tuple[int, ...] | None = None,
         image_rotary_emb: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Attend over `[video, condition]` with scaled dot-product attention."""
+        """Attend over `[video, condition]` with scaled dot-product attention; `attention_mask` has the lengths."""
         query, key, value = _project(attn, hidden_states, attn.to_q, attn.to_k, attn.to_v, attn.norm_q, attn.norm_k)
         text = _project(
             attn,
@@ -78,19 +82,45 @@ class TrimmedAttnProcessor:
         if image_rotary_emb is not None:
             query = apply_rotary_emb(query, image_rotary_emb, sequence_dim=1)
             key = apply_rotary_emb(key, image_rotary_emb, sequence_dim=1)
-        num_video = query.shape[1]
-        joined = (torch.cat(pair, dim=1).transpose(1, 2) for pair in zip((query, key, value), text, strict=True))
-        mask = None
-        if attention_mask is not None:
-            mask = F.pad(attention_mask, (num_video, 0), value=True)[:, None, None, :]
-        out = F.scaled_dot_product_attention(*joined, attn_mask=mask).transpose(1, 2)
+        video_out, text_out = _attend((query, key, value), text, attention_mask)
         if self.sp_group is not None:
-            video_out, text_out = out[:, :num_video], out[:, num_video:]
-            out = [heads_to_tokens(video_out, self.sp_group), gather_heads_of_all(text_out, self.sp_group)]
-            out, num_video = torch.cat(out, dim=1), hidden_states.shape[1]
-        out = out.flatten(2, 3)
-        video_out = attn.to_out[1](attn.to_out[0](out[:, :num_video]))
-        return video_out, attn.to_add_out(out[:, num_video:])
+            video_out = heads_to_tokens(video_out, self.sp_group)
+            text_out = gather_heads_of_all(text_out, self.sp_group)
+        video_out = attn.to_out[1](attn.to_out[0](video_out.flatten(2, 3)))
+        return video_out, attn.to_add_out(text_out.flatten(2, 3))
+
+
+def _attend(video: Sequence[Tensor], text: Sequence[Tensor], lengths: tuple[int, ...] | None) -> tuple[Tensor, Tensor]:
+    """Attend jointly, each row to its own valid tokens.
+
+    Args:
+        video: query, key and value `[B, S, N, D]` of the video tokens.
+        text: those of the condition tokens, `[B, T, N, D]`.
+        lengths: how many of the T are valid, per row; None: all.
+
+    Returns:
+        `[B, S, N, D]` and `[B, T, N, D]`; zeros where a row has padding.
+    """
+    num_rows, num_text, num_video = *text[0].shape[:2], video[0].shape[1]
+    video_out, text_out = [], []
+    for start, stop, length in _runs(lengths or (num_text,) * num_rows):
+        pairs = zip(video, text, strict=True)
+        joined = (
+            torch.cat([part[start:stop], other[start:stop, :length]], dim=1).transpose(1, 2) for part, other in pairs
+        )
+        out = F.scaled_dot_product_attention(*joined).transpose(1, 2)
+        video_out.append(out[:, :num_video])
+        text_out.append(F.pad(out[:, num_video:], (0, 0, 0, 0, 0, num_text - length)))
+    return torch.cat(video_out), torch.cat(text_out)
+
+
+def _runs(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield (start, stop, length) of consecutive rows of one length: `(3, 3, 5)` -> `(0, 2, 3), (2, 3, 5)`."""
+    start = 0
+    for length, rows in groupby(lengths):
+        stop = start + len(list(rows))
+        yield start, stop, length
+        start = stop
 
 
 def _stacked(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -125,7 +155,7 @@ class _ConditionTrim:
     """
 
     def __init__(self) -> None:
-        self._trimmed = WeakTensorKeyDictionary()  # mask [B, S] -> (longest valid length, trimmed mask or None)
+        self._lengths = WeakTensorKeyDictionary()  # mask [B, S] -> valid length of each row
 
     def before_transformer(self, module: nn.Module, args: tuple, kwargs: Keywords) -> tuple[tuple, Keywords]:
         """Cut every condition to the longest valid length in the batch."""
@@ -145,14 +175,12 @@ class _ConditionTrim:
         return hidden, timestep, None if bool(mask.all()) else mask
 
     def before_block(self, module: nn.Module, args: tuple) -> tuple:
-        """Cut the joined condition (a no-op after block 0) and drop a mask that hides nothing."""
+        """Cut the joined condition (a no-op after block 0) and replace the mask by the rows' lengths, if unlike."""
         hidden, text, temb, mask, rotary = args
-        if mask not in self._trimmed:
-            length = int(mask.sum(1).max())
-            trimmed = mask[:, :length]
-            self._trimmed[mask] = (length, None if bool(trimmed.all()) else trimmed)
-        length, trimmed = self._trimmed[mask]
-        return hidden, text[:, :length], temb, trimmed, rotary
+        if mask not in self._lengths:
+            self._lengths[mask] = tuple(mask.sum(1).tolist())
+        lengths = self._lengths[mask]
+        return hidden, text[:, : max(lengths)], temb, lengths if len(set(lengths)) > 1 else None, rotary
 
 
 class _TokenSplit:
