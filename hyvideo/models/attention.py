@@ -82,7 +82,7 @@ class TrimmedAttnProcessor:
         if image_rotary_emb is not None:
             query = apply_rotary_emb(query, image_rotary_emb, sequence_dim=1)
             key = apply_rotary_emb(key, image_rotary_emb, sequence_dim=1)
-        video_out, text_out = _attend((query, key, value), text, attention_mask)
+        video_out, text_out = attend_jointly((query, key, value), text, attention_mask)
         if self.sp_group is not None:
             video_out = heads_to_tokens(video_out, self.sp_group)
             text_out = gather_heads_of_all(text_out, self.sp_group)
@@ -90,7 +90,9 @@ class TrimmedAttnProcessor:
         return video_out, attn.to_add_out(text_out.flatten(2, 3))
 
 
-def _attend(video: Sequence[Tensor], text: Sequence[Tensor], lengths: tuple[int, ...] | None) -> tuple[Tensor, Tensor]:
+def attend_jointly(
+    video: Sequence[Tensor], text: Sequence[Tensor], lengths: tuple[int, ...] | None
+) -> tuple[Tensor, Tensor]:
     """Attend jointly, each row to its own valid tokens.
 
     Args:

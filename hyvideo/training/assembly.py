@@ -39,12 +39,15 @@ from hyvideo.models.parallelize import (
 )
 from hyvideo.models.reward_models.rewards import WeightedReward, get_reward_fn
 from hyvideo.observability.console import Console
+from hyvideo.observability.matrix_peak import matrix_peak_tflops
 from hyvideo.observability.metrics import MetricsLog
 from hyvideo.observability.phase_timer import PhaseTimer
+from hyvideo.observability.profiling import Profile
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.anchor import Anchor, BaseModelAnchor
 from hyvideo.training.optimizer import build_optimizers
+from hyvideo.training.performance import Performance
 from hyvideo.training.state import RunState
 from hyvideo.training.trainer import Trainer
 from hyvideo.training.update import PolicyUpdate
@@ -102,7 +105,22 @@ def build_trainer(config: Config) -> Trainer:
         console=console,
         timer=PhaseTimer(device),
         mesh=mesh,
+        performance=Performance(
+            pipeline,
+            update.guidance,
+            config,
+            mesh,
+            config.run.peak_tflops or matrix_peak_tflops(device, pipeline.autocast_dtype),
+        ),
+        profile=_build_profile(config, folder, mesh),
     )
+
+
+def _build_profile(config: Config, folder: RunFolder, mesh: Mesh) -> Profile | None:
+    """Build profile mode; None when it is off."""
+    if not config.run.profile:
+        return None
+    return Profile(folder.path / "profile", rank=mesh.rank, num_updates=config.run.profile_steps)
 
 
 def _run_facts(config: Config) -> dict[str, object]:

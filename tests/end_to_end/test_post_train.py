@@ -37,6 +37,9 @@ PUBLIC_KEYS = {
     "time/reward",
     "time/anchor",
     "time/update",
+    "perf/mfu_rollout",
+    "perf/mfu_update",
+    "perf/videos_per_gpu_hour",
 }
 
 

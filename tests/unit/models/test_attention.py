@@ -134,13 +134,19 @@ def test_prompts_of_one_length_need_no_mask_and_no_padded_key(attention_calls: l
     assert blocks == [(NUM_VIDEO + 9, None)] * 2
 
 
-def test_prompts_of_several_lengths_share_a_key_mask_not_a_dense_one(attention_calls: list):
+def test_prompts_of_several_lengths_attend_each_to_its_own_without_a_mask(attention_calls: list):
     _, trimmed = stock_and_trimmed()
     trimmed(**inputs([7, 20, 3], [4, 0, 25]))
-    longest = 28  # of the rows' 11, 20 and 28 valid tokens
     refiner, *blocks = attention_calls
     assert refiner[0] == 20
-    assert blocks == [(NUM_VIDEO + longest, (3, 1, 1, NUM_VIDEO + longest))] * 2
+    assert blocks == [(NUM_VIDEO + length, None) for length in (11, 20, 28)] * 2
+
+
+def test_neighbours_of_one_length_attend_together(attention_calls: list):
+    _, trimmed = stock_and_trimmed()
+    trimmed(**inputs([9, 9, 4], [0, 0, 0]))
+    _, *blocks = attention_calls
+    assert blocks == [(NUM_VIDEO + 9, None), (NUM_VIDEO + 4, None)] * 2
 
 
 @pytest.mark.parametrize("name", ["encoder_attention_mask", "encoder_attention_mask_2"])
