@@ -14,7 +14,7 @@ from diffusers import HunyuanVideo15Transformer3DModel
 from torch import Tensor
 
 from benchmarks.paired import Result, compare, device, peak_bytes, print_results
-from hyvideo.models.attention import attend_jointly, install_attention
+from hyvideo.models.attention import attend_jointly, install_attention, runs_of
 
 VIDEO_SHAPE = (10, 20, 20)
 """Latent frames, height and width: 4000 tokens."""
@@ -111,6 +111,7 @@ def measure() -> list[Result]:
 def _unlike_lengths() -> list[Result]:
     """Compare attention of guidance's two rows, each to its own length, with one call and a key mask."""
     lengths, num_video, heads = (200, 12), math.prod(VIDEO_SHAPE), (4, 32)
+    runs = runs_of(lengths, device())
     dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
     video, text = (
         [torch.randn(2, count, *heads, device=device(), dtype=dtype, requires_grad=True) for _ in range(3)]
@@ -127,7 +128,7 @@ def _unlike_lengths() -> list[Result]:
 
     def by_row() -> None:
         """Attend as we do, and back."""
-        attend_jointly(video, text, lengths)[0].float().square().mean().backward()
+        attend_jointly(video, text, runs)[0].float().square().mean().backward()
 
     return [compare("attention/guidance", "one call with a key mask / each row to its own length", with_mask, by_row)]
 

@@ -7,7 +7,8 @@ cut there once. Three cuts, all exact:
 1. before the transformer: each condition to its longest valid length (all-zero vision tokens to none);
 2. before every block: the joined condition to the longest valid length of the batch;
 3. in attention: rows to their own length. Rows that follow each other and have one length attend together, so no call
-   ever has a mask, and all run at the speed of flash attention: guidance joins two prompts of unlike length.
+   has a mask, which flash attention cannot take: guidance joins two prompts of unlike length. Only short videos, whose
+   calls cost more than their work, attend in one call with a (B, 1, 1, S) key mask.
 
 With a sequence-parallel group a rank keeps its part of the video tokens from the patch embedding to the last projection
 (`hyvideo.distributed.ulysses`); the transformer is called with the same whole arguments, and returns the same whole
@@ -15,9 +16,9 @@ output, on all ranks of the group.
 """
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -37,15 +38,33 @@ from hyvideo.distributed.ulysses import (
     tokens_to_heads,
 )
 
+ROWS_FROM = 1000
+"""Video tokens from which rows of unlike length attend each for itself: below, one call with a key mask is faster."""
+
 Keywords = dict[str, Any]
 _FORWARD_NAMES = tuple(inspect.signature(HunyuanVideo15Transformer3DModel.forward).parameters)[1:]
+
+
+class Run(NamedTuple):
+    """Consecutive rows of a batch that have one number of valid condition tokens.
+
+    Attributes:
+        start: first row.
+        stop: row after the last.
+        valid: `[T']`, any tensor with as many elements as tokens are valid: sizes `torch.compile` keeps open, while it
+            would compile anew for every other number.
+    """
+
+    start: int
+    stop: int
+    valid: Tensor
 
 
 class TrimmedAttnProcessor:
     """Joint attention of video and condition tokens (one per transformer block).
 
     Called by diffusers' `Attention` with video tokens `[B, S_video, D]`, condition tokens `[B, S_text, D]`, how many of
-    the latter are valid in each row (None: all), and rotary tables for the video tokens. Returns both streams, same
+    the latter are valid in which rows (None: all), and rotary tables for the video tokens. Returns both streams, same
     shapes; what is returned for padding is never attended to.
 
     Args:
@@ -61,10 +80,10 @@ class TrimmedAttnProcessor:
         attn: Attention,
         hidden_states: Tensor,
         encoder_hidden_states: Tensor,
-        attention_mask: tuple[int, ...] | None = None,
+        attention_mask: Sequence[Run] | None = None,
         image_rotary_emb: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Attend over `[video, condition]` with scaled dot-product attention; `attention_mask` has the lengths."""
+        """Attend over `[video, condition]` with scaled dot-product attention; `attention_mask` has the rows' runs."""
         query, key, value = _project(attn, hidden_states, attn.to_q, attn.to_k, attn.to_v, attn.norm_q, attn.norm_k)
         text = _project(
             attn,
@@ -91,38 +110,55 @@ class TrimmedAttnProcessor:
 
 
 def attend_jointly(
-    video: Sequence[Tensor], text: Sequence[Tensor], lengths: tuple[int, ...] | None
+    video: Sequence[Tensor], text: Sequence[Tensor], runs: Sequence[Run] | None
 ) -> tuple[Tensor, Tensor]:
     """Attend jointly, each row to its own valid tokens.
 
     Args:
         video: query, key and value `[B, S, N, D]` of the video tokens.
         text: those of the condition tokens, `[B, T, N, D]`.
-        lengths: how many of the T are valid, per row; None: all.
+        runs: which of the T are valid; None: all.
 
     Returns:
-        `[B, S, N, D]` and `[B, T, N, D]`; zeros where a row has padding.
+        `[B, S, N, D]` and `[B, T, N, D]`; the latter is arbitrary where a row has padding.
     """
-    num_rows, num_text, num_video = *text[0].shape[:2], video[0].shape[1]
+    num_text, num_video = text[0].shape[1], video[0].shape[1]
+    if runs is None or num_video < ROWS_FROM:
+        out = _attend(video, text, None if runs is None else _key_mask(runs, num_video, num_text))
+        return out[:, :num_video], out[:, num_video:]
     video_out, text_out = [], []
-    for start, stop, length in _runs(lengths or (num_text,) * num_rows):
-        pairs = zip(video, text, strict=True)
-        joined = (
-            torch.cat([part[start:stop], other[start:stop, :length]], dim=1).transpose(1, 2) for part, other in pairs
-        )
-        out = F.scaled_dot_product_attention(*joined).transpose(1, 2)
+    for start, stop, valid in runs:
+        length = valid.shape[0]
+        out = _attend([part[start:stop] for part in video], [part[start:stop, :length] for part in text])
         video_out.append(out[:, :num_video])
         text_out.append(F.pad(out[:, num_video:], (0, 0, 0, 0, 0, num_text - length)))
     return torch.cat(video_out), torch.cat(text_out)
 
 
-def _runs(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield (start, stop, length) of consecutive rows of one length: `(3, 3, 5)` -> `(0, 2, 3), (2, 3, 5)`."""
-    start = 0
+def _attend(video: Sequence[Tensor], text: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
+    """Join both streams of query, key and value and attend; `[B, S + T, N, D]`."""
+    joined = (torch.cat(pair, dim=1).transpose(1, 2) for pair in zip(video, text, strict=True))
+    return F.scaled_dot_product_attention(*joined, attn_mask=mask).transpose(1, 2)
+
+
+def _key_mask(runs: Sequence[Run], num_video: int, num_text: int) -> Tensor:
+    """Return `[B, 1, 1, S + T]`, True where a key is valid."""
+    rows = [
+        F.pad(torch.ones_like(valid, dtype=torch.bool), (num_video, 0), value=True).expand(stop - start, -1)
+        for start, stop, valid in runs
+    ]
+    size = num_video + num_text
+    return torch.cat([F.pad(part, (0, size - part.shape[1]), value=False) for part in rows])[:, None, None]
+
+
+def runs_of(lengths: Sequence[int], device: torch.device | None = None) -> tuple[Run, ...]:
+    """Group consecutive rows of one length: `(3, 3, 5)` are rows 0 and 1 with 3 tokens and row 2 with 5."""
+    runs, start = [], 0
     for length, rows in groupby(lengths):
         stop = start + len(list(rows))
-        yield start, stop, length
+        runs.append(Run(start, stop, torch.empty(length, device=device, dtype=torch.bool)))
         start = stop
+    return tuple(runs)
 
 
 def _stacked(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -157,7 +193,7 @@ class _ConditionTrim:
     """
 
     def __init__(self) -> None:
-        self._lengths = WeakTensorKeyDictionary()  # mask [B, S] -> valid length of each row
+        self._runs = WeakTensorKeyDictionary()  # mask [B, S] -> the rows' runs
 
     def before_transformer(self, module: nn.Module, args: tuple, kwargs: Keywords) -> tuple[tuple, Keywords]:
         """Cut every condition to the longest valid length in the batch."""
@@ -177,12 +213,13 @@ class _ConditionTrim:
         return hidden, timestep, None if bool(mask.all()) else mask
 
     def before_block(self, module: nn.Module, args: tuple) -> tuple:
-        """Cut the joined condition (a no-op after block 0) and replace the mask by the rows' lengths, if unlike."""
+        """Cut the joined condition (a no-op after block 0) and put the rows' runs, if several, in the mask's place."""
         hidden, text, temb, mask, rotary = args
-        if mask not in self._lengths:
-            self._lengths[mask] = tuple(mask.sum(1).tolist())
-        lengths = self._lengths[mask]
-        return hidden, text[:, : max(lengths)], temb, lengths if len(set(lengths)) > 1 else None, rotary
+        if mask not in self._runs:
+            self._runs[mask] = runs_of(mask.sum(1).tolist(), mask.device)
+        runs = self._runs[mask]
+        longest = max(run.valid.shape[0] for run in runs)
+        return hidden, text[:, :longest], temb, runs if len(runs) > 1 else None, rotary
 
 
 class _TokenSplit:

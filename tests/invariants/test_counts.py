@@ -1,5 +1,6 @@
-"""What a GRPO step of the default configuration costs, counted: network calls, and what crosses between host and device."""
+"""What a GRPO step of the default method costs, counted: network calls, and what crosses between host and device."""
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -36,7 +37,7 @@ METHOD = {
 def trainer_elsewhere(make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch) -> Trainer:
     """A trainer of the default method whose networks are on the pretended device."""
     monkeypatch.setattr(torch, "autocast", lambda *args, **kwargs: nullcontext())  # which knows real devices alone
-    trainer = make_trainer(**METHOD, max_steps=100)
+    trainer = make_trainer(**{**METHOD, "grpo_sampling_steps": 3}, max_steps=100)
     update, state = trainer.update, trainer.state
     for component in update.pipeline.components.values():
         if isinstance(component, torch.nn.Module):
@@ -51,15 +52,44 @@ def trainer_elsewhere(make_trainer: Callable[..., Trainer], monkeypatch: pytest.
     return trainer
 
 
-def test_a_step(trainer_elsewhere: Trainer):
-    trainer, calls = trainer_elsewhere, Counter()
+def test_network_calls_of_the_default_method(make_trainer: Callable[..., Trainer]):
+    """One text encoding per prompt; K evaluations of two rows per video and phase; the anchor's if it differs."""
+    trainer, calls, rows = make_trainer(**METHOD, max_steps=2), Counter(), Counter()
     pipeline = trainer.update.pipeline
-    for name in ("text_encoder", "text_encoder_2", "transformer"):
+    for name in ("text_encoder", "transformer"):
         getattr(pipeline, name).register_forward_hook(lambda *_, name=name: calls.update([name]))
+    pipeline.transformer.register_forward_hook(lambda module, args, output: rows.update([len(output[0])]))
     pipeline.vae.decoder.register_forward_hook(lambda module, args, output: calls.update(videos=len(output)))
-    with Transfers() as transfers:
+    costs = [evaluations_per_video(NUM_STEPS, NUM_STEPS, with_anchor=differs) for differs in (False, True)]
+    assert costs == [Evaluations(20, 0, 20), Evaluations(20, 20, 20)]
+    for cost in costs:
         trainer.run_round()
-        print(dict(calls), transfers.copies, transfers.bytes)
-        calls.clear(); transfers.clear()
-        trainer.run_round()
-        print(dict(calls), transfers.copies, transfers.bytes)
+        evaluations = NUM_VIDEOS * (cost.rollout + cost.anchor + cost.update)
+        assert calls == {"text_encoder": 1, "transformer": evaluations, "videos": NUM_VIDEOS}
+        assert rows == {2: evaluations}
+        calls.clear(), rows.clear()
+
+
+def test_what_crosses_between_host_and_device(trainer_elsewhere: Trainer):
+    """Noise goes to the device and videos come back; the anchor's means go both ways. All else is a few numbers."""
+    trainer, num_steps = trainer_elsewhere, trainer_elsewhere.config.rollout.grpo_sampling_steps
+    latents, video = (1, 4, 2, 2, 2), (1, 5, 32, 32, 3)  # of one video
+    latent_bytes, video_bytes = 4 * math.prod(latents), math.prod(video)
+    noise = NUM_VIDEOS * (num_steps + 1)
+    for anchor_means in (0, NUM_VIDEOS * num_steps):
+        evaluations = 2 * NUM_VIDEOS * num_steps + anchor_means
+        with Transfers() as transfers:
+            trainer.run_round()
+        assert transfers.to_device[latents] == noise + anchor_means
+        assert transfers.to_host[latents] == anchor_means
+        assert transfers.to_host[video] == NUM_VIDEOS
+        small_to_device = transfers.bytes["to_device"] - latent_bytes * transfers.to_device[latents]
+        small_to_host = transfers.bytes["to_host"] - latent_bytes * anchor_means - video_bytes * NUM_VIDEOS
+        print(
+            evaluations,
+            small_to_device / evaluations,
+            small_to_host / evaluations,
+            transfers.reads / evaluations,
+            transfers.to_device,
+            transfers.to_host,
+        )

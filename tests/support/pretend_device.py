@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_map_only
 ELSEWHERE = torch.device("meta")
 """The name it goes by: the one device type that needs no driver. Its tensors have values all the same."""
 
-READS = {"_local_scalar_dense", "equal", "is_nonzero"}
-"""Operations that hand a value to Python: the host waits for the device."""
+READS = {"_local_scalar_dense", "equal", "nonzero"}
+"""Operations whose result decides what the host does next: it waits for the device. So does indexing with a mask."""
 
 _aten = torch.ops.aten
 
@@ -74,18 +74,19 @@ class _Literals(TorchFunctionMode):
 
 
 class Transfers(TorchDispatchMode):
-    """Counts, while active, copies and bytes in either direction and the values that Python reads.
+    """Counts, while active, what is copied in either direction, and how often the host waits for a value.
 
     Attributes:
-        copies: by direction, `to_device`, `to_host` and `reads`.
-        bytes: likewise, without reads.
+        to_device: shape of what was copied -> how often.
+        to_host: likewise.
+        bytes: of all copies, by direction.
+        reads: waits of the host for the device.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.copies: Counter[str] = Counter()
-        self.bytes: Counter[str] = Counter()
         self._literals = _Literals()
+        self.clear()
 
     def __enter__(self) -> "Transfers":
         self._literals.__enter__()
@@ -97,8 +98,10 @@ class Transfers(TorchDispatchMode):
 
     def clear(self) -> None:
         """Begin to count again."""
-        self.copies.clear()
-        self.bytes.clear()
+        self.to_device: Counter[tuple[int, ...]] = Counter()
+        self.to_host: Counter[tuple[int, ...]] = Counter()
+        self.bytes: Counter[str] = Counter()
+        self.reads = 0
 
     def __torch_dispatch__(
         self, operation: Any, types: Sequence[type], args: tuple = (), kwargs: Mapping[str, Any] | None = None
@@ -111,9 +114,14 @@ class Transfers(TorchDispatchMode):
         if operation is _aten.copy_.default and isinstance(args[0], Elsewhere) != isinstance(args[1], Elsewhere):
             return self._copy(*args[:2])
         if isinstance(source, Elsewhere):
-            if operation.overloadpacket.__name__ in READS:
-                self.copies["reads"] += 1
-                return operation(*tree_map_only(Elsewhere, lambda tensor: tensor.inner, args), **kwargs)
+            name = operation.overloadpacket.__name__
+            self.reads += (
+                name in READS
+                or name == "index"
+                and any(index is not None and index.dtype == torch.bool for index in args[1])
+            )
+            if name == "_local_scalar_dense":
+                return source.inner.item()
         elif target is not None and torch.device(target) == ELSEWHERE and source is None:
             return Elsewhere(operation(*args, **{**kwargs, "device": torch.device("cpu")}))
         return operation(*args, **kwargs)
@@ -125,20 +133,19 @@ class Transfers(TorchDispatchMode):
         kwargs.pop("non_blocking", None)
         inner = _aten._to_copy.default(source.inner if here else source, **kwargs)
         if to_device != here:
-            self._count("to_device" if to_device else "to_host", source.nbytes)
+            self._count(source, to_device)
         return Elsewhere(inner) if to_device else inner
 
     def _copy(self, target: Tensor, source: Tensor) -> Tensor:
         """Copy into a tensor on the other side."""
-        to_device = isinstance(target, Elsewhere)
-        self._count("to_device" if to_device else "to_host", source.nbytes)
+        self._count(source, isinstance(target, Elsewhere))
         inner_target, inner_source = (part.inner if isinstance(part, Elsewhere) else part for part in (target, source))
         inner_target.copy_(inner_source)
         return target
 
-    def _count(self, direction: str, num_bytes: int) -> None:
-        self.copies[direction] += 1
-        self.bytes[direction] += num_bytes
+    def _count(self, source: Tensor, to_device: bool) -> None:
+        (self.to_device if to_device else self.to_host)[tuple(source.shape)] += 1
+        self.bytes["to_device" if to_device else "to_host"] += source.nbytes
 
 
 def move_elsewhere(module: nn.Module) -> None:

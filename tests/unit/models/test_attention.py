@@ -9,6 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 from diffusers import HunyuanVideo15Transformer3DModel
 from torch import Tensor
 
+from hyvideo.models import attention
 from hyvideo.models.attention import install_attention
 from tests.support.tiny_model import GLYPH_WIDTH, IMAGE_WIDTH, LATENT_CHANNELS, TEXT_WIDTH, build_transformer
 
@@ -70,8 +71,12 @@ def assert_gradients_agree(stock: torch.nn.Module, trimmed: torch.nn.Module) -> 
         assert error <= 1e-5 * scale, f"{name}: {error / scale}"
 
 
+@pytest.mark.parametrize("rows_from", [0, 1000], ids=["row by row", "key mask"])
 @pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
-def test_output_and_every_gradient_are_those_of_the_stock_attention(batch: dict[str, Any]):
+def test_output_and_every_gradient_are_those_of_the_stock_attention(
+    batch: dict[str, Any], rows_from: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(attention, "ROWS_FROM", rows_from)
     stock, trimmed = stock_and_trimmed()
     call = inputs(**batch)
     expected, received = stock(**call)[0], trimmed(**call)[0]
@@ -134,15 +139,19 @@ def test_prompts_of_one_length_need_no_mask_and_no_padded_key(attention_calls: l
     assert blocks == [(NUM_VIDEO + 9, None)] * 2
 
 
-def test_prompts_of_several_lengths_attend_each_to_its_own_without_a_mask(attention_calls: list):
+def test_short_videos_of_several_prompts_share_a_key_mask_not_a_dense_one(attention_calls: list):
     _, trimmed = stock_and_trimmed()
     trimmed(**inputs([7, 20, 3], [4, 0, 25]))
+    longest = 28  # of the rows' 11, 20 and 28 valid tokens
     refiner, *blocks = attention_calls
     assert refiner[0] == 20
-    assert blocks == [(NUM_VIDEO + length, None) for length in (11, 20, 28)] * 2
+    assert blocks == [(NUM_VIDEO + longest, (3, 1, 1, NUM_VIDEO + longest))] * 2
 
 
-def test_neighbours_of_one_length_attend_together(attention_calls: list):
+def test_long_videos_attend_each_to_its_own_prompt_and_neighbours_of_one_length_together(
+    attention_calls: list, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(attention, "ROWS_FROM", NUM_VIDEO)
     _, trimmed = stock_and_trimmed()
     trimmed(**inputs([9, 9, 4], [0, 0, 0]))
     _, *blocks = attention_calls
