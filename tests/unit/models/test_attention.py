@@ -1,6 +1,7 @@
 """Trimmed attention: the numbers of the stock transformer without its padding and its dense mask."""
 
 import copy
+import functools
 from typing import Any
 
 import pytest
@@ -8,9 +9,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from diffusers import HunyuanVideo15Transformer3DModel
 from torch import Tensor
+from torch._dynamo.utils import counters
 
 from hyvideo.models import attention
 from hyvideo.models.attention import install_attention
+from hyvideo.models.parallelize import compile_blocks, prepare_policy
 from tests.support.tiny_model import GLYPH_WIDTH, IMAGE_WIDTH, LATENT_CHANNELS, TEXT_WIDTH, build_transformer
 
 NUM_VIDEO = 3 * 2 * 4
@@ -165,6 +168,22 @@ def test_a_mask_with_a_gap_is_refused(name: str):
     call[name][1, 2] = 0
     with pytest.raises(ValueError, match=f"{name} must be right-padded.*gaps"):
         trimmed(**call)
+
+
+def test_a_compiled_block_takes_any_number_of_tokens(monkeypatch: pytest.MonkeyPatch):
+    """Compiled for the first length, again with open sizes for the second, and then no more."""
+    monkeypatch.setattr(attention, "ROWS_FROM", 0)
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    stock, trimmed = stock_and_trimmed()
+    torch._dynamo.reset()
+    compile_blocks(prepare_policy(trimmed, gradient_checkpointing=False))
+    compiled = []
+    for length in (7, 9, 20, 4):
+        call = inputs([length, 3], [0, 0])
+        with torch.no_grad():
+            assert torch.allclose(trimmed(**call)[0], stock(**call)[0], atol=1e-6)
+        compiled.append(counters["stats"]["unique_graphs"])
+    assert compiled[0] < compiled[1] == compiled[3]
 
 
 def test_installing_twice_is_refused():
