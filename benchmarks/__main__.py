@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from benchmarks import attention, checkpoints, grpo_step, parts, real_network, sequence_parallel
-from benchmarks.paired import Result, machine_kind, print_results
+from benchmarks.paired import Result, machine_kind, on_shared_cpu, print_results
 from benchmarks.record import read_results, verdict, write_results, write_table
 
 BENCHMARKS: dict[str, Callable[[], list[Result]]] = {
@@ -24,11 +24,20 @@ BENCHMARKS: dict[str, Callable[[], list[Result]]] = {
 }
 
 
+WAITING = ("checkpoints", "sequence_parallel")
+"""Benchmarks of waiting, which costs no CPU seconds."""
+
+
 def main(argv: Sequence[str]) -> int:
     """Run, print, write; returns the exit status."""
     parser = argparse.ArgumentParser("benchmarks", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=list(BENCHMARKS), help="some of them")
-    names = parser.parse_args(argv).only
+    parser.add_argument("--shared", action="store_true", help="a CPU that others use: one thread, its CPU seconds")
+    arguments = parser.parse_args(argv)
+    names = arguments.only
+    if arguments.shared:
+        on_shared_cpu()
+        names = [name for name in names if name not in WAITING]
     if not torch.cuda.is_available() and "real_network" in names:
         names.remove("real_network")
         print("real_network: needs a GPU, left out")

@@ -24,9 +24,12 @@ from hyvideo.training.trainer import Trainer
 
 TINY = Path(__file__).parents[1] / "assets" / "tiny"
 SIZES = {
-    "tiny": ["--grpo_sampling_steps", "6", "--batch_size", "8", "--num_generations", "4"],
+    "tiny": [
+        *["--grpo_sampling_steps", "4", "--batch_size", "4", "--num_generations", "2"],
+        *["--rollout_micro_batch_size", "4", "--mini_batch_size_per_update", "4"],
+    ],
     "mid": [
-        *["--grpo_sampling_steps", "3", "--batch_size", "4", "--num_generations", "2", "--cfg_scale", "4"],
+        *["--grpo_sampling_steps", "2", "--batch_size", "4", "--num_generations", "2", "--cfg_scale", "4"],
         *["--rollout_size", "96x96", "--rollout_micro_batch_size", "4", "--mini_batch_size_per_update", "4"],
     ],
 }
@@ -51,7 +54,7 @@ class MeanOfFrames(RewardModel):
         return {"mean": videos.double().mean((1, 2, 3, 4)).float()}
 
 
-def measure(pairs: int = 5) -> list[Result]:
+def measure(pairs: int = 3) -> list[Result]:
     """Compare both sizes with both baselines, with and without decoding."""
     disable_progress_bar()
     results = []

@@ -97,8 +97,20 @@ def compare(
     return Result(name, compares, ratio, {k: statistics.median(v) for k, v in medians.items()} | dict(facts or {}))
 
 
+_shared = False
+
+
+def on_shared_cpu() -> None:
+    """Measure from now on the CPU seconds of one thread instead of time: what others do here hardly counts."""
+    global _shared
+    _shared = True
+    torch.set_num_threads(1)
+
+
 def now() -> float:
     """Return the clock, on a GPU when it has finished what it was given."""
+    if _shared:
+        return time.process_time()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -125,7 +137,9 @@ def peak_bytes(run: Callable[[], object]) -> int:
 
 
 def machine_kind() -> str:
-    """Return what results may be compared with: the GPU's name, or the number of CPU cores."""
+    """Return what results may be compared with: a GPU's name, the number of CPU cores, or one thread of a shared CPU."""
+    if _shared:
+        return "cpu-1-thread"
     if torch.cuda.is_available():
         return torch.cuda.get_device_name().lower().replace(" ", "-")
     return f"cpu-{os.cpu_count()}-cores"
