@@ -137,7 +137,7 @@ def peak_bytes(run: Callable[[], object]) -> int:
 
 
 def machine_kind() -> str:
-    """Return what results may be compared with: a GPU's name, the number of CPU cores, or one thread of a shared CPU."""
+    """Return what results may be compared with: a GPU's name, the number of CPU cores, or one thread if shared."""
     if _shared:
         return "cpu-1-thread"
     if torch.cuda.is_available():

@@ -122,6 +122,8 @@ class Transfers(TorchDispatchMode):
             )
             if name == "_local_scalar_dense":
                 return source.inner.item()
+            if target is not None and torch.device(target) != ELSEWHERE:  # a new tensor here, like one there
+                return operation(*tree_map_only(Elsewhere, lambda tensor: tensor.inner, args), **kwargs)
         elif target is not None and torch.device(target) == ELSEWHERE and source is None:
             return Elsewhere(operation(*args, **{**kwargs, "device": torch.device("cpu")}))
         return operation(*args, **kwargs)
