@@ -33,7 +33,7 @@ demo: $(INSTALLED) ## post-train the bundled tiny model on this machine and show
 	"$(VENV_PYTHON)" -m scripts.tiny.demo $(ARGS)
 
 test: $(INSTALLED) ## run the tests; ARGS are pytest's, for example ARGS='tests/unit -x'
-	"$(VENV_PYTHON)" -m pytest -q $(ARGS)
+	"$(VENV_PYTHON)" -m pytest -q -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(INSTALLED) ## run only the tests that take many minutes
 	"$(VENV_PYTHON)" -m pytest -q -m slow $(ARGS)

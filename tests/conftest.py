@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # equalities to the last bit are promised on the CPU
+if "PYTEST_XDIST_WORKER" in os.environ:  # a core each for the workers of `make test`, and for what they start
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline  # noqa: E402
 from hyvideo.training.trainer import Trainer  # noqa: E402

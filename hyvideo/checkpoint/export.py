@@ -131,7 +131,6 @@ def _new_folder(folder: Path) -> Iterator[Path]:
     unfinished.mkdir(parents=True)
     try:
         yield unfinished
-    except BaseException:
+        os.replace(unfinished, folder)
+    finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-        raise
-    os.replace(unfinished, folder)

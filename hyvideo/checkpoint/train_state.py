@@ -83,28 +83,6 @@ class PendingSave:
                     shutil.rmtree(old)
 
 
-def save_train_state(
-    folder: Path,
-    step: int,
-    tensors: Tensors,
-    facts: Mapping[str, Any],
-    *,
-    keep_last: int | None = None,
-    keep_every: int = 0,
-    write_more: Callable[[Path], None] = lambda folder: None,
-) -> Path:
-    """Write checkpoint `folder/step_{step}`, point `latest` at it, then drop old ones: `begin_save`, finished at once.
-
-    Returns:
-        The finished checkpoint's folder.
-
-    Raises:
-        SaveError: it could not be written, on any rank; earlier checkpoints are intact.
-    """
-    options = {"keep_last": keep_last, "keep_every": keep_every, "write_more": write_more}
-    return begin_save(folder, step, tensors, facts, beside_training=False, **options).finish()
-
-
 def begin_save(
     folder: Path,
     step: int,
@@ -114,7 +92,7 @@ def begin_save(
     keep_last: int | None = None,
     keep_every: int = 0,
     write_more: Callable[[Path], None] = lambda folder: None,
-    beside_training: bool,
+    beside_training: bool = False,
 ) -> PendingSave:
     """Begin to write checkpoint `folder/step_{step}`; `finish` of the returned save completes it. All ranks call both.
 
@@ -134,6 +112,7 @@ def begin_save(
     target, partial = folder / f"step_{step}", folder / f"step_{step}.partial"
 
     def start() -> None:
+        """Make the folder and write all but the tensors."""
         complete_replacements(folder)
         shutil.rmtree(partial, ignore_errors=True)  # of an earlier attempt
         partial.mkdir(parents=True)

@@ -87,7 +87,7 @@ def _read_yaml(path: str | Path) -> Mapping[object, object]:
         content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     except (OSError, yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise ValueError(f"config file {_shown(str(path))} cannot be read as YAML settings: {reason}") from error
+        raise ValueError(f"config file '{path}' cannot be read as YAML settings: {reason}") from error
     if not isinstance(content, Mapping):
         raise ValueError(f"config file '{path}' must hold `key: value` lines; received a list")
     return content

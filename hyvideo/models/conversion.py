@@ -123,6 +123,7 @@ def _renamer(table: Sequence[tuple[str, str]], source: int) -> Callable[[str], s
     compiled = [(_pattern(pair[source]), pair[1 - source]) for pair in table]
 
     def rename(name: str) -> str:
+        """Rename by the first entry that matches; a KeyError if none does."""
         for pattern, target in compiled:
             if match := pattern.fullmatch(name):
                 *numbers, rest = match.groups()

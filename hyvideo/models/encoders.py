@@ -86,11 +86,8 @@ def _language_model(folder: Path, dtype: torch.dtype | None) -> Qwen2_5_VLTextMo
     """Load the text part of a Qwen2.5-VL; its vision tower and output layer are left on the disk."""
     config = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
     source = SafetensorsFolder(folder)
-    prefix = (
-        "model.language_model."
-        if any(name.startswith("model.language_model.") for name in source.shapes)
-        else ("model.")
-    )
+    language = "model.language_model."  # newer versions of the library
+    prefix = language if any(name.startswith(language) for name in source.shapes) else "model."
     with init_empty_weights():
         model = Qwen2_5_VLTextModel(config)
     return _filled(model, source, prefix, dtype, ignored=("visual.", "model.visual.", "lm_head."))
@@ -131,6 +128,7 @@ def _glyph_encoder(text: Path, vocab_size: int) -> T5EncoderModel:
         model = T5EncoderModel(config)
 
     def naming(name: str) -> Part:
+        """Name a tensor of the encoder as the file does."""
         shared = name == "shared.weight"
         return Part(GLYPH_PREFIX + ("embed_tokens.weight" if shared else name.removeprefix("encoder.")))
 

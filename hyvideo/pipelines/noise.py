@@ -39,6 +39,7 @@ class SampleNoise:
 
     def _draw(self, kind: str, index: int, shape: Sequence[int], *, shared: bool) -> Tensor:
         def one(seed: int, prompt: int, generation: int) -> Tensor:
+            """Draw one sample's noise."""
             generator = generator_for(
                 seed, f"{self.stream}/{kind}", self.round, prompt, 0 if shared else generation, index
             )

@@ -84,10 +84,10 @@ class RunState:
             "controller": self.controller.state_dict() if self.controller else None,
             "anchor_equals_policy": self.anchor.equals_policy if self.anchor else None,
         }
-
         adapter = adapter_weights(self.transformer) if self.lora is not None else {}
 
         def write_adapter(unfinished: Path) -> None:
+            """Add the adapter as diffusers reads it."""
             if self.lora is not None:
                 save_lora(self.transformer, unfinished / "lora", adapter)
 

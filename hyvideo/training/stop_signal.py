@@ -22,6 +22,7 @@ class StopSignal:
         former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
         def remember(number: int, frame: FrameType | None) -> None:
+            """Keep the first signal's name; the same one again finds its former handler."""
             self.name = self.name or signal.Signals(number).name
             signal.signal(number, former[number])
 

@@ -21,6 +21,23 @@ from hyvideo.training.scoring import join_scores, score_over_ranks
 
 
 @dataclass(frozen=True)
+class Sampled:
+    """Videos of a list of prompts, split over data-parallel ranks.
+
+    Attributes:
+        numbers: places of this rank's prompts in the list.
+        videos: this rank's, `[b, F, H, W, 3]` uint8.
+        scores: theirs; None when there are none.
+        all_scores: scores of the whole list, the same on every rank.
+    """
+
+    numbers: range
+    videos: Tensor
+    scores: Scores | None
+    all_scores: Scores
+
+
+@dataclass(frozen=True)
 class Validation:
     """Fixed prompts and how they are sampled and scored.
 
@@ -42,25 +59,36 @@ class Validation:
 
     def __call__(self, folder: Path) -> dict[str, float]:
         """Write the videos and their scores to `folder`; return `valid/*` means (NaN scores left out)."""
+        sampled = self.sample(self.prompts)
+        save_samples(
+            folder,
+            sampled.videos,
+            [self.prompts[number].text for number in sampled.numbers],
+            sampled.scores,
+            fps=self.config.rollout.video_fps,
+            numbers=sampled.numbers,
+            mesh=self.mesh,
+        )
+        means = {f"valid/{name}": float(values.nanmean()) for name, values in sampled.all_scores.metrics.items()}
+        return {"valid/reward": float(sampled.all_scores.total.nanmean()), **means}
+
+    def sample(self, prompts: Sequence[Prompt]) -> Sampled:
+        """Sample `prompts` with the policy as it is and score the videos; all ranks call it with the same prompts."""
         settings = self.config.validation
-        count = -(-len(self.prompts) // self.mesh.dp_size)
-        numbers = range(len(self.prompts))[self.mesh.dp_rank * count : (self.mesh.dp_rank + 1) * count]
-        own = [self.prompts[number] for number in numbers]
+        count = -(-len(prompts) // self.mesh.dp_size)
+        numbers = range(len(prompts))[self.mesh.dp_rank * count : (self.mesh.dp_rank + 1) * count]
+        own = [prompts[number] for number in numbers]
         videos = sample_prompts(
             self.pipeline,
-            [*own, *[self.prompts[0]] * (count - len(own))],  # sharded weights want as many forward passes of each rank
+            [*own, *[prompts[0]] * (count - len(own))],  # sharded weights want as many forward passes of each rank
             self.guidance,
             num_frames=settings.validate_video_length,
             size=parse_size(settings.validation_fixed_size),
             seed=settings.validation_global_seed,
             batch_size=self.config.rollout.rollout_micro_batch_size or count,
         )[: len(own)]
-        texts = [prompt.text for prompt in own]
-        scores, of_ranks = score_over_ranks(self.reward, videos, texts, self.mesh)
-        save_samples(folder, videos, texts, scores, fps=self.config.rollout.video_fps, numbers=numbers, mesh=self.mesh)
-        every = join_scores(of_ranks)
-        means = {f"valid/{name}": float(values.nanmean()) for name, values in every.metrics.items()}
-        return {"valid/reward": float(every.total.nanmean()), **means}
+        scores, of_ranks = score_over_ranks(self.reward, videos, [prompt.text for prompt in own], self.mesh)
+        return Sampled(numbers, videos, scores, join_scores(of_ranks))
 
 
 def save_samples(

@@ -1,60 +1,98 @@
 """The demo: post-train the bundled tiny model on this machine and show what improved (`make demo`).
 
 It samples held-out prompts with the base model, trains with the flags of `configs/tiny.yaml` (any flag of post_train.py
-may follow), samples the same prompts and seeds again, and writes a reward curve and the videos side by side.
+may follow), samples the same prompts and seeds again, and writes a reward curve and the videos side by side. Up to four
+cores work as data-parallel ranks: at this size they do twice as much as the threads of one process.
 """
 
+import os
+import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from transformers.utils.logging import disable_progress_bar
 
 from hyvideo.config.loading import load_config
+from hyvideo.config.schema import Config
+from hyvideo.data.prompts import Prompt
+from hyvideo.distributed.process_group import process_group
 from hyvideo.observability.before_after import side_by_side
 from hyvideo.observability.plots import plot_reward_curve
 from hyvideo.training.assembly import build_trainer
-from scripts.tiny.comparison import Sampled, gains, held_out_prompts, sample_held_out, write_gains
+from hyvideo.training.trainer import Trainer
+from hyvideo.training.validation import Sampled
+from scripts.tiny.comparison import gains, held_out_prompts, write_gains
 
 NUM_HELD_OUT = 128
 NUM_SHOWN = 8
+MAX_RANKS = 4
 
 
 def main(argv: list[str]) -> int:
-    """Run the demo; returns the exit status."""
+    """Start the ranks, or be one of them; returns the exit status."""
+    try:
+        config = load_config(["--config", "configs/tiny.yaml", *argv])
+    except ValueError as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 2
+    if "WORLD_SIZE" not in os.environ:
+        name = config.run.output_dir or f"outputs/demo-{time.strftime('%Y%m%d-%H%M%S')}"
+        return _start([*argv, "--output_dir", name])
     disable_progress_bar()
+    config.grpo.batch_size //= int(os.environ["WORLD_SIZE"])  # the ranks share the videos of a round
+    with process_group(config.parallel.collective_timeout):
+        _train_and_compare(config)
+    return 0
+
+
+def _start(argv: list[str]) -> int:
+    """Run this program as ranks of one core each; returns their exit status."""
+    num_cores = torch.get_num_threads()
+    num_ranks = max(number for number in (1, 2, MAX_RANKS) if number <= num_cores)
+    ranks = ["torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}", "-m", "scripts.tiny.demo"]
+    threads = {"OMP_NUM_THREADS": str(num_cores // num_ranks)}
+    return subprocess.call([sys.executable, "-m", *ranks, *argv], env={**os.environ, **threads})
+
+
+def _train_and_compare(config: Config) -> None:
+    """Train, and sample before and after; the main rank writes what came out."""
     started = time.monotonic()
-    config = load_config(["--config", "configs/tiny.yaml", *argv])
-    if config.run.output_dir is None:
-        config.run.output_dir = f"outputs/demo-{time.strftime('%Y%m%d-%H%M%S')}"
     trainer = build_trainer(config)
     prompts = held_out_prompts(config, NUM_HELD_OUT)
     trainer.console.info(f"sampling {NUM_HELD_OUT} held-out prompts with the base model ...")
-    before = sample_held_out(trainer, prompts)
+    before = trainer.validation.sample(prompts)
     trainer.train()
     trainer.console.info("sampling the same prompts and seeds with the trained model ...")
-    after = sample_held_out(trainer, prompts)
+    after = trainer.validation.sample(prompts)
+    if trainer.mesh.is_main:
+        _write(trainer, before, after, prompts)
+        trainer.console.info(f"{(time.monotonic() - started) / 60:.1f} minutes")
+    trainer.console.close()
+
+
+def _write(trainer: Trainer, before: Sampled, after: Sampled, prompts: Sequence[Prompt]) -> None:
+    """Write gains, curve and videos to the run folder, and say what improved."""
     folder = trainer.folder.path
-    result = gains(before.scores, after.scores)
+    result = gains(before.all_scores, after.all_scores)
     write_gains(folder / "gains.json", result)
     plot_reward_curve(folder / "metrics.jsonl", folder / "reward_curve.png")
     _show(before, after, [prompt.text for prompt in prompts], folder / "before_after.mp4")
     trainer.console.info(
-        f"\nPaired gain on {NUM_HELD_OUT} held-out prompts and seeds (ODE), mean and 95 % interval:\n"
+        f"\nPaired gain on {len(prompts)} held-out prompts and seeds (ODE), mean and 95 % interval:\n"
         + "\n".join(f"  {name:7s} {gain}" for name, gain in result.items())
         + f"\n{_verdict(result)}\n"
-        f"reward curve: {folder / 'reward_curve.png'}\nbefore/after: {folder / 'before_after.mp4'} (and .png)\n"
-        f"{(time.monotonic() - started) / 60:.1f} minutes"
+        f"reward curve: {folder / 'reward_curve.png'}\nbefore/after: {folder / 'before_after.mp4'} (and .png)"
     )
-    trainer.console.close()
-    return 0
 
 
-def _show(before: Sampled, after: Sampled, texts: list[str], path: Path) -> None:
+def _show(before: Sampled, after: Sampled, texts: Sequence[str], path: Path) -> None:
     """Write the first videos side by side: no choosing by result."""
     captions = [
         f"{text} ({old:+.1f} to {new:+.1f})"
-        for text, old, new in zip(texts, before.scores.total, after.scores.total, strict=True)
+        for text, old, new in zip(texts, before.all_scores.total, after.all_scores.total, strict=True)
     ]
     side_by_side(before.videos[:NUM_SHOWN], after.videos[:NUM_SHOWN], captions[:NUM_SHOWN], path)
 

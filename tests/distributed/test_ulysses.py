@@ -8,7 +8,7 @@ import torch
 from diffusers import HunyuanVideo15Transformer3DModel
 from torch import Tensor
 
-from hyvideo.distributed.collectives import gather
+from hyvideo.distributed.collectives import all_or_none, gather
 from hyvideo.distributed.mesh import build_mesh
 from hyvideo.models.attention import install_attention
 from hyvideo.models.parallelize import compile_blocks, prepare_policy
@@ -115,8 +115,10 @@ def test_output_and_gradients_are_those_of_one_process(sp_size: int):
 
 def refusal_of(sp_size: int) -> str:
     """What installing the attention over too many ranks says."""
+    group = build_mesh(sp_size=sp_size).sp_group
     try:
-        install_attention(build_transformer(num_attention_heads=3), build_mesh(sp_size=sp_size).sp_group)
+        with all_or_none():
+            install_attention(build_transformer(num_attention_heads=3), group)
     except ValueError as error:
         return str(error)
     return ""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hyvideo.checkpoint.train_state import save_train_state
+from hyvideo.checkpoint.train_state import begin_save
 from tests.support.command_line import CommandLine
 from tests.support.training import arguments
 
@@ -42,7 +42,7 @@ def garbage_checkpoint(folder: Path) -> dict[str, Any]:
 
 def foreign_checkpoint(folder: Path) -> dict[str, Any]:
     tensors = {"policy": {"weight": torch.zeros(2)}}
-    save_train_state(folder, 5, tensors, {"config_hash": "0123456789abcdef"})
+    begin_save(folder, 5, tensors, {"config_hash": "0123456789abcdef"}).finish()
     return {"resume_from_checkpoint": "step_5"}
 
 

@@ -163,8 +163,8 @@ class RewardConfig:
     """Reward: which model scores the videos and how its metrics are weighed."""
 
     reward_model: str = "videoalign_local"
-    """Name of the reward: videoalign_local (VideoReward weights), clip_score, pick_score, moving_shapes (the bundled
-    tiny model), or another registered one; with remote_reward_url one that the server has."""
+    """Name of the reward: videoalign_local (VideoReward weights), clip_score, pick_score, clip_iqa, moving_shapes (the
+    bundled tiny model), or another registered one; with remote_reward_url one that the server has."""
 
     reward_weights: dict[str, float] = field(default_factory=lambda: {"VQ": 0.5, "MQ": 0.5, "TA": 1.0})
     """Weight per metric of the total: visual quality VQ, motion quality MQ, text alignment TA. As a flag: JSON.

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from hyvideo.checkpoint.run_folder import open_run_folder
-from hyvideo.checkpoint.train_state import save_train_state
+from hyvideo.checkpoint.train_state import begin_save
 from hyvideo.config.schema import RunConfig
 
 
 def save(checkpoints: Path, step: int, **facts: object) -> Path:
-    return save_train_state(checkpoints, step, {"policy": {"w": torch.zeros(1)}}, facts)
+    return begin_save(checkpoints, step, {"policy": {"w": torch.zeros(1)}}, facts).finish()
 
 
 def test_a_new_folder_lies_exactly_where_asked_and_is_made_by_the_runs_first_file(tmp_path: Path):

@@ -20,7 +20,6 @@ from hyvideo.checkpoint.train_state import (
     load_tensors,
     read_facts,
     require_dtypes,
-    save_train_state,
 )
 
 
@@ -37,7 +36,7 @@ def tensors(seed: int = 0) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def save(folder: Path, step: int, **options: object) -> Path:
-    return save_train_state(folder, step, tensors(step), {"round": step * 2, "text": "ü"}, **options)
+    return begin_save(folder, step, tensors(step), {"round": step * 2, "text": "ü"}, **options).finish()
 
 
 def assert_whole(checkpoint: Path, step: int) -> None:
@@ -68,7 +67,7 @@ def test_latest_names_the_newest(tmp_path: Path):
 
 def test_a_step_that_is_made_again_replaces_its_checkpoint(tmp_path: Path):
     save(tmp_path, 2)
-    save_train_state(tmp_path, 2, tensors(seed=7), {})
+    begin_save(tmp_path, 2, tensors(seed=7), {}).finish()
     received = tensors()
     load_tensors(tmp_path / "step_2", received)
     assert torch.equal(received["policy"]["block.weight"], tensors(7)["policy"]["block.weight"])

@@ -64,7 +64,7 @@ def test_a_target_sets_up_first_and_only_once(fresh_clone, python_that_records):
     assert calls(fresh_clone) == [
         "-m venv .venv",
         "-m pip install --quiet --requirement requirements.txt",
-        *["-m pytest -q -x tests/unit"] * 2,
+        *["-m pytest -q -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder -x tests/unit"] * 2,
     ]
 
 

@@ -77,6 +77,7 @@ class RemoteReward(RewardModel):
         sent = [digest(prompt, content) for prompt, content in zip(prompts, contents, strict=True)]
 
         def post() -> ScoreResponse:
+            """Ask once."""
             answer = self._answer(
                 ScoreResponse,
                 "POST",

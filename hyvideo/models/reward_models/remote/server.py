@@ -49,14 +49,17 @@ def create_app(
 
     @app.get("/health")
     async def health() -> dict[str, str]:
+        """Say that the server lives."""
         return {"status": "ok"}
 
     @app.get("/metadata", dependencies=[Depends(_guard(token))])
     async def metadata() -> Metadata:
+        """Say what is served."""
         return Metadata(rewards=facts, video_fps=video_fps, max_body_bytes=max_body_bytes)
 
     @app.post("/score/{name}", dependencies=[Depends(_guard(token))])
     async def score(name: str, request: Request) -> ScoreResponse:
+        """Score the videos of one request."""
         if name not in rewards:
             raise HTTPException(404, f"no reward '{name}'; expected one of {', '.join(rewards)}")
         asked, contents = await _read_form(request)
@@ -69,6 +72,7 @@ def _guard(token: str | None) -> Callable[[Request], None]:
     """Return the check that a request shows the token."""
 
     def check(request: Request) -> None:
+        """Answer 401 to a request without the token."""
         shown = request.headers.get("Authorization", "")
         if token is not None and not hmac.compare_digest(shown.encode(), f"Bearer {token}".encode()):
             raise HTTPException(401, "expected the header Authorization: Bearer TOKEN with the server's token")
@@ -166,6 +170,7 @@ class _BodyLimit:
         received = 0
 
         async def counted() -> Message:
+            """Receive the next piece; answer 413 when they have become too many bytes."""
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))

@@ -104,6 +104,7 @@ class VideoAlignScorer:
         shown = self._shown_frames(None, None)
 
         def chosen(video: Tensor) -> Tensor:
+            """Return the frames that are shown."""
             return video[frame_indices(len(video), video_fps, **shown)].cpu()
 
         return self._score([lambda video=video: chosen(video) for video in videos], prompts, normalize, None)
