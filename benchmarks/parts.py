@@ -30,7 +30,7 @@ FPS = 24
 
 def measure() -> list[Result]:
     """Measure every part on this machine."""
-    stock = HunyuanVideo15Pipeline.from_pretrained(ROOT).to(device())
+    stock = HunyuanVideo15Pipeline.from_pretrained(ROOT, torch_dtype=torch.float32).to(device())
     ours = load_pipeline(ROOT, pipeline_class=HunyuanVideoGRPOPipeline, scheduler=FlowMatchDiscreteScheduler())
     ours.to(device())
     latents = torch.randn(NUM_VIDEOS, 8, 5, 8, 8, generator=torch.Generator().manual_seed(0)).to(device())

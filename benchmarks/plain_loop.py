@@ -62,7 +62,7 @@ class PlainLoop:
         ours = trainer.update.pipeline
         self.config, self.trainer, self.folder = trainer.config, trainer, folder
         self.device, self.autocast_dtype, self.scheduler = ours.transformer.device, ours.autocast_dtype, ours.scheduler
-        self.pipeline = HunyuanVideo15Pipeline.from_pretrained(root).to(self.device)
+        self.pipeline = HunyuanVideo15Pipeline.from_pretrained(root, torch_dtype=torch.float32).to(self.device)
         self.pipeline.prompt_template_encode_start_idx = ours.system_turn_length()
         self.decode = decode or self._decode
         self.policy = prepare_policy(self.pipeline.transformer, gradient_checkpointing=False)

@@ -115,9 +115,8 @@ class Trainer:
             self.profile.begin_round(last=self.state.step + num_updates >= self.config.run.max_steps)
         if self.state.anchor:
             self.state.anchor.prefetch()
-        noisy = self._noisy_steps()
-        trajectory = self._collect(noisy)
-        updates = self._choose_pairs(noisy)
+        trajectory = self._collect()
+        updates = self._choose_pairs()
         with self.timer("anchor"):
             anchor_means = self.update.anchor_means(trajectory, updates)
         replay: dict[str, float] = {}
@@ -157,9 +156,10 @@ class Trainer:
             generator=generator_for(self.config.run.seed, "sde_window", self.state.round, 0, 0, 0),
         )
 
-    def _collect(self, noisy: Tensor) -> Trajectory:
+    def _collect(self) -> Trajectory:
         """Sample and score the next round's videos; some are kept as mp4."""
         config, state = self.config, self.state
+        own = self.layout.positions(self.mesh.dp_rank)
         trajectory = collect(
             self.update.pipeline,
             self.reward,
@@ -171,7 +171,7 @@ class Trainer:
             round_index=state.round,
             config=config,
             timer=self.timer,
-            noisy=None if config.rollout.sde_window == "all" else noisy[self.layout.positions(self.mesh.dp_rank)],
+            noisy=None if config.rollout.sde_window == "all" else self._noisy_steps()[own],
         )
         first_of_interval = _crossed(state.step - config.grpo.updates_per_rollout, state.step, config.run.save_interval)
         if config.rollout.save_rollout_videos and (state.step == 0 or first_of_interval):
@@ -181,16 +181,16 @@ class Trainer:
                 trajectory.prompts,
                 trajectory.scores,
                 fps=config.rollout.video_fps,
-                numbers=self.layout.positions(self.mesh.dp_rank),
+                numbers=own,
                 mesh=self.mesh,
             )
         return trajectory
 
-    def _choose_pairs(self, noisy: Tensor) -> list[Pairs]:
+    def _choose_pairs(self) -> list[Pairs]:
         """Choose this rank's (sample, step) pairs of every update of this round."""
         grpo = self.config.grpo
         steps = select_timesteps(
-            noisy,
+            self._noisy_steps(),
             grpo.timestep_fraction,
             self.layout.num_videos,
             permute=grpo.enable_timestep_permutation,
