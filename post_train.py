@@ -35,6 +35,7 @@ def main() -> int:
         except (NonFiniteUpdateError, RewardFailureError, SaveError) as error:
             if trainer.mesh.is_main:
                 trainer.console.warning(str(error))
+                trainer.write_report()
             return 1
         finally:
             trainer.console.close()

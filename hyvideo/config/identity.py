@@ -14,6 +14,8 @@ _SILENT_GROUPS = {"validation", "parallel"}
 _SILENT_FIELDS = {
     "output_dir",
     "run_name",
+    "run_tags",
+    "trackers",
     "max_steps",
     "save_interval",
     "log_interval",

@@ -43,6 +43,7 @@ from hyvideo.observability.matrix_peak import matrix_peak_tflops
 from hyvideo.observability.metrics import MetricsLog
 from hyvideo.observability.phase_timer import PhaseTimer
 from hyvideo.observability.profiling import Profile
+from hyvideo.observability.trackers import Trackers, check_trackers
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.anchor import Anchor, BaseModelAnchor
@@ -71,6 +72,7 @@ def build_trainer(config: Config) -> Trainer:
     with all_or_none():
         check_layout(config.model.pretrained_model_root, config.model.pretrained_transformer_version)
         check_config(config, dist.get_world_size() if dist.is_initialized() else 1)
+        check_trackers(config.run.trackers)
         prompts = read_prompts(config.data.train_video_csv)
         valid = read_prompts(config.data.valid_video_csv) if config.data.valid_video_csv else []
         task = task_of(config.model.pretrained_model_root, config.model.pretrained_transformer_version)
@@ -125,18 +127,29 @@ def _build_profile(config: Config, folder: RunFolder, mesh: Mesh) -> Profile | N
 
 def _run_facts(config: Config) -> dict[str, object]:
     """Return what all ranks of a run must agree in: every setting, and the content of the prompt files."""
-    groups = OmegaConf.to_container(OmegaConf.structured(config))
-    settings = {name: value for group in groups.values() for name, value in group.items()}
     files = [*config.data.train_video_csv, *config.data.valid_video_csv]
-    return settings | {
+    return _settings(config) | {
         f"the content of {file}": hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] for file in files
     }
+
+
+def _settings(config: Config) -> dict[str, object]:
+    """Return every setting by its name."""
+    groups = OmegaConf.to_container(OmegaConf.structured(config))
+    return {name: value for group in groups.values() for name, value in group.items()}
 
 
 def _open_metrics(config: Config, folder: RunFolder, step: int) -> MetricsLog:
     """Save the configuration and open the log of a run that begins, or goes on, after `step`."""
     save_config(config, folder.path / "config.yaml")
-    metrics = MetricsLog(folder.path)
+    trackers = Trackers(
+        config.run.trackers,
+        folder.path,
+        run_name=config.run.run_name or folder.path.name,
+        tags=config.run.run_tags,
+        settings={name: str(value) for name, value in _settings(config).items()},
+    )
+    metrics = MetricsLog(folder.path, trackers)
     metrics.truncate_after(step)
     return metrics
 

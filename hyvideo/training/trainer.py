@@ -13,6 +13,7 @@ from hyvideo.data.prompts import Prompt
 from hyvideo.data.randomness import generator_for
 from hyvideo.distributed.collectives import gather
 from hyvideo.distributed.mesh import Mesh, RoundLayout
+from hyvideo.evaluation.run_report import report_runs
 from hyvideo.grpo.advantages import groups_without_spread
 from hyvideo.grpo.sde_window import noisy_steps
 from hyvideo.grpo.timesteps import Pairs, select_timesteps, split_updates
@@ -21,6 +22,7 @@ from hyvideo.observability.console import Console
 from hyvideo.observability.metrics import MetricsLog
 from hyvideo.observability.phase_timer import PhaseTimer
 from hyvideo.observability.profiling import Profile
+from hyvideo.observability.scored_videos import read_scored_videos
 from hyvideo.training.optimizer import set_learning_rate
 from hyvideo.training.performance import Performance
 from hyvideo.training.rollout import collect
@@ -29,6 +31,9 @@ from hyvideo.training.stop_signal import StopSignal
 from hyvideo.training.trajectory import Trajectory
 from hyvideo.training.update import NonFiniteUpdateError, PolicyUpdate, UpdateStats
 from hyvideo.training.validation import Validation, save_samples
+
+_TRACKED_VIDEOS = 8
+"""Validation videos sent to trackers each time."""
 
 
 @dataclass
@@ -69,7 +74,10 @@ class Trainer:
         """
         run, state = self.config.run, self.state
         if state.step == 0 and self.validation and self.config.validation.validate_at_step0:
-            self.console.info(f"before training: {_listed(self.validation(self.folder.samples / 'step_0'))}")
+            means = self._sample_and_score()
+            self.console.info(f"before training: {_listed(means)}")
+            if self.metrics and self.metrics.trackers:  # metrics.jsonl has a row per update, so none for step 0
+                self.metrics.trackers.log(0, means)
         self.console.start_progress(state.step, run.max_steps)
         with StopSignal().listening() as stop:
             while state.step < run.max_steps:
@@ -96,6 +104,7 @@ class Trainer:
             self.profile.finish()
         if self.metrics:
             self.metrics.close()
+            self.console.info(f"report: {self.folder.path / 'report.html'}")
 
     def _save(self, *, keep_last: int, round_start: int | None = None) -> None:
         """Save a checkpoint; with `async_save` it becomes valid at the next `finish_save`."""
@@ -107,6 +116,7 @@ class Trainer:
             round_start=round_start,
             beside_training=run.async_save,
         )
+        self.write_report()
 
     def run_round(self) -> None:
         """Collect one trajectory and make its updates; one row of metrics each."""
@@ -135,6 +145,7 @@ class Trainer:
             row |= times | self.performance.row(trajectory, pairs, times)
             if self.profile and self.profile.end_update():
                 self.console.info(f"profiled until step {self.state.step}: {self.profile.folder}")
+            row |= self.update.step_gradients.pop()
             if number == len(updates) or self.state.step >= self.config.run.max_steps:
                 self.state.round += 1
                 row |= self._validate(first)
@@ -229,7 +240,24 @@ class Trainer:
         interval = self.config.validation.validation_interval
         if self.validation is None or not _crossed(first, self.state.step, interval):
             return {}
-        return self.validation(self.folder.samples / f"step_{self.state.step}")
+        return self._sample_and_score()
+
+    def _sample_and_score(self) -> dict[str, float]:
+        """Write this step's validation videos; returns the `valid/*` metrics."""
+        folder = self.folder.samples / f"step_{self.state.step}"
+        means = self.validation(folder)
+        if self.metrics and self.metrics.trackers:
+            self.metrics.trackers.log_videos(self.state.step, read_scored_videos(folder)[:_TRACKED_VIDEOS])
+        return means
+
+    def write_report(self) -> None:
+        """Write `report.html` from what is in the run folder; a report that cannot be written stops no training."""
+        if not (self.metrics and self.metrics.path.exists()):
+            return
+        try:
+            report_runs([self.folder.path], self.folder.path / "report.html")
+        except (OSError, ValueError) as error:
+            self.console.warning(f"report.html was not written: {error}")
 
     def _report(self, row: dict[str, float]) -> None:
         if self.metrics:

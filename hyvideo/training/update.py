@@ -16,6 +16,7 @@ from hyvideo.grpo.trust_region import dual_kl, position_kl, velocity_kl
 from hyvideo.pipelines.conditioning import Conditioning
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from hyvideo.training.anchor import Anchor
+from hyvideo.training.step_gradients import StepGradients
 from hyvideo.training.trajectory import Trajectory
 
 
@@ -97,6 +98,8 @@ class PolicyUpdate:
         self.scales = scales
         self.config = config
         self.mesh = mesh
+        flavour = {"sde_type": config.rollout.sde_type, "eta": config.rollout.eta}
+        self.step_gradients = StepGradients(pipeline.scheduler.step_weights(**flavour).velocity)
 
     def __call__(
         self, trajectory: Trajectory, pairs: Pairs, anchor_means: Tensor | None, coefficient: float
@@ -181,6 +184,7 @@ class PolicyUpdate:
             self.config.grpo.clip_range,
             self.scales[index].to(log_probs),
         )
+        self.step_gradients.add(policy, mean, index)
         position = mean.new_zeros(()) if anchor_mean is None else position_kl(mean, anchor_mean, std)
         velocity = velocity_kl(old_log_probs, log_probs)
         divergence = position

@@ -53,6 +53,13 @@ class RunConfig:
     run_name: str | None = None
     """Name of the run in trackers and the default folder. None: the names of the config files, joined by '-'."""
 
+    run_tags: list[str] = field(default_factory=list)
+    """Tags of the run in trackers."""
+
+    trackers: list[str] = field(default_factory=lambda: ["tensorboard"])
+    """Experiment trackers by accelerate's names: tensorboard, wandb, mlflow, ... All but tensorboard must be installed.
+    metrics.jsonl is always written."""
+
     max_steps: int = 10000
     """Optimizer updates after which training ends, counted from the start of the run, not from a resume."""
 
