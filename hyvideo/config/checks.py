@@ -17,6 +17,8 @@ INTERVALS = {
     "infer_flow_shift_video": "(0, inf)",
     "video_fps": "[1, inf)",
     "rollout_micro_batch_size": "[0, inf)",
+    "sde_window_size": "[1, inf)",
+    "sde_window_interval": "[1, inf)",
     "batch_size": "[1, inf)",
     "num_generations": "[2, inf)",
     "clip_range": "(0, inf)",
@@ -57,6 +59,8 @@ INTERVALS = {
     "log_interval": "[1, inf)",
     "keep_last": "[1, inf)",
     "keep_every": "[0, inf)",
+    "profile_steps": "[1, inf)",
+    "peak_tflops": "(0, inf)",
     "sample_n_frames": "[1, inf)",
     "validate_video_length": "[1, inf)",
 }
@@ -160,7 +164,14 @@ def _update_problems(cfg: Config) -> Iterator[str]:
     if stochastic < 1:
         yield "grpo_sampling_steps is 1, but the last step of sde_type cps is deterministic: use at least 2 steps"
         return
-    trained = max(1, math.ceil(grpo.timestep_fraction * stochastic - 1e-9))
+    noisy = stochastic if cfg.rollout.sde_window == "all" else cfg.rollout.sde_window_size
+    if noisy > stochastic:
+        yield (
+            f"sde_window_size is {noisy}, but only {stochastic} of {num_steps} denoising steps can draw noise: lower "
+            "it, or set sde_window to all"
+        )
+        return
+    trained = max(1, math.ceil(grpo.timestep_fraction * noisy - 1e-9))
     if grpo.updates_per_rollout > num_videos * trained:
         yield (
             f"updates_per_rollout is {grpo.updates_per_rollout}, but a rank has batch_size {grpo.batch_size} x "

@@ -39,13 +39,16 @@ from hyvideo.models.parallelize import (
 )
 from hyvideo.models.reward_models.rewards import WeightedReward, get_reward_fn
 from hyvideo.observability.console import Console
+from hyvideo.observability.matrix_peak import matrix_peak_tflops
 from hyvideo.observability.metrics import MetricsLog
 from hyvideo.observability.phase_timer import PhaseTimer
+from hyvideo.observability.profiling import Profile
 from hyvideo.observability.trackers import Trackers, check_trackers
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.anchor import Anchor, BaseModelAnchor, anchor_kind
 from hyvideo.training.optimizer import build_optimizers
+from hyvideo.training.performance import Performance
 from hyvideo.training.state import RunState
 from hyvideo.training.trainer import Trainer
 from hyvideo.training.update import PolicyUpdate
@@ -95,6 +98,14 @@ def build_trainer(config: Config) -> Trainer:
         console=console,
         timer=PhaseTimer(device),
         mesh=mesh,
+        performance=Performance(
+            pipeline,
+            update.guidance,
+            config,
+            mesh,
+            config.run.peak_tflops or matrix_peak_tflops(device, pipeline.autocast_dtype),
+        ),
+        profile=_build_profile(config, folder, mesh),
     )
 
 
@@ -116,6 +127,13 @@ def read_inputs(config: Config) -> tuple[list[Prompt], list[Prompt]]:
         check_images(valid, task)
     require_same(_run_facts(config))
     return prompts, valid
+
+
+def _build_profile(config: Config, folder: RunFolder, mesh: Mesh) -> Profile | None:
+    """Build profile mode; None when it is off."""
+    if not config.run.profile:
+        return None
+    return Profile(folder.path / "profile", rank=mesh.rank, num_updates=config.run.profile_steps)
 
 
 def _run_facts(config: Config) -> dict[str, object]:

@@ -81,6 +81,17 @@ class RunConfig:
     async_save: bool = False
     """Write checkpoints beside the next round, from a copy in host memory; each becomes valid at that round's end."""
 
+    profile: bool = False
+    """Write a PyTorch profiler trace of each rank and a table of the phases to `profile/` of the run folder, over
+    profile_steps updates after the first round. Training goes on afterwards; the profiled updates are slower."""
+
+    profile_steps: int = 2
+    """Updates that profile covers."""
+
+    peak_tflops: float | None = None
+    """10^12 operations per second that one device can make in matrix products; perf/mfu_* is the share in use. None:
+    the data sheet's figure of a known GPU, otherwise what a large product reaches when the run begins."""
+
     resume_from_checkpoint: str | None = None
     """`latest` continues the newest checkpoint of output_dir, or starts fresh when there is none yet; a path
     continues that checkpoint. None: output_dir must be new or empty."""
