@@ -8,7 +8,7 @@ VENV_PYTHON := $(VENV)/bin/python
 INSTALLED   := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow lint clean
+.PHONY: help setup demo test test-slow bench lint clean
 
 help: ## list the targets
 	@echo "usage: make TARGET [PYTHON=python3.11] [VENV=.venv] [PIP_FLAGS='...'] [ARGS='...']"
@@ -37,6 +37,9 @@ test: $(INSTALLED) ## run the tests; ARGS are pytest's, for example ARGS='tests/
 
 test-slow: $(INSTALLED) ## run only the tests that take many minutes
 	"$(VENV_PYTHON)" -m pytest -q -m slow $(ARGS)
+
+bench: $(INSTALLED) ## measure against plain code and compare with the committed results of this kind of machine
+	"$(VENV_PYTHON)" -m benchmarks $(ARGS)
 
 lint: $(INSTALLED) ## check style, docstrings and annotations
 	"$(VENV_PYTHON)" -m ruff check .

@@ -9,12 +9,13 @@ Videos that are there already and were made with the same settings are not made 
 import argparse
 import os
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed import ProcessGroup, init_device_mesh
+from torch.distributed import ProcessGroup
 from tqdm import tqdm
 from transformers.utils.logging import disable_progress_bar
 
@@ -22,6 +23,9 @@ from hyvideo.checkpoint.policy import check_checkpoint, load_trained_policy
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.images import check_images, read_image
 from hyvideo.data.prompts import Prompt, read_prompts
+from hyvideo.distributed.collectives import gather
+from hyvideo.distributed.mesh import build_mesh
+from hyvideo.distributed.process_group import process_group
 from hyvideo.evaluation.generation import Job, jobs_of_csv, jobs_of_prompt
 from hyvideo.evaluation.sampling import sample_prompts
 from hyvideo.models.attention import install_attention
@@ -33,6 +37,9 @@ from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideo
 from hyvideo.pipelines.resolution import bucket_size
 from hyvideo.pipelines.sampling_defaults import sampling_defaults
 from hyvideo.schedulers.scheduling_flow_match_discrete import SDE_TYPES, FlowMatchDiscreteScheduler
+
+WAIT_SECONDS = 7200
+"""How long processes that share videos wait for each other: two hours, more than any of them takes for one video."""
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
@@ -86,19 +93,28 @@ class Plan:
 def main(argv: list[str]) -> int:
     """Sample and write; returns the exit status (0 done, 2 wrong input)."""
     disable_progress_bar()
-    try:
-        plan = plan_of(parse_arguments(argv))
-        if not plan.jobs:  # more processes than videos
-            return 0
-        pipeline = _pipeline(plan)
-        scale = plan.settings["guidance_scale"]
-        negative = pipeline.encode([plan.arguments.negative_prompt], glyphs=False) if scale != 1.0 else None
-        for job in tqdm(plan.jobs, desc="videos", unit="video", disable=len(plan.jobs) < 2):
-            _generate(pipeline, job, plan, negative)
-    except ValueError as error:
-        print(f"generate.py: {error}", file=sys.stderr)
-        return 2
+    with ExitStack() as ranks:
+        try:
+            plan = plan_of(parse_arguments(argv))
+            if plan.arguments.sp_size > 1:
+                ranks.enter_context(process_group(WAIT_SECONDS))
+            sp_group = build_mesh(sp_size=plan.arguments.sp_size, device_type=_device().type).sp_group
+            if plan.jobs:  # there may be more processes than videos
+                _generate_all(plan, sp_group)
+        except ValueError as error:
+            print(f"generate.py: {error}", file=sys.stderr)
+            return 2
+        gather(None)  # those that share videos leave together
     return 0
+
+
+def _generate_all(plan: Plan, sp_group: ProcessGroup | None) -> None:
+    """Load the model and make this process's share of the videos."""
+    pipeline = _pipeline(plan, sp_group)
+    scale = plan.settings["guidance_scale"]
+    negative = pipeline.encode([plan.arguments.negative_prompt], glyphs=False) if scale != 1.0 else None
+    for job in tqdm(plan.jobs, desc="videos", unit="video", disable=len(plan.jobs) < 2):
+        _generate(pipeline, job, plan, negative)
 
 
 def plan_of(arguments: argparse.Namespace) -> Plan:
@@ -130,10 +146,15 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
     return Plan(arguments, {**defaults, **given}, share, writes=rank % sp_size == 0)
 
 
-def _pipeline(plan: Plan) -> HunyuanVideoGRPOPipeline:
-    """Load the model, with trained weights when asked to, onto this process's GPU if there is one."""
-    arguments, on_gpu = plan.arguments, torch.cuda.is_available()
-    device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if on_gpu else "cpu")
+def _device() -> torch.device:
+    """Return this process's GPU, or the CPU where there is none."""
+    return torch.device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu")
+
+
+def _pipeline(plan: Plan, sp_group: ProcessGroup | None) -> HunyuanVideoGRPOPipeline:
+    """Load the model, with trained weights when asked to, onto this process's device."""
+    arguments, device = plan.arguments, _device()
+    on_gpu = device.type == "cuda"
     scheduler = FlowMatchDiscreteScheduler(shift=plan.settings["shift"])
     scheduler.set_timesteps(plan.settings["num_inference_steps"])
     pipeline = load_pipeline(
@@ -148,22 +169,12 @@ def _pipeline(plan: Plan) -> HunyuanVideoGRPOPipeline:
         load_trained_policy(pipeline.transformer, arguments.checkpoint_path)
     if arguments.lora_path:
         load_lora(pipeline.transformer, arguments.lora_path)
-    install_attention(pipeline.transformer.eval(), _sp_group(arguments.sp_size, device))
+    install_attention(pipeline.transformer.eval(), sp_group)
     pipeline.autocast_dtype = torch.bfloat16 if on_gpu else torch.float32
     if not arguments.offload:
         return pipeline.to(device)
     pipeline.enable_model_cpu_offload(device=device)
     return pipeline
-
-
-def _sp_group(sp_size: int, device: torch.device) -> ProcessGroup | None:
-    """Return the group of processes that make one video together; None for one alone."""
-    if sp_size == 1:
-        return None
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    shape = (int(os.environ["WORLD_SIZE"]) // sp_size, sp_size)
-    return init_device_mesh(device.type, shape, mesh_dim_names=("dp", "sp")).get_group("sp")
 
 
 def _generate(pipeline: HunyuanVideoGRPOPipeline, job: Job, plan: Plan, negative: Conditioning | None) -> None:

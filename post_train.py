@@ -14,6 +14,7 @@ from hyvideo.checkpoint.train_state import SaveError
 from hyvideo.config.loading import load_config
 from hyvideo.distributed.process_group import process_group
 from hyvideo.models.reward_models.registry import RewardFailureError
+from hyvideo.planning.preflight import plan_on_main, preflight
 from hyvideo.training.assembly import build_trainer
 from hyvideo.training.update import NonFiniteUpdateError
 
@@ -24,7 +25,13 @@ def main() -> int:
     with ExitStack() as ranks:
         try:
             config = load_config(sys.argv[1:])
+            planned = plan_on_main(config) if config.run.dry_run else None
             ranks.enter_context(process_group(config.parallel.collective_timeout))
+            if config.run.dry_run:
+                report = preflight(config, planned)
+                if not dist.is_initialized() or dist.get_rank() == 0:
+                    print(report)
+                return 0
             trainer = build_trainer(config)
         except ValueError as error:
             if not dist.is_initialized() or dist.get_rank() == 0:  # ranks that have met all say the same
@@ -35,6 +42,7 @@ def main() -> int:
         except (NonFiniteUpdateError, RewardFailureError, SaveError) as error:
             if trainer.mesh.is_main:
                 trainer.console.warning(str(error))
+                trainer.write_report()
             return 1
         finally:
             trainer.console.close()

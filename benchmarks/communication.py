@@ -4,14 +4,14 @@ On any machine, with as many processes as wanted (no network is timed, bytes are
 
     torchrun --nproc_per_node 4 -m benchmarks.communication --sp_size 2
 
-A ring is assumed: all-gather and reduce-scatter of m bytes over n ranks send `m (n - 1) / n` from each, all-reduce
-twice that, all-to-all of m bytes `m (n - 1) / n`.
+The least is that of the formulas by which `scripts/plan.py` plans (`hyvideo/models/traffic.py`).
 """
 
 import argparse
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from hyvideo.distributed.mesh import Mesh, build_mesh
 from hyvideo.distributed.process_group import process_group
 from hyvideo.models.attention import install_attention
 from hyvideo.models.parallelize import prepare_policy, shard_weights
+from hyvideo.models.traffic import count_parameters, token_traffic, weight_traffic
 
 TEXT_WIDTH, GLYPH_WIDTH, TEXT_TOKENS = 32, 16, 8
 PATHS = {
@@ -123,27 +124,18 @@ def _call(transformer: HunyuanVideo15Transformer3DModel, frames: int) -> Tensor:
 def least_bytes(
     transformer: HunyuanVideo15Transformer3DModel, mesh: Mesh, *, num_tokens: int, recompute: bool
 ) -> dict[str, int]:
-    """Return what one rank must send in a forward and a backward pass of one video, float32.
-
-    - weights, n ranks per copy: gathered for the forward and again for the backward pass, trained ones reduced.
-    - copies, r of them: a shard's gradients all-reduced.
-    - tokens, P ranks: per block query, key, value and output change from tokens to heads or back, and their gradients.
-    - condition: per block the condition's heads are gathered, their gradients reduced; the output's tokens once.
-    """
-    config, num_ranks, sp = transformer.config, mesh.dp_shard * mesh.sp_size, mesh.sp_size
-    everything = 4 * sum(p.numel() for p in transformer.parameters())
-    trained = 4 * sum(p.numel() for p in transformer.parameters() if p.requires_grad)
-    width = config.num_attention_heads * config.attention_head_dim
-    forward_passes = 2 if recompute else 1
-    per_block = 4 * 4 * (num_tokens * width // sp) * (sp - 1) // sp
-    text = 4 * TEXT_TOKENS * width * (sp - 1) // sp
-    output = 4 * num_tokens * config.out_channels * (sp - 1) // sp
-    return {
-        "weights": (2 * everything + trained) * (num_ranks - 1) // num_ranks,
-        "copies": 2 * (trained // num_ranks) * (mesh.dp_replicate - 1) // mesh.dp_replicate,
-        "tokens": config.num_layers * per_block * (forward_passes + 1),
-        "condition": config.num_layers * text * (forward_passes + 1) + output,
-    }
+    """Return what one rank must send in a forward and a backward pass of one video, float32, by the formulas."""
+    shards = {"num_shards": mesh.dp_shard * mesh.sp_size, "dp_replicate": mesh.dp_replicate}
+    weights = weight_traffic(count_parameters(transformer), **shards, training=True)
+    tokens = token_traffic(
+        transformer.config,
+        num_video=num_tokens,
+        num_condition=TEXT_TOKENS,
+        sp_size=mesh.sp_size,
+        training=True,
+        recompute=recompute,
+    )
+    return asdict(weights + tokens)
 
 
 def main() -> None:

@@ -73,7 +73,7 @@ def _train(folder: Path, seconds: float, flags: Sequence[str]) -> tuple[tuple[fl
     rows = read_metrics(folder / "metrics.jsonl")
     scoring, sampling = (sum(row[f"time/{phase}"] for row in rows) for phase in ("reward", "rollout"))
     return (scoring, sampling + scoring, duration), [
-        {k: v for k, v in row.items() if not k.startswith("time/")} for row in rows
+        {k: v for k, v in row.items() if not k.startswith(("time/", "perf/"))} for row in rows
     ]
 
 

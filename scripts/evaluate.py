@@ -96,10 +96,13 @@ def main(argv: Sequence[str]) -> int:
         rewards = [_build_reward(text, arguments) for text in arguments.rewards]
         weights = _overall_weights(arguments.overall, [metric for r in rewards for metric in r.model.metrics])
         prompts = read_prompts([arguments.prompts_csv])
-        scores = {}
         for entry in arguments.entries:
             if entry.makes_videos and (status := _sample(entry, arguments, flags)):
                 return status
+        scores = {}
+        for reward in rewards:  # on the device only now: generate.py has used it
+            reward.model.to(reward.model.context.device)
+        for entry in arguments.entries:
             jobs = jobs_of_csv(_folder(entry, arguments), prompts, arguments.seeds)
             found = _scores(entry, jobs, rewards, arguments)
             scores[entry.name] = with_overall(found, weights) if weights else found
@@ -132,7 +135,7 @@ def _is_adapter(folder: Path) -> bool:
 
 
 def _build_reward(text: str, arguments: argparse.Namespace) -> NamedReward:
-    """Build the reward of `NAME` or `NAME=CHECKPOINT`."""
+    """Build the reward of `NAME` or `NAME=CHECKPOINT`, and put it aside in host memory."""
     name, _, checkpoint = text.partition("=")
     options = {"checkpoint": checkpoint} if checkpoint else {}
     known = registered_rewards()
@@ -140,7 +143,9 @@ def _build_reward(text: str, arguments: argparse.Namespace) -> NamedReward:
     check_options(RewardChoice(name, 1.0, {}, options, None), known[name])
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     context = RewardContext(device, arguments.model_root, batch_size=arguments.batch_size)
-    return NamedReward(name, options, known[name](context, **options))
+    reward = NamedReward(name, options, known[name](context, **options))
+    reward.model.to("cpu")
+    return reward
 
 
 def _overall_weights(text: str | None, metrics: Sequence[str]) -> dict[str, float]:

@@ -17,6 +17,8 @@ INTERVALS = {
     "infer_flow_shift_video": "(0, inf)",
     "video_fps": "[1, inf)",
     "rollout_micro_batch_size": "[0, inf)",
+    "sde_window_size": "[1, inf)",
+    "sde_window_interval": "[1, inf)",
     "batch_size": "[1, inf)",
     "num_generations": "[2, inf)",
     "clip_range": "(0, inf)",
@@ -57,13 +59,17 @@ INTERVALS = {
     "log_interval": "[1, inf)",
     "keep_last": "[1, inf)",
     "keep_every": "[0, inf)",
+    "profile_steps": "[1, inf)",
+    "peak_tflops": "(0, inf)",
     "sample_n_frames": "[1, inf)",
     "validate_video_length": "[1, inf)",
 }
 """The interval each number must lie in; a round bracket leaves its end out."""
 
 
-def check_config(cfg: Config, world_size: int, vae_spatial: int = 16, vae_temporal: int = 4) -> None:
+def check_config(
+    cfg: Config, world_size: int, vae_spatial: int = 16, vae_temporal: int = 4, *, files: bool = True
+) -> None:
     """Refuse a configuration that could not run, or in which a setting would do nothing.
 
     Args:
@@ -71,6 +77,7 @@ def check_config(cfg: Config, world_size: int, vae_spatial: int = 16, vae_tempor
         world_size: number of ranks.
         vae_spatial: pixels per latent element, in height and width.
         vae_temporal: frames per latent frame, after the first.
+        files: whether the prompts, and a checkpoint to resume, must be there.
 
     Raises:
         ValueError: lists every violated rule with its numbers and a way to mend it.
@@ -83,7 +90,7 @@ def check_config(cfg: Config, world_size: int, vae_spatial: int = 16, vae_tempor
         *_guidance_problems(cfg),
         *_trust_region_problems(cfg),
         *_reward_problems(cfg),
-        *_file_problems(cfg),
+        *(_file_problems(cfg) if files else ()),
         *_lora_problems(cfg),
         *_run_problems(cfg),
     ]
@@ -157,7 +164,14 @@ def _update_problems(cfg: Config) -> Iterator[str]:
     if stochastic < 1:
         yield "grpo_sampling_steps is 1, but the last step of sde_type cps is deterministic: use at least 2 steps"
         return
-    trained = max(1, math.ceil(grpo.timestep_fraction * stochastic - 1e-9))
+    noisy = stochastic if cfg.rollout.sde_window == "all" else cfg.rollout.sde_window_size
+    if noisy > stochastic:
+        yield (
+            f"sde_window_size is {noisy}, but only {stochastic} of {num_steps} denoising steps can draw noise: lower "
+            "it, or set sde_window to all"
+        )
+        return
+    trained = max(1, math.ceil(grpo.timestep_fraction * noisy - 1e-9))
     if grpo.updates_per_rollout > num_videos * trained:
         yield (
             f"updates_per_rollout is {grpo.updates_per_rollout}, but a rank has batch_size {grpo.batch_size} x "

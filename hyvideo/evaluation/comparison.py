@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from hyvideo.evaluation.intervals import Interval, bootstrap_interval
+from hyvideo.evaluation.win_rates import wilson_interval
 
 OVERALL = "Overall"
 
@@ -16,7 +17,7 @@ class Comparison:
     """What the scores of M models say.
 
     A prompt with several seeds counts once, with the mean of its videos: videos of one prompt are not independent, so
-    the bootstrap draws prompts.
+    intervals are over prompts (bootstrap; Wilson's for win rates).
 
     Attributes:
         means: model -> metric -> mean over prompts.
@@ -66,11 +67,7 @@ def compare(scores: Mapping[str, Mapping[str, np.ndarray]], rows: np.ndarray) ->
         },
         win_rates={
             name: {
-                m: {
-                    other: _over_prompts(_wins(scores[m][name], scores[other][name]), rows)
-                    for other in models
-                    if other != m
-                }
+                m: {other: _win_rate(scores[m][name], scores[other][name], rows) for other in models if other != m}
                 for m in models
             }
             for name in metrics
@@ -88,12 +85,19 @@ def with_overall(scores: Mapping[str, np.ndarray], weights: Mapping[str, float])
 
 def _over_prompts(values: np.ndarray, rows: np.ndarray) -> Interval:
     """Average [N] values within prompts, then over prompts."""
+    return bootstrap_interval(_of_prompts(values, rows))
+
+
+def _win_rate(own: np.ndarray, other: np.ndarray, rows: np.ndarray) -> Interval:
+    """Share of wins of [N] scores over [N] others, a tie half of one; Wilson's interval for as many prompts."""
+    wins = np.where(np.isnan(own - other), np.nan, (own > other) + 0.5 * (own == other))
+    of_prompts = _of_prompts(wins, rows)
+    rate = float(of_prompts.mean())
+    return Interval(rate, *wilson_interval(rate, len(of_prompts)), len(of_prompts))
+
+
+def _of_prompts(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Mean of each prompt's values, NaNs left out: [P] of the prompts that have any."""
     there = ~np.isnan(values)
-    prompts, place = np.unique(rows[there], return_inverse=True)
-    sums = np.bincount(place, weights=values[there], minlength=len(prompts))
-    return bootstrap_interval(sums / np.maximum(np.bincount(place, minlength=len(prompts)), 1))
-
-
-def _wins(own: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """1 for a win, 0.5 for a tie, 0 for a loss, NaN where a score is missing, [N]."""
-    return np.where(np.isnan(own - other), np.nan, (own > other) + 0.5 * (own == other))
+    _, place = np.unique(rows[there], return_inverse=True)
+    return np.bincount(place, weights=values[there]) / np.bincount(place)

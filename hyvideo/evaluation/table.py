@@ -11,9 +11,10 @@ def markdown_of(comparison: Comparison) -> str:
     models = list(comparison.means)
     metrics = list(comparison.means[models[0]])
     failed = sum(count for of_model in comparison.num_failed.values() for count in of_model.values())
+    said = f"{failed} scores failed and are left out." if failed else "No score failed."
     parts = [
         f"{comparison.num_prompts} prompts, {comparison.num_videos} videos of each model. Means with 95 % intervals "
-        f"(bootstrap over prompts). {f'{failed} scores failed and are left out.' if failed else 'No score failed.'}",
+        f"(bootstrap over prompts; win rates Wilson's). {said}",
         _table(["model", *metrics], [[m, *_cells(comparison.means[m])] for m in models]),
     ]
     if len(models) > 1:

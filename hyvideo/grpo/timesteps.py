@@ -20,17 +20,26 @@ class Pairs(NamedTuple):
 
 
 def select_timesteps(
-    trained_mask: Tensor, fraction: float, num_samples: int, *, permute: bool, generator: torch.Generator
+    trained_mask: Tensor,
+    fraction: float,
+    num_samples: int,
+    *,
+    permute: bool,
+    generator: torch.Generator,
+    spread: bool = False,
 ) -> Tensor:
     """Choose for every sample the ``T = ceil(fraction * trained)`` steps to train, in their order of use.
 
     Args:
-        trained_mask: [K] bool, from `FlowMatchDiscreteScheduler.trained_steps`.
+        trained_mask: [K] bool, from `FlowMatchDiscreteScheduler.trained_steps`; or [N, K] with as many steps in every
+            row, from `hyvideo.grpo.sde_window.noisy_steps`.
         fraction: Share of the trained steps to keep (``timestep_fraction``), in (0, 1].
         num_samples: N videos.
         permute: True: each sample draws its own permutation and keeps the first T, so that an update or micro-batch
             mixes noise levels. False: all samples use the T noisiest steps in the order of denoising.
         generator: CPU generator; equal seeds give equal choices. Ranks that share a video must share it.
+        spread: Keep T evenly spaced steps, the same of every sample, instead (``timestep_stride``); ``permute`` then
+            decides their order alone.
 
     Returns:
         [N, T] long on the CPU; each row has distinct steps.
@@ -42,20 +51,30 @@ def select_timesteps(
         >>> select_timesteps(mask, 0.5, num_samples=2, permute=True, generator=generator)  # 8 trained steps
         tensor([[5, 2, 7, 0],
                 [1, 6, 3, 4]])
+        >>> select_timesteps(mask, 0.5, num_samples=2, permute=False, generator=generator, spread=True)
+        tensor([[0, 2, 4, 6],
+                [0, 2, 4, 6]])
     """
     if not 0 < fraction <= 1:
         raise ValueError(f"timestep_fraction must lie in (0, 1], got {fraction}")
-    trained = trained_mask.cpu().nonzero().squeeze(1)
-    if trained.numel() == 0:
+    mask = trained_mask.cpu().expand(num_samples, -1)
+    if not mask.any():
         raise ValueError(
-            f"none of the {trained_mask.numel()} denoising steps is stochastic, so there is nothing to train: use "
+            f"none of the {mask.shape[1]} denoising steps is stochastic, so there is nothing to train: use "
             "eta > 0, and for sde_type cps or flow_grpo more than one step"
         )
-    # The small term undoes floating-point excess: 0.07 * 100 is a little more than 7.
-    count = max(1, math.ceil(fraction * trained.numel() - 1e-9))
+    trained = mask.nonzero()[:, 1].reshape(num_samples, -1)
+    count = num_kept(fraction, trained.shape[1])
+    if spread:
+        trained = trained[:, torch.arange(count) * trained.shape[1] // count]
     if not permute:
-        return trained[:count].repeat(num_samples, 1)
-    return torch.stack([trained[torch.randperm(len(trained), generator=generator)[:count]] for _ in range(num_samples)])
+        return trained[:, :count]
+    return torch.stack([row[torch.randperm(len(row), generator=generator)[:count]] for row in trained])
+
+
+def num_kept(fraction: float, num_trained: int) -> int:
+    """Return how many of the trained steps ``timestep_fraction`` keeps: rounded up, at least one."""
+    return max(1, math.ceil(fraction * num_trained - 1e-9))  # the small term undoes excess: 0.07 * 100 is above 7
 
 
 def split_updates(steps: Tensor, num_updates: int, *, num_generations: int) -> list[Pairs]:

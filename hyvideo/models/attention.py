@@ -6,7 +6,9 @@ cut there once. Three cuts, all exact:
 
 1. before the transformer: each condition to its longest valid length (all-zero vision tokens to none);
 2. before every block: the joined condition to the longest valid length of the batch;
-3. in attention: no mask when all rows have one length, else a (B, 1, 1, S) key mask.
+3. in attention: rows to their own length. Rows that follow each other and have one length attend together, so no call
+   has a mask, which flash attention cannot take: guidance joins two prompts of unlike length. Only short videos, whose
+   calls cost more than their work, attend in one call with a (B, 1, 1, S) key mask.
 
 With a sequence-parallel group a rank keeps its part of the video tokens from the patch embedding to the last projection
 (`hyvideo.distributed.ulysses`); the transformer is called with the same whole arguments, and returns the same whole
@@ -14,7 +16,9 @@ output, on all ranks of the group.
 """
 
 import inspect
-from typing import Any
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -34,15 +38,34 @@ from hyvideo.distributed.ulysses import (
     tokens_to_heads,
 )
 
+ROWS_FROM = 1000
+"""Video tokens from which rows of unlike length attend each for itself: below, one call with a key mask is faster."""
+
 Keywords = dict[str, Any]
 _FORWARD_NAMES = tuple(inspect.signature(HunyuanVideo15Transformer3DModel.forward).parameters)[1:]
+
+
+class Run(NamedTuple):
+    """Consecutive rows of a batch that have one number of valid condition tokens.
+
+    Attributes:
+        start: first row.
+        stop: row after the last.
+        valid: `[T']`, any tensor with as many elements as tokens are valid: sizes `torch.compile` keeps open, while it
+            would compile anew for every other number.
+    """
+
+    start: int
+    stop: int
+    valid: Tensor
 
 
 class TrimmedAttnProcessor:
     """Joint attention of video and condition tokens (one per transformer block).
 
-    Called by diffusers' `Attention` with video tokens `[B, S_video, D]`, condition tokens `[B, S_text, D]`, a key mask
-    `[B, S_text]` (True = attend) or None, and rotary tables for the video tokens. Returns both streams, same shapes.
+    Called by diffusers' `Attention` with video tokens `[B, S_video, D]`, condition tokens `[B, S_text, D]`, how many of
+    the latter are valid in which rows (None: all), and rotary tables for the video tokens. Returns both streams, same
+    shapes; what is returned for padding is never attended to.
 
     Args:
         sp_group: the ranks that share the video tokens. Then S_video is this rank's padded part of them, while the
@@ -57,10 +80,10 @@ class TrimmedAttnProcessor:
         attn: Attention,
         hidden_states: Tensor,
         encoder_hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
+        attention_mask: Sequence[Run] | None = None,
         image_rotary_emb: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Attend over `[video, condition]` with scaled dot-product attention."""
+        """Attend over `[video, condition]` with scaled dot-product attention; `attention_mask` has the rows' runs."""
         query, key, value = _project(attn, hidden_states, attn.to_q, attn.to_k, attn.to_v, attn.norm_q, attn.norm_k)
         text = _project(
             attn,
@@ -78,19 +101,64 @@ class TrimmedAttnProcessor:
         if image_rotary_emb is not None:
             query = apply_rotary_emb(query, image_rotary_emb, sequence_dim=1)
             key = apply_rotary_emb(key, image_rotary_emb, sequence_dim=1)
-        num_video = query.shape[1]
-        joined = (torch.cat(pair, dim=1).transpose(1, 2) for pair in zip((query, key, value), text, strict=True))
-        mask = None
-        if attention_mask is not None:
-            mask = F.pad(attention_mask, (num_video, 0), value=True)[:, None, None, :]
-        out = F.scaled_dot_product_attention(*joined, attn_mask=mask).transpose(1, 2)
+        video_out, text_out = attend_jointly((query, key, value), text, attention_mask)
         if self.sp_group is not None:
-            video_out, text_out = out[:, :num_video], out[:, num_video:]
-            out = [heads_to_tokens(video_out, self.sp_group), gather_heads_of_all(text_out, self.sp_group)]
-            out, num_video = torch.cat(out, dim=1), hidden_states.shape[1]
-        out = out.flatten(2, 3)
-        video_out = attn.to_out[1](attn.to_out[0](out[:, :num_video]))
-        return video_out, attn.to_add_out(out[:, num_video:])
+            video_out = heads_to_tokens(video_out, self.sp_group)
+            text_out = gather_heads_of_all(text_out, self.sp_group)
+        video_out = attn.to_out[1](attn.to_out[0](video_out.flatten(2, 3)))
+        return video_out, attn.to_add_out(text_out.flatten(2, 3))
+
+
+def attend_jointly(
+    video: Sequence[Tensor], text: Sequence[Tensor], runs: Sequence[Run] | None
+) -> tuple[Tensor, Tensor]:
+    """Attend jointly, each row to its own valid tokens.
+
+    Args:
+        video: query, key and value `[B, S, N, D]` of the video tokens.
+        text: those of the condition tokens, `[B, T, N, D]`.
+        runs: which of the T are valid; None: all.
+
+    Returns:
+        `[B, S, N, D]` and `[B, T, N, D]`; the latter is arbitrary where a row has padding.
+    """
+    num_text, num_video = text[0].shape[1], video[0].shape[1]
+    if runs is None or num_video < ROWS_FROM:
+        out = _attend(video, text, None if runs is None else _key_mask(runs, num_video, num_text))
+        return out[:, :num_video], out[:, num_video:]
+    video_out, text_out = [], []
+    for start, stop, valid in runs:
+        length = valid.shape[0]
+        out = _attend([part[start:stop] for part in video], [part[start:stop, :length] for part in text])
+        video_out.append(out[:, :num_video])
+        text_out.append(F.pad(out[:, num_video:], (0, 0, 0, 0, 0, num_text - length)))
+    return torch.cat(video_out), torch.cat(text_out)
+
+
+def _attend(video: Sequence[Tensor], text: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
+    """Join both streams of query, key and value and attend; `[B, S + T, N, D]`."""
+    joined = (torch.cat(pair, dim=1).transpose(1, 2) for pair in zip(video, text, strict=True))
+    return F.scaled_dot_product_attention(*joined, attn_mask=mask).transpose(1, 2)
+
+
+def _key_mask(runs: Sequence[Run], num_video: int, num_text: int) -> Tensor:
+    """Return `[B, 1, 1, S + T]`, True where a key is valid."""
+    rows = [
+        F.pad(torch.ones_like(valid, dtype=torch.bool), (num_video, 0), value=True).expand(stop - start, -1)
+        for start, stop, valid in runs
+    ]
+    size = num_video + num_text
+    return torch.cat([F.pad(part, (0, size - part.shape[1]), value=False) for part in rows])[:, None, None]
+
+
+def runs_of(lengths: Sequence[int], device: torch.device | None = None) -> tuple[Run, ...]:
+    """Group consecutive rows of one length: `(3, 3, 5)` are rows 0 and 1 with 3 tokens and row 2 with 5."""
+    runs, start = [], 0
+    for length, rows in groupby(lengths):
+        stop = start + len(list(rows))
+        runs.append(Run(start, stop, torch.empty(length, device=device, dtype=torch.bool)))
+        start = stop
+    return tuple(runs)
 
 
 def _stacked(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -125,7 +193,7 @@ class _ConditionTrim:
     """
 
     def __init__(self) -> None:
-        self._trimmed = WeakTensorKeyDictionary()  # mask [B, S] -> (longest valid length, trimmed mask or None)
+        self._runs = WeakTensorKeyDictionary()  # mask [B, S] -> the rows' runs
 
     def before_transformer(self, module: nn.Module, args: tuple, kwargs: Keywords) -> tuple[tuple, Keywords]:
         """Cut every condition to the longest valid length in the batch."""
@@ -145,14 +213,13 @@ class _ConditionTrim:
         return hidden, timestep, None if bool(mask.all()) else mask
 
     def before_block(self, module: nn.Module, args: tuple) -> tuple:
-        """Cut the joined condition (a no-op after block 0) and drop a mask that hides nothing."""
+        """Cut the joined condition (a no-op after block 0) and put the rows' runs, if several, in the mask's place."""
         hidden, text, temb, mask, rotary = args
-        if mask not in self._trimmed:
-            length = int(mask.sum(1).max())
-            trimmed = mask[:, :length]
-            self._trimmed[mask] = (length, None if bool(trimmed.all()) else trimmed)
-        length, trimmed = self._trimmed[mask]
-        return hidden, text[:, :length], temb, trimmed, rotary
+        if mask not in self._runs:
+            self._runs[mask] = runs_of(mask.sum(1).tolist(), mask.device)
+        runs = self._runs[mask]
+        longest = max(run.valid.shape[0] for run in runs)
+        return hidden, text[:, :longest], temb, runs if len(runs) > 1 else None, rotary
 
 
 class _TokenSplit:

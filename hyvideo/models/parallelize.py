@@ -91,8 +91,18 @@ def _recompute_blocks(transformer: HunyuanVideo15Transformer3DModel, *, keep_att
         block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False, **options)
 
 
+COMPILED_VARIANTS = 64
+"""Variants of a block that may be compiled: gradients, last block, and how the rows of micro-batches share lengths."""
+
+
 def compile_blocks(transformer: HunyuanVideo15Transformer3DModel) -> None:
-    """Compile every block's computation in place: after `prepare_policy`, before `shard_weights`."""
+    """Compile every block's computation in place: after `prepare_policy`, before `shard_weights`.
+
+    All blocks share what is compiled. It is compiled with and without gradients, for the last block, whose condition
+    stream ends, and again with open sizes when a second text length comes: more often than the library's limit of 8,
+    beyond which it would go on uncompiled without an error.
+    """
+    torch._dynamo.config.recompile_limit = max(COMPILED_VARIANTS, torch._dynamo.config.recompile_limit)
     for block in transformer.transformer_blocks:
         block.forward = torch.compile(block.forward)
 

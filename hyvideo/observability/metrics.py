@@ -1,4 +1,4 @@
-"""The run's numbers: one JSON object per optimizer update in `metrics.jsonl`, the same values as TensorBoard curves."""
+"""The run's numbers: one JSON object per optimizer update in `metrics.jsonl`, the same values for its trackers."""
 
 import json
 import math
@@ -6,7 +6,10 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from torch.utils.tensorboard import SummaryWriter
+from hyvideo.observability.trackers import Trackers
+
+METRIC_MEANINGS = {"VQ": "visual quality", "MQ": "motion quality", "TA": "text alignment"}
+"""What the paper's reward components measure."""
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
@@ -15,19 +18,35 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     Raises:
         ValueError: the file is missing, or a line of it is not a metrics row.
     """
+    rows, unreadable = read_rows(path)
+    for number, line in unreadable.items():
+        raise ValueError(
+            f"{path}, line {number}: expected a JSON object with 'step', received {line[:80]!r}. "
+            "A killed run can leave a torn last line; resuming the run moves it to metrics.discarded.jsonl."
+        )
+    return rows
+
+
+def read_rows(path: Path) -> tuple[list[dict[str, float]], dict[int, bytes]]:
+    """Read the rows of a `metrics.jsonl` that may be growing, or torn by a kill; a JSON null comes back as NaN.
+
+    Returns:
+        The rows in file order, and the lines that are no rows by their number.
+
+    Raises:
+        ValueError: the file is missing.
+    """
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"No metrics at {path}: expected the metrics.jsonl of a run folder.")
-    rows = []
+    rows, unreadable = [], {}
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         row = _parse_row(line)
         if row is None:
-            raise ValueError(
-                f"{path}, line {number}: expected a JSON object with 'step', received {line[:80]!r}. "
-                "A killed run can leave a torn last line; resuming the run moves it to metrics.discarded.jsonl."
-            )
-        rows.append({name: math.nan if value is None else value for name, value in row.items()})
-    return rows
+            unreadable[number] = line
+        else:
+            rows.append({name: math.nan if value is None else value for name, value in row.items()})
+    return rows, unreadable
 
 
 class MetricsLog:
@@ -37,7 +56,8 @@ class MetricsLog:
     step. Whatever is not a row (the torn last line of a killed process) moves to `metrics.discarded.jsonl` on opening.
 
     Args:
-        run_dir: the run folder; receives `metrics.jsonl`, `metrics.discarded.jsonl` and `tb/`.
+        run_dir: the run folder; receives `metrics.jsonl` and `metrics.discarded.jsonl`.
+        trackers: get every row, nulls as NaN; None for the files alone.
 
     Example:
         >>> log = MetricsLog(run_dir)
@@ -45,13 +65,12 @@ class MetricsLog:
         >>> log.log(restored_step + 1, {"reward/mean": 0.12, "lr": 1e-5})
     """
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, trackers: Trackers | None = None) -> None:
         run_dir = Path(run_dir)
         run_dir.mkdir(parents=True, exist_ok=True)
         self.path = run_dir / "metrics.jsonl"
         self.discarded_path = run_dir / "metrics.discarded.jsonl"
-        self._tensorboard_dir = run_dir / "tb"
-        self._tensorboard: SummaryWriter | None = None
+        self.trackers = trackers
         self._file = None
         self._last_step = self._keep_rows_up_to(math.inf)
 
@@ -75,14 +94,14 @@ class MetricsLog:
         numbers = {name: float(values[name]) for name in sorted(values)}
         row = {"step": step} | {name: value if math.isfinite(value) else None for name, value in numbers.items()}
         self._append(json.dumps(row, allow_nan=False))
-        for name, value in numbers.items():
-            self._curves(step).add_scalar(name, value, step)
+        if self.trackers:
+            self.trackers.log(step, numbers)
         self._last_step = step
 
     def truncate_after(self, step: int) -> None:
         """Move the rows after `step`, which a resumed run will produce again, to `metrics.discarded.jsonl`.
 
-        Killed at any moment this loses no row, and calling it again completes it. The curves in `tb/` restart too.
+        Killed at any moment this loses no row, and calling it again completes it. The trackers restart too.
         """
         self.close()
         self._last_step = self._keep_rows_up_to(step)
@@ -92,9 +111,8 @@ class MetricsLog:
         if self._file is not None:
             self._file.close()
             self._file = None
-        if self._tensorboard is not None:
-            self._tensorboard.close()
-            self._tensorboard = None
+        if self.trackers:
+            self.trackers.close()
 
     def _append(self, line: str) -> None:
         if self._file is None:
@@ -102,12 +120,6 @@ class MetricsLog:
         self._file.write(line + "\n")
         self._file.flush()
         os.fsync(self._file.fileno())
-
-    def _curves(self, first_step: int) -> SummaryWriter:
-        """The TensorBoard writer; opening it hides whatever an earlier process logged from `first_step` on."""
-        if self._tensorboard is None:
-            self._tensorboard = SummaryWriter(str(self._tensorboard_dir), purge_step=first_step)
-        return self._tensorboard
 
     def _keep_rows_up_to(self, step: float) -> int | None:
         """Split the file into rows up to `step` and the rest, which moves away; return the last kept step."""

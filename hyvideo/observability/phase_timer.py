@@ -5,8 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch.profiler import record_function
 
 PHASES = ("rollout", "reward", "anchor", "update")
+RANGE = "phase/"
+"""A phase's name in a profiler's trace begins with it."""
 
 
 class PhaseTimer:
@@ -33,8 +36,9 @@ class PhaseTimer:
         if phase not in self._seconds:
             raise ValueError(f"Unknown phase {phase!r}: expected one of {', '.join(PHASES)}.")
         start = self._now()
-        yield
-        self._seconds[phase] += self._now() - start
+        with record_function(RANGE + phase):
+            yield
+            self._seconds[phase] += self._now() - start
 
     def pop(self) -> dict[str, float]:
         """Seconds per phase since the last pop, as `{"time/<phase>": seconds}` for every phase; starts again at 0."""

@@ -10,9 +10,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from hyvideo.observability.metrics import read_metrics
-
-_COMPONENTS = {"VQ": "visual quality", "MQ": "motion quality", "TA": "text alignment"}
+from hyvideo.observability.curves import moving_average, smoothing_window
+from hyvideo.observability.metrics import METRIC_MEANINGS, read_metrics
 
 
 def plot_reward_curve(metrics: Path | Mapping[str, Path], png: Path, *, title: str = "Reward during training") -> None:
@@ -31,7 +30,7 @@ def plot_reward_curve(metrics: Path | Mapping[str, Path], png: Path, *, title: s
     runs = dict(metrics) if isinstance(metrics, Mapping) else {"": metrics}
     figure = Figure(figsize=(11, 5.5), layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplot_mosaic([["reward", name] for name in _COMPONENTS], width_ratios=(2.2, 1))
+    panels = figure.subplot_mosaic([["reward", name] for name in METRIC_MEANINGS], width_ratios=(2.2, 1))
     for number, (label, path) in enumerate(runs.items()):
         rows, colour = read_metrics(path), f"C{number}"
         steps = _column(rows, "step")
@@ -39,7 +38,7 @@ def plot_reward_curve(metrics: Path | Mapping[str, Path], png: Path, *, title: s
             raise ValueError(f"{path} holds no 'reward/mean' in its {len(rows)} rows: nothing to draw.")
         _draw_band(panels["reward"], steps, _column(rows, "reward/mean"), _column(rows, "reward/std"), colour)
         _draw_curve(panels["reward"], steps, _column(rows, "reward/mean"), colour, label)
-        for name in _COMPONENTS:
+        for name in METRIC_MEANINGS:
             _draw_curve(panels[name], steps, _column(rows, f"reward/{name}"), colour, label)
     _label(panels, title, with_legend=len(runs) > 1)
     png = Path(png)
@@ -49,32 +48,21 @@ def plot_reward_curve(metrics: Path | Mapping[str, Path], png: Path, *, title: s
     os.replace(temporary, png)
 
 
-def moving_average(values: np.ndarray, window: int) -> np.ndarray:
-    """Centred mean over `window` neighbours of [N] values, fewer at the ends; NaNs are left out, [N] out."""
-    half = window // 2
-    padded = np.pad(values, half, constant_values=np.nan)
-    windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)
-    finite = np.isfinite(windows)
-    counts = finite.sum(axis=1)
-    return np.where(counts > 0, np.where(finite, windows, 0).sum(axis=1) / np.maximum(counts, 1), np.nan)
-
-
 def _column(rows: list[dict[str, float]], name: str) -> np.ndarray:
     return np.array([row.get(name, np.nan) for row in rows], dtype=np.float64)
 
 
-def _window(num_steps: int) -> int:
-    return max(3, num_steps // 10)
-
-
 def _draw_band(axes: Axes, steps: np.ndarray, mean: np.ndarray, spread: np.ndarray, colour: str) -> None:
-    centre, width = moving_average(mean, _window(len(steps))), moving_average(spread, _window(len(steps)))
+    centre, width = (
+        moving_average(mean, smoothing_window(len(steps))),
+        moving_average(spread, smoothing_window(len(steps))),
+    )
     axes.fill_between(steps, centre - width, centre + width, color=colour, alpha=0.12, linewidth=0)
 
 
 def _draw_curve(axes: Axes, steps: np.ndarray, values: np.ndarray, colour: str, label: str) -> None:
     axes.plot(steps, values, color=colour, alpha=0.3, linewidth=0.8)
-    axes.plot(steps, moving_average(values, _window(len(steps))), color=colour, linewidth=2, label=label)
+    axes.plot(steps, moving_average(values, smoothing_window(len(steps))), color=colour, linewidth=2, label=label)
 
 
 def _label(panels: Mapping[str, Axes], title: str, *, with_legend: bool) -> None:
@@ -84,10 +72,10 @@ def _label(panels: Mapping[str, Axes], title: str, *, with_legend: bool) -> None
         axes.margins(x=0.01)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     panels["reward"].set(title=title, ylabel="reward (mean, band: one std)", xlabel="optimizer update")
-    for name, meaning in _COMPONENTS.items():
+    for name, meaning in METRIC_MEANINGS.items():
         panels[name].set_title(f"{name}: {meaning}", fontsize=10, loc="left")
-    last = list(_COMPONENTS)[-1]
-    for name in _COMPONENTS:
+    last = list(METRIC_MEANINGS)[-1]
+    for name in METRIC_MEANINGS:
         panels[name].tick_params(labelbottom=name == last)
     panels[last].set_xlabel("optimizer update")
     if with_legend:

@@ -155,6 +155,7 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         *,
         sde_type: str,
         eta: float,
+        noisy: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return mean and standard deviation of the transition from `latents` at step `index`.
 
@@ -165,12 +166,13 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
             guidance: scale and negative conditioning.
             sde_type: `sage_grpo`, `dance_grpo`, `flow_grpo`, `cps`, or `ode` for the deterministic step.
             eta: noise level of the SDE.
+            noisy: `[B]` bool, the rows that draw noise, the others follow the ODE; None: all do.
 
         Returns:
             mean `[B, C, F', H', W']` and std (broadcastable to it), float32.
         """
         velocity = self.velocity(latents, index, conditioning, guidance)
-        return self.scheduler.transition(velocity, latents, index, sde_type=sde_type, eta=eta)
+        return self.scheduler.transition(velocity, latents, index, sde_type=sde_type, eta=eta, noisy=noisy)
 
     def velocity(self, latents: Tensor, index: int | Tensor, conditioning: Conditioning, guidance: Guidance) -> Tensor:
         """Return the guided velocity `[B, C, F', H', W']`, float32; one transformer call, guidance doubles its rows."""
@@ -234,6 +236,7 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         size: tuple[int, int],
         sde_type: str,
         eta: float,
+        noisy: Tensor | None = None,
         on_step: Callable[[int], None] = lambda index: None,
     ) -> Rollout:
         """Sample one video per row of `conditioning` with the SDE over the steps set on the scheduler.
@@ -246,13 +249,21 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
             size: height and width in pixels.
             sde_type: see `denoise_step`.
             eta: see `denoise_step`.
+            noisy: `[B, K]` bool, the steps at which each video draws noise; elsewhere it follows the ODE, with
+                log-probability 0. None: all steps.
             on_step: called with the index of every finished step.
         """
         shape = self.latent_shape(num_frames, size)
         latents, means, log_probs = [noise.initial(shape).to(self._execution_device)], [], []
         for index in range(len(self.scheduler.timesteps)):
-            mean, std = self.denoise_step(latents[-1], index, conditioning, guidance, sde_type=sde_type, eta=eta)
-            latents.append(self.scheduler.sample_next(mean, std, noise.step(index, shape).to(mean.device)))
+            drawn = None if noisy is None else noisy[:, index]
+            mean, std = self.denoise_step(
+                latents[-1], index, conditioning, guidance, sde_type=sde_type, eta=eta, noisy=drawn
+            )
+            if drawn is None or drawn.any():
+                latents.append(self.scheduler.sample_next(mean, std, noise.step(index, shape).to(mean.device)))
+            else:
+                latents.append(mean)
             means.append(mean)
             log_probs.append(self.scheduler.log_prob(latents[-1], mean, std, sde_type=sde_type))
             on_step(index)
@@ -314,7 +325,7 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
 
     def _encode_text(self, prompt: str) -> Tensor:
         """Return the language model's states `[S, D]` of one prompt, third from the last layer, system turn cropped."""
-        crop = self._system_turn_length()
+        crop = self.system_turn_length()
         tokens = self.tokenizer.apply_chat_template(
             format_text_input([prompt], self.system_message),
             add_generation_prompt=True,
@@ -354,7 +365,7 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
     def _latent_shift(self) -> float:
         return self.vae.config.get("shift_factor") or 0.0
 
-    def _system_turn_length(self) -> int:
+    def system_turn_length(self) -> int:
         """Return the number of tokens up to the user's text (108 with the real tokenizer), by tokenizing them."""
         text = self.tokenizer.apply_chat_template(format_text_input([""], self.system_message)[0], tokenize=False)
         opening = "<|im_start|>user\n"

@@ -175,7 +175,14 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         return flavour(self._exact_sigmas[:-1], self._exact_sigmas[1:], eta, self.config.sage_clamp)
 
     def transition(
-        self, velocity: Tensor, sample: Tensor, index: int | Tensor, *, sde_type: str, eta: float
+        self,
+        velocity: Tensor,
+        sample: Tensor,
+        index: int | Tensor,
+        *,
+        sde_type: str,
+        eta: float,
+        noisy: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Mean and std of ``p(x_next | x)`` at one step, or at one step per row; differentiable in the velocity.
 
@@ -186,6 +193,7 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
                 reading it costs no device synchronisation.
             sde_type: A key of `SDE_TYPES`.
             eta: Strength of the noise.
+            noisy: [B] bool, the rows that take the step with noise, the others follow the ODE; None: all do.
 
         Returns:
             mean: float32, shape of sample.
@@ -196,8 +204,12 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         """
         if velocity.shape != sample.shape:
             raise ValueError(f"velocity {tuple(velocity.shape)} and sample {tuple(sample.shape)} must have one shape")
-        weights = torch.stack(self.step_weights(sde_type=sde_type, eta=eta))
-        sample_weight, velocity_weight, std = _per_row(weights, index, sample)
+        weights = _per_row(torch.stack(self.step_weights(sde_type=sde_type, eta=eta)), index, sample)
+        if noisy is not None:
+            without_noise = _per_row(torch.stack(self.step_weights(sde_type="ode", eta=0.0)), index, sample)
+            rows = noisy.to(sample.device).reshape(-1, *[1] * (sample.ndim - 1))
+            weights = torch.where(rows, weights, without_noise)
+        sample_weight, velocity_weight, std = weights
         return sample_weight * sample.float() + velocity_weight * velocity.float(), std
 
     @staticmethod

@@ -2,12 +2,25 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Literal
 
 import torch
 from peft.helpers import rescale_adapter_scale
 from torch import Tensor, nn
 
+from hyvideo.config.schema import KLConfig, ModelConfig
 from hyvideo.distributed.collectives import as_shard_of, local_shard
+
+
+def anchor_kind(kl: KLConfig, model: ModelConfig) -> Literal["none", "base", "copy"]:
+    """Return which anchor the position term needs.
+
+    `none` where no position term is wanted, `base` where it is the base model itself (a fixed anchor under a fresh
+    adapter), `copy` where it is a second copy of the trained weights.
+    """
+    if kl.kl_weight == 0 or (kl.use_dual_kl and kl.dual_kl_moving_weight == 0):
+        return "none"
+    return "base" if model.use_lora and model.pretrained_lora_path is None and not kl.use_moving_KL else "copy"
 
 
 class Anchor:

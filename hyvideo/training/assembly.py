@@ -39,12 +39,16 @@ from hyvideo.models.parallelize import (
 )
 from hyvideo.models.reward_models.rewards import WeightedReward, get_reward_fn
 from hyvideo.observability.console import Console
+from hyvideo.observability.matrix_peak import matrix_peak_tflops
 from hyvideo.observability.metrics import MetricsLog
 from hyvideo.observability.phase_timer import PhaseTimer
+from hyvideo.observability.profiling import Profile
+from hyvideo.observability.trackers import Trackers, check_trackers
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
-from hyvideo.training.anchor import Anchor, BaseModelAnchor
+from hyvideo.training.anchor import Anchor, BaseModelAnchor, anchor_kind
 from hyvideo.training.optimizer import build_optimizers
+from hyvideo.training.performance import Performance
 from hyvideo.training.state import RunState
 from hyvideo.training.trainer import Trainer
 from hyvideo.training.update import PolicyUpdate
@@ -65,15 +69,7 @@ def build_trainer(config: Config) -> Trainer:
         ValueError: a setting, prompt file, weight folder, run folder or checkpoint is wrong on any rank, or ranks have
             different ones; all ranks raise it, and nothing was written.
     """
-    with all_or_none():
-        check_layout(config.model.pretrained_model_root, config.model.pretrained_transformer_version)
-        check_config(config, dist.get_world_size() if dist.is_initialized() else 1)
-        prompts = read_prompts(config.data.train_video_csv)
-        valid = read_prompts(config.data.valid_video_csv) if config.data.valid_video_csv else []
-        task = task_of(config.model.pretrained_model_root, config.model.pretrained_transformer_version)
-        check_images(prompts, task)
-        check_images(valid, task)
-    require_same(_run_facts(config))
+    prompts, valid = read_inputs(config)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     mesh = build_mesh(
         sp_size=config.parallel.sp_size, dp_replicate=config.parallel.dp_replicate, device_type=device.type
@@ -102,23 +98,69 @@ def build_trainer(config: Config) -> Trainer:
         console=console,
         timer=PhaseTimer(device),
         mesh=mesh,
+        performance=Performance(
+            pipeline,
+            update.guidance,
+            config,
+            mesh,
+            config.run.peak_tflops or matrix_peak_tflops(device, pipeline.autocast_dtype),
+        ),
+        profile=_build_profile(config, folder, mesh),
     )
+
+
+def read_inputs(config: Config) -> tuple[list[Prompt], list[Prompt]]:
+    """Check the configuration and the model's files, and read the prompts for training and validation.
+
+    Raises:
+        ValueError: a setting or file is wrong on any rank, or ranks have different ones; all ranks raise it.
+    """
+    root, version = config.model.pretrained_model_root, config.model.pretrained_transformer_version
+    with all_or_none():
+        check_layout(root, version)
+        check_config(config, dist.get_world_size() if dist.is_initialized() else 1)
+        check_trackers(config.run.trackers)
+        prompts = read_prompts(config.data.train_video_csv)
+        valid = read_prompts(config.data.valid_video_csv) if config.data.valid_video_csv else []
+        task = task_of(root, version)
+        check_images(prompts, task)
+        check_images(valid, task)
+    require_same(_run_facts(config))
+    return prompts, valid
+
+
+def _build_profile(config: Config, folder: RunFolder, mesh: Mesh) -> Profile | None:
+    """Build profile mode; None when it is off."""
+    if not config.run.profile:
+        return None
+    return Profile(folder.path / "profile", rank=mesh.rank, num_updates=config.run.profile_steps)
 
 
 def _run_facts(config: Config) -> dict[str, object]:
     """Return what all ranks of a run must agree in: every setting, and the content of the prompt files."""
-    groups = OmegaConf.to_container(OmegaConf.structured(config))
-    settings = {name: value for group in groups.values() for name, value in group.items()}
     files = [*config.data.train_video_csv, *config.data.valid_video_csv]
-    return settings | {
+    return _settings(config) | {
         f"the content of {file}": hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] for file in files
     }
+
+
+def _settings(config: Config) -> dict[str, object]:
+    """Return every setting by its name."""
+    groups = OmegaConf.to_container(OmegaConf.structured(config))
+    return {name: value for group in groups.values() for name, value in group.items()}
 
 
 def _open_metrics(config: Config, folder: RunFolder, step: int) -> MetricsLog:
     """Save the configuration and open the log of a run that begins, or goes on, after `step`."""
     save_config(config, folder.path / "config.yaml")
-    metrics = MetricsLog(folder.path)
+    trackers = Trackers(
+        config.run.trackers,
+        folder.path,
+        run_name=config.run.run_name or folder.path.name,
+        tags=config.run.run_tags,
+        settings={name: str(value) for name, value in _settings(config).items()},
+    )
+    metrics = MetricsLog(folder.path, trackers)
     metrics.truncate_after(step)
     return metrics
 
@@ -217,14 +259,14 @@ def _build_method(
 
 def _build_anchor(config: Config, transformer: nn.Module) -> Anchor | None:
     """Build the anchor of the position term; None when there is none."""
-    kl, model = config.kl, config.model
-    if kl.kl_weight == 0 or (kl.use_dual_kl and kl.dual_kl_moving_weight == 0):
+    kind = anchor_kind(config.kl, config.model)
+    if kind == "none":
         return None
-    if model.use_lora and model.pretrained_lora_path is None and not kl.use_moving_KL:
+    if kind == "base":
         return BaseModelAnchor(transformer)
     return Anchor(
         trainable_parameters(transformer),
-        offload=kl.reference_mode_offload,
+        offload=config.kl.reference_mode_offload,
         weights_change=partial(forget_gathered_weights, transformer),
     )
 

@@ -85,7 +85,7 @@ def build_optimizers(parameters: Mapping[str, nn.Parameter], config: OptimizerCo
         optimizers.append(Muon(matrices, **shared))
     if rest:
         betas = (0.95, 0.95) if config.use_muon else (0.9, 0.999)
-        optimizers.append(AdamW(rest, betas=betas, **shared))
+        optimizers.append(AdamW(rest, betas=betas, fused=True, **shared))
     return optimizers
 
 

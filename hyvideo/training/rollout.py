@@ -30,6 +30,7 @@ def collect(
     round_index: int,
     config: Config,
     timer: PhaseTimer,
+    noisy: torch.Tensor | None = None,
 ) -> Trajectory:
     """Sample, score and compare this rank's videos of one round.
 
@@ -44,6 +45,7 @@ def collect(
         round_index: number of the round; it seeds the noise.
         config: the run's configuration.
         timer: books the time under `rollout` and `reward`; with `reward_async` the latter is what is left to wait for.
+        noisy: `[B, K]` bool, the steps at which each of this rank's videos draws noise; None: all.
 
     Raises:
         RewardFailureError: too many videos could not be scored.
@@ -75,6 +77,7 @@ def collect(
                     size=size,
                     sde_type=config.rollout.sde_type,
                     eta=config.rollout.eta,
+                    noisy=None if noisy is None else noisy[list(block)],
                 )
             )
             inside = [i for i in block if i in own]

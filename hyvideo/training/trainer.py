@@ -13,13 +13,18 @@ from hyvideo.data.prompts import Prompt
 from hyvideo.data.randomness import generator_for
 from hyvideo.distributed.collectives import gather
 from hyvideo.distributed.mesh import Mesh, RoundLayout
+from hyvideo.evaluation.run_report import report_runs
 from hyvideo.grpo.advantages import groups_without_spread
+from hyvideo.grpo.sde_window import noisy_steps
 from hyvideo.grpo.timesteps import Pairs, select_timesteps, split_updates
 from hyvideo.models.reward_models.rewards import WeightedReward
 from hyvideo.observability.console import Console
 from hyvideo.observability.metrics import MetricsLog
 from hyvideo.observability.phase_timer import PhaseTimer
+from hyvideo.observability.profiling import Profile
+from hyvideo.observability.scored_videos import read_scored_videos
 from hyvideo.training.optimizer import set_learning_rate
+from hyvideo.training.performance import Performance
 from hyvideo.training.rollout import collect
 from hyvideo.training.state import RunState
 from hyvideo.training.stop_signal import StopSignal
@@ -27,13 +32,17 @@ from hyvideo.training.trajectory import Trajectory
 from hyvideo.training.update import NonFiniteUpdateError, PolicyUpdate, UpdateStats
 from hyvideo.training.validation import Validation, save_samples
 
+_TRACKED_VIDEOS = 8
+"""Validation videos sent to trackers each time."""
+
 
 @dataclass
 class Trainer:
     """Runs rounds of GRPO until `max_steps` updates are made; every rank runs one, all in step.
 
     A round is atomic: checkpoints and a requested stop fall between rounds. Every part is built elsewhere and handed in
-    finished (`hyvideo.training.assembly.build_trainer`). `metrics` is None on all ranks but the main one.
+    finished (`hyvideo.training.assembly.build_trainer`). `metrics` is None on all ranks but the main one, `profile`
+    where the run is not profiled.
     """
 
     config: Config
@@ -47,6 +56,8 @@ class Trainer:
     console: Console
     timer: PhaseTimer
     mesh: Mesh
+    performance: Performance
+    profile: Profile | None
 
     @property
     def layout(self) -> RoundLayout:
@@ -63,7 +74,10 @@ class Trainer:
         """
         run, state = self.config.run, self.state
         if state.step == 0 and self.validation and self.config.validation.validate_at_step0:
-            self.console.info(f"before training: {_listed(self.validation(self.folder.samples / 'step_0'))}")
+            means = self._sample_and_score()
+            self.console.info(f"before training: {_listed(means)}")
+            if self.metrics and self.metrics.trackers:  # metrics.jsonl has a row per update, so none for step 0
+                self.metrics.trackers.log(0, means)
         self.console.start_progress(state.step, run.max_steps)
         with StopSignal().listening() as stop:
             while state.step < run.max_steps:
@@ -71,7 +85,7 @@ class Trainer:
                 cut_short = first + self.config.grpo.updates_per_rollout > run.max_steps
                 if cut_short and first > 0:  # a longer run makes the last round again, whole
                     self._save(keep_last=run.keep_last)
-                self._round()
+                self.run_round()
                 state.finish_save()
                 stopped_by = next(filter(None, gather(stop.name)), None)
                 if cut_short:
@@ -86,8 +100,11 @@ class Trainer:
                     )
                     break
         state.finish_save()
+        if self.profile:
+            self.profile.finish()
         if self.metrics:
             self.metrics.close()
+            self.console.info(f"report: {self.folder.path / 'report.html'}")
 
     def _save(self, *, keep_last: int, round_start: int | None = None) -> None:
         """Save a checkpoint; with `async_save` it becomes valid at the next `finish_save`."""
@@ -99,15 +116,19 @@ class Trainer:
             round_start=round_start,
             beside_training=run.async_save,
         )
+        self.write_report()
 
-    def _round(self) -> None:
+    def run_round(self) -> None:
         """Collect one trajectory and make its updates; one row of metrics each."""
+        if self.profile:
+            num_updates = self.config.grpo.updates_per_rollout
+            self.profile.begin_round(last=self.state.step + num_updates >= self.config.run.max_steps)
         if self.state.anchor:
             self.state.anchor.prefetch()
         trajectory = self._collect()
-        updates, steps = self._choose_pairs()
+        updates = self._choose_pairs()
         with self.timer("anchor"):
-            anchor_means = self.update.anchor_means(trajectory, steps)
+            anchor_means = self.update.anchor_means(trajectory, updates)
         replay: dict[str, float] = {}
         first = self.state.step
         for number, pairs in enumerate(updates, start=1):
@@ -120,6 +141,11 @@ class Trainer:
             }
             row = {**_reward_row(trajectory, self.config.grpo.num_generations), **replay, **_update_row(stats)}
             row |= {"kl/coef": coefficient, "lr": rate, "round": self.state.round}
+            times = self.timer.pop()
+            row |= times | self.performance.row(trajectory, pairs, times)
+            if self.profile and self.profile.end_update():
+                self.console.info(f"profiled until step {self.state.step}: {self.profile.folder}")
+            row |= self.update.step_gradients.pop()
             if number == len(updates) or self.state.step >= self.config.run.max_steps:
                 self.state.round += 1
                 row |= self._validate(first)
@@ -127,9 +153,24 @@ class Trainer:
                 break
             self._report(row)
 
+    def _noisy_steps(self) -> Tensor:
+        """Choose the steps `[N, K]` at which each of the round's N videos draws noise and can be trained."""
+        grpo, rollout = self.config.grpo, self.config.rollout
+        return noisy_steps(
+            self.update.pipeline.scheduler.trained_steps(sde_type=rollout.sde_type, eta=rollout.eta),
+            rollout.sde_window,
+            rollout.sde_window_size,
+            num_samples=self.layout.num_videos,
+            num_generations=grpo.num_generations,
+            round_index=self.state.round,
+            interval=rollout.sde_window_interval,
+            generator=generator_for(self.config.run.seed, "sde_window", self.state.round, 0, 0, 0),
+        )
+
     def _collect(self) -> Trajectory:
         """Sample and score the next round's videos; some are kept as mp4."""
         config, state = self.config, self.state
+        own = self.layout.positions(self.mesh.dp_rank)
         trajectory = collect(
             self.update.pipeline,
             self.reward,
@@ -141,6 +182,7 @@ class Trainer:
             round_index=state.round,
             config=config,
             timer=self.timer,
+            noisy=None if config.rollout.sde_window == "all" else self._noisy_steps()[own],
         )
         first_of_interval = _crossed(state.step - config.grpo.updates_per_rollout, state.step, config.run.save_interval)
         if config.rollout.save_rollout_videos and (state.step == 0 or first_of_interval):
@@ -150,25 +192,24 @@ class Trainer:
                 trajectory.prompts,
                 trajectory.scores,
                 fps=config.rollout.video_fps,
-                numbers=self.layout.positions(self.mesh.dp_rank),
+                numbers=own,
                 mesh=self.mesh,
             )
         return trajectory
 
-    def _choose_pairs(self) -> tuple[list[Pairs], list[int]]:
-        """Choose this rank's (sample, step) pairs of every update of this round, and list the steps of all ranks'."""
-        grpo, rollout = self.config.grpo, self.config.rollout
-        trained = self.update.pipeline.scheduler.trained_steps(sde_type=rollout.sde_type, eta=rollout.eta)
+    def _choose_pairs(self) -> list[Pairs]:
+        """Choose this rank's (sample, step) pairs of every update of this round."""
+        grpo = self.config.grpo
         steps = select_timesteps(
-            trained,
+            self._noisy_steps(),
             grpo.timestep_fraction,
             self.layout.num_videos,
             permute=grpo.enable_timestep_permutation,
             generator=generator_for(self.config.run.seed, "timesteps", self.state.round, 0, 0, 0),
+            spread=grpo.timestep_stride,
         )
         own = steps[self.layout.positions(self.mesh.dp_rank)]
-        updates = split_updates(own, grpo.updates_per_rollout, num_generations=grpo.num_generations)
-        return updates, sorted(set(steps.flatten().tolist()))
+        return split_updates(own, grpo.updates_per_rollout, num_generations=grpo.num_generations)
 
     def _update(
         self, trajectory: Trajectory, pairs: Pairs, anchor_means: Tensor | None, coefficient: float
@@ -199,10 +240,26 @@ class Trainer:
         interval = self.config.validation.validation_interval
         if self.validation is None or not _crossed(first, self.state.step, interval):
             return {}
-        return self.validation(self.folder.samples / f"step_{self.state.step}")
+        return self._sample_and_score()
+
+    def _sample_and_score(self) -> dict[str, float]:
+        """Write this step's validation videos; returns the `valid/*` metrics."""
+        folder = self.folder.samples / f"step_{self.state.step}"
+        means = self.validation(folder)
+        if self.metrics and self.metrics.trackers:
+            self.metrics.trackers.log_videos(self.state.step, read_scored_videos(folder)[:_TRACKED_VIDEOS])
+        return means
+
+    def write_report(self) -> None:
+        """Write `report.html` from what is in the run folder; a report that cannot be written stops no training."""
+        if not (self.metrics and self.metrics.path.exists()):
+            return
+        try:
+            report_runs([self.folder.path], self.folder.path / "report.html")
+        except (OSError, ValueError) as error:
+            self.console.warning(f"report.html was not written: {error}")
 
     def _report(self, row: dict[str, float]) -> None:
-        row |= self.timer.pop()
         if self.metrics:
             self.metrics.log(self.state.step, row)
         self.console.progress(self.state.step, row)

@@ -1,6 +1,6 @@
 """One optimizer update: replay every chosen (sample, step) pair with gradients, equalized clipped loss plus KL."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -16,7 +16,8 @@ from hyvideo.grpo.trust_region import dual_kl, position_kl, velocity_kl
 from hyvideo.pipelines.conditioning import Conditioning
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from hyvideo.training.anchor import Anchor
-from hyvideo.training.trajectory import Trajectory, blocks
+from hyvideo.training.step_gradients import StepGradients
+from hyvideo.training.trajectory import Trajectory
 
 
 class NonFiniteUpdateError(RuntimeError):
@@ -97,6 +98,8 @@ class PolicyUpdate:
         self.scales = scales
         self.config = config
         self.mesh = mesh
+        flavour = {"sde_type": config.rollout.sde_type, "eta": config.rollout.eta}
+        self.step_gradients = StepGradients(pipeline.scheduler.step_weights(**flavour).velocity)
 
     def __call__(
         self, trajectory: Trajectory, pairs: Pairs, anchor_means: Tensor | None, coefficient: float
@@ -113,11 +116,9 @@ class PolicyUpdate:
             NonFiniteUpdateError: loss or gradient is not finite, on any rank; all raise it, no weight was changed.
         """
         losses, weights = [], []
-        num_pairs = len(pairs.sample_index)
-        for part in blocks(num_pairs, self.config.grpo.mini_batch_size_per_update):
-            micro_batch = Pairs(pairs.sample_index[list(part)], pairs.step_index[list(part)])
+        for micro_batch in self._micro_batches(pairs):
             loss = self._loss(trajectory, micro_batch, anchor_means, coefficient)
-            weights.append(len(part) / num_pairs)
+            weights.append(len(micro_batch.sample_index) / len(pairs.sample_index))
             # Gradients are averaged over all ranks, but those of ranks that share a video add up to the true one.
             (loss.total * (weights[-1] * self.mesh.sp_size)).backward()
             losses.append(loss)
@@ -134,11 +135,15 @@ class PolicyUpdate:
         self._zero_grad()
         return stats
 
-    def anchor_means(self, trajectory: Trajectory, steps: Sequence[int]) -> Tensor | None:
-        """Return the anchor's means `[B, K, ...]` on the CPU for all `steps` (KL mode `rollout_phase`).
+    def anchor_means(self, trajectory: Trajectory, updates: Sequence[Pairs]) -> Tensor | None:
+        """Return the anchor's means `[B, K, ...]` on the CPU (KL mode `rollout_phase`), 0 where no pair needs one.
 
         None when there is no anchor or the mode is `training_phase`. While the anchor still equals the policy they are
-        the rollout's own means, and nothing is computed.
+        the rollout's own means, and nothing is computed. Micro-batches are those of the updates.
+
+        Args:
+            trajectory: B samples.
+            updates: the (sample, step) pairs of the round's updates.
         """
         if self.anchor is None or self.config.kl.kl_compute_mode == "training_phase":
             return None
@@ -146,13 +151,15 @@ class PolicyUpdate:
             return trajectory.rollout.means
         means = torch.zeros_like(trajectory.rollout.means, device="cpu")
         with torch.no_grad(), self.anchor.in_place_of_policy():
-            for block in blocks(len(trajectory), self.config.grpo.mini_batch_size_per_update):
-                rows = torch.tensor(block)
-                conditioning = trajectory.conditioning_of(rows)
-                for index in steps:
-                    latents = trajectory.rollout.latents[rows, index]
-                    means[rows, index] = self._transition(latents, index, conditioning)[0].cpu()
+            for rows, index in (part for pairs in updates for part in self._micro_batches(pairs)):
+                latents = trajectory.rollout.latents[rows, index]
+                means[rows, index] = self._transition(latents, index, trajectory.conditioning_of(rows))[0].cpu()
         return means
+
+    def _micro_batches(self, pairs: Pairs) -> Iterator[Pairs]:
+        """Yield consecutive slices of `mini_batch_size_per_update` pairs."""
+        size = self.config.grpo.mini_batch_size_per_update
+        yield from map(Pairs, pairs.sample_index.split(size), pairs.step_index.split(size))
 
     def _loss(
         self, trajectory: Trajectory, pairs: Pairs, anchor_means: Tensor | None, coefficient: float
@@ -177,6 +184,7 @@ class PolicyUpdate:
             self.config.grpo.clip_range,
             self.scales[index].to(log_probs),
         )
+        self.step_gradients.add(policy, mean, index)
         position = mean.new_zeros(()) if anchor_mean is None else position_kl(mean, anchor_mean, std)
         velocity = velocity_kl(old_log_probs, log_probs)
         divergence = position
@@ -194,7 +202,7 @@ class PolicyUpdate:
             mean_error=error,
         )
 
-    def _transition(self, latents: Tensor, index: int | Tensor, conditioning: Conditioning) -> tuple[Tensor, Tensor]:
+    def _transition(self, latents: Tensor, index: Tensor, conditioning: Conditioning) -> tuple[Tensor, Tensor]:
         """The one denoising step, as the rollout made it."""
         settings = self.config.rollout
         return self.pipeline.denoise_step(

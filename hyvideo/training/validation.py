@@ -124,7 +124,7 @@ def save_samples(
         every = sorted((row for rows in of_ranks for row in rows), key=lambda row: row["video"])
         folder.mkdir(parents=True, exist_ok=True)
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in every)
-        (folder / "scores.jsonl").write_text(text)
+        (folder / "scores.jsonl").write_text(text, encoding="utf-8")
 
 
 def _number(value: Tensor) -> float | None:

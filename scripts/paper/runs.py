@@ -51,7 +51,7 @@ class Run:
         everything = [yaml.safe_load(CONFIG.read_text(encoding="utf-8")), dict(settings)]
         digest = hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:10]
         name = f"{settings.get('sde_type', 'sage_grpo')}-seed{settings['seed']}-{digest}"
-        return cls(root / name, settings, settings["max_steps"] if measured is None else measured)
+        return cls(root.resolve() / name, settings, settings["max_steps"] if measured is None else measured)
 
     def scores_at(self, step: int) -> Path:
         """Scores of the held-out videos after so many updates."""

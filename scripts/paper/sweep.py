@@ -22,7 +22,7 @@ from scripts.paper.study import DOCS, FAILS, HOLDS, OPEN, Study
 METRICS = ("reward", "Overall", "VQ", "MQ", "TA")
 """The trained reward, and what VideoAlign would call Overall: the sum of the three scores whatever was trained."""
 LOOKS = 3
-"""Times the held-out videos are sampled during a run, the last one at its end."""
+"""Times the held-out videos are sampled during a run, the last one at its end; once where rounds do not divide so."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,12 @@ def train_and_publish(study: Study, arms: Sequence[Arm], budget: argparse.Namesp
 def run_of(arm: Arm, seed: int, budget: argparse.Namespace) -> Run:
     """The run of an arm and a seed."""
     updates = budget.rounds * updates_per_rollout(arm)
+    looks = LOOKS if budget.rounds % LOOKS == 0 else 1
     settings = {
         **arm.settings,
         "seed": seed,
         "max_steps": updates,
-        "validation_interval": max(1, updates // LOOKS),
+        "validation_interval": updates // looks,
         "validation_num_videos": budget.num_held_out,
         "save_interval": max(1, updates // (2 * LOOKS)),
     }

@@ -80,11 +80,13 @@ def _write(trainer: Trainer, before: Sampled, after: Sampled, prompts: Sequence[
     write_gains(folder / "gains.json", result)
     plot_reward_curve(folder / "metrics.jsonl", folder / "reward_curve.png")
     _show(before, after, [prompt.text for prompt in prompts], folder / "before_after.mp4")
+    trainer.write_report()
     trainer.console.info(
         f"\nPaired gain on {len(prompts)} held-out prompts and seeds (ODE), mean and 95 % interval:\n"
         + "\n".join(f"  {name:7s} {gain}" for name, gain in result.items())
         + f"\n{_verdict(result)}\n"
-        f"reward curve: {folder / 'reward_curve.png'}\nbefore/after: {folder / 'before_after.mp4'} (and .png)"
+        f"report: {folder / 'report.html'}\nreward curve: {folder / 'reward_curve.png'}\n"
+        f"before/after: {folder / 'before_after.mp4'} (and .png)"
     )
 
 

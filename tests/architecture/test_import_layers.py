@@ -19,10 +19,11 @@ LAYERS = {
     "checkpoint": 4,
     "evaluation": 4,
     "training": 5,
-    "scripts": 6,
-    "benchmarks": 6,
-    "post_train": 6,
-    "generate": 6,
+    "planning": 6,
+    "scripts": 7,
+    "benchmarks": 7,
+    "post_train": 7,
+    "generate": 7,
 }
 FORBIDDEN = {
     # The paper's mathematics is importable and testable alone.
@@ -30,7 +31,7 @@ FORBIDDEN = {
     "grpo": ("hyvideo.config", "torch.distributed"),
     # The pipeline is blind to parallelism, and sampling needs no trainer.
     "pipelines": ("hyvideo.distributed", "torch.distributed"),
-    "generate": ("hyvideo.training",),
+    "generate": ("hyvideo.training", "hyvideo.planning"),
 }
 
 

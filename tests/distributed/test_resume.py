@@ -19,7 +19,7 @@ from hyvideo.checkpoint.manifest import verify_files
 from hyvideo.checkpoint.train_state import checkpoints_of, latest_checkpoint, load_tensors
 from tests.support.command_line import Command, CommandLine
 from tests.support.ranks import free_port, rank_environment, run_on_ranks
-from tests.support.training import arguments, trainer_of
+from tests.support.training import arguments, trainer_of, untimed
 
 SMALL = {
     "enable_fsdp": True,
@@ -56,7 +56,7 @@ def tensors_of(checkpoint: Path) -> dict[str, Tensor]:
 def rows_of(run: Path) -> list[dict[str, float]]:
     """Everything logged but the times."""
     rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
+    return [untimed(row) for row in rows]
 
 
 def assert_identical(received: Path, expected: Path) -> None:

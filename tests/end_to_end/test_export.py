@@ -74,7 +74,7 @@ def test_plain_diffusers_makes_the_trained_policys_frames(train: Callable, origi
 
     export(original_root, tmp_path / "out", "diffusers", "--checkpoint_path", checkpoint)
     stock = HunyuanVideo15Pipeline.from_pretrained(tmp_path / "out")
-    stock.prompt_template_encode_start_idx = ours._system_turn_length()  # 108 with the real tokenizer
+    stock.prompt_template_encode_start_idx = ours.system_turn_length()  # 108 with the real tokenizer
     stock.set_progress_bar_config(disable=True)
     received = stock(
         PROMPTS[0], num_frames=5, height=32, width=32, num_inference_steps=NUM_STEPS, latents=noise, output_type="pt"

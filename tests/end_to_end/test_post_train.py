@@ -37,6 +37,9 @@ PUBLIC_KEYS = {
     "time/reward",
     "time/anchor",
     "time/update",
+    "perf/mfu_rollout",
+    "perf/mfu_update",
+    "perf/videos_per_gpu_hour",
 }
 
 
@@ -115,3 +118,17 @@ def test_help_is_the_manual(command_line: CommandLine):
     assert finished.status == 0
     assert "--sde_type" in finished.stdout
     assert list(command_line.folder.iterdir()) == []
+
+
+def test_profile_mode_leaves_a_trace_and_a_table(
+    command_line: CommandLine, tiny_root: Path, prompts_csv: Path, tmp_path: Path
+):
+    run = tmp_path / "run"
+    argv = arguments(tiny_root, prompts_csv, run, max_steps=3, profile=True, profile_steps=1)
+    finished = command_line.run("post_train.py", argv)
+    assert finished.status == 0, finished.stderr
+    assert f"profiled until step 2: {run / 'profile'}" in finished.stderr
+    assert (run / "profile" / "trace_rank0.json.gz").stat().st_size > 1000
+    table = (run / "profile" / "phases.md").read_text()
+    assert all(f"| {phase} |" in table for phase in ("rollout", "reward", "anchor", "update", "elsewhere"))
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 3

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.command_line import CommandLine
-from tests.support.training import arguments
+from tests.support.training import arguments, untimed
 
 Row = dict[str, float]
 METHODS = {
@@ -27,7 +27,7 @@ METHODS = {
 
 def rows_of(run: Path) -> list[Row]:
     lines = (run / "metrics.jsonl").read_text().splitlines()
-    return [{name: value for name, value in json.loads(line).items() if name[:5] != "time/"} for line in lines]
+    return [untimed(json.loads(line)) for line in lines]
 
 
 @pytest.fixture

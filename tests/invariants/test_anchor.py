@@ -27,7 +27,7 @@ def move_policy(trainer: Trainer) -> None:
     """Make one update by hand, after which policy and anchor differ."""
     trajectory = collect_round(trainer)
     (pairs,) = pairs_of(trainer, trajectory)
-    trainer.update(trajectory, pairs, trainer.update.anchor_means(trajectory, STEPS), coefficient=0.0)
+    trainer.update(trajectory, pairs, trainer.update.anchor_means(trajectory, [pairs]), coefficient=0.0)
     trainer.state.anchor.policy_moved()
 
 
@@ -49,7 +49,7 @@ def test_anchor_means_are_those_of_a_second_model(make_trainer: Callable[..., Tr
     trainer, second = make_trainer(), make_trainer()
     move_policy(trainer)
     trajectory = collect_round(trainer)
-    means = trainer.update.anchor_means(trajectory, STEPS)
+    means = trainer.update.anchor_means(trajectory, pairs_of(trainer, trajectory, permute=False))
     for index in STEPS:
         for part in (torch.tensor([0, 1]), torch.tensor([2, 3])):
             latents = trajectory.rollout.latents[part, index]
@@ -67,10 +67,25 @@ def test_anchor_means_are_those_of_a_second_model(make_trainer: Callable[..., Tr
     assert not torch.allclose(means, trajectory.rollout.means)
 
 
+def test_the_anchor_is_asked_for_trained_pairs_alone(make_trainer: Callable[..., Trainer]):
+    trainer = make_trainer()
+    move_policy(trainer)
+    trajectory = collect_round(trainer)
+    first, second = pairs_of(trainer, trajectory, num_updates=2)
+    evaluated = []
+    trainer.update.pipeline.transformer.register_forward_hook(
+        lambda module, args, kwargs, output: evaluated.append(len(output[0])), with_kwargs=True
+    )
+    means = trainer.update.anchor_means(trajectory, [first])
+    assert sum(evaluated) == len(first.sample_index)
+    assert means[first.sample_index, first.step_index].flatten(1).any(1).all()
+    assert not means[second.sample_index, second.step_index].any()
+
+
 def test_an_anchor_that_equals_the_policy_has_the_rollouts_means(make_trainer: Callable[..., Trainer]):
     trainer = make_trainer()
     trajectory = collect_round(trainer)
-    assert trainer.update.anchor_means(trajectory, STEPS) is trajectory.rollout.means
+    assert trainer.update.anchor_means(trajectory, pairs_of(trainer, trajectory)) is trajectory.rollout.means
 
 
 def test_with_an_adapter_the_anchor_is_the_adapter_alone(make_trainer: Callable[..., Trainer]):
@@ -96,7 +111,8 @@ def test_the_fixed_anchor_of_a_fresh_adapter_is_the_base_model_and_copies_nothin
     means = []
     for each in (trainer, copying):
         move_policy(each)
-        means.append(each.update.anchor_means(collect_round(each), STEPS))
+        trajectory = collect_round(each)
+        means.append(each.update.anchor_means(trajectory, pairs_of(each, trajectory)))
         frozen = [
             name for name, p in each.state.transformer.named_parameters() if "lora_" in name and not p.requires_grad
         ]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hyvideo.observability.metrics import read_metrics
 from hyvideo.training.trainer import Trainer
-from tests.support.training import collect_round, pairs_of
+from tests.support.training import collect_round, pairs_of, untimed
 
 Row = dict[str, float]
 
@@ -22,7 +22,7 @@ def rows_of(make_trainer: Callable[..., Trainer]) -> Callable[..., list[Row]]:
         trainer = make_trainer(**settings)
         trainer.train()
         logged = read_metrics(trainer.folder.path / "metrics.jsonl")
-        return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in logged]
+        return [untimed(row) for row in logged]
 
     return rows
 
@@ -91,7 +91,7 @@ def test_gradients_do_not_depend_on_the_micro_batch(make_trainer: Callable[..., 
 
     def gradients(micro_batch: int) -> list[Tensor]:
         trainer.config.grpo.mini_batch_size_per_update = micro_batch
-        means = trainer.update.anchor_means(trajectory, range(4))
+        means = trainer.update.anchor_means(trajectory, [pairs])
         trainer.update(trajectory, pairs, means, coefficient=1.0)
         return recorder.gradients
 

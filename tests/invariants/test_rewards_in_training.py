@@ -15,12 +15,13 @@ from hyvideo.models.reward_models.remote.server import create_app
 from hyvideo.observability.metrics import read_metrics
 from hyvideo.training.trainer import Trainer
 from tests.support.reward_server import Faulty, serving
+from tests.support.training import untimed
 
 
 def rows_of(trainer: Trainer) -> list[dict[str, float]]:
     """Return all metrics but times."""
     rows = read_metrics(trainer.folder.path / "metrics.jsonl")
-    return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
+    return [untimed(row) for row in rows]
 
 
 @pytest.fixture

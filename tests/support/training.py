@@ -79,6 +79,11 @@ def arguments(root: Path, csv: Path, output_dir: Path, **settings: Any) -> list[
     return [text for name, value in chosen.items() if value is not None for text in (f"--{name}", str(value))]
 
 
+def untimed(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a row of metrics says but for measured times: equal runs are equal in it."""
+    return {name: value for name, value in row.items() if not name.startswith(("time/", "perf/"))}
+
+
 def trainer_of(argv: Sequence[str]) -> Trainer:
     """Build the trainer of a command line, as post_train.py does."""
     return build_trainer(load_config(argv))

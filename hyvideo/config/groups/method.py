@@ -50,6 +50,18 @@ class RolloutConfig:
     """Videos denoised together on one rank; 0: all at once. Larger is faster and takes more memory, and the noise stays
     the same."""
 
+    sde_window: Literal["all", "first", "sliding", "per_group"] = "all"
+    """Which denoising steps draw noise and can be trained; the others follow the ODE. all: every step (paper); first:
+    the first sde_window_size; sliding: a window that moves from the first steps to the last (MixGRPO, arXiv
+    2507.21802); per_group: a place drawn for each prompt group in each round (with size 1 the iso-temporal groups of
+    Flash-GRPO, arXiv 2605.15980; with use_same_noise too, the videos of a group differ by that step alone)."""
+
+    sde_window_size: int = 4
+    """Denoising steps in the window of sde_window. The update's and the anchor's work grow in proportion."""
+
+    sde_window_interval: int = 25
+    """Rounds after which a sliding window moves on by one step."""
+
     save_rollout_videos: bool = True
     """Write a round's videos as mp4 under `rollouts/` of the run folder: the first round's, then one round's per
     save_interval."""
@@ -76,6 +88,10 @@ class GrpoConfig:
 
     timestep_fraction: float = 1.0
     """Share of the denoising steps that are trained, above 0 and at most 1."""
+
+    timestep_stride: bool = False
+    """Spread the trained share evenly over the denoising steps, every 1 / timestep_fraction-th of them and the same for
+    all videos, instead of a random share for each video."""
 
     enable_timestep_permutation: bool = True
     """Train the steps of each video in random instead of denoising order."""
@@ -147,8 +163,8 @@ class RewardConfig:
     """Reward: which model scores the videos and how its metrics are weighed."""
 
     reward_model: str = "videoalign_local"
-    """Name of the reward: videoalign_local (VideoReward weights), clip_score, pick_score, moving_shapes (the bundled
-    tiny model), or another registered one; with remote_reward_url one that the server has."""
+    """Name of the reward: videoalign_local (VideoReward weights), clip_score, pick_score, clip_iqa, moving_shapes (the
+    bundled tiny model), or another registered one; with remote_reward_url one that the server has."""
 
     reward_weights: dict[str, float] = field(default_factory=lambda: {"VQ": 0.5, "MQ": 0.5, "TA": 1.0})
     """Weight per metric of the total: visual quality VQ, motion quality MQ, text alignment TA. As a flag: JSON.

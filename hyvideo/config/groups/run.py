@@ -53,6 +53,13 @@ class RunConfig:
     run_name: str | None = None
     """Name of the run in trackers and the default folder. None: the names of the config files, joined by '-'."""
 
+    run_tags: list[str] = field(default_factory=list)
+    """Tags of the run in trackers."""
+
+    trackers: list[str] = field(default_factory=lambda: ["tensorboard"])
+    """Experiment trackers by accelerate's names: tensorboard, wandb, mlflow, ... All but tensorboard must be installed.
+    metrics.jsonl is always written."""
+
     max_steps: int = 10000
     """Optimizer updates after which training ends, counted from the start of the run, not from a resume."""
 
@@ -74,6 +81,21 @@ class RunConfig:
     async_save: bool = False
     """Write checkpoints beside the next round, from a copy in host memory; each becomes valid at that round's end."""
 
+    profile: bool = False
+    """Write a PyTorch profiler trace of each rank and a table of the phases to `profile/` of the run folder, over
+    profile_steps updates after the first round. Training goes on afterwards; the profiled updates are slower."""
+
+    profile_steps: int = 2
+    """Updates that profile covers."""
+
+    peak_tflops: float | None = None
+    """10^12 operations per second that one device can make in matrix products; perf/mfu_* is the share in use. None:
+    the data sheet's figure of a known GPU, otherwise what a large product reaches when the run begins."""
+
     resume_from_checkpoint: str | None = None
     """`latest` continues the newest checkpoint of output_dir, or starts fresh when there is none yet; a path
     continues that checkpoint. None: output_dir must be new or empty."""
+
+    dry_run: bool = False
+    """Check settings, files, free space and agreement of the ranks, print the plan of the run and end: nothing is
+    trained or written."""

@@ -1,4 +1,4 @@
-"""CLIPScore and PickScore: how well single frames fit the prompt, by a CLIP of the transformers library."""
+"""Scores of single frames by a CLIP of the transformers library: fit to the prompt, and visual quality."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,22 +44,27 @@ class _FrameReward(RewardModel):
     @torch.inference_mode()
     def __call__(self, videos: Tensor, prompts: Sequence[str]) -> dict[str, Tensor]:
         """Score videos `[B, F, H, W, 3]` uint8; texts are cut at the CLIP's context length."""
-        device = self._network.device
-        tokens = self._tokenizer(list(prompts), padding=True, truncation=True, return_tensors="pt").to(device)
-        texts = _unit(self._network.get_text_features(**tokens).pooler_output)
-        chosen = torch.linspace(0, videos.shape[1] - 1, self._num_frames).round().long()
-        cosines = []
-        for video, text in zip(videos, texts, strict=True):
-            pixels = self._processor(list(video[chosen].cpu().numpy()), return_tensors="pt").pixel_values
-            cosines.append(_unit(self._network.get_image_features(pixels.to(device)).pooler_output) @ text)
-        return {self.metrics[0]: self._score(torch.stack(cosines)).mean(1).cpu()}
+        texts = self._text_vectors(prompts)
+        scores = [self._score(self._frame_vectors(video), text) for video, text in zip(videos, texts, strict=True)]
+        return {self.metrics[0]: torch.stack(scores).mean(1).cpu()}
 
     def to(self, device: torch.device | str) -> None:
         """Move the network."""
         self._network.to(device)
 
-    def _score(self, cosines: Tensor) -> Tensor:
-        """Return the score of every frame from its cosine with the text, `[B, N]` both."""
+    def _text_vectors(self, texts: Sequence[str]) -> Tensor:
+        """Return the texts' unit vectors `[B, D]`."""
+        tokens = self._tokenizer(list(texts), padding=True, truncation=True, return_tensors="pt")
+        return _unit(self._network.get_text_features(**tokens.to(self._network.device)).pooler_output)
+
+    def _frame_vectors(self, video: Tensor) -> Tensor:
+        """Return the unit vectors `[N, D]` of the frames that are looked at."""
+        chosen = torch.linspace(0, len(video) - 1, self._num_frames).round().long()
+        pixels = self._processor(list(video[chosen].cpu().numpy()), return_tensors="pt").pixel_values
+        return _unit(self._network.get_image_features(pixels.to(self._network.device)).pooler_output)
+
+    def _score(self, frames: Tensor, text: Tensor) -> Tensor:
+        """Return the score of every frame `[N]` from their vectors `[N, D]` and the prompt's of `_text_vectors`."""
         raise NotImplementedError
 
 
@@ -69,8 +74,8 @@ class ClipScore(_FrameReward):
 
     metrics = ("CLIPScore",)
 
-    def _score(self, cosines: Tensor) -> Tensor:
-        return 100 * cosines.clamp_min(0)
+    def _score(self, frames: Tensor, text: Tensor) -> Tensor:
+        return 100 * (frames @ text).clamp_min(0)
 
 
 @register_reward("pick_score")
@@ -79,8 +84,25 @@ class PickScore(_FrameReward):
 
     metrics = ("PickScore",)
 
-    def _score(self, cosines: Tensor) -> Tensor:
-        return self._network.logit_scale.exp() * cosines
+    def _score(self, frames: Tensor, text: Tensor) -> Tensor:
+        return self._network.logit_scale.exp() * (frames @ text)
+
+
+@register_reward("clip_iqa")
+class ClipIqa(_FrameReward):
+    """CLIP-IQA (Wang et al. 2023): probability, 0 to 1, that a frame is a good photo and not a bad one.
+
+    It asks nothing of the prompt. The position embedding is kept, as for any CLIP of the transformers library.
+    """
+
+    metrics = ("CLIPIQA",)
+
+    def _text_vectors(self, texts: Sequence[str]) -> Tensor:
+        """Return for each prompt the same `[D, 2]`, the vectors of a good and of a bad photo."""
+        return super()._text_vectors(["Good photo.", "Bad photo."]).T.expand(len(texts), -1, -1)
+
+    def _score(self, frames: Tensor, text: Tensor) -> Tensor:
+        return (self._network.logit_scale.exp() * frames @ text).softmax(-1)[:, 0]
 
 
 def _unit(vectors: Tensor) -> Tensor:

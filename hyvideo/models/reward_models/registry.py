@@ -55,6 +55,14 @@ class RewardModel(ABC):
     def __init__(self, context: RewardContext = RewardContext()) -> None:  # noqa: B008 - it is frozen
         self.context = context
 
+    @classmethod  # noqa: B027 - most have nothing to check
+    def check(cls, context: RewardContext, **options: object) -> None:
+        """Refuse, without loading anything, files that the constructor would refuse; by default there are none.
+
+        Raises:
+            ValueError: what is missing or wrong.
+        """
+
     @abstractmethod
     def __call__(self, videos: Videos, prompts: Sequence[str]) -> Mapping[str, Tensor]:
         """Score B videos for their B prompts: each metric `[B]`, NaN for an item that failed."""

@@ -165,13 +165,7 @@ def get_reward_fn(
         >>> reward = get_reward_fn(RewardConfig(reward_model="moving_shapes"))
         >>> reward(videos, prompts).total
     """
-    choices = read_choices(config)
-    known = registered_rewards()
-    for choice in choices:
-        if choice.url is None:
-            check_name(choice.name, known)
-            check_metrics(choice, known[choice.name].metrics)
-            check_options(choice, known[choice.name])
+    choices, known = _checked_choices(config), registered_rewards()
     context = RewardContext(device, Path(model_root), video_fps, config.reward_batch_size)
     models = [
         known[choice.name](context, **choice.options)
@@ -180,3 +174,28 @@ def get_reward_fn(
         for choice in choices
     ]
     return WeightedReward(choices, models, config, context)
+
+
+def check_rewards(config: RewardConfig, model_root: str | Path) -> None:
+    """Refuse what `get_reward_fn` would refuse, as far as it shows without loading a network.
+
+    Raises:
+        ValueError: as `get_reward_fn`.
+    """
+    context, known = RewardContext(model_root=Path(model_root)), registered_rewards()
+    for choice in _checked_choices(config):
+        if choice.url is None:
+            known[choice.name].check(context, **choice.options)
+        else:
+            RemoteReward(context, choice.name, choice.url, config)
+
+
+def _checked_choices(config: RewardConfig) -> list[RewardChoice]:
+    """Return the rewards of a configuration; those of this process are known and fit their weights and options."""
+    choices, known = read_choices(config), registered_rewards()
+    for choice in choices:
+        if choice.url is None:
+            check_name(choice.name, known)
+            check_metrics(choice, known[choice.name].metrics)
+            check_options(choice, known[choice.name])
+    return choices

@@ -182,3 +182,23 @@ def test_a_zero_that_would_divide_is_reported_as_a_number_out_of_range(base):
         [*base, "--sp_size", "0", "--batch_size", "0", "--num_generations", "0", "--grpo_sampling_steps", "0"]
     )
     assert len(lines) == 4 and all("must lie in" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("argv", "parts"),
+    [
+        (["--sde_window", "first", "--sde_window_size", "21"], ["sde_window_size is 21", "20 of 20"]),
+        (["--sde_window", "sliding", "--sde_window_size", "20", "--sde_type", "cps"], ["is 20", "19 of 20"]),
+        (
+            ["--sde_window", "per_group", "--sde_window_size", "1", "--updates_per_rollout", "5"],
+            ["updates_per_rollout is 5", "1 trained steps = 4"],
+        ),
+    ],
+)
+def test_a_window_must_fit_the_steps_and_the_updates_the_window(base, argv, parts):
+    line = only_problem([*base, *argv])
+    assert all(part in line for part in parts)
+
+
+def test_a_window_that_is_not_used_may_be_any_size(base):
+    assert problems([*base, "--grpo_sampling_steps", "3"]) == []

@@ -22,6 +22,8 @@ from hyvideo.config.schema import Config, RolloutConfig
         ["--reward_io", "memory"],
         ["--train_video_csv", "other.csv"],
         ["--use_lora"],
+        ["--sde_window", "sliding"],
+        ["--timestep_stride"],
     ],
 )
 def test_what_decides_the_result_changes_the_hash(argv):
@@ -36,6 +38,7 @@ def test_what_decides_the_result_changes_the_hash(argv):
         ["--validation_interval", "0", "--valid_video_csv", "v.csv", "--validate_at_step0"],
         ["--sp_size", "4", "--dp_replicate", "2", "--enable_fsdp", "no"],
         ["--remote_reward_url", "http://other:8000", "--reference_mode_offload"],
+        ["--profile", "--profile_steps", "5", "--peak_tflops", "900"],
         ["--reward_async", "--reward_offload", "--reward_max_failed", "0.1", "--remote_reward_timeout", "9"],
     ],
 )

@@ -47,6 +47,12 @@ def test_win_rates_count_ties_half_and_mirror_each_other():
     forth, back = comparison.win_rates["TA"]["trained"]["base"], comparison.win_rates["TA"]["base"]["trained"]
     assert forth.mean == pytest.approx((0.75 + 1 + 0) / 3)
     assert back.mean == pytest.approx(1 - forth.mean)
+    assert (back.low, back.high) == (pytest.approx(1 - forth.high), pytest.approx(1 - forth.low))
+
+
+def test_a_model_that_always_wins_has_an_interval_of_some_width():
+    rate = compare({"base": BASE, "trained": {"TA": BASE["TA"] + 1}}, ROWS).win_rates["TA"]["trained"]["base"]
+    assert rate.mean == 1.0 and 0.3 < rate.low < 0.5 and rate.high == 1.0
 
 
 def test_a_pair_with_a_failed_score_is_left_out_of_gain_and_win_rate():
@@ -73,5 +79,6 @@ def test_the_table_has_a_row_per_model_and_the_json_everything():
     lines = markdown_of(comparison).splitlines()
     assert lines[0].startswith("3 prompts, 6 videos of each model.") and "No score failed." in lines[0]
     assert lines[2:5] == ["| model | TA |", "| --- | --- |", f"| base | {comparison.means['base']['TA']} |"]
-    assert "| trained | 0.58 [0.00, 1.00] |  |" in lines
+    rate = comparison.win_rates["TA"]["trained"]["base"]
+    assert f"| trained | 0.58 [{rate.low:.2f}, {rate.high:.2f}] |  |" in lines
     assert json.loads(json.dumps(comparison.as_json()))["means"]["base"]["TA"]["mean"] == pytest.approx(2.0)

@@ -2,12 +2,15 @@
 
 import os
 import shutil
+import socket
 import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.ranks import free_port
 
 ROOT = Path(__file__).parents[3]
 
@@ -31,6 +34,7 @@ def project(tmp_path):
     project = tmp_path / "my project"
     write_config(project, "sage_8gpu.yaml", "parallel:\n  sp_size: 2\n")
     shutil.copy(ROOT / "run_post_train.sh", project)
+    shutil.copytree(ROOT / "scripts" / "post_train", project / "scripts" / "post_train")
     stub = project / "stub-python"
     stub.write_text(STUB)
     stub.chmod(stub.stat().st_mode | stat.S_IXUSR)
@@ -38,7 +42,7 @@ def project(tmp_path):
 
 
 def launch(project, *flags, **settings):
-    environment = {"PATH": os.environ["PATH"], "PYTHON": str(project / "stub-python")} | settings
+    environment = {"PATH": os.environ["PATH"], "PYTHON": str(project / "stub-python"), "PREFLIGHT": "0"} | settings
     command = ["bash", str(project / "run_post_train.sh"), *flags]
     return subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, timeout=60)
 
@@ -52,9 +56,10 @@ def launched(project, *flags, **settings):
 
 def test_without_weights_it_names_each_folder_the_way_to_get_it_and_the_tiny_command(tmp_path):
     """The real launcher with the real program, in a project folder that has everything but weights."""
-    for name in ("run_post_train.sh", "post_train.py", "hyvideo", "configs"):
+    for name in ("post_train.py", "hyvideo", "configs"):
         (tmp_path / name).symlink_to(ROOT / name)
-    shutil.copy((tmp_path / "run_post_train.sh").resolve(), tmp_path / "launch.sh")
+    shutil.copytree(ROOT / "scripts" / "post_train", tmp_path / "scripts" / "post_train")
+    shutil.copy(ROOT / "run_post_train.sh", tmp_path / "launch.sh")
     environment = os.environ | {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
     result = subprocess.run(
         ["bash", tmp_path / "launch.sh"], env=environment, capture_output=True, text=True, timeout=120
@@ -87,18 +92,19 @@ def test_on_gpus_torchrun_starts_one_process_for_each(project):
 
 def test_the_environment_sets_processes_port_config_and_folder(project):
     write_config(project, "mine.yaml")
+    port = str(free_port())
     got = launched(
         project,
         NUM_GPUS="8",
         NPROC_PER_NODE="2",
-        MASTER_PORT="29511",
+        MASTER_PORT=port,
         CONFIG="configs/mine.yaml",
         OUTPUT_DIR="/runs/a b",
         RESUME_FROM_CHECKPOINT="",
     )
     assert got == [
         *("-m", "torch.distributed.run", "--nproc_per_node=2"),
-        *("--nnodes=1", "--master_addr=127.0.0.1", "--master_port=29511"),
+        *("--nnodes=1", "--master_addr=127.0.0.1", f"--master_port={port}"),
         *("post_train.py", "--config", "configs/mine.yaml", "--output_dir", "/runs/a b"),
     ]
 
@@ -119,6 +125,43 @@ def test_spaces_quotes_and_shell_signs_reach_the_run_unchanged(project, num_gpus
 def test_the_callers_flags_come_last_so_they_win_over_the_launchers(project):
     got = launched(project, "--output_dir", "mine", "--resume_from_checkpoint=none")
     assert got[-3:] == ["--output_dir", "mine", "--resume_from_checkpoint=none"]
+
+
+def test_everything_is_checked_first_by_the_same_command_with_dry_run(project):
+    lines = launch(project, "--seed", "3", NUM_GPUS="2", PREFLIGHT="1").stdout.split("<post_train.py>\n")[1:]
+    check, run = ([word for word in line.split("\n") if word.startswith("<--")] for line in lines)
+    flags = ["<--config>", "<--output_dir>", "<--resume_from_checkpoint>", "<--seed>"]
+    assert check[:5] == [*flags, "<--dry_run>"] and run == flags
+
+
+def test_a_check_that_fails_ends_the_launch_with_its_status(project):
+    result = launch(project, PREFLIGHT="1", STUB_EXIT="2")
+    assert result.returncode == 2 and result.stdout.count("post_train.py") == 1
+
+
+def test_logs_of_each_process_are_written_where_they_are_wanted(project):
+    got = launched(project, NUM_GPUS="2", LOG_DIR="/runs/a b/logs of mine")
+    assert "--log_dir=/runs/a b/logs of mine/node_0" in got and "--redirects=3" in got and "--tee=0:3" in got
+
+
+def test_a_port_in_use_is_refused_before_anything_starts(project):
+    with socket.create_server(("", 0)) as listener:
+        port = str(listener.getsockname()[1])
+        result = launch(project, NPROC_PER_NODE="2", MASTER_PORT=port, PYTHON=sys.executable)
+    assert result.returncode == 1 and f"port {port} is in use" in result.stderr and result.stdout == ""
+
+
+@pytest.mark.parametrize("port", ["many", "0", "123456"])
+def test_a_port_that_is_none_is_refused_with_what_came(project, port):
+    result = launch(project, MASTER_PORT=port)
+    assert result.returncode == 1 and f"received '{port}'" in result.stderr
+
+
+def test_one_of_several_nodes_must_be_told_where_they_meet(project):
+    script = project / "scripts" / "post_train" / "train_grpo.sh"
+    environment = {"PATH": os.environ["PATH"], "PYTHON": str(project / "stub-python"), "NNODES": "2"}
+    result = subprocess.run(["bash", script], env=environment, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 1 and "set MASTER_ADDR and MASTER_PORT" in result.stderr
 
 
 def test_the_exit_status_of_the_run_is_the_launchers(project):
@@ -146,6 +189,14 @@ def test_an_interpreter_without_torch_points_to_the_setup(project):
 def test_help_is_the_usage_and_names_every_setting(project, flag):
     result = launch(project, flag)
     assert result.returncode == 0 and "Usage: ./run_post_train.sh" in result.stdout
-    for setting in ("CONFIG", "OUTPUT_DIR", "RESUME_FROM_CHECKPOINT", "NPROC_PER_NODE", "MASTER_PORT", "PYTHON"):
+    for setting in (
+        "CONFIG",
+        "OUTPUT_DIR",
+        "RESUME_FROM_CHECKPOINT",
+        "NPROC_PER_NODE",
+        "MASTER_PORT",
+        "PYTHON",
+        "PREFLIGHT",
+    ):
         assert f"\n  {setting} " in result.stdout
     assert "set -" not in result.stdout and "fail()" not in result.stdout

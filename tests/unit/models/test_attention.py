@@ -1,6 +1,7 @@
 """Trimmed attention: the numbers of the stock transformer without its padding and its dense mask."""
 
 import copy
+import functools
 from typing import Any
 
 import pytest
@@ -8,8 +9,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from diffusers import HunyuanVideo15Transformer3DModel
 from torch import Tensor
+from torch._dynamo.utils import counters
 
+from hyvideo.models import attention
 from hyvideo.models.attention import install_attention
+from hyvideo.models.parallelize import compile_blocks, prepare_policy
 from tests.support.tiny_model import GLYPH_WIDTH, IMAGE_WIDTH, LATENT_CHANNELS, TEXT_WIDTH, build_transformer
 
 NUM_VIDEO = 3 * 2 * 4
@@ -70,8 +74,12 @@ def assert_gradients_agree(stock: torch.nn.Module, trimmed: torch.nn.Module) -> 
         assert error <= 1e-5 * scale, f"{name}: {error / scale}"
 
 
+@pytest.mark.parametrize("rows_from", [0, 1000], ids=["row by row", "key mask"])
 @pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
-def test_output_and_every_gradient_are_those_of_the_stock_attention(batch: dict[str, Any]):
+def test_output_and_every_gradient_are_those_of_the_stock_attention(
+    batch: dict[str, Any], rows_from: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(attention, "ROWS_FROM", rows_from)
     stock, trimmed = stock_and_trimmed()
     call = inputs(**batch)
     expected, received = stock(**call)[0], trimmed(**call)[0]
@@ -134,13 +142,23 @@ def test_prompts_of_one_length_need_no_mask_and_no_padded_key(attention_calls: l
     assert blocks == [(NUM_VIDEO + 9, None)] * 2
 
 
-def test_prompts_of_several_lengths_share_a_key_mask_not_a_dense_one(attention_calls: list):
+def test_short_videos_of_several_prompts_share_a_key_mask_not_a_dense_one(attention_calls: list):
     _, trimmed = stock_and_trimmed()
     trimmed(**inputs([7, 20, 3], [4, 0, 25]))
     longest = 28  # of the rows' 11, 20 and 28 valid tokens
     refiner, *blocks = attention_calls
     assert refiner[0] == 20
     assert blocks == [(NUM_VIDEO + longest, (3, 1, 1, NUM_VIDEO + longest))] * 2
+
+
+def test_long_videos_attend_each_to_its_own_prompt_and_neighbours_of_one_length_together(
+    attention_calls: list, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(attention, "ROWS_FROM", NUM_VIDEO)
+    _, trimmed = stock_and_trimmed()
+    trimmed(**inputs([9, 9, 4], [0, 0, 0]))
+    _, *blocks = attention_calls
+    assert blocks == [(NUM_VIDEO + 9, None), (NUM_VIDEO + 4, None)] * 2
 
 
 @pytest.mark.parametrize("name", ["encoder_attention_mask", "encoder_attention_mask_2"])
@@ -150,6 +168,22 @@ def test_a_mask_with_a_gap_is_refused(name: str):
     call[name][1, 2] = 0
     with pytest.raises(ValueError, match=f"{name} must be right-padded.*gaps"):
         trimmed(**call)
+
+
+def test_a_compiled_block_takes_any_number_of_tokens(monkeypatch: pytest.MonkeyPatch):
+    """Compiled for the first length, again with open sizes for the second, and then no more."""
+    monkeypatch.setattr(attention, "ROWS_FROM", 0)
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    stock, trimmed = stock_and_trimmed()
+    torch._dynamo.reset()
+    compile_blocks(prepare_policy(trimmed, gradient_checkpointing=False))
+    compiled = []
+    for length in (7, 9, 20, 4):
+        call = inputs([length, 3], [0, 0])
+        with torch.no_grad():
+            assert torch.allclose(trimmed(**call)[0], stock(**call)[0], atol=1e-6)
+        compiled.append(counters["stats"]["unique_graphs"])
+    assert compiled[0] < compiled[1] == compiled[3]
 
 
 def test_installing_twice_is_refused():

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hyvideo.observability.metrics import MetricsLog, read_metrics
 
@@ -140,16 +139,3 @@ def test_a_metric_cannot_take_the_name_of_the_step(tmp_path):
 def test_reading_metrics_of_a_folder_without_a_run_names_the_path(tmp_path):
     with pytest.raises(ValueError, match=r"No metrics at .*metrics\.jsonl"):
         read_metrics(tmp_path / "metrics.jsonl")
-
-
-def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path):
-    write_rows(tmp_path, range(1, 7))
-    log = MetricsLog(tmp_path)
-    log.truncate_after(3)
-    for step in (4, 5):
-        log.log(step, {"reward/mean": -1.0})
-    log.close()
-    events = EventAccumulator(str(tmp_path / "tb"))
-    events.Reload()
-    curve = [(event.step, event.value) for event in events.Scalars("reward/mean")]
-    assert curve == [(1, 1.0), (2, 2.0), (3, 3.0), (4, -1.0), (5, -1.0)]

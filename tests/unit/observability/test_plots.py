@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from hyvideo.observability.metrics import MetricsLog
-from hyvideo.observability.plots import moving_average, plot_reward_curve
+from hyvideo.observability.plots import plot_reward_curve
 
 
 def logged_run(run_dir, num_steps=30, slope=0.02):
@@ -46,10 +46,3 @@ def test_a_log_without_a_reward_is_refused(tmp_path):
     log.close()
     with pytest.raises(ValueError, match="no 'reward/mean' in its 1 rows"):
         plot_reward_curve(log.path, tmp_path / "curve.png")
-
-
-def test_moving_average_is_centred_shrinks_at_the_ends_and_skips_gaps():
-    values = np.array([1.0, 2.0, np.nan, 4.0, 9.0])
-    np.testing.assert_allclose(moving_average(values, window=3), [1.5, 1.5, 3.0, 6.5, 6.5])
-    np.testing.assert_array_equal(moving_average(np.full(4, np.nan), window=3), np.full(4, np.nan))
-    np.testing.assert_array_equal(moving_average(np.arange(5.0), window=1), np.arange(5.0))

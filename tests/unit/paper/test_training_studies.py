@@ -142,6 +142,15 @@ def test_all_arms_of_the_kl_study_sample_as_many_videos(tmp_path):
         assert updates / arm.settings["updates_per_rollout"] == budget.rounds
 
 
+@pytest.mark.parametrize("rounds", [1, 2, 3, 7, 24])
+def test_every_run_is_measured_after_its_last_update(tmp_path, rounds):
+    budget = budget_of(tmp_path, "--rounds", str(rounds))
+    for updates in (1, 2):
+        settings = run_of(Arm("a", {"updates_per_rollout": updates}), 1, budget).settings
+        assert settings["max_steps"] % settings["validation_interval"] == 0
+        assert settings["validation_interval"] % updates == 0
+
+
 def test_another_setting_is_another_run(tmp_path):
     budget = budget_of(tmp_path)
     folders = {run_of(Arm("a", {"eta": eta}), seed, budget).folder for eta in (0.4, 0.5) for seed in (1, 2)}

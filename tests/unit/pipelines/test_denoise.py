@@ -70,7 +70,7 @@ def test_ode_latents_are_those_of_the_stock_pipeline(pipeline: HunyuanVideoGRPOP
     guidance = Guidance(scale, pipeline.encode([""], glyphs=False))
     ours = pipeline.rollout(conditioning, noise_of(3), guidance, **VIDEO, sde_type="ode", eta=0.0)
 
-    stock = load_stock_pipeline(tiny_root, pipeline._system_turn_length())
+    stock = load_stock_pipeline(tiny_root, pipeline.system_turn_length())
     stock.guider = ClassifierFreeGuidance(guidance_scale=scale)
     expected = stock(
         prompt=list(PROMPTS),

@@ -45,7 +45,7 @@ def stock_latents(original_root: Path, version: str, prompt: Prompt, scale: floa
         **components | {"scheduler": FlowMatchEulerDiscreteScheduler(shift=SHIFT)}
     )
     stock.guider = ClassifierFreeGuidance(guidance_scale=scale)
-    stock.prompt_template_encode_start_idx = load(original_root, version)._system_turn_length()
+    stock.prompt_template_encode_start_idx = load(original_root, version).system_turn_length()
     stock.target_size = 32
     stock.set_progress_bar_config(disable=True)
     return stock(

@@ -206,3 +206,17 @@ def test_an_unknown_flavour_is_refused_with_the_nearest_one(scheduler, tensors):
 def test_a_noise_strength_out_of_range_is_refused(scheduler, sde_type, eta):
     with pytest.raises(ValueError, match=f"eta must be .*{sde_type}.*got {eta}"):
         scheduler.trained_steps(sde_type=sde_type, eta=eta)
+
+
+@pytest.mark.parametrize("sde_type", ["sage_grpo", "cps"])
+def test_rows_without_noise_take_the_odes_step(sde_type):
+    scheduler = FlowMatchDiscreteScheduler()
+    scheduler.set_timesteps(6)
+    sample, velocity = torch.randn(2, 3, 2, 4, 4), torch.randn(2, 3, 2, 4, 4)
+    noisy = torch.tensor([True, False])
+    mean, std = scheduler.transition(velocity, sample, 2, sde_type=sde_type, eta=0.5, noisy=noisy)
+    with_noise, sde_std = scheduler.transition(velocity, sample, 2, sde_type=sde_type, eta=0.5)
+    without, _ = scheduler.transition(velocity, sample, 2, sde_type="ode", eta=0.0)
+    assert torch.equal(mean[0], with_noise[0])
+    assert torch.equal(mean[1], without[1])
+    assert std.flatten().tolist() == [sde_std.item(), 0.0]

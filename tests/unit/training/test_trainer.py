@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hyvideo.checkpoint.train_state import checkpoints_of, latest_checkpoint
 from hyvideo.data.videos import read_video
@@ -155,3 +156,46 @@ def test_a_failed_score_is_counted_and_left_out(make_trainer: Callable[..., Trai
     assert row["reward/failed"] == 2
     assert math.isfinite(row["reward/mean"])
     assert row["grad_norm"] > 0
+
+
+def test_the_report_is_refreshed_at_every_save_and_knows_the_last_update(
+    make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+):
+    trainer = make_trainer(max_steps=4, save_interval=2, validation_interval=2, validate_at_step0=True)
+    written, write = [], trainer.write_report
+    monkeypatch.setattr(trainer, "write_report", lambda: (write(), written.append(trainer.state.step)))
+    trainer.train()
+    assert written == [2, 4]
+    text = (trainer.folder.path / "report.html").read_text()
+    assert "4 of 4 updates, finished" in text
+    assert "Pull of each step" in text and 'src="samples/step_4/001.mp4"' in text
+
+
+def test_a_report_that_cannot_be_written_stops_no_training(make_trainer: Callable[..., Trainer]):
+    trainer = make_trainer(max_steps=1)
+    (trainer.folder.path / "report.html").mkdir(parents=True)
+    trainer.train()
+    assert saved_steps(trainer) == ["step_1"]
+    assert "WARNING: report.html was not written" in (trainer.folder.path / "console.log").read_text()
+
+
+def test_every_trained_step_logs_its_gradient_and_equalized_ones_are_alike(make_trainer: Callable[..., Trainer]):
+    pulls = {}
+    for use_grad_balancing in (True, False):
+        trainer = make_trainer(max_steps=1, use_grad_balancing=use_grad_balancing)
+        trainer.train()
+        (row,) = rows_of(trainer)
+        pulls[use_grad_balancing] = [row[f"velocity_grad/step_{step:02d}"] for step in range(4)]
+    scales = make_trainer(max_steps=1).update.scales.tolist()
+    before = [pull / scale for pull, scale in zip(pulls[True], scales, strict=True)]
+    assert before == pytest.approx(pulls[False], rel=1e-3)
+    assert max(pulls[True]) / min(pulls[True]) < 1.2 < 3 < max(before) / min(before)
+
+
+def test_validation_videos_go_to_the_trackers(make_trainer: Callable[..., Trainer]):
+    trainer = make_trainer(max_steps=2, validation_interval=2, validate_at_step0=True)
+    trainer.train()
+    events = EventAccumulator(str(trainer.folder.path / "tb"))
+    events.Reload()
+    assert [event.step for event in events.Images("samples/000")] == [0, 2]
+    assert [event.step for event in events.Scalars("valid/reward")] == [0, 2]

@@ -1,13 +1,14 @@
 """VideoAlign as a reward: the weights below the model root, in the precision of the device."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from hyvideo.models.reward_models.registry import RewardContext, RewardModel, Videos, register_reward
 from hyvideo.models.reward_models.videoalign.scorer import VideoAlignScorer
-from hyvideo.models.reward_models.videoalign.settings import METRICS
+from hyvideo.models.reward_models.videoalign.settings import METRICS, read_settings
 
 
 @register_reward("videoalign_local")
@@ -32,9 +33,13 @@ class VideoAlignReward(RewardModel):
         name = dtype or ("fp32" if torch.device(context.device).type == "cpu" else "bf16")
         if name not in dtypes:
             raise ValueError(f"videoalign_local: expected dtype bf16 or fp32, received {dtype!r}.")
-        root = checkpoint or context.model_root / "VideoReward"
-        self._scorer = VideoAlignScorer(root, context.device, dtypes[name], context.batch_size)
+        self._scorer = VideoAlignScorer(_folder(context, checkpoint), context.device, dtypes[name], context.batch_size)
         self._dtype = name
+
+    @classmethod
+    def check(cls, context: RewardContext, checkpoint: str | None = None, dtype: str | None = None) -> None:
+        """Read what the folder says of itself."""
+        read_settings(_folder(context, checkpoint))
 
     def __call__(self, videos: Videos, prompts: Sequence[str]) -> dict[str, Tensor]:
         """Score mp4 files, or frames `[B, F, H, W, 3]` at the run's frame rate."""
@@ -53,3 +58,8 @@ class VideoAlignReward(RewardModel):
         settings = self._scorer.settings
         frames = f"{settings.num_frames} frames" if settings.num_frames else f"{settings.fps:g} frames per second"
         return f"normalised VQ, MQ, TA from {frames}, {self._dtype}"
+
+
+def _folder(context: RewardContext, checkpoint: str | None) -> Path:
+    """Return the VideoReward folder."""
+    return Path(checkpoint) if checkpoint else context.model_root / "VideoReward"

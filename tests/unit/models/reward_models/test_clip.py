@@ -1,4 +1,4 @@
-"""CLIPScore and PickScore of a tiny CLIP of the real classes, against the library's own forward pass."""
+"""CLIPScore, PickScore and CLIP-IQA of a tiny CLIP of the real classes, against the library's own forward pass."""
 
 import shutil
 from pathlib import Path
@@ -11,7 +11,7 @@ from transformers import CLIPConfig, CLIPModel, CLIPTokenizerFast
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from hyvideo.config.schema import RewardConfig
-from hyvideo.models.reward_models.clip import ClipScore, PickScore
+from hyvideo.models.reward_models.clip import ClipIqa, ClipScore, PickScore
 from hyvideo.models.reward_models.registry import RewardContext
 from hyvideo.models.reward_models.rewards import get_reward_fn
 
@@ -68,6 +68,15 @@ def test_a_score_is_the_mean_over_frames_of_the_librarys(kind, checkpoint, video
     ]
     assert scores.tolist() == pytest.approx(expected, abs=1e-4)
     assert min(map(float, torch.cat(cosines))) < 0 < max(map(float, torch.cat(cosines))), "scores that tell nothing"
+
+
+def test_quality_is_the_share_of_a_good_photo_whatever_the_prompt(checkpoint, videos):
+    scores = ClipIqa(RewardContext(), str(checkpoint), num_frames=3)(videos, PROMPTS)["CLIPIQA"]
+    temperature = CLIPModel.from_pretrained(checkpoint).logit_scale.exp().item()
+    for video, score in zip(videos, scores, strict=True):
+        good, bad = (temperature * library_logits(checkpoint, video, f"{word} photo.") for word in ("Good", "Bad"))
+        assert float(score) == pytest.approx(float((good - bad).sigmoid().mean()), abs=1e-5)
+    assert 0 < float(scores.min()) < float(scores.max()) < 1
 
 
 def test_a_score_does_not_depend_on_its_batch(checkpoint, videos):

@@ -1,0 +1,41 @@
+"""How long training waits for a checkpoint: written at once, or copied and written beside the next round.
+
+Example: `python -m benchmarks.checkpoints`
+"""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from transformers.utils.logging import disable_progress_bar
+
+from benchmarks.paired import Result, compare, print_results
+from hyvideo.config.loading import load_config
+from hyvideo.training.assembly import build_trainer
+
+
+def measure() -> list[Result]:
+    """Save the tiny run's state both ways; what is left to write is finished before the next save."""
+    disable_progress_bar()
+    with TemporaryDirectory() as folder:
+        config = load_config(["--config", "configs/tiny.yaml", "--max_steps", "1", "--output_dir", f"{folder}/run"])
+        config.validation.validation_interval = 0
+        trainer = build_trainer(config)
+        trainer.run_round()  # so that the optimizer has moments to save
+
+        def save(beside_training: bool) -> None:
+            """Save until training could go on."""
+            trainer.state.save(Path(folder) / "saved", keep_last=1, beside_training=beside_training)
+
+        result = compare(
+            "checkpoints/blocked",
+            "written at once / beside training",
+            lambda: save(False),
+            lambda: save(True),
+            settle=trainer.state.finish_save,
+        )
+        trainer.console.close()
+    return [result]
+
+
+if __name__ == "__main__":
+    print_results(measure())

@@ -1,0 +1,150 @@
+"""A whole GRPO step of ours against the plain loop, with stock and with trimmed attention, with and without the VAE.
+
+Example: `python -m benchmarks.grpo_step`
+"""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from diffusers import HunyuanVideo15Transformer3DModel
+from torch import Tensor
+from transformers.utils.logging import disable_progress_bar
+
+from benchmarks.paired import Result, compare, print_results
+from benchmarks.plain_loop import PlainLoop
+from hyvideo.config.loading import load_config
+from hyvideo.models.reward_models.registry import RewardModel, Videos, register_reward
+from hyvideo.observability.metrics import read_metrics
+from hyvideo.training.assembly import build_trainer
+from hyvideo.training.trainer import Trainer
+
+TINY = Path(__file__).parents[1] / "assets" / "tiny"
+SIZES = {
+    "tiny": [
+        *["--grpo_sampling_steps", "4", "--batch_size", "4", "--num_generations", "2"],
+        *["--rollout_micro_batch_size", "4", "--mini_batch_size_per_update", "4"],
+    ],
+    "mid": [
+        *["--grpo_sampling_steps", "2", "--batch_size", "4", "--num_generations", "2", "--cfg_scale", "4"],
+        *["--rollout_size", "96x96", "--rollout_micro_batch_size", "4", "--mini_batch_size_per_update", "4"],
+    ],
+}
+"""tiny: the bundled model, 80 video tokens. mid: a random transformer of 720 tokens, with guidance."""
+
+SHARED = [
+    *["--config", "configs/tiny.yaml", "--updates_per_rollout", "1", "--reward_model", "mean_of_frames"],
+    *["--reward_weights", '{"mean": 1}', "--validation_interval", "0", "--save_rollout_videos", "false"],
+    *["--update_ref_model_step", "1000", "--max_steps", "1000"],
+]
+"""The anchor is not refreshed, so every round but the first needs its pass: ours is shown at its slowest."""
+
+
+@register_reward("mean_of_frames")
+class MeanOfFrames(RewardModel):
+    """The mean pixel: a score that costs nothing and is never equal for two videos."""
+
+    metrics = ("mean",)
+
+    def __call__(self, videos: Videos, prompts: Sequence[str]) -> dict[str, Tensor]:
+        """Score frames."""
+        return {"mean": videos.double().mean((1, 2, 3, 4)).float()}
+
+
+def measure(pairs: int = 3) -> list[Result]:
+    """Compare both sizes with both baselines, with and without decoding."""
+    disable_progress_bar()
+    results = []
+    for size, settings in SIZES.items():
+        with model_folder(size) as root:
+            for decoded in (True, False):
+                for attention in ("stock", "trimmed"):
+                    results.append(_compare(root, size, settings, decoded, attention, pairs))
+    return results
+
+
+def _compare(root: Path, size: str, settings: Sequence[str], decoded: bool, attention: str, pairs: int) -> Result:
+    """Run ours and one baseline from the same weights; the first two rounds must agree."""
+    with TemporaryDirectory() as folder:
+        paths = ["--pretrained_model_root", str(root), "--output_dir", f"{folder}/run"]
+        trainer = build_trainer(load_config([*SHARED, *settings, *paths]))
+        if not decoded:
+            trainer.update.pipeline.decode = first_channels
+        plain = PlainLoop(
+            root,
+            trainer,
+            trimmed=attention == "trimmed",
+            folder=Path(folder) if decoded else None,
+            decode=None if decoded else first_channels,
+        )
+        error = largest_difference(trainer, plain)
+        result = compare(
+            f"grpo_step/{size}/{'decoded' if decoded else 'not_decoded'}/{attention}",
+            f"plain loop with {attention} attention / ours",
+            plain.round,
+            trainer.run_round,
+            pairs=pairs,
+            facts={"relative_error": error},
+        )
+        trainer.metrics.close()
+        trainer.console.close()
+    return result
+
+
+def largest_difference(trainer: Trainer, plain: PlainLoop) -> float:
+    """Make two rounds both ways and return the largest difference of losses, gradient norms and distances.
+
+    It is relative but for losses, which are sums of advantages of order 1 that cancel to 0 while the ratio is 1.
+    """
+    theirs = [plain.round() for _ in range(2)]
+    for _ in range(2):
+        trainer.run_round()
+    ours = read_metrics(trainer.folder.path / "metrics.jsonl")
+    differences = [abs(there["loss/total"] - here["loss/total"]) for there, here in zip(theirs, ours, strict=True)]
+    for name in ("grad_norm", "kl/position"):
+        for there, here in zip(theirs, ours, strict=True):
+            if there[name] != here[name]:
+                differences.append(abs(there[name] - here[name]) / max(there[name], here[name]))
+    return max(differences)
+
+
+def first_channels(latents: Tensor) -> Tensor:
+    """Stand in for the VAE: three channels of the latents `[B, C, F, H, W]` as a video `[B, F, H, W, 3]`.
+
+    They stay float32: rounded to 256 levels, a pixel at the edge would make of a last bit a visible difference.
+    """
+    return latents[:, :3].permute(0, 2, 3, 4, 1).cpu()
+
+
+@contextmanager
+def model_folder(size: str) -> Iterator[Path]:
+    """Yield the model folder of a size."""
+    if size == "tiny":
+        yield TINY
+        return
+    with TemporaryDirectory() as folder:
+        root = Path(folder) / "model"
+        shutil.copytree(TINY, root, ignore=shutil.ignore_patterns("transformer"))
+        torch.manual_seed(0)
+        HunyuanVideo15Transformer3DModel(
+            in_channels=17,
+            out_channels=8,
+            num_attention_heads=4,
+            attention_head_dim=32,
+            num_layers=4,
+            num_refiner_layers=1,
+            text_embed_dim=128,
+            text_embed_2_dim=32,
+            image_embed_dim=16,
+            rope_axes_dim=(8, 12, 12),
+            target_size=96,
+            task_type="t2v",
+        ).save_pretrained(root / "transformer")
+        yield root
+
+
+if __name__ == "__main__":
+    print_results(measure())

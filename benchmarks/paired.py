@@ -1,0 +1,167 @@
+"""Two ways of doing the same, measured in turns in one process: neighbours meet the same load, so their ratio holds."""
+
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A ratio baseline / ours: above 1, ours is faster.
+
+    Attributes:
+        median: over the pairs.
+        low: first quartile (of fewer than four pairs the lowest).
+        high: third quartile (the highest).
+        pairs: how many.
+    """
+
+    median: float
+    low: float
+    high: float
+    pairs: int
+
+    @classmethod
+    def of(cls, ratios: Sequence[float]) -> "Spread":
+        """Summarise the ratios of several pairs."""
+        low, high = min(ratios), max(ratios)
+        if len(ratios) >= 4:
+            low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
+        return cls(statistics.median(ratios), low, high, len(ratios))
+
+
+@dataclass(frozen=True)
+class Result:
+    """One line of the table.
+
+    Attributes:
+        name: `<benchmark>/<case>`; with it a later run is compared.
+        compares: baseline and ours in words.
+        ratio: of their times; None where something else than two times was measured.
+        facts: further numbers by name, such as seconds, bytes or errors.
+    """
+
+    name: str
+    compares: str
+    ratio: Spread | None
+    facts: Mapping[str, float] = field(default_factory=dict)
+
+    def as_json(self) -> dict:
+        """Return what is written to the results file, numbers to four digits."""
+        entry = asdict(self)
+        del entry["name"]
+        if self.ratio:
+            entry["ratio"] = {name: _rounded(value) for name, value in entry["ratio"].items()}
+        return entry | {"facts": {name: _rounded(value) for name, value in self.facts.items()}}
+
+
+def compare(
+    name: str,
+    compares: str,
+    baseline: Callable[[], object],
+    ours: Callable[[], object],
+    *,
+    pairs: int = 7,
+    settle: Callable[[], object] = lambda: None,
+    facts: Mapping[str, float] | None = None,
+) -> Result:
+    """Run both in turns, after once each to warm up; which goes first changes from pair to pair.
+
+    Args:
+        name: see `Result`.
+        compares: see `Result`.
+        baseline: one run of it.
+        ours: one run of ours, the same work.
+        pairs: how often.
+        settle: called after every run, not timed.
+        facts: further numbers for the result, beside the median seconds of both.
+    """
+    for run in (baseline, ours):
+        run()
+        settle()
+    seconds: dict[Callable, list[float]] = {baseline: [], ours: []}
+    for number in range(pairs):
+        for run in (baseline, ours) if number % 2 else (ours, baseline):
+            start = now()
+            run()
+            seconds[run].append(now() - start)
+            settle()
+    ratio = Spread.of([a / b for a, b in zip(seconds[baseline], seconds[ours], strict=True)])
+    medians = {"baseline_seconds": seconds[baseline], "ours_seconds": seconds[ours]}
+    return Result(name, compares, ratio, {k: statistics.median(v) for k, v in medians.items()} | dict(facts or {}))
+
+
+_shared = False
+
+
+def on_shared_cpu() -> None:
+    """Measure from now on the CPU seconds of one thread instead of time: what others do here hardly counts."""
+    global _shared
+    _shared = True
+    torch.set_num_threads(1)
+
+
+def now() -> float:
+    """Return the clock, on a GPU when it has finished what it was given."""
+    if _shared:
+        return time.process_time()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def peak_bytes(run: Callable[[], object]) -> int:
+    """Return the most memory that `run` held at one time beyond what was held before it.
+
+    On a GPU the allocator knows; on a CPU it is added up from the profiler's record of every allocation.
+    """
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        return torch.cuda.max_memory_allocated() - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    held = peak = 0
+    for event in sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    return peak
+
+
+def machine_kind() -> str:
+    """Return what results may be compared with: a GPU's name, the number of CPU cores, or one thread if shared."""
+    if _shared:
+        return "cpu-1-thread"
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name().lower().replace(" ", "-")
+    return f"cpu-{os.cpu_count()}-cores"
+
+
+def device() -> torch.device:
+    """Return where benchmarks run: the GPU when there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def print_results(results: Sequence[Result]) -> None:
+    """Print one line per result."""
+    for result in results:
+        ratio = "-"
+        if result.ratio:
+            ratio = f"{result.ratio.median:.2f}x [{result.ratio.low:.2f}, {result.ratio.high:.2f}]"
+        facts = ", ".join(f"{name} {_rounded(value):g}" for name, value in result.facts.items())
+        print(f"{result.name}: {ratio} ({result.compares}); {facts}", flush=True)
+
+
+def _rounded(value: float) -> float:
+    """Round to four significant digits; whole numbers stay."""
+    if isinstance(value, int) or not math.isfinite(value) or value == 0:
+        return value
+    return round(value, 3 - math.floor(math.log10(abs(value))))

@@ -1,0 +1,160 @@
+"""The transformer of HunyuanVideo-1.5 at its real size, random weights: utilisation, memory, ratio to stock attention.
+
+Needs a GPU that holds 54 layers in bf16 twice (weights and gradients) with recomputed blocks: about 80 GB.
+Example: `python -m benchmarks.real_network`
+"""
+
+import copy
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from diffusers import HunyuanVideo15Transformer3DModel
+from torch import Tensor, nn
+
+from benchmarks.paired import Result, compare, device, now, peak_bytes, print_results
+from hyvideo.models.attention import install_attention
+from hyvideo.models.flops import PassFlops, transformer_flops, video_tokens
+from hyvideo.models.parallelize import compile_blocks, prepare_policy
+from hyvideo.observability.matrix_peak import measured_matrix_tflops
+
+DTYPE = torch.bfloat16
+PADDED = {"text": 1000, "glyph": 256, "vision": 729}
+"""Tokens the stock pipeline pads conditions to."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What goes through the network: latents `(F', H', W')` of one video, and valid text tokens per row."""
+
+    name: str
+    latents: tuple[int, int, int]
+    text: tuple[int, ...] = (300,)
+
+
+CASES = (
+    Case("352x624x81", (21, 22, 39)),
+    Case("480x864x81", (21, 30, 54)),
+    Case("480x864x81_guided", (21, 30, 54), (300, 12)),
+)
+STOCK_LAYERS = 8
+"""Layers of the comparison with the stock attention, of which two networks are held."""
+
+
+def measure(cases: tuple[Case, ...] = CASES, **config: Any) -> list[Result]:
+    """Measure utilisation of all layers, then the ratio to the stock attention with few of them.
+
+    Args:
+        cases: what to send through.
+        config: replaces settings of the network's own, to try this out on a small one.
+    """
+    peak = measured_matrix_tflops(device(), DTYPE)
+    results = []
+    for variant in ("full", "selective", "compiled"):
+        transformer = install_attention(build_transformer(**config))
+        prepare_policy(transformer, gradient_checkpointing=True, keep_attention=variant == "selective")
+        if variant == "compiled":
+            compile_blocks(transformer)
+        for case in cases:
+            results += [_utilisation(kind, variant, transformer, case, peak) for kind in ("forward", "training")]
+        del transformer
+    stock = build_transformer(**{"num_layers": STOCK_LAYERS} | config)
+    ours = install_attention(copy.deepcopy(stock))
+    return results + [result for case in cases for result in _against_stock(stock, ours, case)]
+
+
+def build_transformer(**config: Any) -> HunyuanVideo15Transformer3DModel:
+    """Make the network with random bf16 weights on the device; its default configuration is the real one."""
+    torch.manual_seed(0)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(DTYPE)
+    try:
+        with device():
+            return HunyuanVideo15Transformer3DModel(**{"task_type": "t2v"} | config).eval()
+    finally:
+        torch.set_default_dtype(before)
+
+
+def build_inputs(transformer: HunyuanVideo15Transformer3DModel, case: Case, *, padded: bool) -> dict[str, Any]:
+    """Make the network's arguments, conditions as long as the longest row or padded as the stock pipeline does."""
+    config, rows = transformer.config, len(case.text)
+    num_text = PADDED["text"] if padded else max(case.text)
+    num_glyph, num_vision = (PADDED["glyph"], PADDED["vision"]) if padded else (0, 0)
+
+    def normal(*shape: int) -> Tensor:
+        """Return float32 noise, as latents and conditions are."""
+        return torch.randn(rows, *shape, device=device())
+
+    return {
+        "hidden_states": normal(config.in_channels, *case.latents),
+        "timestep": torch.full((rows,), 500.0, device=device()),
+        "encoder_hidden_states": normal(num_text, config.text_embed_dim),
+        "encoder_attention_mask": torch.arange(num_text, device=device())
+        < torch.tensor(case.text, device=device())[:, None],
+        "encoder_hidden_states_2": normal(num_glyph, config.text_embed_2_dim),
+        "encoder_attention_mask_2": torch.zeros(rows, num_glyph, device=device(), dtype=torch.bool),
+        "image_embeds": torch.zeros(rows, num_vision, config.image_embed_dim, device=device()),
+        "return_dict": False,
+    }
+
+
+def _pass(kind: str, transformer: nn.Module, inputs: Mapping[str, Any]) -> Callable[[], None]:
+    """Return a `forward` pass without gradient, or forward and backward (`training`), under autocast as in a run."""
+
+    def run() -> None:
+        """Leave no gradients behind."""
+        with torch.set_grad_enabled(kind == "training"), torch.autocast(device().type, DTYPE):
+            output = transformer(**inputs)[0]
+        if kind == "training":
+            output.float().square().mean().backward()
+            transformer.zero_grad(set_to_none=True)
+
+    return run
+
+
+def _utilisation(
+    kind: str, variant: str, transformer: HunyuanVideo15Transformer3DModel, case: Case, peak: float, repeats: int = 5
+) -> Result:
+    """Time a pass; count the operations it needs, recomputation left out, against the measured matrix peak."""
+    run = _pass(kind, transformer, build_inputs(transformer, case, padded=False))
+    memory = peak_bytes(run)
+    seconds = []
+    for _ in range(repeats):
+        start = now()
+        run()
+        seconds.append(now() - start)
+    needed = sum(flops.total if kind == "forward" else flops.model for flops in _flops(transformer.config, case))
+    tflops = needed / statistics.median(seconds) / 1e12
+    facts = {"mfu_of_measured_peak": tflops / peak, "tflops": tflops, "measured_peak_tflops": peak}
+    facts |= {"seconds": statistics.median(seconds), "peak_gb_beyond_weights": memory / 1e9}
+    name = f"real_network/{case.name}/{kind}_{variant}"
+    return Result(name, "operations needed / measured matrix peak", None, facts)
+
+
+def _flops(config: Mapping[str, Any], case: Case) -> list[PassFlops]:
+    """Count one pass of each row."""
+    num_video = video_tokens(config, case.latents)
+    return [transformer_flops(config, num_video=num_video, num_text=length) for length in case.text]
+
+
+def _against_stock(
+    stock: HunyuanVideo15Transformer3DModel, ours: HunyuanVideo15Transformer3DModel, case: Case
+) -> list[Result]:
+    """Compare passes of a few layers; every layer costs the same."""
+    inputs = build_inputs(stock, case, padded=True)
+    return [
+        compare(
+            f"real_network/{case.name}/{kind}_against_stock",
+            f"stock / trimmed, {stock.config.num_layers} layers",
+            _pass(kind, stock, inputs),
+            _pass(kind, ours, inputs),
+            pairs=5,
+        )
+        for kind in ("forward", "training")
+    ]
+
+
+if __name__ == "__main__":
+    print_results(measure())

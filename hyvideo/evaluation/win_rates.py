@@ -1,0 +1,167 @@
+"""Win rates of a blind preference study, with their uncertainty."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import NormalDist, mean
+from typing import Any
+
+from hyvideo.observability.preference import CRITERIA
+
+TIE = "tie"
+
+
+@dataclass(frozen=True)
+class Vote:
+    """One judgement.
+
+    Attributes:
+        study: which study it belongs to.
+        rater: who judged.
+        pair: which pair of videos.
+        criterion: a key of `CRITERIA`.
+        choice: the preferred video, or `tie`.
+        at: when, as ISO text; the later of two judgements of one rater counts.
+    """
+
+    study: str
+    rater: str
+    pair: str
+    criterion: str
+    choice: str
+    at: str
+
+
+@dataclass(frozen=True)
+class WinRate:
+    """How often one model was preferred to another.
+
+    Attributes:
+        first: the model whose rate it is.
+        second: the model it was compared with.
+        criterion: what was judged.
+        wins: votes for the first.
+        ties: votes for neither.
+        losses: votes for the second.
+        num_pairs: pairs of videos judged.
+        num_raters: people who judged them.
+        rate: mean over pairs of the share of raters who preferred the first; a tie counts half.
+        low: lower end of its 95 % interval.
+        high: upper end of its 95 % interval.
+    """
+
+    first: str
+    second: str
+    criterion: str
+    wins: int
+    ties: int
+    losses: int
+    num_pairs: int
+    num_raters: int
+    rate: float
+    low: float
+    high: float
+
+
+def read_votes(paths: Sequence[Path]) -> list[Vote]:
+    """Read and merge vote files, of raters or merged before; a rater's later judgement replaces the earlier.
+
+    Raises:
+        ValueError: a file is not one of votes, or the files belong to different studies.
+    """
+    latest: dict[tuple[str, str, str], Vote] = {}
+    for path in paths:
+        for vote in _read_file(Path(path)):
+            place = (vote.rater, vote.pair, vote.criterion)
+            if place not in latest or vote.at >= latest[place].at:
+                latest[place] = vote
+    studies = sorted({vote.study for vote in latest.values()})
+    if len(studies) > 1:
+        raise ValueError(f"The vote files belong to {len(studies)} studies ({', '.join(studies)}): give those of one.")
+    return list(latest.values())
+
+
+def write_votes(path: Path, votes: Sequence[Vote]) -> None:
+    """Write merged votes, in the form that `read_votes` reads."""
+    content = {"votes": [asdict(vote) for vote in votes]}
+    Path(path).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def win_rates(key_path: Path, votes: Sequence[Vote]) -> list[WinRate]:
+    """Count the votes of every two models by criterion.
+
+    Raters who judge the same pair do not count as more pairs: each pair contributes the mean of its raters, and the
+    interval is Wilson's for that many pairs. It is exact for one rater without ties, and otherwise too wide rather than
+    too narrow.
+
+    Args:
+        key_path: the key that `write_study` wrote.
+        votes: of that study.
+
+    Raises:
+        ValueError: the key cannot be read, or a vote does not belong to it.
+    """
+    key = _read_json(key_path, ("study", "models", "pairs"))
+    results: dict[tuple[str, str, str], dict[str, list[float]]] = {}
+    raters: dict[tuple[str, str, str], set[str]] = {}
+    for vote in votes:
+        first, second = _models_of(vote, key, key_path)
+        place = (first, second, vote.criterion)
+        chosen = 0.5 if vote.choice == TIE else float(key["models"][vote.choice] == first)
+        results.setdefault(place, {}).setdefault(vote.pair, []).append(chosen)
+        raters.setdefault(place, set()).add(vote.rater)
+    order = {name: number for number, name in enumerate(CRITERIA)}
+    places = sorted(results, key=lambda place: (place[0], place[1], order[place[2]]))
+    return [_win_rate(place, results[place], len(raters[place])) for place in places]
+
+
+def wilson_interval(rate: float, count: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's score interval of a share of `count` trials; within [0, 1], and of some width even at 0 and 1."""
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    centre = (rate + z**2 / (2 * count)) / (1 + z**2 / count)
+    half = z / (1 + z**2 / count) * math.sqrt(rate * (1 - rate) / count + z**2 / (4 * count**2))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def _win_rate(place: tuple[str, str, str], by_pair: Mapping[str, Sequence[float]], num_raters: int) -> WinRate:
+    """Sum up one comparison."""
+    votes = [vote for of_pair in by_pair.values() for vote in of_pair]
+    rate = mean(mean(of_pair) for of_pair in by_pair.values())
+    counts = (votes.count(1.0), votes.count(0.5), votes.count(0.0))
+    return WinRate(*place, *counts, len(by_pair), num_raters, rate, *wilson_interval(rate, len(by_pair)))
+
+
+def _models_of(vote: Vote, key: Mapping[str, Any], key_path: Path) -> tuple[str, str]:
+    """Look up whose videos a vote compares, in a fixed order."""
+    videos = key["pairs"].get(vote.pair)
+    if vote.study != key["study"] or videos is None or vote.choice not in (TIE, *videos):
+        raise ValueError(
+            f"{key_path} is the key of study {key['study']}; received a vote of study {vote.study} on {vote.pair}."
+        )
+    if vote.criterion not in CRITERIA:
+        raise ValueError(f"A vote judges '{vote.criterion}'; expected one of {', '.join(CRITERIA)}.")
+    first, second = (key["models"][video] for video in videos)
+    return first, second
+
+
+def _read_file(path: Path) -> list[Vote]:
+    """Read one file of votes."""
+    content = _read_json(path, ("votes",))
+    try:
+        return [Vote(**vote) for vote in content["votes"]]
+    except TypeError as error:
+        raise ValueError(f"{path}: expected votes as the study's page saves them ({error}).") from error
+
+
+def _read_json(path: Path, keys: Sequence[str]) -> Mapping[str, Any]:
+    """Read a JSON object that has these keys."""
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read as JSON: {error}") from error
+    missing = [key for key in keys if not (isinstance(content, dict) and key in content)]
+    if missing:
+        raise ValueError(f"{path}: expected a JSON object with {', '.join(keys)}; {', '.join(missing)} is missing.")
+    return content

@@ -1,0 +1,135 @@
+"""Floating-point operations of the transformer and the VAE: the matrix products alone, a multiply-add being two.
+
+Norms, activations and modulation are left out, as is usual: they are far below one percent of the operations.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from diffusers import AutoencoderKLHunyuanVideo15
+from torch.utils.flop_counter import FlopCounterMode
+
+TIMESTEP_CHANNELS = 256
+"""Width of the sinusoidal timestep embedding."""
+
+GLYPH_HIDDEN = 2048
+"""Hidden width of the glyph text's projection."""
+
+REFINER_MLP_RATIO = 4
+"""Hidden width of the refiner's feed-forward layers over its width; the config does not set it."""
+
+
+@dataclass(frozen=True)
+class PassFlops:
+    """Operations of one forward pass.
+
+    Attributes:
+        linear: those of linear layers, projections and embeddings.
+        attention: those of the products with queries, keys and values.
+    """
+
+    linear: int
+    attention: int
+
+    @property
+    def total(self) -> int:
+        """All operations of the forward pass."""
+        return self.linear + self.attention
+
+    def training(
+        self, *, recompute: Literal["none", "selective", "full"] = "none", weight_gradients: bool = True
+    ) -> int:
+        """Return the operations of a forward and a backward pass as the hardware makes them.
+
+        The backward pass of a linear layer is two products of its size (one without a gradient of its weight, as for
+        layers under adapters); that of fused attention is five where the forward pass has two.
+
+        Args:
+            recompute: what `activation_checkpointing` computes again in the backward pass: nothing, all but attention,
+                or all.
+            weight_gradients: whether the linear layers' own weights are trained.
+        """
+        again = {"none": 0, "selective": self.linear, "full": self.total}[recompute]
+        backward = (2 if weight_gradients else 1) * self.linear + 5 * self.attention // 2
+        return self.total + again + backward
+
+    @property
+    def model(self) -> int:
+        """Return the operations of a forward and a backward pass that the model needs: three times the forward's.
+
+        Neither recomputed activations nor the scores that fused attention computes twice count; this is what model
+        FLOPs utilisation (MFU) is defined by.
+        """
+        return 3 * self.total
+
+
+def transformer_flops(
+    config: Mapping[str, Any],
+    *,
+    num_video: int,
+    num_text: int,
+    num_glyph: int = 0,
+    num_vision: int = 0,
+    sp_size: int = 1,
+) -> PassFlops:
+    """Count one forward pass of one row (guidance has two per video) on one rank, with trimmed attention.
+
+    Args:
+        config: of `HunyuanVideo15Transformer3DModel`.
+        num_video: video tokens: latent frames x height x width over the patch size, see `video_tokens`.
+        num_text: valid tokens of the language model.
+        num_glyph: valid glyph tokens.
+        num_vision: tokens of the first frame's image; 0 for text-to-video.
+        sp_size: ranks that share the video tokens; condition tokens are on all of them.
+    """
+    width = config["num_attention_heads"] * config["attention_head_dim"]
+    patch = config["patch_size_t"] * config["patch_size"] ** 2
+    own = -(-num_video // sp_size)
+    condition = num_text + num_glyph + num_vision
+    per_token = 2 * (4 + 2 * config["mlp_ratio"]) * width**2  # query, key, value, output, two feed-forward layers
+    modulation = 2 * 2 * 6 * width**2
+    blocks = config["num_layers"] * ((own + condition) * per_token + modulation)
+    attention = config["num_layers"] * 4 * (num_video + condition) ** 2 * width // sp_size
+    embedding = 2 * num_video * patch * config["in_channels"] * width
+    head = 2 * own * patch * config["out_channels"] * width + 4 * width**2
+    times = _timestep_flops(width) * (2 if config["use_meanflow"] else 1)
+    refiner = _refiner_flops(config, num_text, width)
+    glyph = 2 * num_glyph * GLYPH_HIDDEN * (config["text_embed_2_dim"] + GLYPH_HIDDEN + width)
+    vision = 2 * num_vision * config["image_embed_dim"] * (config["image_embed_dim"] + width)
+    linear = blocks + embedding + head + times + refiner.linear + glyph + vision
+    return PassFlops(int(linear), int(attention) + refiner.attention)
+
+
+def _timestep_flops(width: int) -> int:
+    """Count the embedding of one timestep: two layers."""
+    return 2 * (TIMESTEP_CHANNELS + width) * width
+
+
+def _refiner_flops(config: Mapping[str, Any], num_text: int, width: int) -> PassFlops:
+    """Count the text's embedding: pooled text and timestep, a projection, and self-attention blocks."""
+    layers = config["num_refiner_layers"]
+    pooled = 2 * (config["text_embed_dim"] + width) * width
+    projection = 2 * num_text * config["text_embed_dim"] * width
+    per_token = 2 * (4 + 2 * REFINER_MLP_RATIO) * width**2
+    blocks = layers * (num_text * per_token + 4 * width**2)
+    return PassFlops(_timestep_flops(width) + pooled + projection + blocks, layers * 4 * num_text**2 * width)
+
+
+def video_tokens(config: Mapping[str, Any], latent_shape: tuple[int, ...]) -> int:
+    """Return the number of video tokens of latents `(..., F', H', W')`."""
+    frames, height, width = latent_shape[-3:]
+    return (frames // config["patch_size_t"]) * (height // config["patch_size"]) * (width // config["patch_size"])
+
+
+def vae_decode_flops(vae: AutoencoderKLHunyuanVideo15, latent_shape: tuple[int, int, int, int]) -> int:
+    """Count the decoding of one video's latents `(C, F', H', W')`, in tiles where `vae` has tiling on.
+
+    Args:
+        vae: on the meta device (counting runs the network's operations, which then cost nothing).
+        latent_shape: of one video.
+    """
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        vae.decode(torch.zeros(1, *latent_shape, device="meta", dtype=vae.dtype))
+    return counter.get_total_flops()

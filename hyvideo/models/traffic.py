@@ -1,0 +1,153 @@
+"""Bytes that one rank sends in a pass, by formula: sharded weights, gradients of copies, and a video's tokens.
+
+A ring is assumed: all-gather and reduce-scatter of m bytes over n ranks send `m (n - 1) / n` from each, all-reduce
+twice that, all-to-all of m bytes `m (n - 1) / n`. `benchmarks/communication.py` counts the same in real collectives.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class ParameterCounts:
+    """Numbers of a transformer's weights, as sharding treats them.
+
+    Attributes:
+        blocks: weights in transformer blocks.
+        around: all others.
+        trained_blocks: of `blocks` those that are trained.
+        trained_around: of `around` those that are trained.
+        trained_matrices: of all trained ones those with two or more dimensions, which Muon takes.
+    """
+
+    blocks: int
+    around: int
+    trained_blocks: int
+    trained_around: int
+    trained_matrices: int
+
+    @property
+    def total(self) -> int:
+        """All weights."""
+        return self.blocks + self.around
+
+    @property
+    def trained(self) -> int:
+        """All trained weights."""
+        return self.trained_blocks + self.trained_around
+
+
+def count_parameters(transformer: nn.Module) -> ParameterCounts:
+    """Count the weights of a prepared policy (`hyvideo.models.parallelize.prepare_policy`)."""
+    rows = [
+        (name.startswith("transformer_blocks."), parameter.requires_grad, parameter.ndim >= 2, parameter.numel())
+        for name, parameter in transformer.named_parameters()
+    ]
+    return ParameterCounts(
+        blocks=sum(count for inside, _, _, count in rows if inside),
+        around=sum(count for inside, _, _, count in rows if not inside),
+        trained_blocks=sum(count for inside, trained, _, count in rows if inside and trained),
+        trained_around=sum(count for inside, trained, _, count in rows if not inside and trained),
+        trained_matrices=sum(count for _, trained, matrix, count in rows if trained and matrix),
+    )
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that one rank sends.
+
+    Attributes:
+        weights: gathering sharded weights and reducing their gradients, over one copy of the model.
+        copies: reducing gradients between copies of the model.
+        tokens: a video's tokens to heads and back, over the ranks that share it.
+        condition: heads of the condition tokens, and the output, over these ranks.
+    """
+
+    weights: int = 0
+    copies: int = 0
+    tokens: int = 0
+    condition: int = 0
+
+    @property
+    def total(self) -> int:
+        """All bytes."""
+        return self.weights + self.copies + self.tokens + self.condition
+
+    def __add__(self, other: "Traffic") -> "Traffic":
+        return Traffic(
+            self.weights + other.weights,
+            self.copies + other.copies,
+            self.tokens + other.tokens,
+            self.condition + other.condition,
+        )
+
+    def times(self, count: int) -> "Traffic":
+        """Return the bytes of `count` such passes."""
+        return Traffic(*(count * part for part in (self.weights, self.copies, self.tokens, self.condition)))
+
+
+def weight_traffic(
+    parameters: ParameterCounts,
+    *,
+    num_shards: int,
+    dp_replicate: int = 1,
+    block_bytes: int = 4,
+    around_bytes: int = 4,
+    training: bool,
+) -> Traffic:
+    """Return what sharded weights cost in one forward pass, or with `training` one forward and backward pass.
+
+    They are gathered for each pass and freed after it; gradients are reduced in float32 once.
+
+    Args:
+        parameters: of the transformer.
+        num_shards: ranks over which one copy is sharded.
+        dp_replicate: copies.
+        block_bytes: bytes of a block's weight as it is gathered.
+        around_bytes: likewise of the other weights.
+        training: with the backward pass.
+    """
+    gathered = parameters.blocks * block_bytes + parameters.around * around_bytes
+    reduced = 4 * parameters.trained if training else 0
+    sent = ((2 if training else 1) * gathered + reduced) * (num_shards - 1) // num_shards
+    return Traffic(weights=sent, copies=2 * (reduced // num_shards) * (dp_replicate - 1) // dp_replicate)
+
+
+def token_traffic(
+    config: Mapping[str, Any],
+    *,
+    num_video: int,
+    num_condition: int,
+    rows: int = 1,
+    sp_size: int,
+    token_bytes: int = 4,
+    training: bool,
+    recompute: bool = False,
+) -> Traffic:
+    """Return what sharing a video's tokens costs in one forward pass, or one forward and backward pass.
+
+    Per block, query, key, value and output change between tokens and heads, and the condition's heads are gathered; the
+    backward pass does the same with the gradients; the output's tokens are gathered once.
+
+    Args:
+        config: of `HunyuanVideo15Transformer3DModel`.
+        num_video: video tokens.
+        num_condition: condition tokens.
+        rows: rows of the batch; guidance has two per video.
+        sp_size: ranks that share a video.
+        token_bytes: bytes of an activation.
+        training: with the backward pass.
+        recompute: blocks are recomputed in the backward pass.
+    """
+    width = config["num_attention_heads"] * config["attention_head_dim"]
+    passes = 1 + (1 + recompute if training else 0)
+    own = -(-num_video // sp_size)
+    per_block = 4 * token_bytes * own * width * (sp_size - 1) // sp_size
+    condition = token_bytes * num_condition * width * (sp_size - 1) // sp_size
+    patch = config["patch_size_t"] * config["patch_size"] ** 2
+    output = token_bytes * own * patch * config["out_channels"] * (sp_size - 1)
+    layers = config["num_layers"]
+    return Traffic(tokens=rows * layers * per_block * passes, condition=rows * (layers * condition * passes + output))

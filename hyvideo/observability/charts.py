@@ -1,0 +1,262 @@
+"""Line charts as SVG geometry: the templates turn a `Drawing` into a picture that follows the page's size and theme.
+
+All coordinates are in a square of 1000 x 1000 that the page stretches, y pointing down; labels are plain text placed in
+percent, so that they keep their size on a phone.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.ticker import MaxNLocator
+
+from hyvideo.observability.curves import evenly_spaced, extremes
+
+NUM_COLOURS = 6
+_SIDE = 1000
+_MAX_POINTS = 240
+_DASHES = ("", "7 4", "2 4", "9 3 2 3")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve.
+
+    Attributes:
+        label: its name in the legend.
+        x: [N] increasing.
+        y: [N]; NaN leaves a gap.
+        colour: number of its colour; more than there are repeat with another dash.
+        raw: [N] values before smoothing, drawn faintly; None for none.
+        spread: [N] half width of a band around y; None for none.
+        dots: mark every point.
+    """
+
+    label: str
+    x: np.ndarray
+    y: np.ndarray
+    colour: int = 0
+    raw: np.ndarray | None = None
+    spread: np.ndarray | None = None
+    dots: bool = False
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What a chart shows.
+
+    Attributes:
+        title: the quantity, in words.
+        about: one sentence that says how to read it.
+        lines: its curves.
+        logarithmic: whether y is drawn by its logarithm; values that are not positive are gaps.
+        x_label: what x counts.
+    """
+
+    title: str
+    about: str
+    lines: Sequence[Line]
+    logarithmic: bool = False
+    x_label: str = "update"
+
+
+@dataclass(frozen=True)
+class Path:
+    """One SVG path.
+
+    Attributes:
+        data: the `d` attribute.
+        kind: `band`, `raw`, `line` or `dots`.
+        colour: number of its colour.
+        dash: the `stroke-dasharray`, empty for a solid line.
+    """
+
+    data: str
+    kind: str
+    colour: int
+    dash: str
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A chart laid out.
+
+    Attributes:
+        chart: what is shown.
+        paths: in drawing order.
+        x_ticks: places in percent from the left, and their labels.
+        y_ticks: places in percent from the top, and their labels.
+        legend: (label, colour, dash) of every curve that has a value.
+        values: JSON of the curves' points for the hover labels.
+        description: the chart in words.
+    """
+
+    chart: Chart
+    paths: tuple[Path, ...]
+    x_ticks: tuple[tuple[float, str], ...]
+    y_ticks: tuple[tuple[float, str], ...]
+    legend: tuple[tuple[str, int, str], ...]
+    values: str
+    description: str
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Maps values to 0..1000, from `low` to `high` (after the logarithm, where there is one)."""
+
+    low: float
+    high: float
+    logarithmic: bool = False
+
+    def __call__(self, values: np.ndarray) -> np.ndarray:
+        """Place values; NaN where there is no place."""
+        return (self.raw(values) - self.low) / (self.high - self.low) * _SIDE
+
+    def raw(self, values: np.ndarray) -> np.ndarray:
+        """Take the logarithm, where there is one."""
+        if not self.logarithmic:
+            return values
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(values > 0, np.log10(values), np.nan)
+
+    def ticks(self, count: int, *, whole: bool = False) -> list[tuple[float, str]]:
+        """Choose round values within the scale: (percent from its low end, label)."""
+        if self.logarithmic:
+            values = self._round_values(count)
+            levels, labels = self.raw(values), [in_words(value) for value in values]
+        else:
+            levels = MaxNLocator(count, steps=[1, 2, 5, 10], integer=whole).tick_values(self.low, self.high)
+            labels = [in_words(round(level, 12)) for level in levels]
+        inside = [(level, label) for level, label in zip(levels, labels, strict=True) if self.low <= level <= self.high]
+        return [(float(level - self.low) / (self.high - self.low) * 100, label) for level, label in inside]
+
+    def _round_values(self, count: int) -> np.ndarray:
+        """Choose values of a logarithmic scale: powers of ten, with 2 and 5 between few of them, or evenly spaced."""
+        width = self.high - self.low
+        if width < 0.6:
+            return MaxNLocator(count, steps=[1, 2, 5, 10]).tick_values(10**self.low, 10**self.high)
+        powers = np.arange(math.floor(self.low), math.ceil(self.high) + 1, math.ceil(width / count), dtype=float)
+        return (10 ** powers[:, None] * np.array([1.0, 2.0, 5.0] if width < 1.6 else [1.0])).flatten()
+
+
+def draw(chart: Chart) -> Drawing | None:
+    """Lay a chart out; None when no curve has a value to show."""
+    lines = [line for line in chart.lines if np.isfinite(_y_scale([line], chart.logarithmic).low)]
+    if not lines:
+        return None
+    x_scale, y_scale = _x_scale(lines), _y_scale(lines, chart.logarithmic)
+    paths = [path for line in lines for path in _paths(line, x_scale, y_scale)]
+    order = {"band": 0, "raw": 1, "line": 2, "dots": 3}
+    return Drawing(
+        chart,
+        tuple(sorted(paths, key=lambda path: order[path.kind])),
+        tuple(x_scale.ticks(5, whole=True)),
+        tuple((100 - place, label) for place, label in y_scale.ticks(5)),
+        tuple((line.label, *line_style(line.colour)) for line in lines),
+        json.dumps([_hover(line, x_scale, y_scale) for line in lines], separators=(",", ":")),
+        ". ".join([chart.title, *(_in_words(line, chart.x_label) for line in lines)]),
+    )
+
+
+def line_style(number: int) -> tuple[int, str]:
+    """Colour and dash of the n-th curve: when the colours are used up they come again with another dash."""
+    return number % NUM_COLOURS, _DASHES[number // NUM_COLOURS % len(_DASHES)]
+
+
+def in_words(value: float) -> str:
+    """Write a number briefly, as a person would: at most 3 digits, powers of ten where it is tiny or huge."""
+    if not math.isfinite(value):
+        return "–"
+    size = abs(value)
+    if size and (size < 1e-3 or size >= 1e5):
+        digits, _, power = f"{value:.2e}".partition("e")
+        text = f"{digits.rstrip('0').rstrip('.')}e{int(power)}"
+    else:
+        text = f"{value:.3g}" if size < 1000 else f"{value:.0f}"
+    return text.replace("-", "−")
+
+
+def _x_scale(lines: Sequence[Line]) -> _Scale:
+    """Cover the x of all curves; a single point gets a place in the middle."""
+    low, high = (float(pick([pick(line.x) for line in lines])) for pick in (min, max))
+    return _Scale(low, high) if high > low else _Scale(low - 1, high + 1)
+
+
+def _y_scale(lines: Sequence[Line], logarithmic: bool) -> _Scale:
+    """Cover all finite values with a small margin; without any, the scale is NaN."""
+    parts = [part for line in lines for part in (line.y, line.raw) if part is not None]
+    parts += [line.y + sign * line.spread for line in lines if line.spread is not None for sign in (-1, 1)]
+    values = _Scale(0, 1, logarithmic).raw(np.concatenate(parts))
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return _Scale(math.nan, math.nan, logarithmic)
+    low, high = float(values.min()), float(values.max())
+    if high - low <= 1e-9 * max(abs(low), abs(high)):  # rounding is no change to be seen
+        low = high
+    margin = 0.06 * (high - low) or 0.5 * abs(low) * (not logarithmic) or 0.5
+    flat_zero = low == high == 0 and not logarithmic
+    return _Scale(-0.06 if flat_zero else low - margin, 1.0 if flat_zero else high + margin, logarithmic)
+
+
+def _paths(line: Line, x_scale: _Scale, y_scale: _Scale) -> list[Path]:
+    """Make the paths of one curve."""
+    colour, dash = line_style(line.colour)
+    chosen = evenly_spaced(len(line.x), _MAX_POINTS)
+    paths = [Path(_polyline(x_scale(line.x[chosen]), y_scale(line.y[chosen])), "line", colour, dash)]
+    if line.raw is not None:
+        kept = extremes(line.raw, 2 * _MAX_POINTS)
+        paths.append(Path(_polyline(x_scale(line.x[kept]), y_scale(line.raw[kept])), "raw", colour, ""))
+    if line.spread is not None:
+        paths.append(Path(_band(line, chosen, x_scale, y_scale), "band", colour, ""))
+    if line.dots or len(line.x) == 1:
+        paths.append(Path(_dots(x_scale(line.x[chosen]), y_scale(line.y[chosen])), "dots", colour, ""))
+    return paths
+
+
+def _polyline(x: np.ndarray, y: np.ndarray) -> str:
+    """Join points; a NaN lifts the pen."""
+    words, drawing = [], False
+    for px, py in zip(x, y, strict=True):
+        finite = math.isfinite(px) and math.isfinite(py)
+        if finite:
+            words.append(f"{'L' if drawing else 'M'}{px:.1f} {_SIDE - py:.1f}")
+        drawing = finite
+    return "".join(words)
+
+
+def _band(line: Line, chosen: np.ndarray, x_scale: _Scale, y_scale: _Scale) -> str:
+    """Outline the band around a curve, once around."""
+    low, high = y_scale(line.y - line.spread)[chosen], y_scale(line.y + line.spread)[chosen]
+    x = x_scale(line.x)[chosen]
+    whole = np.isfinite(low) & np.isfinite(high)
+    outline = _polyline(np.concatenate([x[whole], x[whole][::-1]]), np.concatenate([high[whole], low[whole][::-1]]))
+    return f"{outline}Z" if outline else ""
+
+
+def _dots(x: np.ndarray, y: np.ndarray) -> str:
+    """Mark points: lines of no length, whose round ends keep their shape when the picture is stretched."""
+    places = [(px, py) for px, py in zip(x, y, strict=True) if math.isfinite(px) and math.isfinite(py)]
+    return "".join(f"M{px:.1f} {_SIDE - py:.1f}h0" for px, py in places)
+
+
+def _hover(line: Line, x_scale: _Scale, y_scale: _Scale) -> dict[str, object]:
+    """List the points a reader can point at: x, place in 0..1000, and the value in words."""
+    chosen = evenly_spaced(len(line.x), _MAX_POINTS)
+    chosen = chosen[np.isfinite(y_scale(line.y[chosen]))]
+    return {
+        "label": line.label,
+        "colour": line.colour % NUM_COLOURS,
+        "x": [float(value) for value in line.x[chosen]],
+        "px": [round(float(place), 1) for place in x_scale(line.x[chosen])],
+        "y": [in_words(float(value)) for value in line.y[chosen]],
+    }
+
+
+def _in_words(line: Line, x_label: str) -> str:
+    """Say where a curve begins and ends."""
+    finite = np.isfinite(line.y)
+    (x, y), name = (line.x[finite], line.y[finite]), f"{line.label}: " if line.label else ""
+    start = f"{name}{in_words(float(y[0]))} at {x_label} {x[0]:g}"
+    return start if len(y) == 1 else f"{start}, {in_words(float(y[-1]))} at {x_label} {x[-1]:g}"

@@ -1,0 +1,45 @@
+"""Long curves made short enough to draw: smoothing and downsampling."""
+
+import numpy as np
+
+
+def moving_average(values: np.ndarray, window: int) -> np.ndarray:
+    """Centred mean over `window` neighbours of [N] values, fewer at the ends; NaNs are left out, [N] out."""
+    half = window // 2
+    padded = np.pad(values, half, constant_values=np.nan)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)
+    finite = np.isfinite(windows)
+    counts = finite.sum(axis=1)
+    return np.where(counts > 0, np.where(finite, windows, 0).sum(axis=1) / np.maximum(counts, 1), np.nan)
+
+
+def smooth(values: np.ndarray) -> np.ndarray:
+    """Smooth [N] values over a tenth of them: a moving average taken twice, so that no zigzag of a round is left.
+
+    Fewer than 10 values are left as they are.
+    """
+    if len(values) < 10:
+        return values
+    window = smoothing_window(len(values))
+    return moving_average(moving_average(values, window // 2 + 1), window // 2 + 1)
+
+
+def smoothing_window(num_points: int) -> int:
+    """How many neighbours a smoothed point averages: a tenth of the curve, odd, at least 3."""
+    return max(3, num_points // 10) | 1
+
+
+def evenly_spaced(num_points: int, limit: int) -> np.ndarray:
+    """At most `limit` indices spread over `num_points`, the first and the last among them."""
+    return np.unique(np.linspace(0, max(num_points - 1, 0), min(num_points, limit)).round().astype(int))
+
+
+def extremes(values: np.ndarray, limit: int) -> np.ndarray:
+    """At most `limit` indices into [N] values that keep every spike: the least and the greatest of each stretch."""
+    if len(values) <= limit:
+        return np.arange(len(values))
+    kept = []
+    for stretch in np.array_split(np.arange(len(values)), limit // 2):
+        finite = stretch[np.isfinite(values[stretch])]
+        kept += [finite[values[finite].argmin()], finite[values[finite].argmax()]] if len(finite) else [stretch[0]]
+    return np.unique(kept)

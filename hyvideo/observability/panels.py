@@ -1,0 +1,188 @@
+"""Which curves a report draws, of one run or of several laid over each other."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hyvideo.config.schema import Config
+from hyvideo.grpo.gradient_equalizer import equalizer_scales
+from hyvideo.observability.charts import Chart, Drawing, Line, draw
+from hyvideo.observability.curves import smooth
+from hyvideo.observability.metrics import METRIC_MEANINGS
+from hyvideo.observability.phase_timer import PHASES
+from hyvideo.observability.run_record import RunRecord
+from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+
+Points = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """The rollout's steps.
+
+    Attributes:
+        std: [K] noise added at each step.
+        scales: [K] what the equalizer multiplies each step's loss by (paper Eq. 9); ones when it is off.
+    """
+
+    std: np.ndarray
+    scales: np.ndarray
+
+
+def sampler_of(config: Config) -> Sampler:
+    """Compute the sampler's tables from the settings of a run."""
+    rollout = config.rollout
+    scheduler = FlowMatchDiscreteScheduler(shift=rollout.infer_flow_shift_video, sage_clamp=rollout.sage_clamp)
+    scheduler.set_timesteps(rollout.grpo_sampling_steps)
+    flavour = {"sde_type": rollout.sde_type, "eta": rollout.eta}
+    norms = scheduler.gradient_norms(**flavour)
+    scales = equalizer_scales(norms).numpy() if config.grpo.use_grad_balancing else np.ones(len(norms))
+    return Sampler(scheduler.step_weights(**flavour).std.numpy(), scales)
+
+
+def reward_panels(runs: Sequence[RunRecord]) -> list[Drawing]:
+    """Draw the training reward, its validation, and each of its metrics."""
+    alone = len(runs) == 1
+    band = " The band is one standard deviation of the round's videos." if alone else ""
+    about = f"Mean over each round's videos, sampled with noise. Faint: as logged; strong: smoothed.{band}"
+    mean = _smooth(runs, lambda run: run.per_round("reward/mean"), spread="reward/std" if alone else None)
+    charts = [Chart("Training reward", about, mean)]
+    about = "The same prompts and seeds each time, sampled without noise."
+    charts.append(Chart("Validation reward", about, _lines(runs, lambda run: run.validation("reward"), dots=True)))
+    for name in dict.fromkeys(name for run in runs for name in run.metric_names):
+        meaning = METRIC_MEANINGS.get(name)
+        title = f"{name}: {meaning}" if meaning else name
+        charts.append(Chart(title, "Mean over each round's videos.", _smooth(runs, _rounds_of(f"reward/{name}"))))
+    charts.append(
+        Chart(
+            "Spread of the reward",
+            "Standard deviation over a round's videos. Near 0 there is nothing left to compare.",
+            _smooth(runs, _rounds_of("reward/std")),
+        )
+    )
+    return _drawn(charts)
+
+
+@dataclass(frozen=True)
+class _Logged:
+    """A metric of `metrics.jsonl` and how it is drawn."""
+
+    name: str
+    title: str
+    about: str
+    logarithmic: bool = False
+    smoothed: bool = True
+
+    def chart(self, runs: Sequence[RunRecord]) -> Chart:
+        """Draw it over the updates of all runs."""
+        lines = (_smooth if self.smoothed else _lines)(runs, lambda run: (run.column("step"), run.column(self.name)))
+        return Chart(self.title, self.about, lines, self.logarithmic)
+
+
+_TRUST = (
+    _Logged("kl/position", "KL to the anchor", "How far the steps' means have moved from the anchor's.", True),
+    _Logged("kl/velocity", "KL within a round", "Old minus new log-probability. 0 at a round's first update."),
+    _Logged("kl/coef", "KL coefficient", "Weight of the KL term in the loss.", smoothed=False),
+    _Logged("clip_fraction", "Clipped share", "Pairs of video and step whose gradient the clip removed."),
+    _Logged("ratio/max_deviation", "Ratio before the first update", "Largest |ratio - 1| of the replay. Should be 0."),
+    _Logged("replay/mean_error", "Replay error", "Largest deviation of a replayed mean, in units of the noise."),
+)
+_OPTIMIZER = (
+    _Logged("grad_norm", "Gradient norm", "Over all trained weights, before clipping.", True),
+    _Logged("loss/policy", "Policy loss", "Clipped and equalized; its level says little, its jumps much."),
+    _Logged("lr", "Learning rate", "As used by each update.", smoothed=False),
+)
+
+
+def trust_panels(runs: Sequence[RunRecord]) -> list[Drawing]:
+    """Draw what keeps the policy near its anchor."""
+    return _drawn([logged.chart(runs) for logged in _TRUST])
+
+
+def optimizer_panels(runs: Sequence[RunRecord]) -> list[Drawing]:
+    """Draw loss, gradient norm and learning rate."""
+    return _drawn([logged.chart(runs) for logged in _OPTIMIZER])
+
+
+def sampler_panels(runs: Sequence[RunRecord]) -> list[Drawing]:
+    """Draw, per denoising step, the noise and the measured pull on the model before and after the equalizer."""
+    known = {number: sampler_of(run.config) for number, run in enumerate(runs) if run.config}
+    pulls = {number: step_gradients(runs[number], len(sampler.scales)) for number, sampler in known.items()}
+    unscaled = {number: pull / known[number].scales for number, pull in pulls.items()}
+    noise = {number: sampler.std for number, sampler in known.items()}
+    about = "How hard each step pulls on the predicted velocity: mean gradient norm over the last tenth of the run"
+    charts = [("Noise of each step", "Standard deviation of the noise the sampler adds.", _by_step(runs, noise))]
+    if len(runs) > 1:
+        charts.append(("Pull of each step, not equalized", f"{about}.", _by_step(runs, unscaled)))
+        charts.append(("Pull of each step, as trained", f"{about}.", _by_step(runs, pulls)))
+    elif known:
+        both = [_step_line("not equalized", unscaled[0], 1), _step_line("as trained", pulls[0], 0)]
+        charts.append(("Pull of each step", f"{about}, before and after the equalizer.", both))
+    return _drawn([Chart(*chart, logarithmic=True, x_label="denoising step") for chart in charts])
+
+
+def _by_step(runs: Sequence[RunRecord], values: Mapping[int, np.ndarray]) -> list[Line]:
+    """Make a line over the denoising steps per run."""
+    return [_step_line(_label(runs, runs[number]), y, number) for number, y in values.items()]
+
+
+def _step_line(label: str, values: np.ndarray, colour: int) -> Line:
+    """Make a line over the denoising steps, counted from 1; deterministic steps are gaps."""
+    return Line(label, np.arange(len(values)) + 1.0, np.where(values > 0, values, np.nan), colour, dots=True)
+
+
+def step_gradients(run: RunRecord, num_steps: int) -> np.ndarray:
+    """Mean of the last tenth of the logged `velocity_grad/step_NN`, [K]; NaN where none was logged."""
+    steps = [run.column(f"velocity_grad/step_{index:02d}") for index in range(num_steps)]
+    last = [values[np.isfinite(values)][-max(10, len(values) // 10) :] for values in steps]
+    return np.array([values.mean() if len(values) else np.nan for values in last])
+
+
+def time_panels(runs: Sequence[RunRecord]) -> list[Drawing]:
+    """Draw how long an update takes."""
+    about = "All phases together; an update that begins a round pays for its rollout."
+    return _drawn([Chart("Seconds per update", about, _smooth(runs, lambda run: (run.column("step"), seconds(run))))])
+
+
+def seconds(run: RunRecord) -> np.ndarray:
+    """Seconds of every logged update, [N]."""
+    return np.sum([run.column(f"time/{phase}") for phase in PHASES], axis=0)
+
+
+def time_split(run: RunRecord) -> dict[str, float]:
+    """Mean seconds per update by phase, over the whole run; empty when no time was logged."""
+    means = {phase: run.column(f"time/{phase}") for phase in PHASES}
+    return {phase: float(np.nanmean(values)) for phase, values in means.items() if np.isfinite(values).any()}
+
+
+def _rounds_of(name: str) -> Callable[[RunRecord], Points]:
+    """One point per round."""
+    return lambda run: run.per_round(name)
+
+
+def _smooth(runs: Sequence[RunRecord], points: Callable[[RunRecord], Points], spread: str | None = None) -> list[Line]:
+    """Make a smoothed line with its raw values per run."""
+    lines = []
+    for number, run in enumerate(runs):
+        x, y = points(run)
+        if np.isfinite(y).any():
+            width = smooth(run.per_round(spread)[1]) if spread else None
+            lines.append(Line(_label(runs, run), x, smooth(y), number, raw=y, spread=width))
+    return lines
+
+
+def _lines(runs: Sequence[RunRecord], points: Callable[[RunRecord], Points], *, dots: bool = False) -> list[Line]:
+    """Make a line of the values as they are per run."""
+    found = [(number, run, *points(run)) for number, run in enumerate(runs)]
+    return [Line(_label(runs, run), x, y, number, dots=dots) for number, run, x, y in found if np.isfinite(y).any()]
+
+
+def _label(runs: Sequence[RunRecord], run: RunRecord) -> str:
+    """A line needs a name only among others."""
+    return run.name if len(runs) > 1 else ""
+
+
+def _drawn(charts: Sequence[Chart]) -> list[Drawing]:
+    """Lay out the charts that have something to show."""
+    return [drawing for chart in charts if chart.lines and (drawing := draw(chart))]

@@ -1,0 +1,81 @@
+"""A blind preference study: pairs of videos without names, for raters to vote on in any browser."""
+
+import json
+import random
+import secrets
+import shutil
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+
+from hyvideo.observability.gallery import Model, same_prompts
+from hyvideo.observability.page import write_page
+from hyvideo.observability.scored_videos import ScoredVideo
+
+CRITERIA = {
+    "visual_quality": ("Visual quality", "Which looks better: sharp, clean, pleasing?"),
+    "motion_quality": ("Motion quality", "Which moves better: smooth, natural, plausible?"),
+    "semantic_alignment": ("Semantic alignment", "Which shows what the text says?"),
+}
+"""What raters judge, as in the paper's user study: name -> title and question."""
+
+
+def write_study(folder: Path, models: Sequence[Model], *, num_pairs: int | None = None, seed: int = 0) -> Path:
+    """Write a study for raters, and beside it the key that says which video is whose.
+
+    The folder holds `index.html` and copies of the videos under random names, and can be handed out as it is. Every
+    rater sees the pairs and their sides in an order of their own.
+
+    Args:
+        folder: a new folder.
+        models: two or more; every two of them are compared.
+        num_pairs: pairs in all, drawn evenly over the models; None takes all.
+        seed: of that draw.
+
+    Returns:
+        The path of the key, `<folder>.key.json`.
+
+    Raises:
+        ValueError: the folder exists, nothing is shared, a video is missing, or there are fewer pairs than asked for.
+    """
+    folder = Path(folder)
+    key_path = folder.with_name(f"{folder.name}.key.json")
+    if folder.exists() or key_path.exists():
+        raise ValueError(f"'{folder}' or its key '{key_path.name}' exists already: give a new folder.")
+    pairs = _draw_pairs(models, num_pairs, seed)
+    missing = sorted({str(video.path) for pair in pairs for _, video in pair if not _is_there(video.path)})
+    if missing:
+        raise ValueError(f"{len(missing)} of the videos are missing or empty, such as '{missing[0]}': make them again.")
+    (folder / "videos").mkdir(parents=True)
+    models_of: dict[str, str] = {}
+    videos_of: dict[str, list[str]] = {}
+    shown = []
+    for pair in pairs:
+        names = [secrets.token_hex(6) for _ in pair]
+        for name, (model, video) in zip(names, pair, strict=True):
+            models_of[name] = model
+            shutil.copyfile(video.path, folder / "videos" / f"{name}.mp4")
+        pair_name = secrets.token_hex(6)
+        videos_of[pair_name] = names
+        shown.append({"pair": pair_name, "prompt": pair[0][1].prompt, "videos": sorted(names)})  # no order to read
+    study = secrets.token_hex(6)
+    write_page(folder / "index.html", "preference.html", study=study, pairs=shown, criteria=CRITERIA)
+    key = {"study": study, "models": models_of, "pairs": videos_of}
+    key_path.write_text(json.dumps(key, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return key_path
+
+
+def _draw_pairs(models: Sequence[Model], num_pairs: int | None, seed: int) -> list[tuple[tuple[str, ScoredVideo], ...]]:
+    """Choose ((model, video), (model, video)) pairs of one prompt, as many of every two models."""
+    rows = same_prompts(models)
+    random.Random(seed).shuffle(rows)
+    names = [model.name for model in models]
+    whole = [two for row in rows for two in combinations(zip(names, row, strict=True), 2)]
+    if num_pairs is not None and not 1 <= num_pairs <= len(whole):
+        raise ValueError(f"num_pairs must lie in 1..{len(whole)}, all pairs there are; received {num_pairs}.")
+    return whole[:num_pairs]  # prompt by prompt, so every two models have as many
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a file exists and is not empty."""
+    return path.is_file() and path.stat().st_size > 0

@@ -1,0 +1,273 @@
+"""The report of a run, or of several side by side: one HTML file that needs no network."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hyvideo.config.knobs import KNOBS
+from hyvideo.config.schema import Config
+from hyvideo.observability.charts import Drawing, line_style
+from hyvideo.observability.curves import evenly_spaced
+from hyvideo.observability.metrics import METRIC_MEANINGS
+from hyvideo.observability.page import VideoOnPage, place_video, write_page
+from hyvideo.observability.panels import (
+    optimizer_panels,
+    reward_panels,
+    sampler_panels,
+    seconds,
+    time_panels,
+    time_split,
+    trust_panels,
+)
+from hyvideo.observability.run_record import RunRecord
+from hyvideo.observability.scored_videos import ScoredVideo
+from hyvideo.observability.verdict import Comparison, common_range, verdict_of, verdict_of_runs, verdict_without_pairs
+
+_MAX_MOMENTS = 6
+_MAX_PROMPTS = 32
+_NUM_EXTREMES = 4
+_MAX_WARNINGS = 50
+
+
+@dataclass(frozen=True)
+class Strip:
+    """The videos of one prompt, side by side.
+
+    Attributes:
+        prompt: its text.
+        videos: over training, or over runs.
+    """
+
+    prompt: str
+    videos: Sequence[VideoOnPage]
+
+
+@dataclass(frozen=True)
+class Extremes:
+    """The best and the worst of the last kept round.
+
+    Attributes:
+        step: update the round began after.
+        best: highest reward first.
+        worst: lowest reward first.
+        failed: videos that could not be scored.
+        num_videos: of the round.
+    """
+
+    step: int
+    best: Sequence[VideoOnPage]
+    worst: Sequence[VideoOnPage]
+    failed: Sequence[VideoOnPage]
+    num_videos: int
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One line of the settings table.
+
+    Attributes:
+        group: where it belongs.
+        name: the flag.
+        values: one text per run.
+        default: what it is when not given.
+        about: its manual.
+        notable: whether it differs from the default, or between the runs.
+    """
+
+    group: str
+    name: str
+    values: Sequence[str]
+    default: str
+    about: str
+    notable: bool
+
+
+def write_report(
+    path: Path,
+    runs: Sequence[RunRecord],
+    gains: Sequence[Comparison | None],
+    against_first: Sequence[Comparison | None] = (),
+    *,
+    embed: bool = False,
+) -> Path:
+    """Write the report of one run, or the comparison of several.
+
+    Args:
+        path: the HTML file.
+        runs: one or more runs; several have names of their own.
+        gains: what each run gained since its beginning; None where that is not known.
+        against_first: each run but the first compared with the first; empty for one run.
+        embed: put the videos into the file instead of linking them.
+
+    Raises:
+        OSError: the page cannot be written.
+    """
+    context = {
+        "runs": runs,
+        "title": runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared",
+        "written": datetime.now(),
+        "sections": _sections(runs),
+        "splits": [time_split(run) for run in runs],
+        "settings": _settings([run.config for run in runs]),
+        "troubles": [_troubles(run) for run in runs],
+    }
+    if len(runs) == 1:
+        return write_page(path, "report.html", **context, **_of_one(path, runs[0], gains[0], embed))
+    comparisons = [None, *against_first]
+    return write_page(
+        path,
+        "comparison.html",
+        **context,
+        rows=list(zip(runs, gains, comparisons, map(_facts, runs), strict=True)),
+        verdict=verdict_of_runs([run.name for run in runs], gains),
+        scale=common_range([found.gains[0] for found in (*gains, *against_first) if found]),
+        run_legend=[(run.name, *line_style(number)) for number, run in enumerate(runs)],
+        strips=_last_samples(path, runs, embed),
+    )
+
+
+def _of_one(path: Path, run: RunRecord, gain: Comparison | None, embed: bool) -> dict[str, Any]:
+    """Collect what only the report of one run shows."""
+    rewards = run.per_round("reward/mean")[1]
+    rewards = rewards[np.isfinite(rewards)]
+    tenth = max(1, len(rewards) // 10)
+    ends = [float(part.mean()) if len(part) else math.nan for part in (rewards[:tenth], rewards[-tenth:])]
+    return {
+        "run": run,
+        "state": _state(run),
+        "verdict": verdict_of(gain) if gain else verdict_without_pairs(*ends),
+        "gain": gain,
+        "scale": common_range(gain.gains if gain else []),
+        "meanings": METRIC_MEANINGS,
+        "facts": _facts(run),
+        "strips": _samples_over_training(path, run, embed),
+        "moments": list(run.samples),
+        "extremes": _extremes(path, run, embed),
+    }
+
+
+def _sections(runs: Sequence[RunRecord]) -> Mapping[str, Sequence[Drawing]]:
+    """Draw the charts by section."""
+    return {
+        "Reward": reward_panels(runs),
+        "Trust region": trust_panels(runs),
+        "Optimizer": optimizer_panels(runs),
+        "Sampler": sampler_panels(runs),
+        "Time": time_panels(runs),
+    }
+
+
+def _state(run: RunRecord) -> str:
+    """Say how far the run is."""
+    if run.config is None:
+        return f"{run.num_updates} updates"
+    total = run.config.run.max_steps
+    return f"{run.num_updates} of {total} updates, {'finished' if run.num_updates >= total else 'not finished'}"
+
+
+def _facts(run: RunRecord) -> dict[str, float]:
+    """Collect the numbers of the run's last tenth, and its failures."""
+    last = max(1, len(run.columns["step"]) // 10)
+
+    def recent(values: np.ndarray) -> float:
+        """Mean of the last tenth of the values there are."""
+        finite = values[np.isfinite(values)]
+        return float(finite[-last:].mean()) if len(finite) else math.nan
+
+    times = seconds(run)
+    validation = run.validation("reward")[1]
+    return {
+        "training reward": recent(run.per_round("reward/mean")[1]),
+        "validation reward": float(validation[-1]) if len(validation) else math.nan,
+        "KL to the anchor": recent(run.column("kl/position")),
+        "clipped share": recent(run.column("clip_fraction")),
+        "seconds per update": float(np.nanmean(times)) if np.isfinite(times).any() else math.nan,
+        "failed scores": float(np.nansum(run.per_round("reward/failed")[1])),
+    }
+
+
+def _troubles(run: RunRecord) -> list[tuple[str, str]]:
+    """List what went wrong: (what, how much or where)."""
+    listed = []
+    failed = np.nansum(run.per_round("reward/failed")[1])
+    if failed:
+        rounds = int(np.nansum(run.per_round("reward/failed")[1] > 0))
+        listed.append(("Scores that failed", f"{failed:.0f} videos in {rounds} rounds; left out, not counted as 0"))
+    without = np.nansum(run.per_round("reward/groups_without_spread")[1])
+    if without:
+        listed.append(
+            ("Groups without spread", f"{without:.0f}: all videos of a prompt scored alike, nothing to learn")
+        )
+    if run.num_discarded:
+        listed.append(("Updates made again after a resume", f"{run.num_discarded} rows in metrics.discarded.jsonl"))
+    listed += [("File", problem) for problem in run.problems]
+    left_out = len(run.warnings) - _MAX_WARNINGS
+    if left_out > 0:
+        listed.append(("Warning", f"{left_out} earlier warnings are in console.log"))
+    return listed + [("Warning", line) for line in run.warnings[-_MAX_WARNINGS:]]
+
+
+def _samples_over_training(path: Path, run: RunRecord, embed: bool) -> list[Strip]:
+    """Lay the validation videos out: a row per prompt, its columns spread over training."""
+    steps = list(run.samples)
+    chosen = [steps[i] for i in evenly_spaced(len(steps), _MAX_MOMENTS)]
+    label = {step: f"update {step}" if step else "before training" for step in chosen}
+    columns = [(label[step], run.samples[step]) for step in chosen]
+    return _strips(path, columns, embed)
+
+
+def _last_samples(path: Path, runs: Sequence[RunRecord], embed: bool) -> list[Strip]:
+    """Lay the last validation videos of several runs out: a row per prompt they share, a column per run."""
+    columns = [(run.name, list(run.samples.values())[-1]) for run in runs if run.samples]
+    return _strips(path, columns, embed)
+
+
+def _strips(path: Path, columns: Sequence[tuple[str, Sequence[ScoredVideo]]], embed: bool) -> list[Strip]:
+    """Put videos of one prompt and number side by side."""
+    by_key = [(label, {(video.path.name, video.prompt): video for video in videos}) for label, videos in columns]
+    keys = list(dict.fromkeys(key for _, videos in by_key for key in videos))[:_MAX_PROMPTS]
+    return [
+        Strip(key[1], [place_video(v[key], path, embed=embed, label=label) for label, v in by_key if key in v])
+        for key in keys
+    ]
+
+
+def _extremes(path: Path, run: RunRecord, embed: bool) -> Extremes | None:
+    """Pick the best and the worst videos of the last kept round."""
+    if not run.rollouts:
+        return None
+    step, videos = list(run.rollouts.items())[-1]
+    scored = sorted((v for v in videos if math.isfinite(v.reward)), key=lambda v: v.reward, reverse=True)
+    count = min(_NUM_EXTREMES, len(scored) // 2)
+    failed = [video for video in videos if not math.isfinite(video.reward)]
+    best, worst, failed = (
+        [place_video(video, path, embed=embed) for video in chosen]
+        for chosen in (scored[:count], scored[::-1][:count], failed[:_NUM_EXTREMES])
+    )
+    return Extremes(step, best, worst, failed, len(videos))
+
+
+def _settings(configs: Sequence[Config | None]) -> list[Setting]:
+    """List every setting of the runs whose settings are known."""
+    known = [config for config in configs if config]
+    if not known:
+        return []
+    listed = []
+    for knob in KNOBS.values():
+        values = [getattr(getattr(config, knob.group), knob.name) for config in known]
+        notable = values[0] != knob.default if len(known) == 1 else any(value != values[0] for value in values)
+        listed.append(
+            Setting(knob.group, knob.name, [_text(v) for v in values], _text(knob.default), knob.doc, notable)
+        )
+    return listed
+
+
+def _text(value: object) -> str:
+    """Write a setting as one would type it."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

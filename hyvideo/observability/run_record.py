@@ -1,0 +1,156 @@
+"""A run folder, read back: its curves, its videos, its settings and what went wrong."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+
+from hyvideo.config.loading import load_saved_config
+from hyvideo.config.schema import Config
+from hyvideo.observability.metrics import read_rows
+from hyvideo.observability.scored_videos import SCORES, ScoredVideo, read_scored_videos
+
+_NOT_METRICS = ("mean", "std", "failed", "groups_without_spread")
+
+VideosByStep = Mapping[int, tuple[ScoredVideo, ...]]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a run folder holds, complete or not.
+
+    Attributes:
+        name: what the run is called on the page.
+        folder: where it lies.
+        columns: metric name to its values [N], one per logged update, NaN where it is missing; `step` among them.
+        samples: validation videos by the update they were made after.
+        rollouts: kept training videos by the update they were made after.
+        config: its settings; None when they cannot be read.
+        warnings: lines of the console log that say WARNING, oldest first.
+        problems: files that are missing or damaged, in words.
+        num_discarded: logged updates that a resume made again.
+        updated: when a metric was last written; None without metrics.
+    """
+
+    name: str
+    folder: Path
+    columns: Mapping[str, np.ndarray]
+    samples: VideosByStep
+    rollouts: VideosByStep
+    config: Config | None
+    warnings: tuple[str, ...]
+    problems: tuple[str, ...]
+    num_discarded: int
+    updated: datetime | None
+
+    @property
+    def num_updates(self) -> int:
+        """The last logged update; 0 before the first."""
+        return int(self.columns["step"][-1]) if len(self.columns["step"]) else 0
+
+    @property
+    def metric_names(self) -> list[str]:
+        """The reward's components, such as VQ, MQ and TA."""
+        names = [name.removeprefix("reward/") for name in self.columns if name.startswith("reward/")]
+        order = {"VQ": 0, "MQ": 1, "TA": 2}
+        return sorted((n for n in names if n not in _NOT_METRICS), key=lambda name: (order.get(name, 3), name))
+
+    def column(self, name: str) -> np.ndarray:
+        """Values [N] of a metric, all NaN when it was never logged."""
+        return self.columns.get(name, np.full(len(self.columns["step"]), np.nan))
+
+    def per_round(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Steps and values of a metric that all updates of a round share: one point per round."""
+        rounds = self.column("round")
+        first = np.ones(len(rounds), dtype=bool)
+        first[1:] = ~(rounds[1:] == rounds[:-1])  # without rounds, NaN: every row
+        return self.columns["step"][first], self.column(name)[first]
+
+    def validation(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Steps and mean scores of the validations (`reward` or a metric), failed scores left out."""
+        points = {step: _mean([video.scores.get(name, math.nan) for video in v]) for step, v in self.samples.items()}
+        logged = zip(self.columns["step"], self.column(f"valid/{name}"), strict=True)
+        points |= {int(step): value for step, value in logged if np.isfinite(value)}
+        return np.array(sorted(points), dtype=float), np.array([points[step] for step in sorted(points)], dtype=float)
+
+
+def read_run(folder: Path, name: str | None = None) -> RunRecord:
+    """Read a run folder; the run may still be going on, or have been killed.
+
+    Args:
+        folder: holds `metrics.jsonl`, and usually `config.yaml`, `samples/`, `rollouts/` and `console.log`.
+        name: for the page; default `run_name` of the config, else the folder's name.
+
+    Raises:
+        ValueError: there is no `metrics.jsonl`.
+    """
+    folder = Path(folder)
+    problems: list[str] = []
+    rows, unreadable = read_rows(folder / "metrics.jsonl")
+    if unreadable:
+        listed = ", ".join(str(number) for number in unreadable)
+        problems.append(f"metrics.jsonl: no row in line {listed}; a killed run can leave a torn last line.")
+    config = _read_config(folder / "config.yaml", problems)
+    discarded = folder / "metrics.discarded.jsonl"
+    return RunRecord(
+        name=name or (config.run.run_name if config else None) or folder.resolve().name,
+        folder=folder,
+        columns=_columns(rows),
+        samples=_read_videos(folder / "samples", problems),
+        rollouts=_read_videos(folder / "rollouts", problems),
+        config=config,
+        warnings=_warnings(folder / "console.log"),
+        problems=tuple(problems),
+        num_discarded=len(discarded.read_bytes().splitlines()) if discarded.is_file() else 0,
+        updated=datetime.fromtimestamp((folder / "metrics.jsonl").stat().st_mtime) if rows else None,
+    )
+
+
+def _columns(rows: list[dict[str, float]]) -> dict[str, np.ndarray]:
+    """Turn rows into columns, NaN where a row lacks a name."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: np.array([row.get(name, math.nan) for row in rows], dtype=float) for name in names}
+    return {"step": np.array([], dtype=float)} | columns
+
+
+def _read_config(path: Path, problems: list[str]) -> Config | None:
+    """Read the settings, or say why not."""
+    if not path.is_file():
+        problems.append("config.yaml is missing: settings and sampler are not shown.")
+        return None
+    try:
+        return load_saved_config(path)
+    except ValueError as error:
+        problems.append(f"The settings cannot be read: {error}")
+        return None
+
+
+def _read_videos(folder: Path, problems: list[str]) -> VideosByStep:
+    """Read the `step_N` folders below a folder, in order of N."""
+    found = {}
+    for path in folder.glob("step_*"):
+        number = re.fullmatch(r"step_(\d+)", path.name)
+        if number and (path / SCORES).is_file():  # written last: without it the videos are still being made
+            try:
+                found[int(number[1])] = read_scored_videos(path)
+            except (ValueError, OSError) as error:
+                problems.append(str(error))
+    return dict(sorted(found.items()))
+
+
+def _warnings(path: Path) -> tuple[str, ...]:
+    """Lines of the console log that warn."""
+    if not path.is_file():
+        return ()
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    return tuple(line for line in lines if re.match(r"[\d-]+ [\d:]+ WARNING", line))
+
+
+def _mean(values: list[float]) -> float:
+    """Mean without NaNs; NaN of nothing."""
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else math.nan

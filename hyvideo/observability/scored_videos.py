@@ -1,0 +1,94 @@
+"""Videos on disk with what is known of them: prompt, seed and scores."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SCORES = "scores.jsonl"
+
+
+@dataclass(frozen=True)
+class ScoredVideo:
+    """One video file.
+
+    Attributes:
+        path: the mp4; it may be missing.
+        prompt: its text, or the file's name when none is known.
+        seed: of its noise, where it is known.
+        scores: name to number, `reward` first where there is one; NaN marks a failed score.
+    """
+
+    path: Path
+    prompt: str
+    seed: int | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def reward(self) -> float:
+        """The total score; NaN when it failed or there is none."""
+        return self.scores.get("reward", math.nan)
+
+
+def read_scored_videos(folder: Path) -> tuple[ScoredVideo, ...]:
+    """Read a folder of videos in file order.
+
+    Understood are `scores.jsonl` (written by training), a JSON note beside each mp4 (written by `generate.py`), and
+    bare mp4 files, which are named by their file.
+
+    Raises:
+        ValueError: there is no such folder, it holds no video, or a note cannot be read.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"No folder of videos at '{folder}'.")
+    if (folder / SCORES).is_file():
+        lines = (folder / SCORES).read_text(encoding="utf-8").split("\n")  # a prompt may hold other line ends
+        rows = [_read_note(line, f"{folder / SCORES}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
+        found = tuple(_of_row(folder, row, f"{folder / SCORES}") for row in rows)
+    else:
+        found = tuple(_of_file(path) for path in sorted(folder.glob("*.mp4")))
+    if not found:
+        raise ValueError(f"'{folder}' holds no videos: expected *.mp4 files or a {SCORES}.")
+    return found
+
+
+def _of_row(folder: Path, row: Mapping[str, object], where: str) -> ScoredVideo:
+    """Make the record of one row of `scores.jsonl`."""
+    video, prompt = row.get("video"), row.get("prompt")
+    if not (isinstance(video, str) and isinstance(prompt, str)):
+        raise ValueError(f"{where}: expected rows with the texts 'video' and 'prompt'; received keys {sorted(row)}.")
+    named = {name: value for name, value in row.items() if name not in ("video", "prompt", "seed")}
+    scores = {name: math.nan if value is None else float(value) for name, value in named.items() if _is_score(value)}
+    return ScoredVideo(folder / video, prompt, _seed_of(row), scores)
+
+
+def _of_file(path: Path) -> ScoredVideo:
+    """Make the record of an mp4, with the note beside it where there is one."""
+    note_path = path.with_suffix(".json")
+    note = _read_note(note_path.read_text(encoding="utf-8"), str(note_path)) if note_path.is_file() else {}
+    prompt = note.get("prompt")
+    return ScoredVideo(path, prompt if isinstance(prompt, str) else path.stem, _seed_of(note))
+
+
+def _read_note(text: str, where: str) -> Mapping[str, object]:
+    """Parse one JSON object."""
+    try:
+        note = json.loads(text)
+    except ValueError:
+        note = None
+    if not isinstance(note, dict):
+        raise ValueError(f"{where}: expected a JSON object; received {text[:80]!r}.")
+    return note
+
+
+def _seed_of(note: Mapping[str, object]) -> int | None:
+    """Return the seed a note gives, if it is one."""
+    seed = note.get("seed")
+    return seed if isinstance(seed, int) else None
+
+
+def _is_score(value: object) -> bool:
+    """Whether a value of a row is a score: a number, or null for a failed one."""
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))

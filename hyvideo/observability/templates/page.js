@@ -1,0 +1,112 @@
+"use strict";
+// Charts: the point nearest to the pointer, or to the arrow keys, shows its values.
+for (const figure of document.querySelectorAll(".chart")) {
+  const lines = JSON.parse(figure.dataset.lines);
+  const [plot, area, cursor, tip] = [".plot", ".area", ".cursor", ".tip"].map((name) => figure.querySelector(name));
+  const places = [...new Set(lines.flatMap((line) => line.px))].sort((a, b) => a - b);
+  let shown = -1;
+  const nearest = (list, place) => list.reduce((best, p, i) => (Math.abs(p - place) < Math.abs(list[best] - place) ? i : best), 0);
+  const show = (index) => {
+    shown = Math.max(0, Math.min(places.length - 1, index));
+    const place = places[shown];
+    tip.replaceChildren();
+    for (const line of lines) {
+      if (!line.px.length) continue;
+      const at = nearest(line.px, place);
+      if (!tip.firstChild) tip.append(`${figure.dataset.x} ${line.x[at]}`);
+      const row = document.createElement("div");
+      row.className = `c${line.colour}`;
+      const value = document.createElement("b");
+      value.textContent = line.y[at];
+      const name = document.createElement("bdi");
+      name.textContent = line.label;
+      row.append(name, line.label ? " " : "", value);
+      tip.append(row);
+    }
+    cursor.hidden = tip.hidden = false;
+    cursor.style.left = `${place / 10}%`;
+    tip.style.left = place < 500 ? `calc(${place / 10}% + 10px)` : "auto";
+    tip.style.right = place < 500 ? "auto" : `calc(${100 - place / 10}% + 10px)`;
+  };
+  const hide = () => { cursor.hidden = tip.hidden = true; shown = -1; };
+  area.addEventListener("pointermove", (event) => {
+    const box = area.getBoundingClientRect();
+    show(nearest(places, ((event.clientX - box.left) / box.width) * 1000));
+  });
+  area.addEventListener("pointerdown", (event) => area.dispatchEvent(new PointerEvent("pointermove", event)));
+  area.addEventListener("pointerleave", hide);
+  plot.addEventListener("blur", hide);
+  plot.addEventListener("keydown", (event) => {
+    const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!move) return;
+    event.preventDefault();
+    show(shown < 0 ? (move > 0 ? 0 : places.length - 1) : shown + move);
+  });
+}
+
+// Videos: the first frame appears when a video comes near the screen; what cannot be played says so.
+const nearScreen = new IntersectionObserver((entries) => {
+  for (const entry of entries) {
+    if (!entry.isIntersecting) continue;
+    entry.target.preload = "auto";
+    nearScreen.unobserve(entry.target);
+  }
+}, { rootMargin: "400px" });
+for (const video of document.querySelectorAll("video")) {
+  video.controls = false; // they would hide most of a small video: a click or a key plays it
+  video.tabIndex = 0;
+  video.title = "Click to play or pause, double-click for the whole screen";
+  const toggle = () => { if (video.paused) video.play().catch(() => {}); else video.pause(); };
+  video.addEventListener("click", toggle);
+  video.addEventListener("dblclick", () => video.requestFullscreen());
+  video.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" && event.key !== " ") return;
+    event.preventDefault();
+    event.stopPropagation();
+    toggle();
+  });
+  video.addEventListener("error", () => {
+    const box = document.createElement("div");
+    box.className = "no-video";
+    box.setAttribute("role", "img");
+    box.setAttribute("aria-label", `Video that cannot be played: ${video.getAttribute("aria-label")}`);
+    const [title, file] = [document.createElement("b"), document.createElement("code")];
+    title.textContent = "Video cannot be played";
+    file.textContent = video.dataset.file;
+    box.append(title, file);
+    video.replaceWith(box);
+  });
+  nearScreen.observe(video);
+}
+
+// Videos that play as one: together from the start, or from where a slider is.
+function playTogether(videos) {
+  for (const video of videos) { video.currentTime = 0; video.play().catch(() => {}); }
+}
+const isOnScreen = (video) => { const box = video.getBoundingClientRect(); return box.bottom > 0 && box.top < innerHeight && box.height > 0; };
+for (const button of document.querySelectorAll(".play-all")) {
+  const videos = () => [...document.getElementById(button.dataset.group).querySelectorAll("video")];
+  button.addEventListener("click", () => {
+    const playing = videos().filter((video) => !video.paused);
+    if (playing.length) playing.forEach((video) => video.pause());
+    else playTogether(videos().filter((video) => video.getBoundingClientRect().height > 0));
+    button.textContent = playing.length ? "Play all" : "Pause all";
+  });
+}
+
+// Prompts that are cut off open at a click or the Enter key.
+function offerWholePrompts() {
+  for (const prompt of document.querySelectorAll(".prompt:not(.long, .open)")) {
+    if (prompt.scrollHeight <= prompt.clientHeight + 2) continue;
+    prompt.classList.add("long");
+    prompt.tabIndex = 0;
+    prompt.setAttribute("role", "button");
+    prompt.setAttribute("aria-expanded", "false");
+    prompt.title = "Show the whole prompt";
+    const toggle = () => prompt.setAttribute("aria-expanded", String(prompt.classList.toggle("open")));
+    prompt.addEventListener("click", toggle);
+    prompt.addEventListener("keydown", (event) => { if (event.key === "Enter") toggle(); });
+  }
+}
+offerWholePrompts();
+for (const details of document.querySelectorAll("details")) details.addEventListener("toggle", offerWholePrompts);

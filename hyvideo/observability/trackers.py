@@ -1,0 +1,181 @@
+"""Experiment trackers: the run's numbers, settings and sample videos, sent where its owner looks at them.
+
+The trackers are accelerate's. TensorBoard and wandb also get videos and continue their curves when a run resumes; any
+other that accelerate knows gets numbers and settings.
+"""
+
+import difflib
+import io
+import os
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
+from PIL import Image
+from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+
+from hyvideo.data.videos import read_video
+from hyvideo.observability.scored_videos import ScoredVideo
+
+PROJECT = "sage-grpo"
+_GIF_SIDE, _GIF_FRAMES = 256, 48
+_PACKAGES = {"comet_ml": "comet-ml"}
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Refuse trackers that do not exist or are not installed.
+
+    Raises:
+        ValueError: names the tracker and what to do.
+    """
+    known = [str(name) for name in LOGGER_TYPE_TO_CLASS]
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0)[0]
+            raise ValueError(f"trackers: unknown tracker '{name}', the nearest is '{near}'; known: {', '.join(known)}.")
+        if name not in [str(found) for found in get_available_trackers()]:
+            package = _PACKAGES.get(name, name)
+            raise ValueError(f"trackers: '{name}' is not installed: pip install {package}, or leave it out.")
+
+
+class Trackers:
+    """Sends what one run logs to its trackers; used by rank 0 alone. They start with the first row.
+
+    Args:
+        names: accelerate's names, such as `tensorboard` and `wandb`; see `check_trackers`.
+        run_dir: the run folder; TensorBoard writes to its `tb/`, and `tracker_id` keeps the run's name at trackers
+            over resumes.
+        run_name: what the run is called there.
+        tags: to find it by.
+        settings: name to value, shown with the run.
+
+    Example:
+        >>> trackers = Trackers(["tensorboard"], run_dir, run_name="first", tags=["tiny"])
+        >>> trackers.log(1, {"reward/mean": 0.12})
+        >>> trackers.log_videos(1, read_scored_videos(run_dir / "samples" / "step_1"))
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        run_dir: Path,
+        *,
+        run_name: str,
+        tags: Sequence[str] = (),
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        check_trackers(names)
+        self._names = list(dict.fromkeys(names))
+        self._run_dir = Path(run_dir)
+        self._run_name = run_name
+        self._tags = list(tags)
+        self._settings = dict(settings or {})
+        self._started: list[GeneralTracker] = []
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Log the numbers of one update; a restored run logs a step again, which hides the earlier one."""
+        for tracker in self._running(step):
+            tracker.log(dict(values), step=step)
+
+    def log_videos(self, step: int, videos: Sequence[ScoredVideo]) -> None:
+        """Log videos with their prompts and rewards, where the tracker shows videos."""
+        for tracker in self._running(step):
+            if show := _SHOW_VIDEOS.get(tracker.name):
+                show(tracker, step, videos)
+
+    def close(self) -> None:
+        """End the trackers; a later `log` starts them again."""
+        for tracker in self._started:
+            tracker.finish()
+        self._started = []
+
+    def _running(self, step: int) -> list[GeneralTracker]:
+        """Start the trackers before their first step."""
+        if not self._started:
+            self._started = [self._start(name, step) for name in self._names]
+        return self._started
+
+    def _start(self, name: str, step: int) -> GeneralTracker:
+        """Start one tracker at a step."""
+        PartialState()  # accelerate's trackers ask it who they are
+        tracker_class = LOGGER_TYPE_TO_CLASS[name]
+        if name == "tensorboard":
+            tracker = tracker_class("tb", logging_dir=str(self._run_dir), purge_step=step)
+        elif name == "wandb":
+            names = {"name": self._run_name, "tags": self._tags, "id": self._run_id(), "resume": "allow"}
+            tracker = tracker_class(os.environ.get("WANDB_PROJECT", PROJECT), dir=str(self._run_dir), **names)
+        elif tracker_class.requires_logging_directory:
+            tracker = tracker_class(PROJECT, logging_dir=str(self._run_dir))
+        else:
+            tracker = tracker_class(PROJECT)
+        tracker.start()
+        if name == "tensorboard":  # its own form of settings makes a second run of every start
+            about = {"run/name": self._run_name, "run/tags": ", ".join(self._tags)}
+            tracker.log(about | {"run/settings": _as_table(self._settings)}, step=step)
+        else:
+            tags = ", ".join(self._tags)
+            tracker.store_init_configuration(self._settings | {"run_name": self._run_name, "run_tags": tags})
+        return tracker
+
+    def _run_id(self) -> str:
+        """Return the run's name at trackers that continue runs by name; it lies in the run folder."""
+        path = self._run_dir / "tracker_id"
+        if not path.exists():
+            path.write_text(uuid.uuid4().hex[:12])
+        return path.read_text().strip()
+
+
+def _show_in_tensorboard(tracker: GeneralTracker, step: int, videos: Sequence[ScoredVideo]) -> None:
+    """Log videos as moving images, as TensorBoard shows them, with prompt and reward below."""
+    for video in videos:
+        gif, width, height = _as_gif(video.path)
+        image = Summary.Image(encoded_image_string=gif, width=width, height=height, colorspace=3)
+        about = SummaryMetadata(summary_description=_escaped(_caption(video)))
+        value = Summary.Value(tag=f"samples/{video.path.stem}", image=image, metadata=about)
+        tracker.tracker.file_writer.add_summary(Summary(value=[value]), step)
+    tracker.tracker.flush()
+
+
+def _show_in_wandb(tracker: GeneralTracker, step: int, videos: Sequence[ScoredVideo]) -> None:
+    """Log the video files."""
+    import wandb  # installed where it is asked for
+
+    shown = {f"samples/{v.path.stem}": wandb.Video(str(v.path), caption=_caption(v), format="mp4") for v in videos}
+    tracker.log(shown, step=step)
+
+
+_SHOW_VIDEOS: Mapping[str, Callable[[GeneralTracker, int, Sequence[ScoredVideo]], None]] = {
+    "tensorboard": _show_in_tensorboard,
+    "wandb": _show_in_wandb,
+}
+
+
+def _as_gif(path: Path) -> tuple[bytes, int, int]:
+    """Encode a video file as a small animated GIF; returns it with its width and height."""
+    frames = read_video(path)
+    every = -(-len(frames) // _GIF_FRAMES)
+    images = [Image.fromarray(frame.numpy()) for frame in frames[::every]]
+    for image in images:
+        image.thumbnail((_GIF_SIDE, _GIF_SIDE))
+    encoded = io.BytesIO()
+    images[0].save(encoded, "GIF", save_all=True, append_images=images[1:], duration=every * 1000 // 24, loop=0)
+    return encoded.getvalue(), *images[0].size
+
+
+def _caption(video: ScoredVideo) -> str:
+    """Prompt and reward in one line."""
+    return f"{video.prompt} ({video.reward:+.3f})"
+
+
+def _as_table(settings: Mapping[str, Any]) -> str:
+    """Write settings as a Markdown table."""
+    rows = "".join(f"| {name} | {_escaped(str(value))} |\n" for name, value in settings.items())
+    return f"| setting | value |\n|---|---|\n{rows}"
+
+
+def _escaped(text: str) -> str:
+    """Keep Markdown from reading a text as more than text."""
+    return "".join(f"\\{letter}" if letter in r"\`*_{}[]()<>#+-.!|~" else letter for letter in " ".join(text.split()))

@@ -1,0 +1,138 @@
+"""Did it improve, and by how much: the sentence at the top of a report."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hyvideo.observability.charts import in_words
+
+_ENOUGH_PAIRS = 8
+"""Below this many pairs an interval drawn from the pairs themselves is too narrow to decide anything."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """How one score changed between two sets of videos of the same prompts and seeds.
+
+    Attributes:
+        name: `reward` or a metric.
+        before: mean of the first set; NaN when only the difference is known.
+        after: mean of the second set; NaN when only the difference is known.
+        mean: mean paired difference, after minus before.
+        low: lower end of its 95 % interval.
+        high: upper end of its 95 % interval.
+        num_pairs: pairs compared.
+        num_left_out: pairs with a failed score.
+    """
+
+    name: str
+    before: float
+    after: float
+    mean: float
+    low: float
+    high: float
+    num_pairs: int
+    num_left_out: int
+
+    @property
+    def direction(self) -> str:
+        """`better`, `worse`, or `unclear` where the interval includes 0 or there are too few pairs."""
+        if self.num_pairs < _ENOUGH_PAIRS or self.low <= 0 <= self.high:
+            return "unclear"
+        return "better" if self.low > 0 else "worse"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two sets of videos, compared pair by pair.
+
+    Attributes:
+        before: what the first set is, as in "the base model".
+        after: what the second set is.
+        gains: the reward's first, then each metric's.
+    """
+
+    before: str
+    after: str
+    gains: Sequence[Gain]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer in words.
+
+    Attributes:
+        direction: `better`, `worse` or `unclear`.
+        headline: one short sentence.
+        detail: what was compared, and what else moved.
+    """
+
+    direction: str
+    headline: str
+    detail: str
+
+
+def common_range(gains: Sequence[Gain]) -> tuple[float, float]:
+    """Lowest and highest value that intervals drawn below each other need, 0 among them, with a margin."""
+    low = min([0.0, *(gain.low for gain in gains)])
+    high = max([0.0, *(gain.high for gain in gains)])
+    margin = 0.06 * (high - low) or 1.0
+    return low - margin, high + margin
+
+
+def signed(value: float) -> str:
+    """Write a difference with its sign."""
+    return f"+{in_words(value)}" if value > 0 else in_words(value)
+
+
+def verdict_of(comparison: Comparison) -> Verdict:
+    """Say what a comparison shows."""
+    gain = comparison.gains[0]
+    amount = f"{gain.name} {signed(gain.mean)}, 95 % interval {signed(gain.low)} to {signed(gain.high)}"
+    pairs = f"{gain.num_pairs} videos of the same prompts and seeds: {comparison.after} against {comparison.before}."
+    if gain.num_pairs < _ENOUGH_PAIRS:
+        few = f"Only {pairs} At least {_ENOUGH_PAIRS} are needed for a verdict ({amount})."
+        return Verdict("unclear", "Too few videos to tell", few)
+    headline = {
+        "better": f"Improved: {amount}",
+        "worse": f"Got worse: {amount}",
+        "unclear": f"No clear change: {amount}",
+    }[gain.direction]
+    return Verdict(gain.direction, headline, " ".join([pairs, *_components(comparison.gains[1:])]))
+
+
+def verdict_of_runs(names: Sequence[str], comparisons: Sequence[Comparison | None]) -> Verdict:
+    """Say which of several runs gained most since its start, and how many of them gained anything."""
+    known = [(name, found.gains[0]) for name, found in zip(names, comparisons, strict=True) if found]
+    clear = sorted((pair for pair in known if pair[1].direction == "better"), key=lambda pair: -pair[1].mean)
+    counted = f"{len(clear)} of {len(names)} runs clearly improved since their first validation."
+    if not clear:
+        return Verdict("unclear", "No run clearly improved", counted)
+    name, gain = clear[0]
+    rest = [other for other, found in clear[1:] if found.high >= gain.low]
+    overlap = f" The interval of {', '.join(rest)} overlaps with its." if rest else ""
+    headline = f"{name} gained most: {gain.name} {signed(gain.mean)}"
+    return Verdict("better", headline, f"95 % interval {signed(gain.low)} to {signed(gain.high)}. {counted}{overlap}")
+
+
+def verdict_without_pairs(first: float, last: float) -> Verdict:
+    """Say what is known without validation videos: the training reward of a run's first and last tenth."""
+    if not (math.isfinite(first) and math.isfinite(last)):
+        return Verdict("unclear", "No rewards yet", "The first finished round will show here.")
+    detail = (
+        "There are not two validations of the same prompts and seeds to compare. These are means over the first and "
+        "the last tenth of the training rounds, whose prompts differ."
+    )
+    return Verdict("unclear", f"Training reward {in_words(first)} at first, {in_words(last)} at last", detail)
+
+
+def _components(gains: Sequence[Gain]) -> list[str]:
+    """Name the metrics that clearly rose and those that clearly fell."""
+    words = {"better": "rose", "worse": "fell"}
+    sentences = []
+    for direction, verb in words.items():
+        names = [gain.name for gain in gains if gain.direction == direction]
+        if names:
+            listed = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+            sentences.append(f"{listed} {verb}.")
+    return sentences

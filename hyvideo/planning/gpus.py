@@ -1,0 +1,62 @@
+"""GPUs that can be planned for, by their makers' data sheets."""
+
+import difflib
+from dataclasses import dataclass, replace
+
+import torch
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What a plan needs to know of a GPU.
+
+    Attributes:
+        name: as `find_gpu` takes it.
+        memory: GiB that a process can allocate.
+        teraflops: dense bf16 matrix products, 1e12 operations per second.
+        link: GB/s that it sends to a GPU of the same machine.
+    """
+
+    name: str
+    memory: float
+    teraflops: float
+    link: float
+
+
+GPUS = (
+    Gpu("A100-40GB", 39, 312, 300),
+    Gpu("A100-80GB", 79, 312, 300),
+    Gpu("A800-80GB", 79, 312, 200),
+    Gpu("H100-80GB", 79, 989, 450),
+    Gpu("H800-80GB", 79, 989, 200),
+    Gpu("H20-96GB", 95, 148, 450),
+    Gpu("H200-141GB", 139, 989, 450),
+    Gpu("B200-180GB", 178, 2250, 900),
+)
+
+
+def find_gpu(name: str) -> Gpu:
+    """Return the GPU of that name; case and what follows the dash may be left out where one remains.
+
+    Raises:
+        ValueError: unknown or ambiguous; it lists all and names the nearest.
+    """
+    wanted = name.lower()
+    found = [gpu for gpu in GPUS if wanted in (gpu.name.lower(), gpu.name.lower().partition("-")[0])]
+    if len(found) == 1:
+        return found[0]
+    names = [gpu.name for gpu in found or GPUS]
+    if found:
+        raise ValueError(f"--gpu: '{name}' may be {' or '.join(names)}; name one of them.")
+    nearest = difflib.get_close_matches(name.upper(), names, n=1, cutoff=0)[0]
+    raise ValueError(f"--gpu: no GPU '{name}' is known; expected one of {', '.join(names)}. Nearest: {nearest}.")
+
+
+def this_gpu() -> Gpu | None:
+    """Return this process's GPU with the memory it really has, its speed 0 where it is not listed; None without one."""
+    if not torch.cuda.is_available():
+        return None
+    found = torch.cuda.get_device_properties(torch.cuda.current_device())
+    memory = round(found.total_memory / 2**30, 1)
+    listed = next((gpu for gpu in GPUS if gpu.name.partition("-")[0] in found.name), Gpu(found.name, memory, 0, 0))
+    return replace(listed, name=found.name, memory=memory)

@@ -1,0 +1,174 @@
+"""Peak memory of a GPU by phase: what the transformer takes by simulation, and what lies beside it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from hyvideo.config.schema import Config
+from hyvideo.models.flops import video_tokens
+from hyvideo.planning.networks import Networks, make_vae
+from hyvideo.planning.peak_memory import PeakMemory
+from hyvideo.planning.simulation import Peaks, Scene, simulate
+from hyvideo.planning.workload import guidance_rows, latent_shape
+from hyvideo.training.anchor import anchor_kind
+
+DEPTHS = (4, 5)
+"""Transformer blocks of the two simulations from which a deeper one is extrapolated. With fewer than four, no block has
+all the others at its sides whose weights are gathered and gradients reduced beside its own pass."""
+
+REWARD_ACTIVATIONS = 100 * 2**20
+"""Bytes for each video scored together: three tensors of VideoAlign's widest layer (8,960) over 1,800 tokens, bf16."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one GPU, the most in each phase.
+
+    Attributes:
+        weights: shard of the transformer's weights.
+        optimizer: shard of the optimizer's states.
+        anchor: shard of the anchor.
+        frozen: encoders and VAE.
+        reward_networks: those on the GPU outside of the reward phase too.
+        trajectory: a round's latents and means.
+        rollout: sampling and decoding, all of the above included.
+        reward: scoring, likewise.
+        anchor_pass: the anchor's pass, likewise.
+        update: the update, likewise.
+    """
+
+    weights: int
+    optimizer: int
+    anchor: int
+    frozen: int
+    reward_networks: int
+    trajectory: int
+    rollout: int
+    reward: int
+    anchor_pass: int
+    update: int
+
+    @property
+    def peak(self) -> int:
+        """The most of all phases."""
+        return max(self.rollout, self.reward, self.anchor_pass, self.update)
+
+
+PeaksOf = Callable[[Config, Scene, int], Peaks]
+"""What tells the peaks of a configuration, a scene and a number of ranks."""
+
+
+def predict_memory(
+    config: Config, networks: Networks, *, world_size: int, num_text: int, peaks_of: PeaksOf | None = None
+) -> Memory:
+    """Predict the memory of rank 0.
+
+    Args:
+        config: the run's.
+        networks: sizes.
+        world_size: ranks.
+        num_text: text tokens of a prompt.
+        peaks_of: what tells the transformer's peaks; None: simulations of two depths, from which it is extrapolated.
+    """
+    shape, rows = latent_shape(config, networks), guidance_rows(config)
+    grpo, rollout = config.grpo, config.rollout
+    micro_batch = min(rollout.rollout_micro_batch_size or grpo.batch_size, grpo.batch_size)
+    pairs = min(grpo.mini_batch_size_per_update, grpo.batch_size * rollout.grpo_sampling_steps)
+    scene = Scene(networks.transformer, shape, num_text, rows * micro_batch, rows * pairs)
+    peaks = _in_host_memory((peaks_of or extrapolated_peaks)(config, scene, world_size), config)
+
+    stored = 4 * torch.Size(shape).numel() * (2 * rollout.grpo_sampling_steps + 1)  # float32 latents and means
+    videos = grpo.batch_size * grpo.gradient_accumulation_steps
+    anchor = peaks.trained if anchor_kind(config.kl, config.model) == "copy" else 0
+    reward = networks.reward_bytes
+    resting_reward = 0 if config.reward.reward_offload else reward
+    beside = networks.frozen_bytes + videos * stored
+    around = beside + anchor + resting_reward  # an offloaded anchor is on its way back during the rollout
+    update_anchor = 0 if config.kl.reference_mode_offload else anchor
+    decoding = peaks.weights + peaks.states + decoding_memory(networks.vae, shape)
+    scoring = REWARD_ACTIVATIONS * min(config.reward.reward_batch_size, grpo.batch_size) if reward else 0
+    return Memory(
+        weights=peaks.weights,
+        optimizer=peaks.states,
+        anchor=anchor,
+        frozen=networks.frozen_bytes,
+        reward_networks=resting_reward,
+        trajectory=videos * stored,
+        rollout=around + max(peaks.rollout + micro_batch * stored, decoding),
+        reward=beside + anchor + reward + peaks.weights + peaks.states + scoring,
+        anchor_pass=around + peaks.anchor if anchor_kind(config.kl, config.model) != "none" else 0,
+        update=beside + update_anchor + resting_reward + max(peaks.backward, peaks.optimizer),
+    )
+
+
+def extrapolated_peaks(config: Config, scene: Scene, world_size: int) -> Peaks:
+    """Simulate two depths and extrapolate, because every block adds the same; a shallow transformer as it is."""
+    depth = scene.transformer["num_layers"]
+    if depth <= max(DEPTHS):
+        return simulate(config, scene, world_size)
+    few, more = (simulate(config, scene.with_depth(number), world_size) for number in DEPTHS)
+    return _on_line(few, more, {field.name: (depth - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0]) for field in fields(Peaks)})
+
+
+class FittedPeaks:
+    """Peaks of many sizes of video and micro-batch from two, because activations grow with the tokens of a pass.
+
+    Two scenes are simulated for each way to train and shard that is asked for.
+    """
+
+    def __init__(self) -> None:
+        self._ends: dict[str, tuple[Peaks, Peaks]] = {}
+
+    def __call__(self, config: Config, scene: Scene, world_size: int) -> Peaks:
+        """Return the peaks of a scene on the line through those of the two that were simulated."""
+        shapes = [(scene.latent_shape[0], frames, 30, 54) for frames in (5, 21)]
+        ends = [Scene(scene.transformer, shape, scene.num_text, 1, 1) for shape in shapes]
+        key = repr((config.model, config.parallel, config.optimizer, world_size))
+        if key not in self._ends:
+            self._ends[key] = tuple(extrapolated_peaks(config, end, world_size) for end in ends)
+        low, high = (_tokens(end, 1) for end in ends)
+        rows = {"rollout": scene.rollout_rows, "anchor": scene.update_rows, "backward": scene.update_rows}
+        return _on_line(
+            *self._ends[key], {name: (_tokens(scene, count) - low) / (high - low) for name, count in rows.items()}
+        )
+
+
+def _tokens(scene: Scene, rows: int) -> int:
+    """Return the tokens of a pass."""
+    return rows * (video_tokens(scene.transformer, scene.latent_shape) + scene.num_text)
+
+
+def _on_line(first: Peaks, second: Peaks, places: Mapping[str, float]) -> Peaks:
+    """Return the peaks at some places of the line through two, at 0 and 1; those without a place are the second's."""
+    values = {}
+    for field in fields(Peaks):
+        low, high = getattr(first, field.name), getattr(second, field.name)
+        values[field.name] = round(low + (high - low) * places.get(field.name, 1))
+    return Peaks(**values)
+
+
+def _in_host_memory(peaks: Peaks, config: Config) -> Peaks:
+    """Take away what `cpu_offload` keeps in host memory: shards, their gradients' and the optimizer's work."""
+    if not config.parallel.cpu_offload:
+        return peaks
+    resident = peaks.weights + peaks.states
+    return Peaks(
+        weights=0,
+        states=0,
+        trained=peaks.trained,
+        rollout=peaks.rollout - resident,
+        anchor=peaks.anchor - resident,
+        backward=peaks.backward - resident - peaks.trained,
+        optimizer=0,
+    )
+
+
+def decoding_memory(vae: Mapping[str, Any], shape: tuple[int, int, int, int]) -> int:
+    """Return the bytes that decoding one video's latents `shape` takes beside the VAE's weights, by a simulation."""
+    with torch.device("meta"), torch.no_grad():
+        network = make_vae(vae)
+        with PeakMemory() as memory:
+            network.decode(torch.empty(1, *shape, dtype=torch.float16))
+    return memory.peak

@@ -1,0 +1,144 @@
+"""The sizes of a model's networks, from its folder without reading weights, or those of the published model."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from diffusers import AutoencoderKLHunyuanVideo15, HunyuanVideo15Transformer3DModel
+from torch import nn
+from transformers import T5Config, T5EncoderModel
+
+from hyvideo.config.schema import ModelConfig, RewardConfig
+from hyvideo.models.layout import is_diffusers_layout, versions_in
+from hyvideo.models.loading import TILE_OVERLAP, open_transformer, open_vae
+from hyvideo.models.quiet import quiet_diffusers
+from hyvideo.models.reward_models.choice import read_choices
+from hyvideo.models.vae import allow_batches
+from hyvideo.models.weight_files import SafetensorsFolder
+
+LANGUAGE_PARAMETERS = 7_070_619_136
+"""Qwen2.5-VL-7B without its vision tower and output layer."""
+
+GLYPH_PARAMETERS = 219_314_944
+"""Encoder of ByT5-small with the glyph model's colour and font tokens; kept in float32."""
+
+VISION_PARAMETERS = 428_225_600
+"""SigLIP so400m at 384 pixels, of image-to-video models alone."""
+
+REWARD_BYTES = {
+    "videoalign_local": 5_030_000_000,
+    "clip_score": 4 * 427_616_513,
+    "pick_score": 4 * 986_109_441,
+    "moving_shapes": 0,
+}
+"""Weights of a published reward on the GPU; rewards on a server need none."""
+
+HALF = 2
+"""Bytes per weight of frozen networks on a GPU, in fp16."""
+
+
+@dataclass(frozen=True)
+class Networks:
+    """Sizes of all networks of a run.
+
+    Attributes:
+        source: where they are from, for the reader.
+        transformer: config of the diffusers transformer.
+        vae: config of the diffusers VAE.
+        frozen_bytes: weights of encoders and VAE on each GPU.
+        reward_bytes: weights of the reward networks on each GPU.
+        unknown_rewards: rewards whose size is not known, and counted as 0.
+    """
+
+    source: str
+    transformer: Mapping[str, Any]
+    vae: Mapping[str, Any]
+    frozen_bytes: int
+    reward_bytes: int
+    unknown_rewards: tuple[str, ...] = ()
+
+
+def read_networks(model: ModelConfig, reward: RewardConfig) -> Networks:
+    """Return the sizes of the networks a configuration names; without a model folder, those of the published model.
+
+    Raises:
+        ValueError: the folder holds another network, or the reward settings are wrong.
+    """
+    root, version = Path(model.pretrained_model_root), model.pretrained_transformer_version
+    rewards = [choice.name for choice in read_choices(reward) if choice.url is None]
+    rewards_of = {
+        "reward_bytes": sum(REWARD_BYTES.get(name, 0) for name in rewards),
+        "unknown_rewards": tuple(name for name in rewards if name not in REWARD_BYTES),
+    }
+    if not (is_diffusers_layout(root) or versions_in(root)):
+        return _published(version, rewards_of)
+    transformer, source, _ = open_transformer(root, version)
+    source.close()
+    vae, source, _ = open_vae(root)
+    source.close()
+    frozen = _encoder_bytes(root, transformer.config.task_type) + HALF * _count(vae)
+    return Networks(str(root), dict(transformer.config), dict(vae.config), frozen, **rewards_of)
+
+
+def _published(version: str, rewards: dict[str, Any]) -> Networks:
+    """Return the sizes of HunyuanVideo-1.5: the defaults of the diffusers classes."""
+    task = "i2v" if "i2v" in version else "t2v"
+    with init_empty_weights(), quiet_diffusers():
+        config = dict(HunyuanVideo15Transformer3DModel(num_layers=1, task_type=task).config) | {"num_layers": 54}
+        vae = AutoencoderKLHunyuanVideo15()
+    vision = VISION_PARAMETERS if task == "i2v" else 0
+    frozen = HALF * (LANGUAGE_PARAMETERS + vision + _count(vae)) + 4 * GLYPH_PARAMETERS
+    return Networks(f"published sizes of {version}", config, dict(vae.config), frozen, **rewards)
+
+
+@contextmanager
+def made_in(dtype: torch.dtype) -> Iterator[None]:
+    """Make networks in `dtype` inside the block: fake ones cannot be converted afterwards."""
+    former = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(former)
+
+
+def make_vae(config: Mapping[str, Any]) -> AutoencoderKLHunyuanVideo15:
+    """Make a VAE as a GPU decodes with it, in half precision and tiles, on the device that is set (meta or fake)."""
+    with quiet_diffusers(), made_in(torch.float16):
+        vae = AutoencoderKLHunyuanVideo15.from_config(dict(config))
+    vae.tile_overlap_factor = TILE_OVERLAP
+    vae.enable_tiling()
+    return allow_batches(vae).eval().requires_grad_(False)
+
+
+def _encoder_bytes(root: Path, task: str) -> int:
+    """Return the bytes of the encoders in a folder, from the headers of its files."""
+    if is_diffusers_layout(root):
+        text, vision = root / "text_encoder", root / "image_encoder"
+        glyph = _in_files(root / "text_encoder_2")
+    else:
+        text, vision = root / "text_encoder" / "llm", root / "vision_encoder" / "siglip" / "image_encoder"
+        config = T5Config.from_pretrained(root / "text_encoder" / "byt5-small", local_files_only=True)
+        with init_empty_weights():
+            glyph = _count(T5EncoderModel(config))
+    half = _in_files(text, ignored=("visual.", "model.visual.", "lm_head."))
+    return HALF * (half + (_in_files(vision) if task == "i2v" else 0)) + 4 * glyph
+
+
+def _in_files(folder: Path, ignored: tuple[str, ...] = ()) -> int:
+    """Count the weights in a folder's safetensors files; 0 where there are none yet."""
+    if not any(folder.glob("*.safetensors")):
+        return 0
+    source = SafetensorsFolder(folder)
+    shapes = [shape for name, shape in source.shapes.items() if not name.startswith(ignored)]
+    source.close()
+    return sum(torch.Size(shape).numel() for shape in shapes)
+
+
+def _count(module: nn.Module) -> int:
+    """Count the weights of a network."""
+    return sum(parameter.numel() for parameter in module.parameters())

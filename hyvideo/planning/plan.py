@@ -1,0 +1,206 @@
+"""The plan of a run: its layout, memory, operations, bytes and time, predicted without its hardware."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from accelerate import init_empty_weights
+from diffusers import HunyuanVideo15Transformer3DModel
+
+from hyvideo.config.checks import check_config
+from hyvideo.config.schema import Config
+from hyvideo.config.sizes import rollout_sizes
+from hyvideo.models.parallelize import lora_config, prepare_policy
+from hyvideo.models.quiet import quiet_diffusers
+from hyvideo.models.traffic import ParameterCounts, count_parameters
+from hyvideo.planning.gpus import Gpu
+from hyvideo.planning.memory import Memory, PeaksOf, predict_memory
+from hyvideo.planning.networks import Networks, read_networks
+from hyvideo.planning.workload import BYTES, Workload, link_speeds, workload
+from hyvideo.training.anchor import anchor_kind
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """What a plan takes for granted.
+
+    Attributes:
+        num_text: text tokens of a prompt.
+        utilisation: share of a GPU's operations per second that is reached.
+        gpus_per_node: GPUs of a machine.
+        network: GB/s that a GPU sends to other machines.
+        reserve: GiB for what the simulation leaves out.
+    """
+
+    num_text: int = 300
+    utilisation: float = 0.4
+    gpus_per_node: int = 8
+    network: float = 50.0
+    reserve: float = 8.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will need.
+
+    Attributes:
+        world_size: ranks.
+        sp_size: ranks per video.
+        dp_degree: data-parallel ranks.
+        dp_replicate: copies of the model.
+        videos: videos of a round over all ranks.
+        prompts: prompt groups of a round.
+        frames: of a video.
+        size: HEIGHTxWIDTH of a video.
+        networks: where the sizes of the networks are from.
+        unknown_rewards: rewards counted as needing no memory.
+        parameters: weights of the transformer.
+        memory: of each GPU.
+        workload: of each rank.
+        checkpoint_bytes: of one checkpoint.
+        seconds: predicted time of a round by phase; None without a GPU's speed.
+        gpu: what was planned for; None: no GPU in particular.
+        assumptions: what was taken for granted.
+    """
+
+    world_size: int
+    sp_size: int
+    dp_degree: int
+    dp_replicate: int
+    videos: int
+    prompts: int
+    frames: int
+    size: str
+    networks: str
+    unknown_rewards: tuple[str, ...]
+    parameters: ParameterCounts
+    memory: Memory
+    workload: Workload
+    checkpoint_bytes: int
+    seconds: dict[str, float] | None
+    gpu: Gpu | None
+    assumptions: Assumptions
+
+    @property
+    def needed(self) -> float:
+        """GiB that a GPU must have."""
+        return self.memory.peak / GIB + self.assumptions.reserve
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits into the GPU's memory; True without a GPU."""
+        return self.gpu is None or self.needed <= self.gpu.memory
+
+    @property
+    def gpu_seconds_per_video(self) -> float | None:
+        """Time of all GPUs together that a video costs, with its training."""
+        return None if self.seconds is None else sum(self.seconds.values()) * self.world_size / self.videos
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all numbers, and what follows from them."""
+        derived = {"needed_gib": self.needed, "fits": self.fits, "gpu_seconds_per_video": self.gpu_seconds_per_video}
+        total = self.workload.flops * self.world_size
+        derived |= {"flops_per_update": total // self.workload.updates, "flops_per_video": total // self.videos}
+        return asdict(self) | derived
+
+
+def make_plan(
+    config: Config,
+    *,
+    world_size: int,
+    gpu: Gpu | None,
+    assumptions: Assumptions = Assumptions(),  # noqa: B008 - it is frozen
+    peaks_of: PeaksOf | None = None,
+) -> Plan:
+    """Plan a run; prompts and weights need not be there.
+
+    Args:
+        config: the run's.
+        world_size: ranks.
+        gpu: what it runs on; without one nothing is said of time and fit.
+        assumptions: what to take for granted.
+        peaks_of: see `predict_memory`; `hyvideo.planning.simulation.simulate` simulates all blocks (minutes).
+
+    Raises:
+        ValueError: the configuration cannot run on that many ranks; the message says what can.
+    """
+    networks = read_networks(config.model, config.reward)
+    _check(config, networks, world_size)
+    parameters = count_parameters(_policy_on_meta(config, networks))
+    work = workload(config, networks, parameters, world_size=world_size, num_text=assumptions.num_text)
+    sizes = rollout_sizes(config, world_size)
+    accumulated = config.grpo.gradient_accumulation_steps
+    return Plan(
+        world_size=world_size,
+        sp_size=config.parallel.sp_size,
+        dp_degree=sizes.dp_degree,
+        dp_replicate=config.parallel.dp_replicate,
+        videos=sizes.videos * accumulated,
+        prompts=sizes.prompts * accumulated,
+        frames=config.rollout.sample_n_frames,
+        size=config.rollout.rollout_size,
+        networks=networks.source,
+        unknown_rewards=networks.unknown_rewards,
+        parameters=parameters,
+        memory=predict_memory(
+            config, networks, world_size=world_size, num_text=assumptions.num_text, peaks_of=peaks_of
+        ),
+        workload=work,
+        checkpoint_bytes=checkpoint_bytes(config, parameters),
+        seconds=_seconds(config, work, world_size, gpu, assumptions),
+        gpu=gpu,
+        assumptions=assumptions,
+    )
+
+
+def _check(config: Config, networks: Networks, world_size: int) -> None:
+    """Refuse a layout that cannot run.
+
+    Raises:
+        ValueError: every violated rule.
+    """
+    vae, sp_size = networks.vae, config.parallel.sp_size
+    check_config(config, world_size, vae["spatial_compression_ratio"], vae["temporal_compression_ratio"], files=False)
+    heads = networks.transformer["num_attention_heads"]
+    if heads % sp_size:
+        choices = [str(n) for n in range(1, heads + 1) if heads % n == 0 and world_size % n == 0]
+        raise ValueError(
+            f"sp_size {sp_size} does not divide the {heads} attention heads: set it to one of {', '.join(choices)}."
+        )
+
+
+def _policy_on_meta(config: Config, networks: Networks) -> HunyuanVideo15Transformer3DModel:
+    """Make the policy without memory, what is trained chosen."""
+    model = config.model
+    with init_empty_weights(), quiet_diffusers():
+        transformer = HunyuanVideo15Transformer3DModel.from_config(dict(networks.transformer))
+        adapter = lora_config(model.lora_r, model.lora_alpha, model.lora_dropout, model.lora_target_modules)
+        prepare_policy(transformer, gradient_checkpointing=False, lora=adapter if model.use_lora else None)
+    return transformer
+
+
+def checkpoint_bytes(config: Config, parameters: ParameterCounts) -> int:
+    """Return the size of a checkpoint: trained weights, optimizer states, and the anchor where it is a copy."""
+    matrices = parameters.trained_matrices if config.optimizer.use_muon else 0
+    states = matrices + 2 * (parameters.trained - matrices)
+    anchor = parameters.trained if anchor_kind(config.kl, config.model) == "copy" else 0
+    return BYTES[config.model.master_weight_type] * (parameters.trained + states + anchor)
+
+
+def _seconds(
+    config: Config, work: Workload, world_size: int, gpu: Gpu | None, assumptions: Assumptions
+) -> dict[str, float] | None:
+    """Return the predicted time of each phase of a round; None where the GPU's speed is not known."""
+    if gpu is None or not gpu.teraflops:
+        return None
+    speeds = link_speeds(
+        config,
+        world_size,
+        gpus_per_node=assumptions.gpus_per_node,
+        link=gpu.link,
+        network=assumptions.network,
+    )
+    rate = gpu.teraflops * 1e12 * assumptions.utilisation
+    phases = {"rollout": work.rollout, "anchor": work.anchor, "update": work.update}
+    return {name: phase.seconds(rate, speeds) for name, phase in phases.items()}

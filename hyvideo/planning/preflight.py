@@ -1,0 +1,211 @@
+"""What `post_train.py --dry_run` checks on the ranks of a run before it is started; nothing is trained or written."""
+
+import hashlib
+import math
+import os
+import platform
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import hyvideo
+from hyvideo.checkpoint.run_folder import RunFolder, open_run_folder
+from hyvideo.checkpoint.train_state import checkpoints_of
+from hyvideo.config.checks import check_config
+from hyvideo.config.schema import Config, RunConfig
+from hyvideo.distributed.collectives import all_or_none, from_main, require_same
+from hyvideo.models.layout import check_layout
+from hyvideo.models.loading import open_transformer, open_vae
+from hyvideo.models.reward_models.rewards import check_rewards
+from hyvideo.models.streaming import check_fit
+from hyvideo.planning.gpus import this_gpu
+from hyvideo.planning.plan import GIB, Assumptions, Plan, make_plan
+from hyvideo.planning.search import Search, misfit
+from hyvideo.planning.table import plan_table
+from hyvideo.training.assembly import read_inputs
+
+SEEN_WITHIN = 10.0
+"""Seconds in which a file that one rank wrote must be seen by all."""
+
+
+def plan_on_main(config: Config) -> Plan | ValueError | None:
+    """Return the plan of the run on the rank that will be the first, or what is wrong; None on all others.
+
+    Called before the ranks meet: the simulation has ranks of its own, which do not exist.
+    """
+    if os.environ.get("RANK", "0") != "0":
+        return None
+    world_size, gpu = int(os.environ.get("WORLD_SIZE", "1")), this_gpu()
+    assumptions = Assumptions(gpus_per_node=int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size))))
+    try:
+        check_layout(config.model.pretrained_model_root, config.model.pretrained_transformer_version)
+        check_config(config, world_size)
+        plan = make_plan(config, world_size=world_size, gpu=gpu, assumptions=assumptions)
+        if not plan.fits:
+            raise ValueError(misfit(plan, Search(config, world_size, gpu, assumptions)))
+    except ValueError as error:
+        return error
+    return plan
+
+
+def preflight(config: Config, planned: Plan | ValueError | None) -> str:
+    """Check everything that a run needs, on all of its ranks.
+
+    Args:
+        config: the run's.
+        planned: what `plan_on_main` returned on this rank.
+
+    Returns:
+        the plan as a table, and what was checked.
+
+    Raises:
+        ValueError: something is wrong on any rank; all raise it.
+    """
+    started = time.monotonic()
+    read_inputs(config)
+    require_same(_machine_facts())
+    with all_or_none():
+        _check_weights(config)
+        check_rewards(config.reward, config.model.pretrained_model_root)
+    folder = from_main(lambda: open_run_folder(config.run))
+    _check_folder(folder.path)
+    plan = from_main(lambda: _plan_or_raise(planned))
+    from_main(lambda: check_space(folder, config.run, plan.checkpoint_bytes))
+    with all_or_none():
+        _check_gpu(plan)
+    _check_collective()
+    return (
+        f"{plan_table(plan)}\ndry run: {plan.world_size} rank(s), settings, prompts, weights, run folder and free "
+        f"space are in order ({time.monotonic() - started:.0f} s after the plan); nothing was written"
+    )
+
+
+def _plan_or_raise(planned: Plan | ValueError | None) -> Plan:
+    if isinstance(planned, ValueError):
+        raise planned
+    return planned
+
+
+def _machine_facts() -> dict[str, object]:
+    """Return what all ranks must have alike beside their settings: the code, its libraries, the kind of GPU."""
+    package = Path(hyvideo.__file__).parent
+    code = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        code.update(path.read_bytes())
+    return {
+        "the code in hyvideo/": code.hexdigest()[:16],
+        "the version of Python": platform.python_version(),
+        "the version of PyTorch": torch.__version__,
+        "the GPU": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+    }
+
+
+def _check_weights(config: Config) -> None:
+    """Compare the shapes in the weight files with the networks'; no weight is read.
+
+    Raises:
+        ValueError: files are damaged or do not fit.
+    """
+    root, version = config.model.pretrained_model_root, config.model.pretrained_transformer_version
+    for network, source, naming in (open_transformer(root, version), open_vae(root)):
+        check_fit(network, source, naming)
+        source.close()
+
+
+def _check_folder(path: Path) -> None:
+    """Check that every rank can write where the run folder will be, and that it is one folder for all.
+
+    Raises:
+        ValueError: a rank cannot write there, or does not see what the first rank wrote.
+    """
+    parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    with all_or_none():
+        try:
+            with tempfile.TemporaryFile(dir=parent):
+                pass
+        except OSError as error:
+            raise ValueError(
+                f"output_dir: cannot write in '{parent}': {error.strerror}. Choose another folder."
+            ) from error
+    marker = from_main(lambda: tempfile.mkstemp(dir=parent, prefix=".dry_run-")[1])
+    try:
+        with all_or_none():
+            _await(Path(marker))
+    finally:
+        from_main(lambda: os.unlink(marker))
+
+
+def _await(marker: Path) -> None:
+    """Wait until this rank sees a file that the first rank has made.
+
+    Raises:
+        ValueError: it does not come.
+    """
+    deadline = time.monotonic() + SEEN_WITHIN
+    while not marker.exists():
+        if time.monotonic() > deadline:
+            raise ValueError(
+                f"output_dir: '{marker.parent}' on {platform.node()} is not the folder that the first rank has there. "
+                "Choose one on storage that all machines share: checkpoints are written by all ranks together."
+            )
+        time.sleep(0.1)
+
+
+def check_space(folder: RunFolder, run: RunConfig, checkpoint_bytes: int) -> None:
+    """Check that the checkpoints that the run will have at one time find room.
+
+    Args:
+        folder: of the run.
+        run: how often checkpoints are written and how many are kept.
+        checkpoint_bytes: of one.
+
+    Raises:
+        ValueError: they do not; the message says how many would.
+    """
+    parent = next(place for place in (folder.path, *folder.path.absolute().parents) if place.exists())
+    free = shutil.disk_usage(parent).free
+    saves = math.ceil(run.max_steps / run.save_interval) if run.save_interval else 1
+    kept = run.max_steps // run.keep_every if run.keep_every else 0
+    there = len(checkpoints_of(folder.checkpoints))
+    needed = max(1, min(saves, run.keep_last + kept + 1) - there)  # the newest is written before the oldest goes
+    if needed * checkpoint_bytes > free:
+        raise ValueError(
+            f"output_dir: '{parent}' has {free / 1e9:.1f} GB free, enough for {free // max(checkpoint_bytes, 1)} more "
+            f"checkpoint(s) of {checkpoint_bytes / 1e9:.1f} GB; the run will write {needed} more before it deletes one "
+            f"(keep_last {run.keep_last}, keep_every {run.keep_every}, save_interval {run.save_interval}). Free space, "
+            "choose another folder, or lower keep_last."
+        )
+
+
+def _check_gpu(plan: Plan) -> None:
+    """Check that this rank's GPU has as much memory free as the plan needs.
+
+    Raises:
+        ValueError: it does not, for example because another process uses it.
+    """
+    if not torch.cuda.is_available():
+        return
+    free = torch.cuda.mem_get_info()[0] / GIB
+    if free < plan.memory.peak / GIB:
+        raise ValueError(
+            f"GPU {torch.cuda.current_device()} of {platform.node()} has {free:.1f} GiB free, but the run needs "
+            f"{plan.memory.peak / GIB:.1f}: end what else runs on it (nvidia-smi lists it)."
+        )
+
+
+def _check_collective() -> None:
+    """Add up one number over all ranks on the device they will train on.
+
+    Raises:
+        ValueError: the sum is wrong.
+    """
+    if not dist.is_initialized():
+        return
+    one = torch.ones(1, device="cuda" if torch.cuda.is_available() else "cpu")
+    dist.all_reduce(one)
+    if int(one) != dist.get_world_size():
+        raise ValueError(f"a sum over {dist.get_world_size()} ranks is {float(one)}: the ranks' network is at fault.")

@@ -1,0 +1,189 @@
+"""What else would fit: other ranks per video, larger videos and batches, the least change to a plan that does not."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+from hyvideo.config.checks import check_config
+from hyvideo.config.knobs import KNOBS
+from hyvideo.config.schema import Config
+from hyvideo.planning.gpus import Gpu
+from hyvideo.planning.memory import FittedPeaks, predict_memory
+from hyvideo.planning.networks import read_networks
+from hyvideo.planning.plan import GIB, Assumptions, Plan, make_plan
+
+SIZES = ("240x432", "352x624", "480x864", "720x1280", "1088x1920")
+"""Sizes of videos that are tried, small to large."""
+
+MOST_FRAMES, MOST_ROWS = 481, 64
+"""Longest video and largest micro-batch that are tried."""
+
+
+class Search:
+    """Plans variations of one configuration on one kind of GPU.
+
+    Args:
+        config: what is varied.
+        world_size: ranks.
+        gpu: must hold the plans.
+        assumptions: as for the plan.
+    """
+
+    def __init__(self, config: Config, world_size: int, gpu: Gpu, assumptions: Assumptions) -> None:
+        self._config = config
+        self._world_size = world_size
+        self._gpu = gpu
+        self._assumptions = assumptions
+        self._networks = read_networks(config.model, config.reward)
+        self._peaks_of = FittedPeaks()
+
+    def plan(self, changes: Mapping[str, Any]) -> Plan:
+        """Return the plan of the configuration with some settings changed.
+
+        Raises:
+            ValueError: the changed configuration cannot run.
+        """
+        changed = with_settings(self._config, changes)
+        return make_plan(
+            changed,
+            world_size=self._world_size,
+            gpu=self._gpu,
+            assumptions=self._assumptions,
+            peaks_of=self._peaks_of,
+        )
+
+    def sp_sizes(self) -> list[Plan]:
+        """Return the plans of all possible `sp_size`, each with about the configuration's videos per round."""
+        return [self.plan(changes) for changes in self._sp_changes(1)]
+
+    def needed(self, changes: Mapping[str, Any]) -> float:
+        """Return the GiB that a GPU must have with some settings changed."""
+        config = with_settings(self._config, changes)
+        memory = predict_memory(
+            config,
+            self._networks,
+            world_size=self._world_size,
+            num_text=self._assumptions.num_text,
+            peaks_of=self._peaks_of,
+        )
+        return memory.peak / GIB + self._assumptions.reserve
+
+    def largest(self, knob: str) -> tuple[Any, float] | None:
+        """Return the largest value of a setting that fits, all others as they are, and its GiB; None where none does.
+
+        Args:
+            knob: `sample_n_frames`, `rollout_size` or `mini_batch_size_per_update` (with it go the rollout's
+                micro-batches, and `batch_size` where it is smaller).
+        """
+        candidates = self._candidates(knob)
+        position = _last_that_fits(candidates, self.needed, self._gpu.memory)
+        return None if position is None else (candidates[position][knob], self.needed(candidates[position]))
+
+    def nearest_that_fits(self) -> tuple[dict[str, Any], float] | None:
+        """Return the first changes that make it fit, tried from harmless to costly, and its GiB; None: none do.
+
+        Each is added to those before: less at a time, what rests moved off the GPU, more ranks per video, shorter
+        videos.
+        """
+        changes: dict[str, Any] = {}
+        for more in self._remedies():
+            changes |= more
+            if (needed := self.needed(changes)) <= self._gpu.memory:
+                return changes, needed
+        return None
+
+    def _remedies(self) -> Iterator[dict[str, Any]]:
+        config = self._config
+        wanted = {
+            "enable_fsdp": self._world_size > 1 or config.parallel.enable_fsdp,
+            "enable_gradient_checkpointing": True,
+            "activation_checkpointing": "full",
+            "reshard_after_forward": True,
+            "mini_batch_size_per_update": 1,
+            "rollout_micro_batch_size": 1,
+            "reference_mode_offload": True,
+            "reward_offload": True,
+        }
+        for name, value in wanted.items():
+            if getattr(getattr(config, KNOBS[name].group), name) != value:
+                yield {name: value}
+        yield from self._sp_changes(config.parallel.sp_size + 1)
+        for frames in range((config.rollout.sample_n_frames - 1) // 20 * 20 - 19, 4, -20):
+            yield {"sample_n_frames": frames}
+
+    def _sp_changes(self, least: int) -> Iterator[dict[str, Any]]:
+        """Possible `sp_size` within a machine, with a `batch_size` for as many videos, or the next possible more."""
+        config, ranks = self._config, self._world_size
+        heads = self._networks.transformer["num_attention_heads"]
+        videos = config.grpo.batch_size * (ranks // config.parallel.sp_size)
+        for sp_size in range(least, min(heads, self._assumptions.gpus_per_node) + 1):
+            if ranks % sp_size or heads % sp_size:
+                continue
+            first = max(1, videos * sp_size // ranks)
+            for batch_size in range(first, first + config.grpo.num_generations + 1):
+                changes = {"sp_size": sp_size, "batch_size": batch_size, "dp_replicate": 1}
+                if _can_run(with_settings(config, changes), ranks):
+                    yield changes
+                    break
+
+    def _candidates(self, knob: str) -> list[dict[str, Any]]:
+        """The values of a setting that are tried, small to large, with what goes with them."""
+        if knob == "sample_n_frames":
+            return [{knob: frames} for frames in range(5, MOST_FRAMES + 1, 4)]
+        if knob == "rollout_size":
+            return [{knob: size} for size in SIZES]
+        group = self._config.grpo.num_generations
+        together = ("mini_batch_size_per_update", "rollout_micro_batch_size")
+        return [
+            dict.fromkeys(together, rows) | {"batch_size": max(self._config.grpo.batch_size, -(-rows // group) * group)}
+            for rows in range(1, MOST_ROWS + 1)
+        ]
+
+
+def misfit(plan: Plan, search: Search) -> str:
+    """Say that a plan does not fit, and the nearest that does."""
+    said = (
+        f"the run needs {plan.needed:.1f} GiB per GPU ({plan.assumptions.reserve:g} of them in reserve), but "
+        f"{plan.gpu.name} has {plan.gpu.memory:g}."
+    )
+    found = search.nearest_that_fits()
+    if found is None:
+        return f"{said} No change of its settings that was tried fits: use more GPUs, larger ones, or use_lora."
+    changes, needed = found
+    flags = " ".join(f"--{name} {value}" for name, value in changes.items())
+    return f"{said} The nearest that fits, with {needed:.1f} GiB: {flags}"
+
+
+def with_settings(config: Config, changes: Mapping[str, Any]) -> Config:
+    """Return a copy of the configuration with some settings changed."""
+    changed = deepcopy(config)
+    for name, value in changes.items():
+        setattr(getattr(changed, KNOBS[name].group), name, value)
+    return changed
+
+
+def _can_run(config: Config, world_size: int) -> bool:
+    try:
+        check_config(config, world_size, files=False)
+    except ValueError:
+        return False
+    return True
+
+
+def _last_that_fits(candidates: Sequence[Any], needed: Callable[[Any], float], limit: float) -> int | None:
+    """Return the position of the last candidate that needs at most `limit`, which later ones need more of.
+
+    What is needed grows about linearly, so the next candidate to look at is where a straight line meets the limit.
+    """
+    low, high = 0, len(candidates) - 1
+    needs = {low: needed(candidates[low]), high: needed(candidates[high])}
+    if needs[low] > limit:
+        return None
+    if needs[high] <= limit:
+        return high
+    while high - low > 1:
+        share = (limit - needs[low]) / (needs[high] - needs[low])
+        middle = min(max(low + int(share * (high - low)), low + 1), high - 1)
+        needs[middle] = needed(candidates[middle])
+        low, high = (middle, high) if needs[middle] <= limit else (low, middle)
+    return low

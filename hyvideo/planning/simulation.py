@@ -1,0 +1,207 @@
+"""One rank of a run on ranks and tensors that do not exist: the real code, the real sizes, nothing computed.
+
+Sharding, checkpointing, attention, optimizers and the anchor are the run's own; collectives return at once and fake
+tensors have sizes but no values. What the transformer asks of values is answered as for prompts without padding.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from types import MethodType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from diffusers import HunyuanVideo15Transformer3DModel
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from hyvideo.config.schema import Config
+from hyvideo.distributed.mesh import Mesh, build_mesh
+from hyvideo.models.attention import install_attention
+from hyvideo.models.parallelize import lora_config, prepare_policy, shard_weights, trainable_parameters
+from hyvideo.models.quiet import quiet_diffusers
+from hyvideo.planning.networks import made_in
+from hyvideo.planning.peak_memory import PeakMemory
+from hyvideo.training.assembly import DTYPES
+from hyvideo.training.optimizer import build_optimizers
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is simulated.
+
+    Attributes:
+        transformer: config of the diffusers transformer; its `num_layers` may be lowered.
+        latent_shape: `(C, F', H', W')` of one video.
+        num_text: text tokens of a prompt.
+        rollout_rows: rows of one forward pass of the rollout, guidance's included.
+        update_rows: rows of one forward and backward pass of the update.
+    """
+
+    transformer: Mapping[str, Any]
+    latent_shape: tuple[int, int, int, int]
+    num_text: int
+    rollout_rows: int
+    update_rows: int
+
+    def with_depth(self, num_layers: int) -> "Scene":
+        """Return the scene with another number of transformer blocks."""
+        return replace(self, transformer={**self.transformer, "num_layers": num_layers})
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Bytes of the transformer, its gradients, optimizer states and activations on one rank, the anchor left out.
+
+    Attributes:
+        weights: this rank's shard of the weights.
+        states: its shard of the optimizer states.
+        trained: its shard of the trained weights, which is what an anchor takes.
+        rollout: the most in use in the rollout's forward pass, weights and states included; likewise below.
+        anchor: the most in the anchor's forward pass, over the update's rows.
+        backward: the most in a forward and backward pass, gradients included.
+        optimizer: the most while the gradient is clipped and the weights are moved.
+    """
+
+    weights: int
+    states: int
+    trained: int
+    rollout: int
+    anchor: int
+    backward: int
+    optimizer: int
+
+
+def simulate(config: Config, scene: Scene, world_size: int) -> Peaks:
+    """Run a rollout's forward pass and an update on rank 0 of `world_size` ranks that do not exist.
+
+    Args:
+        config: what is trained and how it is sharded, recomputed and updated.
+        scene: sizes.
+        world_size: number of ranks.
+
+    Raises:
+        ValueError: the ranks do not divide as `config.parallel` says, or this process has ranks already.
+    """
+    parallel = config.parallel
+    with ExitStack() as stack:
+        stack.enter_context(_fake_ranks(world_size))
+        mesh = build_mesh(sp_size=parallel.sp_size, dp_replicate=parallel.dp_replicate)
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        memory = stack.enter_context(PeakMemory())
+        transformer = _policy(config, scene, mesh)
+        parameters = trainable_parameters(transformer)
+        weights = memory.current
+        optimizers = build_optimizers(parameters, config.optimizer)
+        peaks, dtype = {}, DTYPES[config.model.dtype]
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            for rows in {scene.rollout_rows, scene.update_rows}:
+                memory.restart()
+                with torch.no_grad():
+                    _velocity(transformer, scene, rows)
+                peaks |= {"rollout": memory.peak} if rows == scene.rollout_rows else {}
+                peaks |= {"anchor": memory.peak} if rows == scene.update_rows else {}
+            memory.restart()
+            _velocity(transformer, scene, scene.update_rows).square().mean().backward()
+            peaks["backward"] = memory.peak
+        memory.restart()
+        before = memory.current
+        nn.utils.clip_grad_norm_(parameters.values(), config.optimizer.max_grad_norm)
+        for optimizer in optimizers:
+            optimizer.step()
+        states = memory.current - before
+        peaks = {phase: peak + states for phase, peak in peaks.items()} | {"optimizer": memory.peak}
+        trained = sum(_local_bytes(parameter) for parameter in parameters.values())
+    return Peaks(weights=weights, states=states, trained=trained, **peaks)
+
+
+@contextmanager
+def _fake_ranks(world_size: int) -> Iterator[None]:
+    """Be rank 0 of a process group without other ranks."""
+    if dist.is_initialized():
+        raise ValueError("a simulation needs a process without ranks of its own; this one has a process group.")
+    dist.init_process_group("fake", rank=0, world_size=world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _policy(config: Config, scene: Scene, mesh: Mesh) -> HunyuanVideo15Transformer3DModel:
+    """Make the policy as `hyvideo.training.assembly.build_pipeline` does, without reading weights."""
+    parallel, model = config.parallel, config.model
+    with quiet_diffusers(), made_in(DTYPES[model.master_weight_type]):
+        transformer = HunyuanVideo15Transformer3DModel.from_config(dict(scene.transformer))
+    install_attention(transformer, mesh.sp_group)
+    adapter = lora_config(model.lora_r, model.lora_alpha, model.lora_dropout, model.lora_target_modules)
+    prepare_policy(
+        transformer,
+        gradient_checkpointing=model.enable_gradient_checkpointing,
+        keep_attention=parallel.activation_checkpointing == "selective",
+        lora=adapter if model.use_lora else None,
+    )
+    _ask_nothing_of_values(transformer)
+    for module in transformer.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.forward = MethodType(_norm_in_float32, module)
+    if mesh.weights is not None and parallel.enable_fsdp:
+        shard_weights(
+            transformer,
+            mesh.weights,
+            compute_dtype=DTYPES[model.dtype],
+            reshard_after_forward=parallel.reshard_after_forward,
+        )
+    return transformer
+
+
+def _ask_nothing_of_values(transformer: HunyuanVideo15Transformer3DModel) -> None:
+    """Replace what depends on values, which fake tensors do not have: there is no padding to trim."""
+    for module in (transformer, transformer.context_embedder, *transformer.transformer_blocks):
+        module._forward_pre_hooks.clear()
+        module._forward_pre_hooks_with_kwargs.clear()
+    transformer.forward = MethodType(_forward, transformer)
+
+
+def _forward(
+    self: HunyuanVideo15Transformer3DModel, latents: Tensor, timestep: Tensor, text: Tensor, mask: Tensor | None
+) -> Tensor:
+    """Do what the transformer's own forward pass does for prompts without quoted texts and images."""
+    rows, settings = len(latents), self.config
+    rotary = self.rope(latents)
+    embedded = self.time_embed(timestep, timestep_r=timestep if settings.use_meanflow else None)
+    hidden = self.x_embedder(latents)
+    parts = (  # in the order of the joined condition; the number is the kind, whose embedding is added
+        (2, self.image_embedder(latents.new_empty(rows, 0, settings.image_embed_dim))),
+        (1, self.context_embedder_2(latents.new_empty(rows, 0, settings.text_embed_2_dim))),
+        (0, self.context_embedder(text, timestep, mask)),
+    )
+    kinds = [torch.full(part.shape[:2], kind, dtype=torch.long) for kind, part in parts]
+    text = torch.cat([part + self.cond_type_embed(kind) for (_, part), kind in zip(parts, kinds, strict=True)], dim=1)
+    for block in self.transformer_blocks:
+        hidden, text = block(hidden, text, embedded, mask, rotary)
+    return self.proj_out(self.norm_out(hidden, embedded)).float()
+
+
+def _velocity(transformer: HunyuanVideo15Transformer3DModel, scene: Scene, rows: int) -> Tensor:
+    """Call the transformer for `rows` rows; several have prompts of several lengths, and thereby a mask."""
+    settings, (_, *size) = transformer.config, scene.latent_shape
+    return transformer(
+        torch.empty(rows, settings.in_channels, *size),
+        torch.empty(rows),
+        torch.empty(rows, scene.num_text, settings.text_embed_dim),
+        torch.empty(rows, scene.num_text, dtype=torch.bool) if rows > 1 else None,
+    )
+
+
+def _norm_in_float32(self: nn.LayerNorm, hidden: Tensor) -> Tensor:
+    """Normalise in float32, as autocast does on a GPU; on the CPU it leaves layer norms as they come."""
+    weight, bias = (None if part is None else part.float() for part in (self.weight, self.bias))
+    return F.layer_norm(hidden.float(), self.normalized_shape, weight, bias, self.eps)
+
+
+def _local_bytes(parameter: nn.Parameter) -> int:
+    """Return the bytes of this rank's shard."""
+    local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    return local.nbytes

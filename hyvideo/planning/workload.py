@@ -1,0 +1,200 @@
+"""What one rank computes and sends in one round: counted passes times the formulas of one pass."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from hyvideo.config.schema import Config
+from hyvideo.config.sizes import parse_size
+from hyvideo.models.flops import transformer_flops, vae_decode_flops, video_tokens
+from hyvideo.models.traffic import ParameterCounts, Traffic, token_traffic, weight_traffic
+from hyvideo.planning.networks import Networks, make_vae
+from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from hyvideo.training.anchor import anchor_kind
+
+BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+
+@dataclass(frozen=True)
+class PhaseWork:
+    """What one rank does in one phase of a round.
+
+    Attributes:
+        flops: operations.
+        traffic: bytes sent.
+    """
+
+    flops: int
+    traffic: Traffic
+
+    def seconds(self, flops_per_second: float, speeds: "LinkSpeeds") -> float:
+        """Return the predicted time: weights are sent beside the computation, tokens between its parts."""
+        traffic = self.traffic
+        weights = traffic.weights / speeds.weights + traffic.copies / speeds.copies
+        return max(self.flops / flops_per_second, weights) + (traffic.tokens + traffic.condition) / speeds.tokens
+
+
+@dataclass(frozen=True)
+class LinkSpeeds:
+    """Bytes per second that a rank sends: within a machine where a group of ranks fits into one, else between them.
+
+    Attributes:
+        weights: among the ranks of one copy of the model.
+        copies: among its copies.
+        tokens: among the ranks of one video.
+    """
+
+    weights: float
+    copies: float
+    tokens: float
+
+
+def link_speeds(config: Config, world_size: int, *, gpus_per_node: int, link: float, network: float) -> LinkSpeeds:
+    """Return the speeds of a run's groups.
+
+    Args:
+        config: the run's.
+        world_size: ranks.
+        gpus_per_node: ranks per machine.
+        link: GB/s of a GPU to others of its machine.
+        network: GB/s of a GPU to other machines.
+    """
+    shards = world_size // config.parallel.dp_replicate if config.parallel.enable_fsdp else 1
+    sizes = (shards, world_size, config.parallel.sp_size)
+    return LinkSpeeds(*(1e9 * (link if size <= gpus_per_node else network) for size in sizes))
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One rank's round.
+
+    Attributes:
+        videos: videos of this rank, shared with the others of its sequence-parallel group.
+        video_steps: denoising steps of the rollout over these videos.
+        trained_pairs: (video, step) pairs that are trained.
+        updates: optimizer updates.
+        rollout: sampling and decoding.
+        anchor: the anchor's pass over the trained pairs.
+        update: forward and backward passes, and the optimizer.
+    """
+
+    videos: int
+    video_steps: int
+    trained_pairs: int
+    updates: int
+    rollout: PhaseWork
+    anchor: PhaseWork
+    update: PhaseWork
+
+    @property
+    def flops(self) -> int:
+        """Operations of the round on this rank."""
+        return self.rollout.flops + self.anchor.flops + self.update.flops
+
+    @property
+    def traffic(self) -> Traffic:
+        """Bytes this rank sends in the round."""
+        return self.rollout.traffic + self.anchor.traffic + self.update.traffic
+
+
+def latent_shape(config: Config, networks: Networks) -> tuple[int, int, int, int]:
+    """Return `(C, F', H', W')` of a rollout video's latents."""
+    vae, (height, width) = networks.vae, parse_size(config.rollout.rollout_size)
+    frames = (config.rollout.sample_n_frames - 1) // vae["temporal_compression_ratio"] + 1
+    spatial = vae["spatial_compression_ratio"]
+    return vae["latent_channels"], frames, height // spatial, width // spatial
+
+
+def guidance_rows(config: Config) -> int:
+    """Return the transformer's rows per video: two with guidance."""
+    return 1 if config.rollout.cfg_scale == 1.0 else 2
+
+
+def workload(
+    config: Config, networks: Networks, parameters: ParameterCounts, *, world_size: int, num_text: int
+) -> Workload:
+    """Count one rank's round.
+
+    Args:
+        config: the run's.
+        networks: sizes.
+        parameters: of the transformer.
+        world_size: ranks.
+        num_text: text tokens of a prompt.
+    """
+    grpo, parallel, rollout, rows = config.grpo, config.parallel, config.rollout, guidance_rows(config)
+    videos = grpo.batch_size * grpo.gradient_accumulation_steps
+    trainable = _trainable_steps(config)
+    trained = max(1, math.ceil(grpo.timestep_fraction * trainable - 1e-9))
+    video_steps, pairs = videos * rollout.grpo_sampling_steps, videos * trained
+    has_anchor = anchor_kind(config.kl, config.model) != "none"
+    shape = latent_shape(config, networks)
+    num_video = video_tokens(networks.transformer, shape)
+    forward = transformer_flops(networks.transformer, num_video=num_video, num_text=num_text, sp_size=parallel.sp_size)
+    recompute = parallel.activation_checkpointing if config.model.enable_gradient_checkpointing else "none"
+    training = forward.training(recompute=recompute, weight_gradients=not config.model.use_lora)
+    sizes = {"num_video": num_video, "num_condition": num_text, "rows": rows, "sp_size": parallel.sp_size}
+    sizes["token_bytes"] = BYTES[config.model.dtype]
+    tokens = token_traffic(networks.transformer, **sizes, training=False)
+    trained_tokens = token_traffic(networks.transformer, **sizes, training=True, recompute=recompute != "none")
+    with torch.device("meta"):
+        decoding = vae_decode_flops(make_vae(networks.vae), shape)
+    calls = math.ceil(grpo.batch_size / (rollout.rollout_micro_batch_size or grpo.batch_size))
+    calls *= grpo.gradient_accumulation_steps * rollout.grpo_sampling_steps
+    passes = math.ceil(pairs / grpo.mini_batch_size_per_update)
+    inference = _weight_traffic(config, parameters, world_size, training=False)
+    anchor_calls = math.ceil(videos / grpo.mini_batch_size_per_update) * trained
+    if not parallel.reshard_after_forward:
+        calls = anchor_calls = 1
+    anchor = PhaseWork(pairs * rows * forward.total, tokens.times(pairs) + inference.times(anchor_calls))
+    update_traffic = trained_tokens.times(pairs)
+    update_traffic += _weight_traffic(config, parameters, world_size, training=True).times(passes)
+    update_traffic += _muon_traffic(config, parameters, world_size).times(grpo.updates_per_rollout)
+    return Workload(
+        videos,
+        video_steps,
+        pairs,
+        grpo.updates_per_rollout,
+        PhaseWork(
+            video_steps * rows * forward.total + videos * decoding,
+            tokens.times(video_steps) + inference.times(calls),
+        ),
+        anchor if has_anchor else PhaseWork(0, Traffic()),
+        PhaseWork(pairs * rows * training, update_traffic),
+    )
+
+
+def _trainable_steps(config: Config) -> int:
+    """Return how many of the rollout's steps are stochastic."""
+    rollout = config.rollout
+    scheduler = FlowMatchDiscreteScheduler(shift=rollout.infer_flow_shift_video, sage_clamp=rollout.sage_clamp)
+    scheduler.set_timesteps(rollout.grpo_sampling_steps)
+    return int(scheduler.trained_steps(sde_type=rollout.sde_type, eta=rollout.eta).sum())
+
+
+def _is_sharded(config: Config, world_size: int) -> bool:
+    return config.parallel.enable_fsdp and world_size > 1
+
+
+def _weight_traffic(config: Config, parameters: ParameterCounts, world_size: int, *, training: bool) -> Traffic:
+    """Return what the weights cost in one pass."""
+    if not _is_sharded(config, world_size):
+        return Traffic()
+    return weight_traffic(
+        parameters,
+        num_shards=world_size // config.parallel.dp_replicate,
+        dp_replicate=config.parallel.dp_replicate,
+        block_bytes=BYTES[config.model.dtype],
+        around_bytes=BYTES[config.model.master_weight_type],
+        training=training,
+    )
+
+
+def _muon_traffic(config: Config, parameters: ParameterCounts, world_size: int) -> Traffic:
+    """Return what an update costs beside its passes: whole matrices for Muon, or gradients that are not sharded."""
+    if not _is_sharded(config, world_size):
+        return Traffic(copies=2 * 4 * parameters.trained * (world_size - 1) // world_size)
+    shards = world_size // config.parallel.dp_replicate
+    matrices = parameters.trained_matrices if config.optimizer.use_muon else 0
+    return Traffic(weights=2 * matrices * (shards - 1) // shards)

@@ -1,0 +1,121 @@
+"""Plan a run without its hardware: layout, memory by simulation, operations, bytes sent, time.
+
+All flags of post_train.py are taken too; prompts and weights need not be there. Sizes of networks are read from
+--pretrained_model_root where it holds a model, else they are those of the published HunyuanVideo-1.5.
+
+Example: `python -m scripts.plan --world_size 64 --gpu H100 --config configs/sage_64gpu.yaml --rollout_size 480x864`
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from hyvideo.config.loading import load_config
+from hyvideo.planning.gpus import GPUS, find_gpu
+from hyvideo.planning.plan import Assumptions, make_plan
+from hyvideo.planning.search import Search, misfit
+from hyvideo.planning.simulation import simulate
+from hyvideo.planning.table import plan_table
+
+SEARCHED = ("mini_batch_size_per_update", "sample_n_frames", "rollout_size")
+
+
+class _TeachingParser(argparse.ArgumentParser):
+    """A parser whose errors are ValueErrors."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse found wrong."""
+        raise ValueError(message)
+
+
+def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Read the planner's own flags; returns them and those of post_train.py."""
+    given = Assumptions()
+    parser = _TeachingParser(
+        "plan", description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--world_size", type=int, required=True, help="number of GPUs")
+    parser.add_argument("--gpu", help=f"one of {', '.join(gpu.name for gpu in GPUS)}; default: no time, no fit")
+    parser.add_argument("--gpus_per_node", type=int, default=given.gpus_per_node, help="default %(default)s")
+    parser.add_argument("--network", type=float, default=given.network, help="GB/s of a GPU to others; %(default)s")
+    parser.add_argument("--utilisation", type=float, default=given.utilisation, help="share of peak; %(default)s")
+    parser.add_argument("--num_text", type=int, default=given.num_text, help="tokens of a prompt; %(default)s")
+    parser.add_argument("--reserve", type=float, default=given.reserve, help="GiB not simulated; %(default)s")
+    parser.add_argument("--full_depth", action="store_true", help="simulate every block (minutes)")
+    parser.add_argument("--search", action="store_true", help="also the largest that fits, and the cheapest sp_size")
+    parser.add_argument("--json", type=Path, help="file to write all numbers to")
+    return parser.parse_known_args(argv)
+
+
+def main(argv: list[str]) -> int:
+    """Print the plan; returns the exit status (0 it fits, 1 it does not, 2 wrong input)."""
+    try:
+        arguments, flags = parse_arguments(argv)
+        config = load_config(flags)
+        gpu = find_gpu(arguments.gpu) if arguments.gpu else None
+        if arguments.search and gpu is None:
+            raise ValueError("--search: name the GPU that shall hold the run (--gpu).")
+        assumptions = _assumptions(arguments)
+        peaks_of = simulate if arguments.full_depth else None
+        plan = make_plan(config, world_size=arguments.world_size, gpu=gpu, assumptions=assumptions, peaks_of=peaks_of)
+    except ValueError as error:
+        print(f"scripts.plan: {error}", file=sys.stderr)
+        return 2
+    print(plan_table(plan))
+    numbers = plan.as_json()
+    search = Search(config, arguments.world_size, gpu, assumptions) if gpu else None
+    if arguments.search:
+        numbers["search"] = _print_search(search)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(numbers, indent=1), encoding="utf-8")
+    if plan.fits:
+        return 0
+    print(f"scripts.plan: {misfit(plan, search)}", file=sys.stderr)
+    return 1
+
+
+def _assumptions(arguments: argparse.Namespace) -> Assumptions:
+    """Check and collect what the plan takes for granted.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+    for name in ("world_size", "gpus_per_node", "network", "utilisation", "num_text"):
+        if getattr(arguments, name) <= 0:
+            raise ValueError(f"--{name} must be above 0; received {getattr(arguments, name)}.")
+    if arguments.utilisation > 1:
+        raise ValueError(f"--utilisation is a share of the GPU's peak, at most 1; received {arguments.utilisation}.")
+    if arguments.reserve < 0:
+        raise ValueError(f"--reserve must not be below 0; received {arguments.reserve}.")
+    names = ("num_text", "utilisation", "gpus_per_node", "network", "reserve")
+    return Assumptions(**{name: getattr(arguments, name) for name in names})
+
+
+def _print_search(search: Search) -> dict:
+    """Print which `sp_size` costs least and the largest values that fit; returns them."""
+    print("ranks per video")
+    plans = search.sp_sizes()
+    for plan in plans:
+        fits = "fits" if plan.fits else "does not fit"
+        print(
+            f"  sp_size {plan.sp_size}: {plan.videos} videos per round, {plan.needed:.1f} GiB ({fits}), "
+            f"{plan.gpu_seconds_per_video:.0f} GPU-seconds per video"
+        )
+    fitting = [plan for plan in plans if plan.fits]
+    cheapest = min(fitting, key=lambda plan: plan.gpu_seconds_per_video, default=None)
+    print(f"  cheapest that fits: {cheapest and f'sp_size {cheapest.sp_size}'}")
+    print("largest that fits, all else as it is")
+    largest = {name: search.largest(name) for name in SEARCHED}
+    for name, found in largest.items():
+        print(f"  {name}: {'none' if found is None else f'{found[0]} ({found[1]:.1f} GiB)'}")
+    return {
+        "cheapest_sp_size": cheapest and cheapest.sp_size,
+        "sp_sizes": {plan.sp_size: plan.as_json() for plan in plans},
+        "largest": {name: found and found[0] for name, found in largest.items()},
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

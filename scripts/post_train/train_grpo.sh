@@ -1,0 +1,130 @@
+#!/usr/bin/env bash
+# One node's part of a training: check, then torchrun over its GPUs (or one CPU process where it has none).
+#
+# Usage: scripts/post_train/train_grpo.sh [flags of post_train.py]     what the launchers run on every node
+#        scripts/post_train/train_grpo.sh --stop RUN_ID SECONDS        end a run's processes on this node
+#
+# Settings: those of run_post_train.sh, and for one of several nodes NNODES, NODE_RANK (0 is where MASTER_ADDR is),
+# MASTER_ADDR, MASTER_PORT and RUN_ID, by which the processes of one launch are found again.
+set -euo pipefail
+
+fail() {
+  printf '%s\n' "$@" >&2
+  exit 1
+}
+
+# Process ids of a run on this node, by the mark in their environment: torchrun's ranks have sessions of their own.
+processes() {
+  { grep -lszxF "TRAIN_GRPO_RUN=$1" /proc/[0-9]*/environ || true; } | cut -d/ -f3
+}
+
+# Ask a run's processes to end, and end them after so many seconds.
+stop() {
+  local id="$1" seconds="$2" pids pid parent
+  for ((waited = 0; ; waited++)); do
+    mapfile -t pids < <(processes "$id")
+    ((${#pids[@]})) || return 0
+    if ((waited == 0)); then
+      for pid in "${pids[@]}"; do # torchrun passes it on to its ranks; twice would end them within their round
+        parent="$(sed -n 's/^PPid:[[:space:]]*//p' "/proc/$pid/status" 2>/dev/null)" || continue
+        if [[ " ${pids[*]} " != *" $parent "* ]]; then kill -TERM "$pid" 2>/dev/null || true; fi
+      done
+    fi
+    if ((waited >= seconds)); then kill -KILL "${pids[@]}" 2>/dev/null || true; fi
+    ((waited < seconds + 10)) || fail "processes ${pids[*]} of run $id do not end."
+    sleep 1
+  done
+}
+
+if [[ ${1-} == --stop ]]; then
+  stop "$2" "$3"
+  exit
+fi
+
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+nnodes="${NNODES:-1}" node_rank="${NODE_RANK:-0}"
+config="${CONFIG:-configs/sage_8gpu.yaml}"
+[[ -f $config ]] || fail "CONFIG: no file at '$config' (seen from $PWD). There are: $(echo configs/*.yaml)"
+
+if [[ -z ${PYTHON-} ]]; then
+  PYTHON=python3
+  if [[ -x .venv/bin/python ]]; then PYTHON=.venv/bin/python; fi
+fi
+if [[ -z ${NPROC_PER_NODE-} ]]; then
+  num_gpus="$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())')" ||
+    fail "'$PYTHON' cannot import torch. Run 'make setup', or set PYTHON to an interpreter with requirements.txt installed."
+  NPROC_PER_NODE=$((num_gpus > 0 ? num_gpus : 1))
+fi
+[[ $NPROC_PER_NODE =~ ^[1-9][0-9]*$ ]] ||
+  fail "NPROC_PER_NODE must be a whole number from 1, received '$NPROC_PER_NODE'."
+if [[ -n ${MASTER_PORT-} && ! $MASTER_PORT =~ ^[1-9][0-9]{0,4}$ ]]; then
+  fail "MASTER_PORT must be a number from 1 to 65535, received '$MASTER_PORT'."
+fi
+if ((nnodes > 1)) && [[ -z ${MASTER_ADDR-} || -z ${MASTER_PORT-} ]]; then
+  fail "NNODES is $nnodes: set MASTER_ADDR and MASTER_PORT, at which the nodes meet, and NODE_RANK."
+fi
+
+launcher=("$PYTHON")
+if ((nnodes > 1 || NPROC_PER_NODE > 1)); then
+  launcher+=(-m torch.distributed.run "--nproc_per_node=$NPROC_PER_NODE")
+  if ((nnodes > 1)); then
+    launcher+=("--nnodes=$nnodes" "--node_rank=$node_rank" "--master_addr=$MASTER_ADDR" "--master_port=$MASTER_PORT")
+  elif [[ -n ${MASTER_PORT-} ]]; then
+    launcher+=(--nnodes=1 --master_addr=127.0.0.1 "--master_port=$MASTER_PORT")
+  else
+    launcher+=(--standalone)
+  fi
+  if [[ -n ${MASTER_PORT-} ]] && ((node_rank == 0)); then
+    "$PYTHON" -c 'import socket, sys; socket.create_server(("", int(sys.argv[1]))).close()' "$MASTER_PORT" >/dev/null 2>&1 ||
+      fail "MASTER_PORT: port $MASTER_PORT is in use on $(hostname), where the processes would meet. Does a run still go" \
+        "on there? Otherwise set MASTER_PORT to another one."
+  fi
+  threads=$(($(nproc) / NPROC_PER_NODE))
+  export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}"
+fi
+export NCCL_DEBUG="${NCCL_DEBUG:-WARN}" NCCL_IB_TIMEOUT="${NCCL_IB_TIMEOUT:-22}"
+export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
+
+# First the launcher's choices, then the caller's flags: the last one given wins.
+name="$(basename "$config")"
+run=(--config "$config" --output_dir "${OUTPUT_DIR:-outputs/${name%.*}}")
+resume="${RESUME_FROM_CHECKPOINT-latest}"
+if [[ -n $resume ]]; then run+=(--resume_from_checkpoint "$resume"); fi
+run+=("$@")
+
+# Run a command; on one of several nodes leave nothing of it behind, whichever process dies, and end it when asked to or
+# when who started this script is gone (a launcher that was killed, a lost connection).
+supervised() {
+  if ((nnodes == 1)); then
+    "$@"
+    return
+  fi
+  local ranks status=0 parent asked=0
+  TRAIN_GRPO_RUN="$id" "$@" &
+  ranks=$!
+  trap 'asked=$((asked ? asked : 1))' TERM INT HUP
+  while kill -0 "$ranks" 2>/dev/null; do
+    read -r _ _ _ parent _ <"/proc/$$/stat"
+    if ((asked == 1 || (parent != PPID && asked == 0))); then
+      asked=2
+      stop "$id" "$grace" &
+    fi
+    sleep 0.5 &
+    wait "$!" || true # a signal ends the wait, not the sleep
+  done
+  wait "$ranks" || status=$?
+  stop "$id" 0
+  return "$status"
+}
+
+id="${RUN_ID:-$$}.$node_rank" grace="${STOP_GRACE:-30}"
+if ((nnodes > 1)); then export TORCH_ELASTIC_SHUTDOWN_TIMEOUT="${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-$grace}"; fi
+if [[ ${PREFLIGHT:-1} != 0 ]]; then
+  supervised "${launcher[@]}" post_train.py "${run[@]}" --dry_run true || exit
+fi
+if [[ -n ${LOG_DIR-} ]] && ((${#launcher[@]} > 1)); then
+  mkdir -p "$LOG_DIR/node_$node_rank"
+  launcher+=("--log_dir=$LOG_DIR/node_$node_rank" --redirects=3 --tee=0:3)
+fi
+if ((nnodes == 1)); then exec "${launcher[@]}" post_train.py "${run[@]}"; fi
+supervised "${launcher[@]}" post_train.py "${run[@]}"

@@ -1,0 +1,120 @@
+"""Look at runs and models: reports, galleries, blind preference studies. Every page is one file that works offline.
+
+  python -m scripts.report RUN                       report of a run folder: RUN/report.html
+  python -m scripts.report RUN RUN ...               comparison of several runs: comparison.html
+  python -m scripts.report gallery A B ...           the same prompts and seeds side by side: gallery.html
+  python -m scripts.report gallery A B ... --preference study
+                                                     a blind study to hand out, and its key study.key.json
+  python -m scripts.report winrates study.key.json VOTES ...
+                                                     win rates of the votes that raters saved
+
+RUN is a run folder; A, B are run folders (their last validation) or folders of videos from generate.py. Any of them may
+be written NAME=FOLDER to say what it is called.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hyvideo.evaluation.run_report import report_runs
+from hyvideo.evaluation.win_rates import WinRate, read_votes, win_rates, write_votes
+from hyvideo.observability.gallery import read_model, write_gallery
+from hyvideo.observability.preference import CRITERIA, write_study
+
+
+def main(argv: list[str]) -> int:
+    """Do what the command line asks; returns the exit status (0 done, 2 wrong input)."""
+    commands = {"gallery": _gallery, "winrates": _winrates}
+    command = commands.get(argv[0]) if argv else None
+    try:
+        return command(argv[1:]) if command else _report(argv)
+    except (ValueError, OSError) as error:
+        print(f"scripts.report: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser(command: str) -> argparse.ArgumentParser:
+    """A parser whose manual is this file's."""
+    return argparse.ArgumentParser(
+        f"scripts.report{command}", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+def _report(argv: Sequence[str]) -> int:
+    """Write the report of one run, or the comparison of several."""
+    parser = _parser("")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folder, or NAME=FOLDER")
+    parser.add_argument("--output", type=Path, help="HTML file; default RUN/report.html, of several comparison.html")
+    parser.add_argument(
+        "--embed", action="store_true", help="put the videos into the file, so that it can be sent alone"
+    )
+    arguments = parser.parse_args(argv)
+    named = [_named_folder(text) for text in arguments.runs]
+    folders = [folder for _, folder in named]
+    alone = len(named) == 1
+    names = [name or (None if alone else folder.resolve().name) for name, folder in named]
+    default = folders[0] / "report.html" if alone else Path("comparison.html")
+    print(report_runs(folders, arguments.output or default, names, embed=arguments.embed))
+    return 0
+
+
+def _gallery(argv: Sequence[str]) -> int:
+    """Write a gallery, or a preference study."""
+    parser = _parser(" gallery")
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="folder of videos or run folder, or NAME=FOLDER")
+    parser.add_argument("--output", type=Path, default=Path("gallery.html"), help="HTML file; default gallery.html")
+    parser.add_argument(
+        "--embed", action="store_true", help="put the videos into the file, so that it can be sent alone"
+    )
+    parser.add_argument(
+        "--preference", type=Path, metavar="FOLDER", help="write a blind preference study to a new folder"
+    )
+    parser.add_argument("--num_pairs", type=int, help="pairs of a study, drawn evenly over the models; default all")
+    parser.add_argument("--seed", type=int, default=0, help="of that draw")
+    arguments = parser.parse_args(argv)
+    models = [read_model(folder, name) for name, folder in map(_named_folder, arguments.models)]
+    if arguments.preference is None:
+        print(write_gallery(arguments.output, models, embed=arguments.embed))
+        return 0
+    key = write_study(arguments.preference, models, num_pairs=arguments.num_pairs, seed=arguments.seed)
+    print(f"{arguments.preference / 'index.html'}\nkey, not for raters: {key}")
+    return 0
+
+
+def _winrates(argv: Sequence[str]) -> int:
+    """Merge votes and print the win rates."""
+    parser = _parser(" winrates")
+    parser.add_argument("key", type=Path, help="the study's key, <folder>.key.json")
+    parser.add_argument("votes", type=Path, nargs="+", help="files that raters saved, or merged before")
+    parser.add_argument("--merged", type=Path, help="write all votes to one file")
+    arguments = parser.parse_args(argv)
+    votes = read_votes(arguments.votes)
+    rates = win_rates(arguments.key, votes)
+    if arguments.merged:
+        write_votes(arguments.merged, votes)
+    print("\n".join(_in_words(rate) for rate in rates) or "No votes.")
+    return 0
+
+
+def _in_words(rate: WinRate) -> str:
+    """Say one win rate in a line."""
+    return (
+        f"{CRITERIA[rate.criterion][0]:20s} {rate.first} preferred to {rate.second}: {rate.rate:.1%} "
+        f"[{rate.low:.1%}, {rate.high:.1%}], {rate.num_pairs} pairs, {rate.num_raters} rater(s), "
+        f"votes {rate.wins} won, {rate.ties} tied, {rate.losses} lost"
+    )
+
+
+def _named_folder(text: str) -> tuple[str | None, Path]:
+    """Split `NAME=FOLDER`; a folder that exists as written has no name."""
+    name, equals, folder = text.partition("=")
+    if not equals or Path(text).exists():
+        return None, Path(text)
+    if not name:
+        raise ValueError(f"expected FOLDER or NAME=FOLDER; received '{text}'.")
+    return name, Path(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,117 @@
+"""The gallery and the preference study in a browser."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page
+
+from hyvideo.evaluation.win_rates import read_votes, win_rates
+from hyvideo.observability.gallery import read_model, write_gallery
+from hyvideo.observability.preference import CRITERIA, write_study
+from tests.browser.conftest import PHONE
+from tests.support.run_folders import HOSTILE_PROMPTS, PROMPTS, write_scored
+
+OpenPage = Callable[..., Page]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The same prompts from two models."""
+    folder = tmp_path_factory.mktemp("models")
+    return [write_scored(folder / name, PROMPTS, [0.1] * len(PROMPTS)) for name in ("base", "trained")]
+
+
+def test_videos_of_a_row_play_together(models: list[Path], open_page: OpenPage, tmp_path: Path):
+    page = open_page(write_gallery(tmp_path / "gallery.html", [read_model(folder) for folder in models]))
+    page.keyboard.press("Space")
+    row = page.locator(".gallery .strip").first
+    page.wait_for_function(
+        "(row) => [...row.querySelectorAll('video')].every((video) => video.currentTime > 0.05 && !video.paused)",
+        arg=row.element_handle(),
+    )
+    page.locator("#seek").evaluate("(seek) => { seek.value = 500; seek.dispatchEvent(new Event('input')); }")
+    times = row.locator("video").evaluate_all("(videos) => videos.map((video) => video.currentTime / video.duration)")
+    assert times == pytest.approx([0.5, 0.5], abs=0.02)
+    assert row.locator("video").evaluate_all("(videos) => videos.every((video) => video.paused)")
+
+
+def test_a_gallery_is_searched_by_words_of_the_prompt(models: list[Path], open_page: OpenPage, tmp_path: Path):
+    page = open_page(write_gallery(tmp_path / "gallery.html", [read_model(folder) for folder in models]), size=PHONE)
+    page.locator("#find").fill("GREEN")
+    assert page.locator(".gallery .strip:visible").count() == 4
+    page.locator("#find").fill("purple")
+    assert page.get_by_text("No prompt has these words").is_visible()
+
+
+def vote(page: Page, keys: list[str]) -> None:
+    """Answer the shown pair's questions and go on."""
+    for key in keys:
+        page.keyboard.press(key)
+    page.keyboard.press("Enter")
+
+
+def shown_sides(page: Page) -> list[str]:
+    """Names of the left and the right video."""
+    sources = page.locator(".pair video").evaluate_all("(videos) => videos.map((video) => video.src)")
+    return [source.rpartition("/")[2].removesuffix(".mp4") for source in sources]
+
+
+def save_votes(page: Page, path: Path) -> Path:
+    """Save the votes as the rater does."""
+    with page.expect_download() as download:
+        page.locator("#save:visible, #save-done:visible").click()
+    download.value.save_as(path)
+    return path
+
+
+def test_win_rates_over_forty_pairs_come_out_as_two_raters_voted(open_page: OpenPage, tmp_path: Path):
+    prompts = [f"prompt {number}" for number in range(40)]
+    folders = [write_scored(tmp_path / name, prompts, [0.0] * 40) for name in ("base", "trained")]
+    key_path = write_study(tmp_path / "study", [read_model(folder) for folder in folders])
+    key = json.loads(key_path.read_text())
+    number_of = {name: number for number, name in enumerate(key["pairs"])}
+    pair_of = {frozenset(videos): name for name, videos in key["pairs"].items()}
+    files, lefts = [], []
+    for rater, num_wins in (("Ann", 30), ("Bo <b>", 20)):
+        page = open_page(tmp_path / "study" / "index.html")
+        page.get_by_label("Your name").fill(rater)
+        page.keyboard.press("Enter")
+        for _ in prompts:
+            sides = shown_sides(page)
+            lefts.append(key["models"][sides[0]])
+            wanted = "trained" if number_of[pair_of[frozenset(sides)]] < num_wins else "base"
+            arrow = "ArrowLeft" if key["models"][sides[0]] == wanted else "ArrowRight"
+            vote(page, [arrow, "ArrowDown", arrow])
+        assert "You judged 40 of 40 pairs" in page.locator("#done").inner_text()
+        files.append(save_votes(page, tmp_path / f"{len(files)}.json"))
+    assert 20 < lefts.count("base") < 60  # sides are shuffled
+    rates = {rate.criterion: rate for rate in win_rates(key_path, read_votes(files))}
+    visual, motion = rates["visual_quality"], rates["motion_quality"]
+    assert (visual.first, visual.second, visual.num_pairs, visual.num_raters) == ("base", "trained", 40, 2)
+    assert (visual.wins, visual.ties, visual.losses) == (30, 0, 50)
+    assert visual.rate == pytest.approx(30 / 80) and visual.low < 0.375 < visual.high
+    assert (motion.wins, motion.ties, motion.losses, motion.rate) == (0, 80, 0, 0.5)
+    assert rates["semantic_alignment"].rate == visual.rate
+
+
+def test_a_study_hides_names_keeps_votes_over_a_reload_and_shows_hostile_prompts(open_page: OpenPage, tmp_path: Path):
+    folders = [write_scored(tmp_path / name, HOSTILE_PROMPTS, [0.0] * 5) for name in ("secret_base", "secret_trained")]
+    write_study(tmp_path / "study", [read_model(folder) for folder in folders])
+    assert "secret_" not in (tmp_path / "study" / "index.html").read_text()
+    page = open_page(tmp_path / "study" / "index.html", size=PHONE)
+    seen = []
+    for _ in range(2):
+        page.get_by_label("Your name").fill("Ann")
+        page.keyboard.press("Enter")
+        seen.append(page.locator("#prompt").text_content())
+        if len(seen) == 1:
+            vote(page, ["ArrowLeft"] * len(CRITERIA))
+            page.reload()
+    assert seen[0] in HOSTILE_PROMPTS and seen[1] in HOSTILE_PROMPTS and seen[0] != seen[1]
+    assert "owned" not in page.title()
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    page.keyboard.press("Backspace")
+    assert page.locator("#prompt").text_content() == seen[0]
+    assert page.locator("[aria-pressed=true]").all_inner_texts() == ["Left"] * 3

@@ -1,0 +1,51 @@
+"""generate.py over ranks: several make one video, or each makes its own; the videos are those of one process."""
+
+from pathlib import Path
+
+from hyvideo.data.videos import read_video
+from tests.support.command_line import CommandLine
+from tests.support.ranks import free_port, rank_environment
+from tests.support.training import write_prompts
+
+
+def sample(command_line: CommandLine, root: Path, csv: Path, folder: Path, num_ranks: int, sp_size: int) -> list[Path]:
+    """Sample every prompt of `csv` on `num_ranks` processes; return the videos in order."""
+    flags = {
+        "model_path": root,
+        "prompts_csv": csv,
+        "output_path": folder,
+        "sp_size": sp_size,
+        "num_inference_steps": 2,
+        "fixed_size": "32x48",
+        "video_length": 9,
+        "guidance_scale": 2.0,
+        "shift": 3.0,
+    }
+    argv = [text for name, value in flags.items() for text in (f"--{name}", str(value))]
+    port = free_port()
+    ranks = [
+        command_line.start("generate.py", argv, rank_environment(rank, num_ranks, port)) for rank in range(num_ranks)
+    ]
+    finished = [rank.wait() for rank in ranks]
+    assert [rank.status for rank in finished] == [0] * num_ranks, finished
+    return sorted(folder.glob("*.mp4"))
+
+
+def test_videos_made_together_are_those_of_one_process(
+    tmp_path: Path, command_line: CommandLine, root_of_four_heads: Path
+):
+    csv = write_prompts(tmp_path / "prompts.csv")
+    alone = sample(command_line, root_of_four_heads, csv, tmp_path / "alone", num_ranks=1, sp_size=1)
+    pairs = sample(command_line, root_of_four_heads, csv, tmp_path / "pairs", num_ranks=4, sp_size=2)
+    assert len(alone) > 2
+    assert [path.name for path in pairs] == [path.name for path in alone]
+    for mine, theirs in zip(pairs, alone, strict=True):
+        assert (read_video(mine).int() - read_video(theirs).int()).abs().max() <= 2, mine.name
+
+
+def test_ranks_without_a_video_wait_for_those_with_one(
+    tmp_path: Path, command_line: CommandLine, root_of_four_heads: Path
+):
+    csv = tmp_path / "one.csv"
+    csv.write_text("prompt\na red circle\n")
+    assert len(sample(command_line, root_of_four_heads, csv, tmp_path / "one", num_ranks=4, sp_size=2)) == 1

@@ -1,0 +1,112 @@
+"""`post_train.py --dry_run` finds what would stop a run, prints its plan, and leaves nothing behind."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from hyvideo.checkpoint.run_folder import RunFolder
+from hyvideo.config.loading import load_config
+from hyvideo.config.schema import RunConfig
+from hyvideo.planning import preflight as module
+from hyvideo.planning.gpus import Gpu
+from hyvideo.planning.preflight import check_space, plan_on_main, preflight
+from tests.support.command_line import CommandLine
+from tests.support.training import arguments
+
+
+@pytest.fixture
+def dry_run(tiny_root: Path, prompts_csv: Path, tmp_path: Path) -> Callable[..., str]:
+    """Check a run of the tiny model in this process; keywords are settings."""
+
+    def check(*, planned: bool = False, **settings: object) -> str:
+        """Return what is printed; without a plan only what is wrong before it."""
+        config = load_config(arguments(tiny_root, prompts_csv, tmp_path / "run", **settings))
+        return preflight(config, plan_on_main(config) if planned else None)
+
+    return check
+
+
+def test_the_command_prints_the_plan_and_writes_nothing(
+    command_line: CommandLine, tiny_root: Path, prompts_csv: Path, tmp_path: Path
+):
+    flags = arguments(tiny_root, prompts_csv, tmp_path / "runs" / "new")
+    before = sorted(tmp_path.rglob("*"))
+    finished = command_line.run("post_train.py", [*flags, "--dry_run"])
+    assert finished.status == 0, finished.stderr
+    assert "peak: update" in finished.stdout and "prompt groups per round" in finished.stdout
+    assert "dry run: 1 rank(s)" in finished.stdout and "nothing was written" in finished.stdout
+    assert [path for path in sorted(tmp_path.rglob("*")) if path not in before and "outputs_of" not in str(path)] == []
+
+
+def test_missing_weights_end_it_with_what_is_missing(command_line: CommandLine, prompts_csv: Path, tmp_path: Path):
+    flags = arguments(tmp_path / "nothing", prompts_csv, tmp_path / "run")
+    finished = command_line.run("post_train.py", [*flags, "--dry_run"])
+    assert finished.status == 2 and "weights are missing for version 480p_t2v" in finished.stderr
+
+
+def test_weights_that_do_not_fit_are_found_without_reading_them(dry_run, tiny_root: Path, tmp_path: Path):
+    damaged = tmp_path / "damaged"
+    shutil.copytree(tiny_root, damaged)
+    path = damaged / "transformer" / "config.json"
+    path.write_text(path.read_text().replace('"num_layers": 2', '"num_layers": 3'))
+    with pytest.raises(ValueError, match="missing"):
+        dry_run(pretrained_model_root=damaged)
+
+
+def test_a_reward_without_its_weights_is_found(dry_run):
+    with pytest.raises(ValueError, match="VideoReward"):
+        dry_run(reward_model="videoalign_local")
+
+
+def test_a_run_folder_that_is_in_use_is_found(dry_run, tmp_path: Path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").touch()
+    with pytest.raises(ValueError, match="already holds a run"):
+        dry_run()
+
+
+def test_a_folder_that_cannot_be_written_is_named(dry_run, monkeypatch):
+    def refuse(**keywords: object) -> None:
+        """Refuse as a read-only disk does."""
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(module.tempfile, "TemporaryFile", refuse)
+    with pytest.raises(ValueError, match="output_dir: cannot write in .*: Permission denied"):
+        dry_run()
+
+
+def test_a_folder_that_another_rank_does_not_see_is_named(dry_run, monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(module, "SEEN_WITHIN", 0.0)
+    exists = module.Path.exists
+    monkeypatch.setattr(module.Path, "exists", lambda path: not path.name.startswith(".dry_run-") and exists(path))
+    with pytest.raises(ValueError, match="is not the folder that the first rank has there"):
+        dry_run()
+    monkeypatch.undo()
+    assert not list(tmp_path.rglob(".dry_run-*"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "needed"),
+    [
+        ({"max_steps": 1000, "save_interval": 100, "keep_last": 3}, 4),
+        ({"max_steps": 200, "save_interval": 100, "keep_last": 3}, 2),
+        ({"max_steps": 1000, "save_interval": 0}, 1),
+        ({"max_steps": 1000, "save_interval": 100, "keep_last": 1, "keep_every": 200}, 7),
+    ],
+)
+def test_as_many_checkpoints_must_find_room_as_the_run_has_at_one_time(tmp_path, monkeypatch, settings, needed):
+    folder, run = RunFolder(tmp_path / "run", None), RunConfig(**settings)
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda path: SimpleNamespace(free=needed * 10))
+    check_space(folder, run, checkpoint_bytes=10)
+    with pytest.raises(ValueError, match=f"the run will write {needed} more"):
+        check_space(folder, run, checkpoint_bytes=11)
+
+
+def test_a_plan_that_does_not_fit_this_gpu_ends_it(dry_run, monkeypatch):
+    monkeypatch.setattr(module, "this_gpu", lambda: Gpu("small", 1.0, 1, 1))
+    monkeypatch.setattr(module, "misfit", lambda plan, search: f"{plan.gpu.name} has {plan.gpu.memory:g}")
+    with pytest.raises(ValueError, match="small has 1"):
+        dry_run(planned=True)

@@ -1,0 +1,72 @@
+"""scripts/report.py as a program: what it writes and says, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from scripts.report import main
+from tests.support.run_folders import PROMPTS, write_run, write_scored
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_one_run_is_reported_in_its_folder_and_several_beside_each_other(here: Path, capsys: pytest.CaptureFixture):
+    for name in ("sage", "dance"):
+        write_run(here / name, num_updates=5)
+    assert main(["sage"]) == 0
+    assert (here / "sage" / "report.html").is_file()
+    assert main(["sage", "ours=dance", "--output", "pages/both.html"]) == 0
+    assert capsys.readouterr().out == "sage/report.html\npages/both.html\n"
+    assert "ours" in (here / "pages" / "both.html").read_text()
+
+
+def test_a_study_goes_from_gallery_to_win_rates(here: Path, capsys: pytest.CaptureFixture):
+    for name in ("base", "trained"):
+        write_scored(here / name, PROMPTS, [0.0] * len(PROMPTS))
+    assert main(["gallery", "base", "trained"]) == 0 and (here / "gallery.html").is_file()
+    assert main(["gallery", "base", "trained", "--preference", "study"]) == 0
+    key = json.loads((here / "study.key.json").read_text())
+    votes = [
+        {
+            "study": key["study"],
+            "rater": "Ann",
+            "pair": pair,
+            "criterion": "motion_quality",
+            "choice": videos[1],
+            "at": "1",
+        }
+        for pair, videos in key["pairs"].items()
+    ]
+    (here / "ann.json").write_text(json.dumps({"votes": votes}))
+    capsys.readouterr()
+    assert main(["winrates", "study.key.json", "ann.json", "--merged", "all.json"]) == 0
+    assert capsys.readouterr().out == (
+        "Motion quality       base preferred to trained: 0.0% [0.0%, 32.4%], 8 pairs, 1 rater(s), "
+        "votes 0 won, 0 tied, 8 lost\n"
+    )
+    assert len(json.loads((here / "all.json").read_text())["votes"]) == 8
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["nowhere"], "No metrics at nowhere/metrics.jsonl: expected the metrics.jsonl of a run folder."),
+        (["gallery", "nowhere", "nowhere2"], "No folder of videos at 'nowhere'."),
+        (["gallery", "base"], "Expected two or more folders with names of their own; received base."),
+        (["gallery", "=base", "base"], "expected FOLDER or NAME=FOLDER; received '=base'."),
+        (["winrates", "base/scores.jsonl", "none.json"], "none.json cannot be read as JSON"),
+    ],
+)
+def test_wrong_input_is_named_without_a_traceback(
+    here: Path, capsys: pytest.CaptureFixture, argv: list[str], message: str
+):
+    write_scored(here / "base", PROMPTS[:1], [0.0])
+    assert main(argv) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("scripts.report: ") and message in error and error.count("\n") == 1

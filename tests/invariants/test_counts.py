@@ -1,0 +1,90 @@
+"""What a GRPO step of the default method costs, counted: network calls, and what crosses between host and device."""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch.optim import AdamW
+
+from hyvideo.config.schema import Config
+from hyvideo.grpo.evaluations import Evaluations, evaluations_per_video
+from hyvideo.models.parallelize import trainable_parameters
+from hyvideo.training.anchor import Anchor
+from hyvideo.training.trainer import Trainer
+from tests.support.pretend_device import Elsewhere, Transfers, move_elsewhere
+
+DEFAULTS = Config()
+NUM_STEPS = DEFAULTS.rollout.grpo_sampling_steps
+NUM_VIDEOS = DEFAULTS.grpo.num_generations
+METHOD = {
+    "grpo_sampling_steps": NUM_STEPS,
+    "cfg_scale": DEFAULTS.rollout.cfg_scale,
+    "rollout_micro_batch_size": DEFAULTS.rollout.rollout_micro_batch_size,
+    "num_generations": DEFAULTS.grpo.num_generations,
+    "batch_size": NUM_VIDEOS,
+    "mini_batch_size_per_update": DEFAULTS.grpo.mini_batch_size_per_update,
+    "updates_per_rollout": DEFAULTS.grpo.updates_per_rollout,
+    "update_ref_model_step": DEFAULTS.kl.update_ref_model_step,
+    "reference_mode_offload": DEFAULTS.kl.reference_mode_offload,
+}
+"""The default method on one process: one prompt and its group of four videos per round."""
+
+
+@pytest.fixture
+def trainer_elsewhere(make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch) -> Trainer:
+    """A trainer of the default method whose networks are on the pretended device."""
+    monkeypatch.setattr(torch, "autocast", lambda *args, **kwargs: nullcontext())  # which knows real devices alone
+    trainer = make_trainer(**{**METHOD, "grpo_sampling_steps": 3}, max_steps=100)
+    update, state = trainer.update, trainer.state
+    for component in update.pipeline.components.values():
+        if isinstance(component, torch.nn.Module):
+            move_elsewhere(component)
+    parameters = trainable_parameters(update.pipeline.transformer)
+    update.parameters = list(parameters.values())
+    update.optimizers = state.optimizers = [AdamW(update.parameters, lr=1e-3)]  # the fused one knows real devices alone
+    update.anchor = state.anchor = Anchor(parameters, offload=False)
+    negative = update.guidance.negative
+    for name in ("text", "text_mask", "glyph", "glyph_mask"):
+        object.__setattr__(negative, name, Elsewhere(getattr(negative, name)))
+    return trainer
+
+
+def test_network_calls_of_the_default_method(make_trainer: Callable[..., Trainer]):
+    """One text encoding per prompt; K evaluations of two rows per video and phase; the anchor's if it differs."""
+    trainer, calls, rows = make_trainer(**METHOD, max_steps=2), Counter(), Counter()
+    pipeline = trainer.update.pipeline
+    for name in ("text_encoder", "transformer"):
+        getattr(pipeline, name).register_forward_hook(lambda *_, name=name: calls.update([name]))
+    pipeline.transformer.register_forward_hook(lambda module, args, output: rows.update([len(output[0])]))
+    pipeline.vae.decoder.register_forward_hook(lambda module, args, output: calls.update(videos=len(output)))
+    costs = [evaluations_per_video(NUM_STEPS, NUM_STEPS, with_anchor=differs) for differs in (False, True)]
+    assert costs == [Evaluations(20, 0, 20), Evaluations(20, 20, 20)]
+    for cost in costs:
+        trainer.run_round()
+        evaluations = NUM_VIDEOS * (cost.rollout + cost.anchor + cost.update)
+        assert calls == {"text_encoder": 1, "transformer": evaluations, "videos": NUM_VIDEOS}
+        assert rows == {2: evaluations}
+        calls.clear(), rows.clear()
+
+
+def test_what_crosses_between_host_and_device(trainer_elsewhere: Trainer):
+    """Noise goes to the device and videos come back; the anchor's means go both ways. All else is a few numbers."""
+    trainer, num_steps = trainer_elsewhere, trainer_elsewhere.config.rollout.grpo_sampling_steps
+    latents, video = (1, 4, 2, 2, 2), (1, 5, 32, 32, 3)  # of one video
+    latent_bytes, video_bytes = 4 * math.prod(latents), math.prod(video)
+    noise = NUM_VIDEOS * (num_steps + 1)
+    for anchor_means in (0, NUM_VIDEOS * num_steps):
+        evaluations = 2 * NUM_VIDEOS * num_steps + anchor_means
+        with Transfers() as transfers:
+            trainer.run_round()
+        assert transfers.to_device[latents] == noise + anchor_means
+        assert transfers.to_host[latents] == anchor_means
+        assert transfers.to_host[video] == NUM_VIDEOS
+        small_to_device = transfers.bytes["to_device"] - latent_bytes * transfers.to_device[latents]
+        small_to_host = transfers.bytes["to_host"] - latent_bytes * anchor_means - video_bytes * NUM_VIDEOS
+        assert small_to_device <= 200 * evaluations
+        assert small_to_host <= 64 * evaluations
+        assert transfers.reads <= 40 * evaluations

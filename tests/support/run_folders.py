@@ -1,0 +1,114 @@
+"""Run folders made by hand: logged curves, scored videos and settings, without training."""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+
+from hyvideo.config.loading import load_config, save_config
+from hyvideo.data.videos import write_video
+from hyvideo.observability.phase_timer import PHASES
+from tests.support.training import REPOSITORY
+
+HOSTILE_PROMPTS = (
+    "<script>document.title = 'owned'</script><img src=x onerror=\"document.title = 'owned'\">",
+    "quotes \" ' ` and &amp; </video></p><b>bold</b> {{ 7 * 7 }} {% raw %} ${x}",
+    "two\nlines\u2028and a\ttab\x0bwith a separator",
+    "دائرة حمراء تتحرك إلى اليسار \u202e and back",
+    "a very long prompt " * 264,
+)
+"""HTML, quotes, line ends, right to left, 5,000 characters."""
+
+PROMPTS = tuple(f"a {colour} circle moves to the {side}" for colour in ("red", "green") for side in "abcd")
+
+
+def moving_square(number: int, num_frames: int = 9, size: int = 32) -> torch.Tensor:
+    """A bright square on its way over a dark ground, uint8 [F, H, W, 3]."""
+    frames = torch.full((num_frames, size, size, 3), 40, dtype=torch.uint8)
+    for frame in range(num_frames):
+        left = (frame * 2 + number * 3) % (size - 8)
+        frames[frame, 8:16, left : left + 8, number % 3] = 240
+    return frames
+
+
+@cache
+def video_file(number: int) -> bytes:
+    """The mp4 of a moving square, made once."""
+    with TemporaryDirectory() as folder:
+        write_video(Path(folder) / "square.mp4", moving_square(number), fps=24)
+        return (Path(folder) / "square.mp4").read_bytes()
+
+
+def write_scored(folder: Path, prompts: Sequence[str], rewards: Sequence[float | None]) -> Path:
+    """Write videos with their `scores.jsonl`, as training does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = []
+    for number, (prompt, reward) in enumerate(zip(prompts, rewards, strict=True)):
+        name = f"{number:03d}.mp4"
+        (folder / name).write_bytes(video_file(number % 8))
+        scores = {"reward": reward, "VQ": reward, "MQ": reward, "TA": reward}
+        lines.append(json.dumps({"video": name, "prompt": prompt, **scores}, ensure_ascii=False))
+    (folder / "scores.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return folder
+
+
+def row_of(step: int, reward: float, num_steps: int = 6) -> dict[str, float]:
+    """What training logs of an update."""
+    seconds = dict(zip(PHASES, (4.0, 0.2, 1.0, 5.0), strict=True))
+    return {
+        "reward/mean": reward,
+        "reward/std": 0.8,
+        **{f"reward/{name}": reward / 2 for name in ("VQ", "MQ", "TA")},
+        "reward/failed": 0.0,
+        "reward/groups_without_spread": 0.0,
+        "kl/position": 1e-4 * step,
+        "kl/velocity": 1e-5 * step,
+        "kl/coef": 1e-5,
+        "clip_fraction": 0.1,
+        "ratio/max_deviation": 0.0,
+        "replay/mean_error": 0.0,
+        "grad_norm": 0.02,
+        "loss/policy": 0.1,
+        "loss/total": 0.1,
+        "lr": 3e-5,
+        "round": float(step - 1),
+        **{f"velocity_grad/step_{index:02d}": 1.0 + 0.1 * index for index in range(num_steps)},
+        **{f"time/{phase}": value for phase, value in seconds.items()},
+    }
+
+
+def write_run(
+    folder: Path,
+    *,
+    num_updates: int = 30,
+    slope: float = 0.02,
+    samples: Mapping[int, float] | None = None,
+    prompts: Sequence[str] = PROMPTS,
+    settings: Sequence[str] = (),
+) -> Path:
+    """Write a run folder as training leaves it.
+
+    Args:
+        folder: the run folder.
+        num_updates: rows of `metrics.jsonl`.
+        slope: of the logged reward per update.
+        samples: mean reward of the validation after each of these updates; none by default.
+        prompts: of the validation and of the one kept round.
+        settings: more flags.
+    """
+    flags = ["--config", str(REPOSITORY / "configs" / "tiny.yaml"), "--run_name", folder.name]
+    folder.mkdir(parents=True)
+    save_config(load_config([*flags, "--max_steps", str(num_updates), *settings]), folder / "config.yaml")
+    noise = np.random.default_rng(0).normal(0, 0.1, num_updates)
+    rows = [{"step": n, **row_of(n, slope * n + one)} for n, one in enumerate(noise.tolist(), start=1)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for step, mean in (samples or {}).items():
+        spread = np.random.default_rng(1).normal(0, 0.5, len(prompts))  # the prompts' own, the same every time
+        write_scored(folder / "samples" / f"step_{step}", prompts, [mean + float(one) for one in spread])
+    if samples:
+        write_scored(folder / "rollouts" / "step_0", prompts, [0.1 * number for number in range(len(prompts))])
+    return folder

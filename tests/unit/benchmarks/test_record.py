@@ -1,0 +1,63 @@
+"""What benchmarks leave on disk, and when they call something slower."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.paired import Result, Spread, compare
+from benchmarks.record import read_results, verdict, write_results, write_table
+
+
+def result(median: float, low: float, high: float, name: str = "a/b") -> Result:
+    return Result(name, "old / new", Spread(median, low, high, 7), {"seconds": 0.123456})
+
+
+@pytest.mark.parametrize(
+    ("here", "said"),
+    [
+        (result(2.0, 1.9, 2.1), "as before"),
+        (result(1.7, 1.6, 1.75), "slower"),
+        (result(1.7, 1.6, 1.95), "as before"),  # the ranges overlap
+        (result(1.85, 1.84, 1.86), "as before"),  # within a tenth
+        (result(2.4, 2.3, 2.5), "faster"),
+        (result(2.0, 1.9, 2.1, name="c"), "new"),
+    ],
+)
+def test_a_verdict_needs_a_difference_and_ranges_that_part(here: Result, said: str):
+    assert verdict(here, {"a/b": result(2.0, 1.9, 2.1).as_json()}) == said
+
+
+def test_results_are_kept_by_name_and_rounded(tmp_path: Path):
+    write_results("cpu", [result(2.0, 1.9, 2.1), result(3.0, 2.9, 3.1, name="c")], tmp_path)
+    path = write_results("cpu", [result(1.23456, 1.2, 1.3)], tmp_path)
+    assert json.loads(path.read_text())["machine"] == "cpu"
+    kept = read_results("cpu", tmp_path)
+    assert kept["a/b"]["ratio"]["median"] == 1.235
+    assert kept["a/b"]["facts"] == {"seconds": 0.1235}
+    assert kept["c"]["ratio"]["median"] == 3.0
+    assert read_results("gpu", tmp_path) == {}
+
+
+def test_the_table_of_a_machine_replaces_its_own_and_leaves_the_rest(tmp_path: Path):
+    document = tmp_path / "performance.md"
+    document.write_text("# Speed\n\nText.\n")
+    for median in (2.0, 3.0):
+        write_table("cpu", {"a/b": result(median, 1.0, 4.0).as_json()}, document)
+    write_table("gpu", {"c": Result("c", "x", None, {"bytes": 5}).as_json()}, document)
+    text = document.read_text()
+    assert text.startswith("# Speed\n\nText.\n")
+    assert text.count("| a/b |") == 1
+    assert "**3.00**" in text
+    assert text.index("### cpu") < text.index("### gpu")
+    assert "| c | x | - | - | bytes 5 |" in text
+
+
+def test_both_ways_are_run_in_turns_and_settled_after_each():
+    order = []
+    compared = compare(
+        "a", "b / c", lambda: order.append("b"), lambda: order.append("c"), pairs=3, settle=lambda: order.append(".")
+    )
+    assert "".join(order) == "b.c." + "c.b." + "b.c." + "c.b."
+    assert compared.ratio.pairs == 3
+    assert compared.ratio.low <= compared.ratio.median <= compared.ratio.high

@@ -1,0 +1,82 @@
+"""Win rates: counts, merging over raters, intervals."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from hyvideo.evaluation.win_rates import Vote, read_votes, wilson_interval, win_rates, write_votes
+
+PAIRS = [f"p{number}" for number in range(10)]
+
+
+@pytest.fixture
+def key(tmp_path):
+    models = {f"{side}{pair}": side for pair in PAIRS for side in ("base", "sage")}
+    path = tmp_path / "study.key.json"
+    pairs = {pair: [f"base{pair}", f"sage{pair}"] for pair in PAIRS}
+    path.write_text(json.dumps({"study": "s", "models": models, "pairs": pairs}))
+    return path
+
+
+def vote(pair, winner, rater="Ann", criterion="visual_quality", at="2026-01-01T00:00:00Z"):
+    return Vote("s", rater, pair, criterion, "tie" if winner == "tie" else f"{winner}{pair}", at)
+
+
+def save(path, votes):
+    write_votes(path, votes)
+    return path
+
+
+def test_wins_ties_and_losses_are_counted_per_criterion(key):
+    votes = [vote(pair, winner) for pair, winner in zip(PAIRS, ["base"] * 5 + ["tie"] * 2 + ["sage"] * 3, strict=True)]
+    votes += [vote(pair, "sage", criterion="motion_quality") for pair in PAIRS]
+    visual, motion = win_rates(key, votes)
+    assert (visual.first, visual.second, visual.criterion) == ("base", "sage", "visual_quality")
+    assert (visual.wins, visual.ties, visual.losses, visual.rate) == (5, 2, 3, 0.6)
+    assert motion.rate == 0 and motion.low == pytest.approx(0) and 0.2 < motion.high < 0.3
+
+
+def test_more_raters_of_one_pair_are_not_more_pairs(key):
+    alone = win_rates(key, [vote(pair, "base") for pair in PAIRS[:5]])
+    many = win_rates(key, [vote(pair, "base", rater) for pair in PAIRS[:5] for rater in "abcdef"])
+    assert (many[0].num_pairs, many[0].num_raters, many[0].wins) == (5, 6, 30)
+    assert (many[0].rate, many[0].low, many[0].high) == (alone[0].rate, alone[0].low, alone[0].high)
+
+
+def test_each_pair_counts_the_same_however_many_judged_it(key):
+    votes = [vote("p0", "base", rater) for rater in "abc"] + [vote("p1", "sage")]
+    assert win_rates(key, votes)[0].rate == 0.5
+
+
+def test_files_merge_and_a_later_judgement_replaces_the_earlier(key, tmp_path):
+    late = "2026-01-02T00:00:00Z"
+    ann = save(tmp_path / "ann.json", [vote("p0", "base"), vote("p1", "base")])
+    again = save(tmp_path / "again.json", [vote("p0", "sage", at=late)])
+    bo = save(tmp_path / "bo.json", [vote("p0", "base", rater="Bo")])
+    for order in ([ann, again, bo], [bo, again, ann]):
+        merged = read_votes([save(tmp_path / "merged.json", read_votes(order)), ann])
+        assert sorted((v.rater, v.pair, v.choice) for v in merged) == [
+            ("Ann", "p0", "sagep0"),
+            ("Ann", "p1", "basep1"),
+            ("Bo", "p0", "basep0"),
+        ]
+
+
+def test_votes_of_another_study_a_wrong_file_and_an_unknown_criterion_are_refused(key, tmp_path):
+    with pytest.raises(ValueError, match="received a vote of study t on p0"):
+        win_rates(key, [replace(vote("p0", "base"), study="t")])
+    with pytest.raises(ValueError, match="judges 'beauty'; expected one of visual_quality"):
+        win_rates(key, [vote("p0", "base", criterion="beauty")])
+    files = [save(tmp_path / f"{name}.json", [replace(vote("p0", "base"), study=name, rater=name)]) for name in "st"]
+    with pytest.raises(ValueError, match=r"belong to 2 studies \(s, t\)"):
+        read_votes(files)
+    with pytest.raises(ValueError, match="expected a JSON object with votes; votes is missing"):
+        read_votes([key])
+
+
+def test_the_wilson_interval_solves_its_equation():
+    for rate, count in ((0.5, 40), (0.9, 10), (1.0, 40), (0.0, 7)):
+        for end in wilson_interval(rate, count):
+            assert abs(rate - end) == pytest.approx(1.959964 * math.sqrt(end * (1 - end) / count), rel=1e-5, abs=1e-7)

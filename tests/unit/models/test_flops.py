@@ -1,0 +1,119 @@
+"""Counted operations equal those that PyTorch counts in the real networks."""
+
+import pytest
+import torch
+from diffusers import AutoencoderKLHunyuanVideo15
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from hyvideo.models.attention import install_attention
+from hyvideo.models.flops import PassFlops, transformer_flops, vae_decode_flops, video_tokens
+from tests.support.tiny_model import GLYPH_WIDTH, IMAGE_WIDTH, LATENT_CHANNELS, TEXT_WIDTH, build_transformer
+
+LATENTS = (3, 4, 6)
+REAL = {
+    "in_channels": 65,
+    "out_channels": 32,
+    "num_attention_heads": 16,
+    "attention_head_dim": 128,
+    "num_layers": 54,
+    "num_refiner_layers": 2,
+    "mlp_ratio": 4.0,
+    "patch_size": 1,
+    "patch_size_t": 1,
+    "text_embed_dim": 3584,
+    "text_embed_2_dim": 1472,
+    "image_embed_dim": 1152,
+    "use_meanflow": False,
+}
+
+
+def forward(transformer, num_text, num_glyph, num_vision):
+    """One forward pass of one row with so many valid condition tokens."""
+    return transformer(
+        hidden_states=torch.randn(1, 2 * LATENT_CHANNELS + 1, *LATENTS),
+        timestep=torch.tensor([500.0]),
+        timestep_r=torch.tensor([400.0]) if transformer.config.use_meanflow else None,
+        encoder_hidden_states=torch.randn(1, num_text, TEXT_WIDTH),
+        encoder_attention_mask=torch.ones(1, num_text, dtype=torch.bool),
+        encoder_hidden_states_2=torch.randn(1, num_glyph, GLYPH_WIDTH),
+        encoder_attention_mask_2=torch.ones(1, num_glyph, dtype=torch.bool),
+        image_embeds=torch.ones(1, num_vision, IMAGE_WIDTH),
+        return_dict=False,
+    )[0]
+
+
+def counted(run):
+    """The operations PyTorch counts in `run`, attention by plain matrix products."""
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        run()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "changes"),
+    [
+        ((7, 0, 0), {}),
+        ((7, 5, 0), {"patch_size": 2}),
+        ((9, 0, 11), {"task_type": "i2v", "num_layers": 1, "mlp_ratio": 3.0}),
+        ((2, 3, 4), {"use_meanflow": True, "num_refiner_layers": 2}),
+    ],
+)
+def test_a_forward_pass_has_the_operations_that_are_counted_in_it(tokens, changes):
+    transformer = install_attention(build_transformer(**changes))
+    text, glyph, vision = tokens
+    flops = transformer_flops(
+        transformer.config,
+        num_video=video_tokens(transformer.config, LATENTS),
+        num_text=text,
+        num_glyph=glyph,
+        num_vision=vision,
+    )
+    with torch.no_grad():
+        assert flops.total == counted(lambda: forward(transformer, *tokens))
+
+
+def test_forward_and_backward_pass_are_three_forward_passes_up_to_what_needs_no_gradient():
+    """Attention by plain products has a backward pass of twice its forward pass: what the model needs."""
+    transformer = install_attention(build_transformer(num_layers=4))
+    flops = transformer_flops(transformer.config, num_video=72, num_text=7)
+    assert counted(lambda: forward(transformer, 7, 0, 0).sum().backward()) == pytest.approx(flops.model, rel=0.06)
+
+
+def test_ranks_of_a_video_share_its_tokens_and_heads_but_each_has_the_whole_condition():
+    one = transformer_flops(REAL, num_video=34020, num_text=300)
+    two = transformer_flops(REAL, num_video=34020, num_text=300, sp_size=2)
+    condition = transformer_flops(REAL, num_video=0, num_text=300).linear
+    embedding = 2 * 34020 * 65 * 2048
+    assert two.linear == pytest.approx((one.linear + condition + embedding) / 2, rel=1e-9)
+    refined = 2 * 4 * 300**2 * 2048
+    assert two.attention - refined == (one.attention - refined) // 2
+
+
+def test_the_real_model_at_480p_makes_the_operations_measured_in_a_simulation_of_it():
+    """1.549e15 per rank for forward, recomputed forward and backward pass, 76 % in attention."""
+    flops = transformer_flops(REAL, num_video=34020, num_text=300, sp_size=2)
+    assert flops.training(recompute="full") == pytest.approx(1.549e15, rel=0.01)
+    assert 4.5 * flops.attention / flops.training(recompute="full") == pytest.approx(0.76, abs=0.01)
+
+
+def test_what_is_recomputed_and_trained_adds_up():
+    flops = PassFlops(linear=100, attention=40)
+    assert flops.training() == 140 + 200 + 100
+    assert flops.training(recompute="selective") == 440 + 100
+    assert flops.training(recompute="full") == 440 + 140
+    assert flops.training(weight_gradients=False) == 340
+    assert flops.model == 420
+
+
+def test_decoding_is_counted_tile_by_tile():
+    with torch.device("meta"):
+        vae = AutoencoderKLHunyuanVideo15(
+            latent_channels=4, block_out_channels=(4, 4, 4, 8, 8), layers_per_block=1, scaling_factor=0.7
+        )
+    small = vae_decode_flops(vae, (4, 2, 16, 16))
+    whole = vae_decode_flops(vae, (4, 2, 16, 30))
+    vae.enable_tiling()
+    overlapping = vae_decode_flops(vae, (4, 2, 16, 16 + 12))
+    assert vae_decode_flops(vae, (4, 2, 16, 16)) == small
+    assert small < whole < overlapping < 3 * small

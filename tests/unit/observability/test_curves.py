@@ -1,0 +1,47 @@
+"""Curves are shortened without losing what matters."""
+
+import numpy as np
+import pytest
+
+from hyvideo.observability.curves import evenly_spaced, extremes, moving_average, smooth, smoothing_window
+
+
+def test_moving_average_is_centred_shrinks_at_the_ends_and_skips_gaps():
+    values = np.array([1.0, 2.0, np.nan, 4.0, 9.0])
+    np.testing.assert_allclose(moving_average(values, window=3), [1.5, 1.5, 3.0, 6.5, 6.5])
+    np.testing.assert_array_equal(moving_average(np.full(4, np.nan), window=3), np.full(4, np.nan))
+    np.testing.assert_array_equal(moving_average(np.arange(5.0), window=1), np.arange(5.0))
+
+
+def test_a_single_spike_of_a_long_curve_is_kept():
+    values = np.sin(np.arange(5000) / 100)
+    values[3217], values[41] = 50.0, np.nan
+    kept = extremes(values, 400)
+    assert len(kept) <= 400 and 3217 in kept
+    assert np.all(np.diff(kept) > 0)
+
+
+def test_short_curves_are_kept_whole_with_their_gaps():
+    np.testing.assert_array_equal(extremes(np.array([1.0, np.nan, 2.0]), 10), [0, 1, 2])
+
+
+@pytest.mark.parametrize(("num_points", "expected"), [(0, []), (1, [0]), (5, [0, 2, 4]), (2, [0, 1])])
+def test_evenly_spaced_points_include_both_ends(num_points, expected):
+    kept = evenly_spaced(num_points, 3)
+    assert kept.tolist() == (expected if num_points else kept.tolist())
+    assert len(kept) <= 3
+
+
+def test_the_smoothing_window_is_odd_and_a_tenth():
+    assert [smoothing_window(count) for count in (1, 30, 100, 5000)] == [3, 3, 11, 501]
+
+
+def test_smoothing_removes_the_zigzag_of_two_updates_per_round_and_keeps_a_slope():
+    steps = np.arange(100.0)
+    smoothed = smooth(0.1 * steps + np.where(steps % 2, 1.0, -1.0))
+    inner = slice(10, -10)
+    np.testing.assert_allclose(smoothed[inner], 0.1 * steps[inner], atol=0.05)
+
+
+def test_too_few_values_to_smooth_are_shown_as_they_are():
+    np.testing.assert_array_equal(smooth(np.array([1.0, 5.0, np.nan])), [1.0, 5.0, np.nan])

@@ -1,0 +1,77 @@
+"""Which videos a gallery puts side by side, and what a study hands out."""
+
+import json
+
+import pytest
+
+from hyvideo.observability.gallery import read_model, same_prompts, write_gallery
+from hyvideo.observability.preference import write_study
+from tests.support.run_folders import PROMPTS, write_run, write_scored
+
+
+def generated(folder, prompts, seeds):
+    folder.mkdir()
+    for number, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
+        (folder / f"{number:04d}.mp4").write_bytes(b"video")
+        (folder / f"{number:04d}.json").write_text(json.dumps({"prompt": prompt, "seed": seed}))
+    return folder
+
+
+def test_videos_are_matched_by_prompt_and_seed_whatever_their_order(tmp_path):
+    first = read_model(generated(tmp_path / "a", ["x", "y", "x"], [1, 1, 2]))
+    second = read_model(generated(tmp_path / "b", ["x", "x", "z"], [2, 1, 1]))
+    rows = same_prompts([first, second])
+    assert [[(video.prompt, video.seed) for video in row] for row in rows] == [[("x", 1)] * 2, [("x", 2)] * 2]
+
+
+def test_without_seeds_videos_of_a_prompt_are_matched_in_order(tmp_path):
+    first = read_model(write_scored(tmp_path / "a", ["x", "x", "y"], [0.0] * 3))
+    second = read_model(generated(tmp_path / "b", ["y", "x", "x"], [5, 6, 7]))
+    names = [[video.path.name for video in row] for row in same_prompts([first, second])]
+    assert names == [["000.mp4", "0001.mp4"], ["001.mp4", "0002.mp4"], ["002.mp4", "0000.mp4"]]
+
+
+def test_of_a_run_folder_the_last_validation_is_shown(tmp_path):
+    model = read_model(write_run(tmp_path / "run", samples={8: 0.0, 10: 0.5}), "trained")
+    assert model.name == "trained" and {video.path.parent.name for video in model.videos} == {"step_10"}
+
+
+def test_models_without_a_common_prompt_or_a_name_of_their_own_are_refused(tmp_path):
+    first = read_model(generated(tmp_path / "a", ["x"], [1]))
+    with pytest.raises(ValueError, match="no prompt and seed in common. They hold a: 'x'; b: 'y'"):
+        same_prompts([first, read_model(generated(tmp_path / "b", ["y"], [1]))])
+    with pytest.raises(ValueError, match="folders with names of their own; received a, a"):
+        same_prompts([first, first])
+
+
+def test_a_gallery_links_every_model_of_a_prompt(tmp_path):
+    models = [read_model(write_scored(tmp_path / name, PROMPTS, [0.1] * 8)) for name in ("base", "trained")]
+    text = write_gallery(tmp_path / "gallery.html", models).read_text()
+    assert text.count('src="base/') == text.count('src="trained/') == 8
+
+
+def test_a_study_holds_copies_under_random_names_and_its_key_lies_beside(tmp_path):
+    models = [read_model(write_scored(tmp_path / name, PROMPTS, [0.1] * 8)) for name in ("base", "dance", "sage")]
+    key_path = write_study(tmp_path / "study", models, num_pairs=9)
+    key = json.loads(key_path.read_text())
+    assert key_path == tmp_path / "study.key.json"
+    couples = [tuple(key["models"][video] for video in videos) for videos in key["pairs"].values()]
+    assert {couple: couples.count(couple) for couple in couples} == {
+        ("base", "dance"): 3,
+        ("base", "sage"): 3,
+        ("dance", "sage"): 3,
+    }
+    handed_out = {path.stem for path in (tmp_path / "study" / "videos").iterdir()}
+    assert handed_out == set(key["models"]) and len(handed_out) == 18
+
+
+def test_a_study_with_missing_videos_or_a_used_folder_is_refused(tmp_path):
+    models = [read_model(write_scored(tmp_path / name, PROMPTS, [0.1] * 8)) for name in ("base", "sage")]
+    with pytest.raises(ValueError, match=r"num_pairs must lie in 1\.\.8, all pairs there are; received 9"):
+        write_study(tmp_path / "study", models, num_pairs=9)
+    models[0].videos[3].path.unlink()
+    with pytest.raises(ValueError, match=r"1 of the videos are missing or empty, such as .*003\.mp4"):
+        write_study(tmp_path / "study", models)
+    (tmp_path / "study").mkdir()
+    with pytest.raises(ValueError, match="exists already: give a new folder"):
+        write_study(tmp_path / "study", models)

@@ -1,0 +1,140 @@
+"""What stands in a report, read without a browser."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from hyvideo.evaluation.run_report import report_runs
+from hyvideo.observability.verdict import Comparison, Gain, verdict_of, verdict_of_runs
+from tests.support.run_folders import HOSTILE_PROMPTS, write_run
+
+
+class Reader(HTMLParser):
+    """Collects the tags and the visible text of a page."""
+
+    def __init__(self):
+        super().__init__()
+        self.tags, self.words, self.attributes = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value) for name, value in attrs]
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def read(path):
+    reader = Reader()
+    reader.feed(path.read_text(encoding="utf-8"))
+    return reader
+
+
+def test_a_report_refers_to_nothing_but_its_videos_and_itself(tmp_path):
+    run = write_run(tmp_path / "a run # 1", samples={10: 0.0, 30: 0.5})
+    page = read(report_runs([run], run / "report.html"))
+    links = [value for _, name, value in page.attributes if name in ("src", "href")]
+    videos = [link for link in links if link.endswith(".mp4")]
+    assert len(videos) == 2 * 8 + 8
+    assert all((run / link).is_file() for link in videos)
+    assert all(link.startswith(("#", "data:")) for link in links if link not in videos)
+    elsewhere = read(report_runs([run], tmp_path / "pages" / "report.html"))
+    assert ("video", "src", "../a%20run%20%23%201/samples/step_10/000.mp4") in elsewhere.attributes
+
+
+def test_prompts_add_no_tag_and_no_attribute(tmp_path):
+    plain = write_run(tmp_path / "plain", samples={0: 0.0, 30: 0.5}, prompts=["a"] * len(HOSTILE_PROMPTS))
+    hostile = write_run(tmp_path / "hostile", samples={0: 0.0, 30: 0.5}, prompts=HOSTILE_PROMPTS)
+    pages = [read(report_runs([run], run / "report.html")) for run in (plain, hostile)]
+    assert pages[0].tags == pages[1].tags
+    assert [a[:2] for a in pages[0].attributes] == [a[:2] for a in pages[1].attributes]
+    assert HOSTILE_PROMPTS[0] in pages[1].words
+
+
+def test_an_embedded_report_can_be_sent_alone(tmp_path):
+    run = write_run(tmp_path / "run", samples={10: 0.0, 30: 0.5})
+    page = read(report_runs([run], run / "report.html", embed=True))
+    sources = [value for tag, name, value in page.attributes if (tag, name) == ("video", "src")]
+    assert len(sources) == 24 and all(source.startswith("data:video/mp4;base64,") for source in sources)
+
+
+def test_every_video_and_chart_says_what_it_shows(tmp_path):
+    run = write_run(tmp_path / "run", samples={10: 0.0, 30: 0.5})
+    page = read(report_runs([run], run / "report.html"))
+    labels = [value for tag, name, value in page.attributes if name == "aria-label"]
+    assert sum(label.startswith("update 10: a ") for label in labels) == 8
+    assert any(re.match(r"Training reward\. .*at update 1, .* at update 30", label) for label in labels)
+
+
+def test_failures_are_listed(tmp_path):
+    run = write_run(tmp_path / "run", num_updates=2)
+    text = (run / "metrics.jsonl").read_text().replace('"reward/failed": 0.0', '"reward/failed": 2.0')
+    (run / "metrics.jsonl").write_text(text)
+    (run / "metrics.discarded.jsonl").write_text("{}\n{}\n{}\n")
+    (run / "console.log").write_text("2026-01-01 10:00:01 WARNING: <b>Update 3: loss nan</b>\n")
+    words = " ".join(read(report_runs([run], run / "report.html")).words)
+    assert "4 videos in 2 rounds" in words and "3 rows in metrics.discarded.jsonl" in words
+    assert "WARNING: <b>Update 3: loss nan</b>" in words
+
+
+@pytest.mark.parametrize("num_updates", [0, 1, 2])
+def test_the_shortest_runs_have_a_report(tmp_path, num_updates):
+    run = write_run(tmp_path / "run", num_updates=num_updates)
+    (run / "metrics.jsonl").touch()
+    page = read(report_runs([run], run / "report.html"))
+    assert page.tags.count("figure") > 10 if num_updates else "Nothing was logged yet." in page.words
+
+
+def test_an_unwritable_page_leaves_the_old_one(tmp_path, monkeypatch):
+    run = write_run(tmp_path / "run", num_updates=2)
+    before = report_runs([run], run / "report.html").read_bytes()
+
+    def full(self, data):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_bytes", full)
+    with pytest.raises(OSError, match="No space"):
+        report_runs([run], run / "report.html")
+    assert (run / "report.html").read_bytes() == before
+    assert sorted(path.name for path in run.iterdir()) == ["config.yaml", "metrics.jsonl", "report.html"]
+
+
+def test_two_runs_of_one_name_are_refused(tmp_path):
+    runs = [write_run(tmp_path / folder / "run", num_updates=2) for folder in "ab"]
+    with pytest.raises(ValueError, match="Two runs are called run: .* Name them, as in"):
+        report_runs(runs, tmp_path / "comparison.html")
+
+
+def gain(mean, low, high, num_pairs=16, name="reward"):
+    return Gain(name, 0.0, mean, mean, low, high, num_pairs, 0)
+
+
+@pytest.mark.parametrize(
+    ("gains", "direction", "words"),
+    [
+        ([gain(0.4, 0.3, 0.5)], "better", "Improved: reward +0.4, 95 % interval +0.3 to +0.5"),
+        ([gain(-0.4, -0.5, -0.3)], "worse", "Got worse: reward −0.4"),
+        ([gain(0.1, -0.1, 0.3)], "unclear", "No clear change: reward +0.1"),
+        ([gain(0.4, 0.3, 0.5, num_pairs=3)], "unclear", "Too few videos to tell"),
+    ],
+)
+def test_the_verdict_says_whether_and_by_how_much(gains, direction, words):
+    verdict = verdict_of(Comparison("before training", "after update 30", gains))
+    assert verdict.direction == direction and verdict.headline.startswith(words)
+    assert f"{gains[0].num_pairs} videos of the same prompts and seeds" in verdict.detail
+
+
+def test_a_reward_that_rose_while_a_metric_fell_says_so():
+    gains = [gain(0.4, 0.3, 0.5), gain(0.5, 0.4, 0.6, name="MQ"), gain(-0.2, -0.3, -0.1, name="TA")]
+    assert verdict_of(Comparison("a", "b", gains)).detail.endswith("MQ rose. TA fell.")
+
+
+def test_of_several_runs_the_one_that_gained_most_is_named_and_those_that_may_equal_it():
+    gains = [gain(0.2, 0.1, 0.35), gain(0.4, 0.3, 0.5), gain(0.9, -0.1, 1.9), None]
+    comparisons = [one and Comparison("a", "b", [one]) for one in gains]
+    verdict = verdict_of_runs(["dance", "sage", "noisy", "unknown"], comparisons)
+    assert verdict.headline == "sage gained most: reward +0.4"
+    assert "2 of 4 runs clearly improved" in verdict.detail
+    assert verdict.detail.endswith("The interval of dance overlaps with its.")
+    assert verdict_of_runs(["noisy"], [comparisons[2]]).headline == "No run clearly improved"

@@ -1,0 +1,90 @@
+"""Trackers: the same numbers, one curve over resumes, sample videos, and errors before anything starts."""
+
+import os
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from hyvideo.observability.metrics import MetricsLog
+from hyvideo.observability.scored_videos import read_scored_videos
+from hyvideo.observability.trackers import Trackers, check_trackers
+from tests.support.run_folders import HOSTILE_PROMPTS, write_scored
+
+
+def trackers_of(run_dir: Path, *names: str) -> Trackers:
+    settings = {"learning_rate": "3e-05", "negative_prompt": "<b>|x|</b>"}
+    return Trackers(names or ["tensorboard"], run_dir, run_name="first", tags=["tiny", "demo"], settings=settings)
+
+
+def events_of(run_dir: Path) -> EventAccumulator:
+    events = EventAccumulator(str(run_dir / "tb"), size_guidance={"images": 0, "tensors": 0, "scalars": 0})
+    events.Reload()
+    return events
+
+
+def log_rows(run_dir: Path, steps: range, value: float, restored: int | None = None) -> None:
+    log = MetricsLog(run_dir, trackers_of(run_dir))
+    if restored is not None:
+        log.truncate_after(restored)
+    for step in steps:
+        log.log(step, {"reward/mean": value * step})
+    log.close()
+
+
+def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path):
+    log_rows(tmp_path, range(1, 7), 1.0)
+    log_rows(tmp_path, range(4, 6), -1.0, restored=3)
+    curve = [(event.step, event.value) for event in events_of(tmp_path).Scalars("reward/mean")]
+    assert curve == [(1, 1.0), (2, 2.0), (3, 3.0), (4, -4.0), (5, -5.0)]
+
+
+def test_tensorboard_knows_the_runs_name_tags_and_settings(tmp_path):
+    log_rows(tmp_path, range(1, 2), 1.0)
+    events = events_of(tmp_path)
+    texts = {
+        name: events.Tensors(f"{name}/text_summary")[0].tensor_proto.string_val[0].decode()
+        for name in ("run/name", "run/tags", "run/settings")
+    }
+    assert texts["run/name"] == "first" and texts["run/tags"] == "tiny, demo"
+    assert r"3e\-05" in texts["run/settings"] and r"\<b\>\|x\|" in texts["run/settings"]
+
+
+def test_tensorboard_shows_sample_videos_with_their_prompts(tmp_path):
+    folder = write_scored(tmp_path / "samples" / "step_2", HOSTILE_PROMPTS, [0.5] * len(HOSTILE_PROMPTS))
+    trackers = trackers_of(tmp_path)
+    trackers.log_videos(2, read_scored_videos(folder))
+    trackers.close()
+    events = events_of(tmp_path)
+    assert len(events.Tags()["images"]) == len(HOSTILE_PROMPTS)
+    (video,) = events.Images("samples/000")
+    assert video.step == 2 and video.encoded_image_string.startswith(b"GIF89a")
+    assert (video.width, video.height) == (32, 32)
+
+
+def test_without_trackers_only_the_file_is_written(tmp_path):
+    log = MetricsLog(tmp_path, Trackers([], tmp_path, run_name="first"))
+    log.log(1, {"lr": 1.0})
+    log.close()
+    assert os.listdir(tmp_path) == ["metrics.jsonl"]
+
+
+def test_an_unknown_or_missing_tracker_is_refused_with_the_way_on():
+    with pytest.raises(ValueError, match="unknown tracker 'wandbb', the nearest is 'wandb'"):
+        check_trackers(["wandbb"])
+    with pytest.raises(ValueError, match="'aim' is not installed: pip install aim"):
+        check_trackers(["tensorboard", "aim"])
+
+
+def test_wandb_continues_its_run(tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="wandb is not installed: pip install wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    folder = write_scored(tmp_path / "samples" / "step_1", ["a red circle"], [0.5])
+    for step in (1, 2):
+        trackers = trackers_of(tmp_path, "wandb")
+        trackers.log_videos(step, read_scored_videos(folder))
+        trackers.log(step, {"reward/mean": 1.0})
+        trackers.close()
+    runs = [path.name for path in (tmp_path / "wandb").glob("offline-run-*")]
+    assert len(runs) == 2 and len({name.rpartition("-")[2] for name in runs}) == 1
+    assert list((tmp_path / "wandb").glob("offline-run-*/files/media/videos/samples/*.mp4"))

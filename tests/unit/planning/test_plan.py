@@ -1,0 +1,190 @@
+"""A plan's numbers by hand, what it says of what does not fit, and what the search finds."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hyvideo.config.loading import load_config
+from hyvideo.config.schema import Config
+from hyvideo.models.flops import transformer_flops
+from hyvideo.planning.gpus import Gpu, find_gpu
+from hyvideo.planning.memory import Memory
+from hyvideo.planning.plan import GIB, Assumptions, Plan, make_plan
+from hyvideo.planning.search import Search, _last_that_fits, misfit
+from hyvideo.planning.table import plan_table
+from scripts.plan import main
+
+GPU = Gpu("test", 4.0, 100.0, 100.0)
+
+
+@pytest.fixture
+def config(tiny_root: Path) -> Callable[..., Config]:
+    """Configurations of the tiny random model."""
+
+    def load(*flags: str) -> Config:
+        """Load one with some flags."""
+        shared = ["--pretrained_model_root", str(tiny_root), "--reward_model", "moving_shapes", "--dtype", "fp32"]
+        shared += ["--rollout_size", "64x64", "--sample_n_frames", "9", "--validation_interval", "0"]
+        return load_config([*shared, *flags])
+
+    return load
+
+
+@pytest.fixture
+def sized_plan(config, monkeypatch):
+    """Make the memory of a plan a function of its settings, without simulations: quick, and known by hand."""
+
+    def predicted(settings: Config, networks: object, **others: object) -> Memory:
+        """Take 1 GiB per ten frames and rows and halve it with each doubling of sp_size; offloading saves 0.5 GiB."""
+        rows = settings.grpo.mini_batch_size_per_update
+        needed = settings.rollout.sample_n_frames / 10 * rows / settings.parallel.sp_size
+        needed -= 0.5 * settings.kl.reference_mode_offload
+        return Memory(0, 0, 0, 0, 0, 0, rollout=0, reward=0, anchor_pass=0, update=int(needed * GIB))
+
+    for module in ("plan", "search"):
+        monkeypatch.setattr(f"hyvideo.planning.{module}.predict_memory", predicted)
+    return config
+
+
+def plan_of(settings: Config, world_size: int = 1, gpu: Gpu = GPU, **assumptions: object) -> Plan:
+    return make_plan(settings, world_size=world_size, gpu=gpu, assumptions=Assumptions(**assumptions))
+
+
+def test_a_round_is_its_passes_times_one_pass(sized_plan):
+    settings = sized_plan("--batch_size", "4", "--grpo_sampling_steps", "6", "--gradient_accumulation_steps", "2")
+    plan = plan_of(settings, num_text=10)
+    config = dict(build_config(plan, settings))
+    one = transformer_flops(config, num_video=3 * 4 * 4, num_text=10)
+    videos, steps, rows = 8, 6, 2
+    assert plan.videos == videos and plan.prompts == 2
+    assert plan.workload.anchor.flops == videos * steps * rows * one.total
+    assert plan.workload.update.flops == videos * steps * rows * one.training(recompute="full")
+    assert plan.workload.rollout.flops > videos * steps * rows * one.total  # and decoding
+    assert plan.as_json()["flops_per_update"] == plan.workload.flops
+
+
+def build_config(plan: Plan, settings: Config) -> dict:
+    """The transformer's config in the model folder."""
+    return json.loads((Path(plan.networks) / "transformer" / "config.json").read_text())
+
+
+def test_time_is_computation_at_the_given_utilisation_where_nothing_is_sent(sized_plan):
+    plan = plan_of(sized_plan("--batch_size", "4"), utilisation=0.5)
+    assert plan.seconds["update"] == pytest.approx(plan.workload.update.flops / (0.5 * 100e12))
+    assert plan.gpu_seconds_per_video == pytest.approx(sum(plan.seconds.values()) / 4)
+
+
+def test_cfg_and_lora_and_no_anchor_change_the_work(sized_plan):
+    base = plan_of(sized_plan("--batch_size", "4"))
+    unguided = plan_of(sized_plan("--batch_size", "4", "--cfg_scale", "1"))
+    adapter = plan_of(sized_plan("--batch_size", "4", "--use_lora", "true"))
+    free = plan_of(sized_plan("--batch_size", "4", "--kl_weight", "0"))
+    assert 2 * unguided.workload.update.flops == base.workload.update.flops
+    assert adapter.workload.update.flops < base.workload.update.flops
+    assert adapter.checkpoint_bytes < base.checkpoint_bytes / 10
+    assert free.workload.anchor.flops == 0 and free.checkpoint_bytes < base.checkpoint_bytes
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--sp_size", "3"], "sp_size to one of 1, 2, 4, 8"),
+        (["--sp_size", "8", "--batch_size", "4"], "does not divide the 2 attention heads: set it to one of 1, 2"),
+        (["--batch_size", "3"], "batch_size to a multiple of 4 or to one of 1, 2, 4"),
+        (["--rollout_size", "60x64"], "use 64x64"),
+    ],
+)
+def test_a_layout_that_cannot_run_is_refused_with_the_nearest_that_can(sized_plan, flags, words):
+    with pytest.raises(ValueError, match=words):
+        plan_of(sized_plan(*flags), world_size=8)
+
+
+def test_what_does_not_fit_names_the_nearest_that_does(sized_plan):
+    settings = sized_plan("--sample_n_frames", "41", "--batch_size", "4", "--mini_batch_size_per_update", "2")
+    plan = plan_of(settings, world_size=8, reserve=0.0)
+    assert not plan.fits
+    said = misfit(plan, Search(settings, 8, GPU, Assumptions(reserve=0.0)))
+    assert "needs 8.2 GiB" in said and "test has 4" in said
+    assert "--mini_batch_size_per_update 1 --reference_mode_offload True" in said and "3.6 GiB" in said
+    assert "--sp_size" not in said
+
+
+def test_where_nothing_fits_it_says_so(sized_plan):
+    settings, gpu = sized_plan("--batch_size", "4"), Gpu("small", 0.001, 100, 100)
+    said = misfit(plan_of(settings, gpu=gpu, reserve=0.0), Search(settings, 1, gpu, Assumptions(reserve=0.0)))
+    assert "use more GPUs, larger ones, or use_lora" in said
+
+
+def test_the_search_finds_the_largest_that_fits(sized_plan):
+    search = Search(sized_plan("--batch_size", "4"), 8, GPU, Assumptions(reserve=0.0))
+    assert search.largest("sample_n_frames") == (37, pytest.approx(3.7))  # 4.1 GiB at 41
+    assert search.largest("mini_batch_size_per_update") == (4, pytest.approx(3.6))  # 0.9 for each
+    assert search.largest("rollout_size")[0] == "1088x1920"  # this memory does not depend on it
+    assert (
+        Search(sized_plan("--batch_size", "4"), 8, Gpu("none", 0.1, 1, 1), Assumptions()).largest("rollout_size")
+        is None
+    )
+
+
+def test_possible_sp_sizes_keep_the_videos_of_a_round(sized_plan):
+    plans = Search(sized_plan("--batch_size", "2"), 8, GPU, Assumptions()).sp_sizes()
+    assert [(plan.sp_size, plan.videos) for plan in plans] == [(1, 16), (2, 16)]  # two heads
+
+
+@pytest.mark.parametrize("limit", [*range(0, 230, 7), 1e9])
+def test_the_last_that_fits_is_that_of_trying_all(limit):
+    needs = [3 + number**1.3 for number in range(60)]
+    fitting = [number for number, need in enumerate(needs) if need <= limit]
+    assert _last_that_fits(range(60), needs.__getitem__, limit) == (fitting[-1] if fitting else None)
+
+
+@pytest.mark.parametrize("name", ["h100", "H100-80GB", "A800-80gb"])
+def test_gpus_are_found_by_name(name):
+    assert find_gpu(name).name.lower().startswith(name.lower())
+
+
+def test_an_unknown_gpu_is_refused_with_the_nearest(capsys):
+    with pytest.raises(ValueError, match="Nearest: H100-80GB"):
+        find_gpu("H1000")
+    with pytest.raises(ValueError, match="A100-40GB or A100-80GB"):
+        find_gpu("a100")
+    assert main(["--world_size", "8", "--gpu", "TPU"]) == 2
+    assert "no GPU 'TPU' is known; expected one of A100-40GB" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--world_size", "many"], "invalid int value: 'many'"),
+        ([], "--world_size"),
+        (["--world_size", "0"], "must be above 0; received 0"),
+        (["--world_size", "8", "--utilisation", "40"], "at most 1; received 40.0"),
+        (["--world_size", "8", "--search"], "name the GPU"),
+        (["--world_size", "8", "--sp_sise", "2"], "the nearest is --sp_size"),
+    ],
+)
+def test_wrong_flags_of_the_planner_are_refused(capsys, flags, words):
+    assert main(flags) == 2 and words in capsys.readouterr().err
+
+
+def test_the_planner_prints_a_table_and_writes_every_number(sized_plan, tiny_root, tmp_path, capsys):
+    flags = ["--world_size", "8", "--gpu", "H100", "--pretrained_model_root", str(tiny_root), "--batch_size", "4"]
+    flags += ["--reward_model", "moving_shapes", "--sample_n_frames", "9", "--rollout_size", "64x64"]
+    assert main([*flags, "--search", "--json", str(tmp_path / "plan.json")]) == 0
+    printed, written = capsys.readouterr().out, json.loads((tmp_path / "plan.json").read_text())
+    assert "8 = 1 x 8 x 1" in printed and "fits" in printed and "cheapest that fits: sp_size 1" in printed
+    assert written["videos"] == 32 and written["fits"] and written["search"]["cheapest_sp_size"] == 1
+    assert written["seconds"]["update"] > 0 and written["memory"]["update"] > 0
+    assert main([*flags, "--reserve", "200"]) == 1
+    assert "No change of its settings that was tried fits" in capsys.readouterr().err
+
+
+def test_a_small_model_is_planned_by_real_simulations(config):
+    plan = plan_of(config("--batch_size", "4"), num_text=20)
+    memory = plan.memory
+    assert memory.weights == 4 * plan.parameters.total and memory.anchor == 4 * plan.parameters.trained
+    assert memory.update > memory.anchor_pass > memory.weights + memory.optimizer + memory.anchor + memory.frozen
+    table = plan_table(plan)
+    assert "peak: update" in table and f"{memory.update / GIB:.2f}" in table

@@ -1,0 +1,130 @@
+"""What is simulated without memory is what the same code takes with memory, and what can be worked out by hand."""
+
+import pytest
+import torch
+from diffusers import HunyuanVideo15Transformer3DModel
+from torch import nn
+
+from hyvideo.config.loading import load_config
+from hyvideo.models.attention import install_attention
+from hyvideo.models.parallelize import prepare_policy, trainable_parameters
+from hyvideo.models.traffic import count_parameters
+from hyvideo.planning.memory import DEPTHS, FittedPeaks
+from hyvideo.planning.networks import read_networks
+from hyvideo.planning.peak_memory import PeakMemory
+from hyvideo.planning.simulation import Peaks, Scene, simulate
+from hyvideo.training.optimizer import build_optimizers
+from tests.support.tiny_model import GLYPH_WIDTH, IMAGE_WIDTH, LATENT_CHANNELS, TEXT_WIDTH, build_transformer
+
+LATENTS = (LATENT_CHANNELS, 6, 16, 16)
+NUM_TEXT = 20
+FLAGS = ["--dtype", "fp32", "--enable_fsdp", "false", "--use_muon", "false"]
+
+
+def real_peaks(config, transformer, rows):
+    """What an update of `rows` rows takes with real tensors, the model's own forward pass and padding of nothing."""
+    install_attention(transformer)
+    prepare_policy(transformer, gradient_checkpointing=config.model.enable_gradient_checkpointing)
+    parameters = trainable_parameters(transformer)
+    optimizers = build_optimizers(parameters, config.optimizer)
+    with PeakMemory() as memory:
+        for parameter in transformer.parameters():
+            parameter.detach()  # an operation, by which the weight is seen and counted
+        output = transformer(
+            hidden_states=torch.randn(rows, transformer.config.in_channels, *LATENTS[1:]),
+            timestep=torch.full((rows,), 500.0),
+            encoder_hidden_states=torch.randn(rows, NUM_TEXT, TEXT_WIDTH),
+            encoder_attention_mask=torch.ones(rows, NUM_TEXT, dtype=torch.bool),
+            encoder_hidden_states_2=torch.zeros(rows, 0, GLYPH_WIDTH),
+            encoder_attention_mask_2=torch.zeros(rows, 0, dtype=torch.bool),
+            image_embeds=torch.zeros(rows, 0, IMAGE_WIDTH),
+            return_dict=False,
+        )[0]
+        output.float().square().mean().backward()
+        backward = memory.peak
+        del output
+        memory.restart()
+        before = memory.current
+        nn.utils.clip_grad_norm_(parameters.values(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+        states = memory.current - before
+    return backward, states, memory.peak
+
+
+@pytest.mark.parametrize("recompute", ["true", "false"])
+def test_a_simulated_update_takes_what_a_real_one_takes(recompute):
+    config = load_config([*FLAGS, "--enable_gradient_checkpointing", recompute])
+    transformer = build_transformer(num_layers=4)
+    weights = sum(parameter.nbytes for parameter in transformer.parameters())
+    simulated = simulate(config, Scene(dict(transformer.config), LATENTS, NUM_TEXT, 1, 1), world_size=1)
+    backward, states, optimizer = real_peaks(config, transformer, rows=1)
+    assert simulated.weights == weights
+    assert simulated.states == pytest.approx(states, rel=0.01)
+    assert simulated.backward - simulated.states == pytest.approx(backward, rel=0.02)
+    assert simulated.optimizer == pytest.approx(optimizer, rel=0.02)
+
+
+@pytest.fixture(scope="module")
+def real_size() -> Peaks:
+    """Four blocks of the released size, 81 frames of 480x864, rank 0 of the paper's 64."""
+    config = load_config(["--config", "configs/sage_64gpu.yaml"])
+    networks = read_networks(config.model, config.reward)
+    scene = Scene({**networks.transformer, "num_layers": 4}, (32, 21, 30, 54), 300, 1, 1)
+    return simulate(config, scene, world_size=64)
+
+
+def test_four_blocks_of_the_real_size_over_64_ranks_take_what_their_parts_do(real_size):
+    config = load_config([])
+    networks = read_networks(config.model, config.reward)
+    with torch.device("meta"):
+        transformer = build_transformer_of({**networks.transformer, "num_layers": 4})
+    parameters = count_parameters(prepare_policy(transformer, gradient_checkpointing=False))
+    shard = 4 / 64
+    assert real_size.weights == pytest.approx(shard * parameters.total, rel=0.01)
+    assert real_size.trained == pytest.approx(shard * parameters.trained, rel=0.01)
+    momentum, moments = parameters.trained_matrices, 2 * (parameters.trained - parameters.trained_matrices)
+    assert real_size.states == pytest.approx(shard * (momentum + moments), rel=0.01)
+
+
+def test_four_blocks_of_the_real_size_keep_their_inputs_and_what_is_under_way(real_size):
+    tokens, width, gib = 34_020 // 2, 2048, 2**30
+    inputs = 4 * 2 * tokens * width
+    gathered, reduced = 3 * 2 * 151e6, 4 * 151e6  # this block's weights, the next one's twice; its gradients in float32
+    assert real_size.backward > inputs + gathered + reduced
+    assert 4.5 * gib < real_size.backward < 5.7 * gib
+    assert real_size.rollout < real_size.backward - gib and real_size.optimizer < gib
+
+
+def build_transformer_of(config):
+    """A transformer of that config on the current device."""
+    return HunyuanVideo15Transformer3DModel(**{name: value for name, value in config.items() if name[0] != "_"})
+
+
+def test_larger_videos_and_micro_batches_lie_on_the_line_through_two_sizes():
+    config = load_config(FLAGS)
+    transformer = dict(build_transformer(num_layers=4).config)
+    scene = Scene(transformer, (LATENT_CHANNELS, 9, 40, 54), NUM_TEXT, 2, 3)
+    fitted, real = FittedPeaks()(config, scene, 1), simulate(config, scene, 1)
+    for phase in ("rollout", "anchor", "backward", "optimizer", "weights", "states"):
+        assert getattr(fitted, phase) == pytest.approx(getattr(real, phase), rel=0.05), phase
+
+
+def test_ranks_that_do_not_divide_are_refused():
+    config = load_config([*FLAGS, "--enable_fsdp", "true", "--sp_size", "3"])
+    scene = Scene(dict(build_transformer().config), LATENTS, NUM_TEXT, 1, 1)
+    with pytest.raises(ValueError, match="world size 8 must be a multiple of sp_size 3"):
+        simulate(config, scene, world_size=8)
+
+
+@pytest.mark.slow
+def test_all_54_blocks_take_what_is_extrapolated_from_a_few(real_size):
+    """Minutes: the prediction of every phase from two depths, against the simulation of all blocks."""
+    config = load_config(["--config", "configs/sage_64gpu.yaml"])
+    networks = read_networks(config.model, config.reward)
+    scene = Scene(networks.transformer, (32, 21, 30, 54), 300, 1, 1)
+    few = simulate(config, scene.with_depth(DEPTHS[1]), 64)
+    every = simulate(config, scene, 64)
+    for phase in ("rollout", "backward", "optimizer", "weights", "states"):
+        low, high = getattr(real_size, phase), getattr(few, phase)
+        assert getattr(every, phase) == pytest.approx(low + (high - low) * (54 - DEPTHS[0]), rel=0.01), phase
