@@ -9,16 +9,8 @@ from matplotlib.ticker import NullFormatter
 
 from hyvideo.evaluation.intervals import Interval
 
-BLUE, ORANGE, GREEN, PINK, SKY, RED, BLACK = (
-    "#0072B2",
-    "#E69F00",
-    "#009E73",
-    "#CC79A7",
-    "#56B4E9",
-    "#D55E00",
-    "#333333",
-)
-"""Okabe and Ito's palette: told apart by readers with any colour vision."""
+BLUE, ORANGE, GREEN, PINK, RED, BLACK = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#333333"
+"""From Okabe and Ito's palette: told apart by readers with any colour vision."""
 
 SAMPLERS = {"sage_grpo": "SAGE", "flow_grpo": "Flow-GRPO", "dance_grpo": "DanceGRPO", "cps": "CPS"}
 """sde_type -> its name in pictures and tables."""

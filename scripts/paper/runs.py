@@ -62,8 +62,8 @@ class Run:
         """Whether it made its last update and measured it: the row of metrics comes after the videos."""
         if not (self.scores_at(self.measured).is_file() and (self.folder / "metrics.jsonl").is_file()):
             return False
-        last = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").rstrip().rpartition("\n")[2]
-        return bool(last) and json.loads(last)["step"] >= self.settings["max_steps"]
+        *_, last = ["", *(self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)]
+        return last.endswith("\n") and json.loads(last)["step"] >= self.settings["max_steps"]
 
     def command(self) -> list[str]:
         """The command line that makes it, or goes on with it."""

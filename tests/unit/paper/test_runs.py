@@ -71,7 +71,7 @@ def test_a_run_that_another_command_trains_is_left_to_it(run):
     assert log_of(run).read_text() == "" and not run.folder.exists()
 
 
-@pytest.mark.parametrize("metrics", [None, "", '{"step": 0}\n'])
+@pytest.mark.parametrize("metrics", [None, "", '{"step": 0}\n', '{"step": 0}\n{"step": 1, "re'])
 def test_a_run_without_its_last_row_is_not_finished(run, metrics):
     run.scores_at(1).parent.mkdir(parents=True)
     run.scores_at(1).write_text("{}\n")
