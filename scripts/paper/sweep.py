@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,7 @@ def updates_per_rollout(arm: Arm) -> int:
     return arm.settings.get("updates_per_rollout", tiny_config().grpo.updates_per_rollout)
 
 
+@cache
 def tiny_config() -> Config:
     """What configs/tiny.yaml says, over the schema's defaults."""
     return load_config(["--config", str(CONFIG)])
