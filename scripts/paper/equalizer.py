@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 
 from hyvideo.evaluation.intervals import seed_interval
 from scripts.paper.drawing import BLUE, ORANGE, SAMPLERS, legend_below, new_figure, seeds_text, tidy
-from scripts.paper.learning_rates import tuned_rate
+from scripts.paper.learning_rates import rate_of, tuned_rates
 from scripts.paper.study import Claim, Study, paragraph
-from scripts.paper.sweep import Arm, difference, gain, parse_budget, setup_text, train_and_publish, verdict
+from scripts.paper.sweep import Arm, difference, gain, parse_budget, rates_text, setup_text, train_and_publish, verdict
 
 ROUNDS = 24
 SWITCH = {"with": True, "without": False}
@@ -27,7 +27,7 @@ def arms(docs: Path) -> list[Arm]:
     return [
         Arm(
             _label(sampler, word),
-            {"sde_type": sampler, "use_grad_balancing": on, "learning_rate": tuned_rate(sampler, docs)},
+            {"sde_type": sampler, "use_grad_balancing": on, "learning_rate": rate_of(sampler, docs)},
         )
         for sampler in SAMPLERS
         for word, on in SWITCH.items()
@@ -72,8 +72,7 @@ def describe(found: Mapping[str, Any]) -> str:
     """Say what was compared, with the gain of every arm."""
     text = paragraph(
         f"""Held-out reward over the updates; bands are 95 % intervals of the mean over seeds, faint lines single
-        seeds. {setup_text(found)} Each sampler has its own tuned learning rate, the same with and without the
-        equalizer."""
+        seeds. {setup_text(found)} {rates_text(found)} They are the same with and without the equalizer."""
     )
     rows = [
         f"| {name} | {' | '.join(_cell(found, sampler, word) for word in SWITCH)} | {_change(found, sampler)} |"
@@ -111,7 +110,7 @@ STUDY = Study("equalizer", "Reward with and without the gradient equalizer", dra
 def main(argv: Sequence[str]) -> int:
     """Train what is missing and publish; returns the exit status."""
     budget = parse_budget(argv, __doc__, ROUNDS)
-    return train_and_publish(STUDY, arms(budget.docs), budget, {})
+    return train_and_publish(STUDY, arms(budget.docs), budget, tuned=bool(tuned_rates(budget.docs)))
 
 
 if __name__ == "__main__":

@@ -14,9 +14,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from scripts.paper.drawing import BLACK, BLUE, GREEN, ORANGE, PINK, interval_row, name_rows, new_figure, tidy
-from scripts.paper.learning_rates import tuned_rate
+from scripts.paper.learning_rates import rate_of, tuned_rates
 from scripts.paper.study import FAILS, HOLDS, Claim, Study, paragraph
-from scripts.paper.sweep import Arm, difference, gain, gains, parse_budget, setup_text, train_and_publish, verdict
+from scripts.paper.sweep import (
+    Arm,
+    difference,
+    gain,
+    gains,
+    parse_budget,
+    rates_text,
+    setup_text,
+    train_and_publish,
+    verdict,
+)
 
 ROUNDS = 18
 WEIGHTS = (1e-5, 1.0, 10.0)
@@ -37,7 +47,7 @@ PANELS = (*((2, weight) for weight in WEIGHTS), (1, 1.0))
 
 def arms(docs: Path) -> list[Arm]:
     """Every strategy of every panel; without a KL term the weight makes no difference, so there is one arm of it."""
-    rate = tuned_rate("sage_grpo", docs)
+    rate = rate_of("sage_grpo", docs)
     found = {}
     for updates, weight in PANELS:
         for strategy, settings in STRATEGIES.items():
@@ -81,11 +91,11 @@ def describe(found: Mapping[str, Any]) -> str:
     """Say what was compared; gain, spreads and KL of every arm."""
     text = paragraph(
         f"""Lambda is held at kl_weight, and a moving anchor follows every {ANCHOR_STEPS} updates.
-        {setup_text(found)} All arms sample the same number of videos; at one update per rollout they make half as
-        many updates, each from twice the pairs. There the ratio is 1 in every replay: the velocity term is 0 with a
-        gradient of mean zero, pure noise, and "step" and "dual" differ from "none" and "moving" by it alone. The
-        table gives the position KL as the mean over updates; kl_weight times it is what the term adds to the loss.
-        Spread is the standard deviation of the reward over held-out videos, mean over seeds."""
+        {setup_text(found)} {rates_text(found)} All arms sample the same number of videos; at one update per rollout
+        they make half as many updates, each from twice the pairs. There the ratio is 1 in every replay: the velocity
+        term is 0 with a gradient of mean zero, pure noise, and "step" and "dual" differ from "none" and "moving" by
+        it alone. The table gives the position KL as the mean over updates; kl_weight times it is what the term adds
+        to the loss. Spread is the standard deviation of the reward over held-out videos, mean over seeds."""
     )
     header = "| arm | seeds | gain | spread | mean position KL |\n|---|---|---|---|---|"
     rows = [_row(found, label) for label in found["arms"]]
@@ -130,7 +140,7 @@ STUDY = Study("kl_strategies", "KL strategies", draw, describe, claims)
 def main(argv: Sequence[str]) -> int:
     """Train what is missing and publish; returns the exit status."""
     budget = parse_budget(argv, __doc__, ROUNDS)
-    return train_and_publish(STUDY, arms(budget.docs), budget, {"weights": WEIGHTS})
+    return train_and_publish(STUDY, arms(budget.docs), budget, tuned=bool(tuned_rates(budget.docs)))
 
 
 if __name__ == "__main__":

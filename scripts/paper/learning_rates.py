@@ -37,17 +37,23 @@ def _label(sampler: str, rate: float) -> str:
     return f"{SAMPLERS[sampler]} {rate:.0e}"
 
 
-def tuned_rate(sampler: str, docs: Path) -> float:
-    """The rate with the largest mean gain in the published grid; that of configs/tiny.yaml before there is one."""
+def tuned_rates(docs: Path) -> dict[str, float]:
+    """Sampler -> its best rate in the published grid; empty until the whole grid is published."""
     path = docs / "claims" / f"{NAME}.json"
-    best = best_rates(read_found(path)) if path.is_file() else {}
-    return best.get(sampler, tiny_config().optimizer.learning_rate)
+    return best_rates(read_found(path)) if path.is_file() else {}
+
+
+def rate_of(sampler: str, docs: Path) -> float:
+    """The sampler's tuned rate, or that of configs/tiny.yaml for all as long as none is tuned."""
+    return tuned_rates(docs).get(sampler, tiny_config().optimizer.learning_rate)
 
 
 def best_rates(found: Mapping[str, Any]) -> dict[str, float]:
-    """Sampler -> its best rate; a sampler of which some rate has no run is left out."""
-    means = {sampler: [_mean(found, sampler, rate) for rate in RATES] for sampler in SAMPLERS}
-    return {sampler: RATES[row.index(max(row))] for sampler, row in means.items() if None not in row}
+    """Sampler -> the rate of the largest mean gain; empty while a run of the grid is missing."""
+    seeds = {str(seed) for seed in found["budget"]["seeds"]}
+    if any(seeds - set(gains(found, arm.label)) for arm in arms()):
+        return {}
+    return {sampler: max(RATES, key=lambda rate: _mean(found, sampler, rate)) for sampler in SAMPLERS}
 
 
 def _mean(found: Mapping[str, Any], sampler: str, rate: float) -> float | None:
@@ -78,7 +84,9 @@ def draw(found: Mapping[str, Any]) -> Figure:
 def describe(found: Mapping[str, Any]) -> str:
     """Say how the rates were chosen, and which."""
     best = best_rates(found)
-    chosen = ", ".join(f"{SAMPLERS[sampler]} {rate:.0e}" for sampler, rate in best.items()) or "none yet"
+    chosen = (
+        ", ".join(f"{SAMPLERS[sampler]} {rate:.0e}" for sampler, rate in best.items()) or "none until the grid is whole"
+    )
     return paragraph(
         f"""The same grid for every sampler, {" ".join(f"{rate:.0e}" for rate in RATES)}, with the equalizer on; the
         rate of the largest mean gain is what the studies below use: {chosen}. {setup_text(found)} Here the held-out
@@ -99,7 +107,7 @@ STUDY = Study(NAME, "Learning rates, tuned equally", draw, describe, claims)
 def main(argv: Sequence[str]) -> int:
     """Train what is missing and publish; returns the exit status."""
     budget = parse_budget(["--seeds", *map(str, SEEDS), *argv], __doc__, ROUNDS)
-    return train_and_publish(STUDY, arms(), budget, {"rates": RATES})
+    return train_and_publish(STUDY, arms(), budget)
 
 
 if __name__ == "__main__":

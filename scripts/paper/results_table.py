@@ -15,9 +15,19 @@ from matplotlib.figure import Figure
 
 from scripts.paper.drawing import COLOURS, SAMPLERS, interval_row, name_rows, new_figure, tidy
 from scripts.paper.equalizer import ROUNDS
-from scripts.paper.learning_rates import tuned_rate
+from scripts.paper.learning_rates import rate_of, tuned_rates
 from scripts.paper.study import Claim, Study, paragraph
-from scripts.paper.sweep import Arm, difference, gain, gains, parse_budget, setup_text, train_and_publish, verdict
+from scripts.paper.sweep import (
+    Arm,
+    difference,
+    gain,
+    gains,
+    parse_budget,
+    rates_text,
+    setup_text,
+    train_and_publish,
+    verdict,
+)
 
 SETTINGS = {"A": {"reward_weights": {"VQ": 1.0, "MQ": 1.0, "TA": 1.0}}, "B": {}}
 """Setting B is the schema's default, so its runs are those of the equalizer study."""
@@ -30,7 +40,7 @@ def arms(docs: Path) -> list[Arm]:
     return [
         Arm(
             label_of(sampler, setting),
-            {"sde_type": sampler, "use_grad_balancing": True, "learning_rate": tuned_rate(sampler, docs), **weights},
+            {"sde_type": sampler, "use_grad_balancing": True, "learning_rate": rate_of(sampler, docs), **weights},
         )
         for setting, weights in SETTINGS.items()
         for sampler in SAMPLERS
@@ -67,8 +77,7 @@ def describe(found: Mapping[str, Any]) -> str:
     ]
     text = paragraph(
         f"""The base row gives means, the others gains over it. Overall is VQ + MQ + TA whatever was trained. Setting
-        A trains equal weights, setting B 0.5, 0.5 and 1. {setup_text(found)} Each sampler has its tuned learning
-        rate."""
+        A trains equal weights, setting B 0.5, 0.5 and 1. {setup_text(found)} {rates_text(found)}"""
     )
     lines = [["model", "setting", *COLUMNS], ["---"] * 6, *rows]
     return "\n\n".join([text, "\n".join(f"| {' | '.join(line)} |" for line in lines)])
@@ -103,7 +112,7 @@ STUDY = Study("results_table", "Samplers under reward settings A and B", draw, d
 def main(argv: Sequence[str]) -> int:
     """Train what is missing and publish; returns the exit status."""
     budget = parse_budget(argv, __doc__, ROUNDS)
-    return train_and_publish(STUDY, arms(budget.docs), budget, {})
+    return train_and_publish(STUDY, arms(budget.docs), budget, tuned=bool(tuned_rates(budget.docs)))
 
 
 if __name__ == "__main__":

@@ -11,9 +11,19 @@ from matplotlib.figure import Figure
 
 from scripts.paper import results_table
 from scripts.paper.drawing import BLUE, ORANGE, interval_row, name_rows, new_figure, tidy
+from scripts.paper.learning_rates import tuned_rates
 from scripts.paper.results_table import ROUNDS, SETTINGS, label_of
 from scripts.paper.study import Claim, Study, paragraph
-from scripts.paper.sweep import difference, gain, gains, parse_budget, setup_text, train_and_publish, verdict
+from scripts.paper.sweep import (
+    difference,
+    gain,
+    gains,
+    parse_budget,
+    rates_text,
+    setup_text,
+    train_and_publish,
+    verdict,
+)
 
 MEANINGS = {"VQ": "visual quality", "MQ": "motion quality", "TA": "text alignment"}
 LABELS = {setting: label_of("sage_grpo", setting) for setting in SETTINGS}
@@ -41,8 +51,8 @@ def describe(found: Mapping[str, Any]) -> str:
         if label in found["arms"]
     ]
     text = paragraph(
-        f"""Setting A weighs VQ, MQ and TA equally, setting B 0.5, 0.5 and 1. {setup_text(found)} The units of the
-        metrics are standard deviations of the base's scores, so their weights are comparable."""
+        f"""Setting A weighs VQ, MQ and TA equally, setting B 0.5, 0.5 and 1. {setup_text(found)} {rates_text(found)}
+        The units of the metrics are standard deviations of the base's scores, so their weights are comparable."""
     )
     header = f"| setting | {' | '.join(MEANINGS)} |\n|---|---|---|---|"
     return "\n\n".join([text, "\n".join([header, *rows])])
@@ -70,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
     """Train what is missing and publish; returns the exit status."""
     budget = parse_budget(argv, __doc__, ROUNDS)
     arms = [arm for arm in results_table.arms(budget.docs) if arm.label in LABELS.values()]
-    return train_and_publish(STUDY, arms, budget, {})
+    return train_and_publish(STUDY, arms, budget, tuned=bool(tuned_rates(budget.docs)))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hyvideo.config.loading import load_config
 from hyvideo.config.schema import Config
 from hyvideo.evaluation.intervals import Interval, seed_interval
 from hyvideo.observability.metrics import read_metrics
+from scripts.paper.drawing import SAMPLERS
 from scripts.paper.runs import CONFIG, Run, train
 from scripts.paper.study import DOCS, FAILS, HOLDS, OPEN, Study
 
@@ -53,16 +55,17 @@ def parse_budget(argv: Sequence[str], description: str, rounds: int) -> argparse
     return parser.parse_args(argv)
 
 
-def train_and_publish(study: Study, arms: Sequence[Arm], budget: argparse.Namespace, about: Mapping[str, Any]) -> int:
+def train_and_publish(study: Study, arms: Sequence[Arm], budget: argparse.Namespace, **about: Any) -> int:
     """Train what is missing, then publish what there is; returns the exit status (1 if a run failed).
 
     Args:
         study: what the runs are for.
-        arms: all of them get the same seeds, rounds and held-out videos; a seed of all arms comes before the next seed.
+        arms: all get the same seeds, rounds and held-out videos (those of `valid_video_csv`, which they share); a seed
+            of all arms comes before the next seed.
         budget: from `parse_budget`.
         about: settings to publish besides the budget.
     """
-    base = base_run(budget)
+    base = base_run(arms, budget)
     runs = {(arm.label, seed): run_of(arm, seed, budget) for seed in budget.seeds for arm in arms}
     failures = train([base, *runs.values()], jobs=budget.jobs, minutes=budget.minutes)
     for failure in failures:
@@ -90,9 +93,10 @@ def run_of(arm: Arm, seed: int, budget: argparse.Namespace) -> Run:
     return Run.of(settings, budget.runs_dir)
 
 
-def base_run(budget: argparse.Namespace) -> Run:
-    """A single round whose held-out videos are sampled before it: the base model, which all runs start from."""
+def base_run(arms: Sequence[Arm], budget: argparse.Namespace) -> Run:
+    """A single round whose held-out videos, those of the arms, are sampled before it: the base model."""
     settings = {
+        **{name: value for name, value in arms[0].settings.items() if name == "valid_video_csv"},
         "seed": 0,
         "max_steps": 1,
         "validate_at_step0": True,
@@ -107,6 +111,7 @@ def updates_per_rollout(arm: Arm) -> int:
     return arm.settings.get("updates_per_rollout", tiny_config().grpo.updates_per_rollout)
 
 
+@cache
 def tiny_config() -> Config:
     """What configs/tiny.yaml says, over the schema's defaults."""
     return load_config(["--config", str(CONFIG)])
@@ -204,3 +209,12 @@ def setup_text(found: Mapping[str, Any]) -> str:
         f"{found['base']['reward']:+.2f}. Intervals are 95 % (Student's t over seeds, differences paired by seed, not "
         "corrected for the number of comparisons)."
     )
+
+
+def rates_text(found: Mapping[str, Any]) -> str:
+    """Say which learning rates the arms had, and whether they were tuned (`tuned` of `train_and_publish`)."""
+    settings = [arm["settings"] for arm in found["arms"].values()]
+    rates = {SAMPLERS[each.get("sde_type", "sage_grpo")]: f"{each['learning_rate']:.0e}" for each in settings}
+    listed = ", ".join(f"{rate} for {name}" for name, rate in rates.items())
+    how = "tuned on one grid for all" if found["tuned"] else "not tuned yet, as in configs/tiny.yaml"
+    return f"Learning rates ({how}): {listed}."

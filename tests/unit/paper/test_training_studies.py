@@ -7,7 +7,7 @@ import pytest
 from hyvideo.config.checks import check_config
 from hyvideo.config.loading import load_config
 from scripts.paper import equalizer, kl_strategies, learning_rates, results_table, reward_settings
-from scripts.paper.learning_rates import tuned_rate
+from scripts.paper.learning_rates import rate_of
 from scripts.paper.study import DOCS, FAILS, HOLDS, OPEN, read_found
 from scripts.paper.sweep import Arm, base_run, run_of, tiny_config, train_and_publish
 from tests.support.trained_arms import budget_of, finish
@@ -33,7 +33,7 @@ def published(folder: Path, name: str, *flags: str, gain=lambda arm, seed: 0.3 +
     budget = budget_of(folder, *flags)
     arms = arms_of(budget.docs)
     finish(arms, budget, gain)
-    assert train_and_publish(study, arms, budget, {}) == 0
+    assert train_and_publish(study, arms, budget, tuned=False) == 0
     return folder / "docs" / "claims" / f"{name}.json"
 
 
@@ -49,7 +49,7 @@ def test_every_arm_is_a_configuration_that_can_be_trained(tmp_path, monkeypatch,
     monkeypatch.chdir(DOCS.parent)
     budget = budget_of(tmp_path)
     runs = [run_of(arm, 1, budget) for arm in STUDIES[name][1](budget.docs)]
-    for run in [base_run(budget), *runs]:
+    for run in [base_run(STUDIES[name][1](budget.docs), budget), *runs]:
         check_config(load_config(run.command()[2:]), 1)
     assert len({run.folder for run in runs}) == len(runs)
 
@@ -95,14 +95,14 @@ def test_what_is_finished_is_drawn_and_what_is_missing_is_said(tmp_path):
     budget = budget_of(tmp_path)
     arms = equalizer.arms(budget.docs)
     finish(arms[:2], budget_of(tmp_path, "--seeds", "1", "2"), lambda arm, seed: 0.2)
-    assert train_and_publish(equalizer.STUDY, arms, budget, {}) == 0
+    assert train_and_publish(equalizer.STUDY, arms, budget, tuned=False) == 0
     text = " ".join((tmp_path / "docs/claims.md").read_text().split())
     assert "2 seeds per arm (not all 5 are finished)" in text and "| CPS | no run yet |" in text
 
 
 def test_without_any_run_nothing_is_written(tmp_path, capsys):
     budget = budget_of(tmp_path)
-    assert train_and_publish(equalizer.STUDY, equalizer.arms(budget.docs), budget, {}) == 0
+    assert train_and_publish(equalizer.STUDY, equalizer.arms(budget.docs), budget, tuned=False) == 0
     assert "no finished run" in capsys.readouterr().out and not (tmp_path / "docs").exists()
 
 
@@ -116,13 +116,27 @@ def test_the_best_rate_of_the_grid_is_what_the_studies_train_with(tmp_path):
         "102",
         gain=lambda arm, seed: float(arm.settings["learning_rate"] == peak[arm.settings["sde_type"]]),
     )
-    assert {sampler: tuned_rate(sampler, tmp_path / "docs") for sampler in peak} == peak
+    assert {sampler: rate_of(sampler, tmp_path / "docs") for sampler in peak} == peak
     arms = equalizer.arms(tmp_path / "docs")
     assert {arm.settings["sde_type"]: arm.settings["learning_rate"] for arm in arms} == peak
 
 
+def test_a_grid_that_is_not_whole_tunes_nothing(tmp_path):
+    budget = budget_of(tmp_path, "--seeds", "101", "102")
+    finish(learning_rates.arms()[:-1], budget, lambda arm, seed: arm.settings["learning_rate"])
+    assert train_and_publish(learning_rates.STUDY, learning_rates.arms(), budget, tuned=False) == 0
+    assert rate_of("sage_grpo", tmp_path / "docs") == 3e-5
+    assert "none until the grid is whole" in (tmp_path / "docs/claims.md").read_text()
+
+
+def test_the_grid_is_measured_on_other_prompts_than_the_studies_base_included(tmp_path):
+    budget = budget_of(tmp_path)
+    bases = [base_run(arms, budget) for arms in (learning_rates.arms(), equalizer.arms(budget.docs))]
+    assert "train.csv" in bases[0].settings["valid_video_csv"] and "valid_video_csv" not in bases[1].settings
+
+
 def test_before_there_is_a_grid_all_samplers_train_at_the_rate_of_the_tiny_config(tmp_path):
-    assert tuned_rate("cps", tmp_path) == tiny_config().optimizer.learning_rate == 3e-5
+    assert rate_of("cps", tmp_path) == tiny_config().optimizer.learning_rate == 3e-5
 
 
 def test_studies_share_the_runs_they_have_in_common(tmp_path):
