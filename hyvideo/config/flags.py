@@ -6,7 +6,8 @@ from typing import NoReturn
 
 from hyvideo.config.knobs import GROUPS, KNOBS, Knob
 
-_METAVARS = {bool: "BOOL", int: "INT", float: "NUMBER", str: "TEXT", list: "TEXT", dict: "JSON"}
+METAVARS = {bool: "BOOL", int: "INT", float: "NUMBER", str: "TEXT", list: "TEXT", dict: "JSON"}
+"""Type of a knob -> what stands for its value in manuals."""
 
 _ABOUT = (
     "Every flag is also a key of the YAML files, alone or under its group. Values come from the schema's defaults, "
@@ -28,7 +29,7 @@ def _manual_layout(prog: str) -> argparse.HelpFormatter:
     return argparse.HelpFormatter(prog, indent_increment=2, max_help_position=8)
 
 
-def _default_text(knob: Knob) -> str:
+def default_text(knob: Knob) -> str:
     """The default as one would type it."""
     if isinstance(knob.default, bool):
         return str(knob.default).lower()
@@ -41,9 +42,9 @@ def _default_text(knob: Knob) -> str:
 
 def _add_flag(group: argparse._ArgumentGroup, knob: Knob) -> None:
     """Add a knob's flag; its value stays raw text (a list of it for list knobs) and is absent when not given."""
-    metavar = "{" + ",".join(knob.choices) + "}" if knob.choices else _METAVARS[knob.kind]
+    metavar = "{" + ",".join(knob.choices) + "}" if knob.choices else METAVARS[knob.kind]
     arity = {bool: {"nargs": "?", "const": "true"}, list: {"nargs": "+"}}.get(knob.kind, {})
-    text = f"{knob.doc} [default: {_default_text(knob)}]".replace("%", "%%")
+    text = f"{knob.doc} [default: {default_text(knob)}]".replace("%", "%%")
     group.add_argument(f"--{knob.name}", metavar=metavar, default=argparse.SUPPRESS, help=text, **arity)
 
 

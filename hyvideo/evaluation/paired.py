@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-_MAX_DRAWS_AT_ONCE = 2**22
+from hyvideo.evaluation.intervals import bootstrap_interval
 
 
 @dataclass(frozen=True)
@@ -60,23 +60,12 @@ def paired_gain(before: ArrayLike, after: ArrayLike, num_resamples: int = 10_000
         raise ValueError(f"Expected at least 2 pairs without NaN, received {num_pairs} of {len(before)}.")
     difference = after[whole] - before[whole]
     base_std = before[whole].std(ddof=1)
-    low, high = np.quantile(_bootstrap_means(difference, num_resamples, seed), [0.025, 0.975])
+    interval = bootstrap_interval(difference, num_resamples, seed)
     return PairedGain(
-        mean=float(difference.mean()),
-        low=float(low),
-        high=float(high),
-        in_base_std=float(difference.mean() / base_std) if base_std > 0 else float("nan"),
+        mean=interval.mean,
+        low=interval.low,
+        high=interval.high,
+        in_base_std=float(interval.mean / base_std) if base_std > 0 else float("nan"),
         num_pairs=num_pairs,
         num_left_out=len(before) - num_pairs,
     )
-
-
-def _bootstrap_means(values: np.ndarray, num_resamples: int, seed: int) -> np.ndarray:
-    """Means of `num_resamples` draws with replacement of [N] values, a bounded number of draws in memory at once."""
-    generator = np.random.default_rng(seed)
-    rows_at_once = max(1, _MAX_DRAWS_AT_ONCE // len(values))
-    means = np.empty(num_resamples)
-    for start in range(0, num_resamples, rows_at_once):
-        stop = min(start + rows_at_once, num_resamples)
-        means[start:stop] = values[generator.integers(len(values), size=(stop - start, len(values)))].mean(axis=1)
-    return means

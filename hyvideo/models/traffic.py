@@ -130,7 +130,8 @@ def token_traffic(
     """Return what sharing a video's tokens costs in one forward pass, or one forward and backward pass.
 
     Per block, query, key, value and output change between tokens and heads, and the condition's heads are gathered; the
-    backward pass does the same with the gradients; the output's tokens are gathered once.
+    backward pass does the same with the gradients, but for the last block's condition; the output's tokens are gathered
+    once.
 
     Args:
         config: of `HunyuanVideo15Transformer3DModel`.
@@ -150,4 +151,5 @@ def token_traffic(
     patch = config["patch_size_t"] * config["patch_size"] ** 2
     output = token_bytes * own * patch * config["out_channels"] * (sp_size - 1)
     layers = config["num_layers"]
-    return Traffic(tokens=rows * layers * per_block * passes, condition=rows * (layers * condition * passes + output))
+    gathered = layers * passes - training  # nothing uses the last block's condition, so no gradient of it returns
+    return Traffic(tokens=rows * layers * per_block * passes, condition=rows * (gathered * condition + output))

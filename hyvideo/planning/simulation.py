@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hyvideo.config.schema import Config
 from hyvideo.distributed.mesh import Mesh, build_mesh
-from hyvideo.models.attention import install_attention
+from hyvideo.models.attention import Run, install_attention
 from hyvideo.models.parallelize import lora_config, prepare_policy, shard_weights, trainable_parameters
 from hyvideo.models.quiet import quiet_diffusers
 from hyvideo.planning.networks import made_in
@@ -179,8 +179,9 @@ def _forward(
     )
     kinds = [torch.full(part.shape[:2], kind, dtype=torch.long) for kind, part in parts]
     text = torch.cat([part + self.cond_type_embed(kind) for (_, part), kind in zip(parts, kinds, strict=True)], dim=1)
+    runs = None if mask is None else [Run(row, row + 1, valid) for row, valid in enumerate(mask)]
     for block in self.transformer_blocks:
-        hidden, text = block(hidden, text, embedded, mask, rotary)
+        hidden, text = block(hidden, text, embedded, runs, rotary)
     return self.proj_out(self.norm_out(hidden, embedded)).float()
 
 

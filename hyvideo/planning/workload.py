@@ -7,6 +7,7 @@ import torch
 
 from hyvideo.config.schema import Config
 from hyvideo.config.sizes import parse_size
+from hyvideo.grpo.evaluations import evaluations_per_video
 from hyvideo.models.flops import transformer_flops, vae_decode_flops, video_tokens
 from hyvideo.models.traffic import ParameterCounts, Traffic, token_traffic, weight_traffic
 from hyvideo.planning.networks import Networks, make_vae
@@ -125,10 +126,14 @@ def workload(
     """
     grpo, parallel, rollout, rows = config.grpo, config.parallel, config.rollout, guidance_rows(config)
     videos = grpo.batch_size * grpo.gradient_accumulation_steps
-    trainable = _trainable_steps(config)
-    trained = max(1, math.ceil(grpo.timestep_fraction * trainable - 1e-9))
-    video_steps, pairs = videos * rollout.grpo_sampling_steps, videos * trained
-    has_anchor = anchor_kind(config.kl, config.model) != "none"
+    evaluations = evaluations_per_video(
+        rollout.grpo_sampling_steps,
+        _stochastic_steps(config),
+        window_size=None if rollout.sde_window == "all" else rollout.sde_window_size,
+        timestep_fraction=grpo.timestep_fraction,
+        with_anchor=anchor_kind(config.kl, config.model) != "none",
+    )
+    video_steps, pairs = videos * evaluations.rollout, videos * evaluations.update
     shape = latent_shape(config, networks)
     num_video = video_tokens(networks.transformer, shape)
     forward = transformer_flops(networks.transformer, num_video=num_video, num_text=num_text, sp_size=parallel.sp_size)
@@ -144,10 +149,9 @@ def workload(
     calls *= grpo.gradient_accumulation_steps * rollout.grpo_sampling_steps
     passes = math.ceil(pairs / grpo.mini_batch_size_per_update)
     inference = _weight_traffic(config, parameters, world_size, training=False)
-    anchor_calls = math.ceil(videos / grpo.mini_batch_size_per_update) * trained
+    anchor_pairs, anchor_calls = videos * evaluations.anchor, passes if evaluations.anchor else 0
     if not parallel.reshard_after_forward:
-        calls = anchor_calls = 1
-    anchor = PhaseWork(pairs * rows * forward.total, tokens.times(pairs) + inference.times(anchor_calls))
+        calls, anchor_calls = 1, min(1, anchor_calls)
     update_traffic = trained_tokens.times(pairs)
     update_traffic += _weight_traffic(config, parameters, world_size, training=True).times(passes)
     update_traffic += _muon_traffic(config, parameters, world_size).times(grpo.updates_per_rollout)
@@ -160,13 +164,13 @@ def workload(
             video_steps * rows * forward.total + videos * decoding,
             tokens.times(video_steps) + inference.times(calls),
         ),
-        anchor if has_anchor else PhaseWork(0, Traffic()),
+        PhaseWork(anchor_pairs * rows * forward.total, tokens.times(anchor_pairs) + inference.times(anchor_calls)),
         PhaseWork(pairs * rows * training, update_traffic),
     )
 
 
-def _trainable_steps(config: Config) -> int:
-    """Return how many of the rollout's steps are stochastic."""
+def _stochastic_steps(config: Config) -> int:
+    """Return how many of the rollout's steps can draw noise."""
     rollout = config.rollout
     scheduler = FlowMatchDiscreteScheduler(shift=rollout.infer_flow_shift_video, sage_clamp=rollout.sage_clamp)
     scheduler.set_timesteps(rollout.grpo_sampling_steps)

@@ -87,6 +87,14 @@ def test_cfg_and_lora_and_no_anchor_change_the_work(sized_plan):
     assert free.workload.anchor.flops == 0 and free.checkpoint_bytes < base.checkpoint_bytes
 
 
+def test_a_window_of_noisy_steps_costs_updates_and_anchor_in_proportion(sized_plan):
+    steps = ["--batch_size", "4", "--grpo_sampling_steps", "8"]
+    base = plan_of(sized_plan(*steps)).workload
+    window = plan_of(sized_plan(*steps, "--sde_window", "sliding", "--sde_window_size", "2")).workload
+    assert window.rollout == base.rollout
+    assert 4 * window.update.flops == base.update.flops and 4 * window.anchor.flops == base.anchor.flops
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -1,0 +1,103 @@
+"""Several models on the same prompts and seeds: means, paired gains and win rates, all with intervals."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from hyvideo.evaluation.intervals import Interval, bootstrap_interval
+from hyvideo.evaluation.win_rates import wilson_interval
+
+OVERALL = "Overall"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What the scores of M models say.
+
+    A prompt with several seeds counts once, with the mean of its videos: videos of one prompt are not independent, so
+    intervals are over prompts (bootstrap; Wilson's for win rates).
+
+    Attributes:
+        means: model -> metric -> mean over prompts.
+        gains: model -> metric -> mean difference to the first model, of videos of the same prompt and seed.
+        win_rates: metric -> model -> other model -> share of prompts and seeds at which it scores higher; a tie is half
+            a win.
+        num_failed: model -> metric -> videos without a score; they are left out.
+        num_prompts: prompts.
+        num_videos: videos of each model.
+    """
+
+    means: Mapping[str, Mapping[str, Interval]]
+    gains: Mapping[str, Mapping[str, Interval]]
+    win_rates: Mapping[str, Mapping[str, Mapping[str, Interval]]]
+    num_failed: Mapping[str, Mapping[str, int]]
+    num_prompts: int
+    num_videos: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything as plain numbers and names."""
+        return asdict(self)
+
+
+def compare(scores: Mapping[str, Mapping[str, np.ndarray]], rows: np.ndarray) -> Comparison:
+    """Compare models by their scores.
+
+    Args:
+        scores: model -> metric -> [N] scores of its videos, NaN for a failed one. The same N prompts and seeds in the
+            same order for all; the first model is the one the others are compared with.
+        rows: [N], which prompt each video is of.
+
+    Raises:
+        ValueError: models have other metrics or numbers of videos than the first, or a metric has fewer than 2 prompts
+            with a score.
+    """
+    models = list(scores)
+    metrics = list(scores[models[0]])
+    for model in models:
+        shapes = {metric: np.shape(values) for metric, values in scores[model].items()}
+        if shapes != dict.fromkeys(metrics, rows.shape):
+            raise ValueError(f"{model}: expected the metrics {metrics} of {len(rows)} videos each; received {shapes}.")
+    return Comparison(
+        means={m: {name: _over_prompts(scores[m][name], rows) for name in metrics} for m in models},
+        gains={
+            m: {name: _over_prompts(scores[m][name] - scores[models[0]][name], rows) for name in metrics}
+            for m in models[1:]
+        },
+        win_rates={
+            name: {
+                m: {other: _win_rate(scores[m][name], scores[other][name], rows) for other in models if other != m}
+                for m in models
+            }
+            for name in metrics
+        },
+        num_failed={m: {name: int(np.isnan(scores[m][name]).sum()) for name in metrics} for m in models},
+        num_prompts=len(np.unique(rows)),
+        num_videos=len(rows),
+    )
+
+
+def with_overall(scores: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> dict[str, np.ndarray]:
+    """Put the weighted sum first, as `Overall`; NaN where a weighted metric failed."""
+    return {OVERALL: sum(weight * scores[name] for name, weight in weights.items()), **scores}
+
+
+def _over_prompts(values: np.ndarray, rows: np.ndarray) -> Interval:
+    """Average [N] values within prompts, then over prompts."""
+    return bootstrap_interval(_of_prompts(values, rows))
+
+
+def _win_rate(own: np.ndarray, other: np.ndarray, rows: np.ndarray) -> Interval:
+    """Share of wins of [N] scores over [N] others, a tie half of one; Wilson's interval for as many prompts."""
+    wins = np.where(np.isnan(own - other), np.nan, (own > other) + 0.5 * (own == other))
+    of_prompts = _of_prompts(wins, rows)
+    rate = float(of_prompts.mean())
+    return Interval(rate, *wilson_interval(rate, len(of_prompts)), len(of_prompts))
+
+
+def _of_prompts(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Mean of each prompt's values, NaNs left out: [P] of the prompts that have any."""
+    there = ~np.isnan(values)
+    _, place = np.unique(rows[there], return_inverse=True)
+    return np.bincount(place, weights=values[there]) / np.bincount(place)

@@ -1,0 +1,93 @@
+"""Intervals of a mean: over many videos by the bootstrap, over a handful of training seeds by Student's t."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import stats
+
+_MAX_DRAWS_AT_ONCE = 2**22
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its 95 % interval.
+
+    Attributes:
+        mean: of the values.
+        low: lower end; NaN where one value says nothing about the spread.
+        high: upper end, likewise.
+        num: values that were averaged; NaNs are left out.
+    """
+
+    mean: float
+    low: float
+    high: float
+    num: int
+
+    def __str__(self) -> str:
+        if math.isnan(self.low):
+            return f"{self.mean:+.3f} [no interval from {self.num}]"
+        return f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
+
+
+def bootstrap_interval(values: ArrayLike, num_resamples: int = 10_000, seed: int = 0) -> Interval:
+    """Percentile bootstrap of the mean, for many independent values.
+
+    Args:
+        values: [N]; NaN marks a value that is missing.
+        num_resamples: bootstrap draws.
+        seed: of the draws; the same values give the same interval.
+
+    Raises:
+        ValueError: values are not [N], one is infinite, or fewer than 2 are there.
+    """
+    values = _finite(values)
+    if len(values) < 2:
+        raise ValueError(f"An interval needs at least 2 values that are not NaN, received {len(values)}.")
+    low, high = np.quantile(_resampled_means(values, num_resamples, seed), [0.025, 0.975])
+    return Interval(float(values.mean()), float(low), float(high), len(values))
+
+
+def seed_interval(values: ArrayLike) -> Interval:
+    """Student's t interval of the mean, for a few runs that differ by their seed.
+
+    The bootstrap is too narrow for so few: of five values its 95 % interval covers the mean in about 83 % of studies.
+    One value gives a mean without an interval.
+
+    Args:
+        values: [N], one per seed; NaN marks a missing run.
+
+    Raises:
+        ValueError: values are not [N], one is infinite, or none is there.
+    """
+    values = _finite(values)
+    if len(values) == 0:
+        raise ValueError("An interval over seeds needs at least one run; received none.")
+    mean = float(values.mean())
+    if len(values) == 1:
+        return Interval(mean, math.nan, math.nan, 1)
+    half_width = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
+    return Interval(mean, mean - half_width, mean + half_width, len(values))
+
+
+def _finite(values: ArrayLike) -> np.ndarray:
+    """The values [N] as float64 without the NaNs."""
+    values = np.asarray(values, dtype=np.float64)
+    if values.ndim != 1:
+        raise ValueError(f"Expected values [N], received the shape {values.shape}.")
+    if np.isinf(values).any():
+        raise ValueError("A score is infinite: expected finite scores, or NaN for a failed one.")
+    return values[~np.isnan(values)]
+
+
+def _resampled_means(values: np.ndarray, num_resamples: int, seed: int) -> np.ndarray:
+    """Means of `num_resamples` draws with replacement of [N] values, a bounded number of draws in memory at once."""
+    generator = np.random.default_rng(seed)
+    rows_at_once = max(1, _MAX_DRAWS_AT_ONCE // len(values))
+    means = np.empty(num_resamples)
+    for start in range(0, num_resamples, rows_at_once):
+        stop = min(start + rows_at_once, num_resamples)
+        means[start:stop] = values[generator.integers(len(values), size=(stop - start, len(values)))].mean(axis=1)
+    return means

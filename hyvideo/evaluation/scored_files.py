@@ -1,0 +1,117 @@
+"""Scores of video files, each computed once: what a score depends on is kept beside it."""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hyvideo.data.videos import read_video
+from hyvideo.models.reward_models.registry import RewardModel
+
+
+@dataclass(frozen=True)
+class NamedReward:
+    """A reward with what it was built from, which decides whether a score from earlier still counts.
+
+    Attributes:
+        name: as registered.
+        options: of its constructor.
+        model: the reward.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+    model: RewardModel
+
+
+class ScoreFile:
+    """A JSON Lines file with one row per video and reward.
+
+    A row counts for a file of the same content, the same prompt, and the same reward and options. Rows are written
+    block by block, so a run that is stopped goes on where it was.
+
+    Args:
+        path: the file; made when the first score is there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._scores = {row["key"]: row["scores"] for row in _rows(path)}
+
+    def score(self, reward: NamedReward, videos: Sequence[Path], prompts: Sequence[str]) -> dict[str, list[float]]:
+        """Score N mp4 files for their N prompts: each metric `[N]`, NaN where it failed.
+
+        Raises:
+            ValueError: a file is missing or is no video.
+        """
+        keys = [_key(reward, video, prompt) for video, prompt in zip(videos, prompts, strict=True)]
+        missing = [number for number, key in enumerate(keys) if key not in self._scores]
+        size = reward.model.context.batch_size
+        for start in range(0, len(missing), size):
+            block = missing[start : start + size]
+            found = _score_block(reward.model, [videos[n] for n in block], [prompts[n] for n in block])
+            self._append([(keys[n], videos[n], row) for n, row in zip(block, found, strict=True)])
+        rows = [self._scores[key] for key in keys]
+        return {name: [_number(row[name]) for row in rows] for name in reward.model.metrics}
+
+    def _append(self, rows: Sequence[tuple[str, Path, dict[str, float]]]) -> None:
+        """Remember rows of (key, video, scores) and write them."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a", encoding="utf-8") as file:
+            for key, video, scores in rows:
+                valid = {name: None if math.isnan(value) else value for name, value in scores.items()}
+                file.write(json.dumps({"video": video.name, "key": key, "scores": valid}, allow_nan=False) + "\n")
+                self._scores[key] = valid
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """Read the rows; a torn last line, which a killed process leaves, is cut off."""
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    if lines and not lines[-1].endswith("\n"):
+        lines.pop()
+        path.write_text("".join(lines), encoding="utf-8")
+    return [json.loads(line) for line in lines]
+
+
+def _key(reward: NamedReward, video: Path, prompt: str) -> str:
+    """Name everything that decides a video's score."""
+    if not video.is_file():
+        raise ValueError(f"There is no video '{video}'.")
+    content = hashlib.sha256(video.read_bytes()).hexdigest()
+    text = json.dumps([reward.name, dict(reward.options), prompt, content], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def _score_block(model: RewardModel, videos: Sequence[Path], prompts: Sequence[str]) -> list[dict[str, float]]:
+    """Score files as the reward reads them: as paths, or as frames, those of one shape together."""
+    if model.reads == "file":
+        return _by_video(model, model(videos, prompts))
+    frames = [read_video(path) for path in videos]
+    rows = []
+    for _, numbers in groupby(range(len(videos)), key=lambda number: frames[number].shape):
+        alike = list(numbers)
+        scores = model(torch.stack([frames[n] for n in alike]), [prompts[n] for n in alike])
+        rows += _by_video(model, scores)
+    return rows
+
+
+def _by_video(model: RewardModel, scores: Mapping[str, torch.Tensor]) -> list[dict[str, float]]:
+    """Turn metrics `[B]` into one mapping per video; an infinite score is a failed one."""
+    values = {name: scores[name].float().cpu().tolist() for name in model.metrics}
+    count = len(next(iter(values.values())))
+    return [
+        {name: column[row] if math.isfinite(column[row]) else math.nan for name, column in values.items()}
+        for row in range(count)
+    ]
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value

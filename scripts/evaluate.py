@@ -1,0 +1,205 @@
+"""Compare models, checkpoints or existing videos on the same prompts and seeds: a table with intervals, and win rates.
+
+Example: `python -m scripts.evaluate --prompts_csv assets/tiny/prompts/valid.csv --rewards moving_shapes
+--model base assets/tiny --model trained assets/tiny outputs/demo/checkpoints/step_72 --output_dir outputs/evaluation`
+
+Every model samples its videos through generate.py, whose flags (`--num_inference_steps`, `--guidance_scale`, ...) may
+follow. Videos and scores that are there already are not made again: stop it and start it again as you like.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from hyvideo.checkpoint.policy import check_checkpoint
+from hyvideo.data.prompts import read_prompts
+from hyvideo.evaluation.comparison import Comparison, compare, with_overall
+from hyvideo.evaluation.generation import Job, jobs_of_csv
+from hyvideo.evaluation.scored_files import NamedReward, ScoreFile
+from hyvideo.evaluation.table import markdown_of
+from hyvideo.models.layout import check_layout
+from hyvideo.models.reward_models.choice import RewardChoice, check_name, check_options
+from hyvideo.models.reward_models.registry import RewardContext, registered_rewards
+
+REPOSITORY = Path(__file__).parents[1]
+SUMMED = ("VQ", "MQ", "TA")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One model of the comparison.
+
+    Attributes:
+        name: in the tables.
+        root: folder of the base model, or of the videos.
+        trained: checkpoint or LoRA folder on top of it; None for the base alone.
+        makes_videos: whether they are sampled here.
+    """
+
+    name: str
+    root: Path
+    trained: Path | None
+    makes_videos: bool
+
+
+class _AddEntry(argparse.Action):
+    """Collect `--model` and `--videos` in the order they are given."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Sequence[str],
+        option_string: str | None = None,
+    ) -> None:
+        """Append one entry."""
+        most = 3 if option_string == "--model" else 2
+        if not 2 <= len(values) <= most:
+            parser.error(f"{option_string} takes {self.metavar}; received {' '.join(values)}")
+        trained = Path(values[2]) if len(values) == 3 else None
+        namespace.entries.append(Entry(values[0], Path(values[1]), trained, option_string == "--model"))
+
+
+def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Read the command line; what it does not know goes to generate.py."""
+    parser = argparse.ArgumentParser("evaluate", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    add = parser.add_argument
+    add("--prompts_csv", required=True, help="CSV with a 'prompt' column")
+    add("--seeds", type=int, nargs="+", default=[42], help="videos per prompt, one of each seed; default 42")
+    entry = {"dest": "entries", "nargs": "+", "action": _AddEntry, "default": []}
+    add("--model", metavar="NAME ROOT [TRAINED]", help="a model: base folder, and a checkpoint or LoRA folder", **entry)
+    add("--videos", metavar="NAME FOLDER", help="existing videos, named as generate.py names those of a CSV", **entry)
+    add("--rewards", nargs="+", default=["videoalign_local"], metavar="NAME[=CHECKPOINT]", help="who scores")
+    add("--overall", metavar="JSON", help="weights of the column Overall; default the sum of VQ, MQ and TA if there")
+    add("--transformer_version", help="transformer in the original layout; default the only one there")
+    add("--model_root", type=Path, default=Path("ckpts"), help="where VideoAlign's weights lie below; default ckpts")
+    add("--batch_size", type=int, default=8, help="videos scored together; default 8")
+    add("--num_processes", type=int, default=max(1, torch.cuda.device_count()), help="that sample; default one per GPU")
+    add("--output_dir", type=Path, required=True, help="receives videos, scores, evaluation.json and evaluation.md")
+    return parser.parse_known_args(argv)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Sample, score, compare; returns the exit status (0 done, 2 wrong input)."""
+    disable_progress_bar()
+    arguments, flags = parse_arguments(argv)
+    try:
+        _check_entries(arguments)
+        rewards = [_build_reward(text, arguments) for text in arguments.rewards]
+        weights = _overall_weights(arguments.overall, [metric for r in rewards for metric in r.model.metrics])
+        prompts = read_prompts([arguments.prompts_csv])
+        for entry in arguments.entries:
+            if entry.makes_videos and (status := _sample(entry, arguments, flags)):
+                return status
+        scores = {}
+        for reward in rewards:  # on the device only now: generate.py has used it
+            reward.model.to(reward.model.context.device)
+        for entry in arguments.entries:
+            jobs = jobs_of_csv(_folder(entry, arguments), prompts, arguments.seeds)
+            found = _scores(entry, jobs, rewards, arguments)
+            scores[entry.name] = with_overall(found, weights) if weights else found
+        rows = np.array([job.prompt.index for job in jobs])
+        _write(compare(scores, rows), arguments)
+    except ValueError as error:
+        print(f"evaluate: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _check_entries(arguments: argparse.Namespace) -> None:
+    """Find what is missing before the first video is made."""
+    names = [entry.name for entry in arguments.entries]
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"Give each --model and --videos a name of its own; received {', '.join(names) or 'none'}.")
+    for entry in arguments.entries:
+        if Path(entry.name).name != entry.name:
+            raise ValueError(f"--model {entry.name}: the name is that of a folder below --output_dir; leave out '/'.")
+        if not entry.makes_videos and not entry.root.is_dir():
+            raise ValueError(f"--videos {entry.name}: there is no folder '{entry.root}'.")
+        if entry.makes_videos:
+            check_layout(entry.root, arguments.transformer_version)
+        if entry.trained and not _is_adapter(entry.trained):
+            check_checkpoint(entry.trained)
+
+
+def _is_adapter(folder: Path) -> bool:
+    return (folder / "pytorch_lora_weights.safetensors").is_file()
+
+
+def _build_reward(text: str, arguments: argparse.Namespace) -> NamedReward:
+    """Build the reward of `NAME` or `NAME=CHECKPOINT`, and put it aside in host memory."""
+    name, _, checkpoint = text.partition("=")
+    options = {"checkpoint": checkpoint} if checkpoint else {}
+    known = registered_rewards()
+    check_name(name, known)
+    check_options(RewardChoice(name, 1.0, {}, options, None), known[name])
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    context = RewardContext(device, arguments.model_root, batch_size=arguments.batch_size)
+    reward = NamedReward(name, options, known[name](context, **options))
+    reward.model.to("cpu")
+    return reward
+
+
+def _overall_weights(text: str | None, metrics: Sequence[str]) -> dict[str, float]:
+    """Read `--overall`; without it VideoAlign's sum where its three metrics are given, else nothing."""
+    if text is None:
+        return dict.fromkeys(SUMMED, 1.0) if set(SUMMED) <= set(metrics) else {}
+    try:
+        weights = {name: float(weight) for name, weight in json.loads(text).items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f'--overall: expected JSON such as {{"VQ": 0.5, "TA": 1}}; received {text}.') from error
+    unknown = [name for name in weights if name not in metrics]
+    if unknown:
+        raise ValueError(f"--overall: no reward gives {', '.join(unknown)}; there are {', '.join(metrics)}.")
+    return weights
+
+
+def _folder(entry: Entry, arguments: argparse.Namespace) -> Path:
+    """Where an entry's videos lie."""
+    return arguments.output_dir / entry.name if entry.makes_videos else entry.root
+
+
+def _sample(entry: Entry, arguments: argparse.Namespace, flags: Sequence[str]) -> int:
+    """Run generate.py, over several processes if asked; returns its exit status."""
+    ranks = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={arguments.num_processes}"]
+    command = [sys.executable, *(ranks if arguments.num_processes > 1 else []), str(REPOSITORY / "generate.py")]
+    command += ["--model_path", str(entry.root), "--prompts_csv", arguments.prompts_csv]
+    command += ["--output_path", str(_folder(entry, arguments)), "--seed", *map(str, arguments.seeds)]
+    if arguments.transformer_version:
+        command += ["--transformer_version", arguments.transformer_version]
+    if entry.trained:
+        command += ["--lora_path" if _is_adapter(entry.trained) else "--checkpoint_path", str(entry.trained)]
+    return subprocess.call([*command, *flags])
+
+
+def _scores(
+    entry: Entry, jobs: Sequence[Job], rewards: Sequence[NamedReward], arguments: argparse.Namespace
+) -> dict[str, np.ndarray]:
+    """Score an entry's videos: each metric [N]."""
+    book = ScoreFile(arguments.output_dir / entry.name / "scores.jsonl")
+    videos, prompts = [job.path for job in jobs], [job.prompt.text for job in jobs]
+    found: dict[str, np.ndarray] = {}
+    for reward in rewards:
+        for metric, values in book.score(reward, videos, prompts).items():
+            found[metric if metric not in found else f"{reward.name}/{metric}"] = np.array(values)
+    return found
+
+
+def _write(comparison: Comparison, arguments: argparse.Namespace) -> None:
+    """Write JSON and markdown, and print the latter."""
+    text = markdown_of(comparison)
+    (arguments.output_dir / "evaluation.json").write_text(json.dumps(comparison.as_json(), indent=1) + "\n")
+    (arguments.output_dir / "evaluation.md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

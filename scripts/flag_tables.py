@@ -1,0 +1,40 @@
+"""Write docs/flags.md, a table of every flag, from the schema.
+
+Example: `python -m scripts.flag_tables`
+"""
+
+import argparse
+from pathlib import Path
+
+from hyvideo.config.flags import METAVARS, default_text
+from hyvideo.config.knobs import GROUPS, KNOBS, Knob
+
+TARGET = Path(__file__).parents[1] / "docs" / "flags.md"
+HEADER = """# Flags
+
+Every setting of `post_train.py`: as a flag (`--eta 0.4`), or as a key of a YAML file, alone or under its group.
+Defaults of the schema come first, then the files of `--config` from left to right, then the flags. Generated from
+`hyvideo/config` by `python -m scripts.flag_tables`, and checked by a test: change the schema, not this page.
+"""
+
+
+def flag_tables() -> str:
+    """The whole page: one table per group, in the order of the schema."""
+    parts = [HEADER]
+    for group, about in GROUPS.items():
+        rows = [_row(knob) for knob in KNOBS.values() if knob.group == group]
+        parts.append(f"\n## {group}\n\n{about}\n\n| flag | value | default | meaning |\n|---|---|---|---|\n")
+        parts += rows
+    return "".join(parts)
+
+
+def _row(knob: Knob) -> str:
+    """One flag; a bar would end its cell."""
+    value = " or ".join(f"`{choice}`" for choice in knob.choices) or METAVARS[knob.kind]
+    cells = (f"`--{knob.name}`", value, f"`{default_text(knob)}`", knob.doc)
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
+
+
+if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    TARGET.write_text(flag_tables(), encoding="utf-8")

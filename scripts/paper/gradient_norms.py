@@ -1,0 +1,191 @@
+"""Gradient of each denoising step on the bundled tiny model against its theory, before and after the equalizer.
+
+Example: `python -m scripts.paper.gradient_norms`
+
+Two gradients of the log-probability of a rollout's own transitions are measured (paper Eq. 8-9, A.5): by the velocity,
+which the theory gives exactly, and by all weights of the network, which the theory cannot know: the network's own
+sensitivity differs from level to level.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from hyvideo.config.loading import load_config
+from hyvideo.data.prompts import read_prompts
+from hyvideo.grpo.gradient_equalizer import equalizer_scales
+from hyvideo.models.attention import install_attention
+from hyvideo.models.loading import load_pipeline
+from hyvideo.models.parallelize import prepare_policy, trainable_parameters
+from hyvideo.pipelines.conditioning import Conditioning
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
+from hyvideo.pipelines.noise import SampleNoise
+from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from scripts.paper.drawing import BLACK, BLUE, ORANGE, SAMPLERS, legend_below, new_figure, tidy
+from scripts.paper.study import FAILS, HOLDS, Claim, Study, paragraph
+
+STEPS, ETA, SEED = 20, 0.5, 42
+
+
+def find(num_videos: int) -> dict[str, Any]:
+    """Theory and measurement at every step of every sampler, averaged over videos of as many prompts."""
+    config = load_config(["--config", "configs/tiny.yaml"])
+    scheduler = FlowMatchDiscreteScheduler(shift=config.rollout.infer_flow_shift_video)
+    scheduler.set_timesteps(STEPS)
+    pipeline = load_pipeline(
+        config.model.pretrained_model_root, pipeline_class=HunyuanVideoGRPOPipeline, scheduler=scheduler
+    )
+    prepare_policy(install_attention(pipeline.transformer), gradient_checkpointing=False)
+    prompts = [prompt.text for prompt in read_prompts(config.data.train_video_csv)[:num_videos]]
+    size = (config.rollout.sample_n_frames, (64, 64))
+    shape = pipeline.latent_shape(*size)
+    samplers = {}
+    for sampler in SAMPLERS:
+        tracks = [
+            _track(pipeline, pipeline.encode([text]), number, shape, sampler) for number, text in enumerate(prompts)
+        ]
+        norms = scheduler.gradient_norms(sde_type=sampler, eta=ETA)
+        velocity, weights = torch.tensor(tracks, dtype=torch.float64).mean(0).T.tolist()
+        samplers[sampler] = {
+            "theory": norms.tolist(),
+            "scale": equalizer_scales(norms).tolist(),
+            "by_velocity": velocity,
+            "by_weights": weights,
+        }
+    settings = {"steps": STEPS, "shift": scheduler.config.shift, "eta": ETA, "videos": num_videos, "seed": SEED}
+    return {"settings": settings, "sigma": scheduler.sigmas[:-1].tolist(), "samplers": samplers}
+
+
+def _track(
+    pipeline: HunyuanVideoGRPOPipeline, prompt: Conditioning, number: int, shape: Sequence[int], sampler: str
+) -> list[tuple[float, float]]:
+    """Follow one video through its steps: norm of the gradient by the velocity, and by the weights, of each."""
+    noise = SampleNoise([SEED], "gradient", 0, [number], [0])
+    latents = noise.initial(shape)
+    track = []
+    for index in range(STEPS):
+        velocity = pipeline.velocity(latents, index, prompt, Guidance())
+        mean, std = pipeline.scheduler.transition(velocity, latents, index, sde_type=sampler, eta=ETA)
+        step_noise = noise.step(index, shape)
+        following = pipeline.scheduler.sample_next(mean, std, step_noise).detach()
+        if float(std) == 0:
+            track.append((0.0, 0.0))
+        else:
+            log_prob = pipeline.scheduler.log_prob(following, mean, std, sde_type=sampler)
+            by_velocity, *by_weights = torch.autograd.grad(
+                log_prob.sum(), [velocity, *trainable_parameters(pipeline.transformer).values()]
+            )
+            rms = step_noise.square().mean().sqrt()
+            track.append((float(by_velocity.norm() * by_velocity.numel() ** 0.5 / rms), float(_norm(by_weights))))
+        latents = following
+    return track
+
+
+def _norm(gradients: Sequence[Tensor]) -> Tensor:
+    """Norm of all gradients together."""
+    return torch.stack([gradient.norm() for gradient in gradients]).norm()
+
+
+def draw(found: Mapping[str, Any]) -> Figure:
+    """Columns are samplers; above the velocity's gradient with its theory, below the weights' before and after."""
+    figure = new_figure(10, 4.8)
+    panels = figure.subplots(2, 4, sharex=True, sharey="row")
+    for column, (sampler, values) in enumerate(found["samplers"].items()):
+        sigma, *lines = _trained(found["sigma"], values)
+        theory, scale, by_velocity, by_weights = lines
+        above, below = panels[:, column]
+        above.plot(sigma, theory, color=BLACK, linewidth=1.2, label="theory")
+        above.plot(sigma, by_velocity, "o", color=BLUE, markersize=4, label="measured")
+        above.plot(sigma, _product(by_velocity, scale), "s", color=ORANGE, markersize=3.5, label="measured, equalized")
+        below.plot(sigma, by_weights, "o", color=BLUE, markersize=4)
+        below.plot(sigma, _product(by_weights, scale), "s", color=ORANGE, markersize=3.5)
+        tidy(above, title=SAMPLERS[sampler])
+        tidy(below, xlabel="noise level σ")
+        for axes in (above, below):
+            axes.set_yscale("log")
+    panels[0, 0].invert_xaxis()
+    panels[0, 0].set_ylabel("gradient by the velocity\n(|∂ log p / ∂v| · √D)", fontsize=9)
+    panels[1, 0].set_ylabel("gradient by the weights\n(norm)", fontsize=9)
+    legend_below(figure, panels[0, 0], columns=3)
+    return figure
+
+
+def describe(found: Mapping[str, Any]) -> str:
+    """Say what was measured and how far the steps spread."""
+    settings = found["settings"]
+    rows = "\n".join(
+        f"| {SAMPLERS[sampler]} | {s['velocity']:.1f} | {s['velocity_equalized']:.2f} | {s['weights']:.1f} | "
+        f"{s['weights_equalized']:.1f} |"
+        for sampler, values in found["samplers"].items()
+        for s in [spreads(found["sigma"], values)]
+    )
+    text = paragraph(
+        f"""Rollouts of the bundled model in {settings["steps"]} steps (shift {settings["shift"]:g}, eta
+        {settings["eta"]:g}), mean over {settings["videos"]} videos of as many prompts. The gradient of a
+        transition's log-probability by the velocity follows the theory N_t (line) at every step, and the equalizer
+        makes it the same everywhere. What reaches the *weights* also depends on the network, whose sensitivity
+        differs from level to level; the equalizer knows nothing of that. Largest over smallest step:"""
+    )
+    header = "| sampler | by the velocity | equalized | by the weights | equalized |\n|---|---|---|---|---|"
+    return f"{text}\n\n{header}\n{rows}"
+
+
+def claims(found: Mapping[str, Any]) -> Sequence[Claim]:
+    """Theory holds; equalized gradients are of one size in the velocity, and more even in the weights."""
+    spread = {sampler: spreads(found["sigma"], values) for sampler, values in found["samplers"].items()}
+    error = max(values["error"] for values in spread.values())
+    even = all(values["weights_equalized"] < values["weights"] for values in spread.values())
+    listed = ", ".join(
+        f"{SAMPLERS[sampler]} from {values['weights']:.0f} to {values['weights_equalized']:.1f}"
+        for sampler, values in spread.items()
+    )
+    return [
+        Claim(
+            "the gradient of a step's log-probability by the velocity has the scale N_t, which the equalizer removes",
+            HOLDS if error < 0.01 and max(s["velocity_equalized"] for s in spread.values()) < 1.02 else FAILS,
+            f"largest relative difference of measurement and theory {error:.0e}, all four samplers",
+        ),
+        Claim(
+            "the equalizer evens out the gradients that reach the network's weights, whatever the sampler",
+            HOLDS if even else FAILS,
+            f"largest over smallest step: {listed}; so not quite to one scale",
+        ),
+    ]
+
+
+def spreads(sigma: Sequence[float], values: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Largest over smallest gradient of the trained steps, and the largest relative error of the theory."""
+    _, theory, scale, by_velocity, by_weights = _trained(sigma, values)
+    return {
+        "velocity": _spread(by_velocity),
+        "velocity_equalized": _spread(_product(by_velocity, scale)),
+        "weights": _spread(by_weights),
+        "weights_equalized": _spread(_product(by_weights, scale)),
+        "error": max(abs(m / t - 1) for m, t in zip(by_velocity, theory, strict=True)),
+    }
+
+
+def _trained(sigma: Sequence[float], values: Mapping[str, Sequence[float]]) -> list[list[float]]:
+    """Level, theory, scale and both measurements of the stochastic steps alone."""
+    columns = (sigma, values["theory"], values["scale"], values["by_velocity"], values["by_weights"])
+    return [list(column) for column in zip(*(row for row in zip(*columns, strict=True) if row[1] > 0), strict=True)]
+
+
+def _product(values: Sequence[float], scale: Sequence[float]) -> list[float]:
+    return [value * factor for value, factor in zip(values, scale, strict=True)]
+
+
+def _spread(values: Sequence[float]) -> float:
+    return max(values) / min(values)
+
+
+STUDY = Study("gradient_norms", "Gradient norm over the noise level", draw, describe, claims)
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--num_videos", type=int, default=8, help="videos, one per prompt; default 8")
+    STUDY.publish(find(parser.parse_args().num_videos))

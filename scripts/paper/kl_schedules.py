@@ -1,0 +1,98 @@
+"""Schedules of the KL coefficient (paper A.6, Fig. 7) for a KL at its target, a large one, and one that falls.
+
+Example: `python -m scripts.paper.kl_schedules`
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from matplotlib.figure import Figure
+
+from hyvideo.grpo.kl_controller import KLController, Schedule
+from scripts.paper.drawing import BLUE, ORANGE, RED, legend_below, new_figure, tidy
+from scripts.paper.study import FAILS, HOLDS, Claim, Study, paragraph
+
+CEILING, FLOOR, WARMUP, UPDATES = 1e-5, 1e-7, 100, 250
+TARGET, LARGE, SMALL, FALL = 1.0, 3.0, 0.3, 170
+"""KL in units of kl_target, and the update at which the last course falls from large to small."""
+STYLES = {"fixed": (RED, "--"), "two_stage": (BLUE, "-"), "milder": (ORANGE, "-.")}
+
+
+def find() -> dict[str, Any]:
+    """The coefficient at every update, for each course of the KL and each schedule."""
+    courses = {
+        "at its target": [TARGET] * UPDATES,
+        "large": [LARGE] * UPDATES,
+        "large, then small": [LARGE] * FALL + [SMALL] * (UPDATES - FALL),
+    }
+    return {
+        "settings": {"kl_weight": CEILING, "kl_min_coef": FLOOR, "kl_warmup_updates": WARMUP},
+        "coefficient": {
+            name: {schedule: _coefficients(schedule, course) for schedule in get_args(Schedule)}
+            for name, course in courses.items()
+        },
+    }
+
+
+def _coefficients(schedule: Schedule, course: Sequence[float]) -> list[float]:
+    """Lambda of each update, when the updates before it showed this course of the KL."""
+    controller = KLController(max_coef=CEILING, min_coef=FLOOR, warmup_updates=WARMUP, target=1.0, schedule=schedule)
+    return [controller.coefficient, *(controller.update(kl) for kl in course[:-1])]
+
+
+def draw(found: Mapping[str, Any]) -> Figure:
+    """One panel per course of the KL, one line per schedule."""
+    figure = new_figure(10, 3.3)
+    panels = figure.subplots(1, 3, sharey=True)
+    for axes, (course, schedules) in zip(panels, found["coefficient"].items(), strict=True):
+        for schedule, (colour, line) in STYLES.items():
+            axes.plot(range(1, UPDATES + 1), schedules[schedule], line, color=colour, linewidth=1.6, label=schedule)
+        axes.axvline(WARMUP, color="0.6", linewidth=0.8, linestyle=":")
+        axes.set_yscale("log")
+        tidy(axes, title=f"KL {course}", xlabel="optimizer update")
+    panels[0].set_ylabel("KL coefficient λ", fontsize=9)
+    panels[0].text(WARMUP + 4, 1.3e-7, "end of the warm-up", fontsize=8, color="0.3")
+    legend_below(figure, panels[0], columns=3)
+    return figure
+
+
+def describe(found: Mapping[str, Any]) -> str:
+    """Say what the controller does."""
+    settings = found["settings"]
+    large = found["coefficient"]["large"]["two_stage"]
+    return paragraph(
+        f"""`two_stage` warms λ up linearly from {settings["kl_min_coef"]:g} to `kl_weight` {settings["kl_weight"]:g}
+        over {settings["kl_warmup_updates"]} updates and then follows the observed KL; `milder` does so below a tenth
+        of the ceiling (our choice, the paper gives no number); `fixed` does not move. Drawn by the project's own
+        controller at the schema's defaults, for an observed KL at its target, at {LARGE:g} targets, and at {LARGE:g}
+        targets until update {FALL} and {SMALL:g} after it. A large KL *relaxes* λ by a tenth per update, down to the
+        floor within {_updates_to_floor(large)} updates after the warm-up, and a small one raises it again. Other
+        controllers have the opposite sign; this one is the paper's."""
+    )
+
+
+def claims(found: Mapping[str, Any]) -> Sequence[Claim]:
+    """The controller relaxes when the KL is large."""
+    wanted, large, falling = (schedules["two_stage"] for schedules in found["coefficient"].values())
+    relaxed = wanted[-1] == CEILING and large[-1] == FLOOR and falling[-1] > falling[FALL]
+    return [
+        Claim(
+            "after a linear warm-up λ is relaxed while the KL is large and raised while it is small",
+            HOLDS if relaxed else FAILS,
+            f"{wanted[-1]:.0e} at the target, {large[-1]:.0e} after a large KL, {falling[-1]:.0e} when it has fallen; "
+            "true by construction",
+        ),
+    ]
+
+
+def _updates_to_floor(course: Sequence[float]) -> int:
+    """Updates after the warm-up until lambda is as low as it goes."""
+    return course.index(course[-1], WARMUP) - WARMUP
+
+
+STUDY = Study("kl_schedules", "Schedules of the KL coefficient", draw, describe, claims)
+
+if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    STUDY.publish(find())

@@ -1,0 +1,147 @@
+"""KL strategies none, fixed, step, moving and dual, at one and at two updates per rollout, over kl_weight (Fig. 8).
+
+Example: `python -m scripts.paper.kl_strategies --minutes 60`
+
+Lambda stays at kl_weight (`kl_schedule fixed`), so that a weight means what it says; all arms sample as many videos.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from scripts.paper.drawing import BLACK, BLUE, GREEN, ORANGE, PINK, interval_row, name_rows, new_figure, tidy
+from scripts.paper.learning_rates import rate_of, tuned_rates
+from scripts.paper.study import FAILS, HOLDS, Claim, Study, paragraph
+from scripts.paper.sweep import (
+    Arm,
+    difference,
+    gain,
+    gains,
+    parse_budget,
+    rates_text,
+    setup_text,
+    train_and_publish,
+    verdict,
+)
+
+ROUNDS = 18
+WEIGHTS = (1e-5, 1.0, 10.0)
+"""The paper's weight, and two far larger ones: the position KL of these runs is some thousandths."""
+
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "none": {"kl_weight": 0.0},
+    "fixed": {"use_moving_KL": False, "use_dual_kl": False},
+    "step": {"use_dual_kl": True, "dual_kl_moving_weight": 0.0},
+    "moving": {"use_moving_KL": True, "use_dual_kl": False},
+    "dual": {"use_moving_KL": True, "use_dual_kl": True},
+}
+COLOURS = dict(zip(STRATEGIES, (BLACK, ORANGE, GREEN, PINK, BLUE), strict=True))
+ANCHOR_STEPS = 10
+PANELS = (*((2, weight) for weight in WEIGHTS), (1, 1.0))
+"""Updates per rollout and kl_weight of each panel."""
+
+
+def arms(docs: Path) -> list[Arm]:
+    """Every strategy of every panel; without a KL term the weight makes no difference, so there is one arm of it."""
+    rate = rate_of("sage_grpo", docs)
+    found = {}
+    for updates, weight in PANELS:
+        for strategy, settings in STRATEGIES.items():
+            found[label_of(strategy, updates, weight)] = {
+                "learning_rate": rate,
+                "updates_per_rollout": updates,
+                "kl_schedule": "fixed",
+                "update_ref_model_step": ANCHOR_STEPS,
+                "kl_weight": weight,
+                **settings,
+            }
+    return [Arm(label, settings) for label, settings in found.items()]
+
+
+def label_of(strategy: str, updates: int, weight: float) -> str:
+    """The arm's name."""
+    at = "" if strategy == "none" else f", weight {weight:g}"
+    return f"{strategy}{at}, {updates} update{'s' if updates > 1 else ''}"
+
+
+def draw(found: Mapping[str, Any]) -> Figure:
+    """One panel per weight and number of updates, one row per strategy."""
+    figure = new_figure(10, 2.8)
+    panels = figure.subplots(1, len(PANELS), sharex=True, sharey=True)
+    for axes, (updates, weight) in zip(panels, PANELS, strict=True):
+        _panel(axes, found, updates, weight)
+    return figure
+
+
+def _panel(axes: Axes, found: Mapping[str, Any], updates: int, weight: float) -> None:
+    """Draw the strategies of one weight."""
+    for place, (strategy, colour) in enumerate(COLOURS.items()):
+        if (label := label_of(strategy, updates, weight)) in found["arms"]:
+            interval_row(axes, place, gain(found, label), list(gains(found, label).values()), colour)
+    name_rows(axes, list(STRATEGIES))
+    title = f"{updates} update{'s' if updates > 1 else ''} per rollout\nkl_weight {weight:g}"
+    tidy(axes, title=title, xlabel="gain in held-out reward")
+
+
+def describe(found: Mapping[str, Any]) -> str:
+    """Say what was compared; gain, spreads and KL of every arm."""
+    text = paragraph(
+        f"""Lambda is held at kl_weight, and a moving anchor follows every {ANCHOR_STEPS} updates.
+        {setup_text(found)} {rates_text(found)} All arms sample the same number of videos; at one update per rollout
+        they make half as many updates, each from twice the pairs. There the ratio is 1 in every replay: the velocity
+        term is 0 with a gradient of mean zero, pure noise, and "step" and "dual" differ from "none" and "moving" by
+        it alone. The table gives the position KL as the mean over updates; kl_weight times it is what the term adds
+        to the loss. Spread is the standard deviation of the reward over held-out videos, mean over seeds."""
+    )
+    header = "| arm | seeds | gain | spread | mean position KL |\n|---|---|---|---|---|"
+    rows = [_row(found, label) for label in found["arms"]]
+    return "\n\n".join([text, "\n".join([header, *rows])])
+
+
+def _row(found: Mapping[str, Any], label: str) -> str:
+    """One arm's numbers."""
+    runs = list(found["arms"][label]["runs"].values())
+    spread, position = (sum(run[name] for run in runs) / len(runs) for name in ("spread", "kl_position"))
+    return f"| {label} | {len(runs)} | {gain(found, label)} | {spread:.2f} | {position:.1e} |"
+
+
+def claims(found: Mapping[str, Any]) -> Sequence[Claim]:
+    """Dual beats the others at each weight; at one update per rollout the velocity term has no value."""
+    result = []
+    for updates, weight in PANELS[:-1]:
+        dual = label_of("dual", updates, weight)
+        ahead = {
+            name: difference(found, dual, label_of(name, updates, weight)) for name in STRATEGIES if name != "dual"
+        }
+        listed = "; ".join(f"{name} {interval or 'no pair yet'}" for name, interval in ahead.items())
+        text = f"at {updates} updates per rollout and kl_weight {weight:g}, dual moving KL reaches the highest reward"
+        result.append(Claim(text, verdict(list(ahead.values())), f"dual minus {listed}"))
+    return [*result, *_velocity_claim(found)]
+
+
+def _velocity_claim(found: Mapping[str, Any]) -> list[Claim]:
+    """The velocity KL at one update per rollout; no claim before there is a run."""
+    single = [label_of(strategy, *PANELS[-1]) for strategy in ("step", "dual")]
+    runs = [run for label in single if label in found["arms"] for run in found["arms"][label]["runs"].values()]
+    if not runs:
+        return []
+    largest = max(run["largest_kl_velocity"] for run in runs)
+    text = "at one update per rollout the velocity term of the dual KL is zero, so it can only add noise"
+    return [Claim(text, HOLDS if largest < 1e-6 else FAILS, f"largest of {len(runs)} runs: {largest:.0e}")]
+
+
+STUDY = Study("kl_strategies", "KL strategies", draw, describe, claims)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train what is missing and publish; returns the exit status."""
+    budget = parse_budget(argv, __doc__, ROUNDS)
+    return train_and_publish(STUDY, arms(budget.docs), budget, tuned=bool(tuned_rates(budget.docs)))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

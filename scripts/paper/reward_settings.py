@@ -1,0 +1,87 @@
+"""SAGE trained on reward setting A (equal weights) and B (text alignment doubled): which metrics gain.
+
+Example: `python -m scripts.paper.reward_settings --minutes 60`
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from scripts.paper import results_table
+from scripts.paper.drawing import BLUE, ORANGE, interval_row, name_rows, new_figure, tidy
+from scripts.paper.learning_rates import tuned_rates
+from scripts.paper.results_table import ROUNDS, SETTINGS, label_of
+from scripts.paper.study import Claim, Study, paragraph
+from scripts.paper.sweep import (
+    difference,
+    gain,
+    gains,
+    parse_budget,
+    rates_text,
+    setup_text,
+    train_and_publish,
+    verdict,
+)
+
+MEANINGS = {"VQ": "visual quality", "MQ": "motion quality", "TA": "text alignment"}
+LABELS = {setting: label_of("sage_grpo", setting) for setting in SETTINGS}
+
+
+def draw(found: Mapping[str, Any]) -> Figure:
+    """One panel per metric, one row per setting."""
+    figure = new_figure(9, 1.9)
+    panels = figure.subplots(1, 3, sharex=True, sharey=True)
+    for axes, (metric, meaning) in zip(panels, MEANINGS.items(), strict=True):
+        for place, (label, colour) in enumerate(zip(LABELS.values(), (BLUE, ORANGE), strict=True)):
+            if label in found["arms"]:
+                single = list(gains(found, label, metric).values())
+                interval_row(axes, place, gain(found, label, metric), single, colour)
+        name_rows(axes, [f"setting {setting}" for setting in LABELS])
+        tidy(axes, title=f"{metric}: {meaning}", xlabel="gain, held-out")
+    return figure
+
+
+def describe(found: Mapping[str, Any]) -> str:
+    """Say what was compared, with the gains."""
+    rows = [
+        f"| {setting} | {' | '.join(str(gain(found, label, metric)) for metric in MEANINGS)} |"
+        for setting, label in LABELS.items()
+        if label in found["arms"]
+    ]
+    text = paragraph(
+        f"""Setting A weighs VQ, MQ and TA equally, setting B 0.5, 0.5 and 1. {setup_text(found)} {rates_text(found)}
+        The units of the metrics are standard deviations of the base's scores, so their weights are comparable."""
+    )
+    header = f"| setting | {' | '.join(MEANINGS)} |\n|---|---|---|---|"
+    return "\n\n".join([text, "\n".join([header, *rows])])
+
+
+def claims(found: Mapping[str, Any]) -> Sequence[Claim]:
+    """What is weighed more gains more."""
+    text = difference(found, LABELS["B"], LABELS["A"], "TA")
+    looks = [difference(found, LABELS["A"], LABELS["B"], metric) for metric in ("VQ", "MQ")]
+    shown = [str(interval or "no pair yet") for interval in (text, *looks)]
+    return [
+        Claim("setting B gains more text alignment than setting A", verdict([text]), f"TA, B minus A: {shown[0]}"),
+        Claim(
+            "setting A gains more visual and motion quality than setting B",
+            verdict(looks),
+            f"A minus B: VQ {shown[1]}, MQ {shown[2]}",
+        ),
+    ]
+
+
+STUDY = Study("reward_settings", "Reward settings A and B", draw, describe, claims)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train what is missing and publish; returns the exit status."""
+    budget = parse_budget(argv, __doc__, ROUNDS)
+    arms = [arm for arm in results_table.arms(budget.docs) if arm.label in LABELS.values()]
+    return train_and_publish(STUDY, arms, budget, tuned=bool(tuned_rates(budget.docs)))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,170 @@
+"""Trainings of the bundled model for the studies: what is missing is trained, many at a time, and may stop at any time.
+
+A run is post_train.py with configs/tiny.yaml and a few settings, as one process with one thread: at this size a second
+thread gains nothing, a second run does. Its folder is named after a hash of all its settings, so that studies share
+runs, a finished run is kept, and one that was stopped goes on from its checkpoint.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hyvideo.training.stop_signal import StopSignal
+
+REPOSITORY = Path(__file__).parents[2]
+CONFIG = REPOSITORY / "configs" / "tiny.yaml"
+SILENT = {"save_rollout_videos": False, "keep_last": 1, "log_interval": 1000, "resume_from_checkpoint": "latest"}
+_LOOK_EVERY_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training.
+
+    Attributes:
+        folder: its run folder.
+        settings: fields of the schema that differ from configs/tiny.yaml; they decide what is trained and measured.
+        measured: updates after which the held-out videos of its result are sampled.
+    """
+
+    folder: Path
+    settings: Mapping[str, Any]
+    measured: int
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], root: Path, measured: int | None = None) -> "Run":
+        """Make the run of these settings below `root`; with another configs/tiny.yaml it is another run."""
+        everything = [yaml.safe_load(CONFIG.read_text(encoding="utf-8")), dict(settings)]
+        digest = hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:10]
+        name = f"{settings.get('sde_type', 'sage_grpo')}-seed{settings['seed']}-{digest}"
+        return cls(root.resolve() / name, settings, settings["max_steps"] if measured is None else measured)
+
+    def scores_at(self, step: int) -> Path:
+        """Scores of the held-out videos after so many updates."""
+        return self.folder / "samples" / f"step_{step}" / "scores.jsonl"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it made its last update and measured it: the row of metrics comes after the videos."""
+        if not (self.scores_at(self.measured).is_file() and (self.folder / "metrics.jsonl").is_file()):
+            return False
+        *_, last = ["", *(self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)]
+        return last.endswith("\n") and json.loads(last)["step"] >= self.settings["max_steps"]
+
+    def command(self) -> list[str]:
+        """The command line that makes it, or goes on with it."""
+        flags = {**self.settings, **SILENT, "output_dir": str(self.folder)}
+        texts = [word for name, value in flags.items() for word in (f"--{name}", _text(value))]
+        return [sys.executable, str(REPOSITORY / "post_train.py"), "--config", str(CONFIG), *texts]
+
+
+def _text(value: object) -> str:
+    """A setting as one types it."""
+    return json.dumps(value) if isinstance(value, dict) else str(value)
+
+
+class _Training:
+    """A run in a process of its own, which holds the run's lock while it lives."""
+
+    def __init__(self, run: Run, lock: TextIOWrapper) -> None:
+        self.run, self._lock = run, lock
+        self.process = subprocess.Popen(
+            run.command(),
+            stdout=lock,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            cwd=REPOSITORY,
+            start_new_session=True,  # Ctrl-C reaches this program, which asks its trainings to stop once
+        )
+
+    def close(self, *, asked_to_stop: bool) -> str | None:
+        """Wait for the end and tidy up; returns what went wrong, if anything did.
+
+        One that is asked to stop while it still starts up dies of the signal, which is no fault.
+        """
+        status = self.process.wait()
+        self._lock.close()
+        if self.run.is_finished:
+            shutil.rmtree(self.run.folder / "checkpoints", ignore_errors=True)
+            return None
+        stopped = asked_to_stop and status == -signal.SIGTERM
+        return None if status == 0 or stopped else f"status {status}, see {log_of(self.run)}"
+
+
+def log_of(run: Run) -> Path:
+    """Where a run's console goes."""
+    return run.folder.with_suffix(".log")
+
+
+def train(runs: Sequence[Run], *, jobs: int, minutes: float | None = None) -> list[str]:
+    """Train what is not finished, in the order given.
+
+    Ctrl-C, SIGTERM and the end of `minutes` let every training finish its round, save and stop. A run that another
+    command is training right now is left to it.
+
+    Args:
+        runs: what is wanted; those that are finished are skipped.
+        jobs: trainings at a time.
+        minutes: how long to go on; None to the end.
+
+    Returns:
+        What went wrong, one line per failed run.
+    """
+    waiting = [run for run in {run.folder: run for run in runs}.values() if not run.is_finished]
+    active: list[_Training] = []
+    failures = []
+    deadline = time.monotonic() + 60 * minutes if minutes is not None else float("inf")
+    if waiting:
+        print(f"{len(waiting)} of {len(runs)} runs to train, {jobs} at a time", flush=True)
+    with StopSignal().listening() as stop:
+        while active or waiting:
+            if _is_over(stop, deadline):
+                waiting.clear()
+                _ask_to_stop(active)
+            while waiting and len(active) < jobs:
+                active += _start(waiting.pop(0))
+            for training in [training for training in active if training.process.poll() is not None]:
+                active.remove(training)
+                failure = training.close(asked_to_stop=_is_over(stop, deadline))
+                failures += [f"{training.run.folder.name}: {failure}"] if failure else []
+                state = "failed" if failure else "finished" if training.run.is_finished else "stopped"
+                print(f"{state}: {training.run.folder.name}; {len(waiting) + len(active)} to go", flush=True)
+            time.sleep(_LOOK_EVERY_SECONDS)
+    return failures
+
+
+def _is_over(stop: StopSignal, deadline: float) -> bool:
+    return stop.name is not None or time.monotonic() > deadline
+
+
+def _start(run: Run) -> list[_Training]:
+    """Start a training; none when another command holds it."""
+    run.folder.parent.mkdir(parents=True, exist_ok=True)
+    log = log_of(run).open("a", encoding="utf-8")
+    with suppress(BlockingIOError):
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return [_Training(run, log)]
+    log.close()
+    return []
+
+
+def _ask_to_stop(active: list[_Training]) -> None:
+    """Send every training one SIGTERM, and wait for them."""
+    for training in active:
+        training.process.send_signal(signal.SIGTERM)
+    for training in active:
+        training.process.wait()

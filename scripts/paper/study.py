@@ -1,0 +1,137 @@
+"""A study: one figure or table of the paper, and how it gets into docs/claims.md with its picture and raw numbers."""
+
+import json
+import math
+import os
+import re
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+HOLDS, FAILS, OPEN = "holds", "does not hold", "cannot tell at this scale"
+DOCS = Path(__file__).parents[2] / "docs"
+DOCUMENT = "claims.md"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper and what became of it.
+
+    Attributes:
+        text: the claim.
+        verdict: HOLDS, FAILS or OPEN.
+        evidence: the numbers behind the verdict, in a few words.
+    """
+
+    text: str
+    verdict: str
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Study:
+    """One figure or table.
+
+    What a study finds is a mapping of plain numbers and names; picture, paragraph and claims are functions of it alone,
+    so that they can be made again from the committed JSON.
+
+    Attributes:
+        name: of its module, its files and its section.
+        title: heading of its section.
+        draw: the picture of what was found.
+        describe: markdown that says what is seen and how it was made.
+        claims: the claims it tests.
+    """
+
+    name: str
+    title: str
+    draw: Callable[[Mapping[str, Any]], Figure]
+    describe: Callable[[Mapping[str, Any]], str]
+    claims: Callable[[Mapping[str, Any]], Sequence[Claim]]
+
+    def section(self, found: Mapping[str, Any]) -> str:
+        """The markdown of its section of the document."""
+        verdicts = "\n".join(
+            paragraph(f"- **{claim.verdict}**: {claim.text} ({claim.evidence}).") for claim in self.claims(found)
+        )
+        return (
+            f"## {self.title}\n\n![{self.title}](claims/{self.name}.png)\n\n{self.describe(found)}\n\n{verdicts}\n\n"
+            f"`python -m scripts.paper.{self.name}` · raw numbers: [{self.name}.json](claims/{self.name}.json)"
+        )
+
+    def publish(self, found: Mapping[str, Any], docs: Path = DOCS) -> None:
+        """Write picture, raw numbers, section and the table of claims below `docs`, and print the paragraph."""
+        rounded = _rounded({**found, "claims": [asdict(claim) for claim in self.claims(_rounded(found))]})
+        folder = docs / "claims"
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = folder / f".{self.name}.{os.getpid()}.png"
+        self.draw(rounded).savefig(temporary, dpi=110)
+        os.replace(temporary, folder / f"{self.name}.png")
+        (folder / f"{self.name}.json").write_text(_as_json(rounded) + "\n", encoding="utf-8")
+        document = docs / DOCUMENT
+        text = document.read_text(encoding="utf-8") if document.exists() else _EMPTY
+        text = replace_part(text, self.name, self.section(rounded))
+        document.write_text(replace_part(text, "table", claims_table(folder)), encoding="utf-8")
+        print(self.section(rounded))
+
+
+def paragraph(text: str) -> str:
+    """Wrap a text, however it is broken in the code, to the document's lines."""
+    return textwrap.fill(" ".join(text.split()), width=120, break_long_words=False, break_on_hyphens=False)
+
+
+_EMPTY = "<!-- table -->\n<!-- /table -->\n"
+
+
+def replace_part(text: str, name: str, content: str) -> str:
+    """Put `content` between the document's marks `<!-- name -->` and `<!-- /name -->`, at its end if it has none."""
+    part = f"<!-- {name} -->\n{content}\n<!-- /{name} -->"
+    pattern = re.compile(rf"<!-- {name} -->\n.*?<!-- /{name} -->", re.DOTALL)
+    if pattern.search(text):
+        return pattern.sub(lambda match: part, text)
+    return f"{text.rstrip()}\n\n{part}\n"
+
+
+def read_found(path: Path) -> dict[str, Any]:
+    """Read raw numbers that `publish` wrote; null comes back as NaN."""
+    return _with_nan(json.loads(path.read_text(encoding="utf-8")))
+
+
+def claims_table(folder: Path) -> str:
+    """One row per claim of every study whose raw numbers lie in `folder`, in the order of the alphabet."""
+    rows = ["| claim | verdict | evidence | study |", "|---|---|---|---|"]
+    for path in sorted(folder.glob("*.json")):
+        rows += [
+            f"| {claim['text']} | **{claim['verdict']}** | {claim['evidence']} | {path.stem} |"
+            for claim in json.loads(path.read_text(encoding="utf-8"))["claims"]
+        ]
+    return "\n".join(rows)
+
+
+def _as_json(found: Mapping[str, Any]) -> str:
+    """JSON with the innermost lists and mappings on one line each: short, and readable in a diff."""
+    text = json.dumps(found, indent=1, allow_nan=False)
+    return re.sub(r"[\[{][^\[\]{}]*[\]}]", lambda match: re.sub(r"\s+", " ", match.group()), text)
+
+
+def _rounded(value: Any) -> Any:
+    """Floats to six digits, NaN and infinities to None, everywhere inside lists and mappings."""
+    if isinstance(value, Mapping):
+        return {str(name): _rounded(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value
+
+
+def _with_nan(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _with_nan(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_with_nan(item) for item in value]
+    return math.nan if value is None else value

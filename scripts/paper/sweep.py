@@ -1,0 +1,220 @@
+"""Arms x seeds: what a study of training runs asks for, what it reads back, and how arms are compared."""
+
+import argparse
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hyvideo.config.loading import load_config
+from hyvideo.config.schema import Config
+from hyvideo.evaluation.intervals import Interval, seed_interval
+from hyvideo.observability.metrics import read_metrics
+from scripts.paper.drawing import SAMPLERS
+from scripts.paper.runs import CONFIG, Run, train
+from scripts.paper.study import DOCS, FAILS, HOLDS, OPEN, Study
+
+METRICS = ("reward", "Overall", "VQ", "MQ", "TA")
+"""The trained reward, and what VideoAlign would call Overall: the sum of the three scores whatever was trained."""
+LOOKS = 3
+"""Times the held-out videos are sampled during a run, the last one at its end; once where rounds do not divide so."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to train.
+
+    Attributes:
+        label: in tables and pictures.
+        settings: fields of the schema that differ from configs/tiny.yaml.
+    """
+
+    label: str
+    settings: Mapping[str, Any]
+
+
+def parse_budget(argv: Sequence[str], description: str, rounds: int) -> argparse.Namespace:
+    """Read the flags that all studies of training runs share; `rounds` is the study's default."""
+    jobs = 1 if torch.cuda.is_available() else len(os.sched_getaffinity(0))
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
+    add = parser.add_argument
+    add("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5], help="runs of every arm; default 1 2 3 4 5")
+    add("--rounds", type=int, default=rounds, help=f"rounds of 32 videos per run; default {rounds}")
+    add("--num_held_out", type=int, default=128, help="held-out videos of each measurement; default 128")
+    add("--jobs", type=int, default=jobs, help="trainings at a time; default one per core, one on a GPU")
+    add("--minutes", type=float, help="stop after so long and draw what there is (0: only draw); default to the end")
+    add("--runs_dir", type=Path, default=Path("outputs/paper"), help="where runs lie; default outputs/paper")
+    add("--docs", type=Path, default=DOCS, help="where picture, numbers and claims.md are written; default docs")
+    return parser.parse_args(argv)
+
+
+def train_and_publish(study: Study, arms: Sequence[Arm], budget: argparse.Namespace, **about: Any) -> int:
+    """Train what is missing, then publish what there is; returns the exit status (1 if a run failed).
+
+    Args:
+        study: what the runs are for.
+        arms: all get the same seeds, rounds and held-out videos (those of `valid_video_csv`, which they share); a seed
+            of all arms comes before the next seed.
+        budget: from `parse_budget`.
+        about: settings to publish besides the budget.
+    """
+    base = base_run(arms, budget)
+    runs = {(arm.label, seed): run_of(arm, seed, budget) for seed in budget.seeds for arm in arms}
+    failures = train([base, *runs.values()], jobs=budget.jobs, minutes=budget.minutes)
+    for failure in failures:
+        print(f"failed: {failure}", flush=True)
+    found = _found(base, arms, runs, budget)
+    if found is None:
+        print("There is no finished run to draw yet: start the same command again to go on.")
+    else:
+        study.publish({**found, **about}, budget.docs)
+    return 1 if failures else 0
+
+
+def run_of(arm: Arm, seed: int, budget: argparse.Namespace) -> Run:
+    """The run of an arm and a seed."""
+    updates = budget.rounds * updates_per_rollout(arm)
+    looks = LOOKS if budget.rounds % LOOKS == 0 else 1
+    settings = {
+        **arm.settings,
+        "seed": seed,
+        "max_steps": updates,
+        "validation_interval": updates // looks,
+        "validation_num_videos": budget.num_held_out,
+        "save_interval": max(1, updates // (2 * LOOKS)),
+    }
+    return Run.of(settings, budget.runs_dir)
+
+
+def base_run(arms: Sequence[Arm], budget: argparse.Namespace) -> Run:
+    """A single round whose held-out videos, those of the arms, are sampled before it: the base model."""
+    settings = {
+        **{name: value for name, value in arms[0].settings.items() if name == "valid_video_csv"},
+        "seed": 0,
+        "max_steps": 1,
+        "validate_at_step0": True,
+        "validation_interval": 0,
+        "validation_num_videos": budget.num_held_out,
+    }
+    return Run.of(settings, budget.runs_dir, measured=0)
+
+
+def updates_per_rollout(arm: Arm) -> int:
+    """Optimizer updates an arm makes in a round."""
+    return arm.settings.get("updates_per_rollout", tiny_config().grpo.updates_per_rollout)
+
+
+@cache
+def tiny_config() -> Config:
+    """What configs/tiny.yaml says, over the schema's defaults."""
+    return load_config(["--config", str(CONFIG)])
+
+
+def _found(
+    base: Run, arms: Sequence[Arm], runs: Mapping[tuple[str, int], Run], budget: argparse.Namespace
+) -> dict[str, Any] | None:
+    """What the finished runs show; None without a base or without any run."""
+    read = {
+        arm.label: {
+            str(seed): _read(runs[arm.label, seed]) for seed in budget.seeds if runs[arm.label, seed].is_finished
+        }
+        for arm in arms
+    }
+    if not base.is_finished or not any(read.values()):
+        return None
+    return {
+        "budget": {"rounds": budget.rounds, "seeds": budget.seeds, "held_out": budget.num_held_out},
+        "base": _means(base, 0),
+        "arms": {
+            arm.label: {"settings": dict(arm.settings), "runs": read[arm.label]} for arm in arms if read[arm.label]
+        },
+    }
+
+
+def _read(run: Run) -> dict[str, Any]:
+    """A run's held-out means over its updates, its spread at the end, and the KL terms it saw."""
+    last, interval = run.settings["max_steps"], run.settings["validation_interval"]
+    steps = [step for step in range(interval, last + 1) if run.scores_at(step).is_file()]
+    rows = read_metrics(run.folder / "metrics.jsonl")
+    return {
+        "updates": steps,
+        "held_out": {metric: [_means(run, step)[metric] for step in steps] for metric in METRICS},
+        "spread": _means(run, last)["spread"],
+        "kl_position": float(np.nanmean([row["kl/position"] for row in rows])),
+        "largest_kl_velocity": float(np.nanmax([abs(row["kl/velocity"]) for row in rows])),
+    }
+
+
+def _means(run: Run, step: int) -> dict[str, float]:
+    """Means of the held-out videos, and the std of their reward over videos."""
+    rows = [json.loads(line) for line in run.scores_at(step).read_text(encoding="utf-8").splitlines()]
+    values = {metric: np.array([_number(row[metric]) for row in rows]) for metric in METRICS if metric != "Overall"}
+    values["Overall"] = values["VQ"] + values["MQ"] + values["TA"]
+    means = {metric: float(np.nanmean(of_metric)) for metric, of_metric in values.items()}
+    return {**means, "spread": float(np.nanstd(values["reward"], ddof=1))}
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def gains(found: Mapping[str, Any], arm: str, metric: str = "reward") -> dict[str, float]:
+    """Seed -> held-out gain over the base at the end of the run; empty for an arm without finished runs."""
+    runs = found["arms"].get(arm, {"runs": {}})["runs"]
+    return {seed: run["held_out"][metric][-1] - found["base"][metric] for seed, run in runs.items()}
+
+
+def gain(found: Mapping[str, Any], arm: str, metric: str = "reward") -> Interval:
+    """Held-out gain over the base, with its interval over seeds."""
+    return seed_interval(list(gains(found, arm, metric).values()))
+
+
+def difference(found: Mapping[str, Any], arm: str, other: str, metric: str = "reward") -> Interval | None:
+    """Gain of `arm` minus that of `other`, paired by seed; None where they share no finished seed.
+
+    Runs of one seed see the same prompts and start from the same noise.
+    """
+    own, theirs = gains(found, arm, metric), gains(found, other, metric)
+    shared = [seed for seed in own if seed in theirs]
+    return seed_interval([own[seed] - theirs[seed] for seed in shared]) if shared else None
+
+
+def verdict(differences: Sequence[Interval | None]) -> str:
+    """What becomes of "better than each of these": it holds if all intervals lie above 0, and fails if one lies below.
+
+    Anything else cannot be told, also where an arm is missing or has a single seed.
+    """
+    if any(interval is not None and interval.high < 0 for interval in differences):
+        return FAILS
+    return HOLDS if differences and all(d is not None and d.low > 0 for d in differences) else OPEN
+
+
+def setup_text(found: Mapping[str, Any]) -> str:
+    """Say how the runs were made, and how many seeds there are of every arm."""
+    budget = found["budget"]
+    counts = [len(arm["runs"]) for arm in found["arms"].values()]
+    least, most = min(counts), max(counts)
+    seeds = f"{least} seed{'' if least == 1 else 's'}" if least == most else f"{least} to {most} seeds"
+    unfinished = "" if least == len(budget["seeds"]) else f" (not all {len(budget['seeds'])} are finished)"
+    return (
+        f"Every run trains the bundled model for {budget['rounds']} rounds of 32 videos; {seeds} per arm{unfinished}. "
+        f"Rewards are those of {budget['held_out']} held-out prompts, sampled with the ODE; the base model has "
+        f"{found['base']['reward']:+.2f}. Intervals are 95 % (Student's t over seeds, differences paired by seed, not "
+        "corrected for the number of comparisons)."
+    )
+
+
+def rates_text(found: Mapping[str, Any]) -> str:
+    """Say which learning rates the arms had, and whether they were tuned (`tuned` of `train_and_publish`)."""
+    settings = [arm["settings"] for arm in found["arms"].values()]
+    rates = {SAMPLERS[each.get("sde_type", "sage_grpo")]: f"{each['learning_rate']:.0e}" for each in settings}
+    listed = ", ".join(f"{rate} for {name}" for name, rate in rates.items())
+    how = "tuned on one grid for all" if found["tuned"] else "not tuned yet, as in configs/tiny.yaml"
+    return f"Learning rates ({how}): {listed}."

@@ -1,0 +1,54 @@
+"""Pages that commands write say what the schema and the committed numbers say now."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from hyvideo.config.knobs import KNOBS
+from scripts.flag_tables import TARGET, flag_tables
+from scripts.paper.study import DOCS, DOCUMENT, claims_table, read_found
+
+FOLDER = DOCS / "claims"
+STUDIES = sorted(
+    path.stem
+    for path in (DOCS.parent / "scripts/paper").glob("*.py")
+    if "\nSTUDY = " in path.read_text(encoding="utf-8")
+)
+
+
+def part(name: str) -> str:
+    """What stands between a study's marks in the document."""
+    text = (DOCS / DOCUMENT).read_text(encoding="utf-8")
+    found = re.findall(rf"<!-- {name} -->\n(.*?)\n<!-- /{name} -->", text, re.DOTALL)
+    assert len(found) == 1, f"{DOCUMENT} has {len(found)} parts <!-- {name} -->"
+    return found[0]
+
+
+def test_the_flag_tables_are_those_of_the_schema():
+    assert TARGET.read_text(encoding="utf-8") == flag_tables(), "run: python -m scripts.flag_tables"
+
+
+def test_every_flag_has_one_row():
+    rows = re.findall(r"^\| `--(\w+)` \|", flag_tables(), re.MULTILINE)
+    assert rows == list(KNOBS)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_section_of_the_claims_follows_from_its_raw_numbers(name):
+    study = importlib.import_module(f"scripts.paper.{name}").STUDY
+    assert study.name == name
+    path = FOLDER / f"{name}.json"
+    expected = study.section(read_found(path)) if path.exists() else f"*No run yet: `python -m scripts.paper.{name}`.*"
+    assert part(name) == expected
+
+
+def test_the_table_of_claims_follows_from_the_raw_numbers():
+    assert part("table") == claims_table(FOLDER)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.stem)
+def test_raw_numbers_and_pictures_are_small_and_belong_to_a_study(path: Path):
+    assert path.stem in STUDIES
+    assert path.stat().st_size < 150_000 and path.with_suffix(".png").stat().st_size < 150_000

@@ -1,0 +1,116 @@
+"""scripts/evaluate.py: what a run trained and existing videos in one table; a second call makes nothing again."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hyvideo.data.videos import write_video
+from hyvideo.training.trainer import Trainer
+from scripts.evaluate import main
+from tests.support.rewards import grey_videos
+
+SAMPLING = ["--num_inference_steps", "2", "--fixed_size", "32x32", "--video_length", "5", "--guidance_scale", "1"]
+
+
+@pytest.fixture
+def evaluate(tiny_root: Path, prompts_csv: Path, tmp_path: Path) -> Callable[..., int]:
+    """Run it on four prompts with the moving-shapes reward; returns the exit status."""
+
+    def run(*flags: object) -> int:
+        shared = ["--prompts_csv", prompts_csv, "--rewards", "moving_shapes", "--output_dir", tmp_path / "evaluation"]
+        return main([str(word) for word in [*shared, *flags]])
+
+    return run
+
+
+@pytest.fixture
+def greys(tmp_path: Path) -> Path:
+    """A folder of four videos as generate.py names them."""
+    for number, video in enumerate(grey_videos(0, 60, 120, 180)):
+        write_video(tmp_path / "greys" / f"{number:04d}.mp4", video, fps=24)
+    return tmp_path / "greys"
+
+
+def test_a_checkpoint_and_existing_videos_are_compared_and_nothing_is_made_twice(
+    evaluate: Callable[..., int],
+    make_trainer: Callable[..., Trainer],
+    tiny_root: Path,
+    greys: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture,
+):
+    trainer = make_trainer(max_steps=1, kl_weight=0.0)
+    trainer.train()
+    models = ["--model", "trained", tiny_root, trainer.folder.checkpoints / "step_1", "--videos", "greys", greys]
+    assert evaluate(*models, *SAMPLING) == 0
+
+    folder = tmp_path / "evaluation"
+    result = json.loads((folder / "evaluation.json").read_text())
+    assert list(result["means"]) == ["trained", "greys"]
+    assert list(result["means"]["trained"]) == ["Overall", "VQ", "MQ", "TA"]
+    overall = result["means"]["greys"]["Overall"]["mean"]
+    assert overall == pytest.approx(sum(result["means"]["greys"][name]["mean"] for name in ("VQ", "MQ", "TA")))
+    assert (result["num_prompts"], result["num_videos"]) == (4, 4)
+    note = json.loads((folder / "trained" / "0003.json").read_text())
+    assert note["checkpoint_path"].endswith("step_1") and note["num_inference_steps"] == 2
+    assert "Gain over trained" in (folder / "evaluation.md").read_text()
+
+    made = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.suffix in (".mp4", ".jsonl")}
+    (folder / "evaluation.json").unlink()
+    capfd.readouterr()
+    assert evaluate(*models, *SAMPLING) == 0
+    assert capfd.readouterr().err.count("is finished already") == 4
+    assert {path: path.stat().st_mtime_ns for path in made} == made
+    assert json.loads((folder / "evaluation.json").read_text()) == result
+
+
+def test_weights_of_overall_are_the_users(evaluate: Callable[..., int], greys: Path, tmp_path: Path):
+    assert evaluate("--videos", "greys", greys, "--overall", '{"VQ": 0.5, "TA": 2}') == 0
+    means = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())["means"]["greys"]
+    assert means["Overall"]["mean"] == pytest.approx(0.5 * means["VQ"]["mean"] + 2 * means["TA"]["mean"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "received none"),
+        (["--videos", "a", "GREYS", "--videos", "a", "GREYS"], "received a, a"),
+        (["--videos", "a/b", "GREYS"], "leave out '/'"),
+        (["--videos", "a", "nowhere"], "there is no folder 'nowhere'"),
+        (["--model", "a", "GREYS"], "weights are missing"),
+        (["--model", "a", "ROOT", "GREYS"], "greys"),
+        (["--videos", "a", "GREYS", "--seeds", "1", "2"], "There is no video '.*0000_seed1.mp4'"),
+        (["--videos", "a", "GREYS", "--overall", '{"XQ": 1}'], "no reward gives XQ; there are VQ, MQ, TA"),
+        (["--videos", "a", "GREYS", "--overall", "VQ"], "expected JSON such as"),
+        (["--videos", "a", "GREYS", "--rewards", "moving_shape"], "Nearest: moving_shapes"),
+        (["--videos", "a", "GREYS", "--rewards", "clip_score=nowhere"], "there is no folder 'nowhere'"),
+    ],
+)
+def test_wrong_input_ends_with_status_2_and_says_what_to_do(
+    evaluate: Callable[..., int],
+    greys: Path,
+    tiny_root: Path,
+    capsys: pytest.CaptureFixture,
+    flags: list[str],
+    message: str,
+):
+    places = {"GREYS": str(greys), "ROOT": str(tiny_root)}
+    assert evaluate(*[places.get(word, word) for word in flags]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("evaluate: ") and re.search(message, error)
+
+
+def test_a_model_needs_a_name_and_a_folder(evaluate: Callable[..., int], capsys: pytest.CaptureFixture):
+    with pytest.raises(SystemExit):
+        evaluate("--model", "alone")
+    assert "--model takes NAME ROOT [TRAINED]; received alone" in capsys.readouterr().err
+
+
+def test_videos_that_are_damaged_are_named(evaluate: Callable[..., int], greys: Path, capsys: pytest.CaptureFixture):
+    shutil.copy(__file__, greys / "0002.mp4")
+    assert evaluate("--videos", "greys", greys) == 2
+    assert "0002.mp4" in capsys.readouterr().err

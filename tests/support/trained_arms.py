@@ -1,0 +1,39 @@
+"""Run folders of the paper's studies as finished trainings leave them, with scores that are known."""
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from scripts.paper.runs import Run
+from scripts.paper.sweep import Arm, base_run, parse_budget, run_of
+
+METRICS = ("VQ", "MQ", "TA")
+
+
+def budget_of(folder: Path, *flags: str) -> argparse.Namespace:
+    """Return a budget of two rounds that trains nothing and writes below `folder`."""
+    places = ["--runs_dir", str(folder / "runs"), "--docs", str(folder / "docs")]
+    return parse_budget(["--rounds", "3", "--num_held_out", "4", "--minutes", "0", *places, *flags], "a study", 3)
+
+
+def finish(arms: Sequence[Arm], budget: argparse.Namespace, gain: Callable[[Arm, int], float]) -> None:
+    """Write the base, and every arm and seed of the budget with `gain(arm, seed)` per metric at the run's end."""
+    finish_run(base_run(arms, budget), [0], 0.0)
+    for arm in arms:
+        for seed in budget.seeds:
+            run = run_of(arm, seed, budget)
+            interval = run.settings["validation_interval"]
+            finish_run(run, range(interval, run.settings["max_steps"] + 1, interval), gain(arm, seed))
+
+
+def finish_run(run: Run, looks: Sequence[int], gain: float) -> None:
+    """Write what a run leaves: held-out scores at `looks`, rising to `gain`, and its metrics."""
+    for look in looks:
+        path = run.scores_at(look)
+        path.parent.mkdir(parents=True)
+        reached = gain * look / run.settings["max_steps"]
+        rows = [{"reward": 2 * (reached + n), **dict.fromkeys(METRICS, reached + n)} for n in (-1.0, 0.0, 1.0)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    row = {"step": run.settings["max_steps"], "kl/position": 1e-3, "kl/velocity": 0.0}
+    (run.folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")

@@ -1,0 +1,84 @@
+"""Comparing models: means, paired gains and win rates in their closed forms, and the tables that show them."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from hyvideo.evaluation.comparison import compare, with_overall
+from hyvideo.evaluation.table import markdown_of
+
+ROWS = np.array([0, 0, 1, 1, 2, 2])
+"""Three prompts with two seeds each."""
+
+
+def scores(*values: float) -> dict[str, np.ndarray]:
+    return {"TA": np.array(values)}
+
+
+BASE = scores(0.0, 2.0, 4.0, 4.0, 1.0, 1.0)
+
+
+def test_a_prompt_with_several_seeds_counts_once():
+    unequal = compare({"base": scores(0.0, math.nan, 4.0, 4.0, 2.0, 2.0)}, ROWS)
+    mean = unequal.means["base"]["TA"]
+    assert mean.mean == pytest.approx((0 + 4 + 2) / 3)
+    assert (mean.num, unequal.num_failed["base"]["TA"], unequal.num_prompts, unequal.num_videos) == (3, 1, 3, 6)
+
+
+def test_seeds_of_one_prompt_do_not_narrow_the_interval():
+    rng = np.random.default_rng(0)
+    prompts = rng.normal(size=50)
+    once = compare({"base": {"TA": prompts}}, np.arange(50)).means["base"]["TA"]
+    twice = compare({"base": {"TA": np.repeat(prompts, 2)}}, np.repeat(np.arange(50), 2)).means["base"]["TA"]
+    assert (twice.low, twice.high) == (pytest.approx(once.low), pytest.approx(once.high))
+
+
+def test_gains_are_paired_with_the_first_model():
+    comparison = compare({"base": BASE, "trained": {"TA": BASE["TA"] + 0.5}}, ROWS)
+    gain = comparison.gains["trained"]["TA"]
+    assert (gain.mean, gain.low, gain.high) == (0.5, 0.5, 0.5)
+    assert list(comparison.gains) == ["trained"]
+
+
+def test_win_rates_count_ties_half_and_mirror_each_other():
+    comparison = compare({"base": BASE, "trained": scores(1.0, 2.0, 5.0, 5.0, 0.0, 0.0)}, ROWS)
+    forth, back = comparison.win_rates["TA"]["trained"]["base"], comparison.win_rates["TA"]["base"]["trained"]
+    assert forth.mean == pytest.approx((0.75 + 1 + 0) / 3)
+    assert back.mean == pytest.approx(1 - forth.mean)
+    assert (back.low, back.high) == (pytest.approx(1 - forth.high), pytest.approx(1 - forth.low))
+
+
+def test_a_model_that_always_wins_has_an_interval_of_some_width():
+    rate = compare({"base": BASE, "trained": {"TA": BASE["TA"] + 1}}, ROWS).win_rates["TA"]["trained"]["base"]
+    assert rate.mean == 1.0 and 0.3 < rate.low < 0.5 and rate.high == 1.0
+
+
+def test_a_pair_with_a_failed_score_is_left_out_of_gain_and_win_rate():
+    failed = BASE["TA"] + 1.0
+    failed[:2] = math.nan
+    comparison = compare({"base": BASE, "trained": {"TA": failed}}, ROWS)
+    assert comparison.gains["trained"]["TA"].num == 2
+    assert comparison.win_rates["TA"]["trained"]["base"].num == 2
+
+
+def test_overall_is_the_weighted_sum_and_fails_with_its_parts():
+    found = with_overall({"VQ": np.array([1.0, math.nan]), "TA": np.array([2.0, 3.0])}, {"VQ": 0.5, "TA": 1.0})
+    assert list(found) == ["Overall", "VQ", "TA"]
+    assert found["Overall"][0] == 2.5 and math.isnan(found["Overall"][1])
+
+
+def test_models_with_other_metrics_or_videos_are_refused():
+    with pytest.raises(ValueError, match="trained: expected the metrics .'TA'. of 6 videos"):
+        compare({"base": BASE, "trained": scores(1.0)}, ROWS)
+
+
+def test_the_table_has_a_row_per_model_and_the_json_everything():
+    comparison = compare({"base": BASE, "trained": scores(1.0, 2.0, 5.0, 5.0, 0.0, 0.0)}, ROWS)
+    lines = markdown_of(comparison).splitlines()
+    assert lines[0].startswith("3 prompts, 6 videos of each model.") and "No score failed." in lines[0]
+    assert lines[2:5] == ["| model | TA |", "| --- | --- |", f"| base | {comparison.means['base']['TA']} |"]
+    rate = comparison.win_rates["TA"]["trained"]["base"]
+    assert f"| trained | 0.58 [{rate.low:.2f}, {rate.high:.2f}] |  |" in lines
+    assert json.loads(json.dumps(comparison.as_json()))["means"]["base"]["TA"]["mean"] == pytest.approx(2.0)

@@ -1,0 +1,52 @@
+"""Intervals cover the truth as often as they say: over many videos, and over five training seeds."""
+
+import math
+
+import numpy as np
+import pytest
+
+from hyvideo.evaluation.intervals import bootstrap_interval, seed_interval
+
+
+def coverage(interval_of, size: int, num_studies: int = 1000) -> float:
+    """Share of studies of `size` normal values whose interval holds the true mean, 0.3."""
+    rng = np.random.default_rng(0)
+    studies = [interval_of(0.3 + rng.normal(size=size)) for _ in range(num_studies)]
+    return sum(study.low <= 0.3 <= study.high for study in studies) / num_studies
+
+
+def test_students_interval_covers_the_mean_with_five_seeds_and_the_bootstrap_does_not():
+    assert coverage(seed_interval, 5) == pytest.approx(0.95, abs=0.02)
+    assert coverage(lambda values: bootstrap_interval(values, num_resamples=300), 5) < 0.88
+
+
+def test_students_interval_has_its_closed_form():
+    interval = seed_interval([1.0, 2.0, 3.0])
+    assert interval.mean == 2.0 and interval.num == 3
+    assert interval.high - interval.mean == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
+    assert interval.mean - interval.low == pytest.approx(interval.high - interval.mean)
+
+
+def test_a_single_seed_gives_a_mean_without_an_interval_and_says_so():
+    interval = seed_interval([0.25])
+    assert interval.mean == 0.25 and math.isnan(interval.low) and math.isnan(interval.high)
+    assert str(interval) == "+0.250 [no interval from 1]"
+
+
+@pytest.mark.parametrize("interval_of", [seed_interval, bootstrap_interval])
+def test_missing_values_are_left_out(interval_of):
+    assert interval_of([1.0, math.nan, 2.0, 6.0]) == interval_of([1.0, 2.0, 6.0])
+
+
+@pytest.mark.parametrize(
+    ("interval_of", "values", "message"),
+    [
+        (seed_interval, [math.nan], "at least one run"),
+        (bootstrap_interval, [1.0, math.nan], "at least 2 values that are not NaN, received 1"),
+        (seed_interval, [[1.0, 2.0]], r"received the shape \(1, 2\)"),
+        (bootstrap_interval, [1.0, math.inf], "infinite"),
+    ],
+)
+def test_values_without_an_interval_are_refused(interval_of, values, message):
+    with pytest.raises(ValueError, match=message):
+        interval_of(values)

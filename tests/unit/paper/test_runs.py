@@ -1,0 +1,80 @@
+"""Trainings of a study are processes of their own: made once, stopped and continued without harm."""
+
+import fcntl
+import json
+from pathlib import Path
+
+import pytest
+
+from scripts.paper.runs import Run, log_of, train
+
+SMALL = {
+    "sample_n_frames": 5,
+    "rollout_size": "32x32",
+    "grpo_sampling_steps": 2,
+    "batch_size": 2,
+    "num_generations": 2,
+    "mini_batch_size_per_update": 2,
+    "updates_per_rollout": 1,
+    "validation_num_videos": 1,
+    "validate_video_length": 5,
+    "validation_fixed_size": "32x32",
+    "validation_num_inference_steps": 1,
+    "validation_interval": 1,
+    "save_interval": 1,
+    "max_steps": 1,
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """A run of one round of two smallest videos."""
+    return Run.of({**SMALL, "seed": 1}, tmp_path / "runs")
+
+
+def test_a_run_is_made_once_and_keeps_what_it_measured_but_no_checkpoints(run, capsys):
+    assert not run.is_finished
+    assert train([run, run], jobs=2) == [], log_of(run).read_text()
+    assert run.is_finished and not (run.folder / "checkpoints").exists()
+    assert len(json.loads(run.scores_at(1).read_text())) >= 4
+    rows = (run.folder / "metrics.jsonl").read_text()
+    capsys.readouterr()
+    assert train([run], jobs=1) == []
+    assert (run.folder / "metrics.jsonl").read_text() == rows and capsys.readouterr().out == ""
+
+
+def test_a_run_that_fails_is_named_with_its_log_and_others_go_on(tmp_path):
+    broken = [Run.of({**SMALL, "seed": seed, "batch_size": 3}, tmp_path) for seed in (1, 2)]
+    failures = sorted(train(broken, jobs=2))
+    assert [failure.split(":")[0] for failure in failures] == sorted(run.folder.name for run in broken)
+    assert all(
+        "status 2" in failure and str(log_of(run)) in failure for failure, run in zip(failures, broken, strict=True)
+    )
+    assert "batch_size" in log_of(broken[0]).read_text()
+
+
+def test_after_its_minutes_nothing_is_started_and_nothing_has_failed(run):
+    assert train([run], jobs=1, minutes=0) == []
+    assert not run.folder.exists()
+
+
+def test_a_run_that_is_cut_off_while_it_starts_has_not_failed(run):
+    assert train([run], jobs=1, minutes=0.01) == []
+    assert not run.is_finished
+
+
+def test_a_run_that_another_command_trains_is_left_to_it(run):
+    run.folder.parent.mkdir(parents=True)
+    with log_of(run).open("a") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)
+        assert train([run], jobs=1) == []
+    assert log_of(run).read_text() == "" and not run.folder.exists()
+
+
+@pytest.mark.parametrize("metrics", [None, "", '{"step": 0}\n', '{"step": 0}\n{"step": 1, "re'])
+def test_a_run_without_its_last_row_is_not_finished(run, metrics):
+    run.scores_at(1).parent.mkdir(parents=True)
+    run.scores_at(1).write_text("{}\n")
+    if metrics is not None:
+        (run.folder / "metrics.jsonl").write_text(metrics)
+    assert not run.is_finished

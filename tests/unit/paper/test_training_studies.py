@@ -1,0 +1,172 @@
+"""Studies of training runs read what runs leave, compare arms by seed and say what can be said, whole or in part."""
+
+from pathlib import Path
+
+import pytest
+
+from hyvideo.config.checks import check_config
+from hyvideo.config.loading import load_config
+from scripts.paper import equalizer, kl_strategies, learning_rates, results_table, reward_settings
+from scripts.paper.learning_rates import rate_of
+from scripts.paper.study import DOCS, FAILS, HOLDS, OPEN, read_found
+from scripts.paper.sweep import Arm, base_run, run_of, tiny_config, train_and_publish
+from tests.support.trained_arms import budget_of, finish
+
+NOISE = {1: 0.02, 2: -0.01, 3: 0.0, 4: 0.01, 5: -0.02, 101: 0.0, 102: 0.01}
+"""What a seed adds to the gain of any arm."""
+
+STUDIES = {
+    "equalizer": (equalizer.STUDY, equalizer.arms),
+    "results_table": (results_table.STUDY, results_table.arms),
+    "kl_strategies": (kl_strategies.STUDY, kl_strategies.arms),
+    "learning_rates": (learning_rates.STUDY, lambda docs: learning_rates.arms()),
+}
+
+
+def verdicts(path: Path) -> list[str]:
+    return [claim["verdict"] for claim in read_found(path)["claims"]]
+
+
+def published(folder: Path, name: str, *flags: str, gain=lambda arm, seed: 0.3 + NOISE[seed]) -> Path:
+    """Finish all runs of a study with known gains, publish it, and return the file of its raw numbers."""
+    study, arms_of = STUDIES[name]
+    budget = budget_of(folder, *flags)
+    arms = arms_of(budget.docs)
+    finish(arms, budget, gain)
+    assert train_and_publish(study, arms, budget, tuned=False) == 0
+    return folder / "docs" / "claims" / f"{name}.json"
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_draws_and_describes_its_runs(tmp_path, name):
+    path = published(tmp_path, name)
+    assert path.with_suffix(".png").stat().st_size < 150_000
+    assert "5 seeds per arm" in " ".join((tmp_path / "docs/claims.md").read_text().split())
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_arm_is_a_configuration_that_can_be_trained(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(DOCS.parent)
+    budget = budget_of(tmp_path)
+    runs = [run_of(arm, 1, budget) for arm in STUDIES[name][1](budget.docs)]
+    for run in [base_run(STUDIES[name][1](budget.docs), budget), *runs]:
+        check_config(load_config(run.command()[2:]), 1)
+    assert len({run.folder for run in runs}) == len(runs)
+
+
+def test_a_difference_that_all_seeds_share_holds_whatever_the_seeds_add(tmp_path):
+    path = published(tmp_path, "equalizer", gain=lambda arm, s: 5 * NOISE[s] + 0.1 * arm.settings["use_grad_balancing"])
+    assert verdicts(path) == [HOLDS] * 4
+
+
+def test_a_difference_the_other_way_does_not_hold(tmp_path):
+    path = published(tmp_path, "equalizer", gain=lambda arm, s: NOISE[s] - 0.1 * arm.settings["use_grad_balancing"])
+    assert verdicts(path) == [FAILS] * 4
+
+
+def test_a_difference_of_the_size_of_its_noise_cannot_be_told(tmp_path):
+    path = published(tmp_path, "equalizer", gain=lambda arm, s: arm.settings["use_grad_balancing"] * (NOISE[s] + 0.005))
+    assert verdicts(path) == [OPEN] * 4
+
+
+def test_better_than_all_needs_to_be_better_than_each(tmp_path):
+    tie = {"sage_grpo": 0.3, "cps": 0.3}
+    path = published(
+        tmp_path,
+        "results_table",
+        gain=lambda arm, s: (
+            tie.get(arm.settings["sde_type"], 0.0) + NOISE[s] / (1 if arm.settings["sde_type"] == "cps" else 2)
+        ),
+    )
+    assert verdicts(path) == [OPEN, OPEN]
+    evidence = read_found(path)["claims"][0]["evidence"]
+    assert "Flow-GRPO +0.9" in evidence and "CPS +0.0" in evidence
+
+
+def test_a_single_seed_gives_means_and_no_verdict(tmp_path):
+    path = published(
+        tmp_path, "equalizer", "--seeds", "3", gain=lambda arm, s: 0.1 * arm.settings["use_grad_balancing"]
+    )
+    assert verdicts(path) == [OPEN] * 4
+    assert "1 seed per arm" in " ".join((tmp_path / "docs/claims.md").read_text().split())
+
+
+def test_what_is_finished_is_drawn_and_what_is_missing_is_said(tmp_path):
+    budget = budget_of(tmp_path)
+    arms = equalizer.arms(budget.docs)
+    finish(arms[:2], budget_of(tmp_path, "--seeds", "1", "2"), lambda arm, seed: 0.2)
+    assert train_and_publish(equalizer.STUDY, arms, budget, tuned=False) == 0
+    text = " ".join((tmp_path / "docs/claims.md").read_text().split())
+    assert "2 seeds per arm (not all 5 are finished)" in text and "| CPS | no run yet |" in text
+
+
+def test_without_any_run_nothing_is_written(tmp_path, capsys):
+    budget = budget_of(tmp_path)
+    assert train_and_publish(equalizer.STUDY, equalizer.arms(budget.docs), budget, tuned=False) == 0
+    assert "no finished run" in capsys.readouterr().out and not (tmp_path / "docs").exists()
+
+
+def test_the_best_rate_of_the_grid_is_what_the_studies_train_with(tmp_path):
+    peak = {"sage_grpo": 3e-5, "flow_grpo": 1e-4, "dance_grpo": 1e-5, "cps": 1e-4}
+    published(
+        tmp_path,
+        "learning_rates",
+        "--seeds",
+        "101",
+        "102",
+        gain=lambda arm, seed: float(arm.settings["learning_rate"] == peak[arm.settings["sde_type"]]),
+    )
+    assert {sampler: rate_of(sampler, tmp_path / "docs") for sampler in peak} == peak
+    arms = equalizer.arms(tmp_path / "docs")
+    assert {arm.settings["sde_type"]: arm.settings["learning_rate"] for arm in arms} == peak
+
+
+def test_a_grid_that_is_not_whole_tunes_nothing(tmp_path):
+    budget = budget_of(tmp_path, "--seeds", "101", "102")
+    finish(learning_rates.arms()[:-1], budget, lambda arm, seed: arm.settings["learning_rate"])
+    assert train_and_publish(learning_rates.STUDY, learning_rates.arms(), budget, tuned=False) == 0
+    assert rate_of("sage_grpo", tmp_path / "docs") == 3e-5
+    assert "none until the grid is whole" in (tmp_path / "docs/claims.md").read_text()
+
+
+def test_the_grid_is_measured_on_other_prompts_than_the_studies_base_included(tmp_path):
+    budget = budget_of(tmp_path)
+    bases = [base_run(arms, budget) for arms in (learning_rates.arms(), equalizer.arms(budget.docs))]
+    assert "train.csv" in bases[0].settings["valid_video_csv"] and "valid_video_csv" not in bases[1].settings
+
+
+def test_before_there_is_a_grid_all_samplers_train_at_the_rate_of_the_tiny_config(tmp_path):
+    assert rate_of("cps", tmp_path) == tiny_config().optimizer.learning_rate == 3e-5
+
+
+def test_studies_share_the_runs_they_have_in_common(tmp_path):
+    budget = budget_of(tmp_path)
+    folders = [
+        {run_of(arm, 1, budget).folder for arm in arms}
+        for arms in (equalizer.arms(budget.docs), results_table.arms(budget.docs))
+    ]
+    assert len(folders[0] & folders[1]) == 4
+    assert set(reward_settings.LABELS.values()) <= {arm.label for arm in results_table.arms(budget.docs)}
+
+
+def test_all_arms_of_the_kl_study_sample_as_many_videos(tmp_path):
+    budget = budget_of(tmp_path)
+    for arm in kl_strategies.arms(budget.docs):
+        updates = run_of(arm, 1, budget).settings["max_steps"]
+        assert updates / arm.settings["updates_per_rollout"] == budget.rounds
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3, 7, 24])
+def test_every_run_is_measured_after_its_last_update(tmp_path, rounds):
+    budget = budget_of(tmp_path, "--rounds", str(rounds))
+    for updates in (1, 2):
+        settings = run_of(Arm("a", {"updates_per_rollout": updates}), 1, budget).settings
+        assert settings["max_steps"] % settings["validation_interval"] == 0
+        assert settings["validation_interval"] % updates == 0
+
+
+def test_another_setting_is_another_run(tmp_path):
+    budget = budget_of(tmp_path)
+    folders = {run_of(Arm("a", {"eta": eta}), seed, budget).folder for eta in (0.4, 0.5) for seed in (1, 2)}
+    assert len(folders) == 4
+    assert run_of(Arm("b", {"eta": 0.5}), 1, budget).folder in folders
