@@ -44,8 +44,10 @@ class PhaseTimer:
         self._enter(phase)
         start = self._now()
         with record_function(RANGE + phase):
-            yield
-            self._seconds[phase] += self._now() - start
+            try:
+                yield
+            finally:
+                self._seconds[phase] += self._now() - start
         self._enter(BETWEEN)
 
     def pop(self) -> dict[str, float]:
