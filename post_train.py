@@ -4,9 +4,12 @@ Example: `python post_train.py --config configs/tiny.yaml`; `--help` lists every
 `torchrun --nproc_per_node 8 post_train.py --config configs/sage_8gpu.yaml`.
 """
 
+import os
 import sys
 from contextlib import ExitStack
+from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from transformers.utils.logging import disable_progress_bar
 
@@ -16,11 +19,21 @@ from hyvideo.distributed.process_group import process_group
 from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.planning.preflight import plan_on_main, preflight
 from hyvideo.training.assembly import build_trainer
+from hyvideo.training.device_memory import out_of_memory
+from hyvideo.training.stop_signal import PREEMPTED, PREEMPTIONS
 from hyvideo.training.update import NonFiniteUpdateError
+
+STATUS_FILE = "POST_TRAIN_STATUS_FILE"
+"""Environment variable with the file for the exit status of a node's ranks, which torchrun does not pass on."""
 
 
 def main() -> int:
-    """Train from the command line; returns the exit status (0 done, 1 the run failed, 2 wrong input)."""
+    """Train from the command line.
+
+    Returns:
+        The exit status: 0 done, or stopped by Ctrl-C and saved; 1 the run failed; 2 wrong input; 75 preempted and
+        saved, to be started again.
+    """
     disable_progress_bar()
     with ExitStack() as ranks:
         try:
@@ -38,7 +51,13 @@ def main() -> int:
                 print(f"post_train.py: {error}", file=sys.stderr)
             return 2
         try:
-            trainer.train()
+            stopped_by = trainer.train()
+        except (
+            torch.OutOfMemoryError
+        ) as error:  # on this rank alone: the others wait for it, and the launcher ends them
+            told = out_of_memory(error, trainer.timer.phase, trainer.state.step, trainer.mesh.rank, trainer.config)
+            trainer.console.warning(told)
+            raise SystemExit(1) from None
         except (NonFiniteUpdateError, RewardFailureError, SaveError) as error:
             if trainer.mesh.is_main:
                 trainer.console.warning(str(error))
@@ -46,7 +65,10 @@ def main() -> int:
             return 1
         finally:
             trainer.console.close()
-    return 0
+    status = PREEMPTED if stopped_by in PREEMPTIONS else 0
+    if STATUS_FILE in os.environ and os.environ.get("LOCAL_RANK", "0") == "0":
+        Path(os.environ[STATUS_FILE]).write_text(str(status))
+    return status
 
 
 if __name__ == "__main__":

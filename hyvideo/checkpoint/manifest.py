@@ -43,8 +43,8 @@ def verify_files(folder: Path) -> None:
     """
     with all_or_none():
         try:
-            expected: dict[str, FileRecord] = json.loads((folder / MANIFEST).read_text())
-        except (OSError, ValueError) as error:
+            expected = _checked(json.loads((folder / MANIFEST).read_text()))
+        except (OSError, ValueError, RecursionError) as error:
             raise ValueError(
                 f"'{folder}' is no finished checkpoint: its {MANIFEST} cannot be read ({error})."
             ) from error
@@ -55,8 +55,26 @@ def verify_files(folder: Path) -> None:
                 raise ValueError(_damaged(folder, name, f"{found}, expected {record['size']} bytes"))
     received = hash_files(folder)
     for name, record in expected.items():
-        if received[name]["sha256"] != record["sha256"]:
+        if received.get(name, {}).get("sha256") != record["sha256"]:
             raise ValueError(_damaged(folder, name, "has other content than when it was written"))
+
+
+def _checked(records: object) -> dict[str, FileRecord]:
+    """Return what `write_manifest` wrote, if it is that.
+
+    Raises:
+        ValueError: something else was read, or a file lies outside of the folder.
+    """
+    whole = isinstance(records, dict) and all(
+        isinstance(record, dict) and isinstance(record.get("size"), int) and isinstance(record.get("sha256"), str)
+        for record in records.values()
+    )
+    if not whole:
+        raise ValueError("expected size and sha256 of every file")
+    for name in records:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ValueError(f"{name!r} lies outside of the checkpoint")
+    return records
 
 
 def _damaged(folder: Path, name: str, what: str) -> str:

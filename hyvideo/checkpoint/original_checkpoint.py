@@ -11,10 +11,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 from diffusers import HunyuanVideo15Transformer3DModel
 from torch import Tensor
-from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from hyvideo.checkpoint.tensor_reader import TensorReader
 from hyvideo.checkpoint.train_state import one_process
 from hyvideo.models.conversion import transformer_part
 from hyvideo.models.parallelize import ADAPTER, ADAPTER_FILE, load_lora
@@ -41,7 +41,7 @@ class OriginalCheckpoint:
         self.where = str(folder)
         self._folder = folder
         try:
-            stored = FileSystemReader(folder).read_metadata().state_dict_metadata
+            stored = TensorReader(folder).read_metadata().state_dict_metadata
         except (CheckpointException, OSError, RuntimeError, ValueError, EOFError, AttributeError) as error:
             raise ValueError(f"'{folder}' is no readable checkpoint: {error}. Copy it again, whole.") from error
         self._keys = {
@@ -72,7 +72,7 @@ class OriginalCheckpoint:
         self._held = {}
         try:
             with one_process():
-                dcp.load(wanted, checkpoint_id=self._folder, no_dist=True)
+                dcp.load(wanted, storage_reader=TensorReader(self._folder), no_dist=True)
         except (CheckpointException, OSError, RuntimeError, ValueError, EOFError) as error:
             cause = (str(error).strip() or type(error).__name__).splitlines()[-1]
             raise ValueError(f"Cannot read '{self._folder}': {cause}. The checkpoint is damaged.") from error

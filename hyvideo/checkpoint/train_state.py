@@ -7,6 +7,7 @@ complete, and `latest` is moved last: what `latest` names is whole. All ranks wr
 
 import json
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +24,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
 from hyvideo.checkpoint.manifest import hash_files, write_manifest
+from hyvideo.checkpoint.tensor_reader import TensorReader
 from hyvideo.distributed.collectives import all_or_none, from_main
 
 FACTS = "facts.json"
@@ -78,9 +80,16 @@ class PendingSave:
         _write_synced(folder / f"{LATEST}.partial", self.target.name)
         os.replace(folder / f"{LATEST}.partial", folder / LATEST)
         if self.keep_last is not None:
-            for old in checkpoints_of(folder)[: -self.keep_last]:
-                if old != self.target and not (self.keep_every and _step_of(old) % self.keep_every == 0):
-                    shutil.rmtree(old)
+            for old in self._superseded():
+                shutil.rmtree(old)
+
+    def _superseded(self) -> list[Path]:
+        """Return the checkpoints that this one makes dispensable.
+
+        Later ones, of a future that was given up, do not count: they must not push out the one the run went back to.
+        """
+        past = [old for old in checkpoints_of(self.target.parent) if _step_of(old) <= _step_of(self.target)]
+        return [old for old in past[: -self.keep_last] if not self.keep_every or _step_of(old) % self.keep_every]
 
 
 def begin_save(
@@ -116,6 +125,9 @@ def begin_save(
         complete_replacements(folder)
         shutil.rmtree(partial, ignore_errors=True)  # of an earlier attempt
         partial.mkdir(parents=True)
+        needed, free = _size_of(tensors), shutil.disk_usage(partial).free
+        if needed > free:
+            raise OSError(f"it needs {needed / 1e9:.3g} GB, so nothing was written")
         write_more(partial)
         _write_synced(partial / FACTS, json.dumps({"format": FORMAT, "step": step, **facts}, indent=1))
 
@@ -135,6 +147,11 @@ def begin_save(
 def _group_of_writers() -> dist.ProcessGroup:
     """Return a process group of its own for the writing threads: their messages must not mix with the training's."""
     return dist.new_group(backend="gloo")
+
+
+def _size_of(tensors: Tensors) -> int:
+    """Return the bytes of all ranks' tensors; of replicated ones a copy is written once."""
+    return sum(tensor.numel() * tensor.element_size() for named in tensors.values() for tensor in named.values())
 
 
 def checkpoints_of(folder: Path) -> list[Path]:
@@ -171,8 +188,8 @@ def latest_checkpoint(folder: Path) -> Path | None:
     if not (folder / LATEST).is_file():
         return None
     complete_replacements(folder)
-    name = (folder / LATEST).read_text().strip()
-    if not (folder / name / FACTS).is_file():
+    name = (folder / LATEST).read_text(errors="replace").strip()
+    if not (re.fullmatch(r"step_[0-9]+", name) and (folder / name / FACTS).is_file()):
         found = [path.name for path in checkpoints_of(folder)]
         raise ValueError(
             f"'{folder / LATEST}' names '{name}', which is no finished checkpoint; found {found or 'none'}. "
@@ -212,7 +229,7 @@ def load_tensors(checkpoint: Path, tensors: Tensors) -> None:
     """
     try:
         with one_process():
-            dcp.load(tensors, checkpoint_id=checkpoint, no_dist=not dist.is_initialized())
+            dcp.load(tensors, storage_reader=TensorReader(checkpoint), no_dist=not dist.is_initialized())
     except (CheckpointException, OSError, RuntimeError, ValueError, KeyError, EOFError) as error:
         raise ValueError(
             f"Cannot restore '{checkpoint}': {_cause(error)}. The checkpoint is damaged, or the "
@@ -226,7 +243,7 @@ def require_dtypes(checkpoint: Path, tensors: Tensors) -> None:
     Raises:
         ValueError: a tensor of `tensors` has another dtype in `checkpoint`.
     """
-    stored = dcp.FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+    stored = TensorReader(checkpoint).read_metadata().state_dict_metadata
     for group, named in tensors.items():
         for name, tensor in named.items():
             properties = getattr(stored.get(f"{group}.{name}"), "properties", None)

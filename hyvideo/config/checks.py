@@ -48,6 +48,8 @@ INTERVALS = {
     "sp_size": "[1, inf)",
     "dp_replicate": "[1, inf)",
     "collective_timeout": "[1, inf)",
+    "stuck_after": "[0, inf)",
+    "max_skipped_updates": "[1, inf)",
     "validation_interval": "[0, inf)",
     "validation_num_videos": "[1, inf)",
     "validation_num_inference_steps": "[1, inf)",

@@ -6,15 +6,23 @@ from PIL import Image, UnidentifiedImageError
 
 from hyvideo.data.prompts import Prompt
 
+MAX_PIXELS = 2**26
+"""Most pixels of an image (8192 x 8192): a file of a few kB may say that it has billions."""
+
+FORMATS = ("PNG", "JPEG", "WEBP")
+"""Formats that are read; the library knows dozens, among them rarely used ones with a history of faults."""
+
 
 def read_image(path: str) -> Image.Image:
     """Read an image file as RGB.
 
     Raises:
-        ValueError: the file is missing, no image, or damaged.
+        ValueError: the file is missing, no image, damaged, or larger than MAX_PIXELS.
     """
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=FORMATS) as image:
+            if image.width * image.height > MAX_PIXELS:
+                raise ValueError(f"it has {image.width} x {image.height} pixels, more than {MAX_PIXELS}")
             return image.convert("RGB")
     except (OSError, UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError) as error:
         raise ValueError(f"image '{path}' cannot be read: {error}. Expected a whole PNG, JPEG or WebP file.") from error

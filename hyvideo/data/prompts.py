@@ -27,15 +27,20 @@ class Prompt:
     ref_image_path: str | None
 
 
-def read_prompts(paths: Sequence[str | Path]) -> list[Prompt]:
+def read_prompts(paths: Sequence[str | Path], image_root: str | Path | None = None) -> list[Prompt]:
     """Read prompt CSVs, in order, as one list.
 
     UTF-8 with or without a byte order mark. Columns: `prompt`, and optionally `index`, `seed` (whole numbers from 0)
     and `ref_image_path` (relative to the folder of its CSV). Empty cells count as not given, empty lines are skipped.
 
+    Args:
+        paths: the files.
+        image_root: folder in which all images must lie, links followed; None: anywhere.
+
     Raises:
         ValueError: no files, a file that is missing, not UTF-8, no proper CSV or without prompts, no `prompt` column, a
-            row with a blank prompt or surplus values, a bad number, an index given twice, an image that does not exist.
+            row with a blank prompt or surplus values, a bad number, an index given twice, an image that does not exist
+            or lies outside of `image_root`.
             The message names file and line.
     """
     if not paths:
@@ -45,7 +50,7 @@ def read_prompts(paths: Sequence[str | Path]) -> list[Prompt]:
     for path in map(Path, paths):
         count = len(prompts)
         for where, row in _rows(path):
-            prompt = _prompt(row, len(prompts), path, where)
+            prompt = _prompt(row, len(prompts), path, where, image_root)
             if prompt.index in first_use:
                 raise ValueError(
                     f"{where}: index {prompt.index} is already that of {first_use[prompt.index]}; an index must be "
@@ -112,7 +117,7 @@ def _checked_header(names: list[str], where: str) -> list[str]:
     return names
 
 
-def _prompt(row: dict[str, str], position: int, path: Path, where: str) -> Prompt:
+def _prompt(row: dict[str, str], position: int, path: Path, where: str, image_root: str | Path | None) -> Prompt:
     """Build the prompt of one row; `position` is its index where the row gives none."""
     if not row["prompt"]:
         raise ValueError(f"{where}: the prompt is blank; write one or delete the row")
@@ -120,6 +125,8 @@ def _prompt(row: dict[str, str], position: int, path: Path, where: str) -> Promp
     image = path.parent / row["ref_image_path"] if row.get("ref_image_path") else None
     if image is not None and not _is_file(image):
         raise ValueError(f"{where}: ref_image_path: there is no file {str(image)!r} (paths are relative to the CSV)")
+    if image is not None and image_root is not None and not image.resolve().is_relative_to(Path(image_root).resolve()):
+        raise ValueError(f"{where}: ref_image_path {str(image)!r} lies outside of image_root {str(image_root)!r}")
     return Prompt(row["prompt"], position if index is None else index, seed, None if image is None else str(image))
 
 

@@ -11,6 +11,13 @@ from imageio_ffmpeg import count_frames_and_secs
 # x264: 16 is visually lossless, so a reward that reads the file sees what the policy made.
 _CONSTANT_RATE_FACTOR = 16
 
+MAX_VIDEO_BYTES = 4 * 2**30
+"""Most bytes that one video may have when decoded: a file of some kB may hold hours of one colour."""
+
+
+class VideoTooLargeError(ValueError):
+    """A video that would fill the memory when decoded."""
+
 
 def write_video(path: Path, frames: torch.Tensor, fps: float) -> None:
     """Write frames as H.264 that any browser plays. The file appears whole or not at all; its folder is made.
@@ -43,15 +50,34 @@ def read_video(path: Path) -> torch.Tensor:
     Read through ffmpeg, not decord, whose whole-batch read fails at widths of 16, 24, 48 and 72.
 
     Raises:
-        ValueError: there is no file, or it is not a video that can be decoded.
+        ValueError: there is no file, it is not a video that can be decoded, or its frames are more than
+            MAX_VIDEO_BYTES.
     """
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"No video at {path}.")
     try:
-        return torch.from_numpy(np.stack(imageio.mimread(path, format="FFMPEG", memtest=False)))
+        with imageio.get_reader(path, format="FFMPEG") as reader:
+            width, height = reader.get_meta_data()["size"]
+            check_video_size(path, 1, height, width)
+            frames = []
+            for frame in reader:
+                check_video_size(path, len(frames) + 1, height, width)
+                frames.append(frame)
+            return torch.from_numpy(np.stack(frames))
+    except VideoTooLargeError:
+        raise
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} ({path.stat().st_size} bytes) cannot be decoded as a video.") from error
+
+
+def check_video_size(path: Path, num_frames: int, height: int, width: int) -> None:
+    """Raise a VideoTooLargeError if so many frames are more than MAX_VIDEO_BYTES."""
+    if num_frames * height * width * 3 > MAX_VIDEO_BYTES:
+        raise VideoTooLargeError(
+            f"{path} ({path.stat().st_size} bytes) has {num_frames} or more frames of {height}x{width}, over "
+            f"{MAX_VIDEO_BYTES / 2**30:.3g} GiB when decoded. Shorten it or make it smaller."
+        )
 
 
 def _encode(path: Path, frames: torch.Tensor, fps: float) -> None:

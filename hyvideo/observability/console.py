@@ -44,6 +44,11 @@ class Console:
         """Say something that may need a person; every rank prints, naming itself where it is not rank 0."""
         self._write(f"WARNING{f' (rank {self._rank})' if self._rank else ''}: {message}")
 
+    def main_warning(self, message: str) -> None:
+        """Say once for all ranks what may need a person: rank 0 prints it, the others stay silent."""
+        if self._rank == 0:
+            self.warning(message)
+
     def start_progress(self, step: int, max_steps: int) -> None:
         """Begin counting: `step` updates were done before (0, or the restored step) of `max_steps` in all."""
         self._first_step, self._max_steps, self._started = step, max_steps, time.monotonic()

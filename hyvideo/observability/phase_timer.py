@@ -8,12 +8,16 @@ import torch
 from torch.profiler import record_function
 
 PHASES = ("rollout", "reward", "anchor", "update")
+BETWEEN = "between phases (validation, saving, logging)"
 RANGE = "phase/"
 """A phase's name in a profiler's trace begins with it."""
 
 
 class PhaseTimer:
     """Adds up wall-clock seconds per phase; on CUDA it waits for the device, so a phase pays for its own kernels.
+
+    `phase` names what is going on (`BETWEEN` outside of all blocks), `since` when that began (`time.monotonic`): what a
+    watchdog, or who explains an error, asks for.
 
     Example:
         >>> timer = PhaseTimer(device)
@@ -25,26 +29,35 @@ class PhaseTimer:
     def __init__(self, device: torch.device | str) -> None:
         self._device = torch.device(device)
         self._seconds = dict.fromkeys(PHASES, 0.0)
+        self.phase = BETWEEN
+        self.since = time.monotonic()
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        """Add the duration of the `with` block to `phase`.
+        """Add the duration of the `with` block to `phase`; where it fails, `self.phase` goes on naming it.
 
         Raises:
             ValueError: `phase` is not one of PHASES.
         """
         if phase not in self._seconds:
             raise ValueError(f"Unknown phase {phase!r}: expected one of {', '.join(PHASES)}.")
+        self._enter(phase)
         start = self._now()
         with record_function(RANGE + phase):
-            yield
-            self._seconds[phase] += self._now() - start
+            try:
+                yield
+            finally:
+                self._seconds[phase] += self._now() - start
+        self._enter(BETWEEN)
 
     def pop(self) -> dict[str, float]:
         """Seconds per phase since the last pop, as `{"time/<phase>": seconds}` for every phase; starts again at 0."""
         seconds = {f"time/{phase}": value for phase, value in self._seconds.items()}
         self._seconds = dict.fromkeys(PHASES, 0.0)
         return seconds
+
+    def _enter(self, phase: str) -> None:
+        self.phase, self.since = phase, time.monotonic()
 
     def _now(self) -> float:
         if self._device.type == "cuda":

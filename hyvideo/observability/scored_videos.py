@@ -59,6 +59,8 @@ def _of_row(folder: Path, row: Mapping[str, object], where: str) -> ScoredVideo:
     video, prompt = row.get("video"), row.get("prompt")
     if not (isinstance(video, str) and isinstance(prompt, str)):
         raise ValueError(f"{where}: expected rows with the texts 'video' and 'prompt'; received keys {sorted(row)}.")
+    if Path(video).name != video or video == ".." or (folder / video).is_symlink():
+        raise ValueError(f"{where}: video {video!r} lies elsewhere; expected the name of a file beside {SCORES}.")
     named = {name: value for name, value in row.items() if name not in ("video", "prompt", "seed")}
     scores = {name: math.nan if value is None else float(value) for name, value in named.items() if _is_score(value)}
     return ScoredVideo(folder / video, prompt, _seed_of(row), scores)

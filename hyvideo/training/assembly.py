@@ -44,11 +44,14 @@ from hyvideo.observability.metrics import MetricsLog
 from hyvideo.observability.phase_timer import PhaseTimer
 from hyvideo.observability.profiling import Profile
 from hyvideo.observability.trackers import Trackers, check_trackers
+from hyvideo.observability.watchdog import Watchdog
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.anchor import Anchor, BaseModelAnchor, anchor_kind
+from hyvideo.training.guards import Guards
 from hyvideo.training.optimizer import build_optimizers
 from hyvideo.training.performance import Performance
+from hyvideo.training.reward_watch import RewardWatch
 from hyvideo.training.state import RunState
 from hyvideo.training.trainer import Trainer
 from hyvideo.training.update import PolicyUpdate
@@ -83,6 +86,7 @@ def build_trainer(config: Config) -> Trainer:
     update, state = _build_method(config, pipeline, _build_sampler(config, prompts, mesh), mesh)
     if folder.resume_from:
         state.load(folder.resume_from)
+    timer = PhaseTimer(device)
     console = Console(folder.path, rank=mesh.rank, log_interval=config.run.log_interval)
     _introduce(console, folder, config, state, mesh)
     console.info(f"reward {reward.describe()}")
@@ -96,7 +100,7 @@ def build_trainer(config: Config) -> Trainer:
         validation=_build_validation(config, update, valid, reward),
         metrics=_open_metrics(config, folder, state.step) if mesh.is_main else None,
         console=console,
-        timer=PhaseTimer(device),
+        timer=timer,
         mesh=mesh,
         performance=Performance(
             pipeline,
@@ -106,6 +110,7 @@ def build_trainer(config: Config) -> Trainer:
             config.run.peak_tflops or matrix_peak_tflops(device, pipeline.autocast_dtype),
         ),
         profile=_build_profile(config, folder, mesh),
+        guards=Guards(Watchdog(timer, rank=mesh.rank, seconds=config.parallel.stuck_after), RewardWatch()),
     )
 
 
@@ -120,8 +125,9 @@ def read_inputs(config: Config) -> tuple[list[Prompt], list[Prompt]]:
         check_layout(root, version)
         check_config(config, dist.get_world_size() if dist.is_initialized() else 1)
         check_trackers(config.run.trackers)
-        prompts = read_prompts(config.data.train_video_csv)
-        valid = read_prompts(config.data.valid_video_csv) if config.data.valid_video_csv else []
+        root_of_images = config.data.image_root
+        prompts = read_prompts(config.data.train_video_csv, root_of_images)
+        valid = read_prompts(config.data.valid_video_csv, root_of_images) if config.data.valid_video_csv else []
         task = task_of(root, version)
         check_images(prompts, task)
         check_images(valid, task)

@@ -8,8 +8,10 @@ from hyvideo.config.schema import Config
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.prompts import Prompt
 from hyvideo.data.samplers import Assignment
+from hyvideo.distributed.collectives import gather
 from hyvideo.distributed.mesh import Mesh, RoundLayout
 from hyvideo.grpo.advantages import group_advantages, normalize_then_sum
+from hyvideo.grpo.diversity import group_diversity, thumbnails
 from hyvideo.models.reward_models.rewards import Scores, WeightedReward
 from hyvideo.observability.phase_timer import PhaseTimer
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline, Rollout
@@ -87,10 +89,14 @@ def collect(
     with timer("reward"):
         scores, of_ranks = score_over_ranks(reward, rollout.videos, texts, mesh, scoring)
     of_round = _in_round_order(of_ranks, layout)
+    points = layout.in_round_order(gather(thumbnails(rollout.videos))[:: mesh.sp_size])
+    diversity = group_diversity(points, config.grpo.num_generations)
     rewards = _compared(of_round, reward, config)
     advantages = group_advantages(rewards, config.grpo.num_generations, config.grpo.adv_clip_max)
     own_advantages = advantages[layout.positions(mesh.dp_rank)]
-    return Trajectory(tuple(assignments), texts, conditioning, rows, rollout, scores, of_round, rewards, own_advantages)
+    return Trajectory(
+        tuple(assignments), texts, conditioning, rows, rollout, scores, of_round, rewards, own_advantages, diversity
+    )
 
 
 def _in_round_order(of_ranks: Sequence[Scores], layout: RoundLayout) -> Scores:

@@ -11,9 +11,18 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimi
 from torch.optim import Optimizer
 
 from hyvideo.checkpoint.manifest import verify_files
-from hyvideo.checkpoint.train_state import PendingSave, Tensors, begin_save, load_tensors, read_facts, require_dtypes
+from hyvideo.checkpoint.train_state import (
+    PendingSave,
+    SaveError,
+    Tensors,
+    begin_save,
+    latest_checkpoint,
+    load_tensors,
+    read_facts,
+    require_dtypes,
+)
 from hyvideo.data.samplers import GroupSampler
-from hyvideo.distributed.collectives import all_or_none
+from hyvideo.distributed.collectives import all_or_none, gather, local_shard
 from hyvideo.grpo.kl_controller import KLController
 from hyvideo.models.parallelize import adapter_weights, forget_gathered_weights, save_lora, trainable_parameters
 from hyvideo.training.anchor import Anchor
@@ -70,9 +79,10 @@ class RunState:
             beside_training: return when the tensors are copied; the checkpoint is valid after `finish_save`.
 
         Raises:
-            SaveError: it could not be written, on any rank; all raise it.
+            SaveError: it could not be written, on any rank, or a weight is not finite; all raise it.
         """
         self.finish_save()
+        self._require_finite(folder)
         facts = {
             "round": self.round,
             "round_start": round_start,
@@ -116,6 +126,15 @@ class RunState:
         if pending is not None:
             pending.finish()
 
+    def before_round(self) -> dict[str, Any]:
+        """Return what a rollout moves: the position in the prompts and the libraries' random generators."""
+        return {"sampler": self.sampler.state_dict(), "rng": rng_state()}
+
+    def give_round_up(self, before: Mapping[str, Any]) -> None:
+        """Go back to where `before_round` was called; no update may have been made since."""
+        self.sampler.load_state_dict(before["sampler"])
+        set_rng_state(before["rng"])
+
     def load(self, checkpoint: Path) -> None:
         """Put `checkpoint` back: after this the run goes on as if it had never stopped. All ranks call it.
 
@@ -138,6 +157,19 @@ class RunState:
         self.sampler.load_state_dict(facts["sampler"])
         set_rng_state(tensors["rng"])
         self.step, self.round = facts["step"], facts["round"]
+
+    def _require_finite(self, folder: Path) -> None:
+        """Refuse to save a policy that is lost, in whose favour older checkpoints would be deleted."""
+        policy = trainable_parameters(self.transformer)
+        lost = [name for name, p in policy.items() if not torch.isfinite(local_shard(p.detach())).all()]
+        lost = list(dict.fromkeys(name for names in gather(lost) for name in names))
+        if lost:
+            good = latest_checkpoint(folder)
+            raise SaveError(
+                f"step {self.step} is not saved: {len(lost)} of {len(policy)} trained weights are not finite, first "
+                f"{lost[0]}. Last good checkpoint: {good or 'none was saved yet'}. Continue from it with a lower "
+                "learning_rate."
+            )
 
     def _tensors(self) -> Tensors:
         """Return references to all tensors of the state, in groups."""

@@ -11,7 +11,6 @@ from hyvideo.checkpoint.train_state import latest_checkpoint
 from hyvideo.config.schema import Config
 from hyvideo.data.prompts import Prompt
 from hyvideo.data.randomness import generator_for
-from hyvideo.distributed.collectives import gather
 from hyvideo.distributed.mesh import Mesh, RoundLayout
 from hyvideo.evaluation.run_report import report_runs
 from hyvideo.grpo.advantages import groups_without_spread
@@ -23,6 +22,7 @@ from hyvideo.observability.metrics import MetricsLog
 from hyvideo.observability.phase_timer import PhaseTimer
 from hyvideo.observability.profiling import Profile
 from hyvideo.observability.scored_videos import read_scored_videos
+from hyvideo.training.guards import Guards
 from hyvideo.training.optimizer import set_learning_rate
 from hyvideo.training.performance import Performance
 from hyvideo.training.rollout import collect
@@ -58,6 +58,7 @@ class Trainer:
     mesh: Mesh
     performance: Performance
     profile: Profile | None
+    guards: Guards
 
     @property
     def layout(self) -> RoundLayout:
@@ -65,8 +66,14 @@ class Trainer:
         grpo = self.config.grpo
         return RoundLayout(grpo.batch_size, self.mesh.dp_size, grpo.gradient_accumulation_steps)
 
-    def train(self) -> None:
+    def train(self) -> str | None:
         """Train to the end, or until a signal asks to stop.
+
+        Ctrl-C (SIGINT) lets the round end first. A preemption (SIGTERM, SIGUSR1) does so once its updates have begun;
+        before that the round is given up, to be made again by whoever resumes.
+
+        Returns:
+            The name of the signal that stopped the run before its end, None without one.
 
         Raises:
             NonFiniteUpdateError: loss or gradient became non-finite; the message names the last good checkpoint.
@@ -79,16 +86,19 @@ class Trainer:
             if self.metrics and self.metrics.trackers:  # metrics.jsonl has a row per update, so none for step 0
                 self.metrics.trackers.log(0, means)
         self.console.start_progress(state.step, run.max_steps)
-        with StopSignal().listening() as stop:
+        stopped_by = None
+        with StopSignal().listening() as stop, self.guards.watchdog:
             while state.step < run.max_steps:
                 first = state.step
                 cut_short = first + self.config.grpo.updates_per_rollout > run.max_steps
                 if cut_short and first > 0:  # a longer run makes the last round again, whole
                     self._save(keep_last=run.keep_last)
-                self.run_round()
+                finished = self.run_round(stop)
                 state.finish_save()
-                stopped_by = next(filter(None, gather(stop.name)), None)
-                if cut_short:
+                stopped_by = stop.of_all_ranks()
+                if not finished:
+                    self._save_unless_saved()
+                elif cut_short:
                     self._save(keep_last=max(run.keep_last, 2), round_start=first)
                 elif stopped_by or state.step >= run.max_steps or _crossed(first, state.step, run.save_interval):
                     self._save(keep_last=run.keep_last)
@@ -105,6 +115,13 @@ class Trainer:
         if self.metrics:
             self.metrics.close()
             self.console.info(f"report: {self.folder.path / 'report.html'}")
+        return stopped_by if state.step < run.max_steps else None
+
+    def _save_unless_saved(self) -> None:
+        """Save what a round that was given up began with, unless that is the last checkpoint, or nothing at all."""
+        saved = latest_checkpoint(self.folder.checkpoints)
+        if self.state.step and not (saved and saved.name == f"step_{self.state.step}"):
+            self._save(keep_last=self.config.run.keep_last)
 
     def _save(self, *, keep_last: int, round_start: int | None = None) -> None:
         """Save a checkpoint; with `async_save` it becomes valid at the next `finish_save`."""
@@ -118,17 +135,30 @@ class Trainer:
         )
         self.write_report()
 
-    def run_round(self) -> None:
-        """Collect one trajectory and make its updates; one row of metrics each."""
+    def run_round(self, stop: StopSignal | None = None) -> bool:
+        """Collect one trajectory and make its updates; one row of metrics each.
+
+        Args:
+            stop: asked on all ranks before the first update.
+
+        Returns:
+            Whether the round was made; given up for a preemption, it leaves the state as it was.
+        """
         if self.profile:
             num_updates = self.config.grpo.updates_per_rollout
             self.profile.begin_round(last=self.state.step + num_updates >= self.config.run.max_steps)
         if self.state.anchor:
             self.state.anchor.prefetch()
+        before = self.state.before_round()
         trajectory = self._collect()
         updates = self._choose_pairs()
-        with self.timer("anchor"):
-            anchor_means = self.update.anchor_means(trajectory, updates)
+        if stop is None or not stop.preempted():
+            with self.timer("anchor"):
+                anchor_means = self.update.anchor_means(trajectory, updates)
+        if stop is not None and stop.preempted():
+            self.state.give_round_up(before)
+            self.timer.pop()
+            return False
         replay: dict[str, float] = {}
         first = self.state.step
         for number, pairs in enumerate(updates, start=1):
@@ -146,12 +176,16 @@ class Trainer:
             if self.profile and self.profile.end_update():
                 self.console.info(f"profiled until step {self.state.step}: {self.profile.folder}")
             row |= self.update.step_gradients.pop()
+            row["update/skipped"] = float(stats.skipped)
             if number == len(updates) or self.state.step >= self.config.run.max_steps:
                 self.state.round += 1
                 row |= self._validate(first)
                 self._report(row)
+                if warning := self.guards.reward_watch.look(row):
+                    self.console.main_warning(warning)
                 break
             self._report(row)
+        return True
 
     def _noisy_steps(self) -> Tensor:
         """Choose the steps `[N, K]` at which each of the round's N videos draws noise and can be trained."""
@@ -220,20 +254,32 @@ class Trainer:
             with self.timer("update"):
                 stats = self.update(trajectory, pairs, anchor_means, coefficient)
         except NonFiniteUpdateError as error:
-            self.state.finish_save()
-            good = latest_checkpoint(self.folder.checkpoints)
-            raise NonFiniteUpdateError(
-                f"Update {state.step + 1}: {error} Last good checkpoint: {good or 'none was saved yet'}. "
-                "A lower learning_rate or max_grad_norm usually helps."
-            ) from error
+            stats = self._bear(error)
+        self.guards.skipped_in_row = self.guards.skipped_in_row + 1 if stats.skipped else 0
         state.step += 1
-        if state.controller:
+        if state.controller and not stats.skipped:
             state.controller.update(stats.kl)
         if state.anchor:
-            state.anchor.policy_moved()
+            if not stats.skipped:
+                state.anchor.policy_moved()
             if kl.use_moving_KL and state.step % kl.update_ref_model_step == 0:
                 state.anchor.refresh()
         return stats
+
+    def _bear(self, error: NonFiniteUpdateError) -> UpdateStats:
+        """Leave an update out, or raise with what helps where the settings do not allow that."""
+        run, in_row = self.config.run, self.guards.skipped_in_row
+        if run.nonfinite_update == "skip" and in_row < run.max_skipped_updates:
+            self.console.main_warning(f"Update {self.state.step + 1} skipped, {in_row + 1} in a row: {error}")
+            return error.stats
+        self.state.finish_save()
+        good = latest_checkpoint(self.folder.checkpoints)
+        after = f" after {in_row} skipped in a row" if in_row else ""
+        raise NonFiniteUpdateError(
+            f"Update {self.state.step + 1}{after}: {error} Last good checkpoint: {good or 'none was saved yet'}. "
+            "A lower learning_rate or max_grad_norm usually helps.",
+            error.stats,
+        ) from error
 
     def _validate(self, first: int) -> dict[str, float]:
         """Validate when this round crossed the interval; returns the `valid/*` metrics."""
@@ -279,6 +325,8 @@ def _reward_row(trajectory: Trajectory, num_generations: int) -> dict[str, float
         "reward/std": float(valid.std(correction=0)) if len(valid) else math.nan,
         "reward/failed": float(len(total) - len(valid)),
         "reward/groups_without_spread": float(groups_without_spread(trajectory.rewards, num_generations).sum()),
+        "rollout/diversity": float(trajectory.diversity.mean()),
+        "rollout/least_diversity": float(trajectory.diversity.min()),
         **{f"reward/{name}": float(values.nanmean()) for name, values in trajectory.round_scores.metrics.items()},
     }
 

@@ -24,6 +24,7 @@ class Trajectory:
         round_scores: those of the videos of all ranks, in round order: groups are contiguous.
         rewards: of the round's videos likewise, what those of a group are compared by; NaN for a failed score.
         advantages: `[B]`, group-normalised; 0 for a failed score.
+        diversity: of every group of the round, `[N / G]`: how far its videos are from each other.
     """
 
     assignments: tuple[Assignment, ...]
@@ -35,6 +36,7 @@ class Trajectory:
     round_scores: Scores
     rewards: Tensor
     advantages: Tensor
+    diversity: Tensor
 
     def __len__(self) -> int:
         """Number of samples B."""

@@ -1,7 +1,7 @@
 """One optimizer update: replay every chosen (sample, step) pair with gradients, equalized clipped loss plus KL."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,6 @@ from hyvideo.training.step_gradients import StepGradients
 from hyvideo.training.trajectory import Trajectory
 
 
-class NonFiniteUpdateError(RuntimeError):
-    """Loss or gradient is not finite; the policy was left as it was before the update."""
-
-
 @dataclass(frozen=True)
 class UpdateStats:
     """Means over the update's (sample, step) pairs of all ranks, unless said otherwise; the same on every rank.
@@ -38,6 +34,7 @@ class UpdateStats:
         ratio_deviation: largest `|ratio - 1|` over pairs.
         mean_error: largest `|mean - rollout's mean| / std` over pairs and latent elements.
         grad_norm: norm before clipping.
+        skipped: the update was not made, because its loss or gradient is not finite.
     """
 
     policy_loss: float
@@ -49,6 +46,20 @@ class UpdateStats:
     ratio_deviation: float
     mean_error: float
     grad_norm: float
+    skipped: bool = False
+
+
+class NonFiniteUpdateError(RuntimeError):
+    """Loss or gradient is not finite; the policy was left as it was before the update.
+
+    Args:
+        message: what is not finite.
+        stats: of the update that was not made.
+    """
+
+    def __init__(self, message: str, stats: UpdateStats) -> None:
+        super().__init__(message)
+        self.stats = stats
 
 
 @dataclass(frozen=True)
@@ -128,7 +139,8 @@ class PolicyUpdate:
         if not (torch.isfinite(grad_norm) and torch.isfinite(torch.tensor(stats.total_loss))):
             self._zero_grad()
             raise NonFiniteUpdateError(
-                f"loss {stats.total_loss}, gradient norm {stats.grad_norm}: not finite, the update was not made."
+                f"loss {stats.total_loss}, gradient norm {stats.grad_norm}: not finite, the update was not made.",
+                replace(stats, skipped=True),
             )
         for optimizer in self.optimizers:
             optimizer.step()

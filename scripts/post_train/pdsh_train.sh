@@ -9,6 +9,7 @@ set -euo pipefail
 
 KILL_AFTER=5 # seconds that processes get to end when a node has failed: a round cannot be completed then
 PASSED='^(CONFIG|OUTPUT_DIR|RESUME_FROM_CHECKPOINT|PREFLIGHT|STOP_GRACE|PYTHON|(NCCL|GLOO|TORCH|PYTORCH|CUDA|HF|OMP)_.*)$'
+SECRET='(TOKEN|KEY|SECRET|PASSWORD)' # on a command line every user of the machine could read them
 
 fail() {
   printf '%s\n' "$@" >&2
@@ -63,7 +64,7 @@ logs="${LOG_DIR:-$output/logs/$run_id}"
 shared=("NNODES=${#nodes[@]}" "MASTER_ADDR=${MASTER_ADDR:-${nodes[0]}}" "MASTER_PORT=${MASTER_PORT:-29500}")
 shared+=("RUN_ID=$run_id" "LOG_DIR=$logs")
 read -ra names <<<"${PASS_ENV-}"
-for variable in $(compgen -e | grep -E "$PASSED" || true) ${names[@]+"${names[@]}"}; do
+for variable in $(compgen -e | grep -E "$PASSED" | grep -viE "$SECRET" || true) ${names[@]+"${names[@]}"}; do
   [[ -v $variable ]] || fail "PASS_ENV names '$variable', which is no variable of this environment."
   shared+=("$variable=${!variable}")
 done

@@ -66,7 +66,7 @@ fi
 
 launcher=("$PYTHON")
 if ((nnodes > 1 || NPROC_PER_NODE > 1)); then
-  launcher+=(-m torch.distributed.run "--nproc_per_node=$NPROC_PER_NODE")
+  launcher+=(-m scripts.post_train.launch_ranks "--nproc_per_node=$NPROC_PER_NODE")
   if ((nnodes > 1)); then
     launcher+=("--nnodes=$nnodes" "--node_rank=$node_rank" "--master_addr=$MASTER_ADDR" "--master_port=$MASTER_PORT")
   elif [[ -n ${MASTER_PORT-} ]]; then
@@ -118,7 +118,9 @@ supervised() {
 }
 
 id="${RUN_ID:-$$}.$node_rank" grace="${STOP_GRACE:-30}"
-if ((nnodes > 1)); then export TORCH_ELASTIC_SHUTDOWN_TIMEOUT="${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-$grace}"; fi
+if ((nnodes > 1)) || [[ -n ${STOP_GRACE-} ]]; then
+  export TORCH_ELASTIC_SHUTDOWN_TIMEOUT="${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-$grace}"
+fi
 if [[ ${PREFLIGHT:-1} != 0 ]]; then
   supervised "${launcher[@]}" post_train.py "${run[@]}" --dry_run true || exit
 fi

@@ -94,16 +94,16 @@ def test_a_loss_that_is_not_finite_ends_the_run_naming_a_checkpoint_that_loads(
     assert json.loads(rows[-1])["step"] == int(good.name.removeprefix("step_"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_the_run_and_ends_it_well(
-    command_line: CommandLine, tiny_root: Path, prompts_csv: Path, number: signal.Signals
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)])
+def test_a_signal_saves_the_run_and_the_exit_status_says_whether_to_start_it_again(
+    command_line: CommandLine, tiny_root: Path, prompts_csv: Path, number: signal.Signals, status: int
 ):
     run = command_line.folder / "run"
     metrics = run / "metrics.jsonl"
     command = command_line.start("post_train.py", arguments(tiny_root, prompts_csv, run, max_steps=1000))
     command.signal_when(number, lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 2)
     finished = command.wait()
-    assert finished.status == 0, finished.stderr
+    assert finished.status == status, finished.stderr
     steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
     assert latest_checkpoint(run / "checkpoints").name == f"step_{steps[-1]}"
     assert f"{number.name}: saved and stopped after step {steps[-1]}" in finished.stderr

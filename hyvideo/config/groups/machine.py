@@ -100,3 +100,7 @@ class ParallelConfig:
 
     collective_timeout: int = 1800
     """Seconds to wait for missing ranks at the start, and later for a rank that computes, before the run fails."""
+
+    stuck_after: int = 900
+    """Seconds in one phase of a round after which each rank prints its phase and the stacks of its threads, and again
+    after as many more. 0: never."""

@@ -1,6 +1,7 @@
 """Knobs of a run: prompts, validation, output and length. None of them changes the method."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass
@@ -12,6 +13,9 @@ class DataConfig:
 
     valid_video_csv: list[str] = field(default_factory=list)
     """One or more CSV files of validation prompts. Required unless validation is off."""
+
+    image_root: str | None = None
+    """Folder in which every ref_image_path must lie, links followed: for CSVs from strangers. None: anywhere."""
 
 
 @dataclass
@@ -77,6 +81,14 @@ class RunConfig:
 
     keep_every: int = 0
     """Checkpoints at multiples of so many updates are kept for good. 0: none."""
+
+    nonfinite_update: Literal["stop", "skip"] = "stop"
+    """An update whose loss or gradient is not finite changes no weight. stop: it ends the run; skip: it is counted and
+    logged (update/skipped), and the run goes on."""
+
+    max_skipped_updates: int = 3
+    """Updates in a row that nonfinite_update skip may leave out; one more ends the run, since then the weights are
+    lost."""
 
     async_save: bool = False
     """Write checkpoints beside the next round, from a copy in host memory; each becomes valid at that round's end."""

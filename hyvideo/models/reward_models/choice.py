@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from hyvideo.config.schema import RewardConfig
 from hyvideo.models.reward_models.registry import RewardModel
@@ -41,6 +42,7 @@ def read_choices(config: RewardConfig) -> list[RewardChoice]:
     if config.reward_config is None:
         options = {} if config.reward_checkpoint_path is None else {"checkpoint": config.reward_checkpoint_path}
         weights = _numbers(config.reward_weights, "reward_weights")
+        require_no_secret("remote_reward_url", config.remote_reward_url)
         choices = [RewardChoice(config.reward_model, 1.0, weights, options, config.remote_reward_url)]
     else:
         choices = _read_long_form(config.reward_config, config.remote_reward_url)
@@ -103,6 +105,19 @@ def check_options(choice: RewardChoice, reward: type[RewardModel]) -> None:
         raise ValueError(f"reward_config: {choice.name} {fault}{hint}; its options: {', '.join(names) or 'none'}.")
 
 
+def require_no_secret(where: str, url: object) -> None:
+    """Refuse an address with a user or password in it: addresses are saved with the run and logged.
+
+    Raises:
+        ValueError: it has one; the message does not repeat it.
+    """
+    if isinstance(url, str) and "@" in urlsplit(url).netloc:
+        raise ValueError(
+            f"{where} holds a user or password, which config.yaml and logs would show: give the address without it, "
+            "and the token in the environment variable REWARD_TOKEN."
+        )
+
+
 def _read_choice(name: str, entry: object, url: str | None) -> RewardChoice:
     where = f"reward_config: models.{name}"
     if not isinstance(entry, Mapping):
@@ -114,6 +129,7 @@ def _read_choice(name: str, entry: object, url: str | None) -> RewardChoice:
     if not isinstance(options, Mapping):
         raise ValueError(f"{where}.options: expected a mapping; received {options!r}.")
     url = entry.get("url", url)
+    require_no_secret(f"{where}.url", url)
     if url is not None and options:
         raise ValueError(f"{where}.options: {name} is scored at {url}; give its options to that server's --reward.")
     weight = _numbers({"weight": entry.get("weight", 1.0)}, where)["weight"]

@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,26 @@ def test_checkpoints_at_multiples_are_kept_for_good(tmp_path: Path):
     for step in (2, 3, 4, 5, 6):
         save(tmp_path, step, keep_last=1, keep_every=2)
     assert [path.name for path in checkpoints_of(tmp_path)] == ["step_2", "step_4", "step_6"]
+
+
+def test_checkpoints_of_a_future_that_was_given_up_do_not_push_out_the_one_gone_back_to(tmp_path: Path):
+    for step in (2, 4, 6, 8):
+        save(tmp_path, step)
+    save(tmp_path, 5, keep_last=2)
+    assert [path.name for path in checkpoints_of(tmp_path)] == ["step_4", "step_5", "step_6", "step_8"]
+    assert latest_checkpoint(tmp_path) == tmp_path / "step_5"
+
+
+def test_a_checkpoint_that_finds_no_room_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    good = save(tmp_path, 1)
+    size = sum(t.numel() * t.element_size() for group in tensors().values() for t in group.values())
+    disk_usage = shutil.disk_usage
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: disk_usage(path)._replace(free=size - 1))
+    monkeypatch.setattr(dcp, "save", lambda *_, **__: pytest.fail("nothing may be written"))
+    with pytest.raises(SaveError, match=r"step_2': it needs .* GB, so nothing was written"):
+        save(tmp_path, 2, keep_last=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_1"]
+    assert latest_checkpoint(tmp_path) == good
 
 
 def test_a_save_beside_the_training_holds_the_values_of_its_beginning_and_counts_when_finished(tmp_path: Path):

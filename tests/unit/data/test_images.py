@@ -1,5 +1,7 @@
 """Images are read whole or named; prompts and model must agree about having them."""
 
+import struct
+import zlib
 from pathlib import Path
 
 import pytest
@@ -40,3 +42,29 @@ def test_prompts_are_those_the_model_takes(tmp_path: Path):
         check_images([started, plain], "i2v")
     with pytest.raises(ValueError, match="1 of 2 prompts with an image, the first being index 4"):
         check_images([plain, started], "t2v")
+
+
+def test_an_image_that_would_fill_the_memory_is_refused_before_it_is_decoded(tmp_path: Path):
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", 40_000, 30_000, 8, 2, 0, 0, 0)), (b"IDAT", b""), (b"IEND", b"")]
+    content = b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
+    )
+    (tmp_path / "bomb.png").write_bytes(b"\x89PNG\r\n\x1a\n" + content)
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_image(str(tmp_path / "bomb.png"))
+
+
+def test_the_limit_is_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    noisy_image(0).save(tmp_path / "a.png")
+    monkeypatch.setattr("hyvideo.data.images.MAX_PIXELS", 48 * 40)
+    assert read_image(str(tmp_path / "a.png")).size == (48, 40)
+    monkeypatch.setattr("hyvideo.data.images.MAX_PIXELS", 48 * 40 - 1)
+    with pytest.raises(ValueError, match="it has 48 x 40 pixels, more than 1919"):
+        read_image(str(tmp_path / "a.png"))
+
+
+@pytest.mark.parametrize("kind", ["gif", "bmp", "tiff", "ppm", "eps"])
+def test_other_formats_are_refused(tmp_path: Path, kind: str):
+    noisy_image(0).save(tmp_path / f"a.{kind}")
+    with pytest.raises(ValueError, match="Expected a whole PNG, JPEG or WebP file"):
+        read_image(str(tmp_path / f"a.{kind}"))

@@ -145,3 +145,21 @@ def test_any_texts_written_as_csv_come_back(csv_file, texts):
     quoted = ['"' + text.replace('"', '""') + '"' for text in texts]
     prompts = read_prompts([csv_file("\n".join(["prompt", *quoted]))])
     assert [prompt.text for prompt in prompts] == texts
+
+
+@pytest.mark.parametrize("name", ["../secret.png", "link.png", "folder/a.png", "{outside}"])
+def test_images_outside_of_the_root_are_refused_wherever_the_path_goes(tmp_path, name):
+    outside, root = tmp_path / "secret.png", tmp_path / "root"
+    (tmp_path / "elsewhere").mkdir()
+    root.mkdir()
+    for file in (outside, tmp_path / "elsewhere" / "a.png", root / "inside.png"):
+        file.touch()
+    (root / "link.png").symlink_to(outside)
+    (root / "folder").symlink_to(tmp_path / "elsewhere")
+    csv = root / "prompts.csv"
+    csv.write_text(f"prompt,ref_image_path\na,{name.format(outside=outside)}\n")
+    assert len(read_prompts([csv])) == 1
+    with pytest.raises(ValueError, match=r"line 2: ref_image_path .* lies outside of image_root '.*root'"):
+        read_prompts([csv], image_root=root)
+    csv.write_text("prompt,ref_image_path\na,inside.png\nb,../root/inside.png\nc,\n")
+    assert len(read_prompts([csv], image_root=root)) == 3

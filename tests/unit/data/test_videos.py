@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hyvideo.data.videos import read_video, write_video
+from hyvideo.data.videos import VideoTooLargeError, read_video, write_video
 from hyvideo.observability.before_after import side_by_side
 
 
@@ -116,3 +116,13 @@ def test_pairs_that_do_not_match_are_refused_with_their_shapes(tmp_path):
         side_by_side(videos, videos, ["a", "b"], tmp_path / "a.mp4")
     with pytest.raises(ValueError, match=r"\[1, 2, 64, 64, 3\] and \[1, 1, 64, 64, 3\]"):
         side_by_side(videos, videos[:, :1], ["a"], tmp_path / "a.mp4")
+
+
+def test_a_video_that_would_fill_the_memory_is_refused_while_it_is_read(tmp_path, monkeypatch):
+    path = tmp_path / "long.mp4"
+    write_video(path, moving_square(9), fps=24)
+    monkeypatch.setattr("hyvideo.data.videos.MAX_VIDEO_BYTES", 9 * 64 * 64 * 3)
+    assert len(read_video(path)) == 9
+    monkeypatch.setattr("hyvideo.data.videos.MAX_VIDEO_BYTES", 8 * 64 * 64 * 3)
+    with pytest.raises(VideoTooLargeError, match=r"has 9 or more frames of 64x64, over .* GiB when decoded"):
+        read_video(path)

@@ -102,7 +102,7 @@ def test_every_node_runs_torchrun_with_its_number_and_the_same_flags(project):
     assert result.returncode == 0, result.stderr
     for rank, processes in enumerate(("8", None, "4")):
         words = got(project, rank)
-        assert words[:2] == ["-m", "torch.distributed.run"] or processes is None
+        assert words[:2] == ["-m", "scripts.post_train.launch_ranks"] or processes is None
         assert processes is None or f"--nproc_per_node={processes}" in words
         assert {"--nnodes=3", f"--node_rank={rank}", "--master_addr=node1", "--master_port=29533"} <= set(words)
         assert words[words.index("--config") + 1] == "configs/sage_64gpu.yaml"
@@ -126,6 +126,16 @@ def test_hostile_paths_and_flags_reach_every_node_unchanged(project):
         assert words[words.index("--output_dir") + 1] == folder
         assert f"--log_dir={folder}/logs/node_{rank}" in words and "GIVEN=a'b %h $x" in words
         assert (project / folder / "logs" / f"node_{rank}").is_dir()
+
+
+@needs_pdsh
+def test_secrets_go_to_the_nodes_only_when_they_are_named(project):
+    secrets = {"HF_TOKEN": "hf_1", "TORCH_API_KEY": "k", "NCCL_DEBUG": "INFO"}
+    assert launch(project, **secrets).returncode == 0
+    words = got(project, 1)
+    assert "NCCL_DEBUG=INFO" in words and not [word for word in words if "hf_1" in word or "API_KEY" in word]
+    assert launch(project, **secrets, PASS_ENV="HF_TOKEN").returncode == 0
+    assert "HF_TOKEN=hf_1" in got(project, 1)
 
 
 @needs_pdsh

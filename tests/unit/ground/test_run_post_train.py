@@ -85,7 +85,7 @@ def test_on_a_machine_without_gpus_one_process_runs_and_continues_its_fixed_fold
 
 def test_on_gpus_torchrun_starts_one_process_for_each(project):
     assert launched(project, NUM_GPUS="8")[:5] == [
-        *("-m", "torch.distributed.run", "--nproc_per_node=8"),
+        *("-m", "scripts.post_train.launch_ranks", "--nproc_per_node=8"),
         *("--standalone", "post_train.py"),
     ]
 
@@ -103,7 +103,7 @@ def test_the_environment_sets_processes_port_config_and_folder(project):
         RESUME_FROM_CHECKPOINT="",
     )
     assert got == [
-        *("-m", "torch.distributed.run", "--nproc_per_node=2"),
+        *("-m", "scripts.post_train.launch_ranks", "--nproc_per_node=2"),
         *("--nnodes=1", "--master_addr=127.0.0.1", f"--master_port={port}"),
         *("post_train.py", "--config", "configs/mine.yaml", "--output_dir", "/runs/a b"),
     ]

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from hyvideo.observability.phase_timer import PHASES, PhaseTimer
+from hyvideo.observability.phase_timer import BETWEEN, PHASES, PhaseTimer
 
 
 def test_time_of_a_phase_adds_up_over_its_blocks_and_other_phases_stay_at_zero():
@@ -32,3 +32,13 @@ def test_an_unknown_phase_is_refused_with_the_known_ones():
         PhaseTimer("cpu")("rolout"),
     ):
         pass
+
+
+def test_the_phase_is_known_while_it_lasts_and_after_it_failed():
+    timer = PhaseTimer("cpu")
+    with timer("rollout"):
+        assert timer.phase == "rollout"
+    assert timer.phase == BETWEEN
+    with pytest.raises(MemoryError), timer("update"):
+        raise MemoryError
+    assert timer.phase == "update"

@@ -1,5 +1,6 @@
 """A run folder is read as it is: whole, growing or damaged."""
 
+import json
 import math
 
 import numpy as np
@@ -74,3 +75,12 @@ def test_a_folder_without_videos_says_what_was_expected(tmp_path):
         read_scored_videos(tmp_path)
     with pytest.raises(ValueError, match="No folder of videos at"):
         read_scored_videos(tmp_path / "none")
+
+
+@pytest.mark.parametrize("name", ["../secret.mp4", "/etc/hostname", "a/../../b.mp4", "link.mp4", ".."])
+def test_videos_elsewhere_are_not_shown(tmp_path, name):
+    folder = write_scored(tmp_path / "samples", ["a"], [0.0])
+    (folder / "link.mp4").symlink_to(tmp_path / "secret.mp4")
+    (folder / "scores.jsonl").write_text(json.dumps({"video": name, "prompt": "a"}) + "\n")
+    with pytest.raises(ValueError, match=r"scores\.jsonl: video .* lies elsewhere"):
+        read_scored_videos(folder)

@@ -16,12 +16,16 @@ def _python_listens() -> Iterator[None]:
     signal.signal(signal.SIGINT, former)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_is_remembered_by_name(number: signal.Signals):
+@pytest.mark.parametrize(
+    ("number", "preempted"), [(signal.SIGINT, False), (signal.SIGTERM, True), (signal.SIGUSR1, True)]
+)
+def test_the_first_signal_is_remembered_by_name(number: signal.Signals, preempted: bool):
     with StopSignal().listening() as stop:
-        assert stop.name is None
+        assert stop.of_all_ranks() is None
+        assert not stop.preempted()
         signal.raise_signal(number)
-        assert stop.name == number.name
+        assert stop.of_all_ranks() == number.name
+        assert stop.preempted() is preempted
 
 
 def test_the_second_signal_interrupts():

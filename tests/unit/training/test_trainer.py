@@ -4,13 +4,14 @@ import json
 import math
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from hyvideo.checkpoint.train_state import checkpoints_of, latest_checkpoint
+from hyvideo.checkpoint.train_state import SaveError, checkpoints_of, latest_checkpoint
 from hyvideo.data.videos import read_video
 from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.observability.metrics import read_metrics
@@ -95,6 +96,118 @@ def test_a_signal_ends_the_run_after_its_round_with_a_checkpoint(
     assert saved_steps(trainer) == ["step_4"]
     console = (trainer.folder.path / "console.log").read_text()
     assert f"SIGTERM: saved and stopped after step 4. Continue with --output_dir {trainer.folder.path}" in console
+
+
+def interrupt_rollout(trainer: Trainer, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, step: int) -> None:
+    """Send a signal while the round after `step` is being sampled."""
+    encode = trainer.update.pipeline.encode_prompts
+
+    def interrupted(*args: object) -> object:
+        if trainer.state.step == step:
+            signal.raise_signal(number)
+        return encode(*args)
+
+    monkeypatch.setattr(trainer.update.pipeline, "encode_prompts", interrupted)
+
+
+def test_a_preemption_before_the_first_update_gives_the_round_up_and_it_is_made_again(
+    make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+):
+    whole = make_trainer(max_steps=4)
+    assert whole.train() is None
+    trainer = make_trainer(max_steps=4)
+    interrupt_rollout(trainer, monkeypatch, signal.SIGTERM, step=2)
+    assert trainer.train() == "SIGTERM"
+    assert saved_steps(trainer) == ["step_2"]
+    assert len(rows_of(trainer)) == 2
+    monkeypatch.undo()
+    trainer.state.load(trainer.folder.checkpoints / "step_2")
+    assert trainer.train() is None
+    for interrupted, expected in zip(rows_of(trainer), rows_of(whole), strict=True):
+        for name in expected:
+            assert name.startswith(("time/", "perf/")) or interrupted[name] == expected[name], name
+
+
+def test_ctrl_c_in_the_rollout_lets_the_round_end(
+    make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+):
+    trainer = make_trainer(max_steps=9)
+    interrupt_rollout(trainer, monkeypatch, signal.SIGINT, step=1)
+    assert trainer.train() == "SIGINT"
+    assert saved_steps(trainer) == ["step_2"]
+
+
+def test_a_preemption_before_anything_was_made_saves_nothing(
+    make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+):
+    trainer = make_trainer(max_steps=9)
+    interrupt_rollout(trainer, monkeypatch, signal.SIGUSR1, step=0)
+    assert trainer.train() == "SIGUSR1"
+    assert latest_checkpoint(trainer.folder.checkpoints) is None
+
+
+def infinite_gradients(trainer: Trainer, monkeypatch: pytest.MonkeyPatch, steps: range) -> None:
+    """Make the gradients of some updates infinite."""
+    loss = trainer.update._loss
+
+    def poisoned(*args: object) -> object:
+        made = loss(*args)
+        return replace(made, total=made.total * math.inf) if trainer.state.step in steps else made
+
+    monkeypatch.setattr(trainer.update, "_loss", poisoned)
+
+
+def test_an_update_that_is_not_finite_is_skipped_where_that_is_allowed(
+    make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+):
+    trainer = make_trainer(max_steps=4, nonfinite_update="skip", max_skipped_updates=2)
+    infinite_gradients(trainer, monkeypatch, range(1, 3))
+    trainer.train()
+    rows = rows_of(trainer)
+    assert [row["update/skipped"] for row in rows] == [0, 1, 1, 0]
+    assert all(math.isfinite(row["grad_norm"]) != bool(row["update/skipped"]) for row in rows)
+    assert all(torch.isfinite(p).all() for p in trainable_parameters(trainer.state.transformer).values())
+    assert "Update 3 skipped, 2 in a row: loss" in (trainer.folder.path / "console.log").read_text()
+
+
+def test_skipped_updates_move_neither_weights_nor_controller(
+    make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+):
+    trainer = make_trainer(max_steps=1, nonfinite_update="skip")
+    before = {name: p.detach().clone() for name, p in trainable_parameters(trainer.state.transformer).items()}
+    controller = trainer.state.controller.state_dict()
+    infinite_gradients(trainer, monkeypatch, range(1))
+    trainer.train()
+    policy = trainable_parameters(trainer.state.transformer)
+    assert all(torch.equal(policy[name], before[name]) for name in before)
+    assert trainer.state.controller.state_dict() == controller
+
+
+def test_too_many_skipped_updates_in_a_row_end_the_run(
+    make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+):
+    trainer = make_trainer(max_steps=9, nonfinite_update="skip", max_skipped_updates=2)
+    infinite_gradients(trainer, monkeypatch, range(1, 9))
+    with pytest.raises(NonFiniteUpdateError, match=r"Update 4 after 2 skipped in a row: .*not finite"):
+        trainer.train()
+    assert len(rows_of(trainer)) == 3
+
+
+def test_a_policy_that_is_lost_is_not_saved_and_deletes_no_checkpoint(make_trainer: Callable[..., Trainer]):
+    trainer = make_trainer(max_steps=2)
+    trainer.train()
+    with torch.no_grad():
+        trainable_parameters(trainer.state.transformer)["proj_out.bias"][0] = math.nan
+    with pytest.raises(SaveError, match=r"proj_out\.bias\. Last good checkpoint: .*step_2"):
+        trainer.state.save(trainer.folder.checkpoints, keep_last=1)
+    trainer.state.load(trainer.folder.checkpoints / "step_2")
+
+
+def test_the_diversity_of_groups_is_logged(make_trainer: Callable[..., Trainer]):
+    trainer = make_trainer(max_steps=1)
+    trainer.train()
+    (row,) = rows_of(trainer)
+    assert 0 < row["rollout/least_diversity"] < row["rollout/diversity"] < 0.5
 
 
 def test_a_loss_that_is_not_finite_changes_no_weight_and_names_the_last_good_checkpoint(

@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
+from hyvideo.data.videos import check_video_size
+
 PATCH, TEMPORAL_PATCH, MERGE = 14, 2, 2
 MIN_PIXELS = 128 * 28 * 28
 """Smaller frames are enlarged to at least this many pixels."""
@@ -47,11 +49,12 @@ def read_frames(path: Path, *, fps: float, num_frames: int | None) -> Tensor:
     They are read one by one, since decord's whole-batch read fails at some small widths, where rows come with padding.
 
     Raises:
-        ValueError: the file cannot be decoded, or is too short for `num_frames`.
+        ValueError: the file cannot be decoded, is too short for `num_frames` or too large for the memory.
     """
     try:
         reader = decord.VideoReader(str(path), ctx=decord.cpu(0), num_threads=1)
         indices = frame_indices(len(reader), reader.get_avg_fps(), fps=fps, num_frames=num_frames)
+        check_video_size(path, len(indices), *reader[0].shape[:2])
         frames = torch.stack([torch.from_numpy(reader[index].asnumpy()) for index in indices])
     except (decord.DECORDError, RuntimeError) as error:
         raise ValueError(f"VideoAlign: {path} cannot be decoded as a video.") from error

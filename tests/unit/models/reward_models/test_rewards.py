@@ -64,6 +64,11 @@ def test_several_rewards_are_weighted_and_metrics_of_one_name_are_told_apart():
         (RewardConfig(reward_model="brightness", reward_weights={"length": 0.0}), "at least one weight other than 0"),
         (RewardConfig(reward_model="brightness", reward_weights={"length": float("nan")}), "expected finite weights"),
         (RewardConfig(reward_model="clip_score", reward_weights={"CLIPScore": 1.0}), "needs the option checkpoint"),
+        (
+            RewardConfig(remote_reward_url="http://me:pw@host"),
+            "^remote_reward_url holds a user((?!pw@).)*$",
+        ),
+        (several(brightness={"url": "http://pw@host"}), r"brightness\.url holds a user or password"),
         (RewardConfig(reward_config={}), 'reward_config: expected {"models"'),
         (RewardConfig(reward_config={"models": {}}), 'reward_config: expected {"models"'),
         (RewardConfig(reward_config={"models": {"a": {}}, "b": 1}), 'reward_config: expected {"models"'),

@@ -1,0 +1,99 @@
+"""Read distributed checkpoints of strangers: their index is a pickle, which could run anything when it is loaded.
+
+PyTorch's own reader loads the index `.metadata` without a limit, and values that are not tensors likewise. This one
+lets the index make only what an index is made of, hides all that is no tensor, and stays in the checkpoint's folder.
+"""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+ALLOWED = {
+    "collections": {"OrderedDict"},
+    "pathlib": {"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"},
+    "pathlib._local": {"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"},
+    "torch": {"Size"},
+    "torch.serialization": {"_get_layout"},
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.distributed.checkpoint.metadata": {
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    },
+}
+"""Module -> names that an index may refer to, beside `torch`'s dtypes; none runs what the index brings along."""
+
+
+class TensorReader(FileSystemReader):
+    """Reads the tensors of a checkpoint folder, and nothing else.
+
+    Pass it as `storage_reader` to `dcp.load`. Errors are ValueErrors that name the folder.
+    """
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Read the index.
+
+        Raises:
+            ValueError: it refers to what is no part of an index, leads out of the folder, or is damaged.
+        """
+        path = Path(self.path) / ".metadata"
+        with path.open("rb") as file:
+            metadata = _IndexUnpickler(file, str(path)).load_index()
+        for info in metadata.storage_data.values():
+            if Path(info.relative_path).name != info.relative_path:
+                raise ValueError(
+                    f"'{path}' leads to {info.relative_path!r}; the files of a checkpoint lie beside its index. Do not "
+                    "use this checkpoint: it was made to read other files."
+                )
+        metadata.state_dict_metadata = {
+            name: value
+            for name, value in metadata.state_dict_metadata.items()
+            if isinstance(value, TensorStorageMetadata)
+        }
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class _IndexUnpickler(pickle.Unpickler):
+    """Makes only objects of ALLOWED."""
+
+    def __init__(self, file: Any, where: str) -> None:
+        super().__init__(file)
+        self._where = where
+
+    def load_index(self) -> Metadata:
+        """Return the index.
+
+        Raises:
+            ValueError: it is none, or not allowed.
+        """
+        try:
+            index = self.load()
+            whole = isinstance(index.storage_data, dict) and isinstance(index.state_dict_metadata, dict)
+        except ValueError:
+            raise
+        except Exception as error:  # a damaged pickle may fail in any way
+            raise ValueError(f"'{self._where}' is damaged: {error or type(error).__name__}.") from error
+        if not (whole and isinstance(index, Metadata) and index.storage_meta is not None):
+            raise ValueError(f"'{self._where}' is not the index of a distributed checkpoint.")
+        return index
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Look a name up, if it is allowed."""
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        if name not in ALLOWED.get(module, ()):
+            raise ValueError(
+                f"'{self._where}' refers to {module}.{name}, which no checkpoint needs: loading it could run a "
+                "stranger's code. Do not use this checkpoint; get it again from who made it."
+            )
+        return super().find_class(module, name)

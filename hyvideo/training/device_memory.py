@@ -1,0 +1,53 @@
+"""What to tell when a GPU's memory is exhausted: in which phase, with how much in use, and what would need less."""
+
+import torch
+
+from hyvideo.config.knobs import KNOBS
+from hyvideo.config.schema import Config
+from hyvideo.observability.phase_timer import BETWEEN
+
+KNOBS_OF_PHASE = {
+    "rollout": ("rollout_micro_batch_size", "reference_mode_offload", "reward_offload"),
+    "reward": ("reward_batch_size", "reward_offload", "reference_mode_offload"),
+    "anchor": ("mini_batch_size_per_update", "reference_mode_offload", "reward_offload"),
+    "update": (
+        "mini_batch_size_per_update",
+        "enable_gradient_checkpointing",
+        "activation_checkpointing",
+        "reward_offload",
+    ),
+    BETWEEN: ("rollout_micro_batch_size", "reward_batch_size", "reward_offload"),
+}
+"""Phase -> settings that lower its peak without changing the method, the strongest first."""
+
+KNOBS_OF_ALL = ("enable_fsdp", "reshard_after_forward", "sp_size", "sample_n_frames")
+"""Settings that lower every phase's peak."""
+
+
+def out_of_memory(error: torch.OutOfMemoryError, phase: str, step: int, rank: int, config: Config) -> str:
+    """Return the message of an exhausted GPU.
+
+    Args:
+        error: what the allocator said.
+        phase: of `PhaseTimer`.
+        step: updates made.
+        rank: whose GPU it is.
+        config: names the present values.
+    """
+    knobs = [
+        f"{name} (now {getattr(getattr(config, KNOBS[name].group), name)})"
+        for name in (*KNOBS_OF_PHASE[phase], *KNOBS_OF_ALL)
+    ]
+    cause = str(error).strip().splitlines()[0]
+    used = ""
+    if torch.cuda.is_available():
+        gigabytes = [
+            amount / 2**30
+            for amount in (torch.cuda.max_memory_allocated(), torch.cuda.get_device_properties().total_memory)
+        ]
+        used = f" Peak {gigabytes[0]:.1f} of {gigabytes[1]:.1f} GiB."
+    return (
+        f"out of GPU memory on rank {rank} in phase '{phase}', update {step + 1}: {cause}{used} Settings that need "
+        f"less, in this order: {', '.join(knobs)}. `python -m scripts.plan` with the run's flags says what fits. "
+        "Continue with --resume_from_checkpoint latest."
+    )

@@ -1,0 +1,72 @@
+"""Warns when the reward may be hacked: it rises while validation or the diversity of a prompt's videos falls."""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+
+WINDOW = 40
+"""Rounds that are compared, the first half with the second."""
+
+LEAST_FALL = 0.2
+"""Share of the diversity that may go before it counts as falling; noise of a few rounds stays below."""
+
+
+class RewardWatch:
+    """Compares the halves of the last `window` rounds; one that warned starts afresh.
+
+    The reward has risen when the means of the halves differ by more than two standard errors. Validation, measured
+    every so many rounds on fixed noise, has fallen when its last value lies below the first by more than the reward's
+    standard error. Diversity has fallen when a fifth of it is gone.
+
+    Args:
+        window: even number of rounds.
+
+    Example:
+        >>> warning = watch.look({"reward/mean": 0.9, "rollout/diversity": 0.02})  # None, or what to tell
+    """
+
+    def __init__(self, window: int = WINDOW) -> None:
+        self._half = window // 2
+        self._rows: deque[Mapping[str, float]] = deque(maxlen=2 * self._half)
+
+    def look(self, row: Mapping[str, float]) -> str | None:
+        """Take the metrics of a round's last update; return a warning with its numbers, or None.
+
+        Args:
+            row: `reward/mean`, `rollout/diversity`, and `valid/reward` where the round was validated.
+        """
+        self._rows.append(row)
+        if len(self._rows) < 2 * self._half:
+            return None
+        before, after, error = self._halves("reward/mean")
+        if not after - before > 2 * error:
+            return None
+        rise = f"reward/mean rose from {before:+.4f} to {after:+.4f} over {2 * self._half} rounds"
+        falls = [*self._validation(error), *self._diversity()]
+        if not falls:
+            return None
+        self._rows.clear()
+        return (
+            f"{rise}, but {' and '.join(falls)}: the policy may be learning the reward's faults. Look at the newest "
+            "videos in samples/; a larger kl_weight, other reward_weights or an earlier checkpoint may help."
+        )
+
+    def _halves(self, name: str) -> tuple[float, float, float]:
+        """Return the means of both halves of a metric and the standard error of their difference."""
+        values = [row.get(name, math.nan) for row in self._rows]
+        halves = values[: self._half], values[self._half :]
+        before, after = (sum(half) / len(half) for half in halves)
+        squares = sum((v - mean) ** 2 for half, mean in zip(halves, (before, after), strict=True) for v in half)
+        return before, after, math.sqrt(squares / len(values) * 2 / self._half)
+
+    def _validation(self, error: float) -> list[str]:
+        values = [row["valid/reward"] for row in self._rows if math.isfinite(row.get("valid/reward", math.nan))]
+        if len(values) < 2 or not values[0] - values[-1] > error:
+            return []
+        return [f"valid/reward fell from {values[0]:+.4f} to {values[-1]:+.4f}"]
+
+    def _diversity(self) -> list[str]:
+        before, after, _ = self._halves("rollout/diversity")
+        if not after < (1 - LEAST_FALL) * before:
+            return []
+        return [f"rollout/diversity fell from {before:.4f} to {after:.4f}"]

@@ -1,0 +1,114 @@
+"""Whatever happens to the bytes of a checkpoint: it loads as it was saved, or says that it cannot."""
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from hyvideo.checkpoint.manifest import MANIFEST, verify_files
+from hyvideo.checkpoint.train_state import begin_save, latest_checkpoint, load_tensors, read_facts
+
+FACTS = {"round": 4, "sampler": {"position": 12}}
+
+
+def tensors(seed: int) -> dict[str, dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "policy": {"weight": torch.randn(7, 5, generator=generator), "bias": torch.randn(7, generator=generator)},
+        "optimizer": {"step": torch.tensor(3.0)},
+    }
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A checkpoint with one before it."""
+    begin_save(tmp_path / "checkpoints", 1, tensors(1), FACTS).finish()
+    return begin_save(tmp_path / "checkpoints", 2, tensors(2), FACTS).finish()
+
+
+def flip_bit(content: bytes, chance: random.Random) -> bytes:
+    place = chance.randrange(len(content))
+    return content[:place] + bytes([content[place] ^ 1 << chance.randrange(8)]) + content[place + 1 :]
+
+
+def truncate(content: bytes, chance: random.Random) -> bytes:
+    return content[: chance.randrange(len(content))]
+
+
+def zero_page(content: bytes, chance: random.Random) -> bytes:
+    place = chance.randrange(len(content))
+    end = min(place + 512, len(content))
+    return content[:place] + bytes(end - place) + content[end:]
+
+
+def append(content: bytes, chance: random.Random) -> bytes:
+    return content + chance.randbytes(chance.randrange(1, 64))
+
+
+DAMAGE: tuple[Callable[[bytes, random.Random], bytes], ...] = (flip_bit, truncate, zero_page, append)
+
+
+def load(checkpoint: Path) -> None:
+    """Load as a resumed run does and compare with what was saved.
+
+    Raises:
+        ValueError: damage was found.
+    """
+    found = latest_checkpoint(checkpoint.parent)
+    assert found is not None and found.name in ("step_1", "step_2")
+    facts = read_facts(found)
+    verify_files(found)
+    received = tensors(99)
+    load_tensors(found, received)
+    saved = tensors(facts["step"])
+    assert {name: facts[name] for name in FACTS} == FACTS
+    for group in saved:
+        assert all(torch.equal(received[group][name], saved[group][name]) for name in saved[group])
+
+
+def inject(checkpoint: Path, count: int) -> int:
+    """Damage one file `count` times, restoring it after each; returns how often the damage was found."""
+    chance, found = random.Random(0), 0
+    files = [*sorted(path for path in checkpoint.iterdir() if path.is_file()), checkpoint.parent / "latest"]
+    for number in range(count):
+        path, damage = files[number % len(files)], chance.choice(DAMAGE)
+        content = path.read_bytes()
+        damaged = damage(content, chance)
+        path.write_bytes(damaged)
+        try:
+            load(checkpoint)
+        except ValueError as error:
+            found += 1
+            assert str(checkpoint.parent) in str(error)
+        else:
+            assert damaged == content or path.name in (MANIFEST, "latest"), f"{damage.__name__} of {path.name} passed"
+        path.write_bytes(content)
+    load(checkpoint)
+    return found
+
+
+def test_damage_of_any_file_is_found_or_harmless(checkpoint: Path):
+    assert inject(checkpoint, 60) >= 50
+
+
+@pytest.mark.slow
+def test_damage_of_any_file_is_found_or_harmless_thousands_of_times(checkpoint: Path):
+    assert inject(checkpoint, 5000) >= 4000
+
+
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "facts.json", MANIFEST])
+def test_a_lost_file_is_named_and_the_checkpoint_before_still_loads(checkpoint: Path, name: str):
+    (checkpoint / name).unlink()
+    with pytest.raises(ValueError, match=str(checkpoint.parent)):
+        load(checkpoint)
+    (checkpoint.parent / "latest").write_text("step_1")
+    load(checkpoint)
+
+
+def test_a_lost_folder_names_those_that_are_left(checkpoint: Path):
+    shutil.rmtree(checkpoint)
+    with pytest.raises(ValueError, match=r"found \['step_1'\]"):
+        load(checkpoint)

@@ -1,0 +1,22 @@
+"""The message of an exhausted GPU names phase, update, rank and what to lower."""
+
+import pytest
+import torch
+
+from hyvideo.config.knobs import KNOBS
+from hyvideo.config.schema import Config
+from hyvideo.observability.phase_timer import BETWEEN, PHASES
+from hyvideo.training.device_memory import KNOBS_OF_ALL, KNOBS_OF_PHASE, out_of_memory
+
+
+@pytest.mark.parametrize("phase", [*PHASES, BETWEEN])
+def test_every_phase_has_settings_that_exist(phase: str):
+    assert set(KNOBS_OF_PHASE[phase]) | set(KNOBS_OF_ALL) <= set(KNOBS)
+
+
+def test_the_message_names_phase_update_rank_and_present_values():
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
+    text = out_of_memory(error, "update", 41, 3, Config())
+    assert "rank 3 in phase 'update', update 42: CUDA out of memory. Tried to allocate 2.00 GiB." in text
+    assert "mini_batch_size_per_update (now 1), enable_gradient_checkpointing (now True)" in text
+    assert "more" not in text

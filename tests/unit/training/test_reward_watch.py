@@ -1,0 +1,57 @@
+"""A reward that rises alone is warned of; one that rises honestly, or stays, is not."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from hyvideo.training.reward_watch import RewardWatch
+
+ROUNDS = 40
+
+
+def rows(reward: float, valid: float, diversity: float, seed: int = 0) -> Iterator[dict[str, float]]:
+    """Rounds in which each metric moves by so much in all, with noise on the reward; every tenth is validated."""
+    noise = random.Random(seed)
+    for number in range(ROUNDS):
+        share = number / (ROUNDS - 1)
+        row = {"reward/mean": reward * share + noise.gauss(0, 0.2), "rollout/diversity": 0.1 + diversity * share}
+        yield row | ({"valid/reward": 0.5 + valid * share} if number % 10 == 9 else {})
+
+
+def warnings(**moves: float) -> list[str]:
+    watch = RewardWatch(ROUNDS)
+    return [warning for row in rows(**moves) if (warning := watch.look(row))]
+
+
+@pytest.mark.parametrize(
+    ("moves", "said"),
+    [
+        ({"reward": 1.0, "valid": -0.5, "diversity": 0.0}, r"but valid/reward fell from \+0\.3"),
+        ({"reward": 1.0, "valid": 0.2, "diversity": -0.08}, r"but rollout/diversity fell from 0\.08\d+ to 0\.03\d+:"),
+        ({"reward": 1.0, "valid": -0.5, "diversity": -0.08}, "valid/reward fell .* and rollout/diversity fell"),
+    ],
+)
+def test_a_rise_at_the_cost_of_something_is_told_once_with_its_numbers(moves: dict[str, float], said: str):
+    (warning,) = warnings(**moves)
+    assert "reward/mean rose from" in warning
+    with pytest.raises(AssertionError, match=said):
+        raise AssertionError(warning)
+
+
+@pytest.mark.parametrize(
+    "moves",
+    [
+        {"reward": 1.0, "valid": 0.5, "diversity": 0.0},
+        {"reward": 0.0, "valid": -0.5, "diversity": -0.08},
+        {"reward": -1.0, "valid": -0.5, "diversity": -0.08},
+    ],
+)
+def test_an_honest_rise_and_no_rise_are_not(moves: dict[str, float]):
+    assert warnings(**moves) == []
+
+
+def test_rounds_without_a_score_are_no_rise():
+    watch = RewardWatch(4)
+    for number in range(4):
+        assert watch.look({"reward/mean": float("nan"), "rollout/diversity": 0.1 - number / 50}) is None
