@@ -52,9 +52,8 @@ def main() -> int:
             return 2
         try:
             stopped_by = trainer.train()
-        except (
-            torch.OutOfMemoryError
-        ) as error:  # on this rank alone: the others wait for it, and the launcher ends them
+        except torch.OutOfMemoryError as error:
+            # On this rank alone: the others wait for it, and the launcher ends them.
             told = out_of_memory(error, trainer.timer.phase, trainer.state.step, trainer.mesh.rank, trainer.config)
             trainer.console.warning(told)
             raise SystemExit(1) from None
