@@ -63,6 +63,17 @@ class TensorReader(FileSystemReader):
         return metadata
 
 
+class _ForbiddenNameError(ValueError):
+    """An index refers to what is not in ALLOWED."""
+
+
+_DAMAGES = (
+    *(pickle.UnpicklingError, EOFError),
+    *(ArithmeticError, AttributeError, ImportError, LookupError, MemoryError, RuntimeError, TypeError, ValueError),
+)
+"""What a damaged pickle of allowed objects fails with."""
+
+
 class _IndexUnpickler(pickle.Unpickler):
     """Makes only objects of ALLOWED."""
 
@@ -79,9 +90,9 @@ class _IndexUnpickler(pickle.Unpickler):
         try:
             index = self.load()
             whole = isinstance(index.storage_data, dict) and isinstance(index.state_dict_metadata, dict)
-        except ValueError:
+        except _ForbiddenNameError:
             raise
-        except Exception as error:  # a damaged pickle may fail in any way
+        except _DAMAGES as error:
             raise ValueError(f"'{self._where}' is damaged: {error or type(error).__name__}.") from error
         if not (whole and isinstance(index, Metadata) and index.storage_meta is not None):
             raise ValueError(f"'{self._where}' is not the index of a distributed checkpoint.")
@@ -92,7 +103,7 @@ class _IndexUnpickler(pickle.Unpickler):
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
         if name not in ALLOWED.get(module, ()):
-            raise ValueError(
+            raise _ForbiddenNameError(
                 f"'{self._where}' refers to {module}.{name}, which no checkpoint needs: loading it could run a "
                 "stranger's code. Do not use this checkpoint; get it again from who made it."
             )

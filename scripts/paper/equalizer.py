@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 
 from hyvideo.evaluation.intervals import seed_interval
 from scripts.paper.drawing import BLUE, ORANGE, SAMPLERS, legend_below, new_figure, seeds_text, tidy
-from scripts.paper.learning_rates import rate_of, tuned_rates
+from scripts.paper.learning_rates import publish_tuned, rate_of
 from scripts.paper.study import Claim, Study, paragraph
-from scripts.paper.sweep import Arm, difference, gain, parse_budget, rates_text, setup_text, train_and_publish, verdict
+from scripts.paper.sweep import Arm, difference, gain, rates_text, setup_text, verdict
 
 ROUNDS = 24
 SWITCH = {"with": True, "without": False}
@@ -109,8 +109,7 @@ STUDY = Study("equalizer", "Reward with and without the gradient equalizer", dra
 
 def main(argv: Sequence[str]) -> int:
     """Train what is missing and publish; returns the exit status."""
-    budget = parse_budget(argv, __doc__, ROUNDS)
-    return train_and_publish(STUDY, arms(budget.docs), budget, tuned=bool(tuned_rates(budget.docs)))
+    return publish_tuned(STUDY, arms, argv, __doc__, ROUNDS)
 
 
 if __name__ == "__main__":

@@ -13,20 +13,10 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from scripts.paper.drawing import BLACK, BLUE, GREEN, ORANGE, PINK, interval_row, name_rows, new_figure, tidy
-from scripts.paper.learning_rates import rate_of, tuned_rates
+from scripts.paper.drawing import BLACK, BLUE, GREEN, ORANGE, PINK, name_rows, new_figure, tidy
+from scripts.paper.learning_rates import publish_tuned, rate_of
 from scripts.paper.study import FAILS, HOLDS, Claim, Study, paragraph
-from scripts.paper.sweep import (
-    Arm,
-    difference,
-    gain,
-    gains,
-    parse_budget,
-    rates_text,
-    setup_text,
-    train_and_publish,
-    verdict,
-)
+from scripts.paper.sweep import Arm, claim_ahead, difference, draw_arm, gain, rates_text, setup_text
 
 ROUNDS = 18
 WEIGHTS = (1e-5, 1.0, 10.0)
@@ -80,8 +70,7 @@ def draw(found: Mapping[str, Any]) -> Figure:
 def _panel(axes: Axes, found: Mapping[str, Any], updates: int, weight: float) -> None:
     """Draw the strategies of one weight."""
     for place, (strategy, colour) in enumerate(COLOURS.items()):
-        if (label := label_of(strategy, updates, weight)) in found["arms"]:
-            interval_row(axes, place, gain(found, label), list(gains(found, label).values()), colour)
+        draw_arm(axes, place, found, label_of(strategy, updates, weight), colour)
     name_rows(axes, list(STRATEGIES))
     title = f"{updates} update{'s' if updates > 1 else ''} per rollout\nkl_weight {weight:g}"
     tidy(axes, title=title, xlabel="gain in held-out reward")
@@ -117,9 +106,8 @@ def claims(found: Mapping[str, Any]) -> Sequence[Claim]:
         ahead = {
             name: difference(found, dual, label_of(name, updates, weight)) for name in STRATEGIES if name != "dual"
         }
-        listed = "; ".join(f"{name} {interval or 'no pair yet'}" for name, interval in ahead.items())
         text = f"at {updates} updates per rollout and kl_weight {weight:g}, dual moving KL reaches the highest reward"
-        result.append(Claim(text, verdict(list(ahead.values())), f"dual minus {listed}"))
+        result.append(claim_ahead(text, "dual", ahead))
     return [*result, *_velocity_claim(found)]
 
 
@@ -139,8 +127,7 @@ STUDY = Study("kl_strategies", "KL strategies", draw, describe, claims)
 
 def main(argv: Sequence[str]) -> int:
     """Train what is missing and publish; returns the exit status."""
-    budget = parse_budget(argv, __doc__, ROUNDS)
-    return train_and_publish(STUDY, arms(budget.docs), budget, tuned=bool(tuned_rates(budget.docs)))
+    return publish_tuned(STUDY, arms, argv, __doc__, ROUNDS)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ the place of the held-out ones.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,25 @@ def tuned_rates(docs: Path) -> dict[str, float]:
 def rate_of(sampler: str, docs: Path) -> float:
     """The sampler's tuned rate, or that of configs/tiny.yaml for all as long as none is tuned."""
     return tuned_rates(docs).get(sampler, tiny_config().optimizer.learning_rate)
+
+
+def publish_tuned(
+    study: Study, arms_below: Callable[[Path], Sequence[Arm]], argv: Sequence[str], description: str, rounds: int
+) -> int:
+    """Train what is missing of a study and publish it: the program of every study whose arms have tuned rates.
+
+    Args:
+        study: what the runs are for.
+        arms_below: its arms, at the rates published below a docs folder.
+        argv: command line.
+        description: for `--help`.
+        rounds: the study's default.
+
+    Returns:
+        The exit status (1 if a run failed).
+    """
+    budget = parse_budget(argv, description, rounds)
+    return train_and_publish(study, arms_below(budget.docs), budget, tuned=bool(tuned_rates(budget.docs)))
 
 
 def best_rates(found: Mapping[str, Any]) -> dict[str, float]:

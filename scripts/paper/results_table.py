@@ -13,21 +13,11 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from scripts.paper.drawing import COLOURS, SAMPLERS, interval_row, name_rows, new_figure, tidy
+from scripts.paper.drawing import COLOURS, SAMPLERS, name_rows, new_figure, tidy
 from scripts.paper.equalizer import ROUNDS
-from scripts.paper.learning_rates import rate_of, tuned_rates
+from scripts.paper.learning_rates import publish_tuned, rate_of
 from scripts.paper.study import Claim, Study, paragraph
-from scripts.paper.sweep import (
-    Arm,
-    difference,
-    gain,
-    gains,
-    parse_budget,
-    rates_text,
-    setup_text,
-    train_and_publish,
-    verdict,
-)
+from scripts.paper.sweep import Arm, claim_ahead, difference, draw_arm, gain, rates_text, setup_text
 
 SETTINGS = {"A": {"reward_weights": {"VQ": 1.0, "MQ": 1.0, "TA": 1.0}}, "B": {}}
 """Setting B is the schema's default, so its runs are those of the equalizer study."""
@@ -58,9 +48,7 @@ def draw(found: Mapping[str, Any]) -> Figure:
     panels = figure.subplots(1, 2, sharex=True, sharey=True)
     for axes, setting in zip(panels, SETTINGS, strict=True):
         for place, sampler in enumerate(SAMPLERS):
-            if (label := label_of(sampler, setting)) in found["arms"]:
-                single = list(gains(found, label, "Overall").values())
-                interval_row(axes, place, gain(found, label, "Overall"), single, COLOURS[sampler])
+            draw_arm(axes, place, found, label_of(sampler, setting), COLOURS[sampler], "Overall")
         name_rows(axes, list(SAMPLERS.values()))
         tidy(axes, title=f"reward setting {setting}", xlabel="gain in Overall (VQ + MQ + TA), held-out")
     return figure
@@ -100,9 +88,8 @@ def claims(found: Mapping[str, Any]) -> Sequence[Claim]:
             for sampler in SAMPLERS
             if sampler != "sage_grpo"
         }
-        listed = "; ".join(f"{name} {interval or 'no pair yet'}" for name, interval in ahead.items())
         text = f"under reward setting {setting}, SAGE reaches a higher Overall than {', '.join(ahead)}"
-        result.append(Claim(text, verdict(list(ahead.values())), f"SAGE minus {listed}"))
+        result.append(claim_ahead(text, "SAGE", ahead))
     return result
 
 
@@ -111,8 +98,7 @@ STUDY = Study("results_table", "Samplers under reward settings A and B", draw, d
 
 def main(argv: Sequence[str]) -> int:
     """Train what is missing and publish; returns the exit status."""
-    budget = parse_budget(argv, __doc__, ROUNDS)
-    return train_and_publish(STUDY, arms(budget.docs), budget, tuned=bool(tuned_rates(budget.docs)))
+    return publish_tuned(STUDY, arms, argv, __doc__, ROUNDS)
 
 
 if __name__ == "__main__":

@@ -5,28 +5,25 @@ Example: `python -m scripts.paper.reward_settings --minutes 60`
 
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from scripts.paper import results_table
-from scripts.paper.drawing import BLUE, ORANGE, interval_row, name_rows, new_figure, tidy
-from scripts.paper.learning_rates import tuned_rates
+from scripts.paper.drawing import BLUE, ORANGE, name_rows, new_figure, tidy
+from scripts.paper.learning_rates import publish_tuned
 from scripts.paper.results_table import ROUNDS, SETTINGS, label_of
 from scripts.paper.study import Claim, Study, paragraph
-from scripts.paper.sweep import (
-    difference,
-    gain,
-    gains,
-    parse_budget,
-    rates_text,
-    setup_text,
-    train_and_publish,
-    verdict,
-)
+from scripts.paper.sweep import Arm, difference, draw_arm, gain, rates_text, setup_text, verdict
 
 MEANINGS = {"VQ": "visual quality", "MQ": "motion quality", "TA": "text alignment"}
 LABELS = {setting: label_of("sage_grpo", setting) for setting in SETTINGS}
+
+
+def arms(docs: Path) -> list[Arm]:
+    """Those of the results table that train SAGE."""
+    return [arm for arm in results_table.arms(docs) if arm.label in LABELS.values()]
 
 
 def draw(found: Mapping[str, Any]) -> Figure:
@@ -35,9 +32,7 @@ def draw(found: Mapping[str, Any]) -> Figure:
     panels = figure.subplots(1, 3, sharex=True, sharey=True)
     for axes, (metric, meaning) in zip(panels, MEANINGS.items(), strict=True):
         for place, (label, colour) in enumerate(zip(LABELS.values(), (BLUE, ORANGE), strict=True)):
-            if label in found["arms"]:
-                single = list(gains(found, label, metric).values())
-                interval_row(axes, place, gain(found, label, metric), single, colour)
+            draw_arm(axes, place, found, label, colour, metric)
         name_rows(axes, [f"setting {setting}" for setting in LABELS])
         tidy(axes, title=f"{metric}: {meaning}", xlabel="gain, held-out")
     return figure
@@ -78,9 +73,7 @@ STUDY = Study("reward_settings", "Reward settings A and B", draw, describe, clai
 
 def main(argv: Sequence[str]) -> int:
     """Train what is missing and publish; returns the exit status."""
-    budget = parse_budget(argv, __doc__, ROUNDS)
-    arms = [arm for arm in results_table.arms(budget.docs) if arm.label in LABELS.values()]
-    return train_and_publish(STUDY, arms, budget, tuned=bool(tuned_rates(budget.docs)))
+    return publish_tuned(STUDY, arms, argv, __doc__, ROUNDS)
 
 
 if __name__ == "__main__":

@@ -12,14 +12,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 
 from hyvideo.config.loading import load_config
 from hyvideo.config.schema import Config
 from hyvideo.evaluation.intervals import Interval, seed_interval
 from hyvideo.observability.metrics import read_metrics
-from scripts.paper.drawing import SAMPLERS
+from scripts.paper.drawing import SAMPLERS, interval_row
 from scripts.paper.runs import CONFIG, Run, train
-from scripts.paper.study import DOCS, FAILS, HOLDS, OPEN, Study
+from scripts.paper.study import DOCS, FAILS, HOLDS, OPEN, Claim, Study
 
 METRICS = ("reward", "Overall", "VQ", "MQ", "TA")
 """The trained reward, and what VideoAlign would call Overall: the sum of the three scores whatever was trained."""
@@ -194,6 +195,18 @@ def verdict(differences: Sequence[Interval | None]) -> str:
     if any(interval is not None and interval.high < 0 for interval in differences):
         return FAILS
     return HOLDS if differences and all(d is not None and d.low > 0 for d in differences) else OPEN
+
+
+def claim_ahead(text: str, name: str, ahead: Mapping[str, Interval | None]) -> Claim:
+    """Claim that the arm called `name` is better than each of those in `ahead`, by its differences from them."""
+    listed = "; ".join(f"{other} {interval or 'no pair yet'}" for other, interval in ahead.items())
+    return Claim(text, verdict(list(ahead.values())), f"{name} minus {listed}")
+
+
+def draw_arm(axes: Axes, place: float, found: Mapping[str, Any], arm: str, colour: str, metric: str = "reward") -> None:
+    """Draw an arm's gain with its interval and seeds at row `place`; nothing before it has a finished run."""
+    if arm in found["arms"]:
+        interval_row(axes, place, gain(found, arm, metric), list(gains(found, arm, metric).values()), colour)
 
 
 def setup_text(found: Mapping[str, Any]) -> str:
