@@ -23,7 +23,6 @@ BENCHMARKS: dict[str, Callable[[], list[Result]]] = {
     "real_network": real_network.measure,
 }
 
-
 WAITING = ("checkpoints", "sequence_parallel")
 """Benchmarks of waiting, which costs no CPU seconds."""
 
@@ -42,15 +41,16 @@ def main(argv: Sequence[str]) -> int:
         names.remove("real_network")
         print("real_network: needs a GPU, left out")
     kind = machine_kind()
-    before, results = read_results(kind), []
+    before, results, path = read_results(kind), [], None
     for name in names:
-        results += BENCHMARKS[name]()
-        print_results(results[-1:])
+        measured = BENCHMARKS[name]()
+        print_results(measured)
+        path = write_results(kind, measured)  # at once: what follows may fail
+        results += measured
     print(f"\nAgainst the committed results of {kind}:")
     verdicts = {result.name: verdict(result, before) for result in results}
     for name, said in verdicts.items():
         print(f"  {name}: {said}")
-    path = write_results(kind, results)
     write_table(kind, read_results(kind))
     print(f"written: {path} and its table in docs/performance.md")
     return 1 if "slower" in verdicts.values() else 0

@@ -42,7 +42,7 @@ class OriginalCheckpoint:
         self._folder = folder
         try:
             stored = TensorReader(folder).read_metadata().state_dict_metadata
-        except (CheckpointException, OSError, RuntimeError, ValueError, EOFError, AttributeError) as error:
+        except (OSError, ValueError) as error:
             raise ValueError(f"'{folder}' is no readable checkpoint: {error}. Copy it again, whole.") from error
         self._keys = {
             key.removeprefix("model.").replace(".base_layer.", "."): (key, metadata)

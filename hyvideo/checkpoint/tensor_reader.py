@@ -10,7 +10,15 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 ALLOWED = {
     "collections": {"OrderedDict"},
@@ -89,12 +97,11 @@ class _IndexUnpickler(pickle.Unpickler):
         """
         try:
             index = self.load()
-            whole = isinstance(index.storage_data, dict) and isinstance(index.state_dict_metadata, dict)
         except _ForbiddenNameError:
             raise
         except _DAMAGES as error:
             raise ValueError(f"'{self._where}' is damaged: {error or type(error).__name__}.") from error
-        if not (whole and isinstance(index, Metadata) and index.storage_meta is not None):
+        if not _is_index(index):
             raise ValueError(f"'{self._where}' is not the index of a distributed checkpoint.")
         return index
 
@@ -108,3 +115,37 @@ class _IndexUnpickler(pickle.Unpickler):
                 "stranger's code. Do not use this checkpoint; get it again from who made it."
             )
         return super().find_class(module, name)
+
+
+def _is_index(value: object) -> bool:
+    """Whether all that is read of an index is there, in its type."""
+    match value:
+        case Metadata(state_dict_metadata=dict(entries), storage_data=dict(places), storage_meta=StorageMeta()):
+            return all(map(_is_entry, entries.values())) and all(map(_is_place, places.values()))
+    return False
+
+
+def _is_entry(value: object) -> bool:
+    """Whether `value` describes a tensor, or what is none."""
+    match value:
+        case TensorStorageMetadata(
+            properties=TensorProperties(dtype=torch.dtype()), size=torch.Size(), chunks=list(chunks)
+        ):
+            return all(map(_is_chunk, chunks))
+    return isinstance(value, BytesStorageMetadata)
+
+
+def _is_chunk(value: object) -> bool:
+    """Whether `value` describes a part of a tensor."""
+    match value:
+        case ChunkStorageMetadata(offsets=torch.Size(), sizes=torch.Size()):
+            return True
+    return False
+
+
+def _is_place(value: object) -> bool:
+    """Whether `value` describes a place in a file."""
+    match value:
+        case _StorageInfo(relative_path=str(), offset=int(), length=int()):
+            return True
+    return False

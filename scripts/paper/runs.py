@@ -128,7 +128,7 @@ def train(runs: Sequence[Run], *, jobs: int, minutes: float | None = None) -> li
     active: list[_Training] = []
     failures = []
     deadline = time.monotonic() + 60 * minutes if minutes is not None else float("inf")
-    if waiting:
+    if waiting and minutes != 0:
         print(f"{len(waiting)} of {len(runs)} runs to train, {jobs} at a time", flush=True)
     with StopSignal().listening() as stop:
         while active or waiting:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 from hyvideo.checkpoint.manifest import MANIFEST, verify_files
-from hyvideo.checkpoint.train_state import begin_save, latest_checkpoint, load_tensors, read_facts
+from hyvideo.checkpoint.original_checkpoint import OriginalCheckpoint
+from hyvideo.checkpoint.train_state import begin_save, latest_checkpoint, load_tensors, one_process, read_facts
 
 FACTS = {"round": 4, "sampler": {"position": 12}}
 
@@ -112,3 +114,21 @@ def test_a_lost_folder_names_those_that_are_left(checkpoint: Path):
     shutil.rmtree(checkpoint)
     with pytest.raises(ValueError, match=r"found \['step_1'\]"):
         load(checkpoint)
+
+
+def test_a_damaged_index_without_a_manifest_is_named(tmp_path: Path):
+    """What the original training script saves has no manifest: the reader itself finds the damage."""
+    with one_process():
+        dcp.save({f"model.block_{n}": torch.ones(4, 3) for n in range(3)}, checkpoint_id=tmp_path, no_dist=True)
+    index, chance, found = tmp_path / ".metadata", random.Random(0), 0
+    content = index.read_bytes()
+    for _ in range(400):
+        index.write_bytes(chance.choice(DAMAGE)(content, chance))
+        try:
+            checkpoint = OriginalCheckpoint(tmp_path)
+            for name in checkpoint.shapes:
+                checkpoint.read(name, None)
+        except ValueError as error:
+            found += 1
+            assert str(tmp_path) in str(error)
+    assert found >= 200

@@ -100,6 +100,31 @@ def test_an_index_that_is_none_is_named(checkpoint: Path, content: bytes):
         TensorReader(checkpoint).read_metadata()
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda index, info, entry: delattr(info, "relative_path"),
+        lambda index, info, entry: setattr(info, "relative_path", ("a",)),
+        lambda index, info, entry: setattr(info, "offset", None),
+        lambda index, info, entry: delattr(entry, "properties"),
+        lambda index, info, entry: setattr(entry.properties, "dtype", Metadata),
+        lambda index, info, entry: setattr(entry, "size", [2, 3]),
+        lambda index, info, entry: setattr(entry, "chunks", [None]),
+        lambda index, info, entry: setattr(index, "storage_meta", None),
+        lambda index, info, entry: setattr(index, "state_dict_metadata", []),
+    ],
+)
+def test_an_index_with_a_field_lost_or_of_another_type_is_refused(checkpoint: Path, damage: Callable):
+    def change(index: Metadata) -> None:
+        (info,) = index.storage_data.values()
+        damage(index, info, index.state_dict_metadata["policy.weight"])
+
+    change_index(checkpoint, change)
+    for read in (TensorReader(checkpoint).read_metadata, lambda: OriginalCheckpoint(checkpoint)):
+        with pytest.raises(ValueError, match=r"\.metadata' is not the index of a distributed checkpoint"):
+            read()
+
+
 def test_every_dtype_and_values_beside_tensors_of_an_honest_checkpoint_pass(tmp_path: Path):
     dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int64, torch.uint8, torch.bool)
     content = {"model": {str(dtype): torch.ones(2).to(dtype) for dtype in dtypes}, "steps": 3, "groups": [{"lr": 0.1}]}
