@@ -5,10 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # equalities to the last bit are promised on the CPU
 if "PYTEST_XDIST_WORKER" in os.environ:  # a core each for the workers of `make test`, and for what they start
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+settings.register_profile("long", max_examples=10_000)
+if "HYPOTHESIS_PROFILE" in os.environ:
+    settings.load_profile(os.environ["HYPOTHESIS_PROFILE"])
 
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline  # noqa: E402
 from hyvideo.training.trainer import Trainer  # noqa: E402

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypedDict
 
 import torch.distributed as dist
+from pydantic_core import from_json
 
 from hyvideo.distributed.collectives import all_or_none, gather
 
@@ -43,12 +44,12 @@ def verify_files(folder: Path) -> None:
     """
     with all_or_none():
         try:
-            expected = _checked(json.loads((folder / MANIFEST).read_text()))
-        except (OSError, ValueError, RecursionError) as error:
+            expected = _checked(from_json((folder / MANIFEST).read_bytes()))
+        except (OSError, ValueError) as error:
             raise ValueError(
                 f"'{folder}' is no finished checkpoint: its {MANIFEST} cannot be read ({error})."
             ) from error
-        sizes = {name: (folder / name).stat().st_size if (folder / name).is_file() else None for name in expected}
+        sizes = {name: _size_of(folder / name) for name in expected}
         for name, record in expected.items():
             if sizes[name] != record["size"]:
                 found = "is missing" if sizes[name] is None else f"has {sizes[name]} bytes"
@@ -66,7 +67,7 @@ def _checked(records: object) -> dict[str, FileRecord]:
         ValueError: something else was read, or a file lies outside of the folder.
     """
     whole = isinstance(records, dict) and all(
-        isinstance(record, dict) and isinstance(record.get("size"), int) and isinstance(record.get("sha256"), str)
+        isinstance(record, dict) and type(record.get("size")) is int and isinstance(record.get("sha256"), str)
         for record in records.values()
     )
     if not whole:
@@ -75,6 +76,14 @@ def _checked(records: object) -> dict[str, FileRecord]:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise ValueError(f"{name!r} lies outside of the checkpoint")
     return records
+
+
+def _size_of(path: Path) -> int | None:
+    """Return the bytes of a file, None where there is none, or cannot be one of that name."""
+    try:
+        return path.stat().st_size if path.is_file() else None
+    except OSError:
+        return None
 
 
 def _damaged(folder: Path, name: str, what: str) -> str:

@@ -27,8 +27,13 @@ def load_trained_policy(transformer: HunyuanVideo15Transformer3DModel, checkpoin
         load_original_checkpoint(transformer, Path(checkpoint))
         return
     facts = read_facts(Path(checkpoint))
+    if not {"lora", "trained"} <= set(facts):
+        raise ValueError(f"'{checkpoint}' does not say what was trained: its facts.json lacks `lora` or `trained`.")
     if facts["lora"] is not None:
-        transformer.add_adapter(lora_config(**facts["lora"]), adapter_name=ADAPTER)
+        try:
+            transformer.add_adapter(lora_config(**facts["lora"]), adapter_name=ADAPTER)
+        except ValueError as error:
+            raise ValueError(f"'{checkpoint}' has an adapter that does not fit this model: {error}") from error
     weights = dict(transformer.named_parameters())
     unknown = sorted(set(facts["trained"]) - set(weights))
     if unknown:

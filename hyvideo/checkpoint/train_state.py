@@ -20,6 +20,8 @@ from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
+from pydantic_core import from_json
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -31,7 +33,35 @@ FACTS = "facts.json"
 LATEST = "latest"
 FORMAT = 2
 
+_FOLDER = re.compile(r"step_[0-9]{1,18}")
+
 Tensors = dict[str, dict[str, Tensor]]
+
+
+class _LoraFacts(BaseModel):
+    """Arguments of `lora_config`; a larger rank than this is no low one, and would fill the memory."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    rank: int = Field(ge=1, le=8192)
+    alpha: int
+    dropout: float
+    target_modules: list[str]
+
+
+class _Facts(BaseModel):
+    """Types of what `facts.json` may say: it can come from a stranger."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    step: NonNegativeInt
+    round: NonNegativeInt = 0
+    round_start: NonNegativeInt | None = None
+    config_hash: str = ""
+    settings: dict[str, Any] = {}
+    lora: _LoraFacts | None = None
+    trained: list[str] = []
+    sampler: dict[str, int] = {}
+    controller: dict[str, int | float | list[float]] | None = None
+    anchor_equals_policy: bool | None = None
 
 
 class SaveError(RuntimeError):
@@ -156,7 +186,7 @@ def _size_of(tensors: Tensors) -> int:
 
 def checkpoints_of(folder: Path) -> list[Path]:
     """Return the finished checkpoints in `folder`, oldest step first."""
-    found = [path for path in folder.glob("step_*") if path.suffix == "" and (path / FACTS).is_file()]
+    found = [path for path in folder.glob("step_*") if _FOLDER.fullmatch(path.name) and (path / FACTS).is_file()]
     return sorted(found, key=_step_of)
 
 
@@ -189,7 +219,7 @@ def latest_checkpoint(folder: Path) -> Path | None:
         return None
     complete_replacements(folder)
     name = (folder / LATEST).read_text(errors="replace").strip()
-    if not (re.fullmatch(r"step_[0-9]+", name) and (folder / name / FACTS).is_file()):
+    if not (_FOLDER.fullmatch(name) and (folder / name / FACTS).is_file()):
         found = [path.name for path in checkpoints_of(folder)]
         raise ValueError(
             f"'{folder / LATEST}' names '{name}', which is no finished checkpoint; found {found or 'none'}. "
@@ -202,10 +232,10 @@ def read_facts(checkpoint: Path) -> dict[str, Any]:
     """Return the facts of `checkpoint`.
 
     Raises:
-        ValueError: no checkpoint there, not readable, or of a newer format.
+        ValueError: no checkpoint there, not readable, of a newer format, or a fact is not of its type.
     """
     try:
-        facts = json.loads((checkpoint / FACTS).read_text())
+        facts = from_json((checkpoint / FACTS).read_bytes())
     except (OSError, ValueError) as error:
         raise ValueError(
             f"'{checkpoint}' is not a readable checkpoint ({error}). Expected a folder step_N of a run's checkpoints "
@@ -214,7 +244,10 @@ def read_facts(checkpoint: Path) -> dict[str, Any]:
     received = facts.get("format") if isinstance(facts, dict) else None
     if received != FORMAT:
         raise ValueError(f"'{checkpoint}' has checkpoint format {received}; this version reads format {FORMAT}.")
-    return facts
+    try:
+        return _Facts.model_validate(facts).model_dump(exclude_unset=True)
+    except ValueError as error:
+        raise ValueError(f"'{checkpoint}' has a damaged {FACTS}: {error}") from error
 
 
 def load_tensors(checkpoint: Path, tensors: Tensors) -> None:

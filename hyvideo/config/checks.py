@@ -118,8 +118,8 @@ def _interval_problems(cfg: Config) -> Iterator[str]:
 
 
 def _divisors(number: int) -> str:
-    """All divisors of a number, listed."""
-    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
+    """The divisors of a number up to 1024, listed."""
+    return ", ".join(str(n) for n in range(1, min(number, 1024) + 1) if number % n == 0)
 
 
 def _rank_problems(cfg: Config, world_size: int) -> Iterator[str]:

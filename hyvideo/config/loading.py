@@ -12,6 +12,12 @@ from hyvideo.config.flags import build_parser
 from hyvideo.config.knobs import GROUPS, KNOBS, Knob, nearest
 from hyvideo.config.schema import Config
 
+_UNREADABLE = (
+    *(OSError, yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError),
+    *(AssertionError, AttributeError, LookupError, TypeError),
+)
+"""What a file may fail with; the last ones are of the libraries, for tags such as !!bool before something else."""
+
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
@@ -85,11 +91,13 @@ def _read_yaml(path: str | Path) -> Mapping[object, object]:
     """Read a YAML mapping; an empty file is an empty one."""
     try:
         content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    except (OSError, yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
+    except _UNREADABLE as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise ValueError(f"config file '{path}' cannot be read as YAML settings: {reason}") from error
     if not isinstance(content, Mapping):
         raise ValueError(f"config file '{path}' must hold `key: value` lines; received a list")
+    if any(isinstance(leaf, int) and leaf.bit_length() > 10_000 for leaf in _leaves(content)):
+        raise ValueError(f"config file '{path}' holds a number of thousands of digits, which nothing here expects")
     return content
 
 
@@ -125,10 +133,13 @@ def _assign(config: DictConfig, knob: Knob, value: object, where: str) -> None:
         prepared = _prepared(knob, value)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{message} ({error})") from error
+    place = f"{knob.group}.{knob.name}"
     try:
-        OmegaConf.update(config, f"{knob.group}.{knob.name}", prepared, merge=False)
+        OmegaConf.update(config, place, prepared, merge=False)
     except (OmegaConfBaseException, OverflowError) as error:
         raise ValueError(message) from error
+    if knob.kind is int and (OmegaConf.select(config, place) or 0).bit_length() > 64:
+        raise ValueError(f"{message} (a number below 2^64)")
 
 
 def _prepared(knob: Knob, value: object) -> object:
@@ -146,6 +157,8 @@ def _prepared(knob: Knob, value: object) -> object:
     for leaf in _leaves(value):
         if isinstance(leaf, bool):
             raise ValueError("that is a boolean, as YAML reads yes, no, on and off too, unless they are quoted")
+        if isinstance(leaf, int) and leaf.bit_length() > 64:
+            raise ValueError("it holds a whole number beyond 2^64")
         if isinstance(leaf, str):
             _refuse_marks(leaf)
     return value

@@ -119,7 +119,7 @@ def _checked_header(names: list[str], where: str) -> list[str]:
 
 def _prompt(row: dict[str, str], position: int, path: Path, where: str, image_root: str | Path | None) -> Prompt:
     """Build the prompt of one row; `position` is its index where the row gives none."""
-    if not row["prompt"]:
+    if not row.get("prompt"):
         raise ValueError(f"{where}: the prompt is blank; write one or delete the row")
     index, seed = (_whole_number(row.get(column, ""), column, where) for column in ("index", "seed"))
     image = path.parent / row["ref_image_path"] if row.get("ref_image_path") else None

@@ -125,6 +125,8 @@ class GroupSampler:
         Raises:
             ValueError: the state has other keys than `state_dict` writes, or a negative position.
         """
-        if set(state) != {"round", "groups_dealt"} or min(state.values()) < 0:
+        names = {"round", "groups_dealt"}
+        whole = isinstance(state, dict) and set(state) == names and all(type(n) is int for n in state.values())
+        if not whole or min(state.values()) < 0:
             raise ValueError(f"a sampler's state is round and groups_dealt, at least 0 each; received {state}")
         self.round, self._groups_dealt = state["round"], state["groups_dealt"]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import from_json
 from torch import Tensor
 
 from hyvideo.data.prompts import Prompt
@@ -32,7 +33,7 @@ class Job:
         if not (self.path.is_file() and beside.is_file()):
             return False
         try:
-            return json.loads(beside.read_text(encoding="utf-8")) == json.loads(json.dumps(note))
+            return from_json(beside.read_bytes()) == json.loads(json.dumps(note))
         except ValueError:
             return False
 

@@ -1,11 +1,11 @@
 """What a run gained, measured on its own validation videos: same prompts and seeds, pair by pair."""
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from hyvideo.evaluation.paired import PairedGain, paired_gain
 from hyvideo.observability.run_record import RunRecord
@@ -72,8 +72,8 @@ def _of_paired(name: str, gain: PairedGain, before: float = math.nan, after: flo
 def _read_gains(path: Path) -> list[Gain]:
     """Read what `make demo` measured."""
     try:
-        listed = json.loads(path.read_text(encoding="utf-8"))
-        gains = [_of_paired(name, PairedGain(**gain)) for name, gain in listed.items()]
-    except (ValueError, TypeError, AttributeError) as error:
+        listed = TypeAdapter(dict[str, PairedGain]).validate_json(path.read_bytes(), strict=True)
+    except ValueError as error:
         raise ValueError(f"{path}: expected paired gains by name, as `make demo` writes them ({error}).") from error
+    gains = [_of_paired(name, gain) for name, gain in listed.items()]
     return sorted(gains, key=lambda gain: gain.name != "reward")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, FiniteFloat
 
 from hyvideo.data.videos import read_video
 from hyvideo.models.reward_models.registry import RewardModel
@@ -30,6 +31,14 @@ class NamedReward:
     model: RewardModel
 
 
+class _Row(BaseModel):
+    """A line of a `ScoreFile`."""
+
+    model_config = ConfigDict(strict=True)
+    key: str
+    scores: dict[str, FiniteFloat | None]
+
+
 class ScoreFile:
     """A JSON Lines file with one row per video and reward.
 
@@ -38,11 +47,14 @@ class ScoreFile:
 
     Args:
         path: the file; made when the first score is there.
+
+    Raises:
+        ValueError: a line of the file is no row.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._scores = {row["key"]: row["scores"] for row in _rows(path)}
+        self._scores = {row.key: row.scores for row in _rows(path)}
 
     def score(self, reward: NamedReward, videos: Sequence[Path], prompts: Sequence[str]) -> dict[str, list[float]]:
         """Score N mp4 files for their N prompts: each metric `[N]`, NaN where it failed.
@@ -70,15 +82,22 @@ class ScoreFile:
                 self._scores[key] = valid
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
+def _rows(path: Path) -> list[_Row]:
     """Read the rows; a torn last line, which a killed process leaves, is cut off."""
     if not path.is_file():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    if lines and not lines[-1].endswith("\n"):
-        lines.pop()
-        path.write_text("".join(lines), encoding="utf-8")
-    return [json.loads(line) for line in lines]
+    *lines, torn = path.read_bytes().split(b"\n")
+    if torn:
+        path.write_bytes(b"".join(line + b"\n" for line in lines))
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append(_Row.model_validate_json(line))
+        except ValueError as error:
+            raise ValueError(
+                f"{path}, line {number}: no row of scores; delete it and they are made again ({error})."
+            ) from error
+    return rows
 
 
 def _key(reward: NamedReward, video: Path, prompt: str) -> str:

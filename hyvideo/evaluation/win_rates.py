@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import NormalDist, mean
-from typing import Any
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict
 
 from hyvideo.observability.preference import CRITERIA
 
@@ -65,6 +67,25 @@ class WinRate:
     high: float
 
 
+class _Votes(BaseModel):
+    """A file of votes."""
+
+    model_config = ConfigDict(strict=True)
+    votes: list[Vote]
+
+
+class _Key(BaseModel):
+    """A study's key: the model of every video, and the two videos of every pair."""
+
+    model_config = ConfigDict(strict=True)
+    study: str
+    models: dict[str, str]
+    pairs: dict[str, tuple[str, str]]
+
+
+_File = TypeVar("_File", _Votes, _Key)
+
+
 def read_votes(paths: Sequence[Path]) -> list[Vote]:
     """Read and merge vote files, of raters or merged before; a rater's later judgement replaces the earlier.
 
@@ -73,7 +94,7 @@ def read_votes(paths: Sequence[Path]) -> list[Vote]:
     """
     latest: dict[tuple[str, str, str], Vote] = {}
     for path in paths:
-        for vote in _read_file(Path(path)):
+        for vote in _read(_Votes, path, "a JSON object with votes").votes:
             place = (vote.rater, vote.pair, vote.criterion)
             if place not in latest or vote.at >= latest[place].at:
                 latest[place] = vote
@@ -103,13 +124,13 @@ def win_rates(key_path: Path, votes: Sequence[Vote]) -> list[WinRate]:
     Raises:
         ValueError: the key cannot be read, or a vote does not belong to it.
     """
-    key = _read_json(key_path, ("study", "models", "pairs"))
+    key = _read(_Key, key_path, "the key of a study")
     results: dict[tuple[str, str, str], dict[str, list[float]]] = {}
     raters: dict[tuple[str, str, str], set[str]] = {}
     for vote in votes:
         first, second = _models_of(vote, key, key_path)
         place = (first, second, vote.criterion)
-        chosen = 0.5 if vote.choice == TIE else float(key["models"][vote.choice] == first)
+        chosen = 0.5 if vote.choice == TIE else float(key.models[vote.choice] == first)
         results.setdefault(place, {}).setdefault(vote.pair, []).append(chosen)
         raters.setdefault(place, set()).add(vote.rater)
     order = {name: number for number, name in enumerate(CRITERIA)}
@@ -133,35 +154,23 @@ def _win_rate(place: tuple[str, str, str], by_pair: Mapping[str, Sequence[float]
     return WinRate(*place, *counts, len(by_pair), num_raters, rate, *wilson_interval(rate, len(by_pair)))
 
 
-def _models_of(vote: Vote, key: Mapping[str, Any], key_path: Path) -> tuple[str, str]:
+def _models_of(vote: Vote, key: _Key, key_path: Path) -> tuple[str, str]:
     """Look up whose videos a vote compares, in a fixed order."""
-    videos = key["pairs"].get(vote.pair)
-    if vote.study != key["study"] or videos is None or vote.choice not in (TIE, *videos):
+    videos = key.pairs.get(vote.pair)
+    if vote.study != key.study or videos is None or vote.choice not in (TIE, *videos):
         raise ValueError(
-            f"{key_path} is the key of study {key['study']}; received a vote of study {vote.study} on {vote.pair}."
+            f"{key_path} is the key of study {key.study}; received a vote of study {vote.study} on {vote.pair}."
         )
     if vote.criterion not in CRITERIA:
         raise ValueError(f"A vote judges '{vote.criterion}'; expected one of {', '.join(CRITERIA)}.")
-    first, second = (key["models"][video] for video in videos)
-    return first, second
+    if nameless := [video for video in videos if video not in key.models]:
+        raise ValueError(f"{key_path} does not say of which model {', '.join(nameless)} is.")
+    return key.models[videos[0]], key.models[videos[1]]
 
 
-def _read_file(path: Path) -> list[Vote]:
-    """Read one file of votes."""
-    content = _read_json(path, ("votes",))
+def _read(kind: type[_File], path: Path, what: str) -> _File:
+    """Read a JSON file of one kind."""
     try:
-        return [Vote(**vote) for vote in content["votes"]]
-    except TypeError as error:
-        raise ValueError(f"{path}: expected votes as the study's page saves them ({error}).") from error
-
-
-def _read_json(path: Path, keys: Sequence[str]) -> Mapping[str, Any]:
-    """Read a JSON object that has these keys."""
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        return kind.model_validate_json(Path(path).read_bytes())
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read as JSON: {error}") from error
-    missing = [key for key in keys if not (isinstance(content, dict) and key in content)]
-    if missing:
-        raise ValueError(f"{path}: expected a JSON object with {', '.join(keys)}; {', '.join(missing)} is missing.")
-    return content
+        raise ValueError(f"{path}: expected {what}, as the study's page or program writes it: {error}") from error

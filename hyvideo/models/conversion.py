@@ -175,11 +175,13 @@ def original_tensors(state: Mapping[str, Tensor], naming: Naming = transformer_p
 
     Raises:
         KeyError: a name the layout does not have.
-        ValueError: pieces of a fused tensor are missing.
+        ValueError: pieces of a fused tensor are missing or unlike, or a tensor has no rows to take it apart by.
     """
     pieces: dict[str, dict[int, Tensor]] = {}
     for name, tensor in state.items():
         part = naming(name)
+        if tensor.ndim == 0 and part != Part(part.name):
+            raise ValueError(f"{name} is one number, of shape (); expected rows. Pass the state dict of a network.")
         if part.swapped:
             tensor = tensor.roll(tensor.shape[0] // 2, 0)
         if part.count == 1:
@@ -189,6 +191,8 @@ def original_tensors(state: Mapping[str, Tensor], naming: Naming = transformer_p
         found[part.index] = tensor
         if len(found) == part.count:
             del pieces[part.name]
+            if len({tuple(piece.shape) for piece in found.values()}) > 1:
+                raise ValueError(f"The pieces of {part.name}, the last being {name}, differ in shape.")
             yield part.name, torch.cat([found[index] for index in range(part.count)])
     if pieces:
         raise ValueError(f"These fused tensors lack pieces: {', '.join(sorted(pieces))}. Pass a whole state dict.")

@@ -4,10 +4,11 @@ Two layouts are read. The original one is that of the authors' downloads, below 
 diffusers one holds one model, and the bundled tiny base is in it.
 """
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from pydantic_core import from_json
 
 DIFFUSERS_COMPONENTS = ("transformer", "vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")
 """Folders of the diffusers layout, which the bundled tiny model shares."""
@@ -151,7 +152,7 @@ def read_json(path: Path) -> dict[str, Any]:
         ValueError: missing, not JSON, or not an object.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = from_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise ValueError(f"Cannot read '{path}': {error}. Download it again (checkpoints-download.md).") from error
     if not isinstance(content, dict):

@@ -8,6 +8,9 @@ RESOLUTIONS = {"480p": 640, "720p": 960}
 
 NUM_REFINER_LAYERS = 2
 
+MAX_SIZE, MAX_LAYERS = 2**20, 1000
+"""Bounds of what a config.json may ask for; a network is made before its weights show that it is another."""
+
 _SIZES = {
     "heads_num": "num_attention_heads",
     "mm_double_blocks_depth": "num_layers",
@@ -70,6 +73,8 @@ def diffusers_transformer_config(original: Mapping[str, Any], glyph_width: int, 
         )
     try:
         sizes = {ours: original[theirs] for theirs, ours in _SIZES.items()}
+        if not all(0 < size < MAX_SIZE for size in sizes.values()) or sizes["num_layers"] > MAX_LAYERS:
+            raise ValueError(f"sizes like {sizes}")
         heads, axes, patch = sizes["num_attention_heads"], tuple(original["rope_dim_list"]), original["patch_size"]
         return sizes | {
             "in_channels": 2 * original["in_channels"] + 1,
@@ -83,7 +88,7 @@ def diffusers_transformer_config(original: Mapping[str, Any], glyph_width: int, 
             "task_type": {"t2v": "t2v", "i2v": "i2v"}[original["ideal_task"]],
             "use_meanflow": bool(original.get("use_meanflow", False)),
         }
-    except (KeyError, TypeError, IndexError) as error:
+    except (KeyError, TypeError, IndexError, ValueError, ArithmeticError) as error:
         raise ValueError(
             f"'{where}' lacks or does not understand {error}. Expected the config.json of a published HunyuanVideo-1.5 "
             "text- or image-to-video version; download it again."

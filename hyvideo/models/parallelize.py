@@ -4,7 +4,6 @@ In this order: attention (`hyvideo.models.attention`, which splits a video's tok
 recomputed (`prepare_policy`), compilation (`compile_blocks`), sharded weights (`shard_weights`).
 """
 
-import json
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -25,6 +24,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from hyvideo.distributed.collectives import whole
 from hyvideo.models.lora_keys import adapter_to_diffusers, has_original_keys
+from hyvideo.models.lora_settings import read_lora_settings
 from hyvideo.models.quiet import quiet_diffusers
 
 ADAPTER = "default"
@@ -189,6 +189,13 @@ def adapter_weights(transformer: nn.Module) -> dict[str, Tensor]:
     return {name: whole(p.detach()) for name, p in transformer.named_parameters() if "lora_" in name}
 
 
+_MISFITS = (
+    *(OSError, RuntimeError, ValueError, TypeError, SafetensorError),
+    *(ArithmeticError, AttributeError, LookupError, AssertionError),
+)
+"""What the libraries fail with on an adapter of another form."""
+
+
 def load_lora(transformer: HunyuanVideo15Transformer3DModel, folder: str | Path) -> None:
     """Add the adapter in `folder`: one that `save_lora` wrote, or one with the original names of the modules.
 
@@ -202,11 +209,11 @@ def load_lora(transformer: HunyuanVideo15Transformer3DModel, folder: str | Path)
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             note = (file.metadata() or {}).get(LORA_ADAPTER_METADATA_KEY)
-        settings = None if note is None else json.loads(note)
+        settings = None if note is None else read_lora_settings(note)
         if has_original_keys(tensors):
             tensors, settings = adapter_to_diffusers(tensors, settings, transformer.state_dict())
         transformer.load_lora_adapter(tensors, adapter_name=ADAPTER, prefix=None, metadata=settings)
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except _MISFITS as error:
         raise ValueError(f"lora path: the adapter in '{path}' does not fit this transformer: {error}") from error
     surplus = sorted(set(tensors) - set(get_peft_model_state_dict(transformer, adapter_name=ADAPTER)))
     if surplus:

@@ -1,11 +1,11 @@
 """Weights on disk that are read tensor by tensor, or by rows of one, without ever holding a whole file in memory."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import torch
+from pydantic_core import from_json
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -103,10 +103,11 @@ def safetensors_files(folder: Path) -> list[Path]:
     index = next(iter(sorted(folder.glob("*.safetensors.index.json"))), None)
     files = sorted(folder.glob("*.safetensors"))
     if index is not None:
-        files = [folder / name for name in sorted(set(_weight_map(index).values()))]
-        if missing := [path.name for path in files if not path.is_file()]:
+        named = set(_weight_map(index).values())
+        files = [path for path in files if path.name in named]
+        if missing := sorted(named - {path.name for path in files}):
             raise ValueError(
-                f"'{folder}' lacks {', '.join(missing)} of the {len(files)} files that {index.name} names. Repeat the "
+                f"'{folder}' lacks {', '.join(missing)} of the {len(named)} files that {index.name} names. Repeat the "
                 "download of this folder (checkpoints-download.md); it fetches only what is missing."
             )
     if not files:
@@ -117,7 +118,10 @@ def safetensors_files(folder: Path) -> list[Path]:
 def _weight_map(index: Path) -> dict[str, str]:
     """Return tensor -> file name as the index says."""
     try:
-        return dict(json.loads(index.read_text())["weight_map"])
+        weight_map = dict(from_json(index.read_bytes())["weight_map"])
+        if not all(isinstance(file, str) for file in weight_map.values()):
+            raise ValueError("expected a file name for every tensor")
+        return weight_map
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"'{index}' is not a readable index of weights ({error!r}). Download it again.") from error
 

@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from pydantic_core import from_json
+
 from hyvideo.observability.trackers import Trackers
 
 METRIC_MEANINGS = {"VQ": "visual quality", "MQ": "motion quality", "TA": "text alignment"}
@@ -142,10 +144,16 @@ class MetricsLog:
 def _parse_row(line: bytes) -> dict[str, float | None] | None:
     """The row of a line, or None if the line is not one."""
     try:
-        row = json.loads(line)
+        row = from_json(line)
     except ValueError:
         return None
-    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+    whole = isinstance(row, dict) and type(row.get("step")) is int and abs(row["step"]) < 2**63
+    return row if whole and all(value is None or _is_number(value) for value in row.values()) else None
+
+
+def _is_number(value: object) -> bool:
+    """Whether a value is a number that a float can hold."""
+    return type(value) is float or (type(value) is int and abs(value) < 2**1023)
 
 
 def _joined(lines: Iterable[bytes]) -> bytes:

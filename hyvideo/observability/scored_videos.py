@@ -1,10 +1,11 @@
 """Videos on disk with what is known of them: prompt, seed and scores."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from pydantic_core import from_json
 
 SCORES = "scores.jsonl"
 
@@ -44,7 +45,7 @@ def read_scored_videos(folder: Path) -> tuple[ScoredVideo, ...]:
     if not folder.is_dir():
         raise ValueError(f"No folder of videos at '{folder}'.")
     if (folder / SCORES).is_file():
-        lines = (folder / SCORES).read_text(encoding="utf-8").split("\n")  # a prompt may hold other line ends
+        lines = (folder / SCORES).read_bytes().split(b"\n")  # a prompt may hold other line ends
         rows = [_read_note(line, f"{folder / SCORES}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
         found = tuple(_of_row(folder, row, f"{folder / SCORES}") for row in rows)
     else:
@@ -59,29 +60,29 @@ def _of_row(folder: Path, row: Mapping[str, object], where: str) -> ScoredVideo:
     video, prompt = row.get("video"), row.get("prompt")
     if not (isinstance(video, str) and isinstance(prompt, str)):
         raise ValueError(f"{where}: expected rows with the texts 'video' and 'prompt'; received keys {sorted(row)}.")
-    if Path(video).name != video or video == ".." or (folder / video).is_symlink():
+    if Path(video).name != video or video in ("", "..") or len(video) > 255 or (folder / video).is_symlink():
         raise ValueError(f"{where}: video {video!r} lies elsewhere; expected the name of a file beside {SCORES}.")
     named = {name: value for name, value in row.items() if name not in ("video", "prompt", "seed")}
-    scores = {name: math.nan if value is None else float(value) for name, value in named.items() if _is_score(value)}
+    scores = {name: _score(value) for name, value in named.items() if _is_score(value)}
     return ScoredVideo(folder / video, prompt, _seed_of(row), scores)
 
 
 def _of_file(path: Path) -> ScoredVideo:
     """Make the record of an mp4, with the note beside it where there is one."""
     note_path = path.with_suffix(".json")
-    note = _read_note(note_path.read_text(encoding="utf-8"), str(note_path)) if note_path.is_file() else {}
+    note = _read_note(note_path.read_bytes(), str(note_path)) if note_path.is_file() else {}
     prompt = note.get("prompt")
     return ScoredVideo(path, prompt if isinstance(prompt, str) else path.stem, _seed_of(note))
 
 
-def _read_note(text: str, where: str) -> Mapping[str, object]:
+def _read_note(text: bytes, where: str) -> Mapping[str, object]:
     """Parse one JSON object."""
     try:
-        note = json.loads(text)
+        note = from_json(text)
     except ValueError:
         note = None
     if not isinstance(note, dict):
-        raise ValueError(f"{where}: expected a JSON object; received {text[:80]!r}.")
+        raise ValueError(f"{where}: expected a JSON object; received {text[:80].decode(errors='replace')!r}.")
     return note
 
 
@@ -89,6 +90,11 @@ def _seed_of(note: Mapping[str, object]) -> int | None:
     """Return the seed a note gives, if it is one."""
     seed = note.get("seed")
     return seed if isinstance(seed, int) else None
+
+
+def _score(value: float | None) -> float:
+    """Return a score; NaN for a failed one, and for one that no float can hold."""
+    return math.nan if value is None or not abs(value) < 1e308 else float(value)
 
 
 def _is_score(value: object) -> bool:

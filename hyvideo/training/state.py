@@ -150,13 +150,18 @@ class RunState:
             require_dtypes(checkpoint, tensors)
         load_tensors(checkpoint, tensors)
         forget_gathered_weights(self.transformer)
-        if self.anchor is not None:
-            self.anchor.load_state_dict(tensors.get("anchor", {}), equals_policy=facts["anchor_equals_policy"])
-        if self.controller is not None:
-            self.controller.load_state_dict(facts["controller"])
-        self.sampler.load_state_dict(facts["sampler"])
+        try:
+            if self.anchor is not None:
+                self.anchor.load_state_dict(tensors.get("anchor", {}), equals_policy=facts["anchor_equals_policy"])
+            if self.controller is not None:
+                self.controller.load_state_dict(facts["controller"])
+            self.sampler.load_state_dict(facts["sampler"])
+            self.step, self.round = facts["step"], facts["round"]
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"'{checkpoint}' lacks facts that a run goes on from, or they are damaged: {error!r}."
+            ) from error
         set_rng_state(tensors["rng"])
-        self.step, self.round = facts["step"], facts["round"]
 
     def _require_finite(self, folder: Path) -> None:
         """Refuse to save a policy that is lost, in whose favour older checkpoints would be deleted."""
@@ -185,7 +190,8 @@ class RunState:
 
     def _require_same_settings(self, checkpoint: Path, facts: Mapping[str, Any]) -> None:
         """Refuse a checkpoint of a run that trains something else, and say which settings differ."""
-        if facts["config_hash"] == self.config_hash:
+        received = facts.get("config_hash")
+        if received == self.config_hash:
             return
         there, here = facts.get("settings", {}), self.settings
         differing = [
@@ -194,7 +200,7 @@ class RunState:
             if name in there and there[name] != here[name]
         ]
         raise ValueError(
-            f"'{checkpoint}' was made with other settings (hash {facts['config_hash']}, this run has "
+            f"'{checkpoint}' was made with other settings (hash {received}, this run has "
             f"{self.config_hash}): {'; '.join(differing) or 'it does not say which'}. batch_size counts the videos of "
             "all ranks. Resume with the config.yaml of its run folder, or start a new run from it."
         )

@@ -22,6 +22,9 @@ from hyvideo.models.reward_models.remote.wire import (
     digest,
 )
 
+MAX_ANSWER_BYTES = 2**24
+"""Most bytes of an answer: that of a thousand videos has a hundred kB."""
+
 _FIRST_WAIT_SECONDS = 0.5
 _Answer = TypeVar("_Answer", bound=BaseModel)
 _LOG = logging.getLogger(__name__)
@@ -47,13 +50,13 @@ class RemoteReward(RewardModel):
     def __init__(self, context: RewardContext, name: str, url: str, config: RewardConfig) -> None:
         super().__init__(context)
         self._name, self._url = name, url
-        self._retries = config.remote_reward_retries
+        self._retries, self._timeout = config.remote_reward_retries, config.remote_reward_timeout
         token = os.environ.get(TOKEN_VARIABLE)
         try:
             self._client = httpx.Client(
                 base_url=url,
-                headers={"Authorization": f"Bearer {token}"} if token else {},
-                timeout=config.remote_reward_timeout,
+                headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {}),
+                timeout=self._timeout,
                 limits=httpx.Limits(max_connections=config.remote_reward_in_flight),
             )
         except httpx.InvalidURL as error:
@@ -144,20 +147,22 @@ class RemoteReward(RewardModel):
             RewardFailureError: the server refused.
         """
         try:
-            response = self._client.request(method, path, **content)
-        except httpx.TransportError as error:
+            with self._client.stream(method, path, **content) as response:
+                body = _read_body(response, self._timeout)
+        except httpx.RequestError as error:
             raise _Fault(f"no answer ({type(error).__name__}: {error})") from error
+        text = body.decode(errors="replace")
         if response.status_code >= 500 or response.status_code == 429:
             raise _Fault(f"status {response.status_code}")
         if response.status_code != 200:
             hint = f" (is {TOKEN_VARIABLE} that of the server?)" if response.status_code == 401 else ""
             raise RewardFailureError(
-                f"reward server {self._url} refused with status {response.status_code}{hint}: {response.text[:500]}"
+                f"reward server {self._url} refused with status {response.status_code}{hint}: {text[:500]}"
             )
         try:
-            return kind.model_validate_json(response.content)
+            return kind.model_validate_json(body)
         except ValidationError as error:
-            raise _Fault(f"an answer that is no {kind.__name__}: {response.text[:80]!r}") from error
+            raise _Fault(f"an answer that is no {kind.__name__}: {text[:80]!r}") from error
 
     def _check_answer(self, answer: ScoreResponse, sent: Sequence[str]) -> None:
         """Refuse an answer that is not about exactly what was sent."""
@@ -165,6 +170,22 @@ class RemoteReward(RewardModel):
             raise _Fault("an answer about other videos than were sent")
         if set(answer.metrics) != set(self.metrics) or any(len(v) != len(sent) for v in answer.metrics.values()):
             raise _Fault(f"an answer without {len(sent)} scores for each of {', '.join(self.metrics)}")
+
+
+def _read_body(response: httpx.Response, seconds: float) -> bytes:
+    """Read an answer as it was sent: unpacked it might fill the memory, and it was asked for as it is.
+
+    Raises:
+        _Fault: it is too long, or comes too slowly.
+    """
+    body, deadline = b"", time.monotonic() + seconds
+    for piece in response.iter_raw():
+        body += piece
+        if len(body) > MAX_ANSWER_BYTES:
+            raise _Fault(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
+        if time.monotonic() > deadline:
+            raise _Fault("an answer that did not end in time")
+    return body
 
 
 def _packed(videos: Videos, prompts: Sequence[str]) -> tuple[list[bytes], ScoreRequest]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
-from pydantic import ValidationError
+from starlette.datastructures import UploadFile
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torch import Tensor
 
@@ -82,15 +82,18 @@ def _guard(token: str | None) -> Callable[[Request], None]:
 
 async def _read_form(request: Request) -> tuple[ScoreRequest, list[bytes]]:
     """Read and check the form: as many videos as prompts."""
-    async with request.form(max_part_size=2**24) as form:
-        try:
+    try:
+        async with request.form(max_part_size=2**24) as form:
             asked = ScoreRequest.model_validate_json(str(form.get("request")))
-        except ValidationError as error:
-            raise HTTPException(422, f"field `request`: {error}") from error
-        if asked.format == "path":
-            contents = [path.encode() for path in asked.paths]
-        else:
-            contents = [await upload.read() for upload in form.getlist("videos")]
+            uploads = form.getlist("videos")
+            if asked.format == "path":
+                contents = [path.encode() for path in asked.paths]
+            elif all(isinstance(upload, UploadFile) for upload in uploads):
+                contents = [await upload.read() for upload in uploads]
+            else:
+                raise HTTPException(422, "field `videos`: expected files, received text")
+    except ValueError as error:  # of the field `request`, or of a form in no charset
+        raise HTTPException(422, f"the form: {error}") from error
     if len(contents) != len(asked.prompts):
         raise HTTPException(422, f"received {len(contents)} videos but {len(asked.prompts)} prompts")
     return asked, contents
@@ -135,7 +138,12 @@ def _unpacked(
         paths = [folder / f"{index}.mp4" for index in range(len(contents))]
         for path, content in zip(paths, contents, strict=True):
             path.write_bytes(content)
-    return paths if reward.reads == "file" else torch.stack([read_video(path) for path in paths])
+    if reward.reads == "file":
+        return paths
+    videos = [read_video(path) for path in paths]
+    if len(shapes := {tuple(video.shape) for video in videos}) > 1:
+        raise ValueError(f"the videos of one request must have one shape, received {sorted(shapes)}")
+    return torch.stack(videos)
 
 
 def _frames(shape: tuple[int, ...] | None, contents: Sequence[bytes]) -> Tensor:
@@ -152,10 +160,13 @@ def _inside(folder: Path | None, name: str) -> Path:
     """Return the path of a video in the server's folder; links that lead out of it count as outside."""
     if folder is None:
         raise ValueError("this server takes no paths (--video_folder): send the videos")
-    path = (folder / name).resolve()
-    if not path.is_relative_to(folder.resolve()) or not path.is_file():
-        raise ValueError(f"there is no video {name!r} in the server's folder")
-    return path
+    try:
+        path = (folder / name).resolve()
+        if path.is_relative_to(folder.resolve()) and path.is_file():
+            return path
+    except (OSError, RuntimeError, ValueError):  # no name that a file can have, or a link that leads to itself
+        pass
+    raise ValueError(f"there is no video {name!r} in the server's folder")
 
 
 class _BodyLimit:

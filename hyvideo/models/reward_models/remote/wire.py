@@ -8,13 +8,19 @@ with what it sent, so that no score is ever taken for another video's.
 import hashlib
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field
 
 TOKEN_VARIABLE = "REWARD_TOKEN"
 """Environment variable that holds the bearer token, on both sides."""
 
 
-class ScoreRequest(BaseModel):
+class _Message(BaseModel):
+    """Takes nothing for what it is not: no text or boolean for a number."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class ScoreRequest(_Message):
     """Videos to score.
 
     Attributes:
@@ -25,13 +31,13 @@ class ScoreRequest(BaseModel):
         paths: names of the videos, for the format `path`.
     """
 
-    prompts: list[str]
+    prompts: list[str] = Field(min_length=1)
     format: Literal["mp4", "raw", "path"]
     shape: tuple[int, int, int, Literal[3]] | None = None
     paths: list[str] = []
 
 
-class ScoreResponse(BaseModel):
+class ScoreResponse(_Message):
     """Scores in the order of the request; null for an item that failed.
 
     Attributes:
@@ -43,7 +49,7 @@ class ScoreResponse(BaseModel):
     digests: list[str]
 
 
-class RewardFacts(BaseModel):
+class RewardFacts(_Message):
     """What a client needs to know of a reward: as the attributes of RewardModel."""
 
     metrics: list[str]
@@ -51,7 +57,7 @@ class RewardFacts(BaseModel):
     description: str
 
 
-class Metadata(BaseModel):
+class Metadata(_Message):
     """What a server offers.
 
     Attributes:

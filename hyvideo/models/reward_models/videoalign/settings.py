@@ -86,7 +86,7 @@ def read_settings(root: Path) -> VideoAlignSettings:
         raise ValueError(
             f"VideoAlign: cannot read {path}: {error.strerror}. Expected the VideoReward folder."
         ) from error
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    except (json.JSONDecodeError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"VideoAlign: {path} is not that of a VideoReward checkpoint ({error!r}).") from error
 
 

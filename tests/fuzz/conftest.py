@@ -1,0 +1,14 @@
+"""Fuzz tests may not fill the machine."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.fuzzing import bounded_memory
+
+
+@pytest.fixture(autouse=True)
+def memory() -> Iterator[None]:
+    """At most so much memory more than at the start."""
+    with bounded_memory():
+        yield

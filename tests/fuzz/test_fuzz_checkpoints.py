@@ -1,0 +1,150 @@
+"""Whatever a checkpoint's JSON files, names and links say: it loads, or a ValueError names it; nothing else happens."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from hyvideo.checkpoint.manifest import MANIFEST, hash_files, verify_files, write_manifest
+from hyvideo.checkpoint.run_folder import open_run_folder
+from hyvideo.checkpoint.train_state import (
+    FACTS,
+    begin_save,
+    checkpoints_of,
+    latest_checkpoint,
+    read_facts,
+)
+from hyvideo.config.schema import RunConfig
+from hyvideo.models.weight_files import SafetensorsFolder
+from hyvideo.training.trainer import Trainer
+from tests.support.fuzzing import TEXTS, changed, fuzz, json_files, only_value_errors
+
+WEIGHTS = {"policy": {"w": torch.arange(6.0)}}
+RECORD = {"size": 3, "sha256": "0" * 64}
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A checkpoint of one tensor, beside a file that is none of its own."""
+    (tmp_path / "secret").write_text("secret")
+    return begin_save(tmp_path / "checkpoints", 2, WEIGHTS, {"round": 1, "round_start": None}).finish()
+
+
+def manifests(true: dict) -> st.SearchStrategy[bytes]:
+    """What a manifest may turn into."""
+    named = st.dictionaries(
+        st.one_of(
+            TEXTS, st.sampled_from(["../../secret", "/etc/passwd", "", ".", "a/../b", "a" * 300, "facts.json/x"])
+        ),
+        st.one_of(st.just(RECORD), changed(RECORD)),
+        max_size=2,
+    )
+    return st.one_of(json_files(true), named.map(lambda other: json.dumps(true | other).encode()))
+
+
+@fuzz()
+@given(st.data())
+def test_any_manifest_is_true_or_refused_by_name(checkpoint: Path, data: st.DataObject):
+    content = data.draw(manifests(hash_files(checkpoint)))
+    (checkpoint / MANIFEST).write_bytes(content)
+    with only_value_errors(checkpoint):
+        verify_files(checkpoint)
+        for name, record in json.loads(content).items():
+            assert (checkpoint / name).resolve().is_relative_to(checkpoint)
+            assert (checkpoint / name).stat().st_size == record["size"] and type(record["size"]) is int
+
+
+NAMES = st.one_of(
+    TEXTS,
+    st.sampled_from(["step_2", "step_1", "step_", "step_02", "step_٢", "step_1_0", "step_" + "9" * 300, "../secret"]),
+)
+
+
+@fuzz(4)
+@given(json_files({"format": 2, "step": 2, "round": 1, "round_start": 0}), NAMES)
+def test_any_facts_and_any_pointer_resume_or_are_refused_by_name(checkpoint: Path, facts: bytes, latest: str):
+    (checkpoint / FACTS).write_bytes(facts)
+    (checkpoint.parent / "latest").write_bytes(latest.encode("utf-8", "surrogatepass"))
+    for wanted in ("latest", str(checkpoint)):
+        config = RunConfig(output_dir=str(checkpoint.parents[1]), resume_from_checkpoint=wanted, max_steps=9)
+        with only_value_errors(checkpoint.parent):
+            chosen = open_run_folder(config).resume_from
+            assert chosen is None or (chosen.parent == checkpoint.parent and read_facts(chosen)["step"] >= 0)
+
+
+@fuzz(10)
+@given(NAMES.filter(lambda name: name not in ("", ".", "..") and "/" not in name and "\0" not in name))
+def test_only_step_and_a_number_is_a_checkpoint(checkpoint: Path, name: str):
+    other = checkpoint.parent / os.fsdecode(name.encode("utf-8", "surrogatepass"))[:200]
+    if other.exists():
+        return
+    other.mkdir()
+    (other / FACTS).write_text("{}")
+    number = other.name.removeprefix("step_")
+    numbered = number.isdecimal() and number.isascii() and len(number) <= 18
+    assert latest_checkpoint(checkpoint.parent) == checkpoint
+    assert (other in checkpoints_of(checkpoint.parent)) == (numbered and other.name.startswith("step_"))
+    (other / FACTS).unlink()
+    other.rmdir()
+
+
+@pytest.fixture
+def trained(make_trainer) -> tuple[Trainer, Path]:
+    """A trainer of a LoRA run and its checkpoint."""
+    trainer = make_trainer(use_lora="true", lora_r=2, lora_alpha=2)
+    checkpoint = trainer.state.save(trainer.folder.checkpoints, keep_last=None)
+    return trainer, checkpoint
+
+
+@fuzz(20)
+@given(st.data())
+def test_any_facts_with_a_true_manifest_load_or_are_refused_by_name(trained: tuple[Trainer, Path], data: st.DataObject):
+    trainer, checkpoint = trained
+    before = (checkpoint / FACTS).read_bytes()
+    facts = json.loads(before)
+    (checkpoint / FACTS).write_text(json.dumps(data.draw(changed(facts))))
+    (checkpoint / MANIFEST).unlink()
+    write_manifest(checkpoint, hash_files(checkpoint))
+    try:
+        with only_value_errors(checkpoint):
+            trainer.state.load(checkpoint)
+            assert trainer.state.step >= 0 and trainer.state.round >= 0
+            trainer.state.sampler.next_round()
+    finally:
+        (checkpoint / FACTS).write_bytes(before)
+
+
+@pytest.fixture
+def shards(original_root: Path, tmp_path: Path) -> Path:
+    """A folder of small shards with their index, beside a file that is none of them."""
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    for name in ("a", "b"):
+        save_file({name: torch.ones(2, 3)}, folder / f"{name}.safetensors")
+    save_file({"c": torch.ones(1)}, tmp_path / "secret.safetensors")
+    return folder
+
+
+INDEX = {"metadata": {"total_size": 48}, "weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}
+
+
+@fuzz(4)
+@given(
+    st.one_of(
+        json_files(INDEX),
+        st.one_of(TEXTS, st.sampled_from(["../secret.safetensors", "./b.safetensors", "b.safetensors/"])).map(
+            lambda name: json.dumps({"weight_map": {"a": "a.safetensors", "b": name, "c": name}}).encode()
+        ),
+    )
+)
+def test_any_index_of_weights_is_true_or_refused_by_name(shards: Path, content: bytes):
+    (shards / "model.safetensors.index.json").write_bytes(content)
+    with only_value_errors(shards):
+        source = SafetensorsFolder(shards)
+        assert {source.read(name, None).shape for name in source.shapes} == {(2, 3)}
+        assert source.shapes.keys() == json.loads(content)["weight_map"].keys()

@@ -1,0 +1,193 @@
+"""Whatever keys, shapes and settings weights come with: they fit exactly, or a ValueError names what does not."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from hyvideo.models.conversion import original_tensors, transformer_part, vae_part
+from hyvideo.models.loading import load_transformer
+from hyvideo.models.original_config import diffusers_transformer_config, diffusers_vae_config
+from hyvideo.models.parallelize import ADAPTER, load_lora
+from hyvideo.models.streaming import fill
+from hyvideo.models.weight_files import StateDict
+from tests.support.fuzzing import SCALARS, TEXTS, changed, fuzz, json_files, only_value_errors
+from tests.support.original_layout import original_transformer, original_transformer_tensors, transformer_config_json
+from tests.support.tiny_model import build_vae
+
+NETWORK = original_transformer("480p_t2v")
+STATE = {name: tensor.clone() for name, tensor in NETWORK.state_dict().items()}
+ORIGINAL = original_transformer_tensors(STATE)
+SHAPES = st.sampled_from([(), (0,), (1,), (2, 3), (10**6, 0), (3, 2, 1, 1, 1, 1)])
+NEW_NAMES = st.one_of(
+    TEXTS,
+    st.sampled_from([*STATE, *ORIGINAL]).flatmap(
+        lambda name: st.sampled_from([name[:-1], f"{name}.", f"model.{name}", name.upper(), name.replace(".0.", ".٣.")])
+    ),
+)
+
+
+FAULTS = st.lists(
+    st.tuples(
+        st.sampled_from(["lost", "renamed", "extra", "shape", "flat", "dtype"]),
+        st.integers(0, 10**4),
+        NEW_NAMES,
+        SHAPES,
+        st.sampled_from([torch.float64, torch.bfloat16, torch.float16]),
+    ),
+    max_size=3,
+)
+
+
+def with_faults(valid: dict[str, Tensor], faults: list[tuple]) -> dict[str, Tensor]:
+    """These tensors, but some lost, renamed, of another shape or dtype, or joined by others."""
+    found = dict(valid)
+    for fault, number, new_name, shape, dtype in faults:
+        name = list(found)[number % len(found)]
+        if fault == "extra":
+            found[new_name] = torch.zeros(shape)
+            continue
+        tensor = found.pop(name)
+        changed_to = {"shape": torch.zeros(shape), "flat": tensor.flatten(), "dtype": tensor.to(dtype)}
+        if fault != "lost":
+            found[new_name if fault == "renamed" else name] = changed_to.get(fault, tensor)
+    return found
+
+
+@fuzz(2)
+@given(FAULTS)
+def test_any_weights_fill_the_network_or_are_refused_key_by_key(faults: list):
+    found = with_faults(ORIGINAL, faults)
+    shapes = {name: tensor.shape for name, tensor in ORIGINAL.items()}
+    received = {name: tensor.shape for name, tensor in found.items()}
+    wrong = {name for name in shapes.keys() | received.keys() if shapes.get(name) != received.get(name)}
+    try:
+        fill(NETWORK, StateDict(found, "the file"), transformer_part)
+    except ValueError as error:
+        assert wrong and all(name in str(error) for name in ["the file", *wrong])
+        return
+    assert not wrong
+    for name, tensor in original_transformer_tensors(NETWORK.state_dict()).items():
+        assert torch.equal(tensor, found[name].to(tensor.dtype))
+
+
+@fuzz(4)
+@given(FAULTS)
+def test_any_state_is_renamed_whole_or_refused(faults: list):
+    found = with_faults(STATE, faults)
+    try:
+        renamed = dict(original_tensors(found))
+    except KeyError as error:
+        assert transformer_names(error.args[0]) is None
+    except ValueError as error:
+        assert any(name.split(".")[-1] in str(error) for name in STATE.keys() ^ found.keys()) or "shape" in str(error)
+    else:
+        assert sum(map(torch.numel, renamed.values())) == sum(map(torch.numel, found.values()))
+
+
+def transformer_names(name: str) -> tuple[str, int] | None:
+    """The original name and piece of a tensor; None where the layout has none such."""
+    try:
+        part = transformer_part(name)
+    except KeyError:
+        return None
+    return part.name, part.index
+
+
+VAE_NAMES = [*build_vae().state_dict()]
+
+
+@fuzz(4)
+@given(st.lists(st.one_of(st.sampled_from([*STATE]), NEW_NAMES), min_size=2, max_size=6, unique=True))
+def test_no_two_names_become_one(names: list[str]):
+    parts = [part for name in names if (part := transformer_names(name)) is not None]
+    assert len(set(parts)) == len(parts)
+    for name in [*names, *VAE_NAMES[:1]]:
+        try:
+            assert vae_part(name).name
+        except KeyError:
+            assert name not in VAE_NAMES
+
+
+CONFIG = transformer_config_json(NETWORK.config)
+
+
+@fuzz(2)
+@given(st.one_of(changed(CONFIG), st.dictionaries(st.sampled_from([*CONFIG]), SCALARS).map(CONFIG.__or__)))
+def test_any_config_is_understood_or_refused_by_name(config: dict):
+    if isinstance(config, dict):
+        with only_value_errors("config.json"):
+            sizes = diffusers_transformer_config(config, 16, "config.json")
+            assert 0 < sizes["num_layers"] <= 1000
+        with only_value_errors("config.json"):
+            diffusers_vae_config(config, "config.json")
+
+
+@fuzz(10)
+@given(json_files(CONFIG))
+def test_any_config_beside_weights_loads_or_is_refused_by_name(original_root: Path, tmp_path: Path, config: bytes):
+    folder = tmp_path / "transformer" / "480p_t2v"
+    if not folder.exists():
+        shutil.copytree(original_root / "transformer" / "480p_t2v", folder)
+    (folder / "config.json").write_bytes(config)
+    with only_value_errors(folder):
+        load_transformer(tmp_path, "480p_t2v")
+
+
+MODULES = ("double_blocks.1.img_attn_q", "txt_in.individual_token_refiner.blocks.1.self_attn_qkv", "final_layer.linear")
+SETTINGS = {
+    "r": 4,
+    "lora_alpha": 6,
+    "target_modules": ["to_q"],
+    "rank_pattern": {"x": 2},
+    "alpha_pattern": {"^final_layer\\.linear": 3},
+    "use_dora": False,
+    "peft_type": "LORA",
+}
+
+
+def adapter() -> dict[str, Tensor]:
+    """A small adapter with original names."""
+    shapes = {module: ORIGINAL[f"{module}.weight"].shape for module in MODULES}
+    down = {f"{module}.lora_A.weight": torch.ones(4, columns) for module, (_, columns) in shapes.items()}
+    return down | {f"{module}.lora_B.weight": torch.ones(rows, 4) for module, (rows, _) in shapes.items()}
+
+
+@pytest.fixture
+def bare() -> nn.Module:
+    """A network without adapter."""
+    return original_transformer("480p_t2v")
+
+
+PATTERNS = st.dictionaries(st.one_of(TEXTS, st.just("(([a-z_.0-9])+)+$!")), SCALARS, max_size=2)
+
+
+@fuzz(5)
+@given(
+    FAULTS,
+    st.one_of(
+        st.none(),
+        st.just(json.dumps(SETTINGS).encode()),
+        json_files(SETTINGS),
+        PATTERNS.map(lambda patterns: json.dumps(SETTINGS | {"alpha_pattern": patterns}).encode()),
+        PATTERNS.map(lambda patterns: json.dumps(SETTINGS | {"rank_pattern": patterns}).encode()),
+    ),
+)
+def test_any_adapter_is_added_or_refused_by_name(bare: nn.Module, tmp_path: Path, faults: list, note: bytes | None):
+    text = None if note is None else note.decode("utf-8", "replace")
+    path = tmp_path / "pytorch_lora_weights.safetensors"
+    save_file(
+        {name.replace("\ud800", "?"): tensor.clone() for name, tensor in with_faults(adapter(), faults).items()},
+        path,
+        metadata=None if text is None else {"lora_adapter_metadata": text},
+    )
+    with only_value_errors(path):
+        load_lora(bare, tmp_path)
+    if getattr(bare, "peft_config", None):
+        bare.delete_adapters(ADAPTER)

@@ -1,0 +1,85 @@
+"""Any division of videos over ranks deals every (prompt, generation) once, or is refused with its numbers."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hyvideo.config.checks import check_config
+from hyvideo.config.loading import load_config
+from hyvideo.config.sizes import rollout_sizes
+from hyvideo.data.samplers import GroupSampler
+from hyvideo.distributed.mesh import Mesh, RoundLayout
+from tests.support.fuzzing import SCALARS, fuzz, only_value_errors
+
+SIZES = st.one_of(st.integers(0, 9), st.sampled_from([12, 16, 24, 32]))
+WORLDS = st.one_of(st.integers(1, 9), st.sampled_from([12, 16, 24, 32, 64]))
+CONFIG = load_config([])
+
+
+def refusal(world_size: int, sp_size: int, dp_replicate: int, batch_size: int, num_generations: int) -> str:
+    """Why a configuration with these sizes cannot run; empty if it can."""
+    parallel, grpo = CONFIG.parallel, CONFIG.grpo
+    parallel.enable_fsdp, parallel.sp_size, parallel.dp_replicate = True, sp_size, dp_replicate
+    grpo.batch_size, grpo.num_generations, grpo.updates_per_rollout = batch_size, num_generations, 1
+    try:
+        check_config(CONFIG, world_size, files=False)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@fuzz()
+@given(WORLDS, SIZES, st.integers(0, 4), SIZES, SIZES, st.integers(1, 40), st.integers(1, 3), st.integers(1, 3))
+def test_accepted_layouts_deal_every_video_once_and_others_name_their_numbers(
+    world_size, sp_size, dp_replicate, batch_size, num_generations, num_prompts, num_rollouts, num_rounds
+):
+    message = refusal(world_size, sp_size, dp_replicate, batch_size, num_generations)
+    tiles = min(sp_size, dp_replicate, batch_size) >= 1 and num_generations >= 2
+    tiles = tiles and world_size % (sp_size * dp_replicate) == 0
+    tiles = tiles and (batch_size % num_generations == 0 or num_generations % batch_size == 0)
+    tiles = tiles and batch_size * (world_size // sp_size) % num_generations == 0
+    assert (message == "") == tiles, message
+    if message:
+        numbers = {"sp_size": sp_size, "dp_replicate": dp_replicate, "batch_size": batch_size}
+        numbers |= {"num_generations": num_generations, "world size": world_size}
+        assert any(f"{name} {value}" in message or f"{name} is {value}" in message for name, value in numbers.items())
+        return
+    meshes = [Mesh(rank, world_size, sp_size, dp_replicate) for rank in range(world_size)]
+    samplers = [
+        GroupSampler(num_prompts, batch_size, num_generations, mesh.dp_rank, mesh.dp_size, seed=5) for mesh in meshes
+    ]
+    layout = RoundLayout(batch_size, meshes[0].dp_size, num_rollouts)
+    assert num_rollouts * rollout_sizes(CONFIG, world_size).videos == layout.num_videos
+    for _ in range(num_rounds):
+        dealt = [sampler.next_round(num_rollouts) for sampler in samplers]
+        assert all(dealt[rank] == dealt[mesh.ranks_of(mesh.dp_rank)[0]] for rank, mesh in enumerate(meshes))
+        leaders = [dealt[rank] for rank, mesh in enumerate(meshes) if mesh.sp_rank == 0]
+        parts = [torch.tensor([(a.prompt_index, a.generation) for a in videos]) for videos in leaders]
+        videos = [tuple(pair) for pair in layout.in_round_order(parts).tolist()]
+        assert len(set(videos)) == len(videos) == layout.num_videos
+        for start in range(0, len(videos), num_generations):
+            prompts, generations = zip(*videos[start : start + num_generations], strict=True)
+            assert len(set(prompts)) == 1 and generations[0] % num_generations == 0
+            assert generations == tuple(range(generations[0], generations[0] + num_generations))
+
+
+NUMBERS = st.one_of(st.integers(-2, 20), st.sampled_from([2**31, 10**12, 10**30]))
+
+
+@fuzz(4)
+@given(st.lists(NUMBERS, min_size=6, max_size=6))
+def test_any_sampler_is_made_or_refused_with_its_numbers(numbers):
+    with only_value_errors(*numbers):
+        GroupSampler(*numbers)
+
+
+STATES = st.dictionaries(st.sampled_from(["round", "groups_dealt", "x"]), st.one_of(st.integers(-1, 10**6), SCALARS))
+
+
+@fuzz(4)
+@given(st.one_of(STATES, SCALARS, st.lists(SCALARS)))
+def test_any_state_of_a_sampler_is_continued_or_refused(state):
+    sampler = GroupSampler(5, 4, 2, 0, 2, seed=0)
+    with only_value_errors("round and groups_dealt"):
+        sampler.load_state_dict(state)
+        assert len(sampler.next_round()) == 4 and sampler.round == state["round"] + 1

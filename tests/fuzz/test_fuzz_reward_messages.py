@@ -1,0 +1,172 @@
+"""Whatever a reward server answers, a score is its own, missing, or the run stops; whatever it is asked, it lives."""
+
+import asyncio
+import json
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hyvideo.config.schema import RewardConfig
+from hyvideo.models.reward_models.registry import RewardContext, RewardFailureError
+from hyvideo.models.reward_models.remote import client
+from hyvideo.models.reward_models.remote.client import RemoteReward
+from hyvideo.models.reward_models.remote.server import create_app
+from hyvideo.models.reward_models.remote.wire import digest
+from hyvideo.models.reward_models.rewards import WeightedReward, get_reward_fn
+from tests.support.fuzzing import TEXTS, changed, fuzz, json_files, only_value_errors
+from tests.support.rewards import Brightness, FileBrightness, grey_videos
+
+VIDEOS, PROMPTS = grey_videos(10, 20), ["a", "b"]
+FACTS = {"metrics": ["brightness", "length"], "reads": "memory", "description": "the mean pixel"}
+METADATA = {"rewards": {"brightness": FACTS}, "video_fps": 24.0, "max_body_bytes": 10**6}
+DIGESTS = [digest(prompt, video.numpy().tobytes()) for prompt, video in zip(PROMPTS, VIDEOS, strict=True)]
+SCORES = {"metrics": {"brightness": [10.0, None], "length": [1, 1.0]}, "digests": DIGESTS}
+HEADERS = st.dictionaries(
+    st.sampled_from(["Content-Type", "Content-Encoding", "Location", "Set-Cookie", "Content-Length"]),
+    st.sampled_from(
+        ["text/plain; charset=zlib", "text/plain; charset=undefined", "gzip", "deflate", "br", "zstd", "identity", "x"]
+        + ["//", "http://[", "application/json", "-1", "a=b; Domain=.", ""]
+    ),
+)
+STATUSES = st.one_of(st.just(200), st.sampled_from([200, 204, 302, 304, 401, 404, 413, 422, 429, 500, 503, 599, 999]))
+
+
+class Wire:
+    """Answers every request with what it was told last."""
+
+    def __init__(self) -> None:
+        self.say(json.dumps(METADATA).encode())
+
+    def say(self, body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
+        self._answer = (status, headers or {}, body)
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        request.read()
+        status, headers, body = self._answer
+        return httpx.Response(status, headers=headers, stream=httpx.ByteStream(body))
+
+
+@pytest.fixture
+def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
+    """What all clients of this test talk to."""
+    wire = Wire()
+    monkeypatch.setattr(client.httpx, "Client", partial(httpx.Client, transport=httpx.MockTransport(wire)))
+    return wire
+
+
+CONFIG = RewardConfig(
+    reward_model="brightness",
+    reward_weights={"brightness": 1.0},
+    remote_reward_url="http://rewards",
+    remote_reward_retries=0,
+    reward_max_failed=1.0,
+)
+
+
+@pytest.fixture
+def reward(wire: Wire) -> WeightedReward:
+    """A reward whose server answers with what `wire` says."""
+    return get_reward_fn(CONFIG)
+
+
+def said(body: bytes, metric: str, video: int) -> float:
+    """The score that an answer gives; NaN where it gives none."""
+    score = json.loads(body)["metrics"][metric][video]
+    assert score is None or type(score) in (int, float), f"{score!r} was taken for a score"
+    return math.nan if score is None or abs(score) > 3.4e38 else score
+
+
+@fuzz(2)
+@given(json_files(SCORES), STATUSES, HEADERS)
+def test_any_answer_gives_its_own_scores_or_none(
+    wire: Wire, reward: WeightedReward, body: bytes, status: int, headers: dict[str, str]
+):
+    wire.say(body, status, headers)
+    try:
+        scores = reward(VIDEOS, PROMPTS)
+    except RewardFailureError as error:
+        assert f"refused with status {status}" in str(error)
+        return
+    for metric, values in scores.metrics.items():
+        if not values.isnan().all():
+            expected = [said(body, metric, video) for video in range(2)]
+            assert values.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-37, nan_ok=True)
+
+
+@fuzz(4)
+@given(json_files(METADATA), STATUSES, HEADERS)
+def test_any_introduction_gives_a_reward_or_a_value_error(
+    wire: Wire, body: bytes, status: int, headers: dict[str, str]
+):
+    wire.say(body, status, headers)
+    with only_value_errors("http://rewards"):
+        reward = RemoteReward(RewardContext(), "brightness", "http://rewards", CONFIG)
+        assert all(type(metric) is str for metric in reward.metrics) and reward.reads in ("memory", "file")
+
+
+CONTENT = VIDEOS[0].numpy().tobytes()
+REQUEST = {"prompts": ["a"], "format": "raw", "shape": [5, 32, 32, 3]}
+BY_PATH = {"prompts": ["a"], "format": "path", "paths": ["grey.mp4"]}
+PARTS = st.lists(
+    st.tuples(
+        st.sampled_from(["videos", "videos", "request", "other"]),
+        st.one_of(st.none(), st.just("0"), TEXTS.map(lambda text: text.encode("utf-8", "replace").decode())),
+        st.one_of(st.just(CONTENT), st.just(b""), st.binary(max_size=8), st.just(b"\0" * 5000)),
+    ),
+    max_size=3,
+)
+
+
+@pytest.fixture(scope="module")
+def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., httpx.Response]]:
+    """Ask a real server, without a socket; what it does not catch comes out here."""
+    folder = tmp_path_factory.mktemp("server")
+    (folder / "videos").mkdir()
+    (folder / "secret.mp4").write_bytes(b"x")
+    (folder / "videos" / "link.mp4").symlink_to(folder / "secret.mp4")
+    (folder / "videos" / "loop").symlink_to(folder / "videos" / "loop")
+    rewards = {"brightness": Brightness(), "file": FileBrightness()}
+    app = create_app(rewards, max_body_bytes=10**5, video_folder=folder / "videos")
+    with asyncio.Runner() as runner:
+        caller = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://rewards")
+        yield lambda path, **content: runner.run(caller.post(path, **content))
+
+
+def refused(answer: httpx.Response) -> bool:
+    """Whether a request was refused for its own fault, with a reason."""
+    assert answer.status_code == 200 or (answer.status_code in (400, 404, 413, 422) and answer.json()["detail"])
+    return answer.status_code != 200
+
+
+@fuzz(4)
+@given(
+    st.one_of(
+        json_files(REQUEST), json_files(BY_PATH), TEXTS.map(lambda name: json.dumps(BY_PATH | {"paths": [name]}))
+    ),
+    st.sampled_from(["brightness", "file"]),
+    PARTS,
+)
+def test_any_form_is_scored_or_refused_with_a_reason(ask: Callable, request: str | bytes, reward: str, parts: list):
+    files = [(name, (file, content)) for name, file, content in parts] or [("videos", ("0", CONTENT))]
+    answer = ask(f"/score/{reward}", data={"request": request}, files=files)
+    if not refused(answer):
+        assert answer.json()["digests"] == [digest(p, CONTENT) for p in json.loads(request)["prompts"]]
+
+
+@fuzz(4)
+@given(
+    changed(REQUEST).map(json.dumps),
+    st.sampled_from(
+        ["multipart/form-data; boundary=b", "application/x-www-form-urlencoded", "application/json", "x", ""]
+    ),
+    st.sampled_from(["", "; charset=undefined", "; charset=zlib", "; boundary=", '; boundary="', "; charset=\x00"]),
+    st.binary(max_size=60),
+)
+def test_any_body_is_refused_with_a_reason(ask: Callable, request: str, kind: str, option: str, tail: bytes):
+    form = b'--b\r\nContent-Disposition: form-data; name="request"\r\n\r\n' + request.encode() + b"\r\n" + tail
+    assert refused(ask("/score/brightness", content=form, headers={"Content-Type": kind + option}))
