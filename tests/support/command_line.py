@@ -44,11 +44,19 @@ class Command:
             assert self._process.is_alive(), f"the command ended too early: {self.wait()}"
             assert time.monotonic() < deadline, "what the test waits for did not happen"
             time.sleep(0.01)
+        self.signal(number)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal."""
         os.kill(self._process.pid, number)
 
     def is_alive(self) -> bool:
         """Whether it still runs."""
         return self._process.is_alive()
+
+    def status(self) -> int | None:
+        """The exit status, None while it runs."""
+        return self._process.exitcode
 
     def kill(self) -> None:
         """Kill it without a chance to tidy up."""
