@@ -26,7 +26,7 @@ from tests.support.training import arguments, write_prompts
 
 WORLD_SIZE = 2
 HANG = 240.0
-"""Seconds after which a start that should have ended hangs."""
+"""Seconds without an update or an end after which a start hangs."""
 
 GRACE = 10.0
 """Seconds that the other ranks get when one has failed, before they are killed (torchrun's rule)."""
@@ -86,9 +86,10 @@ class Run:
 
     def wait(self) -> list[Finished]:
         """Wait for the end as a launcher does: when a rank fails, the others are asked to end, then killed."""
-        deadline = time.monotonic() + HANG
-        failed_at = None
+        logged, deadline, failed_at = -1, 0.0, None
         while any(rank.is_alive() for rank in self.ranks):
+            if self.num_rows() != logged:
+                logged, deadline = self.num_rows(), time.monotonic() + HANG
             if time.monotonic() > deadline:
                 self.signal_all(signal.SIGKILL)
                 raise AssertionError(f"hangs: {[rank.wait() for rank in self.ranks]}")

@@ -37,6 +37,11 @@ class Command:
         self._process = process
         self._outputs = outputs
 
+    @property
+    def pid(self) -> int:
+        """Number of the process."""
+        return self._process.pid
+
     def signal_when(self, number: signal.Signals, happened: Callable[[], bool]) -> None:
         """Send a signal as soon as `happened()`; an error if the command ends before."""
         deadline = time.monotonic() + TIMEOUT
