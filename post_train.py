@@ -46,7 +46,7 @@ def main() -> int:
                     print(report)
                 return 0
             trainer = build_trainer(config)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             if not dist.is_initialized() or dist.get_rank() == 0:  # ranks that have met all say the same
                 print(f"post_train.py: {error}", file=sys.stderr)
             return 2
@@ -62,6 +62,9 @@ def main() -> int:
                 trainer.console.warning(str(error))
                 trainer.write_report()
             return 1
+        except Exception as error:
+            error.add_note(trainer.whereabouts())
+            raise
         finally:
             trainer.console.close()
     status = PREEMPTED if stopped_by in PREEMPTIONS else 0

@@ -16,6 +16,7 @@ if "HYPOTHESIS_PROFILE" in os.environ:
 
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline  # noqa: E402
 from hyvideo.training.trainer import Trainer  # noqa: E402
+from tests.support.command_line import CommandLine  # noqa: E402
 from tests.support.original_layout import save_original_model  # noqa: E402
 from tests.support.pipelines import load_tiny_pipeline  # noqa: E402
 from tests.support.tiny_model import save_tiny_model  # noqa: E402
@@ -55,3 +56,11 @@ def make_trainer(tiny_root: Path, prompts_csv: Path, tmp_path: Path) -> Callable
         return trainer_of(arguments(tiny_root, prompts_csv, folder, **settings))
 
     return make
+
+
+@pytest.fixture
+def command_line(tmp_path: Path) -> CommandLine:
+    """Runs the entry files in an empty folder."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "outputs_of_commands").mkdir()
+    return CommandLine(tmp_path / "here", tmp_path / "outputs_of_commands")

@@ -22,9 +22,14 @@ class FileRecord(TypedDict):
 
 
 def hash_files(folder: Path) -> dict[str, FileRecord]:
-    """Return a record of every file in `folder` by its relative path; every rank reads a part of them."""
+    """Return a record of every file in `folder` by its relative path; every rank reads a part of them.
+
+    Raises:
+        OSError: a file cannot be read, on any rank; all raise it, or a `ValueError` that names the rank.
+    """
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    own = {str(path.relative_to(folder)): _record(path) for path in _files(folder)[rank::world_size]}
+    with all_or_none():
+        own = {str(path.relative_to(folder)): _record(path) for path in _files(folder)[rank::world_size]}
     return {name: record for part in gather(own) for name, record in part.items()}
 
 
@@ -54,7 +59,10 @@ def verify_files(folder: Path) -> None:
             if sizes[name] != record["size"]:
                 found = "is missing" if sizes[name] is None else f"has {sizes[name]} bytes"
                 raise ValueError(_damaged(folder, name, f"{found}, expected {record['size']} bytes"))
-    received = hash_files(folder)
+    try:
+        received = hash_files(folder)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"'{folder}' cannot be read ({error}). Pass another checkpoint, or mend the disk.") from error
     for name, record in expected.items():
         if received.get(name, {}).get("sha256") != record["sha256"]:
             raise ValueError(_damaged(folder, name, "has other content than when it was written"))

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from hyvideo.checkpoint.manifest import hash_files, write_manifest
 from hyvideo.checkpoint.tensor_reader import TensorReader
-from hyvideo.distributed.collectives import all_or_none, from_main
+from hyvideo.distributed.collectives import from_main
 
 FACTS = "facts.json"
 LATEST = "latest"
@@ -95,8 +95,7 @@ class PendingSave:
         with _explained(self.target, self.partial), one_process():
             if self.written is not None:
                 self.written.result()
-            with all_or_none():
-                hashes = hash_files(self.partial)
+            hashes = hash_files(self.partial)
             from_main(lambda: self._publish(hashes))
         return self.target
 

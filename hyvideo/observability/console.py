@@ -4,6 +4,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -84,8 +85,15 @@ class Console:
         self._log_line(message)
 
     def _log_line(self, message: str) -> None:
-        if self._log_file is not None:
+        if self._log_file is None:
+            return
+        try:
             self._log_file.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {message}\n")
+        except OSError as error:  # what a person reads must not end the run that it tells of
+            with suppress(OSError):
+                self._log_file.close()
+            self._log_file = None
+            print(f"WARNING: console.log ends here ({error})", file=sys.stderr, flush=True)
 
 
 def progress_line(step: int, max_steps: int, metrics: Mapping[str, float], seconds_per_step: float) -> str:

@@ -129,8 +129,17 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         Args:
             prompts: the texts; an empty one is encoded as a blank, as the model was trained.
             glyphs: encode quoted texts with ByT5. The original model never does for the negative prompt.
+
+        Raises:
+            Exception: an encoder failed; a note names the prompt.
         """
-        rows = [(self._encode_text(prompt), self._encode_glyphs(prompt if glyphs else "")) for prompt in prompts]
+        rows = []
+        for prompt in prompts:
+            try:
+                rows.append((self._encode_text(prompt), self._encode_glyphs(prompt if glyphs else "")))
+            except Exception as error:
+                error.add_note(f"The encoders failed at the prompt {prompt!r}.")
+                raise
         text, glyph = zip(*rows, strict=True)
         return Conditioning.from_rows(text, glyph)
 

@@ -71,6 +71,7 @@ def build_trainer(config: Config) -> Trainer:
     Raises:
         ValueError: a setting, prompt file, weight folder, run folder or checkpoint is wrong on any rank, or ranks have
             different ones; all ranks raise it, and nothing was written.
+        OSError: the run folder cannot be written.
     """
     prompts, valid = read_inputs(config)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -87,7 +88,9 @@ def build_trainer(config: Config) -> Trainer:
     if folder.resume_from:
         state.load(folder.resume_from)
     timer = PhaseTimer(device)
-    console = Console(folder.path, rank=mesh.rank, log_interval=config.run.log_interval)
+    with all_or_none():
+        console = Console(folder.path, rank=mesh.rank, log_interval=config.run.log_interval)
+        metrics = _open_metrics(config, folder, state.step) if mesh.is_main else None
     _introduce(console, folder, config, state, mesh)
     console.info(f"reward {reward.describe()}")
     return Trainer(
@@ -98,7 +101,7 @@ def build_trainer(config: Config) -> Trainer:
         update=update,
         state=state,
         validation=_build_validation(config, update, valid, reward),
-        metrics=_open_metrics(config, folder, state.step) if mesh.is_main else None,
+        metrics=metrics,
         console=console,
         timer=timer,
         mesh=mesh,

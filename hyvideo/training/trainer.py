@@ -117,6 +117,13 @@ class Trainer:
             self.console.info(f"report: {self.folder.path / 'report.html'}")
         return stopped_by if state.step < run.max_steps else None
 
+    def whereabouts(self) -> str:
+        """Say where this rank is, and from where the run can go on: for the end of a traceback."""
+        return (
+            f"Rank {self.mesh.rank} failed in phase '{self.timer.phase}', update {self.state.step + 1}. What was saved "
+            f"is intact; continue with --output_dir {self.folder.path} --resume_from_checkpoint latest"
+        )
+
     def _save_unless_saved(self) -> None:
         """Save what a round that was given up began with, unless that is the last checkpoint, or nothing at all."""
         saved = latest_checkpoint(self.folder.checkpoints)

@@ -90,6 +90,13 @@ def test_every_row_of_the_paper_to_code_table_names_code_that_exists():
     assert [reference for reference in references if not resolves(reference, ROOT)] == []
 
 
+def test_every_test_that_a_document_names_is_there():
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")]
+    references = {name for text in texts for name in re.findall(r"`(tests/[\w/.:]+)`", text)}
+    assert len(references) >= 10
+    assert sorted(reference for reference in references if not resolves(reference, ROOT)) == []
+
+
 def test_every_command_of_the_readme_names_files_that_exist():
     found = commands((ROOT / "README.md").read_text(encoding="utf-8"))
     assert len(found) >= 3

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.command_line import CommandLine
 from tests.support.tiny_model import build_transformer, save_tiny_model
 
 
@@ -22,11 +21,3 @@ def root_of_four_heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if parameter.ndim == 1:
                 parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
     return save_tiny_model(tmp_path_factory.mktemp("tiny4") / "model", transformer)
-
-
-@pytest.fixture
-def command_line(tmp_path: Path) -> CommandLine:
-    """Runs the entry files in an empty folder."""
-    (tmp_path / "here").mkdir()
-    (tmp_path / "outputs_of_commands").mkdir()
-    return CommandLine(tmp_path / "here", tmp_path / "outputs_of_commands")

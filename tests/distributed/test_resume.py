@@ -1,7 +1,6 @@
 """Checkpoints of several ranks: bit for bit for as many, within rounding for another number, whole or not there."""
 
 import contextlib
-import json
 import random
 import shutil
 import signal
@@ -11,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import torch.distributed.checkpoint as dcp
-from torch import Tensor
 
 from hyvideo.checkpoint.manifest import verify_files
-from hyvideo.checkpoint.train_state import checkpoints_of, latest_checkpoint, load_tensors
+from hyvideo.checkpoint.train_state import checkpoints_of, latest_checkpoint
 from tests.support.command_line import Command, CommandLine
+from tests.support.equal_runs import assert_identical, tensors_of
 from tests.support.ranks import free_port, rank_environment, run_on_ranks
-from tests.support.training import arguments, trainer_of, untimed
+from tests.support.training import arguments, trainer_of
 
 SMALL = {
     "enable_fsdp": True,
@@ -40,31 +37,6 @@ def train_all(runs: list[list[str]]) -> None:
     """Train several runs one after another."""
     for argv in runs:
         trainer_of(argv).train()
-
-
-def tensors_of(checkpoint: Path) -> dict[str, Tensor]:
-    """Every tensor of a checkpoint, whole."""
-    stored = dcp.FileSystemReader(checkpoint).read_metadata().state_dict_metadata
-    groups: dict[str, dict[str, Tensor]] = {}
-    for key, entry in stored.items():
-        group, _, name = key.partition(".")
-        groups.setdefault(group, {})[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
-    load_tensors(checkpoint, groups)
-    return {f"{group}.{name}": tensor for group, named in groups.items() for name, tensor in named.items()}
-
-
-def rows_of(run: Path) -> list[dict[str, float]]:
-    """Everything logged but the times."""
-    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [untimed(row) for row in rows]
-
-
-def assert_identical(received: Path, expected: Path) -> None:
-    """Compare two runs' last checkpoints and their logs, bit for bit."""
-    assert rows_of(received) == rows_of(expected)
-    mine, theirs = (tensors_of(latest_checkpoint(run / "checkpoints")) for run in (received, expected))
-    assert mine.keys() == theirs.keys()
-    assert [name for name in mine if not torch.equal(mine[name], theirs[name])] == []
 
 
 def largest_error(received: Path, expected: Path) -> float:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.support.command_line import CommandLine
-from tests.support.training import arguments, untimed
+from tests.support.equal_runs import rows_of
+from tests.support.training import arguments
 
 Row = dict[str, float]
 METHODS = {
@@ -23,11 +24,6 @@ METHODS = {
     },
     "fixed anchor, computed in training": {"use_moving_KL": False, "kl_compute_mode": "training_phase"},
 }
-
-
-def rows_of(run: Path) -> list[Row]:
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    return [untimed(json.loads(line)) for line in lines]
 
 
 @pytest.fixture

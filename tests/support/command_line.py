@@ -37,6 +37,11 @@ class Command:
         self._process = process
         self._outputs = outputs
 
+    @property
+    def pid(self) -> int:
+        """Number of the process."""
+        return self._process.pid
+
     def signal_when(self, number: signal.Signals, happened: Callable[[], bool]) -> None:
         """Send a signal as soon as `happened()`; an error if the command ends before."""
         deadline = time.monotonic() + TIMEOUT
@@ -44,11 +49,19 @@ class Command:
             assert self._process.is_alive(), f"the command ended too early: {self.wait()}"
             assert time.monotonic() < deadline, "what the test waits for did not happen"
             time.sleep(0.01)
+        self.signal(number)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal."""
         os.kill(self._process.pid, number)
 
     def is_alive(self) -> bool:
         """Whether it still runs."""
         return self._process.is_alive()
+
+    def status(self) -> int | None:
+        """The exit status, None while it runs."""
+        return self._process.exitcode
 
     def kill(self) -> None:
         """Kill it without a chance to tidy up."""

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +13,8 @@ from pathlib import Path
 import httpx
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tests.support.ranks import free_port
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -34,11 +35,9 @@ def serving(app: ASGIApp) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def server_process(seconds: float) -> Iterator[tuple[str, subprocess.Popen]]:
-    """Serve `brightness`, `seconds` per video, in a process of its own that can be killed."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+def server_process(seconds: float, port: int | None = None) -> Iterator[tuple[str, subprocess.Popen]]:
+    """Serve `brightness`, `seconds` per video, in a process of its own that can be killed; any free port by default."""
+    port = port or free_port()
     program = (
         "import uvicorn; from tests.support.rewards import Brightness; "
         "from hyvideo.models.reward_models.remote.server import create_app; "

@@ -85,6 +85,16 @@ def test_a_resumed_run_appends_to_the_log_of_the_first(tmp_path):
     assert [line.split()[-1] for line in (tmp_path / "console.log").read_text().splitlines()] == ["first", "second"]
 
 
+def test_a_full_disk_ends_the_log_file_and_not_the_run(tmp_path, capsys):
+    (tmp_path / "console.log").symlink_to("/dev/full")
+    console = Console(tmp_path, rank=0)
+    console.info("first")
+    console.info("second")
+    console.close()
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["first", "WARNING: console.log ends here ([Errno 28] No space left on device)", "second"]
+
+
 def test_other_ranks_only_warn_and_leave_the_run_folder_alone(tmp_path, capsys):
     console = Console(tmp_path, rank=3)
     console.info("not said")

@@ -1,0 +1,351 @@
+"""A run of two ranks to which everything happens that can: what was finished stays, and the end is the same."""
+
+import contextlib
+import json
+import random
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyvideo.checkpoint.manifest import MANIFEST, verify_files
+from hyvideo.checkpoint.train_state import checkpoints_of, latest_checkpoint
+from hyvideo.training.stop_signal import PREEMPTED
+from tests.support.command_line import Command, CommandLine, Finished
+from tests.support.equal_runs import assert_identical, rows_of
+from tests.support.ranks import free_port, rank_environment
+from tests.support.reward_server import server_process
+from tests.support.tiny_model import save_tiny_model
+from tests.support.training import arguments, write_prompts
+
+WORLD_SIZE = 2
+HANG = 240.0
+"""Seconds without an update or an end after which a start hangs."""
+
+GRACE = 10.0
+"""Seconds that the other ranks get when one has failed, before they are killed (torchrun's rule)."""
+
+SETTINGS = {
+    "enable_fsdp": True,
+    "use_lora": True,
+    "num_generations": 2,
+    "batch_size": 1,
+    "grpo_sampling_steps": 2,
+    "rollout_micro_batch_size": 1,
+    "mini_batch_size_per_update": 1,
+    "save_interval": 1,
+    "keep_last": 3,
+    "reward_model": "brightness",
+    "reward_weights": '{"brightness": 1.0}',
+    "reward_max_failed": 0.0,
+    "remote_reward_retries": 1,
+    "remote_reward_timeout": 20.0,
+    "resume_from_checkpoint": "latest",
+}
+
+
+@dataclass
+class Run:
+    """A run whose ranks are started again and again."""
+
+    command_line: CommandLine
+    folder: Path
+    root: Path
+    csv: Path
+    settings: dict[str, Any]
+    server: subprocess.Popen | None = None
+    ranks: list[Command] = field(default_factory=list)
+
+    def start(self, fault: str = "", after: int = 0, faulty_rank: int = 0, **settings: Any) -> None:
+        """Start all ranks; `fault` is one of `tests/support/faulty_post_train.py`."""
+        chosen = {**SETTINGS, **self.settings, **settings}
+        argv, port = arguments(self.root, self.csv, self.folder, **chosen), free_port()
+        self.ranks = []
+        for rank in range(WORLD_SIZE):
+            environment = rank_environment(rank, WORLD_SIZE, port) | {"FAULT": fault, "FAULT_AFTER": str(after)}
+            script = "tests/support/faulty_post_train.py" if fault and rank == faulty_rank else "post_train.py"
+            self.ranks.append(self.command_line.start(script, argv, environment))
+
+    def num_rows(self) -> int:
+        """Updates made and logged."""
+        path = self.folder / "metrics.jsonl"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    def go_on_for(self, num_updates: int) -> None:
+        """Wait for more updates than are logged now, or for the end of a rank."""
+        wanted, deadline = self.num_rows() + num_updates, time.monotonic() + HANG
+        while self.num_rows() < wanted and all(rank.is_alive() for rank in self.ranks):
+            assert time.monotonic() < deadline, "the run makes no updates"
+            time.sleep(0.01)
+
+    def wait(self) -> list[Finished]:
+        """Wait for the end as a launcher does: when a rank fails, the others are asked to end, then killed."""
+        logged, deadline, failed_at = -1, 0.0, None
+        while any(rank.is_alive() for rank in self.ranks):
+            if self.num_rows() != logged:
+                logged, deadline = self.num_rows(), time.monotonic() + HANG
+            if time.monotonic() > deadline:
+                self.signal_all(signal.SIGKILL)
+                raise AssertionError(f"hangs: {[rank.wait() for rank in self.ranks]}")
+            if failed_at is None and any(rank.status() not in (None, 0, PREEMPTED) for rank in self.ranks):
+                failed_at = time.monotonic()
+                self.signal_all(signal.SIGTERM)
+            if failed_at is not None and time.monotonic() > failed_at + GRACE:
+                self.signal_all(signal.SIGKILL)
+            time.sleep(0.02)
+        return [rank.wait() for rank in self.ranks]
+
+    def signal_all(self, number: signal.Signals) -> None:
+        """Send a signal to all ranks that live."""
+        for rank in self.ranks:
+            if rank.is_alive():
+                rank.signal(number)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is done to a started run, and what must come of it.
+
+    Attributes:
+        happen: does it, and returns how the ranks ended.
+        statuses: of which every rank's exit status is one.
+        says: in the output of a rank (a pattern).
+    """
+
+    happen: Callable[[Run, random.Random], list[Finished]]
+    statuses: tuple[int, ...]
+    says: str = ""
+
+
+def signalled(number: signal.Signals) -> Callable[[Run, random.Random], list[Finished]]:
+    """A rank gets a signal at a random moment."""
+
+    def happen(run: Run, chance: random.Random) -> list[Finished]:
+        run.start(async_save=chance.random() < 0.5)
+        run.go_on_for(chance.randrange(1, 3))
+        time.sleep(chance.random() * 0.5)
+        chance.choice(run.ranks).signal(number)
+        return run.wait()
+
+    return happen
+
+
+def stopped(seconds: float, **settings: Any) -> Callable[[Run, random.Random], list[Finished]]:
+    """A rank stands still for a while; the run is preempted once it has gone on."""
+
+    def happen(run: Run, chance: random.Random) -> list[Finished]:
+        run.start(**settings)
+        run.go_on_for(1)
+        victim = chance.choice(run.ranks)
+        victim.signal(signal.SIGSTOP)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and all(rank.is_alive() for rank in run.ranks):
+            time.sleep(0.02)
+        if all(rank.is_alive() for rank in run.ranks):
+            victim.signal(signal.SIGCONT)
+            run.go_on_for(1)
+            run.signal_all(signal.SIGTERM)
+        return run.wait()
+
+    return happen
+
+
+def server_gets(number: signal.Signals) -> Callable[[Run, random.Random], list[Finished]]:
+    """The reward server dies, or stands still for two seconds; the run is preempted if it goes on."""
+
+    def happen(run: Run, chance: random.Random) -> list[Finished]:
+        run.start()
+        run.go_on_for(1)
+        run.server.send_signal(number)
+        time.sleep(2)
+        if number == signal.SIGSTOP:
+            run.server.send_signal(signal.SIGCONT)
+        run.go_on_for(2)
+        run.signal_all(signal.SIGTERM)
+        return run.wait()
+
+    return happen
+
+
+def inside(fault: str, *, most_calls: int = 6, most_updates: int = 8) -> Callable[[Run, random.Random], list[Finished]]:
+    """Something goes wrong inside a rank; a run that bears it is preempted after some updates."""
+
+    def happen(run: Run, chance: random.Random) -> list[Finished]:
+        run.start(fault, chance.randrange(most_calls), chance.randrange(WORLD_SIZE))
+        run.go_on_for(most_updates)
+        run.signal_all(signal.SIGTERM)
+        return run.wait()
+
+    return happen
+
+
+def full_disk(run: Run, chance: random.Random) -> list[Finished]:
+    """Something else takes all room on the disk of the run while it goes on."""
+    run.start(async_save=chance.random() < 0.5)
+    run.go_on_for(chance.randrange(1, 3))
+    filler = run.folder.parent / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    finished = run.wait()
+    filler.unlink()
+    return finished
+
+
+def read_only_disk(run: Run, chance: random.Random) -> list[Finished]:
+    """The disk of the run cannot be written when it is started."""
+    mount("-o", "remount,ro", run.folder.parent)
+    run.start()
+    finished = run.wait()
+    mount("-o", "remount,rw", run.folder.parent)
+    return finished
+
+
+def damaged_checkpoint(run: Run, chance: random.Random) -> list[Finished]:
+    """A file of the last checkpoint is damaged; the user goes on from the one before."""
+    *_, before, last = checkpoints_of(run.folder / "checkpoints")
+    files = [path for path in last.rglob("*") if path.is_file() and path.name not in (MANIFEST, "facts.json")]
+    victim = chance.choice(sorted(files))
+    content = victim.read_bytes()
+    place = chance.randrange(len(content))
+    victim.write_bytes(content[:place] + bytes([content[place] ^ 1 << chance.randrange(8)]) + content[place + 1 :])
+    run.start()
+    refused = run.wait()
+    run.start(resume_from_checkpoint=before)
+    run.go_on_for(1)
+    run.signal_all(signal.SIGTERM)
+    assert {rank.status for rank in run.wait()} == {PREEMPTED}
+    return refused
+
+
+KILLED, TERMINATED = -signal.SIGKILL, -signal.SIGTERM
+FAILED = (1, KILLED, TERMINATED, PREEMPTED)
+"""Statuses when a rank failed: 1, and those of the others, which are ended at any moment."""
+
+FAULTS = {
+    "a rank is killed": Fault(signalled(signal.SIGKILL), FAILED),
+    "a rank is terminated": Fault(signalled(signal.SIGTERM), (PREEMPTED,), "SIGTERM: saved and stopped after step"),
+    "a rank gets SIGUSR1": Fault(signalled(signal.SIGUSR1), (PREEMPTED,), "SIGUSR1: saved and stopped after step"),
+    "a rank gets SIGINT": Fault(signalled(signal.SIGINT), (0,), "SIGINT: saved and stopped after step"),
+    "a rank stands still for 2 s": Fault(stopped(2), (PREEMPTED,), "saved and stopped after step"),
+    "a rank stands still for good": Fault(stopped(HANG, collective_timeout=15), FAILED, "Rank . failed in phase"),
+    "the reward server is killed": Fault(server_gets(signal.SIGKILL), FAILED, "could not be scored"),
+    "the reward server stands still for 2 s": Fault(server_gets(signal.SIGSTOP), (PREEMPTED,), "saved and stopped"),
+    "the disk is full": Fault(full_disk, FAILED, "nothing was written. .* GB are free|No space left on device"),
+    "the disk is read-only": Fault(read_only_disk, (2,), "post_train.py: .*Read-only file system"),
+    "a checkpoint is damaged": Fault(damaged_checkpoint, (2,), "is damaged"),
+    "the reward is NaN": Fault(inside("the reward is NaN"), FAILED, "could not be scored"),
+    "the reward is infinite": Fault(inside("the reward is infinite"), FAILED, "could not be scored"),
+    "the reward raises": Fault(inside("the reward raises"), FAILED, "the reward broke"),
+    "the loss is NaN": Fault(inside("the loss is NaN"), FAILED, "not finite"),
+    "a gradient is infinite": Fault(inside("a gradient is infinite"), FAILED, "not finite"),
+    "a weight is NaN": Fault(inside("a weight is NaN"), FAILED, "not finite"),
+    "the encoder raises": Fault(
+        inside("the encoder raises", most_calls=2), FAILED, "The encoders failed at the prompt '"
+    ),
+    "the decoder runs out of memory": Fault(
+        inside("the decoder runs out of memory"), FAILED, "out of GPU memory on rank"
+    ),
+    "a file cannot be read back": Fault(
+        inside("a file cannot be read back"),
+        (*FAILED, 2),
+        "Cannot save .*Input/output error|cannot be read .*Input/output error",
+    ),
+    "the clock jumps": Fault(inside("the clock jumps", most_updates=4), (PREEMPTED,), "saved and stopped after step"),
+    "the disk is slow": Fault(inside("the disk is slow", most_updates=4), (PREEMPTED,), "saved and stopped after step"),
+}
+
+
+def mount(*arguments: Any) -> None:
+    """Run mount."""
+    subprocess.run(["mount", *map(str, arguments)], check=True, capture_output=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, of 32 MB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    try:
+        mount("-t", "tmpfs", "-o", "size=32m", "tmpfs", disk)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("needs the right to mount a file system (root)")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def assert_nothing_lost(run: Run, rows: list[dict[str, float]], logged: int) -> None:
+    """The log is the true one, and the last checkpoint is whole and at most two updates older than the log was.
+
+    Two: one of `save_interval`, one that `async_save` is still writing.
+
+    Args:
+        run: whose ranks have ended.
+        rows: of the undisturbed run.
+        logged: updates that were logged before the fault.
+    """
+    received = rows_of(run.folder)
+    assert received == rows[: len(received)]
+    latest = latest_checkpoint(run.folder / "checkpoints")
+    verify_files(latest)
+    assert json.loads((latest / "facts.json").read_text())["step"] >= max(logged, len(received)) - 2
+
+
+@pytest.fixture
+def server() -> Iterator[Callable[[], subprocess.Popen]]:
+    """Return the living reward server at `server.url`, started again if it died."""
+    with contextlib.ExitStack() as processes:
+        port = free_port()
+        running: list[subprocess.Popen] = []
+
+        def living() -> subprocess.Popen:
+            if not running or running[-1].poll() is not None:
+                running.append(processes.enter_context(server_process(0.0, port))[1])
+            return running[-1]
+
+        living.url = f"http://127.0.0.1:{port}"
+        yield living
+
+
+FEW = ("the disk is full", "a file cannot be read back", "the encoder raises", "the disk is read-only")
+
+
+@pytest.mark.parametrize(
+    "names", [pytest.param(FEW, id="few"), pytest.param(sorted(FAULTS) * 5, id="many", marks=pytest.mark.slow)]
+)
+def test_a_run_under_faults_ends_as_the_undisturbed_one(
+    command_line: CommandLine, server: Callable, small_disk: Path, tmp_path: Path, names: Sequence[str]
+):
+    root, csv = save_tiny_model(tmp_path / "model"), write_prompts(tmp_path / "prompts.csv")
+    settings = {"max_steps": 4 * len(names) + 4, "remote_reward_url": server.url}
+    whole = Run(command_line, tmp_path / "whole", root, csv, settings, server())
+    whole.start()
+    finished = whole.wait()
+    assert [rank.status for rank in finished] == [0, 0], finished
+    rows = rows_of(whole.folder)
+
+    run = Run(command_line, small_disk / "run", root, csv, settings, server())
+    run.start()
+    run.go_on_for(3)
+    run.signal_all(signal.SIGTERM)
+    run.wait()
+    chance = random.Random(len(names))
+    for name in chance.sample(names, len(names)):
+        began, logged = time.monotonic(), run.num_rows()
+        run.server = server()
+        finished = FAULTS[name].happen(run, chance)
+        statuses, said = [rank.status for rank in finished], "\n".join(rank.stderr for rank in finished)
+        print(f"{name}: {statuses}, step {logged} -> {run.num_rows()}, {time.monotonic() - began:.1f} s", flush=True)
+        assert set(statuses) <= set(FAULTS[name].statuses), f"{name}: {statuses}\n{said[-6000:]}"
+        assert re.search(FAULTS[name].says, said), f"{name}: {said[-6000:]}"
+        assert_nothing_lost(run, rows, logged)
+    run.server = server()
+    run.start()
+    assert [rank.status for rank in run.wait()] == [0, 0]
+    assert_identical(run.folder, whole.folder)

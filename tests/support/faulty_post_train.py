@@ -1,0 +1,109 @@
+"""post_train.py in which one thing goes wrong: `FAULT` names it, `FAULT_AFTER` how many of its calls go well before."""
+
+import errno
+import itertools
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import post_train
+from hyvideo.checkpoint import manifest
+from hyvideo.distributed.collectives import local_shard
+from hyvideo.models.reward_models.remote.client import RemoteReward
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
+from hyvideo.training import update
+from hyvideo.training.update import PolicyUpdate
+
+Call = Callable[..., Any]
+
+
+def score(value: float) -> Call:
+    """Every score of the call becomes `value`."""
+    return lambda call, *args: {name: torch.full_like(scores, value) for name, scores in call(*args).items()}
+
+
+def fail(error: Exception) -> Call:
+    """The call fails."""
+
+    def failing(call: Call, *args: Any, **settings: Any) -> None:
+        raise error
+
+    return failing
+
+
+def lose_the_loss(call: Call, *args: Any) -> Any:
+    """The policy loss is NaN."""
+    loss, diagnostics = call(*args)
+    return loss * torch.nan, diagnostics
+
+
+def overflow_the_gradient(call: Call, parameters: Any) -> None:
+    """One element of one gradient is infinite on this rank."""
+    parameters = list(parameters)
+    call(parameters)
+    gradients = [local_shard(p.grad) for p in parameters if p.grad is not None]
+    next(gradient for gradient in gradients if gradient.numel()).view(-1)[0] = torch.inf
+
+
+def lose_a_weight(call: Call, policy_update: PolicyUpdate, *args: Any) -> Any:
+    """One weight is NaN after the update on this rank."""
+    stats = call(policy_update, *args)
+    weights = [local_shard(p.detach()) for p in policy_update.parameters]
+    next(weight for weight in weights if weight.numel()).view(-1)[0] = torch.nan
+    return stats
+
+
+def delay(call: Call, *args: Any) -> Any:
+    """The disk takes its time."""
+    time.sleep(0.5)
+    return call(*args)
+
+
+OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+ONCE: dict[str, tuple[Any, str, Call]] = {
+    "the reward is NaN": (RemoteReward, "__call__", score(torch.nan)),
+    "the reward is infinite": (RemoteReward, "__call__", score(torch.inf)),
+    "the reward raises": (RemoteReward, "__call__", fail(RuntimeError("the reward broke"))),
+    "the loss is NaN": (update, "clipped_policy_loss", lose_the_loss),
+    "a gradient is infinite": (update, "average_gradients", overflow_the_gradient),
+    "a weight is NaN": (PolicyUpdate, "__call__", lose_a_weight),
+    "the encoder raises": (HunyuanVideoGRPOPipeline, "_encode_text", fail(RuntimeError("index out of range"))),
+    "the decoder runs out of memory": (HunyuanVideoGRPOPipeline, "decode", fail(OUT_OF_MEMORY)),
+    "a file cannot be read back": (manifest, "_record", fail(OSError(errno.EIO, "Input/output error"))),
+}
+"""Fault -> whose call, its name, and what takes its place once."""
+
+
+def inject(name: str, after: int) -> None:
+    """Prepare fault `name` for this process."""
+    if name == "the clock jumps":
+        true_time = time.time
+        time.time = lambda: true_time() + random.choice((-1e6, -100.0, 0.0, 1e6))
+    elif name == "the disk is slow":
+        true_sync = os.fsync
+        os.fsync = lambda file: delay(true_sync, file)
+    else:
+        owner, attribute, spoiled = ONCE[name]
+        call, calls = getattr(owner, attribute), itertools.count()
+
+        def counted(*args: Any, **settings: Any) -> Any:
+            """Make the call, which goes wrong once."""
+            return (spoiled if next(calls) == after else _plain)(call, *args, **settings)
+
+        setattr(owner, attribute, counted)
+
+
+def _plain(call: Call, *args: Any, **settings: Any) -> Any:
+    return call(*args, **settings)
+
+
+if __name__ == "__main__":
+    inject(os.environ["FAULT"], int(os.environ["FAULT_AFTER"]))
+    sys.argv[0] = str(Path(post_train.__file__))
+    sys.exit(post_train.main())
