@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hyvideo.config.checks import check_config
@@ -111,6 +111,10 @@ def test_any_yaml_tree(tmp_path, tree):
 
 @fuzz(6)
 @given(st.lists(LINES, min_size=1, max_size=4).map("\n".join))
+@example("use_lora: !!bool maybe")
+@example("eta: !!timestamp x")
+@example("max_steps: 0x" + "f" * 5000)
+@example("0")
 def test_any_tags_anchors_and_numbers_of_yaml(tmp_path, text):
     (tmp_path / "any.yaml").write_text(text, encoding="utf-8", errors="surrogatepass")
     loads_or_teaches(["--config", str(tmp_path / "any.yaml")], "any.yaml")
@@ -160,6 +164,8 @@ NUMBERS = st.one_of(
     st.dictionaries(st.sampled_from([knob.name for knob in KNOBS.values() if knob.kind in (int, float)]), NUMBERS),
     st.integers(1, 100),
 )
+@example({"batch_size": 7, "num_generations": 10**12}, 8)
+@example({"grpo_sampling_steps": 10**400}, 1)
 def test_any_numbers_are_checked(tmp_path, numbers, world_size):
     (tmp_path / "any.yaml").write_text(json.dumps(numbers))
     cfg = loads_or_teaches(["--config", str(tmp_path / "any.yaml")], "any.yaml")

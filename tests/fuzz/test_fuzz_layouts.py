@@ -1,7 +1,7 @@
 """Any division of videos over ranks deals every (prompt, generation) once, or is refused with its numbers."""
 
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hyvideo.config.checks import check_config
@@ -78,6 +78,8 @@ STATES = st.dictionaries(st.sampled_from(["round", "groups_dealt", "x"]), st.one
 
 @fuzz(4)
 @given(st.one_of(STATES, SCALARS, st.lists(SCALARS)))
+@example({"round": "1", "groups_dealt": 2})
+@example(None)
 def test_any_state_of_a_sampler_is_continued_or_refused(state):
     sampler = GroupSampler(5, 4, 2, 0, 2, seed=0)
     with only_value_errors("round and groups_dealt"):

@@ -8,7 +8,7 @@ from functools import partial
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hyvideo.config.schema import RewardConfig
@@ -83,6 +83,10 @@ def said(body: bytes, metric: str, video: int) -> float:
 
 @fuzz(2)
 @given(json_files(SCORES), STATUSES, HEADERS)
+@example(json.dumps(SCORES).replace("10.0", '"10.0"').encode(), 200, {})
+@example(json.dumps(SCORES).replace("10.0", "true").encode(), 200, {})
+@example(b"x", 200, {"Content-Encoding": "gzip"})
+@example(b"x", 404, {"Content-Type": "text/plain; charset=zlib"})
 def test_any_answer_gives_its_own_scores_or_none(
     wire: Wire, reward: WeightedReward, body: bytes, status: int, headers: dict[str, str]
 ):
@@ -96,6 +100,19 @@ def test_any_answer_gives_its_own_scores_or_none(
         if not values.isnan().all():
             expected = [said(body, metric, video) for video in range(2)]
             assert values.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-37, nan_ok=True)
+
+
+class Endless(httpx.SyncByteStream):
+    """A body without an end."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        while True:
+            yield b" " * 2**20
+
+
+def test_an_answer_without_an_end_is_given_up(reward: WeightedReward, wire: Wire, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Wire, "__call__", lambda self, request: httpx.Response(200, stream=Endless()))
+    assert reward(VIDEOS, PROMPTS).total.isnan().all()
 
 
 @fuzz(4)
@@ -151,6 +168,10 @@ def refused(answer: httpx.Response) -> bool:
     st.sampled_from(["brightness", "file"]),
     PARTS,
 )
+@example(json.dumps(REQUEST), "brightness", [("videos", None, CONTENT)])
+@example(json.dumps(REQUEST | {"prompts": []}), "brightness", [("other", "0", b"")])
+@example(json.dumps(BY_PATH | {"paths": ["loop"]}), "brightness", [])
+@example(json.dumps(BY_PATH | {"paths": ["a" * 5000]}), "file", [])
 def test_any_form_is_scored_or_refused_with_a_reason(ask: Callable, request: str | bytes, reward: str, parts: list):
     files = [(name, (file, content)) for name, file, content in parts] or [("videos", ("0", CONTENT))]
     answer = ask(f"/score/{reward}", data={"request": request}, files=files)

@@ -124,6 +124,13 @@ DAMAGES: dict[str, tuple[Callable[[dict], object], dict, str]] = {
         "see double_blocks.1.img_attn_q.lora_B",
     ),
     "dora": (lambda t: None, {"use_dora": True}, "it sets use_dora"),
+    "code": (
+        lambda t: None,
+        {"megatron_config": {}, "megatron_core": "os"},
+        "it sets megatron_config, megatron_core, which this project does not read",
+    ),
+    "an endless search": (lambda t: None, {"alpha_pattern": {"(a+)+$": 1}}, "repeats too much"),
+    "a rank that fills the memory": (lambda t: None, {"r": 10**9}, "less than or equal to 8192"),
     "another width": (
         lambda t: t.update({f"{MODULES[0]}.lora_A.weight": torch.zeros(4, 7)}),
         {},
