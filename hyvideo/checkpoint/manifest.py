@@ -41,6 +41,17 @@ def write_manifest(folder: Path, records: dict[str, FileRecord]) -> None:
         os.fsync(file.fileno())
 
 
+def read_file(path: Path) -> bytes:
+    """Return the content of a file.
+
+    Raises:
+        OSError: it is missing, or a pipe or device, or a link to one, whose content might never end.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path.name}")
+    return path.read_bytes()
+
+
 def verify_files(folder: Path) -> None:
     """Make sure that every file of a finished checkpoint is there and as it was written; all ranks call it.
 
@@ -49,7 +60,7 @@ def verify_files(folder: Path) -> None:
     """
     with all_or_none():
         try:
-            expected = _checked(from_json((folder / MANIFEST).read_bytes()))
+            expected = _checked(from_json(read_file(folder / MANIFEST)))
         except (OSError, ValueError) as error:
             raise ValueError(
                 f"'{folder}' is no finished checkpoint: its {MANIFEST} cannot be read ({error})."

@@ -25,7 +25,7 @@ from pydantic_core import from_json
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
-from hyvideo.checkpoint.manifest import hash_files, write_manifest
+from hyvideo.checkpoint.manifest import hash_files, read_file, write_manifest
 from hyvideo.checkpoint.tensor_reader import TensorReader
 from hyvideo.distributed.collectives import from_main
 
@@ -234,7 +234,7 @@ def read_facts(checkpoint: Path) -> dict[str, Any]:
         ValueError: no checkpoint there, not readable, of a newer format, or a fact is not of its type.
     """
     try:
-        facts = from_json((checkpoint / FACTS).read_bytes())
+        facts = from_json(read_file(checkpoint / FACTS))
     except (OSError, ValueError) as error:
         raise ValueError(
             f"'{checkpoint}' is not a readable checkpoint ({error}). Expected a folder step_N of a run's checkpoints "

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,15 @@ def test_any_manifest_is_true_or_refused_by_name(checkpoint: Path, data: st.Data
         for name, record in json.loads(content).items():
             assert (checkpoint / name).resolve().is_relative_to(checkpoint)
             assert (checkpoint / name).stat().st_size == record["size"] and type(record["size"]) is int
+
+
+@pytest.mark.parametrize(("name", "read"), [(MANIFEST, verify_files), (FACTS, read_facts)])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_never_ends_is_not_read(checkpoint: Path, name: str, read: Callable, kind: str):
+    (checkpoint / name).unlink()
+    os.mkfifo(checkpoint / name) if kind == "pipe" else (checkpoint / name).symlink_to("/dev/zero")
+    with pytest.raises(ValueError, match=f"{checkpoint}.*there is no file {name}"):
+        read(checkpoint)
 
 
 NAMES = st.one_of(
