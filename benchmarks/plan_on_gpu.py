@@ -2,26 +2,30 @@
 
     python -m benchmarks.plan_on_gpu [--frames 81 --size 480x864 --num_layers 12]
 
-Random weights of the published sizes, one video without guidance, float32 weights under bf16 autocast, blocks
-recomputed, Muon. Without --num_layers it takes the largest depth whose prediction fits into 90 % of the GPU.
+Random weights, one video without guidance, float32 weights under bf16 autocast, blocks recomputed, Muon. Without
+--num_layers it takes the largest depth whose prediction fits into 90 % of the GPU. On a CPU name a small network
+(--model assets/tiny): that tries this program out, its memory is another's.
 """
 
 import argparse
 import json
-import time
+import sys
+from collections.abc import Sequence
 
 import torch
 from diffusers import HunyuanVideo15Transformer3DModel
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.paired import device, now, peak_bytes
 from hyvideo.config.loading import load_config
 from hyvideo.config.schema import Config
 from hyvideo.models.attention import install_attention
 from hyvideo.models.flops import transformer_flops, video_tokens
 from hyvideo.models.parallelize import prepare_policy, trainable_parameters
 from hyvideo.planning.networks import read_networks
-from hyvideo.planning.simulation import Scene, simulate
+from hyvideo.planning.simulation import Peaks, Scene, simulate
 from hyvideo.planning.workload import latent_shape
 from hyvideo.training.optimizer import build_optimizers
 
@@ -29,21 +33,21 @@ NUM_TEXT = 300
 DEPTHS = (54, 40, 30, 20, 16, 12, 8, 6, 4)
 
 
-def main() -> None:
+def main(argv: list[str]) -> None:
     """Print predicted and measured numbers as one JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--frames", default="81")
-    parser.add_argument("--size", default="480x864")
-    parser.add_argument("--num_layers", type=int)
-    given = parser.parse_args()
-    config = load_config(["--sample_n_frames", given.frames, "--rollout_size", given.size, "--cfg_scale", "1"])
+    parser = argparse.ArgumentParser("plan_on_gpu", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--frames", default="81", help="default 81")
+    parser.add_argument("--size", default="480x864", help="HEIGHTxWIDTH; default 480x864")
+    parser.add_argument("--num_layers", type=int, help="default: as many as fit")
+    parser.add_argument(
+        "--model", default="ckpts", help="whose sizes to take; default ckpts, if there, or the published"
+    )
+    given = parser.parse_args(argv)
+    size = ["--sample_n_frames", given.frames, "--rollout_size", given.size]
+    config = load_config(["--pretrained_model_root", given.model, *size, "--cfg_scale", "1"])
     networks = read_networks(config.model, config.reward)
     scene = Scene(networks.transformer, latent_shape(config, networks), NUM_TEXT, 1, 1)
-    limit = 0.9 * torch.cuda.get_device_properties(0).total_memory
-    for depth in (given.num_layers,) if given.num_layers else DEPTHS:
-        peaks = simulate(config, scene.with_depth(depth), world_size=1)
-        if max(peaks.backward, peaks.optimizer) < limit:
-            break
+    depth, peaks = _fitting(config, scene, (given.num_layers,) if given.num_layers else DEPTHS)
     chosen = scene.with_depth(depth)
     num_video = video_tokens(chosen.transformer, chosen.latent_shape)
     flops = transformer_flops(chosen.transformer, num_video=num_video, num_text=NUM_TEXT).training(recompute="full")
@@ -53,35 +57,60 @@ def main() -> None:
     print(json.dumps({"layers": depth, "predicted": predicted, "measured": measured, "measured/predicted - 1": errors}))
 
 
+def _fitting(config: Config, scene: Scene, depths: Sequence[int]) -> tuple[int, Peaks]:
+    """Return the first of `depths` whose prediction fits into 90 % of the GPU, else the last, and its peaks."""
+    limit = 0.9 * torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0
+    for depth in depths:
+        peaks = simulate(config, scene.with_depth(depth), world_size=1)
+        if max(peaks.backward, peaks.optimizer) < limit:
+            break
+    return depth, peaks
+
+
 def _measure(config: Config, scene: Scene) -> dict[str, float]:
-    """Make two updates; returns the second's peaks, operations and seconds."""
-    with torch.device("cuda"):
+    """Make three updates; returns the second's peaks and operations, and the third's seconds."""
+    with device():
         transformer = HunyuanVideo15Transformer3DModel.from_config(dict(scene.transformer))
     prepare_policy(install_attention(transformer), gradient_checkpointing=True)
     parameters = trainable_parameters(transformer)
     optimizers = build_optimizers(parameters, config.optimizer)
-    measured: dict[str, float] = {}
-    for _ in range(2):
-        torch.cuda.reset_peak_memory_stats()
-        started = time.monotonic()
-        with FlopCounterMode(display=False) as counter, torch.autocast("cuda", torch.bfloat16):
+
+    def replay() -> None:
+        """Pass forward and back."""
+        with torch.autocast(device().type, torch.bfloat16):
             _velocity(transformer, scene).float().square().mean().backward()
-        measured["backward"] = torch.cuda.max_memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
+
+    def step() -> None:
+        """Clip and update."""
         nn.utils.clip_grad_norm_(parameters.values(), 1.0)
         for optimizer in optimizers:
             optimizer.step()
-        torch.cuda.synchronize()
-        measured |= {"optimizer": torch.cuda.max_memory_allocated(), "seconds": time.monotonic() - started}
+
+    measured: dict[str, float] = {}
+    for _ in range(2):
+        held = _held(transformer, optimizers)
+        with FlopCounterMode(display=False) as counter:
+            measured["backward"] = held + peak_bytes(replay)
         measured["flops"] = counter.get_total_flops()
+        gradients = sum(p.grad.nbytes for p in parameters.values() if p.grad is not None)
+        measured["optimizer"] = held + gradients + peak_bytes(step)
         transformer.zero_grad(set_to_none=True)
-    return measured
+    started = now()
+    replay()
+    step()
+    return measured | {"seconds": now() - started}
+
+
+def _held(transformer: nn.Module, optimizers: Sequence[Optimizer]) -> int:
+    """Bytes of weights and optimizer states."""
+    states = [value for optimizer in optimizers for state in optimizer.state.values() for value in state.values()]
+    return sum(tensor.nbytes for tensor in (*transformer.parameters(), *states) if isinstance(tensor, torch.Tensor))
 
 
 def _velocity(transformer: HunyuanVideo15Transformer3DModel, scene: Scene) -> torch.Tensor:
     """Call the transformer for one video without guidance."""
     settings, (_, *size) = transformer.config, scene.latent_shape
-    options = {"device": "cuda"}
+    options = {"device": device()}
     return transformer(
         hidden_states=torch.randn(1, settings.in_channels, *size, **options),
         timestep=torch.full((1,), 500.0, **options),
@@ -95,4 +124,4 @@ def _velocity(transformer: HunyuanVideo15Transformer3DModel, scene: Scene) -> to
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
