@@ -64,6 +64,10 @@ CASES: dict[str, tuple[dict[str, Any] | Callable[[Path], dict[str, Any]], str]] 
     "empty CSV": (csv(""), "given.csv: no prompts; expected a header line with `prompt`"),
     "CSV with a header only": (csv("prompt\n"), "given.csv: no prompts"),
     "no prompt column": (csv("text,seed\na red circle,1\n"), "given.csv, line 1: there is no `prompt` column"),
+    "an image outside of its folder": (
+        lambda folder: csv("prompt,ref_image_path\na cat,../model/model_index.json\n")(folder) | {"image_root": folder},
+        "given.csv, line 2: ref_image_path",
+    ),
     "odd size": ({"rollout_size": "30x32"}, "rollout_size is 30x32, but height and width must be multiples of 16"),
     "no size": ({"rollout_size": "large"}, "a size is HEIGHTxWIDTH in pixels, such as 352x624; received 'large'"),
     "frames": ({"sample_n_frames": 6}, "sample_n_frames is 6, but must be 4n + 1: use 5 or 9"),

@@ -18,7 +18,7 @@ from hyvideo.checkpoint.manifest import MANIFEST, verify_files
 from hyvideo.checkpoint.train_state import checkpoints_of, latest_checkpoint
 from hyvideo.training.stop_signal import PREEMPTED
 from tests.support.command_line import Command, CommandLine, Finished
-from tests.support.equal_runs import assert_identical, rows_of
+from tests.support.equal_runs import assert_identical, rows_of, tensors_of
 from tests.support.ranks import free_port, rank_environment
 from tests.support.reward_server import server_process
 from tests.support.tiny_model import save_tiny_model
@@ -349,3 +349,18 @@ def test_a_run_under_faults_ends_as_the_undisturbed_one(
     run.start()
     assert [rank.status for rank in run.wait()] == [0, 0]
     assert_identical(run.folder, whole.folder)
+
+
+def test_an_update_that_one_rank_cannot_make_is_skipped_by_all(
+    command_line: CommandLine, server: Callable, tmp_path: Path
+):
+    root, csv = save_tiny_model(tmp_path / "model"), write_prompts(tmp_path / "prompts.csv")
+    settings = {"max_steps": 3, "remote_reward_url": server.url, "nonfinite_update": "skip"}
+    run = Run(command_line, tmp_path / "run", root, csv, settings, server())
+    run.start("the loss is NaN", after=2, faulty_rank=1)  # two steps of one video in each update
+    finished = run.wait()
+    assert [rank.status for rank in finished] == [0, 0], finished
+    assert [row["update/skipped"] for row in rows_of(run.folder)] == [0, 1, 0]
+    assert "Update 2 skipped, 1 in a row" in finished[0].stderr
+    tensors = tensors_of(latest_checkpoint(run.folder / "checkpoints"))
+    assert all(tensor.isfinite().all() for tensor in tensors.values())

@@ -1,0 +1,55 @@
+"""The SLURM example starts every node with its number and the user's words, and queues a preempted run again.
+
+Stand-ins take the place of srun and scontrol: srun runs what it is given for two nodes, here.
+"""
+
+import os
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+SCONTROL = """#!/usr/bin/env bash
+if [[ $1 == show ]]; then printf '%s\\n' first second; else printf '%s\\n' "$*" >>"$CALLS"; fi
+"""
+SRUN = """#!/usr/bin/env bash
+shift
+for SLURM_NODEID in 0 1; do export SLURM_NODEID; "$@" || status=$?; done
+exit "${status-0}"
+"""
+NODE = """#!/usr/bin/env bash
+printf '%s|' "$NODE_RANK" "$NNODES" "$MASTER_ADDR:$MASTER_PORT" "$CONFIG" "$@" >>"$CALLS"
+echo >>"$CALLS"
+exit "$STATUS"
+"""
+
+
+@pytest.mark.parametrize("status", [0, 1, 75])
+def test_nodes_get_the_words_and_status_75_queues_the_job_again(tmp_path: Path, status: int):
+    scripts = tmp_path / "scripts" / "post_train"
+    programs = {
+        tmp_path / "bin" / "scontrol": SCONTROL,
+        tmp_path / "bin" / "srun": SRUN,
+        scripts / "train_grpo.sh": NODE,
+    }
+    for path, text in programs.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    shutil.copy(ROOT / "scripts" / "post_train" / "slurm_train.sbatch", scripts)
+    calls = tmp_path / "calls"
+    job = {"SLURM_SUBMIT_DIR": tmp_path, "SLURM_JOB_ID": 7, "SLURM_JOB_NUM_NODES": 2, "SLURM_JOB_NODELIST": "n[1-2]"}
+    ours = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "CALLS": calls, "STATUS": status}
+    words = ["--run_name", "it's 100% $HOME `id`"]
+    finished = subprocess.run(
+        ["bash", scripts / "slurm_train.sbatch", *words],
+        env={name: str(value) for name, value in (job | ours).items()},
+        check=False,
+    )
+    assert finished.returncode == status
+    node = "2|first:20007|configs/sage_64gpu.yaml|--run_name|it's 100% $HOME `id`|"
+    queued = ["requeue 7"] if status == 75 else []
+    assert calls.read_text().splitlines() == [f"0|{node}", f"1|{node}", *queued]
