@@ -1,5 +1,6 @@
 """Profile mode: a PyTorch profiler trace and a table of where the time of some updates went."""
 
+import os
 import time
 from pathlib import Path
 
@@ -45,6 +46,7 @@ class Profile:
         if not (self._rounds == 2 or (last and self._rounds == 1)):
             return
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it prints when it starts and stops
         self._profiler = profile(activities=activities)
         self._profiler.start()
         self._start = time.perf_counter()
