@@ -60,7 +60,7 @@ def test_a_study_goes_from_gallery_to_win_rates(here: Path, capsys: pytest.Captu
         (["gallery", "nowhere", "nowhere2"], "No folder of videos at 'nowhere'."),
         (["gallery", "base"], "Expected two or more folders with names of their own; received base."),
         (["gallery", "=base", "base"], "expected FOLDER or NAME=FOLDER; received '=base'."),
-        (["winrates", "base/scores.jsonl", "none.json"], "none.json cannot be read as JSON"),
+        (["winrates", "base/scores.jsonl", "none.json"], "none.json: expected a JSON object with votes"),
     ],
 )
 def test_wrong_input_is_named_without_a_traceback(

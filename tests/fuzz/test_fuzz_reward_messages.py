@@ -1,6 +1,5 @@
 """Whatever a reward server answers, a score is its own, missing, or the run stops; whatever it is asked, it lives."""
 
-import asyncio
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -8,6 +7,7 @@ from functools import partial
 
 import httpx
 import pytest
+from anyio.from_thread import start_blocking_portal
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -149,9 +149,9 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., http
     (folder / "videos" / "loop").symlink_to(folder / "videos" / "loop")
     rewards = {"brightness": Brightness(), "file": FileBrightness()}
     app = create_app(rewards, max_body_bytes=10**5, video_folder=folder / "videos")
-    with asyncio.Runner() as runner:
+    with start_blocking_portal() as portal:  # in a thread: the browser of other tests has a loop in this one
         caller = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://rewards")
-        yield lambda path, **content: runner.run(caller.post(path, **content))
+        yield lambda path, **content: portal.call(partial(caller.post, path, **content))
 
 
 def refused(answer: httpx.Response) -> bool:
