@@ -101,7 +101,7 @@ def main(argv: list[str]) -> int:
             sp_group = build_mesh(sp_size=plan.arguments.sp_size, device_type=_device().type).sp_group
             if plan.jobs:  # there may be more processes than videos
                 _generate_all(plan, sp_group)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             print(f"generate.py: {error}", file=sys.stderr)
             return 2
         gather(None)  # those that share videos leave together
@@ -111,6 +111,8 @@ def main(argv: list[str]) -> int:
 def _generate_all(plan: Plan, sp_group: ProcessGroup | None) -> None:
     """Load the model and make this process's share of the videos."""
     pipeline = _pipeline(plan, sp_group)
+    for folder in {job.path.parent for job in plan.jobs}:
+        folder.mkdir(parents=True, exist_ok=True)  # before minutes of sampling
     scale = plan.settings["guidance_scale"]
     negative = pipeline.encode([plan.arguments.negative_prompt], glyphs=False) if scale != 1.0 else None
     for job in tqdm(plan.jobs, desc="videos", unit="video", disable=len(plan.jobs) < 2):

@@ -25,7 +25,7 @@ from hyvideo.models.attention import install_attention
 from hyvideo.models.flops import transformer_flops, video_tokens
 from hyvideo.models.parallelize import prepare_policy, trainable_parameters
 from hyvideo.planning.networks import read_networks
-from hyvideo.planning.simulation import Peaks, Scene, simulate
+from hyvideo.planning.simulation import Scene, simulate
 from hyvideo.planning.workload import latent_shape
 from hyvideo.training.optimizer import build_optimizers
 
@@ -43,12 +43,18 @@ def main(argv: list[str]) -> None:
         "--model", default="ckpts", help="whose sizes to take; default ckpts, if there, or the published"
     )
     given = parser.parse_args(argv)
+    if given.num_layers is None and not torch.cuda.is_available():
+        parser.error("there is no GPU here; to try this out on a CPU: --model assets/tiny --num_layers 2 --size 64x64")
     size = ["--sample_n_frames", given.frames, "--rollout_size", given.size]
-    config = load_config(["--pretrained_model_root", given.model, *size, "--cfg_scale", "1"])
+    try:
+        config = load_config(["--pretrained_model_root", given.model, *size, "--cfg_scale", "1"])
+    except ValueError as error:
+        parser.error(str(error))
     networks = read_networks(config.model, config.reward)
     scene = Scene(networks.transformer, latent_shape(config, networks), NUM_TEXT, 1, 1)
-    depth, peaks = _fitting(config, scene, (given.num_layers,) if given.num_layers else DEPTHS)
+    depth = given.num_layers or _deepest(config, scene)
     chosen = scene.with_depth(depth)
+    peaks = simulate(config, chosen, world_size=1)
     num_video = video_tokens(chosen.transformer, chosen.latent_shape)
     flops = transformer_flops(chosen.transformer, num_video=num_video, num_text=NUM_TEXT).training(recompute="full")
     predicted = {"backward": peaks.backward, "optimizer": peaks.optimizer, "flops": flops}
@@ -57,14 +63,14 @@ def main(argv: list[str]) -> None:
     print(json.dumps({"layers": depth, "predicted": predicted, "measured": measured, "measured/predicted - 1": errors}))
 
 
-def _fitting(config: Config, scene: Scene, depths: Sequence[int]) -> tuple[int, Peaks]:
-    """Return the first of `depths` whose prediction fits into 90 % of the GPU, else the last, and its peaks."""
-    limit = 0.9 * torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0
-    for depth in depths:
+def _deepest(config: Config, scene: Scene) -> int:
+    """Return the largest depth whose prediction fits into 90 % of the GPU, else the smallest."""
+    limit = 0.9 * torch.cuda.get_device_properties(0).total_memory
+    for depth in DEPTHS:
         peaks = simulate(config, scene.with_depth(depth), world_size=1)
         if max(peaks.backward, peaks.optimizer) < limit:
             break
-    return depth, peaks
+    return depth
 
 
 def _measure(config: Config, scene: Scene) -> dict[str, float]:

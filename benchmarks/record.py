@@ -1,7 +1,6 @@
 """Results on disk: one JSON per kind of machine, its table in the documents, and what became slower since."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import torch
 
 from benchmarks.paired import Result
+from hyvideo.observability.marked_parts import replace_part
 
 RESULTS = Path(__file__).parent / "results"
 DOCUMENT = Path(__file__).parents[1] / "docs" / "performance.md"
@@ -62,11 +62,7 @@ def table(entries: Mapping[str, Any]) -> str:
 
 def write_table(kind: str, entries: Mapping[str, Any], document: Path = DOCUMENT) -> None:
     """Put the table of a kind of machine between its marks in the document; a new kind is added at the end."""
-    begin, end = f"<!-- results {kind} -->", f"<!-- end {kind} -->"
-    section = f"{begin}\n{table(entries)}\n{end}"
     text = document.read_text(encoding="utf-8")
-    if begin not in text:
-        document.write_text(f"{text.rstrip()}\n\n### {kind}\n\n{section}\n", encoding="utf-8")
-        return
-    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-    document.write_text(pattern.sub(lambda match: section, text), encoding="utf-8")
+    if f"<!-- {kind} -->" not in text:
+        text = f"{text.rstrip()}\n\n### {kind}\n"
+    document.write_text(replace_part(text, kind, table(entries)), encoding="utf-8")

@@ -108,7 +108,7 @@ def main(argv: Sequence[str]) -> int:
             scores[entry.name] = with_overall(found, weights) if weights else found
         rows = np.array([job.prompt.index for job in jobs])
         _write(compare(scores, rows), arguments)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"evaluate: {error}", file=sys.stderr)
         return 2
     return 0

@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
         if arguments.checkpoint_path:
             check_checkpoint(arguments.checkpoint_path)
         _export(arguments)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"scripts.export: {error}", file=sys.stderr)
         return 2
     print(f"wrote {arguments.output_path}")

@@ -12,6 +12,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from hyvideo.observability.marked_parts import replace_part
+
 HOLDS, FAILS, OPEN = "holds", "does not hold", "cannot tell at this scale"
 DOCS = Path(__file__).parents[2] / "docs"
 DOCUMENT = "claims.md"
@@ -85,15 +87,6 @@ def paragraph(text: str) -> str:
 
 
 _EMPTY = "<!-- table -->\n<!-- /table -->\n"
-
-
-def replace_part(text: str, name: str, content: str) -> str:
-    """Put `content` between the document's marks `<!-- name -->` and `<!-- /name -->`, at its end if it has none."""
-    part = f"<!-- {name} -->\n{content}\n<!-- /{name} -->"
-    pattern = re.compile(rf"<!-- {name} -->\n.*?<!-- /{name} -->", re.DOTALL)
-    if pattern.search(text):
-        return pattern.sub(lambda match: part, text)
-    return f"{text.rstrip()}\n\n{part}\n"
 
 
 def read_found(path: Path) -> dict[str, Any]:

@@ -55,12 +55,16 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--num_held_out", type=int, default=256, help="held-out prompts and seeds; default 256")
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/proof"), help="folder of the runs")
     arguments, flags = parser.parse_known_args(argv)
-    for seed in arguments.seeds:
-        for kind in arguments.kinds:
-            folder = arguments.output_dir / f"{kind}-{seed}"
-            if not (folder / "gains.json").is_file():
-                _train_and_compare(folder, seed, kind == "shuffled", arguments.num_held_out, flags)
-            _print_gains(folder)
+    try:
+        for seed in arguments.seeds:
+            for kind in arguments.kinds:
+                folder = arguments.output_dir / f"{kind}-{seed}"
+                if not (folder / "gains.json").is_file():
+                    _train_and_compare(folder, seed, kind == "shuffled", arguments.num_held_out, flags)
+                _print_gains(folder)
+    except (ValueError, OSError) as error:
+        print(f"prove_learning: {error}", file=sys.stderr)
+        return 2
     return 0
 
 

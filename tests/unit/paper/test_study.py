@@ -5,8 +5,9 @@ import math
 
 import pytest
 
+from hyvideo.observability.marked_parts import replace_part
 from scripts.paper.drawing import new_figure
-from scripts.paper.study import HOLDS, OPEN, Claim, Study, claims_table, read_found, replace_part
+from scripts.paper.study import HOLDS, OPEN, Claim, Study, claims_table, read_found
 
 STUDY = Study(
     "colours",
