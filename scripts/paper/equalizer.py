@@ -19,6 +19,7 @@ from scripts.paper.study import Claim, Study, paragraph
 from scripts.paper.sweep import Arm, difference, gain, rates_text, setup_text, verdict
 
 ROUNDS = 24
+LOOKS = 3
 SWITCH = {"with": True, "without": False}
 
 
@@ -109,7 +110,7 @@ STUDY = Study("equalizer", "Reward with and without the gradient equalizer", dra
 
 def main(argv: Sequence[str]) -> int:
     """Train what is missing and publish; returns the exit status."""
-    return publish_tuned(STUDY, arms, argv, __doc__, ROUNDS)
+    return publish_tuned(STUDY, arms, argv, __doc__, ROUNDS, LOOKS)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,12 @@ def rate_of(sampler: str, docs: Path) -> float:
 
 
 def publish_tuned(
-    study: Study, arms_below: Callable[[Path], Sequence[Arm]], argv: Sequence[str], description: str, rounds: int
+    study: Study,
+    arms_below: Callable[[Path], Sequence[Arm]],
+    argv: Sequence[str],
+    description: str,
+    rounds: int,
+    looks: int = 1,
 ) -> int:
     """Train what is missing of a study and publish it: the program of every study whose arms have tuned rates.
 
@@ -59,11 +64,12 @@ def publish_tuned(
         argv: command line.
         description: for `--help`.
         rounds: the study's default.
+        looks: times a run samples the held-out videos; arms that studies share have the same.
 
     Returns:
         The exit status (1 if a run failed).
     """
-    budget = parse_budget(argv, description, rounds)
+    budget = parse_budget(argv, description, rounds, looks)
     return train_and_publish(study, arms_below(budget.docs), budget, tuned=bool(tuned_rates(budget.docs)))
 
 

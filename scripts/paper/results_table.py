@@ -14,7 +14,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from scripts.paper.drawing import COLOURS, SAMPLERS, name_rows, new_figure, tidy
-from scripts.paper.equalizer import ROUNDS
+from scripts.paper.equalizer import LOOKS, ROUNDS
 from scripts.paper.learning_rates import publish_tuned, rate_of
 from scripts.paper.study import Claim, Study, paragraph
 from scripts.paper.sweep import Arm, claim_ahead, difference, draw_arm, gain, rates_text, setup_text
@@ -98,7 +98,7 @@ STUDY = Study("results_table", "Samplers under reward settings A and B", draw, d
 
 def main(argv: Sequence[str]) -> int:
     """Train what is missing and publish; returns the exit status."""
-    return publish_tuned(STUDY, arms, argv, __doc__, ROUNDS)
+    return publish_tuned(STUDY, arms, argv, __doc__, ROUNDS, LOOKS)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from scripts.paper import results_table
 from scripts.paper.drawing import BLUE, ORANGE, name_rows, new_figure, tidy
 from scripts.paper.learning_rates import publish_tuned
-from scripts.paper.results_table import ROUNDS, SETTINGS, label_of
+from scripts.paper.results_table import LOOKS, ROUNDS, SETTINGS, label_of
 from scripts.paper.study import Claim, Study, paragraph
 from scripts.paper.sweep import Arm, difference, draw_arm, gain, rates_text, setup_text, verdict
 
@@ -73,7 +73,7 @@ STUDY = Study("reward_settings", "Reward settings A and B", draw, describe, clai
 
 def main(argv: Sequence[str]) -> int:
     """Train what is missing and publish; returns the exit status."""
-    return publish_tuned(STUDY, arms, argv, __doc__, ROUNDS)
+    return publish_tuned(STUDY, arms, argv, __doc__, ROUNDS, LOOKS)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,6 @@ from scripts.paper.study import DOCS, FAILS, HOLDS, OPEN, Claim, Study
 
 METRICS = ("reward", "Overall", "VQ", "MQ", "TA")
 """The trained reward, and what VideoAlign would call Overall: the sum of the three scores whatever was trained."""
-LOOKS = 3
-"""Times the held-out videos are sampled during a run, the last one at its end; once where rounds do not divide so."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +39,15 @@ class Arm:
     settings: Mapping[str, Any]
 
 
-def parse_budget(argv: Sequence[str], description: str, rounds: int) -> argparse.Namespace:
-    """Read the flags that all studies of training runs share; `rounds` is the study's default."""
+def parse_budget(argv: Sequence[str], description: str, rounds: int, looks: int = 1) -> argparse.Namespace:
+    """Read the flags that all studies of training runs share.
+
+    Args:
+        argv: command line.
+        description: for `--help`.
+        rounds: the study's default.
+        looks: times a run samples the held-out videos, the last one at its end.
+    """
     jobs = 1 if torch.cuda.is_available() else len(os.sched_getaffinity(0))
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
     add = parser.add_argument
@@ -53,6 +58,7 @@ def parse_budget(argv: Sequence[str], description: str, rounds: int) -> argparse
     add("--minutes", type=float, help="stop after so long and draw what there is (0: only draw); default to the end")
     add("--runs_dir", type=Path, default=Path("outputs/paper"), help="where runs lie; default outputs/paper")
     add("--docs", type=Path, default=DOCS, help="where picture, numbers and claims.md are written; default docs")
+    parser.set_defaults(looks=looks)
     return parser.parse_args(argv)
 
 
@@ -82,14 +88,14 @@ def train_and_publish(study: Study, arms: Sequence[Arm], budget: argparse.Namesp
 def run_of(arm: Arm, seed: int, budget: argparse.Namespace) -> Run:
     """The run of an arm and a seed."""
     updates = budget.rounds * updates_per_rollout(arm)
-    looks = LOOKS if budget.rounds % LOOKS == 0 else 1
+    looks = budget.looks if budget.rounds % budget.looks == 0 else 1  # a look ends a round
     settings = {
         **arm.settings,
         "seed": seed,
         "max_steps": updates,
         "validation_interval": updates // looks,
         "validation_num_videos": budget.num_held_out,
-        "save_interval": max(1, updates // (2 * LOOKS)),
+        "save_interval": max(1, updates // 6),
     }
     return Run.of(settings, budget.runs_dir)
 
