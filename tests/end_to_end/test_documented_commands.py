@@ -1,0 +1,75 @@
+"""Every command of the documents, typed as it stands there; those that need more than a laptop are listed with why."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.test_documents import ROOT, commands
+
+ELSEWHERE = {
+    "make test": "this suite; CI types it in a fresh clone",
+    "hf download": "needs the network",
+    "modelscope download": "needs the network",
+    r"\./download_weights.sh$": "needs the network; tests/unit/ground/test_download_weights.py runs it without",
+    r"\./download_weights.sh --verify": "needs downloaded weights",
+    r"python -m scripts.check_weights --model_path ckpts": "needs downloaded weights",
+    r"python -m scripts.paper\.": "hours; docs/claims.md holds what they found",
+    ".*configs/sage_8gpu.yaml --train_video_csv": "needs 8 GPUs and downloaded weights",
+    ".*videoalign_local": "needs downloaded weights",
+    ".* ckpts ": "needs downloaded weights",
+    "python -m benchmarks.plan_on_gpu": "needs a GPU",
+    "python -m benchmarks.videoalign_parity": "needs downloaded weights and the original project",
+    "NODE_IP_LIST=": "needs two machines; tests/distributed/test_two_nodes.py starts two nodes of one",
+    ".* sbatch ": "needs SLURM; tests/unit/ground/test_slurm_train.py runs the script without it",
+    ".*report winrates": "needs people's votes; tests/end_to_end/test_report.py has some",
+    ".*--trackers tensorboard wandb": "needs wandb; tests/unit/observability/test_trackers.py tries it if it is there",
+}
+DOCUMENTS = [ROOT / "README.md", *(path for path in sorted(ROOT.glob("*.md")) if path.name != "README.md")]
+DOCUMENTS += [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "assets").rglob("*.md"))]
+"""The README comes first: others go on from the runs it makes."""
+
+
+def commands_of(document: Path) -> list[str]:
+    """The commands of a document, one line each."""
+    return [" ".join(command.split()) for command in commands(document.read_text(encoding="utf-8"))]
+
+
+def why_elsewhere(command: str) -> str | None:
+    """Why a command cannot be typed here, or None."""
+    return next((reason for pattern, reason in ELSEWHERE.items() if re.match(pattern, command)), None)
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project as a clone would have it, with this environment as its own."""
+    folder = tmp_path_factory.mktemp("clone")
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines():
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    (folder / ".venv").symlink_to(sys.prefix)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_commands_of_a_document_run_as_they_stand_there(clone: Path, document: Path):
+    typed = [command for command in commands_of(document) if why_elsewhere(command) is None]
+    script = "\n".join([". .venv/bin/activate", *typed])
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    done = subprocess.run(
+        ["bash", "-eux", "-o", "pipefail", "-c", script], cwd=clone, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+
+
+def test_what_is_left_out_is_still_in_a_document_and_the_readme_leaves_out_the_suite_alone():
+    every = [command for document in DOCUMENTS for command in commands_of(document)]
+    assert [pattern for pattern in ELSEWHERE if not any(re.match(pattern, command) for command in every)] == []
+    assert [command for command in commands_of(ROOT / "README.md") if why_elsewhere(command)] == ["make test"]
