@@ -149,8 +149,10 @@ def read_json(path: Path) -> dict[str, Any]:
     """Return the content of a configuration file.
 
     Raises:
-        ValueError: missing, not JSON, or not an object.
+        ValueError: missing, no file (a pipe would be waited for), not JSON, or not an object.
     """
+    if not path.is_file():
+        raise ValueError(f"'{path}' is missing or no file. Download it again (checkpoints-download.md).")
     try:
         content = from_json(path.read_bytes())
     except (OSError, ValueError) as error:

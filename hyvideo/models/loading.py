@@ -37,6 +37,9 @@ from hyvideo.models.weight_files import SafetensorsFolder
 GLYPH_NORM = "byt5_in.layernorm.weight"
 """Tensor of the original transformer that tells the width of the glyph text's states."""
 
+MAX_SIZE, MAX_LAYERS = 2**20, 1000
+"""Bounds of what a config.json may ask for; a network is made before its weights show that it is another."""
+
 TILE_OVERLAP = 0.125
 """Share of a VAE tile (256 pixels wide) that it has in common with the next."""
 
@@ -151,6 +154,11 @@ def load_pipeline(
 
 def _empty(model_class: type[nn.Module], config: dict[str, Any], folder: Path) -> nn.Module:
     """Make a network of `config` without memory for its weights."""
+    for name, value in config.items():
+        limit = MAX_LAYERS if "layers" in name else MAX_SIZE
+        sizes = [size for size in (value if isinstance(value, list) else [value]) if isinstance(size, int)]
+        if any(abs(size) > limit for size in sizes):
+            raise ValueError(f"'{folder / 'config.json'}': {name} is {value!r:.80}, expected at most {limit}.")
     try:
         with init_empty_weights(), quiet_diffusers():
             return model_class.from_config(config)

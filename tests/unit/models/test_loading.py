@@ -1,6 +1,7 @@
 """Loading is strict: what is not exactly the model of the config is an error that names what is wrong."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -111,6 +112,32 @@ def test_a_config_with_more_layers_than_weights_is_refused(tiny_root: Path, tmp_
     path = root / "transformer" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"num_layers": 3}))
     with pytest.raises(ValueError, match=r"transformer.*missing keys: transformer_blocks\.2"):
+        load_transformer(root)
+
+
+@pytest.mark.parametrize(
+    ("component", "name", "value"),
+    [
+        ("transformer", "num_layers", 10**9),
+        ("transformer", "text_embed_dim", 10**9),
+        ("vae", "block_out_channels", [2**40]),
+    ],
+)
+def test_a_config_of_absurd_sizes_is_refused_before_a_network_is_made(
+    tiny_root: Path, tmp_path: Path, component: str, name: str, value: object
+):
+    root = shutil.copytree(tiny_root, tmp_path / "copy")
+    path = root / component / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    with pytest.raises(ValueError, match=rf"{component}.*{name} is .*, expected at most"):
+        load(root)
+
+
+def test_a_pipe_in_place_of_a_config_is_refused_not_waited_for(tiny_root: Path, tmp_path: Path):
+    root = shutil.copytree(tiny_root, tmp_path / "copy")
+    (root / "transformer" / "config.json").unlink()
+    os.mkfifo(root / "transformer" / "config.json")
+    with pytest.raises(ValueError, match=r"config\.json' is missing or no file"):
         load_transformer(root)
 
 
