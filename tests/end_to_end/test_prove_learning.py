@@ -1,0 +1,54 @@
+"""The learning proof as a program: two kinds of runs, kept once finished, and their gains over seeds."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hyvideo.models.reward_models.rewards import Scores
+from hyvideo.observability.metrics import read_metrics
+from scripts.tiny.prove_learning import ShuffledReward, main
+
+SMALL = ["--num_held_out", "2", "--batch_size", "8", "--max_steps", "2", "--enable_compile", "false"]
+
+
+class Ranks:
+    """Scores videos by their place in the batch."""
+
+    def __call__(self, videos: torch.Tensor, prompts: list[str]) -> Scores:
+        places = torch.arange(len(prompts), dtype=torch.float32)
+        return Scores({"VQ": -places}, places)
+
+
+def test_both_kinds_are_trained_once_and_reported_over_seeds(tmp_path: Path, capsys: pytest.CaptureFixture):
+    where = ["--output_dir", str(tmp_path), "--seeds", "1", "2", *SMALL]
+    assert main(where) == 0
+    first = capsys.readouterr().out
+    rows = {" ".join(line.split()[:2]) for line in first.splitlines() if line.endswith("base std")}
+    assert rows >= {"true-1 reward", "shuffled-2 TA", "true, 2", "shuffled, 2"}
+    logs = sorted(tmp_path.glob("*/metrics.jsonl"))
+    assert [path.parent.name for path in logs] == ["shuffled-1", "shuffled-2", "true-1", "true-2"]
+    true, shuffled = (read_metrics(tmp_path / kind / "metrics.jsonl")[0] for kind in ("true-1", "shuffled-1"))
+    assert true["reward/mean"] == pytest.approx(shuffled["reward/mean"]) and true["grad_norm"] != shuffled["grad_norm"]
+    before = [path.read_bytes() for path in logs]
+    assert main(where) == 0
+    assert [path.read_bytes() for path in logs] == before
+
+
+def test_shuffled_scores_are_the_same_scores_of_other_videos_and_repeat_with_the_round():
+    dealt, again = ShuffledReward(Ranks(), seed=1), ShuffledReward(Ranks(), seed=1)
+    prompts = ["a prompt"] * 32
+    rounds = [dealt(torch.empty(0), prompts) for _ in range(2)]
+    for scores in rounds:
+        assert sorted(scores.total.tolist()) == list(range(32))
+        assert torch.equal(scores.metrics["VQ"], -scores.total)
+        assert (scores.total != torch.arange(32)).float().mean() > 0.5
+    assert not torch.equal(rounds[0].total, rounds[1].total)
+    again.calls = 1
+    assert torch.equal(again(torch.empty(0), prompts).total, rounds[1].total)
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path, capsys: pytest.CaptureFixture):
+    (tmp_path / "file").touch()
+    assert main(["--output_dir", str(tmp_path / "file"), "--seeds", "1", *SMALL]) == 2
+    assert "prove_learning: " in capsys.readouterr().err
