@@ -57,10 +57,13 @@ def main(argv: list[str]) -> int:
         gpu = find_gpu(arguments.gpu) if arguments.gpu else None
         if arguments.search and gpu is None:
             raise ValueError("--search: name the GPU that shall hold the run (--gpu).")
+        if arguments.json:  # before minutes of simulation
+            arguments.json.parent.mkdir(parents=True, exist_ok=True)
+            arguments.json.touch()
         assumptions = _assumptions(arguments)
         peaks_of = simulate if arguments.full_depth else None
         plan = make_plan(config, world_size=arguments.world_size, gpu=gpu, assumptions=assumptions, peaks_of=peaks_of)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"scripts.plan: {error}", file=sys.stderr)
         return 2
     print(plan_table(plan))

@@ -51,7 +51,10 @@ def read_scored_videos(folder: Path) -> tuple[ScoredVideo, ...]:
     else:
         found = tuple(_of_file(path) for path in sorted(folder.glob("*.mp4")))
     if not found:
-        raise ValueError(f"'{folder}' holds no videos: expected *.mp4 files or a {SCORES}.")
+        raise ValueError(
+            f"'{folder}' holds no videos: expected *.mp4 files, a {SCORES} or a run's validation videos "
+            "(every validation_interval updates)."
+        )
     return found
 
 
