@@ -171,7 +171,7 @@ def test_an_unknown_gpu_is_refused_with_the_nearest(capsys):
         (["--world_size", "8", "--utilisation", "40"], "at most 1; received 40.0"),
         (["--world_size", "8", "--search"], "name the GPU"),
         (["--world_size", "8", "--sp_sise", "2"], "the nearest is --sp_size"),
-        (["--world_size", "8", "--json", "/dev/null/plan.json"], "Not a directory: '/dev/null"),
+        (["--world_size", "8", "--json", "/dev/null/plan.json"], "scripts.plan: [Errno 17] File exists: '/dev/null'"),
     ],
 )
 def test_wrong_flags_of_the_planner_are_refused(capsys, flags, words):
