@@ -110,9 +110,9 @@ def main(argv: list[str]) -> int:
 
 def _generate_all(plan: Plan, sp_group: ProcessGroup | None) -> None:
     """Load the model and make this process's share of the videos."""
-    pipeline = _pipeline(plan, sp_group)
     for folder in {job.path.parent for job in plan.jobs}:
-        folder.mkdir(parents=True, exist_ok=True)  # before minutes of sampling
+        folder.mkdir(parents=True, exist_ok=True)  # before minutes of loading and sampling
+    pipeline = _pipeline(plan, sp_group)
     scale = plan.settings["guidance_scale"]
     negative = pipeline.encode([plan.arguments.negative_prompt], glyphs=False) if scale != 1.0 else None
     for job in tqdm(plan.jobs, desc="videos", unit="video", disable=len(plan.jobs) < 2):

@@ -156,9 +156,9 @@ def _empty(model_class: type[nn.Module], config: dict[str, Any], folder: Path) -
     """Make a network of `config` without memory for its weights."""
     for name, value in config.items():
         limit = MAX_LAYERS if "layers" in name else MAX_SIZE
-        sizes = [size for size in (value if isinstance(value, list) else [value]) if isinstance(size, int)]
-        if any(abs(size) > limit for size in sizes):
-            raise ValueError(f"'{folder / 'config.json'}': {name} is {value!r:.80}, expected at most {limit}.")
+        sizes = [size for size in (value if isinstance(value, list) else [value]) if isinstance(size, int | float)]
+        if not all(abs(size) < limit for size in sizes):
+            raise ValueError(f"'{folder / 'config.json'}': {name} is {value!r:.80}, expected less than {limit}.")
     try:
         with init_empty_weights(), quiet_diffusers():
             return model_class.from_config(config)

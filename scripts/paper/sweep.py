@@ -95,7 +95,7 @@ def run_of(arm: Arm, seed: int, budget: argparse.Namespace) -> Run:
         "max_steps": updates,
         "validation_interval": updates // looks,
         "validation_num_videos": budget.num_held_out,
-        "save_interval": max(1, updates // 6),
+        "save_interval": max(1, updates // 6),  # a kill costs a sixth at the most
     }
     return Run.of(settings, budget.runs_dir)
 

@@ -20,6 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 from hyvideo.config.loading import load_config
 from hyvideo.data.randomness import generator_for
 from hyvideo.evaluation.intervals import seed_interval
+from hyvideo.evaluation.paired import PairedGain
 from hyvideo.models.reward_models.rewards import Scores, WeightedReward
 from hyvideo.training.assembly import build_trainer
 from hyvideo.training.trainer import Trainer
@@ -105,22 +106,21 @@ def _base_scores(trainer: Trainer, prompts: list, folder: Path) -> Scores:
 def _print_gains(folder: Path) -> None:
     """Print one line per metric: the run's mean over held-out videos and its interval over them."""
     for name, gain in _read_gains(folder).items():
-        interval = f"{gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
-        print(f"{folder.name:12s} {name:7s} {interval}  {gain['in_base_std']:+.2f} base std", flush=True)
+        print(f"{folder.name:17s} {name:7s} {gain}", flush=True)
 
 
 def _print_mean(folders: list[Path], kind: str) -> None:
     """Print one line per metric: the mean over runs and its interval over them, which is what training is good for."""
     of_runs = [_read_gains(folder) for folder in folders]
     for name in of_runs[0]:
-        interval = seed_interval([gains[name]["mean"] for gains in of_runs])
-        share = sum(gains[name]["in_base_std"] for gains in of_runs) / len(of_runs)
-        print(f"{f'{kind}, {len(folders)} seeds':17s} {name:7s} {interval}  {share:+.2f} base std", flush=True)
+        interval = seed_interval([gains[name].mean for gains in of_runs])
+        share = sum(gains[name].in_base_std for gains in of_runs) / len(of_runs)
+        print(f"{f'{kind}, {len(folders)} seeds':17s} {name:7s} {interval}, {share:+.2f} base std", flush=True)
 
 
-def _read_gains(folder: Path) -> dict[str, dict[str, float]]:
+def _read_gains(folder: Path) -> dict[str, PairedGain]:
     """Metric -> its gain, as `write_gains` wrote it."""
-    return json.loads((folder / "gains.json").read_text())
+    return {name: PairedGain(**gain) for name, gain in json.loads((folder / "gains.json").read_text()).items()}
 
 
 if __name__ == "__main__":
