@@ -62,7 +62,8 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_commands_of_a_document_run_as_they_stand_there(clone: Path, document: Path):
     typed = [command for command in commands_of(document) if why_elsewhere(command) is None]
     script = "\n".join([". .venv/bin/activate", *typed])
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    ours = ("PYTEST", "MAKE", "ARGS")  # what `make test-slow ARGS=...` would hand on to a `make` of the document
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     done = subprocess.run(
         ["bash", "-eux", "-o", "pipefail", "-c", script], cwd=clone, env=environment, capture_output=True, text=True
     )
