@@ -87,7 +87,8 @@ def collect(
                 scoring.add(parts[-1].videos[[i - block.start for i in inside]], [texts[i] for i in inside])
         rollout = Rollout(*(torch.cat(field) for field in zip(*map(_fields, parts), strict=True)))
     with timer("reward"):
-        scores, of_ranks = score_over_ranks(reward, rollout.videos, texts, mesh, scoring)
+        max_failed = config.reward.reward_max_failed
+        scores, of_ranks = score_over_ranks(reward, rollout.videos, texts, mesh, scoring, max_failed=max_failed)
     of_round = _in_round_order(of_ranks, layout)
     points = layout.in_round_order(gather(thumbnails(rollout.videos))[:: mesh.sp_size])
     diversity = group_diversity(points, config.grpo.num_generations)

@@ -18,7 +18,13 @@ def share_to_score(num_videos: int, mesh: Mesh) -> range:
 
 
 def score_over_ranks(
-    reward: WeightedReward, videos: Tensor, texts: Sequence[str], mesh: Mesh, scoring: Scoring | None = None
+    reward: WeightedReward,
+    videos: Tensor,
+    texts: Sequence[str],
+    mesh: Mesh,
+    scoring: Scoring | None = None,
+    *,
+    max_failed: float,
 ) -> tuple[Scores | None, list[Scores]]:
     """Score this data-parallel rank's videos; the ranks that share them score a part each.
 
@@ -28,12 +34,13 @@ def score_over_ranks(
         texts: their prompts.
         mesh: who shares what.
         scoring: has this rank's share of the videos already, where they are scored while others are sampled.
+        max_failed: share of the videos of all ranks that may have no total (`reward_max_failed`).
 
     Returns:
         The scores of these videos (None when there are none), and those of every data-parallel rank that has some.
 
     Raises:
-        RewardFailureError: the reward failed on a rank; all raise it.
+        RewardFailureError: the reward failed on a rank, or too many videos have no total; all raise it.
     """
     own = share_to_score(len(texts), mesh)
     with all_or_none(RewardFailureError, RuntimeError):
@@ -41,11 +48,23 @@ def score_over_ranks(
             part = reward.finish(scoring)
         else:
             part = reward(videos[own.start : own.stop], texts[own.start : own.stop]) if own else None
-    if mesh.world_size == 1:
-        return part, [part]
-    parts = gather(part)
+    parts = gather(part) if mesh.world_size > 1 else [part]
     joined = [join_scores([parts[rank] for rank in mesh.ranks_of(dp_rank)]) for dp_rank in range(mesh.dp_size)]
-    return joined[mesh.dp_rank], [scores for scores in joined if scores is not None]
+    of_ranks = [scores for scores in joined if scores is not None]
+    _check_failures(join_scores(of_ranks), max_failed)
+    return joined[mesh.dp_rank], of_ranks
+
+
+def _check_failures(scores: Scores, max_failed: float) -> None:
+    """Stop the run where too many videos have no total."""
+    failed = int(scores.total.isnan().sum())
+    if failed > max_failed * len(scores.total):
+        counts = {name: int(values.isnan().sum()) for name, values in scores.metrics.items()}
+        listed = ", ".join(f"{name}: {count}" for name, count in counts.items() if count)
+        raise RewardFailureError(
+            f"{failed} of {len(scores.total)} videos could not be scored ({listed}); at most the share {max_failed:g} "
+            "may fail (reward_max_failed). Warnings before this say why, where the reward gave a reason."
+        )
 
 
 def join_scores(parts: Sequence[Scores | None]) -> Scores | None:

@@ -87,7 +87,8 @@ class Validation:
             seed=settings.validation_global_seed,
             batch_size=self.config.rollout.rollout_micro_batch_size or count,
         )[: len(own)]
-        scores, of_ranks = score_over_ranks(self.reward, videos, [prompt.text for prompt in own], self.mesh)
+        texts, max_failed = [prompt.text for prompt in own], self.config.reward.reward_max_failed
+        scores, of_ranks = score_over_ranks(self.reward, videos, texts, self.mesh, max_failed=max_failed)
         return Sampled(numbers, videos, scores, join_scores(of_ranks))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hyvideo.config.schema import RewardConfig
 from hyvideo.models.reward_models.choice import RewardChoice, check_metrics, check_name, check_options, read_choices
-from hyvideo.models.reward_models.registry import RewardContext, RewardFailureError, RewardModel, registered_rewards
+from hyvideo.models.reward_models.registry import RewardContext, RewardModel, registered_rewards
 from hyvideo.models.reward_models.remote.client import RemoteReward
 from hyvideo.models.reward_models.scoring import Scorer, Scoring
 
@@ -36,7 +36,7 @@ class WeightedReward:
     Args:
         choices: which rewards, with their weights.
         models: the reward of each choice.
-        config: how videos get to them and how many may fail.
+        config: how videos get to them.
         context: where the rewards run.
 
     Attributes:
@@ -85,11 +85,7 @@ class WeightedReward:
             self._move("cpu")
 
     def __call__(self, videos: Tensor, prompts: Sequence[str]) -> Scores:
-        """Score videos `[B, F, H, W, 3]` uint8 for their B prompts.
-
-        Raises:
-            RewardFailureError: more than `reward_max_failed` of the videos have no total.
-        """
+        """Score videos `[B, F, H, W, 3]` uint8 for their B prompts."""
         scoring = self.begin()
         scoring.add(videos, prompts)
         return self.finish(scoring)
@@ -113,7 +109,6 @@ class WeightedReward:
             for metric, values in scores.items()
         }
         total = torch.stack([weight * metrics[name] for name, weight in self.weights.items()]).sum(0)
-        self._check_failures(metrics, total)
         return Scores(metrics, total)
 
     def describe(self) -> str:
@@ -128,18 +123,6 @@ class WeightedReward:
     def _move(self, device: torch.device | str) -> None:
         for scorer in self._scorers:
             scorer.model.to(device)
-
-    def _check_failures(self, metrics: Mapping[str, Tensor], total: Tensor) -> None:
-        """Stop the run where too many videos have no total."""
-        failed = int(total.isnan().sum())
-        if failed > self._config.reward_max_failed * len(total):
-            counts = {name: int(metrics[name].isnan().sum()) for name in self.weights}
-            listed = ", ".join(f"{name}: {count}" for name, count in counts.items() if count)
-            raise RewardFailureError(
-                f"{failed} of {len(total)} videos could not be scored ({listed}); at most the share "
-                f"{self._config.reward_max_failed:g} may fail (reward_max_failed). "
-                "Warnings before this say why, where the reward gave a reason."
-            )
 
 
 def get_reward_fn(

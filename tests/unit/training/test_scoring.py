@@ -1,0 +1,41 @@
+"""Scores over ranks: how many videos of all ranks may fail."""
+
+import pytest
+
+from hyvideo.config.schema import RewardConfig
+from hyvideo.distributed.mesh import build_mesh
+from hyvideo.models.reward_models.choice import RewardChoice
+from hyvideo.models.reward_models.registry import RewardContext, RewardFailureError
+from hyvideo.models.reward_models.rewards import WeightedReward
+from hyvideo.training.scoring import score_over_ranks
+from tests.support.ranks import run_on_ranks
+from tests.support.rewards import Brightness, grey_videos
+
+
+def failures(prompts_of_ranks: list[list[str]], max_failed: float) -> int | str:
+    """Score this rank's prompts; the failures of all ranks that were borne, or why they were not."""
+    mesh = build_mesh()
+    prompts = prompts_of_ranks[mesh.rank]
+    choice = RewardChoice("brightness", 1.0, {"brightness": 2.0}, {}, None)
+    reward = WeightedReward([choice], [Brightness()], RewardConfig(), RewardContext())
+    try:
+        _, of_ranks = score_over_ranks(reward, grey_videos(*range(len(prompts))), prompts, mesh, max_failed=max_failed)
+    except RewardFailureError as error:
+        return str(error)
+    return sum(int(scores.total.isnan().sum()) for scores in of_ranks)
+
+
+@pytest.mark.parametrize(("max_failed", "borne"), [(0.0, False), (0.49, False), (0.5, True), (1.0, True)])
+def test_more_failures_than_allowed_stop_the_run(max_failed: float, borne: bool):
+    told = failures([["a", "fail"]], max_failed)
+    if borne:
+        assert told == 1
+    else:
+        assert told.startswith(f"1 of 2 videos could not be scored (brightness: 1); at most the share {max_failed:g}")
+
+
+@pytest.mark.parametrize(("max_failed", "told"), [(0.5, 1), (0.3, "1 of 3 videos could not be scored (brightness: 1)")])
+def test_failures_are_a_share_of_the_videos_of_all_ranks(max_failed: float, told: int | str):
+    of_ranks = run_on_ranks(2, failures, [["fail"], ["a", "a"]], max_failed)
+    assert len(set(of_ranks)) == 1
+    assert of_ranks[0] == told or of_ranks[0].startswith(told)
