@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hyvideo.config.knobs import KNOBS
+from hyvideo.config.knobs import KNOBS, nearest
 from hyvideo.config.schema import Config
 from hyvideo.config.sizes import parse_size
 
@@ -129,6 +129,8 @@ def _rank_problems(cfg: Config, world_size: int) -> Iterator[str]:
         for name, idle in (("dp_replicate", 1), ("cpu_offload", False)):
             if getattr(cfg.parallel, name) != idle:
                 yield f"{name} is {getattr(cfg.parallel, name)}, but nothing is sharded: set enable_fsdp"
+    elif world_size == 1 and cfg.parallel.cpu_offload:
+        yield "cpu_offload is True, but one process has no shards that could leave the device: start two or more"
     if min(sp_size, batch, group, cfg.parallel.dp_replicate) < 1:
         return  # an interval is already violated
     if world_size % sp_size:
@@ -290,7 +292,10 @@ def _lora_problems(cfg: Config) -> Iterator[str]:
 
 
 def _run_problems(cfg: Config) -> Iterator[str]:
-    """Names that are empty or no folder name."""
+    """Names that are empty, no folder name or no setting."""
+    for setting in cfg.run.resume_may_change:
+        if setting not in KNOBS:
+            yield f"resume_may_change: {setting!r} is no setting; the nearest is {nearest(setting, KNOBS)!r}"
     name = cfg.run.run_name
     if name is not None and not re.fullmatch(r"[^/\\\0]+", name):
         yield f"run_name must be one folder name without slashes; received {name!r}"

@@ -29,6 +29,7 @@ _SILENT_FIELDS = {
     "profile_steps",
     "peak_tflops",
     "resume_from_checkpoint",
+    "resume_may_change",
     "dry_run",
     "save_rollout_videos",
     "valid_video_csv",

@@ -85,13 +85,14 @@ def build_trainer(config: Config) -> Trainer:
         )
         pipeline = build_pipeline(config, device, mesh)
     update, state = _build_method(config, pipeline, _build_sampler(config, prompts, mesh), mesh)
-    if folder.resume_from:
-        state.load(folder.resume_from)
+    changed = state.load(folder.resume_from, may_change=config.run.resume_may_change) if folder.resume_from else []
     timer = PhaseTimer(device)
     with all_or_none():
         console = Console(folder.path, rank=mesh.rank, log_interval=config.run.log_interval)
         metrics = _open_metrics(config, folder, state.step) if mesh.is_main else None
     _introduce(console, folder, config, state, mesh)
+    for change in changed:
+        console.info(f"changed: {change}")
     console.info(f"reward {reward.describe()}")
     return Trainer(
         config=config,

@@ -49,5 +49,5 @@ def out_of_memory(error: torch.OutOfMemoryError, phase: str, step: int, rank: in
     return (
         f"out of GPU memory on rank {rank} in phase '{phase}', update {step + 1}: {cause}{used} Settings that need "
         f"less, in this order: {', '.join(knobs)}. `python -m scripts.plan` with the run's flags says what fits. "
-        "Continue with --resume_from_checkpoint latest."
+        "Continue with --resume_from_checkpoint latest, and --resume_may_change with the names of what was lowered."
     )

@@ -1,6 +1,6 @@
 """Everything that decides a run's future, gathered for a checkpoint and put back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ class RunState:
         anchor: None when the trust region has no position term.
         controller: KL coefficient; None when `kl_weight` is 0.
         sampler: its position is the number of rounds drawn.
-        settings: those that decide the result, by name; a resumed run must have the same.
+        settings: those that decide the result, by name.
         config_hash: of these settings.
         lora: arguments of `lora_config`, None for full fine-tuning.
         step: updates made.
@@ -135,15 +135,22 @@ class RunState:
         self.sampler.load_state_dict(before["sampler"])
         set_rng_state(before["rng"])
 
-    def load(self, checkpoint: Path) -> None:
+    def load(self, checkpoint: Path, *, may_change: Collection[str] = ()) -> list[str]:
         """Put `checkpoint` back: after this the run goes on as if it had never stopped. All ranks call it.
+
+        Args:
+            checkpoint: a finished checkpoint's folder.
+            may_change: names of settings that may differ from the checkpoint's.
+
+        Returns:
+            What differs, a setting each with both values.
 
         Raises:
             ValueError: unreadable or damaged, or made with other settings.
         """
         with all_or_none():
             facts = read_facts(checkpoint)
-            self._require_same_settings(checkpoint, facts)
+            changed = self._changed_settings(checkpoint, facts, may_change)
         verify_files(checkpoint)
         tensors = self._tensors()
         with all_or_none():
@@ -162,6 +169,7 @@ class RunState:
                 f"'{checkpoint}' lacks facts that a run goes on from, or they are damaged: {error!r}."
             ) from error
         set_rng_state(tensors["rng"])
+        return changed
 
     def _require_finite(self, folder: Path) -> None:
         """Refuse to save a policy that is lost, in whose favour older checkpoints would be deleted."""
@@ -173,7 +181,7 @@ class RunState:
             raise SaveError(
                 f"step {self.step} is not saved: {len(lost)} of {len(policy)} trained weights are not finite, first "
                 f"{lost[0]}. Last good checkpoint: {good or 'none was saved yet'}. Continue from it with a lower "
-                "learning_rate."
+                "learning_rate, and --resume_may_change learning_rate."
             )
 
     def _tensors(self) -> Tensors:
@@ -188,21 +196,22 @@ class RunState:
             tensors["anchor"] = anchor
         return tensors
 
-    def _require_same_settings(self, checkpoint: Path, facts: Mapping[str, Any]) -> None:
-        """Refuse a checkpoint of a run that trains something else, and say which settings differ."""
+    def _changed_settings(self, checkpoint: Path, facts: Mapping[str, Any], may_change: Collection[str]) -> list[str]:
+        """Say which settings differ; refuse the checkpoint of a run that trains something else without being told."""
         received = facts.get("config_hash")
         if received == self.config_hash:
-            return
+            return []
         there, here = facts.get("settings", {}), self.settings
-        differing = [
-            f"{name} is {here[name]!r}, the checkpoint has {there[name]!r}"
-            for name in here
-            if name in there and there[name] != here[name]
-        ]
+        differing = [name for name in here if name in there and there[name] != here[name]]
+        told = [f"{name} is {here[name]!r}, the checkpoint has {there[name]!r}" for name in differing]
+        refused = [name for name in differing if name not in may_change]
+        if differing and not refused:
+            return told
         raise ValueError(
             f"'{checkpoint}' was made with other settings (hash {received}, this run has "
-            f"{self.config_hash}): {'; '.join(differing) or 'it does not say which'}. batch_size counts the videos of "
-            "all ranks. Resume with the config.yaml of its run folder, or start a new run from it."
+            f"{self.config_hash}): {'; '.join(told) or 'it does not say which'}. batch_size counts the videos of "
+            "all ranks. Resume with the config.yaml of its run folder"
+            + (f", or change them on purpose with --resume_may_change {' '.join(refused)}." if refused else ".")
         )
 
 

@@ -284,7 +284,8 @@ class Trainer:
         after = f" after {in_row} skipped in a row" if in_row else ""
         raise NonFiniteUpdateError(
             f"Update {self.state.step + 1}{after}: {error} Last good checkpoint: {good or 'none was saved yet'}. "
-            "A lower learning_rate or max_grad_norm usually helps.",
+            "A lower learning_rate or max_grad_norm usually helps: give it with --resume_from_checkpoint latest "
+            "--resume_may_change learning_rate max_grad_norm.",
             error.stats,
         ) from error
 

@@ -76,7 +76,8 @@ def arguments(root: Path, csv: Path, output_dir: Path, **settings: Any) -> list[
     """Return the command line of a run; `settings` replace those of SETTINGS, None leaves one out."""
     paths = {"pretrained_model_root": root, "train_video_csv": csv, "valid_video_csv": csv, "output_dir": output_dir}
     chosen = {**SETTINGS, **paths, **settings}
-    return [text for name, value in chosen.items() if value is not None for text in (f"--{name}", str(value))]
+    given = {name: value if isinstance(value, list) else [value] for name, value in chosen.items() if value is not None}
+    return [text for name, values in given.items() for text in (f"--{name}", *map(str, values))]
 
 
 def untimed(row: Mapping[str, Any]) -> dict[str, Any]:

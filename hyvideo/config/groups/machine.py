@@ -22,7 +22,8 @@ class ModelConfig:
     """Transformer version below the root, such as 480p_t2v or 720p_i2v. Layouts with one transformer ignore it."""
 
     dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
-    """Computing precision of transformer and encoders (autocast). The CPU always computes in fp32."""
+    """Computing precision of the transformer (autocast). On a GPU encoders and VAE compute in fp16, ByT5 in fp32; the
+    CPU always computes in fp32."""
 
     master_weight_type: Literal["fp32", "bf16"] = "fp32"
     """Precision of trained weights and optimizer state. bf16 halves their memory and loses small updates."""
@@ -89,7 +90,7 @@ class ParallelConfig:
     rollouts, for the memory of a whole model."""
 
     cpu_offload: bool = False
-    """Keep sharded weights, gradients and optimizer state in host memory: slower, for few GPUs."""
+    """Keep sharded weights, gradients and optimizer state in host memory: slower, for few GPUs, but two at least."""
 
     activation_checkpointing: Literal["full", "selective"] = "full"
     """What enable_gradient_checkpointing recomputes: the full block, or all but attention, whose output is then kept
@@ -99,7 +100,8 @@ class ParallelConfig:
     """Compile the transformer's blocks with torch.compile; the first steps take minutes."""
 
     collective_timeout: int = 1800
-    """Seconds to wait for missing ranks at the start, and later for a rank that computes, before the run fails."""
+    """Seconds to wait for missing ranks at the start, and later for a rank that computes, before the run fails. Over
+    several machines torchrun waits first, 600 s, for each to come."""
 
     stuck_after: int = 900
     """Seconds in one phase of a round after which each rank prints its phase and the stacks of its threads, and again

@@ -94,7 +94,8 @@ class GrpoConfig:
     all videos, instead of a random share for each video."""
 
     enable_timestep_permutation: bool = True
-    """Train the steps of each video in random instead of denoising order."""
+    """Train the steps of each video in random order. Off: in denoising order, so that a timestep_fraction without
+    timestep_stride leaves the noisiest steps, the same for all videos."""
 
     use_grad_balancing: bool = True
     """Temporal gradient equalizer (paper Eq. 8-9): weight each step's policy loss so that all steps pull with
@@ -200,8 +201,8 @@ class RewardConfig:
     """Keep reward networks on the CPU except while they score. Saves GPU memory, costs transfers."""
 
     reward_max_failed: float = 0.5
-    """Share of a round's videos that may have no score; above it the run stops. Videos without a score are left out of
-    their group's statistics and teach nothing."""
+    """Share of a round's videos, of all ranks, that may have no score; above it the run stops. Videos without a score
+    are left out of their group's statistics and teach nothing."""
 
     remote_reward_url: str | None = None
     """http(s) address of a reward server to score with; its token is read from the environment (REWARD_TOKEN). None:

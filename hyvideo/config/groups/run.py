@@ -108,6 +108,10 @@ class RunConfig:
     """`latest` continues the newest checkpoint of output_dir, or starts fresh when there is none yet; a path
     continues that checkpoint. None: output_dir must be new or empty."""
 
+    resume_may_change: list[str] = field(default_factory=list)
+    """Settings, such as learning_rate, that may differ from those of the resumed checkpoint. Any other difference that
+    decides the result is refused. What shapes the trained tensors (LoRA, optimizer, precision) cannot change."""
+
     dry_run: bool = False
     """Check settings, files, free space and agreement of the ranks, print the plan of the run and end: nothing is
     trained or written."""

@@ -73,6 +73,30 @@ def test_other_settings_are_refused(make_trainer: Callable[..., Trainer]):
     assert "master_weight_type is 'bf16', the checkpoint has 'fp32'" in str(error.value)
 
 
+def test_settings_change_where_they_are_named_and_nowhere_else(make_trainer: Callable[..., Trainer]):
+    first = make_trainer(max_steps=1, learning_rate=1e-4)
+    first.train()
+    checkpoint = first.folder.checkpoints / "step_1"
+    changed = {"max_steps": 2, "learning_rate": 1e-5, "num_generations": 4, "resume_from_checkpoint": str(checkpoint)}
+    with pytest.raises(ValueError, match=r"num_generations is 4.* with --resume_may_change num_generations\."):
+        make_trainer(**changed, resume_may_change=["learning_rate"])
+    second = make_trainer(**changed, resume_may_change=["learning_rate", "num_generations", "eta"])
+    console = (second.folder.path / "console.log").read_text()
+    assert "changed: learning_rate is 1e-05, the checkpoint has 0.0001" in console
+    assert console.count("changed: ") == 2
+    second.train()
+    again = make_trainer(**{**changed, "resume_from_checkpoint": str(second.folder.checkpoints / "step_2")})
+    assert again.state.step == 2
+
+
+def test_what_shapes_the_trained_tensors_cannot_change(make_trainer: Callable[..., Trainer]):
+    first = make_trainer(max_steps=1)
+    first.train()
+    other = make_trainer(use_lora=True)
+    with pytest.raises(ValueError, match="model settings .pretrained_model_root, LoRA, optimizer. differ"):
+        other.state.load(first.folder.checkpoints / "step_1", may_change=["use_lora"])
+
+
 def test_a_damaged_checkpoint_is_refused(make_trainer: Callable[..., Trainer]):
     trainer = make_trainer(max_steps=1)
     trainer.train()
