@@ -19,7 +19,7 @@ from hyvideo.distributed.process_group import process_group
 from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.planning.preflight import plan_on_main, preflight
 from hyvideo.training.assembly import build_trainer
-from hyvideo.training.device_memory import out_of_memory
+from hyvideo.training.device_memory import out_of_memory, out_of_memory_loading
 from hyvideo.training.stop_signal import PREEMPTED, PREEMPTIONS
 from hyvideo.training.update import NonFiniteUpdateError
 
@@ -46,6 +46,9 @@ def main() -> int:
                     print(report)
                 return 0
             trainer = build_trainer(config)
+        except torch.OutOfMemoryError as error:
+            print(f"post_train.py: {out_of_memory_loading(error)}", file=sys.stderr)
+            raise SystemExit(1) from None
         except (ValueError, OSError) as error:
             if not dist.is_initialized() or dist.get_rank() == 0:  # ranks that have met all say the same
                 print(f"post_train.py: {error}", file=sys.stderr)

@@ -94,14 +94,13 @@ def split_updates(steps: Tensor, num_updates: int, *, num_generations: int) -> l
     Args:
         steps: [N, T] long, from `select_timesteps`.
         num_updates: ``updates_per_rollout``, from 1 to N * T.
-        num_generations: Group size; groups are contiguous blocks of samples. A rank that holds only part of one group
-            may pass the full group size.
+        num_generations: Group size; groups, or the parts of them that a rank holds, are contiguous blocks of samples.
 
     Returns:
         One `Pairs` per update.
 
     Raises:
-        ValueError: If there are more updates than pairs, or samples neither fill whole groups nor fit in one.
+        ValueError: If there are more updates than pairs.
     """
     num_samples, num_steps = steps.shape
     if not 1 <= num_updates <= steps.numel():
@@ -109,12 +108,9 @@ def split_updates(steps: Tensor, num_updates: int, *, num_generations: int) -> l
             f"updates_per_rollout must lie within [1, {steps.numel()}], the number of (sample, step) pairs "
             f"({num_samples} samples x {num_steps} steps), got {num_updates}"
         )
-    group = min(num_generations, num_samples)
-    if group < 1 or num_samples % group:
-        raise ValueError(f"{num_samples} samples do not divide into groups of num_generations={num_generations}")
     samples = torch.arange(num_samples)
     if num_steps % num_updates:
-        samples = samples.reshape(-1, group).T.reshape(-1)
+        samples = samples.reshape(-1, math.gcd(num_generations, num_samples)).T.reshape(-1)
     sample_index = samples.repeat(num_steps)
     step_index = steps[samples].T.reshape(-1)
     sample_parts, step_parts = sample_index.tensor_split(num_updates), step_index.tensor_split(num_updates)

@@ -85,8 +85,8 @@ def predict_memory(
     reward = networks.reward_bytes
     resting_reward = 0 if config.reward.reward_offload else reward
     beside = networks.frozen_bytes + videos * stored
-    around = beside + anchor + resting_reward  # an offloaded anchor is on its way back during the rollout
-    update_anchor = 0 if config.kl.reference_mode_offload else anchor
+    around = beside + resting_reward
+    resting_anchor = 0 if config.kl.reference_mode_offload else anchor
     decoding = peaks.weights + peaks.states + decoding_memory(networks.vae, shape)
     scoring = REWARD_ACTIVATIONS * min(config.reward.reward_batch_size, grpo.batch_size) if reward else 0
     return Memory(
@@ -96,10 +96,10 @@ def predict_memory(
         frozen=networks.frozen_bytes,
         reward_networks=resting_reward,
         trajectory=videos * stored,
-        rollout=around + max(peaks.rollout + micro_batch * stored, decoding),
+        rollout=around + resting_anchor + max(peaks.rollout + micro_batch * stored, decoding),
         reward=beside + anchor + reward + peaks.weights + peaks.states + scoring,
-        anchor_pass=around + peaks.anchor if anchor_kind(config.kl, config.model) != "none" else 0,
-        update=beside + update_anchor + resting_reward + max(peaks.backward, peaks.optimizer),
+        anchor_pass=around + anchor + peaks.anchor if anchor_kind(config.kl, config.model) != "none" else 0,
+        update=around + resting_anchor + max(peaks.backward, peaks.optimizer),
     )
 
 

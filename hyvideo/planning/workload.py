@@ -14,7 +14,7 @@ from hyvideo.planning.networks import Networks, make_vae
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.anchor import anchor_kind
 
-BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+BYTES = {"bf16": 2, "fp32": 4}
 
 
 @dataclass(frozen=True)

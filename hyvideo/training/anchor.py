@@ -52,6 +52,7 @@ class Anchor:
             device = "cpu" if offload else shard.device
             self._copy[name] = torch.empty_like(shard, device=device, pin_memory=pinned).copy_(shard)
         on_gpu = any(local_shard(parameter.detach()).is_cuda for parameter in self._parameters.values())
+        self._in_host_memory = torch.cuda.is_available() and not on_gpu
         self._stream = torch.cuda.Stream() if offload and on_gpu else None
         self.equals_policy = True
 
@@ -86,6 +87,8 @@ class Anchor:
                 exchanged.append(name)
             yield
         finally:
+            if self._in_host_memory:  # shards that the GPU may still be reading
+                torch.cuda.synchronize()
             self._weights_change()
             for name in exchanged:
                 self._exchange(name)

@@ -4,6 +4,7 @@ Every rank builds one. What is found wrong on one rank stops all, with the same 
 """
 
 import hashlib
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -52,12 +53,12 @@ from hyvideo.training.guards import Guards
 from hyvideo.training.optimizer import build_optimizers
 from hyvideo.training.performance import Performance
 from hyvideo.training.reward_watch import RewardWatch
-from hyvideo.training.state import RunState
+from hyvideo.training.state import CONTENT, RunState
 from hyvideo.training.trainer import Trainer
 from hyvideo.training.update import PolicyUpdate
 from hyvideo.training.validation import Validation
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def build_trainer(config: Config) -> Trainer:
@@ -74,7 +75,8 @@ def build_trainer(config: Config) -> Trainer:
         OSError: the run folder cannot be written.
     """
     prompts, valid = read_inputs(config)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    # With its number, since rewards run in threads, and a new thread's current GPU is the first.
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     mesh = build_mesh(
         sp_size=config.parallel.sp_size, dp_replicate=config.parallel.dp_replicate, device_type=device.type
     )
@@ -128,6 +130,7 @@ def read_inputs(config: Config) -> tuple[list[Prompt], list[Prompt]]:
     with all_or_none():
         check_layout(root, version)
         check_config(config, dist.get_world_size() if dist.is_initialized() else 1)
+        _build_controller(config)  # refuses what it cannot schedule before models are loaded
         check_trackers(config.run.trackers)
         root_of_images = config.data.image_root
         prompts = read_prompts(config.data.train_video_csv, root_of_images)
@@ -148,10 +151,12 @@ def _build_profile(config: Config, folder: RunFolder, mesh: Mesh) -> Profile | N
 
 def _run_facts(config: Config) -> dict[str, object]:
     """Return what all ranks of a run must agree in: every setting, and the content of the prompt files."""
-    files = [*config.data.train_video_csv, *config.data.valid_video_csv]
-    return _settings(config) | {
-        f"the content of {file}": hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] for file in files
-    }
+    return _settings(config) | _content([*config.data.train_video_csv, *config.data.valid_video_csv])
+
+
+def _content(files: Sequence[str]) -> dict[str, object]:
+    """Return hashes of files' content by what they are called in messages."""
+    return {f"{CONTENT} {file}": hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] for file in files}
 
 
 def _settings(config: Config) -> dict[str, object]:
@@ -238,7 +243,7 @@ def _build_method(
     config: Config, pipeline: HunyuanVideoGRPOPipeline, sampler: GroupSampler, mesh: Mesh
 ) -> tuple[PolicyUpdate, RunState]:
     """Build what makes an update, and the state it moves."""
-    kl, rollout = config.kl, config.rollout
+    rollout = config.rollout
     parameters = trainable_parameters(pipeline.transformer)
     optimizers = build_optimizers(parameters, config.optimizer)
     anchor = _build_anchor(config, pipeline.transformer)
@@ -258,9 +263,9 @@ def _build_method(
         transformer=pipeline.transformer,
         optimizers=optimizers,
         anchor=anchor,
-        controller=_build_controller(config) if kl.kl_weight > 0 else None,
+        controller=_build_controller(config),
         sampler=sampler,
-        settings=deciding_fields(config, mesh.dp_size),
+        settings=deciding_fields(config, mesh.dp_size) | _content(config.data.train_video_csv),
         config_hash=config_hash(config, mesh.dp_size),
         lora=_lora_facts(config),
     )
@@ -281,8 +286,11 @@ def _build_anchor(config: Config, transformer: nn.Module) -> Anchor | None:
     )
 
 
-def _build_controller(config: Config) -> KLController:
+def _build_controller(config: Config) -> KLController | None:
+    """Build the schedule of the KL coefficient; None when there is no KL term."""
     kl = config.kl
+    if kl.kl_weight == 0:
+        return None
     return KLController(
         max_coef=kl.kl_weight,
         min_coef=kl.kl_min_coef,

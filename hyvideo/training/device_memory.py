@@ -8,13 +8,14 @@ from hyvideo.observability.phase_timer import BETWEEN
 
 KNOBS_OF_PHASE = {
     "rollout": ("rollout_micro_batch_size", "reference_mode_offload", "reward_offload"),
-    "reward": ("reward_batch_size", "reward_offload", "reference_mode_offload"),
-    "anchor": ("mini_batch_size_per_update", "reference_mode_offload", "reward_offload"),
+    "reward": ("reward_batch_size", "reward_offload"),
+    "anchor": ("mini_batch_size_per_update", "reward_offload"),
     "update": (
         "mini_batch_size_per_update",
         "enable_gradient_checkpointing",
         "activation_checkpointing",
         "reward_offload",
+        "reference_mode_offload",
     ),
     BETWEEN: ("rollout_micro_batch_size", "reward_batch_size", "reward_offload"),
 }
@@ -22,6 +23,15 @@ KNOBS_OF_PHASE = {
 
 KNOBS_OF_ALL = ("enable_fsdp", "reshard_after_forward", "sp_size", "sample_n_frames")
 """Settings that lower every phase's peak."""
+
+
+def out_of_memory_loading(error: torch.OutOfMemoryError) -> str:
+    """Return the message of a GPU that cannot hold the models."""
+    return (
+        f"out of GPU memory while the models were loaded: {_cause(error)} Less need more ranks (their shards are "
+        "smaller), use_lora, master_weight_type bf16 and reward_offload. `python -m scripts.plan` with the run's flags "
+        "says what fits."
+    )
 
 
 def out_of_memory(error: torch.OutOfMemoryError, phase: str, step: int, rank: int, config: Config) -> str:
@@ -38,7 +48,6 @@ def out_of_memory(error: torch.OutOfMemoryError, phase: str, step: int, rank: in
         f"{name} (now {getattr(getattr(config, KNOBS[name].group), name)})"
         for name in (*KNOBS_OF_PHASE[phase], *KNOBS_OF_ALL)
     ]
-    cause = str(error).strip().splitlines()[0]
     used = ""
     if torch.cuda.is_available():
         gigabytes = [
@@ -47,7 +56,12 @@ def out_of_memory(error: torch.OutOfMemoryError, phase: str, step: int, rank: in
         ]
         used = f" Peak {gigabytes[0]:.1f} of {gigabytes[1]:.1f} GiB."
     return (
-        f"out of GPU memory on rank {rank} in phase '{phase}', update {step + 1}: {cause}{used} Settings that need "
-        f"less, in this order: {', '.join(knobs)}. `python -m scripts.plan` with the run's flags says what fits. "
+        f"out of GPU memory on rank {rank} in phase '{phase}', update {step + 1}: {_cause(error)}{used} Settings that "
+        f"need less, in this order: {', '.join(knobs)}. `python -m scripts.plan` with the run's flags says what fits. "
         "Continue with --resume_from_checkpoint latest, and --resume_may_change with the names of what was lowered."
     )
+
+
+def _cause(error: torch.OutOfMemoryError) -> str:
+    """The first line of what the allocator said."""
+    return str(error).strip().splitlines()[0]

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
 from hyvideo.config.schema import OptimizerConfig
@@ -54,13 +55,20 @@ class Muon(Optimizer):
                     continue
                 buffer = self.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
                 buffer.lerp_(parameter.grad, 1 - group["momentum"])
-                direction = parameter.grad.lerp(buffer, group["momentum"]).to(self.iteration_dtype)
+                direction = parameter.grad.lerp(buffer, group["momentum"]).to(
+                    _device_of(parameter), self.iteration_dtype
+                )
                 matrix = whole(direction).flatten(1)
                 update = orthogonalize(matrix, dtype=self.iteration_dtype).to(parameter.dtype).view(parameter.shape)
                 size = group["lr"] * 0.2 * max(matrix.shape) ** 0.5
                 shard = local_shard(parameter)
                 shard.mul_(1 - group["lr"] * group["weight_decay"])
-                shard.add_(own_part(parameter, update), alpha=-size)
+                shard.add_(own_part(parameter, update).to(shard.device), alpha=-size)
+
+
+def _device_of(parameter: Tensor) -> str | torch.device:
+    """The device that computes with a parameter: not that of its shard, where `cpu_offload` keeps it in host memory."""
+    return parameter.device_mesh.device_type if isinstance(parameter, DTensor) else parameter.device
 
 
 def orthogonalize(matrix: Tensor, *, dtype: torch.dtype, num_iterations: int = 5) -> Tensor:

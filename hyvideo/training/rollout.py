@@ -1,6 +1,6 @@
 """Collect one round: sample every prompt's group, score it, compare within the group."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -33,6 +33,7 @@ def collect(
     config: Config,
     timer: PhaseTimer,
     noisy: torch.Tensor | None = None,
+    before_scoring: Callable[[], None] | None = None,
 ) -> Trajectory:
     """Sample, score and compare this rank's videos of one round.
 
@@ -48,6 +49,7 @@ def collect(
         config: the run's configuration.
         timer: books the time under `rollout` and `reward`; with `reward_async` the latter is what is left to wait for.
         noisy: `[B, K]` bool, the steps at which each of this rank's videos draws noise; None: all.
+        before_scoring: called when all videos are sampled, and the memory of that is free.
 
     Raises:
         RewardFailureError: too many videos could not be scored.
@@ -62,18 +64,10 @@ def collect(
         conditioning = pipeline.encode_prompts([prompts[index] for index in unique], size)
         parts = []
         for block in blocks(len(assignments), config.rollout.rollout_micro_batch_size or len(assignments)):
-            noise = SampleNoise(
-                seeds=[config.run.seed] * len(block),
-                stream="rollout",
-                round=round_index,
-                prompts=[assignments[i].prompt_index for i in block],
-                generations=[assignments[i].generation for i in block],
-                share_initial=config.rollout.use_same_noise,
-            )
             parts.append(
                 pipeline.rollout(
                     conditioning.rows([rows[i] for i in block]),
-                    noise,
+                    _noise([assignments[i] for i in block], round_index, config),
                     guidance,
                     num_frames=config.rollout.sample_n_frames,
                     size=size,
@@ -87,6 +81,8 @@ def collect(
                 scoring.add(parts[-1].videos[[i - block.start for i in inside]], [texts[i] for i in inside])
         rollout = Rollout(*(torch.cat(field) for field in zip(*map(_fields, parts), strict=True)))
     with timer("reward"):
+        if before_scoring:
+            before_scoring()
         max_failed = config.reward.reward_max_failed
         scores, of_ranks = score_over_ranks(reward, rollout.videos, texts, mesh, scoring, max_failed=max_failed)
     of_round = _in_round_order(of_ranks, layout)
@@ -97,6 +93,18 @@ def collect(
     own_advantages = advantages[layout.positions(mesh.dp_rank)]
     return Trajectory(
         tuple(assignments), texts, conditioning, rows, rollout, scores, of_round, rewards, own_advantages, diversity
+    )
+
+
+def _noise(assignments: Sequence[Assignment], round_index: int, config: Config) -> SampleNoise:
+    """Return the noise of a batch of videos."""
+    return SampleNoise(
+        seeds=[config.run.seed] * len(assignments),
+        stream="rollout",
+        round=round_index,
+        prompts=[assignment.prompt_index for assignment in assignments],
+        generations=[assignment.generation for assignment in assignments],
+        share_initial=config.rollout.use_same_noise,
     )
 
 

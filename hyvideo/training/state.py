@@ -27,6 +27,9 @@ from hyvideo.grpo.kl_controller import KLController
 from hyvideo.models.parallelize import adapter_weights, forget_gathered_weights, save_lora, trainable_parameters
 from hyvideo.training.anchor import Anchor
 
+CONTENT = "the content of"
+"""How the name of a file's hash begins among the settings."""
+
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
@@ -40,8 +43,8 @@ class RunState:
         anchor: None when the trust region has no position term.
         controller: KL coefficient; None when `kl_weight` is 0.
         sampler: its position is the number of rounds drawn.
-        settings: those that decide the result, by name.
-        config_hash: of these settings.
+        settings: those that decide the result, by name, and the prompt files' content.
+        config_hash: of the configuration's settings among them.
         lora: arguments of `lora_config`, None for full fine-tuning.
         step: updates made.
         round: rounds finished.
@@ -199,13 +202,12 @@ class RunState:
     def _changed_settings(self, checkpoint: Path, facts: Mapping[str, Any], may_change: Collection[str]) -> list[str]:
         """Say which settings differ; refuse the checkpoint of a run that trains something else without being told."""
         received = facts.get("config_hash")
-        if received == self.config_hash:
-            return []
         there, here = facts.get("settings", {}), self.settings
         differing = [name for name in here if name in there and there[name] != here[name]]
         told = [f"{name} is {here[name]!r}, the checkpoint has {there[name]!r}" for name in differing]
-        refused = [name for name in differing if name not in may_change]
-        if differing and not refused:
+        names = ["train_video_csv" if name.startswith(CONTENT) else name for name in differing]
+        refused = [name for name in dict.fromkeys(names) if name not in may_change]
+        if not refused and (differing or received == self.config_hash):
             return told
         raise ValueError(
             f"'{checkpoint}' was made with other settings (hash {received}, this run has "

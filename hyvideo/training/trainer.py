@@ -11,6 +11,7 @@ from hyvideo.checkpoint.train_state import latest_checkpoint
 from hyvideo.config.schema import Config
 from hyvideo.data.prompts import Prompt
 from hyvideo.data.randomness import generator_for
+from hyvideo.distributed.collectives import from_main
 from hyvideo.distributed.mesh import Mesh, RoundLayout
 from hyvideo.evaluation.run_report import report_runs
 from hyvideo.grpo.advantages import groups_without_spread
@@ -126,7 +127,7 @@ class Trainer:
 
     def _save_unless_saved(self) -> None:
         """Save what a round that was given up began with, unless that is the last checkpoint, or nothing at all."""
-        saved = latest_checkpoint(self.folder.checkpoints)
+        saved = from_main(lambda: latest_checkpoint(self.folder.checkpoints))  # another machine may see it later
         if self.state.step and not (saved and saved.name == f"step_{self.state.step}"):
             self._save(keep_last=self.config.run.keep_last)
 
@@ -154,8 +155,6 @@ class Trainer:
         if self.profile:
             num_updates = self.config.grpo.updates_per_rollout
             self.profile.begin_round(last=self.state.step + num_updates >= self.config.run.max_steps)
-        if self.state.anchor:
-            self.state.anchor.prefetch()
         before = self.state.before_round()
         trajectory = self._collect()
         updates = self._choose_pairs()
@@ -224,6 +223,7 @@ class Trainer:
             config=config,
             timer=self.timer,
             noisy=None if config.rollout.sde_window == "all" else self._noisy_steps()[own],
+            before_scoring=state.anchor.prefetch if state.anchor else None,
         )
         first_of_interval = _crossed(state.step - config.grpo.updates_per_rollout, state.step, config.run.save_interval)
         if config.rollout.save_rollout_videos and (state.step == 0 or first_of_interval):

@@ -21,7 +21,7 @@ class ModelConfig:
     pretrained_transformer_version: str = "480p_t2v"
     """Transformer version below the root, such as 480p_t2v or 720p_i2v. Layouts with one transformer ignore it."""
 
-    dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
+    dtype: Literal["bf16", "fp32"] = "bf16"
     """Computing precision of the transformer (autocast). On a GPU encoders and VAE compute in fp16, ByT5 in fp32; the
     CPU always computes in fp32."""
 

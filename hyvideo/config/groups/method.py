@@ -142,7 +142,8 @@ class KLConfig:
     every update."""
 
     reference_mode_offload: bool = False
-    """Keep the anchor's weights on the CPU outside the phase that uses them. Saves GPU memory, costs transfers."""
+    """Keep the anchor's weights on the CPU except while videos are scored and in the anchor's pass. Saves GPU memory in
+    rollout and update, costs transfers."""
 
     kl_schedule: Literal["fixed", "two_stage", "milder"] = "two_stage"
     """Course of lambda. fixed: kl_weight throughout; two_stage: warm-up, then control around kl_target; milder:

@@ -89,6 +89,18 @@ def test_settings_change_where_they_are_named_and_nowhere_else(make_trainer: Cal
     assert again.state.step == 2
 
 
+def test_other_prompts_are_refused_unless_they_may_change(make_trainer: Callable[..., Trainer], tmp_path: Path):
+    csv = tmp_path / "mine.csv"
+    csv.write_text("prompt\na red circle moves slowly to the left\n")
+    first = make_trainer(max_steps=1, train_video_csv=csv)
+    first.train()
+    csv.write_text("prompt\na red circle moves slowly to the left\na red square moves slowly to the left\n")
+    resumed = {"train_video_csv": csv, "resume_from_checkpoint": first.folder.checkpoints / "step_1"}
+    with pytest.raises(ValueError, match=r"the content of .*mine\.csv is.*--resume_may_change train_video_csv\."):
+        make_trainer(**resumed)
+    assert make_trainer(**resumed, resume_may_change=["train_video_csv"]).state.step == 1
+
+
 def test_what_shapes_the_trained_tensors_cannot_change(make_trainer: Callable[..., Trainer]):
     first = make_trainer(max_steps=1)
     first.train()
