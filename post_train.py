@@ -5,9 +5,11 @@ Example: `python post_train.py --config configs/tiny.yaml`; `--help` lists every
 """
 
 import os
+import signal
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from types import FrameType
 
 import torch
 import torch.distributed as dist
@@ -36,6 +38,8 @@ def main() -> int:
     """
     disable_progress_bar()
     with ExitStack() as ranks:
+        for number in (getattr(signal, name) for name in PREEMPTIONS):
+            ranks.callback(signal.signal, number, signal.signal(number, _leave))
         try:
             config = load_config(sys.argv[1:])
             planned = plan_on_main(config) if config.run.dry_run else None
@@ -71,9 +75,21 @@ def main() -> int:
         finally:
             trainer.console.close()
     status = PREEMPTED if stopped_by in PREEMPTIONS else 0
+    _tell_launcher(status)
+    return status
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """End a process that is preempted outside of training, where there is nothing to save."""
+    print(f"post_train.py: {signal.Signals(number).name}: nothing to save", file=sys.stderr, flush=True)
+    _tell_launcher(PREEMPTED)
+    os._exit(PREEMPTED)
+
+
+def _tell_launcher(status: int) -> None:
+    """Leave the exit status for a launcher that was asked to stop."""
     if STATUS_FILE in os.environ and os.environ.get("LOCAL_RANK", "0") == "0":
         Path(os.environ[STATUS_FILE]).write_text(str(status))
-    return status
 
 
 if __name__ == "__main__":

@@ -125,6 +125,7 @@ def load_pipeline(
     scheduler: Any,
     transformer_dtype: torch.dtype | None = torch.float32,
     encoder_dtype: torch.dtype | None = torch.float32,
+    parallelize: Callable[[nn.Module], object] | None = None,
 ) -> HunyuanVideo15Pipeline:
     """Load every component of `root` into a `pipeline_class`, on the CPU; encoders and VAE are frozen.
 
@@ -136,6 +137,7 @@ def load_pipeline(
         scheduler: the scheduler instance the pipeline shall use.
         transformer_dtype: dtype of the policy's weights; None keeps that of the files.
         encoder_dtype: likewise of VAE, language and vision model; ByT5 keeps float32, as in the original.
+        parallelize: see `load_transformer`.
 
     Raises:
         ValueError: missing files (all are named), or weights that do not fit their config exactly.
@@ -144,7 +146,7 @@ def load_pipeline(
     original, image_to_video = not is_diffusers_layout(root), task_of(root, version) == "i2v"
     encoders = (original_encoders if original else diffusers_encoders)(root, encoder_dtype, vision=image_to_video)
     return pipeline_class(
-        transformer=load_transformer(root, version, dtype=transformer_dtype),
+        transformer=load_transformer(root, version, dtype=transformer_dtype, parallelize=parallelize),
         vae=load_vae(root, dtype=encoder_dtype),
         scheduler=scheduler,
         guider=_guider(root),

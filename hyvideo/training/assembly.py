@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from diffusers import HunyuanVideo15Transformer3DModel
 from omegaconf import OmegaConf
 from torch import nn
 
@@ -196,11 +197,15 @@ def build_pipeline(config: Config, device: torch.device, mesh: Mesh) -> HunyuanV
     """Load the models of `config` onto `device`, the transformer ready for training, the rollout's steps set.
 
     The transformer's weights are sharded as `mesh` and `config.parallel` say; encoders and VAE are whole everywhere.
+    Where all weights are trained on the device, each rank reads its own shards alone; an adapter is added to the whole
+    transformer, and shards for host memory are cut from it.
 
     Raises:
         ValueError: weights are missing or do not fit.
     """
-    model, rollout = config.model, config.rollout
+    model, rollout, parallel = config.model, config.rollout, config.parallel
+    sharded = mesh.weights is not None and parallel.enable_fsdp
+    in_shards = sharded and not (model.use_lora or parallel.cpu_offload)
     on_gpu = device.type == "cuda"
     scheduler = FlowMatchDiscreteScheduler(shift=rollout.infer_flow_shift_video, sage_clamp=rollout.sage_clamp)
     scheduler.set_timesteps(rollout.grpo_sampling_steps)
@@ -211,32 +216,44 @@ def build_pipeline(config: Config, device: torch.device, mesh: Mesh) -> HunyuanV
         scheduler=scheduler,
         transformer_dtype=DTYPES[model.master_weight_type] if on_gpu else torch.float32,
         encoder_dtype=torch.float16 if on_gpu else torch.float32,
+        parallelize=partial(_prepare, config=config, mesh=mesh, sharded=True) if in_shards else None,
     )
+    pipeline.autocast_dtype = _compute_dtype(config, device.type)
+    if not in_shards:
+        _prepare(pipeline.transformer, config, mesh, sharded)
+    for component in pipeline.components.values():
+        if isinstance(component, nn.Module) and not (sharded and component is pipeline.transformer):
+            component.to(device)
+    return pipeline
+
+
+def _compute_dtype(config: Config, device_type: str) -> torch.dtype:
+    """Return the precision of the transformer's matrix products."""
+    return DTYPES[config.model.dtype] if device_type == "cuda" else torch.float32
+
+
+def _prepare(transformer: HunyuanVideo15Transformer3DModel, config: Config, mesh: Mesh, sharded: bool) -> None:
+    """Make a transformer, with weights or still without memory for them, the policy of a run over `mesh`."""
+    model, parallel = config.model, config.parallel
     adapter = lora_config(model.lora_r, model.lora_alpha, model.lora_dropout, model.lora_target_modules)
     torch.manual_seed(config.run.seed)  # a fresh adapter is drawn from the library's global generator
     prepare_policy(
-        install_attention(pipeline.transformer, mesh.sp_group),
+        install_attention(transformer, mesh.sp_group),
         gradient_checkpointing=model.enable_gradient_checkpointing,
-        keep_attention=config.parallel.activation_checkpointing == "selective",
+        keep_attention=parallel.activation_checkpointing == "selective",
         lora=adapter if model.use_lora else None,
         pretrained_lora_path=model.pretrained_lora_path,
     )
-    pipeline.autocast_dtype = DTYPES[model.dtype] if on_gpu else torch.float32
-    if config.parallel.enable_compile:
-        compile_blocks(pipeline.transformer)
-    if mesh.weights is None or not config.parallel.enable_fsdp:
-        return pipeline.to(device)
-    shard_weights(
-        pipeline.transformer,
-        mesh.weights,
-        compute_dtype=pipeline.autocast_dtype,
-        reshard_after_forward=config.parallel.reshard_after_forward,
-        cpu_offload=config.parallel.cpu_offload,
-    )
-    for component in pipeline.components.values():
-        if isinstance(component, nn.Module) and component is not pipeline.transformer:
-            component.to(device)
-    return pipeline
+    if parallel.enable_compile:
+        compile_blocks(transformer)
+    if sharded:
+        shard_weights(
+            transformer,
+            mesh.weights,
+            compute_dtype=_compute_dtype(config, mesh.weights.device_type),
+            reshard_after_forward=parallel.reshard_after_forward,
+            cpu_offload=parallel.cpu_offload,
+        )
 
 
 def _build_method(

@@ -1,9 +1,10 @@
-"""torchrun, which also passes SIGUSR1 on and ends with the status of preempted ranks instead of 1.
+"""torchrun, which also passes SIGUSR1 on and ends with the status of its ranks where they have told why.
 
 Usage: `python -m scripts.post_train.launch_ranks [torchrun's options] post_train.py [flags]`
 """
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
-PREEMPTED = "75"
+TOLD = (2, 75)
+"""Statuses of post_train.py that its ranks have explained: wrong input, preempted."""
 
 
 def launch(argv: list[str], run: Callable[[list[str]], None] = torchrun) -> int:
@@ -25,10 +27,10 @@ def launch(argv: list[str], run: Callable[[list[str]], None] = torchrun) -> int:
         run: torchrun.
 
     Returns:
-        0 when all ended well, 75 when they were preempted and have saved.
+        0 when all ended well or were stopped and have saved, 2 for wrong input, 75 when they were preempted.
 
     Raises:
-        ChildFailedError: a rank failed.
+        ChildFailedError: a rank failed otherwise.
         SignalException: asked to stop, and the ranks did not say that they have saved.
     """
     with TemporaryDirectory(prefix="launch-ranks-") as folder:
@@ -36,10 +38,16 @@ def launch(argv: list[str], run: Callable[[list[str]], None] = torchrun) -> int:
         os.environ["POST_TRAIN_STATUS_FILE"] = str(status)
         try:
             run([f"--signals_to_handle={SIGNALS}", *argv])
-        except (ChildFailedError, SignalException):
-            if status.is_file() and status.read_text() == PREEMPTED:
-                return int(PREEMPTED)
-            raise
+        except ChildFailedError as error:
+            _, first = error.get_first_failure()
+            if first.exitcode not in TOLD:
+                raise
+            return first.exitcode
+        except SignalException as error:
+            said = status.read_text() if status.is_file() else ""
+            if said != "75" and not (said == "0" and error.sigval == signal.SIGINT):
+                raise
+            return int(said)
     return 0
 
 

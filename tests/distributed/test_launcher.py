@@ -47,9 +47,10 @@ def launch_and_signal(
 
 @pytest.mark.slow
 def test_ctrl_c_saves_and_stops_all_ranks(tmp_path: Path, root_of_four_heads: Path, prompts_csv: Path):
-    _, console = launch_and_signal(
+    status, console = launch_and_signal(
         tmp_path, root_of_four_heads, prompts_csv, lambda launcher: os.killpg(launcher.pid, signal.SIGINT)
     )
+    assert status == 0
     assert "SIGINT: saved and stopped after step" in console
 
 

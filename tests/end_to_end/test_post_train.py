@@ -113,6 +113,26 @@ def test_a_signal_saves_the_run_and_the_exit_status_says_whether_to_start_it_aga
     assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == [*steps, steps[-1] + 1]
 
 
+def test_a_preemption_before_the_first_round_asks_to_be_started_again(
+    command_line: CommandLine, tiny_root: Path, prompts_csv: Path
+):
+    run = command_line.folder / "run"
+    long = {"validate_at_step0": True, "validation_num_inference_steps": 10_000}
+    command = command_line.start("post_train.py", arguments(tiny_root, prompts_csv, run, **long))
+    command.signal_when(signal.SIGTERM, lambda: "reward moving_shapes" in _text(run / "console.log"))
+    finished = command.wait()
+    assert finished.status == 75, finished.stderr
+    assert finished.stderr.splitlines()[-1] == "post_train.py: SIGTERM: nothing to save"
+    assert latest_checkpoint(run / "checkpoints") is None
+
+    argv = arguments(tiny_root, prompts_csv, run, max_steps=1, resume_from_checkpoint="latest")
+    assert command_line.run("post_train.py", argv).status == 0
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
 def test_help_is_the_manual(command_line: CommandLine):
     finished = command_line.run("post_train.py", ["--help"])
     assert finished.status == 0

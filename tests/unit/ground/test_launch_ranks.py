@@ -6,19 +6,20 @@ from pathlib import Path
 
 import pytest
 from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from hyvideo.training.stop_signal import PREEMPTED
 from post_train import STATUS_FILE
 from scripts.post_train import launch_ranks
 
 
-def asked_to_stop(status: str | None):
-    """A torchrun that gets SIGTERM; its ranks have written `status` before."""
+def asked_to_stop(status: str | None, number: signal.Signals = signal.SIGTERM):
+    """A torchrun that gets a signal; its ranks have written `status` before."""
 
     def run(argv: list[str]) -> None:
         if status is not None:
             Path(os.environ[STATUS_FILE]).write_text(status)
-        raise SignalException("asked to stop", signal.SIGTERM)
+        raise SignalException("asked to stop", number)
 
     return run
 
@@ -36,6 +37,29 @@ def test_preempted_ranks_that_have_saved_give_their_status():
 def test_without_their_word_the_launch_has_failed(status: str | None):
     with pytest.raises(SignalException):
         launch_ranks.launch([], asked_to_stop(status))
+
+
+def test_ranks_that_have_saved_after_ctrl_c_have_ended_well():
+    assert launch_ranks.launch([], asked_to_stop("0", signal.SIGINT)) == 0
+
+
+@pytest.mark.parametrize("status", [2, 75])
+def test_what_ranks_have_told_is_the_status(tmp_path: Path, status: int):
+    script = tmp_path / "rank.py"
+    script.write_text(f"raise SystemExit({status})")
+    assert launch_ranks.launch(["--standalone", "--nproc_per_node=2", str(script)]) == status
+
+
+def test_a_rank_that_failed_is_shown_whatever_the_others_say(tmp_path: Path):
+    script = tmp_path / "rank.py"
+    script.write_text(
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: os._exit(75))\n"
+        "time.sleep(60 * (os.environ['RANK'] == '0'))\n"
+        "sys.exit(1)\n"
+    )
+    with pytest.raises(ChildFailedError, match="exitcode *: 1"):
+        launch_ranks.launch(["--standalone", "--nproc_per_node=2", str(script)])
 
 
 def test_torchrun_gets_its_command_line_and_passes_sigusr1_on():
