@@ -3,7 +3,7 @@
 #
 # Usage: ./run_post_train.sh [flags of post_train.py]
 #
-#   ./run_post_train.sh --train_video_csv prompts.csv --max_steps 200
+#   ./run_post_train.sh --train_video_csv train.csv --valid_video_csv valid.csv --max_steps 200
 #   CONFIG=configs/tiny.yaml OUTPUT_DIR=outputs/first ./run_post_train.sh
 #
 # Flags pass through unchanged and win over the settings below; python post_train.py --help explains them. Missing weights

@@ -3,12 +3,12 @@
 #
 # Usage: ./run_post_train_multinode.sh [flags of post_train.py]
 #
-#   NODE_IP_LIST=10.0.0.1,10.0.0.2 ./run_post_train_multinode.sh --train_video_csv prompts.csv
-#   HOSTFILE=hosts.txt OUTPUT_DIR=/shared/runs/first ./run_post_train_multinode.sh --train_video_csv prompts.csv
+#   NODE_IP_LIST=10.0.0.1,10.0.0.2 ./run_post_train_multinode.sh --train_video_csv train.csv --valid_video_csv valid.csv
+#   HOSTFILE=hosts.txt OUTPUT_DIR=/shared/runs/first ./run_post_train_multinode.sh [flags as above]
 #
 # Needs pdsh here and a login without password on every node, on all of which this folder and OUTPUT_DIR are the same.
 # When one node ends badly or is lost, the others are stopped. The same command again goes on from the last checkpoint.
-# Ctrl-C lets the round end, saves and stops. Settings, from the environment:
+# Ctrl-C saves and stops, with status 75. Settings, from the environment:
 #
 #   NODE_IP_LIST            nodes, HOST or HOST:PROCESSES, separated by commas or blanks; the first is the meeting point
 #   HOSTFILE                instead: a file with one 'HOST', 'HOST:PROCESSES' or 'HOST slots=PROCESSES' per line

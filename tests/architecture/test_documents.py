@@ -2,10 +2,14 @@
 
 import ast
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from hyvideo.config.checks import check_config
+from hyvideo.config.loading import load_config
 
 ROOT = Path(__file__).parents[2]
 PROGRAM_FOLDERS = ("assets/", "benchmarks/", "configs/", "docs/", "hyvideo/", "scripts/", "tests/")
@@ -108,6 +112,36 @@ def test_every_command_of_the_readme_names_files_that_exist():
 )
 def test_every_relative_link_leads_somewhere(document):
     assert missing_links(document.read_text(encoding="utf-8"), document.parent) == []
+
+
+LAUNCHERS = {
+    "post_train.py": ("configs/sage_8gpu.yaml", 8),
+    "run_post_train.sh": ("configs/sage_8gpu.yaml", 8),
+    "run_post_train_multinode.sh": ("configs/sage_64gpu.yaml", 64),
+    "slurm_train.sbatch": ("configs/sage_64gpu.yaml", 64),
+}
+"""Program -> configuration and ranks, by default or as the documents' torchrun has them."""
+
+
+def documented_trainings() -> list[tuple[str, str]]:
+    """Program and flags of every command that trains on prompts of one's own, in documents and launchers."""
+    paths = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("assets/*/*.md"), *ROOT.glob("*.sh")]
+    texts = [path.read_text(encoding="utf-8") for path in (*paths, ROOT / "scripts/post_train/slurm_train.sbatch")]
+    pattern = rf"({'|'.join(map(re.escape, LAUNCHERS))})((?: [^`|\n]*)? --train_video_csv[^`|\n]*)"
+    return [found for text in texts for found in re.findall(pattern, re.sub(r"\\\n\s*", "", text))]
+
+
+@pytest.mark.parametrize(("program", "flags"), documented_trainings())
+def test_every_documented_training_has_settings_that_go_together(monkeypatch, program: str, flags: str):
+    config, num_ranks = LAUNCHERS[program]
+    prompts = {f"{name}.csv": str(ROOT / f"assets/prompts/{name}.csv") for name in ("train", "valid")}
+    argv = [prompts.get(word, word) for word in shlex.split(flags)]
+    monkeypatch.chdir(ROOT)
+    check_config(load_config([*([] if "--config" in argv else ["--config", config]), *argv]), num_ranks)
+
+
+def test_trainings_are_found_in_the_readme_documents_and_launchers():
+    assert {program for program, _ in documented_trainings()} == set(LAUNCHERS)
 
 
 @pytest.fixture

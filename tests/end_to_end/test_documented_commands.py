@@ -20,6 +20,7 @@ ELSEWHERE = {
     r"python -m scripts.check_weights --model_path ckpts": "needs downloaded weights",
     r"python -m scripts.paper\.": "hours; tests/unit/paper has what they draw",
     ".*configs/sage_8gpu.yaml --train_video_csv": "needs 8 GPUs and downloaded weights",
+    r"(REWARD_TOKEN=secret )?\./run_post_train.sh --train_video_csv": "needs 8 GPUs and downloaded weights",
     ".*videoalign_local": "needs downloaded weights",
     ".* ckpts ": "needs downloaded weights",
     "python -m benchmarks.plan_on_gpu": "needs a GPU",
@@ -27,6 +28,7 @@ ELSEWHERE = {
     "NODE_IP_LIST=": "needs two machines; tests/distributed/test_two_nodes.py starts two nodes of one",
     ".* sbatch ": "needs SLURM; tests/unit/ground/test_slurm_train.py runs the script without it",
     ".*report winrates": "needs people's votes; tests/end_to_end/test_report.py has some",
+    "pip install wandb": "needs the network",
     ".*--trackers tensorboard wandb": "needs wandb; tests/unit/observability/test_trackers.py tries it if it is there",
 }
 DOCUMENTS = [ROOT / "README.md", *(path for path in sorted(ROOT.glob("*.md")) if path.name != "README.md")]
