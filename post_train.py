@@ -22,7 +22,7 @@ from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.planning.preflight import plan_on_main, preflight
 from hyvideo.training.assembly import build_trainer
 from hyvideo.training.device_memory import out_of_memory, out_of_memory_loading
-from hyvideo.training.stop_signal import PREEMPTED, PREEMPTIONS
+from hyvideo.training.stop_signal import PREEMPTED, PREEMPTIONS, listened_preemptions
 from hyvideo.training.update import NonFiniteUpdateError
 
 STATUS_FILE = "POST_TRAIN_STATUS_FILE"
@@ -38,7 +38,7 @@ def main() -> int:
     """
     disable_progress_bar()
     with ExitStack() as ranks:
-        for number in (getattr(signal, name) for name in PREEMPTIONS):
+        for number in listened_preemptions():
             ranks.callback(signal.signal, number, signal.signal(number, _leave))
         try:
             config = load_config(sys.argv[1:])

@@ -16,6 +16,7 @@
 #   NPROC_PER_NODE          processes [one per visible GPU; 1 without GPUs]
 #   MASTER_PORT             port on which the processes meet [a free one]
 #   LOG_DIR                 folder for a log of each process, beside the first one's console [none: all on the console]
+#   STOP_GRACE              seconds that a round and its checkpoint get after Ctrl-C or SIGTERM [1800]
 #   PYTHON                  interpreter [.venv/bin/python where `make setup` made it, else python3]
 set -euo pipefail
 

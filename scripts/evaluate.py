@@ -143,7 +143,8 @@ def _build_reward(text: str, arguments: argparse.Namespace) -> NamedReward:
     check_options(RewardChoice(name, 1.0, {}, options, None), known[name])
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     context = RewardContext(device, arguments.model_root, batch_size=arguments.batch_size)
-    reward = NamedReward(name, options, known[name](context, **options))
+    source = options or {"model_root": str(arguments.model_root.resolve())}
+    reward = NamedReward(name, source, known[name](context, **options))
     reward.model.to("cpu")
     return reward
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers.utils.logging import disable_progress_bar
 
 from hyvideo.checkpoint.export import check_new, export_diffusers, export_lora, export_original, merge_lora
@@ -54,7 +55,7 @@ def main(argv: list[str]) -> int:
         if arguments.checkpoint_path:
             check_checkpoint(arguments.checkpoint_path)
         _export(arguments)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, SafetensorError) as error:
         print(f"scripts.export: {error}", file=sys.stderr)
         return 2
     print(f"wrote {arguments.output_path}")

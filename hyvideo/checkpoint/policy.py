@@ -43,7 +43,8 @@ def load_trained_policy(transformer: HunyuanVideo15Transformer3DModel, checkpoin
             "(pretrained_model_root in its config.yaml) as --model_path."
         )
     with torch.no_grad():
-        load_tensors(Path(checkpoint), {"policy": {name: weights[name].detach() for name in facts["trained"]}})
+        policy = {name: weights[name].detach() for name in facts["trained"]}
+        load_tensors(Path(checkpoint), {"policy": policy}, alone=True)
 
 
 def check_checkpoint(checkpoint: str | Path) -> None:

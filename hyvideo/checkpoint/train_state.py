@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 from pydantic_core import from_json
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from hyvideo.checkpoint.manifest import hash_files, read_file, write_manifest
 from hyvideo.checkpoint.tensor_reader import TensorReader
@@ -110,7 +111,7 @@ class PendingSave:
         os.replace(folder / f"{LATEST}.partial", folder / LATEST)
         if self.keep_last is not None:
             for old in self._superseded():
-                shutil.rmtree(old)
+                shutil.rmtree(old, ignore_errors=True)  # one that is being read goes with the next save
 
     def _superseded(self) -> list[Path]:
         """Return the checkpoints that this one makes dispensable.
@@ -166,7 +167,13 @@ def begin_save(
         alone = not dist.is_initialized()
         if beside_training:
             group = None if alone else _group_of_writers()
-            written = dcp.async_save(tensors, checkpoint_id=partial, process_group=group, no_dist=alone)
+            stager = DefaultStager(StagingOptions(False, False, False, False))
+            # All is on the CPU then: the thread must not wait for a GPU's stream, as the default writer's does.
+            writer = dcp.FileSystemWriter(partial, per_thread_copy_ahead=0)
+            written = dcp.async_save(
+                tensors, storage_writer=writer, async_stager=stager, process_group=group, no_dist=alone
+            )
+            written.add_done_callback(lambda _: stager.close())
         else:
             dcp.save(tensors, checkpoint_id=partial, no_dist=alone)
     return PendingSave(target, partial, written, keep_last, keep_every)
@@ -249,19 +256,20 @@ def read_facts(checkpoint: Path) -> dict[str, Any]:
         raise ValueError(f"'{checkpoint}' has a damaged {FACTS}: {error}") from error
 
 
-def load_tensors(checkpoint: Path, tensors: Tensors) -> None:
+def load_tensors(checkpoint: Path, tensors: Tensors, *, alone: bool = False) -> None:
     """Fill `tensors` in place from `checkpoint`; all ranks call it, each with its shards.
 
     Args:
         checkpoint: a finished checkpoint's folder.
         tensors: groups of named tensors of the right shapes; every one must be in the checkpoint.
+        alone: the tensors are whole, and other ranks need not call.
 
     Raises:
         ValueError: a file is damaged, or a tensor is missing or of another shape.
     """
     try:
         with one_process():
-            dcp.load(tensors, storage_reader=TensorReader(checkpoint), no_dist=not dist.is_initialized())
+            dcp.load(tensors, storage_reader=TensorReader(checkpoint), no_dist=alone or not dist.is_initialized())
     except (CheckpointException, OSError, RuntimeError, ValueError, KeyError, EOFError) as error:
         raise ValueError(
             f"Cannot restore '{checkpoint}': {_cause(error)}. The checkpoint is damaged, or the "
@@ -294,8 +302,9 @@ def _explained(target: Path, partial: Path) -> Iterator[None]:
     except (CheckpointException, OSError, ValueError) as error:
         if not dist.is_initialized() or dist.get_rank() == 0:
             shutil.rmtree(partial, ignore_errors=True)
+        existing = next(folder for folder in target.resolve().parents if folder.exists())
         raise SaveError(
-            f"Cannot save '{target}': {_cause(error)}. {shutil.disk_usage(target.parent).free / 1e9:.1f} GB are free "
+            f"Cannot save '{target}': {_cause(error)}. {shutil.disk_usage(existing).free / 1e9:.1f} GB are free "
             "there. Earlier checkpoints are intact. Make space or choose another output_dir, then continue with "
             "--resume_from_checkpoint latest."
         ) from error

@@ -286,6 +286,11 @@ def _lora_problems(cfg: Config) -> Iterator[str]:
             f"lora_dropout is {model.lora_dropout}, but must be 0: dropped weights would make the replay's "
             "log-probabilities differ from the rollout's"
         )
+    if model.use_lora and cfg.parallel.sp_size > 1 and "proj_out" in model.lora_target_modules:
+        yield (
+            f"lora_target_modules has proj_out, where the ranks of a video join its tokens (sp_size "
+            f"{cfg.parallel.sp_size}): leave it out, or set sp_size to 1"
+        )
     if model.use_lora and not model.lora_target_modules:
         yield "lora_target_modules is empty, but with use_lora at least one layer needs an adapter"
     if path is not None and not model.use_lora:

@@ -22,7 +22,7 @@ class NamedReward:
 
     Attributes:
         name: as registered.
-        options: of its constructor.
+        options: of its constructor, or where else its weights come from.
         model: the reward.
     """
 

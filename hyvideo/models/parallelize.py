@@ -173,6 +173,9 @@ def save_lora(
         transformer: the policy with its adapter.
         folder: made when missing.
         weights: `adapter_weights`, needed where those in `transformer` are sharded.
+
+    Raises:
+        OSError: it cannot be written.
     """
     if weights is not None:
         with torch.device("meta"):
@@ -180,8 +183,11 @@ def save_lora(
             unsharded.add_adapter(transformer.peft_config[ADAPTER], adapter_name=ADAPTER)
         unsharded.load_state_dict(dict(weights), strict=False, assign=True)
         transformer = unsharded
-    with quiet_diffusers():
-        transformer.save_lora_adapter(str(folder), adapter_name=ADAPTER)
+    try:
+        with quiet_diffusers():
+            transformer.save_lora_adapter(str(folder), adapter_name=ADAPTER)
+    except SafetensorError as error:
+        raise OSError(f"cannot write an adapter to '{folder}': {error}") from error
 
 
 def adapter_weights(transformer: nn.Module) -> dict[str, Tensor]:

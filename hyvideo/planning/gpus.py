@@ -1,6 +1,7 @@
 """GPUs that can be planned for, by their makers' data sheets."""
 
 import difflib
+import re
 from dataclasses import dataclass, replace
 
 import torch
@@ -58,5 +59,10 @@ def this_gpu() -> Gpu | None:
         return None
     found = torch.cuda.get_device_properties(torch.cuda.current_device())
     memory = round(found.total_memory / 2**30, 1)
-    listed = next((gpu for gpu in GPUS if gpu.name.partition("-")[0] in found.name), Gpu(found.name, memory, 0, 0))
-    return replace(listed, name=found.name, memory=memory)
+    return replace(named_by_driver(found.name) or Gpu(found.name, memory, 0, 0), name=found.name, memory=memory)
+
+
+def named_by_driver(name: str) -> Gpu | None:
+    """Return the GPU that the driver calls `name`, such as `NVIDIA H100 80GB HBM3`; None where it is not listed."""
+    words = set(re.split(r"[\s-]+", name.lower()))
+    return next((gpu for gpu in GPUS if words.issuperset(gpu.name.lower().partition("-")[0].split())), None)

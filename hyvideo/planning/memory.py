@@ -81,7 +81,7 @@ def predict_memory(
 
     stored = 4 * torch.Size(shape).numel() * (2 * rollout.grpo_sampling_steps + 1)  # float32 latents and means
     videos = grpo.batch_size * grpo.gradient_accumulation_steps
-    anchor = peaks.trained if anchor_kind(config.kl, config.model) == "copy" else 0
+    anchor = peaks.trained if anchor_kind(config.kl, config.model) == "copy" and not config.parallel.cpu_offload else 0
     reward = networks.reward_bytes
     resting_reward = 0 if config.reward.reward_offload else reward
     beside = networks.frozen_bytes + videos * stored
@@ -89,6 +89,7 @@ def predict_memory(
     resting_anchor = 0 if config.kl.reference_mode_offload else anchor
     decoding = peaks.weights + peaks.states + decoding_memory(networks.vae, shape)
     scoring = REWARD_ACTIVATIONS * min(config.reward.reward_batch_size, grpo.batch_size) if reward else 0
+    scored_beside = reward + scoring if config.reward.reward_async else resting_reward
     return Memory(
         weights=peaks.weights,
         optimizer=peaks.states,
@@ -96,7 +97,7 @@ def predict_memory(
         frozen=networks.frozen_bytes,
         reward_networks=resting_reward,
         trajectory=videos * stored,
-        rollout=around + resting_anchor + max(peaks.rollout + micro_batch * stored, decoding),
+        rollout=beside + scored_beside + resting_anchor + max(peaks.rollout + micro_batch * stored, decoding),
         reward=beside + anchor + reward + peaks.weights + peaks.states + scoring,
         anchor_pass=around + anchor + peaks.anchor if anchor_kind(config.kl, config.model) != "none" else 0,
         update=around + resting_anchor + max(peaks.backward, peaks.optimizer),

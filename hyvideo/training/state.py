@@ -22,7 +22,7 @@ from hyvideo.checkpoint.train_state import (
     require_dtypes,
 )
 from hyvideo.data.samplers import GroupSampler
-from hyvideo.distributed.collectives import all_or_none, gather, local_shard
+from hyvideo.distributed.collectives import all_or_none, from_main, gather, local_shard
 from hyvideo.grpo.kl_controller import KLController
 from hyvideo.models.parallelize import adapter_weights, forget_gathered_weights, save_lora, trainable_parameters
 from hyvideo.training.anchor import Anchor
@@ -180,7 +180,7 @@ class RunState:
         lost = [name for name, p in policy.items() if not torch.isfinite(local_shard(p.detach())).all()]
         lost = list(dict.fromkeys(name for names in gather(lost) for name in names))
         if lost:
-            good = latest_checkpoint(folder)
+            good = from_main(lambda: latest_checkpoint(folder))
             raise SaveError(
                 f"step {self.step} is not saved: {len(lost)} of {len(policy)} trained weights are not finite, first "
                 f"{lost[0]}. Last good checkpoint: {good or 'none was saved yet'}. Continue from it with a lower "

@@ -1,24 +1,34 @@
 """Ask a run to stop."""
 
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 from hyvideo.distributed.collectives import gather
 
-PREEMPTIONS = ("SIGTERM", "SIGUSR1")
-"""Signals by which schedulers announce that the machine will be taken away."""
+PREEMPTIONS = ("SIGTERM", "SIGUSR1", "SIGHUP")
+"""Signals by which schedulers announce that the machine will be taken away, or the terminal is gone."""
+
+REPEAT_SECONDS = 5.0
+"""A preemption that comes again so soon is the same one: sent to all processes of a job, and passed on by torchrun."""
 
 PREEMPTED = 75
 """Exit status of a run that was preempted, has saved and wants to be started again (EX_TEMPFAIL of sysexits.h)."""
 
 
-class StopSignal:
-    """Remembers the first SIGINT, SIGTERM or SIGUSR1 so that the run can save and end.
+def listened_preemptions() -> list[signal.Signals]:
+    """The preemptions that this process does not ignore, as it does SIGHUP under nohup."""
+    numbers = [signal.Signals[name] for name in PREEMPTIONS]
+    return [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
 
-    The same signal again acts as it would without this class: it ends the process at once, without saving the round.
-    The other one does not: on Ctrl-C torchrun sends its ranks SIGTERM after the SIGINT that the terminal has sent them.
+
+class StopSignal:
+    """Remembers the first SIGINT or preemption so that the run can save and end.
+
+    The same signal again ends the process at once, without saving the round. Another one does not: on Ctrl-C torchrun
+    sends its ranks SIGTERM after the SIGINT that the terminal has sent them.
     """
 
     def __init__(self) -> None:
@@ -27,12 +37,18 @@ class StopSignal:
     @contextmanager
     def listening(self) -> Iterator["StopSignal"]:
         """Listen inside the `with` block; a signal's former handler comes back after it, and at the block's end."""
-        former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+        former = {number: signal.getsignal(number) for number in (signal.SIGINT, *listened_preemptions())}
+        received: dict[int, float] = {}
 
         def remember(number: int, frame: FrameType | None) -> None:
-            """Keep the first signal's name; the same one again finds its former handler."""
+            """Keep the first signal's name; the same one again does what it does in any program."""
             self.name = self.name or signal.Signals(number).name
-            signal.signal(number, former[number])
+            since = time.monotonic() - received.setdefault(number, time.monotonic())
+            if number == signal.SIGINT:
+                signal.signal(number, signal.default_int_handler)
+            elif since > REPEAT_SECONDS:
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
 
         for number in former:
             signal.signal(number, remember)

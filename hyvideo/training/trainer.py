@@ -110,7 +110,7 @@ class Trainer:
                         f"--output_dir {self.folder.path} --resume_from_checkpoint latest"
                     )
                     break
-        state.finish_save()
+            state.finish_save()
         if self.profile:
             self.profile.finish()
         if self.metrics:
@@ -280,7 +280,7 @@ class Trainer:
             self.console.main_warning(f"Update {self.state.step + 1} skipped, {in_row + 1} in a row: {error}")
             return error.stats
         self.state.finish_save()
-        good = latest_checkpoint(self.folder.checkpoints)
+        good = from_main(lambda: latest_checkpoint(self.folder.checkpoints))
         after = f" after {in_row} skipped in a row" if in_row else ""
         raise NonFiniteUpdateError(
             f"Update {self.state.step + 1}{after}: {error} Last good checkpoint: {good or 'none was saved yet'}. "

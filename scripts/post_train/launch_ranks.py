@@ -14,7 +14,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 
-SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
+SIGNALS = "SIGTERM,SIGINT,SIGQUIT,SIGUSR1"
 TOLD = (2, 75)
 """Statuses of post_train.py that its ranks have explained: wrong input, preempted."""
 
@@ -33,11 +33,12 @@ def launch(argv: list[str], run: Callable[[list[str]], None] = torchrun) -> int:
         ChildFailedError: a rank failed otherwise.
         SignalException: asked to stop, and the ranks did not say that they have saved.
     """
+    lost_terminal = "" if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else ",SIGHUP"  # ignored under nohup
     with TemporaryDirectory(prefix="launch-ranks-") as folder:
         status = Path(folder) / "status"
         os.environ["POST_TRAIN_STATUS_FILE"] = str(status)
         try:
-            run([f"--signals_to_handle={SIGNALS}", *argv])
+            run([f"--signals_to_handle={SIGNALS}{lost_terminal}", *argv])
         except ChildFailedError as error:
             _, first = error.get_first_failure()
             if first.exitcode not in TOLD:

@@ -117,10 +117,8 @@ supervised() {
   return "$status"
 }
 
-id="${RUN_ID:-$$}.$node_rank" grace="${STOP_GRACE:-30}"
-if ((nnodes > 1)) || [[ -n ${STOP_GRACE-} ]]; then
-  export TORCH_ELASTIC_SHUTDOWN_TIMEOUT="${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-$grace}"
-fi
+id="${RUN_ID:-$$}.$node_rank" grace="${STOP_GRACE:-1800}"
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT="${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-$grace}"
 if [[ ${PREFLIGHT:-1} != 0 ]]; then
   supervised "${launcher[@]}" post_train.py "${run[@]}" --dry_run true || exit
 fi

@@ -5,10 +5,12 @@ from pathlib import Path
 from hyvideo.data.videos import read_video
 from tests.support.command_line import CommandLine
 from tests.support.ranks import free_port, rank_environment
-from tests.support.training import write_prompts
+from tests.support.training import arguments, write_prompts
 
 
-def sample(command_line: CommandLine, root: Path, csv: Path, folder: Path, num_ranks: int, sp_size: int) -> list[Path]:
+def sample(
+    command_line: CommandLine, root: Path, csv: Path, folder: Path, num_ranks: int, sp_size: int, **more: Path
+) -> list[Path]:
     """Sample every prompt of `csv` on `num_ranks` processes; return the videos in order."""
     flags = {
         "model_path": root,
@@ -20,6 +22,7 @@ def sample(command_line: CommandLine, root: Path, csv: Path, folder: Path, num_r
         "video_length": 9,
         "guidance_scale": 2.0,
         "shift": 3.0,
+        **more,
     }
     argv = [text for name, value in flags.items() for text in (f"--{name}", str(value))]
     port = free_port()
@@ -47,5 +50,11 @@ def test_ranks_without_a_video_wait_for_those_with_one(
     tmp_path: Path, command_line: CommandLine, root_of_four_heads: Path
 ):
     csv = tmp_path / "one.csv"
-    csv.write_text("prompt\na red circle\n")
-    assert len(sample(command_line, root_of_four_heads, csv, tmp_path / "one", num_ranks=4, sp_size=2)) == 1
+    csv.write_text("prompt\na red circle moves slowly to the left\n")
+    run = arguments(root_of_four_heads, csv, tmp_path / "run", max_steps=1)
+    assert command_line.run("post_train.py", run).status == 0
+    checkpoint = tmp_path / "run" / "checkpoints" / "step_1"
+    made = sample(
+        command_line, root_of_four_heads, csv, tmp_path / "one", num_ranks=4, sp_size=2, checkpoint_path=checkpoint
+    )
+    assert len(made) == 1

@@ -53,6 +53,7 @@ def test_groups_may_span_ranks_or_share_one(base, argv, world_size):
 @pytest.mark.parametrize(
     ("argv", "world_size", "parts"),
     [
+        (["--sp_size", "2", "--use_lora", "--lora_target_modules", "proj_out"], 8, ["has proj_out", "(sp_size 2)"]),
         (["--sp_size", "3"], 8, ["world size 8", "sp_size 3", "1, 2, 4, 8"]),
         (["--sp_size", "2", "--dp_replicate", "3"], 16, ["degree 8", "16 / sp_size 2", "dp_replicate 3", "1, 2, 4, 8"]),
         (

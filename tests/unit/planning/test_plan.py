@@ -9,7 +9,7 @@ import pytest
 from hyvideo.config.loading import load_config
 from hyvideo.config.schema import Config
 from hyvideo.models.flops import transformer_flops
-from hyvideo.planning.gpus import Gpu, find_gpu
+from hyvideo.planning.gpus import Gpu, find_gpu, named_by_driver
 from hyvideo.planning.memory import Memory
 from hyvideo.planning.plan import GIB, Assumptions, Plan, make_plan
 from hyvideo.planning.search import Search, _last_that_fits, misfit
@@ -153,6 +153,21 @@ def test_gpus_are_found_by_name(name):
     assert find_gpu(name).name.lower().startswith(name.lower())
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H20", "H20"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("NVIDIA GeForce GTX 1080", None),
+    ],
+)
+def test_gpus_are_known_by_what_the_driver_calls_them(name, expected):
+    found = named_by_driver(name)
+    assert (found and found.name.partition("-")[0]) == expected
+
+
 def test_an_unknown_gpu_is_refused_with_the_nearest(capsys):
     with pytest.raises(ValueError, match="Nearest: H100-80GB"):
         find_gpu("H1000")
@@ -197,3 +212,9 @@ def test_a_small_model_is_planned_by_real_simulations(config):
     assert memory.update > memory.anchor_pass > memory.weights + memory.optimizer + memory.anchor + memory.frozen
     table = plan_table(plan)
     assert "peak: update" in table and f"{memory.update / GIB:.2f}" in table
+
+
+def test_what_lies_in_host_memory_is_not_planned_on_the_gpu(config):
+    memory = plan_of(config("--batch_size", "4", "--cpu_offload"), world_size=2, num_text=20).memory
+    assert memory.anchor == memory.weights == memory.optimizer == 0
+    assert memory.update > 0

@@ -1,11 +1,14 @@
 """The first signal asks to stop; the second acts as if nobody listened."""
 
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from hyvideo.training.stop_signal import StopSignal
+from tests.support.training import REPOSITORY
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +20,8 @@ def _python_listens() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("number", "preempted"), [(signal.SIGINT, False), (signal.SIGTERM, True), (signal.SIGUSR1, True)]
+    ("number", "preempted"),
+    [(signal.SIGINT, False), (signal.SIGTERM, True), (signal.SIGUSR1, True), (signal.SIGHUP, True)],
 )
 def test_the_first_signal_is_remembered_by_name(number: signal.Signals, preempted: bool):
     with StopSignal().listening() as stop:
@@ -33,6 +37,35 @@ def test_the_second_signal_interrupts():
         signal.raise_signal(signal.SIGINT)
         assert stop.name == "SIGINT"
         signal.raise_signal(signal.SIGINT)
+
+
+def test_a_preemption_that_is_sent_twice_is_one():
+    with StopSignal().listening() as stop:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.name == "SIGTERM"
+
+
+def test_a_preemption_that_comes_again_later_ends_the_process():
+    program = (
+        "import signal, hyvideo.training.stop_signal as stop\n"
+        "stop.REPEAT_SECONDS = -1.0\n"
+        "with stop.StopSignal().listening():\n"
+        "    signal.raise_signal(signal.SIGTERM)\n"
+        "    print('not reached')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (-signal.SIGTERM, "")
+
+
+def test_a_lost_terminal_is_ignored_under_nohup():
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignal().listening() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert stop.name is None
+    finally:
+        signal.signal(signal.SIGHUP, former)
 
 
 def test_another_signal_after_the_first_does_not():
