@@ -28,8 +28,8 @@ KNOBS_OF_ALL = ("enable_fsdp", "reshard_after_forward", "sp_size", "sample_n_fra
 def out_of_memory_loading(error: torch.OutOfMemoryError) -> str:
     """Return the message of a GPU that cannot hold the models."""
     return (
-        f"out of GPU memory while the models were loaded: {_cause(error)} Less need more ranks (their shards are "
-        "smaller), use_lora, master_weight_type bf16 and reward_offload. `python -m scripts.plan` with the run's flags "
+        f"out of GPU memory while the models were loaded: {_cause(error)} More ranks (smaller shards), "
+        "use_lora, master_weight_type bf16 and reward_offload need less. `python -m scripts.plan` with the run's flags "
         "says what fits."
     )
 

@@ -6,7 +6,7 @@ import torch
 from hyvideo.config.knobs import KNOBS
 from hyvideo.config.schema import Config
 from hyvideo.observability.phase_timer import BETWEEN, PHASES
-from hyvideo.training.device_memory import KNOBS_OF_ALL, KNOBS_OF_PHASE, out_of_memory
+from hyvideo.training.device_memory import KNOBS_OF_ALL, KNOBS_OF_PHASE, out_of_memory, out_of_memory_loading
 
 
 @pytest.mark.parametrize("phase", [*PHASES, BETWEEN])
@@ -20,3 +20,9 @@ def test_the_message_names_phase_update_rank_and_present_values():
     assert "rank 3 in phase 'update', update 42: CUDA out of memory. Tried to allocate 2.00 GiB." in text
     assert "mini_batch_size_per_update (now 1), enable_gradient_checkpointing (now True)" in text
     assert "more" not in text
+
+
+def test_a_gpu_that_cannot_hold_the_models_is_told_what_needs_less():
+    text = out_of_memory_loading(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore"))
+    assert "while the models were loaded: CUDA out of memory. Tried to allocate 2.00 GiB. More ranks" in text
+    assert text.endswith("says what fits.")
