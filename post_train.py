@@ -7,6 +7,7 @@ Example: `python post_train.py --config configs/tiny.yaml`; `--help` lists every
 import os
 import signal
 import sys
+import traceback
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
@@ -24,6 +25,9 @@ from hyvideo.training.assembly import build_trainer
 from hyvideo.training.device_memory import out_of_memory, out_of_memory_loading
 from hyvideo.training.stop_signal import PREEMPTED, PREEMPTIONS, listened_preemptions
 from hyvideo.training.update import NonFiniteUpdateError
+
+EXPLAINED = (NonFiniteUpdateError, RewardFailureError, SaveError)
+"""Ends of a run whose message says all."""
 
 STATUS_FILE = "POST_TRAIN_STATUS_FILE"
 """Environment variable with the file for the exit status of a node's ranks, which torchrun does not pass on."""
@@ -64,7 +68,9 @@ def main() -> int:
             told = out_of_memory(error, trainer.timer.phase, trainer.state.step, trainer.mesh.rank, trainer.config)
             trainer.console.warning(told)
             raise SystemExit(1) from None
-        except (NonFiniteUpdateError, RewardFailureError, SaveError) as error:
+        except EXPLAINED as error:
+            if isinstance(error.__cause__, RuntimeError) and not isinstance(error.__cause__, EXPLAINED):
+                traceback.print_exception(error.__cause__)  # a reward of one's own that broke on this rank
             if trainer.mesh.is_main:
                 trainer.console.warning(str(error))
                 trainer.write_report()

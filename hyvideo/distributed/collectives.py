@@ -40,6 +40,8 @@ def all_or_none(*kinds: type[Exception]) -> Iterator[None]:
     error: Exception | None = None
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise  # on this rank alone: what helps depends on where it happened, and the launcher ends the others
     except kinds as caught:
         error = caught
     said = gather(error and str(error))

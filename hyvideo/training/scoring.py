@@ -43,7 +43,7 @@ def score_over_ranks(
         RewardFailureError: the reward failed on a rank, or too many videos have no total; all raise it.
     """
     own = share_to_score(len(texts), mesh)
-    with all_or_none(RewardFailureError):
+    with all_or_none(RewardFailureError, RuntimeError):
         if scoring is not None:
             part = reward.finish(scoring)
         else:
