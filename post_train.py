@@ -41,13 +41,13 @@ def main() -> int:
         saved, to be started again.
     """
     disable_progress_bar()
-    with ExitStack() as ranks:
+    with ExitStack() as process:
         for number in listened_preemptions():
-            ranks.callback(signal.signal, number, signal.signal(number, _leave))
+            process.callback(signal.signal, number, signal.signal(number, _leave))
         try:
             config = load_config(sys.argv[1:])
             planned = plan_on_main(config) if config.run.dry_run else None
-            ranks.enter_context(process_group(config.parallel.collective_timeout))
+            process.enter_context(process_group(config.parallel.collective_timeout))
             if config.run.dry_run:
                 report = preflight(config, planned)
                 if not dist.is_initialized() or dist.get_rank() == 0:

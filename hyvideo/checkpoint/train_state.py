@@ -167,8 +167,8 @@ def begin_save(
         alone = not dist.is_initialized()
         if beside_training:
             group = None if alone else _group_of_writers()
-            stager = DefaultStager(StagingOptions(False, False, False, False))
-            # All is on the CPU then: the thread must not wait for a GPU's stream, as the default writer's does.
+            stager = DefaultStager(StagingOptions(False, False, False, False))  # a plain copy, made at once
+            # What the thread writes is on the CPU: it must not wait for a GPU's stream, as the default writer does.
             writer = dcp.FileSystemWriter(partial, per_thread_copy_ahead=0)
             written = dcp.async_save(
                 tensors, storage_writer=writer, async_stager=stager, process_group=group, no_dist=alone

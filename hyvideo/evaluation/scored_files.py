@@ -22,12 +22,12 @@ class NamedReward:
 
     Attributes:
         name: as registered.
-        options: of its constructor, or where else its weights come from.
+        source: options of its constructor, or the folder in which it finds its weights.
         model: the reward.
     """
 
     name: str
-    options: Mapping[str, Any]
+    source: Mapping[str, Any]
     model: RewardModel
 
 
@@ -105,7 +105,7 @@ def _key(reward: NamedReward, video: Path, prompt: str) -> str:
     if not video.is_file():
         raise ValueError(f"There is no video '{video}'.")
     content = hashlib.sha256(video.read_bytes()).hexdigest()
-    text = json.dumps([reward.name, dict(reward.options), prompt, content], sort_keys=True)
+    text = json.dumps([reward.name, dict(reward.source), prompt, content], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 

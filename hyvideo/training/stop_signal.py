@@ -43,10 +43,10 @@ class StopSignal:
         def remember(number: int, frame: FrameType | None) -> None:
             """Keep the first signal's name; the same one again does what it does in any program."""
             self.name = self.name or signal.Signals(number).name
-            since = time.monotonic() - received.setdefault(number, time.monotonic())
+            now = time.monotonic()
             if number == signal.SIGINT:
                 signal.signal(number, signal.default_int_handler)
-            elif since > REPEAT_SECONDS:
+            elif now - received.setdefault(number, now) > REPEAT_SECONDS:
                 signal.signal(number, signal.SIG_DFL)
                 signal.raise_signal(number)
 

@@ -40,13 +40,13 @@ def launch(argv: list[str], run: Callable[[list[str]], None] = torchrun) -> int:
         try:
             run([f"--signals_to_handle={SIGNALS}{lost_terminal}", *argv])
         except ChildFailedError as error:
-            _, first = error.get_first_failure()
-            if first.exitcode not in TOLD:
+            statuses = {failure.exitcode for failure in error.failures.values()}
+            if not statuses <= set(TOLD):
                 raise
-            return first.exitcode
+            return min(statuses)
         except SignalException as error:
             said = status.read_text() if status.is_file() else ""
-            if said != "75" and not (said == "0" and error.sigval == signal.SIGINT):
+            if said not in (("0", "75") if error.sigval == signal.SIGINT else ("75",)):
                 raise
             return int(said)
     return 0

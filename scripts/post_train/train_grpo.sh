@@ -118,6 +118,7 @@ supervised() {
 }
 
 id="${RUN_ID:-$$}.$node_rank" grace="${STOP_GRACE:-1800}"
+[[ $grace =~ ^[0-9]+$ ]] || fail "STOP_GRACE must be a whole number of seconds, received '$grace'."
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT="${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-$grace}"
 if [[ ${PREFLIGHT:-1} != 0 ]]; then
   supervised "${launcher[@]}" post_train.py "${run[@]}" --dry_run true || exit

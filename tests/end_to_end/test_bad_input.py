@@ -79,6 +79,10 @@ CASES: dict[str, tuple[dict[str, Any] | Callable[[Path], dict[str, Any]], str]] 
     "not a number": ({"eta": "much"}, "--eta: expected a number; received 'much'"),
     "missing config": ({"config": "nowhere.yaml"}, "config file 'nowhere.yaml' cannot be read"),
     "groups that do not tile": ({"batch_size": 3}, "batch_size 3 and num_generations 2 must divide one another"),
+    "a floor above a lowered ceiling": (
+        {"kl_schedule": "milder", "kl_weight": 0.01, "kl_min_coef": 0.005},
+        "min_coef (kl_min_coef) must lie within [0, 0.001] for 'milder', got 0.005",
+    ),
     "unknown reward": ({"reward_model": "moving_shape"}, "Nearest: moving_shapes"),
     "unknown metric": ({"reward_weights": '{"XX": 1}'}, "has no metric XX; expected some of VQ, MQ, TA"),
     "used run folder": (used_folder, "'run' already holds a run (metrics.jsonl)"),

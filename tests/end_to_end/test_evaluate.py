@@ -114,3 +114,12 @@ def test_videos_that_are_damaged_are_named(evaluate: Callable[..., int], greys: 
     shutil.copy(__file__, greys / "0002.mp4")
     assert evaluate("--videos", "greys", greys) == 2
     assert "0002.mp4" in capsys.readouterr().err
+
+
+def test_scores_of_weights_from_another_folder_are_not_reused(
+    evaluate: Callable[..., int], greys: Path, tmp_path: Path
+):
+    scores = tmp_path / "evaluation" / "greys" / "scores.jsonl"
+    for root, num_rows in (("one", 4), ("one", 4), ("other", 8)):
+        assert evaluate("--videos", "greys", greys, "--model_root", tmp_path / root) == 0
+        assert len(scores.read_text().splitlines()) == num_rows

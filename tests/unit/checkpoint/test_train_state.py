@@ -66,6 +66,20 @@ def test_latest_names_the_newest(tmp_path: Path):
     assert [path.name for path in checkpoints_of(tmp_path)] == ["step_9", "step_10"]
 
 
+def test_an_old_checkpoint_that_cannot_be_deleted_stops_nothing(tmp_path: Path):
+    moved = save(tmp_path / "elsewhere", 1)
+    (tmp_path / "step_1").symlink_to(moved)  # moved to another disk by hand: a link is not deleted
+    save(tmp_path, 2, keep_last=1)
+    assert latest_checkpoint(tmp_path) == tmp_path / "step_2"
+    assert_whole(moved, 1)
+
+
+def test_a_folder_that_cannot_be_made_is_a_save_that_failed(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(SaveError, match="Cannot save .*Not a directory.* GB are free there"):
+        save(tmp_path / "file" / "checkpoints", 1)
+
+
 def test_a_step_that_is_made_again_replaces_its_checkpoint(tmp_path: Path):
     save(tmp_path, 2)
     begin_save(tmp_path, 2, tensors(seed=7), {}).finish()

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[3]
 # Stands in for Python: answers the question for GPUs with NUM_GPUS and prints what else it is asked to run.
 STUB = """#!/usr/bin/env bash
 if [[ $1 == -c ]]; then echo "${NUM_GPUS:-0}"; exit; fi
+echo "ranks have ${TORCH_ELASTIC_SHUTDOWN_TIMEOUT} s" >&2
 printf '<%s>\\n' "$@"
 exit "${STUB_EXIT:-0}"
 """
@@ -125,6 +126,17 @@ def test_spaces_quotes_and_shell_signs_reach_the_run_unchanged(project, num_gpus
 def test_the_callers_flags_come_last_so_they_win_over_the_launchers(project):
     got = launched(project, "--output_dir", "mine", "--resume_from_checkpoint=none")
     assert got[-3:] == ["--output_dir", "mine", "--resume_from_checkpoint=none"]
+
+
+@pytest.mark.parametrize(("settings", "seconds"), [({}, 1800), ({"STOP_GRACE": "60"}, 60)])
+def test_a_round_gets_time_to_end_after_ctrl_c(project, settings, seconds):
+    assert launch(project, NUM_GPUS="8", **settings).stderr == f"ranks have {seconds} s\n"
+
+
+def test_a_grace_that_is_no_number_is_refused(project):
+    result = launch(project, STOP_GRACE="soon")
+    assert result.returncode == 1
+    assert result.stderr == "STOP_GRACE must be a whole number of seconds, received 'soon'.\n"
 
 
 def test_everything_is_checked_first_by_the_same_command_with_dry_run(project):

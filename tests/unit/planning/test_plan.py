@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ from hyvideo.config.loading import load_config
 from hyvideo.config.schema import Config
 from hyvideo.models.flops import transformer_flops
 from hyvideo.planning.gpus import Gpu, find_gpu, named_by_driver
-from hyvideo.planning.memory import Memory
+from hyvideo.planning.memory import Memory, predict_memory
+from hyvideo.planning.networks import read_networks
 from hyvideo.planning.plan import GIB, Assumptions, Plan, make_plan
 from hyvideo.planning.search import Search, _last_that_fits, misfit
+from hyvideo.planning.simulation import Peaks
 from hyvideo.planning.table import plan_table
 from scripts.plan import main
 
@@ -218,3 +221,16 @@ def test_what_lies_in_host_memory_is_not_planned_on_the_gpu(config):
     memory = plan_of(config("--batch_size", "4", "--cpu_offload"), world_size=2, num_text=20).memory
     assert memory.anchor == memory.weights == memory.optimizer == 0
     assert memory.update > 0
+
+
+def test_what_is_on_the_gpu_beside_the_rollout(config):
+    def rollout(*flags: str) -> int:
+        """Bytes of the rollout's peak, with reward networks of 1,000 bytes and an anchor of 100."""
+        settings = config("--batch_size", "2", *flags)
+        networks = replace(read_networks(settings.model, settings.reward), reward_bytes=1000)
+        peaks = Peaks(weights=0, states=0, trained=100, rollout=0, anchor=0, backward=0, optimizer=0)
+        return predict_memory(settings, networks, world_size=1, num_text=20, peaks_of=lambda *_: peaks).rollout
+
+    assert rollout() - rollout("--reference_mode_offload") == 100
+    assert rollout() - rollout("--reward_offload") == 1000
+    assert rollout("--reward_async", "--reward_offload") == rollout("--reward_async") > rollout()

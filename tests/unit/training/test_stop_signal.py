@@ -49,13 +49,15 @@ def test_a_preemption_that_is_sent_twice_is_one():
 def test_a_preemption_that_comes_again_later_ends_the_process():
     program = (
         "import signal, hyvideo.training.stop_signal as stop\n"
-        "stop.REPEAT_SECONDS = -1.0\n"
+        "stop.REPEAT_SECONDS = 0.0\n"
         "with stop.StopSignal().listening():\n"
         "    signal.raise_signal(signal.SIGTERM)\n"
-        "    print('not reached')\n"
+        "    print('heard', flush=True)\n"
+        "    signal.raise_signal(signal.SIGTERM)\n"
+        "    print('not reached', flush=True)\n"
     )
     ended = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True)
-    assert (ended.returncode, ended.stdout) == (-signal.SIGTERM, "")
+    assert (ended.returncode, ended.stdout) == (-signal.SIGTERM, "heard\n")
 
 
 def test_a_lost_terminal_is_ignored_under_nohup():
