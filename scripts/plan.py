@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from hyvideo.config.loading import load_config
-from hyvideo.planning.gpus import GPUS, find_gpu
+from hyvideo.distributed.gpus import GPUS, find_gpu
 from hyvideo.planning.plan import Assumptions, make_plan
 from hyvideo.planning.search import Search, misfit
 from hyvideo.planning.simulation import simulate

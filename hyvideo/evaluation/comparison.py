@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hyvideo.evaluation.intervals import Interval, bootstrap_interval
-from hyvideo.evaluation.win_rates import wilson_interval
+from hyvideo.evaluation.intervals import Interval, bootstrap_interval, wilson_interval
 
 OVERALL = "Overall"
 

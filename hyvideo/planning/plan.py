@@ -8,11 +8,10 @@ from diffusers import HunyuanVideo15Transformer3DModel
 
 from hyvideo.config.checks import check_config
 from hyvideo.config.schema import Config
-from hyvideo.config.sizes import rollout_sizes
+from hyvideo.distributed.gpus import Gpu
 from hyvideo.models.parallelize import lora_config, prepare_policy
 from hyvideo.models.quiet import quiet_diffusers
 from hyvideo.models.traffic import ParameterCounts, count_parameters
-from hyvideo.planning.gpus import Gpu
 from hyvideo.planning.memory import Memory, PeaksOf, predict_memory
 from hyvideo.planning.networks import Networks, read_networks
 from hyvideo.planning.workload import BYTES, Workload, link_speeds, workload
@@ -129,15 +128,15 @@ def make_plan(
     _check(config, networks, world_size)
     parameters = count_parameters(_policy_on_meta(config, networks))
     work = workload(config, networks, parameters, world_size=world_size, num_text=assumptions.num_text)
-    sizes = rollout_sizes(config, world_size)
-    accumulated = config.grpo.gradient_accumulation_steps
+    dp_degree = world_size // config.parallel.sp_size
+    videos = config.grpo.batch_size * dp_degree * config.grpo.gradient_accumulation_steps
     return Plan(
         world_size=world_size,
         sp_size=config.parallel.sp_size,
-        dp_degree=sizes.dp_degree,
+        dp_degree=dp_degree,
         dp_replicate=config.parallel.dp_replicate,
-        videos=sizes.videos * accumulated,
-        prompts=sizes.prompts * accumulated,
+        videos=videos,
+        prompts=videos // config.grpo.num_generations,
         frames=config.rollout.sample_n_frames,
         size=config.rollout.rollout_size,
         networks=networks.source,

@@ -18,11 +18,11 @@ from hyvideo.checkpoint.train_state import checkpoints_of
 from hyvideo.config.checks import check_config
 from hyvideo.config.schema import Config, RunConfig
 from hyvideo.distributed.collectives import all_or_none, from_main, require_same
+from hyvideo.distributed.gpus import this_gpu
 from hyvideo.models.layout import check_layout
 from hyvideo.models.loading import open_transformer, open_vae
 from hyvideo.models.reward_models.rewards import check_rewards
 from hyvideo.models.streaming import check_fit
-from hyvideo.planning.gpus import this_gpu
 from hyvideo.planning.plan import GIB, Assumptions, Plan, make_plan
 from hyvideo.planning.search import Search, misfit
 from hyvideo.planning.table import plan_table

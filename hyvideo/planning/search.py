@@ -7,7 +7,7 @@ from typing import Any
 from hyvideo.config.checks import check_config
 from hyvideo.config.knobs import KNOBS
 from hyvideo.config.schema import Config
-from hyvideo.planning.gpus import Gpu
+from hyvideo.distributed.gpus import Gpu
 from hyvideo.planning.memory import FittedPeaks, predict_memory
 from hyvideo.planning.networks import read_networks
 from hyvideo.planning.plan import GIB, Assumptions, Plan, make_plan
