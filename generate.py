@@ -28,10 +28,10 @@ from hyvideo.distributed.mesh import build_mesh
 from hyvideo.distributed.process_group import process_group
 from hyvideo.evaluation.generation import Job, jobs_of_csv, jobs_of_prompt
 from hyvideo.evaluation.sampling import sample_prompts
+from hyvideo.models.adapter import load_lora
 from hyvideo.models.attention import install_attention
 from hyvideo.models.layout import check_layout, task_of
 from hyvideo.models.loading import load_pipeline
-from hyvideo.models.parallelize import load_lora
 from hyvideo.pipelines.conditioning import Conditioning
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from hyvideo.pipelines.resolution import bucket_size

@@ -9,7 +9,8 @@ from diffusers import HunyuanVideo15Transformer3DModel
 from hyvideo.config.checks import check_config
 from hyvideo.config.schema import Config
 from hyvideo.distributed.gpus import Gpu
-from hyvideo.models.parallelize import lora_config, prepare_policy
+from hyvideo.models.adapter import configured_adapter
+from hyvideo.models.parallelize import prepare_policy
 from hyvideo.models.quiet import quiet_diffusers
 from hyvideo.models.traffic import ParameterCounts, count_parameters
 from hyvideo.planning.memory import Memory, PeaksOf, predict_memory
@@ -171,11 +172,9 @@ def _check(config: Config, networks: Networks, world_size: int) -> None:
 
 def _policy_on_meta(config: Config, networks: Networks) -> HunyuanVideo15Transformer3DModel:
     """Make the policy without memory, what is trained chosen."""
-    model = config.model
     with init_empty_weights(), quiet_diffusers():
         transformer = HunyuanVideo15Transformer3DModel.from_config(dict(networks.transformer))
-        adapter = lora_config(model.lora_r, model.lora_alpha, model.lora_dropout, model.lora_target_modules)
-        prepare_policy(transformer, gradient_checkpointing=False, lora=adapter if model.use_lora else None)
+        prepare_policy(transformer, gradient_checkpointing=False, lora=configured_adapter(config.model))
     return transformer
 
 

@@ -27,14 +27,13 @@ from hyvideo.distributed.collectives import all_or_none, from_main, require_same
 from hyvideo.distributed.mesh import Mesh, build_mesh
 from hyvideo.grpo.gradient_equalizer import equalizer_scales
 from hyvideo.grpo.kl_controller import KLController
+from hyvideo.models.adapter import configured_adapter
 from hyvideo.models.attention import install_attention
 from hyvideo.models.layout import check_layout, task_of
 from hyvideo.models.loading import load_pipeline
 from hyvideo.models.parallelize import (
     compile_blocks,
     forget_gathered_weights,
-    lora_config,
-    parameter_count,
     prepare_policy,
     shard_weights,
     trainable_parameters,
@@ -235,13 +234,12 @@ def _compute_dtype(config: Config, device_type: str) -> torch.dtype:
 def _prepare(transformer: HunyuanVideo15Transformer3DModel, config: Config, mesh: Mesh, sharded: bool) -> None:
     """Make a transformer, with weights or still without memory for them, the policy of a run over `mesh`."""
     model, parallel = config.model, config.parallel
-    adapter = lora_config(model.lora_r, model.lora_alpha, model.lora_dropout, model.lora_target_modules)
     torch.manual_seed(config.run.seed)  # a fresh adapter is drawn from the library's global generator
     prepare_policy(
         install_attention(transformer, mesh.sp_group),
         gradient_checkpointing=model.enable_gradient_checkpointing,
         keep_attention=parallel.activation_checkpointing == "selective",
-        lora=adapter if model.use_lora else None,
+        lora=configured_adapter(model),
         pretrained_lora_path=model.pretrained_lora_path,
     )
     if parallel.enable_compile:
@@ -347,13 +345,13 @@ def _build_validation(
 
 def _introduce(console: Console, folder: RunFolder, config: Config, state: RunState, mesh: Mesh) -> None:
     """Say what runs, where, and from which step."""
-    parameters = trainable_parameters(state.transformer).values()
+    trained, device = state.transformer.num_parameters(only_trainable=True), state.transformer.device
     ranks = f", {mesh.world_size} ranks (dp {mesh.dp_size} x sp {mesh.sp_size})" if mesh.world_size > 1 else ""
     height, width = parse_size(config.rollout.rollout_size)
     console.info(
-        f"run folder {folder.path}: {config.rollout.sde_type}, {parameter_count(parameters):,} trained parameters"
+        f"run folder {folder.path}: {config.rollout.sde_type}, {trained:,} trained parameters"
         f"{' (LoRA)' if state.lora else ''}, videos {config.rollout.sample_n_frames}x{height}x{width} in "
-        f"{config.rollout.grpo_sampling_steps} steps, on {next(iter(parameters)).device}{ranks}"
+        f"{config.rollout.grpo_sampling_steps} steps, on {device}{ranks}"
     )
     if folder.resume_from:
         console.info(f"resumed from {folder.resume_from} at step {state.step}, round {state.round}")
