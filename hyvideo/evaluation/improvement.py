@@ -58,15 +58,14 @@ def _compare(
 def _gain(name: str, pairs: Sequence[tuple]) -> Gain | None:
     """Measure one score's gain; None with fewer than two whole pairs."""
     before, after = (np.array([pair[side].get(name, math.nan) for pair in pairs], dtype=float) for side in (0, 1))
-    whole = np.isfinite(before) & np.isfinite(after)
-    if whole.sum() < 2:
+    if (np.isfinite(before) & np.isfinite(after)).sum() < 2:
         return None
-    return _of_paired(name, paired_gain(before, after), before[whole].mean(), after[whole].mean())
+    return _named(name, paired_gain(before, after))
 
 
-def _of_paired(name: str, gain: PairedGain, before: float = math.nan, after: float = math.nan) -> Gain:
+def _named(name: str, gain: PairedGain) -> Gain:
     """Name a paired gain."""
-    return Gain(name, before, after, gain.mean, gain.low, gain.high, gain.num_pairs, gain.num_left_out)
+    return Gain(name, gain.before, gain.after, gain.mean, gain.low, gain.high, gain.num_pairs, gain.num_left_out)
 
 
 def _read_gains(path: Path) -> list[Gain]:
@@ -75,5 +74,5 @@ def _read_gains(path: Path) -> list[Gain]:
         listed = TypeAdapter(dict[str, PairedGain]).validate_json(path.read_bytes(), strict=True)
     except ValueError as error:
         raise ValueError(f"{path}: expected paired gains by name, as `make demo` writes them ({error}).") from error
-    gains = [_of_paired(name, gain) for name, gain in listed.items()]
+    gains = [_named(name, gain) for name, gain in listed.items()]
     return sorted(gains, key=lambda gain: gain.name != "reward")

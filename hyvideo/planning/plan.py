@@ -12,9 +12,9 @@ from hyvideo.distributed.gpus import Gpu
 from hyvideo.models.adapter import configured_adapter
 from hyvideo.models.parallelize import prepare_policy
 from hyvideo.models.quiet import quiet_diffusers
-from hyvideo.models.traffic import ParameterCounts, count_parameters
 from hyvideo.planning.memory import Memory, PeaksOf, predict_memory
 from hyvideo.planning.networks import Networks, read_networks
+from hyvideo.planning.traffic import ParameterCounts, count_parameters
 from hyvideo.planning.workload import BYTES, Workload, link_speeds, workload
 from hyvideo.training.anchor import anchor_kind
 

@@ -34,7 +34,16 @@ def test_without_two_validations_there_is_nothing_to_compare(tmp_path):
 
 def test_held_out_gains_are_preferred_and_must_be_readable(tmp_path):
     folder = write_run(tmp_path / "run", samples={0: 0.0, 30: -1.0})
-    gain = {"mean": 0.4, "low": 0.3, "high": 0.5, "in_base_std": 0.3, "num_pairs": 128, "num_left_out": 0}
+    gain = {
+        "before": 0.1,
+        "after": 0.5,
+        "mean": 0.4,
+        "low": 0.3,
+        "high": 0.5,
+        "in_base_std": 0.3,
+        "num_pairs": 128,
+        "num_left_out": 0,
+    }
     (folder / HELD_OUT).write_text(json.dumps({"VQ": gain, "reward": gain}))
     found = improvement(read_run(folder))
     assert [(g.name, g.num_pairs) for g in found.gains] == [("reward", 128), ("VQ", 128)]
