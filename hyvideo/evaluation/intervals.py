@@ -15,7 +15,7 @@ class Interval:
     """A mean with its 95 % interval.
 
     Attributes:
-        mean: of the values.
+        mean: of the values; NaN of none.
         low: lower end; NaN where one value says nothing about the spread.
         high: upper end, likewise.
         num: values that were averaged; NaNs are left out.
@@ -27,6 +27,8 @@ class Interval:
     num: int
 
     def __str__(self) -> str:
+        if self.num == 0:
+            return "none scored"
         if math.isnan(self.low):
             return f"{self.mean:+.3f} [no interval from {self.num}]"
         return f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"

@@ -173,12 +173,11 @@ def _state(run: RunRecord) -> str:
 
 def _facts(run: RunRecord) -> dict[str, float]:
     """Collect the numbers of the run's last tenth, and its failures."""
-    last = max(1, len(run.columns["step"]) // 10)
 
     def recent(values: np.ndarray) -> float:
-        """Mean of the last tenth of the values there are."""
+        """Mean of the last tenth of the values there are: one per update, or one per round."""
         finite = values[np.isfinite(values)]
-        return float(finite[-last:].mean()) if len(finite) else math.nan
+        return float(finite[-max(1, len(finite) // 10) :].mean()) if len(finite) else math.nan
 
     times = seconds(run)
     validation = run.validation("reward")[1]

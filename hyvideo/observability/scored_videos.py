@@ -46,7 +46,7 @@ def read_scored_videos(folder: Path) -> tuple[ScoredVideo, ...]:
         raise ValueError(f"No folder of videos at '{folder}'.")
     if (folder / SCORES).is_file():
         lines = (folder / SCORES).read_bytes().split(b"\n")  # a prompt may hold other line ends
-        rows = [_read_note(line, f"{folder / SCORES}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
+        rows = [read_note(line, f"{folder / SCORES}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
         found = tuple(_of_row(folder, row, f"{folder / SCORES}") for row in rows)
     else:
         found = tuple(_of_file(path) for path in sorted(folder.glob("*.mp4")))
@@ -73,13 +73,17 @@ def _of_row(folder: Path, row: Mapping[str, object], where: str) -> ScoredVideo:
 def _of_file(path: Path) -> ScoredVideo:
     """Make the record of an mp4, with the note beside it where there is one."""
     note_path = path.with_suffix(".json")
-    note = _read_note(note_path.read_bytes(), str(note_path)) if note_path.is_file() else {}
+    note = read_note(note_path.read_bytes(), str(note_path)) if note_path.is_file() else {}
     prompt = note.get("prompt")
     return ScoredVideo(path, prompt if isinstance(prompt, str) else path.stem, _seed_of(note))
 
 
-def _read_note(text: bytes, where: str) -> Mapping[str, object]:
-    """Parse one JSON object."""
+def read_note(text: bytes, where: str) -> Mapping[str, object]:
+    """Parse one JSON object; `where` names it in the error.
+
+    Raises:
+        ValueError: it is none.
+    """
     try:
         note = from_json(text)
     except ValueError:

@@ -30,14 +30,18 @@ class Assumptions:
         utilisation: share of a GPU's operations per second that is reached.
         gpus_per_node: GPUs of a machine.
         network: GB/s that a GPU sends to other machines.
-        reserve: GiB for what the simulation leaves out.
+        reserve: GiB for what the simulation leaves out; None: 1 and a quarter of what it finds, at most 8.
     """
 
     num_text: int = 300
     utilisation: float = 0.4
     gpus_per_node: int = 8
     network: float = 50.0
-    reserve: float = 8.0
+    reserve: float | None = None
+
+    def reserved(self, peak: float) -> float:
+        """Return the GiB in reserve beside a simulated peak of so many."""
+        return min(8.0, 1 + peak / 4) if self.reserve is None else self.reserve
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,12 @@ class Plan:
     @property
     def needed(self) -> float:
         """GiB that a GPU must have."""
-        return self.memory.peak / GIB + self.assumptions.reserve
+        return self.memory.peak / GIB + self.reserved
+
+    @property
+    def reserved(self) -> float:
+        """GiB of `needed` for what the simulation leaves out."""
+        return self.assumptions.reserved(self.memory.peak / GIB)
 
     @property
     def fits(self) -> bool:

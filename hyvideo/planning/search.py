@@ -66,7 +66,8 @@ class Search:
             num_text=self._assumptions.num_text,
             peaks_of=self._peaks_of,
         )
-        return memory.peak / GIB + self._assumptions.reserve
+        peak = memory.peak / GIB
+        return peak + self._assumptions.reserved(peak)
 
     def largest(self, knob: str) -> tuple[Any, float] | None:
         """Return the largest value of a setting that fits, all others as they are, and its GiB; None where none does.
@@ -143,7 +144,7 @@ class Search:
 def misfit(plan: Plan, search: Search) -> str:
     """Say that a plan does not fit, and the nearest that does."""
     said = (
-        f"the run needs {plan.needed:.1f} GiB per GPU ({plan.assumptions.reserve:g} of them in reserve), but "
+        f"the run needs {plan.needed:.1f} GiB per GPU ({plan.reserved:.1f} of them in reserve), but "
         f"{plan.gpu.name} has {plan.gpu.memory:g}."
     )
     found = search.nearest_that_fits()

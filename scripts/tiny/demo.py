@@ -49,12 +49,12 @@ def main(argv: list[str]) -> int:
 
 
 def _start(argv: list[str]) -> int:
-    """Run this program as ranks of one core each; returns their exit status."""
+    """Run this program as ranks of one core each, without any GPU; returns their exit status."""
     num_cores = torch.get_num_threads()
     num_ranks = max(number for number in (1, 2, MAX_RANKS) if number <= num_cores)
     ranks = ["torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}", "-m", "scripts.tiny.demo"]
-    threads = {"OMP_NUM_THREADS": str(num_cores // num_ranks)}
-    return subprocess.call([sys.executable, "-m", *ranks, *argv], env={**os.environ, **threads})
+    cores_alone = {"OMP_NUM_THREADS": str(num_cores // num_ranks), "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.call([sys.executable, "-m", *ranks, *argv], env={**os.environ, **cores_alone})
 
 
 def _train_and_compare(config: Config) -> None:

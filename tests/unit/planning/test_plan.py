@@ -210,3 +210,10 @@ def test_what_is_on_the_gpu_beside_the_rollout(config):
     assert rollout() - rollout("--reference_mode_offload") == 100
     assert rollout() - rollout("--reward_offload") == 1000
     assert rollout("--reward_async", "--reward_offload") == rollout("--reward_async") > rollout()
+
+
+def test_the_reserve_grows_with_what_is_simulated_up_to_8_gib(sized_plan):
+    small = plan_of(sized_plan("--batch_size", "4"))
+    assert 1 < small.reserved < 1.5 and small.needed == pytest.approx(small.memory.peak / 2**30 + small.reserved)
+    assert Assumptions().reserved(60) == 8
+    assert Assumptions(reserve=12.0).reserved(1) == 12
