@@ -50,7 +50,6 @@ from hyvideo.observability.watchdog import Watchdog
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.anchor import Anchor, BaseModelAnchor, anchor_kind
-from hyvideo.training.guards import Guards
 from hyvideo.training.optimizer import build_optimizers
 from hyvideo.training.performance import Performance
 from hyvideo.training.reward_watch import RewardWatch
@@ -117,7 +116,8 @@ def build_trainer(config: Config) -> Trainer:
             config.run.peak_tflops or matrix_peak_tflops(device, pipeline.autocast_dtype),
         ),
         profile=_build_profile(config, folder, mesh),
-        guards=Guards(Watchdog(timer, rank=mesh.rank, seconds=config.parallel.stuck_after), RewardWatch()),
+        watchdog=Watchdog(timer, rank=mesh.rank, seconds=config.parallel.stuck_after),
+        reward_watch=RewardWatch(),
     )
 
 
