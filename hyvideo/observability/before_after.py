@@ -1,7 +1,6 @@
 """Before and after, side by side: the same prompts and seeds from two models, as one mp4 and one contact sheet."""
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
+from hyvideo.data.files import replacing
 from hyvideo.data.videos import write_video
 
 _SHOWN_SIZE = 192  # a video smaller than this is enlarged by a whole factor
@@ -60,9 +60,8 @@ def side_by_side(
     strips = [_in_a_row([videos[:, m : m + 1] for m in moments], _FRAME_GAP) for videos in (before, after)]
     sheet = _grid(_in_a_row(strips, _GAP), captions, titles, columns=1)[0]
     sheet_path = path.with_suffix(".png")
-    temporary = sheet_path.with_name(f".{sheet_path.stem}.{os.getpid()}.tmp.png")
-    Image.fromarray(sheet.numpy()).save(temporary)
-    os.replace(temporary, sheet_path)
+    with replacing(sheet_path) as temporary:
+        Image.fromarray(sheet.numpy()).save(temporary)
     return sheet_path
 
 
