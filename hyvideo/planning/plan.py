@@ -110,7 +110,7 @@ def make_plan(
     *,
     world_size: int,
     gpu: Gpu | None,
-    assumptions: Assumptions = Assumptions(),
+    assumptions: Assumptions,
     peaks_of: PeaksOf | None = None,
 ) -> Plan:
     """Plan a run; prompts and weights need not be there.
