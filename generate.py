@@ -184,9 +184,8 @@ def _generate(pipeline: HunyuanVideoGRPOPipeline, job: Job, plan: Plan, negative
     arguments, settings = plan.arguments, plan.settings
     size = _size(pipeline, job, plan)
     note = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
-    seed = job.seed if job.prompt.seed is None else job.prompt.seed
     del note["offload"], note["sp_size"]  # they change where the video is made, not the video
-    note |= settings | {"prompt": job.prompt.text, "image_path": job.prompt.ref_image_path, "seed": seed}
+    note |= settings | {"prompt": job.prompt.text, "image_path": job.prompt.ref_image_path, "seed": job.seed}
     note |= {"fixed_size": f"{size[0]}x{size[1]}", "output_path": str(job.path)}
     if job.is_finished(note):
         print(f"{job.path} is finished already", file=sys.stderr)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from diffusers import HunyuanVideo15Transformer3DModel
 from torch import Tensor
 

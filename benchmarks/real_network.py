@@ -115,13 +115,13 @@ def _pass(kind: str, transformer: nn.Module, inputs: Mapping[str, Any]) -> Calla
 
 
 def _utilisation(
-    kind: str, variant: str, transformer: HunyuanVideo15Transformer3DModel, case: Case, peak: float, repeats: int = 5
+    kind: str, variant: str, transformer: HunyuanVideo15Transformer3DModel, case: Case, peak: float
 ) -> Result:
     """Time a pass; count the operations it needs, recomputation left out, against the measured matrix peak."""
     run = _pass(kind, transformer, build_inputs(transformer, case, padded=False))
     memory = peak_bytes(run)
     seconds = []
-    for _ in range(repeats):
+    for _ in range(5):
         start = now()
         run()
         seconds.append(now() - start)

@@ -27,8 +27,8 @@ from hyvideo.evaluation.generation import Job, jobs_of_csv
 from hyvideo.evaluation.scored_files import NamedReward, ScoreFile
 from hyvideo.evaluation.table import markdown_of
 from hyvideo.models.layout import check_layout
-from hyvideo.models.reward_models.choice import RewardChoice, check_name, check_options
-from hyvideo.models.reward_models.registry import RewardContext, registered_rewards
+from hyvideo.models.reward_models.registry import RewardContext
+from hyvideo.models.reward_models.rewards import build_reward
 
 REPOSITORY = Path(__file__).parents[1]
 SUMMED = ("VQ", "MQ", "TA")
@@ -155,13 +155,10 @@ def _build_reward(text: str, arguments: argparse.Namespace) -> NamedReward:
     """Build the reward of `NAME` or `NAME=CHECKPOINT`, and put it aside in host memory."""
     name, _, checkpoint = text.partition("=")
     options = {"checkpoint": checkpoint} if checkpoint else {}
-    known = registered_rewards()
-    check_name(name, known)
-    check_options(RewardChoice(name, 1.0, {}, options, None), known[name])
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     context = RewardContext(device, arguments.model_root, batch_size=arguments.batch_size)
     source = options or {"model_root": str(arguments.model_root.resolve())}
-    reward = NamedReward(name, source, known[name](context, **options))
+    reward = NamedReward(name, source, build_reward(name, options, context))
     reward.model.to("cpu")
     return reward
 

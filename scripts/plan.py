@@ -10,8 +10,8 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import NoReturn
 
+from hyvideo.config.flags import TeachingParser
 from hyvideo.config.loading import load_config
 from hyvideo.distributed.gpus import GPUS, find_gpu
 from hyvideo.planning.plan import Assumptions, make_plan
@@ -22,18 +22,10 @@ from hyvideo.planning.table import plan_table
 SEARCHED = ("mini_batch_size_per_update", "sample_n_frames", "rollout_size")
 
 
-class _TeachingParser(argparse.ArgumentParser):
-    """A parser whose errors are ValueErrors."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise what argparse found wrong."""
-        raise ValueError(message)
-
-
 def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Read the planner's own flags; returns them and those of post_train.py."""
     given = Assumptions()
-    parser = _TeachingParser(
+    parser = TeachingParser(
         "plan", description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--world_size", type=int, required=True, help="number of GPUs")

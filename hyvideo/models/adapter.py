@@ -58,7 +58,7 @@ def load_lora(transformer: HunyuanVideo15Transformer3DModel, folder: str | Path)
         raise ValueError(f"lora path: no adapter at '{path}'. Expected the folder that holds that file.")
     try:
         with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
             note = (file.metadata() or {}).get(LORA_ADAPTER_METADATA_KEY)
         settings = None if note is None else read_lora_settings(note)
         if has_original_keys(tensors):

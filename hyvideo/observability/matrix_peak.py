@@ -19,22 +19,19 @@ def matrix_peak_tflops(device: torch.device, dtype: torch.dtype) -> float:
     return measured_matrix_tflops(device, dtype)
 
 
-def measured_matrix_tflops(
-    device: torch.device, dtype: torch.dtype, *, size: int | None = None, repeats: int = 5
-) -> float:
-    """Time products of two `size` x `size` matrices; the fastest counts.
+def measured_matrix_tflops(device: torch.device, dtype: torch.dtype, *, size: int | None = None) -> float:
+    """Time products of two `size` x `size` matrices: the fastest of five counts, after one that is not timed.
 
     Args:
         device: CPU or GPU.
         dtype: of the matrices.
         size: None: 8192 on a GPU, 1024 on a CPU.
-        repeats: products to time, after one that is not.
     """
     size = size or (8192 if device.type == "cuda" else 1024)
     generator = torch.Generator(device).manual_seed(0)  # not the global one, whose state is the run's
     first, second = (torch.randn(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
     seconds = []
-    for _ in range(repeats + 1):
+    for _ in range(6):
         start = _now(device)
         first @ second
         seconds.append(_now(device) - start)

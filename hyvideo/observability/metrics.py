@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic_core import from_json
 
+from hyvideo.data.files import replacing, write_synced
 from hyvideo.observability.trackers import Trackers
 
 METRIC_MEANINGS = {"VQ": "visual quality", "MQ": "motion quality", "TA": "text alignment"}
@@ -162,9 +163,5 @@ def _joined(lines: Iterable[bytes]) -> bytes:
 
 def _replace(path: Path, content: bytes) -> None:
     """Give `path` new content such that a reader sees the old or the new, never a part."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        write_synced(temporary, content)

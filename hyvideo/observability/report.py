@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hyvideo.config.knobs import KNOBS
+from hyvideo.config.knobs import KNOBS, value_of
 from hyvideo.config.schema import Config
 from hyvideo.observability.charts import Drawing, line_style
 from hyvideo.observability.curves import evenly_spaced
@@ -259,7 +259,7 @@ def _settings(configs: Sequence[Config | None]) -> list[Setting]:
         return []
     listed = []
     for knob in KNOBS.values():
-        values = [getattr(getattr(config, knob.group), knob.name) for config in known]
+        values = [value_of(config, knob.name) for config in known]
         notable = values[0] != knob.default if len(known) == 1 else any(value != values[0] for value in values)
         listed.append(
             Setting(knob.group, knob.name, [_text(v) for v in values], _text(knob.default), knob.doc, notable)

@@ -119,7 +119,7 @@ def make_plan(
     *,
     world_size: int,
     gpu: Gpu | None,
-    assumptions: Assumptions = Assumptions(),  # noqa: B008 - it is frozen
+    assumptions: Assumptions,
     peaks_of: PeaksOf | None = None,
 ) -> Plan:
     """Plan a run; prompts and weights need not be there.

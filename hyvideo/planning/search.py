@@ -5,7 +5,7 @@ from copy import deepcopy
 from typing import Any
 
 from hyvideo.config.checks import check_config
-from hyvideo.config.knobs import KNOBS
+from hyvideo.config.knobs import KNOBS, value_of
 from hyvideo.config.schema import Config
 from hyvideo.distributed.gpus import Gpu
 from hyvideo.planning.memory import FittedPeaks, predict_memory
@@ -106,7 +106,7 @@ class Search:
             "reward_offload": True,
         }
         for name, value in wanted.items():
-            if getattr(getattr(config, KNOBS[name].group), name) != value:
+            if value_of(config, name) != value:
                 yield {name: value}
         yield from self._sp_changes(config.parallel.sp_size + 1)
         for frames in range((config.rollout.sample_n_frames - 1) // 20 * 20 - 19, 4, -20):

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from diffusers import HunyuanVideo15Transformer3DModel
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode

@@ -11,12 +11,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from diffusers import HunyuanVideo15Transformer3DModel
-from omegaconf import OmegaConf
 from torch import nn
 
 from hyvideo.checkpoint.run_folder import RunFolder, open_run_folder
 from hyvideo.config.checks import check_config
-from hyvideo.config.identity import config_hash, deciding_fields
+from hyvideo.config.identity import config_hash, deciding_fields, settings_of
 from hyvideo.config.loading import save_config
 from hyvideo.config.schema import Config
 from hyvideo.config.sizes import parse_size
@@ -49,7 +48,6 @@ from hyvideo.observability.watchdog import Watchdog
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.anchor import Anchor, BaseModelAnchor, anchor_kind
-from hyvideo.training.guards import Guards
 from hyvideo.training.optimizer import build_optimizers
 from hyvideo.training.performance import Performance
 from hyvideo.training.reward_watch import RewardWatch
@@ -116,7 +114,8 @@ def build_trainer(config: Config) -> Trainer:
             config.run.peak_tflops or matrix_peak_tflops(device, pipeline.autocast_dtype),
         ),
         profile=_build_profile(config, folder, mesh),
-        guards=Guards(Watchdog(timer, rank=mesh.rank, seconds=config.parallel.stuck_after), RewardWatch()),
+        watchdog=Watchdog(timer, rank=mesh.rank, seconds=config.parallel.stuck_after),
+        reward_watch=RewardWatch(),
     )
 
 
@@ -151,18 +150,12 @@ def _build_profile(config: Config, folder: RunFolder, mesh: Mesh) -> Profile | N
 
 def _run_facts(config: Config) -> dict[str, object]:
     """Return what all ranks of a run must agree in: every setting, and the content of the prompt files."""
-    return _settings(config) | _content([*config.data.train_video_csv, *config.data.valid_video_csv])
+    return settings_of(config) | _content([*config.data.train_video_csv, *config.data.valid_video_csv])
 
 
 def _content(files: Sequence[str]) -> dict[str, object]:
     """Return hashes of files' content by what they are called in messages."""
     return {f"{CONTENT} {file}": hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] for file in files}
-
-
-def _settings(config: Config) -> dict[str, object]:
-    """Return every setting by its name."""
-    groups = OmegaConf.to_container(OmegaConf.structured(config))
-    return {name: value for group in groups.values() for name, value in group.items()}
 
 
 def _open_metrics(config: Config, folder: RunFolder, step: int) -> MetricsLog:
@@ -173,7 +166,7 @@ def _open_metrics(config: Config, folder: RunFolder, step: int) -> MetricsLog:
         folder.path,
         run_name=config.run.run_name or folder.path.name,
         tags=config.run.run_tags,
-        settings={name: str(value) for name, value in _settings(config).items()},
+        settings={name: str(value) for name, value in settings_of(config).items()},
     )
     metrics = MetricsLog(folder.path, trackers)
     metrics.truncate_after(step)

@@ -30,7 +30,7 @@ def test_weights_given_apart_are_saved_as_those_inside(policy, tmp_path: Path):
     ):
         assert apart.metadata() == inside.metadata()
         assert apart.keys() == inside.keys()
-        assert all(torch.equal(apart.get_tensor(name), inside.get_tensor(name)) for name in inside.keys())  # noqa: SIM118
+        assert all(torch.equal(apart.get_tensor(name), inside.get_tensor(name)) for name in inside.keys())
 
 
 def test_dropout_is_refused():
