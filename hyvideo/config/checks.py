@@ -168,9 +168,6 @@ def _update_problems(cfg: Config) -> Iterator[str]:
     if stochastic < 1:
         yield "grpo_sampling_steps is 1, but the last step of sde_type cps is deterministic: use at least 2 steps"
         return
-    if num_steps == 1 and cfg.rollout.sde_type == "flow_grpo":
-        yield "grpo_sampling_steps is 1, but sde_type flow_grpo takes the first step's noise from the second: use 2"
-        return
     noisy = stochastic if cfg.rollout.sde_window == "all" else cfg.rollout.sde_window_size
     if noisy > stochastic:
         yield (

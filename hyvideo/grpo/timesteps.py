@@ -61,7 +61,7 @@ def select_timesteps(
     if not mask.any():
         raise ValueError(
             f"none of the {mask.shape[1]} denoising steps is stochastic, so there is nothing to train: use "
-            "eta > 0, and for sde_type cps or flow_grpo more than one step"
+            "eta > 0, and for sde_type cps more than one step"
         )
     trained = mask.nonzero()[:, 1].reshape(num_samples, -1)
     count = num_kept(fraction, trained.shape[1])

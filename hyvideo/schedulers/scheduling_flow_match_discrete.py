@@ -50,10 +50,10 @@ def sage_variance(sigma: Tensor, sigma_next: Tensor, eta: float, sage_clamp: flo
 def flow_variance(sigma: Tensor, sigma_next: Tensor, eta: float) -> Tensor:
     """Flow-GRPO: the left-endpoint rule ``eta^2 delta sigma / (1 - sigma)`` for the same integral, [K].
 
-    At ``sigma == 1``, where that rule divides by zero, the level of the next step stands in for sigma.
+    At ``sigma == 1``, where that rule divides by zero, the denominator takes the level of the next step, as published:
+    the variance of that step is ``eta^2`` whatever its length.
     """
-    finite_sigma = torch.where(sigma == 1, sigma_next, sigma)
-    return eta**2 * (sigma - sigma_next) * finite_sigma / (1 - finite_sigma)
+    return eta**2 * (sigma - sigma_next) * sigma / (1 - torch.where(sigma == 1, sigma_next, sigma))
 
 
 def dance_variance(sigma: Tensor, sigma_next: Tensor, eta: float) -> Tensor:

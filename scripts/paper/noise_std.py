@@ -85,8 +85,9 @@ def describe(found: Mapping[str, Any]) -> str:
         {min(ratio):.2f} to {max(ratio):.2f} times the noise of SAGE, most where a step changes σ / (1 − σ) most: at
         both ends. DanceGRPO's noise follows the length of the step alone: least where SAGE explores most, and most
         at the end. At σ = 1 both rules are singular and the cut decides: SAGE stops at 1 −
-        {settings["sage_clamp"]:g} and adds {one[0]:.2f}, Flow-GRPO takes the next level and adds {one[1]:.2f}. *Both
-        clamped* cuts Flow-GRPO where SAGE is cut: its first step then adds {both[1]:.2f}. *Published settings*: SAGE
+        {settings["sage_clamp"]:g} and adds {one[0]:.2f}, Flow-GRPO divides by the next level's
+        distance to 1 and adds {one[1]:.2f}. *Both clamped* cuts Flow-GRPO where SAGE is cut: its first step then adds
+        {both[1]:.2f}. *Published settings*: SAGE
         {_published(settings, "sage_grpo")}; Flow-GRPO {_published(settings, "flow_grpo")} (for Stable Diffusion
         3.5); DanceGRPO {_published(settings, "dance_grpo")} (for HunyuanVideo)."""
     )

@@ -61,9 +61,10 @@ def test_no_variance_is_negative_for_any_number_of_steps_and_shift(sde_type):
 
 
 @pytest.mark.parametrize("shift", [0.3, 0.7, 1.1, 5.0, 20.0])
-def test_the_first_flow_step_uses_the_next_level_where_its_rule_divides_by_zero(shift):
-    first = variances(scheduled(20, shift), "flow_grpo", 0.5)[0]
-    torch.testing.assert_close(first, 0.25 * exact_sigmas(20, shift)[1])
+@pytest.mark.parametrize("num_steps", [1, 20])
+def test_the_first_flow_step_adds_the_variance_eta_squared_whatever_its_length(num_steps, shift):
+    first = variances(scheduled(num_steps, shift), "flow_grpo", 0.5)[0]
+    assert first.item() == pytest.approx(0.25, rel=1e-12)
 
 
 @pytest.mark.parametrize(("num_steps", "shift"), [(68, 5.0), (49, 7.0), (38, 9.0)])

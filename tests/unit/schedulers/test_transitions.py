@@ -35,8 +35,7 @@ def variance_by_hand(sde_type: str, index: int) -> float:
     if sde_type == "dance_grpo":
         return ETA**2 * (sigma - sigma_next)
     if sde_type == "flow_grpo":
-        left = sigma_next if index == 0 else sigma
-        return ETA**2 * (sigma - sigma_next) * left / (1 - left)
+        return ETA**2 * (sigma - sigma_next) * sigma / (1 - (sigma_next if index == 0 else sigma))
     clamped = min(sigma, 1 - 3e-3)
     return ETA**2 * (math.log((1 - sigma_next) / (1 - clamped)) - (clamped - sigma_next))
 
