@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from diffusers import HunyuanVideo15Transformer3DModel
 from peft import LoraConfig
+from peft.tuners.tuners_utils import cast_adapter_dtype
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -28,8 +29,9 @@ def prepare_policy(
 ) -> HunyuanVideo15Transformer3DModel:
     """Make `transformer` ready for training, in place.
 
-    Full fine-tuning trains every weight that can receive a gradient; with `lora` only the adapters. Dropout of the
-    network stays off in rollout and replay alike (`eval` mode): the two must agree exactly.
+    Full fine-tuning trains every weight that can receive a gradient; with `lora` only the adapters, which are float32
+    whatever the network is: bfloat16 would round most of their updates away. Dropout of the network stays off in
+    rollout and replay alike (`eval` mode): the two must agree exactly.
 
     Args:
         transformer: the policy, attention installed.
@@ -51,6 +53,8 @@ def prepare_policy(
         check_same_adapter(transformer, lora, pretrained_lora_path)
         for name, parameter in transformer.named_parameters():
             parameter.requires_grad_("lora_" in name)
+    if lora is not None:
+        cast_adapter_dtype(transformer, ADAPTER)
     _freeze_unreached(transformer)
     if gradient_checkpointing:
         _recompute_blocks(transformer, keep_attention=keep_attention)

@@ -192,7 +192,8 @@ def checkpoint_bytes(config: Config, parameters: ParameterCounts) -> int:
     matrices = parameters.trained_matrices if config.optimizer.use_muon else 0
     states = matrices + 2 * (parameters.trained - matrices)
     anchor = parameters.trained if anchor_kind(config.kl, config.model) == "copy" else 0
-    return BYTES[config.model.master_weight_type] * (parameters.trained + states + anchor)
+    precision = "fp32" if config.model.use_lora else config.model.master_weight_type  # adapters are float32 always
+    return BYTES[precision] * (parameters.trained + states + anchor)
 
 
 def _seconds(

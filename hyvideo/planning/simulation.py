@@ -90,9 +90,11 @@ def simulate(config: Config, scene: Scene, world_size: int) -> Peaks:
     with ExitStack() as stack:
         stack.enter_context(_fake_ranks(world_size))
         mesh = build_mesh(sp_size=parallel.sp_size, dp_replicate=parallel.dp_replicate)
+        transformer = _policy_on_meta(config, scene, mesh)
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         memory = stack.enter_context(PeakMemory())
-        transformer = _policy(config, scene, mesh)
+        transformer.to_empty(device="cpu")
+        _shard(transformer, config, mesh)
         parameters = trainable_parameters(transformer)
         weights = memory.current
         optimizers = build_optimizers(parameters, config.optimizer)
@@ -130,30 +132,37 @@ def _fake_ranks(world_size: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _policy(config: Config, scene: Scene, mesh: Mesh) -> HunyuanVideo15Transformer3DModel:
-    """Make the policy as `hyvideo.training.assembly.build_pipeline` does, without reading weights."""
+def _policy_on_meta(config: Config, scene: Scene, mesh: Mesh) -> HunyuanVideo15Transformer3DModel:
+    """Make the policy as `hyvideo.training.assembly.build_pipeline` does, without weights: fake ones cannot be adapted.
+
+    PEFT converts an adapter's weights to those of its layer, which fake tensors do not allow; on meta it does not.
+    """
     parallel, model = config.parallel, config.model
-    with quiet_diffusers(), made_in(DTYPES[model.master_weight_type]):
+    with quiet_diffusers(), made_in(DTYPES[model.master_weight_type]), torch.device("meta"):
         transformer = HunyuanVideo15Transformer3DModel.from_config(dict(scene.transformer))
-    install_attention(transformer, mesh.sp_group)
-    prepare_policy(
-        transformer,
-        gradient_checkpointing=model.enable_gradient_checkpointing,
-        keep_attention=parallel.activation_checkpointing == "selective",
-        lora=configured_adapter(model),
-    )
+        prepare_policy(
+            install_attention(transformer, mesh.sp_group),
+            gradient_checkpointing=model.enable_gradient_checkpointing,
+            keep_attention=parallel.activation_checkpointing == "selective",
+            lora=configured_adapter(model),
+        )
     _ask_nothing_of_values(transformer)
     for module in transformer.modules():
         if isinstance(module, nn.LayerNorm):
             module.forward = MethodType(_norm_in_float32, module)
+    return transformer
+
+
+def _shard(transformer: HunyuanVideo15Transformer3DModel, config: Config, mesh: Mesh) -> None:
+    """Shard the policy as a run does."""
+    parallel = config.parallel
     if mesh.weights is not None and parallel.enable_fsdp:
         shard_weights(
             transformer,
             mesh.weights,
-            compute_dtype=DTYPES[model.dtype],
+            compute_dtype=DTYPES[config.model.dtype],
             reshard_after_forward=parallel.reshard_after_forward,
         )
-    return transformer
 
 
 def _ask_nothing_of_values(transformer: HunyuanVideo15Transformer3DModel) -> None:

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hyvideo.config.schema import Config
 from hyvideo.models.adapter import lora_config, save_lora
 from hyvideo.models.parallelize import ATTENTION_OPS, prepare_policy, trainable_parameters
+from hyvideo.models.quiet import quiet_diffusers
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from tests.support.pipelines import PROMPTS
 from tests.support.tiny_model import build_transformer
@@ -115,6 +116,23 @@ def test_with_an_adapter_nothing_else_is_trained(policy):
     assert trained
     assert all(".lora_A.default." in name or ".lora_B.default." in name for name in trained)
     assert len(trained) < len(base)
+
+
+@pytest.mark.parametrize("loaded", [False, True], ids=["fresh", "loaded"])
+def test_an_adapter_is_float32_in_a_bfloat16_network_and_moves_by_small_updates(loaded: bool, tmp_path: Path):
+    policy = prepare_policy(build_transformer(), gradient_checkpointing=False, lora=ADAPTER)
+    save_lora(policy, tmp_path)
+    with quiet_diffusers():
+        policy = build_transformer().to(torch.bfloat16)
+    start = str(tmp_path) if loaded else None
+    prepare_policy(policy, gradient_checkpointing=False, lora=ADAPTER, pretrained_lora_path=start)
+    dtypes = {("lora_" in name, p.dtype) for name, p in policy.named_parameters()}
+    assert dtypes == {(True, torch.float32), (False, torch.bfloat16)}
+    weight = trainable_parameters(policy)["transformer_blocks.0.attn.to_q.lora_A.default.weight"]
+    before = weight.detach().clone()
+    with torch.no_grad():
+        weight.add_(1e-5)
+    assert (weight != before).all()
 
 
 def test_a_saved_adapter_comes_back_as_it_was(policy, velocity: Callable, tiny_root: Path, tmp_path: Path):

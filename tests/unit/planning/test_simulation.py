@@ -65,6 +65,16 @@ def test_a_simulated_update_takes_what_a_real_one_takes(recompute):
     assert simulated.optimizer == pytest.approx(optimizer, rel=0.02)
 
 
+def test_a_simulated_adapter_takes_float32_whatever_the_other_weights_do():
+    scene = Scene(dict(build_transformer().config), LATENTS, NUM_TEXT, 1, 1)
+    half, whole = (
+        simulate(load_config(["--use_lora", "true", "--master_weight_type", precision]), scene, world_size=2)
+        for precision in ("bf16", "fp32")
+    )
+    assert half.weights < whole.weights
+    assert (half.trained, half.states) == (whole.trained, whole.states)
+
+
 @pytest.fixture(scope="module")
 def real_size() -> Peaks:
     """Four blocks of the released size, 81 frames of 480x864, rank 0 of the paper's 64."""
