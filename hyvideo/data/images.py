@@ -35,6 +35,14 @@ def check_images(prompts: Sequence[Prompt], task: str) -> None:
         read_image(path)
 
 
+def share_kept(path: str, size: tuple[int, int]) -> float:
+    """Return the share of a readable image's area that is left when it is scaled to cover `size` and cropped to it."""
+    with Image.open(path, formats=FORMATS) as image:
+        ratio = image.width / image.height
+    height, width = size
+    return min(ratio * height / width, width / (ratio * height))
+
+
 def check_task(prompts: Sequence[Prompt], task: str) -> None:
     """Raise a ValueError unless `prompts` have images where a model of `task` needs them, and only there.
 

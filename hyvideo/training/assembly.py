@@ -48,6 +48,7 @@ from hyvideo.observability.watchdog import Watchdog
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.anchor import Anchor, BaseModelAnchor, anchor_kind
+from hyvideo.training.cautions import cautions, check_guidance
 from hyvideo.training.optimizer import build_optimizers
 from hyvideo.training.performance import Performance
 from hyvideo.training.reward_watch import RewardWatch
@@ -94,6 +95,9 @@ def build_trainer(config: Config) -> Trainer:
     for change in changed:
         console.info(f"changed: {change}")
     console.info(f"reward {reward.describe()}")
+    if mesh.is_main:
+        for caution in cautions(config, prompts, valid):
+            console.warning(caution)
     return Trainer(
         config=config,
         folder=folder,
@@ -137,6 +141,7 @@ def read_inputs(config: Config) -> tuple[list[Prompt], list[Prompt]]:
         task = task_of(root, version)
         check_images(prompts, task)
         check_images(valid, task)
+        check_guidance(config)
     require_same(_run_facts(config))
     return prompts, valid
 

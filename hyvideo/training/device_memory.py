@@ -29,8 +29,8 @@ def out_of_memory_loading(error: torch.OutOfMemoryError) -> str:
     """Return the message of a GPU that cannot hold the models."""
     return (
         f"out of GPU memory while the models were loaded: {_cause(error)} More ranks (smaller shards), "
-        "use_lora, master_weight_type bf16 and reward_offload need less. `python -m scripts.plan` with the run's flags "
-        "says what fits."
+        "use_lora (and with it alone master_weight_type bf16) and reward_offload need less. `python -m scripts.plan` "
+        "with the run's flags says what fits."
     )
 
 

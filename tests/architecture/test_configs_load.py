@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 WORLD_SIZES = {"configs/tiny.yaml": 1, "configs/sage_8gpu.yaml": 8, "configs/sage_64gpu.yaml": 64}
 PIECES = [f"configs/method/{name}.yaml" for name in ("sage", "dance", "flow", "cps")]
 PIECES += [f"configs/kl/{name}.yaml" for name in ("none", "fixed", "step", "moving", "dual")]
+PIECES += ["configs/lora.yaml"]
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +72,13 @@ def test_a_method_changes_the_transition_alone(name, expected):
     cfg, plain = load_config(["--config", f"configs/method/{name}.yaml"]), load_config([])
     assert cfg.rollout.sde_type == expected
     cfg.rollout.sde_type, cfg.run.run_name = plain.rollout.sde_type, plain.run.run_name
+    assert cfg == plain
+
+
+def test_the_adapters_config_changes_what_an_adapter_needs_alone():
+    cfg, plain = load_config(["--config", "configs/lora.yaml"]), load_config([])
+    assert (cfg.model.use_lora, cfg.optimizer.use_muon, cfg.optimizer.learning_rate) == (True, False, 1e-4)
+    cfg.model, cfg.optimizer, cfg.run.run_name = plain.model, plain.optimizer, plain.run.run_name
     assert cfg == plain
 
 

@@ -26,7 +26,8 @@ class ModelConfig:
     CPU always computes in fp32."""
 
     master_weight_type: Literal["fp32", "bf16"] = "fp32"
-    """Precision of trained weights and optimizer state. bf16 halves their memory and loses small updates."""
+    """Precision of the transformer's weights and of their optimizer state. bf16 halves their memory and rounds most
+    updates away: use it with use_lora, whose adapters are fp32 always."""
 
     enable_gradient_checkpointing: bool = True
     """Recompute each transformer block's activations in the backward pass: far less memory, about a third more work."""

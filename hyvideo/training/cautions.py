@@ -1,0 +1,99 @@
+"""What in a run's settings is allowed but seldom meant: said when the run starts, refused where it cannot be meant."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hyvideo.config.schema import Config
+from hyvideo.config.sizes import parse_size
+from hyvideo.data.images import share_kept
+from hyvideo.data.prompts import Prompt
+from hyvideo.models.layout import is_diffusers_layout
+from hyvideo.pipelines.sampling_defaults import FILE, sampling_defaults
+
+LEAST_KEPT = 0.75
+"""Share of a first frame that cropping should leave: from 4:3 to 16:9 it is just that."""
+
+LORA_RATE = 1e-5
+"""Learning rate of full fine-tuning, at which an adapter hardly moves."""
+
+
+def check_guidance(config: Config) -> None:
+    """Refuse guidance for a distilled version, which has it in its weights already.
+
+    Raises:
+        ValueError: `cfg_scale` is above 1, or the model's files do not say how it is sampled.
+    """
+    model, known = config.model, _known_sampling(config)
+    distilled = known and known["guidance_scale"] == 1 and not is_diffusers_layout(Path(model.pretrained_model_root))
+    if distilled and config.rollout.cfg_scale > 1:
+        raise ValueError(
+            f"cfg_scale is {config.rollout.cfg_scale:g}, but {model.pretrained_transformer_version} is distilled: its "
+            "guidance is in its weights, and more of it spoils its videos. Set cfg_scale to 1."
+        )
+
+
+def cautions(config: Config, prompts: Sequence[Prompt], valid: Sequence[Prompt]) -> Iterator[str]:
+    """Yield what a person may want to change before the run goes on.
+
+    Args:
+        config: the run's, checked.
+        prompts: for training, checked like `valid`.
+        valid: for validation.
+    """
+    yield from _weights(config)
+    yield from _sampling(config)
+    for name, rows in (("rollout_size", prompts), ("validation_fixed_size", valid)):
+        size = getattr(config.rollout if name == "rollout_size" else config.validation, name)
+        yield from _cropped(name, size, rows)
+
+
+def _weights(config: Config) -> Iterator[str]:
+    """Steps that are too small for what they move."""
+    model, rate = config.model, config.optimizer.learning_rate
+    if model.master_weight_type == "bf16" and not model.use_lora:
+        yield (
+            f"master_weight_type is bf16 and all weights are trained at learning_rate {rate:g}: most updates are "
+            "rounded away (60 equal ones at 1e-5 changed 2 % of a matrix with Muon, 16 % with AdamW, in fp32 all of "
+            "it). Use fp32 with more ranks or cpu_offload, or use_lora, whose weights are fp32 always."
+        )
+    if model.use_lora and rate <= LORA_RATE:
+        yield (
+            f"use_lora is true at learning_rate {rate:g}, the rate of full fine-tuning, at which an adapter hardly "
+            "learns: add configs/lora.yaml to --config, or set a rate about ten times as high."
+        )
+
+
+def _sampling(config: Config) -> Iterator[str]:
+    """Settings that differ from how the model is meant to be sampled."""
+    known = _known_sampling(config)
+    if known is None:
+        return
+    pairs = [("cfg_scale", config.rollout.cfg_scale, known["guidance_scale"])]
+    pairs += [("infer_flow_shift_video", config.rollout.infer_flow_shift_video, known["shift"])]
+    if config.data.valid_video_csv and (config.validation.validation_interval or config.validation.validate_at_step0):
+        pairs += [("validation_timestep_shift", config.validation.validation_timestep_shift, known["shift"])]
+    differing = [f"{name} is {ours:g}, the model's is {theirs:g}" for name, ours, theirs in pairs if ours != theirs]
+    if differing:
+        yield f"the model is meant to be sampled otherwise: {'; '.join(differing)}."
+
+
+def _known_sampling(config: Config) -> Mapping[str, Any] | None:
+    """Return how the model is meant to be sampled; None for a diffusers folder that does not say it outright."""
+    root = Path(config.model.pretrained_model_root)
+    if is_diffusers_layout(root) and not (root / FILE).is_file():
+        return None
+    return sampling_defaults(root, config.model.pretrained_transformer_version)
+
+
+def _cropped(name: str, size: str, prompts: Sequence[Prompt]) -> Iterator[str]:
+    """First frames of which cropping to the one size of all videos leaves little."""
+    paths = dict.fromkeys(prompt.ref_image_path for prompt in prompts if prompt.ref_image_path)
+    kept = {path: share_kept(path, parse_size(size)) for path in paths}
+    if few := [path for path in kept if kept[path] < LEAST_KEPT]:
+        worst = min(few, key=kept.get)
+        yield (
+            f"{len(few)} of {len(kept)} first frames keep less than {LEAST_KEPT:.0%} of their area when they are "
+            f"cropped to {name} {size}, the least {kept[worst]:.0%} of '{worst}': all videos of a run have one size. "
+            "Choose images, or a size, of one aspect ratio."
+        )

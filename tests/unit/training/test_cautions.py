@@ -1,0 +1,123 @@
+"""What is seldom meant is said when a run starts, what cannot be meant is refused, and documented runs are quiet."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from hyvideo.config.loading import load_config
+from hyvideo.config.schema import Config
+from hyvideo.data.images import share_kept
+from hyvideo.data.prompts import Prompt, read_prompts
+from hyvideo.training.assembly import read_inputs
+from hyvideo.training.cautions import cautions, check_guidance
+from hyvideo.training.trainer import Trainer
+from tests.support.training import REPOSITORY, arguments, noisy_image, write_prompts
+
+
+@pytest.fixture
+def released(tmp_path: Path) -> Callable[..., Config]:
+    """Make configurations of a released version, of which only the config.json is there."""
+
+    def config_of(version: str, *flags: str) -> Config:
+        """Load one with some flags."""
+        folder = tmp_path / "transformer" / version
+        folder.mkdir(parents=True)
+        facts = {"ideal_resolution": version[:4], "ideal_task": version[5:8], "use_meanflow": "step" in version}
+        (folder / "config.json").write_text(json.dumps(facts))
+        model = ["--pretrained_model_root", str(tmp_path), "--pretrained_transformer_version", version]
+        return load_config([*model, "--valid_video_csv", "valid.csv", *flags])
+
+    return config_of
+
+
+def said(config: Config, prompts: list[Prompt] | None = None) -> list[str]:
+    return list(cautions(config, prompts or [], []))
+
+
+@pytest.mark.parametrize("version", ["480p_t2v_distilled", "720p_i2v_distilled", "480p_i2v_step_distilled"])
+def test_guidance_is_refused_for_a_distilled_version_and_1_is_not(released, version: str):
+    config = released(version, "--cfg_scale", "6")
+    with pytest.raises(ValueError, match=f"cfg_scale is 6, but {version} is distilled.* Set cfg_scale to 1"):
+        check_guidance(config)
+    config.rollout.cfg_scale = 1.0
+    check_guidance(config)
+
+
+def test_training_refuses_guidance_for_a_distilled_version(original_root: Path, prompts_csv: Path, tmp_path: Path):
+    (tmp_path / "ckpts").mkdir()
+    for part in original_root.iterdir():
+        (tmp_path / "ckpts" / part.name).symlink_to(part)
+    (tmp_path / "ckpts" / "transformer").unlink()
+    version = next((original_root / "transformer").glob("*"))
+    (tmp_path / "ckpts" / "transformer").mkdir()
+    (tmp_path / "ckpts" / "transformer" / "480p_i2v_distilled").symlink_to(version)
+    csv = write_prompts(tmp_path / "images.csv", images=True)
+    flags = {"pretrained_transformer_version": "480p_i2v_distilled", "cfg_scale": 6.0}
+    with pytest.raises(ValueError, match="480p_i2v_distilled is distilled"):
+        read_inputs(load_config(arguments(tmp_path / "ckpts", csv, tmp_path / "out", **flags)))
+
+
+def test_the_papers_recipe_and_the_bundled_model_start_without_a_caution(released, monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+    assert said(released("480p_t2v", "--config", "configs/sage_64gpu.yaml")) == []
+    assert said(released("480p_i2v", "--config", "configs/sage_8gpu.yaml", "configs/lora.yaml")) == []
+    tiny = load_config(["--config", "configs/tiny.yaml"])
+    assert said(tiny, read_prompts(tiny.data.train_video_csv)) == []
+
+
+def test_settings_that_differ_from_the_versions_own_are_named_with_both_values(released):
+    (message,) = said(released("720p_t2v", "--cfg_scale", "4"))
+    assert "cfg_scale is 4, the model's is 6; infer_flow_shift_video is 5, the model's is 9" in message
+    assert "validation_timestep_shift is 5, the model's is 9" in message
+
+
+def test_a_shift_that_nothing_uses_is_not_named(released):
+    flags = ["--infer_flow_shift_video", "9", "--validation_interval", "0"]
+    assert said(released("720p_t2v", *flags)) == []
+
+
+def test_a_model_that_does_not_say_how_it_is_sampled_is_left_alone(tiny_root: Path):
+    config = load_config(["--pretrained_model_root", str(tiny_root), "--infer_flow_shift_video", "11"])
+    check_guidance(config)
+    assert said(config) == []
+
+
+def test_all_weights_in_bfloat16_are_warned_of_and_an_adapter_is_not(released):
+    config = released("480p_t2v", "--master_weight_type", "bf16")
+    (message,) = said(config)
+    assert "most updates are rounded away" in message and "use_lora" in message
+    config.model.use_lora, config.optimizer.learning_rate = True, 1e-4
+    assert said(config) == []
+
+
+def test_an_adapter_at_the_rate_of_full_fine_tuning_is_told_of_its_config(released):
+    (message,) = said(released("480p_t2v", "--use_lora", "true"))
+    assert "use_lora is true at learning_rate 1e-05" in message and "configs/lora.yaml" in message
+
+
+@pytest.mark.parametrize(
+    ("image", "size", "kept"),
+    [((624, 352), (352, 624), 1.0), ((900, 1600), (352, 624), 0.3173), ((40, 10), (20, 20), 0.25)],
+)
+def test_the_share_that_a_crop_keeps_is_the_ratio_of_the_aspect_ratios(tmp_path: Path, image, size, kept: float):
+    Image.new("RGB", image).save(tmp_path / "image.png")
+    assert share_kept(str(tmp_path / "image.png"), size) == pytest.approx(kept, abs=1e-4)
+
+
+def test_first_frames_that_lose_more_than_a_quarter_are_counted_and_the_worst_is_named(released, tmp_path: Path):
+    prompts = []
+    for name, size in (("wide", (640, 360)), ("square", (300, 300)), ("tall", (360, 640))):
+        noisy_image(0, size).save(tmp_path / f"{name}.png")
+        prompts += 2 * [Prompt(name, len(prompts), None, ref_image_path=str(tmp_path / f"{name}.png"))]
+    (message,) = said(released("480p_i2v"), prompts)
+    assert "2 of 3 first frames keep less than 75%" in message
+    assert f"cropped to rollout_size 352x624, the least 32% of '{tmp_path / 'tall.png'}'" in message
+
+
+def test_a_run_says_its_cautions_once_when_it_starts(make_trainer: Callable[..., Trainer]):
+    trainer = make_trainer(use_lora=True, learning_rate=1e-5)
+    log = (trainer.folder.path / "console.log").read_text()
+    assert log.count("WARNING: use_lora is true at learning_rate 1e-05") == 1
