@@ -19,6 +19,9 @@ class Muon(Optimizer):
     Any parameter with at least two dims is a matrix `[d0, rest]`. The step is `lr * 0.2 sqrt(max(d0, d1))`, which gives
     it the size of an AdamW step; weight decay is decoupled. `torch.optim.Muon` does the same for 2-D parameters only.
 
+    Where the whole gradient is zero the momentum fades and no step is taken: steps are of one size, however faint the
+    momentum, so that one prompt with a quoted text would drive the glyph embedder through all updates without one.
+
     Of a sharded parameter each rank keeps its shard of the momentum. Its direction is gathered in `iteration_dtype`,
     every rank iterates on the whole matrix and keeps the rows of its shard: the same update as on one process. Per
     update each of n ranks receives `(n - 1) / n` of all matrices once, in bf16 half of what a forward pass gathers in
@@ -55,10 +58,10 @@ class Muon(Optimizer):
                     continue
                 buffer = self.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
                 buffer.lerp_(parameter.grad, 1 - group["momentum"])
-                direction = parameter.grad.lerp(buffer, group["momentum"]).to(
-                    _device_of(parameter), self.iteration_dtype
-                )
-                matrix = whole(direction).flatten(1)
+                device = _device_of(parameter)
+                direction = parameter.grad.lerp(buffer, group["momentum"]).to(device, self.iteration_dtype)
+                reached = whole((parameter.grad != 0).sum().to(device)) > 0  # not read by the host
+                matrix = whole(direction).flatten(1).mul_(reached)
                 update = orthogonalize(matrix, dtype=self.iteration_dtype).to(parameter.dtype).view(parameter.shape)
                 size = group["lr"] * 0.2 * max(matrix.shape) ** 0.5
                 shard = local_shard(parameter)

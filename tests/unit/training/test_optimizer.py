@@ -58,6 +58,19 @@ def test_a_zero_gradient_moves_nothing_but_by_decay():
     assert torch.equal(parameter, matrix(4, 4) * (1 - 0.1 * 0.5))
 
 
+def test_zero_gradients_after_one_that_is_not_take_no_step_and_let_the_momentum_fade():
+    parameter = matrix(4, 6)
+    optimizer = Muon([parameter], lr=0.1, weight_decay=0.0)
+    step_with(optimizer, parameter, seed=1)
+    moved, momentum = parameter.detach().clone(), optimizer.state[parameter]["momentum_buffer"].clone()
+    assert not torch.equal(moved, matrix(4, 6))
+    for _ in range(3):
+        parameter.grad = torch.zeros(4, 6)
+        optimizer.step()
+    assert torch.equal(parameter, moved)
+    torch.testing.assert_close(optimizer.state[parameter]["momentum_buffer"], 0.95**3 * momentum)
+
+
 def test_a_parameter_without_a_gradient_stays():
     parameter = matrix(4, 4)
     Muon([parameter], lr=0.1, weight_decay=0.5).step()
