@@ -1,6 +1,7 @@
 """One object names every axis of the ranks; nobody else computes them."""
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -70,13 +71,17 @@ class Mesh:
         return range(dp_rank * self.sp_size, (dp_rank + 1) * self.sp_size)
 
 
-def build_mesh(*, sp_size: int = 1, dp_replicate: int = 1, device_type: str = "cpu") -> Mesh:
+def build_mesh(
+    *, sp_size: int = 1, dp_replicate: int = 1, device_type: str = "cpu", collective_timeout: int | None = None
+) -> Mesh:
     """Lay the axes over all ranks of the process group; without one, the mesh of a single process.
 
     Args:
         sp_size: ranks per video.
         dp_replicate: copies of the sharded model.
         device_type: `cuda` or `cpu`, where the weights are.
+        collective_timeout: seconds that its groups of some ranks wait for one of them, as `process_group` has it for
+            all; a group does not inherit it. None: the library's own, 10 minutes for NCCL.
 
     Raises:
         ValueError: the ranks do not divide into these axes; every rank raises it.
@@ -89,20 +94,31 @@ def build_mesh(*, sp_size: int = 1, dp_replicate: int = 1, device_type: str = "c
         )
     if world_size == 1:
         return Mesh()
-    sharded = world_size // dp_replicate
-    shape, names = ((dp_replicate, sharded), ("replicate", "shard")) if dp_replicate > 1 else ((sharded,), ("shard",))
-    sp_group = None
-    if sp_size > 1:
-        videos = init_device_mesh(device_type, (world_size // sp_size, sp_size), mesh_dim_names=("dp", "sp"))
-        sp_group = videos["sp"].get_group()
+    timeout = None if collective_timeout is None else timedelta(seconds=collective_timeout)
     return Mesh(
         rank=rank,
         world_size=world_size,
         sp_size=sp_size,
         dp_replicate=dp_replicate,
-        sp_group=sp_group,
-        weights=init_device_mesh(device_type, shape, mesh_dim_names=names),
+        sp_group=_own_group(torch.arange(world_size).reshape(-1, sp_size), timeout) if sp_size > 1 else None,
+        weights=_weights_mesh(torch.arange(world_size).reshape(dp_replicate, -1), device_type, timeout),
     )
+
+
+def _weights_mesh(ranks: torch.Tensor, device_type: str, timeout: timedelta | None) -> DeviceMesh:
+    """Return the device mesh of `ranks`, long `[dp_replicate, shards]`: both axes, or the shards of one copy."""
+    if len(ranks) == 1:
+        return init_device_mesh(device_type, (ranks.numel(),), mesh_dim_names=("shard",))  # the group of all ranks
+    groups = [_own_group(ranks.T, timeout), _own_group(ranks, timeout)]
+    return DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=("replicate", "shard"))
+
+
+def _own_group(rows: torch.Tensor, timeout: timedelta | None) -> ProcessGroup:
+    """Make a group of each row of ranks; return this rank's. One row, which has all ranks, has its group already."""
+    if len(rows) == 1:
+        return dist.group.WORLD
+    own, _ = dist.new_subgroups_by_enumeration(rows.tolist(), timeout=timeout)
+    return own
 
 
 @dataclass(frozen=True)

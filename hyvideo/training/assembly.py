@@ -77,7 +77,10 @@ def build_trainer(config: Config) -> Trainer:
     # With its number, since rewards run in threads, and a new thread's current GPU is the first.
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     mesh = build_mesh(
-        sp_size=config.parallel.sp_size, dp_replicate=config.parallel.dp_replicate, device_type=device.type
+        sp_size=config.parallel.sp_size,
+        dp_replicate=config.parallel.dp_replicate,
+        device_type=device.type,
+        collective_timeout=config.parallel.collective_timeout,
     )
     folder = from_main(lambda: open_run_folder(config.run))
     with all_or_none():

@@ -43,9 +43,8 @@ def cautions(config: Config, prompts: Sequence[Prompt], valid: Sequence[Prompt])
     """
     yield from _weights(config)
     yield from _sampling(config)
-    for name, rows in (("rollout_size", prompts), ("validation_fixed_size", valid)):
-        size = getattr(config.rollout if name == "rollout_size" else config.validation, name)
-        yield from _cropped(name, size, rows)
+    yield from _cropped("rollout_size", config.rollout.rollout_size, prompts)
+    yield from _cropped("validation_fixed_size", config.validation.validation_fixed_size, valid)
 
 
 def _weights(config: Config) -> Iterator[str]:
