@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from benchmarks.attention import build_inputs, build_transformer, training_pass
+from benchmarks.attention import VIDEO_SHAPE
+from benchmarks.network import SMALL, build_inputs, build_transformer, fast_dtype, training_pass
 from benchmarks.paired import Result, compare, print_results
 from hyvideo.distributed.mesh import build_mesh
 from hyvideo.distributed.process_group import process_group
@@ -51,10 +52,10 @@ def _rank(rank: int, world_size: int, port: int, answers: mp.SimpleQueue) -> Non
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     with process_group(timeout_seconds=600):
         mesh = build_mesh(sp_size=world_size, device_type="cuda" if torch.cuda.is_available() else "cpu")
-        whole = build_transformer()
+        whole = build_transformer(fast_dtype(), **SMALL)
         split = install_attention(copy.deepcopy(whole), mesh.sp_group)
         install_attention(whole)
-        inputs = build_inputs(whole, (200,))
+        inputs = build_inputs(whole, VIDEO_SHAPE, (200,), padded=True)
         cores = os.cpu_count()
         alone = _together(training_pass(whole, inputs) if rank == 0 else lambda: None, threads=cores)
         shared = _together(training_pass(split, inputs), threads=max(1, cores // world_size))
