@@ -4,7 +4,7 @@
 
 Random weights, one video without guidance, float32 weights under bf16 autocast, blocks recomputed, Muon. Without
 --num_layers it takes the largest depth whose prediction fits into 90 % of the GPU. On a CPU name a small network
-(--model assets/tiny): that tries this program out, its memory is another's.
+(--model assets/tiny): this only tries the program out, since a CPU's memory use differs.
 """
 
 import argparse

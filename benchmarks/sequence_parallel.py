@@ -1,6 +1,6 @@
 """One video over 2 and 4 ranks against one process, forward and backward, in one launch.
 
-On a CPU the ranks share the cores that one process has alone, so this shows what splitting costs, not what it gains.
+On a CPU the ranks share the cores that one process has to itself: this shows what splitting costs, not what it gains.
 Example: `python -m benchmarks.sequence_parallel`
 """
 
@@ -24,7 +24,7 @@ WORLD_SIZES = (2, 4)
 
 
 def measure() -> list[Result]:
-    """Launch each number of ranks; on a machine with GPUs those it has enough of."""
+    """Launch each number of ranks; with GPUs, those for which there are enough."""
     results = []
     for world_size in WORLD_SIZES:
         if torch.cuda.is_available() and torch.cuda.device_count() < world_size:
@@ -46,7 +46,7 @@ def measure() -> list[Result]:
 
 
 def _rank(rank: int, world_size: int, port: int, answers: mp.SimpleQueue) -> None:
-    """Be one rank: take part in every run, and on rank 0 say what was measured."""
+    """Be one rank: take part in every run, and on rank 0 report what was measured."""
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
     os.environ |= {name: str(number) for name, number in place.items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -65,7 +65,7 @@ def _rank(rank: int, world_size: int, port: int, answers: mp.SimpleQueue) -> Non
 
 
 def _together(run: Callable[[], None], *, threads: int) -> Callable[[], None]:
-    """Let all ranks begin and end a run together, each with so many threads."""
+    """Let all ranks begin and end a run together, with `threads` threads each."""
 
     def timed() -> None:
         """Run between two barriers."""

@@ -1,4 +1,4 @@
-"""The folder of a run: who may write there, and from which checkpoint it goes on."""
+"""The folder of a run: who may write there, and from which checkpoint it continues."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -64,8 +64,8 @@ def open_run_folder(config: RunConfig, now: datetime | None = None) -> RunFolder
 def _checkpoint_to_resume(config: RunConfig, checkpoints: Path) -> Path | None:
     """Return the checkpoint that `latest` or a path means, after reading its facts; None starts afresh.
 
-    A run that `max_steps` ended within a round goes on from where that round began, so that a longer run is what it
-    would have been from the start.
+    A run that `max_steps` ended within a round continues from where that round began, so that it becomes what a longer
+    run would have been.
     """
     wanted = config.resume_from_checkpoint
     checkpoint = latest_checkpoint(checkpoints) if wanted == "latest" else wanted and Path(wanted)

@@ -33,7 +33,7 @@ def read_rows(path: Path) -> tuple[list[dict[str, float]], dict[int, bytes]]:
     """Read the rows of a `metrics.jsonl` that may be growing, or torn by a kill; a JSON null comes back as NaN.
 
     Returns:
-        The rows in file order, and the lines that are no rows by their number.
+        The rows in file order, and the lines that are not rows, by their number.
 
     Raises:
         ValueError: the file is missing.
@@ -59,7 +59,7 @@ class MetricsLog:
 
     Args:
         run_dir: the run folder; receives `metrics.jsonl` and `metrics.discarded.jsonl`.
-        trackers: get every row, nulls as NaN; None for the files alone.
+        trackers: get every row, nulls as NaN; None for the files only.
 
     Example:
         >>> log = MetricsLog(run_dir)
@@ -77,7 +77,7 @@ class MetricsLog:
         self._last_step = self._keep_rows_up_to(math.inf)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Append the row of one update. NaN and infinities become null, for strict JSON has no word for them.
+        """Append the row of one update. NaN and infinities become null, since strict JSON has no word for them.
 
         Args:
             step: the optimizer update the values belong to; larger than every step logged before.
@@ -103,7 +103,7 @@ class MetricsLog:
     def truncate_after(self, step: int) -> None:
         """Move the rows after `step`, which a resumed run will produce again, to `metrics.discarded.jsonl`.
 
-        Killed at any moment this loses no row, and calling it again completes it. The trackers restart too.
+        Killed at any moment this loses no row, and calling it again completes it. The trackers restart as well.
         """
         self.close()
         self._last_step = self._keep_rows_up_to(step)

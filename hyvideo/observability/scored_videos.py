@@ -96,7 +96,7 @@ def _seed_of(note: Mapping[str, object]) -> int | None:
 
 
 def _score(value: float | None) -> float:
-    """Return a score; NaN for a failed one, and for one that no float can hold."""
+    """Return a score; NaN for a failed one, and for one too large for a float."""
     return math.nan if value is None or not abs(value) < 1e308 else float(value)
 
 

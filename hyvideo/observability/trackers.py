@@ -1,7 +1,7 @@
 """Experiment trackers: the run's numbers, settings and sample videos, sent where its owner looks at them.
 
-The trackers are accelerate's. TensorBoard and wandb also get videos and continue their curves when a run resumes; any
-other that accelerate knows gets numbers and settings.
+The trackers are accelerate's. TensorBoard and wandb also get videos and continue their curves when a run resumes; the
+others get numbers and settings.
 """
 
 import difflib
@@ -42,13 +42,13 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 class Trackers:
-    """Sends what one run logs to its trackers; used by rank 0 alone. They start with the first row.
+    """Sends what one run logs to its trackers; only rank 0 uses it. They start with the first row.
 
     Args:
         names: accelerate's names, such as `tensorboard` and `wandb`; see `check_trackers`.
         run_dir: the run folder; TensorBoard writes to its `tb/`, and `tracker_id` keeps the run's name at trackers
             over resumes.
-        run_name: what the run is called there.
+        run_name: the run's name there.
         tags: to find it by.
         settings: name to value, shown with the run.
 
@@ -112,7 +112,7 @@ class Trackers:
         else:
             tracker = tracker_class(PROJECT)
         tracker.start()
-        if name == "tensorboard":  # its own form of settings makes a second run of every start
+        if name == "tensorboard":  # its own handling of settings makes a second run of every start
             about = {"run/name": self._run_name, "run/tags": ", ".join(self._tags)}
             tracker.log(about | {"run/settings": _as_table(self._settings)}, step=step)
         else:
@@ -121,7 +121,7 @@ class Trackers:
         return tracker
 
     def _run_id(self) -> str:
-        """Return the run's name at trackers that continue runs by name; it lies in the run folder."""
+        """Return the run's id at trackers that continue runs by id; it is kept in the run folder."""
         path = self._run_dir / "tracker_id"
         if not path.exists():
             path.write_text(uuid.uuid4().hex[:12])
@@ -177,5 +177,5 @@ def _as_table(settings: Mapping[str, Any]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Keep Markdown from reading a text as more than text."""
+    """Escape what Markdown would interpret."""
     return "".join(f"\\{letter}" if letter in r"\`*_{}[]()<>#+-.!|~" else letter for letter in " ".join(text.split()))

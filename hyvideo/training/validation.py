@@ -1,4 +1,4 @@
-"""Validation: the same prompts and seeds after every so many updates, sampled with the ODE and scored."""
+"""Validation: the same prompts and seeds at an interval of updates, sampled with the ODE and scored."""
 
 import json
 from collections.abc import Sequence
@@ -80,7 +80,7 @@ class Validation:
         own = [prompts[number] for number in numbers]
         videos = sample_prompts(
             self.pipeline,
-            [*own, *[prompts[0]] * (count - len(own))],  # sharded weights want as many forward passes of each rank
+            [*own, *[prompts[0]] * (count - len(own))],  # sharded weights need equally many passes on all ranks
             self.guidance,
             num_frames=settings.validate_video_length,
             size=parse_size(settings.validation_fixed_size),

@@ -11,7 +11,7 @@ from hyvideo.models.reward_models.rewards import Scores
 
 
 def held_out_prompts(config: Config, count: int) -> list[Prompt]:
-    """Return `count` held-out prompts; the list is repeated when it is shorter, each prompt with noise of its own."""
+    """Return `count` held-out prompts; the list is repeated when it is shorter, each prompt with its own noise."""
     prompts = read_prompts(config.data.valid_video_csv)
     return [Prompt(prompts[i % len(prompts)].text, i, None, None) for i in range(count)]
 

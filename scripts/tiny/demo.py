@@ -58,7 +58,7 @@ def _start(argv: list[str]) -> int:
 
 
 def _train_and_compare(config: Config) -> None:
-    """Train, and sample before and after; the main rank writes what came out."""
+    """Train, and sample before and after; the main rank writes the results."""
     started = time.monotonic()
     trainer = build_trainer(config)
     prompts = held_out_prompts(config, NUM_HELD_OUT)
@@ -91,7 +91,7 @@ def _write(trainer: Trainer, before: Sampled, after: Sampled, prompts: Sequence[
 
 
 def _show(before: Sampled, after: Sampled, texts: Sequence[str], path: Path) -> None:
-    """Write the first videos side by side: no choosing by result."""
+    """Write the first videos side by side: none is selected by its result."""
     captions = [
         f"{text} ({old:+.1f} to {new:+.1f})"
         for text, old, new in zip(texts, before.all_scores.total, after.all_scores.total, strict=True)

@@ -4,8 +4,8 @@ Example: `python -m scripts.tiny.prove_learning --output_dir outputs/proof`
 
 Every seed trains the tiny model twice, by the demo's settings with eight times as many videos in each update: with the
 true reward, and with the rewards of a round shuffled among its videos, which keeps everything but the link between a
-video and its score. Finished runs are kept: started again, the command goes on where it stopped; two commands with one
-of the `--kinds` each use two cores better than one does. Flags it does not know go to the runs.
+video and its score. Finished runs are kept: started again, the command continues where it stopped. Two commands
+with one of the `--kinds` each use two cores better than one command. Unknown flags are passed to the runs.
 """
 
 import argparse
@@ -31,11 +31,11 @@ SETTINGS = (
     *("--config", "configs/tiny.yaml", "--enable_compile", "true"),
     *("--batch_size", "256", "--learning_rate", "1e-5", "--max_steps", "144"),
 )
-"""Noise in updates undoes what is learnt, text alignment first: more videos and a lower rate than the demo's."""
+"""Noise in updates undoes what was learnt, text alignment first: more videos and a lower rate than the demo's."""
 
 
 class ShuffledReward:
-    """Scores videos truly, then deals the scores out at random: the null experiment."""
+    """Scores videos truly, then shuffles the scores: the null experiment."""
 
     def __init__(self, reward: WeightedReward, seed: int) -> None:
         self.reward = reward
