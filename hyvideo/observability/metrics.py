@@ -104,18 +104,21 @@ class MetricsLog:
     def truncate_after(self, step: int) -> None:
         """Move the rows after `step`, which a resumed run will produce again, to `metrics.discarded.jsonl`.
 
-        Killed at any moment this loses no row, and calling it again completes it. The trackers restart too.
+        Killed at any moment this loses no row, and calling it again completes it.
         """
-        self.close()
+        self._close_file()
         self._last_step = self._keep_rows_up_to(step)
 
     def close(self) -> None:
-        """Close the files; a later `log` opens them again."""
+        """Close the file, which a later `log` opens again, and end the trackers."""
+        self._close_file()
+        if self.trackers:
+            self.trackers.close()
+
+    def _close_file(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
-        if self.trackers:
-            self.trackers.close()
 
     def _append(self, line: str) -> None:
         if self._file is None:

@@ -89,7 +89,7 @@ def build_trainer(config: Config) -> Trainer:
     timer = PhaseTimer(device)
     with all_or_none():
         console = Console(folder.path, rank=mesh.rank, log_interval=config.run.log_interval)
-        metrics = _open_metrics(config, folder, state.step) if mesh.is_main else None
+        metrics = _open_metrics(config, folder, state.step, console) if mesh.is_main else None
     _introduce(console, folder, config, state, mesh)
     for change in changed:
         console.info(f"changed: {change}")
@@ -158,18 +158,25 @@ def _content(files: Sequence[str]) -> dict[str, object]:
     return {f"{CONTENT} {file}": hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] for file in files}
 
 
-def _open_metrics(config: Config, folder: RunFolder, step: int) -> MetricsLog:
-    """Save the configuration and open the log of a run that begins, or goes on, after `step`."""
-    save_config(config, folder.path / "config.yaml")
+def _open_metrics(config: Config, folder: RunFolder, step: int, console: Console) -> MetricsLog:
+    """Open the log of a run that begins, or goes on, after `step`, and save its configuration.
+
+    Raises:
+        ValueError: a tracker cannot start.
+    """
     trackers = Trackers(
         config.run.trackers,
         folder.path,
         run_name=config.run.run_name or folder.path.name,
         tags=config.run.run_tags,
         settings={name: str(value) for name, value in settings_of(config).items()},
+        warn=console.warning,
     )
     metrics = MetricsLog(folder.path, trackers)
     metrics.truncate_after(step)
+    folder.discard_after(step)
+    trackers.start(step + 1)
+    save_config(config, folder.path / "config.yaml")
     return metrics
 
 

@@ -19,12 +19,13 @@ from hyvideo.config.loading import load_config
 from hyvideo.config.schema import Config
 from hyvideo.data.prompts import Prompt
 from hyvideo.distributed.process_group import process_group
+from hyvideo.evaluation.improvement import HeldOutGains, write_held_out
 from hyvideo.observability.before_after import side_by_side
 from hyvideo.observability.plots import plot_reward_curve
 from hyvideo.training.assembly import build_trainer
 from hyvideo.training.trainer import Trainer
 from hyvideo.training.validation import Sampled
-from scripts.tiny.comparison import gains, held_out_prompts, write_gains
+from scripts.tiny.comparison import gains, held_out_prompts
 
 NUM_HELD_OUT = 128
 NUM_SHOWN = 8
@@ -77,7 +78,7 @@ def _write(trainer: Trainer, before: Sampled, after: Sampled, prompts: Sequence[
     """Write gains, curve and videos to the run folder, and say what improved."""
     folder = trainer.folder.path
     result = gains(before.all_scores, after.all_scores)
-    write_gains(folder / "gains.json", result)
+    write_held_out(folder, HeldOutGains(trainer.state.step, result))
     plot_reward_curve(folder / "metrics.jsonl", folder / "reward_curve.png")
     _show(before, after, [prompt.text for prompt in prompts], folder / "before_after.mp4")
     trainer.write_report()
