@@ -28,10 +28,10 @@ from hyvideo.distributed.mesh import build_mesh
 from hyvideo.distributed.process_group import process_group
 from hyvideo.evaluation.generation import Job, jobs_of_csv, jobs_of_prompt
 from hyvideo.evaluation.sampling import sample_prompts
+from hyvideo.models.adapter import load_lora
 from hyvideo.models.attention import install_attention
 from hyvideo.models.layout import check_layout, task_of
 from hyvideo.models.loading import load_pipeline
-from hyvideo.models.parallelize import load_lora
 from hyvideo.pipelines.conditioning import Conditioning
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from hyvideo.pipelines.resolution import bucket_size
@@ -184,9 +184,8 @@ def _generate(pipeline: HunyuanVideoGRPOPipeline, job: Job, plan: Plan, negative
     arguments, settings = plan.arguments, plan.settings
     size = _size(pipeline, job, plan)
     note = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
-    seed = job.seed if job.prompt.seed is None else job.prompt.seed
     del note["offload"], note["sp_size"]  # they change where the video is made, not the video
-    note |= settings | {"prompt": job.prompt.text, "image_path": job.prompt.ref_image_path, "seed": seed}
+    note |= settings | {"prompt": job.prompt.text, "image_path": job.prompt.ref_image_path, "seed": job.seed}
     note |= {"fixed_size": f"{size[0]}x{size[1]}", "output_path": str(job.path)}
     if job.is_finished(note):
         print(f"{job.path} is finished already", file=sys.stderr)

@@ -7,7 +7,7 @@ import copy
 import math
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 
 from benchmarks.network import SMALL, build_inputs, build_transformer, fast_dtype, forward_pass, training_pass
 from benchmarks.paired import Result, compare, device, peak_bytes, print_results

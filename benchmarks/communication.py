@@ -4,7 +4,7 @@ On any machine, with as many processes as wanted (no network is timed, bytes are
 
     torchrun --nproc_per_node 4 -m benchmarks.communication --sp_size 2
 
-The least is that of the formulas by which `scripts/plan.py` plans (`hyvideo/models/traffic.py`).
+The least is that of the formulas by which `scripts/plan.py` plans (`hyvideo/planning/traffic.py`).
 """
 
 import argparse
@@ -24,7 +24,7 @@ from hyvideo.distributed.mesh import Mesh, build_mesh
 from hyvideo.distributed.process_group import process_group
 from hyvideo.models.attention import install_attention
 from hyvideo.models.parallelize import prepare_policy, shard_weights
-from hyvideo.models.traffic import count_parameters, token_traffic, weight_traffic
+from hyvideo.planning.traffic import count_parameters, token_traffic, weight_traffic
 
 TEXT_TOKENS = 8
 PATHS = {

@@ -61,13 +61,13 @@ def measure(cases: tuple[Case, ...] = CASES, **config: Any) -> list[Result]:
 
 
 def _utilisation(
-    kind: str, variant: str, transformer: HunyuanVideo15Transformer3DModel, case: Case, peak: float, repeats: int = 5
+    kind: str, variant: str, transformer: HunyuanVideo15Transformer3DModel, case: Case, peak: float
 ) -> Result:
     """Time a pass; count the operations it needs, recomputation not counted, against the measured matrix peak."""
     run = PASSES[kind](transformer, build_inputs(transformer, case.latents, case.text))
     memory = peak_bytes(run)
     seconds = []
-    for _ in range(repeats):
+    for _ in range(5):
         start = now()
         run()
         seconds.append(now() - start)

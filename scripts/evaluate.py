@@ -17,17 +17,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from pydantic_core import to_json
 from transformers.utils.logging import disable_progress_bar
 
 from hyvideo.checkpoint.policy import check_checkpoint
-from hyvideo.data.prompts import read_prompts
+from hyvideo.data.prompts import Prompt, read_prompts
 from hyvideo.evaluation.comparison import Comparison, compare, with_overall
 from hyvideo.evaluation.generation import Job, jobs_of_csv
 from hyvideo.evaluation.scored_files import NamedReward, ScoreFile
 from hyvideo.evaluation.table import markdown_of
 from hyvideo.models.layout import check_layout
-from hyvideo.models.reward_models.choice import RewardChoice, check_name, check_options
-from hyvideo.models.reward_models.registry import RewardContext, registered_rewards
+from hyvideo.models.reward_models.registry import RewardContext
+from hyvideo.models.reward_models.rewards import build_reward
 
 REPOSITORY = Path(__file__).parents[1]
 SUMMED = ("VQ", "MQ", "TA")
@@ -96,6 +97,7 @@ def main(argv: Sequence[str]) -> int:
         rewards = [_build_reward(text, arguments) for text in arguments.rewards]
         weights = _overall_weights(arguments.overall, [metric for r in rewards for metric in r.model.metrics])
         prompts = read_prompts([arguments.prompts_csv])
+        numbers = _prompt_numbers(prompts, arguments)
         for entry in arguments.entries:
             if entry.makes_videos and (status := _sample(entry, arguments, flags)):
                 return status
@@ -104,14 +106,29 @@ def main(argv: Sequence[str]) -> int:
             reward.model.to(reward.model.context.device)
         for entry in arguments.entries:
             jobs = jobs_of_csv(_folder(entry, arguments), prompts, arguments.seeds)
+            for job in jobs:
+                job.check_note()
             found = _scores(entry, jobs, rewards, arguments)
             scores[entry.name] = with_overall(found, weights) if weights else found
-        rows = np.array([job.prompt.index for job in jobs])
-        _write(compare(scores, rows), arguments)
+        _write(compare(scores, numbers), arguments)
     except (ValueError, OSError) as error:
         print(f"evaluate: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _prompt_numbers(prompts: Sequence[Prompt], arguments: argparse.Namespace) -> np.ndarray:
+    """Return which prompt each video is of, [N]: rows of the same text and image are one prompt with several seeds.
+
+    Raises:
+        ValueError: fewer than two prompts, of which no interval can be given.
+    """
+    numbers: dict[tuple[str, str | None], int] = {}
+    jobs = jobs_of_csv(arguments.output_dir, prompts, arguments.seeds)
+    of_jobs = [numbers.setdefault((job.prompt.text, job.prompt.ref_image_path), len(numbers)) for job in jobs]
+    if len(numbers) < 2:
+        raise ValueError(f"--prompts_csv: intervals are over prompts, at least 2; '{arguments.prompts_csv}' has one.")
+    return np.array(of_jobs)
 
 
 def _check_entries(arguments: argparse.Namespace) -> None:
@@ -138,13 +155,10 @@ def _build_reward(text: str, arguments: argparse.Namespace) -> NamedReward:
     """Build the reward of `NAME` or `NAME=CHECKPOINT`, and put it aside in host memory."""
     name, _, checkpoint = text.partition("=")
     options = {"checkpoint": checkpoint} if checkpoint else {}
-    known = registered_rewards()
-    check_name(name, known)
-    check_options(RewardChoice(name, 1.0, {}, options, None), known[name])
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     context = RewardContext(device, arguments.model_root, batch_size=arguments.batch_size)
     source = options or {"model_root": str(arguments.model_root.resolve())}
-    reward = NamedReward(name, source, known[name](context, **options))
+    reward = NamedReward(name, source, build_reward(name, options, context))
     reward.model.to("cpu")
     return reward
 
@@ -197,7 +211,7 @@ def _scores(
 def _write(comparison: Comparison, arguments: argparse.Namespace) -> None:
     """Write JSON and markdown, and print the latter."""
     text = markdown_of(comparison)
-    (arguments.output_dir / "evaluation.json").write_text(json.dumps(comparison.as_json(), indent=1) + "\n")
+    (arguments.output_dir / "evaluation.json").write_bytes(to_json(comparison, indent=1, inf_nan_mode="null") + b"\n")
     (arguments.output_dir / "evaluation.md").write_text(text, encoding="utf-8")
     print(text)
 

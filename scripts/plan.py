@@ -10,10 +10,10 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import NoReturn
 
+from hyvideo.config.flags import TeachingParser
 from hyvideo.config.loading import load_config
-from hyvideo.planning.gpus import GPUS, find_gpu
+from hyvideo.distributed.gpus import GPUS, find_gpu
 from hyvideo.planning.plan import Assumptions, make_plan
 from hyvideo.planning.search import Search, misfit
 from hyvideo.planning.simulation import simulate
@@ -22,18 +22,10 @@ from hyvideo.planning.table import plan_table
 SEARCHED = ("mini_batch_size_per_update", "sample_n_frames", "rollout_size")
 
 
-class _TeachingParser(argparse.ArgumentParser):
-    """A parser whose errors are ValueErrors."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise what argparse found wrong."""
-        raise ValueError(message)
-
-
 def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Read the planner's own flags; returns them and those of post_train.py."""
     given = Assumptions()
-    parser = _TeachingParser(
+    parser = TeachingParser(
         "plan", description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--world_size", type=int, required=True, help="number of GPUs")
@@ -42,7 +34,7 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--network", type=float, default=given.network, help="GB/s of a GPU to others; %(default)s")
     parser.add_argument("--utilisation", type=float, default=given.utilisation, help="share of peak; %(default)s")
     parser.add_argument("--num_text", type=int, default=given.num_text, help="tokens of a prompt; %(default)s")
-    parser.add_argument("--reserve", type=float, default=given.reserve, help="GiB not simulated; %(default)s")
+    parser.add_argument("--reserve", type=float, help="GiB not simulated; default 1 + a quarter of the peak, at most 8")
     parser.add_argument("--full_depth", action="store_true", help="simulate every block (minutes)")
     parser.add_argument("--search", action="store_true", help="also the largest that fits, and the cheapest sp_size")
     parser.add_argument("--json", type=Path, help="file to write all numbers to")
@@ -90,7 +82,7 @@ def _assumptions(arguments: argparse.Namespace) -> Assumptions:
             raise ValueError(f"--{name} must be above 0; received {getattr(arguments, name)}.")
     if arguments.utilisation > 1:
         raise ValueError(f"--utilisation is a share of the GPU's peak, at most 1; received {arguments.utilisation}.")
-    if arguments.reserve < 0:
+    if arguments.reserve is not None and arguments.reserve < 0:
         raise ValueError(f"--reserve must not be below 0; received {arguments.reserve}.")
     names = ("num_text", "utilisation", "gpus_per_node", "network", "reserve")
     return Assumptions(**{name: getattr(arguments, name) for name in names})

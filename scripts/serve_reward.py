@@ -15,10 +15,10 @@ import uvicorn
 from fastapi import FastAPI
 from transformers.utils.logging import disable_progress_bar
 
-from hyvideo.models.reward_models.choice import RewardChoice, check_name, check_options
-from hyvideo.models.reward_models.registry import RewardContext, RewardModel, registered_rewards
+from hyvideo.models.reward_models.registry import RewardContext, RewardModel
 from hyvideo.models.reward_models.remote.server import create_app
 from hyvideo.models.reward_models.remote.wire import TOKEN_VARIABLE
+from hyvideo.models.reward_models.rewards import build_reward
 
 _LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
 
@@ -52,7 +52,7 @@ def build_app(arguments: argparse.Namespace, token: str | None) -> FastAPI:
         raise ValueError(f"--device: expected a device such as cuda or cpu, received '{arguments.device}'.") from error
     context = RewardContext(device, arguments.model_root, arguments.video_fps, arguments.batch_size)
     return create_app(
-        dict(build_reward(text, context) for text in arguments.reward),
+        dict(read_reward(text, context) for text in arguments.reward),
         token=token or None,
         video_fps=arguments.video_fps,
         max_body_bytes=arguments.max_body_mb * 2**20,
@@ -60,21 +60,18 @@ def build_app(arguments: argparse.Namespace, token: str | None) -> FastAPI:
     )
 
 
-def build_reward(text: str, context: RewardContext) -> tuple[str, RewardModel]:
+def read_reward(text: str, context: RewardContext) -> tuple[str, RewardModel]:
     """Build the reward that `NAME` or `NAME=JSON` asks for; JSON holds its options.
 
     Raises:
         ValueError: it is unknown, or its options do not fit.
     """
-    name, _, options = text.partition("=")
-    known = registered_rewards()
-    check_name(name, known)
+    name, _, written = text.partition("=")
     try:
-        choice = RewardChoice(name, 1.0, {}, json.loads(options or "{}"), None)
+        options = json.loads(written or "{}")
     except json.JSONDecodeError as error:
-        raise ValueError(f"--reward {name}: expected its options as JSON, received {options!r} ({error}).") from error
-    check_options(choice, known[name])
-    return name, known[name](context, **choice.options)
+        raise ValueError(f"--reward {name}: expected its options as JSON, received {written!r} ({error}).") from error
+    return name, build_reward(name, options, context)
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:

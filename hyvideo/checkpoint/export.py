@@ -23,10 +23,10 @@ from huggingface_hub import save_torch_state_dict
 from peft.utils import get_peft_model_state_dict
 from safetensors.torch import save_file
 
+from hyvideo.models.adapter import ADAPTER, ADAPTER_FILE, save_lora
 from hyvideo.models.conversion import original_tensors
 from hyvideo.models.lora_keys import adapter_to_original
 from hyvideo.models.original_config import original_transformer_config
-from hyvideo.models.parallelize import ADAPTER, ADAPTER_FILE, save_lora
 from hyvideo.models.quiet import quiet_diffusers
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
 
@@ -107,13 +107,6 @@ def export_lora(transformer: HunyuanVideo15Transformer3DModel, folder: Path, *, 
             unfinished / ADAPTER_FILE,
             metadata=metadata,
         )
-
-
-def merge_lora(transformer: HunyuanVideo15Transformer3DModel) -> None:
-    """Add the adapter of `transformer`, if it has one, to its weights, in place."""
-    if ADAPTER in getattr(transformer, "peft_config", {}):
-        transformer.fuse_lora()
-        transformer.unload_lora()
 
 
 def check_new(folder: Path) -> None:

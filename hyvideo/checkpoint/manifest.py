@@ -2,13 +2,13 @@
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import TypedDict
 
 import torch.distributed as dist
 from pydantic_core import from_json
 
+from hyvideo.data.files import write_synced
 from hyvideo.distributed.collectives import all_or_none, gather
 
 MANIFEST = "manifest.json"
@@ -35,10 +35,7 @@ def hash_files(folder: Path) -> dict[str, FileRecord]:
 
 def write_manifest(folder: Path, records: dict[str, FileRecord]) -> None:
     """Write what `hash_files` returned to `folder`, on disk before anything else happens."""
-    with (folder / MANIFEST).open("w") as file:
-        json.dump(records, file, indent=1, sort_keys=True)
-        file.flush()
-        os.fsync(file.fileno())
+    write_synced(folder / MANIFEST, json.dumps(records, indent=1, sort_keys=True).encode())
 
 
 def read_file(path: Path) -> bytes:

@@ -16,8 +16,8 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from hyvideo.checkpoint.tensor_reader import TensorReader
 from hyvideo.checkpoint.train_state import one_process
+from hyvideo.models.adapter import ADAPTER, ADAPTER_FILE, load_lora
 from hyvideo.models.conversion import transformer_part
-from hyvideo.models.parallelize import ADAPTER, ADAPTER_FILE, load_lora
 from hyvideo.models.streaming import fill
 
 READ_AHEAD = 2**30

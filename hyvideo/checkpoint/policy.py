@@ -7,7 +7,7 @@ from diffusers import HunyuanVideo15Transformer3DModel
 
 from hyvideo.checkpoint.original_checkpoint import is_original_checkpoint, load_original_checkpoint
 from hyvideo.checkpoint.train_state import load_tensors, read_facts
-from hyvideo.models.parallelize import ADAPTER, lora_config
+from hyvideo.models.adapter import ADAPTER, lora_config
 
 
 def load_trained_policy(transformer: HunyuanVideo15Transformer3DModel, checkpoint: str | Path) -> None:

@@ -1,5 +1,6 @@
 """The folder of a run: who may write there, and from which checkpoint it continues."""
 
+import shutil
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -34,6 +35,17 @@ class RunFolder:
     def samples(self) -> Path:
         """Folder of validation videos."""
         return self.path / "samples"
+
+    def discard_after(self, step: int) -> None:
+        """Move the videos of a policy after `step` to `discarded/`: a run that goes on from `step` makes others."""
+        for videos in (self.samples, self.rollouts):
+            for folder in videos.glob("step_*"):
+                number = folder.name.removeprefix("step_")
+                if number.isdecimal() and int(number) > step:
+                    place = self.path / "discarded" / videos.name / folder.name
+                    shutil.rmtree(place, ignore_errors=True)
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    folder.rename(place)
 
 
 def open_run_folder(config: RunConfig, now: datetime | None = None) -> RunFolder:

@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from hyvideo.checkpoint.manifest import hash_files, read_file, write_manifest
 from hyvideo.checkpoint.tensor_reader import TensorReader
+from hyvideo.data.files import nearest_existing, replacing, write_synced
 from hyvideo.distributed.collectives import from_main
 
 FACTS = "facts.json"
@@ -107,8 +108,8 @@ class PendingSave:
             os.replace(self.target, replaced)
         os.replace(self.partial, self.target)
         shutil.rmtree(replaced, ignore_errors=True)
-        _write_synced(folder / f"{LATEST}.partial", self.target.name)
-        os.replace(folder / f"{LATEST}.partial", folder / LATEST)
+        with replacing(folder / LATEST) as latest:
+            write_synced(latest, self.target.name.encode())
         if self.keep_last is not None:
             for old in self._superseded():
                 shutil.rmtree(old, ignore_errors=True)  # one that is being read goes with the next save
@@ -159,7 +160,7 @@ def begin_save(
         if needed > free:
             raise OSError(f"it needs {needed / 1e9:.3g} GB, so nothing was written")
         write_more(partial)
-        _write_synced(partial / FACTS, json.dumps({"format": FORMAT, "step": step, **facts}, indent=1))
+        write_synced(partial / FACTS, json.dumps({"format": FORMAT, "step": step, **facts}, indent=1).encode())
 
     written = None
     with _explained(target, partial), one_process():
@@ -302,11 +303,10 @@ def _explained(target: Path, partial: Path) -> Iterator[None]:
     except (CheckpointException, OSError, ValueError) as error:
         if not dist.is_initialized() or dist.get_rank() == 0:
             shutil.rmtree(partial, ignore_errors=True)
-        existing = next(folder for folder in target.resolve().parents if folder.exists())
+        free = shutil.disk_usage(nearest_existing(target)).free
         raise SaveError(
-            f"Cannot save '{target}': {_cause(error)}. {shutil.disk_usage(existing).free / 1e9:.1f} GB are free "
-            "there. Earlier checkpoints are intact. Make space or choose another output_dir, then continue with "
-            "--resume_from_checkpoint latest."
+            f"Cannot save '{target}': {_cause(error)}. {free / 1e9:.1f} GB are free there. Earlier checkpoints "
+            "are intact. Make space or choose another output_dir, then continue with --resume_from_checkpoint latest."
         ) from error
 
 
@@ -324,11 +324,3 @@ def one_process() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
-
-
-def _write_synced(path: Path, text: str) -> None:
-    """Write `text` and wait until the disk has it."""
-    with path.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())

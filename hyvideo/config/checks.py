@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hyvideo.config.knobs import KNOBS, nearest
+from hyvideo.config.knobs import KNOBS, nearest, value_of
 from hyvideo.config.schema import Config
 from hyvideo.config.sizes import parse_size
 
@@ -112,7 +112,7 @@ def _lies_in(value: float, interval: str) -> bool:
 def _interval_problems(cfg: Config) -> Iterator[str]:
     """Numbers outside their interval."""
     for name, interval in INTERVALS.items():
-        value = getattr(getattr(cfg, KNOBS[name].group), name)
+        value = value_of(cfg, name)
         if value is not None and not _lies_in(value, interval):
             yield f"{name} is {value}, but must lie in {interval}"
 

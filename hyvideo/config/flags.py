@@ -16,7 +16,7 @@ _ABOUT = (
 )
 
 
-class _TeachingParser(argparse.ArgumentParser):
+class TeachingParser(argparse.ArgumentParser):
     """A parser whose errors are ValueErrors instead of an exit."""
 
     def error(self, message: str) -> NoReturn:
@@ -53,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     Its errors are ValueErrors; `-h` and `--help` print the manual and exit with 0.
     """
-    parser = _TeachingParser(
+    parser = TeachingParser(
         prog="post_train.py",
         usage="%(prog)s [--config FILE [FILE ...]] [--flag VALUE] ...",
         description=_ABOUT,

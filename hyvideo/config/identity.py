@@ -46,6 +46,12 @@ _SILENT_FIELDS = {
 """Where the run writes and runs, how long, how memory is used, and how much failure it tolerates."""
 
 
+def settings_of(cfg: Config) -> dict[str, object]:
+    """Name -> value of every setting, in plain types."""
+    groups = OmegaConf.to_container(OmegaConf.structured(cfg))
+    return {name: value for group in groups.values() for name, value in group.items()}
+
+
 def deciding_fields(cfg: Config, dp_size: int = 1) -> dict[str, object]:
     """Name -> value of every field that decides the trained weights.
 
@@ -56,10 +62,10 @@ def deciding_fields(cfg: Config, dp_size: int = 1) -> dict[str, object]:
         dp_size: data-parallel ranks; `batch_size` is given for all of them together, so that a run may continue on
             another number of ranks as long as its rollouts have as many videos.
     """
-    groups = OmegaConf.to_container(OmegaConf.structured(cfg))
-    groups["grpo"]["batch_size"] *= dp_size
+    values = settings_of(cfg)
+    values["batch_size"] *= dp_size
     return {
-        name: groups[knob.group][name]
+        name: values[name]
         for name, knob in KNOBS.items()
         if knob.group not in _SILENT_GROUPS and name not in _SILENT_FIELDS
     }

@@ -91,6 +91,11 @@ GROUPS: dict[str, str] = {group.name: inspect.cleandoc(group.type.__doc__) for g
 """Group name -> what the group is about."""
 
 
+def value_of(config: Config, name: str) -> object:
+    """Return the value that a configuration has for a setting."""
+    return getattr(getattr(config, KNOBS[name].group), name)
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """The most similar of `names`, ignoring case and the difference of '-' and '_'."""
     wanted = name.lower().replace("-", "_")

@@ -24,7 +24,7 @@ def seed_for(*parts: int | str) -> int:
 def generator_for(
     seed: int,
     stream: str,
-    round: int,  # noqa: A002 - the word of the whole project
+    round: int,
     prompt: int,
     generation: int,
     step: int,

@@ -1,12 +1,13 @@
 """Videos to and from mp4 files. In memory a video is a uint8 tensor [F, H, W, 3], RGB."""
 
-import os
 from pathlib import Path
 
 import imageio.v2 as imageio
 import numpy as np
 import torch
 from imageio_ffmpeg import count_frames_and_secs
+
+from hyvideo.data.files import replacing
 
 # x264: 16 is visually lossless, so a reward that reads the file sees what the policy made.
 _CONSTANT_RATE_FACTOR = 16
@@ -35,13 +36,8 @@ def write_video(path: Path, frames: torch.Tensor, fps: float) -> None:
     _check_frames(frames)
     if path.suffix != ".mp4":
         raise ValueError(f"Videos are written as .mp4, received the path {path}.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp.mp4")
-    try:
+    with replacing(path) as temporary:
         _encode(temporary, frames, fps)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def read_video(path: Path) -> torch.Tensor:

@@ -10,7 +10,7 @@ sums the parts of it that the ranks' heads have found.
 """
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed import _functional_collectives as functional

@@ -1,13 +1,12 @@
 """Several models on the same prompts and seeds: means, paired gains and win rates, all with intervals."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
-from hyvideo.evaluation.intervals import Interval, bootstrap_interval
-from hyvideo.evaluation.win_rates import wilson_interval
+from hyvideo.evaluation.intervals import Interval, bootstrap_interval, wilson_interval
 
 OVERALL = "Overall"
 
@@ -36,10 +35,6 @@ class Comparison:
     num_prompts: int
     num_videos: int
 
-    def as_json(self) -> dict[str, Any]:
-        """Everything as plain numbers and names."""
-        return asdict(self)
-
 
 def compare(scores: Mapping[str, Mapping[str, np.ndarray]], rows: np.ndarray) -> Comparison:
     """Compare models by their scores.
@@ -50,8 +45,7 @@ def compare(scores: Mapping[str, Mapping[str, np.ndarray]], rows: np.ndarray) ->
         rows: [N], which prompt each video is of.
 
     Raises:
-        ValueError: models have other metrics or numbers of videos than the first, or a metric has fewer than 2 prompts
-            with a score.
+        ValueError: models have other metrics or numbers of videos than the first.
     """
     models = list(scores)
     metrics = list(scores[models[0]])
@@ -84,14 +78,19 @@ def with_overall(scores: Mapping[str, np.ndarray], weights: Mapping[str, float])
 
 
 def _over_prompts(values: np.ndarray, rows: np.ndarray) -> Interval:
-    """Average [N] values within prompts, then over prompts."""
-    return bootstrap_interval(_of_prompts(values, rows))
+    """Average [N] values within prompts, then over prompts; without an interval where fewer than 2 have a score."""
+    of_prompts = _of_prompts(values, rows)
+    if len(of_prompts) < 2:
+        return Interval(*(of_prompts.tolist() or [math.nan]), math.nan, math.nan, len(of_prompts))
+    return bootstrap_interval(of_prompts)
 
 
 def _win_rate(own: np.ndarray, other: np.ndarray, rows: np.ndarray) -> Interval:
     """Share of wins of [N] scores over [N] others, a tie half of one; Wilson's interval for as many prompts."""
     wins = np.where(np.isnan(own - other), np.nan, (own > other) + 0.5 * (own == other))
     of_prompts = _of_prompts(wins, rows)
+    if len(of_prompts) == 0:
+        return Interval(math.nan, math.nan, math.nan, 0)
     rate = float(of_prompts.mean())
     return Interval(rate, *wilson_interval(rate, len(of_prompts)), len(of_prompts))
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hyvideo.data.prompts import Prompt
 from hyvideo.data.videos import write_video
+from hyvideo.observability.scored_videos import read_note
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,21 @@ class Job:
             return from_json(beside.read_bytes()) == json.loads(json.dumps(note))
         except ValueError:
             return False
+
+    def check_note(self) -> None:
+        """Refuse a video whose note says that it is of another prompt or seed; one without a note may be any.
+
+        Raises:
+            ValueError: names the file and what differs.
+        """
+        beside = self.path.with_suffix(".json")
+        note = read_note(beside.read_bytes(), str(beside)) if beside.is_file() else {}
+        for name, wanted in (("prompt", self.prompt.text), ("seed", self.seed)):
+            if note.get(name, wanted) != wanted:
+                raise ValueError(
+                    f"'{self.path}' was made with the {name} {note[name]!r}, here its row has {wanted!r}: give the CSV "
+                    "and the seeds that the videos were made with."
+                )
 
     def write(self, video: Tensor, fps: int, note: dict[str, Any]) -> None:
         """Write the video `[F, H, W, 3]`, then its note: a video without one was not finished."""

@@ -1,4 +1,4 @@
-"""Intervals of a mean: over many videos by the bootstrap, over a handful of training seeds by Student's t."""
+"""Intervals: of a mean over many videos (bootstrap) or a handful of training seeds (Student's t), and of a share."""
 
 import math
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-_MAX_DRAWS_AT_ONCE = 2**22
+_RESAMPLED_VALUES_AT_ONCE = 2**22
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Interval:
     """A mean with its 95 % interval.
 
     Attributes:
-        mean: of the values.
+        mean: of the values; NaN of none.
         low: lower end; NaN where one value says nothing about the spread.
         high: upper end, likewise.
         num: values that were averaged; NaNs are left out.
@@ -27,6 +27,8 @@ class Interval:
     num: int
 
     def __str__(self) -> str:
+        if self.num == 0:
+            return "none scored"
         if math.isnan(self.low):
             return f"{self.mean:+.3f} [no interval from {self.num}]"
         return f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
@@ -46,7 +48,14 @@ def bootstrap_interval(values: ArrayLike, num_resamples: int = 10_000, seed: int
     values = _finite(values)
     if len(values) < 2:
         raise ValueError(f"An interval needs at least 2 values that are not NaN, received {len(values)}.")
-    low, high = np.quantile(_resampled_means(values, num_resamples, seed), [0.025, 0.975])
+    low, high = stats.bootstrap(
+        (values,),
+        np.mean,
+        n_resamples=num_resamples,
+        batch=max(1, _RESAMPLED_VALUES_AT_ONCE // len(values)),
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
     return Interval(float(values.mean()), float(low), float(high), len(values))
 
 
@@ -82,12 +91,9 @@ def _finite(values: ArrayLike) -> np.ndarray:
     return values[~np.isnan(values)]
 
 
-def _resampled_means(values: np.ndarray, num_resamples: int, seed: int) -> np.ndarray:
-    """Means of `num_resamples` draws with replacement of [N] values, a bounded number of draws in memory at once."""
-    generator = np.random.default_rng(seed)
-    rows_at_once = max(1, _MAX_DRAWS_AT_ONCE // len(values))
-    means = np.empty(num_resamples)
-    for start in range(0, num_resamples, rows_at_once):
-        stop = min(start + rows_at_once, num_resamples)
-        means[start:stop] = values[generator.integers(len(values), size=(stop - start, len(values)))].mean(axis=1)
-    return means
+def wilson_interval(rate: float, count: int) -> tuple[float, float]:
+    """Wilson's 95 % score interval of a share of `count` trials; within [0, 1], and of some width even at 0 and 1."""
+    z = stats.norm.ppf(0.975)
+    centre = (rate + z**2 / (2 * count)) / (1 + z**2 / count)
+    half = z / (1 + z**2 / count) * math.sqrt(rate * (1 - rate) / count + z**2 / (4 * count**2))
+    return max(0.0, float(centre - half)), min(1.0, float(centre + half))

@@ -13,6 +13,8 @@ class PairedGain:
     """Mean of `after - before` over pairs, with its bootstrap interval.
 
     Attributes:
+        before: mean of the base over the pairs.
+        after: mean of the trained model over the pairs.
         mean: mean paired difference, in the score's own units.
         low: lower end of the 95 % interval of `mean`.
         high: upper end of the 95 % interval of `mean`.
@@ -21,6 +23,8 @@ class PairedGain:
         num_left_out: pairs with a NaN on either side (a failed score), left out.
     """
 
+    before: float
+    after: float
     mean: float
     low: float
     high: float
@@ -58,10 +62,12 @@ def paired_gain(before: ArrayLike, after: ArrayLike, num_resamples: int = 10_000
     num_pairs = int(whole.sum())
     if num_pairs < 2:
         raise ValueError(f"Expected at least 2 pairs without NaN, received {num_pairs} of {len(before)}.")
-    difference = after[whole] - before[whole]
-    base_std = before[whole].std(ddof=1)
-    interval = bootstrap_interval(difference, num_resamples, seed)
+    first, second = before[whole], after[whole]
+    base_std = first.std(ddof=1)
+    interval = bootstrap_interval(second - first, num_resamples, seed)
     return PairedGain(
+        before=float(first.mean()),
+        after=float(second.mean()),
         mean=interval.mean,
         low=interval.low,
         high=interval.high,

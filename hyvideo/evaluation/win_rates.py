@@ -1,15 +1,15 @@
 """Win rates of a blind preference study, with their uncertainty."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import NormalDist, mean
+from statistics import mean
 from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from hyvideo.evaluation.intervals import wilson_interval
 from hyvideo.observability.preference import CRITERIA
 
 TIE = "tie"
@@ -136,14 +136,6 @@ def win_rates(key_path: Path, votes: Sequence[Vote]) -> list[WinRate]:
     order = {name: number for number, name in enumerate(CRITERIA)}
     places = sorted(results, key=lambda place: (place[0], place[1], order[place[2]]))
     return [_win_rate(place, results[place], len(raters[place])) for place in places]
-
-
-def wilson_interval(rate: float, count: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval of a share of `count` trials; within [0, 1], and of some width even at 0 and 1."""
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
-    centre = (rate + z**2 / (2 * count)) / (1 + z**2 / count)
-    half = z / (1 + z**2 / count) * math.sqrt(rate * (1 - rate) / count + z**2 / (4 * count**2))
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def _win_rate(place: tuple[str, str, str], by_pair: Mapping[str, Sequence[float]], num_raters: int) -> WinRate:

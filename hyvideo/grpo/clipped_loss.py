@@ -12,16 +12,11 @@ class PolicyLossDiagnostics:
 
     Attributes:
         clip_fraction: Share of samples whose gradient the clip removed.
-        ratio_mean: Mean of the ratios.
         ratio_max_deviation: Largest |ratio - 1|; exactly 0 when the replay equals the rollout.
-        approx_kl: Mean of ``ratio - 1 - log ratio`` (>= 0). Log-probs are means over the latent's values, so this is a
-            relative gauge of drift from the rollout policy, not a KL in nats per video.
     """
 
     clip_fraction: Tensor
-    ratio_mean: Tensor
     ratio_max_deviation: Tensor
-    approx_kl: Tensor
 
 
 def clipped_policy_loss(
@@ -50,8 +45,7 @@ def clipped_policy_loss(
     scale = torch.as_tensor(scale, dtype=log_probs.dtype, device=log_probs.device)
     _check_shapes(log_probs, old_log_probs=old_log_probs, advantages=advantages, scale=scale)
 
-    log_ratio = log_probs - old_log_probs
-    ratio = log_ratio.exp()
+    ratio = (log_probs - old_log_probs).exp()
     unclipped = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - clip_range, 1 + clip_range)
     loss = (scale * torch.maximum(unclipped, clipped)).mean()
@@ -59,9 +53,7 @@ def clipped_policy_loss(
     with torch.no_grad():
         diagnostics = PolicyLossDiagnostics(
             clip_fraction=(clipped > unclipped).to(loss.dtype).mean(),
-            ratio_mean=ratio.mean(),
             ratio_max_deviation=(ratio - 1).abs().max(),
-            approx_kl=(ratio - 1 - log_ratio).mean(),
         )
     return loss, diagnostics
 

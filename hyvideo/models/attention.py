@@ -21,7 +21,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from diffusers import HunyuanVideo15Transformer3DModel
 from diffusers.models.attention_processor import Attention
 from diffusers.models.embeddings import apply_rotary_emb

@@ -1,7 +1,6 @@
 """Before and after, side by side: the same prompts and seeds from two models, as one mp4 and one contact sheet."""
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
+from hyvideo.data.files import replacing
 from hyvideo.data.videos import write_video
 
 _SHOWN_SIZE = 192  # a video smaller than this is enlarged by a whole factor
@@ -16,19 +16,13 @@ _GAP, _FRAME_GAP = 12, 2
 _LINE_HEIGHT, _CAPTION_LINES = 18, 2
 _HEADER_HEIGHT = (_CAPTION_LINES + 1) * _LINE_HEIGHT  # the caption, then the two titles
 _SHEET_FRAMES = 5
+_FPS = 24
+_TITLES = ("before", "after")  # of the left and the right video of each pair
 _PAPER = 228
 _INK, _PALE_INK = (20, 20, 20), (110, 110, 110)
 
 
-def side_by_side(
-    before: torch.Tensor,
-    after: torch.Tensor,
-    captions: Sequence[str],
-    path: Path,
-    *,
-    fps: float = 24,
-    titles: tuple[str, str] = ("before", "after"),
-) -> Path:
+def side_by_side(before: torch.Tensor, after: torch.Tensor, captions: Sequence[str], path: Path) -> Path:
     """Write a grid of captioned video pairs to `path` (mp4), and frames spread over each video to a png beside it.
 
     Args:
@@ -36,8 +30,6 @@ def side_by_side(
         after: uint8 of the same shape; pair n shares prompt and seed.
         captions: N texts, shown above the pairs, cut where they do not fit.
         path: the mp4; the contact sheet gets the extension `.png`.
-        fps: frames per second of the mp4.
-        titles: what the left and the right video of each pair are.
 
     Returns:
         The path of the contact sheet, one pair per row.
@@ -54,15 +46,14 @@ def side_by_side(
     before, after = _enlarged(before), _enlarged(after)
     pairs = _in_a_row([before, after], _GAP)
     columns = max(1, round(math.sqrt(len(pairs) * (pairs.shape[2] + _HEADER_HEIGHT) / pairs.shape[3])))
-    write_video(path, _grid(pairs, captions, titles, columns), fps)
+    write_video(path, _grid(pairs, captions, columns), _FPS)
 
     moments = torch.linspace(0, before.shape[1] - 1, min(_SHEET_FRAMES, before.shape[1])).round().long().tolist()
     strips = [_in_a_row([videos[:, m : m + 1] for m in moments], _FRAME_GAP) for videos in (before, after)]
-    sheet = _grid(_in_a_row(strips, _GAP), captions, titles, columns=1)[0]
+    sheet = _grid(_in_a_row(strips, _GAP), captions, columns=1)[0]
     sheet_path = path.with_suffix(".png")
-    temporary = sheet_path.with_name(f".{sheet_path.stem}.{os.getpid()}.tmp.png")
-    Image.fromarray(sheet.numpy()).save(temporary)
-    os.replace(temporary, sheet_path)
+    with replacing(sheet_path) as temporary:
+        Image.fromarray(sheet.numpy()).save(temporary)
     return sheet_path
 
 
@@ -78,7 +69,7 @@ def _in_a_row(videos: Sequence[torch.Tensor], gap: int) -> torch.Tensor:
     return torch.cat([part for stack in videos for part in (paper, stack)][1:], dim=3)
 
 
-def _grid(videos: torch.Tensor, captions: Sequence[str], titles: tuple[str, str], columns: int) -> torch.Tensor:
+def _grid(videos: torch.Tensor, captions: Sequence[str], columns: int) -> torch.Tensor:
     """Lay [N, F, H, W, 3] out row by row under their captions: uint8 [F, H', W', 3] with even H' and W'."""
     num_videos, num_frames, height, width = videos.shape[:4]
     cell_height, cell_width = _HEADER_HEIGHT + height + _GAP, width + _GAP
@@ -86,7 +77,7 @@ def _grid(videos: torch.Tensor, captions: Sequence[str], titles: tuple[str, str]
     canvas = Image.new("RGB", (grid_width + grid_width % 2, grid_height + grid_height % 2), (_PAPER,) * 3)
     corners = [(_GAP + n // columns * cell_height, _GAP + n % columns * cell_width) for n in range(num_videos)]
     for (top, left), caption in zip(corners, captions, strict=True):
-        _draw_header(canvas, caption, titles, top, left, width)
+        _draw_header(canvas, caption, top, left, width)
     frames = torch.from_numpy(np.array(canvas)).repeat(num_frames, 1, 1, 1)
     for (top, left), video in zip(corners, videos, strict=True):
         top += _HEADER_HEIGHT
@@ -94,12 +85,12 @@ def _grid(videos: torch.Tensor, captions: Sequence[str], titles: tuple[str, str]
     return frames
 
 
-def _draw_header(canvas: Image.Image, caption: str, titles: tuple[str, str], top: int, left: int, width: int) -> None:
+def _draw_header(canvas: Image.Image, caption: str, top: int, left: int, width: int) -> None:
     """Write the caption, and each title above its half of the pair."""
     draw, font = ImageDraw.Draw(canvas), ImageFont.load_default(size=14)
     for number, line in enumerate(_wrapped(caption, lambda text: draw.textlength(text, font) <= width)):
         draw.text((left, top + number * _LINE_HEIGHT), line, fill=_INK, font=font)
-    for title, start in zip(titles, (left, left + (width + _GAP) // 2), strict=True):
+    for title, start in zip(_TITLES, (left, left + (width + _GAP) // 2), strict=True):
         draw.text((start, top + _CAPTION_LINES * _LINE_HEIGHT), title, fill=_PALE_INK, font=font)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic_core import from_json
 
+from hyvideo.data.files import replacing, write_synced
 from hyvideo.observability.trackers import Trackers
 
 METRIC_MEANINGS = {"VQ": "visual quality", "MQ": "motion quality", "TA": "text alignment"}
@@ -103,18 +104,21 @@ class MetricsLog:
     def truncate_after(self, step: int) -> None:
         """Move the rows after `step`, which a resumed run will produce again, to `metrics.discarded.jsonl`.
 
-        Killed at any moment this loses no row, and calling it again completes it. The trackers restart as well.
+        Killed at any moment this loses no row, and calling it again completes it.
         """
-        self.close()
+        self._close_file()
         self._last_step = self._keep_rows_up_to(step)
 
     def close(self) -> None:
-        """Close the files; a later `log` opens them again."""
+        """Close the file, which a later `log` opens again, and end the trackers."""
+        self._close_file()
+        if self.trackers:
+            self.trackers.close()
+
+    def _close_file(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
-        if self.trackers:
-            self.trackers.close()
 
     def _append(self, line: str) -> None:
         if self._file is None:
@@ -162,9 +166,5 @@ def _joined(lines: Iterable[bytes]) -> bytes:
 
 def _replace(path: Path, content: bytes) -> None:
     """Give `path` new content such that a reader sees the old or the new, never a part."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        write_synced(temporary, content)

@@ -12,6 +12,7 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from hyvideo.data.files import replacing
 from hyvideo.observability.charts import in_words
 from hyvideo.observability.scored_videos import ScoredVideo
 from hyvideo.observability.verdict import signed
@@ -64,14 +65,9 @@ def write_page(path: Path, template: str, **context: Any) -> Path:
         OSError: the page cannot be written.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with replacing(path) as temporary:
         # A lone surrogate, which JSON can hold and UTF-8 cannot, becomes a question mark.
         temporary.write_bytes(_environment().get_template(template).render(context).encode("utf-8", errors="replace"))
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
     return path
 
 

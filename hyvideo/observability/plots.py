@@ -1,6 +1,5 @@
 """The picture of a run: its reward over the updates, in total and per component."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from hyvideo.data.files import replacing
 from hyvideo.observability.curves import moving_average, smoothing_window
 from hyvideo.observability.metrics import METRIC_MEANINGS, read_metrics
 
@@ -41,11 +41,8 @@ def plot_reward_curve(metrics: Path | Mapping[str, Path], png: Path, *, title: s
         for name in METRIC_MEANINGS:
             _draw_curve(panels[name], steps, _column(rows, f"reward/{name}"), colour, label)
     _label(panels, title, with_legend=len(runs) > 1)
-    png = Path(png)
-    png.parent.mkdir(parents=True, exist_ok=True)
-    temporary = png.with_name(f".{png.stem}.{os.getpid()}.tmp.png")
-    figure.savefig(temporary, dpi=150)
-    os.replace(temporary, png)
+    with replacing(Path(png)) as temporary:
+        figure.savefig(temporary, dpi=150)
 
 
 def _column(rows: list[dict[str, float]], name: str) -> np.ndarray:

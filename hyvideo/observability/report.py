@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hyvideo.config.knobs import KNOBS
+from hyvideo.config.knobs import KNOBS, value_of
 from hyvideo.config.schema import Config
 from hyvideo.observability.charts import Drawing, line_style
 from hyvideo.observability.curves import evenly_spaced
@@ -173,12 +173,11 @@ def _state(run: RunRecord) -> str:
 
 def _facts(run: RunRecord) -> dict[str, float]:
     """Collect the numbers of the run's last tenth, and its failures."""
-    last = max(1, len(run.columns["step"]) // 10)
 
     def recent(values: np.ndarray) -> float:
-        """Mean of the last tenth of the values there are."""
+        """Mean of the last tenth of the values there are: one per update, or one per round."""
         finite = values[np.isfinite(values)]
-        return float(finite[-last:].mean()) if len(finite) else math.nan
+        return float(finite[-max(1, len(finite) // 10) :].mean()) if len(finite) else math.nan
 
     times = seconds(run)
     validation = run.validation("reward")[1]
@@ -260,7 +259,7 @@ def _settings(configs: Sequence[Config | None]) -> list[Setting]:
         return []
     listed = []
     for knob in KNOBS.values():
-        values = [getattr(getattr(config, knob.group), knob.name) for config in known]
+        values = [value_of(config, knob.name) for config in known]
         notable = values[0] != knob.default if len(known) == 1 else any(value != values[0] for value in values)
         listed.append(
             Setting(knob.group, knob.name, [_text(v) for v in values], _text(knob.default), knob.doc, notable)

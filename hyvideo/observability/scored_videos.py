@@ -18,12 +18,14 @@ class ScoredVideo:
         path: the mp4; it may be missing.
         prompt: its text, or the file's name when none is known.
         seed: of its noise, where it is known.
+        how: it was sampled and scored, in words; videos are paired where it is equal.
         scores: name to number, `reward` first where there is one; NaN marks a failed score.
     """
 
     path: Path
     prompt: str
     seed: int | None = None
+    how: str = ""
     scores: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -46,7 +48,7 @@ def read_scored_videos(folder: Path) -> tuple[ScoredVideo, ...]:
         raise ValueError(f"No folder of videos at '{folder}'.")
     if (folder / SCORES).is_file():
         lines = (folder / SCORES).read_bytes().split(b"\n")  # a prompt may hold other line ends
-        rows = [_read_note(line, f"{folder / SCORES}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
+        rows = [read_note(line, f"{folder / SCORES}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
         found = tuple(_of_row(folder, row, f"{folder / SCORES}") for row in rows)
     else:
         found = tuple(_of_file(path) for path in sorted(folder.glob("*.mp4")))
@@ -65,21 +67,26 @@ def _of_row(folder: Path, row: Mapping[str, object], where: str) -> ScoredVideo:
         raise ValueError(f"{where}: expected rows with the texts 'video' and 'prompt'; received keys {sorted(row)}.")
     if Path(video).name != video or video in ("", "..") or len(video) > 255 or (folder / video).is_symlink():
         raise ValueError(f"{where}: video {video!r} lies elsewhere; expected the name of a file beside {SCORES}.")
+    how = row.get("how", "")
     named = {name: value for name, value in row.items() if name not in ("video", "prompt", "seed")}
     scores = {name: _score(value) for name, value in named.items() if _is_score(value)}
-    return ScoredVideo(folder / video, prompt, _seed_of(row), scores)
+    return ScoredVideo(folder / video, prompt, _seed_of(row), how if isinstance(how, str) else "", scores)
 
 
 def _of_file(path: Path) -> ScoredVideo:
     """Make the record of an mp4, with the note beside it where there is one."""
     note_path = path.with_suffix(".json")
-    note = _read_note(note_path.read_bytes(), str(note_path)) if note_path.is_file() else {}
+    note = read_note(note_path.read_bytes(), str(note_path)) if note_path.is_file() else {}
     prompt = note.get("prompt")
     return ScoredVideo(path, prompt if isinstance(prompt, str) else path.stem, _seed_of(note))
 
 
-def _read_note(text: bytes, where: str) -> Mapping[str, object]:
-    """Parse one JSON object."""
+def read_note(text: bytes, where: str) -> Mapping[str, object]:
+    """Parse one JSON object; `where` names it in the error.
+
+    Raises:
+        ValueError: it is none.
+    """
     try:
         note = from_json(text)
     except ValueError:

@@ -16,8 +16,8 @@ class Gain:
 
     Attributes:
         name: `reward` or a metric.
-        before: mean of the first set; NaN when only the difference is known.
-        after: mean of the second set; NaN when only the difference is known.
+        before: mean of the first set over the pairs.
+        after: mean of the second set over the pairs.
         mean: mean paired difference, after minus before.
         low: lower end of its 95 % interval.
         high: upper end of its 95 % interval.

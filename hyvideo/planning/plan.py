@@ -8,13 +8,13 @@ from diffusers import HunyuanVideo15Transformer3DModel
 
 from hyvideo.config.checks import check_config
 from hyvideo.config.schema import Config
-from hyvideo.config.sizes import rollout_sizes
-from hyvideo.models.parallelize import lora_config, prepare_policy
+from hyvideo.distributed.gpus import Gpu
+from hyvideo.models.adapter import configured_adapter
+from hyvideo.models.parallelize import prepare_policy
 from hyvideo.models.quiet import quiet_diffusers
-from hyvideo.models.traffic import ParameterCounts, count_parameters
-from hyvideo.planning.gpus import Gpu
 from hyvideo.planning.memory import Memory, PeaksOf, predict_memory
 from hyvideo.planning.networks import Networks, read_networks
+from hyvideo.planning.traffic import ParameterCounts, count_parameters
 from hyvideo.planning.workload import BYTES, Workload, link_speeds, workload
 from hyvideo.training.anchor import anchor_kind
 
@@ -30,14 +30,18 @@ class Assumptions:
         utilisation: share of a GPU's operations per second that is reached.
         gpus_per_node: GPUs of a machine.
         network: GB/s that a GPU sends to other machines.
-        reserve: GiB for what the simulation leaves out.
+        reserve: GiB for what the simulation leaves out; None: 1 and a quarter of what it finds, at most 8.
     """
 
     num_text: int = 300
     utilisation: float = 0.4
     gpus_per_node: int = 8
     network: float = 50.0
-    reserve: float = 8.0
+    reserve: float | None = None
+
+    def reserved(self, peak: float) -> float:
+        """Return the GiB in reserve beside a simulated peak of so many."""
+        return min(8.0, 1 + peak / 4) if self.reserve is None else self.reserve
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,12 @@ class Plan:
     @property
     def needed(self) -> float:
         """GiB that a GPU must have."""
-        return self.memory.peak / GIB + self.assumptions.reserve
+        return self.memory.peak / GIB + self.reserved
+
+    @property
+    def reserved(self) -> float:
+        """GiB of `needed` for what the simulation leaves out."""
+        return self.assumptions.reserved(self.memory.peak / GIB)
 
     @property
     def fits(self) -> bool:
@@ -110,7 +119,7 @@ def make_plan(
     *,
     world_size: int,
     gpu: Gpu | None,
-    assumptions: Assumptions = Assumptions(),  # noqa: B008 - it is frozen
+    assumptions: Assumptions,
     peaks_of: PeaksOf | None = None,
 ) -> Plan:
     """Plan a run; prompts and weights need not be there.
@@ -129,15 +138,15 @@ def make_plan(
     _check(config, networks, world_size)
     parameters = count_parameters(_policy_on_meta(config, networks))
     work = workload(config, networks, parameters, world_size=world_size, num_text=assumptions.num_text)
-    sizes = rollout_sizes(config, world_size)
-    accumulated = config.grpo.gradient_accumulation_steps
+    dp_degree = world_size // config.parallel.sp_size
+    videos = config.grpo.batch_size * dp_degree * config.grpo.gradient_accumulation_steps
     return Plan(
         world_size=world_size,
         sp_size=config.parallel.sp_size,
-        dp_degree=sizes.dp_degree,
+        dp_degree=dp_degree,
         dp_replicate=config.parallel.dp_replicate,
-        videos=sizes.videos * accumulated,
-        prompts=sizes.prompts * accumulated,
+        videos=videos,
+        prompts=videos // config.grpo.num_generations,
         frames=config.rollout.sample_n_frames,
         size=config.rollout.rollout_size,
         networks=networks.source,
@@ -172,11 +181,9 @@ def _check(config: Config, networks: Networks, world_size: int) -> None:
 
 def _policy_on_meta(config: Config, networks: Networks) -> HunyuanVideo15Transformer3DModel:
     """Make the policy without memory, what is trained chosen."""
-    model = config.model
     with init_empty_weights(), quiet_diffusers():
         transformer = HunyuanVideo15Transformer3DModel.from_config(dict(networks.transformer))
-        adapter = lora_config(model.lora_r, model.lora_alpha, model.lora_dropout, model.lora_target_modules)
-        prepare_policy(transformer, gradient_checkpointing=False, lora=adapter if model.use_lora else None)
+        prepare_policy(transformer, gradient_checkpointing=False, lora=configured_adapter(config.model))
     return transformer
 
 

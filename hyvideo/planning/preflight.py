@@ -17,12 +17,13 @@ from hyvideo.checkpoint.run_folder import RunFolder, open_run_folder
 from hyvideo.checkpoint.train_state import checkpoints_of
 from hyvideo.config.checks import check_config
 from hyvideo.config.schema import Config, RunConfig
+from hyvideo.data.files import nearest_existing
 from hyvideo.distributed.collectives import all_or_none, from_main, require_same
+from hyvideo.distributed.gpus import this_gpu
 from hyvideo.models.layout import check_layout
 from hyvideo.models.loading import open_transformer, open_vae
 from hyvideo.models.reward_models.rewards import check_rewards
 from hyvideo.models.streaming import check_fit
-from hyvideo.planning.gpus import this_gpu
 from hyvideo.planning.plan import GIB, Assumptions, Plan, make_plan
 from hyvideo.planning.search import Search, misfit
 from hyvideo.planning.table import plan_table
@@ -122,7 +123,7 @@ def _check_folder(path: Path) -> None:
     Raises:
         ValueError: a rank cannot write there, or does not see what the first rank wrote.
     """
-    parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    parent = nearest_existing(path)
     with all_or_none():
         try:
             with tempfile.TemporaryFile(dir=parent):
@@ -166,7 +167,7 @@ def check_space(folder: RunFolder, run: RunConfig, checkpoint_bytes: int) -> Non
     Raises:
         ValueError: they do not; the message says how many would.
     """
-    parent = next(place for place in (folder.path, *folder.path.absolute().parents) if place.exists())
+    parent = nearest_existing(folder.path)
     free = shutil.disk_usage(parent).free
     saves = math.ceil(run.max_steps / run.save_interval) if run.save_interval else 1
     kept = run.max_steps // run.keep_every if run.keep_every else 0

@@ -5,9 +5,9 @@ from copy import deepcopy
 from typing import Any
 
 from hyvideo.config.checks import check_config
-from hyvideo.config.knobs import KNOBS
+from hyvideo.config.knobs import KNOBS, value_of
 from hyvideo.config.schema import Config
-from hyvideo.planning.gpus import Gpu
+from hyvideo.distributed.gpus import Gpu
 from hyvideo.planning.memory import FittedPeaks, predict_memory
 from hyvideo.planning.networks import read_networks
 from hyvideo.planning.plan import GIB, Assumptions, Plan, make_plan
@@ -66,7 +66,8 @@ class Search:
             num_text=self._assumptions.num_text,
             peaks_of=self._peaks_of,
         )
-        return memory.peak / GIB + self._assumptions.reserve
+        peak = memory.peak / GIB
+        return peak + self._assumptions.reserved(peak)
 
     def largest(self, knob: str) -> tuple[Any, float] | None:
         """Return the largest value of a setting that fits, all else unchanged, and its GiB; None where none does.
@@ -105,7 +106,7 @@ class Search:
             "reward_offload": True,
         }
         for name, value in wanted.items():
-            if getattr(getattr(config, KNOBS[name].group), name) != value:
+            if value_of(config, name) != value:
                 yield {name: value}
         yield from self._sp_changes(config.parallel.sp_size + 1)
         for frames in range((config.rollout.sample_n_frames - 1) // 20 * 20 - 19, 4, -20):
@@ -143,7 +144,7 @@ class Search:
 def misfit(plan: Plan, search: Search) -> str:
     """Say that a plan does not fit, and the nearest that does."""
     said = (
-        f"the run needs {plan.needed:.1f} GiB per GPU ({plan.assumptions.reserve:g} of them in reserve), but "
+        f"the run needs {plan.needed:.1f} GiB per GPU ({plan.reserved:.1f} of them in reserve), but "
         f"{plan.gpu.name} has {plan.gpu.memory:g}."
     )
     found = search.nearest_that_fits()

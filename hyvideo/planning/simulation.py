@@ -12,15 +12,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from diffusers import HunyuanVideo15Transformer3DModel
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hyvideo.config.schema import Config
 from hyvideo.distributed.mesh import Mesh, build_mesh
+from hyvideo.models.adapter import configured_adapter
 from hyvideo.models.attention import Run, install_attention
-from hyvideo.models.parallelize import lora_config, prepare_policy, shard_weights, trainable_parameters
+from hyvideo.models.parallelize import prepare_policy, shard_weights, trainable_parameters
 from hyvideo.models.quiet import quiet_diffusers
 from hyvideo.planning.networks import made_in
 from hyvideo.planning.peak_memory import PeakMemory
@@ -135,12 +136,11 @@ def _policy(config: Config, scene: Scene, mesh: Mesh) -> HunyuanVideo15Transform
     with quiet_diffusers(), made_in(DTYPES[model.master_weight_type]):
         transformer = HunyuanVideo15Transformer3DModel.from_config(dict(scene.transformer))
     install_attention(transformer, mesh.sp_group)
-    adapter = lora_config(model.lora_r, model.lora_alpha, model.lora_dropout, model.lora_target_modules)
     prepare_policy(
         transformer,
         gradient_checkpointing=model.enable_gradient_checkpointing,
         keep_attention=parallel.activation_checkpointing == "selective",
-        lora=adapter if model.use_lora else None,
+        lora=configured_adapter(model),
     )
     _ask_nothing_of_values(transformer)
     for module in transformer.modules():

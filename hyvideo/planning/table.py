@@ -50,7 +50,7 @@ def _memory(plan: Plan) -> Rows:
         "peak: update": memory.update,
     }
     yield from ((name, f"{value / GIB:.2f}") for name, value in parts.items())
-    yield f"needed (with {plan.assumptions.reserve:g} in reserve)", f"{plan.needed:.2f}"
+    yield f"needed (with {plan.reserved:.2f} in reserve)", f"{plan.needed:.2f}"
     if plan.gpu:
         yield f"{plan.gpu.name} has {plan.gpu.memory:g}", "fits" if plan.fits else "DOES NOT FIT"
     for name in plan.unknown_rewards:

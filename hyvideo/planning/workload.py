@@ -7,10 +7,10 @@ import torch
 
 from hyvideo.config.schema import Config
 from hyvideo.config.sizes import parse_size
-from hyvideo.grpo.evaluations import evaluations_per_video
 from hyvideo.models.flops import transformer_flops, vae_decode_flops, video_tokens
-from hyvideo.models.traffic import ParameterCounts, Traffic, token_traffic, weight_traffic
+from hyvideo.planning.evaluations import evaluations_per_video
 from hyvideo.planning.networks import Networks, make_vae
+from hyvideo.planning.traffic import ParameterCounts, Traffic, token_traffic, weight_traffic
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.anchor import anchor_kind
 

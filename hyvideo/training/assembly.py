@@ -11,12 +11,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from diffusers import HunyuanVideo15Transformer3DModel
-from omegaconf import OmegaConf
 from torch import nn
 
 from hyvideo.checkpoint.run_folder import RunFolder, open_run_folder
 from hyvideo.config.checks import check_config
-from hyvideo.config.identity import config_hash, deciding_fields
+from hyvideo.config.identity import config_hash, deciding_fields, settings_of
 from hyvideo.config.loading import save_config
 from hyvideo.config.schema import Config
 from hyvideo.config.sizes import parse_size
@@ -27,14 +26,13 @@ from hyvideo.distributed.collectives import all_or_none, from_main, require_same
 from hyvideo.distributed.mesh import Mesh, build_mesh
 from hyvideo.grpo.gradient_equalizer import equalizer_scales
 from hyvideo.grpo.kl_controller import KLController
+from hyvideo.models.adapter import configured_adapter
 from hyvideo.models.attention import install_attention
 from hyvideo.models.layout import check_layout, task_of
 from hyvideo.models.loading import load_pipeline
 from hyvideo.models.parallelize import (
     compile_blocks,
     forget_gathered_weights,
-    lora_config,
-    parameter_count,
     prepare_policy,
     shard_weights,
     trainable_parameters,
@@ -50,7 +48,6 @@ from hyvideo.observability.watchdog import Watchdog
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.anchor import Anchor, BaseModelAnchor, anchor_kind
-from hyvideo.training.guards import Guards
 from hyvideo.training.optimizer import build_optimizers
 from hyvideo.training.performance import Performance
 from hyvideo.training.reward_watch import RewardWatch
@@ -92,7 +89,7 @@ def build_trainer(config: Config) -> Trainer:
     timer = PhaseTimer(device)
     with all_or_none():
         console = Console(folder.path, rank=mesh.rank, log_interval=config.run.log_interval)
-        metrics = _open_metrics(config, folder, state.step) if mesh.is_main else None
+        metrics = _open_metrics(config, folder, state.step, console) if mesh.is_main else None
     _introduce(console, folder, config, state, mesh)
     for change in changed:
         console.info(f"changed: {change}")
@@ -117,7 +114,8 @@ def build_trainer(config: Config) -> Trainer:
             config.run.peak_tflops or matrix_peak_tflops(device, pipeline.autocast_dtype),
         ),
         profile=_build_profile(config, folder, mesh),
-        guards=Guards(Watchdog(timer, rank=mesh.rank, seconds=config.parallel.stuck_after), RewardWatch()),
+        watchdog=Watchdog(timer, rank=mesh.rank, seconds=config.parallel.stuck_after),
+        reward_watch=RewardWatch(),
     )
 
 
@@ -152,7 +150,7 @@ def _build_profile(config: Config, folder: RunFolder, mesh: Mesh) -> Profile | N
 
 def _run_facts(config: Config) -> dict[str, object]:
     """Return what all ranks of a run must agree on: every setting, and the content of the prompt files."""
-    return _settings(config) | _content([*config.data.train_video_csv, *config.data.valid_video_csv])
+    return settings_of(config) | _content([*config.data.train_video_csv, *config.data.valid_video_csv])
 
 
 def _content(files: Sequence[str]) -> dict[str, object]:
@@ -160,24 +158,25 @@ def _content(files: Sequence[str]) -> dict[str, object]:
     return {f"{CONTENT} {file}": hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] for file in files}
 
 
-def _settings(config: Config) -> dict[str, object]:
-    """Return every setting by its name."""
-    groups = OmegaConf.to_container(OmegaConf.structured(config))
-    return {name: value for group in groups.values() for name, value in group.items()}
+def _open_metrics(config: Config, folder: RunFolder, step: int, console: Console) -> MetricsLog:
+    """Open the log of a run that begins, or goes on, after `step`, and save its configuration.
 
-
-def _open_metrics(config: Config, folder: RunFolder, step: int) -> MetricsLog:
-    """Save the configuration and open the log of a run that begins, or goes on, after `step`."""
-    save_config(config, folder.path / "config.yaml")
+    Raises:
+        ValueError: a tracker cannot start.
+    """
     trackers = Trackers(
         config.run.trackers,
         folder.path,
         run_name=config.run.run_name or folder.path.name,
         tags=config.run.run_tags,
-        settings={name: str(value) for name, value in _settings(config).items()},
+        settings={name: str(value) for name, value in settings_of(config).items()},
+        warn=console.warning,
     )
     metrics = MetricsLog(folder.path, trackers)
     metrics.truncate_after(step)
+    folder.discard_after(step)
+    trackers.start(step + 1)
+    save_config(config, folder.path / "config.yaml")
     return metrics
 
 
@@ -235,13 +234,12 @@ def _compute_dtype(config: Config, device_type: str) -> torch.dtype:
 def _prepare(transformer: HunyuanVideo15Transformer3DModel, config: Config, mesh: Mesh, sharded: bool) -> None:
     """Make a transformer, with weights or still without memory for them, the policy of a run over `mesh`."""
     model, parallel = config.model, config.parallel
-    adapter = lora_config(model.lora_r, model.lora_alpha, model.lora_dropout, model.lora_target_modules)
     torch.manual_seed(config.run.seed)  # a fresh adapter is drawn from the library's global generator
     prepare_policy(
         install_attention(transformer, mesh.sp_group),
         gradient_checkpointing=model.enable_gradient_checkpointing,
         keep_attention=parallel.activation_checkpointing == "selective",
-        lora=adapter if model.use_lora else None,
+        lora=configured_adapter(model),
         pretrained_lora_path=model.pretrained_lora_path,
     )
     if parallel.enable_compile:
@@ -347,13 +345,13 @@ def _build_validation(
 
 def _introduce(console: Console, folder: RunFolder, config: Config, state: RunState, mesh: Mesh) -> None:
     """Log what runs, where, and from which step."""
-    parameters = trainable_parameters(state.transformer).values()
+    trained, device = state.transformer.num_parameters(only_trainable=True), state.transformer.device
     ranks = f", {mesh.world_size} ranks (dp {mesh.dp_size} x sp {mesh.sp_size})" if mesh.world_size > 1 else ""
     height, width = parse_size(config.rollout.rollout_size)
     console.info(
-        f"run folder {folder.path}: {config.rollout.sde_type}, {parameter_count(parameters):,} trained parameters"
+        f"run folder {folder.path}: {config.rollout.sde_type}, {trained:,} trained parameters"
         f"{' (LoRA)' if state.lora else ''}, videos {config.rollout.sample_n_frames}x{height}x{width} in "
-        f"{config.rollout.grpo_sampling_steps} steps, on {next(iter(parameters)).device}{ranks}"
+        f"{config.rollout.grpo_sampling_steps} steps, on {device}{ranks}"
     )
     if folder.resume_from:
         console.info(f"resumed from {folder.resume_from} at step {state.step}, round {state.round}")

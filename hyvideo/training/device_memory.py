@@ -2,7 +2,7 @@
 
 import torch
 
-from hyvideo.config.knobs import KNOBS
+from hyvideo.config.knobs import value_of
 from hyvideo.config.schema import Config
 from hyvideo.observability.phase_timer import BETWEEN
 
@@ -44,10 +44,7 @@ def out_of_memory(error: torch.OutOfMemoryError, phase: str, step: int, rank: in
         rank: whose GPU it is.
         config: names the present values.
     """
-    knobs = [
-        f"{name} (now {getattr(getattr(config, KNOBS[name].group), name)})"
-        for name in (*KNOBS_OF_PHASE[phase], *KNOBS_OF_ALL)
-    ]
+    knobs = [f"{name} (now {value_of(config, name)})" for name in (*KNOBS_OF_PHASE[phase], *KNOBS_OF_ALL)]
     used = ""
     if torch.cuda.is_available():
         gigabytes = [

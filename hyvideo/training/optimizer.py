@@ -71,13 +71,13 @@ def _device_of(parameter: Tensor) -> str | torch.device:
     return parameter.device_mesh.device_type if isinstance(parameter, DTensor) else parameter.device
 
 
-def orthogonalize(matrix: Tensor, *, dtype: torch.dtype, num_iterations: int = 5) -> Tensor:
-    """Return `matrix` `[m, n]` with its singular values pushed towards 1 (quintic Newton-Schulz iteration)."""
+def orthogonalize(matrix: Tensor, *, dtype: torch.dtype) -> Tensor:
+    """Return `matrix` `[m, n]` with its singular values pushed towards 1 (5 quintic Newton-Schulz iterations)."""
     a, b, c = NEWTON_SCHULZ
     transposed = matrix.shape[0] > matrix.shape[1]
     x = (matrix.T if transposed else matrix).to(dtype)
     x = x / x.norm().clamp(min=1e-7)
-    for _ in range(num_iterations):
+    for _ in range(5):
         gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.T if transposed else x).to(matrix.dtype)

@@ -24,7 +24,8 @@ from hyvideo.checkpoint.train_state import (
 from hyvideo.data.samplers import GroupSampler
 from hyvideo.distributed.collectives import all_or_none, from_main, gather, local_shard
 from hyvideo.grpo.kl_controller import KLController
-from hyvideo.models.parallelize import adapter_weights, forget_gathered_weights, save_lora, trainable_parameters
+from hyvideo.models.adapter import adapter_weights, save_lora
+from hyvideo.models.parallelize import forget_gathered_weights, trainable_parameters
 from hyvideo.training.anchor import Anchor
 
 CONTENT = "the content of"

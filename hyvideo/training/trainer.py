@@ -23,9 +23,10 @@ from hyvideo.observability.metrics import MetricsLog
 from hyvideo.observability.phase_timer import PhaseTimer
 from hyvideo.observability.profiling import Profile
 from hyvideo.observability.scored_videos import read_scored_videos
-from hyvideo.training.guards import Guards
+from hyvideo.observability.watchdog import Watchdog
 from hyvideo.training.optimizer import set_learning_rate
 from hyvideo.training.performance import Performance
+from hyvideo.training.reward_watch import RewardWatch
 from hyvideo.training.rollout import collect
 from hyvideo.training.state import RunState
 from hyvideo.training.stop_signal import StopSignal
@@ -43,7 +44,7 @@ class Trainer:
 
     A round is atomic: checkpoints and a requested stop fall between rounds. Every part is built elsewhere and passed in
     finished (`hyvideo.training.assembly.build_trainer`). `metrics` is None on all ranks but the main one, `profile`
-    where the run is not profiled.
+    where the run is not profiled. `skipped_in_row` counts the updates skipped since the last one that was made.
     """
 
     config: Config
@@ -59,7 +60,9 @@ class Trainer:
     mesh: Mesh
     performance: Performance
     profile: Profile | None
-    guards: Guards
+    watchdog: Watchdog
+    reward_watch: RewardWatch
+    skipped_in_row: int = 0
 
     @property
     def layout(self) -> RoundLayout:
@@ -88,7 +91,7 @@ class Trainer:
                 self.metrics.trackers.log(0, means)
         self.console.start_progress(state.step, run.max_steps)
         stopped_by = None
-        with StopSignal().listening() as stop, self.guards.watchdog:
+        with StopSignal().listening() as stop, self.watchdog:
             while state.step < run.max_steps:
                 first = state.step
                 cut_short = first + self.config.grpo.updates_per_rollout > run.max_steps
@@ -187,7 +190,7 @@ class Trainer:
                 self.state.round += 1
                 row |= self._validate(first)
                 self._report(row)
-                if warning := self.guards.reward_watch.look(row):
+                if warning := self.reward_watch.look(row):
                     self.console.main_warning(warning)
                 break
             self._report(row)
@@ -261,8 +264,8 @@ class Trainer:
             with self.timer("update"):
                 stats = self.update(trajectory, pairs, anchor_means, coefficient)
         except NonFiniteUpdateError as error:
-            stats = self._bear(error)
-        self.guards.skipped_in_row = self.guards.skipped_in_row + 1 if stats.skipped else 0
+            stats = self._skip_or_raise(error)
+        self.skipped_in_row = self.skipped_in_row + 1 if stats.skipped else 0
         state.step += 1
         if state.controller and not stats.skipped:
             state.controller.update(stats.kl)
@@ -273,9 +276,9 @@ class Trainer:
                 state.anchor.refresh()
         return stats
 
-    def _bear(self, error: NonFiniteUpdateError) -> UpdateStats:
-        """Leave an update out, or raise with what helps where the settings do not allow that."""
-        run, in_row = self.config.run, self.guards.skipped_in_row
+    def _skip_or_raise(self, error: NonFiniteUpdateError) -> UpdateStats:
+        """Skip a non-finite update if `nonfinite_update` allows it, else raise with advice."""
+        run, in_row = self.config.run, self.skipped_in_row
         if run.nonfinite_update == "skip" and in_row < run.max_skipped_updates:
             self.console.main_warning(f"Update {self.state.step + 1} skipped, {in_row + 1} in a row: {error}")
             return error.stats

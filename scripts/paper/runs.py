@@ -23,7 +23,7 @@ from typing import Any
 
 import yaml
 
-from hyvideo.training.stop_signal import StopSignal
+from hyvideo.training.stop_signal import PREEMPTED, StopSignal
 
 REPOSITORY = Path(__file__).parents[2]
 CONFIG = REPOSITORY / "configs" / "tiny.yaml"
@@ -101,7 +101,7 @@ class _Training:
         if self.run.is_finished:
             shutil.rmtree(self.run.folder / "checkpoints", ignore_errors=True)
             return None
-        stopped = asked_to_stop and status == -signal.SIGTERM
+        stopped = asked_to_stop and status in (-signal.SIGTERM, PREEMPTED)
         return None if status == 0 or stopped else f"status {status}, see {log_of(self.run)}"
 
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from hyvideo.data.files import replacing
 from hyvideo.observability.marked_parts import replace_part
 
 HOLDS, FAILS, OPEN = "holds", "does not hold", "cannot tell at this scale"
@@ -69,10 +69,8 @@ class Study:
         """Write picture, raw numbers, section and the table of claims below `docs`, and print the paragraph."""
         rounded = _rounded({**found, "claims": [asdict(claim) for claim in self.claims(_rounded(found))]})
         folder = docs / "claims"
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / f".{self.name}.{os.getpid()}.png"
-        self.draw(rounded).savefig(temporary, dpi=110)
-        os.replace(temporary, folder / f"{self.name}.png")
+        with replacing(folder / f"{self.name}.png") as temporary:
+            self.draw(rounded).savefig(temporary, dpi=110)
         (folder / f"{self.name}.json").write_text(_as_json(rounded) + "\n", encoding="utf-8")
         document = docs / DOCUMENT
         text = document.read_text(encoding="utf-8") if document.exists() else _EMPTY

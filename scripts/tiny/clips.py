@@ -35,8 +35,8 @@ class Clip:
     velocity: tuple[float, float]
 
 
-def sample_clip(scene: Scene, rng: random.Random, num_frames: int = NUM_FRAMES) -> Clip:
-    """Draw size, background, exact speed and a start such that the shape stays in frame for `num_frames`."""
+def sample_clip(scene: Scene, rng: random.Random) -> Clip:
+    """Draw size, background, exact speed and a start such that the shape stays in frame for NUM_FRAMES."""
     radius = rng.uniform(*RADIUS)
     direction = MOTIONS[scene.motion]
     speed = SPEEDS[scene.speed] * SIZE / VIDEO_FPS * rng.uniform(1 - SPEED_JITTER, 1 + SPEED_JITTER)
@@ -44,7 +44,7 @@ def sample_clip(scene: Scene, rng: random.Random, num_frames: int = NUM_FRAMES) 
     side, above, below = (radius * extent + MARGIN for extent in EXTENTS[scene.shape])
     start = []
     for step, low, high in ((velocity[0], side, SIZE - side), (velocity[1], above, SIZE - below)):
-        travel = step * (num_frames - 1)
+        travel = step * (NUM_FRAMES - 1)
         start.append(rng.uniform(low - min(travel, 0), high - max(travel, 0)))
     grey = rng.choice(BACKGROUNDS)
     return Clip(scene.shape, COLOURS[scene.colour], (grey, grey, grey), radius, tuple(start), velocity)

@@ -91,9 +91,9 @@ def encode_prompts(
     return torch.cat(states)[:, start:] * mask[..., None], mask.float()
 
 
-def build_text_encoder(vocab_size: int, seed: int = 0) -> Qwen2_5_VLTextModel:
+def build_text_encoder(vocab_size: int) -> Qwen2_5_VLTextModel:
     """Make a random three-layer language model; its third-last hidden state is unit-scale embeddings plus one layer."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     config = Qwen2_5_VLTextConfig(
         vocab_size=vocab_size,
         hidden_size=TEXT_WIDTH,
@@ -112,9 +112,9 @@ def build_text_encoder(vocab_size: int, seed: int = 0) -> Qwen2_5_VLTextModel:
     return encoder.to(torch.bfloat16).float().eval()
 
 
-def build_glyph_encoder(seed: int = 0) -> T5EncoderModel:
+def build_glyph_encoder() -> T5EncoderModel:
     """Make a random one-layer ByT5; the prompts quote no text, so training never uses it."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     config = T5Config(vocab_size=384, d_model=GLYPH_WIDTH, d_kv=8, d_ff=64, num_layers=1, num_heads=4)
     return T5EncoderModel(config).eval()
 

@@ -19,12 +19,13 @@ from hyvideo.config.loading import load_config
 from hyvideo.config.schema import Config
 from hyvideo.data.prompts import Prompt
 from hyvideo.distributed.process_group import process_group
+from hyvideo.evaluation.improvement import HeldOutGains, write_held_out
 from hyvideo.observability.before_after import side_by_side
 from hyvideo.observability.plots import plot_reward_curve
 from hyvideo.training.assembly import build_trainer
 from hyvideo.training.trainer import Trainer
 from hyvideo.training.validation import Sampled
-from scripts.tiny.comparison import gains, held_out_prompts, write_gains
+from scripts.tiny.comparison import gains, held_out_prompts
 
 NUM_HELD_OUT = 128
 NUM_SHOWN = 8
@@ -49,12 +50,12 @@ def main(argv: list[str]) -> int:
 
 
 def _start(argv: list[str]) -> int:
-    """Run this program as ranks of one core each; returns their exit status."""
+    """Run this program as ranks of one core each, without any GPU; returns their exit status."""
     num_cores = torch.get_num_threads()
     num_ranks = max(number for number in (1, 2, MAX_RANKS) if number <= num_cores)
     ranks = ["torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}", "-m", "scripts.tiny.demo"]
-    threads = {"OMP_NUM_THREADS": str(num_cores // num_ranks)}
-    return subprocess.call([sys.executable, "-m", *ranks, *argv], env={**os.environ, **threads})
+    cores_alone = {"OMP_NUM_THREADS": str(num_cores // num_ranks), "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.call([sys.executable, "-m", *ranks, *argv], env={**os.environ, **cores_alone})
 
 
 def _train_and_compare(config: Config) -> None:
@@ -77,7 +78,7 @@ def _write(trainer: Trainer, before: Sampled, after: Sampled, prompts: Sequence[
     """Write gains, curve and videos to the run folder, and say what improved."""
     folder = trainer.folder.path
     result = gains(before.all_scores, after.all_scores)
-    write_gains(folder / "gains.json", result)
+    write_held_out(folder, HeldOutGains(trainer.state.step, result))
     plot_reward_curve(folder / "metrics.jsonl", folder / "reward_curve.png")
     _show(before, after, [prompt.text for prompt in prompts], folder / "before_after.mp4")
     trainer.write_report()

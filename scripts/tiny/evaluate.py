@@ -25,12 +25,11 @@ def sample_videos(
     vae: AutoencoderKLHunyuanVideo15,
     prompts: list[str],
     num_steps: int,
-    seed: int = 0,
 ) -> Tensor:
     """Integrate the flow with `num_steps` Euler steps and no guidance: uint8 videos `[B, F, H, W, 3]`."""
     tokenizer = build_tokenizer()
     text, text_mask = encode_prompts(tokenizer, build_text_encoder(len(tokenizer)), prompts)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     noise = torch.randn(len(prompts), vae.config.latent_channels, *LATENT_GRID, generator=generator)
     linear = torch.linspace(1, 0, num_steps + 1)
     sigmas = SHIFT * linear / (1 + (SHIFT - 1) * linear)

@@ -57,10 +57,10 @@ def prompt(scene: Scene, wording: int) -> str:
     return WORDINGS[wording].format(**words)
 
 
-def write_csv(folder: Path, seed: int = 0) -> None:
+def write_csv(folder: Path) -> None:
     """Write train.csv and valid.csv: shuffled prompts of the training scenes and of the held-out scenes."""
     folder.mkdir(parents=True, exist_ok=True)
-    rng = random.Random(seed)
+    rng = random.Random(0)
     for name, members in (("train.csv", train_scenes()), ("valid.csv", valid_scenes())):
         pairs = [(s, w) for s in members for w in rng.sample(range(len(WORDINGS)), PROMPTS_PER_SCENE[name])]
         rng.shuffle(pairs)

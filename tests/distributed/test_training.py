@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from hyvideo.config.schema import Config
 from hyvideo.distributed.collectives import gather, whole
+from hyvideo.models.adapter import lora_config, save_lora
 from hyvideo.models.loading import load_transformer
-from hyvideo.models.parallelize import lora_config, prepare_policy, save_lora, trainable_parameters
+from hyvideo.models.parallelize import prepare_policy, trainable_parameters
 from hyvideo.training.optimizer import Muon
 from hyvideo.training.trainer import Trainer
 from tests.support.ranks import run_on_ranks

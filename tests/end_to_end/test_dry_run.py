@@ -10,8 +10,8 @@ import pytest
 from hyvideo.checkpoint.run_folder import RunFolder
 from hyvideo.config.loading import load_config
 from hyvideo.config.schema import RunConfig
+from hyvideo.distributed.gpus import Gpu
 from hyvideo.planning import preflight as module
-from hyvideo.planning.gpus import Gpu
 from hyvideo.planning.preflight import check_space, plan_on_main, preflight
 from tests.support.command_line import CommandLine
 from tests.support.training import arguments

@@ -123,3 +123,32 @@ def test_scores_of_weights_from_another_folder_are_not_reused(
     for root, num_rows in (("one", 4), ("one", 4), ("other", 8)):
         assert evaluate("--videos", "greys", greys, "--model_root", tmp_path / root) == 0
         assert len(scores.read_text().splitlines()) == num_rows
+
+
+def test_videos_of_another_prompt_or_seed_are_refused(
+    evaluate: Callable[..., int], greys: Path, capsys: pytest.CaptureFixture
+):
+    note = greys / "0001.json"
+    note.write_text('{"prompt": "another prompt", "seed": 42}')
+    assert evaluate("--videos", "greys", greys) == 2
+    assert "0001.mp4' was made with the prompt 'another prompt'" in capsys.readouterr().err
+    note.write_text('{"seed": 7}')
+    assert evaluate("--videos", "greys", greys) == 2
+    assert "was made with the seed 7, here its row has 42" in capsys.readouterr().err
+
+
+def test_rows_of_one_text_are_one_prompt(evaluate: Callable[..., int], greys: Path, tmp_path: Path):
+    text = "a red circle moves slowly to the left"
+    (tmp_path / "seeds.csv").write_text(f"prompt,seed\n{text},1\n{text},2\nanother text,1\nanother text,2\n")
+    assert evaluate("--videos", "greys", greys, "--prompts_csv", tmp_path / "seeds.csv") == 0
+    result = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
+    assert (result["num_prompts"], result["num_videos"]) == (2, 4)
+
+
+def test_one_prompt_is_too_few_and_said_before_anything_is_made(
+    evaluate: Callable[..., int], greys: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    (tmp_path / "one.csv").write_text("prompt\nalone\n")
+    assert evaluate("--videos", "greys", greys, "--prompts_csv", tmp_path / "one.csv") == 2
+    assert "at least 2" in capsys.readouterr().err
+    assert not (tmp_path / "evaluation").exists()

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from hyvideo.checkpoint.policy import load_trained_policy
 from hyvideo.checkpoint.train_state import read_facts
+from hyvideo.models.adapter import load_lora
 from hyvideo.models.attention import install_attention
 from hyvideo.models.loading import load_pipeline, load_transformer
-from hyvideo.models.parallelize import load_lora
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from hyvideo.pipelines.sampling_defaults import sampling_defaults
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from hyvideo.models.adapter import ADAPTER, load_lora
 from hyvideo.models.conversion import original_tensors, transformer_part, vae_part
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.original_config import diffusers_transformer_config, diffusers_vae_config
-from hyvideo.models.parallelize import ADAPTER, load_lora
 from hyvideo.models.streaming import fill
 from hyvideo.models.weight_files import StateDict
 from tests.support.fuzzing import SCALARS, TEXTS, changed, fuzz, json_files, only_value_errors

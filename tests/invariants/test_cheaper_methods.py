@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from hyvideo.grpo.evaluations import evaluations_per_video
 from hyvideo.observability.metrics import read_metrics
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout
+from hyvideo.planning.evaluations import evaluations_per_video
 from hyvideo.training import trainer as training
 from hyvideo.training.trainer import Trainer
 

@@ -10,8 +10,8 @@ import torch
 from torch.optim import AdamW
 
 from hyvideo.config.schema import Config
-from hyvideo.grpo.evaluations import Evaluations, evaluations_per_video
 from hyvideo.models.parallelize import trainable_parameters
+from hyvideo.planning.evaluations import Evaluations, evaluations_per_video
 from hyvideo.training.anchor import Anchor
 from hyvideo.training.trainer import Trainer
 from tests.support.pretend_device import Elsewhere, Transfers, move_elsewhere

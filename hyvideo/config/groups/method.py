@@ -121,7 +121,7 @@ class KLConfig:
     kl_weight: float = 1e-5
     """Ceiling of the KL coefficient lambda. 0 switches off penalty, controller, anchor and the anchor pass."""
 
-    use_moving_KL: bool = True  # noqa: N815 - the flag users' scripts pass
+    use_moving_KL: bool = True
     """Refresh the anchor from the policy every update_ref_model_step; otherwise it stays the initial model."""
 
     use_dual_kl: bool = True

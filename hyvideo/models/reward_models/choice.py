@@ -89,20 +89,20 @@ def check_metrics(choice: RewardChoice, metrics: Sequence[str]) -> None:
         )
 
 
-def check_options(choice: RewardChoice, reward: type[RewardModel]) -> None:
+def check_options(name: str, options: Mapping[str, Any], reward: type[RewardModel]) -> None:
     """Refuse options that the reward's constructor does not take, or lacks.
 
     Raises:
         ValueError: lists the options it takes.
     """
     taken = list(inspect.signature(reward).parameters.values())[1:]
-    names = [parameter.name for parameter in taken]
-    missing = [p.name for p in taken if p.default is p.empty and p.name not in choice.options]
-    unknown = [name for name in choice.options if name not in names]
+    known = [parameter.name for parameter in taken]
+    missing = [p.name for p in taken if p.default is p.empty and p.name not in options]
+    unknown = [option for option in options if option not in known]
     if unknown or missing:
         fault = f"takes no option {', '.join(unknown)}" if unknown else f"needs the option {', '.join(missing)}"
         hint = " (as a flag: --reward_checkpoint_path)" if "checkpoint" in missing else ""
-        raise ValueError(f"reward_config: {choice.name} {fault}{hint}; its options: {', '.join(names) or 'none'}.")
+        raise ValueError(f"reward_config: {name} {fault}{hint}; its options: {', '.join(known) or 'none'}.")
 
 
 def require_no_secret(where: str, url: object) -> None:

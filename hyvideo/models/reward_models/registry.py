@@ -52,7 +52,7 @@ class RewardModel(ABC):
     metrics: ClassVar[Sequence[str]]
     reads: Literal["memory", "file"] = "memory"
 
-    def __init__(self, context: RewardContext = RewardContext()) -> None:  # noqa: B008 - it is frozen
+    def __init__(self, context: RewardContext = RewardContext()) -> None:
         self.context = context
 
     @classmethod  # noqa: B027 - most have nothing to check

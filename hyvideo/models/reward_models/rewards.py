@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -159,6 +160,18 @@ def get_reward_fn(
     return WeightedReward(choices, models, config, context)
 
 
+def build_reward(name: str, options: Mapping[str, Any], context: RewardContext) -> RewardModel:
+    """Build one registered reward, without weights.
+
+    Raises:
+        ValueError: it is unknown (the known ones are listed), its options do not fit, or its weights are missing.
+    """
+    known = registered_rewards()
+    check_name(name, known)
+    check_options(name, options, known[name])
+    return known[name](context, **options)
+
+
 def check_rewards(config: RewardConfig, model_root: str | Path) -> None:
     """Refuse what `get_reward_fn` would refuse, as far as it shows without loading a network.
 
@@ -180,5 +193,5 @@ def _checked_choices(config: RewardConfig) -> list[RewardChoice]:
         if choice.url is None:
             check_name(choice.name, known)
             check_metrics(choice, known[choice.name].metrics)
-            check_options(choice, known[choice.name])
+            check_options(choice.name, choice.options, known[choice.name])
     return choices

@@ -1,9 +1,8 @@
-"""Sizes and counts that follow from a configuration."""
+"""Sizes of videos as they are typed."""
 
 import pytest
 
-from hyvideo.config.loading import load_config
-from hyvideo.config.sizes import RolloutSizes, parse_size, rollout_sizes
+from hyvideo.config.sizes import parse_size
 
 
 def test_a_size_is_height_then_width():
@@ -17,8 +16,3 @@ def test_anything_else_is_refused_with_what_was_received(text):
     with pytest.raises(ValueError, match="HEIGHTxWIDTH") as error:
         parse_size(text)
     assert repr(text) in str(error.value)
-
-
-def test_the_64_gpu_recipe_samples_64_videos_of_16_prompts():
-    cfg = load_config(["--sp_size", "2", "--batch_size", "2", "--num_generations", "4"])
-    assert rollout_sizes(cfg, world_size=64) == RolloutSizes(dp_degree=32, videos=64, prompts=16)

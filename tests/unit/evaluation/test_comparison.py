@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from pydantic_core import to_json
 
 from hyvideo.evaluation.comparison import compare, with_overall
 from hyvideo.evaluation.table import markdown_of
@@ -81,4 +82,13 @@ def test_the_table_has_a_row_per_model_and_the_json_everything():
     assert lines[2:5] == ["| model | TA |", "| --- | --- |", f"| base | {comparison.means['base']['TA']} |"]
     rate = comparison.win_rates["TA"]["trained"]["base"]
     assert f"| trained | 0.58 [{rate.low:.2f}, {rate.high:.2f}] |  |" in lines
-    assert json.loads(json.dumps(comparison.as_json()))["means"]["base"]["TA"]["mean"] == pytest.approx(2.0)
+    assert json.loads(to_json(comparison))["means"]["base"]["TA"]["mean"] == pytest.approx(2.0)
+
+
+def test_a_metric_that_failed_altogether_leaves_the_rest_of_the_table():
+    nothing = scores(*[math.nan] * 6)
+    half = scores(1.0, 2.0, math.nan, math.nan, math.nan, math.nan)
+    comparison = compare({"base": BASE, "broken": nothing, "half": half}, ROWS)
+    table = markdown_of(comparison)
+    assert "| broken | none scored |" in table and "| half | +1.500 [no interval from 1] |" in table
+    assert json.loads(to_json(comparison, inf_nan_mode="null"))["means"]["broken"]["TA"]["mean"] is None

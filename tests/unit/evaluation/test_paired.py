@@ -68,7 +68,7 @@ def test_many_pairs_are_resampled_in_bounded_pieces(monkeypatch):
     rng = np.random.default_rng(4)
     before, after = rng.normal(size=(2, 100))
     whole = paired_gain(before, after, num_resamples=1000)
-    monkeypatch.setattr("hyvideo.evaluation.intervals._MAX_DRAWS_AT_ONCE", 777)
+    monkeypatch.setattr("hyvideo.evaluation.intervals._RESAMPLED_VALUES_AT_ONCE", 777)
     assert paired_gain(before, after, num_resamples=1000) == whole
 
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from hyvideo.evaluation.win_rates import Vote, read_votes, wilson_interval, win_rates, write_votes
+from hyvideo.evaluation.intervals import wilson_interval
+from hyvideo.evaluation.win_rates import Vote, read_votes, win_rates, write_votes
 
 PAIRS = [f"p{number}" for number in range(10)]
 

@@ -36,9 +36,7 @@ def test_the_loss_is_the_one_computed_sample_by_sample(rows):
         for ratio, advantage in zip(ratios, advantages, strict=True)
     ]
     assert diagnostics.clip_fraction.item() == pytest.approx(sum(beyond) / len(rows))
-    assert diagnostics.ratio_mean.item() == pytest.approx(sum(ratios) / len(rows))
     assert diagnostics.ratio_max_deviation.item() == pytest.approx(max(abs(ratio - 1) for ratio in ratios), abs=1e-12)
-    assert diagnostics.approx_kl.item() >= -1e-12
 
 
 @pytest.mark.parametrize(
@@ -70,7 +68,6 @@ def test_before_the_first_update_the_loss_is_the_policy_gradient_and_nothing_is_
     torch.testing.assert_close(log_probs.grad, -advantages * scale / 3)
     assert diagnostics.ratio_max_deviation == 0
     assert diagnostics.clip_fraction == 0
-    assert diagnostics.approx_kl == 0
 
 
 def test_a_sample_without_advantage_contributes_nothing():

@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hyvideo.config.schema import Config
+from hyvideo.models.adapter import ADAPTER, load_lora, lora_config
 from hyvideo.models.conversion import original_tensors
 from hyvideo.models.lora_keys import adapter_to_diffusers, adapter_to_original, has_original_keys
-from hyvideo.models.parallelize import ADAPTER, load_lora, lora_config
 from tests.support.original_layout import original_transformer
 
 RANK, ALPHA = 4, 6

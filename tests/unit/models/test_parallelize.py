@@ -8,22 +8,12 @@ from typing import Any
 import pytest
 import torch
 from diffusers import HunyuanVideo15Transformer3DModel
-from safetensors import safe_open
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hyvideo.config.schema import Config
-from hyvideo.models.parallelize import (
-    ADAPTER_FILE,
-    ATTENTION_OPS,
-    adapter_weights,
-    load_lora,
-    lora_config,
-    parameter_count,
-    prepare_policy,
-    save_lora,
-    trainable_parameters,
-)
+from hyvideo.models.adapter import lora_config, save_lora
+from hyvideo.models.parallelize import ATTENTION_OPS, prepare_policy, trainable_parameters
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from tests.support.pipelines import PROMPTS
 from tests.support.tiny_model import build_transformer
@@ -110,20 +100,6 @@ def test_an_image_to_video_models_vision_embedder_is_trained():
     assert policy.image_embedder.linear_1.weight.requires_grad
 
 
-def test_weights_given_apart_are_saved_as_those_inside(policy, tmp_path: Path):
-    prepare_policy(policy, gradient_checkpointing=False, lora=ADAPTER)
-    randomize_adapter(policy)
-    save_lora(policy, tmp_path / "inside")
-    save_lora(policy, tmp_path / "apart", adapter_weights(policy))
-    with (
-        safe_open(tmp_path / "inside" / ADAPTER_FILE, "pt") as inside,
-        safe_open(tmp_path / "apart" / ADAPTER_FILE, "pt") as apart,
-    ):
-        assert apart.metadata() == inside.metadata()
-        assert apart.keys() == inside.keys()
-        assert all(torch.equal(apart.get_tensor(name), inside.get_tensor(name)) for name in inside.keys())  # noqa: SIM118
-
-
 def test_an_adapter_starts_exactly_as_the_base_model(policy, velocity: Callable):
     base = velocity()
     prepare_policy(policy, gradient_checkpointing=False, lora=ADAPTER)
@@ -151,54 +127,3 @@ def test_a_saved_adapter_comes_back_as_it_was(policy, velocity: Callable, tiny_r
     prepare_policy(policy, gradient_checkpointing=False, lora=ADAPTER, pretrained_lora_path=str(tmp_path))
     assert torch.equal(velocity(), expected)
     assert all("lora_" in name for name in trainable_parameters(policy))
-
-
-def test_dropout_is_refused():
-    with pytest.raises(ValueError, match=r"lora_dropout must be 0.*received 0\.1"):
-        lora_config(8, 16, 0.1, ["to_q"])
-
-
-def test_a_folder_without_an_adapter_is_named(policy, tmp_path: Path):
-    with pytest.raises(ValueError, match=f"no adapter at '{tmp_path}"):
-        load_lora(policy, tmp_path)
-
-
-@pytest.mark.parametrize("change", [{"num_attention_heads": 4}, {"num_layers": 3}])
-def test_an_adapter_of_another_model_is_refused(policy, tmp_path: Path, change: dict[str, int]):
-    other = HunyuanVideo15Transformer3DModel.from_config({**policy.config, **change})
-    prepare_policy(other, gradient_checkpointing=False, lora=ADAPTER)
-    save_lora(other, tmp_path)
-    with pytest.raises(ValueError, match="does not fit this transformer"):
-        load_lora(policy, tmp_path)
-
-
-def test_an_adapter_with_other_settings_than_the_runs_is_refused(policy, tmp_path: Path):
-    prepare_policy(policy, gradient_checkpointing=False, lora=ADAPTER)
-    save_lora(policy, tmp_path)
-    policy.delete_adapters("default")
-    wanted = lora_config(8, 4, 0.0, Config().model.lora_target_modules)
-    with pytest.raises(ValueError, match="lora_r is 8, the adapter has 2"):
-        prepare_policy(policy, gradient_checkpointing=False, lora=wanted, pretrained_lora_path=str(tmp_path))
-
-
-def test_an_adapter_of_other_modules_than_the_runs_is_refused(policy, tmp_path: Path):
-    prepare_policy(policy, gradient_checkpointing=False, lora=lora_config(2, 4, 0.0, ["to_q", "to_k"]))
-    save_lora(policy, tmp_path)
-    policy.delete_adapters("default")
-    wanted = lora_config(2, 4, 0.0, ["to_q"])
-    with pytest.raises(ValueError, match=r"lora_target_modules chooses 3 modules, the adapter has 6, .*to_k"):
-        prepare_policy(policy, gradient_checkpointing=False, lora=wanted, pretrained_lora_path=str(tmp_path))
-
-
-def test_a_damaged_adapter_file_is_named(policy, tmp_path: Path):
-    prepare_policy(policy, gradient_checkpointing=False, lora=ADAPTER)
-    save_lora(policy, tmp_path)
-    file = tmp_path / "pytorch_lora_weights.safetensors"
-    file.write_bytes(file.read_bytes()[:-64])
-    policy.delete_adapters("default")
-    with pytest.raises(ValueError, match=str(file)):
-        load_lora(policy, tmp_path)
-
-
-def test_parameter_count_counts_values():
-    assert parameter_count([torch.zeros(2, 3), torch.zeros(4)]) == 10

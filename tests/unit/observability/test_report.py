@@ -1,5 +1,6 @@
 """What stands in a report, read without a browser."""
 
+import json
 import re
 from html.parser import HTMLParser
 
@@ -64,6 +65,17 @@ def test_every_video_and_chart_says_what_it_shows(tmp_path):
     labels = [value for tag, name, value in page.attributes if name == "aria-label"]
     assert sum(label.startswith("update 10: a ") for label in labels) == 8
     assert any(re.match(r"Training reward\. .*at update 1, .* at update 30", label) for label in labels)
+
+
+def test_the_last_tenth_of_rounds_is_that_of_the_run(tmp_path):
+    run = write_run(tmp_path / "run", num_updates=2)
+    rows = [
+        {"step": step, "round": float((step - 1) // 4), "reward/mean": float((step - 1) // 4)} for step in range(1, 41)
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report_runs([run], tmp_path / "report.html")
+    words = [word.strip() for word in read(tmp_path / "report.html").words]
+    assert words[words.index("training reward") + 1] == "9"
 
 
 def test_failures_are_listed(tmp_path):

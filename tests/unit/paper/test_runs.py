@@ -2,7 +2,11 @@
 
 import fcntl
 import json
+import os
+import signal
+import time
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -61,6 +65,19 @@ def test_after_its_minutes_nothing_is_started_and_nothing_has_failed(run):
 def test_a_run_that_is_cut_off_while_it_starts_has_not_failed(run):
     assert train([run], jobs=1, minutes=0.01) == []
     assert not run.is_finished
+
+
+def test_a_run_that_is_stopped_while_it_trains_has_not_failed_and_is_saved(tmp_path):
+    long = Run.of({**SMALL, "seed": 1, "max_steps": 10_000}, tmp_path / "runs")
+
+    def stop_it() -> None:
+        while not (long.folder / "metrics.jsonl").is_file():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    Thread(target=stop_it, daemon=True).start()
+    assert train([long], jobs=1) == []
+    assert (long.folder / "checkpoints" / "latest").is_file() and not long.is_finished
 
 
 def test_a_run_that_another_command_trains_is_left_to_it(run):

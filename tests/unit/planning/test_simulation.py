@@ -8,11 +8,11 @@ from torch import nn
 from hyvideo.config.loading import load_config
 from hyvideo.models.attention import install_attention
 from hyvideo.models.parallelize import prepare_policy, trainable_parameters
-from hyvideo.models.traffic import count_parameters
 from hyvideo.planning.memory import DEPTHS, FittedPeaks
 from hyvideo.planning.networks import read_networks
 from hyvideo.planning.peak_memory import PeakMemory
 from hyvideo.planning.simulation import Peaks, Scene, simulate
+from hyvideo.planning.traffic import count_parameters
 from hyvideo.training.optimizer import build_optimizers
 from tests.support.tiny_model import GLYPH_WIDTH, IMAGE_WIDTH, LATENT_CHANNELS, TEXT_WIDTH, build_transformer
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from hyvideo.checkpoint.train_state import read_facts
-from hyvideo.models.parallelize import load_lora, trainable_parameters
+from hyvideo.models.adapter import load_lora
+from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.training.state import RunState
 from hyvideo.training.trainer import Trainer
 from tests.support.pipelines import load_tiny_pipeline

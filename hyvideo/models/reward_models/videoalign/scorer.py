@@ -98,16 +98,17 @@ class VideoAlignScorer:
         return self._score(readers, prompts, normalize, max_pixels)
 
     def score_frames(
-        self, videos: Sequence[Tensor], video_fps: float, prompts: Sequence[str], normalize: bool = True
+        self, videos: Sequence[Tensor], video_fps: float, prompts: Sequence[str]
     ) -> dict[str, list[float]]:
-        """Score B videos in memory, uint8 `[F, H, W, 3]` at `video_fps` frames per second; otherwise as `score`."""
+        """Score B videos in memory, uint8 `[F, H, W, 3]` at `video_fps` frames per second, as `score` by default."""
         shown = self._shown_frames(None, None)
 
         def chosen(video: Tensor) -> Tensor:
             """Return the frames that are shown."""
             return video[frame_indices(len(video), video_fps, **shown)].cpu()
 
-        return self._score([lambda video=video: chosen(video) for video in videos], prompts, normalize, None)
+        readers = [lambda video=video: chosen(video) for video in videos]
+        return self._score(readers, prompts, normalize=True, max_pixels=None)
 
     def to(self, device: torch.device | str) -> None:
         """Move the network."""

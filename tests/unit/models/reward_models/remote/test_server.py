@@ -14,7 +14,7 @@ from hyvideo.models.reward_models.registry import RewardContext
 from hyvideo.models.reward_models.remote.server import create_app
 from hyvideo.models.reward_models.remote.wire import digest
 from hyvideo.models.reward_models.rewards import get_reward_fn
-from scripts.serve_reward import build_app, build_reward, parse_arguments
+from scripts.serve_reward import build_app, parse_arguments, read_reward
 from tests.support.reward_server import serving
 from tests.support.rewards import Brightness, FileBrightness, grey_videos
 
@@ -184,4 +184,4 @@ def test_the_servers_command_line_makes_it(folder):
         metadata = httpx.get(f"{url}/metadata", headers={"Authorization": "Bearer secret"}).json()
     assert list(metadata["rewards"]) == ["moving_shapes", "brightness"]
     assert metadata["max_body_bytes"] == 3 * MEBIBYTE
-    assert build_reward('brightness={"seconds": 0.5}', RewardContext())[1]._seconds == 0.5
+    assert read_reward('brightness={"seconds": 0.5}', RewardContext())[1]._seconds == 0.5

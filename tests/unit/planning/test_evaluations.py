@@ -2,7 +2,7 @@
 
 import pytest
 
-from hyvideo.grpo.evaluations import Evaluations, evaluations_per_video
+from hyvideo.planning.evaluations import Evaluations, evaluations_per_video
 
 
 @pytest.mark.parametrize(

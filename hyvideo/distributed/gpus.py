@@ -1,4 +1,4 @@
-"""GPUs that can be planned for, by their makers' data sheets."""
+"""GPUs by their makers' data sheets: what a plan and the utilisation of a device are measured by."""
 
 import difflib
 import re
@@ -9,12 +9,12 @@ import torch
 
 @dataclass(frozen=True)
 class Gpu:
-    """What a plan needs to know of a GPU.
+    """What a data sheet says of a GPU.
 
     Attributes:
         name: as `find_gpu` takes it.
         memory: GiB that a process can allocate.
-        teraflops: dense bf16 matrix products, 1e12 operations per second.
+        teraflops: dense bf16 or fp16 matrix products, 1e12 operations per second.
         link: GB/s that it sends to a GPU of the same machine.
     """
 
@@ -29,10 +29,14 @@ GPUS = (
     Gpu("A100-80GB", 79, 312, 300),
     Gpu("A800-80GB", 79, 312, 200),
     Gpu("H100-80GB", 79, 989, 450),
+    Gpu("H100 NVL-94GB", 93, 835, 300),
+    Gpu("H100 PCIe-80GB", 79, 756, 64),
     Gpu("H800-80GB", 79, 989, 200),
     Gpu("H20-96GB", 95, 148, 450),
     Gpu("H200-141GB", 139, 989, 450),
     Gpu("B200-180GB", 178, 2250, 900),
+    Gpu("L40S-48GB", 44, 362, 32),
+    Gpu("RTX 4090-24GB", 23, 165, 32),
 )
 
 
@@ -43,7 +47,7 @@ def find_gpu(name: str) -> Gpu:
         ValueError: unknown or ambiguous; it lists all and names the nearest.
     """
     wanted = name.lower()
-    found = [gpu for gpu in GPUS if wanted in (gpu.name.lower(), gpu.name.lower().partition("-")[0])]
+    found = [gpu for gpu in GPUS if wanted in (gpu.name.lower(), _model(gpu))]
     if len(found) == 1:
         return found[0]
     names = [gpu.name for gpu in found or GPUS]
@@ -65,4 +69,10 @@ def this_gpu() -> Gpu | None:
 def named_by_driver(name: str) -> Gpu | None:
     """Return the GPU that the driver calls `name`, such as `NVIDIA H100 80GB HBM3`; None where it is not listed."""
     words = set(re.split(r"[\s-]+", name.lower()))
-    return next((gpu for gpu in GPUS if words.issuperset(gpu.name.lower().partition("-")[0].split())), None)
+    matching = [gpu for gpu in GPUS if words.issuperset(_model(gpu).split())]
+    return max(matching, key=lambda gpu: len(_model(gpu)), default=None)
+
+
+def _model(gpu: Gpu) -> str:
+    """Return a GPU's name in lower case without its memory."""
+    return gpu.name.lower().partition("-")[0]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hyvideo.models.traffic import ParameterCounts, Traffic, count_parameters, token_traffic, weight_traffic
+from hyvideo.planning.traffic import ParameterCounts, Traffic, count_parameters, token_traffic, weight_traffic
 from tests.support.tiny_model import build_transformer
 
 REAL = {

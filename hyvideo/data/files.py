@@ -1,0 +1,34 @@
+"""Files that appear whole or not at all, and the folder in which those of a path to come will be."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a place to write a file at, which becomes `path` when the block ends well and disappears otherwise.
+
+    A reader of `path` sees the old file or the new one, never a part. Its folder is made; the place has its ending.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """Write a file and wait until the disk has it."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def nearest_existing(path: Path) -> Path:
+    """Return `path`, or the nearest of the folders it lies in that exists."""
+    return next(place for place in (path, *path.absolute().parents) if place.exists())

@@ -1,0 +1,139 @@
+"""The LoRA adapter of a policy: made, loaded, checked, merged and saved, under diffusers' name and in its file."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from diffusers import HunyuanVideo15Transformer3DModel
+from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
+from peft import LoraConfig
+from peft.tuners.lora import LoraLayer
+from peft.tuners.tuners_utils import check_target_module_exists
+from peft.utils import get_peft_model_state_dict
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from hyvideo.config.schema import ModelConfig
+from hyvideo.distributed.collectives import whole
+from hyvideo.models.lora_keys import adapter_to_diffusers, has_original_keys
+from hyvideo.models.lora_settings import read_lora_settings
+from hyvideo.models.quiet import quiet_diffusers
+
+ADAPTER = "default"
+ADAPTER_FILE = "pytorch_lora_weights.safetensors"
+
+_MISFITS = (
+    *(OSError, RuntimeError, ValueError, TypeError, SafetensorError),
+    *(ArithmeticError, AttributeError, LookupError, AssertionError),
+)
+"""What the libraries fail with on an adapter of another form."""
+
+
+def configured_adapter(model: ModelConfig) -> LoraConfig | None:
+    """Return the adapter that the settings ask for; None for full fine-tuning."""
+    if not model.use_lora:
+        return None
+    return lora_config(model.lora_r, model.lora_alpha, model.lora_dropout, model.lora_target_modules)
+
+
+def lora_config(rank: int, alpha: int, dropout: float, target_modules: Sequence[str]) -> LoraConfig:
+    """Return the adapter's configuration; the second matrix starts at zero, so the policy starts as the base model.
+
+    Raises:
+        ValueError: `dropout` is not 0: a dropped weight would make the replayed log-probability differ.
+    """
+    if dropout != 0.0:
+        raise ValueError(f"lora_dropout must be 0 for GRPO (the replay must repeat the rollout); received {dropout}.")
+    return LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(target_modules), init_lora_weights=True)
+
+
+def load_lora(transformer: HunyuanVideo15Transformer3DModel, folder: str | Path) -> None:
+    """Add the adapter in `folder`: one that `save_lora` wrote, or one with the original names of the modules.
+
+    Raises:
+        ValueError: no readable adapter there, or it was made for another model.
+    """
+    path = Path(folder) / ADAPTER_FILE
+    if not path.is_file():
+        raise ValueError(f"lora path: no adapter at '{path}'. Expected the folder that holds that file.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            note = (file.metadata() or {}).get(LORA_ADAPTER_METADATA_KEY)
+        settings = None if note is None else read_lora_settings(note)
+        if has_original_keys(tensors):
+            tensors, settings = adapter_to_diffusers(tensors, settings, transformer.state_dict())
+        transformer.load_lora_adapter(tensors, adapter_name=ADAPTER, prefix=None, metadata=settings)
+    except _MISFITS as error:
+        raise ValueError(f"lora path: the adapter in '{path}' does not fit this transformer: {error}") from error
+    surplus = sorted(set(tensors) - set(get_peft_model_state_dict(transformer, adapter_name=ADAPTER)))
+    if surplus:
+        raise ValueError(
+            f"lora path: the adapter in '{path}' does not fit this transformer, which has no place for "
+            f"{', '.join(surplus[:3])} ({len(surplus)} weights in all). Expected an adapter of this base model."
+        )
+
+
+def check_same_adapter(transformer: HunyuanVideo15Transformer3DModel, wanted: LoraConfig, folder: str) -> None:
+    """Refuse an adapter that differs from the run's settings: by these its checkpoints are read again."""
+    loaded = transformer.peft_config[ADAPTER]
+    flags = {"lora_r": "r", "lora_alpha": "lora_alpha"}
+    differing = [
+        f"{flag} is {getattr(wanted, name)}, the adapter has {getattr(loaded, name)}"
+        for flag, name in flags.items()
+        if getattr(wanted, name) != getattr(loaded, name)
+    ]
+    adapted = {name for name, module in transformer.named_modules() if isinstance(module, LoraLayer)}
+    plain = {name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)}
+    plain -= {name for name in plain if name.startswith(tuple(f"{outer}." for outer in adapted))}
+    chosen = {name for name in plain | adapted if check_target_module_exists(wanted, name)}
+    if chosen != adapted:
+        differing.append(
+            f"lora_target_modules chooses {len(chosen)} modules, the adapter has {len(adapted)}, "
+            f"which differ in {', '.join(sorted(chosen ^ adapted)[:3])}"
+        )
+    if loaded.rank_pattern or loaded.alpha_pattern:
+        differing.append("the adapter's modules have several ranks or alphas")
+    if differing:
+        raise ValueError(
+            f"pretrained_lora_path: the adapter in '{folder}' has other settings than the run: {'; '.join(differing)}. "
+            "Set these flags to the adapter's."
+        )
+
+
+def merge_lora(transformer: HunyuanVideo15Transformer3DModel) -> None:
+    """Add the adapter of `transformer`, if it has one, to its weights, in place."""
+    if ADAPTER in getattr(transformer, "peft_config", {}):
+        transformer.fuse_lora()
+        transformer.unload_lora()
+
+
+def save_lora(
+    transformer: HunyuanVideo15Transformer3DModel, folder: str | Path, weights: Mapping[str, Tensor] | None = None
+) -> None:
+    """Write the adapter to `folder` as diffusers does (`pytorch_lora_weights.safetensors`, config in its metadata).
+
+    Args:
+        transformer: the policy with its adapter.
+        folder: made when missing.
+        weights: `adapter_weights`, needed where those in `transformer` are sharded.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if weights is not None:
+        with torch.device("meta"):
+            unsharded = HunyuanVideo15Transformer3DModel.from_config(dict(transformer.config))
+            unsharded.add_adapter(transformer.peft_config[ADAPTER], adapter_name=ADAPTER)
+        unsharded.load_state_dict(dict(weights), strict=False, assign=True)
+        transformer = unsharded
+    try:
+        with quiet_diffusers():
+            transformer.save_lora_adapter(str(folder), adapter_name=ADAPTER)
+    except SafetensorError as error:
+        raise OSError(f"cannot write an adapter to '{folder}': {error}") from error
+
+
+def adapter_weights(transformer: nn.Module) -> dict[str, Tensor]:
+    """Return the adapter's whole weights by parameter name, on every rank (all ranks call it)."""
+    return {name: whole(p.detach()) for name, p in transformer.named_parameters() if "lora_" in name}
