@@ -94,6 +94,7 @@ def check_config(
         *_reward_problems(cfg),
         *(_file_problems(cfg) if files else ()),
         *_lora_problems(cfg),
+        *_precision_problems(cfg),
         *_run_problems(cfg),
     ]
     if problems:
@@ -294,6 +295,12 @@ def _lora_problems(cfg: Config) -> Iterator[str]:
         yield f"pretrained_lora_path is {path!r}, but use_lora is false and nothing would load it: set use_lora"
     if path is not None and not Path(path).is_dir():
         yield f"pretrained_lora_path: there is no folder {path!r}"
+
+
+def _precision_problems(cfg: Config) -> Iterator[str]:
+    """Weights that the matrix products cannot be computed with."""
+    if cfg.model.dtype == "fp32" and cfg.model.master_weight_type == "bf16":
+        yield "dtype fp32 computes with fp32 weights, but master_weight_type is bf16: set both to one of them"
 
 
 def _run_problems(cfg: Config) -> Iterator[str]:

@@ -28,6 +28,7 @@ from hyvideo.planning.plan import GIB, Assumptions, Plan, make_plan
 from hyvideo.planning.search import Search, misfit
 from hyvideo.planning.table import plan_table
 from hyvideo.training.assembly import read_inputs
+from hyvideo.training.cautions import cautions
 
 SEEN_WITHIN = 10.0
 """Seconds in which a file that one rank wrote must be seen by all."""
@@ -67,7 +68,7 @@ def preflight(config: Config, planned: Plan | ValueError | None) -> str:
         ValueError: something is wrong on any rank; all raise it.
     """
     started = time.monotonic()
-    read_inputs(config)
+    prompts, valid = read_inputs(config)
     require_same(_machine_facts())
     with all_or_none():
         _check_weights(config)
@@ -79,8 +80,10 @@ def preflight(config: Config, planned: Plan | ValueError | None) -> str:
     with all_or_none():
         _check_gpu(plan)
     _check_collective()
+    warned = "".join(f"WARNING: {caution}\n" for caution in cautions(config, prompts, valid))
     return (
-        f"{plan_table(plan)}\ndry run: {plan.world_size} rank(s), settings, prompts, weights, run folder and free "
+        f"{plan_table(plan)}\n{warned}"
+        f"dry run: {plan.world_size} rank(s), settings, prompts, weights, run folder and free "
         f"space are in order ({time.monotonic() - started:.0f} s after the plan); nothing was written"
     )
 

@@ -99,6 +99,7 @@ def test_ranks_that_do_not_divide_are_named_with_all_numbers(base, argv, world_s
         (["--train_video_csv", "no.csv"], "train_video_csv: there is no file 'no.csv'"),
         (["--valid_video_csv", "no.csv"], "valid_video_csv: there is no file 'no.csv'"),
         (["--lora_dropout", "0.1"], "lora_dropout is 0.1, but must be 0"),
+        (["--dtype", "fp32", "--master_weight_type", "bf16"], "set both to one of them"),
         (["--pretrained_lora_path", "."], "use_lora is false and nothing would load it"),
         (["--use_lora", "--pretrained_lora_path", "no/adapter"], "there is no folder 'no/adapter'"),
         (["--resume_from_checkpoint", "no/step_3"], "there is no checkpoint 'no/step_3'"),

@@ -87,7 +87,7 @@ def test_cfg_and_lora_and_no_anchor_change_the_work(sized_plan):
     assert 2 * unguided.workload.update.flops == base.workload.update.flops
     assert adapter.workload.update.flops < base.workload.update.flops
     assert adapter.checkpoint_bytes < base.checkpoint_bytes / 10
-    halved = ("--batch_size", "4", "--master_weight_type", "bf16")
+    halved = ("--batch_size", "4", "--dtype", "bf16", "--master_weight_type", "bf16")
     assert 2 * plan_of(sized_plan(*halved)).checkpoint_bytes == base.checkpoint_bytes
     assert plan_of(sized_plan(*halved, "--use_lora", "true")).checkpoint_bytes == adapter.checkpoint_bytes
     assert free.workload.anchor.flops == 0 and free.checkpoint_bytes < base.checkpoint_bytes

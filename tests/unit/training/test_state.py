@@ -69,7 +69,7 @@ def test_other_settings_are_refused(make_trainer: Callable[..., Trainer]):
     trainer.train()
     checkpoint = trainer.folder.checkpoints / "step_1"
     with pytest.raises(ValueError, match=rf"(?s)'{checkpoint}' was made with other settings.*config\.yaml") as error:
-        make_trainer(eta=0.4, master_weight_type="bf16").state.load(checkpoint)
+        make_trainer(eta=0.4, dtype="bf16", master_weight_type="bf16").state.load(checkpoint)
     assert "eta is 0.4, the checkpoint has 0.5" in str(error.value)
     assert "master_weight_type is 'bf16', the checkpoint has 'fp32'" in str(error.value)
 
