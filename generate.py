@@ -3,7 +3,7 @@
 Example: `python generate.py --model_path assets/tiny --prompt "a red circle moves slowly left" --output_path red.mp4`
 
 Under torchrun every process makes its share of the videos on its own GPU; with `--sp_size` several make one together.
-Videos that are there already and were made with the same settings are not made again.
+Videos that are there already and were made with the same weights and settings are not made again.
 """
 
 import argparse
@@ -30,7 +30,8 @@ from hyvideo.evaluation.generation import Job, jobs_of_csv, jobs_of_prompt
 from hyvideo.evaluation.sampling import sample_prompts
 from hyvideo.models.adapter import load_lora
 from hyvideo.models.attention import install_attention
-from hyvideo.models.layout import check_layout, task_of
+from hyvideo.models.fingerprint import fingerprint
+from hyvideo.models.layout import check_layout, task_of, transformer_folder
 from hyvideo.models.loading import load_pipeline
 from hyvideo.pipelines.conditioning import Conditioning
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
@@ -80,12 +81,14 @@ class Plan:
     Attributes:
         arguments: the command line.
         settings: steps, guidance, shift, size and length: what was given, else the model's defaults.
+        weights: fingerprint of all that decide a video: base, checkpoint or adapter.
         jobs: this process's share of the videos.
         writes: whether this process writes them; of those that make one together, the first does.
     """
 
     arguments: argparse.Namespace
     settings: dict[str, Any]
+    weights: str
     jobs: list[Job]
     writes: bool
 
@@ -145,7 +148,15 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
     if sp_size < 1 or world_size % sp_size:
         raise ValueError(f"--sp_size must divide the number of processes; received {sp_size}, there are {world_size}.")
     share = jobs[rank // sp_size :: world_size // sp_size]
-    return Plan(arguments, {**defaults, **given}, share, writes=rank % sp_size == 0)
+    return Plan(arguments, {**defaults, **given}, _fingerprint(arguments, root), share, writes=rank % sp_size == 0)
+
+
+def _fingerprint(arguments: argparse.Namespace, root: Path) -> str:
+    """Return the fingerprint of the weights that decide a video; a path alone does not say what lies there by now."""
+    folders = [transformer_folder(root, arguments.transformer_version)]
+    folders += [root / name for name in ("vae", "text_encoder", "text_encoder_2", "image_encoder", "vision_encoder")]
+    trained = arguments.checkpoint_path or arguments.lora_path
+    return fingerprint([*folders, Path(trained)] if trained else folders)
 
 
 def _device() -> torch.device:
@@ -186,7 +197,7 @@ def _generate(pipeline: HunyuanVideoGRPOPipeline, job: Job, plan: Plan, negative
     note = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
     del note["offload"], note["sp_size"]  # they change where the video is made, not the video
     note |= settings | {"prompt": job.prompt.text, "image_path": job.prompt.ref_image_path, "seed": job.seed}
-    note |= {"fixed_size": f"{size[0]}x{size[1]}", "output_path": str(job.path)}
+    note |= {"fixed_size": f"{size[0]}x{size[1]}", "output_path": str(job.path), "weights": plan.weights}
     if job.is_finished(note):
         print(f"{job.path} is finished already", file=sys.stderr)
         return
