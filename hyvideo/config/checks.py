@@ -101,7 +101,7 @@ def check_config(
         raise ValueError(f"the configuration cannot run on {world_size} rank(s):\n{listed}")
 
 
-def _lies_in(value: float, interval: str) -> bool:
+def lies_in(value: float, interval: str) -> bool:
     """Whether a number lies in an interval written such as `(0, 1]`; nan lies in none."""
     low, high = (float(end) for end in interval[1:-1].split(","))
     above = low < value if interval[0] == "(" else low <= value
@@ -113,7 +113,7 @@ def _interval_problems(cfg: Config) -> Iterator[str]:
     """Numbers outside of their interval."""
     for name, interval in INTERVALS.items():
         value = value_of(cfg, name)
-        if value is not None and not _lies_in(value, interval):
+        if value is not None and not lies_in(value, interval):
             yield f"{name} is {value}, but must lie in {interval}"
 
 

@@ -179,7 +179,7 @@ BAD_INPUT = {
     "odd size": ({"fixed_size": "30x32"}, "multiples of 16"),
     "odd length": ({"video_length": 8}, "4 n + 1 frames"),
     "no such ratio": ({"fixed_size": None, "aspect_ratio": "wide"}, "--aspect_ratio is WIDTH:HEIGHT"),
-    "no steps": ({"num_inference_steps": 0}, "num_inference_steps must be at least 1"),
+    "no steps": ({"num_inference_steps": 0}, "--num_inference_steps must be a number in [1, inf)"),
 }
 
 
