@@ -32,6 +32,7 @@ INTERVALS = {
     "dual_kl_step_weight": "[0, inf)",
     "update_ref_model_step": "[1, inf)",
     "kl_warmup_updates": "[0, inf)",
+    "kl_coef": "[0, inf)",
     "kl_min_coef": "[0, inf)",
     "kl_target": "(0, inf)",
     "reward_batch_size": "[1, inf)",

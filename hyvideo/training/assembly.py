@@ -302,6 +302,7 @@ def _build_controller(config: Config) -> KLController | None:
     return KLController(
         max_coef=kl.kl_weight,
         min_coef=kl.kl_min_coef,
+        start_coef=kl.kl_coef,
         warmup_updates=kl.kl_warmup_updates,
         target=kl.kl_target,
         schedule=kl.kl_schedule,
