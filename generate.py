@@ -37,6 +37,7 @@ from hyvideo.models.layout import check_layout, task_of, transformer_folder
 from hyvideo.models.loading import load_pipeline, read_vae_config
 from hyvideo.pipelines.conditioning import Conditioning
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
+from hyvideo.pipelines.prompt_lengths import cut_prompts
 from hyvideo.pipelines.resolution import bucket_size, check_video_shape
 from hyvideo.pipelines.sampling_defaults import sampling_defaults
 from hyvideo.schedulers.scheduling_flow_match_discrete import SDE_TYPES, FlowMatchDiscreteScheduler
@@ -130,6 +131,8 @@ def _generate_all(plan: Plan, sp_group: ProcessGroup | None) -> None:
     for folder in {job.path.parent for job in plan.jobs}:
         folder.mkdir(parents=True, exist_ok=True)  # before minutes of loading and sampling
     pipeline = _pipeline(plan, sp_group)
+    if plan.writes and (cut := cut_prompts(pipeline, [job.prompt for job in plan.jobs])):
+        print(f"generate.py: WARNING: {cut}", file=sys.stderr)
     scale = plan.settings["guidance_scale"]
     negative = pipeline.encode([plan.arguments.negative_prompt], glyphs=False) if scale != 1.0 else None
     for job in tqdm(plan.jobs, desc="videos", unit="video", disable=len(plan.jobs) < 2):

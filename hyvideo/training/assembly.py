@@ -46,6 +46,7 @@ from hyvideo.observability.profiling import Profile
 from hyvideo.observability.trackers import Trackers, check_trackers
 from hyvideo.observability.watchdog import Watchdog
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
+from hyvideo.pipelines.prompt_lengths import cut_prompts
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.anchor import Anchor, BaseModelAnchor, anchor_kind
 from hyvideo.training.optimizer import build_optimizers
@@ -94,6 +95,8 @@ def build_trainer(config: Config) -> Trainer:
     for change in changed:
         console.info(f"changed: {change}")
     console.info(f"reward {reward.describe()}")
+    if mesh.is_main and (cut := cut_prompts(pipeline, [*prompts, *valid])):
+        console.warning(cut)
     return Trainer(
         config=config,
         folder=folder,

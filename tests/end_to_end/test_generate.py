@@ -145,6 +145,11 @@ def test_other_weights_in_the_same_place_make_the_videos_again_and_a_copy_of_the
     assert "finished already" not in finished.stderr
 
 
+def test_a_prompt_that_is_cut_is_told(generate: Callable[..., Finished]):
+    finished = generate(output_path="red.mp4", prompt="red " * 1200)
+    assert finished.status == 0 and "WARNING: 1 prompt(s) are longer than the model reads" in finished.stderr
+
+
 def test_a_rollouts_noise_can_be_looked_at(video: Callable[..., Tensor]):
     ode, sage = video(seed=7), video(seed=7, sde_type="sage_grpo", eta=0.7)
     assert not torch.equal(ode, sage)
