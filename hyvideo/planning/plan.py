@@ -1,5 +1,6 @@
 """The plan of a run: its layout, memory, operations, bytes and time, predicted without its hardware."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from hyvideo.models.quiet import quiet_diffusers
 from hyvideo.planning.memory import Memory, PeaksOf, predict_memory
 from hyvideo.planning.networks import Networks, read_networks
 from hyvideo.planning.traffic import ParameterCounts, count_parameters
-from hyvideo.planning.workload import BYTES, Workload, link_speeds, workload
+from hyvideo.planning.workload import BYTES, PhaseWork, Workload, link_speeds, workload
 from hyvideo.training.anchor import anchor_kind
 
 GIB = 2**30
@@ -64,6 +65,7 @@ class Plan:
         workload: of each rank.
         checkpoint_bytes: of one checkpoint.
         seconds: predicted time of a round by phase; None without a GPU's speed.
+        validation_seconds: predicted time of one validation; None without a GPU's speed, or without validation.
         gpu: what was planned for; None: no GPU in particular.
         assumptions: what was taken for granted.
     """
@@ -83,6 +85,7 @@ class Plan:
     workload: Workload
     checkpoint_bytes: int
     seconds: dict[str, float] | None
+    validation_seconds: float | None
     gpu: Gpu | None
     assumptions: Assumptions
 
@@ -139,6 +142,8 @@ def make_plan(
     parameters = count_parameters(_policy_on_meta(config, networks))
     work = workload(config, networks, parameters, world_size=world_size, num_text=assumptions.num_text)
     dp_degree = world_size // config.parallel.sp_size
+    seconds_of = _clock(config, world_size, gpu, assumptions)
+    phases = {"rollout": work.rollout, "anchor": work.anchor, "update": work.update}
     videos = config.grpo.batch_size * dp_degree * config.grpo.gradient_accumulation_steps
     return Plan(
         world_size=world_size,
@@ -157,7 +162,8 @@ def make_plan(
         ),
         workload=work,
         checkpoint_bytes=checkpoint_bytes(config, parameters),
-        seconds=_seconds(config, work, world_size, gpu, assumptions),
+        seconds=seconds_of and {name: seconds_of(phase) for name, phase in phases.items()},
+        validation_seconds=seconds_of(work.validation) if seconds_of and work.validation else None,
         gpu=gpu,
         assumptions=assumptions,
     )
@@ -195,10 +201,10 @@ def checkpoint_bytes(config: Config, parameters: ParameterCounts) -> int:
     return BYTES[config.model.master_weight_type] * (parameters.trained + states + anchor)
 
 
-def _seconds(
-    config: Config, work: Workload, world_size: int, gpu: Gpu | None, assumptions: Assumptions
-) -> dict[str, float] | None:
-    """Return the predicted time of each phase of a round; None where the GPU's speed is not known."""
+def _clock(
+    config: Config, world_size: int, gpu: Gpu | None, assumptions: Assumptions
+) -> Callable[[PhaseWork], float] | None:
+    """Return what predicts the time of a phase; None where the GPU's speed is not known."""
     if gpu is None or not gpu.teraflops:
         return None
     speeds = link_speeds(
@@ -209,5 +215,4 @@ def _seconds(
         network=assumptions.network,
     )
     rate = gpu.teraflops * 1e12 * assumptions.utilisation
-    phases = {"rollout": work.rollout, "anchor": work.anchor, "update": work.update}
-    return {name: phase.seconds(rate, speeds) for name, phase in phases.items()}
+    return lambda phase: phase.seconds(rate, speeds)

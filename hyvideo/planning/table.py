@@ -48,6 +48,7 @@ def _memory(plan: Plan) -> Rows:
         "peak: reward": memory.reward,
         "peak: anchor": memory.anchor_pass,
         "peak: update": memory.update,
+        "peak: validation": memory.validation,
     }
     yield from ((name, f"{value / GIB:.2f}") for name, value in parts.items())
     yield f"needed (with {plan.reserved:.2f} in reserve)", f"{plan.needed:.2f}"
@@ -82,4 +83,6 @@ def _time(plan: Plan) -> Rows:
     yield from ((f"{name}, seconds per round", f"{value:.0f}") for name, value in plan.seconds.items())
     total = sum(plan.seconds.values())
     yield "seconds per update", f"{total / plan.workload.updates:.0f}"
+    if plan.validation_seconds is not None:
+        yield "seconds per validation, beside that", f"{plan.validation_seconds:.0f}"
     yield "GPU-seconds per video", f"{plan.gpu_seconds_per_video:.0f}"

@@ -58,7 +58,7 @@ def plan_of(settings: Config, world_size: int = 1, gpu: Gpu = GPU, **assumptions
 def test_a_round_is_its_passes_times_one_pass(sized_plan):
     settings = sized_plan("--batch_size", "4", "--grpo_sampling_steps", "6", "--gradient_accumulation_steps", "2")
     plan = plan_of(settings, num_text=10)
-    config = dict(build_config(plan, settings))
+    config = dict(build_config(plan))
     one = transformer_flops(config, num_video=3 * 4 * 4, num_text=10)
     videos, steps, rows = 8, 6, 2
     assert plan.videos == videos and plan.prompts == 2
@@ -68,7 +68,7 @@ def test_a_round_is_its_passes_times_one_pass(sized_plan):
     assert plan.as_json()["flops_per_update"] == plan.workload.flops
 
 
-def build_config(plan: Plan, settings: Config) -> dict:
+def build_config(plan: Plan) -> dict:
     """The transformer's config in the model folder."""
     return json.loads((Path(plan.networks) / "transformer" / "config.json").read_text())
 
@@ -88,6 +88,26 @@ def test_cfg_and_lora_and_no_anchor_change_the_work(sized_plan):
     assert adapter.workload.update.flops < base.workload.update.flops
     assert adapter.checkpoint_bytes < base.checkpoint_bytes / 10
     assert free.workload.anchor.flops == 0 and free.checkpoint_bytes < base.checkpoint_bytes
+
+
+def test_a_validation_is_its_own_passes_and_no_part_of_a_round(sized_plan):
+    base = plan_of(sized_plan("--batch_size", "4"), num_text=10)
+    assert base.workload.validation is None and base.validation_seconds is None
+    flags = ["--batch_size", "4", "--validation_interval", "5", "--validation_num_videos", "7"]
+    flags += ["--validation_fixed_size", "96x64", "--validate_video_length", "5"]
+    few, more = (
+        plan_of(sized_plan(*flags, "--validation_num_inference_steps", steps), world_size=2, num_text=10)
+        for steps in ("1", "4")
+    )
+    one = transformer_flops(build_config(base), num_video=2 * 6 * 4, num_text=10)
+    assert more.workload.validation.flops - few.workload.validation.flops == 4 * 3 * 2 * one.total  # 4 of 7 on a rank
+    assert few.workload.validation.flops > 4 * 2 * one.total  # and decoding
+    assert more.workload.flops == base.workload.flops
+    assert "seconds per validation" in plan_table(more) and "seconds per validation" not in plan_table(base)
+    unmeasured = plan_of(sized_plan(*flags), gpu=None)
+    assert unmeasured.seconds is None and unmeasured.validation_seconds is None
+    once = sized_plan("--batch_size", "4", "--validate_at_step0")
+    assert plan_of(once).workload.validation is not None
 
 
 def test_a_window_of_noisy_steps_costs_updates_and_anchor_in_proportion(sized_plan):
@@ -191,6 +211,15 @@ def test_a_small_model_is_planned_by_real_simulations(config):
     assert memory.update > memory.anchor_pass > memory.weights + memory.optimizer + memory.anchor + memory.frozen
     table = plan_table(plan)
     assert "peak: update" in table and f"{memory.update / GIB:.2f}" in table
+
+
+def test_a_validation_that_takes_most_decides_the_fit(config):
+    flags = ["--batch_size", "4", "--rollout_micro_batch_size", "0", "--validation_interval", "5"]
+    flags += ["--validation_num_videos", "64", "--validation_fixed_size", "128x128", "--validate_video_length", "17"]
+    plan, without = plan_of(config(*flags), num_text=20), plan_of(config(*flags, "--validation_interval", "0"))
+    assert without.memory.validation == 0
+    assert plan.memory.validation == plan.memory.peak > without.memory.peak
+    assert f"{plan.memory.validation / GIB:.2f}" in plan_table(plan)
 
 
 def test_what_lies_in_host_memory_is_not_planned_on_the_gpu(config):

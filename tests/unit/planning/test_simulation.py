@@ -104,9 +104,9 @@ def build_transformer_of(config):
 def test_larger_videos_and_micro_batches_lie_on_the_line_through_two_sizes():
     config = load_config(FLAGS)
     transformer = dict(build_transformer(num_layers=4).config)
-    scene = Scene(transformer, (LATENT_CHANNELS, 9, 40, 54), NUM_TEXT, 2, 3)
+    scene = Scene(transformer, (LATENT_CHANNELS, 9, 40, 54), NUM_TEXT, 2, 3, ((LATENT_CHANNELS, 13, 30, 54), 4))
     fitted, real = FittedPeaks()(config, scene, 1), simulate(config, scene, 1)
-    for phase in ("rollout", "anchor", "backward", "optimizer", "weights", "states"):
+    for phase in ("rollout", "anchor", "backward", "optimizer", "validation", "weights", "states"):
         assert getattr(fitted, phase) == pytest.approx(getattr(real, phase), rel=0.05), phase
 
 
