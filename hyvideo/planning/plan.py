@@ -13,6 +13,7 @@ from hyvideo.distributed.gpus import Gpu
 from hyvideo.models.adapter import configured_adapter
 from hyvideo.models.parallelize import prepare_policy
 from hyvideo.models.quiet import quiet_diffusers
+from hyvideo.planning.host_memory import HostMemory, host_memory
 from hyvideo.planning.memory import Memory, PeaksOf, predict_memory
 from hyvideo.planning.networks import Networks, read_networks
 from hyvideo.planning.traffic import ParameterCounts, count_parameters
@@ -62,6 +63,7 @@ class Plan:
         unknown_rewards: rewards counted as needing no memory.
         parameters: weights of the transformer.
         memory: of each GPU.
+        host: host memory of each process.
         workload: of each rank.
         checkpoint_bytes: of one checkpoint.
         seconds: predicted time of a round by phase; None without a GPU's speed.
@@ -82,6 +84,7 @@ class Plan:
     unknown_rewards: tuple[str, ...]
     parameters: ParameterCounts
     memory: Memory
+    host: HostMemory
     workload: Workload
     checkpoint_bytes: int
     seconds: dict[str, float] | None
@@ -100,6 +103,11 @@ class Plan:
         return self.assumptions.reserved(self.memory.peak / GIB)
 
     @property
+    def processes_per_machine(self) -> int:
+        """Processes that share a machine's host memory."""
+        return min(self.world_size, self.assumptions.gpus_per_node)
+
+    @property
     def fits(self) -> bool:
         """Whether it fits into the GPU's memory; True without a GPU."""
         return self.gpu is None or self.needed <= self.gpu.memory
@@ -113,6 +121,7 @@ class Plan:
         """Return all numbers, and what follows from them."""
         derived = {"needed_gib": self.needed, "fits": self.fits, "gpu_seconds_per_video": self.gpu_seconds_per_video}
         total = self.workload.flops * self.world_size
+        derived |= {"processes_per_machine": self.processes_per_machine}
         derived |= {"flops_per_update": total // self.workload.updates, "flops_per_video": total // self.videos}
         return asdict(self) | derived
 
@@ -144,6 +153,7 @@ def make_plan(
     dp_degree = world_size // config.parallel.sp_size
     seconds_of = _clock(config, world_size, gpu, assumptions)
     phases = {"rollout": work.rollout, "anchor": work.anchor, "update": work.update}
+    saved = checkpoint_bytes(config, parameters)
     videos = config.grpo.batch_size * dp_degree * config.grpo.gradient_accumulation_steps
     return Plan(
         world_size=world_size,
@@ -160,8 +170,9 @@ def make_plan(
         memory=predict_memory(
             config, networks, world_size=world_size, num_text=assumptions.num_text, peaks_of=peaks_of
         ),
+        host=host_memory(config, networks, parameters, world_size=world_size, checkpoint_bytes=saved),
         workload=work,
-        checkpoint_bytes=checkpoint_bytes(config, parameters),
+        checkpoint_bytes=saved,
         seconds=seconds_of and {name: seconds_of(phase) for name, phase in phases.items()},
         validation_seconds=seconds_of(work.validation) if seconds_of and work.validation else None,
         gpu=gpu,

@@ -12,6 +12,7 @@ def plan_table(plan: Plan) -> str:
     sections = {
         "layout": _layout(plan),
         f"memory per GPU, GiB (networks: {plan.networks})": _memory(plan),
+        f"host memory per machine, GiB ({plan.processes_per_machine} processes)": _host_memory(plan),
         "operations (1e15)": _operations(plan),
         "sent per rank and round, GB": _traffic(plan),
         "time": _time(plan),
@@ -56,6 +57,11 @@ def _memory(plan: Plan) -> Rows:
         yield f"{plan.gpu.name} has {plan.gpu.memory:g}", "fits" if plan.fits else "DOES NOT FIT"
     for name in plan.unknown_rewards:
         yield f"reward {name}: size unknown", "not counted"
+
+
+def _host_memory(plan: Plan) -> Rows:
+    yield "networks while loading", f"{plan.host.loading * plan.processes_per_machine / GIB:.1f}"
+    yield "networks while training", f"{plan.host.training * plan.processes_per_machine / GIB:.1f}"
 
 
 def _operations(plan: Plan) -> Rows:

@@ -12,7 +12,7 @@ from hyvideo.config.schema import Config
 from hyvideo.distributed.gpus import Gpu
 from hyvideo.models.flops import transformer_flops
 from hyvideo.planning.memory import Memory, predict_memory
-from hyvideo.planning.networks import read_networks
+from hyvideo.planning.networks import REWARD_BYTES, read_networks
 from hyvideo.planning.plan import GIB, Assumptions, Plan, make_plan
 from hyvideo.planning.search import Search, _last_that_fits, misfit
 from hyvideo.planning.simulation import Peaks
@@ -220,6 +220,28 @@ def test_a_validation_that_takes_most_decides_the_fit(config):
     assert without.memory.validation == 0
     assert plan.memory.validation == plan.memory.peak > without.memory.peak
     assert f"{plan.memory.validation / GIB:.2f}" in plan_table(plan)
+
+
+def test_host_memory_is_what_is_read_there_and_what_stays(sized_plan):
+    def host(*flags: str, world_size: int = 4) -> tuple[int, int]:
+        """Bytes of weights beside encoders and VAE while loading, and while training."""
+        settings = sized_plan("--batch_size", "4", *flags)
+        found = plan_of(settings, world_size=world_size).host
+        return found.loading - read_networks(settings.model, settings.reward).frozen_bytes, found.training
+
+    plan = plan_of(sized_plan("--batch_size", "4"), world_size=4)
+    whole, saved = 4 * plan.parameters.total, plan.checkpoint_bytes
+    assert host() == (0, 0)  # each rank reads its shards onto its GPU
+    assert host(world_size=1) == host("--enable_fsdp", "false") == (whole, 0)
+    assert host("--cpu_offload") == (whole, (whole + saved) // 4)
+    assert host("--cpu_offload", "--dp_replicate", "2") == (whole, (whole + saved) // 2)
+    assert host("--reference_mode_offload") == (0, plan.parameters.trained)  # 4 bytes, 4 shards
+    assert host("--async_save") == (0, saved // 4)
+    adapter = plan_of(sized_plan("--batch_size", "4", "--use_lora"), world_size=4).parameters.total
+    assert host("--use_lora")[0] == 4 * adapter > whole
+    assert host("--use_lora", "--master_weight_type", "bf16")[0] == 2 * adapter
+    reward = REWARD_BYTES["videoalign_local"]
+    assert host("--reward_model", "videoalign_local", "--reward_offload") == (reward, reward)
 
 
 def test_what_lies_in_host_memory_is_not_planned_on_the_gpu(config):
