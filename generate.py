@@ -1,9 +1,9 @@
-"""Sample videos from a base model, or from what a run trained of it.
+"""Sample videos from a base model, or from one that a run trained.
 
 Example: `python generate.py --model_path assets/tiny --prompt "a red circle moves slowly left" --output_path red.mp4`
 
-Under torchrun every process makes its share of the videos on its own GPU; with `--sp_size` several make one together.
-Videos that are there already and were made with the same weights and settings are not made again.
+Under torchrun every process makes its share of the videos on its own GPU; with `--sp_size` several share one video.
+Existing videos that were made with the same weights and settings are not made again.
 """
 
 import argparse
@@ -45,7 +45,6 @@ from hyvideo.schedulers.scheduling_flow_match_discrete import SDE_TYPES, FlowMat
 WAIT_SECONDS = 7200
 """How long processes that share videos wait for each other: two hours, more than any of them takes for one video."""
 
-
 INTERVALS = {
     "num_inference_steps": "[1, inf)",
     "guidance_scale": "[1, inf)",
@@ -63,7 +62,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser("generate.py", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     add = parser.add_argument
     add("--model_path", required=True, help="folder of the base model, in either layout, e.g. assets/tiny")
-    add("--transformer_version", help="transformer in the original layout, e.g. 720p_i2v; default the only one there")
+    add("--transformer_version", help="transformer in the original layout, e.g. 720p_i2v; default: the only one there")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--prompt", help="one prompt; writes the mp4 --output_path")
     source.add_argument("--prompts_csv", help="CSV with a 'prompt' column; --output_path is then a folder")
@@ -71,18 +70,18 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     add("--output_path", type=Path, required=True, help="FILE.mp4, or a folder with --prompts_csv")
     trained = parser.add_mutually_exclusive_group()
     trained.add_argument("--checkpoint_path", help="RUN/checkpoints/step_N, or a checkpoint-N of the original training")
-    trained.add_argument("--lora_path", help="folder with pytorch_lora_weights.safetensors, of either kind of names")
-    add("--seed", type=int, nargs="+", default=[42], help="seeds of the noise (a CSV's own win); default 42")
+    trained.add_argument("--lora_path", help="folder with pytorch_lora_weights.safetensors, keys of either layout")
+    add("--seed", type=int, nargs="+", default=[42], help="seeds of the noise (overridden by a CSV's); default 42")
     add("--num_inference_steps", type=int, help="denoising steps")
     add("--guidance_scale", type=float, help="classifier-free guidance; 1 is off")
-    add("--negative_prompt", default="", help="what guidance leads away from; default empty")
+    add("--negative_prompt", default="", help="what guidance steers away from; default empty")
     add("--shift", type=float, help="timestep shift of the schedule")
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--fixed_size", help="HEIGHTxWIDTH in pixels, e.g. 480x848")
     size.add_argument("--aspect_ratio", help="WIDTH:HEIGHT, e.g. 9:16; default 16:9, or that of the image")
     add("--video_length", type=int, help="frames, 4 n + 1")
     add("--fps", type=int, default=24, help="frames per second of the file; default 24")
-    add("--sde_type", default="ode", choices=sorted(SDE_TYPES), help="how to step: ode, or as a rollout does")
+    add("--sde_type", default="ode", choices=sorted(SDE_TYPES), help="denoising step: ode, or one of the rollout's")
     add("--eta", type=float, default=0.5, help="noise level of the other sde types; default 0.5")
     add("--sp_size", type=int, default=1, help="processes that share the tokens of one video (torchrun); default 1")
     add("--offload", action="store_true", help="keep on the GPU only the network that is computing")
@@ -98,7 +97,7 @@ class Plan:
         settings: steps, guidance, shift, size and length: what was given, else the model's defaults.
         weights: fingerprint of all that decide a video: base, checkpoint or adapter.
         jobs: this process's share of the videos.
-        writes: whether this process writes them; of those that make one together, the first does.
+        writes: whether this process writes them; of those that share a video, the first does.
     """
 
     arguments: argparse.Namespace
@@ -122,7 +121,7 @@ def main(argv: list[str]) -> int:
         except (ValueError, OSError) as error:
             print(f"generate.py: {error}", file=sys.stderr)
             return 2
-        gather(None)  # those that share videos leave together
+        gather(None)  # processes that share videos exit together
     return 0
 
 
@@ -154,7 +153,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
         prompt = Prompt(arguments.prompt, index=0, seed=None, ref_image_path=arguments.image_path)
         jobs = jobs_of_prompt(arguments.output_path, prompt, arguments.seed)
     elif arguments.image_path:
-        raise ValueError("--image_path goes with --prompt; in a CSV images stand in the column ref_image_path.")
+        raise ValueError("--image_path goes with --prompt; a CSV names images in its column ref_image_path.")
     else:
         jobs = jobs_of_csv(arguments.output_path, read_prompts([arguments.prompts_csv]), arguments.seed)
     check_images([job.prompt for job in jobs], task_of(root, arguments.transformer_version))
@@ -187,7 +186,9 @@ def _check_numbers(arguments: argparse.Namespace, settings: dict[str, Any], root
     if ratio is not None and not re.fullmatch(r"[1-9]\d*:[1-9]\d*", ratio, re.ASCII):
         raise ValueError(f"--aspect_ratio is WIDTH:HEIGHT in positive whole numbers, as 16:9; received {ratio!r}.")
     vae = read_vae_config(root)
-    temporal, spatial = (vae[f"{name}_compression_ratio"] for name in ("temporal", "spatial"))
+    temporal, spatial = (
+        vae.get(f"{name}_compression_ratio", usual) for name, usual in (("temporal", 4), ("spatial", 16))
+    )
     try:
         size = parse_size(settings["fixed_size"])
         check_video_shape(settings["video_length"], size, temporal=temporal, spatial=spatial)
@@ -235,7 +236,7 @@ def _pipeline(plan: Plan, sp_group: ProcessGroup | None) -> HunyuanVideoGRPOPipe
 
 
 def _generate(pipeline: HunyuanVideoGRPOPipeline, job: Job, plan: Plan, negative: Conditioning | None) -> None:
-    """Write one video, and beside it how it was made, unless it is there already."""
+    """Write one video and a note of how it was made, unless that is done already."""
     arguments, settings = plan.arguments, plan.settings
     size = _size(pipeline, job, plan)
     note = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}

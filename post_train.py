@@ -27,17 +27,17 @@ from hyvideo.training.stop_signal import PREEMPTED, PREEMPTIONS, listened_preemp
 from hyvideo.training.update import NonFiniteUpdateError
 
 EXPLAINED = (NonFiniteUpdateError, RewardFailureError, SaveError)
-"""Ends of a run whose message says all."""
+"""Errors whose message says everything: no traceback."""
 
 STATUS_FILE = "POST_TRAIN_STATUS_FILE"
-"""Environment variable with the file for the exit status of a node's ranks, which torchrun does not pass on."""
+"""Environment variable: file for the exit status of a node's ranks, which torchrun does not pass on."""
 
 
 def main() -> int:
     """Train from the command line.
 
     Returns:
-        The exit status: 0 done, or stopped by Ctrl-C and saved; 1 the run failed; 2 wrong input; 75 preempted and
+        The exit status: 0 finished, or stopped by Ctrl-C and saved; 1 the run failed; 2 wrong input; 75 preempted and
         saved, to be started again.
     """
     disable_progress_bar()
@@ -58,19 +58,19 @@ def main() -> int:
             print(f"post_train.py: {out_of_memory_loading(error)}", file=sys.stderr)
             raise SystemExit(1) from None
         except (ValueError, OSError) as error:
-            if not dist.is_initialized() or dist.get_rank() == 0:  # ranks that have met all say the same
+            if not dist.is_initialized() or dist.get_rank() == 0:  # once the ranks have met, all print the same
                 print(f"post_train.py: {error}", file=sys.stderr)
             return 2
         try:
             stopped_by = trainer.train()
         except torch.OutOfMemoryError as error:
-            # On this rank alone: the others wait for it, and the launcher ends them.
+            # Only on this rank: the others wait for it, and the launcher ends them.
             told = out_of_memory(error, trainer.timer.phase, trainer.state.step, trainer.mesh.rank, trainer.config)
             trainer.console.warning(told)
             raise SystemExit(1) from None
         except EXPLAINED as error:
             if isinstance(error.__cause__, RuntimeError) and not isinstance(error.__cause__, EXPLAINED):
-                traceback.print_exception(error.__cause__)  # a reward of one's own that broke on this rank
+                traceback.print_exception(error.__cause__)  # a custom reward that failed on this rank
             if trainer.mesh.is_main:
                 trainer.console.warning(str(error))
                 trainer.write_report()
@@ -86,7 +86,7 @@ def main() -> int:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """End a process that is preempted outside of training, where there is nothing to save."""
+    """End a process that is preempted outside training, where there is nothing to save."""
     print(f"post_train.py: {signal.Signals(number).name}: nothing to save", file=sys.stderr, flush=True)
     _tell_launcher(PREEMPTED)
     os._exit(PREEMPTED)

@@ -7,7 +7,7 @@
 #   HOSTFILE=hosts.txt OUTPUT_DIR=/shared/runs/first ./run_post_train_multinode.sh [flags as above]
 #
 # Needs pdsh here and a login without password on every node, on all of which this folder and OUTPUT_DIR are the same.
-# When one node ends badly or is lost, the others are stopped. The same command again goes on from the last checkpoint.
+# When one node fails or is lost, the others are stopped. The same command again continues from the last checkpoint.
 # Ctrl-C saves and stops, with status 75. Settings, from the environment:
 #
 #   NODE_IP_LIST            nodes, HOST or HOST:PROCESSES, separated by commas or blanks; the first is the meeting point
@@ -19,13 +19,13 @@
 #   NPROC_PER_NODE          processes per node [what the node list says, else one per visible GPU, 1 without GPUs]
 #   MASTER_ADDR             address at which the nodes meet [the first node]
 #   MASTER_PORT             port there [29500]
-#   LOG_DIR                 folder for a log of each process; the first of each node is on this console too
+#   LOG_DIR                 folder for a log of each process; the first of each node also logs to this console
 #                           [<OUTPUT_DIR>/logs/<time>]
 #   STOP_GRACE              seconds that a round gets to end after Ctrl-C [1800]
 #   PYTHON                  interpreter on the nodes [.venv/bin/python where `make setup` made it, else python3]
-#   PASS_ENV                names of more variables that the nodes shall get; those that begin with NCCL_, GLOO_, TORCH_,
-#                           PYTORCH_, CUDA_, HF_ or OMP_ are passed already. They are on command lines, where users of a
-#                           node can read them: a secret such as REWARD_TOKEN belongs into the nodes' own environment
+#   PASS_ENV                names of more variables to pass to the nodes; those that begin with NCCL_, GLOO_, TORCH_,
+#                           PYTORCH_, CUDA_, HF_ or OMP_ are passed anyway. They are on command lines, where users of a
+#                           node can read them: a secret such as REWARD_TOKEN belongs in the nodes' own environment
 #
 # Defaults that a variable of the same name replaces: NCCL_DEBUG=WARN, NCCL_IB_TIMEOUT=22 (about 17 s, for large
 # fabrics), PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, OMP_NUM_THREADS=<cores / processes>. Where the nodes'

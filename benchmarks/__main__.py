@@ -1,7 +1,7 @@
 """Run the benchmarks of this machine, compare them with the committed results of its kind, and write both down.
 
 `make bench` runs all; `python -m benchmarks --only attention parts` some. With a GPU everything runs there, and the
-network of the real size besides. The exit status is 1 when something became slower.
+network at its real size as well. The exit status is 1 when something became slower.
 """
 
 import argparse

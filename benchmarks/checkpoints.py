@@ -1,4 +1,4 @@
-"""How long training waits for a checkpoint: written at once, or copied and written beside the next round.
+"""How long training waits for a checkpoint: written at once, or copied and written during the next round.
 
 Example: `python -m benchmarks.checkpoints`
 """
@@ -23,7 +23,7 @@ def measure() -> list[Result]:
         trainer.run_round()  # so that the optimizer has moments to save
 
         def save(beside_training: bool) -> None:
-            """Save until training could go on."""
+            """Save until training could continue."""
             trainer.state.save(Path(folder) / "saved", keep_last=1, beside_training=beside_training)
 
         result = compare(

@@ -16,17 +16,17 @@ from typing import Any
 
 import torch
 from diffusers import HunyuanVideo15Transformer3DModel
-from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.network import SMALL, build_inputs, build_transformer, training_pass
 from hyvideo.distributed.mesh import Mesh, build_mesh
 from hyvideo.distributed.process_group import process_group
 from hyvideo.models.attention import install_attention
 from hyvideo.models.parallelize import prepare_policy, shard_weights
 from hyvideo.planning.traffic import count_parameters, token_traffic, weight_traffic
 
-TEXT_WIDTH, GLYPH_WIDTH, TEXT_TOKENS = 32, 16, 8
+TEXT_TOKENS = 8
 PATHS = {
     "_allgather_base_": "weights",
     "_reduce_scatter_base_": "weights",
@@ -69,23 +69,6 @@ def sent_bytes(name: str, args: tuple) -> int:
     return args[0].nbytes * (group.size() - 1) // group.size()
 
 
-def build_model(num_heads: int, num_layers: int) -> HunyuanVideo15Transformer3DModel:
-    """Make a small random transformer of width 16 per head."""
-    return HunyuanVideo15Transformer3DModel(
-        in_channels=9,
-        out_channels=4,
-        num_attention_heads=num_heads,
-        attention_head_dim=16,
-        num_layers=num_layers,
-        num_refiner_layers=1,
-        text_embed_dim=TEXT_WIDTH,
-        text_embed_2_dim=GLYPH_WIDTH,
-        image_embed_dim=20,
-        rope_axes_dim=(4, 6, 6),
-        task_type="t2v",
-    )
-
-
 def measure(
     *, sp_size: int, dp_replicate: int = 1, frames: int = 4, num_layers: int = 2, recompute: bool = False
 ) -> dict[str, dict[str, int]]:
@@ -99,26 +82,14 @@ def measure(
         recompute: recompute blocks in the backward pass; Ulysses then sends its forward pass's bytes twice.
     """
     mesh = build_mesh(sp_size=sp_size, dp_replicate=dp_replicate)
-    transformer = install_attention(build_model(4, num_layers), mesh.sp_group)
+    transformer = build_transformer(torch.float32, **SMALL | {"num_layers": num_layers}).cpu()
+    install_attention(transformer, mesh.sp_group)
     prepare_policy(transformer, gradient_checkpointing=recompute)
     needed = least_bytes(transformer, mesh, num_tokens=frames * 16, recompute=recompute)
     shard_weights(transformer, mesh.weights)
     with Traffic() as traffic:
-        _call(transformer, frames).square().mean().backward()
+        training_pass(transformer, build_inputs(transformer, (frames, 4, 4), [TEXT_TOKENS]))()
     return {kind: {"counted": traffic.sent[kind], "least": least} for kind, least in needed.items()}
-
-
-def _call(transformer: HunyuanVideo15Transformer3DModel, frames: int) -> Tensor:
-    return transformer(
-        hidden_states=torch.randn(1, 9, frames, 4, 4),
-        timestep=torch.tensor([500.0]),
-        encoder_hidden_states=torch.randn(1, TEXT_TOKENS, TEXT_WIDTH),
-        encoder_attention_mask=torch.ones(1, TEXT_TOKENS, dtype=torch.bool),
-        encoder_hidden_states_2=torch.zeros(1, 0, GLYPH_WIDTH),
-        encoder_attention_mask_2=torch.zeros(1, 0, dtype=torch.bool),
-        image_embeds=torch.zeros(1, 0, 20),
-        return_dict=False,
-    )[0]
 
 
 def least_bytes(

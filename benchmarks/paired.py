@@ -1,4 +1,4 @@
-"""Two ways of doing the same, measured in turns in one process: neighbours meet the same load, so their ratio holds."""
+"""Two ways of doing the same, timed in turns in one process: neighbours meet the same load, so their ratio holds."""
 
 import math
 import os
@@ -71,7 +71,7 @@ def compare(
     settle: Callable[[], object] = lambda: None,
     facts: Mapping[str, float] | None = None,
 ) -> Result:
-    """Run both in turns, after once each to warm up; which goes first changes from pair to pair.
+    """Run both in turns, after once each to warm up; the order alternates from pair to pair.
 
     Args:
         name: see `Result`.
@@ -80,7 +80,7 @@ def compare(
         ours: one run of ours, the same work.
         pairs: how often.
         settle: called after every run, not timed.
-        facts: further numbers for the result, beside the median seconds of both.
+        facts: further numbers for the result, besides the median seconds of both.
     """
     for run in (baseline, ours):
         run()
@@ -101,14 +101,14 @@ _shared = False
 
 
 def on_shared_cpu() -> None:
-    """Measure from now on the CPU seconds of one thread instead of time: what others do here hardly counts."""
+    """From now on measure the CPU seconds of one thread instead of time: other users of the CPU hardly matter."""
     global _shared
     _shared = True
     torch.set_num_threads(1)
 
 
 def now() -> float:
-    """Return the clock, on a GPU when it has finished what it was given."""
+    """Return the clock, on a GPU after synchronising with it."""
     if _shared:
         return time.process_time()
     if torch.cuda.is_available():
@@ -117,7 +117,7 @@ def now() -> float:
 
 
 def peak_bytes(run: Callable[[], object]) -> int:
-    """Return the most memory that `run` held at one time beyond what was held before it.
+    """Return the most memory that `run` held at any time beyond what was held before it.
 
     On a GPU the allocator knows; on a CPU it is added up from the profiler's record of every allocation.
     """

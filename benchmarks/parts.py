@@ -1,4 +1,4 @@
-"""Parts of a step beside the transformer, each against the plain way: transition, encoding, decoding, scoring, AdamW.
+"""Parts of a step besides the transformer, each against the plain way: transition, encoding, decoding, scoring, AdamW.
 
 Example: `python -m benchmarks.parts`
 """

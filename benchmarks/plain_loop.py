@@ -145,7 +145,7 @@ class PlainLoop:
         return video
 
     def _update(self, samples: list[Sample], advantages: Tensor) -> dict[str, float]:
-        """Replay every step of every sample alone, with the reference beside it, and step the optimizer."""
+        """Replay every step of every sample by itself, each with a reference pass, and step the optimizer."""
         coefficient = self.controller.coefficient
         num_pairs = len(samples) * self.config.rollout.grpo_sampling_steps
         total = position = 0.0

@@ -4,7 +4,7 @@
 
 Random weights, one video without guidance, float32 weights under bf16 autocast, blocks recomputed, Muon. Without
 --num_layers it takes the largest depth whose prediction fits into 90 % of the GPU. On a CPU name a small network
-(--model assets/tiny): that tries this program out, its memory is another's.
+(--model assets/tiny): this only tries the program out, since a CPU's memory use differs.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.network import build_inputs
 from benchmarks.paired import device, now, peak_bytes
 from hyvideo.config.loading import load_config
 from hyvideo.config.schema import Config
@@ -84,7 +85,8 @@ def _measure(config: Config, scene: Scene) -> dict[str, float]:
     def replay() -> None:
         """Pass forward and back."""
         with torch.autocast(device().type, torch.bfloat16):
-            _velocity(transformer, scene).float().square().mean().backward()
+            inputs = build_inputs(transformer, scene.latent_shape[1:], [scene.num_text])
+            transformer(**inputs)[0].float().square().mean().backward()
 
     def step() -> None:
         """Clip and update."""
@@ -111,22 +113,6 @@ def _held(transformer: nn.Module, optimizers: Sequence[Optimizer]) -> int:
     """Bytes of weights and optimizer states."""
     states = [value for optimizer in optimizers for state in optimizer.state.values() for value in state.values()]
     return sum(tensor.nbytes for tensor in (*transformer.parameters(), *states) if isinstance(tensor, torch.Tensor))
-
-
-def _velocity(transformer: HunyuanVideo15Transformer3DModel, scene: Scene) -> torch.Tensor:
-    """Call the transformer for one video without guidance."""
-    settings, (_, *size) = transformer.config, scene.latent_shape
-    options = {"device": device()}
-    return transformer(
-        hidden_states=torch.randn(1, settings.in_channels, *size, **options),
-        timestep=torch.full((1,), 500.0, **options),
-        encoder_hidden_states=torch.randn(1, scene.num_text, settings.text_embed_dim, **options),
-        encoder_attention_mask=torch.ones(1, scene.num_text, dtype=torch.bool, **options),
-        encoder_hidden_states_2=torch.zeros(1, 0, settings.text_embed_2_dim, **options),
-        encoder_attention_mask_2=torch.zeros(1, 0, dtype=torch.bool, **options),
-        image_embeds=torch.zeros(1, 0, settings.image_embed_dim, **options),
-        return_dict=False,
-    )[0]
 
 
 if __name__ == "__main__":

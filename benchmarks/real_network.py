@@ -6,23 +6,18 @@ Example: `python -m benchmarks.real_network`
 
 import copy
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from diffusers import HunyuanVideo15Transformer3DModel
-from torch import Tensor, nn
 
+from benchmarks.network import PASSES, build_inputs, build_transformer, fast_dtype
 from benchmarks.paired import Result, compare, device, now, peak_bytes, print_results
 from hyvideo.models.attention import install_attention
 from hyvideo.models.flops import PassFlops, transformer_flops, video_tokens
 from hyvideo.models.parallelize import compile_blocks, prepare_policy
 from hyvideo.observability.matrix_peak import measured_matrix_tflops
-
-DTYPE = torch.bfloat16
-PADDED = {"text": 1000, "glyph": 256, "vision": 729}
-"""Tokens the stock pipeline pads conditions to."""
 
 
 @dataclass(frozen=True)
@@ -50,75 +45,26 @@ def measure(cases: tuple[Case, ...] = CASES, **config: Any) -> list[Result]:
         cases: what to send through.
         config: replaces settings of the network's own, to try this out on a small one.
     """
-    peak = measured_matrix_tflops(device(), DTYPE)
+    peak = measured_matrix_tflops(device(), fast_dtype())
     results = []
     for variant in ("full", "selective", "compiled"):
-        transformer = install_attention(build_transformer(**config))
+        transformer = install_attention(build_transformer(fast_dtype(), **config))
         prepare_policy(transformer, gradient_checkpointing=True, keep_attention=variant == "selective")
         if variant == "compiled":
             compile_blocks(transformer)
         for case in cases:
-            results += [_utilisation(kind, variant, transformer, case, peak) for kind in ("forward", "training")]
+            results += [_utilisation(kind, variant, transformer, case, peak) for kind in PASSES]
         del transformer
-    stock = build_transformer(**{"num_layers": STOCK_LAYERS} | config)
+    stock = build_transformer(fast_dtype(), **{"num_layers": STOCK_LAYERS} | config)
     ours = install_attention(copy.deepcopy(stock))
     return results + [result for case in cases for result in _against_stock(stock, ours, case)]
-
-
-def build_transformer(**config: Any) -> HunyuanVideo15Transformer3DModel:
-    """Make the network with random bf16 weights on the device; its default configuration is the real one."""
-    torch.manual_seed(0)
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(DTYPE)
-    try:
-        with device():
-            return HunyuanVideo15Transformer3DModel(**{"task_type": "t2v"} | config).eval()
-    finally:
-        torch.set_default_dtype(before)
-
-
-def build_inputs(transformer: HunyuanVideo15Transformer3DModel, case: Case, *, padded: bool) -> dict[str, Any]:
-    """Make the network's arguments, conditions as long as the longest row or padded as the stock pipeline does."""
-    config, rows = transformer.config, len(case.text)
-    num_text = PADDED["text"] if padded else max(case.text)
-    num_glyph, num_vision = (PADDED["glyph"], PADDED["vision"]) if padded else (0, 0)
-
-    def normal(*shape: int) -> Tensor:
-        """Return float32 noise, as latents and conditions are."""
-        return torch.randn(rows, *shape, device=device())
-
-    return {
-        "hidden_states": normal(config.in_channels, *case.latents),
-        "timestep": torch.full((rows,), 500.0, device=device()),
-        "encoder_hidden_states": normal(num_text, config.text_embed_dim),
-        "encoder_attention_mask": torch.arange(num_text, device=device())
-        < torch.tensor(case.text, device=device())[:, None],
-        "encoder_hidden_states_2": normal(num_glyph, config.text_embed_2_dim),
-        "encoder_attention_mask_2": torch.zeros(rows, num_glyph, device=device(), dtype=torch.bool),
-        "image_embeds": torch.zeros(rows, num_vision, config.image_embed_dim, device=device()),
-        "return_dict": False,
-    }
-
-
-def _pass(kind: str, transformer: nn.Module, inputs: Mapping[str, Any]) -> Callable[[], None]:
-    """Return a `forward` pass without gradient, or forward and backward (`training`), under autocast as in a run."""
-
-    def run() -> None:
-        """Leave no gradients behind."""
-        with torch.set_grad_enabled(kind == "training"), torch.autocast(device().type, DTYPE):
-            output = transformer(**inputs)[0]
-        if kind == "training":
-            output.float().square().mean().backward()
-            transformer.zero_grad(set_to_none=True)
-
-    return run
 
 
 def _utilisation(
     kind: str, variant: str, transformer: HunyuanVideo15Transformer3DModel, case: Case, peak: float
 ) -> Result:
-    """Time a pass; count the operations it needs, recomputation left out, against the measured matrix peak."""
-    run = _pass(kind, transformer, build_inputs(transformer, case, padded=False))
+    """Time a pass; count the operations it needs, recomputation not counted, against the measured matrix peak."""
+    run = PASSES[kind](transformer, build_inputs(transformer, case.latents, case.text))
     memory = peak_bytes(run)
     seconds = []
     for _ in range(5):
@@ -143,16 +89,16 @@ def _against_stock(
     stock: HunyuanVideo15Transformer3DModel, ours: HunyuanVideo15Transformer3DModel, case: Case
 ) -> list[Result]:
     """Compare passes of a few layers; every layer costs the same."""
-    inputs = build_inputs(stock, case, padded=True)
+    inputs = build_inputs(stock, case.latents, case.text, padded=True)
     return [
         compare(
             f"real_network/{case.name}/{kind}_against_stock",
             f"stock / trimmed, {stock.config.num_layers} layers",
-            _pass(kind, stock, inputs),
-            _pass(kind, ours, inputs),
+            PASSES[kind](stock, inputs),
+            PASSES[kind](ours, inputs),
             pairs=5,
         )
-        for kind in ("forward", "training")
+        for kind in PASSES
     ]
 
 

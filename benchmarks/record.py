@@ -1,4 +1,4 @@
-"""Results on disk: one JSON per kind of machine, its table in the documents, and what became slower since."""
+"""Results on disk: one JSON per kind of machine, its table in the documents, and what has become slower since."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from hyvideo.observability.marked_parts import replace_part
 RESULTS = Path(__file__).parent / "results"
 DOCUMENT = Path(__file__).parents[1] / "docs" / "performance.md"
 TOLERANCE = 0.1
-"""Share by which a median may fall before it can count as slower; the quartiles must part as well."""
+"""Share by which a median may fall before it can count as slower; the quartiles must not overlap either."""
 
 
 def read_results(kind: str, folder: Path = RESULTS) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def write_results(kind: str, results: Sequence[Result], folder: Path = RESULTS) 
 
 
 def verdict(result: Result, before: Mapping[str, Any]) -> str:
-    """Say how a result stands to the committed ones: `new`, `as before`, `faster` or `slower`.
+    """Say how a result compares with the committed one: `new`, `as before`, `faster` or `slower`.
 
     Faster and slower are said where the medians differ by more than `TOLERANCE` and the ranges between the quartiles
     do not overlap.
@@ -61,7 +61,7 @@ def table(entries: Mapping[str, Any]) -> str:
 
 
 def write_table(kind: str, entries: Mapping[str, Any], document: Path = DOCUMENT) -> None:
-    """Put the table of a kind of machine between its marks in the document; a new kind is added at the end."""
+    """Put the table of a kind of machine between its markers in the document; a new kind is added at the end."""
     text = document.read_text(encoding="utf-8")
     if f"<!-- {kind} -->" not in text:
         text = f"{text.rstrip()}\n\n### {kind}\n"

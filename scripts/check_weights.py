@@ -1,4 +1,4 @@
-"""Check downloaded weights without loading them: every file there, whole, and what its config.json says it is.
+"""Check downloaded weights without loading them: every file is there, whole, and fits its config.json.
 
 Example: `python -m scripts.check_weights --model_path ckpts --transformer_version 480p_t2v`
 """
@@ -19,7 +19,7 @@ def main(argv: list[str]) -> int:
         "check_weights", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--model_path", type=Path, default=Path("ckpts"), help="model folder; default ckpts")
-    parser.add_argument("--transformer_version", help="of the original layout; default the only one there")
+    parser.add_argument("--transformer_version", help="of the original layout; default: the only one there")
     arguments = parser.parse_args(argv)
     try:
         root = check_layout(arguments.model_path, arguments.transformer_version)

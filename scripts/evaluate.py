@@ -4,7 +4,7 @@ Example: `python -m scripts.evaluate --prompts_csv assets/tiny/prompts/valid.csv
 --model base assets/tiny --model trained assets/tiny outputs/demo/checkpoints/step_72 --output_dir outputs/evaluation`
 
 Every model samples its videos through generate.py, whose flags (`--num_inference_steps`, `--guidance_scale`, ...) may
-follow. Videos and scores that are there already are not made again: stop it and start it again as you like.
+follow. Existing videos and scores are not made again: stop and restart it as you like.
 """
 
 import argparse
@@ -74,16 +74,16 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
     parser = argparse.ArgumentParser("evaluate", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     add = parser.add_argument
     add("--prompts_csv", required=True, help="CSV with a 'prompt' column")
-    add("--seeds", type=int, nargs="+", default=[42], help="videos per prompt, one of each seed; default 42")
+    add("--seeds", type=int, nargs="+", default=[42], help="videos per prompt, one for each seed; default 42")
     entry = {"dest": "entries", "nargs": "+", "action": _AddEntry, "default": []}
     add("--model", metavar="NAME ROOT [TRAINED]", help="a model: base folder, and a checkpoint or LoRA folder", **entry)
     add("--videos", metavar="NAME FOLDER", help="existing videos, named as generate.py names those of a CSV", **entry)
     add("--rewards", nargs="+", default=["videoalign_local"], metavar="NAME[=CHECKPOINT]", help="who scores")
-    add("--overall", metavar="JSON", help="weights of the column Overall; default the sum of VQ, MQ and TA if there")
-    add("--transformer_version", help="transformer in the original layout; default the only one there")
-    add("--model_root", type=Path, default=Path("ckpts"), help="where VideoAlign's weights lie below; default ckpts")
+    add("--overall", metavar="JSON", help="weights of the column Overall; default the sum of VQ, MQ and TA, if there")
+    add("--transformer_version", help="transformer in the original layout; default: the only one there")
+    add("--model_root", type=Path, default=Path("ckpts"), help="folder that holds VideoReward; default ckpts")
     add("--batch_size", type=int, default=8, help="videos scored together; default 8")
-    add("--num_processes", type=int, default=max(1, torch.cuda.device_count()), help="that sample; default one per GPU")
+    add("--num_processes", type=int, default=max(1, torch.cuda.device_count()), help="to sample; default one per GPU")
     add("--output_dir", type=Path, required=True, help="receives videos, scores, evaluation.json and evaluation.md")
     return parser.parse_known_args(argv)
 
@@ -102,7 +102,7 @@ def main(argv: Sequence[str]) -> int:
             if entry.makes_videos and (status := _sample(entry, arguments, flags)):
                 return status
         scores = {}
-        for reward in rewards:  # on the device only now: generate.py has used it
+        for reward in rewards:  # not earlier: generate.py used the device
             reward.model.to(reward.model.context.device)
         for entry in arguments.entries:
             jobs = jobs_of_csv(_folder(entry, arguments), prompts, arguments.seeds)
@@ -138,7 +138,7 @@ def _check_entries(arguments: argparse.Namespace) -> None:
         raise ValueError(f"Give each --model and --videos a name of its own; received {', '.join(names) or 'none'}.")
     for entry in arguments.entries:
         if Path(entry.name).name != entry.name:
-            raise ValueError(f"--model {entry.name}: the name is that of a folder below --output_dir; leave out '/'.")
+            raise ValueError(f"--model {entry.name}: the name becomes a folder below --output_dir; leave out '/'.")
         if not entry.makes_videos and not entry.root.is_dir():
             raise ValueError(f"--videos {entry.name}: there is no folder '{entry.root}'.")
         if entry.makes_videos:

@@ -2,9 +2,9 @@
 
 Formats:
   diffusers      a whole model in the diffusers layout (LoRA merged)
-  original       the transformer alone in the original layout: a new ckpts/transformer/<version> (LoRA merged)
-  lora           the adapter alone, by diffusers' names
-  lora_original  the adapter alone, by the original names
+  original       only the transformer, in the original layout: a new ckpts/transformer/<version> (LoRA merged)
+  lora           only the adapter, under diffusers' names
+  lora_original  only the adapter, under the original names
 
 Example: `python -m scripts.export --model_path ckpts --transformer_version 480p_t2v
 --checkpoint_path outputs/run/checkpoints/step_100 --format original --output_path ckpts/transformer/480p_t2v_sage`
@@ -36,13 +36,13 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser("export", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model_path", type=Path, required=True, help="folder of the base model, in either layout")
-    parser.add_argument("--transformer_version", help="transformer in the original layout; default the only one there")
+    parser.add_argument("--transformer_version", help="transformer in the original layout; default: the only one there")
     trained = parser.add_mutually_exclusive_group()
     trained.add_argument("--checkpoint_path", help="checkpoint of a run; without one (or a LoRA) the base is converted")
-    trained.add_argument("--lora_path", help="folder with pytorch_lora_weights.safetensors, of either kind of names")
+    trained.add_argument("--lora_path", help="folder with pytorch_lora_weights.safetensors, keys of either layout")
     parser.add_argument("--format", required=True, choices=FORMATS)
     parser.add_argument("--output_path", type=Path, required=True, help="a new folder")
-    parser.add_argument("--dtype", choices=DTYPES, help="of the transformer; default fp32, of a bare base as stored")
+    parser.add_argument("--dtype", choices=DTYPES, help="of the transformer; default fp32, or as stored for a base")
     return parser.parse_args(argv)
 
 
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> None:
-    """Load, bring to the trained weights, and write."""
+    """Load, put the trained weights in, and write."""
     root, version = arguments.model_path, arguments.transformer_version
     if arguments.format == "diffusers":
         defaults = sampling_defaults(root, version)

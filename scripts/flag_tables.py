@@ -12,7 +12,7 @@ from hyvideo.config.knobs import GROUPS, KNOBS, Knob
 TARGET = Path(__file__).parents[1] / "docs" / "flags.md"
 HEADER = """# Flags
 
-Every setting of `post_train.py`: as a flag (`--eta 0.4`), or as a key of a YAML file, alone or under its group.
+Every setting of `post_train.py`: as a flag (`--eta 0.4`), or as a key of a YAML file, by itself or under its group.
 Defaults of the schema come first, then the files of `--config` from left to right, then the flags. Generated from
 `hyvideo/config` by `python -m scripts.flag_tables`, and checked by a test: change the schema, not this page.
 """

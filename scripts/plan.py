@@ -1,7 +1,7 @@
 """Plan a run without its hardware: layout, memory by simulation, operations, bytes sent, time.
 
-All flags of post_train.py are taken too; prompts and weights need not be there. Sizes of networks are read from
---pretrained_model_root where it holds a model, else they are those of the published HunyuanVideo-1.5.
+All flags of post_train.py are accepted too; prompts and weights are not needed. The sizes of the networks come from
+--pretrained_model_root if it holds a model, otherwise they are those of the published HunyuanVideo-1.5.
 
 Example: `python -m scripts.plan --world_size 64 --gpu H100 --config configs/sage_64gpu.yaml --rollout_size 480x864`
 """
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
         config = load_config(flags)
         gpu = find_gpu(arguments.gpu) if arguments.gpu else None
         if arguments.search and gpu is None:
-            raise ValueError("--search: name the GPU that shall hold the run (--gpu).")
+            raise ValueError("--search: name the GPU that is to hold the run (--gpu).")
         if arguments.json:  # before minutes of simulation
             arguments.json.parent.mkdir(parents=True, exist_ok=True)
             arguments.json.touch()
@@ -72,7 +72,7 @@ def main(argv: list[str]) -> int:
 
 
 def _assumptions(arguments: argparse.Namespace) -> Assumptions:
-    """Check and collect what the plan takes for granted.
+    """Check and collect what the plan assumes.
 
     Raises:
         ValueError: a number is out of its range.
@@ -101,7 +101,7 @@ def _print_search(search: Search) -> dict:
     fitting = [plan for plan in plans if plan.fits]
     cheapest = min(fitting, key=lambda plan: plan.gpu_seconds_per_video, default=None)
     print(f"  cheapest that fits: {cheapest and f'sp_size {cheapest.sp_size}'}")
-    print("largest that fits, all else as it is")
+    print("largest that fits, all else unchanged")
     largest = {name: search.largest(name) for name in SEARCHED}
     for name, found in largest.items():
         print(f"  {name}: {'none' if found is None else f'{found[0]} ({found[1]:.1f} GiB)'}")

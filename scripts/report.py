@@ -9,7 +9,7 @@
                                                      win rates of the votes that raters saved
 
 RUN is a run folder; A, B are run folders (their last validation) or folders of videos from generate.py. Any of them may
-be written NAME=FOLDER to say what it is called.
+be written NAME=FOLDER to give it a name.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
-    """A parser whose manual is this file's."""
+    """A parser whose help text is this file's docstring."""
     return argparse.ArgumentParser(
         f"scripts.report{command}", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -45,7 +45,7 @@ def _report(argv: Sequence[str]) -> int:
     """Write the report of one run, or the comparison of several."""
     parser = _parser("")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folder, or NAME=FOLDER")
-    parser.add_argument("--output", type=Path, help="HTML file; default RUN/report.html, of several comparison.html")
+    parser.add_argument("--output", type=Path, help="HTML file; default RUN/report.html, for several comparison.html")
     parser.add_argument(
         "--embed", action="store_true", help="put the videos into the file, so that it can be sent alone"
     )

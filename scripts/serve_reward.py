@@ -49,7 +49,7 @@ def build_app(arguments: argparse.Namespace, token: str | None) -> FastAPI:
     try:
         device = torch.device(arguments.device)
     except RuntimeError as error:
-        raise ValueError(f"--device: expected such as cuda or cpu, received '{arguments.device}'.") from error
+        raise ValueError(f"--device: expected a device such as cuda or cpu, received '{arguments.device}'.") from error
     context = RewardContext(device, arguments.model_root, arguments.video_fps, arguments.batch_size)
     return create_app(
         dict(read_reward(text, context) for text in arguments.reward),
@@ -92,7 +92,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         help="a reward, with options; may be repeated",
     )
     parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen at; default 127.0.0.1, this machine alone"
+        "--host", default="127.0.0.1", help="address to listen on; default 127.0.0.1, this machine only"
     )
     parser.add_argument("--port", type=int, default=8000, help="default 8000")
     parser.add_argument(

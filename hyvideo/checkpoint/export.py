@@ -1,6 +1,6 @@
 """Write a model for other programs: a diffusers folder, a transformer in the original layout, or a LoRA adapter.
 
-Every export appears under its name when it is whole, and never replaces anything.
+An export appears under its name only when complete, and never replaces anything.
 """
 
 import json
@@ -39,7 +39,7 @@ def export_diffusers(pipeline: HunyuanVideoGRPOPipeline, folder: Path, *, guidan
     Args:
         pipeline: all components; an adapter of the transformer must have been merged. Its scheduler's shift is kept.
         folder: a new folder.
-        guidance_scale: scale of the classifier-free guidance that diffusers shall use by itself.
+        guidance_scale: scale of the classifier-free guidance that diffusers uses by default.
 
     Raises:
         ValueError: `folder` exists.
@@ -117,7 +117,7 @@ def check_new(folder: Path) -> None:
 
 @contextmanager
 def _new_folder(folder: Path) -> Iterator[Path]:
-    """Give a folder to write in, which gets its name when the block ends well and disappears otherwise."""
+    """Yield a folder to write in, which gets its name when the block succeeds and disappears otherwise."""
     check_new(folder)
     unfinished = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(unfinished, ignore_errors=True)  # of an earlier attempt

@@ -50,7 +50,7 @@ def read_file(path: Path) -> bytes:
 
 
 def verify_files(folder: Path) -> None:
-    """Make sure that every file of a finished checkpoint is there and as it was written; all ranks call it.
+    """Make sure that every file of a finished checkpoint is there and unchanged; all ranks call it.
 
     Raises:
         ValueError: a file is missing or differs, on any rank's part; all raise it, and it names the file.
@@ -60,7 +60,7 @@ def verify_files(folder: Path) -> None:
             expected = _checked(from_json(read_file(folder / MANIFEST)))
         except (OSError, ValueError) as error:
             raise ValueError(
-                f"'{folder}' is no finished checkpoint: its {MANIFEST} cannot be read ({error})."
+                f"'{folder}' is not a finished checkpoint: its {MANIFEST} cannot be read ({error})."
             ) from error
         sizes = {name: _size_of(folder / name) for name in expected}
         for name, record in expected.items():
@@ -70,7 +70,7 @@ def verify_files(folder: Path) -> None:
     try:
         received = hash_files(folder)
     except (OSError, ValueError) as error:
-        raise ValueError(f"'{folder}' cannot be read ({error}). Pass another checkpoint, or mend the disk.") from error
+        raise ValueError(f"'{folder}' cannot be read ({error}). Pass another checkpoint, or check the disk.") from error
     for name, record in expected.items():
         if received.get(name, {}).get("sha256") != record["sha256"]:
             raise ValueError(_damaged(folder, name, "has other content than when it was written"))
@@ -80,7 +80,7 @@ def _checked(records: object) -> dict[str, FileRecord]:
     """Return what `write_manifest` wrote, if it is that.
 
     Raises:
-        ValueError: something else was read, or a file lies outside of the folder.
+        ValueError: something else was read, or a file lies outside the folder.
     """
     whole = isinstance(records, dict) and all(
         isinstance(record, dict) and type(record.get("size")) is int and isinstance(record.get("sha256"), str)
@@ -90,7 +90,7 @@ def _checked(records: object) -> dict[str, FileRecord]:
         raise ValueError("expected size and sha256 of every file")
     for name in records:
         if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise ValueError(f"{name!r} lies outside of the checkpoint")
+            raise ValueError(f"{name!r} lies outside the checkpoint")
     return records
 
 

@@ -43,7 +43,7 @@ class OriginalCheckpoint:
         try:
             stored = TensorReader(folder).read_metadata().state_dict_metadata
         except (OSError, ValueError) as error:
-            raise ValueError(f"'{folder}' is no readable checkpoint: {error}. Copy it again, whole.") from error
+            raise ValueError(f"'{folder}' is not a readable checkpoint: {error}. Copy it again, whole.") from error
         self._keys = {
             key.removeprefix("model.").replace(".base_layer.", "."): (key, metadata)
             for key, metadata in stored.items()

@@ -13,7 +13,7 @@ from hyvideo.models.adapter import ADAPTER, lora_config
 def load_trained_policy(transformer: HunyuanVideo15Transformer3DModel, checkpoint: str | Path) -> None:
     """Put the trained weights of a run's checkpoint into the base model it was trained from, in place.
 
-    A checkpoint of ours holds what was trained: all weights, or the LoRA adapter alone, which is then added. One of
+    A checkpoint of ours holds what was trained: all weights, or only the LoRA adapter, which is then added. One of
     the original training script (`checkpoint-N`) holds the network under the original names, and its adapter.
 
     Args:

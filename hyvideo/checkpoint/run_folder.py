@@ -1,5 +1,6 @@
-"""The folder of a run: who may write there, and from which checkpoint it goes on."""
+"""The folder of a run: who may write there, and from which checkpoint it continues."""
 
+import shutil
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -35,6 +36,17 @@ class RunFolder:
         """Folder of validation videos."""
         return self.path / "samples"
 
+    def discard_after(self, step: int) -> None:
+        """Move the videos of a policy after `step` to `discarded/`: a run that goes on from `step` makes others."""
+        for videos in (self.samples, self.rollouts):
+            for folder in videos.glob("step_*"):
+                number = folder.name.removeprefix("step_")
+                if number.isdecimal() and int(number) > step:
+                    place = self.path / "discarded" / videos.name / folder.name
+                    shutil.rmtree(place, ignore_errors=True)
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    folder.rename(place)
+
 
 def open_run_folder(config: RunConfig, now: datetime | None = None) -> RunFolder:
     """Choose the run folder, which the run's first file makes, and find the checkpoint to resume from.
@@ -64,8 +76,8 @@ def open_run_folder(config: RunConfig, now: datetime | None = None) -> RunFolder
 def _checkpoint_to_resume(config: RunConfig, checkpoints: Path) -> Path | None:
     """Return the checkpoint that `latest` or a path means, after reading its facts; None starts afresh.
 
-    A run that `max_steps` ended within a round goes on from where that round began, so that a longer run is what it
-    would have been from the start.
+    A run that `max_steps` ended within a round continues from where that round began, so that it becomes what a longer
+    run would have been.
     """
     wanted = config.resume_from_checkpoint
     checkpoint = latest_checkpoint(checkpoints) if wanted == "latest" else wanted and Path(wanted)

@@ -1,7 +1,7 @@
-"""Read distributed checkpoints of strangers: their index is a pickle, which could run anything when it is loaded.
+"""Read distributed checkpoints you do not trust: their index is a pickle, which could run anything when loaded.
 
 PyTorch's own reader loads the index `.metadata` without a limit, and values that are not tensors likewise. This one
-lets the index make only what an index is made of, hides all that is no tensor, and stays in the checkpoint's folder.
+lets the index build only what an index consists of, hides all non-tensors, and stays in the checkpoint's folder.
 """
 
 import pickle
@@ -38,7 +38,7 @@ ALLOWED = {
         "_MEM_FORMAT_ENCODING",
     },
 }
-"""Module -> names that an index may refer to, beside `torch`'s dtypes; none runs what the index brings along."""
+"""Module -> names that an index may refer to, besides `torch`'s dtypes; none runs code from the index."""
 
 
 class TensorReader(FileSystemReader):
@@ -51,7 +51,7 @@ class TensorReader(FileSystemReader):
         """Read the index.
 
         Raises:
-            ValueError: it refers to what is no part of an index, leads out of the folder, or is damaged.
+            ValueError: it refers to what is not part of an index, leads out of the folder, or is damaged.
         """
         path = Path(self.path) / ".metadata"
         with path.open("rb") as file:
@@ -79,7 +79,7 @@ _DAMAGES = (
     *(pickle.UnpicklingError, EOFError),
     *(ArithmeticError, AttributeError, ImportError, LookupError, MemoryError, RuntimeError, TypeError, ValueError),
 )
-"""What a damaged pickle of allowed objects fails with."""
+"""Errors that a damaged pickle of allowed objects raises."""
 
 
 class _IndexUnpickler(pickle.Unpickler):
@@ -93,7 +93,7 @@ class _IndexUnpickler(pickle.Unpickler):
         """Return the index.
 
         Raises:
-            ValueError: it is none, or not allowed.
+            ValueError: it is not an index, or not allowed.
         """
         try:
             index = self.load()
@@ -112,7 +112,7 @@ class _IndexUnpickler(pickle.Unpickler):
         if name not in ALLOWED.get(module, ()):
             raise _ForbiddenNameError(
                 f"'{self._where}' refers to {module}.{name}, which no checkpoint needs: loading it could run a "
-                "stranger's code. Do not use this checkpoint; get it again from who made it."
+                "stranger's code. Do not use this checkpoint; get it again from whoever made it."
             )
         return super().find_class(module, name)
 
@@ -126,7 +126,7 @@ def _is_index(value: object) -> bool:
 
 
 def _is_entry(value: object) -> bool:
-    """Whether `value` describes a tensor, or what is none."""
+    """Whether `value` describes a tensor or a non-tensor."""
     match value:
         case TensorStorageMetadata(
             properties=TensorProperties(dtype=torch.dtype()), size=torch.Size(), chunks=list(chunks)

@@ -1,8 +1,8 @@
 """Save and restore everything that decides a run's future, by all ranks together.
 
 A checkpoint is the folder `step_N`: tensors in PyTorch's distributed format (any number of ranks reads it), numbers and
-names in `facts.json`, sizes and hashes of all files in `manifest.json`. It is written beside its place and renamed when
-complete, and `latest` is moved last: what `latest` names is whole. All ranks write and read the same folder.
+names in `facts.json`, sizes and hashes of all files in `manifest.json`. It is written under another name and renamed
+when complete, and `latest` is moved last: what `latest` names is whole. All ranks write and read the same folder.
 """
 
 import json
@@ -41,7 +41,7 @@ Tensors = dict[str, dict[str, Tensor]]
 
 
 class _LoraFacts(BaseModel):
-    """Arguments of `lora_config`; a larger rank than this is no low one, and would fill the memory."""
+    """Arguments of `lora_config`; a larger rank is not low, and would exhaust the memory."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
     rank: int = Field(ge=1, le=8192)
@@ -51,7 +51,7 @@ class _LoraFacts(BaseModel):
 
 
 class _Facts(BaseModel):
-    """Types of what `facts.json` may say: it can come from a stranger."""
+    """Types of what `facts.json` may say: it may come from a stranger."""
 
     model_config = ConfigDict(strict=True, extra="allow")
     step: NonNegativeInt
@@ -79,7 +79,7 @@ class PendingSave:
         partial: where it is written.
         written: done when all ranks' tensors are on disk; None when they are already.
         keep_last: checkpoints to keep, see `begin_save`.
-        keep_every: those to keep besides, see `begin_save`.
+        keep_every: further ones to keep, see `begin_save`.
     """
 
     target: Path
@@ -115,7 +115,7 @@ class PendingSave:
                 shutil.rmtree(old, ignore_errors=True)  # one that is being read goes with the next save
 
     def _superseded(self) -> list[Path]:
-        """Return the checkpoints that this one makes dispensable.
+        """Return the checkpoints that this one supersedes.
 
         Later ones, of a future that was given up, do not count: they must not push out the one the run went back to.
         """
@@ -142,7 +142,7 @@ def begin_save(
         tensors: groups of named tensors (policy, optimizer, ...), sharded or whole.
         facts: everything else, as JSON.
         keep_last: how many checkpoints to keep, this one included; None keeps all.
-        keep_every: keep those at multiples of so many steps besides; 0: none.
+        keep_every: also keep those at multiples of this many steps; 0: none.
         write_more: called on the main rank with the unfinished folder to add files for other programs.
         beside_training: return when the tensors are copied to host memory; a thread writes them.
 
@@ -229,7 +229,7 @@ def latest_checkpoint(folder: Path) -> Path | None:
     if not (_FOLDER.fullmatch(name) and (folder / name / FACTS).is_file()):
         found = [path.name for path in checkpoints_of(folder)]
         raise ValueError(
-            f"'{folder / LATEST}' names '{name}', which is no finished checkpoint; found {found or 'none'}. "
+            f"'{folder / LATEST}' names '{name}', which is not a finished checkpoint; found {found or 'none'}. "
             "Pass one of these with --resume_from_checkpoint PATH."
         )
     return folder / name
@@ -297,7 +297,7 @@ def require_dtypes(checkpoint: Path, tensors: Tensors) -> None:
 
 @contextmanager
 def _explained(target: Path, partial: Path) -> Iterator[None]:
-    """Turn what went wrong while saving into a message, and give the space of the unfinished folder back."""
+    """Turn what went wrong while saving into a message, and free the space of the unfinished folder."""
     try:
         yield
     except (CheckpointException, OSError, ValueError) as error:
@@ -320,7 +320,7 @@ def _cause(error: BaseException) -> str:
 
 @contextmanager
 def one_process() -> Iterator[None]:
-    """Silence the library's warning that there is one process only."""
+    """Silence the library's warning that there is only one process."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield

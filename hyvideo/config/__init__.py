@@ -1,1 +1,1 @@
-"""Configuration: every knob with its manual, strict loading from YAML and flags, checks before anything is built."""
+"""Configuration: every knob, documented; strict loading from YAML and flags; checks before anything is built."""

@@ -1,4 +1,4 @@
-"""Rules over the whole configuration, checked before any model is loaded: all that is wrong, in one message."""
+"""Cross-field rules, checked before any model is loaded: one message lists everything that is wrong."""
 
 import math
 import re
@@ -67,7 +67,7 @@ INTERVALS = {
     "sample_n_frames": "[1, inf)",
     "validate_video_length": "[1, inf)",
 }
-"""The interval each number must lie in; a round bracket leaves its end out."""
+"""The interval each number must lie in; a round bracket excludes its end."""
 
 
 def check_config(
@@ -83,7 +83,7 @@ def check_config(
         files: whether the prompts, and a checkpoint to resume, must be there.
 
     Raises:
-        ValueError: lists every violated rule with its numbers and a way to mend it.
+        ValueError: lists every violated rule with its numbers and how to fix it.
     """
     problems = [
         *_interval_problems(cfg),
@@ -111,7 +111,7 @@ def lies_in(value: float, interval: str) -> bool:
 
 
 def _interval_problems(cfg: Config) -> Iterator[str]:
-    """Numbers outside of their interval."""
+    """Numbers outside their interval."""
     for name, interval in INTERVALS.items():
         value = value_of(cfg, name)
         if value is not None and not lies_in(value, interval):
@@ -244,7 +244,7 @@ def _trust_region_problems(cfg: Config) -> Iterator[str]:
 
 
 def _reward_problems(cfg: Config) -> Iterator[str]:
-    """Reward weights that cannot rank videos, and a server address that is none."""
+    """Reward weights that cannot rank videos, and a malformed server address."""
     weights, url = cfg.reward.reward_weights, cfg.reward.remote_reward_url
     if not all(math.isfinite(weight) for weight in weights.values()):
         yield f"reward_weights must be finite numbers; received {weights}"
@@ -301,10 +301,10 @@ def _lora_problems(cfg: Config) -> Iterator[str]:
 
 
 def _run_problems(cfg: Config) -> Iterator[str]:
-    """Names that are empty, no folder name or no setting."""
+    """Names that are empty, not a folder name, or not a setting."""
     for setting in cfg.run.resume_may_change:
         if setting not in KNOBS:
-            yield f"resume_may_change: {setting!r} is no setting; the nearest is {nearest(setting, KNOBS)!r}"
+            yield f"resume_may_change: {setting!r} is not a setting; the nearest is {nearest(setting, KNOBS)!r}"
     name = cfg.run.run_name
     if name is not None and not re.fullmatch(r"[^/\\\0]+", name):
         yield f"run_name must be one folder name without slashes; received {name!r}"

@@ -1,4 +1,4 @@
-"""The command line drawn from the schema: one flag per knob, and the manual that `--help` prints."""
+"""The command line, made from the schema: one flag per knob, and the manual that `--help` prints."""
 
 import argparse
 import json
@@ -8,10 +8,10 @@ from hyvideo.config.knobs import GROUPS, KNOBS, Knob
 from hyvideo.config.reference_flags import add_flags_without_effect, names_of
 
 METAVARS = {bool: "BOOL", int: "INT", float: "NUMBER", str: "TEXT", list: "TEXT", dict: "JSON"}
-"""Type of a knob -> what stands for its value in manuals."""
+"""Type of a knob -> the placeholder of its value in `--help`."""
 
 _ABOUT = (
-    "Every flag is also a key of the YAML files, alone or under its group. Values come from the schema's defaults, "
+    "Every flag is also a key of the YAML files, by itself or under its group. Values come from the schema's defaults, "
     "then the files of --config from left to right, then the flags. Booleans take true/false, yes/no or 1/0, and a "
     "bare flag means true. A value that begins with '-' is written --flag=value; 'none' clears what may be none."
 )
@@ -21,7 +21,7 @@ class TeachingParser(argparse.ArgumentParser):
     """A parser whose errors are ValueErrors instead of an exit."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse found wrong, with the way on."""
+        """Raise what argparse found wrong, with advice."""
         raise ValueError(f"{message} (a value that begins with '-' is written --flag=value; --help lists all flags)")
 
 

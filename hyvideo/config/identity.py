@@ -43,7 +43,7 @@ _SILENT_FIELDS = {
     "reference_mode_offload",
     "enable_gradient_checkpointing",
 }
-"""Where the run writes and runs, how long, how memory is spent, and how much failure it bears."""
+"""Where the run writes and runs, how long, how memory is used, and how much failure it tolerates."""
 
 
 def settings_of(cfg: Config) -> dict[str, object]:
@@ -59,7 +59,7 @@ def deciding_fields(cfg: Config, dp_size: int = 1) -> dict[str, object]:
 
     Args:
         cfg: the configuration.
-        dp_size: data-parallel ranks; `batch_size` is given for all of them together, so that a run may go on over
+        dp_size: data-parallel ranks; `batch_size` is given for all of them together, so that a run may continue on
             another number of ranks as long as its rollouts have as many videos.
     """
     values = settings_of(cfg)

@@ -16,7 +16,7 @@ _UNREADABLE = (
     *(OSError, yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError),
     *(AssertionError, AttributeError, LookupError, TypeError),
 )
-"""What a file may fail with; the last ones are of the libraries, for tags such as !!bool before something else."""
+"""What reading a file may raise; the libraries raise the last ones for tags such as !!bool before something else."""
 
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 

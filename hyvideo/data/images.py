@@ -7,17 +7,17 @@ from PIL import Image, UnidentifiedImageError
 from hyvideo.data.prompts import Prompt
 
 MAX_PIXELS = 2**26
-"""Most pixels of an image (8192 x 8192): a file of a few kB may say that it has billions."""
+"""Largest number of pixels of an image (8192 x 8192): a file of a few kB may claim billions."""
 
 FORMATS = ("PNG", "JPEG", "WEBP")
-"""Formats that are read; the library knows dozens, among them rarely used ones with a history of faults."""
+"""Formats that are read; the library knows dozens, among them rarely used ones with a history of bugs."""
 
 
 def read_image(path: str) -> Image.Image:
     """Read an image file as RGB.
 
     Raises:
-        ValueError: the file is missing, no image, damaged, or larger than MAX_PIXELS.
+        ValueError: the file is missing, not an image, damaged, or larger than MAX_PIXELS.
     """
     try:
         with Image.open(path, formats=FORMATS) as image:
@@ -39,7 +39,7 @@ def check_task(prompts: Sequence[Prompt], task: str) -> None:
     """Raise a ValueError unless `prompts` have images where a model of `task` needs them, and only there.
 
     Args:
-        prompts: rows of prompt CSVs, or one made of a command line.
+        prompts: rows of prompt CSVs, or one made from a command line.
         task: `t2v` (no prompt has an image) or `i2v` (every one has).
     """
     wrong = [prompt for prompt in prompts if (prompt.ref_image_path is None) == (task == "i2v")]

@@ -38,10 +38,9 @@ def read_prompts(paths: Sequence[str | Path], image_root: str | Path | None = No
         image_root: folder in which all images must lie, links followed; None: anywhere.
 
     Raises:
-        ValueError: no files, a file that is missing, not UTF-8, no proper CSV or without prompts, no `prompt` column, a
-            row with a blank prompt or surplus values, a bad number, an index given twice, an image that does not exist
-            or lies outside of `image_root`.
-            The message names file and line.
+        ValueError: no files, a file that is missing, not UTF-8, not proper CSV or without prompts, no `prompt` column,
+            a row with a blank prompt or surplus values, a bad number, an index given twice, an image that does not
+            exist or lies outside `image_root`. The message names file and line.
     """
     if not paths:
         raise ValueError("no prompt CSV given: name at least one file with a `prompt` column")

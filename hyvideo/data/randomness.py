@@ -1,7 +1,7 @@
 """Randomness as a function of what it is for: a generator's seed is a hash of names and numbers.
 
-So noise does not depend on world size, batching, order of computation or what was drawn before, and a checkpoint saves
-none of it. The pipelines (noise of a sample) and the training loop (permutations) draw from here.
+So noise does not depend on world size, batching, order of computation or what was drawn before, and a checkpoint
+need not save any of it. The pipelines (noise of a sample) and the training loop (permutations) draw from here.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ def generator_for(
     Args:
         seed: the run's seed.
         stream: what the noise is for, such as `rollout/initial`; streams never share noise.
-        round: number of the rollout; 0 outside of training.
+        round: number of the rollout; 0 outside training.
         prompt: index of the prompt.
         generation: number of the video among those of its prompt in this round.
         step: denoising step that adds the noise.

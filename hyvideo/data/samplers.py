@@ -25,7 +25,7 @@ class Assignment:
 class GroupSampler:
     """Deals prompt groups to data-parallel ranks, round after round.
 
-    The videos of a round are numbered through all ranks, `batch_size` per rank. Each run of `num_generations` numbers
+    The videos of a round are numbered across all ranks, `batch_size` per rank. Each run of `num_generations` numbers
     is one group, so a group may span ranks (`batch_size` < `num_generations`) or several may lie in one; joined in
     rank order, the ranks' lists are groups in contiguous blocks. The prompts of an epoch come in a permutation seeded
     by (seed, epoch); where an epoch ends within a round, the next one begins in the same round.
@@ -41,7 +41,7 @@ class GroupSampler:
             round 3   2.0 2.1    2.2 2.3    1.0 1.1    1.2 1.3
 
         Round 2 has prompt 0 twice, as the end of one epoch and the start of the next. Its second group counts
-        generations on, so that no two videos of a round are alike; the same holds with fewer prompts than groups.
+        on from the first, so that no two videos of a round are alike; the same holds with fewer prompts than groups.
 
     Args:
         num_prompts: length of the list of prompts.
@@ -104,7 +104,7 @@ class GroupSampler:
         return [video for start in starts for video in videos[start : start + self.batch_size]]
 
     def _prompts(self, first: int, count: int) -> list[int]:
-        """Entries [first, first + count) of the endless row of permutations, one per epoch."""
+        """Entries [first, first + count) of the endless sequence of permutations, one per epoch."""
         epochs = range(first // self.num_prompts, (first + count - 1) // self.num_prompts + 1)
         row = [prompt for epoch in epochs for prompt in self._permutation(epoch)]
         start = first - epochs.start * self.num_prompts
@@ -116,7 +116,7 @@ class GroupSampler:
         return torch.randperm(self.num_prompts, generator=generator).tolist()
 
     def state_dict(self) -> dict[str, int]:
-        """The position: rounds and groups dealt. The same on all ranks, and good for another number of ranks."""
+        """The position: rounds and groups dealt. The same on all ranks, and valid for another number of ranks."""
         return {"round": self.round, "groups_dealt": self._groups_dealt}
 
     def load_state_dict(self, state: dict[str, int]) -> None:

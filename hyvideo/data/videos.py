@@ -13,7 +13,7 @@ from hyvideo.data.files import replacing
 _CONSTANT_RATE_FACTOR = 16
 
 MAX_VIDEO_BYTES = 4 * 2**30
-"""Most bytes that one video may have when decoded: a file of some kB may hold hours of one colour."""
+"""Largest size of one decoded video in bytes: a file of a few kB may hold hours of one colour."""
 
 
 class VideoTooLargeError(ValueError):
@@ -29,7 +29,7 @@ def write_video(path: Path, frames: torch.Tensor, fps: float) -> None:
         fps: frames per second.
 
     Raises:
-        ValueError: frames of another type or shape, an odd size, another file ending.
+        ValueError: frames of another type or shape, an odd size, another file extension.
         OSError: the encoder could not finish, for example on a full disk.
     """
     path = Path(path)
@@ -68,7 +68,7 @@ def read_video(path: Path) -> torch.Tensor:
 
 
 def check_video_size(path: Path, num_frames: int, height: int, width: int) -> None:
-    """Raise a VideoTooLargeError if so many frames are more than MAX_VIDEO_BYTES."""
+    """Raise a VideoTooLargeError if that many frames exceed MAX_VIDEO_BYTES."""
     if num_frames * height * width * 3 > MAX_VIDEO_BYTES:
         raise VideoTooLargeError(
             f"{path} ({path.stat().st_size} bytes) has {num_frames} or more frames of {height}x{width}, over "

@@ -1,1 +1,1 @@
-"""Ranks: which process does what, and what processes tell each other; knows meshes, never the model."""
+"""Ranks: which process does what, and how processes communicate; knows meshes, never the model."""

@@ -1,6 +1,6 @@
-"""What all ranks tell each other outside of the model: agreement on values, on errors and on what only one decides.
+"""Communication between ranks outside the model: agreement on values, on errors and on what one rank decides.
 
-Without a process group every function is that of one rank alone, and costs nothing.
+Without a process group every function acts for a single rank and costs nothing.
 """
 
 import hashlib
@@ -28,20 +28,20 @@ def gather(value: T) -> list[T]:
 
 @contextmanager
 def all_or_none(*kinds: type[Exception]) -> Iterator[None]:
-    """Run a block on all ranks; an error of these kinds in any of them becomes an error of all.
+    """Run a block on all ranks; an error of these kinds on one of them is raised on all.
 
     Args:
-        kinds: errors to share, by default `ValueError` and `OSError`; what one rank found, others raise as the first.
+        kinds: errors to share, by default `ValueError` and `OSError`; ranks without one raise the first kind.
 
     Raises:
-        Exception: of the first kind: the block failed somewhere; the message names the rank unless all say the same.
+        Exception: of the first kind: the block failed on some rank, which the message names unless all failed alike.
     """
     kinds = kinds or (ValueError, OSError)
     error: Exception | None = None
     try:
         yield
     except torch.OutOfMemoryError:
-        raise  # on this rank alone: what helps depends on where it happened, and the launcher ends the others
+        raise  # only on this rank: what helps depends on where it happened, and the launcher ends the others
     except kinds as caught:
         error = caught
     said = gather(error and str(error))
@@ -76,7 +76,7 @@ def from_main(make: Callable[[], T]) -> T:
 
 
 def average_gradients(parameters: Iterable[Tensor]) -> None:
-    """Average the gradients of weights that every rank holds whole over all ranks; of sharded ones they are already."""
+    """Average the gradients of unsharded weights over all ranks; those of sharded weights are averaged already."""
     gradients = [p.grad for p in parameters if p.grad is not None and not isinstance(p, DTensor)]
     if not dist.is_initialized() or not gradients:
         return
@@ -110,7 +110,7 @@ def require_same(facts: Mapping[str, object]) -> None:
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a sharded tensor (a view: writing to it changes the tensor); others are whole."""
+    """Return this rank's part of a sharded tensor (a view: writing changes the tensor), or a whole tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -129,12 +129,12 @@ def as_shard_of(sharded: Tensor, local: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return a sharded tensor joined, on every rank (a collective); others as they are."""
+    """Return a sharded tensor whole, on every rank (a collective); other tensors as they are."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def own_part(sharded: Tensor, full: Tensor) -> Tensor:
-    """Return of `full`, which all ranks have, this rank's part as `sharded` is sharded (in dim 0); nothing is sent."""
+    """Return this rank's part of `full`, which all ranks have, split in dim 0 as `sharded` is; nothing is sent."""
     if not isinstance(sharded, DTensor):
         return full
     axis = sharded.placements.index(Shard(0))

@@ -13,15 +13,15 @@ LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER
 
 @contextmanager
 def process_group(timeout_seconds: int) -> Iterator[None]:
-    """Be one of `WORLD_SIZE` ranks inside the block (as torchrun tells each its place); one process needs no group.
+    """Be one of `WORLD_SIZE` ranks inside the block, as torchrun's variables say; one process needs no group.
 
-    GPUs talk by NCCL, one per `LOCAL_RANK`; the CPU by gloo, beside it for small values and checkpoints.
+    GPUs, one per `LOCAL_RANK`, communicate over NCCL, and over gloo for small values and checkpoints; CPUs over gloo.
 
     Args:
         timeout_seconds: how long to wait for missing ranks, and later in any collective.
 
     Raises:
-        ValueError: a variable is missing or no number, there is no GPU for this rank, or the ranks did not meet.
+        ValueError: a variable is missing or not a number, there is no GPU for this rank, or the ranks did not meet.
     """
     if os.environ.get("WORLD_SIZE", "1") == "1":
         yield

@@ -1,6 +1,6 @@
-"""Sequence parallel as Ulysses does it: tokens are split between ranks, and heads while a block attends.
+"""Sequence parallelism (Ulysses): tokens are split between ranks, and heads while a block attends.
 
-Outside of attention a rank has `S / P` of the video's S tokens (padded to a multiple of P at the end) and all N heads;
+Outside attention a rank has `S / P` of the video's S tokens (padded to a multiple of P at the end) and all N heads;
 inside it has all tokens and `N / P` heads. Tokens of the condition are few: every rank has all of them, and in
 attention its own heads.
 
@@ -33,7 +33,7 @@ def gather_tokens(tokens: Tensor, num_tokens: int, group: ProcessGroup) -> Tenso
 
 
 class _GatherTokens(torch.autograd.Function):
-    """All-gather of dim 1 whose backward takes the own part, without communication."""
+    """All-gather of dim 1 whose backward pass keeps this rank's part, without communication."""
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, tokens: Tensor, group: ProcessGroup) -> Tensor:
@@ -53,7 +53,7 @@ def tokens_to_heads(tensors: Tensor, num_tokens: int, group: ProcessGroup) -> Te
 
     Args:
         tensors: `[T, B, S / P, N, D]`: T tensors (query, key, value) sent together.
-        num_tokens: S; what lies behind is padding and is cut.
+        num_tokens: S; what follows is padding and is cut off.
         group: P ranks; P divides N.
 
     Returns:

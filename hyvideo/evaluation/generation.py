@@ -21,7 +21,7 @@ class Job:
     Attributes:
         path: the mp4 to write; a JSON file of the same name says how it was made.
         prompt: text, number and image.
-        seed: of its noise, where the prompt has none of its own.
+        seed: of its noise, unless the prompt has its own.
     """
 
     path: Path
@@ -65,7 +65,7 @@ def jobs_of_prompt(path: Path, prompt: Prompt, seeds: Sequence[int]) -> list[Job
     """Return the jobs of one prompt: `path` itself, or with several seeds one file each, `<name>_seed<N>.mp4`.
 
     Raises:
-        ValueError: `path` is no mp4.
+        ValueError: `path` is not an mp4.
     """
     if path.suffix != ".mp4":
         raise ValueError(f"--output_path: expected a file ending in .mp4 for one prompt; received '{path}'.")
@@ -73,7 +73,7 @@ def jobs_of_prompt(path: Path, prompt: Prompt, seeds: Sequence[int]) -> list[Job
 
 
 def jobs_of_csv(folder: Path, prompts: Sequence[Prompt], seeds: Sequence[int]) -> list[Job]:
-    """Return the jobs of a CSV's rows: `<folder>/0000.mp4`, ...; a row with a seed of its own is made once."""
+    """Return the jobs of a CSV's rows: `<folder>/0000.mp4`, ...; a row with its own seed is made once."""
     return [
         Job(_with_seed(folder / f"{row:04d}.mp4", seed, chosen), prompt, seed)
         for row, prompt in enumerate(prompts)

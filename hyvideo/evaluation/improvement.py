@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from pydantic import TypeAdapter
+from pydantic_core import to_json
 
 from hyvideo.evaluation.paired import PairedGain, paired_gain
 from hyvideo.observability.run_record import RunRecord
@@ -13,31 +15,63 @@ from hyvideo.observability.scored_videos import ScoredVideo
 from hyvideo.observability.verdict import Comparison, Gain
 
 HELD_OUT = "gains.json"
-"""Paired gains that a program measured itself, on more videos than validation has (`make demo` writes them)."""
+
+
+@dataclass(frozen=True)
+class HeldOutGains:
+    """Paired gains over the base that a program measured itself, on more videos than validation has.
+
+    Attributes:
+        updates: of the run when it was measured; after more or fewer of them they say nothing.
+        gains: `reward` and the metrics by name.
+    """
+
+    updates: int
+    gains: dict[str, PairedGain]
+
+
+def write_held_out(folder: Path, measured: HeldOutGains) -> None:
+    """Write gains to a run folder, where its report finds them."""
+    (folder / HELD_OUT).write_bytes(to_json(measured, indent=1, inf_nan_mode="constants") + b"\n")
+
+
+def read_held_out(folder: Path) -> HeldOutGains:
+    """Read what `write_held_out` wrote.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    path = folder / HELD_OUT
+    try:
+        return TypeAdapter(HeldOutGains).validate_json(path.read_bytes(), strict=True)
+    except ValueError as error:
+        raise ValueError(f"{path}: expected paired gains by name, as `make demo` writes them ({error}).") from error
 
 
 def improvement(run: RunRecord) -> Comparison | None:
     """Compare a run with its beginning.
 
-    Held-out gains in the run folder are preferred; else the first and the last validation are compared. None when there
-    are not two of them with at least two pairs.
+    Held-out gains of its last update are preferred; else its last validation is compared with the earliest of the same
+    prompts, seeds and settings. None when there is none with at least two pairs.
 
     Raises:
         ValueError: the held-out gains cannot be read.
     """
-    if (run.folder / HELD_OUT).is_file():
-        gains = _read_gains(run.folder / HELD_OUT)
-        return Comparison("the base model", "the trained model, on held-out prompts", gains)
-    steps = list(run.samples)
-    if len(steps) < 2:
-        return None
-    first, last = steps[0], steps[-1]
-    before = f"after update {first}" if first else "before training"
-    return _compare(run.samples[first], run.samples[last], before, f"after update {last}")
+    if (run.folder / HELD_OUT).is_file() and (held_out := read_held_out(run.folder)).updates == run.num_updates:
+        gains = sorted(held_out.gains.items(), key=lambda item: item[0] != "reward")
+        return Comparison(
+            "the base model", "the trained model, on held-out prompts", [_named(name, gain) for name, gain in gains]
+        )
+    *earlier, last = run.samples or [None]
+    for first in earlier:
+        before = f"after update {first}" if first else "before training"
+        if found := _compare(run.samples[first], run.samples[last], before, f"after update {last}"):
+            return found
+    return None
 
 
 def against(reference: RunRecord, run: RunRecord) -> Comparison | None:
-    """Compare the last validation of a run with that of a reference run; None where prompts and videos do not pair."""
+    """Compare the last validations of two runs; None where they differ in prompts, seeds, sampling or reward."""
     if not (reference.samples and run.samples):
         return None
     first, second = (list(record.samples.values())[-1] for record in (reference, run))
@@ -47,9 +81,10 @@ def against(reference: RunRecord, run: RunRecord) -> Comparison | None:
 def _compare(
     before: Sequence[ScoredVideo], after: Sequence[ScoredVideo], before_name: str, after_name: str
 ) -> Comparison | None:
-    """Pair videos by number and prompt: a validation's seeds depend on nothing else."""
-    earlier = {(video.path.name, video.prompt): video.scores for video in before}
-    pairs = [(earlier[key], video.scores) for video in after if (key := (video.path.name, video.prompt)) in earlier]
+    """Pair videos by number, prompt, and how they were sampled and scored: their noise depends on nothing else."""
+    earlier = {(video.path.name, video.prompt, video.how): video.scores for video in before}
+    keys = [(video.path.name, video.prompt, video.how) for video in after]
+    pairs = [(earlier[key], video.scores) for key, video in zip(keys, after, strict=True) if key in earlier]
     names = dict.fromkeys(name for scores in pairs for name in scores[0] if name in scores[1])
     gains = [gain for name in sorted(names, key=lambda name: name != "reward") if (gain := _gain(name, pairs))]
     return Comparison(before_name, after_name, gains) if gains and gains[0].name == "reward" else None
@@ -66,13 +101,3 @@ def _gain(name: str, pairs: Sequence[tuple]) -> Gain | None:
 def _named(name: str, gain: PairedGain) -> Gain:
     """Name a paired gain."""
     return Gain(name, gain.before, gain.after, gain.mean, gain.low, gain.high, gain.num_pairs, gain.num_left_out)
-
-
-def _read_gains(path: Path) -> list[Gain]:
-    """Read what `make demo` measured."""
-    try:
-        listed = TypeAdapter(dict[str, PairedGain]).validate_json(path.read_bytes(), strict=True)
-    except ValueError as error:
-        raise ValueError(f"{path}: expected paired gains by name, as `make demo` writes them ({error}).") from error
-    gains = [_named(name, gain) for name, gain in listed.items()]
-    return sorted(gains, key=lambda gain: gain.name != "reward")

@@ -12,13 +12,13 @@ def report_runs(folders: Sequence[Path], path: Path, names: Sequence[str | None]
     """Write the report of one run folder, or the comparison of several.
 
     Args:
-        folders: of runs that are finished, going on, or were killed.
+        folders: of runs that are finished, in progress, or were killed.
         path: the HTML file.
         names: what to call the runs; None, or no names, takes the configured ones.
         embed: put the videos into the file instead of linking them.
 
     Raises:
-        ValueError: a folder is no run folder, or two runs have one name.
+        ValueError: a folder is not a run folder, or two runs have the same name.
         OSError: the page cannot be written.
     """
     runs = [read_run(folder, name) for folder, name in zip(folders, names or [None] * len(folders), strict=True)]

@@ -1,4 +1,4 @@
-"""Samples of a list of prompts: validation, comparison and `generate.py` make theirs here."""
+"""Sampling a list of prompts, for validation, comparison and `generate.py`."""
 
 from collections.abc import Callable, Sequence
 
@@ -25,8 +25,8 @@ def sample_prompts(
 ) -> Tensor:
     """Sample one video per prompt, with the ODE unless told otherwise.
 
-    A prompt with a seed of its own starts from the noise of that seed alone; the others from that of `seed` and their
-    index. The videos do not depend on `batch_size` but for rounding.
+    A prompt with its own seed starts from the noise of that seed only; the others from that of `seed` and their index.
+    The videos depend on `batch_size` only by rounding.
 
     Args:
         pipeline: its scheduler's steps set.

@@ -18,7 +18,7 @@ from hyvideo.models.reward_models.registry import RewardModel
 
 @dataclass(frozen=True)
 class NamedReward:
-    """A reward with what it was built from, which decides whether a score from earlier still counts.
+    """A reward and what it was built from, which decides whether an earlier score still counts.
 
     Attributes:
         name: as registered.
@@ -43,13 +43,13 @@ class ScoreFile:
     """A JSON Lines file with one row per video and reward.
 
     A row counts for a file of the same content, the same prompt, and the same reward and options. Rows are written
-    block by block, so a run that is stopped goes on where it was.
+    block by block, so a stopped run continues where it was.
 
     Args:
-        path: the file; made when the first score is there.
+        path: the file; created with the first score.
 
     Raises:
-        ValueError: a line of the file is no row.
+        ValueError: a line of the file is not a row.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,7 +60,7 @@ class ScoreFile:
         """Score N mp4 files for their N prompts: each metric `[N]`, NaN where it failed.
 
         Raises:
-            ValueError: a file is missing or is no video.
+            ValueError: a file is missing or not a video.
         """
         keys = [_key(reward, video, prompt) for video, prompt in zip(videos, prompts, strict=True)]
         missing = [number for number, key in enumerate(keys) if key not in self._scores]
@@ -95,7 +95,7 @@ def _rows(path: Path) -> list[_Row]:
             rows.append(_Row.model_validate_json(line))
         except ValueError as error:
             raise ValueError(
-                f"{path}, line {number}: no row of scores; delete it and they are made again ({error})."
+                f"{path}, line {number}: not a row of scores; delete it and they are made again ({error})."
             ) from error
     return rows
 

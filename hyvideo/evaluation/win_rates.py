@@ -87,7 +87,7 @@ _File = TypeVar("_File", _Votes, _Key)
 
 
 def read_votes(paths: Sequence[Path]) -> list[Vote]:
-    """Read and merge vote files, of raters or merged before; a rater's later judgement replaces the earlier.
+    """Read and merge vote files, merged ones too; a rater's later judgement replaces the earlier one.
 
     Raises:
         ValueError: a file is not one of votes, or the files belong to different studies.
@@ -156,7 +156,7 @@ def _models_of(vote: Vote, key: _Key, key_path: Path) -> tuple[str, str]:
     if vote.criterion not in CRITERIA:
         raise ValueError(f"A vote judges '{vote.criterion}'; expected one of {', '.join(CRITERIA)}.")
     if nameless := [video for video in videos if video not in key.models]:
-        raise ValueError(f"{key_path} does not say of which model {', '.join(nameless)} is.")
+        raise ValueError(f"{key_path} does not say which model {', '.join(nameless)} is from.")
     return key.models[videos[0]], key.models[videos[1]]
 
 

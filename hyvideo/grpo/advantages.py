@@ -13,7 +13,7 @@ def group_advantages(rewards: Tensor, num_generations: int, clip_max: float = 5.
     """``(R - mean) / max(std, 1e-6)`` within each group, clamped to ``+-clip_max``.
 
     The std is the population one (ddof 0). A failed score is NaN: it is left out of its group's mean and std and gets
-    advantage 0, so it neither teaches nor disturbs.
+    advantage 0, so it has no influence.
 
     Args:
         rewards: [B] composite rewards; the videos of one prompt lie next to each other.

@@ -1,4 +1,4 @@
-"""How far the videos of one prompt are from each other: a policy that has learnt to please makes them alike."""
+"""How far the videos of one prompt are from each other: a policy that games its reward makes them alike."""
 
 import torch
 from torch import Tensor

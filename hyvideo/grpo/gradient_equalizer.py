@@ -1,4 +1,4 @@
-"""Temporal gradient equalizer (paper Eq. 8-9, A.5): every trained step pulls with the same force."""
+"""Temporal gradient equalizer (paper Eq. 8-9, A.5): every trained step contributes gradients of the same scale."""
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ def equalizer_scales(norms: Tensor) -> Tensor:
 
 
 def velocity_gradients(policy_loss: Tensor, mean: Tensor, sensitivity: Tensor) -> Tensor:
-    """How hard each pair of sample and step pulls on the predicted velocity: ``sqrt(D) |d loss / d v|``, [N].
+    """Gradient of each (sample, step) pair by the predicted velocity, ``sqrt(D) |d loss / d v|``, [N].
 
     With D values per sample this is ``scale |A| ratio N_t RMS(noise)``, and 0 where the clip or the advantage silences
     a pair. It costs no pass through the model: the gradient is taken up to the transition's mean.

@@ -8,7 +8,7 @@ Schedule = Literal["two_stage", "fixed", "milder"]
 
 MILDER_CEILING = 0.1
 """Ceiling of ``milder`` as a share of max_coef. The paper gives no number; at its defaults (1e-7 to 1e-5) this is the
-geometric middle."""
+geometric mean."""
 
 
 class KLController:

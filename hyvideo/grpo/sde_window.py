@@ -1,6 +1,6 @@
 """Which denoising steps of a rollout draw noise: all, or a window of them with the ODE around it.
 
-Noise outside of the trained steps only blurs what a score says about them, and steps without noise need no replay.
+Noise outside the trained steps only blurs what a score says about them, and steps without noise need no replay.
 Sources: MixGRPO (arXiv 2507.21802) for the window that slides from the first steps to the last, Flash-GRPO (arXiv
 2605.15980) for one step per prompt group (iso-temporal groups): videos that are compared are noised at the same step.
 """
@@ -26,8 +26,8 @@ def noisy_steps(
 ) -> Tensor:
     """Choose for every sample of a round the steps that draw noise and can be trained.
 
-    A window has ``size`` steps of those that are stochastic at all. It is a function of the round, so there is nothing
-    of it to save::
+    A window has ``size`` steps of those that are stochastic at all. It is a function of the round, so nothing of
+    it need be saved::
 
         sliding, size 2, interval 3, 5 steps     round 0-2  x x . . .     round 6-8  . . x x .
                                                  round 3-5  . x x . .     round 9-   . . . x x

@@ -38,8 +38,8 @@ def select_timesteps(
         permute: True: each sample draws its own permutation and keeps the first T, so that an update or micro-batch
             mixes noise levels. False: all samples use the T noisiest steps in the order of denoising.
         generator: CPU generator; equal seeds give equal choices. Ranks that share a video must share it.
-        spread: Keep T evenly spaced steps, the same of every sample, instead (``timestep_stride``); ``permute`` then
-            decides their order alone.
+        spread: Keep T evenly spaced steps, the same for every sample, instead (``timestep_stride``); ``permute`` then
+            decides only their order.
 
     Returns:
         [N, T] long on the CPU; each row has distinct steps.
@@ -74,7 +74,7 @@ def select_timesteps(
 
 def num_kept(fraction: float, num_trained: int) -> int:
     """Return how many of the trained steps ``timestep_fraction`` keeps: rounded up, at least one."""
-    return max(1, math.ceil(fraction * num_trained - 1e-9))  # the small term undoes excess: 0.07 * 100 is above 7
+    return max(1, math.ceil(fraction * num_trained - 1e-9))  # less rounding error: 0.07 * 100 is above 7
 
 
 def split_updates(steps: Tensor, num_updates: int, *, num_generations: int) -> list[Pairs]:

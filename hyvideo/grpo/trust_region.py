@@ -3,7 +3,7 @@
 from torch import Tensor
 
 VARIANCE_FLOOR = 1e-6
-"""Added to the transition variance, so that a nearly deterministic step does not blow the position term up."""
+"""Added to the transition variance, so that a nearly deterministic step does not blow up the position term."""
 
 
 def position_kl(mean: Tensor, anchor_mean: Tensor, std: Tensor) -> Tensor:
@@ -28,7 +28,7 @@ def position_kl(mean: Tensor, anchor_mean: Tensor, std: Tensor) -> Tensor:
 def velocity_kl(old_log_probs: Tensor, log_probs: Tensor) -> Tensor:
     """Velocity (step-wise) term: the rollout-phase estimate ``mean(logp_old - logp)`` of KL(rollout policy || policy).
 
-    It is 0 while the policy still is the rollout's, and so all through a round with one update.
+    It is 0 while the policy equals the rollout's, hence throughout a round with one update.
 
     Args:
         old_log_probs: [N] recorded in the rollout.

@@ -6,9 +6,9 @@ cut there once. Three cuts, all exact:
 
 1. before the transformer: each condition to its longest valid length (all-zero vision tokens to none);
 2. before every block: the joined condition to the longest valid length of the batch;
-3. in attention: rows to their own length. Rows that follow each other and have one length attend together, so no call
-   has a mask, which flash attention cannot take: guidance joins two prompts of unlike length. Only short videos, whose
-   calls cost more than their work, attend in one call with a (B, 1, 1, S) key mask.
+3. in attention: rows to their own length. Consecutive rows of one length attend together, so no call has a mask,
+   which flash attention cannot take: guidance joins two prompts of unlike length. Only short videos, for which a call
+   costs more than its work, attend in one call with a (B, 1, 1, S) key mask.
 
 With a sequence-parallel group a rank keeps its part of the video tokens from the patch embedding to the last projection
 (`hyvideo.distributed.ulysses`); the transformer is called with the same whole arguments, and returns the same whole
@@ -39,20 +39,20 @@ from hyvideo.distributed.ulysses import (
 )
 
 ROWS_FROM = 1000
-"""Video tokens from which rows of unlike length attend each for itself: below, one call with a key mask is faster."""
+"""From this many video tokens on, rows of unlike length attend separately: below, a call with a key mask is faster."""
 
 Keywords = dict[str, Any]
 _FORWARD_NAMES = tuple(inspect.signature(HunyuanVideo15Transformer3DModel.forward).parameters)[1:]
 
 
 class Run(NamedTuple):
-    """Consecutive rows of a batch that have one number of valid condition tokens.
+    """Consecutive rows of a batch with the same number of valid condition tokens.
 
     Attributes:
         start: first row.
         stop: row after the last.
-        valid: `[T']`, any tensor with as many elements as tokens are valid: sizes `torch.compile` keeps open, while it
-            would compile anew for every other number.
+        valid: `[T']`, any tensor with one element per valid token: `torch.compile` keeps sizes open, but would
+            compile anew for every other number.
     """
 
     start: int
@@ -152,7 +152,7 @@ def _key_mask(runs: Sequence[Run], num_video: int, num_text: int) -> Tensor:
 
 
 def runs_of(lengths: Sequence[int], device: torch.device | None = None) -> tuple[Run, ...]:
-    """Group consecutive rows of one length: `(3, 3, 5)` are rows 0 and 1 with 3 tokens and row 2 with 5."""
+    """Group consecutive rows of equal length: `(3, 3, 5)` are rows 0 and 1 with 3 tokens and row 2 with 5."""
     runs, start = [], 0
     for length, rows in groupby(lengths):
         stop = start + len(list(rows))
@@ -227,7 +227,7 @@ class _TokenSplit:
 
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
-        self._num_tokens = 0  # of the forward pass that is under way
+        self._num_tokens = 0  # of the current forward pass
 
     def after_embedder(self, module: nn.Module, args: tuple, tokens: Tensor) -> Tensor:
         """Keep this rank's part of the tokens `[B, S, D]`."""

@@ -110,7 +110,7 @@ class Part:
 
 
 Naming = Callable[[str], Part]
-"""Finds the part of the file for the name of a module's tensor; a KeyError means that the layout has none such."""
+"""Finds the part of the file for the name of a module's tensor; a KeyError means that the layout has none."""
 
 
 def _pattern(names: str) -> re.Pattern:
@@ -175,7 +175,7 @@ def original_tensors(state: Mapping[str, Tensor], naming: Naming = transformer_p
 
     Raises:
         KeyError: a name the layout does not have.
-        ValueError: pieces of a fused tensor are missing or unlike, or a tensor has no rows to take it apart by.
+        ValueError: pieces of a fused tensor are missing or differ in shape, or a tensor has no rows to split.
     """
     pieces: dict[str, dict[int, Tensor]] = {}
     for name, tensor in state.items():

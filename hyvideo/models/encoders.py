@@ -29,7 +29,7 @@ from hyvideo.models.streaming import fill
 from hyvideo.models.weight_files import SafetensorsFolder, StateDict, WeightSource
 
 GLYPH_PREFIX = "module.text_tower.encoder."
-"""What the glyph encoder's tensors begin with in `byt5_model.pt`; the rest of the file belongs to its training."""
+"""Prefix of the glyph encoder's tensors in `byt5_model.pt`; the rest of the file belongs to its training."""
 
 
 def original_encoders(root: Path, dtype: torch.dtype | None, *, vision: bool) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Floating-point operations of the transformer and the VAE: the matrix products alone, a multiply-add being two.
+"""Floating-point operations of the transformer and the VAE: only the matrix products, a multiply-add being two.
 
 Norms, activations and modulation are left out, as is usual: they are far below one percent of the operations.
 """
@@ -18,7 +18,7 @@ GLYPH_HIDDEN = 2048
 """Hidden width of the glyph text's projection."""
 
 REFINER_MLP_RATIO = 4
-"""Hidden width of the refiner's feed-forward layers over its width; the config does not set it."""
+"""Hidden width of the refiner's feed-forward layers relative to its width; the config does not set it."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class PassFlops:
     def training(
         self, *, recompute: Literal["none", "selective", "full"] = "none", weight_gradients: bool = True
     ) -> int:
-        """Return the operations of a forward and a backward pass as the hardware makes them.
+        """Return the operations of a forward and a backward pass as the hardware executes them.
 
         The backward pass of a linear layer is two products of its size (one without a gradient of its weight, as for
         layers under adapters); that of fused attention is five where the forward pass has two.

@@ -14,10 +14,10 @@ DIFFUSERS_COMPONENTS = ("transformer", "vae", "text_encoder", "tokenizer", "text
 """Folders of the diffusers layout, which the bundled tiny model shares."""
 
 DIFFUSERS_IMAGE_COMPONENTS = ("image_encoder", "feature_extractor")
-"""Those that an image-to-video model has besides."""
+"""Further folders of an image-to-video model."""
 
 DEFAULT_VERSION = "480p_t2v"
-"""The version that messages speak of where none was named."""
+"""Version that error messages suggest when the user named none."""
 
 HOW_TO_GET = (
     "How to get them: checkpoints-download.md. Without any download, the bundled tiny model trains on this machine: "
@@ -149,10 +149,10 @@ def read_json(path: Path) -> dict[str, Any]:
     """Return the content of a configuration file.
 
     Raises:
-        ValueError: missing, no file (a pipe would be waited for), not JSON, or not an object.
+        ValueError: missing, not a file (a pipe would block), not JSON, or not an object.
     """
     if not path.is_file():
-        raise ValueError(f"'{path}' is missing or no file. Download it again (checkpoints-download.md).")
+        raise ValueError(f"'{path}' is missing or not a file. Download it again (checkpoints-download.md).")
     try:
         content = from_json(path.read_bytes())
     except (OSError, ValueError) as error:

@@ -38,10 +38,10 @@ GLYPH_NORM = "byt5_in.layernorm.weight"
 """Tensor of the original transformer that tells the width of the glyph text's states."""
 
 MAX_SIZE, MAX_LAYERS = 2**20, 1000
-"""Bounds of what a config.json may ask for; a network is made before its weights show that it is another."""
+"""Bounds on what a config.json may ask for: a network is made before its weights can show that it is another."""
 
 TILE_OVERLAP = 0.125
-"""Share of a VAE tile (256 pixels wide) that it has in common with the next."""
+"""Share of a VAE tile (256 pixels wide) that overlaps the next."""
 
 
 def load_transformer(
@@ -58,8 +58,8 @@ def load_transformer(
         version: name of the transformer in the original layout (`480p_t2v`, ...; None: the only one there). The
             diffusers layout holds one, and ignores it.
         dtype: dtype of the weights; None keeps that of the files.
-        parallelize: called with the network before it has memory, to shard it (FSDP2). Every rank then reads the rows
-            of its own shards alone, onto the mesh's device.
+        parallelize: called with the network before it has memory, to shard it (FSDP2). Every rank then reads only
+            the rows of its own shards, onto the mesh's device.
 
     Raises:
         ValueError: missing folder, or weights that do not fit the config exactly.
@@ -142,7 +142,7 @@ def load_pipeline(
         version: see `load_transformer`.
         pipeline_class: the diffusers pipeline class or a subclass. Of an image-to-video model it must also take
             `image_encoder` and `feature_extractor`.
-        scheduler: the scheduler instance the pipeline shall use.
+        scheduler: the scheduler instance the pipeline is to use.
         transformer_dtype: dtype of the policy's weights; None keeps that of the files.
         encoder_dtype: likewise of VAE, language and vision model; ByT5 keeps float32, as in the original.
         parallelize: see `load_transformer`.

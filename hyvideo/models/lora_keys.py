@@ -3,7 +3,7 @@
 An adapter adds `alpha / rank * B @ A` to a weight. Renaming keeps A and B, with two exceptions: where the weight's rows
 are exchanged so are B's, and the refiner's fused query, key and value are one adapter there and three here. The fused
 one stacks the three A and has the three B on its diagonal, with three times rank and alpha: the same sum, and exact to
-take apart again.
+split again.
 """
 
 import re
@@ -144,7 +144,7 @@ def _settings(old: Mapping[str, Any], ranks: Mapping[str, int], alphas: Mapping[
 
 
 def _exactly(module: str) -> str:
-    """Return the pattern that matches this module alone."""
+    """Return the pattern that matches only this module."""
     return "^" + module.replace(".", r"\.")
 
 

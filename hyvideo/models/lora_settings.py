@@ -1,4 +1,4 @@
-"""The settings an adapter's file brings along: checked, for some could run code, hang, or fill the memory."""
+"""The settings in an adapter's file: checked, because some could run code, hang, or exhaust the memory."""
 
 import re
 from typing import Annotated, Any
@@ -7,17 +7,17 @@ from peft import LoraConfig
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
 
 _ABOUT = ("auto_mapping", "base_model_name_or_path", "inference_mode", "init_lora_weights", "peft_version", "revision")
-"""Settings that say where an adapter is from, or how it began: they are left out."""
+"""Settings that say where an adapter is from, or how it was initialised: they are left out."""
 
 
 def _quick(pattern: str) -> str:
-    """Refuse a regular expression that might search for ever: repeated groups, or many repetitions."""
+    """Refuse a regular expression that might search forever: repeated groups, or many repetitions."""
     if re.search(r"\)[*+?{]", pattern) or len(re.findall(r"[*+?{]", pattern)) > 4:
         raise ValueError(f"the pattern {pattern[:80]!r} repeats too much: name the modules")
     try:
         re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"{pattern[:80]!r} is no pattern: {error}") from error
+        raise ValueError(f"{pattern[:80]!r} is not a pattern: {error}") from error
     return pattern
 
 

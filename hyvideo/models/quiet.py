@@ -1,4 +1,4 @@
-"""Keep notes of a library to itself that tell the user nothing."""
+"""Silence diffusers' log messages below error level."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from diffusers.utils import logging as diffusers_logging
 
 @contextmanager
 def quiet_diffusers() -> Iterator[None]:
-    """Silence diffusers but for errors (it notes that guiders are young, and that a dtype of None is a cast)."""
+    """Silence diffusers but for errors (it warns that guiders are experimental, and that a dtype of None is a cast)."""
     verbosity = diffusers_logging.get_verbosity()
     diffusers_logging.set_verbosity_error()
     try:

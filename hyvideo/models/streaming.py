@@ -16,7 +16,7 @@ from hyvideo.models.conversion import Naming, Part
 from hyvideo.models.weight_files import WeightSource
 
 LISTED = 100
-"""Faulty keys of one kind that a message lists at most."""
+"""Most faulty keys of one kind that a message lists."""
 
 
 def fill(
@@ -35,7 +35,7 @@ def fill(
         source: the files.
         naming: where the source keeps the tensor of a given name.
         dtype: dtype of weights that have no memory yet; None keeps that of the files (not for sharded networks).
-        ignored: beginnings of names that may be left over in the source.
+        ignored: prefixes of names that may be left over in the source.
 
     Raises:
         ValueError: missing, unexpected or mis-shaped tensors; the message lists them by the source's own names.

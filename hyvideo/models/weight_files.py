@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 MAPPED_BYTES = 2**28
-"""A file is opened anew after so many bytes: what was read of a mapped file stays in memory until it is closed."""
+"""A file is reopened after this many bytes: what was read from a mapped file stays in memory until it is closed."""
 
 
 class WeightSource(Protocol):
@@ -76,7 +76,7 @@ class SafetensorsFolder(_Downloaded):
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def close(self) -> None:
-        """Let go of the file that is open, and of the memory it is mapped into."""
+        """Close the open file, and free the memory it is mapped into."""
         self._open = None
 
 

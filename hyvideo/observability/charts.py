@@ -1,7 +1,7 @@
 """Line charts as SVG geometry: the templates turn a `Drawing` into a picture that follows the page's size and theme.
 
-All coordinates are in a square of 1000 x 1000 that the page stretches, y pointing down; labels are plain text placed in
-percent, so that they keep their size on a phone.
+All coordinates are in a square of 1000 x 1000 that the page stretches, y pointing down; labels are plain text placed
+in percent, so that they keep their size on a phone.
 """
 
 import json
@@ -28,7 +28,7 @@ class Line:
         label: its name in the legend.
         x: [N] increasing.
         y: [N]; NaN leaves a gap.
-        colour: number of its colour; more than there are repeat with another dash.
+        colour: number of its colour; beyond the last the colours repeat with another dash.
         raw: [N] values before smoothing, drawn faintly; None for none.
         spread: [N] half width of a band around y; None for none.
         dots: mark every point.
@@ -161,7 +161,7 @@ def draw(chart: Chart) -> Drawing | None:
 
 
 def line_style(number: int) -> tuple[int, str]:
-    """Colour and dash of the n-th curve: when the colours are used up they come again with another dash."""
+    """Colour and dash of the n-th curve: when the colours are used up they repeat with another dash."""
     return number % NUM_COLOURS, _DASHES[number // NUM_COLOURS % len(_DASHES)]
 
 
@@ -193,7 +193,7 @@ def _y_scale(lines: Sequence[Line], logarithmic: bool) -> _Scale:
     if not len(values):
         return _Scale(math.nan, math.nan, logarithmic)
     low, high = float(values.min()), float(values.max())
-    if high - low <= 1e-9 * max(abs(low), abs(high)):  # rounding is no change to be seen
+    if high - low <= 1e-9 * max(abs(low), abs(high)):  # rounding is not a visible change
         low = high
     margin = 0.06 * (high - low) or 0.5 * abs(low) * (not logarithmic) or 0.5
     flat_zero = low == high == 0 and not logarithmic
@@ -242,7 +242,7 @@ def _dots(x: np.ndarray, y: np.ndarray) -> str:
 
 
 def _hover(line: Line, x_scale: _Scale, y_scale: _Scale) -> dict[str, object]:
-    """List the points a reader can point at: x, place in 0..1000, and the value in words."""
+    """List the points a reader can hover over: x, place in 0..1000, and the value in words."""
     chosen = evenly_spaced(len(line.x), _MAX_POINTS)
     chosen = chosen[np.isfinite(y_scale(line.y[chosen]))]
     return {

@@ -14,7 +14,7 @@ from hyvideo.observability.phase_timer import PHASES
 
 
 class Console:
-    """Messages and progress of one process. Rank 0 speaks and keeps `console.log`; other ranks only warn.
+    """Messages and progress of one process. Rank 0 prints and keeps `console.log`; other ranks only warn.
 
     In a terminal the progress is one line that rewrites itself at every update. Without one (a pipe, a batch job) it is
     a plain line every `log_interval` updates. `console.log` gets the plain lines either way, with date and time.
@@ -37,16 +37,16 @@ class Console:
             self._log_file = (run_dir / "console.log").open("a", encoding="utf-8", buffering=1)
 
     def info(self, message: str) -> None:
-        """Say something worth knowing, once for all ranks: rank 0 prints it, the others stay silent."""
+        """Log a message once for all ranks: rank 0 prints it, the others stay silent."""
         if self._rank == 0:
             self._write(message)
 
     def warning(self, message: str) -> None:
-        """Say something that may need a person; every rank prints, naming itself where it is not rank 0."""
+        """Warn of something that may need a person; every rank prints, naming itself unless it is rank 0."""
         self._write(f"WARNING{f' (rank {self._rank})' if self._rank else ''}: {message}")
 
     def main_warning(self, message: str) -> None:
-        """Say once for all ranks what may need a person: rank 0 prints it, the others stay silent."""
+        """Warn once for all ranks: rank 0 prints it, the others stay silent."""
         if self._rank == 0:
             self.warning(message)
 
@@ -89,7 +89,7 @@ class Console:
             return
         try:
             self._log_file.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {message}\n")
-        except OSError as error:  # what a person reads must not end the run that it tells of
+        except OSError as error:  # a log for people must not end the run
             with suppress(OSError):
                 self._log_file.close()
             self._log_file = None
@@ -97,7 +97,7 @@ class Console:
 
 
 def progress_line(step: int, max_steps: int, metrics: Mapping[str, float], seconds_per_step: float) -> str:
-    """One update in one line, the most wanted first: step, time left, reward, KL, pace, time split.
+    """One update in one line, the most important first: step, time left, reward, KL, pace, time split.
 
     Example: `step 12/120, 06:07 left | reward +0.314 | kl 1.2e-05 | 3.4 s/step: rollout 65% reward 9% update 26%`
     """

@@ -1,4 +1,4 @@
-"""A page that shows several models' videos of the same prompts and seeds side by side, playing as one."""
+"""A page that shows several models' videos of the same prompts and seeds side by side, playing in sync."""
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
@@ -30,7 +30,7 @@ def read_model(folder: Path, name: str | None = None) -> Model:
     Args:
         folder: videos as `generate.py --prompts_csv` or validation write them, or a run folder, of which the last
             validation is taken.
-        name: default the folder's name.
+        name: by default the folder's name.
 
     Raises:
         ValueError: there are no videos.

@@ -34,7 +34,7 @@ def read_rows(path: Path) -> tuple[list[dict[str, float]], dict[int, bytes]]:
     """Read the rows of a `metrics.jsonl` that may be growing, or torn by a kill; a JSON null comes back as NaN.
 
     Returns:
-        The rows in file order, and the lines that are no rows by their number.
+        The rows in file order, and the lines that are not rows, by their number.
 
     Raises:
         ValueError: the file is missing.
@@ -60,7 +60,7 @@ class MetricsLog:
 
     Args:
         run_dir: the run folder; receives `metrics.jsonl` and `metrics.discarded.jsonl`.
-        trackers: get every row, nulls as NaN; None for the files alone.
+        trackers: get every row, nulls as NaN; None for the files only.
 
     Example:
         >>> log = MetricsLog(run_dir)
@@ -78,7 +78,7 @@ class MetricsLog:
         self._last_step = self._keep_rows_up_to(math.inf)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Append the row of one update. NaN and infinities become null, for strict JSON has no word for them.
+        """Append the row of one update. NaN and infinities become null, since strict JSON has no word for them.
 
         Args:
             step: the optimizer update the values belong to; larger than every step logged before.
@@ -104,18 +104,21 @@ class MetricsLog:
     def truncate_after(self, step: int) -> None:
         """Move the rows after `step`, which a resumed run will produce again, to `metrics.discarded.jsonl`.
 
-        Killed at any moment this loses no row, and calling it again completes it. The trackers restart too.
+        Killed at any moment this loses no row, and calling it again completes it.
         """
-        self.close()
+        self._close_file()
         self._last_step = self._keep_rows_up_to(step)
 
     def close(self) -> None:
-        """Close the files; a later `log` opens them again."""
+        """Close the file, which a later `log` opens again, and end the trackers."""
+        self._close_file()
+        if self.trackers:
+            self.trackers.close()
+
+    def _close_file(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
-        if self.trackers:
-            self.trackers.close()
 
     def _append(self, line: str) -> None:
         if self._file is None:

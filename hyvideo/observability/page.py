@@ -29,7 +29,7 @@ class VideoOnPage:
         file: the file's place in words.
         prompt: its text.
         scores: name to number; NaN marks a failed score.
-        label: what it is called on the page.
+        label: its name on the page.
     """
 
     url: str

@@ -1,4 +1,4 @@
-"""Which curves a report draws, of one run or of several laid over each other."""
+"""Which curves a report draws, of one run or of several overlaid."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -106,7 +106,7 @@ def optimizer_panels(runs: Sequence[RunRecord]) -> list[Drawing]:
 
 
 def sampler_panels(runs: Sequence[RunRecord]) -> list[Drawing]:
-    """Draw, per denoising step, the noise and the measured pull on the model before and after the equalizer."""
+    """Draw, per denoising step, the noise and the measured gradient of the velocity before and after the equalizer."""
     known = {number: sampler_of(run.config) for number, run in enumerate(runs) if run.config}
     pulls = {number: step_gradients(runs[number], len(sampler.scales)) for number, sampler in known.items()}
     unscaled = {number: pull / known[number].scales for number, pull in pulls.items()}
@@ -179,7 +179,7 @@ def _lines(runs: Sequence[RunRecord], points: Callable[[RunRecord], Points], *, 
 
 
 def _label(runs: Sequence[RunRecord], run: RunRecord) -> str:
-    """A line needs a name only among others."""
+    """Name the run, if there are several."""
     return run.name if len(runs) > 1 else ""
 
 

@@ -10,14 +10,14 @@ from torch.profiler import record_function
 PHASES = ("rollout", "reward", "anchor", "update")
 BETWEEN = "between phases (validation, saving, logging)"
 RANGE = "phase/"
-"""A phase's name in a profiler's trace begins with it."""
+"""Prefix of a phase's name in a profiler's trace."""
 
 
 class PhaseTimer:
     """Adds up wall-clock seconds per phase; on CUDA it waits for the device, so a phase pays for its own kernels.
 
-    `phase` names what is going on (`BETWEEN` outside of all blocks), `since` when that began (`time.monotonic`): what a
-    watchdog, or who explains an error, asks for.
+    `phase` names what is going on (`BETWEEN` outside all blocks), `since` when that began (`time.monotonic`): what a
+    watchdog or an error message asks for.
 
     Example:
         >>> timer = PhaseTimer(device)

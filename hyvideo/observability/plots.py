@@ -1,4 +1,4 @@
-"""The picture of a run: its reward over the updates, in all and per component."""
+"""The picture of a run: its reward over the updates, in total and per component."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +20,7 @@ def plot_reward_curve(metrics: Path | Mapping[str, Path], png: Path, *, title: s
     Faint lines are the values as logged, strong lines their centred moving average over a tenth of the run.
 
     Args:
-        metrics: the `metrics.jsonl` of one run, or of several by the name they get in the legend.
+        metrics: the `metrics.jsonl` of one run, or of several by their name in the legend.
         png: the picture to write.
         title: heading of the large panel.
 

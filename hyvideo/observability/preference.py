@@ -24,7 +24,7 @@ def write_study(folder: Path, models: Sequence[Model], *, num_pairs: int | None 
     """Write a study for raters, and beside it the key that says which video is whose.
 
     The folder holds `index.html` and copies of the videos under random names, and can be handed out as it is. Every
-    rater sees the pairs and their sides in an order of their own.
+    rater sees the pairs and their sides in a different order.
 
     Args:
         folder: a new folder.

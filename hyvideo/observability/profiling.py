@@ -17,7 +17,7 @@ NUM_OPERATIONS = 15
 class Profile:
     """Profiles some updates: `trace_rank<R>.json.gz` of each rank (open it in Perfetto) and `phases.md` of rank 0.
 
-    Recording begins with a round and ends when so many updates are made.
+    Recording begins with a round and ends after `num_updates` updates.
 
     Args:
         folder: made when the profile is written.

@@ -75,8 +75,8 @@ class Setting:
         group: where it belongs.
         name: the flag.
         values: one text per run.
-        default: what it is when not given.
-        about: its manual.
+        default: its default.
+        about: its documentation.
         notable: whether it differs from the default, or between the runs.
     """
 
@@ -101,7 +101,7 @@ def write_report(
     Args:
         path: the HTML file.
         runs: one or more runs; several have names of their own.
-        gains: what each run gained since its beginning; None where that is not known.
+        gains: what each run gained since its start; None where that is not known.
         against_first: each run but the first compared with the first; empty for one run.
         embed: put the videos into the file instead of linking them.
 
@@ -164,7 +164,7 @@ def _sections(runs: Sequence[RunRecord]) -> Mapping[str, Sequence[Drawing]]:
 
 
 def _state(run: RunRecord) -> str:
-    """Say how far the run is."""
+    """Say how far the run has got."""
     if run.config is None:
         return f"{run.num_updates} updates"
     total = run.config.run.max_steps

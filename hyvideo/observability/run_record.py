@@ -79,7 +79,7 @@ class RunRecord:
 
 
 def read_run(folder: Path, name: str | None = None) -> RunRecord:
-    """Read a run folder; the run may still be going on, or have been killed.
+    """Read a run folder; the run may still be in progress, or have been killed.
 
     Args:
         folder: holds `metrics.jsonl`, and usually `config.yaml`, `samples/`, `rollouts/` and `console.log`.

@@ -18,12 +18,14 @@ class ScoredVideo:
         path: the mp4; it may be missing.
         prompt: its text, or the file's name when none is known.
         seed: of its noise, where it is known.
+        how: it was sampled and scored, in words; videos are paired where it is equal.
         scores: name to number, `reward` first where there is one; NaN marks a failed score.
     """
 
     path: Path
     prompt: str
     seed: int | None = None
+    how: str = ""
     scores: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -65,9 +67,10 @@ def _of_row(folder: Path, row: Mapping[str, object], where: str) -> ScoredVideo:
         raise ValueError(f"{where}: expected rows with the texts 'video' and 'prompt'; received keys {sorted(row)}.")
     if Path(video).name != video or video in ("", "..") or len(video) > 255 or (folder / video).is_symlink():
         raise ValueError(f"{where}: video {video!r} lies elsewhere; expected the name of a file beside {SCORES}.")
+    how = row.get("how", "")
     named = {name: value for name, value in row.items() if name not in ("video", "prompt", "seed")}
     scores = {name: _score(value) for name, value in named.items() if _is_score(value)}
-    return ScoredVideo(folder / video, prompt, _seed_of(row), scores)
+    return ScoredVideo(folder / video, prompt, _seed_of(row), how if isinstance(how, str) else "", scores)
 
 
 def _of_file(path: Path) -> ScoredVideo:
@@ -100,7 +103,7 @@ def _seed_of(note: Mapping[str, object]) -> int | None:
 
 
 def _score(value: float | None) -> float:
-    """Return a score; NaN for a failed one, and for one that no float can hold."""
+    """Return a score; NaN for a failed one, and for one too large for a float."""
     return math.nan if value is None or not abs(value) < 1e308 else float(value)
 
 

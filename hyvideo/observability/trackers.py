@@ -1,7 +1,7 @@
 """Experiment trackers: the run's numbers, settings and sample videos, sent where its owner looks at them.
 
-The trackers are accelerate's. TensorBoard and wandb also get videos and continue their curves when a run resumes; any
-other that accelerate knows gets numbers and settings.
+The trackers are accelerate's. TensorBoard and wandb also get videos and continue their curves when a run resumes; the
+others get numbers and settings.
 """
 
 import difflib
@@ -9,6 +9,7 @@ import io
 import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +43,23 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 class Trackers:
-    """Sends what one run logs to its trackers; used by rank 0 alone. They start with the first row.
+    """Sends what one run logs to its trackers; only rank 0 uses it.
+
+    A tracker that fails while the run trains is dropped from then on, with a warning: its numbers are in the run
+    folder too, and a service that is down must not cost a round.
 
     Args:
         names: accelerate's names, such as `tensorboard` and `wandb`; see `check_trackers`.
         run_dir: the run folder; TensorBoard writes to its `tb/`, and `tracker_id` keeps the run's name at trackers
             over resumes.
-        run_name: what the run is called there.
+        run_name: the run's name there.
         tags: to find it by.
         settings: name to value, shown with the run.
+        warn: called with a message when a tracker fails.
 
     Example:
-        >>> trackers = Trackers(["tensorboard"], run_dir, run_name="first", tags=["tiny"])
+        >>> trackers = Trackers(["tensorboard"], run_dir, run_name="first", tags=["tiny"], warn=console.warning)
+        >>> trackers.start(1)
         >>> trackers.log(1, {"reward/mean": 0.12})
         >>> trackers.log_videos(1, read_scored_videos(run_dir / "samples" / "step_1"))
     """
@@ -66,37 +72,55 @@ class Trackers:
         run_name: str,
         tags: Sequence[str] = (),
         settings: Mapping[str, Any] | None = None,
+        warn: Callable[[str], None],
     ) -> None:
         check_trackers(names)
         self._names = list(dict.fromkeys(names))
+        self._warn = warn
         self._run_dir = Path(run_dir)
         self._run_name = run_name
         self._tags = list(tags)
         self._settings = dict(settings or {})
         self._started: list[GeneralTracker] = []
 
+    def start(self, step: int) -> None:
+        """Start all trackers, whose next row is that of update `step`; what they knew of later ones is hidden.
+
+        Raises:
+            ValueError: one cannot start: it names the tracker and what to do.
+        """
+        for name in self._names:
+            try:
+                self._started.append(self._start(name, step))
+            except Exception as error:  # whatever a service and its library may raise
+                self.close()
+                raise ValueError(
+                    f"trackers: '{name}' does not start ({type(error).__name__}: {error}). Log in or set it up as its "
+                    "own documents say (wandb: `wandb login`, or WANDB_MODE=offline), or leave it out."
+                ) from error
+
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Log the numbers of one update; a restored run logs a step again, which hides the earlier one."""
-        for tracker in self._running(step):
-            tracker.log(dict(values), step=step)
+        """Log the numbers of one update."""
+        self._each(lambda tracker: tracker.log(dict(values), step=step))
 
     def log_videos(self, step: int, videos: Sequence[ScoredVideo]) -> None:
         """Log videos with their prompts and rewards, where the tracker shows videos."""
-        for tracker in self._running(step):
-            if show := _SHOW_VIDEOS.get(tracker.name):
-                show(tracker, step, videos)
+        shown = {name: partial(show, step=step, videos=videos) for name, show in _SHOW_VIDEOS.items()}
+        self._each(lambda tracker: shown.get(tracker.name, lambda _: None)(tracker))
 
     def close(self) -> None:
-        """End the trackers; a later `log` starts them again."""
-        for tracker in self._started:
-            tracker.finish()
+        """End the trackers."""
+        self._each(lambda tracker: tracker.finish())
         self._started = []
 
-    def _running(self, step: int) -> list[GeneralTracker]:
-        """Start the trackers before their first step."""
-        if not self._started:
-            self._started = [self._start(name, step) for name in self._names]
-        return self._started
+    def _each(self, action: Callable[[GeneralTracker], None]) -> None:
+        """Do something with every tracker; one that fails is left out from now on."""
+        for tracker in list(self._started):
+            try:
+                action(tracker)
+            except Exception as error:  # whatever a service and its library may raise
+                self._started.remove(tracker)
+                self._warn(f"tracker '{tracker.name}' is left out from now on: {type(error).__name__}: {error}")
 
     def _start(self, name: str, step: int) -> GeneralTracker:
         """Start one tracker at a step."""
@@ -112,7 +136,7 @@ class Trackers:
         else:
             tracker = tracker_class(PROJECT)
         tracker.start()
-        if name == "tensorboard":  # its own form of settings makes a second run of every start
+        if name == "tensorboard":  # its own handling of settings makes a second run of every start
             about = {"run/name": self._run_name, "run/tags": ", ".join(self._tags)}
             tracker.log(about | {"run/settings": _as_table(self._settings)}, step=step)
         else:
@@ -121,7 +145,7 @@ class Trackers:
         return tracker
 
     def _run_id(self) -> str:
-        """Return the run's name at trackers that continue runs by name; it lies in the run folder."""
+        """Return the run's id at trackers that continue runs by id; it is kept in the run folder."""
         path = self._run_dir / "tracker_id"
         if not path.exists():
             path.write_text(uuid.uuid4().hex[:12])
@@ -177,5 +201,5 @@ def _as_table(settings: Mapping[str, Any]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Keep Markdown from reading a text as more than text."""
+    """Escape what Markdown would interpret."""
     return "".join(f"\\{letter}" if letter in r"\`*_{}[]()<>#+-.!|~" else letter for letter in " ".join(text.split()))

@@ -73,7 +73,7 @@ class Verdict:
 
 
 def common_range(gains: Sequence[Gain]) -> tuple[float, float]:
-    """Lowest and highest value that intervals drawn below each other need, 0 among them, with a margin."""
+    """Shared axis range of stacked interval plots: covers all intervals and 0, plus a margin."""
     low = min([0.0, *(gain.low for gain in gains)])
     high = max([0.0, *(gain.high for gain in gains)])
     margin = 0.06 * (high - low) or 1.0

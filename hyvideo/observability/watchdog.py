@@ -13,13 +13,13 @@ from hyvideo.observability.phase_timer import PhaseTimer
 class Watchdog:
     """Watches one rank from a thread of its own; every rank has one, so a stuck run shows where each of them waits.
 
-    A rank that waits for others in a collective is stuck as well: the one whose stack is no collective is to blame, or
-    the one that is silent (stopped or dead).
+    A rank that waits for others in a collective is stuck as well: the culprit is the one whose stack is not in a
+    collective, or that is silent (stopped or dead).
 
     Args:
         timer: knows the phase.
         rank: this process.
-        seconds: in one phase after which it prints, and again after as many more; 0: never.
+        seconds: in one phase after which it prints, repeated at that interval; 0: never.
         output: where it prints; a real file, since stacks are written to its descriptor.
 
     Example:
@@ -36,7 +36,7 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> "Watchdog":
-        """Begin to watch."""
+        """Start to watch."""
         if self._seconds > 0:
             self._ended.clear()
             self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -46,7 +46,7 @@ class Watchdog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End it."""
+        """Stop."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -63,7 +63,7 @@ class Watchdog:
                 self._print(waited)
 
     def _print(self, waited: float) -> None:
-        """Print the phase and all stacks, the one that holds the run up among them."""
+        """Print the phase and all stacks, among them the one that holds up the run."""
         print(
             f"WARNING: rank {self._rank}: {waited:.0f} s in phase '{self._timer.phase}' (stuck_after "
             f"{self._seconds:g}); stacks of its threads, the innermost call first:",

@@ -1,1 +1,1 @@
-"""Pipelines: from prompts to videos and the records of how they came about; blind to parallelism."""
+"""Pipelines: from prompts to videos and the records of how they were made; unaware of parallelism."""

@@ -1,4 +1,4 @@
-"""Conditioning: what the transformer is told, encoded once per unique prompt."""
+"""Conditioning: the transformer's inputs besides latents and timestep, encoded once per unique prompt."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -71,10 +71,10 @@ class Rollout:
 
 
 class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
-    """The diffusers HunyuanVideo-1.5 pipeline with the three things GRPO needs of it.
+    """The diffusers HunyuanVideo-1.5 pipeline with the three things GRPO needs from it.
 
     `encode` turns prompts into a `Conditioning`; `denoise_step` is the one transition that rollout, anchor pass and
-    update all call, therefore replay equals rollout; `rollout` and `sample` return videos. The components are those of
+    update all call, so replay equals rollout; `rollout` and `sample` return videos. The components are those of
     the parent class, except that `scheduler` is a `FlowMatchDiscreteScheduler`.
     """
 
@@ -113,7 +113,7 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
             size: height and width of the videos, to which the images are scaled and cropped.
 
         Raises:
-            ValueError: they are not what the transformer is made for, or an image cannot be read.
+            ValueError: they do not suit the transformer's task, or an image cannot be read.
         """
         check_task(prompts, self.task)
         images = [read_image(prompt.ref_image_path) for prompt in prompts] if self.task == "i2v" else None
@@ -124,7 +124,7 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
     def encode(self, prompts: Sequence[str], *, glyphs: bool = True) -> Conditioning:
         """Encode `prompts`, one row each.
 
-        Every prompt is encoded alone and without padding: what it becomes does not depend on its neighbours.
+        Every prompt is encoded alone and without padding: the result does not depend on its neighbours.
 
         Args:
             prompts: the texts; an empty one is encoded as a blank, as the model was trained.
@@ -211,7 +211,7 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         return negative + guidance.scale * (prompted - negative)
 
     def _timesteps(self, index: Tensor, device: torch.device) -> tuple[Tensor, Tensor | None]:
-        """Return the timesteps `[B]`, float32, and of a step-distilled model those the steps lead to (0 at the end)."""
+        """Return float32 timesteps `[B]`, and for a step-distilled model those the steps lead to (0 at the end)."""
         timesteps = self.scheduler.timesteps.cpu()
         timestep = timesteps[index].to(device)
         if not self.transformer.config.use_meanflow:

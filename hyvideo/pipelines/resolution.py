@@ -8,7 +8,7 @@ def bucket_size(target_size: int, factor: int, *, width: int, height: int) -> tu
     """Return the (height, width) in which the model makes videos of the aspect ratio `width : height`.
 
     Of all sizes with about `target_size` squared pixels, in multiples of `factor`, it is the one of the nearest ratio.
-    (diffusers searches on one side of the ratio alone and so picks another one for some.)
+    (diffusers searches only on one side of the ratio, and picks another size for some.)
 
     Example:
         `bucket_size(640, 16, width=16, height=9)` is `(480, 848)`.
@@ -48,7 +48,7 @@ def check_video_shape(num_frames: int, size: tuple[int, int], *, temporal: int, 
 
 
 def crop_to_size(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """Scale `image` until it covers `size` (height, width) and cut its centre out."""
+    """Scale `image` until it covers `size` (height, width) and crop its centre."""
     height, width = size
     scale = max(width / image.width, height / image.height)
     scaled = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.LANCZOS)

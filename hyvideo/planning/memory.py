@@ -1,4 +1,4 @@
-"""Peak memory of a GPU by phase: what the transformer takes by simulation, and what lies beside it."""
+"""Peak memory of a GPU by phase: the transformer's part by simulation, and everything else."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -16,7 +16,7 @@ from hyvideo.training.anchor import anchor_kind
 
 DEPTHS = (4, 5)
 """Transformer blocks of the two simulations from which a deeper one is extrapolated. With fewer than four, no block has
-all the others at its sides whose weights are gathered and gradients reduced beside its own pass."""
+on both sides all those whose weights are gathered and gradients reduced during its own pass."""
 
 REWARD_ACTIVATIONS = 100 * 2**20
 """Bytes for each video scored together: three tensors of VideoAlign's widest layer (8,960) over 1,800 tokens, bf16."""
@@ -31,7 +31,7 @@ class Memory:
         optimizer: shard of the optimizer's states.
         anchor: shard of the anchor.
         frozen: encoders and VAE.
-        reward_networks: those on the GPU outside of the reward phase too.
+        reward_networks: those on the GPU outside the reward phase as well.
         trajectory: a round's latents and means.
         rollout: sampling and decoding, all of the above included.
         reward: scoring, likewise.
@@ -59,7 +59,7 @@ class Memory:
 
 
 PeaksOf = Callable[[Config, Scene, int], Peaks]
-"""What tells the peaks of a configuration, a scene and a number of ranks."""
+"""Estimates peak memory: (config, scene, world_size) -> Peaks."""
 
 
 def predict_memory(
@@ -72,7 +72,7 @@ def predict_memory(
         networks: sizes.
         world_size: ranks.
         num_text: text tokens of a prompt.
-        peaks_of: what tells the transformer's peaks; None: simulations of two depths, from which it is extrapolated.
+        peaks_of: estimates the transformer's peaks; None: extrapolates from simulations of two depths.
     """
     shape, rows = latent_shape(config, networks), guidance_rows(config)
     grpo, rollout = config.grpo, config.rollout
@@ -113,7 +113,7 @@ def predict_memory(
 
 
 def extrapolated_peaks(config: Config, scene: Scene, world_size: int) -> Peaks:
-    """Simulate two depths and extrapolate, because every block adds the same; a shallow transformer as it is."""
+    """Simulate two depths and extrapolate, as every block adds the same; a shallow transformer is simulated whole."""
     depth = scene.transformer["num_layers"]
     if depth <= max(DEPTHS):
         return simulate(config, scene, world_size)
@@ -122,7 +122,7 @@ def extrapolated_peaks(config: Config, scene: Scene, world_size: int) -> Peaks:
 
 
 class FittedPeaks:
-    """Peaks of many sizes of video and micro-batch from two, because activations grow with the tokens of a pass.
+    """Interpolates peaks for many video and micro-batch sizes from two, because activations grow with a pass's tokens.
 
     Two scenes are simulated for each way to train and shard that is asked for.
     """
@@ -178,7 +178,7 @@ def _in_host_memory(peaks: Peaks, config: Config) -> Peaks:
 
 
 def decoding_memory(vae: Mapping[str, Any], shape: tuple[int, int, int, int]) -> int:
-    """Return the bytes that decoding one video's latents `shape` takes beside the VAE's weights, by a simulation."""
+    """Return the bytes that decoding one video's latents `shape` takes besides the VAE's weights, by a simulation."""
     with torch.device("meta"), torch.no_grad():
         network = make_vae(vae)
         with PeakMemory() as memory:

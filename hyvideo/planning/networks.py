@@ -27,7 +27,7 @@ GLYPH_PARAMETERS = 219_314_944
 """Encoder of ByT5-small with the glyph model's colour and font tokens; kept in float32."""
 
 VISION_PARAMETERS = 428_225_600
-"""SigLIP so400m at 384 pixels, of image-to-video models alone."""
+"""SigLIP so400m at 384 pixels, only in image-to-video models."""
 
 REWARD_BYTES = {
     "videoalign_local": 5_030_000_000,
@@ -46,7 +46,7 @@ class Networks:
     """Sizes of all networks of a run.
 
     Attributes:
-        source: where they are from, for the reader.
+        source: where they are from, for people to read.
         transformer: config of the diffusers transformer.
         vae: config of the diffusers VAE.
         frozen_bytes: weights of encoders and VAE on each GPU.

@@ -1,4 +1,4 @@
-"""How much memory tensors take at most, counted as they are made and freed; fake tensors count like real ones."""
+"""Peak memory of tensors, counted as they are allocated and freed; fake tensors count like real ones."""
 
 import weakref
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ class PeakMemory(TorchDispatchMode):
         self._resize = torch.UntypedStorage.resize_
 
         def resize(storage: torch.UntypedStorage, size: int) -> None:
-            """Resize and count anew: FSDP frees gathered weights so, which is no operation."""
+            """Resize and recount: FSDP frees gathered weights this way, which is not an operation."""
             self._resize(storage, size)
             if storage in self._sizes:
                 self._count(storage.nbytes(), self._sizes[storage])
@@ -77,7 +77,7 @@ class PeakMemory(TorchDispatchMode):
             self._count(storage.nbytes(), size)
 
     def _count(self, now: int, size: list[int]) -> None:
-        """Take a storage that has `size` bytes as one of `now` bytes."""
+        """Count a storage of `size` bytes as one of `now` bytes."""
         self.current += now - size[0]
         size[0] = now
         self.peak = max(self.peak, self.current)

@@ -25,7 +25,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What a plan takes for granted.
+    """What a plan assumes.
 
     Attributes:
         num_text: text tokens of a prompt.
@@ -69,7 +69,7 @@ class Plan:
         seconds: predicted time of a round by phase; None without a GPU's speed.
         validation_seconds: predicted time of one validation; None without a GPU's speed, or without validation.
         gpu: what was planned for; None: no GPU in particular.
-        assumptions: what was taken for granted.
+        assumptions: what was assumed.
     """
 
     world_size: int
@@ -114,7 +114,7 @@ class Plan:
 
     @property
     def gpu_seconds_per_video(self) -> float | None:
-        """Time of all GPUs together that a video costs, with its training."""
+        """Time of all GPUs together per video, with its training."""
         return None if self.seconds is None else sum(self.seconds.values()) * self.world_size / self.videos
 
     def as_json(self) -> dict[str, Any]:
@@ -139,8 +139,8 @@ def make_plan(
     Args:
         config: the run's.
         world_size: ranks.
-        gpu: what it runs on; without one nothing is said of time and fit.
-        assumptions: what to take for granted.
+        gpu: what it runs on; without one, time and fit are not predicted.
+        assumptions: what to assume.
         peaks_of: see `predict_memory`; `hyvideo.planning.simulation.simulate` simulates all blocks (minutes).
 
     Raises:

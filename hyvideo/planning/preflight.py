@@ -93,7 +93,7 @@ def _plan_or_raise(planned: Plan | ValueError | None) -> Plan:
 
 
 def _machine_facts() -> dict[str, object]:
-    """Return what all ranks must have alike beside their settings: the code, its libraries, the kind of GPU."""
+    """Return what must be equal on all ranks besides the settings: the code, its libraries, the kind of GPU."""
     package = Path(hyvideo.__file__).parent
     code = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
@@ -158,7 +158,7 @@ def _await(marker: Path) -> None:
 
 
 def check_space(folder: RunFolder, run: RunConfig, checkpoint_bytes: int) -> None:
-    """Check that the checkpoints that the run will have at one time find room.
+    """Check that there is room for the checkpoints that the run will keep at one time.
 
     Args:
         folder: of the run.
@@ -173,7 +173,7 @@ def check_space(folder: RunFolder, run: RunConfig, checkpoint_bytes: int) -> Non
     saves = math.ceil(run.max_steps / run.save_interval) if run.save_interval else 1
     kept = run.max_steps // run.keep_every if run.keep_every else 0
     there = len(checkpoints_of(folder.checkpoints))
-    needed = max(1, min(saves, run.keep_last + kept + 1) - there)  # the newest is written before the oldest goes
+    needed = max(1, min(saves, run.keep_last + kept + 1) - there)  # the newest is written before the oldest is deleted
     if needed * checkpoint_bytes > free:
         raise ValueError(
             f"output_dir: '{parent}' has {free / 1e9:.1f} GB free, enough for {free // max(checkpoint_bytes, 1)} more "
@@ -201,7 +201,7 @@ def _check_host(plan: Plan) -> None:
 
 
 def _check_gpu(plan: Plan) -> None:
-    """Check that this rank's GPU has as much memory free as the plan needs.
+    """Check that this rank's GPU has as much free memory as the plan needs.
 
     Raises:
         ValueError: it does not, for example because another process uses it.
@@ -212,7 +212,7 @@ def _check_gpu(plan: Plan) -> None:
     if free < plan.memory.peak / GIB:
         raise ValueError(
             f"GPU {torch.cuda.current_device()} of {platform.node()} has {free:.1f} GiB free, but the run needs "
-            f"{plan.memory.peak / GIB:.1f}: end what else runs on it (nvidia-smi lists it)."
+            f"{plan.memory.peak / GIB:.1f}: stop whatever else runs on it (nvidia-smi lists it)."
         )
 
 

@@ -70,7 +70,7 @@ class Search:
         return peak + self._assumptions.reserved(peak)
 
     def largest(self, knob: str) -> tuple[Any, float] | None:
-        """Return the largest value of a setting that fits, all others as they are, and its GiB; None where none does.
+        """Return the largest value of a setting that fits, all else unchanged, and its GiB; None where none does.
 
         Args:
             knob: `sample_n_frames`, `rollout_size` or `mini_batch_size_per_update` (with it go the rollout's
@@ -83,7 +83,7 @@ class Search:
     def nearest_that_fits(self) -> tuple[dict[str, Any], float] | None:
         """Return the first changes that make it fit, tried from harmless to costly, and its GiB; None: none do.
 
-        Each is added to those before: less at a time, what rests moved off the GPU, more ranks per video, shorter
+        Each is added to those before: smaller batches, idle weights moved off the GPU, more ranks per video, shorter
         videos.
         """
         changes: dict[str, Any] = {}
@@ -113,7 +113,7 @@ class Search:
             yield {"sample_n_frames": frames}
 
     def _sp_changes(self, least: int) -> Iterator[dict[str, Any]]:
-        """Possible `sp_size` within a machine, with a `batch_size` for as many videos, or the next possible more."""
+        """Possible `sp_size` within a machine, with a `batch_size` for as many videos or the next larger number."""
         config, ranks = self._config, self._world_size
         heads = self._networks.transformer["num_attention_heads"]
         videos = config.grpo.batch_size * (ranks // config.parallel.sp_size)

@@ -1,4 +1,4 @@
-"""A plan as a table to read."""
+"""A plan as a readable table."""
 
 from collections.abc import Iterator
 

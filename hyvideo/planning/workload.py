@@ -31,7 +31,7 @@ class PhaseWork:
     traffic: Traffic
 
     def seconds(self, flops_per_second: float, speeds: "LinkSpeeds") -> float:
-        """Return the predicted time: weights are sent beside the computation, tokens between its parts."""
+        """Return the predicted time: weights are sent during the computation, tokens between its parts."""
         traffic = self.traffic
         weights = traffic.weights / speeds.weights + traffic.copies / speeds.copies
         return max(self.flops / flops_per_second, weights) + (traffic.tokens + traffic.condition) / speeds.tokens
@@ -248,7 +248,7 @@ def _weight_traffic(config: Config, parameters: ParameterCounts, world_size: int
 
 
 def _muon_traffic(config: Config, parameters: ParameterCounts, world_size: int) -> Traffic:
-    """Return what an update costs beside its passes: whole matrices for Muon, or gradients that are not sharded."""
+    """Return what an update costs besides its passes: whole matrices for Muon, or gradients that are not sharded."""
     if not _is_sharded(config, world_size):
         return Traffic(copies=2 * 4 * parameters.trained * (world_size - 1) // world_size)
     shards = world_size // config.parallel.dp_replicate

@@ -92,13 +92,13 @@ SDE_TYPES: dict[str, Callable[[Tensor, Tensor, float, float], StepWeights]] = {
     "cps": lambda s, s_next, eta, _: coefficients_preserving(s, s_next, eta),
     "ode": lambda s, s_next, _eta, _: marginal_preserving(s, s_next, torch.zeros_like(s)),
 }
-"""Flavour name -> its weights from (sigma [K], sigma_next [K], eta, sage_clamp); ``ode`` is ``x - delta v`` alone."""
+"""Flavour name -> its weights from (sigma [K], sigma_next [K], eta, sage_clamp); ``ode`` is just ``x - delta v``."""
 
 
 class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
     """Shifted flow-matching schedule with Gaussian transitions whose log-probability can be replayed.
 
-    It is a scheduler of diffusers: it fits a diffusers pipeline, and its settings load from and save to a checkpoint's
+    It is a diffusers scheduler: it fits a diffusers pipeline, and its settings load from and save to a checkpoint's
     ``scheduler`` folder.
 
     Args:
@@ -221,9 +221,9 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
     def log_prob(next_sample: Tensor, mean: Tensor, std: Tensor, *, sde_type: str) -> Tensor:
         """Log-density of the stored next latent, averaged over all dims but the batch, [B] float32.
 
-        The mean, not the sum: ratios then do not depend on the size of the video, and a clip range of 1e-4 has a
-        meaning. The gradient runs through ``mean`` alone; ``next_sample`` is data. ``cps`` drops every constant and the
-        variance: ``-(next_sample - mean)^2``, which is 0 for a deterministic step replayed unchanged. For the other
+        The mean, not the sum: ratios then do not depend on the size of the video, and a clip range of 1e-4 is
+        meaningful. The gradient runs only through ``mean``; ``next_sample`` is data. ``cps`` drops every constant and
+        the variance: ``-(next_sample - mean)^2``, which is 0 for a deterministic step replayed unchanged. For the other
         flavours a deterministic row (std 0) has no density: its log-prob is 0, without gradient.
 
         Args:
@@ -264,7 +264,7 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
 
 
 def _known_flavour(sde_type: str) -> Callable[[Tensor, Tensor, float, float], StepWeights]:
-    """Look up a flavour; an unknown name is an error that lists the real ones."""
+    """Look up a flavour; an unknown name is an error that lists the valid ones."""
     if sde_type not in SDE_TYPES:
         nearest = difflib.get_close_matches(sde_type, SDE_TYPES, n=1, cutoff=0.3)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else ""

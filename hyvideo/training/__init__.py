@@ -1,1 +1,1 @@
-"""Training: the one courier between rooms; one file per part of a GRPO step."""
+"""Training: the only courier between rooms; one file per part of a GRPO step."""

@@ -1,4 +1,4 @@
-"""The anchor of the trust region: the weights the policy may not run away from (paper Eq. 11-15)."""
+"""The anchor of the trust region: the weights the policy must stay near (paper Eq. 11-15)."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,15 +24,15 @@ def anchor_kind(kl: KLConfig, model: ModelConfig) -> Literal["none", "base", "co
 
 
 class Anchor:
-    """A second copy of the trained weights, exchanged with the policy's in place while it is asked.
+    """A second copy of the trained weights, swapped with the policy's in place while it computes.
 
-    With LoRA that copy is the adapters alone. A fixed anchor is never refreshed; a moving one is, every
-    `update_ref_model_step` updates. Of sharded weights each rank copies and exchanges its own shards.
+    With LoRA that copy is only the adapters. A fixed anchor is never refreshed; a moving one is, every
+    `update_ref_model_step` updates. Of sharded weights each rank copies and swaps its own shards.
 
     Args:
         parameters: the trained parameters by name; copied now, so the anchor starts at the policy.
-        offload: keep the copy in host memory (pinned when the policy is on a GPU) outside of `in_place_of_policy`.
-        weights_change: called before weights are exchanged, so that none gathered from other ranks is used after.
+        offload: keep the copy in host memory (pinned when the policy is on a GPU) outside `in_place_of_policy`.
+        weights_change: called before weights are swapped, so that none gathered from other ranks is used afterwards.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Anchor:
         self.equals_policy = False
 
     def prefetch(self) -> None:
-        """Start to bring an offloaded copy back to the GPU, beside whatever is computed until it is needed."""
+        """Start copying offloaded weights to the GPU, in parallel with what is computed until they are needed."""
         if self._stream is None or self.equals_policy:
             return
         self._stream.wait_stream(torch.cuda.current_stream())
@@ -78,7 +78,7 @@ class Anchor:
 
     @contextmanager
     def in_place_of_policy(self) -> Iterator[None]:
-        """Let the policy's module compute with the anchor's weights; the policy's are in the copy meanwhile."""
+        """Let the policy's module compute with the anchor's weights; meanwhile the copy holds the policy's."""
         exchanged: list[str] = []
         self._weights_change()
         try:
@@ -95,7 +95,7 @@ class Anchor:
 
     @torch.no_grad()
     def _exchange(self, name: str) -> None:
-        """Exchange the values of one shard and its copy."""
+        """Swap the values of one shard and its copy."""
         shard, copy = local_shard(self._parameters[name]), self._copy[name]
         if name in self._prefetched:
             incoming = self._prefetched.pop(name)
@@ -129,7 +129,7 @@ class Anchor:
 class BaseModelAnchor(Anchor):
     """The fixed anchor of a fresh adapter: the base model, which is the policy with its adapter's output times 0.
 
-    Nothing is copied. (Switching adapters off by the library's own call would train afterwards what was frozen.)
+    Nothing is copied. (The library's own call to disable adapters would afterwards train what was frozen.)
 
     Args:
         transformer: the policy with its adapter.

@@ -1,6 +1,6 @@
-"""Build a trainer from a configuration: every part by the function of its own room, checks before models.
+"""Build a trainer from a configuration: every part from its own room, checks before models.
 
-Every rank builds one. What is found wrong on one rank stops all, with the same message.
+Every rank builds one. A fault found on one rank stops all, with the same message.
 """
 
 import hashlib
@@ -63,7 +63,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 def build_trainer(config: Config) -> Trainer:
     """Check everything that can be checked, then load the models and put the run together.
 
-    With a process group (`hyvideo.distributed.process_group`) this is one rank of the run, else all of it.
+    With a process group (`hyvideo.distributed.process_group`) this is one rank of the run, otherwise all of it.
 
     Args:
         config: the run's configuration.
@@ -74,7 +74,7 @@ def build_trainer(config: Config) -> Trainer:
         OSError: the run folder cannot be written.
     """
     prompts, valid = read_inputs(config)
-    # With its number, since rewards run in threads, and a new thread's current GPU is the first.
+    # With its index: rewards run in threads, and a new thread's current GPU is the first.
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     mesh = build_mesh(
         sp_size=config.parallel.sp_size, dp_replicate=config.parallel.dp_replicate, device_type=device.type
@@ -90,7 +90,7 @@ def build_trainer(config: Config) -> Trainer:
     timer = PhaseTimer(device)
     with all_or_none():
         console = Console(folder.path, rank=mesh.rank, log_interval=config.run.log_interval)
-        metrics = _open_metrics(config, folder, state.step) if mesh.is_main else None
+        metrics = _open_metrics(config, folder, state.step, console) if mesh.is_main else None
     _introduce(console, folder, config, state, mesh)
     for change in changed:
         console.info(f"changed: {change}")
@@ -152,32 +152,39 @@ def _build_profile(config: Config, folder: RunFolder, mesh: Mesh) -> Profile | N
 
 
 def _run_facts(config: Config) -> dict[str, object]:
-    """Return what all ranks of a run must agree in: every setting, and the content of the prompt files."""
+    """Return what all ranks of a run must agree on: every setting, and the content of the prompt files."""
     return settings_of(config) | _content([*config.data.train_video_csv, *config.data.valid_video_csv])
 
 
 def _content(files: Sequence[str]) -> dict[str, object]:
-    """Return hashes of files' content by what they are called in messages."""
+    """Return hashes of files' content by their names in messages."""
     return {f"{CONTENT} {file}": hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] for file in files}
 
 
-def _open_metrics(config: Config, folder: RunFolder, step: int) -> MetricsLog:
-    """Save the configuration and open the log of a run that begins, or goes on, after `step`."""
-    save_config(config, folder.path / "config.yaml")
+def _open_metrics(config: Config, folder: RunFolder, step: int, console: Console) -> MetricsLog:
+    """Open the log of a run that begins, or goes on, after `step`, and save its configuration.
+
+    Raises:
+        ValueError: a tracker cannot start.
+    """
     trackers = Trackers(
         config.run.trackers,
         folder.path,
         run_name=config.run.run_name or folder.path.name,
         tags=config.run.run_tags,
         settings={name: str(value) for name, value in settings_of(config).items()},
+        warn=console.warning,
     )
     metrics = MetricsLog(folder.path, trackers)
     metrics.truncate_after(step)
+    folder.discard_after(step)
+    trackers.start(step + 1)
+    save_config(config, folder.path / "config.yaml")
     return metrics
 
 
 def _build_sampler(config: Config, prompts: list[Prompt], mesh: Mesh) -> GroupSampler:
-    """Build what deals videos to this rank."""
+    """Build the sampler that deals videos to this rank."""
     return GroupSampler(
         num_prompts=len(prompts),
         batch_size=config.grpo.batch_size,
@@ -192,8 +199,8 @@ def build_pipeline(config: Config, device: torch.device, mesh: Mesh) -> HunyuanV
     """Load the models of `config` onto `device`, the transformer ready for training, the rollout's steps set.
 
     The transformer's weights are sharded as `mesh` and `config.parallel` say; encoders and VAE are whole everywhere.
-    Where all weights are trained on the device, each rank reads its own shards alone; an adapter is added to the whole
-    transformer, and shards for host memory are cut from it.
+    Where all weights are trained on the device, each rank reads only its own shards; otherwise, for adapters and
+    shards in host memory, the whole transformer is loaded first.
 
     Raises:
         ValueError: weights are missing or do not fit.
@@ -253,7 +260,7 @@ def _prepare(transformer: HunyuanVideo15Transformer3DModel, config: Config, mesh
 def _build_method(
     config: Config, pipeline: HunyuanVideoGRPOPipeline, sampler: GroupSampler, mesh: Mesh
 ) -> tuple[PolicyUpdate, RunState]:
-    """Build what makes an update, and the state it moves."""
+    """Build what makes an update, and the state it changes."""
     rollout = config.rollout
     parameters = trainable_parameters(pipeline.transformer)
     optimizers = build_optimizers(parameters, config.optimizer)
@@ -341,7 +348,7 @@ def _build_validation(
 
 
 def _introduce(console: Console, folder: RunFolder, config: Config, state: RunState, mesh: Mesh) -> None:
-    """Say what runs, where, and from which step."""
+    """Log what runs, where, and from which step."""
     trained, device = state.transformer.num_parameters(only_trainable=True), state.transformer.device
     ranks = f", {mesh.world_size} ranks (dp {mesh.dp_size} x sp {mesh.sp_size})" if mesh.world_size > 1 else ""
     height, width = parse_size(config.rollout.rollout_size)

@@ -1,4 +1,4 @@
-"""What to tell when a GPU's memory is exhausted: in which phase, with how much in use, and what would need less."""
+"""Error messages for exhausted GPU memory: the phase, the peak, and settings that need less."""
 
 import torch
 
@@ -26,7 +26,7 @@ KNOBS_OF_ALL = ("enable_fsdp", "reshard_after_forward", "sp_size", "sample_n_fra
 
 
 def out_of_memory_loading(error: torch.OutOfMemoryError) -> str:
-    """Return the message of a GPU that cannot hold the models."""
+    """Return the message for a GPU that cannot hold the models."""
     return (
         f"out of GPU memory while the models were loaded: {_cause(error)} More ranks (smaller shards), "
         "use_lora, master_weight_type bf16 and reward_offload need less. `python -m scripts.plan` with the run's flags "
@@ -35,7 +35,7 @@ def out_of_memory_loading(error: torch.OutOfMemoryError) -> str:
 
 
 def out_of_memory(error: torch.OutOfMemoryError, phase: str, step: int, rank: int, config: Config) -> str:
-    """Return the message of an exhausted GPU.
+    """Return the message for an exhausted GPU.
 
     Args:
         error: what the allocator said.
@@ -55,7 +55,7 @@ def out_of_memory(error: torch.OutOfMemoryError, phase: str, step: int, rank: in
     return (
         f"out of GPU memory on rank {rank} in phase '{phase}', update {step + 1}: {_cause(error)}{used} Settings that "
         f"need less, in this order: {', '.join(knobs)}. `python -m scripts.plan` with the run's flags says what fits. "
-        "Continue with --resume_from_checkpoint latest, and --resume_may_change with the names of what was lowered."
+        "Continue with --resume_from_checkpoint latest, and --resume_may_change with the names of the changed settings."
     )
 
 

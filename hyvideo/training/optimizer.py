@@ -14,10 +14,10 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
 class Muon(Optimizer):
-    """Muon as HunyuanVideo-1.5 was trained with it: momentum, then the update's singular values pushed to about 1.
+    """Muon, with which HunyuanVideo-1.5 was trained: momentum, then the update's singular values pushed to about 1.
 
-    Any parameter with at least two dims is a matrix `[d0, rest]`. The step is `lr * 0.2 sqrt(max(d0, d1))`, which gives
-    it the size of an AdamW step; weight decay is decoupled. `torch.optim.Muon` does the same for 2-D parameters only.
+    Any parameter with at least two dims is a matrix `[d0, rest]`. The step is `lr * 0.2 sqrt(max(d0, d1))`, the
+    size of an AdamW step; weight decay is decoupled. `torch.optim.Muon` does the same for 2-D parameters only.
 
     Of a sharded parameter each rank keeps its shard of the momentum. Its direction is gathered in `iteration_dtype`,
     every rank iterates on the whole matrix and keeps the rows of its shard: the same update as on one process. Per

@@ -1,4 +1,4 @@
-"""perf/*: how much of the hardware a run uses, and how many videos an hour of it makes."""
+"""perf/*: how much of the hardware a run uses, and how many videos it makes per hour."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from hyvideo.training.trajectory import Trajectory
 class Performance:
     """Turns the seconds of the phases into model FLOPs utilisation (MFU) and videos per GPU and hour.
 
-    Counted are the transformer's matrix products that the method needs, of valid tokens alone: forward passes of the
+    It counts the transformer's matrix products that the method needs, for valid tokens only: forward passes of the
     rollout, three times as much for a trained pair (less the weights' gradients under an adapter). Recomputed
     activations, text encoders and VAE do not count, while the phases' seconds include everything. The numbers are this
     rank's.
@@ -52,7 +52,7 @@ class Performance:
 
         Args:
             trajectory: of the round.
-            pairs: those the update has trained.
+            pairs: those the update trained.
             times: seconds by phase since the last row (`PhaseTimer.pop`); the rollout lies in the round's first row.
 
         Returns:

@@ -8,21 +8,21 @@ WINDOW = 40
 """Rounds that are compared, the first half with the second."""
 
 LEAST_FALL = 0.2
-"""Share of the diversity that may go before it counts as falling; noise of a few rounds stays below."""
+"""Share of the diversity that may be lost before it counts as falling; the noise of a few rounds stays below."""
 
 
 class RewardWatch:
-    """Compares the halves of the last `window` rounds; one that warned starts afresh.
+    """Compares the halves of the last `window` rounds; after a warning it starts afresh.
 
     The reward has risen when the means of the halves differ by more than two standard errors. Validation, measured
-    every so many rounds on fixed noise, has fallen when its last value lies below the first by more than the reward's
+    every few rounds on fixed noise, has fallen when its last value lies below the first by more than the reward's
     standard error. Diversity has fallen when a fifth of it is gone.
 
     Args:
         window: even number of rounds.
 
     Example:
-        >>> warning = watch.look({"reward/mean": 0.9, "rollout/diversity": 0.02})  # None, or what to tell
+        >>> warning = watch.look({"reward/mean": 0.9, "rollout/diversity": 0.02})  # None, or a message
     """
 
     def __init__(self, window: int = WINDOW) -> None:
@@ -47,7 +47,7 @@ class RewardWatch:
             return None
         self._rows.clear()
         return (
-            f"{rise}, but {' and '.join(falls)}: the policy may be learning the reward's faults. Look at the newest "
+            f"{rise}, but {' and '.join(falls)}: the policy may be exploiting flaws of the reward. Look at the newest "
             "videos in samples/; a larger kl_weight, other reward_weights or an earlier checkpoint may help."
         )
 

@@ -47,9 +47,9 @@ def collect(
         layout: where the videos of the round lie.
         round_index: number of the round; it seeds the noise.
         config: the run's configuration.
-        timer: books the time under `rollout` and `reward`; with `reward_async` the latter is what is left to wait for.
+        timer: records the time under `rollout` and `reward`; with `reward_async` the latter is only the remaining wait.
         noisy: `[B, K]` bool, the steps at which each of this rank's videos draws noise; None: all.
-        before_scoring: called when all videos are sampled, and the memory of that is free.
+        before_scoring: called when all videos are sampled and the memory for that is free.
 
     Raises:
         RewardFailureError: too many videos could not be scored.
@@ -115,7 +115,7 @@ def _in_round_order(of_ranks: Sequence[Scores], layout: RoundLayout) -> Scores:
 
 
 def _compared(scores: Scores, reward: WeightedReward, config: Config) -> torch.Tensor:
-    """Return what the videos of a group are compared by, `[N]` for the round's N videos."""
+    """Return the rewards by which the videos of a group are compared, `[N]` for the round's N videos."""
     if config.reward.reward_aggregation == "normalize_then_sum":
         return normalize_then_sum(scores.metrics, reward.weights, config.grpo.num_generations)
     return scores.total

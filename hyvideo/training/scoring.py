@@ -63,7 +63,7 @@ def _check_failures(scores: Scores, max_failed: float) -> None:
         listed = ", ".join(f"{name}: {count}" for name, count in counts.items() if count)
         raise RewardFailureError(
             f"{failed} of {len(scores.total)} videos could not be scored ({listed}); at most the share {max_failed:g} "
-            "may fail (reward_max_failed). Warnings before this say why, where the reward gave a reason."
+            "may fail (reward_max_failed). Earlier warnings say why, where the reward gave a reason."
         )
 
 

@@ -29,7 +29,7 @@ from hyvideo.models.parallelize import forget_gathered_weights, trainable_parame
 from hyvideo.training.anchor import Anchor
 
 CONTENT = "the content of"
-"""How the name of a file's hash begins among the settings."""
+"""Prefix of the names of file hashes among the settings."""
 
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
@@ -49,7 +49,7 @@ class RunState:
         lora: arguments of `lora_config`, None for full fine-tuning.
         step: updates made.
         round: rounds finished.
-        pending: a checkpoint that is being written beside the training.
+        pending: a checkpoint that is being written during training.
     """
 
     transformer: nn.Module
@@ -78,7 +78,7 @@ class RunState:
         Args:
             folder: the run's `checkpoints`.
             keep_last: checkpoints to keep.
-            keep_every: keep those at multiples of so many steps besides; 0: none.
+            keep_every: also keep those at multiples of this many steps; 0: none.
             round_start: where `max_steps` ended the run within a round, the step at which that round began.
             beside_training: return when the tensors are copied; the checkpoint is valid after `finish_save`.
 
@@ -121,7 +121,7 @@ class RunState:
         return target
 
     def finish_save(self) -> None:
-        """Complete a save that was begun beside the training, if there is one.
+        """Complete a save that was begun during training, if there is one.
 
         Raises:
             SaveError: it could not be written, on any rank; all raise it.
@@ -131,7 +131,7 @@ class RunState:
             pending.finish()
 
     def before_round(self) -> dict[str, Any]:
-        """Return what a rollout moves: the position in the prompts and the libraries' random generators."""
+        """Return what a rollout changes: the position in the prompts and the libraries' random generators."""
         return {"sampler": self.sampler.state_dict(), "rng": rng_state()}
 
     def give_round_up(self, before: Mapping[str, Any]) -> None:
@@ -147,7 +147,7 @@ class RunState:
             may_change: names of settings that may differ from the checkpoint's.
 
         Returns:
-            What differs, a setting each with both values.
+            What differs: one line per setting, with both values.
 
         Raises:
             ValueError: unreadable or damaged, or made with other settings.
@@ -170,13 +170,13 @@ class RunState:
             self.step, self.round = facts["step"], facts["round"]
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise ValueError(
-                f"'{checkpoint}' lacks facts that a run goes on from, or they are damaged: {error!r}."
+                f"'{checkpoint}' lacks facts that a run needs to continue, or they are damaged: {error!r}."
             ) from error
         set_rng_state(tensors["rng"])
         return changed
 
     def _require_finite(self, folder: Path) -> None:
-        """Refuse to save a policy that is lost, in whose favour older checkpoints would be deleted."""
+        """Refuse to save a policy that is lost: older, good checkpoints would be deleted in its favour."""
         policy = trainable_parameters(self.transformer)
         lost = [name for name, p in policy.items() if not torch.isfinite(local_shard(p.detach())).all()]
         lost = list(dict.fromkeys(name for names in gather(lost) for name in names))
@@ -201,7 +201,7 @@ class RunState:
         return tensors
 
     def _changed_settings(self, checkpoint: Path, facts: Mapping[str, Any], may_change: Collection[str]) -> list[str]:
-        """Say which settings differ; refuse the checkpoint of a run that trains something else without being told."""
+        """Say which settings differ; refuse a checkpoint of a run that trains something else, unless told to."""
         received = facts.get("config_hash")
         there, here = facts.get("settings", {}), self.settings
         differing = [name for name in here if name in there and there[name] != here[name]]

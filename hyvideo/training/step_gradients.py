@@ -1,4 +1,4 @@
-"""The gradient at each denoising step, measured: does the equalizer make the steps pull alike?"""
+"""The gradient at each denoising step, measured: does the equalizer make the steps' gradients equal?"""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from hyvideo.grpo.gradient_equalizer import velocity_gradients
 
 
 class StepGradients:
-    """Sums up how hard each denoising step pulls on the predicted velocity, over the pairs of an update.
+    """Sums up, over the pairs of an update, each denoising step's gradient by the predicted velocity.
 
     Args:
         sensitivity: [K], ``d mean / d v`` of the sampler's steps.
@@ -35,8 +35,8 @@ class StepGradients:
         """Mean over the pairs of all ranks since the last pop, for every step that had any; every rank must call it.
 
         Returns:
-            ``{"velocity_grad/step_00": norm, ...}``, after the equalizer. What it was before is this divided by the
-            step's scale.
+            ``{"velocity_grad/step_00": norm, ...}``, after the equalizer. Divided by the step's
+            scale it is the value before.
         """
         sums, self._sums = self._sums, None
         parts = [part for part in gather(None if sums is None else sums.cpu()) if part is not None]

@@ -12,14 +12,14 @@ PREEMPTIONS = ("SIGTERM", "SIGUSR1", "SIGHUP")
 """Signals by which schedulers announce that the machine will be taken away, or the terminal is gone."""
 
 REPEAT_SECONDS = 5.0
-"""A preemption that comes again so soon is the same one: sent to all processes of a job, and passed on by torchrun."""
+"""A preemption repeated within this time is the same one: sent to all processes of a job, and passed on by torchrun."""
 
 PREEMPTED = 75
 """Exit status of a run that was preempted, has saved and wants to be started again (EX_TEMPFAIL of sysexits.h)."""
 
 
 def listened_preemptions() -> list[signal.Signals]:
-    """The preemptions that this process does not ignore, as it does SIGHUP under nohup."""
+    """The preemption signals that this process does not ignore (under nohup it ignores SIGHUP)."""
     numbers = [signal.Signals[name] for name in PREEMPTIONS]
     return [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
 
@@ -36,7 +36,7 @@ class StopSignal:
 
     @contextmanager
     def listening(self) -> Iterator["StopSignal"]:
-        """Listen inside the `with` block; a signal's former handler comes back after it, and at the block's end."""
+        """Listen inside the `with` block; a signal's former handler returns after it, and at the block's end."""
         former = {number: signal.getsignal(number) for number in (signal.SIGINT, *listened_preemptions())}
         received: dict[int, float] = {}
 
@@ -59,7 +59,7 @@ class StopSignal:
                 signal.signal(number, handler)
 
     def of_all_ranks(self) -> str | None:
-        """Return the name of the first signal that any rank has got; all ranks call it, and get the same."""
+        """Return the name of the first signal that any rank received; all ranks call it, and get the same."""
         return next(filter(None, gather(self.name)), None)
 
     def preempted(self) -> bool:

@@ -40,9 +40,9 @@ _TRACKED_VIDEOS = 8
 
 @dataclass
 class Trainer:
-    """Runs rounds of GRPO until `max_steps` updates are made; every rank runs one, all in step.
+    """Runs rounds of GRPO until `max_steps` updates are made; every rank runs one, in lockstep.
 
-    A round is atomic: checkpoints and a requested stop fall between rounds. Every part is built elsewhere and handed in
+    A round is atomic: checkpoints and a requested stop fall between rounds. Every part is built elsewhere and passed in
     finished (`hyvideo.training.assembly.build_trainer`). `metrics` is None on all ranks but the main one, `profile`
     where the run is not profiled. `skipped_in_row` counts the updates skipped since the last one that was made.
     """
@@ -122,14 +122,14 @@ class Trainer:
         return stopped_by if state.step < run.max_steps else None
 
     def whereabouts(self) -> str:
-        """Say where this rank is, and from where the run can go on: for the end of a traceback."""
+        """Say where this rank is, and how the run can continue: for the end of a traceback."""
         return (
             f"Rank {self.mesh.rank} failed in phase '{self.timer.phase}', update {self.state.step + 1}. What was saved "
             f"is intact; continue with --output_dir {self.folder.path} --resume_from_checkpoint latest"
         )
 
     def _save_unless_saved(self) -> None:
-        """Save what a round that was given up began with, unless that is the last checkpoint, or nothing at all."""
+        """Save the state before an abandoned round, unless the last checkpoint has it or no update was made."""
         saved = from_main(lambda: latest_checkpoint(self.folder.checkpoints))  # another machine may see it later
         if self.state.step and not (saved and saved.name == f"step_{self.state.step}"):
             self._save(keep_last=self.config.run.keep_last)
@@ -258,7 +258,7 @@ class Trainer:
     def _update(
         self, trajectory: Trajectory, pairs: Pairs, anchor_means: Tensor | None, coefficient: float
     ) -> UpdateStats:
-        """Make one update and move controller, anchor and step counter on."""
+        """Make one update and advance controller, anchor and step counter."""
         state, kl = self.state, self.config.kl
         try:
             with self.timer("update"):
@@ -308,7 +308,7 @@ class Trainer:
         return means
 
     def write_report(self) -> None:
-        """Write `report.html` from what is in the run folder; a report that cannot be written stops no training."""
+        """Write `report.html` from what is in the run folder; if it cannot be written, training goes on."""
         if not (self.metrics and self.metrics.path.exists()):
             return
         try:

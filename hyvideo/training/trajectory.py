@@ -12,7 +12,7 @@ from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout
 
 @dataclass(frozen=True)
 class Trajectory:
-    """B videos of this rank, how they came about and how good they are.
+    """B videos of this rank, how they were made and how good they are.
 
     Attributes:
         assignments: prompt and generation of every sample, length B.
@@ -22,7 +22,7 @@ class Trajectory:
         rollout: videos, latents `[B, K + 1, ...]`, means `[B, K, ...]` and log-probabilities `[B, K]`.
         scores: raw metrics and total reward, `[B]` each.
         round_scores: those of the videos of all ranks, in round order: groups are contiguous.
-        rewards: of the round's videos likewise, what those of a group are compared by; NaN for a failed score.
+        rewards: those by which the videos of a group are compared, likewise; NaN for a failed score.
         advantages: `[B]`, group-normalised; 0 for a failed score.
         diversity: of every group of the round, `[N / G]`: how far its videos are from each other.
     """

@@ -215,7 +215,7 @@ class PolicyUpdate:
         )
 
     def _transition(self, latents: Tensor, index: Tensor, conditioning: Conditioning) -> tuple[Tensor, Tensor]:
-        """The one denoising step, as the rollout made it."""
+        """Make the denoising step as the rollout did."""
         settings = self.config.rollout
         return self.pipeline.denoise_step(
             latents, index, conditioning, self.guidance, sde_type=settings.sde_type, eta=settings.eta
@@ -236,7 +236,7 @@ class PolicyUpdate:
 
 
 def _summary(losses: Sequence[MicroBatchLoss], weights: Sequence[float], grad_norm: float) -> UpdateStats:
-    """Reduce the scalars of all ranks' micro-batches, of which each has as many, with one device synchronisation."""
+    """Reduce the scalars of all ranks' micro-batches (equally many on each) with one device synchronisation."""
     names = [field.name for field in fields(MicroBatchLoss)]
     table = (
         torch.stack([torch.stack([getattr(loss, name).detach() for name in names]) for loss in losses]).double().cpu()

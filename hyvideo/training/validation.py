@@ -1,4 +1,4 @@
-"""Validation: the same prompts and seeds after every so many updates, sampled with the ODE and scored."""
+"""Validation: the same prompts and seeds at an interval of updates, sampled with the ODE and scored."""
 
 import json
 from collections.abc import Sequence
@@ -68,9 +68,19 @@ class Validation:
             fps=self.config.rollout.video_fps,
             numbers=sampled.numbers,
             mesh=self.mesh,
+            how=self._how(),
         )
         means = {f"valid/{name}": float(values.nanmean()) for name, values in sampled.all_scores.metrics.items()}
         return {"valid/reward": float(sampled.all_scores.total.nanmean()), **means}
+
+    def _how(self) -> str:
+        """What decides a video and its scores besides prompt and policy: equal words, comparable videos."""
+        settings = self.config.validation
+        return (
+            f"{settings.validate_video_length}x{settings.validation_fixed_size}, "
+            f"{settings.validation_num_inference_steps} steps, shift {settings.validation_timestep_shift:g}, "
+            f"guidance {self.guidance.scale:g}, seed {settings.validation_global_seed}; {self.reward.describe()}"
+        )
 
     def sample(self, prompts: Sequence[Prompt]) -> Sampled:
         """Sample `prompts` with the policy as it is and score the videos; all ranks call it with the same prompts."""
@@ -80,7 +90,7 @@ class Validation:
         own = [prompts[number] for number in numbers]
         videos = sample_prompts(
             self.pipeline,
-            [*own, *[prompts[0]] * (count - len(own))],  # sharded weights want as many forward passes of each rank
+            [*own, *[prompts[0]] * (count - len(own))],  # sharded weights need equally many passes on all ranks
             self.guidance,
             num_frames=settings.validate_video_length,
             size=parse_size(settings.validation_fixed_size),
@@ -101,6 +111,7 @@ def save_samples(
     fps: float,
     numbers: Sequence[int] | Tensor,
     mesh: Mesh,
+    how: str = "",
 ) -> None:
     """Write videos `[B, F, H, W, 3]` as `000.mp4`, ... and the prompts and scores of all ranks as `scores.jsonl`.
 
@@ -112,12 +123,13 @@ def save_samples(
         fps: frames per second.
         numbers: the videos' numbers among those of all ranks.
         mesh: the ranks.
+        how: they were sampled and scored, where that makes them comparable with others.
     """
-    rows = []
+    rows, about = [], {"how": how} if how else {}
     for i, (video, text, number) in enumerate(zip(videos, texts, torch.as_tensor(numbers).tolist(), strict=True)):
         name = f"{number:03d}.mp4"
         metrics = {metric: _number(values[i]) for metric, values in scores.metrics.items()}
-        rows.append({"video": name, "prompt": text, "reward": _number(scores.total[i]), **metrics})
+        rows.append({"video": name, "prompt": text} | about | {"reward": _number(scores.total[i]), **metrics})
         if mesh.sp_rank == 0:
             write_video(folder / name, video, fps)
     of_ranks = gather(rows)[:: mesh.sp_size]

@@ -10,7 +10,7 @@ from matplotlib.ticker import NullFormatter
 from hyvideo.evaluation.intervals import Interval
 
 BLUE, ORANGE, GREEN, PINK, RED, BLACK = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#333333"
-"""From Okabe and Ito's palette: told apart by readers with any colour vision."""
+"""From Okabe and Ito's palette: distinguishable with any colour vision."""
 
 SAMPLERS = {"sage_grpo": "SAGE", "flow_grpo": "Flow-GRPO", "dance_grpo": "DanceGRPO", "cps": "CPS"}
 """sde_type -> its name in pictures and tables."""
@@ -20,7 +20,7 @@ MARKERS = {"sage_grpo": "o", "flow_grpo": "s", "dance_grpo": "^", "cps": "D"}
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of so many inches that can be saved without a display."""
+    """An empty figure, size in inches, that can be saved without a display."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure

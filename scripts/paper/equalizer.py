@@ -57,7 +57,7 @@ def draw(found: Mapping[str, Any]) -> Figure:
 
 
 def _curve(axes: Axes, found: Mapping[str, Any], label: str, colour: str, name: str) -> None:
-    """Draw one arm from the base on."""
+    """Draw one arm, starting at the base."""
     runs = list(found["arms"][label]["runs"].values())
     updates = [0, *runs[0]["updates"]]
     curves = np.array([[found["base"]["reward"], *run["held_out"]["reward"]] for run in runs])

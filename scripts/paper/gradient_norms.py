@@ -32,7 +32,7 @@ STEPS, ETA, SEED = 20, 0.5, 42
 
 
 def find(num_videos: int) -> dict[str, Any]:
-    """Theory and measurement at every step of every sampler, averaged over videos of as many prompts."""
+    """Theory and measurement at every step of every sampler, averaged over videos, one per prompt."""
     config = load_config(["--config", "configs/tiny.yaml"])
     scheduler = FlowMatchDiscreteScheduler(shift=config.rollout.infer_flow_shift_video)
     scheduler.set_timesteps(STEPS)
@@ -135,7 +135,7 @@ def describe(found: Mapping[str, Any]) -> str:
 
 
 def claims(found: Mapping[str, Any]) -> Sequence[Claim]:
-    """Theory holds; equalized gradients are of one size in the velocity, and more even in the weights."""
+    """Theory holds; equalized gradients have one size in the velocity, and are more even in the weights."""
     spread = {sampler: spreads(found["sigma"], values) for sampler, values in found["samplers"].items()}
     error = max(values["error"] for values in spread.values())
     even = all(values["weights_equalized"] < values["weights"] for values in spread.values())
@@ -170,7 +170,7 @@ def spreads(sigma: Sequence[float], values: Mapping[str, Sequence[float]]) -> di
 
 
 def _trained(sigma: Sequence[float], values: Mapping[str, Sequence[float]]) -> list[list[float]]:
-    """Level, theory, scale and both measurements of the stochastic steps alone."""
+    """Level, theory, scale and both measurements of the stochastic steps only."""
     columns = (sigma, values["theory"], values["scale"], values["by_velocity"], values["by_weights"])
     return [list(column) for column in zip(*(row for row in zip(*columns, strict=True) if row[1] > 0), strict=True)]
 

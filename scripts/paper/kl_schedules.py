@@ -15,12 +15,12 @@ from scripts.paper.study import FAILS, HOLDS, Claim, Study, paragraph
 
 CEILING, FLOOR, WARMUP, UPDATES = 1e-5, 1e-7, 100, 250
 TARGET, LARGE, SMALL, FALL = 1.0, 3.0, 0.3, 170
-"""KL in units of kl_target, and the update at which the last course falls from large to small."""
+"""KL in units of kl_target, and the update at which the last trajectory falls from large to small."""
 STYLES = {"fixed": (RED, "--"), "two_stage": (BLUE, "-"), "milder": (ORANGE, "-.")}
 
 
 def find() -> dict[str, Any]:
-    """The coefficient at every update, for each course of the KL and each schedule."""
+    """The coefficient at every update, for each KL trajectory and each schedule."""
     courses = {
         "at its target": [TARGET] * UPDATES,
         "large": [LARGE] * UPDATES,
@@ -36,13 +36,13 @@ def find() -> dict[str, Any]:
 
 
 def _coefficients(schedule: Schedule, course: Sequence[float]) -> list[float]:
-    """Lambda of each update, when the updates before it showed this course of the KL."""
+    """Lambda of each update, when the updates before it showed this KL trajectory."""
     controller = KLController(max_coef=CEILING, min_coef=FLOOR, warmup_updates=WARMUP, target=1.0, schedule=schedule)
     return [controller.coefficient, *(controller.update(kl) for kl in course[:-1])]
 
 
 def draw(found: Mapping[str, Any]) -> Figure:
-    """One panel per course of the KL, one line per schedule."""
+    """One panel per KL trajectory, one line per schedule."""
     figure = new_figure(10, 3.3)
     panels = figure.subplots(1, 3, sharey=True)
     for axes, (course, schedules) in zip(panels, found["coefficient"].items(), strict=True):
@@ -87,7 +87,7 @@ def claims(found: Mapping[str, Any]) -> Sequence[Claim]:
 
 
 def _updates_to_floor(course: Sequence[float]) -> int:
-    """Updates after the warm-up until lambda is as low as it goes."""
+    """Updates after the warm-up until lambda reaches its floor."""
     return course.index(course[-1], WARMUP) - WARMUP
 
 

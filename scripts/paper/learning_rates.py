@@ -2,8 +2,8 @@
 
 Example: `python -m scripts.paper.learning_rates`
 
-Seeds and prompts of the choice are not those of the studies: two seeds of its own, and the first training prompts take
-the place of the held-out ones.
+The choice uses other seeds and prompts than the studies: two seeds of its own, and the first training prompts in place
+of the held-out ones.
 """
 
 import sys
@@ -44,7 +44,7 @@ def tuned_rates(docs: Path) -> dict[str, float]:
 
 
 def rate_of(sampler: str, docs: Path) -> float:
-    """The sampler's tuned rate, or that of configs/tiny.yaml for all as long as none is tuned."""
+    """The sampler's tuned rate, or that of configs/tiny.yaml while none is tuned."""
     return tuned_rates(docs).get(sampler, tiny_config().optimizer.learning_rate)
 
 
@@ -64,7 +64,7 @@ def publish_tuned(
         argv: command line.
         description: for `--help`.
         rounds: the study's default.
-        looks: times a run samples the held-out videos; arms that studies share have the same.
+        looks: times a run samples the held-out videos; the same for arms that studies share.
 
     Returns:
         The exit status (1 if a run failed).
@@ -122,7 +122,7 @@ def describe(found: Mapping[str, Any]) -> str:
 
 
 def claims(found: Mapping[str, Any]) -> Sequence[Claim]:
-    """None: it is how the others are tuned."""
+    """No claims: this is how the other studies are tuned."""
     return []
 
 

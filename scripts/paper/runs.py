@@ -1,8 +1,8 @@
-"""Trainings of the bundled model for the studies: what is missing is trained, many at a time, and may stop at any time.
+"""Trainings of the bundled model for the studies: missing ones are trained, many at a time, and may stop at any time.
 
 A run is post_train.py with configs/tiny.yaml and a few settings, as one process with one thread: at this size a second
 thread gains nothing, a second run does. Its folder is named after a hash of all its settings, so that studies share
-runs, a finished run is kept, and one that was stopped goes on from its checkpoint.
+runs, a finished run is kept, and one that was stopped continues from its checkpoint.
 """
 
 import fcntl
@@ -47,14 +47,14 @@ class Run:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], root: Path, measured: int | None = None) -> "Run":
-        """Make the run of these settings below `root`; with another configs/tiny.yaml it is another run."""
+        """Make the run with these settings below `root`; another configs/tiny.yaml makes it another run."""
         everything = [yaml.safe_load(CONFIG.read_text(encoding="utf-8")), dict(settings)]
         digest = hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:10]
         name = f"{settings.get('sde_type', 'sage_grpo')}-seed{settings['seed']}-{digest}"
         return cls(root.resolve() / name, settings, settings["max_steps"] if measured is None else measured)
 
     def scores_at(self, step: int) -> Path:
-        """Scores of the held-out videos after so many updates."""
+        """Scores of the held-out videos after that many updates."""
         return self.folder / "samples" / f"step_{step}" / "scores.jsonl"
 
     @property
@@ -66,7 +66,7 @@ class Run:
         return last.endswith("\n") and json.loads(last)["step"] >= self.settings["max_steps"]
 
     def command(self) -> list[str]:
-        """The command line that makes it, or goes on with it."""
+        """The command line that makes or continues it."""
         flags = {**self.settings, **SILENT, "output_dir": str(self.folder)}
         texts = [word for name, value in flags.items() for word in (f"--{name}", _text(value))]
         return [sys.executable, str(REPOSITORY / "post_train.py"), "--config", str(CONFIG), *texts]
@@ -94,7 +94,7 @@ class _Training:
     def close(self, *, asked_to_stop: bool) -> str | None:
         """Wait for the end and tidy up; returns what went wrong, if anything did.
 
-        One that is asked to stop while it still starts up dies of the signal, which is no fault.
+        One that is asked to stop while it is starting up dies of the signal, which is not a failure.
         """
         status = self.process.wait()
         self._lock.close()

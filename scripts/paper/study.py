@@ -21,7 +21,7 @@ DOCUMENT = "claims.md"
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper and what became of it.
+    """A claim of the paper and its verdict.
 
     Attributes:
         text: the claim.
@@ -38,8 +38,8 @@ class Claim:
 class Study:
     """One figure or table.
 
-    What a study finds is a mapping of plain numbers and names; picture, paragraph and claims are functions of it alone,
-    so that they can be made again from the committed JSON.
+    What a study finds is a mapping of plain numbers and names; picture, paragraph and claims depend on nothing else, so
+    they can be made again from the committed JSON.
 
     Attributes:
         name: of its module, its files and its section.
@@ -93,7 +93,7 @@ def read_found(path: Path) -> dict[str, Any]:
 
 
 def claims_table(folder: Path) -> str:
-    """One row per claim of every study whose raw numbers lie in `folder`, in the order of the alphabet."""
+    """One row per claim of every study whose raw numbers lie in `folder`, in alphabetical order."""
     rows = ["| claim | verdict | evidence | study |", "|---|---|---|---|"]
     for path in sorted(folder.glob("*.json")):
         rows += [

@@ -55,7 +55,7 @@ def parse_budget(argv: Sequence[str], description: str, rounds: int, looks: int 
     add("--rounds", type=int, default=rounds, help=f"rounds of 32 videos per run; default {rounds}")
     add("--num_held_out", type=int, default=128, help="held-out videos of each measurement; default 128")
     add("--jobs", type=int, default=jobs, help="trainings at a time; default one per core, one on a GPU")
-    add("--minutes", type=float, help="stop after so long and draw what there is (0: only draw); default to the end")
+    add("--minutes", type=float, help="stop after this long and draw what there is (0: only draw); default no limit")
     add("--runs_dir", type=Path, default=Path("outputs/paper"), help="where runs lie; default outputs/paper")
     add("--docs", type=Path, default=DOCS, help="where picture, numbers and claims.md are written; default docs")
     parser.set_defaults(looks=looks)
@@ -95,7 +95,7 @@ def run_of(arm: Arm, seed: int, budget: argparse.Namespace) -> Run:
         "max_steps": updates,
         "validation_interval": updates // looks,
         "validation_num_videos": budget.num_held_out,
-        "save_interval": max(1, updates // 6),  # a kill costs a sixth at the most
+        "save_interval": max(1, updates // 6),  # a kill costs a sixth at most
     }
     return Run.of(settings, budget.runs_dir)
 
@@ -114,7 +114,7 @@ def base_run(arms: Sequence[Arm], budget: argparse.Namespace) -> Run:
 
 
 def updates_per_rollout(arm: Arm) -> int:
-    """Optimizer updates an arm makes in a round."""
+    """Optimizer updates of an arm in one round."""
     return arm.settings.get("updates_per_rollout", tiny_config().grpo.updates_per_rollout)
 
 
@@ -194,9 +194,9 @@ def difference(found: Mapping[str, Any], arm: str, other: str, metric: str = "re
 
 
 def verdict(differences: Sequence[Interval | None]) -> str:
-    """What becomes of "better than each of these": it holds if all intervals lie above 0, and fails if one lies below.
+    """The verdict on "better than each of these": it holds if all intervals lie above 0, and fails if one lies below.
 
-    Anything else cannot be told, also where an arm is missing or has a single seed.
+    Anything else is open, including an arm that is missing or has a single seed.
     """
     if any(interval is not None and interval.high < 0 for interval in differences):
         return FAILS

@@ -44,7 +44,7 @@ def _variances(sigma: float, sigma_next: float) -> tuple[float, float]:
 
 
 def _error(sigma: float, sigma_next: float) -> float:
-    """By how much of the integral the first-order rule is too large."""
+    """Relative excess of the first-order rule over the integral."""
     exact, first_order = _variances(sigma, sigma_next)
     return first_order / exact - 1
 

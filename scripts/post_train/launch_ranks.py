@@ -1,4 +1,4 @@
-"""torchrun, which also passes SIGUSR1 on and ends with the status of its ranks where they have told why.
+"""torchrun that also passes SIGUSR1 on, and ends with its ranks' own exit status where they report one.
 
 Usage: `python -m scripts.post_train.launch_ranks [torchrun's options] post_train.py [flags]`
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Start a script on every node with pdsh, each knowing its number, and stop all when one ends badly or is lost.
+# Start a script on every node with pdsh, each knowing its number, and stop all when one fails or is lost.
 #
 # Usage: scripts/post_train/pdsh_train.sh SCRIPT [arguments of SCRIPT]     settings: see run_post_train_multinode.sh
 #
@@ -49,7 +49,7 @@ while IFS= read -r node; do
 done < <(listed_nodes)
 ((${#nodes[@]})) ||
   fail "the node list is empty: set NODE_IP_LIST, for example to 10.0.0.1,10.0.0.2, or HOSTFILE to a file with one node" \
-    "per line. For this machine alone: ./run_post_train.sh"
+    "per line. For this machine only: ./run_post_train.sh"
 command -v pdsh >/dev/null ||
   fail "pdsh is not installed on this machine ('apt-get install pdsh' on Debian and Ubuntu). Under SLURM it is not needed:" \
     "sbatch scripts/post_train/slurm_train.sbatch"
@@ -65,7 +65,7 @@ shared=("NNODES=${#nodes[@]}" "MASTER_ADDR=${MASTER_ADDR:-${nodes[0]}}" "MASTER_
 shared+=("RUN_ID=$run_id" "LOG_DIR=$logs")
 read -ra names <<<"${PASS_ENV-}"
 for variable in $(compgen -e | grep -E "$PASSED" | grep -viE "$SECRET" || true) ${names[@]+"${names[@]}"}; do
-  [[ -v $variable ]] || fail "PASS_ENV names '$variable', which is no variable of this environment."
+  [[ -v $variable ]] || fail "PASS_ENV names '$variable', which is not a variable of this environment."
   shared+=("$variable=${!variable}")
 done
 
@@ -73,7 +73,7 @@ done
 #   remote [VARIABLE=VALUE ...] -- [ARGUMENT ...]
 remote() {
   local missing line word
-  missing="no folder '$root' on this node: the project must lie at one path on all nodes (shared storage)"
+  missing="no folder '$root' on this node: the project must have the same path on all nodes (shared storage)"
   line="cd $(quote "$root") || { echo $(quote "$missing") >&2; exit 1; }; exec env"
   while [[ $1 != -- ]]; do
     line+=" $(quote "$1")"
@@ -88,7 +88,7 @@ remote() {
 export PDSH_SSH_ARGS_APPEND="${PDSH_SSH_ARGS_APPEND--oBatchMode=yes -oServerAliveInterval=15 -oServerAliveCountMax=4}"
 export PDSH_RCMD_TYPE="${PDSH_RCMD_TYPE:-ssh}"
 
-# Begin to end the run on all nodes; its processes get so many seconds. A node that cannot be reached is given up.
+# Begin to end the run on all nodes; its processes get that many seconds. A node that cannot be reached is given up.
 stop_all() {
   echo "pdsh_train.sh: stopping all nodes, within $1 s" >&2
   for rank in "${!nodes[@]}"; do
@@ -97,7 +97,7 @@ stop_all() {
   done
 }
 
-# Note which nodes have ended; the first that ended badly stops the others.
+# Note which nodes have ended; the first that failed stops the others.
 look_at_nodes() {
   for rank in "${!clients[@]}"; do
     if kill -0 "${clients[rank]}" 2>/dev/null; then continue; fi
@@ -122,7 +122,7 @@ for rank in "${!nodes[@]}"; do
   own=("NODE_RANK=$rank")
   count="${NPROC_PER_NODE:-${processes[rank]}}"
   if [[ -n $count ]]; then own+=("NPROC_PER_NODE=$count"); fi
-  # A session of its own: Ctrl-C in the terminal reaches this script alone, which ends the ranks in order.
+  # A session of its own: Ctrl-C in the terminal reaches only this script, which ends the ranks in order.
   setsid pdsh -S -b -w "${nodes[rank]}" "$(remote "${shared[@]}" "${own[@]}" -- "$@")" &
   clients[rank]=$!
 done
@@ -135,7 +135,7 @@ while ((${#clients[@]})); do
     stopping=2
     stop_all "$KILL_AFTER"
   elif ((stopping)) && ! kill -0 "${stoppers[@]}" 2>/dev/null; then
-    # Nothing runs any more: after its last words what is left is the connection to a node that is gone.
+    # Nothing runs any more: once its last output is through, all that is left is a connection to a node that is gone.
     if ((silent++ >= 10)); then kill "${clients[@]}" 2>/dev/null || true; fi
   fi
   sleep 0.5 &

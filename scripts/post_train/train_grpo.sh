@@ -13,19 +13,19 @@ fail() {
   exit 1
 }
 
-# Process ids of a run on this node, by the mark in their environment: torchrun's ranks have sessions of their own.
+# Process ids of a run on this node, by the marker in their environment: torchrun's ranks have sessions of their own.
 processes() {
   { grep -lszxF "TRAIN_GRPO_RUN=$1" /proc/[0-9]*/environ || true; } | cut -d/ -f3
 }
 
-# Ask a run's processes to end, and end them after so many seconds.
+# Ask a run's processes to end, and kill them after that many seconds.
 stop() {
   local id="$1" seconds="$2" pids pid parent
   for ((waited = 0; ; waited++)); do
     mapfile -t pids < <(processes "$id")
     ((${#pids[@]})) || return 0
     if ((waited == 0)); then
-      for pid in "${pids[@]}"; do # torchrun passes it on to its ranks; twice would end them within their round
+      for pid in "${pids[@]}"; do # torchrun passes it on to its ranks; a second one would end them mid-round
         parent="$(sed -n 's/^PPid:[[:space:]]*//p' "/proc/$pid/status" 2>/dev/null)" || continue
         if [[ " ${pids[*]} " != *" $parent "* ]]; then kill -TERM "$pid" 2>/dev/null || true; fi
       done
@@ -76,8 +76,8 @@ if ((nnodes > 1 || NPROC_PER_NODE > 1)); then
   fi
   if [[ -n ${MASTER_PORT-} ]] && ((node_rank == 0)); then
     "$PYTHON" -c 'import socket, sys; socket.create_server(("", int(sys.argv[1]))).close()' "$MASTER_PORT" >/dev/null 2>&1 ||
-      fail "MASTER_PORT: port $MASTER_PORT is in use on $(hostname), where the processes would meet. Does a run still go" \
-        "on there? Otherwise set MASTER_PORT to another one."
+      fail "MASTER_PORT: port $MASTER_PORT is in use on $(hostname), where the processes would meet. Is a run still in" \
+        "progress there? Otherwise set MASTER_PORT to another one."
   fi
   threads=$(($(nproc) / NPROC_PER_NODE))
   export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}"
@@ -93,7 +93,7 @@ if [[ -n $resume ]]; then run+=(--resume_from_checkpoint "$resume"); fi
 run+=("$@")
 
 # Run a command; on one of several nodes leave nothing of it behind, whichever process dies, and end it when asked to or
-# when who started this script is gone (a launcher that was killed, a lost connection).
+# when whoever started this script is gone (a launcher that was killed, a lost connection).
 supervised() {
   if ((nnodes == 1)); then
     "$@"

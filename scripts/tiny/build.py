@@ -1,4 +1,4 @@
-"""Reproduce assets/tiny from nothing: prompts, VAE, transformer, export in bf16 (about 75 minutes on 2 CPU cores).
+"""Reproduce assets/tiny from scratch: prompts, VAE, transformer, export in bf16 (about 75 minutes on 2 CPU cores).
 
 python -m scripts.tiny.build
 """
@@ -21,7 +21,7 @@ def export(vae_folder: Path, transformer_folder: Path, assets: Path) -> None:
         AutoencoderKLHunyuanVideo15.from_pretrained(vae_folder),
     )
     for part in (pipeline.transformer, pipeline.vae):
-        part.register_to_config(_name_or_path="")  # where this machine keeps the weights is nobody's business
+        part.register_to_config(_name_or_path="")  # no paths of this machine in the published files
     pipeline.to(torch.bfloat16).save_pretrained(assets)
 
 

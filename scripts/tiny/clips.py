@@ -51,7 +51,7 @@ def sample_clip(scene: Scene, rng: random.Random) -> Clip:
 
 
 def sample_varied_clip(rng: random.Random) -> Clip:
-    """Draw a clip outside the vocabulary (any colours, size, course): the VAE must not know good videos only."""
+    """Draw a clip outside the vocabulary (any colours, size, path): the VAE must not know only good videos."""
     colour, background = (tuple(rng.randrange(256) for _ in range(3)) for _ in range(2))
     start = (rng.uniform(4, SIZE - 4), rng.uniform(4, SIZE - 4))
     velocity = (rng.gauss(0, 1.2), rng.gauss(0, 1.2))

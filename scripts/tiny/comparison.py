@@ -1,9 +1,5 @@
 """Compare a trained tiny model with its base on held-out prompts; demo and learning proof share it."""
 
-import json
-from dataclasses import asdict
-from pathlib import Path
-
 from hyvideo.config.schema import Config
 from hyvideo.data.prompts import Prompt, read_prompts
 from hyvideo.evaluation.paired import PairedGain, paired_gain
@@ -11,7 +7,7 @@ from hyvideo.models.reward_models.rewards import Scores
 
 
 def held_out_prompts(config: Config, count: int) -> list[Prompt]:
-    """Return `count` held-out prompts; the list is repeated when it is shorter, each prompt with noise of its own."""
+    """Return `count` held-out prompts; the list is repeated when it is shorter, each prompt with its own noise."""
     prompts = read_prompts(config.data.valid_video_csv)
     return [Prompt(prompts[i % len(prompts)].text, i, None, None) for i in range(count)]
 
@@ -20,8 +16,3 @@ def gains(before: Scores, after: Scores) -> dict[str, PairedGain]:
     """Return the paired gain of the total reward and of each metric, with 95 % intervals."""
     metrics = {name: paired_gain(before.metrics[name], after.metrics[name]) for name in before.metrics}
     return {"reward": paired_gain(before.total, after.total), **metrics}
-
-
-def write_gains(path: Path, result: dict[str, PairedGain]) -> None:
-    """Write the gains as JSON."""
-    path.write_text(json.dumps({name: asdict(gain) for name, gain in result.items()}, indent=1) + "\n")

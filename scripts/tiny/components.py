@@ -113,7 +113,7 @@ def build_text_encoder(vocab_size: int) -> Qwen2_5_VLTextModel:
 
 
 def build_glyph_encoder() -> T5EncoderModel:
-    """Make a random one-layer ByT5; the prompts quote no text, so it never speaks in training."""
+    """Make a random one-layer ByT5; the prompts quote no text, so training never uses it."""
     torch.manual_seed(0)
     config = T5Config(vocab_size=384, d_model=GLYPH_WIDTH, d_kv=8, d_ff=64, num_layers=1, num_heads=4)
     return T5EncoderModel(config).eval()

@@ -19,12 +19,13 @@ from hyvideo.config.loading import load_config
 from hyvideo.config.schema import Config
 from hyvideo.data.prompts import Prompt
 from hyvideo.distributed.process_group import process_group
+from hyvideo.evaluation.improvement import HeldOutGains, write_held_out
 from hyvideo.observability.before_after import side_by_side
 from hyvideo.observability.plots import plot_reward_curve
 from hyvideo.training.assembly import build_trainer
 from hyvideo.training.trainer import Trainer
 from hyvideo.training.validation import Sampled
-from scripts.tiny.comparison import gains, held_out_prompts, write_gains
+from scripts.tiny.comparison import gains, held_out_prompts
 
 NUM_HELD_OUT = 128
 NUM_SHOWN = 8
@@ -58,7 +59,7 @@ def _start(argv: list[str]) -> int:
 
 
 def _train_and_compare(config: Config) -> None:
-    """Train, and sample before and after; the main rank writes what came out."""
+    """Train, and sample before and after; the main rank writes the results."""
     started = time.monotonic()
     trainer = build_trainer(config)
     prompts = held_out_prompts(config, NUM_HELD_OUT)
@@ -77,7 +78,7 @@ def _write(trainer: Trainer, before: Sampled, after: Sampled, prompts: Sequence[
     """Write gains, curve and videos to the run folder, and say what improved."""
     folder = trainer.folder.path
     result = gains(before.all_scores, after.all_scores)
-    write_gains(folder / "gains.json", result)
+    write_held_out(folder, HeldOutGains(trainer.state.step, result))
     plot_reward_curve(folder / "metrics.jsonl", folder / "reward_curve.png")
     _show(before, after, [prompt.text for prompt in prompts], folder / "before_after.mp4")
     trainer.write_report()
@@ -91,7 +92,7 @@ def _write(trainer: Trainer, before: Sampled, after: Sampled, prompts: Sequence[
 
 
 def _show(before: Sampled, after: Sampled, texts: Sequence[str], path: Path) -> None:
-    """Write the first videos side by side: no choosing by result."""
+    """Write the first videos side by side: none is selected by its result."""
     captions = [
         f"{text} ({old:+.1f} to {new:+.1f})"
         for text, old, new in zip(texts, before.all_scores.total, after.all_scores.total, strict=True)

@@ -4,12 +4,11 @@ Example: `python -m scripts.tiny.prove_learning --output_dir outputs/proof`
 
 Every seed trains the tiny model twice, by the demo's settings with eight times as many videos in each update: with the
 true reward, and with the rewards of a round shuffled among its videos, which keeps everything but the link between a
-video and its score. Finished runs are kept: started again, the command goes on where it stopped; two commands with one
-of the `--kinds` each use two cores better than one does. Flags it does not know go to the runs.
+video and its score. Finished runs are kept: started again, the command continues where it stopped. Two commands
+with one of the `--kinds` each use two cores better than one command. Unknown flags are passed to the runs.
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -19,23 +18,23 @@ from transformers.utils.logging import disable_progress_bar
 
 from hyvideo.config.loading import load_config
 from hyvideo.data.randomness import generator_for
+from hyvideo.evaluation.improvement import HELD_OUT, HeldOutGains, read_held_out, write_held_out
 from hyvideo.evaluation.intervals import seed_interval
-from hyvideo.evaluation.paired import PairedGain
 from hyvideo.models.reward_models.rewards import Scores, WeightedReward
 from hyvideo.training.assembly import build_trainer
 from hyvideo.training.trainer import Trainer
-from scripts.tiny.comparison import gains, held_out_prompts, write_gains
+from scripts.tiny.comparison import gains, held_out_prompts
 
 KINDS = ("true", "shuffled")
 SETTINGS = (
     *("--config", "configs/tiny.yaml", "--enable_compile", "true"),
     *("--batch_size", "256", "--learning_rate", "1e-5", "--max_steps", "144"),
 )
-"""Noise in updates undoes what is learnt, text alignment first: more videos and a lower rate than the demo's."""
+"""Noise in updates undoes what was learnt, text alignment first: more videos and a lower rate than the demo's."""
 
 
 class ShuffledReward:
-    """Scores videos truly, then deals the scores out at random: the null experiment."""
+    """Scores videos truly, then shuffles the scores: the null experiment."""
 
     def __init__(self, reward: WeightedReward, seed: int) -> None:
         self.reward = reward
@@ -64,7 +63,7 @@ def main(argv: list[str]) -> int:
         for seed in arguments.seeds:
             for kind in arguments.kinds:
                 folder = arguments.output_dir / f"{kind}-{seed}"
-                if not (folder / "gains.json").is_file():
+                if not (folder / HELD_OUT).is_file():
                     _train_and_compare(folder, seed, kind == "shuffled", arguments.num_held_out, flags)
                 _print_gains(folder)
         for kind in arguments.kinds:
@@ -88,7 +87,7 @@ def _train_and_compare(folder: Path, seed: int, shuffled: bool, num_held_out: in
     if trainer.state.step < trainer.config.run.max_steps:
         sys.exit("stopped; start the same command again to go on")
     after = trainer.validation.sample(prompts).all_scores
-    write_gains(folder / "gains.json", gains(before, after))
+    write_held_out(folder, HeldOutGains(trainer.state.step, gains(before, after)))
     trainer.console.close()
 
 
@@ -105,22 +104,17 @@ def _base_scores(trainer: Trainer, prompts: list, folder: Path) -> Scores:
 
 def _print_gains(folder: Path) -> None:
     """Print one line per metric: the run's mean over held-out videos and its interval over them."""
-    for name, gain in _read_gains(folder).items():
+    for name, gain in read_held_out(folder).gains.items():
         print(f"{folder.name:17s} {name:7s} {gain}", flush=True)
 
 
 def _print_mean(folders: list[Path], kind: str) -> None:
     """Print one line per metric: the mean over runs and its interval over them, which is what training is good for."""
-    of_runs = [_read_gains(folder) for folder in folders]
+    of_runs = [read_held_out(folder).gains for folder in folders]
     for name in of_runs[0]:
         interval = seed_interval([gains[name].mean for gains in of_runs])
         share = sum(gains[name].in_base_std for gains in of_runs) / len(of_runs)
         print(f"{f'{kind}, {len(folders)} seeds':17s} {name:7s} {interval}, {share:+.2f} base std", flush=True)
-
-
-def _read_gains(folder: Path) -> dict[str, PairedGain]:
-    """Metric -> its gain, as `write_gains` wrote it."""
-    return {name: PairedGain(**gain) for name, gain in json.loads((folder / "gains.json").read_text()).items()}
 
 
 if __name__ == "__main__":

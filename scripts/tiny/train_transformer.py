@@ -79,7 +79,7 @@ def build_dataset(vae: AutoencoderKLHunyuanVideo15, num_clips: int, seed: int = 
 
 
 def batches(data: Dataset, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield (latents, text, text mask) without end, in random order, one wording each, some prompts dropped."""
+    """Yield (latents, text, text mask) endlessly, in random order, one wording each, some prompts dropped."""
     while True:
         for index in torch.randperm(len(data.latents), generator=generator).split(BATCH):
             wording = torch.randint(data.prompt_rows.shape[1], (len(index),), generator=generator)
@@ -184,6 +184,6 @@ if __name__ == "__main__":
     parser.add_argument("--vae", type=Path, default=Path("outputs/tiny/vae"))
     parser.add_argument("--output", type=Path, default=Path("outputs/tiny/transformer"))
     parser.add_argument("--steps", type=int, default=NUM_STEPS)
-    parser.add_argument("--start", type=Path, help="folder of weights to go on from")
+    parser.add_argument("--start", type=Path, help="folder of weights to continue from")
     arguments = parser.parse_args()
     train(arguments.vae, arguments.output, arguments.steps, arguments.start)

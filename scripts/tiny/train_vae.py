@@ -24,13 +24,13 @@ CONFIG = {
     "scaling_factor": 1.0,
 }
 MEAN_WEIGHT = 1e-3
-"""Weight of the squared latents beside the reconstruction error on [-1, 1]: keeps them near zero mean, unit scale."""
+"""Weight of the squared latents against the reconstruction error on [-1, 1]: keeps them near zero mean, unit scale."""
 
 SHAPE_WEIGHT = 4.0
 """Extra weight of pixels that differ from the clip's corner: shapes cover a twentieth of the frame."""
 
 LATENT_NOISE = 0.1
-"""Spread of the posterior, held fixed: neighbouring latents must decode alike, and no scale can be escaped to."""
+"""Std of the posterior, held fixed: neighbouring latents must decode alike, and a larger scale is no way out."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +147,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("outputs/tiny/vae"))
     parser.add_argument("--steps", type=int, default=NUM_STEPS)
-    parser.add_argument("--start", type=Path, help="folder of weights to go on from")
+    parser.add_argument("--start", type=Path, help="folder of weights to continue from")
     arguments = parser.parse_args()
     train(arguments.output, arguments.steps, start=arguments.start)

@@ -110,7 +110,7 @@ def test_numbers_are_checked_before_any_weight_is_read(plan: Callable[..., Plan]
 
 def test_images_of_a_csv_stand_in_the_csv(plan: Callable[..., Plan], tmp_path: Path):
     csv = write_prompts(tmp_path / "prompts.csv", images=True)
-    with pytest.raises(ValueError, match="in a CSV images stand in the column ref_image_path"):
+    with pytest.raises(ValueError, match="a CSV names images in its column ref_image_path"):
         plan(prompts_csv=csv, image_path="x.png", transformer_version="480p_i2v")
     jobs = plan(prompts_csv=csv, output_path=tmp_path / "out", transformer_version="480p_i2v", seed=3).jobs
     assert [Path(job.prompt.ref_image_path).name for job in jobs] == [f"prompts_{row}.png" for row in range(4)]

@@ -42,7 +42,7 @@ def run_folder(tmp_path: Path) -> Path:
         "num_pairs": 8,
         "num_left_out": 0,
     }
-    (folder / "gains.json").write_text(json.dumps({"reward": gain}))
+    (folder / "gains.json").write_text(json.dumps({"updates": 6, "gains": {"reward": gain}}))
     (folder / "console.log").write_text("2026-01-01 00:00:00 WARNING slow\n")
     return folder
 

@@ -1,4 +1,4 @@
-"""What a GRPO step of the default method costs, counted: network calls, and what crosses between host and device."""
+"""What a GRPO step costs, counted: network calls, and what crosses between host and device."""
 
 import math
 from collections import Counter
@@ -52,22 +52,75 @@ def trainer_elsewhere(make_trainer: Callable[..., Trainer], monkeypatch: pytest.
     return trainer
 
 
+def count_calls(trainer: Trainer) -> Counter[str]:
+    """Count the networks' forward passes from now on, the rows of the transformer and the videos of the decoder."""
+    pipeline, calls = trainer.update.pipeline, Counter()
+    for name in ("text_encoder", "text_encoder_2", "transformer"):
+        getattr(pipeline, name).register_forward_hook(lambda *_, name=name: calls.update([name]))
+    pipeline.transformer.register_forward_hook(lambda module, args, output: calls.update(rows=len(output[0])))
+    pipeline.vae.encoder.register_forward_hook(lambda *_: calls.update(["vae_encoder"]))
+    pipeline.vae.decoder.register_forward_hook(lambda module, args, output: calls.update(videos=len(output)))
+    return calls
+
+
 def test_network_calls_of_the_default_method(make_trainer: Callable[..., Trainer]):
     """One text encoding per prompt; K evaluations of two rows per video and phase; the anchor's if it differs."""
-    trainer, calls, rows = make_trainer(**METHOD, max_steps=2), Counter(), Counter()
-    pipeline = trainer.update.pipeline
-    for name in ("text_encoder", "transformer"):
-        getattr(pipeline, name).register_forward_hook(lambda *_, name=name: calls.update([name]))
-    pipeline.transformer.register_forward_hook(lambda module, args, output: rows.update([len(output[0])]))
-    pipeline.vae.decoder.register_forward_hook(lambda module, args, output: calls.update(videos=len(output)))
+    trainer = make_trainer(**METHOD, max_steps=2)
+    calls = count_calls(trainer)
     costs = [evaluations_per_video(NUM_STEPS, NUM_STEPS, with_anchor=differs) for differs in (False, True)]
     assert costs == [Evaluations(20, 0, 20), Evaluations(20, 20, 20)]
     for cost in costs:
         trainer.run_round()
         evaluations = NUM_VIDEOS * (cost.rollout + cost.anchor + cost.update)
-        assert calls == {"text_encoder": 1, "transformer": evaluations, "videos": NUM_VIDEOS}
-        assert rows == {2: evaluations}
-        calls.clear(), rows.clear()
+        calls.pop("text_encoder_2", None)  # one of the prompts quotes a text
+        assert calls == {"text_encoder": 1, "transformer": evaluations, "rows": 2 * evaluations, "videos": NUM_VIDEOS}
+        calls.clear()
+
+
+@pytest.fixture
+def train_and_count(make_trainer: Callable[..., Trainer]) -> Callable[..., Counter[str]]:
+    """Train on rounds of eight videos in micro-batches of two, and count."""
+
+    def train(**settings: object) -> Counter[str]:
+        trainer = make_trainer(batch_size=8, **settings)
+        calls = count_calls(trainer)
+        trainer.train()
+        return calls
+
+    return train
+
+
+def test_a_round_of_several_prompts_encodes_each_once_and_decodes_each_video_once(
+    train_and_count: Callable[..., Counter[str]],
+):
+    assert train_and_count(max_steps=1) == {
+        "text_encoder": 4,  # the CSV's prompts, two videos each
+        "text_encoder_2": 1,  # one of them quotes a text
+        "videos": 8,
+        "transformer": 2 * 4 * 8 // 2,  # rollout and replay of four steps; the anchor equals the policy
+        "rows": 2 * 4 * 8,
+    }
+
+
+def test_guidance_encodes_the_negative_prompt_once_and_doubles_rows_not_calls(
+    train_and_count: Callable[..., Counter[str]],
+):
+    unguided, guided = train_and_count(max_steps=2), train_and_count(max_steps=2, cfg_scale=4.0)
+    assert guided.pop("rows") == 2 * unguided.pop("rows")
+    assert unguided == guided  # the negative prompt was encoded before the first round
+
+
+@pytest.mark.parametrize("settings", [{"kl_weight": 0}, {"dual_kl_moving_weight": 0}], ids=str)
+def test_without_a_position_term_there_is_no_anchor_pass(
+    train_and_count: Callable[..., Counter[str]], settings: dict[str, float]
+):
+    assert train_and_count(max_steps=2, update_ref_model_step=10, **settings)["transformer"] == 2 * 2 * 4 * 8 // 2
+
+
+def test_the_negative_prompt_is_encoded_with_the_trainer(make_trainer: Callable[..., Trainer]):
+    trainer = make_trainer(cfg_scale=4.0, negative_prompt="blurred")
+    expected = trainer.update.pipeline.encode(["blurred"], glyphs=False)
+    assert torch.equal(trainer.update.guidance.negative.text, expected.text)
 
 
 def test_what_crosses_between_host_and_device(trainer_elsewhere: Trainer):

@@ -1,4 +1,4 @@
-"""Knobs of the machine room: model weights and precision, optimizer, ranks."""
+"""Knobs of the machine: model weights and precision, optimizer, ranks."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -22,7 +22,7 @@ class ModelConfig:
     """Transformer version below the root, such as 480p_t2v or 720p_i2v. Layouts with one transformer ignore it."""
 
     dtype: Literal["bf16", "fp32"] = "bf16"
-    """Computing precision of the transformer (autocast). On a GPU encoders and VAE compute in fp16, ByT5 in fp32; the
+    """Compute precision of the transformer (autocast). On a GPU encoders and VAE compute in fp16, ByT5 in fp32; the
     CPU always computes in fp32."""
 
     master_weight_type: Literal["fp32", "bf16"] = "fp32"
@@ -87,22 +87,22 @@ class ParallelConfig:
 
     reshard_after_forward: bool = True
     """Free a block's gathered weights after each forward pass. False keeps them: less communication, above all in
-    rollouts, for the memory of a whole model."""
+    rollouts, at the cost of a whole model's memory."""
 
     cpu_offload: bool = False
-    """Keep sharded weights, gradients and optimizer state in host memory: slower, for few GPUs, but two at least."""
+    """Keep sharded weights, gradients and optimizer state in host memory: slower; for few GPUs, at least two."""
 
     activation_checkpointing: Literal["full", "selective"] = "full"
     """What enable_gradient_checkpointing recomputes: the full block, or all but attention, whose output is then kept
-    (most of the work, for one more tensor per block)."""
+    (this saves most of the work for one more tensor per block)."""
 
     enable_compile: bool = False
     """Compile the transformer's blocks with torch.compile; the first steps take minutes."""
 
     collective_timeout: int = 1800
-    """Seconds to wait for missing ranks at the start, and later for a rank that computes, before the run fails. Over
-    several machines torchrun waits first, 600 s, for each to come."""
+    """Seconds after which the run fails if ranks are missing at the start, or one keeps the others waiting later. Over
+    several machines torchrun first waits 600 s for all of them to join."""
 
     stuck_after: int = 900
-    """Seconds in one phase of a round after which each rank prints its phase and the stacks of its threads, and again
-    after as many more. 0: never."""
+    """Seconds in one phase of a round after which a rank prints the phase and the stacks of its threads, repeated
+    at that interval. 0: never."""

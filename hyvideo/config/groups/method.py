@@ -44,17 +44,17 @@ class RolloutConfig:
     """Frames per second of written videos, and thereby of what file-based reward models see."""
 
     use_same_noise: bool = False
-    """Start all videos of a prompt group from one initial noise, so that they differ by step noise alone."""
+    """Start all videos of a prompt group from one initial noise, so that they differ only by step noise."""
 
     rollout_micro_batch_size: int = 1
-    """Videos denoised together on one rank; 0: all at once. Larger is faster and takes more memory, and the noise stays
+    """Videos denoised together on one rank; 0: all at once. Larger is faster and takes more memory; the noise stays
     the same."""
 
     sde_window: Literal["all", "first", "sliding", "per_group"] = "all"
     """Which denoising steps draw noise and can be trained; the others follow the ODE. all: every step (paper); first:
     the first sde_window_size; sliding: a window that moves from the first steps to the last (MixGRPO, arXiv
-    2507.21802); per_group: a place drawn for each prompt group in each round (with size 1 the iso-temporal groups of
-    Flash-GRPO, arXiv 2605.15980; with use_same_noise too, the videos of a group differ by that step alone)."""
+    2507.21802); per_group: a random place for each prompt group in each round (with size 1 the iso-temporal groups of
+    Flash-GRPO, arXiv 2605.15980; with use_same_noise as well, the videos of a group differ only by that step)."""
 
     sde_window_size: int = 4
     """Denoising steps in the window of sde_window. The update's and the anchor's work grow in proportion."""
@@ -84,7 +84,7 @@ class GrpoConfig:
     """Clip of the policy ratio around 1. Small because log-probabilities are means over all latent elements."""
 
     adv_clip_max: float = 5.0
-    """Bound on the size of an advantage, in standard deviations of its group."""
+    """Bound on the magnitude of an advantage, in standard deviations of its group."""
 
     timestep_fraction: float = 1.0
     """Share of the denoising steps that are trained, above 0 and at most 1."""
@@ -95,11 +95,11 @@ class GrpoConfig:
 
     enable_timestep_permutation: bool = True
     """Train the steps of each video in random order. Off: in denoising order, so that a timestep_fraction without
-    timestep_stride leaves the noisiest steps, the same for all videos."""
+    timestep_stride keeps the noisiest steps, the same for all videos."""
 
     use_grad_balancing: bool = True
-    """Temporal gradient equalizer (paper Eq. 8-9): weight each step's policy loss so that all steps pull with
-    the same gradient scale."""
+    """Temporal gradient equalizer (paper Eq. 8-9): weight each step's policy loss so that all steps contribute
+    gradients of the same scale."""
 
     updates_per_rollout: int = 1
     """Optimizer updates made from one rollout; its samples and steps are split over them. At 1 the ratio is 1
@@ -128,8 +128,8 @@ class KLConfig:
     """Add the velocity term to the position term: weights dual_kl_moving_weight and dual_kl_step_weight."""
 
     dual_kl_moving_weight: float = 1.0
-    """Weight of the position term, the distance of denoising means to the anchor, in the dual KL. 0 leaves the
-    step-wise velocity term alone."""
+    """Weight of the position term, the distance of denoising means to the anchor, in the dual KL. 0 leaves only
+    the step-wise velocity term."""
 
     dual_kl_step_weight: float = 0.1
     """Weight of the velocity term, log-probability at rollout minus now, in the dual KL."""
@@ -146,7 +146,7 @@ class KLConfig:
     rollout and update, costs transfers."""
 
     kl_schedule: Literal["fixed", "two_stage", "milder"] = "two_stage"
-    """Course of lambda. fixed: kl_weight throughout; two_stage: warm-up, then control around kl_target; milder:
+    """Schedule of lambda. fixed: kl_weight throughout; two_stage: warm-up, then control around kl_target; milder:
     two_stage below a lower ceiling."""
 
     kl_warmup_updates: int = 100
@@ -159,13 +159,13 @@ class KLConfig:
     """Floor of lambda. At most kl_weight."""
 
     kl_target: float | None = None
-    """Desired KL of the controller: above 1.5 times it lambda shrinks by 0.9, below half it grows by 1.1.
+    """Target KL of the controller: above 1.5 times it lambda shrinks by 0.9, below half it grows by 1.1.
     None: equal to kl_weight."""
 
 
 @dataclass
 class RewardConfig:
-    """Reward: which model scores the videos and how its metrics are weighed."""
+    """Reward: which model scores the videos and how its metrics are weighted."""
 
     reward_model: str = "videoalign_local"
     """Name of the reward: videoalign_local (VideoReward weights), clip_score, pick_score, clip_iqa, moving_shapes (the
@@ -192,7 +192,7 @@ class RewardConfig:
 
     reward_io: Literal["file", "memory"] = "file"
     """How frames reach rewards that are defined on video files. file: through an mp4 at video_fps, as the published
-    scorer reads them; memory: as they are, without the loss of compression."""
+    scorer reads them; memory: as they are, without compression loss."""
 
     reward_batch_size: int = 8
     """Videos scored together, in one pass of a reward network and in one request to a server."""
@@ -205,8 +205,8 @@ class RewardConfig:
     """Keep reward networks on the CPU except while they score. Saves GPU memory, costs transfers."""
 
     reward_max_failed: float = 0.5
-    """Share of a round's videos, of all ranks, that may have no score; above it the run stops. Videos without a score
-    are left out of their group's statistics and teach nothing."""
+    """Share of a round's videos, over all ranks, that may lack a score; above it the run stops. Videos without a score
+    are left out of their group's statistics and of the loss."""
 
     remote_reward_url: str | None = None
     """http(s) address of a reward server to score with; its token is read from the environment (REWARD_TOKEN). None:
@@ -216,8 +216,8 @@ class RewardConfig:
     """Seconds to wait for the scores of one request."""
 
     remote_reward_retries: int = 3
-    """Times a request that failed is sent again, after waits that double from half a second; then its videos count as
+    """Times a failed request is sent again, after waits that double from half a second; then its videos count as
     failed."""
 
     remote_reward_in_flight: int = 4
-    """Requests to the server at one time."""
+    """Concurrent requests to the server."""

@@ -15,7 +15,7 @@ class DataConfig:
     """One or more CSV files of validation prompts. Required unless validation is off."""
 
     image_root: str | None = None
-    """Folder in which every ref_image_path must lie, links followed: for CSVs from strangers. None: anywhere."""
+    """Folder in which every ref_image_path must lie, links resolved: for CSVs you do not trust. None: anywhere."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ class ValidationConfig:
     """Timestep shift of the validation's sigma schedule."""
 
     validation_global_seed: int = 930
-    """Seed of validation noise, where the CSV gives a prompt none of its own."""
+    """Seed of validation noise for prompts to which the CSV gives none."""
 
 
 @dataclass
@@ -80,18 +80,18 @@ class RunConfig:
     """Checkpoints kept; older ones are deleted."""
 
     keep_every: int = 0
-    """Checkpoints at multiples of so many updates are kept for good. 0: none."""
+    """Checkpoints at multiples of this many updates are never deleted. 0: none."""
 
     nonfinite_update: Literal["stop", "skip"] = "stop"
     """An update whose loss or gradient is not finite changes no weight. stop: it ends the run; skip: it is counted and
     logged (update/skipped), and the run goes on."""
 
     max_skipped_updates: int = 3
-    """Updates in a row that nonfinite_update skip may leave out; one more ends the run, since then the weights are
+    """Consecutive updates that nonfinite_update skip may leave out; one more ends the run, since the weights are then
     lost."""
 
     async_save: bool = False
-    """Write checkpoints beside the next round, from a copy in host memory; each becomes valid at that round's end."""
+    """Write checkpoints during the next round, from a copy in host memory; each becomes valid at that round's end."""
 
     profile: bool = False
     """Write a PyTorch profiler trace of each rank and a table of the phases to `profile/` of the run folder, over
@@ -101,8 +101,8 @@ class RunConfig:
     """Updates that profile covers."""
 
     peak_tflops: float | None = None
-    """10^12 operations per second that one device can make in matrix products; perf/mfu_* is the share in use. None:
-    the data sheet's figure of a known GPU, otherwise what a large product reaches when the run begins."""
+    """Peak of one device in matrix products, 10^12 operations per second; perf/mfu_* is the share in use. None: the
+    data sheet's figure for a known GPU, otherwise what a large product reaches when the run begins."""
 
     resume_from_checkpoint: str | None = None
     """`latest` continues the newest checkpoint of output_dir, or starts fresh when there is none yet; a path

@@ -12,7 +12,7 @@ from hyvideo.models.reward_models.registry import RewardContext, RewardModel, re
 
 
 class _FrameReward(RewardModel):
-    """Mean over frames of what a CLIP says of each.
+    """Mean over frames of the score that a CLIP gives each.
 
     Args:
         context: of the run.

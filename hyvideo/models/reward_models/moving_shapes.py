@@ -81,7 +81,7 @@ def parse_prompt(prompt: str) -> Scene | None:
         prompt: English text in any order, for example "slowly moving to the upper left, a red circle".
 
     Returns:
-        The scene, or None (the reward is then NaN for this video alone).
+        The scene, or None (the reward is then NaN for this video only).
     """
     words = set(re.findall(r"[a-z]+", prompt.lower()))
     ways = {DIRECTION_WORDS[word] for word in words if word in DIRECTION_WORDS}
@@ -206,7 +206,7 @@ class MovingShapesReward(RewardModel):
     metrics = ("VQ", "MQ", "TA")
 
     def __call__(self, videos: Tensor, prompts: Sequence[str]) -> dict[str, Tensor]:
-        """Score uint8 videos `[B, F, H, W, 3]`; a prompt that names no scene gives NaN for its item alone.
+        """Score uint8 videos `[B, F, H, W, 3]`; a prompt that names no scene gives NaN for its own item only.
 
         Returns:
             Metric -> float32 `[B]`.

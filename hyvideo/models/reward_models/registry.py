@@ -1,4 +1,4 @@
-"""What a reward is, and the register of their names. Every file beside this one that registers a reward is found."""
+"""What a reward is, and the registry of their names. Every file beside this one that registers a reward is found."""
 
 import importlib
 import pkgutil
@@ -94,7 +94,7 @@ def register_reward(name: str) -> Callable[[type[RewardModel]], type[RewardModel
     """
 
     def register(reward: type[RewardModel]) -> type[RewardModel]:
-        """Put the class into the register, unchanged."""
+        """Put the class into the registry, unchanged."""
         if name in _REWARDS:
             raise ValueError(
                 f"register_reward: '{name}' is {_REWARDS[name].__qualname__} already; choose another name."

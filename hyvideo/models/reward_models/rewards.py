@@ -18,7 +18,7 @@ from hyvideo.models.reward_models.scoring import Scorer, Scoring
 
 @dataclass(frozen=True)
 class Scores:
-    """What the rewards say of B videos.
+    """What the rewards say about B videos.
 
     Attributes:
         metrics: every raw score by name, each `[B]` float32 on the CPU.
@@ -92,7 +92,7 @@ class WeightedReward:
         return self.finish(scoring)
 
     def begin(self) -> Scoring:
-        """Start scoring a round whose videos come bit by bit: `add` them, then `finish`."""
+        """Start scoring a round whose videos arrive in parts: `add` them, then `finish`."""
         if self._config.reward_offload:
             self._move(self._context.device)
         return Scoring(self._scorers, self._config.reward_batch_size, self._context.video_fps)

@@ -1,5 +1,5 @@
 "use strict";
-// All videos on the screen play as one; the first of a row leads, the others follow it.
+// All videos on the screen play in sync; the first of a row leads, the others follow.
 const FRAME = 1 / 24;
 const MOST_DRIFT = 0.08;
 const [play, restart, seek, speed, find] = ["play", "restart", "seek", "speed", "find"].map((id) => document.getElementById(id));
@@ -8,7 +8,7 @@ const videosOf = (row) => [...row.querySelectorAll("video")];
 const allVideos = () => rows.flatMap(videosOf);
 let playing = false;
 
-// A click plays or pauses all, not one alone.
+// A click plays or pauses all, not just one.
 document.querySelector(".gallery").addEventListener("click", (event) => {
   if (event.target.tagName !== "VIDEO") return;
   event.stopImmediatePropagation();

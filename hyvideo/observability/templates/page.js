@@ -55,7 +55,7 @@ const nearScreen = new IntersectionObserver((entries) => {
 for (const video of document.querySelectorAll("video")) {
   video.controls = false; // they would hide most of a small video: a click or a key plays it
   video.tabIndex = 0;
-  video.title = "Click to play or pause, double-click for the whole screen";
+  video.title = "Click to play or pause, double-click for full screen";
   const toggle = () => { if (video.paused) video.play().catch(() => {}); else video.pause(); };
   video.addEventListener("click", toggle);
   video.addEventListener("dblclick", () => video.requestFullscreen());
@@ -79,7 +79,7 @@ for (const video of document.querySelectorAll("video")) {
   nearScreen.observe(video);
 }
 
-// Videos that play as one: together from the start, or from where a slider is.
+// Videos that play in sync: together from the start, or from where a slider is.
 function playTogether(videos) {
   for (const video of videos) { video.currentTime = 0; video.play().catch(() => {}); }
 }

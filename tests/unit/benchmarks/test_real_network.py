@@ -1,26 +1,14 @@
 """The GPU benchmark runs as it is on a small network on a CPU; what it measures there means nothing."""
 
 import pytest
-import torch
 
 from benchmarks import real_network
+from benchmarks.network import SMALL
 from benchmarks.real_network import Case, measure
-
-SMALL = {
-    "num_layers": 2,
-    "num_attention_heads": 2,
-    "attention_head_dim": 16,
-    "num_refiner_layers": 1,
-    "text_embed_dim": 16,
-    "text_embed_2_dim": 16,
-    "image_embed_dim": 16,
-    "rope_axes_dim": (4, 6, 6),
-}
 
 
 def test_every_line_of_the_gpu_benchmark_can_be_measured(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(real_network, "measured_matrix_tflops", lambda *_: 2.0)
-    monkeypatch.setattr(real_network, "DTYPE", torch.float32)  # a CPU's autocast leaves norms in bf16
     monkeypatch.setattr(real_network, "compile_blocks", lambda transformer: None)  # needs minutes
     results = measure((Case("small", (2, 4, 4), (9,)), Case("small_guided", (2, 4, 4), (9, 3))), **SMALL)
     names = [result.name for result in results]

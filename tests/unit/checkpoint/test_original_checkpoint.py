@@ -79,5 +79,5 @@ def test_damage_is_named(original_root: Path, trained, tmp_path: Path):
     with pytest.raises(ValueError, match=f"Cannot read '{checkpoint / 'transformer'}'"):
         load_trained_policy(load_transformer(original_root, "480p_t2v"), checkpoint)
     (checkpoint / "transformer" / ".metadata").write_bytes(b"")
-    with pytest.raises(ValueError, match="no readable checkpoint"):
+    with pytest.raises(ValueError, match="not a readable checkpoint"):
         load_trained_policy(load_transformer(original_root, "480p_t2v"), checkpoint)

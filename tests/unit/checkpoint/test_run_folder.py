@@ -92,3 +92,15 @@ def test_a_file_is_no_folder(tmp_path: Path):
     (tmp_path / "run").touch()
     with pytest.raises(ValueError, match="is a file; expected a folder"):
         open_run_folder(RunConfig(output_dir=str(tmp_path / "run")))
+
+
+def test_videos_of_a_policy_that_was_thrown_away_are_moved_aside(tmp_path: Path):
+    folder = open_run_folder(RunConfig(output_dir=str(tmp_path)))
+    for name in ("samples/step_2", "samples/step_4", "rollouts/step_2", "rollouts/step_4", "samples/notes"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "000.mp4").write_text(name)
+    for _ in range(2):
+        folder.discard_after(2)
+        assert sorted(path.name for path in folder.samples.iterdir()) == ["notes", "step_2"]
+        assert [path.name for path in folder.rollouts.iterdir()] == ["step_2"]
+        assert (tmp_path / "discarded" / "samples" / "step_4" / "000.mp4").read_text() == "samples/step_4"

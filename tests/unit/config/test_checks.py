@@ -102,7 +102,7 @@ def test_ranks_that_do_not_divide_are_named_with_all_numbers(base, argv, world_s
         (["--pretrained_lora_path", "."], "use_lora is false and nothing would load it"),
         (["--use_lora", "--pretrained_lora_path", "no/adapter"], "there is no folder 'no/adapter'"),
         (["--resume_from_checkpoint", "no/step_3"], "there is no checkpoint 'no/step_3'"),
-        (["--resume_may_change", "eta", "lr"], "resume_may_change: 'lr' is no setting; the nearest is 'lora_r'"),
+        (["--resume_may_change", "eta", "lr"], "resume_may_change: 'lr' is not a setting; the nearest is 'lora_r'"),
         (["--run_name", "../escape"], "run_name must be one folder name"),
         (["--output_dir="], "output_dir is empty"),
         (

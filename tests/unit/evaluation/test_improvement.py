@@ -44,9 +44,11 @@ def test_held_out_gains_are_preferred_and_must_be_readable(tmp_path):
         "num_pairs": 128,
         "num_left_out": 0,
     }
-    (folder / HELD_OUT).write_text(json.dumps({"VQ": gain, "reward": gain}))
+    (folder / HELD_OUT).write_text(json.dumps({"updates": 30, "gains": {"VQ": gain, "reward": gain}}))
     found = improvement(read_run(folder))
     assert [(g.name, g.num_pairs) for g in found.gains] == [("reward", 128), ("VQ", 128)]
+    (folder / HELD_OUT).write_text(json.dumps({"updates": 31, "gains": {"VQ": gain, "reward": gain}}))
+    assert improvement(read_run(folder)).after == "after update 30", "measured of another policy than the run's last"
     (folder / HELD_OUT).write_text('{"reward": {"mean": 1}}')
     with pytest.raises(ValueError, match=r"gains\.json: expected paired gains by name"):
         improvement(read_run(folder))
@@ -58,3 +60,15 @@ def test_runs_are_compared_on_the_prompts_they_share(tmp_path):
     assert (found.before, found.after) == ("sage", "cps")
     assert found.gains[0].mean == pytest.approx(-0.3)
     assert against(runs[0], read_run(write_run(tmp_path / "no samples"))) is None
+
+
+def test_validations_of_other_settings_are_not_compared(tmp_path):
+    folder = write_run(tmp_path / "run", samples={0: 0.0, 10: 0.1, 20: 0.5, 30: 0.6})
+    for step in (20, 30):
+        scores = folder / "samples" / f"step_{step}" / "scores.jsonl"
+        rows = [json.loads(line) | {"how": "64x64, seed 2"} for line in scores.read_text().splitlines()]
+        scores.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = improvement(read_run(folder))
+    assert (found.before, found.after) == ("after update 20", "after update 30")
+    assert found.gains[0].mean == pytest.approx(0.1)
+    assert against(read_run(write_run(tmp_path / "other", samples={30: 0.5})), read_run(folder)) is None

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hyvideo.observability.metrics import MetricsLog
@@ -12,9 +13,12 @@ from hyvideo.observability.trackers import Trackers, check_trackers
 from tests.support.run_folders import HOSTILE_PROMPTS, write_scored
 
 
-def trackers_of(run_dir: Path, *names: str) -> Trackers:
+def trackers_of(run_dir: Path, *names: str, step: int = 1) -> Trackers:
     settings = {"learning_rate": "3e-05", "negative_prompt": "<b>|x|</b>"}
-    return Trackers(names or ["tensorboard"], run_dir, run_name="first", tags=["tiny", "demo"], settings=settings)
+    about = {"run_name": "first", "tags": ["tiny", "demo"], "settings": settings}
+    trackers = Trackers(names or ["tensorboard"], run_dir, **about, warn=pytest.fail)
+    trackers.start(step)
+    return trackers
 
 
 def events_of(run_dir: Path) -> EventAccumulator:
@@ -23,10 +27,9 @@ def events_of(run_dir: Path) -> EventAccumulator:
     return events
 
 
-def log_rows(run_dir: Path, steps: range, value: float, restored: int | None = None) -> None:
-    log = MetricsLog(run_dir, trackers_of(run_dir))
-    if restored is not None:
-        log.truncate_after(restored)
+def log_rows(run_dir: Path, steps: range, value: float) -> None:
+    log = MetricsLog(run_dir, trackers_of(run_dir, step=steps[0]))
+    log.truncate_after(steps[0] - 1)
     for step in steps:
         log.log(step, {"reward/mean": value * step})
     log.close()
@@ -34,7 +37,7 @@ def log_rows(run_dir: Path, steps: range, value: float, restored: int | None = N
 
 def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path):
     log_rows(tmp_path, range(1, 7), 1.0)
-    log_rows(tmp_path, range(4, 6), -1.0, restored=3)
+    log_rows(tmp_path, range(4, 6), -1.0)
     curve = [(event.step, event.value) for event in events_of(tmp_path).Scalars("reward/mean")]
     assert curve == [(1, 1.0), (2, 2.0), (3, 3.0), (4, -4.0), (5, -5.0)]
 
@@ -63,7 +66,7 @@ def test_tensorboard_shows_sample_videos_with_their_prompts(tmp_path):
 
 
 def test_without_trackers_only_the_file_is_written(tmp_path):
-    log = MetricsLog(tmp_path, Trackers([], tmp_path, run_name="first"))
+    log = MetricsLog(tmp_path, Trackers([], tmp_path, run_name="first", warn=pytest.fail))
     log.log(1, {"lr": 1.0})
     log.close()
     assert os.listdir(tmp_path) == ["metrics.jsonl"]
@@ -88,3 +91,49 @@ def test_wandb_continues_its_run(tmp_path, monkeypatch):
     runs = [path.name for path in (tmp_path / "wandb").glob("offline-run-*")]
     assert len(runs) == 2 and len({name.rpartition("-")[2] for name in runs}) == 1
     assert list((tmp_path / "wandb").glob("offline-run-*/files/media/videos/samples/*.mp4"))
+
+
+class Unreachable(GeneralTracker):
+    """A tracker of accelerate's kind whose service is down."""
+
+    name, requires_logging_directory = "unreachable", False
+    tracker = None
+
+    def __init__(self, project: str) -> None:
+        super().__init__()
+
+    def start(self) -> None:
+        if not os.environ.get("STARTS"):
+            raise ConnectionError("no route to host")
+
+    def store_init_configuration(self, values: dict) -> None:
+        """It starts."""
+
+    def log(self, values: dict, step: int | None = None) -> None:
+        raise ConnectionError("no route to host")
+
+
+@pytest.fixture
+def unreachable(monkeypatch) -> str:
+    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "unreachable", Unreachable)
+    monkeypatch.setattr("hyvideo.observability.trackers.get_available_trackers", lambda: ["unreachable", "tensorboard"])
+    return "unreachable"
+
+
+def test_a_tracker_that_does_not_start_is_an_error_before_the_first_round(tmp_path, unreachable):
+    with pytest.raises(ValueError, match="'unreachable' does not start .ConnectionError: no route to host"):
+        trackers_of(tmp_path, unreachable)
+
+
+def test_a_tracker_that_fails_in_a_run_is_left_out_and_the_others_go_on(tmp_path, monkeypatch, unreachable):
+    monkeypatch.setenv("STARTS", "1")
+    warnings: list[str] = []
+    trackers = Trackers([unreachable, "tensorboard"], tmp_path, run_name="first", warn=warnings.append)
+    trackers.start(1)
+    log = MetricsLog(tmp_path, trackers)
+    for step in (1, 2):
+        log.log(step, {"lr": 1.0})
+    log.close()
+    assert warnings == ["tracker 'unreachable' is left out from now on: ConnectionError: no route to host"]
+    assert [event.step for event in events_of(tmp_path).Scalars("lr")] == [1, 2]
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2

@@ -1,1 +1,1 @@
-"""Rewards that another process computes: the server, its client, and what goes between them."""
+"""Rewards that another process computes: the server, its client, and their messages."""

@@ -1,4 +1,4 @@
-"""A reward that a server computes. What fails for a while is tried again; what is refused stops the run."""
+"""A reward that a server computes. Temporary failures are retried; a refusal stops the run."""
 
 import logging
 import os
@@ -23,7 +23,7 @@ from hyvideo.models.reward_models.remote.wire import (
 )
 
 MAX_ANSWER_BYTES = 2**24
-"""Most bytes of an answer: that of a thousand videos has a hundred kB."""
+"""Largest answer in bytes: one about a thousand videos has a hundred kB."""
 
 _FIRST_WAIT_SECONDS = 0.5
 _Answer = TypeVar("_Answer", bound=BaseModel)
@@ -60,7 +60,7 @@ class RemoteReward(RewardModel):
                 limits=httpx.Limits(max_connections=config.remote_reward_in_flight),
             )
         except httpx.InvalidURL as error:
-            raise ValueError(f"remote_reward_url: '{url}' is no address ({error}).") from error
+            raise ValueError(f"remote_reward_url: '{url}' is not an address ({error}).") from error
         facts = self._introduce()
         self.metrics, self.reads, self._description = facts.metrics, facts.reads, facts.description
 

@@ -29,7 +29,7 @@ def create_app(
 ) -> FastAPI:
     """Make the application.
 
-    `GET /health` answers anyone. `GET /metadata` and `POST /score/{reward}` ask for the bearer token. A reward scores
+    `GET /health` answers anyone. `GET /metadata` and `POST /score/{reward}` require the bearer token. A reward scores
     one request at a time; others wait.
 
     Args:
@@ -49,7 +49,7 @@ def create_app(
 
     @app.get("/health")
     async def health() -> dict[str, str]:
-        """Say that the server lives."""
+        """Say that the server is up."""
         return {"status": "ok"}
 
     @app.get("/metadata", dependencies=[Depends(_guard(token))])
@@ -106,7 +106,7 @@ def _score(
     contents: Sequence[bytes],
     video_folder: Path | None,
 ) -> ScoreResponse:
-    """Score one request, alone on its reward."""
+    """Score one request while the reward serves no other."""
     digests = [digest(prompt, content) for prompt, content in zip(asked.prompts, contents, strict=True)]
     with tempfile.TemporaryDirectory(prefix="reward-server-") as folder:
         try:
@@ -170,7 +170,7 @@ def _inside(folder: Path | None, name: str) -> Path:
 
 
 class _BodyLimit:
-    """Answers 413 to a request that says or turns out to be too large, without keeping it."""
+    """Answers 413 to a request that declares or turns out to be too large, without storing it."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""What goes between a trainer and a reward server.
+"""The messages between a trainer and a reward server.
 
 A request is a multipart form: the field `request` with a `ScoreRequest` as JSON, and one file `videos` per video, in
 the order of the prompts. The answer repeats, for every video, the digest of what was scored: the client compares it
@@ -15,7 +15,7 @@ TOKEN_VARIABLE = "REWARD_TOKEN"
 
 
 class _Message(BaseModel):
-    """Takes nothing for what it is not: no text or boolean for a number."""
+    """Converts nothing: text or a boolean is not accepted as a number."""
 
     model_config = ConfigDict(strict=True)
 

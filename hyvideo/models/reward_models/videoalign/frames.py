@@ -26,11 +26,11 @@ def frame_indices(total: int, video_fps: float, *, fps: float, num_frames: int |
     Args:
         total: frames of the video, at least 1.
         video_fps: its frames per second.
-        fps: frames wanted per second of video; 4 frames are the least, as far as the video has them.
+        fps: frames wanted per second of video; at least 4 frames, if the video has them.
         num_frames: frames wanted in all, instead of `fps`; rounded to even.
 
     Raises:
-        ValueError: the video is too short for `num_frames`, or nothing is asked for.
+        ValueError: the video is too short for `num_frames`, or neither `fps` nor `num_frames` is given.
     """
     if num_frames is not None:
         count = round(num_frames / TEMPORAL_PATCH) * TEMPORAL_PATCH

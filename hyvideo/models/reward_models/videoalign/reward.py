@@ -38,7 +38,7 @@ class VideoAlignReward(RewardModel):
 
     @classmethod
     def check(cls, context: RewardContext, checkpoint: str | None = None, dtype: str | None = None) -> None:
-        """Read what the folder says of itself."""
+        """Read what the folder declares."""
         read_settings(_folder(context, checkpoint))
 
     def __call__(self, videos: Videos, prompts: Sequence[str]) -> dict[str, Tensor]:

@@ -42,7 +42,7 @@ class VideoAlignScorer:
         batch_size: videos that run through the network together.
 
     Attributes:
-        settings: what the folder says of itself.
+        settings: what the folder declares.
 
     Raises:
         ValueError: the folder is incomplete, or its weights do not fit.
@@ -82,13 +82,13 @@ class VideoAlignScorer:
             video_paths: B files.
             prompts: B texts.
             normalize: subtract each metric's mean and divide by its spread, as the checkpoint records them.
-            num_frames: frames shown, instead of so many per second.
+            num_frames: frames shown in all, instead of `fps`.
             fps: frames shown per second of video; more frames give higher scores.
             max_pixels: bound on the pixels of a shown frame.
 
         Returns:
             VQ, MQ, TA and Overall (their sum), B numbers each. A file that cannot be decoded, or a prompt that
-            contains the network's own special tokens, gives NaN for its item alone, and a warning says why.
+            contains the network's own special tokens, gives NaN for its own item only, and a warning says why.
 
         Raises:
             ValueError: the numbers of videos and prompts differ, or both `fps` and `num_frames` are given.

@@ -1,4 +1,4 @@
-"""What a VideoReward folder says of itself: `model_config.json`, the newest checkpoint and the scoring text."""
+"""What a VideoReward folder declares: `model_config.json`, the newest checkpoint and the scoring text."""
 
 import ast
 import hashlib
@@ -96,7 +96,7 @@ def read_scoring_text(root: Path) -> str:
     `detailed_special.txt` is read as it is; otherwise the constant of `prompt_template.py`, which is parsed, never run.
 
     Raises:
-        ValueError: neither file is there, or the text does not have what is read off it.
+        ValueError: neither file is there, or the text lacks what the scores are read from.
     """
     plain, module = root / "detailed_special.txt", root / "prompt_template.py"
     if plain.is_file():

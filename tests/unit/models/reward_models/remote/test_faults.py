@@ -118,7 +118,7 @@ def test_a_wrong_token_is_found_before_training(faulty, monkeypatch, token):
     ("url", "message"),
     [
         ("http://127.0.0.1:9", r"remote_reward_url: reward server http://127.0.0.1:9: no answer.*3 attempts"),
-        ("http://127.0.0.1:port", "remote_reward_url: 'http://127.0.0.1:port' is no address"),
+        ("http://127.0.0.1:port", "remote_reward_url: 'http://127.0.0.1:port' is not an address"),
     ],
 )
 def test_a_server_that_is_not_there_is_found_before_training(url, message):

@@ -171,7 +171,7 @@ def test_without_a_folder_there_are_no_paths():
         (["--reward", "clip_score"], "needs the option checkpoint"),
         (["--reward", "brightness", "--host", "0.0.0.0"], "--host 0.0.0.0 is open to others: set REWARD_TOKEN"),
         (["--reward", "brightness", "--video_folder", "nowhere"], "there is no folder 'nowhere'"),
-        (["--reward", "brightness", "--device", "gpu"], "--device: expected such as cuda or cpu, received 'gpu'"),
+        (["--reward", "brightness", "--device", "gpu"], "expected a device such as cuda or cpu, received 'gpu'"),
     ],
 )
 def test_a_server_that_cannot_or_should_not_run_says_so(argv, message):
