@@ -1,7 +1,9 @@
 """Peak memory of a GPU by phase: the transformer's part by simulation, and everything else."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -179,8 +181,14 @@ def _in_host_memory(peaks: Peaks, config: Config) -> Peaks:
 
 def decoding_memory(vae: Mapping[str, Any], shape: tuple[int, int, int, int]) -> int:
     """Return the bytes that decoding one video's latents `shape` takes besides the VAE's weights, by a simulation."""
+    return _decoding_memory(json.dumps(dict(vae), sort_keys=True), tuple(shape))
+
+
+@cache
+def _decoding_memory(vae: str, shape: tuple[int, int, int, int]) -> int:
+    """Simulate once for each VAE and shape: a search asks for the same ones again and again, seconds each."""
     with torch.device("meta"), torch.no_grad():
-        network = make_vae(vae)
+        network = make_vae(json.loads(vae))
         with PeakMemory() as memory:
             network.decode(torch.empty(1, *shape, dtype=torch.float16))
     return memory.peak

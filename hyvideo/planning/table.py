@@ -90,5 +90,5 @@ def _time(plan: Plan) -> Rows:
     total = sum(plan.seconds.values())
     yield "seconds per update", f"{total / plan.workload.updates:.0f}"
     if plan.validation_seconds is not None:
-        yield "seconds per validation, beside that", f"{plan.validation_seconds:.0f}"
+        yield "seconds per validation, in addition", f"{plan.validation_seconds:.0f}"
     yield "GPU-seconds per video", f"{plan.gpu_seconds_per_video:.0f}"

@@ -175,8 +175,10 @@ def workload(
     update_traffic += _weight_traffic(config, parameters, world_size, training=True).times(passes)
     update_traffic += _muon_traffic(config, parameters, world_size).times(grpo.updates_per_rollout)
     own, together = validation_videos(config, world_size)
-    validation_steps = config.validation.validation_num_inference_steps
-    validation = own and sampling(validation_shape(config, networks), own, validation_steps, -(-own // together))
+    validation = None
+    if own:
+        num_steps = config.validation.validation_num_inference_steps
+        validation = sampling(validation_shape(config, networks), own, num_steps, -(-own // together))
     return Workload(
         videos,
         video_steps,
@@ -185,7 +187,7 @@ def workload(
         sampling(shape, videos, rollout.grpo_sampling_steps, batches * grpo.gradient_accumulation_steps),
         PhaseWork(anchor_pairs * rows * forward.total, tokens.times(anchor_pairs) + inference.times(anchor_calls)),
         PhaseWork(pairs * rows * training, update_traffic),
-        validation or None,
+        validation,
     )
 
 

@@ -142,6 +142,23 @@ def test_what_does_not_fit_names_the_nearest_that_does(sized_plan):
     assert "--sp_size" not in said
 
 
+def test_where_validation_alone_does_not_fit_its_videos_become_the_rollouts(config, monkeypatch):
+    def predicted(settings: Config, networks: object, **others: object) -> Memory:
+        """Take 1 GiB per ten frames of a rollout, or of a validation of a larger size twice that."""
+        frames, length = settings.rollout.sample_n_frames, settings.validation.validate_video_length
+        times = 1 if settings.validation.validation_fixed_size == settings.rollout.rollout_size else 2
+        needs = {"update": int(frames / 10 * GIB), "validation": int(times * length / 10 * GIB)}
+        return Memory(0, 0, 0, 0, 0, 0, rollout=0, reward=0, anchor_pass=0, **needs)
+
+    for module in ("plan", "search"):
+        monkeypatch.setattr(f"hyvideo.planning.{module}.predict_memory", predicted)
+    settings = config("--batch_size", "4", "--validation_interval", "5", "--sample_n_frames", "37")
+    search = Search(settings, 1, GPU, Assumptions(reserve=0.0))
+    assert not plan_of(settings, reserve=0.0).fits
+    changes = {"validation_fixed_size": "64x64", "validate_video_length": 37}
+    assert search.nearest_that_fits() == (changes, pytest.approx(3.7))
+
+
 def test_where_nothing_fits_it_says_so(sized_plan):
     settings, gpu = sized_plan("--batch_size", "4"), Gpu("small", 0.001, 100, 100)
     said = misfit(plan_of(settings, gpu=gpu, reserve=0.0), Search(settings, 1, gpu, Assumptions(reserve=0.0)))
