@@ -142,12 +142,13 @@ def _policy(config: Config, scene: Scene, mesh: Mesh) -> HunyuanVideo15Transform
     with quiet_diffusers(), made_in(DTYPES[model.master_weight_type]):
         transformer = HunyuanVideo15Transformer3DModel.from_config(dict(scene.transformer))
     install_attention(transformer, mesh.sp_group)
-    prepare_policy(
-        transformer,
-        gradient_checkpointing=model.enable_gradient_checkpointing,
-        keep_attention=parallel.activation_checkpointing == "selective",
-        lora=configured_adapter(model),
-    )
+    with _nothing_converted():
+        prepare_policy(
+            transformer,
+            gradient_checkpointing=model.enable_gradient_checkpointing,
+            keep_attention=parallel.activation_checkpointing == "selective",
+            lora=configured_adapter(model),
+        )
     _ask_nothing_of_values(transformer)
     for module in transformer.modules():
         if isinstance(module, nn.LayerNorm):
@@ -160,6 +161,17 @@ def _policy(config: Config, scene: Scene, mesh: Mesh) -> HunyuanVideo15Transform
             reshard_after_forward=parallel.reshard_after_forward,
         )
     return transformer
+
+
+@contextmanager
+def _nothing_converted() -> Iterator[None]:
+    """Leave networks as they are made inside the block: PEFT moves each adapter to its layer, and fakes cannot move."""
+    convert = nn.Module.to
+    nn.Module.to = lambda module, *place, **options: module
+    try:
+        yield
+    finally:
+        nn.Module.to = convert
 
 
 def _ask_nothing_of_values(transformer: HunyuanVideo15Transformer3DModel) -> None:
