@@ -3,11 +3,12 @@
 Example: `python generate.py --model_path assets/tiny --prompt "a red circle moves slowly left" --output_path red.mp4`
 
 Under torchrun every process makes its share of the videos on its own GPU; with `--sp_size` several share one video.
-Existing videos that were made with the same settings are not made again.
+Existing videos that were made with the same weights and settings are not made again.
 """
 
 import argparse
 import os
+import re
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from tqdm import tqdm
 from transformers.utils.logging import disable_progress_bar
 
 from hyvideo.checkpoint.policy import check_checkpoint, load_trained_policy
+from hyvideo.config.checks import lies_in
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.images import check_images, read_image
 from hyvideo.data.prompts import Prompt, read_prompts
@@ -30,16 +32,29 @@ from hyvideo.evaluation.generation import Job, jobs_of_csv, jobs_of_prompt
 from hyvideo.evaluation.sampling import sample_prompts
 from hyvideo.models.adapter import load_lora
 from hyvideo.models.attention import install_attention
-from hyvideo.models.layout import check_layout, task_of
-from hyvideo.models.loading import load_pipeline
+from hyvideo.models.fingerprint import fingerprint
+from hyvideo.models.layout import check_layout, task_of, transformer_folder
+from hyvideo.models.loading import load_pipeline, read_vae_config
 from hyvideo.pipelines.conditioning import Conditioning
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
-from hyvideo.pipelines.resolution import bucket_size
+from hyvideo.pipelines.prompt_lengths import cut_prompts
+from hyvideo.pipelines.resolution import bucket_size, check_video_shape
 from hyvideo.pipelines.sampling_defaults import sampling_defaults
 from hyvideo.schedulers.scheduling_flow_match_discrete import SDE_TYPES, FlowMatchDiscreteScheduler
 
 WAIT_SECONDS = 7200
 """How long processes that share videos wait for each other: two hours, more than any of them takes for one video."""
+
+INTERVALS = {
+    "num_inference_steps": "[1, inf)",
+    "guidance_scale": "[1, inf)",
+    "shift": "(0, inf)",
+    "video_length": "[1, inf)",
+    "fps": "[1, inf)",
+    "eta": "[0, inf)",
+    "seed": "[0, 9223372036854775808)",
+}
+"""The interval each number must lie in; a round bracket leaves its end out."""
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
@@ -80,12 +95,14 @@ class Plan:
     Attributes:
         arguments: the command line.
         settings: steps, guidance, shift, size and length: what was given, else the model's defaults.
+        weights: fingerprint of all that decide a video: base, checkpoint or adapter.
         jobs: this process's share of the videos.
         writes: whether this process writes them; of those that share a video, the first does.
     """
 
     arguments: argparse.Namespace
     settings: dict[str, Any]
+    weights: str
     jobs: list[Job]
     writes: bool
 
@@ -98,7 +115,8 @@ def main(argv: list[str]) -> int:
             plan = plan_of(parse_arguments(argv))
             if plan.arguments.sp_size > 1:
                 ranks.enter_context(process_group(WAIT_SECONDS))
-            sp_group = build_mesh(sp_size=plan.arguments.sp_size, device_type=_device().type).sp_group
+            device, sp_size = _device().type, plan.arguments.sp_size
+            sp_group = build_mesh(sp_size=sp_size, device_type=device, collective_timeout=WAIT_SECONDS).sp_group
             if plan.jobs:  # there may be more processes than videos
                 _generate_all(plan, sp_group)
         except (ValueError, OSError) as error:
@@ -113,6 +131,8 @@ def _generate_all(plan: Plan, sp_group: ProcessGroup | None) -> None:
     for folder in {job.path.parent for job in plan.jobs}:
         folder.mkdir(parents=True, exist_ok=True)  # before minutes of loading and sampling
     pipeline = _pipeline(plan, sp_group)
+    if plan.writes and (cut := cut_prompts(pipeline, [job.prompt for job in plan.jobs])):
+        print(f"generate.py: WARNING: {cut}", file=sys.stderr)
     scale = plan.settings["guidance_scale"]
     negative = pipeline.encode([plan.arguments.negative_prompt], glyphs=False) if scale != 1.0 else None
     for job in tqdm(plan.jobs, desc="videos", unit="video", disable=len(plan.jobs) < 2):
@@ -140,12 +160,49 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
     check_images([job.prompt for job in jobs], task_of(root, arguments.transformer_version))
     defaults = sampling_defaults(root, arguments.transformer_version)
     given = {name: value for name in defaults if (value := getattr(arguments, name)) is not None}
+    settings = {**defaults, **given}
+    _check_numbers(arguments, settings, root)
     rank, world_size = (int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
     sp_size = arguments.sp_size
     if sp_size < 1 or world_size % sp_size:
         raise ValueError(f"--sp_size must divide the number of processes; received {sp_size}, there are {world_size}.")
     share = jobs[rank // sp_size :: world_size // sp_size]
-    return Plan(arguments, {**defaults, **given}, share, writes=rank % sp_size == 0)
+    return Plan(arguments, settings, _fingerprint(arguments, root), share, writes=rank % sp_size == 0)
+
+
+def _check_numbers(arguments: argparse.Namespace, settings: dict[str, Any], root: Path) -> None:
+    """Refuse numbers that no video can be made with.
+
+    Raises:
+        ValueError: names the flag, what it must be and what was received.
+    """
+    given = vars(arguments) | settings
+    for name, interval in INTERVALS.items():
+        for value in given[name] if name == "seed" else [given[name]]:
+            if not (isinstance(value, int | float) and lies_in(value, interval)):
+                raise ValueError(f"--{name} must be a number in {interval}; received {value!r}.")
+    if arguments.sde_type == "cps" and arguments.eta > 1:
+        raise ValueError(f"--eta is a share of a right angle in --sde_type cps, at most 1; received {arguments.eta}.")
+    ratio = arguments.aspect_ratio
+    if ratio is not None and not re.fullmatch(r"[1-9]\d*:[1-9]\d*", ratio, re.ASCII):
+        raise ValueError(f"--aspect_ratio is WIDTH:HEIGHT in positive whole numbers, as 16:9; received {ratio!r}.")
+    vae = read_vae_config(root)
+    temporal, spatial = (
+        vae.get(f"{name}_compression_ratio", usual) for name, usual in (("temporal", 4), ("spatial", 16))
+    )
+    try:
+        size = parse_size(settings["fixed_size"])
+        check_video_shape(settings["video_length"], size, temporal=temporal, spatial=spatial)
+    except ValueError as error:
+        raise ValueError(f"--video_length, --fixed_size: {error}") from error
+
+
+def _fingerprint(arguments: argparse.Namespace, root: Path) -> str:
+    """Return the fingerprint of the weights that decide a video; a path alone does not say what lies there by now."""
+    folders = [transformer_folder(root, arguments.transformer_version)]
+    folders += [root / name for name in ("vae", "text_encoder", "text_encoder_2", "image_encoder", "vision_encoder")]
+    trained = arguments.checkpoint_path or arguments.lora_path
+    return fingerprint([*folders, Path(trained)] if trained else folders)
 
 
 def _device() -> torch.device:
@@ -186,7 +243,7 @@ def _generate(pipeline: HunyuanVideoGRPOPipeline, job: Job, plan: Plan, negative
     note = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
     del note["offload"], note["sp_size"]  # they change where the video is made, not the video
     note |= settings | {"prompt": job.prompt.text, "image_path": job.prompt.ref_image_path, "seed": job.seed}
-    note |= {"fixed_size": f"{size[0]}x{size[1]}", "output_path": str(job.path)}
+    note |= {"fixed_size": f"{size[0]}x{size[1]}", "output_path": str(job.path), "weights": plan.weights}
     if job.is_finished(note):
         print(f"{job.path} is finished already", file=sys.stderr)
         return
@@ -214,9 +271,7 @@ def _size(pipeline: HunyuanVideoGRPOPipeline, job: Job, plan: Plan) -> tuple[int
     if arguments.fixed_size or not (arguments.aspect_ratio or image):
         return parse_size(plan.settings["fixed_size"])
     if arguments.aspect_ratio:
-        width, _, height = arguments.aspect_ratio.partition(":")
-        if not (width.isdecimal() and height.isdecimal()):
-            raise ValueError(f"--aspect_ratio is WIDTH:HEIGHT, such as 16:9; received '{arguments.aspect_ratio}'.")
+        width, height = arguments.aspect_ratio.split(":")
     else:
         width, height = read_image(image).size
     target = pipeline.transformer.config.target_size

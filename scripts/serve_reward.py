@@ -71,6 +71,10 @@ def read_reward(text: str, context: RewardContext) -> tuple[str, RewardModel]:
         options = json.loads(written or "{}")
     except json.JSONDecodeError as error:
         raise ValueError(f"--reward {name}: expected its options as JSON, received {written!r} ({error}).") from error
+    if not isinstance(options, dict):
+        raise ValueError(
+            f'--reward {name}: expected its options as a JSON object such as {{"seconds": 2}}, received {written!r}.'
+        )
     return name, build_reward(name, options, context)
 
 

@@ -32,6 +32,7 @@ INTERVALS = {
     "dual_kl_step_weight": "[0, inf)",
     "update_ref_model_step": "[1, inf)",
     "kl_warmup_updates": "[0, inf)",
+    "kl_coef": "[0, inf)",
     "kl_min_coef": "[0, inf)",
     "kl_target": "(0, inf)",
     "reward_batch_size": "[1, inf)",
@@ -102,7 +103,7 @@ def check_config(
         raise ValueError(f"the configuration cannot run on {world_size} rank(s):\n{listed}")
 
 
-def _lies_in(value: float, interval: str) -> bool:
+def lies_in(value: float, interval: str) -> bool:
     """Whether a number lies in an interval written such as `(0, 1]`; nan lies in none."""
     low, high = (float(end) for end in interval[1:-1].split(","))
     above = low < value if interval[0] == "(" else low <= value
@@ -114,7 +115,7 @@ def _interval_problems(cfg: Config) -> Iterator[str]:
     """Numbers outside their interval."""
     for name, interval in INTERVALS.items():
         value = value_of(cfg, name)
-        if value is not None and not _lies_in(value, interval):
+        if value is not None and not lies_in(value, interval):
             yield f"{name} is {value}, but must lie in {interval}"
 
 

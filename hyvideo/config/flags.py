@@ -5,6 +5,7 @@ import json
 from typing import NoReturn
 
 from hyvideo.config.knobs import GROUPS, KNOBS, Knob
+from hyvideo.config.reference_flags import add_flags_without_effect, names_of
 
 METAVARS = {bool: "BOOL", int: "INT", float: "NUMBER", str: "TEXT", list: "TEXT", dict: "JSON"}
 """Type of a knob -> the placeholder of its value in `--help`."""
@@ -45,7 +46,9 @@ def _add_flag(group: argparse._ArgumentGroup, knob: Knob) -> None:
     metavar = "{" + ",".join(knob.choices) + "}" if knob.choices else METAVARS[knob.kind]
     arity = {bool: {"nargs": "?", "const": "true"}, list: {"nargs": "+"}}.get(knob.kind, {})
     text = f"{knob.doc} [default: {default_text(knob)}]".replace("%", "%%")
-    group.add_argument(f"--{knob.name}", metavar=metavar, default=argparse.SUPPRESS, help=text, **arity)
+    group.add_argument(
+        *names_of(knob.name), dest=knob.name, metavar=metavar, default=argparse.SUPPRESS, help=text, **arity
+    )
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -73,6 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
         for knob in KNOBS.values():
             if knob.group == name:
                 _add_flag(group, knob)
+    add_flags_without_effect(parser)
     return parser
 
 

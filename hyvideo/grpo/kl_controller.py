@@ -14,15 +14,16 @@ geometric mean."""
 class KLController:
     """Gives the coefficient of the KL term, one update of the optimizer at a time.
 
-    ``two_stage``: a linear warm-up from ``min_coef`` to the ceiling over ``warmup_updates``, then, with the mean of the
-    last ``window`` observed KL values (those of the warm-up included): above ``1.5 target`` the coefficient is
+    ``two_stage``: a linear warm-up from ``start_coef`` to the ceiling over ``warmup_updates``, then, with the mean of
+    the last ``window`` observed KL values (those of the warm-up included): above ``1.5 target`` the coefficient is
     multiplied by 0.9, below ``0.5 target`` by 1.1, always within [min_coef, ceiling]. So lambda *relaxes* when the
     policy has moved far and tightens when it hardly moves; this sign is the paper's. ``milder`` is the same under a
     ceiling of ``MILDER_CEILING * max_coef``; ``fixed`` is ``max_coef`` throughout.
 
     Args:
         max_coef: Ceiling of lambda (``kl_weight``), > 0; with ``kl_weight=0`` there is no KL term and no controller.
-        min_coef: Floor of lambda and start of the warm-up, >= 0.
+        min_coef: Floor of lambda, >= 0.
+        start_coef: Start of the warm-up, between floor and ceiling; None means min_coef.
         warmup_updates: Length of the warm-up in updates, >= 0; 0 starts at the ceiling.
         target: Desired KL, > 0; None means max_coef, as in the reference.
         schedule: ``two_stage``, ``fixed`` or ``milder``.
@@ -42,6 +43,7 @@ class KLController:
         *,
         max_coef: float = 1e-5,
         min_coef: float = 1e-7,
+        start_coef: float | None = None,
         warmup_updates: int = 100,
         target: float | None = None,
         schedule: Schedule = "two_stage",
@@ -56,17 +58,23 @@ class KLController:
         ceiling = MILDER_CEILING * max_coef if schedule == "milder" else max_coef
         if schedule != "fixed" and not 0 <= min_coef <= ceiling:
             raise ValueError(f"min_coef (kl_min_coef) must lie within [0, {ceiling}] for {schedule!r}, got {min_coef}")
+        start_coef = min_coef if start_coef is None else start_coef
+        if schedule != "fixed" and not min_coef <= start_coef <= ceiling:
+            raise ValueError(
+                f"start_coef (kl_coef) must lie within [{min_coef}, {ceiling}] for {schedule!r}, from kl_min_coef to "
+                f"the ceiling, got {start_coef}"
+            )
         if warmup_updates < 0 or window < 1:
             raise ValueError(f"need warmup_updates >= 0 and window >= 1, got {warmup_updates} and {window}")
         target = max_coef if target is None else target
         if not (math.isfinite(target) and target > 0):
             raise ValueError(f"target (kl_target) must be positive, got {target}")
         self.schedule = schedule
-        self.min_coef, self.ceiling, self.target = min_coef, ceiling, target
+        self.min_coef, self.start_coef, self.ceiling, self.target = min_coef, start_coef, ceiling, target
         self.warmup_updates = 0 if schedule == "fixed" else warmup_updates
         self._recent: deque[float] = deque(maxlen=window)
         self._num_updates = 0
-        self._coefficient = min_coef if self.warmup_updates else ceiling
+        self._coefficient = start_coef if self.warmup_updates else ceiling
 
     @property
     def coefficient(self) -> float:
@@ -89,7 +97,7 @@ class KLController:
         self._recent.append(kl)
         if self._num_updates <= self.warmup_updates:
             progress = self._num_updates / self.warmup_updates
-            self._coefficient = self.min_coef + progress * (self.ceiling - self.min_coef)
+            self._coefficient = self.start_coef + progress * (self.ceiling - self.start_coef)
         elif self.schedule != "fixed":
             self._coefficient = min(max(self._coefficient * self._reaction(), self.min_coef), self.ceiling)
         return self._coefficient

@@ -94,14 +94,22 @@ def open_transformer(
 
 def open_vae(root: str | Path) -> tuple[AutoencoderKLHunyuanVideo15, SafetensorsFolder, Naming]:
     """Make the VAE of `root` without memory for its weights, and open their files; as `open_transformer`."""
-    original = not is_diffusers_layout(Path(root))
     folder = check_diffusers_layout(root, ("vae",)) / "vae"
-    source, config = SafetensorsFolder(folder), read_json(folder / "config.json")
-    if original:
-        config = diffusers_vae_config(config, str(folder / "config.json"))
+    source, config = SafetensorsFolder(folder), read_vae_config(root)
     vae = _empty(AutoencoderKLHunyuanVideo15, config, folder)
     vae.register_to_config(shift_factor=config.get("shift_factor") or 0.0)
-    return vae, source, vae_part if original else Part
+    return vae, source, Part if is_diffusers_layout(Path(root)) else vae_part
+
+
+def read_vae_config(root: str | Path) -> dict[str, Any]:
+    """Return the arguments of the diffusers VAE of `root`, in either layout.
+
+    Raises:
+        ValueError: the file is missing, or is no such configuration.
+    """
+    path = Path(root) / "vae" / "config.json"
+    config = read_json(path)
+    return config if is_diffusers_layout(Path(root)) else diffusers_vae_config(config, str(path))
 
 
 def load_vae(root: str | Path, *, dtype: torch.dtype | None = torch.float32) -> AutoencoderKLHunyuanVideo15:

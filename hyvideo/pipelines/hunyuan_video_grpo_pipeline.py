@@ -28,7 +28,7 @@ from hyvideo.data.images import check_task, read_image
 from hyvideo.data.prompts import Prompt
 from hyvideo.pipelines.conditioning import Conditioning, FirstFrames
 from hyvideo.pipelines.noise import SampleNoise
-from hyvideo.pipelines.resolution import crop_to_size
+from hyvideo.pipelines.resolution import check_video_shape, crop_to_size
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 
 DECODE_CELLS = 4096
@@ -308,11 +308,7 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
             ValueError: the VAE has no latents for such a video.
         """
         temporal, spatial = self.vae_scale_factor_temporal, self.vae_scale_factor_spatial
-        if num_frames < 1 or (num_frames - 1) % temporal or any(side < spatial or side % spatial for side in size):
-            raise ValueError(
-                f"A video must have {temporal} n + 1 frames, and sides that are multiples of {spatial} pixels; "
-                f"received {num_frames} frames of {size[0]}x{size[1]}."
-            )
+        check_video_shape(num_frames, size, temporal=temporal, spatial=spatial)
         frames = (num_frames - 1) // temporal + 1
         return (self.num_channels_latents, frames, *(side // spatial for side in size))
 

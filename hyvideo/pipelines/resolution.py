@@ -28,6 +28,25 @@ def bucket_size(target_size: int, factor: int, *, width: int, height: int) -> tu
     return min(sizes, key=lambda size: abs(round(size[0] / size[1], 5) - height / width))
 
 
+def check_video_shape(num_frames: int, size: tuple[int, int], *, temporal: int, spatial: int) -> None:
+    """Refuse a video that the VAE has no latents for.
+
+    Args:
+        num_frames: of the video.
+        size: height and width in pixels.
+        temporal: frames per latent frame, after the first.
+        spatial: pixels per latent element, in height and width.
+
+    Raises:
+        ValueError: the frames are not `temporal` n + 1, or a side is no multiple of `spatial`.
+    """
+    if num_frames < 1 or (num_frames - 1) % temporal or any(side < spatial or side % spatial for side in size):
+        raise ValueError(
+            f"A video must have {temporal} n + 1 frames, and sides that are multiples of {spatial} pixels; "
+            f"received {num_frames} frames of {size[0]}x{size[1]}."
+        )
+
+
 def crop_to_size(image: Image.Image, size: tuple[int, int]) -> Image.Image:
     """Scale `image` until it covers `size` (height, width) and crop its centre."""
     height, width = size

@@ -1,7 +1,9 @@
 """Peak memory of a GPU by phase: the transformer's part by simulation, and everything else."""
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ from hyvideo.models.flops import video_tokens
 from hyvideo.planning.networks import Networks, make_vae
 from hyvideo.planning.peak_memory import PeakMemory
 from hyvideo.planning.simulation import Peaks, Scene, simulate
-from hyvideo.planning.workload import guidance_rows, latent_shape
+from hyvideo.planning.workload import guidance_rows, latent_shape, validation_shape, validation_videos
 from hyvideo.training.anchor import anchor_kind
 
 DEPTHS = (4, 5)
@@ -37,6 +39,7 @@ class Memory:
         reward: scoring, likewise.
         anchor_pass: the anchor's pass, likewise.
         update: the update, likewise.
+        validation: sampling and decoding its videos, likewise; 0 without validation.
     """
 
     weights: int
@@ -49,11 +52,12 @@ class Memory:
     reward: int
     anchor_pass: int
     update: int
+    validation: int = 0
 
     @property
     def peak(self) -> int:
         """The most of all phases."""
-        return max(self.rollout, self.reward, self.anchor_pass, self.update)
+        return max(self.rollout, self.reward, self.anchor_pass, self.update, self.validation)
 
 
 PeaksOf = Callable[[Config, Scene, int], Peaks]
@@ -76,7 +80,9 @@ def predict_memory(
     grpo, rollout = config.grpo, config.rollout
     micro_batch = min(rollout.rollout_micro_batch_size or grpo.batch_size, grpo.batch_size)
     pairs = min(grpo.mini_batch_size_per_update, grpo.batch_size * rollout.grpo_sampling_steps)
-    scene = Scene(networks.transformer, shape, num_text, rows * micro_batch, rows * pairs)
+    together = validation_videos(config, world_size)[1]
+    validated = (validation_shape(config, networks), rows * together) if together else None
+    scene = Scene(networks.transformer, shape, num_text, rows * micro_batch, rows * pairs, validated)
     peaks = _in_host_memory((peaks_of or extrapolated_peaks)(config, scene, world_size), config)
 
     stored = 4 * torch.Size(shape).numel() * (2 * rollout.grpo_sampling_steps + 1)  # float32 latents and means
@@ -88,6 +94,9 @@ def predict_memory(
     around = beside + resting_reward
     resting_anchor = 0 if config.kl.reference_mode_offload else anchor
     decoding = peaks.weights + peaks.states + decoding_memory(networks.vae, shape)
+    validating = 0
+    if validated:
+        validating = max(peaks.validation, peaks.weights + peaks.states + decoding_memory(networks.vae, validated[0]))
     scoring = REWARD_ACTIVATIONS * min(config.reward.reward_batch_size, grpo.batch_size) if reward else 0
     scored_beside = reward + scoring if config.reward.reward_async else resting_reward
     return Memory(
@@ -101,6 +110,7 @@ def predict_memory(
         reward=beside + anchor + reward + peaks.weights + peaks.states + scoring,
         anchor_pass=around + anchor + peaks.anchor if anchor_kind(config.kl, config.model) != "none" else 0,
         update=around + resting_anchor + max(peaks.backward, peaks.optimizer),
+        validation=around + resting_anchor + validating if validated else 0,
     )
 
 
@@ -125,20 +135,22 @@ class FittedPeaks:
     def __call__(self, config: Config, scene: Scene, world_size: int) -> Peaks:
         """Return the peaks of a scene on the line through those of the two that were simulated."""
         shapes = [(scene.latent_shape[0], frames, 30, 54) for frames in (5, 21)]
-        ends = [Scene(scene.transformer, shape, scene.num_text, 1, 1) for shape in shapes]
+        ends = [Scene(scene.transformer, shape, scene.num_text, 1, 1, (shape, 1)) for shape in shapes]
         key = repr((config.model, config.parallel, config.optimizer, world_size))
         if key not in self._ends:
             self._ends[key] = tuple(extrapolated_peaks(config, end, world_size) for end in ends)
-        low, high = (_tokens(end, 1) for end in ends)
+        low, high = (_tokens(end, end.latent_shape, 1) for end in ends)
         rows = {"rollout": scene.rollout_rows, "anchor": scene.update_rows, "backward": scene.update_rows}
-        return _on_line(
-            *self._ends[key], {name: (_tokens(scene, count) - low) / (high - low) for name, count in rows.items()}
-        )
+        tokens = {name: _tokens(scene, scene.latent_shape, count) for name, count in rows.items()}
+        if scene.validation:
+            tokens["validation"] = _tokens(scene, *scene.validation)
+        peaks = _on_line(*self._ends[key], {name: (count - low) / (high - low) for name, count in tokens.items()})
+        return peaks if scene.validation else replace(peaks, validation=0)
 
 
-def _tokens(scene: Scene, rows: int) -> int:
+def _tokens(scene: Scene, latent_shape: tuple[int, ...], rows: int) -> int:
     """Return the tokens of a pass."""
-    return rows * (video_tokens(scene.transformer, scene.latent_shape) + scene.num_text)
+    return rows * (video_tokens(scene.transformer, latent_shape) + scene.num_text)
 
 
 def _on_line(first: Peaks, second: Peaks, places: Mapping[str, float]) -> Peaks:
@@ -163,13 +175,20 @@ def _in_host_memory(peaks: Peaks, config: Config) -> Peaks:
         anchor=peaks.anchor - resident,
         backward=peaks.backward - resident - peaks.trained,
         optimizer=0,
+        validation=max(0, peaks.validation - resident),
     )
 
 
 def decoding_memory(vae: Mapping[str, Any], shape: tuple[int, int, int, int]) -> int:
     """Return the bytes that decoding one video's latents `shape` takes besides the VAE's weights, by a simulation."""
+    return _decoding_memory(json.dumps(dict(vae), sort_keys=True), tuple(shape))
+
+
+@cache
+def _decoding_memory(vae: str, shape: tuple[int, int, int, int]) -> int:
+    """Simulate once for each VAE and shape: a search asks for the same ones again and again, seconds each."""
     with torch.device("meta"), torch.no_grad():
-        network = make_vae(vae)
+        network = make_vae(json.loads(vae))
         with PeakMemory() as memory:
             network.decode(torch.empty(1, *shape, dtype=torch.float16))
     return memory.peak

@@ -1,5 +1,6 @@
 """The plan of a run: its layout, memory, operations, bytes and time, predicted without its hardware."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,10 +13,11 @@ from hyvideo.distributed.gpus import Gpu
 from hyvideo.models.adapter import configured_adapter
 from hyvideo.models.parallelize import prepare_policy
 from hyvideo.models.quiet import quiet_diffusers
+from hyvideo.planning.host_memory import HostMemory, host_memory
 from hyvideo.planning.memory import Memory, PeaksOf, predict_memory
 from hyvideo.planning.networks import Networks, read_networks
 from hyvideo.planning.traffic import ParameterCounts, count_parameters
-from hyvideo.planning.workload import BYTES, Workload, link_speeds, workload
+from hyvideo.planning.workload import BYTES, PhaseWork, Workload, link_speeds, workload
 from hyvideo.training.anchor import anchor_kind
 
 GIB = 2**30
@@ -61,9 +63,11 @@ class Plan:
         unknown_rewards: rewards counted as needing no memory.
         parameters: weights of the transformer.
         memory: of each GPU.
+        host: host memory of each process.
         workload: of each rank.
         checkpoint_bytes: of one checkpoint.
         seconds: predicted time of a round by phase; None without a GPU's speed.
+        validation_seconds: predicted time of one validation; None without a GPU's speed, or without validation.
         gpu: what was planned for; None: no GPU in particular.
         assumptions: what was assumed.
     """
@@ -80,9 +84,11 @@ class Plan:
     unknown_rewards: tuple[str, ...]
     parameters: ParameterCounts
     memory: Memory
+    host: HostMemory
     workload: Workload
     checkpoint_bytes: int
     seconds: dict[str, float] | None
+    validation_seconds: float | None
     gpu: Gpu | None
     assumptions: Assumptions
 
@@ -95,6 +101,11 @@ class Plan:
     def reserved(self) -> float:
         """GiB of `needed` for what the simulation leaves out."""
         return self.assumptions.reserved(self.memory.peak / GIB)
+
+    @property
+    def processes_per_machine(self) -> int:
+        """Processes that share a machine's host memory."""
+        return min(self.world_size, self.assumptions.gpus_per_node)
 
     @property
     def fits(self) -> bool:
@@ -110,6 +121,7 @@ class Plan:
         """Return all numbers, and what follows from them."""
         derived = {"needed_gib": self.needed, "fits": self.fits, "gpu_seconds_per_video": self.gpu_seconds_per_video}
         total = self.workload.flops * self.world_size
+        derived |= {"processes_per_machine": self.processes_per_machine}
         derived |= {"flops_per_update": total // self.workload.updates, "flops_per_video": total // self.videos}
         return asdict(self) | derived
 
@@ -139,6 +151,9 @@ def make_plan(
     parameters = count_parameters(_policy_on_meta(config, networks))
     work = workload(config, networks, parameters, world_size=world_size, num_text=assumptions.num_text)
     dp_degree = world_size // config.parallel.sp_size
+    seconds_of = _clock(config, world_size, gpu, assumptions)
+    phases = {"rollout": work.rollout, "anchor": work.anchor, "update": work.update}
+    saved = checkpoint_bytes(config, parameters)
     videos = config.grpo.batch_size * dp_degree * config.grpo.gradient_accumulation_steps
     return Plan(
         world_size=world_size,
@@ -155,9 +170,11 @@ def make_plan(
         memory=predict_memory(
             config, networks, world_size=world_size, num_text=assumptions.num_text, peaks_of=peaks_of
         ),
+        host=host_memory(config, networks, parameters, world_size=world_size, checkpoint_bytes=saved),
         workload=work,
-        checkpoint_bytes=checkpoint_bytes(config, parameters),
-        seconds=_seconds(config, work, world_size, gpu, assumptions),
+        checkpoint_bytes=saved,
+        seconds=seconds_of and {name: seconds_of(phase) for name, phase in phases.items()},
+        validation_seconds=seconds_of(work.validation) if seconds_of and work.validation else None,
         gpu=gpu,
         assumptions=assumptions,
     )
@@ -196,10 +213,10 @@ def checkpoint_bytes(config: Config, parameters: ParameterCounts) -> int:
     return BYTES[precision] * (parameters.trained + states + anchor)
 
 
-def _seconds(
-    config: Config, work: Workload, world_size: int, gpu: Gpu | None, assumptions: Assumptions
-) -> dict[str, float] | None:
-    """Return the predicted time of each phase of a round; None where the GPU's speed is not known."""
+def _clock(
+    config: Config, world_size: int, gpu: Gpu | None, assumptions: Assumptions
+) -> Callable[[PhaseWork], float] | None:
+    """Return what predicts the time of a phase; None where the GPU's speed is not known."""
     if gpu is None or not gpu.teraflops:
         return None
     speeds = link_speeds(
@@ -210,5 +227,4 @@ def _seconds(
         network=assumptions.network,
     )
     rate = gpu.teraflops * 1e12 * assumptions.utilisation
-    phases = {"rollout": work.rollout, "anchor": work.anchor, "update": work.update}
-    return {name: phase.seconds(rate, speeds) for name, phase in phases.items()}
+    return lambda phase: phase.seconds(rate, speeds)

@@ -78,6 +78,7 @@ def preflight(config: Config, planned: Plan | ValueError | None) -> str:
     plan = from_main(lambda: _plan_or_raise(planned))
     from_main(lambda: check_space(folder, config.run, plan.checkpoint_bytes))
     with all_or_none():
+        _check_host(plan)
         _check_gpu(plan)
     _check_collective()
     warned = "".join(f"WARNING: {caution}\n" for caution in cautions(config, prompts, valid))
@@ -183,6 +184,23 @@ def check_space(folder: RunFolder, run: RunConfig, checkpoint_bytes: int) -> Non
             f"(keep_last {run.keep_last}, keep_every {run.keep_every}, save_interval {run.save_interval}). Free space, "
             "choose another folder, or lower keep_last."
         )
+
+
+def _check_host(plan: Plan) -> None:
+    """Check that this machine has as much memory as the networks of its processes take there.
+
+    Raises:
+        ValueError: it has not, and the system would kill processes while they load.
+    """
+    has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    for when, each in (("load", plan.host.loading), ("train", plan.host.training)):
+        if (needed := each * processes / GIB) > has:
+            raise ValueError(
+                f"{platform.node()} has {has:.0f} GiB of host memory, but {processes} process(es) need {needed:.0f} "
+                f"while they {when}, {each / GIB:.1f} each: start fewer on it, or choose master_weight_type bf16. With "
+                "use_lora or cpu_offload each reads the whole transformer; without both each reads its shards alone."
+            )
 
 
 def _check_gpu(plan: Plan) -> None:

@@ -11,6 +11,7 @@ from hyvideo.distributed.gpus import Gpu
 from hyvideo.planning.memory import FittedPeaks, predict_memory
 from hyvideo.planning.networks import read_networks
 from hyvideo.planning.plan import GIB, Assumptions, Plan, make_plan
+from hyvideo.planning.workload import validation_videos
 
 SIZES = ("240x432", "352x624", "480x864", "720x1280", "1088x1920")
 """Sizes of videos that are tried, small to large."""
@@ -84,14 +85,23 @@ class Search:
         """Return the first changes that make it fit, tried from harmless to costly, and its GiB; None: none do.
 
         Each is added to those before: smaller batches, idle weights moved off the GPU, more ranks per video, shorter
-        videos.
+        videos; with each, where validation alone does not fit, smaller videos of validation.
         """
         changes: dict[str, Any] = {}
-        for more in self._remedies():
+        for more in ({}, *self._remedies()):
             changes |= more
-            if (needed := self.needed(changes)) <= self._gpu.memory:
-                return changes, needed
+            for tried in (changes, changes | self._smaller_validation(changes)):
+                if (needed := self.needed(tried)) <= self._gpu.memory:
+                    return tried, needed
         return None
+
+    def _smaller_validation(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """What makes validation videos as large as the rollout's; nothing where there is no validation."""
+        config = with_settings(self._config, changes)
+        if not any(validation_videos(config, self._world_size)):
+            return {}
+        rollout = config.rollout
+        return {"validation_fixed_size": rollout.rollout_size, "validate_video_length": rollout.sample_n_frames}
 
     def _remedies(self) -> Iterator[dict[str, Any]]:
         config = self._config

@@ -39,6 +39,7 @@ class Scene:
         num_text: text tokens of a prompt.
         rollout_rows: rows of one forward pass of the rollout, guidance's included.
         update_rows: rows of one forward and backward pass of the update.
+        validation: latents of one video and rows of one forward pass of validation; None: there is no validation.
     """
 
     transformer: Mapping[str, Any]
@@ -46,6 +47,7 @@ class Scene:
     num_text: int
     rollout_rows: int
     update_rows: int
+    validation: tuple[tuple[int, int, int, int], int] | None = None
 
     def with_depth(self, num_layers: int) -> "Scene":
         """Return the scene with another number of transformer blocks."""
@@ -64,6 +66,7 @@ class Peaks:
         anchor: the most in the anchor's forward pass, over the update's rows.
         backward: the most in a forward and backward pass, gradients included.
         optimizer: the most while the gradient is clipped and the weights are moved.
+        validation: the most in validation's forward pass; 0 without one.
     """
 
     weights: int
@@ -73,10 +76,11 @@ class Peaks:
     anchor: int
     backward: int
     optimizer: int
+    validation: int = 0
 
 
 def simulate(config: Config, scene: Scene, world_size: int) -> Peaks:
-    """Run a rollout's forward pass and an update on rank 0 of `world_size` ranks that do not exist.
+    """Run a rollout's and a validation's forward pass and an update on rank 0 of `world_size` ranks that do not exist.
 
     Args:
         config: what is trained and how it is sharded, recomputed and updated.
@@ -100,14 +104,16 @@ def simulate(config: Config, scene: Scene, world_size: int) -> Peaks:
         optimizers = build_optimizers(parameters, config.optimizer)
         peaks, dtype = {}, DTYPES[config.model.dtype]
         with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-            for rows in {scene.rollout_rows, scene.update_rows}:
+            passes = {"rollout": (scene.latent_shape, scene.rollout_rows)}
+            passes |= {"anchor": (scene.latent_shape, scene.update_rows)}
+            passes |= {"validation": scene.validation} if scene.validation else {}
+            for shape, rows in set(passes.values()):
                 memory.restart()
                 with torch.no_grad():
-                    _velocity(transformer, scene, rows)
-                peaks |= {"rollout": memory.peak} if rows == scene.rollout_rows else {}
-                peaks |= {"anchor": memory.peak} if rows == scene.update_rows else {}
+                    _velocity(transformer, shape, scene.num_text, rows)
+                peaks |= {name: memory.peak for name, sizes in passes.items() if sizes == (shape, rows)}
             memory.restart()
-            _velocity(transformer, scene, scene.update_rows).square().mean().backward()
+            _velocity(transformer, scene.latent_shape, scene.num_text, scene.update_rows).square().mean().backward()
             peaks["backward"] = memory.peak
         memory.restart()
         before = memory.current
@@ -194,14 +200,16 @@ def _forward(
     return self.proj_out(self.norm_out(hidden, embedded)).float()
 
 
-def _velocity(transformer: HunyuanVideo15Transformer3DModel, scene: Scene, rows: int) -> Tensor:
+def _velocity(
+    transformer: HunyuanVideo15Transformer3DModel, latent_shape: tuple[int, ...], num_text: int, rows: int
+) -> Tensor:
     """Call the transformer for `rows` rows; several have prompts of several lengths, and thereby a mask."""
-    settings, (_, *size) = transformer.config, scene.latent_shape
+    settings, (_, *size) = transformer.config, latent_shape
     return transformer(
         torch.empty(rows, settings.in_channels, *size),
         torch.empty(rows),
-        torch.empty(rows, scene.num_text, settings.text_embed_dim),
-        torch.empty(rows, scene.num_text, dtype=torch.bool) if rows > 1 else None,
+        torch.empty(rows, num_text, settings.text_embed_dim),
+        torch.empty(rows, num_text, dtype=torch.bool) if rows > 1 else None,
     )
 
 

@@ -12,6 +12,7 @@ def plan_table(plan: Plan) -> str:
     sections = {
         "layout": _layout(plan),
         f"memory per GPU, GiB (networks: {plan.networks})": _memory(plan),
+        f"host memory per machine, GiB ({plan.processes_per_machine} processes)": _host_memory(plan),
         "operations (1e15)": _operations(plan),
         "sent per rank and round, GB": _traffic(plan),
         "time": _time(plan),
@@ -48,6 +49,7 @@ def _memory(plan: Plan) -> Rows:
         "peak: reward": memory.reward,
         "peak: anchor": memory.anchor_pass,
         "peak: update": memory.update,
+        "peak: validation": memory.validation,
     }
     yield from ((name, f"{value / GIB:.2f}") for name, value in parts.items())
     yield f"needed (with {plan.reserved:.2f} in reserve)", f"{plan.needed:.2f}"
@@ -55,6 +57,11 @@ def _memory(plan: Plan) -> Rows:
         yield f"{plan.gpu.name} has {plan.gpu.memory:g}", "fits" if plan.fits else "DOES NOT FIT"
     for name in plan.unknown_rewards:
         yield f"reward {name}: size unknown", "not counted"
+
+
+def _host_memory(plan: Plan) -> Rows:
+    yield "networks while loading", f"{plan.host.loading * plan.processes_per_machine / GIB:.1f}"
+    yield "networks while training", f"{plan.host.training * plan.processes_per_machine / GIB:.1f}"
 
 
 def _operations(plan: Plan) -> Rows:
@@ -82,4 +89,6 @@ def _time(plan: Plan) -> Rows:
     yield from ((f"{name}, seconds per round", f"{value:.0f}") for name, value in plan.seconds.items())
     total = sum(plan.seconds.values())
     yield "seconds per update", f"{total / plan.workload.updates:.0f}"
+    if plan.validation_seconds is not None:
+        yield "seconds per validation, in addition", f"{plan.validation_seconds:.0f}"
     yield "GPU-seconds per video", f"{plan.gpu_seconds_per_video:.0f}"

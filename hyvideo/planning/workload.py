@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -78,6 +79,7 @@ class Workload:
         rollout: sampling and decoding.
         anchor: the anchor's pass over the trained pairs.
         update: forward and backward passes, and the optimizer.
+        validation: sampling and decoding of one validation, which is no part of a round; None: there is none.
     """
 
     videos: int
@@ -87,6 +89,7 @@ class Workload:
     rollout: PhaseWork
     anchor: PhaseWork
     update: PhaseWork
+    validation: PhaseWork | None
 
     @property
     def flops(self) -> int:
@@ -101,10 +104,28 @@ class Workload:
 
 def latent_shape(config: Config, networks: Networks) -> tuple[int, int, int, int]:
     """Return `(C, F', H', W')` of a rollout video's latents."""
-    vae, (height, width) = networks.vae, parse_size(config.rollout.rollout_size)
-    frames = (config.rollout.sample_n_frames - 1) // vae["temporal_compression_ratio"] + 1
+    return _latents(networks, config.rollout.sample_n_frames, config.rollout.rollout_size)
+
+
+def validation_shape(config: Config, networks: Networks) -> tuple[int, int, int, int]:
+    """Return `(C, F', H', W')` of a validation video's latents."""
+    return _latents(networks, config.validation.validate_video_length, config.validation.validation_fixed_size)
+
+
+def _latents(networks: Networks, num_frames: int, size: str) -> tuple[int, int, int, int]:
+    vae, (height, width) = networks.vae, parse_size(size)
+    frames = (num_frames - 1) // vae["temporal_compression_ratio"] + 1
     spatial = vae["spatial_compression_ratio"]
     return vae["latent_channels"], frames, height // spatial, width // spatial
+
+
+def validation_videos(config: Config, world_size: int) -> tuple[int, int]:
+    """Return the videos that one rank samples per validation, and how many of them together; 0 without validation."""
+    settings = config.validation
+    if not (settings.validation_interval or settings.validate_at_step0):
+        return 0, 0
+    count = -(-settings.validation_num_videos // (world_size // config.parallel.sp_size))
+    return count, min(config.rollout.rollout_micro_batch_size or count, count)
 
 
 def guidance_rows(config: Config) -> int:
@@ -125,6 +146,8 @@ def workload(
         num_text: text tokens of a prompt.
     """
     grpo, parallel, rollout, rows = config.grpo, config.parallel, config.rollout, guidance_rows(config)
+    inference = _weight_traffic(config, parameters, world_size)
+    sampling = partial(_sampling, config, networks, num_text, inference)
     videos = grpo.batch_size * grpo.gradient_accumulation_steps
     evaluations = evaluations_per_video(
         rollout.grpo_sampling_steps,
@@ -143,30 +166,61 @@ def workload(
     sizes["token_bytes"] = BYTES[config.model.dtype]
     tokens = token_traffic(networks.transformer, **sizes, training=False)
     trained_tokens = token_traffic(networks.transformer, **sizes, training=True, recompute=recompute != "none")
-    with torch.device("meta"):
-        decoding = vae_decode_flops(make_vae(networks.vae), shape)
-    calls = math.ceil(grpo.batch_size / (rollout.rollout_micro_batch_size or grpo.batch_size))
-    calls *= grpo.gradient_accumulation_steps * rollout.grpo_sampling_steps
+    batches = math.ceil(grpo.batch_size / (rollout.rollout_micro_batch_size or grpo.batch_size))
     passes = math.ceil(pairs / grpo.mini_batch_size_per_update)
-    inference = _weight_traffic(config, parameters, world_size, training=False)
     anchor_pairs, anchor_calls = videos * evaluations.anchor, passes if evaluations.anchor else 0
     if not parallel.reshard_after_forward:
-        calls, anchor_calls = 1, min(1, anchor_calls)
+        anchor_calls = min(1, anchor_calls)
     update_traffic = trained_tokens.times(pairs)
     update_traffic += _weight_traffic(config, parameters, world_size, training=True).times(passes)
     update_traffic += _muon_traffic(config, parameters, world_size).times(grpo.updates_per_rollout)
+    own, together = validation_videos(config, world_size)
+    validation = None
+    if own:
+        num_steps = config.validation.validation_num_inference_steps
+        validation = sampling(validation_shape(config, networks), own, num_steps, -(-own // together))
     return Workload(
         videos,
         video_steps,
         pairs,
         grpo.updates_per_rollout,
-        PhaseWork(
-            video_steps * rows * forward.total + videos * decoding,
-            tokens.times(video_steps) + inference.times(calls),
-        ),
+        sampling(shape, videos, rollout.grpo_sampling_steps, batches * grpo.gradient_accumulation_steps),
         PhaseWork(anchor_pairs * rows * forward.total, tokens.times(anchor_pairs) + inference.times(anchor_calls)),
         PhaseWork(pairs * rows * training, update_traffic),
+        validation,
     )
+
+
+def _sampling(
+    config: Config,
+    networks: Networks,
+    num_text: int,
+    weights: Traffic,
+    shape: tuple[int, int, int, int],
+    videos: int,
+    num_steps: int,
+    batches: int,
+) -> PhaseWork:
+    """Count what one rank does to sample and decode `videos` videos with latents `shape`, in so many batches.
+
+    `weights` is what they cost in one pass.
+    """
+    num_video, sp_size, rows = video_tokens(networks.transformer, shape), config.parallel.sp_size, guidance_rows(config)
+    forward = transformer_flops(networks.transformer, num_video=num_video, num_text=num_text, sp_size=sp_size)
+    tokens = token_traffic(
+        networks.transformer,
+        num_video=num_video,
+        num_condition=num_text,
+        rows=rows,
+        sp_size=sp_size,
+        token_bytes=BYTES[config.model.dtype],
+        training=False,
+    )
+    with torch.device("meta"):
+        decoding = vae_decode_flops(make_vae(networks.vae), shape)
+    calls = batches * num_steps if config.parallel.reshard_after_forward else 1
+    steps = videos * num_steps
+    return PhaseWork(steps * rows * forward.total + videos * decoding, tokens.times(steps) + weights.times(calls))
 
 
 def _stochastic_steps(config: Config) -> int:
@@ -181,7 +235,7 @@ def _is_sharded(config: Config, world_size: int) -> bool:
     return config.parallel.enable_fsdp and world_size > 1
 
 
-def _weight_traffic(config: Config, parameters: ParameterCounts, world_size: int, *, training: bool) -> Traffic:
+def _weight_traffic(config: Config, parameters: ParameterCounts, world_size: int, *, training: bool = False) -> Traffic:
     """Return what the weights cost in one pass."""
     if not _is_sharded(config, world_size):
         return Traffic()

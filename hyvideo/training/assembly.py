@@ -46,6 +46,7 @@ from hyvideo.observability.profiling import Profile
 from hyvideo.observability.trackers import Trackers, check_trackers
 from hyvideo.observability.watchdog import Watchdog
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
+from hyvideo.pipelines.prompt_lengths import cut_prompts
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.anchor import Anchor, BaseModelAnchor, anchor_kind
 from hyvideo.training.cautions import cautions, check_guidance
@@ -99,8 +100,9 @@ def build_trainer(config: Config) -> Trainer:
         console.info(f"changed: {change}")
     console.info(f"reward {reward.describe()}")
     if mesh.is_main:
-        for caution in cautions(config, prompts, valid):
-            console.warning(caution)
+        cut = cut_prompts(pipeline, [*prompts, *valid])
+        for warning in [*cautions(config, prompts, valid), *([cut] if cut else [])]:
+            console.warning(warning)
     return Trainer(
         config=config,
         folder=folder,
@@ -317,6 +319,7 @@ def _build_controller(config: Config) -> KLController | None:
     return KLController(
         max_coef=kl.kl_weight,
         min_coef=kl.kl_min_coef,
+        start_coef=kl.kl_coef,
         warmup_updates=kl.kl_warmup_updates,
         target=kl.kl_target,
         schedule=kl.kl_schedule,

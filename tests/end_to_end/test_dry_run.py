@@ -105,6 +105,12 @@ def test_as_many_checkpoints_must_find_room_as_the_run_has_at_one_time(tmp_path,
         check_space(folder, run, checkpoint_bytes=11)
 
 
+def test_a_machine_without_the_host_memory_is_refused(dry_run, monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000000")
+    with pytest.raises(ValueError, match=r"GiB of host memory, but 1000000 process\(es\) need .* while they load"):
+        dry_run(planned=True)
+
+
 def test_a_plan_that_does_not_fit_this_gpu_ends_it(dry_run, monkeypatch):
     monkeypatch.setattr(module, "this_gpu", lambda: Gpu("small", 1.0, 1, 1))
     monkeypatch.setattr(module, "misfit", lambda plan, search: f"{plan.gpu.name} has {plan.gpu.memory:g}")

@@ -1,6 +1,7 @@
 """generate.py: videos of a base model, of what a run trained, and of an adapter; the same seed, the same file."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,30 @@ def test_what_is_finished_is_not_made_again_but_with_other_settings(
     assert all(path.stat().st_mtime_ns != first[path] for path in first)
 
 
+def test_other_weights_in_the_same_place_make_the_videos_again_and_a_copy_of_them_does_not(
+    generate: Callable[..., Finished], make_trainer: Callable[..., Trainer], tmp_path: Path
+):
+    trainer = make_trainer(max_steps=2, learning_rate=0.02, save_interval=1)
+    trainer.train()
+    checkpoint = tmp_path / "checkpoint"
+    flags = {"output_path": "red.mp4", "checkpoint_path": checkpoint}
+    shutil.copytree(trainer.folder.checkpoints / "step_1", checkpoint)
+    assert generate(**flags).status == 0
+    checkpoint.rename(tmp_path / "moved")
+    shutil.copytree(tmp_path / "moved", checkpoint)
+    assert "finished already" in generate(**flags).stderr
+    shutil.rmtree(checkpoint)
+    shutil.copytree(trainer.folder.checkpoints / "step_2", checkpoint)
+    finished = generate(**flags)
+    assert finished.status == 0, finished.stderr
+    assert "finished already" not in finished.stderr
+
+
+def test_a_prompt_that_is_cut_is_told(generate: Callable[..., Finished]):
+    finished = generate(output_path="red.mp4", prompt="red " * 1200)
+    assert finished.status == 0 and "WARNING: 1 prompt(s) are longer than the model reads" in finished.stderr
+
+
 def test_a_rollouts_noise_can_be_looked_at(video: Callable[..., Tensor]):
     ode, sage = video(seed=7), video(seed=7, sde_type="sage_grpo", eta=0.7)
     assert not torch.equal(ode, sage)
@@ -159,7 +184,7 @@ BAD_INPUT = {
     "odd size": ({"fixed_size": "30x32"}, "multiples of 16"),
     "odd length": ({"video_length": 8}, "4 n + 1 frames"),
     "no such ratio": ({"fixed_size": None, "aspect_ratio": "wide"}, "--aspect_ratio is WIDTH:HEIGHT"),
-    "no steps": ({"num_inference_steps": 0}, "num_inference_steps must be at least 1"),
+    "no steps": ({"num_inference_steps": 0}, "--num_inference_steps must be a number in [1, inf)"),
 }
 
 

@@ -86,6 +86,28 @@ def test_bad_input_is_named(plan: Callable[..., Plan], tmp_path: Path, flags: di
     assert list(tmp_path.iterdir()) == []
 
 
+NUMBERS = {
+    "frames": ({"video_length": 10}, "--video_length.* must have 4 n \\+ 1 frames.*received 10 frames"),
+    "no frames": ({"video_length": -3}, r"--video_length must be a number in \[1, inf\); received -3"),
+    "sides": ({"fixed_size": "63x65"}, "--fixed_size.* multiples of 16 pixels; received 81 frames of 63x65"),
+    "ratio": ({"aspect_ratio": "0:9"}, "--aspect_ratio is WIDTH:HEIGHT in positive whole numbers.*received '0:9'"),
+    "eta": ({"eta": "nan"}, r"--eta must be a number in \[0, inf\); received nan"),
+    "angle": ({"eta": 1.5, "sde_type": "cps"}, "--eta is a share of a right angle.*received 1.5"),
+    "no rate": ({"fps": 0}, r"--fps must be a number in \[1, inf\); received 0"),
+    "negative rate": ({"fps": -3}, r"--fps must be a number in \[1, inf\); received -3"),
+    "guidance": ({"guidance_scale": "nan"}, r"--guidance_scale must be a number in \[1, inf\); received nan"),
+    "seed": ({"seed": -1}, r"--seed must be a number in \[0, 9223372036854775808\); received -1"),
+    "steps": ({"num_inference_steps": 0}, r"--num_inference_steps must be a number in \[1, inf\); received 0"),
+    "shift": ({"shift": "inf"}, r"--shift must be a number in \(0, inf\); received inf"),
+}
+
+
+@pytest.mark.parametrize(("flags", "message"), NUMBERS.values(), ids=NUMBERS)
+def test_numbers_are_checked_before_any_weight_is_read(plan: Callable[..., Plan], flags: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        plan(prompt="a cat", transformer_version="480p_t2v", **{"video_length": 81, **flags})
+
+
 def test_images_of_a_csv_stand_in_the_csv(plan: Callable[..., Plan], tmp_path: Path):
     csv = write_prompts(tmp_path / "prompts.csv", images=True)
     with pytest.raises(ValueError, match="a CSV names images in its column ref_image_path"):

@@ -150,10 +150,13 @@ class KLConfig:
     two_stage below a lower ceiling."""
 
     kl_warmup_updates: int = 100
-    """Controller updates over which lambda rises linearly from kl_min_coef to its ceiling."""
+    """Controller updates over which lambda rises linearly from kl_coef to its ceiling."""
+
+    kl_coef: float | None = None
+    """Start of lambda's warm-up, from kl_min_coef to its ceiling. None: kl_min_coef."""
 
     kl_min_coef: float = 1e-7
-    """Floor of lambda and start of its warm-up. At most kl_weight."""
+    """Floor of lambda. At most kl_weight."""
 
     kl_target: float | None = None
     """Target KL of the controller: above 1.5 times it lambda shrinks by 0.9, below half it grows by 1.1.

@@ -17,6 +17,13 @@ def test_the_warm_up_is_a_straight_line_from_floor_to_ceiling_whatever_the_kl():
     assert coefficients(controller, [9.0, 0.0, 9.0, 0.0]) == pytest.approx([0.4, 0.6, 0.8, 1.0])
 
 
+def test_the_warm_up_may_start_above_the_floor():
+    controller = KLController(max_coef=1.0, min_coef=0.2, start_coef=0.6, warmup_updates=4, target=0.1, window=1)
+    assert controller.coefficient == 0.6
+    assert coefficients(controller, [9.0] * 4) == pytest.approx([0.7, 0.8, 0.9, 1.0])
+    assert min(coefficients(controller, [9.0] * 30)) == 0.2
+
+
 def test_the_paper_defaults_reach_the_ceiling_after_a_hundred_updates():
     controller = KLController()
     values = coefficients(controller, [1e-5] * 100)
@@ -94,6 +101,8 @@ def test_a_kl_that_is_not_finite_is_an_error_and_changes_nothing(kl):
         ({"max_coef": 0.0}, "kl_weight.* must be positive, got 0.0"),
         ({"max_coef": 1e-5, "min_coef": 1e-4}, "kl_min_coef.*got 0.0001"),
         ({"schedule": "milder", "max_coef": 1e-5, "min_coef": 5e-6}, "kl_min_coef.*'milder', got 5e-06"),
+        ({"start_coef": 1e-8}, r"kl_coef.* \[1e-07, 1e-05\] .*got 1e-08"),
+        ({"start_coef": 1e-4}, r"kl_coef.* \[1e-07, 1e-05\] .*got 0.0001"),
         ({"warmup_updates": -1}, "warmup_updates >= 0"),
         ({"window": 0}, "window >= 1"),
         ({"target": 0.0}, "kl_target.* got 0.0"),

@@ -12,7 +12,7 @@ from hyvideo.config.schema import Config
 from hyvideo.distributed.gpus import Gpu
 from hyvideo.models.flops import transformer_flops
 from hyvideo.planning.memory import Memory, predict_memory
-from hyvideo.planning.networks import read_networks
+from hyvideo.planning.networks import REWARD_BYTES, read_networks
 from hyvideo.planning.plan import GIB, Assumptions, Plan, make_plan
 from hyvideo.planning.search import Search, _last_that_fits, misfit
 from hyvideo.planning.simulation import Peaks
@@ -58,7 +58,7 @@ def plan_of(settings: Config, world_size: int = 1, gpu: Gpu = GPU, **assumptions
 def test_a_round_is_its_passes_times_one_pass(sized_plan):
     settings = sized_plan("--batch_size", "4", "--grpo_sampling_steps", "6", "--gradient_accumulation_steps", "2")
     plan = plan_of(settings, num_text=10)
-    config = dict(build_config(plan, settings))
+    config = dict(build_config(plan))
     one = transformer_flops(config, num_video=3 * 4 * 4, num_text=10)
     videos, steps, rows = 8, 6, 2
     assert plan.videos == videos and plan.prompts == 2
@@ -68,7 +68,7 @@ def test_a_round_is_its_passes_times_one_pass(sized_plan):
     assert plan.as_json()["flops_per_update"] == plan.workload.flops
 
 
-def build_config(plan: Plan, settings: Config) -> dict:
+def build_config(plan: Plan) -> dict:
     """The transformer's config in the model folder."""
     return json.loads((Path(plan.networks) / "transformer" / "config.json").read_text())
 
@@ -91,6 +91,26 @@ def test_cfg_and_lora_and_no_anchor_change_the_work(sized_plan):
     assert 2 * plan_of(sized_plan(*halved)).checkpoint_bytes == base.checkpoint_bytes
     assert plan_of(sized_plan(*halved, "--use_lora", "true")).checkpoint_bytes == adapter.checkpoint_bytes
     assert free.workload.anchor.flops == 0 and free.checkpoint_bytes < base.checkpoint_bytes
+
+
+def test_a_validation_is_its_own_passes_and_no_part_of_a_round(sized_plan):
+    base = plan_of(sized_plan("--batch_size", "4"), num_text=10)
+    assert base.workload.validation is None and base.validation_seconds is None
+    flags = ["--batch_size", "4", "--validation_interval", "5", "--validation_num_videos", "7"]
+    flags += ["--validation_fixed_size", "96x64", "--validate_video_length", "5"]
+    few, more = (
+        plan_of(sized_plan(*flags, "--validation_num_inference_steps", steps), world_size=2, num_text=10)
+        for steps in ("1", "4")
+    )
+    one = transformer_flops(build_config(base), num_video=2 * 6 * 4, num_text=10)
+    assert more.workload.validation.flops - few.workload.validation.flops == 4 * 3 * 2 * one.total  # 4 of 7 on a rank
+    assert few.workload.validation.flops > 4 * 2 * one.total  # and decoding
+    assert more.workload.flops == base.workload.flops
+    assert "seconds per validation" in plan_table(more) and "seconds per validation" not in plan_table(base)
+    unmeasured = plan_of(sized_plan(*flags), gpu=None)
+    assert unmeasured.seconds is None and unmeasured.validation_seconds is None
+    once = sized_plan("--batch_size", "4", "--validate_at_step0")
+    assert plan_of(once).workload.validation is not None
 
 
 def test_a_window_of_noisy_steps_costs_updates_and_anchor_in_proportion(sized_plan):
@@ -123,6 +143,23 @@ def test_what_does_not_fit_names_the_nearest_that_does(sized_plan):
     assert "needs 8.2 GiB" in said and "test has 4" in said
     assert "--mini_batch_size_per_update 1 --reference_mode_offload True" in said and "3.6 GiB" in said
     assert "--sp_size" not in said
+
+
+def test_where_validation_alone_does_not_fit_its_videos_become_the_rollouts(config, monkeypatch):
+    def predicted(settings: Config, networks: object, **others: object) -> Memory:
+        """Take 1 GiB per ten frames of a rollout, or of a validation of a larger size twice that."""
+        frames, length = settings.rollout.sample_n_frames, settings.validation.validate_video_length
+        times = 1 if settings.validation.validation_fixed_size == settings.rollout.rollout_size else 2
+        needs = {"update": int(frames / 10 * GIB), "validation": int(times * length / 10 * GIB)}
+        return Memory(0, 0, 0, 0, 0, 0, rollout=0, reward=0, anchor_pass=0, **needs)
+
+    for module in ("plan", "search"):
+        monkeypatch.setattr(f"hyvideo.planning.{module}.predict_memory", predicted)
+    settings = config("--batch_size", "4", "--validation_interval", "5", "--sample_n_frames", "37")
+    search = Search(settings, 1, GPU, Assumptions(reserve=0.0))
+    assert not plan_of(settings, reserve=0.0).fits
+    changes = {"validation_fixed_size": "64x64", "validate_video_length": 37}
+    assert search.nearest_that_fits() == (changes, pytest.approx(3.7))
 
 
 def test_where_nothing_fits_it_says_so(sized_plan):
@@ -194,6 +231,37 @@ def test_a_small_model_is_planned_by_real_simulations(config):
     assert memory.update > memory.anchor_pass > memory.weights + memory.optimizer + memory.anchor + memory.frozen
     table = plan_table(plan)
     assert "peak: update" in table and f"{memory.update / GIB:.2f}" in table
+
+
+def test_a_validation_that_takes_most_decides_the_fit(config):
+    flags = ["--batch_size", "4", "--rollout_micro_batch_size", "0", "--validation_interval", "5"]
+    flags += ["--validation_num_videos", "64", "--validation_fixed_size", "128x128", "--validate_video_length", "17"]
+    plan, without = plan_of(config(*flags), num_text=20), plan_of(config(*flags, "--validation_interval", "0"))
+    assert without.memory.validation == 0
+    assert plan.memory.validation == plan.memory.peak > without.memory.peak
+    assert f"{plan.memory.validation / GIB:.2f}" in plan_table(plan)
+
+
+def test_host_memory_is_what_is_read_there_and_what_stays(sized_plan):
+    def host(*flags: str, world_size: int = 4) -> tuple[int, int]:
+        """Bytes of weights beside encoders and VAE while loading, and while training."""
+        settings = sized_plan("--batch_size", "4", *flags)
+        found = plan_of(settings, world_size=world_size).host
+        return found.loading - read_networks(settings.model, settings.reward).frozen_bytes, found.training
+
+    plan = plan_of(sized_plan("--batch_size", "4"), world_size=4)
+    whole, saved = 4 * plan.parameters.total, plan.checkpoint_bytes
+    assert host() == (0, 0)  # each rank reads its shards onto its GPU
+    assert host(world_size=1) == host("--enable_fsdp", "false") == (whole, 0)
+    assert host("--cpu_offload") == (whole, (whole + saved) // 4)
+    assert host("--cpu_offload", "--dp_replicate", "2") == (whole, (whole + saved) // 2)
+    assert host("--reference_mode_offload") == (0, plan.parameters.trained)  # 4 bytes, 4 shards
+    assert host("--async_save") == (0, saved // 4)
+    adapter = plan_of(sized_plan("--batch_size", "4", "--use_lora"), world_size=4).parameters.total
+    assert host("--use_lora")[0] == 4 * adapter > whole
+    assert host("--use_lora", "--master_weight_type", "bf16")[0] == 2 * adapter
+    reward = REWARD_BYTES["videoalign_local"]
+    assert host("--reward_model", "videoalign_local", "--reward_offload") == (reward, reward)
 
 
 def test_what_lies_in_host_memory_is_not_planned_on_the_gpu(config):

@@ -114,10 +114,19 @@ def build_transformer_of(config):
 def test_larger_videos_and_micro_batches_lie_on_the_line_through_two_sizes():
     config = load_config(FLAGS)
     transformer = dict(build_transformer(num_layers=4).config)
-    scene = Scene(transformer, (LATENT_CHANNELS, 9, 40, 54), NUM_TEXT, 2, 3)
+    scene = Scene(transformer, (LATENT_CHANNELS, 9, 40, 54), NUM_TEXT, 2, 3, ((LATENT_CHANNELS, 13, 30, 54), 4))
     fitted, real = FittedPeaks()(config, scene, 1), simulate(config, scene, 1)
-    for phase in ("rollout", "anchor", "backward", "optimizer", "weights", "states"):
+    for phase in ("rollout", "anchor", "backward", "optimizer", "validation", "weights", "states"):
         assert getattr(fitted, phase) == pytest.approx(getattr(real, phase), rel=0.05), phase
+
+
+def test_adapters_are_simulated_beside_weights_that_are_not_trained():
+    transformer = dict(build_transformer(num_layers=2).config)
+    scene, flags = Scene(transformer, LATENTS, NUM_TEXT, 1, 1), [*FLAGS, "--enable_fsdp", "true"]
+    every, adapter = (simulate(load_config([*flags, *lora]), scene, 2) for lora in ([], ["--use_lora"]))
+    assert 0 < adapter.trained < every.trained / 2 and adapter.states < every.states / 2
+    assert adapter.weights == pytest.approx(every.weights + adapter.trained, rel=0.01)
+    assert adapter.backward < every.backward
 
 
 def test_ranks_that_do_not_divide_are_refused():

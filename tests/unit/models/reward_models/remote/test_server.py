@@ -165,6 +165,8 @@ def test_without_a_folder_there_are_no_paths():
     [
         (["--reward", "movingshapes"], "no reward named 'movingshapes'.*Nearest: moving_shapes"),
         (["--reward", "brightness={"], "--reward brightness: expected its options as JSON, received '{'"),
+        (["--reward", "brightness=3"], "--reward brightness: expected its options as a JSON object .* received '3'"),
+        (["--reward", "brightness=[1]"], r"--reward brightness: expected .* JSON object .* received '\[1\]'"),
         (["--reward", 'brightness={"size": 1}'], "takes no option size; its options: seconds"),
         (["--reward", "clip_score"], "needs the option checkpoint"),
         (["--reward", "brightness", "--host", "0.0.0.0"], "--host 0.0.0.0 is open to others: set REWARD_TOKEN"),

@@ -1,0 +1,41 @@
+"""Prompts that are longer than the encoders read: the policy never sees their end, while rewards score all of it."""
+
+from collections.abc import Sequence
+
+from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import extract_glyph_texts
+
+from hyvideo.data.prompts import Prompt
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
+
+LISTED = 5
+"""Prompts that the warning names at most."""
+
+
+def cut_prompts(pipeline: HunyuanVideoGRPOPipeline, prompts: Sequence[Prompt]) -> str | None:
+    """Return a warning that counts and names the prompts whose end no encoder reads; None where there are none.
+
+    Quoted texts are read as bytes, with a mark at their end.
+    """
+    texts = list(dict.fromkeys(prompt.text for prompt in prompts))
+    limit, glyph_limit = pipeline.tokenizer_max_length, pipeline.tokenizer_2_max_length - 1
+    counts = _token_counts(pipeline, texts, limit)
+    quoted = {text: len((extract_glyph_texts(text) or "").encode()) for text in texts}
+    said = []
+    for text in texts:
+        if counts.get(text, 0) > limit:
+            said.append(f"{counts[text]:,} tokens of {limit:,} in {text[:60]!r}")
+        if quoted[text] > glyph_limit:
+            said.append(f"{quoted[text]:,} quoted bytes of {glyph_limit:,} in {text[:60]!r}")
+    if not said:
+        return None
+    listed = "; ".join(said[:LISTED]) + ("; ..." if len(said) > LISTED else "")
+    return (
+        f"{len(said)} prompt(s) are longer than the model reads. It never sees their end, but a reward may score it: "
+        f"shorten them. {listed}"
+    )
+
+
+def _token_counts(pipeline: HunyuanVideoGRPOPipeline, texts: Sequence[str], limit: int) -> dict[str, int]:
+    """Return the tokens of those texts that may have more than `limit`: none is less than a byte."""
+    long = [text for text in texts if len(text.encode()) > limit]
+    return {text: len(pipeline.tokenizer(text, add_special_tokens=False, verbose=False).input_ids) for text in long}

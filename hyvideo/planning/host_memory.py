@@ -1,0 +1,51 @@
+"""Host memory of a process: what it reads there before it is on the GPU, and what stays."""
+
+from dataclasses import dataclass
+
+from hyvideo.config.schema import Config
+from hyvideo.planning.networks import Networks
+from hyvideo.planning.traffic import ParameterCounts
+from hyvideo.planning.workload import BYTES
+from hyvideo.training.anchor import anchor_kind
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """Bytes of networks in one process's host memory, the process itself and what it computes with left out.
+
+    Attributes:
+        loading: before the networks are on the GPU (`hyvideo.training.assembly.build_pipeline`).
+        training: what stays: offloaded shards, anchor and rewards, and the copy that `async_save` writes.
+    """
+
+    loading: int
+    training: int
+
+
+def host_memory(
+    config: Config, networks: Networks, parameters: ParameterCounts, *, world_size: int, checkpoint_bytes: int
+) -> HostMemory:
+    """Work out the host memory of one process.
+
+    Args:
+        config: the run's.
+        networks: sizes.
+        parameters: of the transformer.
+        world_size: ranks.
+        checkpoint_bytes: of one checkpoint: trained weights, optimizer states, and the anchor where it is a copy.
+    """
+    parallel, size = config.parallel, BYTES[config.model.master_weight_type]
+    sharded = parallel.enable_fsdp and world_size > 1
+    shards = world_size // parallel.dp_replicate if sharded else 1
+    in_shards = sharded and not (config.model.use_lora or parallel.cpu_offload)  # then each is read onto its GPU
+    rewards = networks.reward_bytes if config.reward.reward_offload else 0
+    kept = 0
+    if parallel.cpu_offload:
+        kept = checkpoint_bytes + size * parameters.total  # the weights that are not trained, and gradients
+    elif config.kl.reference_mode_offload and anchor_kind(config.kl, config.model) == "copy":
+        kept = size * parameters.trained
+    kept += checkpoint_bytes if config.run.async_save else 0
+    return HostMemory(
+        loading=networks.frozen_bytes + rewards + (0 if in_shards else size * parameters.total),
+        training=kept // shards + rewards,
+    )

@@ -1,0 +1,56 @@
+"""The reference implementation's commands are taken as they stand; what sets nothing here says so."""
+
+import shlex
+
+import pytest
+
+from hyvideo.config.checks import check_config
+from hyvideo.config.knobs import KNOBS
+from hyvideo.config.loading import load_config
+from hyvideo.config.reference_flags import RENAMED, WITHOUT_EFFECT
+
+README = """--pretrained_model_root ./ckpts --learning_rate 1e-5 --batch_size 2 --num_generations 4 --max_steps 10000
+--output_dir ./outputs --enable_fsdp --enable_gradient_checkpointing --sp_size 2 --sde_type "sage_grpo"
+--use_grad_balancing True --enable_timestep_permutation True --kl_weight 1e-5 --kl_coef 1e-7 --use_moving_KL True
+--update_ref_model_step 10 --use_dual_kl True --dual_kl_moving_weight 1.0 --dual_kl_step_weight 0.1
+--reference_mode_offload True"""
+"""The arguments of the 8-GPU command in the reference's README."""
+
+LAUNCHER = (
+    README
+    + """ --reward_checkpoint_mode "v3" --validate_at_step0 False --validate_video_length 121
+--validation_timestep_shift 5.0"""
+)
+"""Those of its launcher."""
+
+
+@pytest.mark.parametrize("command", [README, LAUNCHER], ids=["readme", "launcher"])
+def test_the_references_commands_are_taken_as_they_stand(command: str, capsys: pytest.CaptureFixture):
+    cfg = load_config(shlex.split(command))
+    check_config(cfg, 8, files=False)
+    assert (cfg.kl.kl_coef, cfg.parallel.sp_size, cfg.run.output_dir) == (1e-7, 2, "./outputs")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_flag_of_another_name_sets_ours():
+    cfg = load_config(["--warmup_steps", "500", "--validation_video_length", "121"])
+    assert (cfg.optimizer.lr_warmup_steps, cfg.validation.validate_video_length) == (500, 121)
+    assert load_config(["--video_length=33"]).validation.validate_video_length == 33
+
+
+@pytest.mark.parametrize("name", WITHOUT_EFFECT)
+def test_a_flag_without_effect_is_taken_and_says_so_once(
+    name: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    for values in ([], ["4"], ["a red circle", "a blue square"]):
+        assert load_config([f"--{name}", *values, "--eta", "0.4"]) == load_config(["--eta", "0.4"])
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"post_train.py: --{name} has no effect: ")
+    monkeypatch.setenv("RANK", "1")
+    load_config([f"--{name}", "4"])
+    assert capsys.readouterr().err == ""
+
+
+def test_no_flag_of_ours_is_hidden():
+    assert not set(KNOBS) & (set(RENAMED) | set(WITHOUT_EFFECT))
+    assert set(RENAMED.values()) <= set(KNOBS)

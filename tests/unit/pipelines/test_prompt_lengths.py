@@ -1,0 +1,52 @@
+"""A prompt of which the encoders read a part alone is told; what they read whole is not."""
+
+from collections.abc import Callable
+
+import pytest
+
+from hyvideo.data.prompts import Prompt
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
+from hyvideo.pipelines.prompt_lengths import cut_prompts
+from hyvideo.training.trainer import Trainer
+
+
+@pytest.fixture
+def told(pipeline: HunyuanVideoGRPOPipeline) -> Callable[..., str | None]:
+    """What is said of some texts."""
+    return lambda *texts: cut_prompts(pipeline, [Prompt(text, row, None, None) for row, text in enumerate(texts)])
+
+
+def words_of(pipeline: HunyuanVideoGRPOPipeline, num_tokens: int) -> str:
+    """A text of exactly so many tokens."""
+    text = "a" + " red" * num_tokens
+    ids = pipeline.tokenizer(text, add_special_tokens=False).input_ids[:num_tokens]
+    return pipeline.tokenizer.decode(ids)
+
+
+def test_the_limit_is_the_encoders_own(pipeline: HunyuanVideoGRPOPipeline, told: Callable[..., str | None]):
+    whole, cut = words_of(pipeline, 1000), words_of(pipeline, 1001)
+    assert told(whole) is None
+    assert "1 prompt(s)" in told(whole, cut) and "1,001 tokens of 1,000 in 'a red red" in told(whole, cut)
+    full, longer = (pipeline.encode([text]).text for text in (words_of(pipeline, 1100), words_of(pipeline, 1100) + "!"))
+    assert full.equal(longer)  # its end is not seen
+
+
+def test_quoted_texts_have_a_limit_of_their_own(pipeline: HunyuanVideoGRPOPipeline, told: Callable[..., str | None]):
+    around = len('Text "". ')
+    whole, cut = (f'a wall that says "{"x" * (length - around)}"' for length in (255, 256))
+    assert told(whole) is None
+    assert "256 quoted bytes of 255 in 'a wall" in told(cut)
+    assert pipeline.tokenizer_2(f'Text "{"x" * (255 - around)}". ').input_ids[-1] == pipeline.tokenizer_2.eos_token_id
+    assert pipeline.encode([whole]).glyph.shape[1] == 256
+
+
+def test_many_are_counted_and_a_few_are_named(told: Callable[..., str | None]):
+    said = told(*(f"{number} " + "red " * 1200 for number in range(20)), "0 " + "red " * 1200)
+    assert said.startswith("20 prompt(s)") and said.endswith("; ...") and said.count(" tokens of ") == 5
+
+
+def test_training_says_it_when_it_begins(make_trainer: Callable[..., Trainer], tmp_path, capsys: pytest.CaptureFixture):
+    csv = tmp_path / "long.csv"
+    csv.write_text("prompt\na red circle\nblue " + "square " * 1200 + "\n")
+    make_trainer(train_video_csv=csv)
+    assert "WARNING: 1 prompt(s) are longer than the model reads" in capsys.readouterr().err
