@@ -12,7 +12,7 @@ RENAMED = {
 }
 """The reference's name of a flag -> the name here."""
 
-_SUPERVISED = "it belongs to supervised training, and there is GRPO alone"
+_SUPERVISED = "it belongs to supervised training, which is not part of this project"
 
 WITHOUT_EFFECT = {
     "num_workers": "prompts are read at once, and need no workers",

@@ -259,7 +259,7 @@ def test_host_memory_is_what_is_read_there_and_what_stays(sized_plan):
     assert host("--async_save") == (0, saved // 4)
     adapter = plan_of(sized_plan("--batch_size", "4", "--use_lora"), world_size=4).parameters.total
     assert host("--use_lora")[0] == 4 * adapter > whole
-    assert host("--use_lora", "--master_weight_type", "bf16")[0] == 2 * adapter
+    assert host("--use_lora", "--dtype", "bf16", "--master_weight_type", "bf16")[0] == 2 * adapter
     reward = REWARD_BYTES["videoalign_local"]
     assert host("--reward_model", "videoalign_local", "--reward_offload") == (reward, reward)
 
