@@ -3,7 +3,6 @@
 The hosts are network namespaces of this machine and pdsh is the real one; a stand-in for ssh enters the namespace.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from hyvideo.checkpoint.train_state import latest_checkpoint
+from tests.support.equal_runs import rows_of
 from tests.support.nodes import ADDRESSES, cut_cable, processes_of, require_two_nodes, two_nodes
 from tests.support.training import REPOSITORY, arguments
 
@@ -50,10 +50,7 @@ class Launch:
 
     def rows(self) -> list[dict]:
         """The metrics so far, without times."""
-        path = self.folder / "metrics.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        rows = [json.loads(line) for line in lines]
-        return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
+        return rows_of(self.folder) if (self.folder / "metrics.jsonl").exists() else []
 
     def wait_for_row(self, count: int) -> None:
         """Wait until so many updates are made."""
