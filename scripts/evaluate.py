@@ -99,6 +99,9 @@ def main(argv: Sequence[str]) -> int:
         prompts = read_prompts([arguments.prompts_csv])
         numbers = _prompt_numbers(prompts, arguments)
         for entry in arguments.entries:
+            for job in jobs_of_csv(entry.root, prompts, arguments.seeds) if not entry.makes_videos else ():
+                job.check_note()
+        for entry in arguments.entries:
             if entry.makes_videos and (status := _sample(entry, arguments, flags)):
                 return status
         scores = {}
@@ -106,8 +109,6 @@ def main(argv: Sequence[str]) -> int:
             reward.model.to(reward.model.context.device)
         for entry in arguments.entries:
             jobs = jobs_of_csv(_folder(entry, arguments), prompts, arguments.seeds)
-            for job in jobs:
-                job.check_note()
             found = _scores(entry, jobs, rewards, arguments)
             scores[entry.name] = with_overall(found, weights) if weights else found
         _write(compare(scores, numbers), arguments)

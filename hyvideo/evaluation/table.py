@@ -37,7 +37,7 @@ def _win_rows(rates: Mapping[str, Mapping[str, Interval]], models: Sequence[str]
 
 
 def _share(rate: Interval) -> str:
-    return "none scored" if rate.num == 0 else f"{rate.mean:.2f} [{rate.low:.2f}, {rate.high:.2f}]"
+    return str(rate) if rate.num == 0 else f"{rate.mean:.2f} [{rate.low:.2f}, {rate.high:.2f}]"
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

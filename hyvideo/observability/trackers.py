@@ -9,7 +9,6 @@ import io
 import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +104,13 @@ class Trackers:
 
     def log_videos(self, step: int, videos: Sequence[ScoredVideo]) -> None:
         """Log videos with their prompts and rewards, where the tracker shows videos."""
-        shown = {name: partial(show, step=step, videos=videos) for name, show in _SHOW_VIDEOS.items()}
-        self._each(lambda tracker: shown.get(tracker.name, lambda _: None)(tracker))
+
+        def show(tracker: GeneralTracker) -> None:
+            """Show the videos, or nothing."""
+            if tracker.name in _SHOW_VIDEOS:
+                _SHOW_VIDEOS[tracker.name](tracker, step, videos)
+
+        self._each(show)
 
     def close(self) -> None:
         """End the trackers."""

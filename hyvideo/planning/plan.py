@@ -4,18 +4,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from accelerate import init_empty_weights
-from diffusers import HunyuanVideo15Transformer3DModel
-
 from hyvideo.config.checks import check_config
 from hyvideo.config.schema import Config
 from hyvideo.distributed.gpus import Gpu
-from hyvideo.models.adapter import configured_adapter
-from hyvideo.models.parallelize import prepare_policy
-from hyvideo.models.quiet import quiet_diffusers
 from hyvideo.planning.host_memory import HostMemory, host_memory
 from hyvideo.planning.memory import Memory, PeaksOf, predict_memory
 from hyvideo.planning.networks import Networks, read_networks
+from hyvideo.planning.simulation import policy_on_meta
 from hyvideo.planning.traffic import ParameterCounts, count_parameters
 from hyvideo.planning.workload import BYTES, PhaseWork, Workload, link_speeds, workload
 from hyvideo.training.anchor import anchor_kind
@@ -148,7 +143,7 @@ def make_plan(
     """
     networks = read_networks(config.model, config.reward)
     _check(config, networks, world_size)
-    parameters = count_parameters(_policy_on_meta(config, networks))
+    parameters = count_parameters(policy_on_meta(config, networks.transformer))
     work = workload(config, networks, parameters, world_size=world_size, num_text=assumptions.num_text)
     dp_degree = world_size // config.parallel.sp_size
     seconds_of = _clock(config, world_size, gpu, assumptions)
@@ -194,14 +189,6 @@ def _check(config: Config, networks: Networks, world_size: int) -> None:
         raise ValueError(
             f"sp_size {sp_size} does not divide the {heads} attention heads: set it to one of {', '.join(choices)}."
         )
-
-
-def _policy_on_meta(config: Config, networks: Networks) -> HunyuanVideo15Transformer3DModel:
-    """Make the policy without memory, what is trained chosen."""
-    with init_empty_weights(), quiet_diffusers():
-        transformer = HunyuanVideo15Transformer3DModel.from_config(dict(networks.transformer))
-        prepare_policy(transformer, gradient_checkpointing=False, lora=configured_adapter(config.model))
-    return transformer
 
 
 def checkpoint_bytes(config: Config, parameters: ParameterCounts) -> int:

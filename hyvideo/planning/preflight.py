@@ -198,8 +198,8 @@ def _check_host(plan: Plan) -> None:
         if (needed := each * processes / GIB) > has:
             raise ValueError(
                 f"{platform.node()} has {has:.0f} GiB of host memory, but {processes} process(es) need {needed:.0f} "
-                f"while they {when}, {each / GIB:.1f} each: start fewer on it, or choose master_weight_type bf16. With "
-                "use_lora or cpu_offload each reads the whole transformer; without both each reads its shards alone."
+                f"while they {when}, {each / GIB:.1f} each: start fewer on it. With use_lora or cpu_offload each reads "
+                "the whole transformer (with use_lora, master_weight_type bf16 halves it), otherwise only its shards."
             )
 
 

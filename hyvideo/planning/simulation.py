@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from diffusers import HunyuanVideo15Transformer3DModel
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed import ProcessGroup
 
 from hyvideo.config.schema import Config
 from hyvideo.distributed.mesh import Mesh, build_mesh
@@ -94,7 +95,7 @@ def simulate(config: Config, scene: Scene, world_size: int) -> Peaks:
     with ExitStack() as stack:
         stack.enter_context(_fake_ranks(world_size))
         mesh = build_mesh(sp_size=parallel.sp_size, dp_replicate=parallel.dp_replicate)
-        transformer = _policy_on_meta(config, scene, mesh)
+        transformer = policy_on_meta(config, scene.transformer, mesh.sp_group)
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         memory = stack.enter_context(PeakMemory())
         transformer.to_empty(device="cpu")
@@ -138,16 +139,18 @@ def _fake_ranks(world_size: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _policy_on_meta(config: Config, scene: Scene, mesh: Mesh) -> HunyuanVideo15Transformer3DModel:
+def policy_on_meta(
+    config: Config, network: Mapping[str, Any], sp_group: ProcessGroup | None = None
+) -> HunyuanVideo15Transformer3DModel:
     """Make the policy as `hyvideo.training.assembly.build_pipeline` does, without weights: fake ones cannot be adapted.
 
     PEFT converts an adapter's weights to those of its layer, which fake tensors do not allow; on meta it does not.
     """
     parallel, model = config.parallel, config.model
     with quiet_diffusers(), made_in(DTYPES[model.master_weight_type]), torch.device("meta"):
-        transformer = HunyuanVideo15Transformer3DModel.from_config(dict(scene.transformer))
+        transformer = HunyuanVideo15Transformer3DModel.from_config(dict(network))
         prepare_policy(
-            install_attention(transformer, mesh.sp_group),
+            install_attention(transformer, sp_group),
             gradient_checkpointing=model.enable_gradient_checkpointing,
             keep_attention=parallel.activation_checkpointing == "selective",
             lora=configured_adapter(model),

@@ -100,8 +100,7 @@ def build_trainer(config: Config) -> Trainer:
         console.info(f"changed: {change}")
     console.info(f"reward {reward.describe()}")
     if mesh.is_main:
-        cut = cut_prompts(pipeline, [*prompts, *valid])
-        for warning in [*cautions(config, prompts, valid), *([cut] if cut else [])]:
+        for warning in filter(None, [*cautions(config, prompts, valid), cut_prompts(pipeline, [*prompts, *valid])]):
             console.warning(warning)
     return Trainer(
         config=config,

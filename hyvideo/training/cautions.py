@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hyvideo.config.schema import Config
+from hyvideo.config.schema import Config, OptimizerConfig
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.images import share_kept
 from hyvideo.data.prompts import Prompt
@@ -13,9 +13,6 @@ from hyvideo.pipelines.sampling_defaults import FILE, sampling_defaults
 
 LEAST_KEPT = 0.75
 """Share of a first frame that cropping should leave: from 4:3 to 16:9 it is just that."""
-
-LORA_RATE = 1e-5
-"""Learning rate of full fine-tuning, at which an adapter hardly moves."""
 
 
 def check_guidance(config: Config) -> None:
@@ -56,7 +53,7 @@ def _weights(config: Config) -> Iterator[str]:
             "rounded away (60 equal ones at 1e-5 changed 2 % of a matrix with Muon, 16 % with AdamW, in fp32 all of "
             "it). Use fp32 with more ranks or cpu_offload, or use_lora, whose weights are fp32 always."
         )
-    if model.use_lora and rate <= LORA_RATE:
+    if model.use_lora and rate <= OptimizerConfig.learning_rate:  # the default
         yield (
             f"use_lora is true at learning_rate {rate:g}, the rate of full fine-tuning, at which an adapter hardly "
             "learns: add configs/lora.yaml to --config, or set a rate about ten times as high."

@@ -125,12 +125,13 @@ def test_scores_of_weights_from_another_folder_are_not_reused(
         assert len(scores.read_text().splitlines()) == num_rows
 
 
-def test_videos_of_another_prompt_or_seed_are_refused(
-    evaluate: Callable[..., int], greys: Path, capsys: pytest.CaptureFixture
+def test_videos_of_another_prompt_or_seed_are_refused_before_any_is_made(
+    evaluate: Callable[..., int], greys: Path, tiny_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ):
     note = greys / "0001.json"
     note.write_text('{"prompt": "another prompt", "seed": 42}')
-    assert evaluate("--videos", "greys", greys) == 2
+    assert evaluate("--model", "base", tiny_root, "--videos", "greys", greys, *SAMPLING) == 2
+    assert not (tmp_path / "evaluation").exists()
     assert "0001.mp4' was made with the prompt 'another prompt'" in capsys.readouterr().err
     note.write_text('{"seed": 7}')
     assert evaluate("--videos", "greys", greys) == 2
