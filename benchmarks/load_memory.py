@@ -13,6 +13,7 @@ import resource
 import shutil
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,12 +22,14 @@ import torch.multiprocessing as mp
 from accelerate import init_empty_weights
 from diffusers import HunyuanVideo15Transformer3DModel
 from safetensors.torch import save_file
-from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from hyvideo.config.schema import ModelConfig
+from hyvideo.models.adapter import draw_adapter, lora_config
 from hyvideo.models.conversion import original_tensors
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.original_config import original_transformer_config
+from hyvideo.models.parallelize import prepare_policy, shard_weights
 
 SHARD_BYTES = 2 * 10**9
 
@@ -56,15 +59,15 @@ def write_checkpoint(root: Path, num_layers: int) -> int:
     return total
 
 
-def measure(rank: int, root: Path, processes: int, port: int) -> None:
+def measure(rank: int, root: Path, processes: int, port: int, lora_r: int) -> None:
     """Load in this process and print its peak beyond what it held before."""
-    parallelize = None
+    mesh = None
     if processes > 1:
         dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=processes)
-        parallelize = _shard
+        mesh = init_device_mesh("cpu", (processes,))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     start = time.perf_counter()
-    transformer = load_transformer(root, dtype=torch.bfloat16, parallelize=parallelize)
+    transformer = load_transformer(root, dtype=torch.bfloat16, prepare=partial(_prepare, mesh=mesh, lora_r=lora_r))
     seconds = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     held = sum((p.to_local() if processes > 1 else p).nbytes for p in transformer.parameters())
@@ -77,10 +80,14 @@ def measure(rank: int, root: Path, processes: int, port: int) -> None:
         dist.destroy_process_group()
 
 
-def _shard(transformer: nn.Module) -> None:
-    for block in transformer.transformer_blocks:
-        fully_shard(block)
-    fully_shard(transformer)
+def _prepare(transformer: HunyuanVideo15Transformer3DModel, mesh: DeviceMesh | None, lora_r: int) -> None:
+    """Add an adapter where one is wanted, and shard over several processes."""
+    if lora_r:
+        lora = lora_config(lora_r, lora_r, 0.0, ModelConfig().lora_target_modules)
+        prepare_policy(transformer, gradient_checkpointing=False, lora=lora)
+        draw_adapter(transformer, seed=0)
+    if mesh is not None:
+        shard_weights(transformer, mesh)
 
 
 def main() -> int:
@@ -88,6 +95,7 @@ def main() -> int:
     parser = argparse.ArgumentParser("load_memory", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--num_layers", type=int, default=27)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--lora_r", type=int, default=0, help="add an adapter of this rank; default none")
     parser.add_argument("--folder", type=Path, default=Path("outputs/load_memory"), help="for the weights; deleted")
     parser.add_argument("--port", type=int, default=29531, help="on which several processes meet")
     arguments = parser.parse_args()
@@ -99,7 +107,7 @@ def main() -> int:
         writer = context.Process(target=write_checkpoint, args=(arguments.folder, arguments.num_layers))
         writer.start()
         writer.join()
-        settings = (arguments.folder, arguments.processes, arguments.port)
+        settings = (arguments.folder, arguments.processes, arguments.port, arguments.lora_r)
         loaders = [context.Process(target=measure, args=(rank, *settings)) for rank in range(arguments.processes)]
         for loader in loaders:
             loader.start()

@@ -1,9 +1,11 @@
 """The LoRA adapter of a policy: made, loaded, checked, merged and saved, under diffusers' name and in its file."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+from accelerate.utils import set_module_tensor_to_device
 from diffusers import HunyuanVideo15Transformer3DModel
 from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
 from peft import LoraConfig
@@ -14,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from hyvideo.config.schema import ModelConfig
+from hyvideo.data.randomness import seed_for
 from hyvideo.distributed.collectives import whole
 from hyvideo.models.lora_keys import adapter_to_diffusers, has_original_keys
 from hyvideo.models.lora_settings import read_lora_settings
@@ -47,8 +50,31 @@ def lora_config(rank: int, alpha: int, dropout: float, target_modules: Sequence[
     return LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(target_modules), init_lora_weights=True)
 
 
+def base_weight(name: str) -> str | None:
+    """Return the base model's name of an adapted network's weight; None for a weight of the adapter."""
+    return None if "lora_" in name else name.replace(".base_layer.", ".")
+
+
+def draw_adapter(transformer: HunyuanVideo15Transformer3DModel, seed: int) -> None:
+    """Give an adapter that has no memory yet its first values, on the CPU; one that was loaded keeps its own.
+
+    The distribution is PEFT's: the first matrix uniform within 1 / sqrt(inputs), the second zero. Each matrix has a
+    seed of its own, so that the values do not depend on how the network is made or shared among ranks.
+    """
+    for name, parameter in list(transformer.named_parameters()):
+        if "lora_" not in name or not parameter.is_meta:
+            continue
+        value = torch.zeros(parameter.shape, dtype=parameter.dtype)
+        if "lora_A" in name:
+            limit = 1 / math.sqrt(parameter.shape[1])
+            value.uniform_(-limit, limit, generator=torch.Generator().manual_seed(seed_for(seed, "adapter", name)))
+        set_module_tensor_to_device(transformer, name, "cpu", value=value)
+
+
 def load_lora(transformer: HunyuanVideo15Transformer3DModel, folder: str | Path) -> None:
     """Add the adapter in `folder`: one that `save_lora` wrote, or one with the original names of the modules.
+
+    A network on the meta device gets the adapter's values too, on the CPU.
 
     Raises:
         ValueError: no readable adapter there, or it was made for another model.
@@ -63,7 +89,13 @@ def load_lora(transformer: HunyuanVideo15Transformer3DModel, folder: str | Path)
         settings = None if note is None else read_lora_settings(note)
         if has_original_keys(tensors):
             tensors, settings = adapter_to_diffusers(tensors, settings, transformer.state_dict())
-        transformer.load_lora_adapter(tensors, adapter_name=ADAPTER, prefix=None, metadata=settings)
+        transformer.load_lora_adapter(
+            tensors,
+            adapter_name=ADAPTER,
+            prefix=None,
+            metadata=settings,
+            low_cpu_mem_usage=transformer.device.type == "meta",
+        )
     except _MISFITS as error:
         raise ValueError(f"lora path: the adapter in '{path}' does not fit this transformer: {error}") from error
     surplus = sorted(set(tensors) - set(get_peft_model_state_dict(transformer, adapter_name=ADAPTER)))
@@ -72,6 +104,10 @@ def load_lora(transformer: HunyuanVideo15Transformer3DModel, folder: str | Path)
             f"lora path: the adapter in '{path}' does not fit this transformer, which has no place for "
             f"{', '.join(surplus[:3])} ({len(surplus)} weights in all). Expected an adapter of this base model."
         )
+    for name, parameter in list(transformer.named_parameters()):
+        if parameter.is_meta and base_weight(name) is None:
+            value = tensors[name.replace(f".{ADAPTER}.", ".")]
+            set_module_tensor_to_device(transformer, name, "cpu", value=value, dtype=value.dtype)
 
 
 def check_same_adapter(transformer: HunyuanVideo15Transformer3DModel, wanted: LoraConfig, folder: str) -> None:

@@ -109,7 +109,7 @@ class Part:
         return [(self.index * size + start, self.index * size + stop)]
 
 
-Naming = Callable[[str], Part]
+Naming = Callable[[str], Part | None]
 """Finds the part of the file for the name of a module's tensor; a KeyError means that the layout has none."""
 
 

@@ -5,6 +5,7 @@ networks are made without memory and filled from the files tensor by tensor.
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from diffusers import (
 )
 from torch import nn
 
+from hyvideo.models.adapter import base_weight
 from hyvideo.models.conversion import Naming, Part, transformer_part, vae_part
 from hyvideo.models.encoders import diffusers_encoders, original_encoders
 from hyvideo.models.layout import (
@@ -49,7 +51,7 @@ def load_transformer(
     version: str | None = None,
     *,
     dtype: torch.dtype | None = torch.float32,
-    parallelize: Callable[[nn.Module], object] | None = None,
+    prepare: Callable[[HunyuanVideo15Transformer3DModel], object] | None = None,
 ) -> HunyuanVideo15Transformer3DModel:
     """Load the video transformer of `root`, on the CPU, in `dtype`.
 
@@ -58,18 +60,26 @@ def load_transformer(
         version: name of the transformer in the original layout (`480p_t2v`, ...; None: the only one there). The
             diffusers layout holds one, and ignores it.
         dtype: dtype of the weights; None keeps that of the files.
-        parallelize: called with the network before it has memory, to shard it (FSDP2). Every rank then reads only
-            the rows of its own shards, onto the mesh's device.
+        prepare: called with the network on the meta device: to add an adapter, which keeps its weights, or to shard
+            it (`shard_weights`): every rank then reads only the rows of its own shards, to where these are.
 
     Raises:
         ValueError: missing folder, or weights that do not fit the config exactly.
     """
     transformer, source, naming = open_transformer(root, version)
-    if parallelize is not None:
-        parallelize(transformer)
-    fill(transformer, source, naming, dtype=dtype)
+    if dtype is not None:
+        nn.Module.to(transformer, dtype)  # that of diffusers warns of the dtype
+    if prepare is not None:
+        prepare(transformer)
+    fill(transformer, source, partial(_part_of_base, naming), dtype=dtype)
     source.close()
     return transformer.eval()
+
+
+def _part_of_base(naming: Naming, name: str) -> Part | None:
+    """Find the tensor of a network that may have an adapter, whose weights are in no file of the base."""
+    base = base_weight(name)
+    return None if base is None else naming(base)
 
 
 def open_transformer(
@@ -133,7 +143,7 @@ def load_pipeline(
     scheduler: Any,
     transformer_dtype: torch.dtype | None = torch.float32,
     encoder_dtype: torch.dtype | None = torch.float32,
-    parallelize: Callable[[nn.Module], object] | None = None,
+    prepare: Callable[[HunyuanVideo15Transformer3DModel], object] | None = None,
 ) -> HunyuanVideo15Pipeline:
     """Load every component of `root` into a `pipeline_class`, on the CPU; encoders and VAE are frozen.
 
@@ -145,7 +155,7 @@ def load_pipeline(
         scheduler: the scheduler instance the pipeline is to use.
         transformer_dtype: dtype of the policy's weights; None keeps that of the files.
         encoder_dtype: likewise of VAE, language and vision model; ByT5 keeps float32, as in the original.
-        parallelize: see `load_transformer`.
+        prepare: see `load_transformer`.
 
     Raises:
         ValueError: missing files (all are named), or weights that do not fit their config exactly.
@@ -154,7 +164,7 @@ def load_pipeline(
     original, image_to_video = not is_diffusers_layout(root), task_of(root, version) == "i2v"
     encoders = (original_encoders if original else diffusers_encoders)(root, encoder_dtype, vision=image_to_video)
     return pipeline_class(
-        transformer=load_transformer(root, version, dtype=transformer_dtype, parallelize=parallelize),
+        transformer=load_transformer(root, version, dtype=transformer_dtype, prepare=prepare),
         vae=load_vae(root, dtype=encoder_dtype),
         scheduler=scheduler,
         guider=_guider(root),

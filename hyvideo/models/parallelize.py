@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from hyvideo.distributed.collectives import local_shard
 from hyvideo.models.adapter import ADAPTER, check_same_adapter, load_lora
 
 
@@ -108,6 +109,7 @@ def shard_weights(
 ) -> None:
     """Shard weights, gradients and optimizer state over `mesh` in place (FSDP2); weights move to the mesh's device.
 
+    Weights on the meta device get memory there, or with `cpu_offload` in host memory: shards to be filled.
     Gradients are averaged over the mesh in float32. What lies outside of the blocks (2 % of the weights, among them the
     timestep and condition embeddings) is gathered in its own dtype, so that timesteps and the condition stream keep
     theirs.
@@ -130,6 +132,12 @@ def shard_weights(
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")  # nobody writes into it
     around = MixedPrecisionPolicy(None, torch.float32, cast_forward_inputs=False)
     fully_shard(transformer, mp_policy=around, reshard_after_forward=reshard_after_forward, **shared)
+    if transformer.device.type == "meta":
+        weights = transformer.named_parameters()
+        given = {name: local_shard(weight.detach()) for name, weight in weights if not weight.is_meta}
+        transformer.to_empty(device="cpu" if cpu_offload else mesh.device_type)
+        for name, shard in given.items():  # an adapter's
+            local_shard(transformer.get_parameter(name).detach()).copy_(shard)
 
 
 def forget_gathered_weights(transformer: nn.Module) -> None:

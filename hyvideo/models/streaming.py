@@ -30,21 +30,18 @@ def fill(
     """Give every tensor of `module`'s state dict its value from `source`; nothing is read before all fit.
 
     Args:
-        module: on the meta device (`accelerate.init_empty_weights`), whole or sharded with FSDP2; or a network with
-            weights, which are overwritten.
+        module: on the meta device (`accelerate.init_empty_weights`); or a network with weights, whole or sharded with
+            FSDP2, which are overwritten.
         source: the files.
-        naming: where the source keeps the tensor of a given name.
-        dtype: dtype of weights that have no memory yet; None keeps that of the files (not for sharded networks).
+        naming: where the source keeps the tensor of a given name; None: it does not, and the tensor stays as it is.
+        dtype: dtype of weights that have no memory yet; None keeps that of the files.
         ignored: prefixes of names that may be left over in the source.
 
     Raises:
         ValueError: missing, unexpected or mis-shaped tensors; the message lists them by the source's own names.
     """
     check_fit(module, source, naming, ignored)
-    parts = {name: naming(name) for name in module.state_dict()}
-    if any(isinstance(parameter, DTensor) and parameter.is_meta for parameter in module.parameters()):
-        nn.Module.to(module, dtype)  # that of diffusers warns of the dtype
-        module.to_empty(device=next(module.parameters()).device_mesh.device_type)
+    parts = _parts(module, naming)
     order = {name: position for position, name in enumerate(source.shapes)}
     for name, part in sorted(parts.items(), key=lambda item: order[item[1].name]):
         _fill_one(module, name, part, source, dtype)
@@ -74,7 +71,7 @@ def check_fit(module: nn.Module, source: WeightSource, naming: Naming = Part, ig
 
     The arguments are those of `fill`; nothing is read but names and shapes.
     """
-    parts = {name: naming(name) for name in module.state_dict()}
+    parts = _parts(module, naming)
     wanted = {part.name: part.shape(module.get_parameter(name).shape) for name, part in parts.items()}
     held = source.shapes
     faults = {
@@ -89,6 +86,10 @@ def check_fit(module: nn.Module, source: WeightSource, naming: Naming = Part, ig
     listed = "; ".join(f"{kind}: {_listed(names)}" for kind, names in faults.items() if names)
     if listed:
         raise ValueError(f"The weights in '{source.where}' do not fit {source.fits}. {listed}. {source.advice}")
+
+
+def _parts(module: nn.Module, naming: Naming) -> dict[str, Part]:
+    return {name: part for name in module.state_dict() if (part := naming(name)) is not None}
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -37,7 +37,6 @@ def host_memory(
     parallel, size = config.parallel, BYTES[config.model.master_weight_type]
     sharded = parallel.enable_fsdp and world_size > 1
     shards = world_size // parallel.dp_replicate if sharded else 1
-    in_shards = sharded and not (config.model.use_lora or parallel.cpu_offload)  # then each is read onto its GPU
     rewards = networks.reward_bytes if config.reward.reward_offload else 0
     kept = 0
     if parallel.cpu_offload:
@@ -45,7 +44,11 @@ def host_memory(
     elif config.kl.reference_mode_offload and anchor_kind(config.kl, config.model) == "copy":
         kept = size * parameters.trained
     kept += checkpoint_bytes if config.run.async_save else 0
+    adapter = parameters.trained if config.model.use_lora else 0  # whole in every process, in float32
+    base = size * (parameters.total - adapter)
+    if sharded:  # each process reads its own shards, onto its GPU
+        base = base // shards if parallel.cpu_offload else 0
     return HostMemory(
-        loading=networks.frozen_bytes + rewards + (0 if in_shards else size * parameters.total),
+        loading=networks.frozen_bytes + rewards + 4 * adapter + base,
         training=kept // shards + rewards,
     )

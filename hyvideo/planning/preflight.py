@@ -198,8 +198,9 @@ def _check_host(plan: Plan) -> None:
         if (needed := each * processes / GIB) > has:
             raise ValueError(
                 f"{platform.node()} has {has:.0f} GiB of host memory, but {processes} process(es) need {needed:.0f} "
-                f"while they {when}, {each / GIB:.1f} each: start fewer on it. With use_lora or cpu_offload each reads "
-                "the whole transformer (with use_lora, master_weight_type bf16 halves it), otherwise only its shards."
+                f"while they {when}, {each / GIB:.1f} each: start fewer on it. Every process reads the "
+                "encoders and the VAE whole, and without enable_fsdp the transformer; cpu_offload, reward_offload, "
+                "reference_mode_offload and async_save keep more here."
             )
 
 

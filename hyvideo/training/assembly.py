@@ -26,7 +26,7 @@ from hyvideo.distributed.collectives import all_or_none, from_main, require_same
 from hyvideo.distributed.mesh import Mesh, build_mesh
 from hyvideo.grpo.gradient_equalizer import equalizer_scales
 from hyvideo.grpo.kl_controller import KLController
-from hyvideo.models.adapter import configured_adapter
+from hyvideo.models.adapter import configured_adapter, draw_adapter
 from hyvideo.models.attention import install_attention
 from hyvideo.models.layout import check_layout, task_of
 from hyvideo.models.loading import load_pipeline
@@ -204,17 +204,16 @@ def _build_sampler(config: Config, prompts: list[Prompt], mesh: Mesh) -> GroupSa
 def build_pipeline(config: Config, device: torch.device, mesh: Mesh) -> HunyuanVideoGRPOPipeline:
     """Load the models of `config` onto `device`, the transformer ready for training, the rollout's steps set.
 
-    The transformer's weights are sharded as `mesh` and `config.parallel` say; encoders and VAE are whole everywhere.
-    Where all weights are trained on the device, each rank reads only its own shards; otherwise, for adapters and
-    shards in host memory, the whole transformer is loaded first.
+    The transformer's weights are sharded as `mesh` and `config.parallel` say, and each rank reads only its own shards;
+    encoders and VAE are whole everywhere.
 
     Raises:
         ValueError: weights are missing or do not fit.
     """
-    model, rollout, parallel = config.model, config.rollout, config.parallel
-    sharded = mesh.weights is not None and parallel.enable_fsdp
-    in_shards = sharded and not (model.use_lora or parallel.cpu_offload)
+    model, rollout = config.model, config.rollout
+    sharded = mesh.weights is not None and config.parallel.enable_fsdp
     on_gpu = device.type == "cuda"
+    torch.manual_seed(config.run.seed)  # for a reward of the user's: all else has seeds of its own
     scheduler = FlowMatchDiscreteScheduler(shift=rollout.infer_flow_shift_video, sage_clamp=rollout.sage_clamp)
     scheduler.set_timesteps(rollout.grpo_sampling_steps)
     pipeline = load_pipeline(
@@ -224,11 +223,9 @@ def build_pipeline(config: Config, device: torch.device, mesh: Mesh) -> HunyuanV
         scheduler=scheduler,
         transformer_dtype=DTYPES[model.master_weight_type] if on_gpu else torch.float32,
         encoder_dtype=torch.float16 if on_gpu else torch.float32,
-        parallelize=partial(_prepare, config=config, mesh=mesh, sharded=True) if in_shards else None,
+        prepare=partial(_prepare, config=config, mesh=mesh, sharded=sharded),
     )
     pipeline.autocast_dtype = _compute_dtype(config, device.type)
-    if not in_shards:
-        _prepare(pipeline.transformer, config, mesh, sharded)
     for component in pipeline.components.values():
         if isinstance(component, nn.Module) and not (sharded and component is pipeline.transformer):
             component.to(device)
@@ -241,9 +238,8 @@ def _compute_dtype(config: Config, device_type: str) -> torch.dtype:
 
 
 def _prepare(transformer: HunyuanVideo15Transformer3DModel, config: Config, mesh: Mesh, sharded: bool) -> None:
-    """Make a transformer, with weights or still without memory for them, the policy of a run over `mesh`."""
+    """Make a transformer without memory for its weights the policy of a run over `mesh`."""
     model, parallel = config.model, config.parallel
-    torch.manual_seed(config.run.seed)  # a fresh adapter is drawn from the library's global generator
     prepare_policy(
         install_attention(transformer, mesh.sp_group),
         gradient_checkpointing=model.enable_gradient_checkpointing,
@@ -251,6 +247,7 @@ def _prepare(transformer: HunyuanVideo15Transformer3DModel, config: Config, mesh
         lora=configured_adapter(model),
         pretrained_lora_path=model.pretrained_lora_path,
     )
+    draw_adapter(transformer, config.run.seed)
     if parallel.enable_compile:
         compile_blocks(transformer)
     if sharded:

@@ -1,34 +1,33 @@
 """A network that is sharded before it has memory is filled by each rank from the rows of its own shards."""
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from diffusers import HunyuanVideo15Transformer3DModel
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
 
-from hyvideo.distributed.collectives import local_shard
+from hyvideo.config.schema import Config
+from hyvideo.distributed.collectives import local_shard, whole
+from hyvideo.models.adapter import base_weight, draw_adapter, lora_config, save_lora
 from hyvideo.models.loading import load_transformer
+from hyvideo.models.parallelize import prepare_policy, shard_weights, trainable_parameters
 from hyvideo.models.weight_files import SafetensorsFolder
 from tests.support.original_layout import original_transformer
 from tests.support.ranks import run_on_ranks
 from tests.support.training import arguments, trainer_of
 
-WORLD_SIZE = 2
 
-
-def shard(transformer: nn.Module) -> None:
-    """Shard every block and the rest, as a run does."""
-    for block in transformer.transformer_blocks:
-        fully_shard(block)
-    fully_shard(transformer)
-
-
-def count_bytes() -> Counter[str]:
-    """Count from now on, in this process, what is read of a model's components."""
+@contextmanager
+def counted_bytes() -> Iterator[Counter[str]]:
+    """Count what is read of a model's components."""
     bytes_read: Counter[str] = Counter()
     read = SafetensorsFolder.read
 
@@ -37,47 +36,94 @@ def count_bytes() -> Counter[str]:
         bytes_read["transformer" if "transformer" in Path(self.where).parts else "rest"] += tensor.nbytes
         return tensor
 
-    SafetensorsFolder.read = counted
-    return bytes_read
+    with patch.object(SafetensorsFolder, "read", counted):
+        yield bytes_read
 
 
-def load_on_rank(rank: int, root: str, folder: str) -> None:
-    """Be one rank: load, and save what was read and what the whole network is."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=WORLD_SIZE)
-    bytes_read = count_bytes()
-    transformer = load_transformer(root, "480p_i2v", dtype=torch.float32, parallelize=shard)
-    local = sum(parameter.to_local().nbytes for parameter in transformer.parameters())
-    whole = {name: tensor.full_tensor() for name, tensor in transformer.state_dict().items()}
-    torch.save({"read": bytes_read["transformer"], "local": local, "whole": whole}, Path(folder) / f"rank{rank}.pt")
-    dist.destroy_process_group()
+def prepare(transformer: HunyuanVideo15Transformer3DModel, adapter: str | None, sharded: bool) -> None:
+    """Make an empty transformer a policy: all weights trained, a fresh adapter, or one from a folder."""
+    lora = None if adapter is None else lora_config(2, 4, 0.0, Config().model.lora_target_modules)
+    start = None if adapter in (None, "fresh") else adapter
+    prepare_policy(transformer, gradient_checkpointing=False, lora=lora, pretrained_lora_path=start)
+    draw_adapter(transformer, seed=7)
+    if sharded:
+        shard_weights(transformer, init_device_mesh("cpu", (dist.get_world_size(),)))
+
+
+Loaded = tuple[dict[str, Tensor], int, int]
+
+
+def load(root: Path, dtype: torch.dtype, adapter: str | None) -> Loaded:
+    """Load a policy on this rank: the whole weights, the bytes read, and the bytes of the base's weights held here."""
+    make = partial(prepare, adapter=adapter, sharded=dist.is_initialized())
+    with counted_bytes() as bytes_read:
+        transformer = load_transformer(root, "480p_i2v", dtype=dtype, prepare=make)
+    weights = transformer.state_dict()
+    held = sum(local_shard(weight).nbytes for name, weight in weights.items() if base_weight(name))
+    return {name: whole(weight) for name, weight in weights.items()}, bytes_read["transformer"], held
+
+
+def equal_to(expected: dict[str, Tensor], *arguments: object) -> tuple[list[str], int, int]:
+    """Load on this rank; which weights differ from `expected`, and the bytes read and held."""
+    weights, read, held = load(*arguments)
+    differing = [
+        name
+        for name in weights.keys() | expected.keys()
+        if name not in weights
+        or name not in expected
+        or weights[name].dtype != expected[name].dtype
+        or not torch.equal(weights[name], expected[name])
+    ]
+    return differing, read, held
 
 
 @pytest.fixture
-def ranks(original_root: Path, tmp_path: Path) -> list[dict]:
-    """What every rank has after loading."""
-    mp.spawn(load_on_rank, args=(str(original_root), str(tmp_path)), nprocs=WORLD_SIZE)
-    return [torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in range(WORLD_SIZE)]
+def adapter_folder(original_root: Path, tmp_path: Path) -> str:
+    """A trained adapter."""
+    transformer = load_transformer(original_root, "480p_i2v")
+    prepare(transformer, "fresh", sharded=False)
+    for number, parameter in enumerate(trainable_parameters(transformer).values()):
+        nn.init.normal_(parameter, generator=torch.Generator().manual_seed(number))
+    save_lora(transformer, tmp_path / "adapter")
+    return str(tmp_path / "adapter")
 
 
-def test_together_the_ranks_hold_the_network_and_each_reads_its_share_alone(ranks: list[dict]):
-    expected = original_transformer("480p_i2v").state_dict()
-    for rank in ranks:
-        assert rank["whole"].keys() == expected.keys()
-        assert [name for name in expected if not torch.equal(rank["whole"][name], expected[name])] == []
-        assert rank["read"] == rank["local"]
-    total = sum(tensor.nbytes for tensor in expected.values())
-    assert sum(rank["read"] for rank in ranks) == total
+@pytest.mark.parametrize("adapter", [None, "fresh", "loaded"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_together_the_ranks_hold_the_network_and_each_reads_its_share_alone(
+    original_root: Path, adapter_folder: str, dtype: torch.dtype, adapter: str | None
+):
+    """Whatever is trained, in the memory of its master weights, adapters in float32."""
+    arguments = (original_root, dtype, adapter_folder if adapter == "loaded" else adapter)
+    expected, _, total = load(*arguments)
+    base = original_transformer("480p_i2v").to(dtype).state_dict()
+    of_base = {base_weight(name): weight for name, weight in expected.items() if base_weight(name)}
+    assert of_base.keys() == base.keys()
+    assert all(torch.equal(of_base[name], base[name]) for name in base)
+    of_adapter = [weight for name, weight in expected.items() if not base_weight(name)]
+    assert bool(of_adapter) == (adapter is not None)
+    assert all(weight.dtype == torch.float32 for weight in of_adapter)
+    ranks = run_on_ranks(2, equal_to, expected, *arguments)
+    assert [differing for differing, _, _ in ranks] == [[], []]
+    stored = 4 // dtype.itemsize  # the files are float32
+    assert [read for _, read, _ in ranks] == [stored * held for _, _, held in ranks]
+    assert sum(held for _, _, held in ranks) == total
 
 
 def bytes_of_a_run(argv: list[str]) -> tuple[int, int]:
     """Build a run's trainer; how many bytes of the transformer this rank has read, and how many it holds."""
-    bytes_read = count_bytes()
-    transformer = trainer_of(argv).state.transformer
-    return bytes_read["transformer"], sum(local_shard(parameter).nbytes for parameter in transformer.parameters())
+    with counted_bytes() as bytes_read:
+        transformer = trainer_of(argv).state.transformer
+    return bytes_read["transformer"], sum(
+        local_shard(weight).nbytes for name, weight in transformer.named_parameters() if base_weight(name)
+    )
 
 
-def test_a_run_reads_its_shards_alone(tmp_path: Path, root_of_four_heads: Path, prompts_csv: Path):
-    argv = arguments(root_of_four_heads, prompts_csv, tmp_path / "run", batch_size=2, enable_fsdp=True)
+@pytest.mark.parametrize("settings", [{}, {"use_lora": True}, {"cpu_offload": True}], ids=str)
+def test_a_run_reads_its_shards_alone(
+    tmp_path: Path, root_of_four_heads: Path, prompts_csv: Path, settings: dict[str, object]
+):
+    argv = arguments(root_of_four_heads, prompts_csv, tmp_path / "run", batch_size=2, enable_fsdp=True, **settings)
     ranks = run_on_ranks(2, bytes_of_a_run, argv)
     assert [read for read, _ in ranks] == [held for _, held in ranks]
     assert max(held for _, held in ranks) < 0.6 * sum(held for _, held in ranks)

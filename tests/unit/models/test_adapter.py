@@ -8,9 +8,17 @@ from diffusers import HunyuanVideo15Transformer3DModel
 from safetensors import safe_open
 
 from hyvideo.config.schema import Config
-from hyvideo.models.adapter import ADAPTER_FILE, adapter_weights, load_lora, lora_config, save_lora
+from hyvideo.models.adapter import (
+    ADAPTER_FILE,
+    adapter_weights,
+    draw_adapter,
+    load_lora,
+    lora_config,
+    save_lora,
+)
 from hyvideo.models.parallelize import prepare_policy
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
+from tests.support.tiny_model import build_transformer
 
 ADAPTER = lora_config(2, 4, 0.0, Config().model.lora_target_modules)
 
@@ -78,3 +86,29 @@ def test_a_damaged_adapter_file_is_named(policy, tmp_path: Path):
     policy.delete_adapters("default")
     with pytest.raises(ValueError, match=str(file)):
         load_lora(policy, tmp_path)
+
+
+def test_a_fresh_adapter_has_the_librarys_distribution_and_depends_on_the_seed_alone():
+    def drawn(seed: int) -> dict[str, torch.Tensor]:
+        """The first values of an adapter whose network has no memory."""
+        with torch.device("meta"):
+            empty = build_transformer()
+        prepare_policy(empty, gradient_checkpointing=False, lora=ADAPTER)
+        torch.rand(seed)  # whatever was drawn before
+        draw_adapter(empty, seed)
+        return adapter_weights(empty)
+
+    received, again, other = drawn(3), drawn(3), drawn(4)
+    torch.manual_seed(0)
+    librarys = adapter_weights(prepare_policy(build_transformer(), gradient_checkpointing=False, lora=ADAPTER))
+    assert received.keys() == librarys.keys()
+    first = [name for name in received if "lora_A" in name]
+    assert 2 * len(first) == len(received)
+    for name, value in received.items():
+        assert torch.equal(value, again[name])
+        assert value.shape == librarys[name].shape
+        assert torch.equal(value, other[name]) == (name not in first)
+    spreads = [torch.cat([each[name].flatten() for name in first]).std().item() for each in (received, librarys)]
+    assert spreads[0] == pytest.approx(spreads[1], rel=0.03)
+    assert all(received[name].abs().max() <= received[name].shape[1] ** -0.5 for name in first)
+    assert len({tuple(received[name].flatten()[:4].tolist()) for name in first}) == len(first)

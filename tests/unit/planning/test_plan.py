@@ -253,13 +253,15 @@ def test_host_memory_is_what_is_read_there_and_what_stays(sized_plan):
     whole, saved = 4 * plan.parameters.total, plan.checkpoint_bytes
     assert host() == (0, 0)  # each rank reads its shards onto its GPU
     assert host(world_size=1) == host("--enable_fsdp", "false") == (whole, 0)
-    assert host("--cpu_offload") == (whole, (whole + saved) // 4)
-    assert host("--cpu_offload", "--dp_replicate", "2") == (whole, (whole + saved) // 2)
+    assert host("--cpu_offload") == (whole // 4, (whole + saved) // 4)
+    assert host("--cpu_offload", "--dp_replicate", "2") == (whole // 2, (whole + saved) // 2)
     assert host("--reference_mode_offload") == (0, plan.parameters.trained)  # 4 bytes, 4 shards
     assert host("--async_save") == (0, saved // 4)
-    adapter = plan_of(sized_plan("--batch_size", "4", "--use_lora"), world_size=4).parameters.total
-    assert host("--use_lora")[0] == 4 * adapter > whole
-    assert host("--use_lora", "--dtype", "bf16", "--master_weight_type", "bf16")[0] == 2 * adapter
+    adapted = plan_of(sized_plan("--batch_size", "4", "--use_lora"), world_size=4).parameters
+    adapter, halved = 4 * adapted.trained, ("--dtype", "bf16", "--master_weight_type", "bf16")
+    assert host("--use_lora")[0] == adapter > 0
+    assert host("--use_lora", world_size=1)[0] == 4 * adapted.total > whole
+    assert host("--use_lora", *halved, world_size=1)[0] == adapter + 2 * (adapted.total - adapted.trained)
     reward = REWARD_BYTES["videoalign_local"]
     assert host("--reward_model", "videoalign_local", "--reward_offload") == (reward, reward)
 
