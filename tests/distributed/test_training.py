@@ -98,6 +98,8 @@ class Recording:
             optimizer.register_step_pre_hook(self._keep_gradients)
             if isinstance(optimizer, Muon):
                 optimizer.iteration_dtype = torch.float32  # bfloat16 would turn a last bit into 1 %
+            elif isinstance(optimizer, torch.optim.AdamW):  # its first step is as long for what is rounding alone
+                optimizer.param_groups[0]["eps"] = 1e-4
         collect, report = trainer._collect, trainer._report
 
         def keep_trajectory() -> Any:
