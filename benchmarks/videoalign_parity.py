@@ -13,11 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import decord
 import torch
-from torch import Tensor
 
-from hyvideo.data.videos import write_video
+from hyvideo.data.videos import read_video, video_length, write_video
 from hyvideo.models.reward_models.videoalign import VideoAlignScorer
 from hyvideo.models.reward_models.videoalign.settings import METRICS
 
@@ -71,12 +69,11 @@ def _differences(
 
 def _file_minus_memory(scorer: VideoAlignScorer, path: Path, case: Mapping[str, Any]) -> str:
     """What compression changes: normalised scores through an mp4 of ours minus those of the frames it was made from."""
-    reader = decord.VideoReader(str(path))
-    frames: Tensor = torch.stack([torch.from_numpy(reader[index].asnumpy()) for index in range(len(reader))])
+    frames, (_, fps) = read_video(path), video_length(path)
     copy = Path(f"{path.stem}.copy.mp4")
-    write_video(copy, frames, reader.get_avg_fps())
+    write_video(copy, frames, fps)
     through_file = scorer.score([copy], [case["prompt"]])
-    in_memory = scorer.score_frames([frames], reader.get_avg_fps(), [case["prompt"]])
+    in_memory = scorer.score_frames([frames], fps, [case["prompt"]])
     copy.unlink()
     return ", ".join(f"{metric} {through_file[metric][0] - in_memory[metric][0]:+.3f}" for metric in METRICS)
 

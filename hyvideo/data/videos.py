@@ -1,16 +1,22 @@
 """Videos to and from mp4 files. In memory a video is a uint8 tensor [F, H, W, 3], RGB."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import imageio.v2 as imageio
 import numpy as np
 import torch
+from imageio.core.format import Format
 from imageio_ffmpeg import count_frames_and_secs
 
 from hyvideo.data.files import replacing
 
 # x264: 16 is visually lossless, so a reward that reads the file sees what the policy made.
 _CONSTANT_RATE_FACTOR = 16
+
+_EVERY_FRAME_ONCE = ["-fps_mode", "passthrough"]
+"""Without it ffmpeg repeats and drops frames where the rate varies."""
 
 MAX_VIDEO_BYTES = 4 * 2**30
 """Largest size of one decoded video in bytes: a file of a few kB may hold hours of one colour."""
@@ -40,30 +46,50 @@ def write_video(path: Path, frames: torch.Tensor, fps: float) -> None:
         _encode(temporary, frames, fps)
 
 
-def read_video(path: Path) -> torch.Tensor:
-    """All frames of a video file of constant frame rate as uint8 [F, H, W, 3] RGB on the CPU.
+def read_video(path: Path, indices: Sequence[int] | None = None) -> torch.Tensor:
+    """Frames of a video file as uint8 [F, H, W, 3] RGB on the CPU.
 
-    Read through ffmpeg, not decord, whose whole-batch read fails at widths of 16, 24, 48 and 72.
+    Args:
+        path: the file.
+        indices: which frames, in any order, as often as named; None: all.
 
     Raises:
-        ValueError: there is no file, it is not a video that can be decoded, or its frames are more than
-            MAX_VIDEO_BYTES.
+        ValueError: there is no file, it is not a video that can be decoded or has no such frame, or the frames are
+            more than MAX_VIDEO_BYTES.
     """
+    with _opened(path) as reader:
+        width, height = reader.get_meta_data()["size"]
+        check_video_size(path, len(indices or [0]), height, width)
+        frames = {}
+        for index, frame in enumerate(reader):
+            if indices is None or index in indices:
+                check_video_size(path, len(frames) + 1, height, width)
+                frames[index] = frame
+        return torch.from_numpy(np.stack([frames[index] for index in (indices or frames)]))
+
+
+def video_length(path: Path) -> tuple[int, float]:
+    """Number of frames of a video file, and frames per second.
+
+    Raises:
+        ValueError: there is no file, or it is not a video that can be decoded.
+    """
+    with _opened(path) as reader:
+        return reader.count_frames(), reader.get_meta_data()["fps"]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Format.Reader]:
+    """Open a video file; what cannot be read of it is a ValueError that names it."""
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"No video at {path}.")
     try:
-        with imageio.get_reader(path, format="FFMPEG") as reader:
-            width, height = reader.get_meta_data()["size"]
-            check_video_size(path, 1, height, width)
-            frames = []
-            for frame in reader:
-                check_video_size(path, len(frames) + 1, height, width)
-                frames.append(frame)
-            return torch.from_numpy(np.stack(frames))
+        with imageio.get_reader(path, format="FFMPEG", output_params=_EVERY_FRAME_ONCE) as reader:
+            yield reader
     except VideoTooLargeError:
         raise
-    except (OSError, ValueError) as error:
+    except (OSError, LookupError, ValueError) as error:
         raise ValueError(f"{path} ({path.stat().st_size} bytes) cannot be decoded as a video.") from error
 
 

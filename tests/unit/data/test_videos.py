@@ -1,10 +1,13 @@
 """Videos keep their frames, size and colours through mp4, and a file is whole or absent."""
 
+import subprocess
+
 import imageio.v2 as imageio
 import pytest
 import torch
+from imageio_ffmpeg import get_ffmpeg_exe
 
-from hyvideo.data.videos import VideoTooLargeError, read_video, write_video
+from hyvideo.data.videos import VideoTooLargeError, read_video, video_length, write_video
 from tests.support.videos import moving_square
 
 
@@ -27,6 +30,25 @@ def test_the_frame_rate_is_written(tmp_path):
     write_video(tmp_path / "video.mp4", moving_square(), fps=12)
     with imageio.get_reader(tmp_path / "video.mp4") as reader:
         assert reader.get_meta_data()["fps"] == 12
+
+
+def test_chosen_frames_are_those_of_the_whole_video(tmp_path):
+    path = tmp_path / "video.mp4"
+    write_video(path, moving_square(9), fps=12)
+    assert video_length(path) == (9, 12)
+    assert torch.equal(read_video(path, [8, 0, 3, 3]), read_video(path)[[8, 0, 3, 3]])
+    with pytest.raises(ValueError, match=r"video\.mp4 .* cannot be decoded"):
+        read_video(path, [9])
+
+
+def test_frames_of_a_varying_rate_are_read_once_each(tmp_path):
+    constant, varying = tmp_path / "constant.mp4", tmp_path / "varying.mp4"
+    write_video(constant, moving_square(9), fps=12)
+    later = "setpts=(N+gt(N\\,4)*7*(N-4))/(12*TB)"  # the last frames come at an eighth of the rate
+    command = [get_ffmpeg_exe(), "-i", str(constant), "-vf", later, "-fps_mode", "vfr", "-crf", "1", str(varying)]
+    subprocess.run(command, check=True, capture_output=True)
+    assert video_length(varying)[0] == 9
+    assert psnr(read_video(varying), read_video(constant)) > 40
 
 
 def test_writing_makes_the_folder_replaces_the_old_file_and_leaves_no_other(tmp_path):

@@ -3,13 +3,12 @@
 import math
 from pathlib import Path
 
-import decord
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-from hyvideo.data.videos import check_video_size
+from hyvideo.data.videos import read_video, video_length
 
 PATCH, TEMPORAL_PATCH, MERGE = 14, 2, 2
 MIN_PIXELS = 128 * 28 * 28
@@ -46,20 +45,10 @@ def frame_indices(total: int, video_fps: float, *, fps: float, num_frames: int |
 def read_frames(path: Path, *, fps: float, num_frames: int | None) -> Tensor:
     """Read the shown frames of a video file: uint8 `[N, H, W, 3]`.
 
-    They are read one by one, since decord's whole-batch read fails at some small widths, where rows come with padding.
-
     Raises:
         ValueError: the file cannot be decoded, is too short for `num_frames` or too large for the memory.
     """
-    try:
-        reader = decord.VideoReader(str(path), ctx=decord.cpu(0), num_threads=1)
-        indices = frame_indices(len(reader), reader.get_avg_fps(), fps=fps, num_frames=num_frames)
-        check_video_size(path, len(indices), *reader[0].shape[:2])
-        frames = torch.stack([torch.from_numpy(reader[index].asnumpy()) for index in indices])
-    except (decord.DECORDError, RuntimeError) as error:
-        raise ValueError(f"VideoAlign: {path} cannot be decoded as a video.") from error
-    count, height, width = frames.shape[:3]
-    return frames.view(count, height, -1)[:, :, : 3 * width].reshape(count, height, width, 3)
+    return read_video(path, frame_indices(*video_length(path), fps=fps, num_frames=num_frames))
 
 
 def patches(frames: Tensor, max_pixels: int) -> tuple[Tensor, tuple[int, int, int]]:

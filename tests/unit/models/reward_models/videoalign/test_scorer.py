@@ -77,7 +77,7 @@ def test_a_failed_item_is_nan_alone_and_says_why(whole, clips, tmp_path, caplog)
     assert [math.isnan(score) for score in scores["Overall"]] == [False, True, True, False, True]
     good = scorer.score([clips[0], clips[2]], [PROMPTS[0], PROMPTS[2]])
     assert [scores["TA"][0], scores["TA"][3]] == pytest.approx(good["TA"], abs=2e-5)
-    assert "broken.mp4 cannot be decoded" in caplog.text and "special tokens" in caplog.text
+    assert "broken.mp4 (200 bytes) cannot be decoded" in caplog.text and "special tokens" in caplog.text
 
 
 def test_more_shown_frames_and_pixels_change_the_scores(whole, clips, tmp_path):
