@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 WINDOW = 40
 """Rounds that are compared, the first half with the second."""
@@ -15,8 +15,8 @@ class RewardWatch:
     """Compares the halves of the last `window` rounds; after a warning it starts afresh.
 
     The reward has risen when the means of the halves differ by more than two standard errors. Validation, measured
-    every few rounds on fixed noise, has fallen when its last value lies below the first by more than the reward's
-    standard error. Diversity has fallen when a fifth of it is gone.
+    every few rounds on fixed noise, has fallen when its last value among these rounds lies below the one before them
+    (else the first among them) by more than the reward's standard error. Diversity has fallen when a fifth of it is gone.
 
     Args:
         window: even number of rounds.
@@ -27,7 +27,8 @@ class RewardWatch:
 
     def __init__(self, window: int = WINDOW) -> None:
         self._half = window // 2
-        self._rows: deque[Mapping[str, float]] = deque(maxlen=2 * self._half)
+        self._rows: deque[Mapping[str, float]] = deque()
+        self._earlier: list[float] = []
 
     def look(self, row: Mapping[str, float]) -> str | None:
         """Take the metrics of a round's last update; return a warning with its numbers, or None.
@@ -36,6 +37,8 @@ class RewardWatch:
             row: `reward/mean`, `rollout/diversity`, and `valid/reward` where the round was validated.
         """
         self._rows.append(row)
+        if len(self._rows) > 2 * self._half:
+            self._earlier = _validations([self._rows.popleft()]) or self._earlier
         if len(self._rows) < 2 * self._half:
             return None
         before, after, error = self._halves("reward/mean")
@@ -46,6 +49,7 @@ class RewardWatch:
         if not falls:
             return None
         self._rows.clear()
+        self._earlier = []
         return (
             f"{rise}, but {' and '.join(falls)}: the policy may be exploiting flaws of the reward. Look at the newest "
             "videos in samples/; a larger kl_weight, other reward_weights or an earlier checkpoint may help."
@@ -60,13 +64,17 @@ class RewardWatch:
         return before, after, math.sqrt(squares / len(values) * 2 / self._half)
 
     def _validation(self, error: float) -> list[str]:
-        values = [row["valid/reward"] for row in self._rows if math.isfinite(row.get("valid/reward", math.nan))]
-        if len(values) < 2 or not values[0] - values[-1] > error:
+        inside = _validations(self._rows)
+        if not inside or not (first := [*self._earlier, *inside][0]) - inside[-1] > error:
             return []
-        return [f"valid/reward fell from {values[0]:+.4f} to {values[-1]:+.4f}"]
+        return [f"valid/reward fell from {first:+.4f} to {inside[-1]:+.4f}"]
 
     def _diversity(self) -> list[str]:
         before, after, _ = self._halves("rollout/diversity")
         if not after < (1 - LEAST_FALL) * before:
             return []
         return [f"rollout/diversity fell from {before:.4f} to {after:.4f}"]
+
+
+def _validations(rows: Iterable[Mapping[str, float]]) -> list[float]:
+    return [row["valid/reward"] for row in rows if math.isfinite(row.get("valid/reward", math.nan))]
