@@ -16,7 +16,8 @@ class RewardWatch:
 
     The reward has risen when the means of the halves differ by more than two standard errors. Validation, measured
     every few rounds on fixed noise, has fallen when its last value among these rounds lies below the one before them
-    (else the first among them) by more than the reward's standard error. Diversity has fallen when a fifth of it is gone.
+    (else the first among them) by more than the reward's standard error. Diversity has fallen when a fifth of it is
+    gone.
 
     Args:
         window: even number of rounds.

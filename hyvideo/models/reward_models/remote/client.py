@@ -25,6 +25,9 @@ from hyvideo.models.reward_models.remote.wire import (
 MAX_ANSWER_BYTES = 2**24
 """Largest answer in bytes: one about a thousand videos has a hundred kB."""
 
+FORM_BYTES = 512
+"""Allowance for what a form adds to each video."""
+
 _FIRST_WAIT_SECONDS = 0.5
 _Answer = TypeVar("_Answer", bound=BaseModel)
 _LOG = logging.getLogger(__name__)
@@ -67,15 +70,21 @@ class RemoteReward(RewardModel):
     def __call__(self, videos: Videos, prompts: Sequence[str]) -> dict[str, Tensor]:
         """Score videos on the server; NaN for all of them, and a warning, where it keeps failing.
 
+        What is larger than the server reads is sent in two halves.
+
         Raises:
             RewardFailureError: the server refuses the request, which trying again would not change.
         """
         contents, request = _packed(videos, prompts)
-        size = sum(map(len, contents))
+        size = len(request.model_dump_json()) + sum(len(content) + FORM_BYTES for content in contents)
+        if size > self._max_body_bytes and len(prompts) > 1:
+            half = len(prompts) // 2
+            halves = [self(videos[part], prompts[part]) for part in (slice(half), slice(half, None))]
+            return {metric: torch.cat([scores[metric] for scores in halves]) for metric in self.metrics}
         if size > self._max_body_bytes:
             raise RewardFailureError(
-                f"reward server {self._url}: {len(prompts)} videos are {size} bytes, but it reads at most "
-                f"{self._max_body_bytes}. Lower reward_batch_size, or start the server with a higher --max_body_mb."
+                f"reward server {self._url}: one video is {size} bytes, but it reads at most {self._max_body_bytes}. "
+                "Start the server with a higher --max_body_mb."
             )
         sent = [digest(prompt, content) for prompt, content in zip(prompts, contents, strict=True)]
 

@@ -144,10 +144,21 @@ def test_another_frame_rate_than_the_servers_is_found_before_training():
             remote(url)
 
 
-def test_videos_too_large_for_the_server_are_not_even_sent():
+def test_more_than_the_server_reads_is_sent_in_parts():
+    levels = torch.arange(7)
+    one = grey_videos(0)[0].nbytes
+    for limit, requests in ((9.5, 1), (4.9, 2), (2.9, 4)):
+        app = Faulty(create_app({"brightness": Brightness()}, token=TOKEN, max_body_bytes=int(limit * one)))
+        with serving(app) as url:
+            scores = remote(url, reward_batch_size=7)(grey_videos(*levels.tolist()), ["same"] * 7)
+        assert scores.total.tolist() == levels.tolist()
+        assert app.requests == requests
+
+
+def test_a_video_too_large_for_the_server_is_not_even_sent():
     app = Faulty(create_app({"brightness": Brightness()}, token=TOKEN, max_body_bytes=1000))
     with serving(app) as url:
-        with pytest.raises(RewardFailureError, match="30720 bytes, but it reads at most 1000. Lower reward_batch_size"):
+        with pytest.raises(RewardFailureError, match=r"one video is \d+ bytes, but it reads at most 1000\. Start the"):
             remote(url)(VIDEOS, PROMPTS)
     assert app.requests == 0
 
