@@ -3,7 +3,8 @@
 Example: `python generate.py --model_path assets/tiny --prompt "a red circle moves slowly left" --output_path red.mp4`
 
 Under torchrun every process makes its share of the videos on its own GPU; with `--sp_size` several share one video.
-Existing videos that were made with the same weights and settings are not made again.
+Settings that are not given are the model's own. Beside every video a JSON note says how it was made; while that note
+would be the same, the video is not made again.
 """
 
 import argparse

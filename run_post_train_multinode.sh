@@ -23,9 +23,10 @@
 #                           [<OUTPUT_DIR>/logs/<time>]
 #   STOP_GRACE              seconds that a round gets to end after Ctrl-C [1800]
 #   PYTHON                  interpreter on the nodes [.venv/bin/python where `make setup` made it, else python3]
-#   PASS_ENV                names of more variables to pass to the nodes; those that begin with NCCL_, GLOO_, TORCH_,
-#                           PYTORCH_, CUDA_, HF_ or OMP_ are passed anyway. They are on command lines, where users of a
-#                           node can read them: a secret such as REWARD_TOKEN belongs in the nodes' own environment
+#   PASS_ENV                names of more variables to pass to the nodes, separated by blanks; those that begin with
+#                           NCCL_, GLOO_, TORCH_, PYTORCH_, CUDA_, HF_ or OMP_ are passed anyway, unless TOKEN, KEY, SECRET
+#                           or PASSWORD is in the name. They are on command lines, where users of a node can read them: a
+#                           secret such as REWARD_TOKEN belongs in the nodes' own environment
 #
 # Defaults that a variable of the same name replaces: NCCL_DEBUG=WARN, NCCL_IB_TIMEOUT=22 (about 17 s, for large
 # fabrics), PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, OMP_NUM_THREADS=<cores / processes>. Where the nodes'

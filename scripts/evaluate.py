@@ -78,7 +78,13 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
     entry = {"dest": "entries", "nargs": "+", "action": _AddEntry, "default": []}
     add("--model", metavar="NAME ROOT [TRAINED]", help="a model: base folder, and a checkpoint or LoRA folder", **entry)
     add("--videos", metavar="NAME FOLDER", help="existing videos, named as generate.py names those of a CSV", **entry)
-    add("--rewards", nargs="+", default=["videoalign_local"], metavar="NAME[=CHECKPOINT]", help="who scores")
+    add(
+        "--rewards",
+        nargs="+",
+        default=["videoalign_local"],
+        metavar="NAME[=CHECKPOINT]",
+        help="rewards that score; default videoalign_local",
+    )
     add("--overall", metavar="JSON", help="weights of the column Overall; default the sum of VQ, MQ and TA, if there")
     add("--transformer_version", help="transformer in the original layout; default: the only one there")
     add("--model_root", type=Path, default=Path("ckpts"), help="folder that holds VideoReward; default ckpts")

@@ -48,7 +48,7 @@ def parse_budget(argv: Sequence[str], description: str, rounds: int, looks: int 
         rounds: the study's default.
         looks: times a run samples the held-out videos, the last one at its end.
     """
-    jobs = 1 if torch.cuda.is_available() else len(os.sched_getaffinity(0))
+    jobs = 1 if torch.cuda.is_available() else os.cpu_count()
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
     add = parser.add_argument
     add("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5], help="runs of every arm; default 1 2 3 4 5")

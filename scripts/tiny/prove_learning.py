@@ -2,10 +2,10 @@
 
 Example: `python -m scripts.tiny.prove_learning --output_dir outputs/proof`
 
-Every seed trains the tiny model twice, by the demo's settings with eight times as many videos in each update: with the
-true reward, and with the rewards of a round shuffled among its videos, which keeps everything but the link between a
-video and its score. Finished runs are kept: started again, the command continues where it stopped. Two commands
-with one of the `--kinds` each use two cores better than one command. Unknown flags are passed to the runs.
+Every seed trains the tiny model twice, with eight times the demo's videos in each round, twice its updates and a third
+of its rate: with the true reward, and with the rewards of a round shuffled among its videos, which keeps everything but
+the link between a video and its score. Finished runs are kept: started again, the command continues where it stopped.
+Two commands with one of the `--kinds` each use two cores better than one command. Unknown flags are passed to the runs.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser("prove_learning", description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="run seeds; default 1 2 3")
     parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS, help="rewards; default true shuffled")
-    parser.add_argument("--num_held_out", type=int, default=256, help="held-out prompts and seeds; default 256")
+    parser.add_argument("--num_held_out", type=int, default=256, help="held-out videos; default 256")
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/proof"), help="folder of the runs")
     arguments, flags = parser.parse_known_args(argv)
     try:

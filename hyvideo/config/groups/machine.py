@@ -33,7 +33,8 @@ class ModelConfig:
     """Recompute each transformer block's activations in the backward pass: far less memory, about a third more work."""
 
     use_lora: bool = False
-    """Train low-rank adapters instead of all transformer weights."""
+    """Train low-rank adapters instead of all transformer weights. They need another rate and AdamW:
+    configs/lora.yaml."""
 
     lora_r: int = 8
     """Rank of the adapters."""

@@ -159,8 +159,8 @@ class KLConfig:
     """Floor of lambda. At most kl_weight."""
 
     kl_target: float | None = None
-    """Target KL of the controller: above 1.5 times it lambda shrinks by 0.9, below half it grows by 1.1.
-    None: equal to kl_weight."""
+    """Target KL of the controller: while the mean of the last 10 KLs is above 1.5 times it lambda shrinks by 0.9, below
+    half it grows by 1.1. None: equal to kl_weight."""
 
 
 @dataclass
