@@ -20,13 +20,8 @@ def smooth(values: np.ndarray) -> np.ndarray:
     """
     if len(values) < 10:
         return values
-    window = smoothing_window(len(values))
-    return moving_average(moving_average(values, window // 2 + 1), window // 2 + 1)
-
-
-def smoothing_window(num_points: int) -> int:
-    """How many neighbours a smoothed point averages: a tenth of the curve, odd, at least 3."""
-    return max(3, num_points // 10) | 1
+    half = (max(3, len(values) // 10) | 1) // 2 + 1
+    return moving_average(moving_average(values, half), half)
 
 
 def evenly_spaced(num_points: int, limit: int) -> np.ndarray:

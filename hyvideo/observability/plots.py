@@ -10,14 +10,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from hyvideo.data.files import replacing
-from hyvideo.observability.curves import moving_average, smoothing_window
+from hyvideo.observability.curves import smooth
 from hyvideo.observability.metrics import METRIC_MEANINGS, read_metrics
 
 
 def plot_reward_curve(metrics: Path | Mapping[str, Path], png: Path, *, title: str = "Reward during training") -> None:
     """Draw `reward/mean` with a band of one `reward/std`, and beside it VQ, MQ and TA.
 
-    Faint lines are the values as logged, strong lines their centred moving average over a tenth of the run.
+    Faint lines are the values as logged, strong lines smoothed over a tenth of the run, as in the report.
 
     Args:
         metrics: the `metrics.jsonl` of one run, or of several by their name in the legend.
@@ -50,16 +50,13 @@ def _column(rows: list[dict[str, float]], name: str) -> np.ndarray:
 
 
 def _draw_band(axes: Axes, steps: np.ndarray, mean: np.ndarray, spread: np.ndarray, colour: str) -> None:
-    centre, width = (
-        moving_average(mean, smoothing_window(len(steps))),
-        moving_average(spread, smoothing_window(len(steps))),
-    )
+    centre, width = smooth(mean), smooth(spread)
     axes.fill_between(steps, centre - width, centre + width, color=colour, alpha=0.12, linewidth=0)
 
 
 def _draw_curve(axes: Axes, steps: np.ndarray, values: np.ndarray, colour: str, label: str) -> None:
     axes.plot(steps, values, color=colour, alpha=0.3, linewidth=0.8)
-    axes.plot(steps, moving_average(values, smoothing_window(len(steps))), color=colour, linewidth=2, label=label)
+    axes.plot(steps, smooth(values), color=colour, linewidth=2, label=label)
 
 
 def _label(panels: Mapping[str, Axes], title: str, *, with_legend: bool) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hyvideo.observability.curves import evenly_spaced, extremes, moving_average, smooth, smoothing_window
+from hyvideo.observability.curves import evenly_spaced, extremes, moving_average, smooth
 
 
 def test_moving_average_is_centred_shrinks_at_the_ends_and_skips_gaps():
@@ -32,8 +32,11 @@ def test_evenly_spaced_points_include_both_ends(num_points, expected):
     assert len(kept) <= 3
 
 
-def test_the_smoothing_window_is_odd_and_a_tenth():
-    assert [smoothing_window(count) for count in (1, 30, 100, 5000)] == [3, 3, 11, 501]
+@pytest.mark.parametrize(("num_points", "reach"), [(30, 2), (1000, 50), (5000, 250)])
+def test_a_value_is_smoothed_over_a_tenth_of_the_curve(num_points, reach):
+    spike = np.zeros(num_points)
+    spike[num_points // 2] = 1.0
+    assert np.flatnonzero(smooth(spike)).tolist() == list(range(num_points // 2 - reach, num_points // 2 + reach + 1))
 
 
 def test_smoothing_removes_the_zigzag_of_two_updates_per_round_and_keeps_a_slope():
