@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from diffusers import (
 )
 from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import extract_glyph_texts, format_text_input
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     ByT5Tokenizer,
     Qwen2_5_VLTextModel,
@@ -26,6 +27,7 @@ from transformers import (
 
 from hyvideo.data.images import check_task, read_image
 from hyvideo.data.prompts import Prompt
+from hyvideo.models.visiting import visiting
 from hyvideo.pipelines.conditioning import Conditioning, FirstFrames
 from hyvideo.pipelines.noise import SampleNoise
 from hyvideo.pipelines.resolution import check_video_shape, crop_to_size
@@ -82,6 +84,7 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
     _optional_components = ("image_encoder", "feature_extractor")
     scheduler: FlowMatchDiscreteScheduler
     autocast_dtype: torch.dtype = torch.float32  # dtype of transformer matrix products; weights keep their own
+    encoder_offload: bool = False  # whether the encoders rest in host memory and visit the VAE's device
 
     def __init__(
         self,
@@ -102,8 +105,21 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
     def with_scheduler(self, scheduler: FlowMatchDiscreteScheduler) -> "HunyuanVideoGRPOPipeline":
         """Return a pipeline over the same components that follows another scheduler."""
         other = type(self)(**{**self.components, "scheduler": scheduler})
-        other.autocast_dtype = self.autocast_dtype
+        other.autocast_dtype, other.encoder_offload = self.autocast_dtype, self.encoder_offload
         return other
+
+    @property
+    def encoders(self) -> list[nn.Module]:
+        """The networks that read prompts and images."""
+        encoders = (self.text_encoder, self.text_encoder_2, self.image_encoder)
+        return [encoder for encoder in encoders if encoder is not None]
+
+    @property
+    def _execution_device(self) -> torch.device:
+        return self.vae.device if self.encoder_offload else super()._execution_device
+
+    def _encoders_at_work(self) -> AbstractContextManager[None]:
+        return visiting(self.encoders, self._execution_device) if self.encoder_offload else nullcontext()
 
     def encode_prompts(self, prompts: Sequence[Prompt], size: tuple[int, int]) -> Conditioning:
         """Encode the texts of `prompts` and the images they name, one row each.
@@ -134,12 +150,13 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
             Exception: an encoder failed; a note names the prompt.
         """
         rows = []
-        for prompt in prompts:
-            try:
-                rows.append((self._encode_text(prompt), self._encode_glyphs(prompt if glyphs else "")))
-            except Exception as error:
-                error.add_note(f"The encoders failed at the prompt {prompt!r}.")
-                raise
+        with self._encoders_at_work():
+            for prompt in prompts:
+                try:
+                    rows.append((self._encode_text(prompt), self._encode_glyphs(prompt if glyphs else "")))
+                except Exception as error:
+                    error.add_note(f"The encoders failed at the prompt {prompt!r}.")
+                    raise
         text, glyph = zip(*rows, strict=True)
         return Conditioning.from_rows(text, glyph)
 
@@ -147,7 +164,8 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
     def encode_images(self, images: Sequence[Image.Image], size: tuple[int, int]) -> FirstFrames:
         """Encode first frames of videos of `size` (height, width): vision states, and the mode of the VAE's latents."""
         cropped = [crop_to_size(image, size) for image in images]
-        states = [self._encode_vision(image) for image in cropped]
+        with self._encoders_at_work():
+            states = [self._encode_vision(image) for image in cropped]
         return FirstFrames(torch.stack(states), torch.stack([self._encode_frame(image) for image in cropped]))
 
     @property

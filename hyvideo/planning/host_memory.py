@@ -15,7 +15,7 @@ class HostMemory:
 
     Attributes:
         loading: before the networks are on the GPU (`hyvideo.training.assembly.build_pipeline`).
-        training: what stays: offloaded shards, anchor and rewards, and the copy that `async_save` writes.
+        training: what stays: offloaded shards, anchor, rewards and encoders, and the copy that `async_save` writes.
     """
 
     loading: int
@@ -37,7 +37,7 @@ def host_memory(
     parallel, size = config.parallel, BYTES[config.model.master_weight_type]
     sharded = parallel.enable_fsdp and world_size > 1
     shards = world_size // parallel.dp_replicate if sharded else 1
-    rewards = networks.reward_bytes if config.reward.reward_offload else 0
+    resting = networks.reward_bytes if config.reward.reward_offload else 0
     kept = 0
     if parallel.cpu_offload:
         kept = checkpoint_bytes + size * parameters.total  # the weights that are not trained, and gradients
@@ -49,6 +49,6 @@ def host_memory(
     if sharded:  # each process reads its own shards, onto its GPU
         base = base // shards if parallel.cpu_offload else 0
     return HostMemory(
-        loading=networks.frozen_bytes + rewards + 4 * adapter + base,
-        training=kept // shards + rewards,
+        loading=networks.frozen_bytes + resting + 4 * adapter + base,
+        training=kept // shards + resting + (networks.encoder_bytes if parallel.encoder_offload else 0),
     )

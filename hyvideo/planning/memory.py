@@ -32,7 +32,7 @@ class Memory:
         weights: shard of the transformer's weights.
         optimizer: shard of the optimizer's states.
         anchor: shard of the anchor.
-        frozen: encoders and VAE.
+        frozen: encoders and VAE, those that stay on the GPU.
         reward_networks: those on the GPU outside the reward phase as well.
         trajectory: a round's latents and means.
         rollout: sampling and decoding, all of the above included.
@@ -90,24 +90,30 @@ def predict_memory(
     anchor = peaks.trained if anchor_kind(config.kl, config.model) == "copy" and not config.parallel.cpu_offload else 0
     reward = networks.reward_bytes
     resting_reward = 0 if config.reward.reward_offload else reward
-    beside = networks.frozen_bytes + videos * stored
+    visitors = networks.encoder_bytes if config.parallel.encoder_offload else 0
+    frozen = networks.frozen_bytes - visitors
+    beside = frozen + videos * stored
     around = beside + resting_reward
     resting_anchor = 0 if config.kl.reference_mode_offload else anchor
-    decoding = peaks.weights + peaks.states + decoding_memory(networks.vae, shape)
+    resting = peaks.weights + peaks.states
+    decoding = resting + decoding_memory(networks.vae, shape)
     validating = 0
     if validated:
-        validating = max(peaks.validation, peaks.weights + peaks.states + decoding_memory(networks.vae, validated[0]))
+        validating = max(peaks.validation, resting + decoding_memory(networks.vae, validated[0]), resting + visitors)
     scoring = REWARD_ACTIVATIONS * min(config.reward.reward_batch_size, grpo.batch_size) if reward else 0
     scored_beside = reward + scoring if config.reward.reward_async else resting_reward
     return Memory(
         weights=peaks.weights,
         optimizer=peaks.states,
         anchor=anchor,
-        frozen=networks.frozen_bytes,
+        frozen=frozen,
         reward_networks=resting_reward,
         trajectory=videos * stored,
-        rollout=beside + scored_beside + resting_anchor + max(peaks.rollout + micro_batch * stored, decoding),
-        reward=beside + anchor + reward + peaks.weights + peaks.states + scoring,
+        rollout=beside
+        + scored_beside
+        + resting_anchor
+        + max(peaks.rollout + micro_batch * stored, decoding, resting + visitors),
+        reward=beside + anchor + reward + resting + scoring,
         anchor_pass=around + anchor + peaks.anchor if anchor_kind(config.kl, config.model) != "none" else 0,
         update=around + resting_anchor + max(peaks.backward, peaks.optimizer),
         validation=around + resting_anchor + validating if validated else 0,

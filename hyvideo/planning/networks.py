@@ -49,7 +49,8 @@ class Networks:
         source: where they are from, for people to read.
         transformer: config of the diffusers transformer.
         vae: config of the diffusers VAE.
-        frozen_bytes: weights of encoders and VAE on each GPU.
+        encoder_bytes: weights of the encoders on each GPU.
+        vae_bytes: weights of the VAE on each GPU.
         reward_bytes: weights of the reward networks on each GPU.
         unknown_rewards: rewards whose size is not known, and counted as 0.
     """
@@ -57,9 +58,15 @@ class Networks:
     source: str
     transformer: Mapping[str, Any]
     vae: Mapping[str, Any]
-    frozen_bytes: int
+    encoder_bytes: int
+    vae_bytes: int
     reward_bytes: int
     unknown_rewards: tuple[str, ...] = ()
+
+    @property
+    def frozen_bytes(self) -> int:
+        """Weights of encoders and VAE together."""
+        return self.encoder_bytes + self.vae_bytes
 
 
 def read_networks(model: ModelConfig, reward: RewardConfig) -> Networks:
@@ -80,8 +87,8 @@ def read_networks(model: ModelConfig, reward: RewardConfig) -> Networks:
     source.close()
     vae, source, _ = open_vae(root)
     source.close()
-    frozen = _encoder_bytes(root, transformer.config.task_type) + HALF * _count(vae)
-    return Networks(str(root), dict(transformer.config), dict(vae.config), frozen, **rewards_of)
+    encoders = _encoder_bytes(root, transformer.config.task_type)
+    return Networks(str(root), dict(transformer.config), dict(vae.config), encoders, HALF * _count(vae), **rewards_of)
 
 
 def _published(version: str, rewards: dict[str, Any]) -> Networks:
@@ -91,8 +98,9 @@ def _published(version: str, rewards: dict[str, Any]) -> Networks:
         config = dict(HunyuanVideo15Transformer3DModel(num_layers=1, task_type=task).config) | {"num_layers": 54}
         vae = AutoencoderKLHunyuanVideo15()
     vision = VISION_PARAMETERS if task == "i2v" else 0
-    frozen = HALF * (LANGUAGE_PARAMETERS + vision + _count(vae)) + 4 * GLYPH_PARAMETERS
-    return Networks(f"published sizes of {version}", config, dict(vae.config), frozen, **rewards)
+    encoders = HALF * (LANGUAGE_PARAMETERS + vision) + 4 * GLYPH_PARAMETERS
+    where = f"published sizes of {version}"
+    return Networks(where, config, dict(vae.config), encoders, HALF * _count(vae), **rewards)
 
 
 @contextmanager

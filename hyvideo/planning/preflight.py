@@ -199,8 +199,8 @@ def _check_host(plan: Plan) -> None:
             raise ValueError(
                 f"{platform.node()} has {has:.0f} GiB of host memory, but {processes} process(es) need {needed:.0f} "
                 f"while they {when}, {each / GIB:.1f} each: start fewer on it. Every process reads the "
-                "encoders and the VAE whole, and without enable_fsdp the transformer; cpu_offload, reward_offload, "
-                "reference_mode_offload and async_save keep more here."
+                "encoders and the VAE whole, and without enable_fsdp the transformer; cpu_offload, "
+                "encoder_offload, reward_offload, reference_mode_offload and async_save keep more here."
             )
 
 

@@ -114,6 +114,7 @@ class Search:
             "rollout_micro_batch_size": 1,
             "reference_mode_offload": True,
             "reward_offload": True,
+            "encoder_offload": True,
         }
         for name, value in wanted.items():
             if value_of(config, name) != value:

@@ -205,7 +205,7 @@ def build_pipeline(config: Config, device: torch.device, mesh: Mesh) -> HunyuanV
     """Load the models of `config` onto `device`, the transformer ready for training, the rollout's steps set.
 
     The transformer's weights are sharded as `mesh` and `config.parallel` say, and each rank reads only its own shards;
-    encoders and VAE are whole everywhere.
+    encoders and VAE are whole everywhere, the encoders in host memory if `encoder_offload` says so.
 
     Raises:
         ValueError: weights are missing or do not fit.
@@ -226,8 +226,11 @@ def build_pipeline(config: Config, device: torch.device, mesh: Mesh) -> HunyuanV
         prepare=partial(_prepare, config=config, mesh=mesh, sharded=sharded),
     )
     pipeline.autocast_dtype = _compute_dtype(config, device.type)
+    pipeline.encoder_offload = config.parallel.encoder_offload
+    resting = pipeline.encoders if pipeline.encoder_offload else []
     for component in pipeline.components.values():
-        if isinstance(component, nn.Module) and not (sharded and component is pipeline.transformer):
+        placed = component in resting or (sharded and component is pipeline.transformer)
+        if isinstance(component, nn.Module) and not placed:
             component.to(device)
     return pipeline
 

@@ -7,17 +7,18 @@ from hyvideo.config.schema import Config
 from hyvideo.observability.phase_timer import BETWEEN
 
 KNOBS_OF_PHASE = {
-    "rollout": ("rollout_micro_batch_size", "reference_mode_offload", "reward_offload"),
-    "reward": ("reward_batch_size", "reward_offload"),
-    "anchor": ("mini_batch_size_per_update", "reward_offload"),
+    "rollout": ("rollout_micro_batch_size", "encoder_offload", "reference_mode_offload", "reward_offload"),
+    "reward": ("reward_batch_size", "encoder_offload", "reward_offload"),
+    "anchor": ("mini_batch_size_per_update", "encoder_offload", "reward_offload"),
     "update": (
         "mini_batch_size_per_update",
         "enable_gradient_checkpointing",
         "activation_checkpointing",
+        "encoder_offload",
         "reward_offload",
         "reference_mode_offload",
     ),
-    BETWEEN: ("rollout_micro_batch_size", "reward_batch_size", "reward_offload"),
+    BETWEEN: ("rollout_micro_batch_size", "reward_batch_size", "encoder_offload", "reward_offload"),
 }
 """Phase -> settings that lower its peak without changing the method, the strongest first."""
 
@@ -29,8 +30,8 @@ def out_of_memory_loading(error: torch.OutOfMemoryError) -> str:
     """Return the message for a GPU that cannot hold the models."""
     return (
         f"out of GPU memory while the models were loaded: {_cause(error)} More ranks (smaller shards), "
-        "use_lora (and with it alone master_weight_type bf16) and reward_offload need less. `python -m scripts.plan` "
-        "with the run's flags says what fits."
+        "use_lora (and with it alone master_weight_type bf16), encoder_offload and reward_offload need less. "
+        "`python -m scripts.plan` with the run's flags says what fits."
     )
 
 

@@ -46,7 +46,7 @@ def test_equal_runs_are_equal_bit_for_bit(rows_of: Callable[..., list[Row]], use
 @pytest.mark.parametrize(
     "settings",
     [
-        {"enable_gradient_checkpointing": True, "reference_mode_offload": True},
+        {"enable_gradient_checkpointing": True, "reference_mode_offload": True, "encoder_offload": True},
         {"save_rollout_videos": True, "save_interval": 2, "validation_interval": 2, "validate_at_step0": True},
         {"batch_size": 2, "gradient_accumulation_steps": 2, "log_interval": 5},
     ],

@@ -262,6 +262,8 @@ def test_host_memory_is_what_is_read_there_and_what_stays(sized_plan):
     assert host("--use_lora")[0] == adapter > 0
     assert host("--use_lora", world_size=1)[0] == 4 * adapted.total > whole
     assert host("--use_lora", *halved, world_size=1)[0] == adapter + 2 * (adapted.total - adapted.trained)
+    encoders = read_networks((settings := sized_plan()).model, settings.reward).encoder_bytes
+    assert host("--encoder_offload") == (0, encoders) and encoders > 0
     reward = REWARD_BYTES["videoalign_local"]
     assert host("--reward_model", "videoalign_local", "--reward_offload") == (reward, reward)
 
@@ -276,12 +278,13 @@ def test_what_is_on_the_gpu_beside_the_rollout(config):
     def rollout(*flags: str) -> int:
         """Bytes of the rollout's peak, with reward networks of 1,000 bytes and an anchor of 100."""
         settings = config("--batch_size", "2", *flags)
-        networks = replace(read_networks(settings.model, settings.reward), reward_bytes=1000)
-        peaks = Peaks(weights=0, states=0, trained=100, rollout=0, anchor=0, backward=0, optimizer=0)
+        networks = replace(read_networks(settings.model, settings.reward), reward_bytes=1000, encoder_bytes=10**8)
+        peaks = Peaks(weights=0, states=0, trained=100, rollout=2 * 10**8, anchor=0, backward=0, optimizer=0)
         return predict_memory(settings, networks, world_size=1, num_text=20, peaks_of=lambda *_: peaks).rollout
 
     assert rollout() - rollout("--reference_mode_offload") == 100
     assert rollout() - rollout("--reward_offload") == 1000
+    assert rollout() - rollout("--encoder_offload") == 10**8
     assert rollout("--reward_async", "--reward_offload") == rollout("--reward_async") > rollout()
 
 
