@@ -22,7 +22,7 @@ def test_every_video_of_every_round_and_seed_starts_from_noise_of_its_own(
     for seed, round_index in ((42, 0), (42, 1), (43, 0)):
         trainer = make_trainer(train_video_csv=csv, seed=seed, grpo_sampling_steps=1)
         trainer.state.round = round_index
-        starts += collect_round(trainer).rollout.latents[:, 0]
+        starts += trainer._collect().rollout.latents[:, 0]
     assert all_differ(starts)
 
 
