@@ -21,6 +21,11 @@ def test_the_equalizer_is_that_of_the_runs_own_steps(make_trainer: Callable[...,
     assert trainer.state.controller.target == 0.07
 
 
+def test_the_seed_draws_a_fresh_adapter(make_trainer: Callable[..., Trainer]):
+    first, second = (make_trainer(use_lora=True, seed=seed).update.parameters[0] for seed in (42, 43))
+    assert not torch.equal(first, second)
+
+
 def test_validation_videos_have_settings_of_their_own(make_trainer: Callable[..., Trainer]):
     trainer = make_trainer(
         cfg_scale=4.0,

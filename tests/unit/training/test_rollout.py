@@ -37,19 +37,22 @@ def test_advantages_are_bounded_as_asked(make_trainer: Callable[..., Trainer]):
     assert advantages.sort().values.tolist() == [-0.5, -0.5, 0.5, 0.5]
 
 
-def test_the_seed_decides_the_order_of_prompts_and_of_the_trained_steps(
+def test_the_seed_decides_prompts_noisy_steps_and_trained_steps_anew_each_round(
     make_trainer: Callable[..., Trainer], tmp_path: Path
 ):
     csv = write_prompts(tmp_path / "many.csv", [f"prompt {number}" for number in range(50)])
-    orders, chosen = [], []
+    orders, chosen, noisy = [], [], []
     for seed in (42, 43):
         trainer = make_trainer(train_video_csv=csv, seed=seed)
         orders.append(trainer.state.sampler.next_round(25))
         for trainer.state.round in range(2):
             (pairs,) = trainer._choose_pairs()
             chosen.append(pairs.step_index.view(4, 4).T)  # a row per video
+        trainer.config.rollout.sde_window, trainer.config.rollout.sde_window_size = "per_group", 1
+        for trainer.state.round in range(2):
+            noisy.append(trainer._noisy_steps())
     assert orders[0] != orders[1]
-    assert all_differ(chosen)
+    assert all_differ(chosen) and all_differ(noisy)
     assert all_differ([*chosen[0]])  # each video has an order of its own
-    trainer.config.grpo.enable_timestep_permutation = False
+    trainer.config.rollout.sde_window, trainer.config.grpo.enable_timestep_permutation = "all", False
     assert trainer._choose_pairs()[0].step_index.view(4, 4).T.tolist() == [[0, 1, 2, 3]] * 4
