@@ -64,11 +64,13 @@ def test_a_video_has_the_asked_size_and_a_note_of_how_it_was_made(
     assert (note["prompt"], note["seed"], note["num_inference_steps"]) == (PROMPTS[0], 7, 2)
 
 
-def test_a_video_is_decided_by_prompt_seed_and_guidance(video: Callable[..., Tensor]):
+def test_a_video_is_decided_by_prompt_seed_guidance_shift_and_steps(video: Callable[..., Tensor]):
     first = video(seed=7)
     assert torch.equal(first, video(seed=7))
     others = (
         video(seed=8),
+        video(seed=7, shift=9.0),
+        video(seed=7, num_inference_steps=3),
         video(seed=7, prompt=PROMPTS[1]),
         video(seed=7, guidance_scale=6.0),
         video(seed=7, guidance_scale=6.0, negative_prompt="blurred"),

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from hyvideo.config.schema import KLConfig, ModelConfig
 from hyvideo.models.parallelize import trainable_parameters
-from hyvideo.training.anchor import Anchor
+from hyvideo.training.anchor import Anchor, anchor_kind
 from hyvideo.training.trainer import Trainer
 from tests.support.training import collect_round, pairs_of
 
@@ -120,6 +121,12 @@ def test_the_fixed_anchor_of_a_fresh_adapter_is_the_base_model_and_copies_nothin
     assert torch.equal(*means)
     with pytest.raises(ValueError, match="use_moving_KL must be false"):
         trainer.state.anchor.refresh()
+
+
+def test_the_fixed_anchor_of_an_adapter_trained_before_is_that_adapter():
+    fixed = KLConfig(use_moving_KL=False)
+    assert anchor_kind(fixed, ModelConfig(use_lora=True)) == "base"
+    assert anchor_kind(fixed, ModelConfig(use_lora=True, pretrained_lora_path="trained")) == "copy"
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from hyvideo.observability.metrics import read_metrics
 from hyvideo.training.trainer import Trainer
-from tests.support.training import collect_round, pairs_of, untimed
+from tests.support.training import GradientRecorder, collect_round, pairs_of, untimed
 
 Row = dict[str, float]
 
@@ -69,13 +68,6 @@ def test_anchor_means_may_be_computed_before_or_during_the_updates(rows_of: Call
 
 def test_a_different_seed_is_a_different_run(rows_of: Callable[..., list[Row]]):
     assert rows_of(max_steps=1)[0]["reward/mean"] != rows_of(max_steps=1, seed=43)[0]["reward/mean"]
-
-
-class GradientRecorder(torch.optim.SGD):
-    """Keeps the gradients of an update instead of following them."""
-
-    def step(self, closure: None = None) -> None:
-        self.gradients = [p.grad.clone() for p in self.param_groups[0]["params"]]
 
 
 @pytest.mark.parametrize("kl_compute_mode", ["rollout_phase", "training_phase"])

@@ -32,9 +32,7 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
     return trainer
 
 
-@pytest.mark.parametrize("sde_type", ["sage_grpo", "dance_grpo", "flow_grpo", "cps"])
-def test_the_replay_is_exact(trainer: Trainer, sde_type: str):
-    trainer.config.rollout.sde_type = sde_type
+def test_the_replay_is_exact(trainer: Trainer):
     trajectory = collect_round(trainer)
     (pairs,) = pairs_of(trainer, trajectory)
     stats = trainer.update(trajectory, pairs, None, coefficient=0.0)

@@ -90,6 +90,13 @@ def trainer_of(argv: Sequence[str]) -> Trainer:
     return build_trainer(load_config(argv))
 
 
+class GradientRecorder(torch.optim.SGD):
+    """Keeps the gradients of an update instead of following them."""
+
+    def step(self, closure: None = None) -> None:
+        self.gradients = [p.grad.clone() for p in self.param_groups[0]["params"]]
+
+
 def collect_round(trainer: Trainer) -> Trajectory:
     """Sample, score and compare the videos of the trainer's next round."""
     return collect(

@@ -15,5 +15,5 @@ def test_predicted_operations_are_those_of_the_update(tiny_root: Path, capsys: p
     said = json.loads(capsys.readouterr().out)
     assert said["layers"] == 4
     assert abs(said["measured/predicted - 1"]["flops"]) < 0.2  # of so small a network much is not recomputed
-    assert all(abs(said["measured/predicted - 1"][name]) < 1 for name in ("backward", "optimizer"))
+    assert all(-0.5 < said["measured/predicted - 1"][name] < 1 for name in ("backward", "optimizer"))
     assert said["measured"]["seconds"] > 0

@@ -53,10 +53,23 @@ def test_a_run_may_go_on_over_other_ranks_with_as_many_videos():
     assert deciding_fields(two, dp_size=4)["batch_size"] == 8
 
 
-def test_every_field_of_the_method_decides():
+def test_all_fields_of_model_data_and_method_decide_but_these():
     decided = deciding_fields(Config())
-    method = [name for name, knob in KNOBS.items() if knob.group in ("grpo", "kl", "optimizer")]
-    assert [name for name in method if name not in decided] == ["reference_mode_offload"]
+    groups = ("model", "data", "rollout", "grpo", "kl", "reward", "optimizer")
+    assert {name for name, knob in KNOBS.items() if knob.group in groups and name not in decided} == {
+        "enable_gradient_checkpointing",
+        "image_root",
+        "save_rollout_videos",
+        "reference_mode_offload",
+        "remote_reward_url",
+        "remote_reward_timeout",
+        "remote_reward_retries",
+        "remote_reward_in_flight",
+        "reward_async",
+        "reward_offload",
+        "reward_max_failed",
+        "valid_video_csv",
+    }
 
 
 def test_the_hash_does_not_depend_on_how_a_number_was_written():

@@ -70,14 +70,6 @@ def test_before_the_first_update_the_loss_is_the_policy_gradient_and_nothing_is_
     assert diagnostics.clip_fraction == 0
 
 
-def test_a_sample_without_advantage_contributes_nothing():
-    log_probs = torch.tensor([0.4, -0.2], requires_grad=True)
-    loss, _ = clipped_policy_loss(log_probs, torch.zeros(2), torch.tensor([0.0, 1.0]), CLIP, 1.0)
-    loss.backward()
-    assert log_probs.grad[0] == 0
-    assert loss.item() == pytest.approx(-math.exp(-0.2) / 2)
-
-
 def test_diagnostics_carry_no_gradient():
     log_probs = torch.zeros(2, requires_grad=True)
     _, diagnostics = clipped_policy_loss(log_probs, torch.zeros(2), torch.ones(2), CLIP, 1.0)

@@ -96,9 +96,12 @@ def test_muon_gets_the_matrices_and_adamw_the_rest():
 
 def test_without_muon_adamw_gets_everything():
     parameters = {"matrix": matrix(4, 3), "bias": matrix(4)}
-    (adamw,) = build_optimizers(parameters, OptimizerConfig(use_muon=False))
+    config = OptimizerConfig(use_muon=False, learning_rate=0.2, weight_decay=0.3)
+    (adamw,) = build_optimizers(parameters, config)
     assert isinstance(adamw, torch.optim.AdamW)
-    assert adamw.param_groups[0]["params"] == list(parameters.values())
+    (group,) = adamw.param_groups
+    assert group["params"] == list(parameters.values())
+    assert (group["betas"], group["lr"], group["weight_decay"]) == ((0.9, 0.999), 0.2, 0.3)
 
 
 def test_matrices_alone_need_no_adamw():

@@ -1,6 +1,7 @@
 """A reward that rises alone is warned of; one that rises honestly, or stays, is not."""
 
 import random
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -35,8 +36,7 @@ def warnings(**moves: float) -> list[str]:
 def test_a_rise_at_the_cost_of_something_is_told_once_with_its_numbers(moves: dict[str, float], said: str):
     (warning,) = warnings(**moves)
     assert "reward/mean rose from" in warning
-    with pytest.raises(AssertionError, match=said):
-        raise AssertionError(warning)
+    assert re.search(said, warning)
 
 
 @pytest.mark.parametrize(

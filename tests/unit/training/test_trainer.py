@@ -3,6 +3,7 @@
 import json
 import math
 import signal
+import statistics
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.observability.metrics import read_metrics
 from hyvideo.training.trainer import Trainer
 from hyvideo.training.update import NonFiniteUpdateError
+from tests.support.training import collect_round
 
 
 def saved_steps(trainer: Trainer) -> list[str]:
@@ -68,15 +70,25 @@ def test_every_update_is_a_row_and_a_rounds_replay_error_is_that_before_its_firs
 
 
 def test_the_coefficient_and_rate_of_a_row_are_those_its_update_used(make_trainer: Callable[..., Trainer]):
+    """The coefficient warms up for two updates, then falls: the divergence is above a target as small as this."""
     trainer = make_trainer(
-        max_steps=3, lr_warmup_steps=2, kl_weight=0.01, kl_min_coef=0.001, kl_warmup_updates=3, learning_rate=0.001
+        max_steps=4,
+        updates_per_rollout=2,
+        lr_warmup_steps=2,
+        learning_rate=1e-4,
+        kl_weight=0.01,
+        kl_min_coef=0.001,
+        kl_warmup_updates=2,
+        kl_target=1e-9,
     )
     trainer.train()
     rows = rows_of(trainer)
-    assert [row["lr"] for row in rows] == pytest.approx([0.0005, 0.001, 0.001])
-    assert [row["kl/coef"] for row in rows] == pytest.approx([0.001, 0.004, 0.007])
-    for row in rows:
-        kl = row["kl/position"] + 0.1 * row["kl/velocity"]
+    assert [row["lr"] for row in rows] == pytest.approx([0.00005, 0.0001, 0.0001, 0.0001])
+    assert [row["kl/coef"] for row in rows] == pytest.approx([0.001, 0.0055, 0.01, 0.009])
+    observed = [row["kl/position"] + 0.1 * row["kl/velocity"] for row in rows]
+    assert trainer.state.controller.state_dict()["recent"] == pytest.approx(observed)
+    assert rows[1]["kl/velocity"] != 0 != rows[1]["loss/policy"]
+    for row, kl in zip(rows, observed, strict=True):
         assert row["loss/total"] == pytest.approx(row["loss/policy"] + row["kl/coef"] * kl, abs=1e-7)
 
 
@@ -263,11 +275,15 @@ def test_rollout_videos_are_kept_when_asked_for(make_trainer: Callable[..., Trai
 def test_a_failed_score_is_counted_and_left_out(make_trainer: Callable[..., Trainer], tmp_path: Path):
     csv = tmp_path / "prompts.csv"
     csv.write_text("prompt\na red circle moves slowly to the left\nsomething the reward cannot read\n")
-    trainer = make_trainer(train_video_csv=csv, max_steps=1)
+    trainer, same = (make_trainer(train_video_csv=csv, max_steps=1) for _ in range(2))
     trainer.train()
     (row,) = rows_of(trainer)
     assert row["reward/failed"] == 2
-    assert math.isfinite(row["reward/mean"])
+    scores = collect_round(same).scores
+    good = [total for total in scores.total.tolist() if not math.isnan(total)]
+    assert row["reward/mean"] == pytest.approx(statistics.fmean(good))
+    assert row["reward/std"] == pytest.approx(statistics.pstdev(good))
+    assert row["reward/VQ"] == pytest.approx(statistics.fmean(scores.metrics["VQ"][~scores.total.isnan()].tolist()))
     assert row["grad_norm"] > 0
 
 

@@ -94,6 +94,13 @@ def test_rendered_ground_truth_scores_at_the_top_of_every_metric(truth: Tensor) 
     assert correct(truth, PROMPTS).all()
 
 
+def test_scores_are_raw_ones_less_the_bases_mean_in_units_of_its_spread(truth: Tensor) -> None:
+    expected = raw(truth)
+    scores = MovingShapesReward()(truth, PROMPTS)
+    for metric, mean, spread in (("VQ", 0.403, 0.078), ("MQ", 0.438, 0.145), ("TA", 0.820, 0.118)):
+        torch.testing.assert_close(scores[metric], (expected[metric] - mean) / spread)
+
+
 def noisy(videos: Tensor, spread: float) -> Tensor:
     noise = torch.randn(videos.shape, generator=torch.Generator().manual_seed(0))
     return (videos + spread * noise).clamp(0, 255).to(torch.uint8)

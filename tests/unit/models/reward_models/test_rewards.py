@@ -173,7 +173,7 @@ def test_an_offloaded_reward_is_on_its_device_only_while_it_scores():
     assert model_of(reward).devices == ["cpu"]
     reward(grey_videos(1), ["a"])
     assert model_of(reward).devices == ["cpu", "meta", "cpu"]
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match="the reward broke"):
         reward(grey_videos(1), ["raise"])
     assert model_of(reward).devices[-1] == "cpu"
 
