@@ -60,10 +60,9 @@ class Study:
         verdicts = "\n".join(
             paragraph(f"- **{claim.verdict}**: {claim.text} ({claim.evidence}).") for claim in self.claims(found)
         )
-        return (
-            f"## {self.title}\n\n![{self.title}](claims/{self.name}.png)\n\n{self.describe(found)}\n\n{verdicts}\n\n"
-            f"`python -m scripts.paper.{self.name}` · raw numbers: [{self.name}.json](claims/{self.name}.json)"
-        )
+        source = f"`python -m scripts.paper.{self.name}` · raw numbers: [{self.name}.json](claims/{self.name}.json)"
+        picture = f"![{self.title}](claims/{self.name}.png)"
+        return "\n\n".join(filter(None, [f"## {self.title}", picture, self.describe(found), verdicts, source]))
 
     def publish(self, found: Mapping[str, Any], docs: Path = DOCS) -> None:
         """Write picture, raw numbers, section and the table of claims below `docs`, and print the paragraph."""
