@@ -62,7 +62,7 @@ def improvement(run: RunRecord) -> Comparison | None:
     if (run.folder / HELD_OUT).is_file() and (held_out := read_held_out(run.folder)).updates == run.num_updates:
         gains = sorted(held_out.gains.items(), key=lambda item: item[0] != "reward")
         return Comparison(
-            "the base model", "the trained model, on held-out prompts", [_named(name, gain) for name, gain in gains]
+            "the base model", "the trained model, on held-out prompts", [named_gain(name, gain) for name, gain in gains]
         )
     *earlier, last = run.samples or [None]
     for first in earlier:
@@ -97,9 +97,9 @@ def _gain(name: str, pairs: Sequence[tuple]) -> Gain | None:
     before, after = (np.array([pair[side].get(name, math.nan) for pair in pairs], dtype=float) for side in (0, 1))
     if (np.isfinite(before) & np.isfinite(after)).sum() < 2:
         return None
-    return _named(name, paired_gain(before, after))
+    return named_gain(name, paired_gain(before, after))
 
 
-def _named(name: str, gain: PairedGain) -> Gain:
-    """Name a paired gain."""
+def named_gain(name: str, gain: PairedGain) -> Gain:
+    """Return a paired gain as reports and pictures take it."""
     return Gain(name, gain.before, gain.after, gain.mean, gain.low, gain.high, gain.num_pairs, gain.num_left_out)

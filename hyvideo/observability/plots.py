@@ -1,6 +1,6 @@
 """The picture of a run: its reward over the updates, in total and per component."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,35 +12,40 @@ from matplotlib.ticker import MaxNLocator
 from hyvideo.data.files import replacing
 from hyvideo.observability.curves import smooth
 from hyvideo.observability.metrics import METRIC_MEANINGS, read_metrics
+from hyvideo.observability.verdict import Gain
+
+_BLUE, _BLACK = "C0", "0.15"
 
 
-def plot_reward_curve(metrics: Path | Mapping[str, Path], png: Path, *, title: str = "Reward during training") -> None:
+def plot_reward_curve(metrics: Path, png: Path, *, held_out: Sequence[Gain] = ()) -> None:
     """Draw `reward/mean` with a band of one `reward/std`, and beside it VQ, MQ and TA.
 
     Faint lines are the values as logged, strong lines smoothed over a tenth of the run, as in the report.
 
     Args:
-        metrics: the `metrics.jsonl` of one run, or of several by their name in the legend.
+        metrics: the `metrics.jsonl` of a run.
         png: the picture to write.
-        title: heading of the large panel.
+        held_out: gains from before the first update to after the last, drawn over the curves of their names.
 
     Raises:
-        ValueError: a file is missing or holds no reward.
+        ValueError: the file is missing or holds no reward.
     """
-    runs = dict(metrics) if isinstance(metrics, Mapping) else {"": metrics}
+    rows = read_metrics(metrics)
+    steps, mean = _column(rows, "step"), _column(rows, "reward/mean")
+    if not np.isfinite(mean).any():
+        raise ValueError(f"{metrics} holds no 'reward/mean' in its {len(rows)} rows: nothing to draw.")
     figure = Figure(figsize=(11, 5.5), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplot_mosaic([["reward", name] for name in METRIC_MEANINGS], width_ratios=(2.2, 1))
-    for number, (label, path) in enumerate(runs.items()):
-        rows, colour = read_metrics(path), f"C{number}"
-        steps = _column(rows, "step")
-        if not np.isfinite(_column(rows, "reward/mean")).any():
-            raise ValueError(f"{path} holds no 'reward/mean' in its {len(rows)} rows: nothing to draw.")
-        _draw_band(panels["reward"], steps, _column(rows, "reward/mean"), _column(rows, "reward/std"), colour)
-        _draw_curve(panels["reward"], steps, _column(rows, "reward/mean"), colour, label)
-        for name in METRIC_MEANINGS:
-            _draw_curve(panels[name], steps, _column(rows, f"reward/{name}"), colour, label)
-    _label(panels, title, with_legend=len(runs) > 1)
+    centre, width = smooth(mean), smooth(_column(rows, "reward/std"))
+    panels["reward"].fill_between(steps, centre - width, centre + width, color=_BLUE, alpha=0.12, linewidth=0)
+    _draw_curve(panels["reward"], steps, mean)
+    for name in METRIC_MEANINGS:
+        _draw_curve(panels[name], steps, _column(rows, f"reward/{name}"))
+    for gain in held_out:
+        if gain.name in panels:
+            _draw_gain(panels[gain.name], steps[-1], gain)
+    _label(panels)
     with replacing(Path(png)) as temporary:
         figure.savefig(temporary, dpi=150)
 
@@ -49,28 +54,30 @@ def _column(rows: list[dict[str, float]], name: str) -> np.ndarray:
     return np.array([row.get(name, np.nan) for row in rows], dtype=np.float64)
 
 
-def _draw_band(axes: Axes, steps: np.ndarray, mean: np.ndarray, spread: np.ndarray, colour: str) -> None:
-    centre, width = smooth(mean), smooth(spread)
-    axes.fill_between(steps, centre - width, centre + width, color=colour, alpha=0.12, linewidth=0)
+def _draw_curve(axes: Axes, steps: np.ndarray, values: np.ndarray) -> None:
+    axes.plot(steps, values, color=_BLUE, alpha=0.3, linewidth=0.8)
+    axes.plot(steps, smooth(values), color=_BLUE, linewidth=2, label="training videos (mean, band: one std)")
 
 
-def _draw_curve(axes: Axes, steps: np.ndarray, values: np.ndarray, colour: str, label: str) -> None:
-    axes.plot(steps, values, color=colour, alpha=0.3, linewidth=0.8)
-    axes.plot(steps, smooth(values), color=colour, linewidth=2, label=label)
+def _draw_gain(axes: Axes, last: float, gain: Gain) -> None:
+    """Draw both means, and at the second one the interval of their paired difference."""
+    label = f"{gain.num_pairs} held-out videos before and after (bar: 95 % interval of the gain)"
+    axes.plot([0, last], [gain.before, gain.after], "D--", color=_BLACK, linewidth=1, markersize=4, label=label)
+    axes.plot([last] * 2, [gain.before + gain.low, gain.before + gain.high], color=_BLACK, linewidth=2.5)
 
 
-def _label(panels: Mapping[str, Axes], title: str, *, with_legend: bool) -> None:
+def _label(panels: Mapping[str, Axes]) -> None:
     for axes in panels.values():
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", alpha=0.25)
         axes.margins(x=0.01)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    panels["reward"].set(title=title, ylabel="reward (mean, band: one std)", xlabel="optimizer update")
+    panels["reward"].set(title="Reward during training", ylabel="reward", xlabel="optimizer update")
+    panels["reward"].margins(y=0.12)  # room for the legend
+    panels["reward"].legend(frameon=False, fontsize=8, loc="upper left")
     for name, meaning in METRIC_MEANINGS.items():
         panels[name].set_title(f"{name}: {meaning}", fontsize=10, loc="left")
     last = list(METRIC_MEANINGS)[-1]
     for name in METRIC_MEANINGS:
         panels[name].tick_params(labelbottom=name == last)
     panels[last].set_xlabel("optimizer update")
-    if with_legend:
-        panels["reward"].legend(frameon=False)

@@ -1,4 +1,6 @@
-"""The reward curve is drawn from the log alone."""
+"""The reward curve is drawn from the log, and over it what held-out videos gained."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -6,6 +8,7 @@ from PIL import Image
 
 from hyvideo.observability.metrics import MetricsLog
 from hyvideo.observability.plots import plot_reward_curve
+from hyvideo.observability.verdict import Gain
 
 
 def logged_run(run_dir, num_steps=30, slope=0.02):
@@ -28,11 +31,14 @@ def test_a_run_becomes_a_picture_with_ink_in_every_panel(tmp_path):
     assert list((tmp_path / "plots").iterdir()) == [tmp_path / "plots" / "curve.png"]
 
 
-def test_several_runs_share_the_panels_in_their_own_colours(tmp_path):
-    runs = {"sage": logged_run(tmp_path / "a", slope=0.02), "dance": logged_run(tmp_path / "b", slope=-0.02)}
-    plot_reward_curve(runs, tmp_path / "curve.png")
-    picture = np.array(Image.open(tmp_path / "curve.png").convert("RGB")).astype(int)
-    assert (picture[..., 2] - picture[..., 0] > 100).any() and (picture[..., 0] - picture[..., 2] > 100).any()
+def test_a_held_out_gain_is_drawn_over_the_curve_of_its_name(tmp_path):
+    gain = Gain("TA", before=0.0, after=0.5, mean=0.5, low=0.3, high=0.7, num_pairs=8, num_left_out=0)
+    for name, gains in {"without": [], "with": [gain, replace(gain, name="a metric without a panel")]}.items():
+        plot_reward_curve(logged_run(tmp_path / name), tmp_path / f"{name}.png", held_out=gains)
+    without, drawn = (np.array(Image.open(tmp_path / f"{name}.png").convert("L")) for name in ("without", "with"))
+    black = [[part[:, 1150:] < 60 for part in np.array_split(picture, 3)] for picture in (without, drawn)]
+    more = [int(after.sum()) - int(before.sum()) for before, after in zip(*black, strict=True)]
+    assert more[2] > 500 and max(abs(more[0]), abs(more[1])) < 100  # TA is the lowest of the three
 
 
 def test_a_single_update_can_be_drawn(tmp_path):
