@@ -104,10 +104,16 @@ def load_lora(transformer: HunyuanVideo15Transformer3DModel, folder: str | Path)
             f"lora path: the adapter in '{path}' does not fit this transformer, which has no place for "
             f"{', '.join(surplus[:3])} ({len(surplus)} weights in all). Expected an adapter of this base model."
         )
-    for name, parameter in list(transformer.named_parameters()):
-        if parameter.is_meta and base_weight(name) is None:
-            value = tensors[name.replace(f".{ADAPTER}.", ".")]
-            set_module_tensor_to_device(transformer, name, "cpu", value=value, dtype=value.dtype)
+    empty = [name for name, p in transformer.named_parameters() if p.is_meta and base_weight(name) is None]
+    stored = {name: name.replace(f".{ADAPTER}.", ".") for name in empty}
+    if lacking := sorted(set(stored.values()) - set(tensors)):
+        raise ValueError(
+            f"lora path: the adapter in '{path}' is not whole: it lacks {', '.join(lacking[:3])} ({len(lacking)} "
+            "weights in all). Save or download it again."
+        )
+    for name in empty:
+        value = tensors[stored[name]]
+        set_module_tensor_to_device(transformer, name, "cpu", value=value, dtype=value.dtype)
 
 
 def check_same_adapter(transformer: HunyuanVideo15Transformer3DModel, wanted: LoraConfig, folder: str) -> None:

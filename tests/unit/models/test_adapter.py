@@ -1,11 +1,13 @@
 """Adapters are saved as they are, and refused where they do not fit."""
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 from diffusers import HunyuanVideo15Transformer3DModel
 from safetensors import safe_open
+from safetensors.torch import save_file
 
 from hyvideo.config.schema import Config
 from hyvideo.models.adapter import (
@@ -86,6 +88,33 @@ def test_a_damaged_adapter_file_is_named(policy, tmp_path: Path):
     policy.delete_adapters("default")
     with pytest.raises(ValueError, match=str(file)):
         load_lora(policy, tmp_path)
+
+
+@pytest.fixture
+def empty_policy() -> HunyuanVideo15Transformer3DModel:
+    """A network before it has memory, as a run prepares it."""
+    with torch.device("meta"):
+        return build_transformer()
+
+
+def test_a_run_refuses_an_adapter_that_is_not_whole(policy, empty_policy, tmp_path: Path):
+    prepare_policy(policy, gradient_checkpointing=False, lora=ADAPTER)
+    save_lora(policy, tmp_path)
+    with safe_open(tmp_path / ADAPTER_FILE, "pt") as file:
+        tensors, note = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()
+    gone = next(name for name in tensors if "lora_B" in name)
+    del tensors[gone]
+    save_file(tensors, tmp_path / ADAPTER_FILE, note)
+    with pytest.raises(ValueError, match=rf"is not whole: it lacks {re.escape(gone)} \(1 weights in all\)"):
+        load_lora(empty_policy, tmp_path)
+
+
+def test_a_run_refuses_an_adapter_of_another_width(policy, empty_policy, tmp_path: Path):
+    other = HunyuanVideo15Transformer3DModel.from_config({**policy.config, "num_attention_heads": 4})
+    prepare_policy(other, gradient_checkpointing=False, lora=ADAPTER)
+    save_lora(other, tmp_path)
+    with pytest.raises(ValueError, match="does not fit this transformer"):
+        load_lora(empty_policy, tmp_path)
 
 
 def test_a_fresh_adapter_has_the_librarys_distribution_and_depends_on_the_seed_alone():

@@ -275,16 +275,17 @@ def test_what_lies_in_host_memory_is_not_planned_on_the_gpu(config):
 
 
 def test_what_is_on_the_gpu_beside_the_rollout(config):
-    def rollout(*flags: str) -> int:
+    def rollout(*flags: str, encoders: int = 10**8) -> int:
         """Bytes of the rollout's peak, with reward networks of 1,000 bytes and an anchor of 100."""
         settings = config("--batch_size", "2", *flags)
-        networks = replace(read_networks(settings.model, settings.reward), reward_bytes=1000, encoder_bytes=10**8)
+        networks = replace(read_networks(settings.model, settings.reward), reward_bytes=1000, encoder_bytes=encoders)
         peaks = Peaks(weights=0, states=0, trained=100, rollout=2 * 10**8, anchor=0, backward=0, optimizer=0)
         return predict_memory(settings, networks, world_size=1, num_text=20, peaks_of=lambda *_: peaks).rollout
 
     assert rollout() - rollout("--reference_mode_offload") == 100
     assert rollout() - rollout("--reward_offload") == 1000
     assert rollout() - rollout("--encoder_offload") == 10**8
+    assert rollout("--encoder_offload", encoders=10**10) > 10**10  # they are there before the videos
     assert rollout("--reward_async", "--reward_offload") == rollout("--reward_async") > rollout()
 
 

@@ -9,6 +9,7 @@ from hyvideo.evaluation.sampling import sample_prompts
 from hyvideo.grpo.gradient_equalizer import equalizer_scales
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from hyvideo.training.assembly import build_pipeline
 from hyvideo.training.trainer import Trainer
 
 
@@ -19,6 +20,17 @@ def test_the_equalizer_is_that_of_the_runs_own_steps(make_trainer: Callable[...,
     scheduler.set_timesteps(4)
     assert torch.equal(trainer.update.scales, equalizer_scales(scheduler.gradient_norms(sde_type=sde_type, eta=0.3)))
     assert trainer.state.controller.target == 0.07
+
+
+@pytest.mark.parametrize(("offload", "place"), [(False, "meta"), (True, "cpu")])
+def test_encoders_go_to_the_runs_device_unless_they_rest(
+    make_trainer: Callable[..., Trainer], offload: bool, place: str
+):
+    trainer = make_trainer(encoder_offload=offload)
+    pipeline = build_pipeline(trainer.config, torch.device("meta"), trainer.mesh)
+    assert pipeline.encoder_offload == offload
+    assert {encoder.device.type for encoder in pipeline.encoders} == {place}
+    assert pipeline.vae.device.type == pipeline.transformer.device.type == "meta"
 
 
 def test_the_seed_draws_a_fresh_adapter(make_trainer: Callable[..., Trainer]):
