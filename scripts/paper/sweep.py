@@ -20,7 +20,7 @@ from hyvideo.evaluation.intervals import Interval, seed_interval
 from hyvideo.observability.metrics import read_metrics
 from scripts.paper.drawing import SAMPLERS, interval_row
 from scripts.paper.runs import CONFIG, Run, train
-from scripts.paper.study import DOCS, FAILS, HOLDS, OPEN, Claim, Study
+from scripts.paper.study import DOCS, FAILS, HOLDS, OPEN, Claim, Study, read_found
 
 METRICS = ("reward", "Overall", "VQ", "MQ", "TA")
 """The trained reward, and what VideoAlign would call Overall: the sum of the three scores whatever was trained."""
@@ -58,12 +58,15 @@ def parse_budget(argv: Sequence[str], description: str, rounds: int, looks: int 
     add("--minutes", type=float, help="stop after this long and draw what there is (0: only draw); default no limit")
     add("--runs_dir", type=Path, default=Path("outputs/paper"), help="where runs lie; default outputs/paper")
     add("--docs", type=Path, default=DOCS, help="where picture, numbers and claims.md are written; default docs")
+    add("--anew", action="store_true", help="train also what the numbers below --docs already hold")
     parser.set_defaults(looks=looks)
     return parser.parse_args(argv)
 
 
 def train_and_publish(study: Study, arms: Sequence[Arm], budget: argparse.Namespace, **about: Any) -> int:
     """Train what is missing, then publish what there is; returns the exit status (1 if a run failed).
+
+    A run is not missing if any study has published its numbers: so a study may go on in another clone.
 
     Args:
         study: what the runs are for.
@@ -74,10 +77,12 @@ def train_and_publish(study: Study, arms: Sequence[Arm], budget: argparse.Namesp
     """
     base = base_run(arms, budget)
     runs = {(arm.label, seed): run_of(arm, seed, budget) for seed in budget.seeds for arm in arms}
-    failures = train([base, *runs.values()], jobs=budget.jobs, minutes=budget.minutes)
+    known = {} if budget.anew else published_runs(budget.docs)
+    missing = [run for run in (base, *runs.values()) if run.folder.name not in known]
+    failures = train(missing, jobs=budget.jobs, minutes=budget.minutes)
     for failure in failures:
         print(f"failed: {failure}", flush=True)
-    found = _found(base, arms, runs, budget)
+    found = _found(base, arms, runs, budget, known)
     if found is None:
         print("There is no finished run to draw yet: start the same command again to go on.")
     else:
@@ -124,21 +129,33 @@ def tiny_config() -> Config:
     return load_config(["--config", str(CONFIG)])
 
 
+def published_runs(docs: Path) -> dict[str, dict[str, Any]]:
+    """Name of a run's folder -> what it showed, from the raw numbers of all studies below `docs`."""
+    studies = [read_found(path) for path in sorted((docs / "claims").glob("*.json"))]
+    trained = [found for found in studies if "arms" in found]
+    runs = [run for found in trained for arm in found["arms"].values() for run in arm["runs"].values()]
+    return {record["run"]: record for record in (*runs, *(found["base"] for found in trained))}
+
+
 def _found(
-    base: Run, arms: Sequence[Arm], runs: Mapping[tuple[str, int], Run], budget: argparse.Namespace
+    base: Run,
+    arms: Sequence[Arm],
+    runs: Mapping[tuple[str, int], Run],
+    budget: argparse.Namespace,
+    known: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any] | None:
-    """What the finished runs show; None without a base or without any run."""
+    """What the runs show that are finished here or known; None without a base or without any run."""
+    of_base = _means(base, 0) if base.is_finished else known.get(base.folder.name)
+    shown = {key: _read(run) if run.is_finished else known.get(run.folder.name) for key, run in runs.items()}
     read = {
-        arm.label: {
-            str(seed): _read(runs[arm.label, seed]) for seed in budget.seeds if runs[arm.label, seed].is_finished
-        }
+        arm.label: {str(seed): shown[arm.label, seed] for seed in budget.seeds if shown[arm.label, seed]}
         for arm in arms
     }
-    if not base.is_finished or not any(read.values()):
+    if not of_base or not any(read.values()):
         return None
     return {
         "budget": {"rounds": budget.rounds, "seeds": budget.seeds, "held_out": budget.num_held_out},
-        "base": _means(base, 0),
+        "base": {**of_base, "run": base.folder.name},
         "arms": {
             arm.label: {"settings": dict(arm.settings), "runs": read[arm.label]} for arm in arms if read[arm.label]
         },
@@ -151,6 +168,7 @@ def _read(run: Run) -> dict[str, Any]:
     steps = [step for step in range(interval, last + 1) if run.scores_at(step).is_file()]
     rows = read_metrics(run.folder / "metrics.jsonl")
     return {
+        "run": run.folder.name,
         "updates": steps,
         "held_out": {metric: [_means(run, step)[metric] for step in steps] for metric in METRICS},
         "spread": _means(run, last)["spread"],

@@ -1,5 +1,6 @@
 """Studies of training runs read what runs leave, compare arms by seed and say what can be said, whole or in part."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,10 +8,11 @@ import pytest
 from hyvideo.config.checks import check_config
 from hyvideo.config.loading import load_config
 from scripts.paper import equalizer, kl_strategies, learning_rates, results_table, reward_settings
+from scripts.paper.drawing import SAMPLERS
 from scripts.paper.learning_rates import rate_of
 from scripts.paper.study import DOCS, FAILS, HOLDS, OPEN, read_found
 from scripts.paper.sweep import Arm, base_run, run_of, tiny_config, train_and_publish
-from tests.support.trained_arms import budget_of, finish
+from tests.support.trained_arms import budget_of, finish, finish_run
 
 NOISE = {1: 0.02, 2: -0.01, 3: 0.0, 4: 0.01, 5: -0.02, 101: 0.0, 102: 0.01}
 """What a seed adds to the gain of any arm."""
@@ -98,6 +100,42 @@ def test_what_is_finished_is_drawn_and_what_is_missing_is_said(tmp_path):
     assert train_and_publish(equalizer.STUDY, arms, budget, tuned=False) == 0
     text = " ".join((tmp_path / "docs/claims.md").read_text().split())
     assert "2 seeds per arm (not all 5 are finished)" in text and "| CPS | no run yet |" in text
+
+
+def test_a_study_goes_on_from_published_numbers_where_no_run_folder_is_left(tmp_path):
+    finished = budget_of(tmp_path, "--seeds", "1", "2")
+    published(tmp_path, "equalizer", "--seeds", "1", "2")
+    first = read_found(tmp_path / "docs/claims/equalizer.json")
+    shutil.rmtree(finished.runs_dir)
+
+    budget = budget_of(tmp_path, "--seeds", "1", "2", "3")
+    arms = equalizer.arms(budget.docs)
+    for arm in arms:
+        finish_run(run_of(arm, 3, budget), [3, 6], 0.4)
+    assert train_and_publish(equalizer.STUDY, arms, budget, tuned=False) == 0
+    second = read_found(tmp_path / "docs/claims/equalizer.json")
+    assert second["base"] == first["base"]
+    for label, arm in second["arms"].items():
+        assert list(arm["runs"]) == ["1", "2", "3"]
+        assert {seed: arm["runs"][seed] for seed in ("1", "2")} == first["arms"][label]["runs"]
+
+
+def test_a_study_takes_runs_that_another_has_published(tmp_path):
+    published(tmp_path, "equalizer")
+    budget = budget_of(tmp_path, "--runs_dir", str(tmp_path / "elsewhere"))
+    assert train_and_publish(results_table.STUDY, results_table.arms(budget.docs), budget, tuned=False) == 0
+    arms = read_found(tmp_path / "docs/claims/results_table.json")["arms"]
+    assert {label: len(arm["runs"]) for label, arm in arms.items()} == {
+        results_table.label_of(sampler, "B"): 5 for sampler in SAMPLERS
+    }
+
+
+@pytest.mark.parametrize("flags", [["--rounds", "6"], ["--anew"]])
+def test_published_numbers_of_another_budget_are_not_taken_and_none_are_on_request(tmp_path, capsys, flags):
+    published(tmp_path, "equalizer")
+    budget = budget_of(tmp_path, "--runs_dir", str(tmp_path / "elsewhere"), *flags)
+    assert train_and_publish(equalizer.STUDY, equalizer.arms(budget.docs), budget, tuned=False) == 0
+    assert "no finished run" in capsys.readouterr().out
 
 
 def test_without_any_run_nothing_is_written(tmp_path, capsys):
