@@ -214,7 +214,7 @@ def _device() -> torch.device:
 def _pipeline(plan: Plan, sp_group: ProcessGroup | None) -> HunyuanVideoGRPOPipeline:
     """Load the model, with trained weights when asked to, onto this process's device."""
     arguments, device = plan.arguments, _device()
-    on_gpu = device.type == "cuda"
+    on_gpu, placed = device.type == "cuda", None if plan.arguments.offload else device
     scheduler = FlowMatchDiscreteScheduler(shift=plan.settings["shift"])
     scheduler.set_timesteps(plan.settings["num_inference_steps"])
     pipeline = load_pipeline(
@@ -224,6 +224,8 @@ def _pipeline(plan: Plan, sp_group: ProcessGroup | None) -> HunyuanVideoGRPOPipe
         scheduler=scheduler,
         transformer_dtype=torch.bfloat16 if on_gpu else torch.float32,
         encoder_dtype=torch.float16 if on_gpu else torch.float32,
+        device=placed,
+        encoders_on=placed,
     )
     if arguments.checkpoint_path:
         load_trained_policy(pipeline.transformer, arguments.checkpoint_path)

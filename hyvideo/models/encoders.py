@@ -32,12 +32,15 @@ GLYPH_PREFIX = "module.text_tower.encoder."
 """Prefix of the glyph encoder's tensors in `byt5_model.pt`; the rest of the file belongs to its training."""
 
 
-def original_encoders(root: Path, dtype: torch.dtype | None, *, vision: bool) -> dict[str, Any]:
+def original_encoders(
+    root: Path, dtype: torch.dtype | None, device: torch.device | None = None, *, vision: bool
+) -> dict[str, Any]:
     """Load the encoders of the original layout, by the component names of the diffusers pipeline.
 
     Args:
         root: folder that was checked (`check_layout`).
         dtype: dtype of the language and vision model; None keeps that of the files.
+        device: where the weights are put as they are read; None: in host memory.
         vision: whether to load the vision encoder of image-to-video.
 
     Raises:
@@ -47,28 +50,30 @@ def original_encoders(root: Path, dtype: torch.dtype | None, *, vision: bool) ->
     with _readable(root):
         tokenizer_2 = _glyph_tokenizer(text)
         encoders = {
-            "text_encoder": _language_model(text / "llm", dtype),
+            "text_encoder": _language_model(text / "llm", dtype, device),
             "tokenizer": AutoTokenizer.from_pretrained(text / "llm", local_files_only=True),
-            "text_encoder_2": _glyph_encoder(text, len(tokenizer_2)),
+            "text_encoder_2": _glyph_encoder(text, len(tokenizer_2), device),
             "tokenizer_2": tokenizer_2,
         }
         if vision:
-            encoders["image_encoder"] = _vision_model(siglip / "image_encoder", dtype)
+            encoders["image_encoder"] = _vision_model(siglip / "image_encoder", dtype, device)
             encoders["feature_extractor"] = SiglipImageProcessorPil.from_pretrained(siglip / "feature_extractor")
     return encoders
 
 
-def diffusers_encoders(root: Path, dtype: torch.dtype | None, *, vision: bool) -> dict[str, Any]:
+def diffusers_encoders(
+    root: Path, dtype: torch.dtype | None, device: torch.device | None = None, *, vision: bool
+) -> dict[str, Any]:
     """Load the encoders of the diffusers layout; arguments and errors as in `original_encoders`."""
     with _readable(root):
         encoders = {
-            "text_encoder": _pretrained(Qwen2_5_VLTextModel, root, "text_encoder", dtype),
+            "text_encoder": _pretrained(Qwen2_5_VLTextModel, root, "text_encoder", dtype, device),
             "tokenizer": AutoTokenizer.from_pretrained(root / "tokenizer", local_files_only=True),
-            "text_encoder_2": _pretrained(T5EncoderModel, root, "text_encoder_2", torch.float32),
+            "text_encoder_2": _pretrained(T5EncoderModel, root, "text_encoder_2", torch.float32, device),
             "tokenizer_2": ByT5Tokenizer.from_pretrained(root / "tokenizer_2", local_files_only=True),
         }
         if vision:
-            encoders["image_encoder"] = _pretrained(SiglipVisionModel, root, "image_encoder", dtype)
+            encoders["image_encoder"] = _pretrained(SiglipVisionModel, root, "image_encoder", dtype, device)
             encoders["feature_extractor"] = SiglipImageProcessorPil.from_pretrained(root / "feature_extractor")
     return encoders
 
@@ -82,7 +87,7 @@ def _readable(root: Path) -> Iterator[None]:
         raise ValueError(f"Cannot load the encoders of '{root}': {error}. Download them again.") from error
 
 
-def _language_model(folder: Path, dtype: torch.dtype | None) -> Qwen2_5_VLTextModel:
+def _language_model(folder: Path, dtype: torch.dtype | None, device: torch.device | None) -> Qwen2_5_VLTextModel:
     """Load the text part of a Qwen2.5-VL; its vision tower and output layer are left on the disk."""
     config = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
     source = SafetensorsFolder(folder)
@@ -90,16 +95,16 @@ def _language_model(folder: Path, dtype: torch.dtype | None) -> Qwen2_5_VLTextMo
     prefix = language if any(name.startswith(language) for name in source.shapes) else "model."
     with init_empty_weights():
         model = Qwen2_5_VLTextModel(config)
-    return _filled(model, source, prefix, dtype, ignored=("visual.", "model.visual.", "lm_head."))
+    return _filled(model, source, prefix, dtype, device, ignored=("visual.", "model.visual.", "lm_head."))
 
 
-def _vision_model(folder: Path, dtype: torch.dtype | None) -> SiglipVisionModel:
+def _vision_model(folder: Path, dtype: torch.dtype | None, device: torch.device | None) -> SiglipVisionModel:
     """Load a SigLIP; checkpoints of other versions of the library keep its tensors below `vision_model.`."""
     source = SafetensorsFolder(folder)
     prefix = "vision_model." if any(name.startswith("vision_model.") for name in source.shapes) else ""
     with init_empty_weights():
         model = SiglipVisionModel(SiglipVisionConfig.from_pretrained(folder, local_files_only=True))
-    return _filled(model, source, prefix, dtype)
+    return _filled(model, source, prefix, dtype, device)
 
 
 def _glyph_tokenizer(text: Path) -> ByT5Tokenizer:
@@ -113,7 +118,7 @@ def _glyph_tokenizer(text: Path) -> ByT5Tokenizer:
     return tokenizer
 
 
-def _glyph_encoder(text: Path, vocab_size: int) -> T5EncoderModel:
+def _glyph_encoder(text: Path, vocab_size: int, device: torch.device | None) -> T5EncoderModel:
     """Load the ByT5 encoder with the glyph weights, in float32 as the original keeps it."""
     path = text / "Glyph-SDXL-v2" / "checkpoints" / "byt5_model.pt"
     try:
@@ -132,28 +137,38 @@ def _glyph_encoder(text: Path, vocab_size: int) -> T5EncoderModel:
         shared = name == "shared.weight"
         return Part(GLYPH_PREFIX + ("embed_tokens.weight" if shared else name.removeprefix("encoder.")))
 
-    fill(model, StateDict(mine, str(path)), naming, dtype=torch.float32)
+    fill(model, StateDict(mine, str(path)), naming, dtype=torch.float32, device=device)
     model.tie_weights()
     return model.eval().requires_grad_(False)
 
 
 def _filled(
-    model: PreTrainedModel, source: WeightSource, prefix: str, dtype: torch.dtype | None, ignored: tuple[str, ...] = ()
+    model: PreTrainedModel,
+    source: WeightSource,
+    prefix: str,
+    dtype: torch.dtype | None,
+    device: torch.device | None,
+    ignored: tuple[str, ...] = (),
 ) -> PreTrainedModel:
     """Fill `model` from tensors that are named as its own below `prefix`, and freeze it."""
-    fill(model, source, lambda name: Part(prefix + name), dtype=dtype, ignored=ignored)
+    fill(model, source, lambda name: Part(prefix + name), dtype=dtype, device=device, ignored=ignored)
     return model.eval().requires_grad_(False)
 
 
 def _pretrained(
-    model_class: type[PreTrainedModel], root: Path, component: str, dtype: torch.dtype | None
+    model_class: type[PreTrainedModel],
+    root: Path,
+    component: str,
+    dtype: torch.dtype | None,
+    device: torch.device | None,
 ) -> PreTrainedModel:
     """Load an encoder of the diffusers layout, frozen; a ValueError unless file and config agree on every weight."""
     check_diffusers_layout(root, (component,))
     # Mis-shaped weights then come back in the list of faults; otherwise the error does not say which they are.
     from_pretrained = partial(model_class.from_pretrained, ignore_mismatched_sizes=True, output_loading_info=True)
+    places = {"dtype": dtype or "auto", "device_map": None if device is None else {"": device}}
     try:
-        model, info = from_pretrained(root, subfolder=component, dtype=dtype or "auto", local_files_only=True)
+        model, info = from_pretrained(root, subfolder=component, local_files_only=True, **places)
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise ValueError(f"Cannot load the {component} of '{root}': {error}") from error
     faults = {kind: sorted(map(str, keys)) for kind, keys in info.items() if keys and kind.endswith("keys")}

@@ -51,15 +51,17 @@ def load_transformer(
     version: str | None = None,
     *,
     dtype: torch.dtype | None = torch.float32,
+    device: torch.device | None = None,
     prepare: Callable[[HunyuanVideo15Transformer3DModel], object] | None = None,
 ) -> HunyuanVideo15Transformer3DModel:
-    """Load the video transformer of `root`, on the CPU, in `dtype`.
+    """Load the video transformer of `root` in `dtype`.
 
     Args:
         root: model folder in either layout.
         version: name of the transformer in the original layout (`480p_t2v`, ...; None: the only one there). The
             diffusers layout holds one, and ignores it.
         dtype: dtype of the weights; None keeps that of the files.
+        device: where whole weights are put as they are read; None: in host memory.
         prepare: called with the network on the meta device: to add an adapter, which keeps its weights, or to shard
             it (`shard_weights`): every rank then reads only the rows of its own shards, to where these are.
 
@@ -71,7 +73,7 @@ def load_transformer(
         nn.Module.to(transformer, dtype)  # that of diffusers warns of the dtype
     if prepare is not None:
         prepare(transformer)
-    fill(transformer, source, partial(_part_of_base, naming), dtype=dtype)
+    fill(transformer, source, partial(_part_of_base, naming), dtype=dtype, device=device)
     source.close()
     return transformer.eval()
 
@@ -122,14 +124,16 @@ def read_vae_config(root: str | Path) -> dict[str, Any]:
     return config if is_diffusers_layout(Path(root)) else diffusers_vae_config(config, str(path))
 
 
-def load_vae(root: str | Path, *, dtype: torch.dtype | None = torch.float32) -> AutoencoderKLHunyuanVideo15:
-    """Load the VAE of `root`, frozen, on the CPU; it takes batches. Tiling is set up as in the original, and off.
+def load_vae(
+    root: str | Path, *, dtype: torch.dtype | None = torch.float32, device: torch.device | None = None
+) -> AutoencoderKLHunyuanVideo15:
+    """Load the VAE of `root`, frozen; it takes batches. Tiling is set up as in the original, and off.
 
     Raises:
         ValueError: missing folder, or weights that do not fit the config exactly.
     """
     vae, source, naming = open_vae(root)
-    fill(vae, source, naming, dtype=dtype)
+    fill(vae, source, naming, dtype=dtype, device=device)
     source.close()
     vae.tile_overlap_factor = TILE_OVERLAP
     return allow_batches(vae).eval().requires_grad_(False)
@@ -143,9 +147,11 @@ def load_pipeline(
     scheduler: Any,
     transformer_dtype: torch.dtype | None = torch.float32,
     encoder_dtype: torch.dtype | None = torch.float32,
+    device: torch.device | None = None,
+    encoders_on: torch.device | None = None,
     prepare: Callable[[HunyuanVideo15Transformer3DModel], object] | None = None,
 ) -> HunyuanVideo15Pipeline:
-    """Load every component of `root` into a `pipeline_class`, on the CPU; encoders and VAE are frozen.
+    """Load every component of `root` into a `pipeline_class`; encoders and VAE are frozen.
 
     Args:
         root: model folder in either layout.
@@ -155,6 +161,9 @@ def load_pipeline(
         scheduler: the scheduler instance the pipeline is to use.
         transformer_dtype: dtype of the policy's weights; None keeps that of the files.
         encoder_dtype: likewise of VAE, language and vision model; ByT5 keeps float32, as in the original.
+        device: where weights are put as they are read, never all in host memory; None: there. Buffers, and what
+            `prepare` adds, are for the caller to move.
+        encoders_on: likewise of the encoders.
         prepare: see `load_transformer`.
 
     Raises:
@@ -162,10 +171,11 @@ def load_pipeline(
     """
     root = check_layout(root, version)
     original, image_to_video = not is_diffusers_layout(root), task_of(root, version) == "i2v"
-    encoders = (original_encoders if original else diffusers_encoders)(root, encoder_dtype, vision=image_to_video)
+    load_encoders = original_encoders if original else diffusers_encoders
+    encoders = load_encoders(root, encoder_dtype, encoders_on, vision=image_to_video)
     return pipeline_class(
-        transformer=load_transformer(root, version, dtype=transformer_dtype, prepare=prepare),
-        vae=load_vae(root, dtype=encoder_dtype),
+        transformer=load_transformer(root, version, dtype=transformer_dtype, device=device, prepare=prepare),
+        vae=load_vae(root, dtype=encoder_dtype, device=device),
         scheduler=scheduler,
         guider=_guider(root),
         **encoders,

@@ -25,6 +25,7 @@ def fill(
     naming: Naming = Part,
     *,
     dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
     ignored: Sequence[str] = (),
 ) -> None:
     """Give every tensor of `module`'s state dict its value from `source`; nothing is read before all fit.
@@ -35,6 +36,7 @@ def fill(
         source: the files.
         naming: where the source keeps the tensor of a given name; None: it does not, and the tensor stays as it is.
         dtype: dtype of weights that have no memory yet; None keeps that of the files.
+        device: where these get memory, tensor by tensor; None: in host memory. Buffers stay where they are.
         ignored: prefixes of names that may be left over in the source.
 
     Raises:
@@ -44,11 +46,13 @@ def fill(
     parts = _parts(module, naming)
     order = {name: position for position, name in enumerate(source.shapes)}
     for name, part in sorted(parts.items(), key=lambda item: order[item[1].name]):
-        _fill_one(module, name, part, source, dtype)
+        _fill_one(module, name, part, source, dtype, device or torch.device("cpu"))
 
 
 @torch.no_grad()
-def _fill_one(module: nn.Module, name: str, part: Part, source: WeightSource, dtype: torch.dtype | None) -> None:
+def _fill_one(
+    module: nn.Module, name: str, part: Part, source: WeightSource, dtype: torch.dtype | None, device: torch.device
+) -> None:
     """Allocate one tensor where that is still to be done and read it, or this rank's rows of it."""
     parameter = module.get_parameter(name)
     if isinstance(parameter, DTensor):
@@ -62,8 +66,8 @@ def _fill_one(module: nn.Module, name: str, part: Part, source: WeightSource, dt
     if not parameter.is_meta:
         parameter.copy_(stored)
         return
-    value = torch.empty(parameter.shape, dtype=dtype or stored.dtype).copy_(stored)
-    set_module_tensor_to_device(module, name, "cpu", value=value, dtype=value.dtype)
+    value = torch.empty(parameter.shape, dtype=dtype or stored.dtype, device=device).copy_(stored)
+    set_module_tensor_to_device(module, name, device, value=value, dtype=value.dtype)
 
 
 def check_fit(module: nn.Module, source: WeightSource, naming: Naming = Part, ignored: Sequence[str] = ()) -> None:

@@ -14,7 +14,8 @@ class HostMemory:
     """Bytes of networks in one process's host memory, the process itself and what it computes with left out.
 
     Attributes:
-        loading: before the networks are on the GPU (`hyvideo.training.assembly.build_pipeline`).
+        loading: the most before the run begins; what belongs on the GPU is read there tensor by tensor, but reward
+            networks and adapters are made here first (`hyvideo.training.assembly.build_trainer`).
         training: what stays: offloaded shards, anchor, rewards and encoders, and the copy that `async_save` writes.
     """
 
@@ -45,10 +46,9 @@ def host_memory(
         kept = size * parameters.trained
     kept += checkpoint_bytes if config.run.async_save else 0
     adapter = parameters.trained if config.model.use_lora else 0  # whole in every process, in float32
-    base = size * (parameters.total - adapter)
-    if sharded:  # each process reads its own shards, onto its GPU
-        base = base // shards if parallel.cpu_offload else 0
+    base = size * (parameters.total - adapter) // shards if sharded and parallel.cpu_offload else 0
+    resting += networks.encoder_bytes if parallel.encoder_offload else 0
     return HostMemory(
-        loading=networks.frozen_bytes + resting + 4 * adapter + base,
-        training=kept // shards + resting + (networks.encoder_bytes if parallel.encoder_offload else 0),
+        loading=max(networks.reward_bytes, resting + 4 * adapter + base),
+        training=kept // shards + resting,
     )

@@ -187,20 +187,20 @@ def check_space(folder: RunFolder, run: RunConfig, checkpoint_bytes: int) -> Non
 
 
 def _check_host(plan: Plan) -> None:
-    """Check that this machine has as much memory as the networks of its processes take there.
+    """Check that this machine has as much memory as its processes take there; without a GPU that is everything.
 
     Raises:
         ValueError: it has not, and the system would kill processes while they load.
     """
     has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    for when, each in (("load", plan.host.loading), ("train", plan.host.training)):
+    elsewhere = 0 if torch.cuda.is_available() else plan.memory.peak
+    for when, each in (("load", plan.host.loading), ("train", plan.host.training + elsewhere)):
         if (needed := each * processes / GIB) > has:
             raise ValueError(
                 f"{platform.node()} has {has:.0f} GiB of host memory, but {processes} process(es) need {needed:.0f} "
-                f"while they {when}, {each / GIB:.1f} each: start fewer on it. Every process reads the "
-                "encoders and the VAE whole, and without enable_fsdp the transformer; cpu_offload, "
-                "encoder_offload, reward_offload, reference_mode_offload and async_save keep more here."
+                f"while they {when}, {each / GIB:.1f} each: start fewer on it, or keep less here: cpu_offload, "
+                "encoder_offload, reward_offload, reference_mode_offload and async_save do."
             )
 
 

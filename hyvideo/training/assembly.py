@@ -223,6 +223,8 @@ def build_pipeline(config: Config, device: torch.device, mesh: Mesh) -> HunyuanV
         scheduler=scheduler,
         transformer_dtype=DTYPES[model.master_weight_type] if on_gpu else torch.float32,
         encoder_dtype=torch.float16 if on_gpu else torch.float32,
+        device=device,
+        encoders_on=None if config.parallel.encoder_offload else device,
         prepare=partial(_prepare, config=config, mesh=mesh, sharded=sharded),
     )
     pipeline.autocast_dtype = _compute_dtype(config, device.type)

@@ -107,7 +107,7 @@ def test_as_many_checkpoints_must_find_room_as_the_run_has_at_one_time(tmp_path,
 
 def test_a_machine_without_the_host_memory_is_refused(dry_run, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000000")
-    with pytest.raises(ValueError, match=r"GiB of host memory, but 1000000 process\(es\) need .* while they load"):
+    with pytest.raises(ValueError, match=r"GiB of host memory, but 1000000 process\(es\) need .* while they train"):
         dry_run(planned=True)
 
 

@@ -38,8 +38,8 @@ def copy_with(tiny_root: Path, tmp_path: Path) -> Callable[[str, Callable[[Weigh
     return make
 
 
-def load(root: Path, **dtypes: torch.dtype) -> HunyuanVideo15Pipeline:
-    return load_pipeline(root, scheduler=FlowMatchDiscreteScheduler(), **dtypes)
+def load(root: Path, **where: torch.dtype | torch.device | None) -> HunyuanVideo15Pipeline:
+    return load_pipeline(root, scheduler=FlowMatchDiscreteScheduler(), **where)
 
 
 def test_the_weights_are_those_of_the_stock_loader(tiny_root: Path):
@@ -49,6 +49,16 @@ def test_the_weights_are_those_of_the_stock_loader(tiny_root: Path):
         received = getattr(ours, component).state_dict()
         assert expected.keys() == received.keys()
         assert all(torch.equal(expected[name], received[name]) for name in expected), component
+
+
+def test_every_weight_is_put_where_it_belongs_as_it_is_read(tiny_root: Path):
+    """Told by the meta device, since a weight that was put there could not have been moved back."""
+    meta = torch.device("meta")
+    for encoders_on in (None, meta):
+        pipeline = load(tiny_root, device=meta, encoders_on=encoders_on)
+        places = {name: {p.device for p in getattr(pipeline, name).parameters()} for name in NETWORKS}
+        expected = {name: {meta} for name in NETWORKS[:2]}
+        assert places == expected | dict.fromkeys(NETWORKS[2:], {encoders_on or torch.device("cpu")})
 
 
 def test_policy_and_encoders_get_the_dtypes_asked_for(tiny_root: Path):

@@ -29,8 +29,8 @@ def assert_same_weights(received: nn.Module, expected: nn.Module) -> None:
     assert [name for name in expected if not torch.equal(received[name], expected[name])] == []
 
 
-def load(root: Path, version: str = "480p_t2v") -> HunyuanVideo15Pipeline:
-    return load_pipeline(root, version, scheduler=FlowMatchDiscreteScheduler())
+def load(root: Path, version: str = "480p_t2v", **where: torch.device) -> HunyuanVideo15Pipeline:
+    return load_pipeline(root, version, scheduler=FlowMatchDiscreteScheduler(), **where)
 
 
 @pytest.fixture
@@ -53,6 +53,14 @@ def test_every_version_has_the_weights_and_sizes_it_was_written_from(original_ro
     assert_same_weights(loaded, expected)
     sizes = [name for name in expected.config if not name.startswith("_")]
     assert {name: loaded.config[name] for name in sizes} == {name: expected.config[name] for name in sizes}
+
+
+def test_every_weight_is_put_where_it_belongs_as_it_is_read(original_root: Path):
+    meta = torch.device("meta")
+    pipeline = load(original_root, device=meta, encoders_on=meta)
+    networks = [part for part in pipeline.components.values() if isinstance(part, nn.Module)]
+    assert len(networks) == 4
+    assert {weight.device for network in networks for weight in network.parameters()} == {meta}
 
 
 def test_a_transformer_in_half_precision_is_the_rounded_one(original_root: Path):
