@@ -18,7 +18,7 @@ from scripts.paper.learning_rates import publish_tuned, rate_of
 from scripts.paper.study import FAILS, HOLDS, Claim, Study, paragraph
 from scripts.paper.sweep import Arm, claim_ahead, difference, draw_arm, gain, rates_text, setup_text
 
-ROUNDS = 18
+ROUNDS = 12
 WEIGHTS = (1e-5, 1.0, 10.0)
 """The paper's weight, and two far larger ones: the position KL of these runs is some thousandths."""
 
@@ -30,7 +30,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "dual": {"use_moving_KL": True, "use_dual_kl": True},
 }
 COLOURS = dict(zip(STRATEGIES, (BLACK, ORANGE, GREEN, PINK, BLUE), strict=True))
-ANCHOR_STEPS = 10
+ANCHOR_STEPS = 5
 PANELS = (*((2, weight) for weight in WEIGHTS), (1, 1.0))
 """Updates per rollout and kl_weight of each panel."""
 
