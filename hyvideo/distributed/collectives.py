@@ -115,17 +115,11 @@ def local_shard(tensor: Tensor) -> Tensor:
 
 
 def as_shard_of(sharded: Tensor, local: Tensor) -> Tensor:
-    """Return `local` as this rank's part of a tensor that is sharded as `sharded` is."""
-    if not isinstance(sharded, DTensor):
-        return local
-    return DTensor.from_local(
-        local,
-        sharded.device_mesh,
-        sharded.placements,
-        run_check=False,
-        shape=sharded.shape,
-        stride=sharded.stride(),
-    )
+    """Return `local`, where it is, as this rank's part of a tensor that is sharded as `sharded` is.
+
+    `DTensor.from_local` would copy a shard that rests in host memory to the GPU.
+    """
+    return DTensor(local, sharded._spec, requires_grad=False) if isinstance(sharded, DTensor) else local
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -9,11 +9,14 @@ import io
 import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from accelerate import PartialState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
+from accelerate.utils import patch_environment
 from PIL import Image
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 
@@ -128,7 +131,8 @@ class Trackers:
 
     def _start(self, name: str, step: int) -> GeneralTracker:
         """Start one tracker at a step."""
-        PartialState()  # accelerate's trackers ask it who they are
+        with nullcontext() if dist.is_initialized() else patch_environment(local_rank=-1):
+            PartialState()  # the trackers ask it who they are; for a single process of torchrun it would make a group
         tracker_class = LOGGER_TYPE_TO_CLASS[name]
         if name == "tensorboard":
             tracker = tracker_class("tb", logging_dir=str(self._run_dir), purge_step=step)

@@ -2,6 +2,10 @@
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from hyvideo.distributed.collectives import (
     all_or_none,
@@ -40,3 +44,16 @@ def test_tensors_are_whole():
     parameter.grad = torch.ones(3)
     average_gradients([parameter])
     assert torch.equal(parameter.grad, torch.ones(3))
+
+
+def test_a_shard_in_host_memory_stays_there_though_its_mesh_is_of_gpus():
+    dist.init_process_group("fake", rank=0, world_size=1)
+    try:
+        meta = TensorMeta(torch.Size([3]), (1,), torch.float32)
+        sharded = DTensor(torch.ones(3), DTensorSpec(DeviceMesh("cuda", [0]), (Shard(0),), meta), requires_grad=False)
+        copy = torch.zeros(3)
+        found = as_shard_of(sharded, copy)
+        assert (found.device_mesh, found.placements) == (sharded.device_mesh, sharded.placements)
+        assert local_shard(found).data_ptr() == copy.data_ptr()
+    finally:
+        dist.destroy_process_group()

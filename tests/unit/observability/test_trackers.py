@@ -4,6 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
+from accelerate import PartialState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -40,6 +42,13 @@ def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path):
     log_rows(tmp_path, range(4, 6), -1.0)
     curve = [(event.step, event.value) for event in events_of(tmp_path).Scalars("reward/mean")]
     assert curve == [(1, 1.0), (2, 2.0), (3, 3.0), (4, -4.0), (5, -5.0)]
+
+
+def test_a_single_process_of_torchrun_gets_no_process_group_from_its_trackers(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    PartialState._reset_state()
+    trackers_of(tmp_path).close()
+    assert not dist.is_initialized() and os.environ["LOCAL_RANK"] == "0"
 
 
 def test_tensorboard_knows_the_runs_name_tags_and_settings(tmp_path):
