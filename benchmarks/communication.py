@@ -38,7 +38,7 @@ PATHS = {
 """Collective -> what is sent by it here."""
 
 
-class Traffic(TorchDispatchMode):
+class SentBytes(TorchDispatchMode):
     """Adds up the bytes this rank sends in collectives, by what is sent."""
 
     def __init__(self) -> None:
@@ -87,9 +87,9 @@ def measure(
     prepare_policy(transformer, gradient_checkpointing=recompute)
     needed = least_bytes(transformer, mesh, num_tokens=frames * 16, recompute=recompute)
     shard_weights(transformer, mesh.weights)
-    with Traffic() as traffic:
+    with SentBytes() as counter:
         training_pass(transformer, build_inputs(transformer, (frames, 4, 4), [TEXT_TOKENS]))()
-    return {kind: {"counted": traffic.sent[kind], "least": least} for kind, least in needed.items()}
+    return {kind: {"counted": counter.sent[kind], "least": least} for kind, least in needed.items()}
 
 
 def least_bytes(

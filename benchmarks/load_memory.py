@@ -21,6 +21,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from accelerate import init_empty_weights
 from diffusers import HunyuanVideo15Transformer3DModel
+from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -30,33 +31,24 @@ from hyvideo.models.conversion import original_tensors
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.original_config import original_transformer_config
 from hyvideo.models.parallelize import prepare_policy, shard_weights
+from hyvideo.planning.networks import made_in
 
-SHARD_BYTES = 2 * 10**9
+WEIGHTS = "diffusion_pytorch_model{suffix}.safetensors"
 
 
-def write_checkpoint(root: Path, num_layers: int) -> int:
-    """Write `root/transformer/480p_t2v` with random weights; returns their bytes."""
-    with init_empty_weights():
+def write_checkpoint(_: int, root: Path, num_layers: int) -> None:
+    """Write `root/transformer/480p_t2v` with random weights; `_` is the number that `spawn` gives its only process."""
+    with init_empty_weights(), made_in(torch.bfloat16):
         empty = HunyuanVideo15Transformer3DModel(num_layers=num_layers, task_type="t2v")
     folder = root / "transformer" / "480p_t2v"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(original_transformer_config(empty.config)))
-    shards: list[list[tuple[str, torch.Size]]] = [[]]
-    size = total = 0
-    for name, tensor in original_tensors(empty.state_dict()):
-        size, total = size + 2 * tensor.numel(), total + 2 * tensor.numel()
-        if size > SHARD_BYTES:
-            shards.append([])
-            size = 2 * tensor.numel()
-        shards[-1].append((name, tensor.shape))
-    weight_map = {}
-    for number, shard in enumerate(shards, start=1):
-        file = f"diffusion_pytorch_model-{number:05d}-of-{len(shards):05d}.safetensors"
-        save_file({name: torch.randn(shape, dtype=torch.bfloat16) for name, shape in shard}, folder / file)
-        weight_map |= {name: file for name, _ in shard}
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (folder / "diffusion_pytorch_model.safetensors.index.json").write_text(json.dumps(index))
-    return total
+    tensors = dict(original_tensors(empty.state_dict()))
+    shards = split_torch_state_dict_into_shards(tensors, filename_pattern=WEIGHTS, max_shard_size="2GB")
+    for file, names in shards.filename_to_tensors.items():
+        save_file({name: torch.randn_like(tensors[name], device="cpu") for name in names}, folder / file)
+    index = {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename}
+    (folder / f"{WEIGHTS.format(suffix='')}.index.json").write_text(json.dumps(index))
 
 
 def measure(rank: int, root: Path, processes: int, port: int, lora_r: int) -> None:
@@ -103,19 +95,13 @@ def main() -> int:
         print(f"load_memory: '{arguments.folder}' exists; name a new folder.", file=sys.stderr)
         return 2
     try:
-        context = mp.get_context("spawn")
-        writer = context.Process(target=write_checkpoint, args=(arguments.folder, arguments.num_layers))
-        writer.start()
-        writer.join()
+        # Not in this process: its peak would be the one that the loaders start from.
+        mp.spawn(write_checkpoint, (arguments.folder, arguments.num_layers))
         settings = (arguments.folder, arguments.processes, arguments.port, arguments.lora_r)
-        loaders = [context.Process(target=measure, args=(rank, *settings)) for rank in range(arguments.processes)]
-        for loader in loaders:
-            loader.start()
-        for loader in loaders:
-            loader.join()
-        return max(abs(process.exitcode) for process in [writer, *loaders])
+        mp.spawn(measure, settings, nprocs=arguments.processes)
     finally:
         shutil.rmtree(arguments.folder, ignore_errors=True)
+    return 0
 
 
 if __name__ == "__main__":

@@ -32,15 +32,8 @@ def measure() -> list[Result]:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             port = listener.getsockname()[1]
-        context = mp.get_context("spawn")
-        answers = context.SimpleQueue()
-        ranks = [context.Process(target=_rank, args=(rank, world_size, port, answers)) for rank in range(world_size)]
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join()
-        if any(rank.exitcode for rank in ranks):
-            raise RuntimeError(f"sequence_parallel: a rank of {world_size} failed; its error stands above.")
+        answers = mp.get_context("spawn").SimpleQueue()
+        mp.spawn(_rank, (world_size, port, answers), nprocs=world_size)
         results.append(answers.get())
     return results
 

@@ -13,8 +13,8 @@ from hyvideo.checkpoint.policy import load_trained_policy
 from hyvideo.checkpoint.train_state import latest_checkpoint
 from hyvideo.config.loading import load_config, load_saved_config
 from hyvideo.models.loading import load_transformer
-from tests.support.command_line import REPOSITORY, CommandLine
-from tests.support.training import arguments
+from tests.support.command_line import CommandLine
+from tests.support.training import REPOSITORY, arguments
 
 PUBLIC_KEYS = {
     "step",

@@ -6,22 +6,21 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from hyvideo.observability.metrics import read_metrics
 from hyvideo.training.trainer import Trainer
-from tests.support.training import GradientRecorder, collect_round, pairs_of, untimed
+from tests.support.equal_runs import rows_of
+from tests.support.training import GradientRecorder, collect_round, pairs_of
 
 Row = dict[str, float]
 
 
 @pytest.fixture
-def rows_of(make_trainer: Callable[..., Trainer]) -> Callable[..., list[Row]]:
+def train(make_trainer: Callable[..., Trainer]) -> Callable[..., list[Row]]:
     """Train for three updates and return what was logged, without the times."""
 
     def rows(**settings: Any) -> list[Row]:
         trainer = make_trainer(**settings)
         trainer.train()
-        logged = read_metrics(trainer.folder.path / "metrics.jsonl")
-        return [untimed(row) for row in logged]
+        return rows_of(trainer.folder.path)
 
     return rows
 
@@ -35,11 +34,11 @@ def assert_close(received: list[Row], expected: list[Row], tolerance: float) -> 
 
 
 @pytest.mark.parametrize("use_lora", [False, True], ids=["full", "lora"])
-def test_equal_runs_are_equal_bit_for_bit(rows_of: Callable[..., list[Row]], use_lora: bool):
-    rows = rows_of(use_lora=use_lora)
+def test_equal_runs_are_equal_bit_for_bit(train: Callable[..., list[Row]], use_lora: bool):
+    rows = train(use_lora=use_lora)
     assert len(rows) == 3
     assert rows[1]["kl/position"] > 0
-    assert rows == rows_of(use_lora=use_lora)
+    assert rows == train(use_lora=use_lora)
 
 
 @pytest.mark.parametrize(
@@ -51,23 +50,21 @@ def test_equal_runs_are_equal_bit_for_bit(rows_of: Callable[..., list[Row]], use
     ],
     ids=["memory saved", "watched", "accumulated"],
 )
-def test_how_a_run_is_computed_and_watched_changes_no_bit(rows_of: Callable[..., list[Row]], settings: dict[str, Any]):
-    rows = [
-        {name: value for name, value in row.items() if not name.startswith("valid/")} for row in rows_of(**settings)
-    ]
-    assert rows == rows_of()
+def test_how_a_run_is_computed_and_watched_changes_no_bit(train: Callable[..., list[Row]], settings: dict[str, Any]):
+    rows = [{name: value for name, value in row.items() if not name.startswith("valid/")} for row in train(**settings)]
+    assert rows == train()
 
 
 @pytest.mark.parametrize("use_lora", [False, True], ids=["full", "lora"])
-def test_anchor_means_may_be_computed_before_or_during_the_updates(rows_of: Callable[..., list[Row]], use_lora: bool):
+def test_anchor_means_may_be_computed_before_or_during_the_updates(train: Callable[..., list[Row]], use_lora: bool):
     settings = {"updates_per_rollout": 2, "max_steps": 4, "use_lora": use_lora}
-    before, during = (rows_of(kl_compute_mode=mode, **settings) for mode in ("rollout_phase", "training_phase"))
+    before, during = (train(kl_compute_mode=mode, **settings) for mode in ("rollout_phase", "training_phase"))
     assert before[-1]["kl/position"] > 0
     assert_close(during, before, 1e-4)
 
 
-def test_a_different_seed_is_a_different_run(rows_of: Callable[..., list[Row]]):
-    assert rows_of(max_steps=1)[0]["reward/mean"] != rows_of(max_steps=1, seed=43)[0]["reward/mean"]
+def test_a_different_seed_is_a_different_run(train: Callable[..., list[Row]]):
+    assert train(max_steps=1)[0]["reward/mean"] != train(max_steps=1, seed=43)[0]["reward/mean"]
 
 
 @pytest.mark.parametrize("kl_compute_mode", ["rollout_phase", "training_phase"])

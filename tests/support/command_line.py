@@ -1,7 +1,7 @@
 """The entry files run as commands, in processes of their own, without paying their seconds of imports each time.
 
-A server process imports the entry files once and forks for every command; the fork runs the file as `__main__`, with
-its own arguments, working directory and output.
+A fork of the server (`tests.support.forking`), which has imported the entry files, runs one as `__main__`, with its own
+arguments, working directory and output.
 """
 
 import multiprocessing
@@ -12,11 +12,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing import forkserver
 from pathlib import Path
 from types import MappingProxyType
 
-REPOSITORY = Path(__file__).parents[2]
+from tests.support.forking import forking_context
+from tests.support.training import REPOSITORY
+
 TIMEOUT = 600.0
 """Seconds after which a command that should have ended is a failed test."""
 
@@ -90,11 +91,7 @@ class CommandLine:
     def __init__(self, folder: Path, outputs: Path) -> None:
         self.folder = folder
         self._outputs = outputs
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["post_train", "generate"])
-        path = os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPOSITORY), path]))
-        forkserver.ensure_running()
+        self._context = forking_context()
 
     def start(self, script: str, argv: Sequence[str], environment: Mapping[str, str] = MappingProxyType({})) -> Command:
         """Start `python script argv...`, with `environment` added to this process's."""

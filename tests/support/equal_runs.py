@@ -23,7 +23,7 @@ def tensors_of(checkpoint: Path) -> dict[str, Tensor]:
 
 
 def rows_of(run: Path) -> list[dict[str, float]]:
-    """Everything logged but the times."""
+    """All metrics of a run folder but the times; what was not finite is None."""
     rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     return [untimed(row) for row in rows]
 

@@ -1,34 +1,23 @@
 """Several gloo processes on this machine that run one function and hand back what it returned."""
 
-import multiprocessing
 import os
 import socket
 import traceback
 from collections.abc import Callable, Sequence
-from multiprocessing import forkserver
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from hyvideo.distributed.process_group import process_group
+from tests.support.forking import forking_context
 
-REPOSITORY = Path(__file__).parents[2]
 TIMEOUT = 1500.0
 """Seconds after which ranks that should have ended are a failed test."""
 
 
 def run_on_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-    """Run `function(*args)` in `world_size` processes, with a group if several; return what each rank returned.
-
-    A server process imports torch and the project once, and forks for every rank: the start costs a second, not ten.
-    """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.support.ranks", "tests.support.training", "post_train"])
-    path = os.environ.get("PYTHONPATH", "")
-    if str(REPOSITORY) not in path.split(os.pathsep):
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPOSITORY), path]))
-    forkserver.ensure_running()
+    """Run `function(*args)` in `world_size` processes, with a group if several; return what each rank returned."""
+    context = forking_context()
     pipes = [context.Pipe(duplex=False) for _ in range(world_size)]
     port = free_port()
     ranks = [

@@ -8,15 +8,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import httpx
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tests.support.ranks import free_port
-
-REPOSITORY = Path(__file__).parents[2]
+from tests.support.training import REPOSITORY
 
 
 @contextlib.contextmanager

@@ -7,12 +7,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-import torch
 
 from hyvideo.config.loading import load_config, save_config
 from hyvideo.data.videos import write_video
 from hyvideo.observability.phase_timer import PHASES
 from tests.support.training import REPOSITORY
+from tests.support.videos import moving_square
 
 HOSTILE_PROMPTS = (
     "<script>document.title = 'owned'</script><img src=x onerror=\"document.title = 'owned'\">",
@@ -26,20 +26,12 @@ HOSTILE_PROMPTS = (
 PROMPTS = tuple(f"a {colour} circle moves to the {side}" for colour in ("red", "green") for side in "abcd")
 
 
-def moving_square(number: int, num_frames: int = 9, size: int = 32) -> torch.Tensor:
-    """A bright square on its way over a dark ground, uint8 [F, H, W, 3]."""
-    frames = torch.full((num_frames, size, size, 3), 40, dtype=torch.uint8)
-    for frame in range(num_frames):
-        left = (frame * 2 + number * 3) % (size - 8)
-        frames[frame, 8:16, left : left + 8, number % 3] = 240
-    return frames
-
-
 @cache
 def video_file(number: int) -> bytes:
-    """The mp4 of a moving square, made once."""
+    """The mp4 of a moving square in the colour of a number below 8, made once."""
+    square = moving_square(height=32, width=32, colour=(30 * number, 240 - 30 * number, 40))
     with TemporaryDirectory() as folder:
-        write_video(Path(folder) / "square.mp4", moving_square(number), fps=24)
+        write_video(Path(folder) / "square.mp4", square, fps=24)
         return (Path(folder) / "square.mp4").read_bytes()
 
 
