@@ -41,12 +41,15 @@ Tensors = dict[str, dict[str, Tensor]]
 
 
 class _LoraFacts(BaseModel):
-    """Arguments of `lora_config`; a larger rank is not low, and would exhaust the memory."""
+    """Arguments of `lora_config`; a larger rank is not low, and would exhaust the memory.
+
+    Checkpoints of earlier versions also say the dropout: 0, as the replay must repeat the rollout.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid")
     rank: int = Field(ge=1, le=8192)
     alpha: int
-    dropout: float
+    dropout: float = Field(default=0.0, ge=0, le=0, exclude=True)
     target_modules: list[str]
 
 
