@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import ProcessGroup
 
 from hyvideo.config.schema import Config
+from hyvideo.distributed.collectives import local_shard
 from hyvideo.distributed.mesh import Mesh, build_mesh
 from hyvideo.models.adapter import configured_adapter
 from hyvideo.models.attention import EqualRows, install_attention
@@ -123,7 +124,7 @@ def simulate(config: Config, case: SimulatedCase, world_size: int) -> Peaks:
             optimizer.step()
         states = memory.current - before
         peaks = {phase: peak + states for phase, peak in peaks.items()} | {"optimizer": memory.peak}
-        trained = sum(_local_bytes(parameter) for parameter in parameters.values())
+        trained = sum(local_shard(parameter).nbytes for parameter in parameters.values())
     return Peaks(weights=weights, states=states, trained=trained, **peaks)
 
 
@@ -220,9 +221,3 @@ def _norm_in_float32(self: nn.LayerNorm, hidden: Tensor) -> Tensor:
     """Normalise in float32, as autocast does on a GPU; on the CPU it leaves layer norms as they come."""
     weight, bias = (None if part is None else part.float() for part in (self.weight, self.bias))
     return F.layer_norm(hidden.float(), self.normalized_shape, weight, bias, self.eps)
-
-
-def _local_bytes(parameter: nn.Parameter) -> int:
-    """Return the bytes of this rank's shard."""
-    local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-    return local.nbytes
