@@ -90,7 +90,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Request:
     """What was asked for, checked before any weight is loaded.
 
     Attributes:
@@ -113,13 +113,13 @@ def main(argv: list[str]) -> int:
     disable_progress_bar()
     with ExitStack() as ranks:
         try:
-            plan = plan_of(parse_arguments(argv))
-            if plan.arguments.sp_size > 1:
+            request = request_of(parse_arguments(argv))
+            if request.arguments.sp_size > 1:
                 ranks.enter_context(process_group(WAIT_SECONDS))
-            device, sp_size = _device().type, plan.arguments.sp_size
+            device, sp_size = _device().type, request.arguments.sp_size
             sp_group = build_mesh(sp_size=sp_size, device_type=device, collective_timeout=WAIT_SECONDS).sp_group
-            if plan.jobs:  # there may be more processes than videos
-                _generate_all(plan, sp_group)
+            if request.jobs:  # there may be more processes than videos
+                _generate_all(request, sp_group)
         except (ValueError, OSError) as error:
             print(f"generate.py: {error}", file=sys.stderr)
             return 2
@@ -127,20 +127,20 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _generate_all(plan: Plan, sp_group: ProcessGroup | None) -> None:
+def _generate_all(request: Request, sp_group: ProcessGroup | None) -> None:
     """Load the model and make this process's share of the videos."""
-    for folder in {job.path.parent for job in plan.jobs}:
+    for folder in {job.path.parent for job in request.jobs}:
         folder.mkdir(parents=True, exist_ok=True)  # before minutes of loading and sampling
-    pipeline = _pipeline(plan, sp_group)
-    if plan.writes and (cut := cut_prompts(pipeline, [job.prompt for job in plan.jobs])):
+    pipeline = _pipeline(request, sp_group)
+    if request.writes and (cut := cut_prompts(pipeline, [job.prompt for job in request.jobs])):
         print(f"generate.py: WARNING: {cut}", file=sys.stderr)
-    scale = plan.settings["guidance_scale"]
-    negative = pipeline.encode([plan.arguments.negative_prompt], glyphs=False) if scale != 1.0 else None
-    for job in tqdm(plan.jobs, desc="videos", unit="video", disable=len(plan.jobs) < 2):
-        _generate(pipeline, job, plan, negative)
+    scale = request.settings["guidance_scale"]
+    negative = pipeline.encode([request.arguments.negative_prompt], glyphs=False) if scale != 1.0 else None
+    for job in tqdm(request.jobs, desc="videos", unit="video", disable=len(request.jobs) < 2):
+        _generate(pipeline, job, request, negative)
 
 
-def plan_of(arguments: argparse.Namespace) -> Plan:
+def request_of(arguments: argparse.Namespace) -> Request:
     """Check the command line and read what it names.
 
     Raises:
@@ -168,7 +168,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
     if sp_size < 1 or world_size % sp_size:
         raise ValueError(f"--sp_size must divide the number of processes; received {sp_size}, there are {world_size}.")
     share = jobs[rank // sp_size :: world_size // sp_size]
-    return Plan(arguments, settings, _fingerprint(arguments, root), share, writes=rank % sp_size == 0)
+    return Request(arguments, settings, _fingerprint(arguments, root), share, writes=rank % sp_size == 0)
 
 
 def _check_numbers(arguments: argparse.Namespace, settings: dict[str, Any], root: Path) -> None:
@@ -211,12 +211,12 @@ def _device() -> torch.device:
     return torch.device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu")
 
 
-def _pipeline(plan: Plan, sp_group: ProcessGroup | None) -> HunyuanVideoGRPOPipeline:
+def _pipeline(request: Request, sp_group: ProcessGroup | None) -> HunyuanVideoGRPOPipeline:
     """Load the model, with trained weights when asked to, onto this process's device."""
-    arguments, device = plan.arguments, _device()
-    on_gpu, placed = device.type == "cuda", None if plan.arguments.offload else device
-    scheduler = FlowMatchDiscreteScheduler(shift=plan.settings["shift"])
-    scheduler.set_timesteps(plan.settings["num_inference_steps"])
+    arguments, device = request.arguments, _device()
+    on_gpu, placed = device.type == "cuda", None if request.arguments.offload else device
+    scheduler = FlowMatchDiscreteScheduler(shift=request.settings["shift"])
+    scheduler.set_timesteps(request.settings["num_inference_steps"])
     pipeline = load_pipeline(
         arguments.model_path,
         arguments.transformer_version,
@@ -239,14 +239,14 @@ def _pipeline(plan: Plan, sp_group: ProcessGroup | None) -> HunyuanVideoGRPOPipe
     return pipeline
 
 
-def _generate(pipeline: HunyuanVideoGRPOPipeline, job: Job, plan: Plan, negative: Conditioning | None) -> None:
+def _generate(pipeline: HunyuanVideoGRPOPipeline, job: Job, request: Request, negative: Conditioning | None) -> None:
     """Write one video and a note of how it was made, unless that is done already."""
-    arguments, settings = plan.arguments, plan.settings
-    size = _size(pipeline, job, plan)
+    arguments, settings = request.arguments, request.settings
+    size = _size(pipeline, job, request)
     note = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
     del note["offload"], note["sp_size"]  # they change where the video is made, not the video
     note |= settings | {"prompt": job.prompt.text, "image_path": job.prompt.ref_image_path, "seed": job.seed}
-    note |= {"fixed_size": f"{size[0]}x{size[1]}", "output_path": str(job.path), "weights": plan.weights}
+    note |= {"fixed_size": f"{size[0]}x{size[1]}", "output_path": str(job.path), "weights": request.weights}
     if job.is_finished(note):
         print(f"{job.path} is finished already", file=sys.stderr)
         return
@@ -264,15 +264,15 @@ def _generate(pipeline: HunyuanVideoGRPOPipeline, job: Job, plan: Plan, negative
             on_step=lambda index: bar.update(),
         )
     pipeline.maybe_free_model_hooks()
-    if plan.writes:
+    if request.writes:
         job.write(videos[0], arguments.fps, note)
 
 
-def _size(pipeline: HunyuanVideoGRPOPipeline, job: Job, plan: Plan) -> tuple[int, int]:
+def _size(pipeline: HunyuanVideoGRPOPipeline, job: Job, request: Request) -> tuple[int, int]:
     """Return height and width: those given, else the model's for the ratio given, of the image, or 16:9."""
-    arguments, image = plan.arguments, job.prompt.ref_image_path
+    arguments, image = request.arguments, job.prompt.ref_image_path
     if arguments.fixed_size or not (arguments.aspect_ratio or image):
-        return parse_size(plan.settings["fixed_size"])
+        return parse_size(request.settings["fixed_size"])
     if arguments.aspect_ratio:
         width, height = arguments.aspect_ratio.split(":")
     else:

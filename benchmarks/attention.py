@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from benchmarks.network import SMALL, build_inputs, build_transformer, fast_dtype, forward_pass, training_pass
 from benchmarks.paired import Result, compare, device, peak_bytes, print_results
-from hyvideo.models.attention import attend_jointly, install_attention, runs_of
+from hyvideo.models.attention import attend_jointly, equal_rows_of, install_attention
 
 VIDEO_SHAPE = (10, 20, 20)
 """Latent frames, height and width: 4000 tokens."""
@@ -40,7 +40,7 @@ def measure() -> list[Result]:
 def _unlike_lengths() -> list[Result]:
     """Compare attention of guidance's two rows, each to its own length, with one call and a key mask."""
     lengths, num_video, heads = (200, 12), math.prod(VIDEO_SHAPE), (4, 32)
-    runs = runs_of(lengths, device())
+    equal_rows = equal_rows_of(lengths, device())
     video, text = (
         [torch.randn(2, count, *heads, device=device(), dtype=fast_dtype(), requires_grad=True) for _ in range(3)]
         for count in (num_video, max(lengths))
@@ -56,7 +56,7 @@ def _unlike_lengths() -> list[Result]:
 
     def by_row() -> None:
         """Attend as we do, and back."""
-        attend_jointly(video, text, runs)[0].float().square().mean().backward()
+        attend_jointly(video, text, equal_rows)[0].float().square().mean().backward()
 
     return [compare("attention/guidance", "one call with a key mask / each row to its own length", with_mask, by_row)]
 

@@ -75,7 +75,7 @@ def measure(rank: int, root: Path, processes: int, port: int, lora_r: int) -> No
 def _prepare(transformer: HunyuanVideo15Transformer3DModel, mesh: DeviceMesh | None, lora_r: int) -> None:
     """Add an adapter where one is wanted, and shard over several processes."""
     if lora_r:
-        lora = lora_config(lora_r, lora_r, 0.0, ModelConfig().lora_target_modules)
+        lora = lora_config(lora_r, lora_r, ModelConfig().lora_target_modules)
         prepare_policy(transformer, gradient_checkpointing=False, lora=lora)
         draw_adapter(transformer, seed=0)
     if mesh is not None:

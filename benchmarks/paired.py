@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from hyvideo.observability.phase_timer import clock
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -109,11 +111,7 @@ def on_shared_cpu() -> None:
 
 def now() -> float:
     """Return the clock, on a GPU after synchronising with it."""
-    if _shared:
-        return time.process_time()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
+    return time.process_time() if _shared else clock(device())
 
 
 def peak_bytes(run: Callable[[], object]) -> int:

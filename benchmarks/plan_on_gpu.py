@@ -26,7 +26,7 @@ from hyvideo.models.attention import install_attention
 from hyvideo.models.flops import transformer_flops, video_tokens
 from hyvideo.models.parallelize import prepare_policy, trainable_parameters
 from hyvideo.planning.networks import read_networks
-from hyvideo.planning.simulation import Scene, simulate
+from hyvideo.planning.simulation import SimulatedCase, simulate
 from hyvideo.planning.workload import latent_shape
 from hyvideo.training.optimizer import build_optimizers
 
@@ -52,9 +52,9 @@ def main(argv: list[str]) -> None:
     except ValueError as error:
         parser.error(str(error))
     networks = read_networks(config.model, config.reward)
-    scene = Scene(networks.transformer, latent_shape(config, networks), NUM_TEXT, 1, 1)
-    depth = given.num_layers or _deepest(config, scene)
-    chosen = scene.with_depth(depth)
+    case = SimulatedCase(networks.transformer, latent_shape(config, networks), NUM_TEXT, 1, 1)
+    depth = given.num_layers or _deepest(config, case)
+    chosen = case.with_depth(depth)
     peaks = simulate(config, chosen, world_size=1)
     num_video = video_tokens(chosen.transformer, chosen.latent_shape)
     flops = transformer_flops(chosen.transformer, num_video=num_video, num_text=NUM_TEXT).training(recompute="full")
@@ -64,20 +64,20 @@ def main(argv: list[str]) -> None:
     print(json.dumps({"layers": depth, "predicted": predicted, "measured": measured, "measured/predicted - 1": errors}))
 
 
-def _deepest(config: Config, scene: Scene) -> int:
+def _deepest(config: Config, case: SimulatedCase) -> int:
     """Return the largest depth whose prediction fits into 90 % of the GPU, else the smallest."""
     limit = 0.9 * torch.cuda.get_device_properties(0).total_memory
     for depth in DEPTHS:
-        peaks = simulate(config, scene.with_depth(depth), world_size=1)
+        peaks = simulate(config, case.with_depth(depth), world_size=1)
         if max(peaks.backward, peaks.optimizer) < limit:
             break
     return depth
 
 
-def _measure(config: Config, scene: Scene) -> dict[str, float]:
+def _measure(config: Config, case: SimulatedCase) -> dict[str, float]:
     """Make three updates; returns the second's peaks and operations, and the third's seconds."""
     with device():
-        transformer = HunyuanVideo15Transformer3DModel.from_config(dict(scene.transformer))
+        transformer = HunyuanVideo15Transformer3DModel.from_config(dict(case.transformer))
     prepare_policy(install_attention(transformer), gradient_checkpointing=True)
     parameters = trainable_parameters(transformer)
     optimizers = build_optimizers(parameters, config.optimizer)
@@ -85,7 +85,7 @@ def _measure(config: Config, scene: Scene) -> dict[str, float]:
     def replay() -> None:
         """Pass forward and back."""
         with torch.autocast(device().type, torch.bfloat16):
-            inputs = build_inputs(transformer, scene.latent_shape[1:], [scene.num_text])
+            inputs = build_inputs(transformer, case.latent_shape[1:], [case.num_text])
             transformer(**inputs)[0].float().square().mean().backward()
 
     def step() -> None:

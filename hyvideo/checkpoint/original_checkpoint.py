@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-import torch.distributed.checkpoint as dcp
 from diffusers import HunyuanVideo15Transformer3DModel
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from hyvideo.checkpoint.tensor_reader import TensorReader
-from hyvideo.checkpoint.train_state import one_process
+from hyvideo.checkpoint.train_state import load_tensors
 from hyvideo.models.adapter import ADAPTER, ADAPTER_FILE, load_lora
 from hyvideo.models.conversion import transformer_part
 from hyvideo.models.streaming import fill
@@ -45,7 +43,7 @@ class OriginalCheckpoint:
         except (OSError, ValueError) as error:
             raise ValueError(f"'{folder}' is not a readable checkpoint: {error}. Copy it again, whole.") from error
         self._keys = {
-            key.removeprefix("model.").replace(".base_layer.", "."): (key, metadata)
+            key.removeprefix("model.").replace(".base_layer.", "."): (key.removeprefix("model."), metadata)
             for key, metadata in stored.items()
             if key.startswith("model.") and ".lora_" not in key and isinstance(metadata, TensorStorageMetadata)
         }
@@ -70,12 +68,7 @@ class OriginalCheckpoint:
                 break
             wanted[key] = torch.empty(metadata.size, dtype=metadata.properties.dtype)
         self._held = {}
-        try:
-            with one_process():
-                dcp.load(wanted, storage_reader=TensorReader(self._folder), no_dist=True)
-        except (CheckpointException, OSError, RuntimeError, ValueError, EOFError) as error:
-            cause = (str(error).strip() or type(error).__name__).splitlines()[-1]
-            raise ValueError(f"Cannot read '{self._folder}': {cause}. The checkpoint is damaged.") from error
+        load_tensors(self._folder, {"model": wanted}, alone=True, by_index=True)
         self._held = {name: wanted[key] for name, (key, _) in self._keys.items() if key in wanted}
 
 

@@ -41,12 +41,15 @@ Tensors = dict[str, dict[str, Tensor]]
 
 
 class _LoraFacts(BaseModel):
-    """Arguments of `lora_config`; a larger rank is not low, and would exhaust the memory."""
+    """Arguments of `lora_config`; a larger rank is not low, and would exhaust the memory.
+
+    Checkpoints of earlier versions also say the dropout: 0, as the replay must repeat the rollout.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid")
     rank: int = Field(ge=1, le=8192)
     alpha: int
-    dropout: float
+    dropout: float = Field(default=0.0, ge=0, le=0, exclude=True)
     target_modules: list[str]
 
 
@@ -257,13 +260,14 @@ def read_facts(checkpoint: Path) -> dict[str, Any]:
         raise ValueError(f"'{checkpoint}' has a damaged {FACTS}: {error}") from error
 
 
-def load_tensors(checkpoint: Path, tensors: Tensors, *, alone: bool = False) -> None:
+def load_tensors(checkpoint: Path, tensors: Tensors, *, alone: bool = False, by_index: bool = False) -> None:
     """Fill `tensors` in place from `checkpoint`; all ranks call it, each with its shards.
 
     Args:
         checkpoint: a finished checkpoint's folder.
         tensors: groups of named tensors of the right shapes; every one must be in the checkpoint.
         alone: the tensors are whole, and other ranks need not call.
+        by_index: the tensors are those of the checkpoint's own index, whatever the run's settings.
 
     Raises:
         ValueError: a file is damaged, or a tensor is missing or of another shape.
@@ -272,10 +276,9 @@ def load_tensors(checkpoint: Path, tensors: Tensors, *, alone: bool = False) -> 
         with one_process():
             dcp.load(tensors, storage_reader=TensorReader(checkpoint), no_dist=alone or not dist.is_initialized())
     except (CheckpointException, OSError, RuntimeError, ValueError, KeyError, EOFError) as error:
-        raise ValueError(
-            f"Cannot restore '{checkpoint}': {_cause(error)}. The checkpoint is damaged, or the "
-            "run's model settings (pretrained_model_root, LoRA, optimizer) differ from those it was made with."
-        ) from error
+        differing = "the run's model settings (pretrained_model_root, LoRA, optimizer) differ from the checkpoint's"
+        reasons = "damaged" if by_index else f"damaged, or {differing}"
+        raise ValueError(f"Cannot restore '{checkpoint}': {_cause(error)}. The checkpoint is {reasons}.") from error
 
 
 def require_dtypes(checkpoint: Path, tensors: Tensors) -> None:

@@ -78,8 +78,3 @@ def build_parser() -> argparse.ArgumentParser:
                 _add_flag(group, knob)
     add_flags_without_effect(parser)
     return parser
-
-
-def help_text() -> str:
-    """The manual of all flags by group, wrapped to the terminal's width."""
-    return build_parser().format_help()

@@ -10,10 +10,10 @@ from pydantic import TypeAdapter
 from pydantic_core import to_json
 
 from hyvideo.data.files import replacing
-from hyvideo.evaluation.paired import PairedGain, paired_gain
+from hyvideo.evaluation.paired import paired_gain
 from hyvideo.observability.run_record import RunRecord
 from hyvideo.observability.scored_videos import ScoredVideo
-from hyvideo.observability.verdict import Comparison, Gain
+from hyvideo.observability.verdict import Gain, PairedComparison
 
 HELD_OUT = "gains.json"
 
@@ -28,7 +28,11 @@ class HeldOutGains:
     """
 
     updates: int
-    gains: dict[str, PairedGain]
+    gains: dict[str, Gain]
+
+    def __post_init__(self) -> None:
+        if "reward" not in self.gains:
+            raise ValueError(f"expected a gain of the reward; received those of {', '.join(self.gains) or 'nothing'}")
 
 
 def write_held_out(folder: Path, measured: HeldOutGains) -> None:
@@ -50,7 +54,7 @@ def read_held_out(folder: Path) -> HeldOutGains:
         raise ValueError(f"{path}: expected paired gains by name, as `make demo` writes them ({error}).") from error
 
 
-def improvement(run: RunRecord) -> Comparison | None:
+def improvement(run: RunRecord) -> PairedComparison | None:
     """Compare a run with its beginning.
 
     Held-out gains of its last update are preferred; else its last validation is compared with the earliest of the same
@@ -60,10 +64,8 @@ def improvement(run: RunRecord) -> Comparison | None:
         ValueError: the held-out gains cannot be read.
     """
     if (run.folder / HELD_OUT).is_file() and (held_out := read_held_out(run.folder)).updates == run.num_updates:
-        gains = sorted(held_out.gains.items(), key=lambda item: item[0] != "reward")
-        return Comparison(
-            "the base model", "the trained model, on held-out prompts", [named_gain(name, gain) for name, gain in gains]
-        )
+        gains = {"reward": held_out.gains["reward"], **held_out.gains}
+        return PairedComparison("the base model", "the trained model, on held-out prompts", gains)
     *earlier, last = run.samples or [None]
     for first in earlier:
         before = f"after update {first}" if first else "before training"
@@ -72,7 +74,7 @@ def improvement(run: RunRecord) -> Comparison | None:
     return None
 
 
-def against(reference: RunRecord, run: RunRecord) -> Comparison | None:
+def against(reference: RunRecord, run: RunRecord) -> PairedComparison | None:
     """Compare the last validations of two runs; None where they differ in prompts, seeds, sampling or reward."""
     if not (reference.samples and run.samples):
         return None
@@ -82,14 +84,14 @@ def against(reference: RunRecord, run: RunRecord) -> Comparison | None:
 
 def _compare(
     before: Sequence[ScoredVideo], after: Sequence[ScoredVideo], before_name: str, after_name: str
-) -> Comparison | None:
+) -> PairedComparison | None:
     """Pair videos by number, prompt, and how they were sampled and scored: their noise depends on nothing else."""
     earlier = {(video.path.name, video.prompt, video.how): video.scores for video in before}
     keys = [(video.path.name, video.prompt, video.how) for video in after]
     pairs = [(earlier[key], video.scores) for key, video in zip(keys, after, strict=True) if key in earlier]
     names = dict.fromkeys(name for scores in pairs for name in scores[0] if name in scores[1])
-    gains = [gain for name in sorted(names, key=lambda name: name != "reward") if (gain := _gain(name, pairs))]
-    return Comparison(before_name, after_name, gains) if gains and gains[0].name == "reward" else None
+    gains = {name: gain for name in sorted(names, key=lambda name: name != "reward") if (gain := _gain(name, pairs))}
+    return PairedComparison(before_name, after_name, gains) if "reward" in gains else None
 
 
 def _gain(name: str, pairs: Sequence[tuple]) -> Gain | None:
@@ -97,9 +99,4 @@ def _gain(name: str, pairs: Sequence[tuple]) -> Gain | None:
     before, after = (np.array([pair[side].get(name, math.nan) for pair in pairs], dtype=float) for side in (0, 1))
     if (np.isfinite(before) & np.isfinite(after)).sum() < 2:
         return None
-    return named_gain(name, paired_gain(before, after))
-
-
-def named_gain(name: str, gain: PairedGain) -> Gain:
-    """Return a paired gain as reports and pictures take it."""
-    return Gain(name, gain.before, gain.after, gain.mean, gain.low, gain.high, gain.num_pairs, gain.num_left_out)
+    return paired_gain(before, after)

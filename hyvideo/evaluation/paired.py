@@ -1,44 +1,13 @@
 """Is a trained model better than its base? Paired comparison on the same prompts and seeds, with its uncertainty."""
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import ArrayLike
 
 from hyvideo.evaluation.intervals import bootstrap_interval
+from hyvideo.observability.verdict import Gain
 
 
-@dataclass(frozen=True)
-class PairedGain:
-    """Mean of `after - before` over pairs, with its bootstrap interval.
-
-    Attributes:
-        before: mean of the base over the pairs.
-        after: mean of the trained model over the pairs.
-        mean: mean paired difference, in the score's own units.
-        low: lower end of the 95 % interval of `mean`.
-        high: upper end of the 95 % interval of `mean`.
-        in_base_std: `mean` divided by the standard deviation of the base's scores; NaN when the base does not vary.
-        num_pairs: pairs that were compared.
-        num_left_out: pairs with a NaN on either side (a failed score), left out.
-    """
-
-    before: float
-    after: float
-    mean: float
-    low: float
-    high: float
-    in_base_std: float
-    num_pairs: int
-    num_left_out: int
-
-    def __str__(self) -> str:
-        text = f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}], {self.in_base_std:+.2f} base std"
-        left_out = f", {self.num_left_out} left out" if self.num_left_out else ""
-        return f"{text}, {self.num_pairs} pairs{left_out}"
-
-
-def paired_gain(before: ArrayLike, after: ArrayLike, num_resamples: int = 10_000, seed: int = 0) -> PairedGain:
+def paired_gain(before: ArrayLike, after: ArrayLike, num_resamples: int = 10_000, seed: int = 0) -> Gain:
     """Compare scores of the same prompts and seeds before and after training.
 
     The interval is the percentile bootstrap over pairs: N pairs are drawn with replacement and their mean difference is
@@ -65,7 +34,7 @@ def paired_gain(before: ArrayLike, after: ArrayLike, num_resamples: int = 10_000
     first, second = before[whole], after[whole]
     base_std = first.std(ddof=1)
     interval = bootstrap_interval(second - first, num_resamples, seed)
-    return PairedGain(
+    return Gain(
         before=float(first.mean()),
         after=float(second.mean()),
         mean=interval.mean,

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate.utils import set_module_tensor_to_device
@@ -32,21 +33,21 @@ _MISFITS = (
 """What the libraries fail with on an adapter of another form."""
 
 
-def configured_adapter(model: ModelConfig) -> LoraConfig | None:
-    """Return the adapter that the settings ask for; None for full fine-tuning."""
+def lora_facts(model: ModelConfig) -> dict[str, Any] | None:
+    """Return the arguments of `lora_config` that the settings ask for; None for full fine-tuning."""
     if not model.use_lora:
         return None
-    return lora_config(model.lora_r, model.lora_alpha, model.lora_dropout, model.lora_target_modules)
+    return {"rank": model.lora_r, "alpha": model.lora_alpha, "target_modules": list(model.lora_target_modules)}
 
 
-def lora_config(rank: int, alpha: int, dropout: float, target_modules: Sequence[str]) -> LoraConfig:
-    """Return the adapter's configuration; the second matrix starts at zero, so the policy starts as the base model.
+def configured_adapter(model: ModelConfig) -> LoraConfig | None:
+    """Return the adapter that the settings ask for; None for full fine-tuning."""
+    facts = lora_facts(model)
+    return facts and lora_config(**facts)
 
-    Raises:
-        ValueError: `dropout` is not 0: a dropped weight would make the replayed log-probability differ.
-    """
-    if dropout != 0.0:
-        raise ValueError(f"lora_dropout must be 0 for GRPO (the replay must repeat the rollout); received {dropout}.")
+
+def lora_config(rank: int, alpha: int, target_modules: Sequence[str]) -> LoraConfig:
+    """Return the adapter's configuration; the second matrix starts at zero, so the policy starts as the base model."""
     return LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(target_modules), init_lora_weights=True)
 
 

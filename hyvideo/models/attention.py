@@ -45,7 +45,7 @@ Keywords = dict[str, Any]
 _FORWARD_NAMES = tuple(inspect.signature(HunyuanVideo15Transformer3DModel.forward).parameters)[1:]
 
 
-class Run(NamedTuple):
+class EqualRows(NamedTuple):
     """Consecutive rows of a batch with the same number of valid condition tokens.
 
     Attributes:
@@ -80,10 +80,10 @@ class TrimmedAttnProcessor:
         attn: Attention,
         hidden_states: Tensor,
         encoder_hidden_states: Tensor,
-        attention_mask: Sequence[Run] | None = None,
+        attention_mask: Sequence[EqualRows] | None = None,
         image_rotary_emb: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Attend over `[video, condition]` with scaled dot-product attention; `attention_mask` has the rows' runs."""
+        """Attend over `[video, condition]` with scaled dot-product attention; `attention_mask` has the equal rows."""
         query, key, value = _project(attn, hidden_states, attn.to_q, attn.to_k, attn.to_v, attn.norm_q, attn.norm_k)
         text = _project(
             attn,
@@ -110,24 +110,24 @@ class TrimmedAttnProcessor:
 
 
 def attend_jointly(
-    video: Sequence[Tensor], text: Sequence[Tensor], runs: Sequence[Run] | None
+    video: Sequence[Tensor], text: Sequence[Tensor], equal_rows: Sequence[EqualRows] | None
 ) -> tuple[Tensor, Tensor]:
     """Attend jointly, each row to its own valid tokens.
 
     Args:
         video: query, key and value `[B, S, N, D]` of the video tokens.
         text: those of the condition tokens, `[B, T, N, D]`.
-        runs: which of the T are valid; None: all.
+        equal_rows: which of the T are valid; None: all.
 
     Returns:
         `[B, S, N, D]` and `[B, T, N, D]`; the latter is arbitrary where a row has padding.
     """
     num_text, num_video = text[0].shape[1], video[0].shape[1]
-    if runs is None or num_video < ROWS_FROM:
-        out = _attend(video, text, None if runs is None else _key_mask(runs, num_video, num_text))
+    if equal_rows is None or num_video < ROWS_FROM:
+        out = _attend(video, text, None if equal_rows is None else _key_mask(equal_rows, num_video, num_text))
         return out[:, :num_video], out[:, num_video:]
     video_out, text_out = [], []
-    for start, stop, valid in runs:
+    for start, stop, valid in equal_rows:
         length = valid.shape[0]
         out = _attend([part[start:stop] for part in video], [part[start:stop, :length] for part in text])
         video_out.append(out[:, :num_video])
@@ -141,24 +141,24 @@ def _attend(video: Sequence[Tensor], text: Sequence[Tensor], mask: Tensor | None
     return F.scaled_dot_product_attention(*joined, attn_mask=mask).transpose(1, 2)
 
 
-def _key_mask(runs: Sequence[Run], num_video: int, num_text: int) -> Tensor:
+def _key_mask(equal_rows: Sequence[EqualRows], num_video: int, num_text: int) -> Tensor:
     """Return `[B, 1, 1, S + T]`, True where a key is valid."""
     rows = [
         F.pad(torch.ones_like(valid, dtype=torch.bool), (num_video, 0), value=True).expand(stop - start, -1)
-        for start, stop, valid in runs
+        for start, stop, valid in equal_rows
     ]
     size = num_video + num_text
     return torch.cat([F.pad(part, (0, size - part.shape[1]), value=False) for part in rows])[:, None, None]
 
 
-def runs_of(lengths: Sequence[int], device: torch.device | None = None) -> tuple[Run, ...]:
+def equal_rows_of(lengths: Sequence[int], device: torch.device | None = None) -> tuple[EqualRows, ...]:
     """Group consecutive rows of equal length: `(3, 3, 5)` are rows 0 and 1 with 3 tokens and row 2 with 5."""
-    runs, start = [], 0
+    equal_rows, start = [], 0
     for length, rows in groupby(lengths):
         stop = start + len(list(rows))
-        runs.append(Run(start, stop, torch.empty(length, device=device, dtype=torch.bool)))
+        equal_rows.append(EqualRows(start, stop, torch.empty(length, device=device, dtype=torch.bool)))
         start = stop
-    return tuple(runs)
+    return tuple(equal_rows)
 
 
 def _stacked(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -193,7 +193,7 @@ class _ConditionTrim:
     """
 
     def __init__(self) -> None:
-        self._runs = WeakTensorKeyDictionary()  # mask [B, S] -> the rows' runs
+        self._equal_rows = WeakTensorKeyDictionary()  # mask [B, S] -> its equal rows
 
     def before_transformer(self, module: nn.Module, args: tuple, kwargs: Keywords) -> tuple[tuple, Keywords]:
         """Cut every condition to the longest valid length in the batch."""
@@ -213,13 +213,13 @@ class _ConditionTrim:
         return hidden, timestep, None if bool(mask.all()) else mask
 
     def before_block(self, module: nn.Module, args: tuple) -> tuple:
-        """Cut the joined condition (a no-op after block 0) and put the rows' runs, if several, in the mask's place."""
+        """Cut the joined condition (a no-op after block 0) and put its equal rows, if several, in the mask's place."""
         hidden, text, temb, mask, rotary = args
-        if mask not in self._runs:
-            self._runs[mask] = runs_of(mask.sum(1).tolist(), mask.device)
-        runs = self._runs[mask]
-        longest = max(run.valid.shape[0] for run in runs)
-        return hidden, text[:, :longest], temb, runs if len(runs) > 1 else None, rotary
+        if mask not in self._equal_rows:
+            self._equal_rows[mask] = equal_rows_of(mask.sum(1).tolist(), mask.device)
+        equal_rows = self._equal_rows[mask]
+        longest = max(rows.valid.shape[0] for rows in equal_rows)
+        return hidden, text[:, :longest], temb, equal_rows if len(equal_rows) > 1 else None, rotary
 
 
 class _TokenSplit:

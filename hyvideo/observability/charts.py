@@ -63,7 +63,7 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Path:
+class Stroke:
     """One SVG path.
 
     Attributes:
@@ -85,7 +85,7 @@ class Drawing:
 
     Attributes:
         chart: what is shown.
-        paths: in drawing order.
+        strokes: in drawing order.
         x_ticks: places in percent from the left, and their labels.
         y_ticks: places in percent from the top, and their labels.
         legend: (label, colour, dash) of every curve that has a value.
@@ -94,7 +94,7 @@ class Drawing:
     """
 
     chart: Chart
-    paths: tuple[Path, ...]
+    strokes: tuple[Stroke, ...]
     x_ticks: tuple[tuple[float, str], ...]
     y_ticks: tuple[tuple[float, str], ...]
     legend: tuple[tuple[str, int, str], ...]
@@ -147,11 +147,11 @@ def draw(chart: Chart) -> Drawing | None:
     if not lines:
         return None
     x_scale, y_scale = _x_scale(lines), _y_scale(lines, chart.logarithmic)
-    paths = [path for line in lines for path in _paths(line, x_scale, y_scale)]
+    strokes = [stroke for line in lines for stroke in _strokes(line, x_scale, y_scale)]
     order = {"band": 0, "raw": 1, "line": 2, "dots": 3}
     return Drawing(
         chart,
-        tuple(sorted(paths, key=lambda path: order[path.kind])),
+        tuple(sorted(strokes, key=lambda stroke: order[stroke.kind])),
         tuple(x_scale.ticks(5, whole=True)),
         tuple((100 - place, label) for place, label in y_scale.ticks(5)),
         tuple((line.label, *line_style(line.colour)) for line in lines),
@@ -200,19 +200,19 @@ def _y_scale(lines: Sequence[Line], logarithmic: bool) -> _Scale:
     return _Scale(-0.06 if flat_zero else low - margin, 1.0 if flat_zero else high + margin, logarithmic)
 
 
-def _paths(line: Line, x_scale: _Scale, y_scale: _Scale) -> list[Path]:
-    """Make the paths of one curve."""
+def _strokes(line: Line, x_scale: _Scale, y_scale: _Scale) -> list[Stroke]:
+    """Make the strokes of one curve."""
     colour, dash = line_style(line.colour)
     chosen = evenly_spaced(len(line.x), _MAX_POINTS)
-    paths = [Path(_polyline(x_scale(line.x[chosen]), y_scale(line.y[chosen])), "line", colour, dash)]
+    strokes = [Stroke(_polyline(x_scale(line.x[chosen]), y_scale(line.y[chosen])), "line", colour, dash)]
     if line.raw is not None:
         kept = extremes(line.raw, 2 * _MAX_POINTS)
-        paths.append(Path(_polyline(x_scale(line.x[kept]), y_scale(line.raw[kept])), "raw", colour, ""))
+        strokes.append(Stroke(_polyline(x_scale(line.x[kept]), y_scale(line.raw[kept])), "raw", colour, ""))
     if line.spread is not None:
-        paths.append(Path(_band(line, chosen, x_scale, y_scale), "band", colour, ""))
+        strokes.append(Stroke(_band(line, chosen, x_scale, y_scale), "band", colour, ""))
     if line.dots or len(line.x) == 1:
-        paths.append(Path(_dots(x_scale(line.x[chosen]), y_scale(line.y[chosen])), "dots", colour, ""))
-    return paths
+        strokes.append(Stroke(_dots(x_scale(line.x[chosen]), y_scale(line.y[chosen])), "dots", colour, ""))
+    return strokes
 
 
 def _polyline(x: np.ndarray, y: np.ndarray) -> str:

@@ -42,12 +42,12 @@ class PhaseTimer:
         if phase not in self._seconds:
             raise ValueError(f"Unknown phase {phase!r}: expected one of {', '.join(PHASES)}.")
         self._enter(phase)
-        start = self._now()
+        start = clock(self._device)
         with record_function(RANGE + phase):
             try:
                 yield
             finally:
-                self._seconds[phase] += self._now() - start
+                self._seconds[phase] += clock(self._device) - start
         self._enter(BETWEEN)
 
     def pop(self) -> dict[str, float]:
@@ -59,7 +59,9 @@ class PhaseTimer:
     def _enter(self, phase: str) -> None:
         self.phase, self.since = phase, time.monotonic()
 
-    def _now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return time.perf_counter()
+
+def clock(device: torch.device) -> float:
+    """Return the seconds of a clock when `device` has finished what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

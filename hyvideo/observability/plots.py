@@ -1,6 +1,6 @@
 """The picture of a run: its reward over the updates, in total and per component."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from hyvideo.observability.verdict import Gain
 _BLUE, _BLACK = "C0", "0.15"
 
 
-def plot_reward_curve(metrics: Path, png: Path, *, held_out: Sequence[Gain] = ()) -> None:
+def plot_reward_curve(metrics: Path, png: Path, *, held_out: Mapping[str, Gain]) -> None:
     """Draw `reward/mean` with a band of one `reward/std`, and beside it VQ, MQ and TA.
 
     Faint lines are the values as logged, strong lines smoothed over a tenth of the run, as in the report.
@@ -25,7 +25,7 @@ def plot_reward_curve(metrics: Path, png: Path, *, held_out: Sequence[Gain] = ()
     Args:
         metrics: the `metrics.jsonl` of a run.
         png: the picture to write.
-        held_out: gains from before the first update to after the last, drawn over the curves of their names.
+        held_out: gains by name from before the first update to after the last, drawn over the curves.
 
     Raises:
         ValueError: the file is missing or holds no reward.
@@ -42,9 +42,8 @@ def plot_reward_curve(metrics: Path, png: Path, *, held_out: Sequence[Gain] = ()
     _draw_curve(panels["reward"], steps, mean)
     for name in METRIC_MEANINGS:
         _draw_curve(panels[name], steps, _column(rows, f"reward/{name}"))
-    for gain in held_out:
-        if gain.name in panels:
-            _draw_gain(panels[gain.name], steps[-1], gain)
+    for name in panels.keys() & held_out:
+        _draw_gain(panels[name], steps[-1], held_out[name])
     _label(panels)
     with replacing(Path(png)) as temporary:
         figure.savefig(temporary, dpi=150)

@@ -27,7 +27,13 @@ from hyvideo.observability.panels import (
 )
 from hyvideo.observability.run_record import RunRecord
 from hyvideo.observability.scored_videos import ScoredVideo
-from hyvideo.observability.verdict import Comparison, common_range, verdict_of, verdict_of_runs, verdict_without_pairs
+from hyvideo.observability.verdict import (
+    PairedComparison,
+    common_range,
+    verdict_of,
+    verdict_of_runs,
+    verdict_without_pairs,
+)
 
 _MAX_MOMENTS = 6
 _MAX_PROMPTS = 32
@@ -91,8 +97,8 @@ class Setting:
 def write_report(
     path: Path,
     runs: Sequence[RunRecord],
-    gains: Sequence[Comparison | None],
-    against_first: Sequence[Comparison | None] = (),
+    gains: Sequence[PairedComparison | None],
+    against_first: Sequence[PairedComparison | None] = (),
     *,
     embed: bool = False,
 ) -> Path:
@@ -126,13 +132,13 @@ def write_report(
         **context,
         rows=list(zip(runs, gains, comparisons, map(_facts, runs), strict=True)),
         verdict=verdict_of_runs([run.name for run in runs], gains),
-        scale=common_range([found.gains[0] for found in (*gains, *against_first) if found]),
+        scale=common_range([found.gains["reward"] for found in (*gains, *against_first) if found]),
         run_legend=[(run.name, *line_style(number)) for number, run in enumerate(runs)],
         strips=_last_samples(path, runs, embed),
     )
 
 
-def _of_one(path: Path, run: RunRecord, gain: Comparison | None, embed: bool) -> dict[str, Any]:
+def _of_one(path: Path, run: RunRecord, gain: PairedComparison | None, embed: bool) -> dict[str, Any]:
     """Collect what only the report of one run shows."""
     rewards = run.per_round("reward/mean")[1]
     rewards = rewards[np.isfinite(rewards)]
@@ -143,7 +149,7 @@ def _of_one(path: Path, run: RunRecord, gain: Comparison | None, embed: bool) ->
         "state": _state(run),
         "verdict": verdict_of(gain) if gain else verdict_without_pairs(*ends),
         "gain": gain,
-        "scale": common_range(gain.gains if gain else []),
+        "scale": common_range(gain.gains.values() if gain else []),
         "meanings": METRIC_MEANINGS,
         "facts": _facts(run),
         "strips": _samples_over_training(path, run, embed),

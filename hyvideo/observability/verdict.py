@@ -1,7 +1,7 @@
 """Did it improve, and by how much: the sentence at the top of a report."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from hyvideo.observability.charts import in_words
@@ -15,24 +15,29 @@ class Gain:
     """How one score changed between two sets of videos of the same prompts and seeds.
 
     Attributes:
-        name: `reward` or a metric.
         before: mean of the first set over the pairs.
         after: mean of the second set over the pairs.
-        mean: mean paired difference, after minus before.
-        low: lower end of its 95 % interval.
-        high: upper end of its 95 % interval.
-        num_pairs: pairs compared.
-        num_left_out: pairs with a failed score.
+        mean: mean paired difference, after minus before, in the score's own units.
+        low: lower end of the 95 % interval of `mean`.
+        high: upper end of the 95 % interval of `mean`.
+        in_base_std: `mean` divided by the standard deviation of the first set's scores; NaN when these do not vary.
+        num_pairs: pairs that were compared.
+        num_left_out: pairs with a NaN on either side (a failed score), left out.
     """
 
-    name: str
     before: float
     after: float
     mean: float
     low: float
     high: float
+    in_base_std: float
     num_pairs: int
     num_left_out: int
+
+    def __str__(self) -> str:
+        text = f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}], {self.in_base_std:+.2f} base std"
+        left_out = f", {self.num_left_out} left out" if self.num_left_out else ""
+        return f"{text}, {self.num_pairs} pairs{left_out}"
 
     @property
     def direction(self) -> str:
@@ -43,18 +48,18 @@ class Gain:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PairedComparison:
     """Two sets of videos, compared pair by pair.
 
     Attributes:
         before: what the first set is, as in "the base model".
         after: what the second set is.
-        gains: the reward's first, then each metric's.
+        gains: that of `reward` first, then each metric's, by name.
     """
 
     before: str
     after: str
-    gains: Sequence[Gain]
+    gains: Mapping[str, Gain]
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,7 @@ class Verdict:
     detail: str
 
 
-def common_range(gains: Sequence[Gain]) -> tuple[float, float]:
+def common_range(gains: Collection[Gain]) -> tuple[float, float]:
     """Shared axis range of stacked interval plots: covers all intervals and 0, plus a margin."""
     low = min([0.0, *(gain.low for gain in gains)])
     high = max([0.0, *(gain.high for gain in gains)])
@@ -85,10 +90,10 @@ def signed(value: float) -> str:
     return f"+{in_words(value)}" if value > 0 else in_words(value)
 
 
-def verdict_of(comparison: Comparison) -> Verdict:
+def verdict_of(comparison: PairedComparison) -> Verdict:
     """Say what a comparison shows."""
-    gain = comparison.gains[0]
-    amount = f"{gain.name} {signed(gain.mean)}, 95 % interval {signed(gain.low)} to {signed(gain.high)}"
+    gain = comparison.gains["reward"]
+    amount = f"reward {signed(gain.mean)}, 95 % interval {signed(gain.low)} to {signed(gain.high)}"
     pairs = f"{gain.num_pairs} videos of the same prompts and seeds: {comparison.after} against {comparison.before}."
     if gain.num_pairs < _ENOUGH_PAIRS:
         few = f"Only {pairs} At least {_ENOUGH_PAIRS} are needed for a verdict ({amount})."
@@ -98,12 +103,12 @@ def verdict_of(comparison: Comparison) -> Verdict:
         "worse": f"Got worse: {amount}",
         "unclear": f"No clear change: {amount}",
     }[gain.direction]
-    return Verdict(gain.direction, headline, " ".join([pairs, *_components(comparison.gains[1:])]))
+    return Verdict(gain.direction, headline, " ".join([pairs, *_components(comparison.gains)]))
 
 
-def verdict_of_runs(names: Sequence[str], comparisons: Sequence[Comparison | None]) -> Verdict:
+def verdict_of_runs(names: Sequence[str], comparisons: Sequence[PairedComparison | None]) -> Verdict:
     """Say which of several runs gained most since its start, and how many of them gained anything."""
-    known = [(name, found.gains[0]) for name, found in zip(names, comparisons, strict=True) if found]
+    known = [(name, found.gains["reward"]) for name, found in zip(names, comparisons, strict=True) if found]
     clear = sorted((pair for pair in known if pair[1].direction == "better"), key=lambda pair: -pair[1].mean)
     counted = f"{len(clear)} of {len(names)} runs clearly improved since their first validation."
     if not clear:
@@ -111,7 +116,7 @@ def verdict_of_runs(names: Sequence[str], comparisons: Sequence[Comparison | Non
     name, gain = clear[0]
     rest = [other for other, found in clear[1:] if found.high >= gain.low]
     overlap = f" The interval of {', '.join(rest)} overlaps with its." if rest else ""
-    headline = f"{name} gained most: {gain.name} {signed(gain.mean)}"
+    headline = f"{name} gained most: reward {signed(gain.mean)}"
     return Verdict("better", headline, f"95 % interval {signed(gain.low)} to {signed(gain.high)}. {counted}{overlap}")
 
 
@@ -126,12 +131,12 @@ def verdict_without_pairs(first: float, last: float) -> Verdict:
     return Verdict("unclear", f"Training reward {in_words(first)} at first, {in_words(last)} at last", detail)
 
 
-def _components(gains: Sequence[Gain]) -> list[str]:
+def _components(gains: Mapping[str, Gain]) -> list[str]:
     """Name the metrics that clearly rose and those that clearly fell."""
     words = {"better": "rose", "worse": "fell"}
     sentences = []
     for direction, verb in words.items():
-        names = [gain.name for gain in gains if gain.direction == direction]
+        names = [name for name, gain in gains.items() if name != "reward" and gain.direction == direction]
         if names:
             listed = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
             sentences.append(f"{listed} {verb}.")

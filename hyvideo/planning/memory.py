@@ -12,7 +12,7 @@ from hyvideo.config.schema import Config
 from hyvideo.models.flops import video_tokens
 from hyvideo.planning.networks import Networks, make_vae
 from hyvideo.planning.peak_memory import PeakMemory
-from hyvideo.planning.simulation import Peaks, Scene, simulate
+from hyvideo.planning.simulation import Peaks, SimulatedCase, simulate
 from hyvideo.planning.workload import guidance_rows, latent_shape, validation_shape, validation_videos
 from hyvideo.training.anchor import anchor_kind
 
@@ -60,8 +60,8 @@ class Memory:
         return max(self.rollout, self.reward, self.anchor_pass, self.update, self.validation)
 
 
-PeaksOf = Callable[[Config, Scene, int], Peaks]
-"""Estimates peak memory: (config, scene, world_size) -> Peaks."""
+PeaksOf = Callable[[Config, SimulatedCase, int], Peaks]
+"""Estimates peak memory: (config, case, world_size) -> Peaks."""
 
 
 def predict_memory(
@@ -82,8 +82,8 @@ def predict_memory(
     pairs = min(grpo.mini_batch_size_per_update, grpo.batch_size * rollout.grpo_sampling_steps)
     together = validation_videos(config, world_size)[1]
     validated = (validation_shape(config, networks), rows * together) if together else None
-    scene = Scene(networks.transformer, shape, num_text, rows * micro_batch, rows * pairs, validated)
-    peaks = _in_host_memory((peaks_of or extrapolated_peaks)(config, scene, world_size), config)
+    case = SimulatedCase(networks.transformer, shape, num_text, rows * micro_batch, rows * pairs, validated)
+    peaks = _in_host_memory((peaks_of or extrapolated_peaks)(config, case, world_size), config)
 
     stored = 4 * torch.Size(shape).numel() * (2 * rollout.grpo_sampling_steps + 1)  # float32 latents and means
     videos = grpo.batch_size * grpo.gradient_accumulation_steps
@@ -120,43 +120,43 @@ def predict_memory(
     )
 
 
-def extrapolated_peaks(config: Config, scene: Scene, world_size: int) -> Peaks:
+def extrapolated_peaks(config: Config, case: SimulatedCase, world_size: int) -> Peaks:
     """Simulate two depths and extrapolate, as every block adds the same; a shallow transformer is simulated whole."""
-    depth = scene.transformer["num_layers"]
+    depth = case.transformer["num_layers"]
     if depth <= max(DEPTHS):
-        return simulate(config, scene, world_size)
-    few, more = (simulate(config, scene.with_depth(number), world_size) for number in DEPTHS)
+        return simulate(config, case, world_size)
+    few, more = (simulate(config, case.with_depth(number), world_size) for number in DEPTHS)
     return _on_line(few, more, {field.name: (depth - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0]) for field in fields(Peaks)})
 
 
 class FittedPeaks:
     """Interpolates peaks for many video and micro-batch sizes from two, because activations grow with a pass's tokens.
 
-    Two scenes are simulated for each way to train and shard that is asked for.
+    Two cases are simulated for each way to train and shard that is asked for.
     """
 
     def __init__(self) -> None:
         self._ends: dict[str, tuple[Peaks, Peaks]] = {}
 
-    def __call__(self, config: Config, scene: Scene, world_size: int) -> Peaks:
-        """Return the peaks of a scene on the line through those of the two that were simulated."""
-        shapes = [(scene.latent_shape[0], frames, 30, 54) for frames in (5, 21)]
-        ends = [Scene(scene.transformer, shape, scene.num_text, 1, 1, (shape, 1)) for shape in shapes]
+    def __call__(self, config: Config, case: SimulatedCase, world_size: int) -> Peaks:
+        """Return the peaks of a case on the line through those of the two that were simulated."""
+        shapes = [(case.latent_shape[0], frames, 30, 54) for frames in (5, 21)]
+        ends = [SimulatedCase(case.transformer, shape, case.num_text, 1, 1, (shape, 1)) for shape in shapes]
         key = repr((config.model, config.parallel, config.optimizer, world_size))
         if key not in self._ends:
             self._ends[key] = tuple(extrapolated_peaks(config, end, world_size) for end in ends)
         low, high = (_tokens(end, end.latent_shape, 1) for end in ends)
-        rows = {"rollout": scene.rollout_rows, "anchor": scene.update_rows, "backward": scene.update_rows}
-        tokens = {name: _tokens(scene, scene.latent_shape, count) for name, count in rows.items()}
-        if scene.validation:
-            tokens["validation"] = _tokens(scene, *scene.validation)
+        rows = {"rollout": case.rollout_rows, "anchor": case.update_rows, "backward": case.update_rows}
+        tokens = {name: _tokens(case, case.latent_shape, count) for name, count in rows.items()}
+        if case.validation:
+            tokens["validation"] = _tokens(case, *case.validation)
         peaks = _on_line(*self._ends[key], {name: (count - low) / (high - low) for name, count in tokens.items()})
-        return peaks if scene.validation else replace(peaks, validation=0)
+        return peaks if case.validation else replace(peaks, validation=0)
 
 
-def _tokens(scene: Scene, latent_shape: tuple[int, ...], rows: int) -> int:
+def _tokens(case: SimulatedCase, latent_shape: tuple[int, ...], rows: int) -> int:
     """Return the tokens of a pass."""
-    return rows * (video_tokens(scene.transformer, latent_shape) + scene.num_text)
+    return rows * (video_tokens(case.transformer, latent_shape) + case.num_text)
 
 
 def _on_line(first: Peaks, second: Peaks, places: Mapping[str, float]) -> Peaks:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from accelerate import init_empty_weights
 from diffusers import AutoencoderKLHunyuanVideo15, HunyuanVideo15Transformer3DModel
-from torch import nn
 from transformers import T5Config, T5EncoderModel
 
 from hyvideo.config.schema import ModelConfig, RewardConfig
@@ -87,8 +86,8 @@ def read_networks(model: ModelConfig, reward: RewardConfig) -> Networks:
     source.close()
     vae, source, _ = open_vae(root)
     source.close()
-    encoders = _encoder_bytes(root, transformer.config.task_type)
-    return Networks(str(root), dict(transformer.config), dict(vae.config), encoders, HALF * _count(vae), **rewards_of)
+    frozen = (_encoder_bytes(root, transformer.config.task_type), HALF * vae.num_parameters())
+    return Networks(str(root), dict(transformer.config), dict(vae.config), *frozen, **rewards_of)
 
 
 def _published(version: str, rewards: dict[str, Any]) -> Networks:
@@ -100,7 +99,7 @@ def _published(version: str, rewards: dict[str, Any]) -> Networks:
     vision = VISION_PARAMETERS if task == "i2v" else 0
     encoders = HALF * (LANGUAGE_PARAMETERS + vision) + 4 * GLYPH_PARAMETERS
     where = f"published sizes of {version}"
-    return Networks(where, config, dict(vae.config), encoders, HALF * _count(vae), **rewards)
+    return Networks(where, config, dict(vae.config), encoders, HALF * vae.num_parameters(), **rewards)
 
 
 @contextmanager
@@ -132,7 +131,7 @@ def _encoder_bytes(root: Path, task: str) -> int:
         text, vision = root / "text_encoder" / "llm", root / "vision_encoder" / "siglip" / "image_encoder"
         config = T5Config.from_pretrained(root / "text_encoder" / "byt5-small", local_files_only=True)
         with init_empty_weights():
-            glyph = _count(T5EncoderModel(config))
+            glyph = T5EncoderModel(config).num_parameters()
     half = _in_files(text, ignored=("visual.", "model.visual.", "lm_head."))
     return HALF * (half + (_in_files(vision) if task == "i2v" else 0)) + 4 * glyph
 
@@ -145,8 +144,3 @@ def _in_files(folder: Path, ignored: tuple[str, ...] = ()) -> int:
     shapes = [shape for name, shape in source.shapes.items() if not name.startswith(ignored)]
     source.close()
     return sum(torch.Size(shape).numel() for shape in shapes)
-
-
-def _count(module: nn.Module) -> int:
-    """Count the weights of a network."""
-    return sum(parameter.numel() for parameter in module.parameters())

@@ -19,9 +19,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import ProcessGroup
 
 from hyvideo.config.schema import Config
+from hyvideo.distributed.collectives import local_shard
 from hyvideo.distributed.mesh import Mesh, build_mesh
 from hyvideo.models.adapter import configured_adapter
-from hyvideo.models.attention import Run, install_attention
+from hyvideo.models.attention import EqualRows, install_attention
 from hyvideo.models.parallelize import prepare_policy, shard_weights, trainable_parameters
 from hyvideo.models.quiet import quiet_diffusers
 from hyvideo.planning.networks import made_in
@@ -31,7 +32,7 @@ from hyvideo.training.optimizer import build_optimizers
 
 
 @dataclass(frozen=True)
-class Scene:
+class SimulatedCase:
     """What is simulated.
 
     Attributes:
@@ -50,8 +51,8 @@ class Scene:
     update_rows: int
     validation: tuple[tuple[int, int, int, int], int] | None = None
 
-    def with_depth(self, num_layers: int) -> "Scene":
-        """Return the scene with another number of transformer blocks."""
+    def with_depth(self, num_layers: int) -> "SimulatedCase":
+        """Return the case with another number of transformer blocks."""
         return replace(self, transformer={**self.transformer, "num_layers": num_layers})
 
 
@@ -80,12 +81,12 @@ class Peaks:
     validation: int = 0
 
 
-def simulate(config: Config, scene: Scene, world_size: int) -> Peaks:
+def simulate(config: Config, case: SimulatedCase, world_size: int) -> Peaks:
     """Run a rollout's and a validation's forward pass and an update on rank 0 of `world_size` ranks that do not exist.
 
     Args:
         config: what is trained and how it is sharded, recomputed and updated.
-        scene: sizes.
+        case: sizes.
         world_size: number of ranks.
 
     Raises:
@@ -95,7 +96,7 @@ def simulate(config: Config, scene: Scene, world_size: int) -> Peaks:
     with ExitStack() as stack:
         stack.enter_context(_fake_ranks(world_size))
         mesh = build_mesh(sp_size=parallel.sp_size, dp_replicate=parallel.dp_replicate)
-        transformer = policy_on_meta(config, scene.transformer, mesh.sp_group)
+        transformer = policy_on_meta(config, case.transformer, mesh.sp_group)
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         memory = stack.enter_context(PeakMemory())
         transformer.to_empty(device="cpu")
@@ -105,16 +106,16 @@ def simulate(config: Config, scene: Scene, world_size: int) -> Peaks:
         optimizers = build_optimizers(parameters, config.optimizer)
         peaks, dtype = {}, DTYPES[config.model.dtype]
         with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-            passes = {"rollout": (scene.latent_shape, scene.rollout_rows)}
-            passes |= {"anchor": (scene.latent_shape, scene.update_rows)}
-            passes |= {"validation": scene.validation} if scene.validation else {}
+            passes = {"rollout": (case.latent_shape, case.rollout_rows)}
+            passes |= {"anchor": (case.latent_shape, case.update_rows)}
+            passes |= {"validation": case.validation} if case.validation else {}
             for shape, rows in set(passes.values()):
                 memory.restart()
                 with torch.no_grad():
-                    _velocity(transformer, shape, scene.num_text, rows)
+                    _velocity(transformer, shape, case.num_text, rows)
                 peaks |= {name: memory.peak for name, sizes in passes.items() if sizes == (shape, rows)}
             memory.restart()
-            _velocity(transformer, scene.latent_shape, scene.num_text, scene.update_rows).square().mean().backward()
+            _velocity(transformer, case.latent_shape, case.num_text, case.update_rows).square().mean().backward()
             peaks["backward"] = memory.peak
         memory.restart()
         before = memory.current
@@ -123,7 +124,7 @@ def simulate(config: Config, scene: Scene, world_size: int) -> Peaks:
             optimizer.step()
         states = memory.current - before
         peaks = {phase: peak + states for phase, peak in peaks.items()} | {"optimizer": memory.peak}
-        trained = sum(_local_bytes(parameter) for parameter in parameters.values())
+        trained = sum(local_shard(parameter).nbytes for parameter in parameters.values())
     return Peaks(weights=weights, states=states, trained=trained, **peaks)
 
 
@@ -197,9 +198,9 @@ def _forward(
     )
     kinds = [torch.full(part.shape[:2], kind, dtype=torch.long) for kind, part in parts]
     text = torch.cat([part + self.cond_type_embed(kind) for (_, part), kind in zip(parts, kinds, strict=True)], dim=1)
-    runs = None if mask is None else [Run(row, row + 1, valid) for row, valid in enumerate(mask)]
+    equal_rows = None if mask is None else [EqualRows(row, row + 1, valid) for row, valid in enumerate(mask)]
     for block in self.transformer_blocks:
-        hidden, text = block(hidden, text, embedded, runs, rotary)
+        hidden, text = block(hidden, text, embedded, equal_rows, rotary)
     return self.proj_out(self.norm_out(hidden, embedded)).float()
 
 
@@ -220,9 +221,3 @@ def _norm_in_float32(self: nn.LayerNorm, hidden: Tensor) -> Tensor:
     """Normalise in float32, as autocast does on a GPU; on the CPU it leaves layer norms as they come."""
     weight, bias = (None if part is None else part.float() for part in (self.weight, self.bias))
     return F.layer_norm(hidden.float(), self.normalized_shape, weight, bias, self.eps)
-
-
-def _local_bytes(parameter: nn.Parameter) -> int:
-    """Return the bytes of this rank's shard."""
-    local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-    return local.nbytes

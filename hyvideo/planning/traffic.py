@@ -71,11 +71,6 @@ class Traffic:
     tokens: int = 0
     condition: int = 0
 
-    @property
-    def total(self) -> int:
-        """All bytes."""
-        return self.weights + self.copies + self.tokens + self.condition
-
     def __add__(self, other: "Traffic") -> "Traffic":
         return Traffic(
             self.weights + other.weights,

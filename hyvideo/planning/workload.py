@@ -73,8 +73,6 @@ class Workload:
 
     Attributes:
         videos: videos of this rank, shared with the others of its sequence-parallel group.
-        video_steps: denoising steps of the rollout over these videos.
-        trained_pairs: (video, step) pairs that are trained.
         updates: optimizer updates.
         rollout: sampling and decoding.
         anchor: the anchor's pass over the trained pairs.
@@ -83,8 +81,6 @@ class Workload:
     """
 
     videos: int
-    video_steps: int
-    trained_pairs: int
     updates: int
     rollout: PhaseWork
     anchor: PhaseWork
@@ -95,11 +91,6 @@ class Workload:
     def flops(self) -> int:
         """Operations of the round on this rank."""
         return self.rollout.flops + self.anchor.flops + self.update.flops
-
-    @property
-    def traffic(self) -> Traffic:
-        """Bytes this rank sends in the round."""
-        return self.rollout.traffic + self.anchor.traffic + self.update.traffic
 
 
 def latent_shape(config: Config, networks: Networks) -> tuple[int, int, int, int]:
@@ -156,7 +147,7 @@ def workload(
         timestep_fraction=grpo.timestep_fraction,
         with_anchor=anchor_kind(config.kl, config.model) != "none",
     )
-    video_steps, pairs = videos * evaluations.rollout, videos * evaluations.update
+    pairs = videos * evaluations.update
     shape = latent_shape(config, networks)
     num_video = video_tokens(networks.transformer, shape)
     forward = transformer_flops(networks.transformer, num_video=num_video, num_text=num_text, sp_size=parallel.sp_size)
@@ -181,8 +172,6 @@ def workload(
         validation = sampling(validation_shape(config, networks), own, num_steps, -(-own // together))
     return Workload(
         videos,
-        video_steps,
-        pairs,
         grpo.updates_per_rollout,
         sampling(shape, videos, rollout.grpo_sampling_steps, batches * grpo.gradient_accumulation_steps),
         PhaseWork(anchor_pairs * rows * forward.total, tokens.times(anchor_pairs) + inference.times(anchor_calls)),

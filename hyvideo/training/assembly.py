@@ -26,7 +26,7 @@ from hyvideo.distributed.collectives import all_or_none, from_main, require_same
 from hyvideo.distributed.mesh import Mesh, build_mesh
 from hyvideo.grpo.gradient_equalizer import equalizer_scales
 from hyvideo.grpo.kl_controller import KLController
-from hyvideo.models.adapter import configured_adapter, draw_adapter
+from hyvideo.models.adapter import configured_adapter, draw_adapter, lora_facts
 from hyvideo.models.attention import install_attention
 from hyvideo.models.layout import check_layout, task_of
 from hyvideo.models.loading import load_pipeline
@@ -293,7 +293,7 @@ def _build_method(
         sampler=sampler,
         settings=deciding_fields(config, mesh.dp_size) | _content(config.data.train_video_csv),
         config_hash=config_hash(config, mesh.dp_size),
-        lora=_lora_facts(config),
+        lora=lora_facts(config.model),
     )
     return update, state
 
@@ -325,15 +325,6 @@ def _build_controller(config: Config) -> KLController | None:
         target=kl.kl_target,
         schedule=kl.kl_schedule,
     )
-
-
-def _lora_facts(config: Config) -> dict | None:
-    """Return the arguments of `lora_config`, or None for full fine-tuning."""
-    model = config.model
-    if not model.use_lora:
-        return None
-    names = {"rank": model.lora_r, "alpha": model.lora_alpha, "dropout": model.lora_dropout}
-    return {**names, "target_modules": list(model.lora_target_modules)}
 
 
 def _build_validation(

@@ -2,8 +2,9 @@
 
 from hyvideo.config.schema import Config
 from hyvideo.data.prompts import Prompt, read_prompts
-from hyvideo.evaluation.paired import PairedGain, paired_gain
+from hyvideo.evaluation.paired import paired_gain
 from hyvideo.models.reward_models.rewards import Scores
+from hyvideo.observability.verdict import Gain
 
 
 def held_out_prompts(config: Config, count: int) -> list[Prompt]:
@@ -12,7 +13,7 @@ def held_out_prompts(config: Config, count: int) -> list[Prompt]:
     return [Prompt(prompts[i % len(prompts)].text, i, None, None) for i in range(count)]
 
 
-def gains(before: Scores, after: Scores) -> dict[str, PairedGain]:
+def gains(before: Scores, after: Scores) -> dict[str, Gain]:
     """Return the paired gain of the total reward and of each metric, with 95 % intervals."""
     metrics = {name: paired_gain(before.metrics[name], after.metrics[name]) for name in before.metrics}
     return {"reward": paired_gain(before.total, after.total), **metrics}

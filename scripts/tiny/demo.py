@@ -19,7 +19,7 @@ from hyvideo.config.loading import load_config
 from hyvideo.config.schema import Config
 from hyvideo.data.prompts import Prompt
 from hyvideo.distributed.process_group import process_group
-from hyvideo.evaluation.improvement import HeldOutGains, named_gain, write_held_out
+from hyvideo.evaluation.improvement import HeldOutGains, write_held_out
 from hyvideo.observability.before_after import side_by_side
 from hyvideo.observability.plots import plot_reward_curve
 from hyvideo.training.assembly import build_trainer
@@ -79,8 +79,7 @@ def _write(trainer: Trainer, before: Sampled, after: Sampled, prompts: Sequence[
     folder = trainer.folder.path
     result = gains(before.all_scores, after.all_scores)
     write_held_out(folder, HeldOutGains(trainer.state.step, result))
-    held_out = [named_gain(name, gain) for name, gain in result.items()]
-    plot_reward_curve(folder / "metrics.jsonl", folder / "reward_curve.png", held_out=held_out)
+    plot_reward_curve(folder / "metrics.jsonl", folder / "reward_curve.png", held_out=result)
     _show(before, after, [prompt.text for prompt in prompts], folder / "before_after.mp4")
     trainer.write_report()
     trainer.console.info(

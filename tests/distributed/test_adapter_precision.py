@@ -32,7 +32,7 @@ def update_adapter(num_ranks: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     for module in policy.modules():
         if isinstance(module, nn.LayerNorm):
             module.__class__ = Float32LayerNorm
-    adapter = lora_config(2, 4, 0.0, Config().model.lora_target_modules)
+    adapter = lora_config(2, 4, Config().model.lora_target_modules)
     torch.manual_seed(0)
     prepare_policy(policy, gradient_checkpointing=True, lora=adapter)
     for number, parameter in enumerate(trainable_parameters(policy).values()):

@@ -42,7 +42,7 @@ def counted_bytes() -> Iterator[Counter[str]]:
 
 def prepare(transformer: HunyuanVideo15Transformer3DModel, adapter: str | None, sharded: bool) -> None:
     """Make an empty transformer a policy: all weights trained, a fresh adapter, or one from a folder."""
-    lora = None if adapter is None else lora_config(2, 4, 0.0, Config().model.lora_target_modules)
+    lora = None if adapter is None else lora_config(2, 4, Config().model.lora_target_modules)
     start = None if adapter in (None, "fresh") else adapter
     prepare_policy(transformer, gradient_checkpointing=False, lora=lora, pretrained_lora_path=start)
     draw_adapter(transformer, seed=7)

@@ -182,7 +182,7 @@ def run_of(tmp_path_factory: pytest.TempPathFactory, root_of_four_heads: Path, p
     folder, number = tmp_path_factory.mktemp("runs"), count()
     transformer = load_transformer(root_of_four_heads)
     prepare_policy(
-        transformer, gradient_checkpointing=False, lora=lora_config(2, 4, 0.0, Config().model.lora_target_modules)
+        transformer, gradient_checkpointing=False, lora=lora_config(2, 4, Config().model.lora_target_modules)
     )
     for i, parameter in enumerate(trainable_parameters(transformer).values()):
         nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(i))

@@ -1,5 +1,7 @@
 """What a run trained can be taken out of its checkpoint and put into the base model."""
 
+import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +10,8 @@ import torch
 from diffusers import HunyuanVideo15Transformer3DModel
 
 from hyvideo.checkpoint.policy import load_trained_policy
+from hyvideo.checkpoint.train_state import FACTS
+from hyvideo.models.adapter import ADAPTER
 from hyvideo.models.attention import install_attention
 from hyvideo.models.loading import load_transformer
 from hyvideo.training.trainer import Trainer
@@ -29,6 +33,25 @@ def test_the_base_model_becomes_the_trained_policy(
         assert not torch.allclose(pipeline.velocity(*arguments, trainer.update.guidance), expected)
         load_trained_policy(fresh, trainer.folder.checkpoints / "step_2")
         assert torch.equal(pipeline.velocity(*arguments, trainer.update.guidance), expected)
+
+
+def test_facts_of_earlier_versions_are_read_and_a_dropout_is_refused(
+    make_trainer: Callable[..., Trainer], tiny_root: Path
+):
+    trainer = make_trainer(use_lora=True)
+    checkpoint = trainer.state.save(trainer.folder.checkpoints, keep_last=None)
+    facts = json.loads((checkpoint / FACTS).read_text())
+
+    def read_with(dropout: float) -> HunyuanVideo15Transformer3DModel:
+        (checkpoint / FACTS).write_text(json.dumps(facts | {"lora": facts["lora"] | {"dropout": dropout}}))
+        fresh = load_transformer(tiny_root)
+        load_trained_policy(fresh, checkpoint)
+        return fresh
+
+    assert ADAPTER in read_with(0.0).peft_config
+    for dropout in (0.1, -0.1, math.nan):
+        with pytest.raises(ValueError, match=rf"(?s)'{checkpoint}' has a damaged facts\.json: .*lora\.dropout"):
+            read_with(dropout)
 
 
 @pytest.mark.parametrize("change", [{"num_layers": 1}, {"num_attention_heads": 4}], ids=["names", "shapes"])

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from hyvideo.config.flags import help_text
+from hyvideo.config.flags import build_parser
 from hyvideo.config.knobs import GROUPS, KNOBS, nearest
 from hyvideo.config.schema import Config
 
@@ -118,7 +118,7 @@ def test_lora_targets_name_linear_layers_of_both_streams_of_the_real_transformer
 
 def test_the_manual_shows_every_flag_with_group_text_and_default(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    manual = help_text()
+    manual = build_parser().format_help()
     flat = " ".join(manual.split())
     for knob in KNOBS.values():
         assert f"--{knob.name} " in manual
@@ -131,7 +131,7 @@ def test_the_manual_shows_every_flag_with_group_text_and_default(monkeypatch):
 @pytest.mark.parametrize("columns", [72, 80, 140])
 def test_the_manual_is_as_wide_as_the_terminal(monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
-    prose = [line for line in help_text().splitlines() if not line.lstrip().startswith("-")]
+    prose = [line for line in build_parser().format_help().splitlines() if not line.lstrip().startswith("-")]
     assert columns - 12 < max(map(len, prose)) <= columns
 
 

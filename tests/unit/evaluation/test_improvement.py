@@ -12,18 +12,18 @@ from tests.support.run_folders import PROMPTS, write_run, write_scored
 def test_the_first_and_the_last_validation_are_paired(tmp_path):
     found = improvement(read_run(write_run(tmp_path / "run", samples={0: 0.1, 10: 9.0, 30: 0.6})))
     assert (found.before, found.after) == ("before training", "after update 30")
-    reward = found.gains[0]
-    assert (reward.name, reward.num_pairs, reward.direction) == ("reward", 8, "better")
+    reward = found.gains["reward"]
+    assert (reward.num_pairs, reward.direction) == (8, "better")
     assert reward.mean == pytest.approx(0.5) and reward.low == pytest.approx(0.5)  # each pair gains as much
     assert reward.after - reward.before == pytest.approx(0.5)
-    assert [gain.name for gain in found.gains] == ["reward", "VQ", "MQ", "TA"]
+    assert list(found.gains) == ["reward", "VQ", "MQ", "TA"]
 
 
 def test_failed_scores_and_videos_of_other_prompts_are_no_pairs(tmp_path):
     folder = write_run(tmp_path / "run", samples={0: 0.0})
     rewards = [None, *[1.0] * 7]
     write_scored(folder / "samples" / "step_30", [*PROMPTS[:7], "another prompt"], rewards)
-    reward = improvement(read_run(folder)).gains[0]
+    reward = improvement(read_run(folder)).gains["reward"]
     assert (reward.num_pairs, reward.num_left_out) == (6, 1)
 
 
@@ -46,19 +46,20 @@ def test_held_out_gains_are_preferred_and_must_be_readable(tmp_path):
     }
     (folder / HELD_OUT).write_text(json.dumps({"updates": 30, "gains": {"VQ": gain, "reward": gain}}))
     found = improvement(read_run(folder))
-    assert [(g.name, g.num_pairs) for g in found.gains] == [("reward", 128), ("VQ", 128)]
+    assert [(name, g.num_pairs) for name, g in found.gains.items()] == [("reward", 128), ("VQ", 128)]
     (folder / HELD_OUT).write_text(json.dumps({"updates": 31, "gains": {"VQ": gain, "reward": gain}}))
     assert improvement(read_run(folder)).after == "after update 30", "measured of another policy than the run's last"
-    (folder / HELD_OUT).write_text('{"reward": {"mean": 1}}')
-    with pytest.raises(ValueError, match=r"gains\.json: expected paired gains by name"):
-        improvement(read_run(folder))
+    for broken in ('{"reward": {"mean": 1}}', json.dumps({"updates": 30, "gains": {"VQ": gain}})):
+        (folder / HELD_OUT).write_text(broken)
+        with pytest.raises(ValueError, match=r"gains\.json: expected paired gains by name"):
+            improvement(read_run(folder))
 
 
 def test_runs_are_compared_on_the_prompts_they_share(tmp_path):
     runs = [read_run(write_run(tmp_path / name, samples={30: mean})) for name, mean in (("sage", 0.5), ("cps", 0.2))]
     found = against(*runs)
     assert (found.before, found.after) == ("sage", "cps")
-    assert found.gains[0].mean == pytest.approx(-0.3)
+    assert found.gains["reward"].mean == pytest.approx(-0.3)
     assert against(runs[0], read_run(write_run(tmp_path / "no samples"))) is None
 
 
@@ -70,5 +71,5 @@ def test_validations_of_other_settings_are_not_compared(tmp_path):
         scores.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = improvement(read_run(folder))
     assert (found.before, found.after) == ("after update 20", "after update 30")
-    assert found.gains[0].mean == pytest.approx(0.1)
+    assert found.gains["reward"].mean == pytest.approx(0.1)
     assert against(read_run(write_run(tmp_path / "other", samples={30: 0.5})), read_run(folder)) is None

@@ -75,7 +75,7 @@ def test_without_settings_alpha_is_the_rank(transformer, tmp_path: Path):
 @pytest.fixture
 def our_adapter(transformer) -> tuple[dict[str, Tensor], dict]:
     """An adapter as a run has it after updates: on the modules of the schema's default."""
-    transformer.add_adapter(lora_config(RANK, ALPHA, 0.0, Config().model.lora_target_modules), adapter_name=ADAPTER)
+    transformer.add_adapter(lora_config(RANK, ALPHA, Config().model.lora_target_modules), adapter_name=ADAPTER)
     generator = torch.Generator().manual_seed(2)
     for name, parameter in transformer.named_parameters():
         if "lora_B" in name:

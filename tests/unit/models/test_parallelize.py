@@ -20,7 +20,7 @@ from tests.support.pipelines import PROMPTS
 from tests.support.tiny_model import build_transformer
 
 LATENTS = torch.randn(3, 4, 2, 2, 2, generator=torch.Generator().manual_seed(0))
-ADAPTER = lora_config(2, 4, 0.0, Config().model.lora_target_modules)
+ADAPTER = lora_config(2, 4, Config().model.lora_target_modules)
 
 
 @pytest.fixture

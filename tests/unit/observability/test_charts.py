@@ -19,7 +19,7 @@ def chart_of(x, y, **options):
 
 def test_points_lie_where_their_values_are():
     drawing = chart_of([0, 5, 10], [0.0, 1.0, 0.5])
-    (line,) = (path for path in drawing.paths if path.kind == "line")
+    (line,) = (stroke for stroke in drawing.strokes if stroke.kind == "line")
     (x0, y0), (x1, y1), (x2, y2) = places(line.data)
     assert (x0, x1, x2) == (0, 500, 1000)
     assert y0 > y2 > y1  # down is low
@@ -30,14 +30,14 @@ def test_points_lie_where_their_values_are():
 
 def test_a_missing_value_lifts_the_pen():
     drawing = chart_of([1, 2, 3, 4], [1.0, np.nan, 2.0, 3.0])
-    (line,) = (path for path in drawing.paths if path.kind == "line")
+    (line,) = (stroke for stroke in drawing.strokes if stroke.kind == "line")
     assert [letter for letter in line.data if letter in "ML"] == ["M", "M", "L"]
     assert json.loads(drawing.values)[0]["x"] == [1, 3, 4]
 
 
 def test_a_logarithmic_chart_spaces_powers_of_ten_evenly_and_leaves_zero_out():
     drawing = chart_of([1, 2, 3, 4], [0.0, 1e-4, 1e-2, 1.0], logarithmic=True)
-    (line,) = (path for path in drawing.paths if path.kind == "line")
+    (line,) = (stroke for stroke in drawing.strokes if stroke.kind == "line")
     (_, a), (_, b), (_, c) = places(line.data)
     assert a - b == pytest.approx(b - c, abs=0.2)
     assert "0.01" in [label for _, label in drawing.y_ticks]
@@ -50,7 +50,7 @@ def test_flat_and_extreme_curves_are_drawn_within_the_chart(values, logarithmic)
     if drawing is None:
         assert logarithmic and max(values) <= 0
         return
-    (line,) = (path for path in drawing.paths if path.kind == "line")
+    (line,) = (stroke for stroke in drawing.strokes if stroke.kind == "line")
     assert all(0 <= x <= 1000 and 0 <= y <= 1000 for x, y in places(line.data))
     assert drawing.y_ticks
 
@@ -58,7 +58,7 @@ def test_flat_and_extreme_curves_are_drawn_within_the_chart(values, logarithmic)
 def test_a_curve_without_a_value_is_no_chart_and_a_single_one_is_a_dot():
     assert chart_of([1, 2], [np.nan, np.nan]) is None
     drawing = chart_of([7], [0.5])
-    assert [path.kind for path in drawing.paths] == ["line", "dots"]
+    assert [stroke.kind for stroke in drawing.strokes] == ["line", "dots"]
     assert drawing.description == "title. a: 0.5 at update 7"
 
 
@@ -66,7 +66,7 @@ def test_five_thousand_updates_take_little_room():
     steps = np.arange(5000.0)
     noise = np.random.default_rng(0).normal(size=5000)
     drawing = draw(Chart("t", "a", [Line("", steps, noise, raw=noise, spread=np.abs(noise))]))
-    assert sum(len(path.data) for path in drawing.paths) + len(drawing.values) < 40_000
+    assert sum(len(stroke.data) for stroke in drawing.strokes) + len(drawing.values) < 40_000
 
 
 def test_more_curves_than_colours_differ_by_their_dash():
@@ -85,5 +85,5 @@ def test_numbers_are_written_briefly(value, text):
 
 def test_rounding_of_a_constant_is_drawn_as_a_constant():
     drawing = chart_of([1, 2, 3], [0.8, 0.8 + 1e-16, np.nextafter(0.8, 1)])
-    (line,) = (path for path in drawing.paths if path.kind == "line")
+    (line,) = (stroke for stroke in drawing.strokes if stroke.kind == "line")
     assert len({round(y) for _, y in places(line.data)}) == 1

@@ -1,7 +1,5 @@
 """The reward curve is drawn from the log, and over it what held-out videos gained."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -22,7 +20,7 @@ def logged_run(run_dir, num_steps=30, slope=0.02):
 
 
 def test_a_run_becomes_a_picture_with_ink_in_every_panel(tmp_path):
-    plot_reward_curve(logged_run(tmp_path), tmp_path / "plots" / "curve.png")
+    plot_reward_curve(logged_run(tmp_path), tmp_path / "plots" / "curve.png", held_out={})
     picture = np.array(Image.open(tmp_path / "plots" / "curve.png").convert("RGB")).astype(int)
     assert picture.shape == (825, 1650, 3)
     blue = picture[..., 2] - picture[..., 0] > 100
@@ -32,8 +30,8 @@ def test_a_run_becomes_a_picture_with_ink_in_every_panel(tmp_path):
 
 
 def test_a_held_out_gain_is_drawn_over_the_curve_of_its_name(tmp_path):
-    gain = Gain("TA", before=0.0, after=0.5, mean=0.5, low=0.3, high=0.7, num_pairs=8, num_left_out=0)
-    for name, gains in {"without": [], "with": [gain, replace(gain, name="a metric without a panel")]}.items():
+    gain = Gain(before=0.0, after=0.5, mean=0.5, low=0.3, high=0.7, in_base_std=1.0, num_pairs=8, num_left_out=0)
+    for name, gains in {"without": {}, "with": {"TA": gain, "a metric without a panel": gain}}.items():
         plot_reward_curve(logged_run(tmp_path / name), tmp_path / f"{name}.png", held_out=gains)
     without, drawn = (np.array(Image.open(tmp_path / f"{name}.png").convert("L")) for name in ("without", "with"))
     black = [[part[:, 1150:] < 60 for part in np.array_split(picture, 3)] for picture in (without, drawn)]
@@ -42,7 +40,7 @@ def test_a_held_out_gain_is_drawn_over_the_curve_of_its_name(tmp_path):
 
 
 def test_a_single_update_can_be_drawn(tmp_path):
-    plot_reward_curve(logged_run(tmp_path, num_steps=1), tmp_path / "curve.png")
+    plot_reward_curve(logged_run(tmp_path, num_steps=1), tmp_path / "curve.png", held_out={})
     assert (tmp_path / "curve.png").exists()
 
 
@@ -51,4 +49,4 @@ def test_a_log_without_a_reward_is_refused(tmp_path):
     log.log(1, {"lr": 1.0})
     log.close()
     with pytest.raises(ValueError, match="no 'reward/mean' in its 1 rows"):
-        plot_reward_curve(log.path, tmp_path / "curve.png")
+        plot_reward_curve(log.path, tmp_path / "curve.png", held_out={})

@@ -2,36 +2,36 @@
 
 import pytest
 
-from hyvideo.observability.verdict import Comparison, Gain, verdict_of, verdict_of_runs
+from hyvideo.observability.verdict import Gain, PairedComparison, verdict_of, verdict_of_runs
 
 
-def gain(mean, low, high, num_pairs=16, name="reward"):
-    return Gain(name, 0.0, mean, mean, low, high, num_pairs, 0)
+def gain(mean, low, high, num_pairs=16):
+    return Gain(0.0, mean, mean, low, high, 1.0, num_pairs, 0)
 
 
 @pytest.mark.parametrize(
-    ("gains", "direction", "words"),
+    ("reward", "direction", "words"),
     [
-        ([gain(0.4, 0.3, 0.5)], "better", "Improved: reward +0.4, 95 % interval +0.3 to +0.5"),
-        ([gain(-0.4, -0.5, -0.3)], "worse", "Got worse: reward −0.4"),
-        ([gain(0.1, -0.1, 0.3)], "unclear", "No clear change: reward +0.1"),
-        ([gain(0.4, 0.3, 0.5, num_pairs=3)], "unclear", "Too few videos to tell"),
+        (gain(0.4, 0.3, 0.5), "better", "Improved: reward +0.4, 95 % interval +0.3 to +0.5"),
+        (gain(-0.4, -0.5, -0.3), "worse", "Got worse: reward −0.4"),
+        (gain(0.1, -0.1, 0.3), "unclear", "No clear change: reward +0.1"),
+        (gain(0.4, 0.3, 0.5, num_pairs=3), "unclear", "Too few videos to tell"),
     ],
 )
-def test_the_verdict_says_whether_and_by_how_much(gains, direction, words):
-    verdict = verdict_of(Comparison("before training", "after update 30", gains))
+def test_the_verdict_says_whether_and_by_how_much(reward, direction, words):
+    verdict = verdict_of(PairedComparison("before training", "after update 30", {"reward": reward}))
     assert verdict.direction == direction and verdict.headline.startswith(words)
-    assert f"{gains[0].num_pairs} videos of the same prompts and seeds" in verdict.detail
+    assert f"{reward.num_pairs} videos of the same prompts and seeds" in verdict.detail
 
 
 def test_a_reward_that_rose_while_a_metric_fell_says_so():
-    gains = [gain(0.4, 0.3, 0.5), gain(0.5, 0.4, 0.6, name="MQ"), gain(-0.2, -0.3, -0.1, name="TA")]
-    assert verdict_of(Comparison("a", "b", gains)).detail.endswith("MQ rose. TA fell.")
+    gains = {"reward": gain(0.4, 0.3, 0.5), "MQ": gain(0.5, 0.4, 0.6), "TA": gain(-0.2, -0.3, -0.1)}
+    assert verdict_of(PairedComparison("a", "b", gains)).detail.endswith("MQ rose. TA fell.")
 
 
 def test_of_several_runs_the_one_that_gained_most_is_named_and_those_that_may_equal_it():
     gains = [gain(0.2, 0.1, 0.35), gain(0.4, 0.3, 0.5), gain(0.9, -0.1, 1.9), None]
-    comparisons = [one and Comparison("a", "b", [one]) for one in gains]
+    comparisons = [one and PairedComparison("a", "b", {"reward": one}) for one in gains]
     verdict = verdict_of_runs(["dance", "sage", "noisy", "unknown"], comparisons)
     assert verdict.headline == "sage gained most: reward +0.4"
     assert "2 of 4 runs clearly improved" in verdict.detail

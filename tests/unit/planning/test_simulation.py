@@ -11,7 +11,7 @@ from hyvideo.models.parallelize import prepare_policy, trainable_parameters
 from hyvideo.planning.memory import DEPTHS, FittedPeaks
 from hyvideo.planning.networks import read_networks
 from hyvideo.planning.peak_memory import PeakMemory
-from hyvideo.planning.simulation import Peaks, Scene, simulate
+from hyvideo.planning.simulation import Peaks, SimulatedCase, simulate
 from hyvideo.planning.traffic import count_parameters
 from hyvideo.training.optimizer import build_optimizers
 from tests.support.tiny_model import GLYPH_WIDTH, IMAGE_WIDTH, LATENT_CHANNELS, TEXT_WIDTH, build_transformer
@@ -57,7 +57,7 @@ def test_a_simulated_update_takes_what_a_real_one_takes(recompute):
     config = load_config([*FLAGS, "--enable_gradient_checkpointing", recompute])
     transformer = build_transformer(num_layers=4)
     weights = sum(parameter.nbytes for parameter in transformer.parameters())
-    simulated = simulate(config, Scene(dict(transformer.config), LATENTS, NUM_TEXT, 1, 1), world_size=1)
+    simulated = simulate(config, SimulatedCase(dict(transformer.config), LATENTS, NUM_TEXT, 1, 1), world_size=1)
     backward, states, optimizer = real_peaks(config, transformer, rows=1)
     assert simulated.weights == weights
     assert simulated.states == pytest.approx(states, rel=0.01)
@@ -66,9 +66,9 @@ def test_a_simulated_update_takes_what_a_real_one_takes(recompute):
 
 
 def test_a_simulated_adapter_takes_float32_whatever_the_other_weights_do():
-    scene = Scene(dict(build_transformer().config), LATENTS, NUM_TEXT, 1, 1)
+    case = SimulatedCase(dict(build_transformer().config), LATENTS, NUM_TEXT, 1, 1)
     half, whole = (
-        simulate(load_config(["--use_lora", "true", "--master_weight_type", precision]), scene, world_size=2)
+        simulate(load_config(["--use_lora", "true", "--master_weight_type", precision]), case, world_size=2)
         for precision in ("bf16", "fp32")
     )
     assert half.weights < whole.weights
@@ -80,8 +80,8 @@ def real_size() -> Peaks:
     """Four blocks of the released size, 81 frames of 480x864, rank 0 of the paper's 64."""
     config = load_config(["--config", "configs/sage_64gpu.yaml"])
     networks = read_networks(config.model, config.reward)
-    scene = Scene({**networks.transformer, "num_layers": 4}, (32, 21, 30, 54), 300, 1, 1)
-    return simulate(config, scene, world_size=64)
+    case = SimulatedCase({**networks.transformer, "num_layers": 4}, (32, 21, 30, 54), 300, 1, 1)
+    return simulate(config, case, world_size=64)
 
 
 def test_four_blocks_of_the_real_size_over_64_ranks_take_what_their_parts_do(real_size):
@@ -114,16 +114,16 @@ def build_transformer_of(config):
 def test_larger_videos_and_micro_batches_lie_on_the_line_through_two_sizes():
     config = load_config(FLAGS)
     transformer = dict(build_transformer(num_layers=4).config)
-    scene = Scene(transformer, (LATENT_CHANNELS, 9, 40, 54), NUM_TEXT, 2, 3, ((LATENT_CHANNELS, 13, 30, 54), 4))
-    fitted, real = FittedPeaks()(config, scene, 1), simulate(config, scene, 1)
+    case = SimulatedCase(transformer, (LATENT_CHANNELS, 9, 40, 54), NUM_TEXT, 2, 3, ((LATENT_CHANNELS, 13, 30, 54), 4))
+    fitted, real = FittedPeaks()(config, case, 1), simulate(config, case, 1)
     for phase in ("rollout", "anchor", "backward", "optimizer", "validation", "weights", "states"):
         assert getattr(fitted, phase) == pytest.approx(getattr(real, phase), rel=0.05), phase
 
 
 def test_adapters_are_simulated_beside_weights_that_are_not_trained():
     transformer = dict(build_transformer(num_layers=2).config)
-    scene, flags = Scene(transformer, LATENTS, NUM_TEXT, 1, 1), [*FLAGS, "--enable_fsdp", "true"]
-    every, adapter = (simulate(load_config([*flags, *lora]), scene, 2) for lora in ([], ["--use_lora"]))
+    case, flags = SimulatedCase(transformer, LATENTS, NUM_TEXT, 1, 1), [*FLAGS, "--enable_fsdp", "true"]
+    every, adapter = (simulate(load_config([*flags, *lora]), case, 2) for lora in ([], ["--use_lora"]))
     assert 0 < adapter.trained < every.trained / 2 and adapter.states < every.states / 2
     assert adapter.weights == pytest.approx(every.weights + adapter.trained, rel=0.01)
     assert adapter.backward < every.backward
@@ -131,9 +131,9 @@ def test_adapters_are_simulated_beside_weights_that_are_not_trained():
 
 def test_ranks_that_do_not_divide_are_refused():
     config = load_config([*FLAGS, "--enable_fsdp", "true", "--sp_size", "3"])
-    scene = Scene(dict(build_transformer().config), LATENTS, NUM_TEXT, 1, 1)
+    case = SimulatedCase(dict(build_transformer().config), LATENTS, NUM_TEXT, 1, 1)
     with pytest.raises(ValueError, match="world size 8 must be a multiple of sp_size 3"):
-        simulate(config, scene, world_size=8)
+        simulate(config, case, world_size=8)
 
 
 @pytest.mark.slow
@@ -141,9 +141,9 @@ def test_all_54_blocks_take_what_is_extrapolated_from_a_few(real_size):
     """Minutes: the prediction of every phase from two depths, against the simulation of all blocks."""
     config = load_config(["--config", "configs/sage_64gpu.yaml"])
     networks = read_networks(config.model, config.reward)
-    scene = Scene(networks.transformer, (32, 21, 30, 54), 300, 1, 1)
-    few = simulate(config, scene.with_depth(DEPTHS[1]), 64)
-    every = simulate(config, scene, 64)
+    case = SimulatedCase(networks.transformer, (32, 21, 30, 54), 300, 1, 1)
+    few = simulate(config, case.with_depth(DEPTHS[1]), 64)
+    every = simulate(config, case, 64)
     for phase in ("rollout", "backward", "optimizer", "weights", "states"):
         low, high = getattr(real_size, phase), getattr(few, phase)
         assert getattr(every, phase) == pytest.approx(low + (high - low) * (54 - DEPTHS[0]), rel=0.01), phase

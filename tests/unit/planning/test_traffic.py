@@ -50,7 +50,6 @@ def test_copies_reduce_each_shards_gradients():
 
 def test_traffic_adds_up():
     assert (Traffic(1, 2, 3, 4) + Traffic(10, 20, 30, 40)).times(2) == Traffic(22, 44, 66, 88)
-    assert Traffic(1, 2, 3, 4).total == 10
 
 
 def test_weights_are_counted_by_where_they_are_and_whether_they_are_trained():

@@ -6,59 +6,59 @@ from typing import Any
 
 import pytest
 
-from generate import Plan, parse_arguments, plan_of
+from generate import Request, parse_arguments, request_of
 from tests.support.training import PROMPTS, noisy_image, write_prompts
 
 
 @pytest.fixture
-def plan(original_root: Path, tmp_path: Path) -> Callable[..., Plan]:
-    """Plan a command line; keywords are flags."""
+def ask(original_root: Path, tmp_path: Path) -> Callable[..., Request]:
+    """Check a command line; keywords are flags."""
 
-    def make(**flags: Any) -> Plan:
+    def make(**flags: Any) -> Request:
         chosen = {"model_path": original_root, "output_path": tmp_path / "video.mp4", **flags}
         argv = [f"--{name}" if value is True else f"--{name}={value}" for name, value in chosen.items()]
-        return plan_of(parse_arguments(argv))
+        return request_of(parse_arguments(argv))
 
     return make
 
 
-def test_settings_are_those_of_the_version_but_for_what_is_given(plan: Callable[..., Plan], tmp_path: Path):
+def test_settings_are_those_of_the_version_but_for_what_is_given(ask: Callable[..., Request], tmp_path: Path):
     noisy_image(0).save(tmp_path / "image.png")
     image = {"prompt": "a cat", "image_path": tmp_path / "image.png"}
-    made = plan(**image, transformer_version="480p_i2v_step_distilled", shift=3)
+    made = ask(**image, transformer_version="480p_i2v_step_distilled", shift=3)
     assert made.settings["num_inference_steps"] == 12
     assert (made.settings["guidance_scale"], made.settings["shift"]) == (1.0, 3.0)
-    assert plan(**image, transformer_version="480p_i2v").settings["guidance_scale"] == 6.0
+    assert ask(**image, transformer_version="480p_i2v").settings["guidance_scale"] == 6.0
 
 
-def test_processes_share_the_videos(plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_processes_share_the_videos(ask: Callable[..., Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     csv = write_prompts(tmp_path / "prompts.csv", PROMPTS)
     flags = {"prompts_csv": csv, "output_path": tmp_path / "videos", "transformer_version": "480p_t2v"}
-    everything = plan(**flags).jobs
+    everything = ask(**flags).jobs
     monkeypatch.setenv("WORLD_SIZE", "3")
     shares = []
     for rank in range(3):
         monkeypatch.setenv("RANK", str(rank))
-        shares.append(plan(**flags).jobs)
+        shares.append(ask(**flags).jobs)
     assert sorted((job for share in shares for job in share), key=lambda job: job.path) == everything
     assert [len(share) for share in shares] == [2, 1, 1]
 
 
 def test_processes_that_make_one_video_together_have_the_same_share_and_one_writes(
-    plan: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ask: Callable[..., Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     csv = write_prompts(tmp_path / "prompts.csv", PROMPTS)
     flags = {"prompts_csv": csv, "output_path": tmp_path / "videos", "transformer_version": "480p_t2v", "sp_size": 2}
     monkeypatch.setenv("WORLD_SIZE", "4")
-    plans = []
+    requests = []
     for rank in range(4):
         monkeypatch.setenv("RANK", str(rank))
-        plans.append(plan(**flags))
-    assert plans[0].jobs == plans[1].jobs != plans[2].jobs == plans[3].jobs
-    assert [made.writes for made in plans] == [True, False, True, False]
+        requests.append(ask(**flags))
+    assert requests[0].jobs == requests[1].jobs != requests[2].jobs == requests[3].jobs
+    assert [made.writes for made in requests] == [True, False, True, False]
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(ValueError, match="--sp_size must divide the number of processes; received 2, there are 3"):
-        plan(**flags)
+        ask(**flags)
 
 
 BAD = {
@@ -80,9 +80,9 @@ BAD = {
 
 
 @pytest.mark.parametrize(("flags", "message"), BAD.values(), ids=BAD)
-def test_bad_input_is_named(plan: Callable[..., Plan], tmp_path: Path, flags: dict[str, Any], message: str):
+def test_bad_input_is_named(ask: Callable[..., Request], tmp_path: Path, flags: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
-        plan(prompt="a cat", **flags)
+        ask(prompt="a cat", **flags)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -103,14 +103,16 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize(("flags", "message"), NUMBERS.values(), ids=NUMBERS)
-def test_numbers_are_checked_before_any_weight_is_read(plan: Callable[..., Plan], flags: dict[str, Any], message: str):
+def test_numbers_are_checked_before_any_weight_is_read(
+    ask: Callable[..., Request], flags: dict[str, Any], message: str
+):
     with pytest.raises(ValueError, match=message):
-        plan(prompt="a cat", transformer_version="480p_t2v", **{"video_length": 81, **flags})
+        ask(prompt="a cat", transformer_version="480p_t2v", **{"video_length": 81, **flags})
 
 
-def test_images_of_a_csv_stand_in_the_csv(plan: Callable[..., Plan], tmp_path: Path):
+def test_images_of_a_csv_stand_in_the_csv(ask: Callable[..., Request], tmp_path: Path):
     csv = write_prompts(tmp_path / "prompts.csv", images=True)
     with pytest.raises(ValueError, match="a CSV names images in its column ref_image_path"):
-        plan(prompts_csv=csv, image_path="x.png", transformer_version="480p_i2v")
-    jobs = plan(prompts_csv=csv, output_path=tmp_path / "out", transformer_version="480p_i2v", seed=3).jobs
+        ask(prompts_csv=csv, image_path="x.png", transformer_version="480p_i2v")
+    jobs = ask(prompts_csv=csv, output_path=tmp_path / "out", transformer_version="480p_i2v", seed=3).jobs
     assert [Path(job.prompt.ref_image_path).name for job in jobs] == [f"prompts_{row}.png" for row in range(4)]
