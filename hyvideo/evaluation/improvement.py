@@ -30,6 +30,13 @@ class HeldOutGains:
     updates: int
     gains: dict[str, PairedGain]
 
+    @property
+    def comparison(self) -> Comparison:
+        """The trained model compared with its base, the reward's gain first."""
+        gains = sorted(self.gains.items(), key=lambda item: item[0] != "reward")
+        named = [_named_gain(name, gain) for name, gain in gains]
+        return Comparison("the base model, on held-out prompts", "the trained model", named)
+
 
 def write_held_out(folder: Path, measured: HeldOutGains) -> None:
     """Write gains to a run folder, where its report finds them."""
@@ -60,10 +67,7 @@ def improvement(run: RunRecord) -> Comparison | None:
         ValueError: the held-out gains cannot be read.
     """
     if (run.folder / HELD_OUT).is_file() and (held_out := read_held_out(run.folder)).updates == run.num_updates:
-        gains = sorted(held_out.gains.items(), key=lambda item: item[0] != "reward")
-        return Comparison(
-            "the base model", "the trained model, on held-out prompts", [named_gain(name, gain) for name, gain in gains]
-        )
+        return held_out.comparison
     *earlier, last = run.samples or [None]
     for first in earlier:
         before = f"after update {first}" if first else "before training"
@@ -97,9 +101,9 @@ def _gain(name: str, pairs: Sequence[tuple]) -> Gain | None:
     before, after = (np.array([pair[side].get(name, math.nan) for pair in pairs], dtype=float) for side in (0, 1))
     if (np.isfinite(before) & np.isfinite(after)).sum() < 2:
         return None
-    return named_gain(name, paired_gain(before, after))
+    return _named_gain(name, paired_gain(before, after))
 
 
-def named_gain(name: str, gain: PairedGain) -> Gain:
+def _named_gain(name: str, gain: PairedGain) -> Gain:
     """Return a paired gain as reports and pictures take it."""
     return Gain(name, gain.before, gain.after, gain.mean, gain.low, gain.high, gain.num_pairs, gain.num_left_out)
