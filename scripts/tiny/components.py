@@ -119,9 +119,9 @@ def build_glyph_encoder() -> T5EncoderModel:
     return T5EncoderModel(config).eval()
 
 
-def build_transformer(latent_channels: int, seed: int = 0) -> HunyuanVideo15Transformer3DModel:
+def build_transformer(latent_channels: int) -> HunyuanVideo15Transformer3DModel:
     """Make the untrained transformer: six dual-stream layers of width 160."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     return HunyuanVideo15Transformer3DModel(
         in_channels=2 * latent_channels + 1,
         out_channels=latent_channels,
