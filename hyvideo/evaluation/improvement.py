@@ -34,6 +34,12 @@ class HeldOutGains:
         if "reward" not in self.gains:
             raise ValueError(f"expected a gain of the reward; received those of {', '.join(self.gains) or 'nothing'}")
 
+    @property
+    def comparison(self) -> PairedComparison:
+        """The trained model compared with its base, the reward's gain first."""
+        gains = {"reward": self.gains["reward"], **self.gains}
+        return PairedComparison("the base model, on held-out prompts", "the trained model", gains)
+
 
 def write_held_out(folder: Path, measured: HeldOutGains) -> None:
     """Write gains to a run folder, where its report finds them."""
@@ -64,8 +70,7 @@ def improvement(run: RunRecord) -> PairedComparison | None:
         ValueError: the held-out gains cannot be read.
     """
     if (run.folder / HELD_OUT).is_file() and (held_out := read_held_out(run.folder)).updates == run.num_updates:
-        gains = {"reward": held_out.gains["reward"], **held_out.gains}
-        return PairedComparison("the base model", "the trained model, on held-out prompts", gains)
+        return held_out.comparison
     *earlier, last = run.samples or [None]
     for first in earlier:
         before = f"after update {first}" if first else "before training"

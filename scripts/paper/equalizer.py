@@ -107,11 +107,5 @@ def claims(found: Mapping[str, Any]) -> Sequence[Claim]:
 
 STUDY = Study("equalizer", "Reward with and without the gradient equalizer", draw, describe, claims)
 
-
-def main(argv: Sequence[str]) -> int:
-    """Train what is missing and publish; returns the exit status."""
-    return publish_tuned(STUDY, arms, argv, __doc__, ROUNDS, LOOKS)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(publish_tuned(STUDY, arms, sys.argv[1:], __doc__, ROUNDS, LOOKS))

@@ -124,11 +124,5 @@ def _velocity_claim(found: Mapping[str, Any]) -> list[Claim]:
 
 STUDY = Study("kl_strategies", "KL strategies", draw, describe, claims)
 
-
-def main(argv: Sequence[str]) -> int:
-    """Train what is missing and publish; returns the exit status."""
-    return publish_tuned(STUDY, arms, argv, __doc__, ROUNDS)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(publish_tuned(STUDY, arms, sys.argv[1:], __doc__, ROUNDS))

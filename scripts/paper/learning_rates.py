@@ -128,12 +128,6 @@ def claims(found: Mapping[str, Any]) -> Sequence[Claim]:
 
 STUDY = Study(NAME, "Learning rates, tuned equally", draw, describe, claims)
 
-
-def main(argv: Sequence[str]) -> int:
-    """Train what is missing and publish; returns the exit status."""
-    budget = parse_budget(["--seeds", *map(str, SEEDS), *argv], __doc__, ROUNDS)
-    return train_and_publish(STUDY, arms(), budget)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    budget = parse_budget(["--seeds", *map(str, SEEDS), *sys.argv[1:]], __doc__, ROUNDS)
+    sys.exit(train_and_publish(STUDY, arms(), budget))

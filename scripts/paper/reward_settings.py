@@ -10,6 +10,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from hyvideo.observability.metrics import METRIC_MEANINGS
 from scripts.paper import results_table
 from scripts.paper.drawing import BLUE, ORANGE, name_rows, new_figure, tidy
 from scripts.paper.learning_rates import publish_tuned
@@ -17,7 +18,6 @@ from scripts.paper.results_table import LOOKS, ROUNDS, SETTINGS, label_of
 from scripts.paper.study import Claim, Study, paragraph
 from scripts.paper.sweep import Arm, difference, draw_arm, gain, rates_text, setup_text, verdict
 
-MEANINGS = {"VQ": "visual quality", "MQ": "motion quality", "TA": "text alignment"}
 LABELS = {setting: label_of("sage_grpo", setting) for setting in SETTINGS}
 
 
@@ -30,7 +30,7 @@ def draw(found: Mapping[str, Any]) -> Figure:
     """One panel per metric, one row per setting."""
     figure = new_figure(9, 1.9)
     panels = figure.subplots(1, 3, sharex=True, sharey=True)
-    for axes, (metric, meaning) in zip(panels, MEANINGS.items(), strict=True):
+    for axes, (metric, meaning) in zip(panels, METRIC_MEANINGS.items(), strict=True):
         for place, (label, colour) in enumerate(zip(LABELS.values(), (BLUE, ORANGE), strict=True)):
             draw_arm(axes, place, found, label, colour, metric)
         name_rows(axes, [f"setting {setting}" for setting in LABELS])
@@ -41,7 +41,7 @@ def draw(found: Mapping[str, Any]) -> Figure:
 def describe(found: Mapping[str, Any]) -> str:
     """Say what was compared, with the gains."""
     rows = [
-        f"| {setting} | {' | '.join(str(gain(found, label, metric)) for metric in MEANINGS)} |"
+        f"| {setting} | {' | '.join(str(gain(found, label, metric)) for metric in METRIC_MEANINGS)} |"
         for setting, label in LABELS.items()
         if label in found["arms"]
     ]
@@ -49,7 +49,7 @@ def describe(found: Mapping[str, Any]) -> str:
         f"""Setting A weighs VQ, MQ and TA equally, setting B 0.5, 0.5 and 1. {setup_text(found)} {rates_text(found)}
         The units of the metrics are standard deviations of the base's scores, so their weights are comparable."""
     )
-    header = f"| setting | {' | '.join(MEANINGS)} |\n|---|---|---|---|"
+    header = f"| setting | {' | '.join(METRIC_MEANINGS)} |\n|---|---|---|---|"
     return "\n\n".join([text, "\n".join([header, *rows])])
 
 
@@ -70,11 +70,5 @@ def claims(found: Mapping[str, Any]) -> Sequence[Claim]:
 
 STUDY = Study("reward_settings", "Reward settings A and B", draw, describe, claims)
 
-
-def main(argv: Sequence[str]) -> int:
-    """Train what is missing and publish; returns the exit status."""
-    return publish_tuned(STUDY, arms, argv, __doc__, ROUNDS, LOOKS)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(publish_tuned(STUDY, arms, sys.argv[1:], __doc__, ROUNDS, LOOKS))

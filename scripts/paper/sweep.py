@@ -1,8 +1,6 @@
 """Arms x seeds: what a study of training runs asks for, what it reads back, and how arms are compared."""
 
 import argparse
-import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +16,8 @@ from hyvideo.config.loading import load_config
 from hyvideo.config.schema import Config
 from hyvideo.evaluation.intervals import Interval, seed_interval
 from hyvideo.observability.metrics import read_metrics
-from scripts.paper.drawing import SAMPLERS, interval_row
+from hyvideo.observability.scored_videos import read_scored_videos
+from scripts.paper.drawing import SAMPLERS, interval_row, seeds_text
 from scripts.paper.runs import CONFIG, Run, train
 from scripts.paper.study import DOCS, FAILS, HOLDS, OPEN, Claim, Study, read_found
 
@@ -166,12 +165,13 @@ def _read(run: Run) -> dict[str, Any]:
     """A run's held-out means over its updates, its spread at the end, and the KL terms it saw."""
     last, interval = run.settings["max_steps"], run.settings["validation_interval"]
     steps = [step for step in range(interval, last + 1) if run.scores_at(step).is_file()]
+    looks = [_means(run, step) for step in steps]
     rows = read_metrics(run.folder / "metrics.jsonl")
     return {
         "run": run.folder.name,
         "updates": steps,
-        "held_out": {metric: [_means(run, step)[metric] for step in steps] for metric in METRICS},
-        "spread": _means(run, last)["spread"],
+        "held_out": {metric: [look[metric] for look in looks] for metric in METRICS},
+        "spread": looks[-1]["spread"],
         "kl_position": float(np.nanmean([row["kl/position"] for row in rows])),
         "largest_kl_velocity": float(np.nanmax([abs(row["kl/velocity"]) for row in rows])),
     }
@@ -179,15 +179,11 @@ def _read(run: Run) -> dict[str, Any]:
 
 def _means(run: Run, step: int) -> dict[str, float]:
     """Means of the held-out videos, and the std of their reward over videos."""
-    rows = [json.loads(line) for line in run.scores_at(step).read_text(encoding="utf-8").splitlines()]
-    values = {metric: np.array([_number(row[metric]) for row in rows]) for metric in METRICS if metric != "Overall"}
+    videos = read_scored_videos(run.scores_at(step).parent)
+    values = {metric: np.array([video.scores[metric] for video in videos]) for metric in METRICS if metric != "Overall"}
     values["Overall"] = values["VQ"] + values["MQ"] + values["TA"]
     means = {metric: float(np.nanmean(of_metric)) for metric, of_metric in values.items()}
     return {**means, "spread": float(np.nanstd(values["reward"], ddof=1))}
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
 
 
 def gains(found: Mapping[str, Any], arm: str, metric: str = "reward") -> dict[str, float]:
@@ -238,7 +234,7 @@ def setup_text(found: Mapping[str, Any]) -> str:
     budget = found["budget"]
     counts = [len(arm["runs"]) for arm in found["arms"].values()]
     least, most = min(counts), max(counts)
-    seeds = f"{least} seed{'' if least == 1 else 's'}" if least == most else f"{least} to {most} seeds"
+    seeds = seeds_text(most) if least == most else f"{least} to {seeds_text(most)}"
     unfinished = "" if least == len(budget["seeds"]) else f" (not all {len(budget['seeds'])} are finished)"
     return (
         f"Every run trains the bundled model for {budget['rounds']} rounds of 32 videos; {seeds} per arm{unfinished}. "

@@ -33,7 +33,7 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     vae, transformer = arguments.work / "vae", arguments.work / "transformer"
     if not arguments.export_only:
-        train_vae.train(vae, train_vae.NUM_STEPS)
-        train_transformer.train(vae, transformer, train_transformer.NUM_STEPS)
+        train_vae.train(vae)
+        train_transformer.train(vae, transformer)
     write_csv(arguments.assets / "prompts")
     export(vae, transformer, arguments.assets)

@@ -22,6 +22,7 @@ from hyvideo.distributed.process_group import process_group
 from hyvideo.evaluation.improvement import HeldOutGains, write_held_out
 from hyvideo.observability.before_after import side_by_side
 from hyvideo.observability.plots import plot_reward_curve
+from hyvideo.observability.verdict import verdict_of
 from hyvideo.training.assembly import build_trainer
 from hyvideo.training.trainer import Trainer
 from hyvideo.training.validation import Sampled
@@ -77,15 +78,17 @@ def _train_and_compare(config: Config) -> None:
 def _write(trainer: Trainer, before: Sampled, after: Sampled, prompts: Sequence[Prompt]) -> None:
     """Write gains, curve and videos to the run folder, and say what improved."""
     folder = trainer.folder.path
-    result = gains(before.all_scores, after.all_scores)
-    write_held_out(folder, HeldOutGains(trainer.state.step, result))
-    plot_reward_curve(folder / "metrics.jsonl", folder / "reward_curve.png", held_out=result)
+    measured = HeldOutGains(trainer.state.step, gains(before.all_scores, after.all_scores))
+    write_held_out(folder, measured)
+    comparison = measured.comparison
+    plot_reward_curve(folder / "metrics.jsonl", folder / "reward_curve.png", held_out=comparison.gains)
     _show(before, after, [prompt.text for prompt in prompts], folder / "before_after.mp4")
     trainer.write_report()
+    verdict = verdict_of(comparison)
     trainer.console.info(
         f"\nPaired gain on {len(prompts)} held-out prompts and seeds (ODE), mean and 95 % interval:\n"
-        + "\n".join(f"  {name:7s} {gain}" for name, gain in result.items())
-        + f"\n{_verdict(result)}\n"
+        + "\n".join(f"  {name:7s} {gain}" for name, gain in measured.gains.items())
+        + f"\n{verdict.headline}\n{verdict.detail}\n"
         f"report: {folder / 'report.html'}\nreward curve: {folder / 'reward_curve.png'}\n"
         f"before/after: {folder / 'before_after.mp4'} (and .png)"
     )
@@ -98,15 +101,6 @@ def _show(before: Sampled, after: Sampled, texts: Sequence[str], path: Path) -> 
         for text, old, new in zip(texts, before.all_scores.total, after.all_scores.total, strict=True)
     ]
     side_by_side(before.videos[:NUM_SHOWN], after.videos[:NUM_SHOWN], captions[:NUM_SHOWN], path)
-
-
-def _verdict(result: dict) -> str:
-    """Say in one line whether the reward improved."""
-    reward, alignment = result["reward"], result["TA"]
-    if reward.low <= 0:
-        return "No clear improvement: the interval of the reward's gain includes 0."
-    held = "rose" if alignment.low > 0 else "did not fall" if alignment.high >= 0 else "FELL"
-    return f"Improved: reward {reward.mean:+.2f} ({reward.in_base_std:+.2f} base std); text alignment {held}."
 
 
 if __name__ == "__main__":

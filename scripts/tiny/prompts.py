@@ -1,9 +1,5 @@
-"""Prompts of the tiny base model: which scenes it trains on, which are held out, and how a scene is worded.
+"""Prompts of the tiny base model: which scenes it trains on, which are held out, and how a scene is worded."""
 
-Run as a script it writes `train.csv` and `valid.csv` (column `prompt`) into a folder.
-"""
-
-import argparse
 import csv
 import random
 from pathlib import Path
@@ -58,7 +54,7 @@ def prompt(scene: Scene, wording: int) -> str:
 
 
 def write_csv(folder: Path) -> None:
-    """Write train.csv and valid.csv: shuffled prompts of the training scenes and of the held-out scenes."""
+    """Write train.csv and valid.csv (column `prompt`): shuffled prompts of training scenes and of held-out ones."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = random.Random(0)
     for name, members in (("train.csv", train_scenes()), ("valid.csv", valid_scenes())):
@@ -66,9 +62,3 @@ def write_csv(folder: Path) -> None:
         rng.shuffle(pairs)
         with (folder / name).open("w", encoding="utf-8", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows([["prompt"], *([prompt(s, w)] for s, w in pairs)])
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("assets/tiny/prompts"))
-    write_csv(parser.parse_args().output)

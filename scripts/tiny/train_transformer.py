@@ -1,6 +1,5 @@
 """Train the tiny transformer by flow matching on latents of rendered clips, encoded once up front."""
 
-import argparse
 import copy
 import random
 import time
@@ -66,16 +65,16 @@ def encode_clips(vae: AutoencoderKLHunyuanVideo15, scenes: list[Scene], rng: ran
     return torch.cat(latents)
 
 
-def build_dataset(vae: AutoencoderKLHunyuanVideo15, num_clips: int, seed: int = 0) -> Dataset:
-    """Encode `num_clips` clips of the training scenes, each scene equally often, and every wording of each scene."""
-    rng = random.Random(seed)
+def build_dataset(vae: AutoencoderKLHunyuanVideo15) -> Dataset:
+    """Encode NUM_CLIPS clips of the training scenes, each scene equally often, and every wording of each scene."""
     known = train_scenes()
-    picked = [known[i % len(known)] for i in range(num_clips)]
+    picked = [known[i % len(known)] for i in range(NUM_CLIPS)]
     prompts = [""] + [prompt(scene, wording) for scene in known for wording in range(len(WORDINGS))]
     tokenizer = build_tokenizer()
     text, text_mask = encode_prompts(tokenizer, build_text_encoder(len(tokenizer)), prompts)
     rows = torch.arange(1, len(prompts)).view(len(known), len(WORDINGS))
-    return Dataset(encode_clips(vae, picked, rng), rows[torch.arange(num_clips) % len(known)], text, text_mask)
+    latents = encode_clips(vae, picked, random.Random(0))
+    return Dataset(latents, rows[torch.arange(NUM_CLIPS) % len(known)], text, text_mask)
 
 
 def batches(data: Dataset, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -131,24 +130,13 @@ def start_as_identity(transformer: HunyuanVideo15Transformer3DModel) -> None:
         torch.nn.init.zeros_(layer.bias)
 
 
-def train(
-    vae_folder: Path,
-    output: Path,
-    num_steps: int,
-    start: Path | None = None,
-    seed: int = 0,
-) -> HunyuanVideo15Transformer3DModel:
-    """Train new weights, or those in `start`, with Muon; the running average stands in for a falling learning rate.
-
-    The averaged weights go to `output`, a snapshot of them beside it after every tenth of the steps.
-    """
+def train(vae_folder: Path, output: Path) -> None:
+    """Train new weights with Muon; the running average, saved to `output`, stands in for a falling learning rate."""
     vae = allow_batches(AutoencoderKLHunyuanVideo15.from_pretrained(vae_folder)).eval()
-    data = build_dataset(vae, NUM_CLIPS, seed)
+    data = build_dataset(vae)
     print(f"encoded {NUM_CLIPS} clips, std {data.latents.std():.3f}", flush=True)
-    transformer = build_transformer(vae.config.latent_channels, seed)
+    transformer = build_transformer(vae.config.latent_channels)
     start_as_identity(transformer)
-    if start:
-        transformer = HunyuanVideo15Transformer3DModel.from_pretrained(start)
     for unused in (transformer.context_embedder_2, transformer.image_embedder):
         unused.requires_grad_(False)
     trained = trainable_parameters(transformer)
@@ -156,9 +144,9 @@ def train(
     for block in transformer.transformer_blocks:
         block.compile()
     optimizers = build_optimizers(trained, OPTIMIZER)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     stream, losses, begin = batches(data, generator), [], time.monotonic()
-    for step in range(1, num_steps + 1):
+    for step in range(1, NUM_STEPS + 1):
         set_learning_rate(optimizers, OPTIMIZER, step - 1)
         loss = flow_matching_loss(transformer, next(stream), generator)
         transformer.zero_grad(set_to_none=True)
@@ -173,17 +161,4 @@ def train(
         if step % 50 == 0:
             mean = sum(losses[-50:]) / 50
             print(f"step {step} loss {mean:.4f} elapsed {time.monotonic() - begin:.0f}s", flush=True)
-        if step * 10 % num_steps == 0:
-            average.save_pretrained(output.with_name(f"{output.name}_{100 * step // num_steps}"))
     average.save_pretrained(output)
-    return average
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--vae", type=Path, default=Path("outputs/tiny/vae"))
-    parser.add_argument("--output", type=Path, default=Path("outputs/tiny/transformer"))
-    parser.add_argument("--steps", type=int, default=NUM_STEPS)
-    parser.add_argument("--start", type=Path, help="folder of weights to continue from")
-    arguments = parser.parse_args()
-    train(arguments.vae, arguments.output, arguments.steps, arguments.start)

@@ -1,6 +1,5 @@
 """Train the tiny VAE on rendered clips, then set its scaling factor so that latents have unit spread."""
 
-import argparse
 import math
 import random
 import time
@@ -52,14 +51,11 @@ STAGES = (
 )
 """Small, short crops first: cheap steps in which the shape fills a quarter of the frame."""
 
-
 NUM_STEPS = 5500
 """About 25 minutes on 2 CPU cores."""
 
-
-def build_vae() -> AutoencoderKLHunyuanVideo15:
-    """Make the untrained VAE."""
-    return allow_batches(AutoencoderKLHunyuanVideo15(**CONFIG))
+LEARNING_RATE = 1.5e-3
+"""Of AdamW after 50 steps; it falls along half a cosine to 0."""
 
 
 def to_network(videos: torch.Tensor) -> torch.Tensor:
@@ -110,21 +106,19 @@ def loss_of(vae: AutoencoderKLHunyuanVideo15, frames: torch.Tensor) -> torch.Ten
     return (weight * (error.abs() + error.square())).mean() + MEAN_WEIGHT * mean.square().mean() + 1e-4 * spread
 
 
-def train(
-    output: Path, num_steps: int, learning_rate: float = 1.5e-3, start: Path | None = None, seed: int = 0
-) -> AutoencoderKLHunyuanVideo15:
-    """Train by STAGES, from new weights or those in `start`; save to `output` every 500 steps and at the end."""
-    torch.manual_seed(seed)
-    rng, scenes = random.Random(seed), train_scenes()
-    vae = allow_batches(AutoencoderKLHunyuanVideo15.from_pretrained(start)) if start else build_vae()
-    optimizer = torch.optim.AdamW(vae.parameters(), lr=learning_rate, betas=(0.9, 0.99), weight_decay=1e-4)
+def train(output: Path) -> None:
+    """Train a new VAE by STAGES and save it to `output`."""
+    torch.manual_seed(0)
+    rng, scenes = random.Random(0), train_scenes()
+    vae = allow_batches(AutoencoderKLHunyuanVideo15(**CONFIG))
+    optimizer = torch.optim.AdamW(vae.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.99), weight_decay=1e-4)
     begin = time.monotonic()
-    for step in range(1, num_steps + 1):
-        progress = (step - 1) / num_steps
+    for step in range(1, NUM_STEPS + 1):
+        progress = (step - 1) / NUM_STEPS
         stage = next(stage for stage in STAGES if progress < stage.until)
         frames = to_network(training_batch(rng, scenes, stage))
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate * min(1, step / 50) * 0.5 * (1 + math.cos(math.pi * progress))
+            group["lr"] = LEARNING_RATE * min(1, step / 50) * 0.5 * (1 + math.cos(math.pi * progress))
         loss = loss_of(vae, frames)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -135,18 +129,7 @@ def train(
         if step % 500 == 0:
             psnr, latents = held_out_psnr(vae)
             print(f"step {step} psnr {psnr:.2f} latents {latents.mean():.3f} +- {latents.std():.3f}", flush=True)
-            vae.save_pretrained(output)
     psnr, latents = held_out_psnr(vae)
     vae.register_to_config(scaling_factor=round(1 / latents.std().item(), 5))
     vae.save_pretrained(output)
-    print(f"done: {num_steps} steps, held-out PSNR {psnr:.2f} dB, latent mean {latents.mean():.3f}", flush=True)
-    return vae
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("outputs/tiny/vae"))
-    parser.add_argument("--steps", type=int, default=NUM_STEPS)
-    parser.add_argument("--start", type=Path, help="folder of weights to continue from")
-    arguments = parser.parse_args()
-    train(arguments.output, arguments.steps, start=arguments.start)
+    print(f"done: {NUM_STEPS} steps, held-out PSNR {psnr:.2f} dB, latent mean {latents.mean():.3f}", flush=True)

@@ -33,7 +33,11 @@ def finish_run(run: Run, looks: Sequence[int], gain: float) -> None:
         path = run.scores_at(look)
         path.parent.mkdir(parents=True)
         reached = gain * look / run.settings["max_steps"]
-        rows = [{"reward": 2 * (reached + n), **dict.fromkeys(METRICS, reached + n)} for n in (-1.0, 0.0, 1.0)]
+        values = {f"{number:03d}.mp4": reached + number - 1.0 for number in range(3)}
+        rows = [
+            {"video": video, "prompt": "a shape", "reward": 2 * value, **dict.fromkeys(METRICS, value)}
+            for video, value in values.items()
+        ]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     row = {"step": run.settings["max_steps"], "kl/position": 1e-3, "kl/velocity": 0.0}
     (run.folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")

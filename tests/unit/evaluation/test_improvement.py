@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from hyvideo.evaluation.improvement import HELD_OUT, against, improvement
+from hyvideo.evaluation.improvement import HELD_OUT, against, improvement, read_held_out
 from hyvideo.observability.run_record import read_run
+from hyvideo.observability.verdict import verdict_of
 from tests.support.run_folders import PROMPTS, write_run, write_scored
 
 
@@ -47,6 +48,8 @@ def test_held_out_gains_are_preferred_and_must_be_readable(tmp_path):
     (folder / HELD_OUT).write_text(json.dumps({"updates": 30, "gains": {"VQ": gain, "reward": gain}}))
     found = improvement(read_run(folder))
     assert [(name, g.num_pairs) for name, g in found.gains.items()] == [("reward", 128), ("VQ", 128)]
+    assert read_held_out(folder).comparison == found, "the demo says what its report says"
+    assert "128 videos of the same prompts and seeds: the trained model against the base" in verdict_of(found).detail
     (folder / HELD_OUT).write_text(json.dumps({"updates": 31, "gains": {"VQ": gain, "reward": gain}}))
     assert improvement(read_run(folder)).after == "after update 30", "measured of another policy than the run's last"
     for broken in ('{"reward": {"mean": 1}}', json.dumps({"updates": 30, "gains": {"VQ": gain}})):
