@@ -13,10 +13,12 @@ from tests.support.training import REPOSITORY
 
 @pytest.fixture(autouse=True)
 def _python_listens() -> Iterator[None]:
-    """A shell starts background jobs with SIGINT ignored; these tests are about Python's own handler."""
-    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """A shell starts background jobs with SIGINT ignored, nohup with SIGHUP; these tests need handlers."""
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    former = {number: signal.signal(number, handler) for number, handler in usual.items()}
     yield
-    signal.signal(signal.SIGINT, former)
+    for number, handler in former.items():
+        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize(
