@@ -1,10 +1,10 @@
 """The reward server: any registered reward behind HTTP, for many trainers at once."""
 
+import asyncio
 import hmac
 import math
 import tempfile
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -30,7 +30,7 @@ def create_app(
     """Make the application.
 
     `GET /health` answers anyone. `GET /metadata` and `POST /score/{reward}` require the bearer token. A reward scores
-    one request at a time; others wait.
+    one request at a time; others wait, and are not scored if their client has given up meanwhile.
 
     Args:
         rewards: by the names they are served under.
@@ -41,7 +41,7 @@ def create_app(
     """
     app = FastAPI(title="SAGE-GRPO reward server", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(_BodyLimit, max_bytes=max_body_bytes)
-    locks = {name: threading.Lock() for name in rewards}
+    locks = {name: asyncio.Lock() for name in rewards}  # who waits for one takes no worker thread
     facts = {
         name: RewardFacts(metrics=list(reward.metrics), reads=reward.reads, description=reward.describe())
         for name, reward in rewards.items()
@@ -63,15 +63,25 @@ def create_app(
         if name not in rewards:
             raise HTTPException(404, f"no reward '{name}'; expected one of {', '.join(rewards)}")
         asked, contents = await _read_form(request)
-        return await run_in_threadpool(_score, rewards[name], locks[name], asked, contents, video_folder)
+        reward = rewards[name]
+        with tempfile.TemporaryDirectory(prefix="reward-server-") as folder:
+            try:
+                videos = await run_in_threadpool(_unpacked, reward, asked, contents, Path(folder), video_folder)
+                async with locks[name]:
+                    if await request.is_disconnected():
+                        raise HTTPException(499, "the client has gone")
+                    scores = await run_in_threadpool(reward, videos, asked.prompts)
+            except ValueError as error:
+                raise HTTPException(422, str(error)) from error
+        return _response(reward, asked, contents, scores)
 
     return app
 
 
-def _guard(token: str | None) -> Callable[[Request], None]:
+def _guard(token: str | None) -> Callable[[Request], Awaitable[None]]:
     """Return the check that a request shows the token."""
 
-    def check(request: Request) -> None:
+    async def check(request: Request) -> None:
         """Answer 401 to a request without the token."""
         shown = request.headers.get("Authorization", "")
         if token is not None and not hmac.compare_digest(shown.encode(), f"Bearer {token}".encode()):
@@ -99,22 +109,11 @@ async def _read_form(request: Request) -> tuple[ScoreRequest, list[bytes]]:
     return asked, contents
 
 
-def _score(
-    reward: RewardModel,
-    lock: threading.Lock,
-    asked: ScoreRequest,
-    contents: Sequence[bytes],
-    video_folder: Path | None,
+def _response(
+    reward: RewardModel, asked: ScoreRequest, contents: Sequence[bytes], scores: Mapping[str, Tensor]
 ) -> ScoreResponse:
-    """Score one request while the reward serves no other."""
+    """Return the scores of one request, with what each is the score of."""
     digests = [digest(prompt, content) for prompt, content in zip(asked.prompts, contents, strict=True)]
-    with tempfile.TemporaryDirectory(prefix="reward-server-") as folder:
-        try:
-            videos = _unpacked(reward, asked, contents, Path(folder), video_folder)
-            with lock:
-                scores = reward(videos, asked.prompts)
-        except ValueError as error:
-            raise HTTPException(422, str(error)) from error
     metrics = {
         metric: [value if math.isfinite(value) else None for value in scores[metric].tolist()]
         for metric in reward.metrics

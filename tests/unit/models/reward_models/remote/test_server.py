@@ -1,21 +1,26 @@
 """The reward server: what it scores, whom it answers and what it refuses."""
 
 import json
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 import torch
+from torch import Tensor
 
 from hyvideo.config.schema import RewardConfig
 from hyvideo.data.videos import write_video
 from hyvideo.models.reward_models.moving_shapes import MovingShapesReward
-from hyvideo.models.reward_models.registry import RewardContext
+from hyvideo.models.reward_models.registry import RewardContext, Videos
 from hyvideo.models.reward_models.remote.server import create_app
 from hyvideo.models.reward_models.remote.wire import digest
 from hyvideo.models.reward_models.rewards import get_reward_fn
 from scripts.serve_reward import build_app, parse_arguments, read_reward
-from tests.support.reward_server import serving
+from tests.support.reward_server import Faulty, serving
 from tests.support.rewards import Brightness, FileBrightness, grey_videos
 
 MEBIBYTE = 2**20
@@ -40,10 +45,29 @@ def url(folder: Path, monkeypatch: pytest.MonkeyPatch):
         yield address
 
 
-def ask(url: str, contents: list[bytes] = (), reward: str = "brightness", **request: object) -> httpx.Response:
+class GatedBrightness(Brightness):
+    """The mean pixel, once its gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started, self.gate = threading.Event(), threading.Event()
+
+    def __call__(self, videos: Videos, prompts: Sequence[str]) -> dict[str, Tensor]:
+        self.started.set()
+        self.gate.wait()
+        return super().__call__(videos, prompts)
+
+
+def ask(
+    url: str,
+    contents: Sequence[bytes] = (),
+    reward: str = "brightness",
+    timeout: float | None = 5.0,
+    **request: object,
+) -> httpx.Response:
     files = [("videos", (str(index), content)) for index, content in enumerate(contents)]
     files = files or [("unused", ("0", b""))]  # a form with a field alone would not be multipart
-    return httpx.post(f"{url}/score/{reward}", data={"request": json.dumps(request)}, files=files)
+    return httpx.post(f"{url}/score/{reward}", data={"request": json.dumps(request)}, files=files, timeout=timeout)
 
 
 @pytest.mark.parametrize("reward", ["brightness", "file_brightness"])
@@ -125,6 +149,30 @@ def test_an_error_of_the_reward_is_a_server_error_and_the_next_request_is_served
     content = grey_videos(7)[0].numpy().tobytes()
     assert ask(url, [content], prompts=["raise"], **RAW).status_code == 500
     assert ask(url, [content], prompts=["a"], **RAW).status_code == 200
+
+
+def test_who_waits_takes_no_worker_thread_and_who_has_gone_is_not_scored():
+    reward = GatedBrightness()
+    app = Faulty(create_app({"brightness": reward}))
+    content = grey_videos(7)[0].numpy().tobytes()
+    with serving(app) as url, ThreadPoolExecutor(50) as clients:
+
+        def ask_once(seconds: float | None) -> httpx.Response:
+            return ask(url, [content], prompts=["a"], timeout=seconds, **RAW)
+
+        try:
+            patient = clients.submit(ask_once, None)
+            reward.started.wait()
+            gone = [clients.submit(ask_once, 2.0) for _ in range(45)]  # more than a pool has threads
+            while app.requests < 46:
+                time.sleep(0.01)
+            assert httpx.get(f"{url}/metadata").status_code == 200
+            assert all(isinstance(each.exception(), httpx.ReadTimeout) for each in gone)
+        finally:
+            reward.gate.set()
+        assert patient.result().status_code == 200
+        assert ask_once(None).status_code == 200
+        assert len(reward.calls) == 2
 
 
 def test_a_body_of_100_megabytes_is_refused_and_the_next_request_is_served(url):
