@@ -26,6 +26,7 @@ from hyvideo.evaluation.comparison import Comparison, compare, with_overall
 from hyvideo.evaluation.generation import Job, jobs_of_csv
 from hyvideo.evaluation.scored_files import NamedReward, ScoreFile
 from hyvideo.evaluation.table import markdown_of
+from hyvideo.models.fingerprint import fingerprint
 from hyvideo.models.layout import check_layout
 from hyvideo.models.reward_models.registry import RewardContext
 from hyvideo.models.reward_models.rewards import build_reward
@@ -164,10 +165,12 @@ def _build_reward(text: str, arguments: argparse.Namespace) -> NamedReward:
     options = {"checkpoint": checkpoint} if checkpoint else {}
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     context = RewardContext(device, arguments.model_root, batch_size=arguments.batch_size)
+    model = build_reward(name, options, context)
+    model.to("cpu")
+    torch.cuda.empty_cache()  # generate.py is another process, to which memory that is cached here is lost
+    weights = fingerprint([Path(checkpoint) if checkpoint else arguments.model_root / "VideoReward"])
     source = options or {"model_root": str(arguments.model_root.resolve())}
-    reward = NamedReward(name, source, build_reward(name, options, context))
-    reward.model.to("cpu")
-    return reward
+    return NamedReward(name, {**source, "weights": weights, "how": model.describe()}, model)
 
 
 def _overall_weights(text: str | None, metrics: Sequence[str]) -> dict[str, float]:
@@ -206,7 +209,7 @@ def _scores(
     entry: Entry, jobs: Sequence[Job], rewards: Sequence[NamedReward], arguments: argparse.Namespace
 ) -> dict[str, np.ndarray]:
     """Score an entry's videos: each metric [N]."""
-    book = ScoreFile(arguments.output_dir / entry.name / "scores.jsonl")
+    book = ScoreFile(arguments.output_dir / entry.name / "evaluation_scores.jsonl")
     videos, prompts = [job.path for job in jobs], [job.prompt.text for job in jobs]
     found: dict[str, np.ndarray] = {}
     for reward in rewards:

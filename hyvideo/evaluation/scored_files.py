@@ -22,7 +22,7 @@ class NamedReward:
 
     Attributes:
         name: as registered.
-        source: options of its constructor, or the folder in which it finds its weights.
+        source: options of its constructor or the folder of its weights, what they are, and how they are used.
         model: the reward.
     """
 
@@ -42,8 +42,8 @@ class _Row(BaseModel):
 class ScoreFile:
     """A JSON Lines file with one row per video and reward.
 
-    A row counts for a file of the same content, the same prompt, and the same reward and options. Rows are written
-    block by block, so a stopped run continues where it was.
+    A row counts for a file of the same content, the same prompt, and the same reward from the same source. Rows are
+    written block by block, so a stopped run continues where it was.
 
     Args:
         path: the file; created with the first score.

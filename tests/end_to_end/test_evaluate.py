@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from hyvideo.data.prompts import read_prompts
 from hyvideo.data.videos import write_video
+from hyvideo.observability.scored_videos import read_scored_videos
 from hyvideo.training.trainer import Trainer
 from scripts.evaluate import main
 from tests.support.rewards import grey_videos
@@ -39,6 +41,7 @@ def test_a_checkpoint_and_existing_videos_are_compared_and_nothing_is_made_twice
     evaluate: Callable[..., int],
     make_trainer: Callable[..., Trainer],
     tiny_root: Path,
+    prompts_csv: Path,
     greys: Path,
     tmp_path: Path,
     capfd: pytest.CaptureFixture,
@@ -59,6 +62,8 @@ def test_a_checkpoint_and_existing_videos_are_compared_and_nothing_is_made_twice
     assert note["checkpoint_path"].endswith("step_1") and note["num_inference_steps"] == 2
     assert "Gain over trained" in (folder / "evaluation.md").read_text()
 
+    gallery = read_scored_videos(folder / "trained")  # the scores there are not taken for those of a training
+    assert [video.prompt for video in gallery] == [prompt.text for prompt in read_prompts([prompts_csv])]
     made = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.suffix in (".mp4", ".jsonl")}
     (folder / "evaluation.json").unlink()
     capfd.readouterr()
@@ -116,13 +121,16 @@ def test_videos_that_are_damaged_are_named(evaluate: Callable[..., int], greys: 
     assert "0002.mp4" in capsys.readouterr().err
 
 
-def test_scores_of_weights_from_another_folder_are_not_reused(
-    evaluate: Callable[..., int], greys: Path, tmp_path: Path
-):
-    scores = tmp_path / "evaluation" / "greys" / "scores.jsonl"
+def test_scores_of_other_weights_are_not_reused(evaluate: Callable[..., int], greys: Path, tmp_path: Path):
+    scores = tmp_path / "evaluation" / "greys" / "evaluation_scores.jsonl"
     for root, num_rows in (("one", 4), ("one", 4), ("other", 8)):
         assert evaluate("--videos", "greys", greys, "--model_root", tmp_path / root) == 0
         assert len(scores.read_text().splitlines()) == num_rows
+    weights = tmp_path / "other" / "VideoReward" / "model.safetensors"
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(b"replaced")
+    assert evaluate("--videos", "greys", greys, "--model_root", tmp_path / "other") == 0
+    assert len(scores.read_text().splitlines()) == 12
 
 
 def test_videos_of_another_prompt_or_seed_are_refused_before_any_is_made(
