@@ -72,6 +72,8 @@ def main() -> int:
             if isinstance(error.__cause__, RuntimeError) and not isinstance(error.__cause__, EXPLAINED):
                 traceback.print_exception(error.__cause__)  # a custom reward that failed on this rank
             if trainer.mesh.is_main:
+                for number in listened_preemptions():  # torchrun sends SIGTERM when the first rank has ended
+                    signal.signal(number, signal.SIG_IGN)
                 trainer.console.warning(str(error))
                 trainer.write_report()
             return 1

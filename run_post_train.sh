@@ -10,7 +10,8 @@
 # are named, with the way to get them. Relative paths start at the folder of this script. Settings, from the environment:
 #
 #   CONFIG                  config file [configs/sage_8gpu.yaml]
-#   OUTPUT_DIR              run folder [outputs/<name of CONFIG>]; one per experiment, it replaces the config's
+#   OUTPUT_DIR              run folder [outputs/<name of CONFIG>, or where CONFIG is the config.yaml that a run has
+#                           saved, its folder]; one per experiment, it replaces the config's
 #   RESUME_FROM_CHECKPOINT  'latest' continues what the run folder holds, '' insists on a new folder [latest]
 #   PREFLIGHT               1 checks everything first (post_train.py --dry_run), 0 does not [1]
 #   NPROC_PER_NODE          processes [one per visible GPU; 1 without GPUs]

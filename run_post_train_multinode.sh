@@ -13,7 +13,8 @@
 #   NODE_IP_LIST            nodes, HOST or HOST:PROCESSES, separated by commas or blanks; the first is the meeting point
 #   HOSTFILE                instead: a file with one 'HOST', 'HOST:PROCESSES' or 'HOST slots=PROCESSES' per line
 #   CONFIG                  config file [configs/sage_64gpu.yaml]
-#   OUTPUT_DIR              run folder, on storage that all nodes share [outputs/<name of CONFIG>]
+#   OUTPUT_DIR              run folder, on storage that all nodes share [outputs/<name of CONFIG>, or where CONFIG is the
+#                           config.yaml that a run has saved, its folder]
 #   RESUME_FROM_CHECKPOINT  'latest' continues what the run folder holds, '' insists on a new folder [latest]
 #   PREFLIGHT               1 checks everything first (post_train.py --dry_run), 0 does not [1]
 #   NPROC_PER_NODE          processes per node [what the node list says, else one per visible GPU, 1 without GPUs]

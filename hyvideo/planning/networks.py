@@ -31,6 +31,7 @@ VISION_PARAMETERS = 428_225_600
 REWARD_BYTES = {
     "videoalign_local": 5_030_000_000,
     "clip_score": 4 * 427_616_513,
+    "clip_iqa": 4 * 427_616_513,
     "pick_score": 4 * 986_109_441,
     "moving_shapes": 0,
 }

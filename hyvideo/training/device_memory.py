@@ -18,7 +18,14 @@ KNOBS_OF_PHASE = {
         "reward_offload",
         "reference_mode_offload",
     ),
-    BETWEEN: ("rollout_micro_batch_size", "reward_batch_size", "encoder_offload", "reward_offload"),
+    BETWEEN: (
+        "validation_fixed_size",
+        "validate_video_length",
+        "rollout_micro_batch_size",
+        "reward_batch_size",
+        "encoder_offload",
+        "reward_offload",
+    ),
 }
 """Phase -> settings that lower its peak without changing the method, the strongest first."""
 

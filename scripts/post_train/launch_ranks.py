@@ -34,22 +34,32 @@ def launch(argv: list[str], run: Callable[[list[str]], None] = torchrun) -> int:
         SignalException: asked to stop, and the ranks did not say that they have saved.
     """
     lost_terminal = "" if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else ",SIGHUP"  # ignored under nohup
+    before = _children()
     with TemporaryDirectory(prefix="launch-ranks-") as folder:
         status = Path(folder) / "status"
         os.environ["POST_TRAIN_STATUS_FILE"] = str(status)
         try:
             run([f"--signals_to_handle={SIGNALS}{lost_terminal}", *argv])
         except ChildFailedError as error:
-            statuses = {failure.exitcode for failure in error.failures.values()}
-            if not statuses <= set(TOLD):
+            # torchrun ends the others by SIGTERM as soon as the first has ended, some before they can tell.
+            statuses = {failure.exitcode for failure in error.failures.values()} - {-signal.SIGTERM}
+            if not statuses or not statuses <= set(TOLD):
                 raise
             return min(statuses)
         except SignalException as error:
             said = status.read_text() if status.is_file() else ""
             if said not in (("0", "75") if error.sigval == signal.SIGINT else ("75",)):
+                for left in _children() - before:  # asked a third time, torchrun leaves its ranks to themselves
+                    os.kill(left, signal.SIGKILL)
                 raise
             return int(said)
     return 0
+
+
+def _children() -> set[int]:
+    """Return the processes that this one has started."""
+    listed = Path(f"/proc/self/task/{os.getpid()}/children")
+    return {int(number) for number in listed.read_text().split()} if listed.is_file() else set()
 
 
 if __name__ == "__main__":

@@ -56,10 +56,8 @@ command -v pdsh >/dev/null ||
 
 export STOP_GRACE="${STOP_GRACE:-1800}"
 [[ $STOP_GRACE =~ ^[0-9]+$ ]] || fail "STOP_GRACE must be a whole number of seconds, received '$STOP_GRACE'."
-name="$(basename "${CONFIG:-run}")"
-output="${OUTPUT_DIR:-outputs/${name%.*}}"
 run_id="$(date +%Y%m%d-%H%M%S)-$$"
-logs="${LOG_DIR:-$output/logs/$run_id}"
+logs="${LOG_DIR:-$(bash scripts/post_train/run_folder.sh "${CONFIG:-run}")/logs/$run_id}"
 
 shared=("NNODES=${#nodes[@]}" "MASTER_ADDR=${MASTER_ADDR:-${nodes[0]}}" "MASTER_PORT=${MASTER_PORT:-29500}")
 shared+=("RUN_ID=$run_id" "LOG_DIR=$logs")
@@ -107,7 +105,9 @@ look_at_nodes() {
     if ((status && !first_status)); then
       first_status=$status
       if ((!stopping)); then
-        echo "pdsh_train.sh: ${nodes[rank]} (node $rank) ended with status $status; logs: $logs/node_$rank" >&2
+        where="its messages are above" # the check before the run has no logs
+        if [[ -d $logs/node_$rank ]]; then where="logs: $logs/node_$rank"; fi
+        echo "pdsh_train.sh: ${nodes[rank]} (node $rank) ended with status $status; $where" >&2
         stopping=2
         stop_all "$KILL_AFTER"
       fi

@@ -86,8 +86,7 @@ export NCCL_DEBUG="${NCCL_DEBUG:-WARN}" NCCL_IB_TIMEOUT="${NCCL_IB_TIMEOUT:-22}"
 export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
 
 # First the launcher's choices, then the caller's flags: the last one given wins.
-name="$(basename "$config")"
-run=(--config "$config" --output_dir "${OUTPUT_DIR:-outputs/${name%.*}}")
+run=(--config "$config" --output_dir "$(bash scripts/post_train/run_folder.sh "$config")")
 resume="${RESUME_FROM_CHECKPOINT-latest}"
 if [[ -n $resume ]]; then run+=(--resume_from_checkpoint "$resume"); fi
 run+=("$@")

@@ -73,11 +73,13 @@ class Command:
         self._process.join(TIMEOUT)
         if self._process.is_alive():
             self._process.kill()
-            raise AssertionError(f"no end after {TIMEOUT} s: {self._read('stderr')[-2000:]}")
-        return Finished(self._process.exitcode, self._read("stdout"), self._read("stderr"))
+            raise AssertionError(f"no end after {TIMEOUT} s: {self.read('stderr')[-2000:]}")
+        return Finished(self._process.exitcode, self.read("stdout"), self.read("stderr"))
 
-    def _read(self, name: str) -> str:
-        return (self._outputs / name).read_text()
+    def read(self, name: str) -> str:
+        """Return what it wrote so far to `stdout` or `stderr`."""
+        path = self._outputs / name
+        return path.read_text() if path.exists() else ""
 
 
 class CommandLine:

@@ -107,7 +107,7 @@ class ParallelConfig:
 
     collective_timeout: int = 1800
     """Seconds after which the run fails if ranks are missing at the start, or one keeps the others waiting later. Over
-    several machines torchrun first waits 600 s for all of them to join."""
+    several machines torchrun first waits 900 s for all of them to join."""
 
     stuck_after: int = 900
     """Seconds in one phase of a round after which a rank prints the phase and the stacks of its threads, repeated

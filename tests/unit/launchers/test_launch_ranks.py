@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from hyvideo.training.stop_signal import PREEMPTED
 from post_train import STATUS_FILE
 from scripts.post_train import launch_ranks
+from tests.support.training import REPOSITORY
 
 
 def asked_to_stop(status: str | None, number: signal.Signals = signal.SIGTERM):
@@ -46,7 +50,7 @@ def test_ranks_that_have_saved_after_ctrl_c_have_ended_well():
 @pytest.mark.parametrize("status", [2, 75])
 def test_what_ranks_have_told_is_the_status(tmp_path: Path, status: int):
     script = tmp_path / "rank.py"
-    script.write_text(f"raise SystemExit({status})")
+    script.write_text(f"import os, time\ntime.sleep(int(os.environ['RANK']))\nraise SystemExit({status})")
     assert launch_ranks.launch(["--standalone", "--nproc_per_node=2", str(script)]) == status
 
 
@@ -60,6 +64,28 @@ def test_a_rank_that_failed_is_shown_whatever_the_others_say(tmp_path: Path):
     )
     with pytest.raises(ChildFailedError, match="exitcode *: 1"):
         launch_ranks.launch(["--standalone", "--nproc_per_node=2", str(script)])
+
+
+def test_no_rank_is_left_however_often_one_asks(tmp_path: Path):
+    script = tmp_path / "rank.py"
+    script.write_text(
+        "import os, pathlib, signal, time\n"
+        "for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, signal.SIG_IGN)\n"
+        f"(pathlib.Path({str(tmp_path)!r}) / os.environ['RANK']).write_text(str(os.getpid()))\n"
+        "time.sleep(60)\n"
+    )
+    command = [sys.executable, "-m", "scripts.post_train.launch_ranks", "--standalone", "--nproc_per_node=2", script]
+    launcher = subprocess.Popen(
+        command, cwd=REPOSITORY, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler)
+    )
+    written = [tmp_path / "0", tmp_path / "1"]
+    while not all(path.is_file() and path.read_text() for path in written):
+        assert launcher.poll() is None
+        time.sleep(0.1)
+    while launcher.poll() is None:
+        launcher.send_signal(signal.SIGINT)
+        time.sleep(1)
+    assert not [path for path in written if Path("/proc", path.read_text()).exists()]
 
 
 def test_torchrun_gets_its_command_line_and_passes_sigusr1_on():

@@ -110,6 +110,16 @@ def test_the_environment_sets_processes_port_config_and_folder(project):
     ]
 
 
+def test_the_settings_that_a_run_has_saved_continue_it_where_it_is(project):
+    saved = project / "outputs" / "first" / "config.yaml"
+    saved.parent.mkdir(parents=True)
+    saved.touch()
+    assert launched(project, CONFIG="outputs/first/config.yaml")[4] == "outputs/config"  # no run is there
+    (saved.parent / "console.log").touch()
+    assert launched(project, CONFIG="outputs/first/config.yaml")[4] == "outputs/first"
+    assert launched(project, CONFIG="outputs/first/config.yaml", OUTPUT_DIR="other")[4] == "other"
+
+
 HOSTILE = [
     *("--negative_prompt", ""),
     *("--reward_weights", '{"VQ": 0.5, "TA": 1.0}'),

@@ -39,7 +39,8 @@ def test_nodes_get_the_words_and_status_75_queues_the_job_again(tmp_path: Path, 
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    shutil.copy(ROOT / "scripts" / "post_train" / "slurm_train.sbatch", scripts)
+    for name in ("slurm_train.sbatch", "run_folder.sh"):
+        shutil.copy(ROOT / "scripts" / "post_train" / name, scripts)
     calls = tmp_path / "calls"
     job = {"SLURM_SUBMIT_DIR": tmp_path, "SLURM_JOB_ID": 7, "SLURM_JOB_NUM_NODES": 2, "SLURM_JOB_NODELIST": "n[1-2]"}
     ours = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "CALLS": calls, "STATUS": status}
