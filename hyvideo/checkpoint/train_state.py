@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,7 @@ def begin_save(
     keep_every: int = 0,
     write_more: Callable[[Path], None] = lambda folder: None,
     beside_training: bool = False,
+    collective_timeout: int | None = None,
 ) -> PendingSave:
     """Begin to write checkpoint `folder/step_{step}`; `finish` of the returned save completes it. All ranks call both.
 
@@ -148,6 +150,7 @@ def begin_save(
         keep_every: also keep those at multiples of this many steps; 0: none.
         write_more: called on the main rank with the unfinished folder to add files for other programs.
         beside_training: return when the tensors are copied to host memory; a thread writes them.
+        collective_timeout: seconds that this thread waits for those of other ranks; None: as long as gloo does.
 
     Raises:
         SaveError: it could not be written, on any rank; earlier checkpoints are intact.
@@ -170,7 +173,7 @@ def begin_save(
         from_main(start)
         alone = not dist.is_initialized()
         if beside_training:
-            group = None if alone else _group_of_writers()
+            group = None if alone else _group_of_writers(collective_timeout)
             stager = DefaultStager(StagingOptions(False, False, False, False))  # a plain copy, made at once
             # What the thread writes is on the CPU: it must not wait for a GPU's stream, as the default writer does.
             writer = dcp.FileSystemWriter(partial, per_thread_copy_ahead=0)
@@ -184,9 +187,9 @@ def begin_save(
 
 
 @cache
-def _group_of_writers() -> dist.ProcessGroup:
+def _group_of_writers(collective_timeout: int | None) -> dist.ProcessGroup:
     """Return a process group of its own for the writing threads: their messages must not mix with the training's."""
-    return dist.new_group(backend="gloo")
+    return dist.new_group(backend="gloo", timeout=collective_timeout and timedelta(seconds=collective_timeout))
 
 
 def _size_of(tensors: Tensors) -> int:
@@ -279,6 +282,11 @@ def load_tensors(checkpoint: Path, tensors: Tensors, *, alone: bool = False, by_
         differing = "the run's model settings (pretrained_model_root, LoRA, optimizer) differ from the checkpoint's"
         reasons = "damaged" if by_index else f"damaged, or {differing}"
         raise ValueError(f"Cannot restore '{checkpoint}': {_cause(error)}. The checkpoint is {reasons}.") from error
+
+
+def tensor_names(checkpoint: Path) -> set[str]:
+    """Return what the tensors of a checkpoint are called: `group.name`."""
+    return set(TensorReader(checkpoint).read_metadata().state_dict_metadata)
 
 
 def require_dtypes(checkpoint: Path, tensors: Tensors) -> None:

@@ -1,23 +1,20 @@
 """Where a step's seconds go: rollout, reward, anchor, update."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
-from torch.profiler import record_function
 
 PHASES = ("rollout", "reward", "anchor", "update")
 BETWEEN = "between phases (validation, saving, logging)"
-RANGE = "phase/"
-"""Prefix of a phase's name in a profiler's trace."""
 
 
 class PhaseTimer:
     """Adds up wall-clock seconds per phase; on CUDA it waits for the device, so a phase pays for its own kernels.
 
     `phase` names what is going on (`BETWEEN` outside all blocks), `since` when that began (`time.monotonic`): what a
-    watchdog or an error message asks for.
+    watchdog or an error message asks for. `around` makes a context for each phase, which a profiler replaces.
 
     Example:
         >>> timer = PhaseTimer(device)
@@ -27,7 +24,8 @@ class PhaseTimer:
     """
 
     def __init__(self, device: torch.device | str) -> None:
-        self._device = torch.device(device)
+        self.device = torch.device(device)
+        self.around: Callable[[str], AbstractContextManager[None]] = lambda phase: nullcontext()
         self._seconds = dict.fromkeys(PHASES, 0.0)
         self.phase = BETWEEN
         self.since = time.monotonic()
@@ -42,12 +40,12 @@ class PhaseTimer:
         if phase not in self._seconds:
             raise ValueError(f"Unknown phase {phase!r}: expected one of {', '.join(PHASES)}.")
         self._enter(phase)
-        start = clock(self._device)
-        with record_function(RANGE + phase):
+        start = clock(self.device)
+        with self.around(phase):
             try:
                 yield
             finally:
-                self._seconds[phase] += clock(self._device) - start
+                self._seconds[phase] += clock(self.device) - start
         self._enter(BETWEEN)
 
     def pop(self) -> dict[str, float]:

@@ -1,103 +1,172 @@
-"""Profile mode: a PyTorch profiler trace and a table of where the time of some updates went."""
+"""Profile mode: a PyTorch profiler trace of the beginning of each phase, and a table of where the time went."""
 
 import os
-import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
-from hyvideo.observability.phase_timer import PHASES, RANGE
+from hyvideo.observability.phase_timer import PHASES, PhaseTimer, clock
+
+PASSES = 2
+"""Passes through the transformer that are recorded of a phase: one of the released model has some 100,000 events."""
 
 NUM_OPERATIONS = 15
-"""Operations listed in the table."""
+"""Operations listed for each phase."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The beginning of a phase.
+
+    Attributes:
+        profiler: stopped.
+        seconds: that it covers.
+    """
+
+    profiler: profile
+    seconds: float
 
 
 class Profile:
-    """Profiles some updates: `trace_rank<R>.json.gz` of each rank (open it in Perfetto) and `phases.md` of rank 0.
+    """Profiles a round: `trace_rank<R>_<phase>.json.gz` of each rank (open it in Perfetto) and `phases.md` of rank 0.
 
-    Recording begins with a round and ends after `num_updates` updates.
+    The second round is profiled, or the first if it is the last one. Of each phase the profiler sees the first `PASSES`
+    passes through the transformer with all that is around them; the seconds of whole phases are the timer's.
 
     Args:
         folder: made when the profile is written.
         rank: this process.
-        num_updates: updates to cover.
+        num_updates: updates that the seconds are of.
+        timer: of the phases.
+        transformer: whose passes are counted.
 
     Example:
-        >>> profile = Profile(run_folder / "profile", rank=0, num_updates=2)
+        >>> profile = Profile(run_folder / "profile", rank=0, num_updates=2, timer=timer, transformer=transformer)
         >>> profile.begin_round(last=False)  # the first round warms up
         >>> profile.begin_round(last=False)  # recording
-        >>> profile.end_update()  # False, and after the second update True: both files are there
+        >>> profile.end_update(timer.pop())  # False, and after the second update True: the files are there
     """
 
-    def __init__(self, folder: Path, *, rank: int, num_updates: int) -> None:
+    def __init__(self, folder: Path, *, rank: int, num_updates: int, timer: PhaseTimer, transformer: nn.Module) -> None:
         self.folder = folder
         self._rank = rank
         self._num_updates = num_updates
-        self._updates = 0
+        self._times: list[Mapping[str, float]] = []
+        self._device = timer.device
         self._rounds = 0
-        self._profiler: profile | None = None
-        self._start = 0.0
+        self._is_open = False
+        self._running: profile | None = None
+        self._phase, self._start, self._passes = "", 0.0, 0
+        self._recorded: dict[str, Recorded] = {}
+        timer.around = self._record
+        transformer.register_forward_pre_hook(lambda module, args: self._begin_pass())
 
     def begin_round(self, *, last: bool) -> None:
-        """Begin to record with the second round, or with the first if it is the `last`."""
+        """Begin with the second round, or with the first if it is the `last`."""
         self._rounds += 1
-        if not (self._rounds == 2 or (last and self._rounds == 1)):
-            return
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it prints when it starts and stops
-        self._profiler = profile(activities=activities)
-        self._profiler.start()
-        self._start = time.perf_counter()
+        self._is_open = self._is_open or self._rounds == 2 or (last and self._rounds == 1)
 
-    def end_update(self) -> bool:
-        """Count an update if recording, and finish after the last one; whether this was it."""
-        if self._profiler is None:
+    def end_update(self, times: Mapping[str, float]) -> bool:
+        """Take an update's seconds (`PhaseTimer.pop`), and finish after the last one; whether this was it."""
+        if not self._is_open:
             return False
-        self._updates += 1
-        if self._updates < self._num_updates:
+        self._times.append(times)
+        if len(self._times) < self._num_updates:
             return False
         self.finish()
         return True
 
     def finish(self) -> None:
         """Write what was recorded; nothing when nothing is being recorded."""
-        profiler, self._profiler = self._profiler, None
-        if profiler is None:
+        if not self._is_open:
             return
-        seconds = time.perf_counter() - self._start
-        profiler.stop()
+        self._is_open = False
         self.folder.mkdir(parents=True, exist_ok=True)
-        profiler.export_chrome_trace(str(self.folder / f"trace_rank{self._rank}.json.gz"))
+        for phase, recorded in self._recorded.items():
+            recorded.profiler.export_chrome_trace(str(self.folder / f"trace_rank{self._rank}_{phase}.json.gz"))
         if self._rank == 0:
-            text = phase_table(profiler, seconds, max(1, self._updates))
-            (self.folder / "phases.md").write_text(text, encoding="utf-8")
+            (self.folder / "phases.md").write_text(phase_table(self._recorded, self._times), encoding="utf-8")
+        self._recorded.clear()
+
+    @contextmanager
+    def _record(self, phase: str) -> Iterator[None]:
+        """Record the beginning of a phase, unless that was done before."""
+        if not self._is_open or phase in self._recorded:
+            yield
+            return
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it prints when it starts and stops
+        self._phase, self._start, self._passes = phase, clock(self._device), 0
+        self._running = profile(activities=activities)
+        self._running.start()
+        try:
+            with record_function(f"phase/{phase}"):
+                yield
+        finally:
+            self._stop()
+
+    def _begin_pass(self) -> None:
+        """Count a pass; stop before the one that is too many."""
+        if self._passes == PASSES:
+            self._stop()
+        self._passes += 1
+
+    def _stop(self) -> None:
+        if self._running is not None:
+            seconds = clock(self._device) - self._start
+            self._running.stop()
+            self._recorded[self._phase] = Recorded(self._running, seconds)
+            self._running = None
 
 
-def phase_table(profiler: profile, seconds: float, num_updates: int) -> str:
-    """Write a finished profile as Markdown: the phases of `PhaseTimer`, then the most expensive operations.
+def phase_table(recorded: Mapping[str, Recorded], times: Sequence[Mapping[str, float]]) -> str:
+    """Write a profile as Markdown: the seconds of the phases, then the most expensive operations of each.
 
     Args:
-        profiler: stopped.
-        seconds: wall-clock seconds it covers.
-        num_updates: updates it covers.
+        recorded: the beginning of each phase that there was.
+        times: of each update.
     """
-    averages = profiler.key_averages()
-    ranges = {event.key: event for event in averages if event.device_type == DeviceType.CPU}
-    on_gpu = torch.cuda.is_available()
+    count = max(1, len(times))
+    seconds = {phase: sum(of_update[f"time/{phase}"] for of_update in times) / count for phase in PHASES}
+    whole = sum(seconds.values()) or 1.0
     lines = [
-        f"{seconds / num_updates:.3f} s per update over {num_updates} update(s), profiler running.\n",
-        "| phase | seconds per update | share | GPU busy in it |",
+        f"{sum(seconds.values()):.3f} s per update over {len(times)} update(s), besides validation and saving.\n",
+        "| phase | seconds per update | share | GPU busy at its beginning |",
         "|---|---|---|---|",
     ]
-    elsewhere = seconds
     for phase in PHASES:
-        event = ranges.get(RANGE + phase)
-        inside = event.cpu_time_total / 1e6 if event else 0.0
-        elsewhere -= inside
-        busy = f"{event.device_time_total / 1e6 / inside:.0%}" if on_gpu and inside else "-"
-        lines.append(f"| {phase} | {inside / num_updates:.3f} | {inside / seconds:.1%} | {busy} |")
-    lines.append(f"| elsewhere | {elsewhere / num_updates:.3f} | {elsewhere / seconds:.1%} | - |\n")
-    order = "self_device_time_total" if on_gpu else "self_cpu_time_total"
-    return "\n".join([*lines, "```", averages.table(sort_by=order, row_limit=NUM_OPERATIONS), "```", ""])
+        busy = f"{_busy_share(recorded[phase]):.0%}" if phase in recorded and torch.cuda.is_available() else "-"
+        lines.append(f"| {phase} | {seconds[phase]:.3f} | {seconds[phase] / whole:.1%} | {busy} |")
+    order = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+    for phase, beginning in recorded.items():
+        operations = beginning.profiler.key_averages().table(sort_by=order, row_limit=NUM_OPERATIONS)
+        lines += [
+            f"\n## {phase}: the first {PASSES} passes, {beginning.seconds:.3f} s with the profiler running\n",
+            *("```", operations, "```"),
+        ]
+    return "\n".join([*lines, ""])
+
+
+def _busy_share(recorded: Recorded) -> float:
+    """Return the share of the time in which the GPU ran at least one kernel, whichever thread had started it."""
+    kernels = [
+        (event.time_range.start, event.time_range.end)
+        for event in recorded.profiler.events()
+        if event.device_type == DeviceType.CUDA and not event.is_user_annotation
+    ]
+    return covered(kernels) / 1e6 / recorded.seconds
+
+
+def covered(spans: Sequence[tuple[float, float]]) -> float:
+    """Return the length of what intervals (start, end) cover together."""
+    length, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        length += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return length

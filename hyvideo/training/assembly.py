@@ -40,7 +40,7 @@ from hyvideo.models.parallelize import (
 from hyvideo.models.reward_models.rewards import WeightedReward, get_reward_fn
 from hyvideo.observability.console import Console
 from hyvideo.observability.matrix_peak import matrix_peak_tflops
-from hyvideo.observability.metrics import MetricsLog
+from hyvideo.observability.metrics import MetricsLog, read_metrics
 from hyvideo.observability.phase_timer import PhaseTimer
 from hyvideo.observability.profiling import Profile
 from hyvideo.observability.trackers import Trackers, check_trackers
@@ -121,9 +121,9 @@ def build_trainer(config: Config) -> Trainer:
             mesh,
             config.run.peak_tflops or matrix_peak_tflops(device, pipeline.autocast_dtype),
         ),
-        profile=_build_profile(config, folder, mesh),
+        profile=_build_profile(config, folder, mesh, timer, pipeline.transformer),
         watchdog=Watchdog(timer, rank=mesh.rank, seconds=config.parallel.stuck_after),
-        reward_watch=RewardWatch(),
+        reward_watch=_build_reward_watch(metrics),
     )
 
 
@@ -150,11 +150,14 @@ def read_inputs(config: Config) -> tuple[list[Prompt], list[Prompt]]:
     return prompts, valid
 
 
-def _build_profile(config: Config, folder: RunFolder, mesh: Mesh) -> Profile | None:
+def _build_profile(
+    config: Config, folder: RunFolder, mesh: Mesh, timer: PhaseTimer, transformer: nn.Module
+) -> Profile | None:
     """Build profile mode; None when it is off."""
     if not config.run.profile:
         return None
-    return Profile(folder.path / "profile", rank=mesh.rank, num_updates=config.run.profile_steps)
+    steps = config.run.profile_steps
+    return Profile(folder.path / "profile", rank=mesh.rank, num_updates=steps, timer=timer, transformer=transformer)
 
 
 def _run_facts(config: Config) -> dict[str, object]:
@@ -187,6 +190,15 @@ def _open_metrics(config: Config, folder: RunFolder, step: int, console: Console
     trackers.start(step + 1)
     save_config(config, folder.path / "config.yaml")
     return metrics
+
+
+def _build_reward_watch(metrics: MetricsLog | None) -> RewardWatch:
+    """Build the watch, which knows the rounds before a resume."""
+    watch = RewardWatch()
+    rows = read_metrics(metrics.path) if metrics and metrics.path.is_file() else []
+    for row in {row["round"]: row for row in rows if "round" in row}.values():  # the last row of each
+        watch.look(row)
+    return watch
 
 
 def _build_sampler(config: Config, prompts: list[Prompt], mesh: Mesh) -> GroupSampler:
@@ -294,6 +306,7 @@ def _build_method(
         settings=deciding_fields(config, mesh.dp_size) | _content(config.data.train_video_csv),
         config_hash=config_hash(config, mesh.dp_size),
         lora=lora_facts(config.model),
+        collective_timeout=config.parallel.collective_timeout,
     )
     return update, state
 

@@ -20,6 +20,7 @@ from hyvideo.checkpoint.train_state import (
     load_tensors,
     read_facts,
     require_dtypes,
+    tensor_names,
 )
 from hyvideo.data.samplers import GroupSampler
 from hyvideo.distributed.collectives import all_or_none, from_main, gather, local_shard
@@ -47,6 +48,7 @@ class RunState:
         settings: those that decide the result, by name, and the prompt files' content.
         config_hash: of the configuration's settings among them.
         lora: arguments of `lora_config`, None for full fine-tuning.
+        collective_timeout: seconds that a thread which writes a checkpoint waits for other ranks'.
         step: updates made.
         round: rounds finished.
         pending: a checkpoint that is being written during training.
@@ -60,6 +62,7 @@ class RunState:
     settings: Mapping[str, object]
     config_hash: str
     lora: Mapping[str, Any] | None
+    collective_timeout: int | None = None
     step: int = 0
     round: int = 0
     pending: PendingSave | None = None
@@ -86,6 +89,7 @@ class RunState:
             SaveError: it could not be written, on any rank, or a weight is not finite; all raise it.
         """
         self.finish_save()
+        forget_gathered_weights(self.transformer)  # those kept by a forward pass without gradients hide the shards
         self._require_finite(folder)
         facts = {
             "round": self.round,
@@ -114,6 +118,7 @@ class RunState:
             keep_every=keep_every,
             write_more=write_adapter,
             beside_training=beside_training,
+            collective_timeout=self.collective_timeout,
         )
         target = self.pending.target
         if not beside_training:
@@ -159,6 +164,9 @@ class RunState:
         tensors = self._tensors()
         with all_or_none():
             require_dtypes(checkpoint, tensors)
+            saved = tensor_names(checkpoint)
+        # A run that was begun without a GPU has no state of its generator.
+        tensors["rng"] = {name: value for name, value in tensors["rng"].items() if f"rng.{name}" in saved}
         load_tensors(checkpoint, tensors)
         forget_gathered_weights(self.transformer)
         try:
@@ -190,7 +198,11 @@ class RunState:
 
     def _tensors(self) -> Tensors:
         """Return references to all tensors of the state, in groups."""
+        unused = [each for each in self.optimizers if not each.state]
         optimizer = get_optimizer_state_dict(self.transformer, tuple(self.optimizers), options=_FLAT)
+        for state in (state for each in unused for state in each.state.values()):  # made by an update of length 0
+            if "step" in state:
+                state["step"].zero_()
         tensors = {
             "policy": {name: p.detach() for name, p in trainable_parameters(self.transformer).items()},
             "optimizer": {name: value for name, value in optimizer.items() if isinstance(value, Tensor)},

@@ -17,6 +17,7 @@ from hyvideo.evaluation.run_report import report_runs
 from hyvideo.grpo.advantages import groups_without_spread
 from hyvideo.grpo.sde_window import noisy_steps
 from hyvideo.grpo.timesteps import Pairs, select_timesteps, split_updates
+from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.models.reward_models.rewards import WeightedReward
 from hyvideo.observability.console import Console
 from hyvideo.observability.metrics import MetricsLog
@@ -97,7 +98,11 @@ class Trainer:
                 cut_short = first + self.config.grpo.updates_per_rollout > run.max_steps
                 if cut_short and first > 0:  # a longer run makes the last round again, whole
                     self._save(keep_last=run.keep_last)
-                finished = self.run_round(stop)
+                try:
+                    finished = self.run_round(stop)
+                except RewardFailureError:  # on all ranks: the checkpoint that is being written can be completed
+                    state.finish_save()
+                    raise
                 state.finish_save()
                 stopped_by = stop.of_all_ranks()
                 if not finished:
@@ -182,7 +187,7 @@ class Trainer:
             row |= {"kl/coef": coefficient, "lr": rate, "round": self.state.round}
             times = self.timer.pop()
             row |= times | self.performance.row(trajectory, pairs, times)
-            if self.profile and self.profile.end_update():
+            if self.profile and self.profile.end_update(times):
                 self.console.info(f"profiled until step {self.state.step}: {self.profile.folder}")
             row |= self.update.step_gradients.pop()
             row["update/skipped"] = float(stats.skipped)

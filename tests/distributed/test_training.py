@@ -56,7 +56,10 @@ ALL_BUT_ATTENTION = {"enable_gradient_checkpointing": True, "activation_checkpoi
 Cases = dict[str, tuple[str, dict[str, Any]]]
 TWO_RANKS: Cases = {
     "dp": ("full", {**FSDP, "batch_size": 2}),
-    "sp, guidance, blocks recomputed": ("guidance", {**SP_2, "enable_gradient_checkpointing": True}),
+    "sp, guidance, blocks recomputed, weights kept and saved after a validation": (
+        "guidance",
+        {**SP_2, "enable_gradient_checkpointing": True, "reshard_after_forward": False, "save_interval": 2},
+    ),
     "sp, fresh adapter with a fixed anchor": ("lora, fixed anchor", SP_2),
     "dp, muon": ("muon", {**FSDP, "batch_size": 2}),
 }
@@ -69,7 +72,6 @@ FOUR_RANKS: Cases = {
     ),
 }
 MORE_ON_TWO: Cases = {
-    "dp, weights kept": ("full", {**FSDP, "batch_size": 2, "reshard_after_forward": False}),
     "dp, weights whole": ("full", {"batch_size": 2}),
     "dp, weights in host memory": (
         "full",

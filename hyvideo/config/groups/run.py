@@ -94,11 +94,11 @@ class RunConfig:
     """Write checkpoints during the next round, from a copy in host memory; each becomes valid at that round's end."""
 
     profile: bool = False
-    """Write a PyTorch profiler trace of each rank and a table of the phases to `profile/` of the run folder, over
-    profile_steps updates after the first round. Training goes on afterwards; the profiled updates are slower."""
+    """Write PyTorch profiler traces of each rank and a table of the phases to `profile/` of the run folder, after the
+    first round: of each phase the first two passes through the transformer. Training goes on afterwards."""
 
     profile_steps: int = 2
-    """Updates that profile covers."""
+    """Updates over which profile averages the seconds of each phase."""
 
     peak_tflops: float | None = None
     """Peak of one device in matrix products, 10^12 operations per second; perf/mfu_* is the share in use. None: the

@@ -1,50 +1,68 @@
-"""Profile mode: which updates are recorded, and what the table says about them."""
+"""Profile mode: what is recorded, however many passes a phase has, and what the table says about it."""
 
 import gzip
 import json
 import time
 from pathlib import Path
 
+import pytest
 import torch
+from torch import nn
 
 from hyvideo.observability.phase_timer import PhaseTimer
-from hyvideo.observability.profiling import Profile
+from hyvideo.observability.profiling import PASSES, Profile, covered
 
 
-def run_rounds(profile: Profile, count: int, updates_per_round: int = 1) -> list[bool]:
-    """Go through rounds of a rollout that sleeps and updates that multiply; return when the profile was finished."""
-    timer, finished = PhaseTimer("cpu"), []
+def run_rounds(
+    folder: Path, count: int, *, num_updates: int, updates_per_round: int = 1, passes: int = 1, rank: int = 0
+) -> list[bool]:
+    """Go through rounds of a rollout that sleeps and multiplies and updates; return when the profile was finished."""
+    timer, finished, transformer = PhaseTimer("cpu"), [], nn.Linear(64, 64)
+    profile = Profile(folder, rank=rank, num_updates=num_updates, timer=timer, transformer=transformer)
     for number in range(count):
         profile.begin_round(last=number == count - 1)
         with timer("rollout"):
             time.sleep(0.02)
+            for _ in range(passes):
+                transformer(torch.ones(64, 64))
         for _ in range(updates_per_round):
             with timer("update"):
-                torch.ones(64, 64) @ torch.ones(64, 64)
-            finished.append(profile.end_update())
+                transformer(torch.ones(64, 64)).sum().backward()
+            finished.append(profile.end_update(timer.pop()))
     profile.finish()
     return finished
 
 
-def phases_in(folder: Path, rank: int = 0) -> list[str]:
-    """Names of the phases in the trace, one per time they were entered."""
-    events = json.loads(gzip.decompress((folder / f"trace_rank{rank}.json.gz").read_bytes()))["traceEvents"]
-    return [event["name"] for event in events if event.get("name", "").startswith("phase/") and event["ph"] == "X"]
+def events_in(path: Path) -> list[str]:
+    """Names of all events of a trace."""
+    return [event.get("name", "") for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]]
 
 
-def test_the_first_round_warms_up_and_recording_ends_after_so_many_updates(tmp_path: Path):
-    profile = Profile(tmp_path / "profile", rank=0, num_updates=2)
-    assert run_rounds(profile, 5) == [False, False, True, False, False]
-    assert phases_in(profile.folder) == ["phase/rollout", "phase/update"] * 2
-    table = (profile.folder / "phases.md").read_text()
+def test_the_second_round_is_recorded_and_the_seconds_are_of_so_many_updates(tmp_path: Path):
+    assert run_rounds(tmp_path, 5, num_updates=2) == [False, False, True, False, False]
+    assert events_in(tmp_path / "trace_rank0_rollout.json.gz").count("aten::addmm") == 1
+    assert any("Backward" in name for name in events_in(tmp_path / "trace_rank0_update.json.gz"))
+    table = (tmp_path / "phases.md").read_text()
     assert "over 2 update(s)" in table
     (row,) = [line for line in table.splitlines() if line.startswith("| rollout")]
     assert 0.02 <= float(row.split("|")[2]) < 1
-    assert "aten::mm" in table
+    assert "## rollout: the first 2 passes" in table and "aten::addmm" in table
 
 
 def test_a_run_of_one_round_is_recorded_from_its_beginning_and_to_its_end(tmp_path: Path):
-    profile = Profile(tmp_path / "profile", rank=1, num_updates=9)
-    assert run_rounds(profile, 1, updates_per_round=2) == [False, False]
-    assert phases_in(profile.folder, rank=1) == ["phase/rollout", "phase/update", "phase/update"]
-    assert not (profile.folder / "phases.md").exists()  # which rank 0 writes
+    assert run_rounds(tmp_path, 1, num_updates=9, updates_per_round=2, rank=1) == [False, False]
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["trace_rank1_rollout.json.gz", "trace_rank1_update.json.gz"]  # phases.md is rank 0's
+
+
+def test_a_phase_of_many_passes_is_recorded_only_at_its_beginning(tmp_path: Path):
+    run_rounds(tmp_path, 2, num_updates=1, passes=PASSES + 5)
+    assert events_in(tmp_path / "trace_rank0_rollout.json.gz").count("aten::addmm") == PASSES
+
+
+@pytest.mark.parametrize(
+    ("spans", "length"),
+    [([], 0), ([(0, 2), (5, 6)], 3), ([(4, 6), (0, 5)], 6), ([(0, 9), (2, 3), (8, 10)], 10)],
+)
+def test_kernels_at_the_same_time_count_once(spans: list[tuple[float, float]], length: float):
+    assert covered(spans) == length

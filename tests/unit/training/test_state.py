@@ -64,6 +64,26 @@ def test_the_state_comes_back_bit_for_bit(make_trainer: Callable[..., Trainer], 
     assert_equal(everything(second.state), expected)
 
 
+def test_a_save_before_the_first_update_leaves_the_optimizer_at_its_start(make_trainer: Callable[..., Trainer]):
+    state = make_trainer().state
+    saved = state._tensors()["optimizer"]
+    steps = {name: value for name, value in saved.items() if name.endswith(".step")}
+    assert steps and not any(steps.values())
+    assert not any(moments["step"] for each in state.optimizers for moments in each.state.values())
+
+
+def test_a_run_that_was_begun_without_a_gpu_goes_on_with_one(
+    make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+):
+    first = make_trainer(max_steps=1)
+    first.train()
+    with_gpu = {"cpu": torch.get_rng_state(), "cuda": torch.zeros(16, dtype=torch.uint8)}
+    monkeypatch.setattr("hyvideo.training.state.rng_state", lambda: with_gpu)
+    second = make_trainer(max_steps=1)
+    second.state.load(first.folder.checkpoints / "step_1")
+    assert second.state.step == 1
+
+
 def test_other_settings_are_refused(make_trainer: Callable[..., Trainer]):
     trainer = make_trainer(max_steps=1)
     trainer.train()

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,11 +16,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from hyvideo.checkpoint.train_state import SaveError, checkpoints_of, latest_checkpoint
 from hyvideo.data.videos import read_video
 from hyvideo.models.parallelize import trainable_parameters
+from hyvideo.models.reward_models.registry import RewardFailureError
+from hyvideo.models.reward_models.rewards import Scores
 from hyvideo.observability.metrics import read_metrics
 from hyvideo.training.trainer import Trainer
 from hyvideo.training.update import NonFiniteUpdateError
 from tests.support.equal_runs import rows_of
-from tests.support.training import collect_round
+from tests.support.training import arguments, collect_round, trainer_of
 
 
 def saved_steps(trainer: Trainer) -> list[str]:
@@ -249,6 +252,30 @@ def test_before_the_first_checkpoint_there_is_none_to_name(make_trainer: Callabl
         trainable_parameters(trainer.state.transformer)["proj_out.bias"].fill_(float("nan"))
     with pytest.raises(NonFiniteUpdateError, match="Last good checkpoint: none was saved yet"):
         trainer.train()
+
+
+def test_a_reward_that_fails_costs_no_checkpoint_that_is_being_written(make_trainer: Callable[..., Trainer]):
+    trainer = make_trainer(max_steps=2, save_interval=1, async_save=True)
+    score = trainer.reward
+
+    def fail_in_the_second_round(*videos_and_texts: Any) -> Scores:
+        if trainer.state.step:
+            raise RewardFailureError("the server is gone")
+        return score(*videos_and_texts)
+
+    trainer.reward = fail_in_the_second_round
+    with pytest.raises(RewardFailureError):
+        trainer.train()
+    assert latest_checkpoint(trainer.folder.checkpoints).name == "step_1"
+
+
+def test_the_watch_of_a_resumed_run_knows_the_rounds_before(tiny_root: Path, prompts_csv: Path, tmp_path: Path):
+    settings = {"updates_per_rollout": 2, "resume_from_checkpoint": "latest"}
+    first = trainer_of(arguments(tiny_root, prompts_csv, tmp_path / "run", max_steps=4, **settings))
+    first.train()
+    resumed = trainer_of(arguments(tiny_root, prompts_csv, tmp_path / "run", max_steps=6, **settings))
+    seen = [[(row["round"], row["reward/mean"]) for row in each.reward_watch._rows] for each in (first, resumed)]
+    assert len(seen[0]) == 2 and seen[0] == seen[1]
 
 
 def test_validation_writes_videos_with_their_scores_and_logs_the_means(make_trainer: Callable[..., Trainer]):
