@@ -54,6 +54,7 @@ def sample_prompts(
             generations=[0] * len(batch),
         )
         conditioning = pipeline.encode_prompts(batch, size)
+        pipeline.maybe_free_model_hooks()  # offloaded encoders leave the GPU: each would wait for the next one
         settings = {"num_frames": num_frames, "size": size, "on_step": on_step}
         if sde_type == "ode":
             videos.append(pipeline.sample(conditioning, noise, guidance, **settings))

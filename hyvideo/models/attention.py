@@ -222,6 +222,16 @@ class _ConditionTrim:
         return hidden, text[:, :longest], temb, equal_rows if len(equal_rows) > 1 else None, rotary
 
 
+def _mask_keys_alone(module: nn.Module, args: tuple) -> tuple:
+    """Take the first row of the refiner's mask `[B, 1, S, S]`, that of a valid query, for all queries.
+
+    In the rows of padding no key is left to attend to, which kernels treat as they like (NaN, in the worst case). What
+    such queries find is cut afterwards.
+    """
+    hidden, temb, mask = args
+    return hidden, temb, None if mask is None else mask[:, :, :1]
+
+
 class _TokenSplit:
     """Splits the video tokens after the patch embedding and joins them after the last projection, as forward hooks."""
 
@@ -275,6 +285,8 @@ def install_attention(
     trim = _ConditionTrim()
     transformer.register_forward_pre_hook(trim.before_transformer, with_kwargs=True)
     transformer.context_embedder.register_forward_pre_hook(trim.before_refiner)
+    for block in transformer.context_embedder.token_refiner.refiner_blocks:
+        block.register_forward_pre_hook(_mask_keys_alone)
     for block in transformer.transformer_blocks:
         block.attn.set_processor(TrimmedAttnProcessor(sp_group))
         block.register_forward_pre_hook(trim.before_block)

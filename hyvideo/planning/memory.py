@@ -94,6 +94,8 @@ def predict_memory(
     frozen = networks.frozen_bytes - visitors
     beside = frozen + videos * stored
     around = beside + resting_reward
+    # Gradients of whole weights are averaged over ranks in one flat copy.
+    averaging = 2 * peaks.trained if world_size > 1 and not config.parallel.enable_fsdp else 0
     resting_anchor = 0 if config.kl.reference_mode_offload else anchor
     resting = peaks.weights + peaks.states
     decoding = resting + decoding_memory(networks.vae, shape)
@@ -115,7 +117,7 @@ def predict_memory(
         + max(peaks.rollout + micro_batch * stored, decoding, resting + visitors),
         reward=beside + anchor + reward + resting + scoring,
         anchor_pass=around + anchor + peaks.anchor if anchor_kind(config.kl, config.model) != "none" else 0,
-        update=around + resting_anchor + max(peaks.backward, peaks.optimizer),
+        update=around + resting_anchor + max(peaks.backward, resting + averaging, peaks.optimizer),
         validation=around + resting_anchor + validating if validated else 0,
     )
 

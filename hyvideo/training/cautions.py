@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hyvideo.config.schema import Config, OptimizerConfig
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.images import share_kept
@@ -40,6 +42,7 @@ def cautions(config: Config, prompts: Sequence[Prompt], valid: Sequence[Prompt])
     """
     yield from _weights(config)
     yield from _sampling(config)
+    yield from _micro_batches(config)
     yield from _cropped("rollout_size", config.rollout.rollout_size, prompts)
     yield from _cropped("validation_fixed_size", config.validation.validation_fixed_size, valid)
 
@@ -72,6 +75,19 @@ def _sampling(config: Config) -> Iterator[str]:
     differing = [f"{name} is {ours:g}, the model's is {theirs:g}" for name, ours, theirs in pairs if ours != theirs]
     if differing:
         yield f"the model is meant to be sampled otherwise: {'; '.join(differing)}."
+
+
+def _micro_batches(config: Config) -> Iterator[str]:
+    """Other micro-batches in the replay than in the rollout, where rounding depends on them."""
+    rollout = min(config.rollout.rollout_micro_batch_size or config.grpo.batch_size, config.grpo.batch_size)
+    update = config.grpo.mini_batch_size_per_update
+    if torch.cuda.is_available() and config.model.dtype != "fp32" and rollout != update:
+        yield (
+            f"rollout_micro_batch_size is {rollout} and mini_batch_size_per_update {update}: in {config.model.dtype} "
+            "the replay rounds otherwise than the rollout, which lowers ratios before any update, perhaps below the "
+            "clip range, where videos worse than their group teach nothing. Make them equal, or look at "
+            "ratio/max_deviation."
+        )
 
 
 def _known_sampling(config: Config) -> Mapping[str, Any] | None:

@@ -53,7 +53,7 @@ def test_other_micro_batches_replay_to_rounding(
 def test_half_precision_stays_inside_the_clip_range_for_equal_micro_batches(
     make_trainer: Callable[..., Trainer], sde_type: str
 ):
-    """Only these: rounding to bf16 depends on the batch, and 32 latent values do not average it out."""
+    """Only these: rounding to bf16 depends on the batch."""
     trainer = make_trainer(sde_type=sde_type, cfg_scale=4.0)
     trainer.update.pipeline.autocast_dtype = torch.bfloat16
     ratio_deviation, _ = replay(trainer)

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from torch import Tensor
+from accelerate.hooks import CpuOffload
+from torch import Tensor, nn
 
 from hyvideo.data.prompts import Prompt
 from hyvideo.evaluation.sampling import sample_prompts
@@ -55,6 +56,33 @@ def test_prompts_without_a_seed_do_not_share_noise(pipeline: HunyuanVideoGRPOPip
     same = [Prompt(PROMPTS[0], index=i, seed=None, ref_image_path=None) for i in (0, 1)]
     first, second = videos_of(pipeline, same)
     assert differ(first, second)
+
+
+def test_offloaded_encoders_leave_the_gpu_before_the_transformer_comes(
+    pipeline: HunyuanVideoGRPOPipeline, monkeypatch: pytest.MonkeyPatch
+):
+    """On a CPU with a record of who would be on the GPU. A prompt without quotes leaves the second encoder out."""
+    names = {module: name for name, module in pipeline.components.items() if isinstance(module, nn.Module)}
+    there, seen = set(), {}
+
+    class Recorded(CpuOffload):
+        """Notes where a module would be."""
+
+        def init_hook(self, module: nn.Module) -> nn.Module:
+            there.discard(names[module])
+            return module
+
+        def pre_forward(self, module: nn.Module, *args: object, **kwargs: object) -> tuple:
+            if self.prev_module_hook is not None:
+                self.prev_module_hook.offload()
+            there.add(names[module])
+            seen[names[module]] = set(there)
+            return args, kwargs
+
+    monkeypatch.setattr("accelerate.big_modeling.CpuOffload", Recorded)
+    pipeline.enable_model_cpu_offload(device="cpu")
+    videos_of(pipeline, [Prompt("a red circle moves left", index=0, seed=None, ref_image_path=None)])
+    assert seen == {name: {name} for name in ("text_encoder", "transformer", "vae")}
 
 
 def test_every_finished_step_of_every_batch_is_reported(pipeline: HunyuanVideoGRPOPipeline):

@@ -272,6 +272,19 @@ def test_what_lies_in_host_memory_is_not_planned_on_the_gpu(config):
     assert memory.update > 0
 
 
+def test_gradients_of_whole_weights_are_averaged_in_a_copy(config):
+    def update(world_size: int, *flags: str) -> int:
+        """Bytes of the update's peak, with trained weights of a gigabyte."""
+        settings = config("--batch_size", "2", *flags)
+        networks = read_networks(settings.model, settings.reward)
+        peaks = Peaks(weights=0, states=0, trained=10**9, rollout=0, anchor=0, backward=10**9, optimizer=0)
+        return predict_memory(settings, networks, world_size=world_size, num_text=20, peaks_of=lambda *_: peaks).update
+
+    whole = ("--enable_fsdp", "false")
+    assert update(2, *whole) - update(1, *whole) == 10**9
+    assert update(2) == update(1)
+
+
 def test_what_is_on_the_gpu_beside_the_rollout(config):
     def rollout(*flags: str, encoders: int = 10**8) -> int:
         """Bytes of the rollout's peak, with reward networks of 1,000 bytes and an anchor of 100."""

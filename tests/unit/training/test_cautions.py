@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
 from hyvideo.config.loading import load_config
@@ -35,6 +36,17 @@ def released(tmp_path: Path) -> Callable[..., Config]:
 
 def said(config: Config, prompts: list[Prompt] | None = None) -> list[str]:
     return list(cautions(config, prompts or [], []))
+
+
+def test_a_replay_that_rounds_otherwise_is_told_on_a_gpu(released, monkeypatch: pytest.MonkeyPatch):
+    config = released("480p_t2v", "--batch_size", "4", "--mini_batch_size_per_update", "2")
+    assert not any("replay" in text for text in said(config))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert any(
+        "rollout_micro_batch_size is 1 and mini_batch_size_per_update 2: in bf16" in text for text in said(config)
+    )
+    config.grpo.mini_batch_size_per_update = 1
+    assert not any("replay" in text for text in said(config))
 
 
 @pytest.mark.parametrize("version", ["480p_t2v_distilled", "720p_i2v_distilled", "480p_i2v_step_distilled"])
