@@ -31,7 +31,7 @@ from hyvideo.distributed.mesh import build_mesh
 from hyvideo.distributed.process_group import process_group
 from hyvideo.evaluation.generation import Job, jobs_of_csv, jobs_of_prompt
 from hyvideo.evaluation.sampling import sample_prompts
-from hyvideo.models.adapter import load_lora
+from hyvideo.models.adapter import check_lora, load_lora
 from hyvideo.models.attention import install_attention
 from hyvideo.models.fingerprint import fingerprint
 from hyvideo.models.layout import check_layout, task_of, transformer_folder
@@ -151,6 +151,9 @@ def request_of(arguments: argparse.Namespace) -> Request:
     root = check_layout(arguments.model_path, arguments.transformer_version)
     if arguments.checkpoint_path:
         check_checkpoint(arguments.checkpoint_path)
+    if arguments.lora_path:
+        check_lora(arguments.lora_path)
+    arguments.seed = list(dict.fromkeys(arguments.seed))
     if arguments.prompt is not None:
         prompt = Prompt(arguments.prompt, index=0, seed=None, ref_image_path=arguments.image_path)
         jobs = jobs_of_prompt(arguments.output_path, prompt, arguments.seed)
@@ -201,7 +204,8 @@ def _check_numbers(arguments: argparse.Namespace, settings: dict[str, Any], root
 def _fingerprint(arguments: argparse.Namespace, root: Path) -> str:
     """Return the fingerprint of the weights that decide a video; a path alone does not say what lies there by now."""
     folders = [transformer_folder(root, arguments.transformer_version)]
-    folders += [root / name for name in ("vae", "text_encoder", "text_encoder_2", "image_encoder", "vision_encoder")]
+    of_images = ("image_encoder", "vision_encoder") if task_of(root, arguments.transformer_version) == "i2v" else ()
+    folders += [root / name for name in ("vae", "text_encoder", "text_encoder_2", *of_images)]
     trained = arguments.checkpoint_path or arguments.lora_path
     return fingerprint([*folders, Path(trained)] if trained else folders)
 

@@ -21,7 +21,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from hyvideo.checkpoint.export import check_new, export_diffusers, export_lora, export_original
 from hyvideo.checkpoint.policy import check_checkpoint, load_trained_policy
-from hyvideo.models.adapter import load_lora, merge_lora
+from hyvideo.models.adapter import check_lora, load_lora, merge_lora
 from hyvideo.models.layout import is_diffusers_layout, read_json, transformer_folder
 from hyvideo.models.loading import load_pipeline, load_transformer
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
@@ -54,6 +54,10 @@ def main(argv: list[str]) -> int:
         check_new(arguments.output_path)
         if arguments.checkpoint_path:
             check_checkpoint(arguments.checkpoint_path)
+        if arguments.lora_path:
+            check_lora(arguments.lora_path)
+        if arguments.format == "original":
+            _check_name(arguments)
         _export(arguments)
     except (ValueError, OSError, SafetensorError) as error:
         print(f"scripts.export: {error}", file=sys.stderr)
@@ -84,6 +88,22 @@ def _export(arguments: argparse.Namespace) -> None:
         export_original(transformer, arguments.output_path, _original_config(root, version))
     else:
         export_lora(transformer, arguments.output_path, original_keys=arguments.format == "lora_original")
+
+
+def _check_name(arguments: argparse.Namespace) -> None:
+    """Refuse a name that hides what only the name of an original folder tells.
+
+    Raises:
+        ValueError: the base has its guidance in its weights, and the new folder's name does not say so.
+    """
+    root, version = arguments.model_path, arguments.transformer_version
+    config = _original_config(root, version) or {}
+    distilled = sampling_defaults(root, version)["guidance_scale"] == 1 and not config.get("use_meanflow")
+    if distilled and "distilled" not in arguments.output_path.name:
+        raise ValueError(
+            f"--output_path: the base is distilled and must be sampled without guidance, which in the original layout "
+            f"only the folder's name tells: put 'distilled' into '{arguments.output_path.name}'."
+        )
 
 
 def _load_dtype(arguments: argparse.Namespace) -> torch.dtype | None:

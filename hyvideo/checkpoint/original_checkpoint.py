@@ -42,6 +42,7 @@ class OriginalCheckpoint:
             stored = TensorReader(folder).read_metadata().state_dict_metadata
         except (OSError, ValueError) as error:
             raise ValueError(f"'{folder}' is not a readable checkpoint: {error}. Copy it again, whole.") from error
+        self.has_adapter = any(".lora_" in key for key in stored)
         self._keys = {
             key.removeprefix("model.").replace(".base_layer.", "."): (key.removeprefix("model."), metadata)
             for key, metadata in stored.items()
@@ -81,9 +82,14 @@ def load_original_checkpoint(transformer: HunyuanVideo15Transformer3DModel, chec
     """Put the network of `checkpoint` into `transformer`, in place, and add its adapter where it has one.
 
     Raises:
-        ValueError: it cannot be read, or is of another model; nothing was changed if tensors do not fit.
+        ValueError: it cannot be read, lacks its adapter's file, or is of another model; nothing was changed if
+            tensors do not fit.
     """
-    fill(transformer, OriginalCheckpoint(checkpoint / "transformer"), transformer_part)
-    adapter = checkpoint / "lora" / ADAPTER
+    source, adapter = OriginalCheckpoint(checkpoint / "transformer"), checkpoint / "lora" / ADAPTER
+    if source.has_adapter and not (adapter / ADAPTER_FILE).is_file():
+        raise ValueError(
+            f"'{checkpoint}' was trained with an adapter, but there is no '{adapter / ADAPTER_FILE}'. Copy it too."
+        )
+    fill(transformer, source, transformer_part)
     if (adapter / ADAPTER_FILE).is_file():
         load_lora(transformer, adapter)

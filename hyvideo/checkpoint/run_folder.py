@@ -1,8 +1,8 @@
 """The folder of a run: who may write there, and from which checkpoint it continues."""
 
-import shutil
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 
 from hyvideo.checkpoint.train_state import latest_checkpoint, read_facts
@@ -42,8 +42,9 @@ class RunFolder:
             for folder in videos.glob("step_*"):
                 number = folder.name.removeprefix("step_")
                 if number.isdecimal() and int(number) > step:
-                    place = self.path / "discarded" / videos.name / folder.name
-                    shutil.rmtree(place, ignore_errors=True)
+                    discarded = self.path / "discarded" / videos.name
+                    places = (discarded / f"{folder.name}{f'.{again}' if again else ''}" for again in count())
+                    place = next(place for place in places if not place.exists())
                     place.parent.mkdir(parents=True, exist_ok=True)
                     folder.rename(place)
 

@@ -107,13 +107,12 @@ class PendingSave:
 
     def _publish(self, hashes: dict) -> None:
         write_manifest(self.partial, hashes)
-        folder, replaced = self.target.parent, _replaced(self.target)
+        replaced = _replaced(self.target)
         if self.target.exists():  # a step that is made again after a resume
             os.replace(self.target, replaced)
         os.replace(self.partial, self.target)
         shutil.rmtree(replaced, ignore_errors=True)
-        with replacing(folder / LATEST) as latest:
-            write_synced(latest, self.target.name.encode())
+        point_latest_at(self.target)
         if self.keep_last is not None:
             for old in self._superseded():
                 shutil.rmtree(old, ignore_errors=True)  # one that is being read goes with the next save
@@ -160,7 +159,8 @@ def begin_save(
     def start() -> None:
         """Make the folder and write all but the tensors."""
         complete_replacements(folder)
-        shutil.rmtree(partial, ignore_errors=True)  # of an earlier attempt
+        for left in folder.glob("step_*.partial"):  # of earlier attempts, at this step or others
+            shutil.rmtree(left, ignore_errors=True)
         partial.mkdir(parents=True)
         needed, free = _size_of(tensors), shutil.disk_usage(partial).free
         if needed > free:
@@ -190,6 +190,12 @@ def begin_save(
 def _group_of_writers(collective_timeout: int | None) -> dist.ProcessGroup:
     """Return a process group of its own for the writing threads: their messages must not mix with the training's."""
     return dist.new_group(backend="gloo", timeout=collective_timeout and timedelta(seconds=collective_timeout))
+
+
+def point_latest_at(checkpoint: Path) -> None:
+    """Make a finished checkpoint the one that a resume from `latest` takes."""
+    with replacing(checkpoint.parent / LATEST) as latest:
+        write_synced(latest, checkpoint.name.encode())
 
 
 def _size_of(tensors: Tensors) -> int:

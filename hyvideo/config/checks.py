@@ -73,7 +73,7 @@ INTERVALS = {
 def check_config(
     cfg: Config, world_size: int, vae_spatial: int = 16, vae_temporal: int = 4, *, files: bool = True
 ) -> None:
-    """Refuse a configuration that could not run, or in which a setting would do nothing.
+    """Refuse a configuration that could not run, or whose settings contradict each other.
 
     Args:
         cfg: the configuration.
@@ -229,10 +229,12 @@ def _trust_region_problems(cfg: Config) -> Iterator[str]:
     kl = cfg.kl
     if kl.kl_weight == 0:
         return
-    if kl.kl_min_coef > kl.kl_weight:
+    ceiling = kl.kl_weight * (0.1 if kl.kl_schedule == "milder" else 1)
+    start = kl.kl_min_coef if kl.kl_coef is None else kl.kl_coef
+    if kl.kl_schedule != "fixed" and not kl.kl_min_coef <= start <= ceiling:
         yield (
-            f"kl_min_coef {kl.kl_min_coef} lies above its ceiling kl_weight {kl.kl_weight}: lower it, or set kl_weight "
-            "to 0 for no KL penalty"
+            f"kl_min_coef {kl.kl_min_coef}, kl_coef {start} and the ceiling {ceiling:g} (kl_weight; a tenth of it for "
+            "milder) must rise in this order: lower the first ones, or set kl_weight to 0 for no KL penalty"
         )
     if kl.use_dual_kl and kl.dual_kl_moving_weight == 0 and kl.dual_kl_step_weight == 0:
         yield (

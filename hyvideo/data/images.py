@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from hyvideo.data.prompts import Prompt
 
@@ -14,16 +14,18 @@ FORMATS = ("PNG", "JPEG", "WEBP")
 
 
 def read_image(path: str) -> Image.Image:
-    """Read an image file as RGB.
+    """Read an image file as RGB, upright: cameras write how they were held.
 
     Raises:
-        ValueError: the file is missing, not an image, damaged, or larger than MAX_PIXELS.
+        ValueError: the file is missing, not an image, damaged, of 16 bits, or larger than MAX_PIXELS.
     """
     try:
         with Image.open(path, formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise ValueError(f"it has {image.width} x {image.height} pixels, more than {MAX_PIXELS}")
-            return image.convert("RGB")
+            if image.mode.startswith("I"):
+                raise ValueError(f"it has 16 bits per value (mode {image.mode}), which would be cut at 255")
+            return ImageOps.exif_transpose(image).convert("RGB")
     except (OSError, UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError) as error:
         raise ValueError(f"image '{path}' cannot be read: {error}. Expected a whole PNG, JPEG or WebP file.") from error
 
@@ -37,8 +39,8 @@ def check_images(prompts: Sequence[Prompt], task: str) -> None:
 
 def share_kept(path: str, size: tuple[int, int]) -> float:
     """Return the share of a readable image's area that is left when it is scaled to cover `size` and cropped to it."""
-    with Image.open(path, formats=FORMATS) as image:
-        ratio = image.width / image.height
+    image = read_image(path)
+    ratio = image.width / image.height
     height, width = size
     return min(ratio * height / width, width / (ratio * height))
 

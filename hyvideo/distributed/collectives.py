@@ -50,7 +50,7 @@ def all_or_none(*kinds: type[Exception]) -> Iterator[None]:
     if error is not None and len(set(said)) == 1:
         raise error
     named = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(said) if text is not None)
-    raise kinds[0](named) from error
+    raise kinds[0](named) from (error and error.__cause__ or error)
 
 
 def from_main(make: Callable[[], T]) -> T:

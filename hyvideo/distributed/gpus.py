@@ -1,10 +1,11 @@
 """GPUs by their makers' data sheets: what a plan and the utilisation of a device are measured by."""
 
-import difflib
 import re
 from dataclasses import dataclass, replace
 
 import torch
+
+from hyvideo.config.knobs import nearest
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,8 @@ def find_gpu(name: str) -> Gpu:
     names = [gpu.name for gpu in found or GPUS]
     if found:
         raise ValueError(f"--gpu: '{name}' may be {' or '.join(names)}; name one of them.")
-    nearest = difflib.get_close_matches(name.upper(), names, n=1, cutoff=0)[0]
-    raise ValueError(f"--gpu: no GPU '{name}' is known; expected one of {', '.join(names)}. Nearest: {nearest}.")
+    near = nearest(name, names)
+    raise ValueError(f"--gpu: no GPU '{name}' is known; expected one of {', '.join(names)}. Nearest: {near}.")
 
 
 def this_gpu() -> Gpu | None:

@@ -124,6 +124,7 @@ class KLController:
         if set(state) != set(self.state_dict()):
             raise ValueError(f"KL controller state must have the keys {sorted(self.state_dict())}, got {sorted(state)}")
         self._num_updates = int(state["num_updates"])
-        self._coefficient = float(state["coefficient"])
+        floor = self.ceiling if self.schedule == "fixed" else self.min_coef  # a resume may change the schedule
+        self._coefficient = min(max(float(state["coefficient"]), floor), self.ceiling)
         self._recent.clear()
         self._recent.extend(float(value) for value in state["recent"])

@@ -72,6 +72,18 @@ def draw_adapter(transformer: HunyuanVideo15Transformer3DModel, seed: int) -> No
         set_module_tensor_to_device(transformer, name, "cpu", value=value)
 
 
+def check_lora(folder: str | Path) -> Path:
+    """Return the adapter's file in `folder`.
+
+    Raises:
+        ValueError: there is none.
+    """
+    path = Path(folder) / ADAPTER_FILE
+    if not path.is_file():
+        raise ValueError(f"lora path: no adapter at '{path}'. Expected the folder that holds that file.")
+    return path
+
+
 def load_lora(transformer: HunyuanVideo15Transformer3DModel, folder: str | Path) -> None:
     """Add the adapter in `folder`: one that `save_lora` wrote, or one with the original names of the modules.
 
@@ -80,9 +92,7 @@ def load_lora(transformer: HunyuanVideo15Transformer3DModel, folder: str | Path)
     Raises:
         ValueError: no readable adapter there, or it was made for another model.
     """
-    path = Path(folder) / ADAPTER_FILE
-    if not path.is_file():
-        raise ValueError(f"lora path: no adapter at '{path}'. Expected the folder that holds that file.")
+    path = check_lora(folder)
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}
@@ -99,21 +109,20 @@ def load_lora(transformer: HunyuanVideo15Transformer3DModel, folder: str | Path)
         )
     except _MISFITS as error:
         raise ValueError(f"lora path: the adapter in '{path}' does not fit this transformer: {error}") from error
-    surplus = sorted(set(tensors) - set(get_peft_model_state_dict(transformer, adapter_name=ADAPTER)))
-    if surplus:
+    held = set(get_peft_model_state_dict(transformer, adapter_name=ADAPTER))
+    if surplus := sorted(set(tensors) - held):
         raise ValueError(
             f"lora path: the adapter in '{path}' does not fit this transformer, which has no place for "
             f"{', '.join(surplus[:3])} ({len(surplus)} weights in all). Expected an adapter of this base model."
         )
-    empty = [name for name, p in transformer.named_parameters() if p.is_meta and base_weight(name) is None]
-    stored = {name: name.replace(f".{ADAPTER}.", ".") for name in empty}
-    if lacking := sorted(set(stored.values()) - set(tensors)):
+    if lacking := sorted(held - set(tensors)):
         raise ValueError(
             f"lora path: the adapter in '{path}' is not whole: it lacks {', '.join(lacking[:3])} ({len(lacking)} "
             "weights in all). Save or download it again."
         )
+    empty = [name for name, p in transformer.named_parameters() if p.is_meta and base_weight(name) is None]
     for name in empty:
-        value = tensors[stored[name]]
+        value = tensors[name.replace(f".{ADAPTER}.", ".")]
         set_module_tensor_to_device(transformer, name, "cpu", value=value, dtype=value.dtype)
 
 

@@ -13,10 +13,12 @@ def fingerprint(folders: Iterable[Path]) -> str:
 
     Where the folders lie does not matter. Training moves every weight it trains, and 64 samples of a file meet them; a
     checkpoint's manifest is read whole, and holds the hashes of all its files. A folder that is not there is empty.
+    Notes of the program that downloaded them (`.cache`: when it ran) do not count.
     """
     digest = hashlib.sha256()
     for number, folder in enumerate(folders):
-        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        for path in sorted(path for path in files if ".cache" not in path.relative_to(folder).parts):
             size = path.stat().st_size
             digest.update(f"{number} {path.relative_to(folder)!s} {size}\n".encode(errors="surrogateescape"))
             with path.open("rb") as file:

@@ -68,7 +68,7 @@ class Console:
             self._bar.set_description_str(line)
         if step % self._log_interval == 0 or step >= self._max_steps:
             if self._bar is None:
-                print(line, file=sys.stderr, flush=True)
+                _print(line)
             self._log_line(line)
 
     def close(self) -> None:
@@ -81,7 +81,8 @@ class Console:
             self._log_file = None
 
     def _write(self, message: str) -> None:
-        tqdm.write(message, file=sys.stderr)  # keeps a live line intact
+        with suppress(OSError):
+            tqdm.write(message, file=sys.stderr)  # keeps a live line intact
         self._log_line(message)
 
     def _log_line(self, message: str) -> None:
@@ -93,7 +94,13 @@ class Console:
             with suppress(OSError):
                 self._log_file.close()
             self._log_file = None
-            print(f"WARNING: console.log ends here ({error})", file=sys.stderr, flush=True)
+            _print(f"WARNING: console.log ends here ({error})")
+
+
+def _print(line: str) -> None:
+    """Print to stderr; that nobody reads it any more (`2>&1 | tee`, and Ctrl-C) must not end the run."""
+    with suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def progress_line(step: int, max_steps: int, metrics: Mapping[str, float], seconds_per_step: float) -> str:

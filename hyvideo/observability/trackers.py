@@ -4,7 +4,6 @@ The trackers are accelerate's. TensorBoard and wandb also get videos and continu
 others get numbers and settings.
 """
 
-import difflib
 import io
 import os
 import uuid
@@ -20,6 +19,7 @@ from accelerate.utils import patch_environment
 from PIL import Image
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 
+from hyvideo.config.knobs import nearest
 from hyvideo.data.videos import read_video
 from hyvideo.observability.scored_videos import ScoredVideo
 
@@ -37,7 +37,7 @@ def check_trackers(names: Sequence[str]) -> None:
     known = [str(name) for name in LOGGER_TYPE_TO_CLASS]
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0)[0]
+            near = nearest(name, known)
             raise ValueError(f"trackers: unknown tracker '{name}', the nearest is '{near}'; known: {', '.join(known)}.")
         if name not in [str(found) for found in get_available_trackers()]:
             package = _PACKAGES.get(name, name)

@@ -147,6 +147,10 @@ class BaseModelAnchor(Anchor):
         """
         raise ValueError("the base model is a fixed anchor: use_moving_KL must be false.")
 
+    def load_state_dict(self, state: Mapping[str, Tensor], *, equals_policy: bool) -> None:
+        """Restore nothing: a checkpoint's policy has left the base model, whichever anchor it had."""
+        self.equals_policy = False
+
     @contextmanager
     def in_place_of_policy(self) -> Iterator[None]:
         """Let the policy's module compute as the base model."""

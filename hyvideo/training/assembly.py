@@ -14,6 +14,7 @@ from diffusers import HunyuanVideo15Transformer3DModel
 from torch import nn
 
 from hyvideo.checkpoint.run_folder import RunFolder, open_run_folder
+from hyvideo.checkpoint.train_state import point_latest_at
 from hyvideo.config.checks import check_config
 from hyvideo.config.identity import config_hash, deciding_fields, settings_of
 from hyvideo.config.loading import save_config
@@ -184,6 +185,8 @@ def _open_metrics(config: Config, folder: RunFolder, step: int, console: Console
         settings={name: str(value) for name, value in settings_of(config).items()},
         warn=console.warning,
     )
+    if folder.resume_from and folder.resume_from.resolve().parent == folder.checkpoints.resolve():
+        point_latest_at(folder.resume_from.resolve())  # the rows after it go, and so must the way to their checkpoints
     metrics = MetricsLog(folder.path, trackers)
     metrics.truncate_after(step)
     folder.discard_after(step)

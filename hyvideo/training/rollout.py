@@ -91,9 +91,7 @@ def collect(
     rewards = _compared(of_round, reward, config)
     advantages = group_advantages(rewards, config.grpo.num_generations, config.grpo.adv_clip_max)
     own_advantages = advantages[layout.positions(mesh.dp_rank)]
-    return Trajectory(
-        tuple(assignments), texts, conditioning, rows, rollout, scores, of_round, rewards, own_advantages, diversity
-    )
+    return Trajectory(texts, conditioning, rows, rollout, scores, of_round, rewards, own_advantages, diversity)
 
 
 def _noise(assignments: Sequence[Assignment], round_index: int, config: Config) -> SampleNoise:

@@ -43,11 +43,16 @@ def score_over_ranks(
         RewardFailureError: the reward failed on a rank, or too many videos have no total; all raise it.
     """
     own = share_to_score(len(texts), mesh)
-    with all_or_none(RewardFailureError, RuntimeError):
-        if scoring is not None:
-            part = reward.finish(scoring)
-        else:
-            part = reward(videos[own.start : own.stop], texts[own.start : own.stop]) if own else None
+    with all_or_none(RewardFailureError):
+        try:
+            if scoring is not None:
+                part = reward.finish(scoring)
+            else:
+                part = reward(videos[own.start : own.stop], texts[own.start : own.stop]) if own else None
+        except (RewardFailureError, torch.OutOfMemoryError):
+            raise
+        except RuntimeError as error:
+            raise RewardFailureError(f"{type(error).__name__}: {error}") from error
     parts = gather(part) if mesh.world_size > 1 else [part]
     joined = [join_scores([parts[rank] for rank in mesh.ranks_of(dp_rank)]) for dp_rank in range(mesh.dp_size)]
     of_ranks = [scores for scores in joined if scores is not None]

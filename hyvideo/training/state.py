@@ -165,6 +165,7 @@ class RunState:
         with all_or_none():
             require_dtypes(checkpoint, tensors)
             saved = tensor_names(checkpoint)
+            self._require_kl_state(checkpoint, facts, "anchor" in tensors, saved)
         # A run that was begun without a GPU has no state of its generator.
         tensors["rng"] = {name: value for name, value in tensors["rng"].items() if f"rng.{name}" in saved}
         load_tensors(checkpoint, tensors)
@@ -182,6 +183,19 @@ class RunState:
             ) from error
         set_rng_state(tensors["rng"])
         return changed
+
+    def _require_kl_state(
+        self, checkpoint: Path, facts: Mapping[str, Any], has_anchor: bool, saved: Collection[str]
+    ) -> None:
+        """Refuse a checkpoint without the anchor or controller of this run, whose KL settings may have been changed."""
+        missing = "anchor" if has_anchor and not any(name.startswith("anchor.") for name in saved) else None
+        if missing is None and self.controller is not None and facts.get("controller") is None:
+            missing = "KL controller"
+        if missing:
+            raise ValueError(
+                f"'{checkpoint}' was made without the {missing} that this run's KL settings need, and a resume cannot "
+                "add it: keep kl_weight, use_dual_kl, dual_kl_moving_weight and use_moving_KL, or start a new run."
+            )
 
     def _require_finite(self, folder: Path) -> None:
         """Refuse to save a policy that is lost: older, good checkpoints would be deleted in its favour."""

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import Tensor
 
 from hyvideo.checkpoint.run_folder import RunFolder
-from hyvideo.checkpoint.train_state import latest_checkpoint
+from hyvideo.checkpoint.train_state import LATEST, latest_checkpoint
 from hyvideo.config.schema import Config
 from hyvideo.data.prompts import Prompt
 from hyvideo.data.randomness import generator_for
@@ -130,8 +131,13 @@ class Trainer:
         """Say where this rank is, and how the run can continue: for the end of a traceback."""
         return (
             f"Rank {self.mesh.rank} failed in phase '{self.timer.phase}', update {self.state.step + 1}. What was saved "
-            f"is intact; continue with --output_dir {self.folder.path} --resume_from_checkpoint latest"
+            f"is intact; continue with --output_dir {self.folder.path} --resume_from_checkpoint {self._last_saved()}"
         )
+
+    def _last_saved(self) -> str | Path:
+        """Return what `resume_from_checkpoint` is to be: nothing is saved yet in a new folder of an older run."""
+        has_saved = (self.folder.checkpoints / LATEST).is_file()
+        return "latest" if has_saved or self.folder.resume_from is None else self.folder.resume_from
 
     def _save_unless_saved(self) -> None:
         """Save the state before an abandoned round, unless the last checkpoint has it or no update was made."""

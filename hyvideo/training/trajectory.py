@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hyvideo.data.samplers import Assignment
 from hyvideo.models.reward_models.rewards import Scores
 from hyvideo.pipelines.conditioning import Conditioning
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout
@@ -15,7 +14,6 @@ class Trajectory:
     """B videos of this rank, how they were made and how good they are.
 
     Attributes:
-        assignments: prompt and generation of every sample, length B.
         prompts: the B prompt texts.
         conditioning: one row per unique prompt.
         conditioning_rows: row of `conditioning` of every sample, length B.
@@ -27,7 +25,6 @@ class Trajectory:
         diversity: of every group of the round, `[N / G]`: how far its videos are from each other.
     """
 
-    assignments: tuple[Assignment, ...]
     prompts: tuple[str, ...]
     conditioning: Conditioning
     conditioning_rows: tuple[int, ...]
@@ -40,7 +37,7 @@ class Trajectory:
 
     def __len__(self) -> int:
         """Number of samples B."""
-        return len(self.assignments)
+        return len(self.prompts)
 
     def conditioning_of(self, samples: Tensor) -> Conditioning:
         """Return the conditioning of `samples` (LongTensor `[b]`), one row each."""

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from hyvideo.config.loading import load_config
+from hyvideo.config.sizes import parse_size
 from hyvideo.data.prompts import read_prompts
 from hyvideo.grpo.gradient_equalizer import equalizer_scales
 from hyvideo.models.attention import install_attention
@@ -41,7 +42,7 @@ def find(num_videos: int) -> dict[str, Any]:
     )
     prepare_policy(install_attention(pipeline.transformer), gradient_checkpointing=False)
     prompts = [prompt.text for prompt in read_prompts(config.data.train_video_csv)[:num_videos]]
-    size = (config.rollout.sample_n_frames, (64, 64))
+    size = (config.rollout.sample_n_frames, parse_size(config.rollout.rollout_size))
     shape = pipeline.latent_shape(*size)
     samplers = {}
     for sampler in SAMPLERS:

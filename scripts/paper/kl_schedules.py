@@ -5,7 +5,7 @@ Example: `python -m scripts.paper.kl_schedules`
 
 import argparse
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -29,8 +29,7 @@ def find() -> dict[str, Any]:
     return {
         "settings": {"kl_weight": CEILING, "kl_min_coef": FLOOR, "kl_warmup_updates": WARMUP},
         "coefficient": {
-            name: {schedule: _coefficients(schedule, course) for schedule in get_args(Schedule)}
-            for name, course in courses.items()
+            name: {schedule: _coefficients(schedule, course) for schedule in STYLES} for name, course in courses.items()
         },
     }
 

@@ -10,11 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from scripts.paper.drawing import BLACK, BLUE, GREEN, ORANGE, PINK, name_rows, new_figure, tidy
 from scripts.paper.learning_rates import publish_tuned, rate_of
+from scripts.paper.runs import REPOSITORY
 from scripts.paper.study import FAILS, HOLDS, Claim, Study, paragraph
 from scripts.paper.sweep import Arm, claim_ahead, difference, draw_arm, gain, rates_text, setup_text
 
@@ -23,11 +25,8 @@ WEIGHTS = (1e-5, 1.0, 10.0)
 """The paper's weight, and two far larger ones: the position KL of these runs is some thousandths."""
 
 STRATEGIES: dict[str, dict[str, Any]] = {
-    "none": {"kl_weight": 0.0},
-    "fixed": {"use_moving_KL": False, "use_dual_kl": False},
-    "step": {"use_dual_kl": True, "dual_kl_moving_weight": 0.0},
-    "moving": {"use_moving_KL": True, "use_dual_kl": False},
-    "dual": {"use_moving_KL": True, "use_dual_kl": True},
+    name: yaml.safe_load((REPOSITORY / "configs" / "kl" / f"{name}.yaml").read_text(encoding="utf-8"))["kl"]
+    for name in ("none", "fixed", "step", "moving", "dual")
 }
 COLOURS = dict(zip(STRATEGIES, (BLACK, ORANGE, GREEN, PINK, BLUE), strict=True))
 ANCHOR_STEPS = 5

@@ -60,6 +60,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/proof"), help="folder of the runs")
     arguments, flags = parser.parse_known_args(argv)
     try:
+        reward = load_config([*SETTINGS, *flags]).reward
+        if reward.reward_async or reward.reward_aggregation != "sum":
+            raise ValueError("reward_async and normalize_then_sum cannot be shuffled: leave them out.")
         for seed in arguments.seeds:
             for kind in arguments.kinds:
                 folder = arguments.output_dir / f"{kind}-{seed}"

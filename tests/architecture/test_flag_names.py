@@ -1,8 +1,14 @@
 """Flag names are a promise to users' scripts: the committed list may grow, and nothing in it may go."""
 
 from pathlib import Path
+from typing import get_args
+
+import pytest
 
 from hyvideo.config.knobs import KNOBS
+from hyvideo.grpo.kl_controller import Schedule
+from hyvideo.grpo.sde_window import Placement
+from hyvideo.schedulers.scheduling_flow_match_discrete import SDE_TYPES
 
 FROZEN = Path(__file__).parent / "flags.txt"
 
@@ -20,6 +26,18 @@ def test_no_flag_was_removed_or_renamed():
 def test_every_new_flag_is_on_the_list():
     new = sorted(set(KNOBS) - set(frozen_names()))
     assert new == [], f"add the new flags to {FROZEN.name}: from then on their names stay"
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("sde_type", {*SDE_TYPES} - {"ode"}),
+        ("kl_schedule", {*get_args(Schedule)}),
+        ("sde_window", {*get_args(Placement)}),
+    ],
+)
+def test_choices_of_a_flag_are_those_of_the_code_behind_it(name: str, known: set[str]):
+    assert {*KNOBS[name].choices} == known
 
 
 def test_the_list_is_sorted_and_has_no_name_twice():

@@ -1,5 +1,6 @@
 """From a checkpoint in the original layout to training, to exports, and back: bit for bit, and the same frames."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,19 @@ def test_a_merged_adapter_is_the_policy_up_to_rounding(train: Callable, original
     expected.fuse_lora()
     expected.unload_lora()
     assert_same(load_transformer(tmp_path, "mine").state_dict(), expected.state_dict())
+
+
+def test_a_distilled_model_keeps_the_name_that_says_so(
+    original_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    shutil.copytree(original_root, tmp_path / "ckpts")
+    (tmp_path / "ckpts" / "transformer" / VERSION).rename(tmp_path / "ckpts" / "transformer" / f"{VERSION}_distilled")
+    argv = ["--model_path", str(tmp_path / "ckpts"), "--transformer_version", f"{VERSION}_distilled"]
+    argv += ["--format", "original", "--output_path"]
+    assert main([*argv, str(tmp_path / "mine")]) == 2
+    assert "put 'distilled' into 'mine'" in capsys.readouterr().err
+    assert not (tmp_path / "mine").exists()
+    assert main([*argv, str(tmp_path / "mine_distilled")]) == 0
 
 
 def test_a_base_model_is_converted_there_and_back(original_root: Path, tmp_path: Path):

@@ -74,6 +74,7 @@ BAD = {
         "text-to-video model was given 1 of 1 prompts with an image",
     ),
     "missing checkpoint": ({"transformer_version": "480p_t2v", "checkpoint_path": "nowhere"}, "'nowhere' is not a"),
+    "missing adapter": ({"transformer_version": "480p_t2v", "lora_path": "nowhere"}, "no adapter at 'nowhere/"),
     "too few processes": ({"transformer_version": "480p_t2v", "sp_size": 2}, "received 2, there are 1"),
     "offload without a GPU": ({"offload": True}, "--offload moves networks between GPU and host memory"),
 }

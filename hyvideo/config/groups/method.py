@@ -153,10 +153,11 @@ class KLConfig:
     """Controller updates over which lambda rises linearly from kl_coef to its ceiling."""
 
     kl_coef: float | None = None
-    """Start of lambda's warm-up, from kl_min_coef to its ceiling. None: kl_min_coef."""
+    """Start of lambda's warm-up, from kl_min_coef to its ceiling. None: kl_min_coef. The metric kl/coef is something
+    else: lambda at that update."""
 
     kl_min_coef: float = 1e-7
-    """Floor of lambda. At most kl_weight."""
+    """Floor of lambda, at most its ceiling: kl_weight, with milder a tenth of it. fixed has none."""
 
     kl_target: float | None = None
     """Target KL of the controller: while the mean of the last 10 KLs is above 1.5 times it lambda shrinks by 0.9, below

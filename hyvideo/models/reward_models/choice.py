@@ -1,6 +1,5 @@
 """Which rewards a configuration asks for, with which weights: checked as far as it can be before any is loaded."""
 
-import difflib
 import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from hyvideo.config.knobs import nearest
 from hyvideo.config.schema import RewardConfig
 from hyvideo.models.reward_models.registry import RewardModel
 
@@ -69,10 +69,9 @@ def check_name(name: str, known: Iterable[str]) -> None:
     """
     known = list(known)
     if name not in known:
-        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0)
         raise ValueError(
             f"reward_model: no reward named '{name}' is available; expected one of {', '.join(known)}. "
-            f"Nearest: {''.join(nearest)}."
+            f"Nearest: {nearest(name, known)}."
         )
 
 

@@ -60,6 +60,9 @@ def test_an_adapter_beside_it_is_added(original_root: Path, tmp_path: Path):
     transformer.fuse_lora()
     received = transformer.transformer_blocks[0].attn.to_q.base_layer.weight
     torch.testing.assert_close(received, base.transformer_blocks[0].attn.to_q.weight + 4 / 2 * 2)
+    (folder / "pytorch_lora_weights.safetensors").unlink()
+    with pytest.raises(ValueError, match="was trained with an adapter, but there is no '.*safetensors'"):
+        load_trained_policy(load_transformer(original_root, "480p_t2v"), checkpoint)
 
 
 def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(original_root: Path, tmp_path: Path):

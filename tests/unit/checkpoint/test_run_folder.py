@@ -104,3 +104,6 @@ def test_videos_of_a_policy_that_was_thrown_away_are_moved_aside(tmp_path: Path)
         assert sorted(path.name for path in folder.samples.iterdir()) == ["notes", "step_2"]
         assert [path.name for path in folder.rollouts.iterdir()] == ["step_2"]
         assert (tmp_path / "discarded" / "samples" / "step_4" / "000.mp4").read_text() == "samples/step_4"
+    (tmp_path / "samples" / "step_4").mkdir()
+    folder.discard_after(2)
+    assert sorted(path.name for path in (tmp_path / "discarded" / "samples").iterdir()) == ["step_4", "step_4.1"]

@@ -50,6 +50,14 @@ def assert_whole(checkpoint: Path, step: int) -> None:
             assert torch.equal(received[group][name], value), name
 
 
+def test_what_killed_saves_have_left_goes_with_the_next_one(tmp_path: Path):
+    left = tmp_path / "step_3.partial"
+    left.mkdir()
+    (left / "weights").write_bytes(b"half")
+    save(tmp_path, 5)
+    assert not left.exists()
+
+
 def test_tensors_and_facts_come_back(tmp_path: Path):
     checkpoint = save(tmp_path / "checkpoints", 3)
     assert checkpoint == tmp_path / "checkpoints" / "step_3"

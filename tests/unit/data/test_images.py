@@ -5,8 +5,9 @@ import zlib
 from pathlib import Path
 
 import pytest
+from PIL import ExifTags, Image
 
-from hyvideo.data.images import check_images, read_image
+from hyvideo.data.images import check_images, read_image, share_kept
 from hyvideo.data.prompts import Prompt
 from tests.support.training import noisy_image
 
@@ -17,6 +18,20 @@ def test_images_are_read_as_rgb(tmp_path: Path):
         "RGB",
         (48, 40),
     )
+
+
+def test_images_of_a_camera_are_upright(tmp_path: Path):
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6  # held upright: rows are columns
+    noisy_image(0).save(tmp_path / "upright.jpg", exif=exif)
+    assert read_image(str(tmp_path / "upright.jpg")).size == (40, 48)
+    assert share_kept(str(tmp_path / "upright.jpg"), (48, 40)) == 1
+
+
+def test_images_of_16_bits_are_refused(tmp_path: Path):
+    Image.new("I;16", (8, 8), 40000).save(tmp_path / "deep.png")
+    with pytest.raises(ValueError, match="deep.png' cannot be read: it has 16 bits per value"):
+        read_image(str(tmp_path / "deep.png"))
 
 
 @pytest.mark.parametrize("damage", ["cut", "text", "empty", "absent"])

@@ -113,6 +113,15 @@ def test_impossible_settings_are_refused(settings, message):
         KLController(**settings)
 
 
+def test_a_state_of_other_bounds_keeps_to_the_new_ones():
+    fixed = KLController(max_coef=1e-3, schedule="fixed")
+    fixed.load_state_dict(KLController(max_coef=1e-5, schedule="fixed").state_dict())
+    assert fixed.coefficient == 1e-3
+    lower = KLController(max_coef=1e-6, warmup_updates=0)
+    lower.load_state_dict(KLController(max_coef=1e-5, warmup_updates=0).state_dict())
+    assert lower.coefficient == 1e-6
+
+
 def test_a_foreign_state_is_refused():
     with pytest.raises(ValueError, match=r"keys \['coefficient', 'num_updates', 'recent'\], got \['lambda'\]"):
         KLController().load_state_dict({"lambda": 1.0})

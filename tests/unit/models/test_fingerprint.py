@@ -23,6 +23,14 @@ def test_a_copy_elsewhere_is_the_same(folder: Path, tmp_path: Path):
     assert fingerprint([shutil.copytree(folder, tmp_path / "copy")]) == fingerprint([folder])
 
 
+def test_when_weights_were_downloaded_does_not_count(folder: Path):
+    before = fingerprint([folder])
+    note = folder / ".cache" / "huggingface" / "download" / "large.bin.metadata"
+    note.parent.mkdir(parents=True)
+    note.write_text("1795372069.1")
+    assert fingerprint([folder]) == before
+
+
 @pytest.mark.parametrize("place", [0, 2**20 + 3, 2**21 - 1])
 def test_one_byte_of_a_small_file_changes_it(folder: Path, place: int):
     before = fingerprint([folder])

@@ -1,8 +1,11 @@
 """The console is readable in a terminal, in a pipe and in its log file."""
 
+import contextlib
 import io
 import math
+import os
 import re
+import sys
 
 import pytest
 
@@ -34,6 +37,23 @@ def test_a_progress_line_tells_step_time_left_reward_kl_and_where_the_time_went(
 @pytest.mark.parametrize("metrics", [{}, {"reward/mean": math.nan, "kl/position": math.nan, "time/update": 0.0}])
 def test_what_was_not_measured_is_left_out_of_the_line(metrics):
     assert progress_line(3, 3, metrics, seconds_per_step=0.5) == "step 3/3, 00:00 left | 0.5 s/step"
+
+
+def test_a_console_that_nobody_reads_any_more_does_not_end_the_run(tmp_path, monkeypatch):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w", buffering=1) as broken:
+        monkeypatch.setattr(sys, "stderr", broken)
+        console = Console(tmp_path, rank=0, log_interval=1)
+        console.start_progress(0, 3)
+        console.progress(1, METRICS)
+        console.info("saved")
+        console.warning("full")
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            broken.close()
+    text = (tmp_path / "console.log").read_text()
+    assert all(said in text for said in ("step 1/3", "saved", "WARNING: full"))
 
 
 def test_without_a_terminal_progress_is_plain_lines_every_log_interval_and_at_the_end(tmp_path, capsys):

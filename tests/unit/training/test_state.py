@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from hyvideo.checkpoint.train_state import read_facts
 from hyvideo.models.adapter import load_lora
 from hyvideo.models.parallelize import trainable_parameters
+from hyvideo.training.anchor import BaseModelAnchor
 from hyvideo.training.state import RunState
 from hyvideo.training.trainer import Trainer
 from tests.support.pipelines import load_tiny_pipeline
@@ -82,6 +83,19 @@ def test_a_run_that_was_begun_without_a_gpu_goes_on_with_one(
     second = make_trainer(max_steps=1)
     second.state.load(first.folder.checkpoints / "step_1")
     assert second.state.step == 1
+
+
+def test_a_resume_cannot_add_what_other_kl_settings_need(make_trainer: Callable[..., Trainer]):
+    first = make_trainer(max_steps=1, kl_weight=0.0)
+    first.train()
+    with pytest.raises(ValueError, match="was made without the anchor that this run's KL settings need"):
+        make_trainer(max_steps=1).state.load(first.folder.checkpoints / "step_1", may_change=["kl_weight"])
+
+
+def test_the_base_model_as_an_anchor_is_not_the_policy_of_a_checkpoint():
+    anchor = BaseModelAnchor(nn.Linear(2, 2))
+    anchor.load_state_dict({}, equals_policy=True)
+    assert not anchor.equals_policy
 
 
 def test_other_settings_are_refused(make_trainer: Callable[..., Trainer]):

@@ -254,19 +254,31 @@ def test_before_the_first_checkpoint_there_is_none_to_name(make_trainer: Callabl
         trainer.train()
 
 
-def test_a_reward_that_fails_costs_no_checkpoint_that_is_being_written(make_trainer: Callable[..., Trainer]):
+@pytest.mark.parametrize("error", [RewardFailureError, RuntimeError])
+def test_a_reward_that_fails_costs_no_checkpoint_that_is_being_written(
+    make_trainer: Callable[..., Trainer], error: type[Exception]
+):
     trainer = make_trainer(max_steps=2, save_interval=1, async_save=True)
     score = trainer.reward
 
     def fail_in_the_second_round(*videos_and_texts: Any) -> Scores:
         if trainer.state.step:
-            raise RewardFailureError("the server is gone")
+            raise error("the server is gone")
         return score(*videos_and_texts)
 
     trainer.reward = fail_in_the_second_round
     with pytest.raises(RewardFailureError):
         trainer.train()
     assert latest_checkpoint(trainer.folder.checkpoints).name == "step_1"
+
+
+def test_going_back_to_a_checkpoint_makes_it_the_latest(tiny_root: Path, prompts_csv: Path, tmp_path: Path):
+    argv = arguments(tiny_root, prompts_csv, tmp_path / "run", max_steps=2, save_interval=1)
+    first = trainer_of(argv)
+    first.train()
+    older = first.folder.checkpoints / "step_1"
+    trainer_of([*argv, "--resume_from_checkpoint", str(older)])  # and is killed before its next save
+    assert latest_checkpoint(first.folder.checkpoints).name == "step_1"
 
 
 def test_the_watch_of_a_resumed_run_knows_the_rounds_before(tiny_root: Path, prompts_csv: Path, tmp_path: Path):
