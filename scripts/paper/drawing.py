@@ -58,12 +58,12 @@ def name_rows(axes: Axes, names: Sequence[str]) -> None:
 
 
 def interval_row(axes: Axes, place: float, interval: Interval, single: Sequence[float], colour: str) -> None:
-    """Draw one arm at row `place`: the mean over seeds with its 95 % interval, below it the seeds and their number."""
+    """Draw one arm at row `place`: the mean over seeds with its 95 % interval, below it the seeds, above how many."""
     axes.plot(single, [place + 0.2] * len(single), "o", color=colour, alpha=0.35, markersize=4, markeredgewidth=0)
     error = [[interval.mean - interval.low], [interval.high - interval.mean]]
     axes.errorbar(interval.mean, place, xerr=error, fmt="D", color=colour, markersize=5, capsize=3, linewidth=1.5)
     number = {"ha": "right", "va": "center", "fontsize": 7, "color": "0.4", "transform": axes.get_yaxis_transform()}
-    axes.text(1, place + 0.2, seeds_text(len(single)), **number)
+    axes.text(1, place - 0.25, seeds_text(len(single)), **number)
 
 
 def seeds_text(count: int) -> str:
