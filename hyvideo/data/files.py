@@ -1,9 +1,14 @@
-"""Files that appear whole or not at all, and the folder in which those of a path to come will be."""
+"""Files that appear whole or not at all, the folder in which those of a path to come will be, and whose it is."""
 
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
+
+LOCK = ".lock"
+"""File of a claimed folder."""
 
 
 @contextmanager
@@ -32,3 +37,25 @@ def write_synced(path: Path, content: bytes) -> None:
 def nearest_existing(path: Path) -> Path:
     """Return `path`, or the nearest of the folders it lies in that exists."""
     return next(place for place in (path, *path.absolute().parents) if place.exists())
+
+
+def claim(folder: Path) -> TextIO:
+    """Claim `folder` for this process until the returned file is closed or the process has ended.
+
+    File systems without locks let anyone in.
+
+    Raises:
+        ValueError: another process has claimed it.
+    """
+    file = (folder / LOCK).open("w", encoding="utf-8")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        file.close()
+        raise ValueError(
+            f"output_dir: another process is training in '{folder}'; choose another folder, or end it first. If its "
+            f"machine is gone for good, delete '{folder / LOCK}'."
+        ) from None
+    except OSError:
+        pass
+    return file

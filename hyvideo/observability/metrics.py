@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic_core import from_json
 
-from hyvideo.data.files import replacing, write_synced
+from hyvideo.data.files import claim, replacing, write_synced
 from hyvideo.observability.trackers import Trackers
 
 METRIC_MEANINGS = {"VQ": "visual quality", "MQ": "motion quality", "TA": "text alignment"}
@@ -57,10 +57,14 @@ class MetricsLog:
 
     A row is on disk when `log` returns, so a checkpoint never knows more than the log. Rows come in increasing order of
     step. Whatever is not a row (the torn last line of a killed process) moves to `metrics.discarded.jsonl` on opening.
+    Until it is closed no other process can open one there.
 
     Args:
         run_dir: the run folder; receives `metrics.jsonl` and `metrics.discarded.jsonl`.
         trackers: get every row, nulls as NaN; None for the files only.
+
+    Raises:
+        ValueError: another process has claimed the folder.
 
     Example:
         >>> log = MetricsLog(run_dir)
@@ -74,6 +78,7 @@ class MetricsLog:
         self.path = run_dir / "metrics.jsonl"
         self.discarded_path = run_dir / "metrics.discarded.jsonl"
         self.trackers = trackers
+        self._claim = claim(run_dir)
         self._file = None
         self._last_step = self._keep_rows_up_to(math.inf)
 
@@ -110,8 +115,9 @@ class MetricsLog:
         self._last_step = self._keep_rows_up_to(step)
 
     def close(self) -> None:
-        """Close the file, which a later `log` opens again, and end the trackers."""
+        """Close the file, which a later `log` opens again, end the trackers, and leave the folder to others."""
         self._close_file()
+        self._claim.close()
         if self.trackers:
             self.trackers.close()
 

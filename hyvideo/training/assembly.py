@@ -175,7 +175,7 @@ def _open_metrics(config: Config, folder: RunFolder, step: int, console: Console
     """Open the log of a run that begins, or goes on, after `step`, and save its configuration.
 
     Raises:
-        ValueError: a tracker cannot start.
+        ValueError: a tracker cannot start, or another process is training there.
     """
     trackers = Trackers(
         config.run.trackers,
@@ -185,9 +185,9 @@ def _open_metrics(config: Config, folder: RunFolder, step: int, console: Console
         settings={name: str(value) for name, value in settings_of(config).items()},
         warn=console.warning,
     )
+    metrics = MetricsLog(folder.path, trackers)
     if folder.resume_from and folder.resume_from.resolve().parent == folder.checkpoints.resolve():
         point_latest_at(folder.resume_from.resolve())  # the rows after it go, and so must the way to their checkpoints
-    metrics = MetricsLog(folder.path, trackers)
     metrics.truncate_after(step)
     folder.discard_after(step)
     trackers.start(step + 1)

@@ -3,6 +3,8 @@
 import json
 import math
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hyvideo.observability.metrics import MetricsLog, read_metrics
+from tests.support.training import REPOSITORY
 
 
 def write_rows(run_dir, steps, value=1.0):
@@ -22,6 +25,18 @@ def write_rows(run_dir, steps, value=1.0):
 
 def steps_in(path):
     return [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_two_processes_cannot_log_in_one_folder(tmp_path):
+    first = MetricsLog(tmp_path)
+    first.log(1, {"lr": 1.0})
+    program = f"from hyvideo.observability.metrics import MetricsLog; MetricsLog({str(tmp_path)!r}).truncate_after(0)"
+    other = [sys.executable, "-c", program]
+    refused = subprocess.run(other, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert f"another process is training in '{tmp_path}'" in refused.stderr
+    assert steps_in(first.path) == [1]
+    first.close()
+    assert subprocess.run(other, cwd=REPOSITORY, check=False).returncode == 0
 
 
 def test_a_row_is_on_disk_when_log_returns_step_first_and_names_sorted(tmp_path):

@@ -78,7 +78,7 @@ def test_without_trackers_only_the_file_is_written(tmp_path):
     log = MetricsLog(tmp_path, Trackers([], tmp_path, run_name="first", warn=pytest.fail))
     log.log(1, {"lr": 1.0})
     log.close()
-    assert os.listdir(tmp_path) == ["metrics.jsonl"]
+    assert sorted(os.listdir(tmp_path)) == [".lock", "metrics.jsonl"]
 
 
 def test_an_unknown_or_missing_tracker_is_refused_with_the_way_on():
