@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from hyvideo.data.prompts import Prompt
 
@@ -39,8 +39,10 @@ def check_images(prompts: Sequence[Prompt], task: str) -> None:
 
 def share_kept(path: str, size: tuple[int, int]) -> float:
     """Return the share of a readable image's area that is left when it is scaled to cover `size` and cropped to it."""
-    image = read_image(path)
-    ratio = image.width / image.height
+    with Image.open(path, formats=FORMATS) as image:
+        ratio = image.width / image.height
+        if image.getexif().get(ExifTags.Base.Orientation, 1) > 4:  # turned by a quarter
+            ratio = 1 / ratio
     height, width = size
     return min(ratio * height / width, width / (ratio * height))
 

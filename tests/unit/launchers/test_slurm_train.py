@@ -21,7 +21,7 @@ for SLURM_NODEID in 0 1; do export SLURM_NODEID; "$@" || status=$?; done
 exit "${status-0}"
 """
 NODE = """#!/usr/bin/env bash
-printf '%s|' "$NODE_RANK" "$NNODES" "$MASTER_ADDR:$MASTER_PORT" "$CONFIG" "$@" >>"$CALLS"
+printf '%s|' "${RESUME_FROM_CHECKPOINT-}" "$NODE_RANK" "$NNODES" "$MASTER_ADDR:$MASTER_PORT" "$CONFIG" "$@" >>"$CALLS"
 echo >>"$CALLS"
 exit "$STATUS"
 """
@@ -42,15 +42,21 @@ def test_nodes_get_the_words_and_status_75_queues_the_job_again(tmp_path: Path, 
     for name in ("slurm_train.sbatch", "run_folder.sh"):
         shutil.copy(ROOT / "scripts" / "post_train" / name, scripts)
     calls = tmp_path / "calls"
+    begun_with = {"RESUME_FROM_CHECKPOINT": "older"}
+    if status == 75:  # queued again, after it has saved
+        begun_with["SLURM_RESTART_COUNT"] = "1"
+        (tmp_path / "outputs" / "sage_64gpu" / "checkpoints").mkdir(parents=True)
+        (tmp_path / "outputs" / "sage_64gpu" / "checkpoints" / "latest").write_text("step_7")
     job = {"SLURM_SUBMIT_DIR": tmp_path, "SLURM_JOB_ID": 7, "SLURM_JOB_NUM_NODES": 2, "SLURM_JOB_NODELIST": "n[1-2]"}
     ours = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "CALLS": calls, "STATUS": status}
     words = ["--run_name", "it's 100% $HOME `id`"]
     finished = subprocess.run(
         ["bash", scripts / "slurm_train.sbatch", *words],
-        env={name: str(value) for name, value in (job | ours).items()},
+        env={name: str(value) for name, value in (job | ours | begun_with).items()},
         check=False,
     )
     assert finished.returncode == status
+    resumed = "latest" if status == 75 else "older"
     node = "2|first:20007|configs/sage_64gpu.yaml|--run_name|it's 100% $HOME `id`|"
     queued = ["requeue 7"] if status == 75 else []
-    assert calls.read_text().splitlines() == [f"0|{node}", f"1|{node}", *queued]
+    assert calls.read_text().splitlines() == [f"{resumed}|0|{node}", f"{resumed}|1|{node}", *queued]

@@ -73,7 +73,7 @@ def create_app(
                     scores = await run_in_threadpool(reward, videos, asked.prompts)
             except ValueError as error:
                 raise HTTPException(422, str(error)) from error
-        return _response(reward, asked, contents, scores)
+        return await run_in_threadpool(_response, reward, asked, contents, scores)
 
     return app
 
