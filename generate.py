@@ -185,8 +185,9 @@ def _check_numbers(arguments: argparse.Namespace, settings: dict[str, Any], root
         for value in given[name] if name == "seed" else [given[name]]:
             if not (isinstance(value, int | float) and lies_in(value, interval)):
                 raise ValueError(f"--{name} must be a number in {interval}; received {value!r}.")
-    if arguments.sde_type == "cps" and arguments.eta > 1:
-        raise ValueError(f"--eta is a share of a right angle in --sde_type cps, at most 1; received {arguments.eta}.")
+    highest = SDE_TYPES[arguments.sde_type].highest_eta
+    if arguments.eta > highest:
+        raise ValueError(f"--eta must be at most {highest:g} for {arguments.sde_type}; received {arguments.eta}.")
     ratio = arguments.aspect_ratio
     if ratio is not None and not re.fullmatch(r"[1-9]\d*:[1-9]\d*", ratio, re.ASCII):
         raise ValueError(f"--aspect_ratio is WIDTH:HEIGHT in positive whole numbers, as 16:9; received {ratio!r}.")

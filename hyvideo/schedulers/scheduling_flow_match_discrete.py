@@ -85,14 +85,32 @@ def coefficients_preserving(sigma: Tensor, sigma_next: Tensor, eta: float) -> St
     )
 
 
-SDE_TYPES: dict[str, Callable[[Tensor, Tensor, float, float], StepWeights]] = {
-    "sage_grpo": lambda s, s_next, eta, clamp: marginal_preserving(s, s_next, sage_variance(s, s_next, eta, clamp)),
-    "flow_grpo": lambda s, s_next, eta, _: marginal_preserving(s, s_next, flow_variance(s, s_next, eta)),
-    "dance_grpo": lambda s, s_next, eta, _: marginal_preserving(s, s_next, dance_variance(s, s_next, eta)),
-    "cps": lambda s, s_next, eta, _: coefficients_preserving(s, s_next, eta),
-    "ode": lambda s, s_next, _eta, _: marginal_preserving(s, s_next, torch.zeros_like(s)),
+class Flavour(NamedTuple):
+    """All that tells one sampler from another.
+
+    Attributes:
+        weights: The steps' weights from (sigma [K], sigma_next [K], eta, sage_clamp).
+        highest_eta: The largest eta that `weights` takes.
+        is_density: Whether the log-probability is the Gaussian's; otherwise it is the negative squared error alone.
+    """
+
+    weights: Callable[[Tensor, Tensor, float, float], StepWeights]
+    highest_eta: float = math.inf
+    is_density: bool = True
+
+
+SDE_TYPES = {
+    "sage_grpo": Flavour(
+        lambda s, s_next, eta, clamp: marginal_preserving(s, s_next, sage_variance(s, s_next, eta, clamp))
+    ),
+    "flow_grpo": Flavour(lambda s, s_next, eta, _: marginal_preserving(s, s_next, flow_variance(s, s_next, eta))),
+    "dance_grpo": Flavour(lambda s, s_next, eta, _: marginal_preserving(s, s_next, dance_variance(s, s_next, eta))),
+    "cps": Flavour(
+        lambda s, s_next, eta, _: coefficients_preserving(s, s_next, eta), highest_eta=1.0, is_density=False
+    ),
+    "ode": Flavour(lambda s, s_next, _eta, _: marginal_preserving(s, s_next, torch.zeros_like(s))),
 }
-"""Flavour name -> its weights from (sigma [K], sigma_next [K], eta, sage_clamp); ``ode`` is just ``x - delta v``."""
+"""The samplers by name; ``ode`` is just ``x - delta v``."""
 
 
 class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
@@ -165,14 +183,13 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
             ValueError: If the flavour is unknown, eta is out of range, or `set_timesteps` was not called.
         """
         flavour = _known_flavour(sde_type)
-        highest = 1.0 if sde_type == "cps" else math.inf
-        if not (math.isfinite(eta) and 0 <= eta <= highest):
+        if not (math.isfinite(eta) and 0 <= eta <= flavour.highest_eta):
             raise ValueError(
-                f"eta must be a finite number within [0, {highest:g}] for sde_type={sde_type!r}, got {eta}"
+                f"eta must be a finite number within [0, {flavour.highest_eta:g}] for sde_type={sde_type!r}, got {eta}"
             )
         if self._exact_sigmas is None:
             raise ValueError("the scheduler has no steps yet: call set_timesteps(num_inference_steps) first")
-        return flavour(self._exact_sigmas[:-1], self._exact_sigmas[1:], eta, self.config.sage_clamp)
+        return flavour.weights(self._exact_sigmas[:-1], self._exact_sigmas[1:], eta, self.config.sage_clamp)
 
     def transition(
         self,
@@ -235,9 +252,9 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         Raises:
             ValueError: If the flavour is unknown.
         """
-        _known_flavour(sde_type)
+        flavour = _known_flavour(sde_type)
         error = next_sample.detach().float() - mean
-        if sde_type == "cps":
+        if not flavour.is_density:
             return -_mean_per_row(error.square())
         stochastic = std > 0
         safe_std = torch.where(stochastic, std, torch.ones_like(std))
@@ -252,10 +269,10 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         """
         weights = self.step_weights(sde_type=sde_type, eta=eta)
         sensitivity = weights.velocity.abs()
-        if sde_type == "cps":
-            norms = 2 * weights.std * sensitivity
-        else:
+        if _known_flavour(sde_type).is_density:
             norms = torch.where(weights.std > 0, sensitivity / weights.std, torch.zeros_like(sensitivity))
+        else:
+            norms = 2 * weights.std * sensitivity
         return norms.to(self.sigmas)
 
     def trained_steps(self, *, sde_type: str, eta: float) -> Tensor:
@@ -263,7 +280,7 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         return (self.step_weights(sde_type=sde_type, eta=eta).std > 0).to(self.sigmas.device)
 
 
-def _known_flavour(sde_type: str) -> Callable[[Tensor, Tensor, float, float], StepWeights]:
+def _known_flavour(sde_type: str) -> Flavour:
     """Look up a flavour; an unknown name is an error that lists the valid ones."""
     if sde_type not in SDE_TYPES:
         nearest = difflib.get_close_matches(sde_type, SDE_TYPES, n=1, cutoff=0.3)

@@ -93,7 +93,7 @@ NUMBERS = {
     "sides": ({"fixed_size": "63x65"}, "--fixed_size.* multiples of 16 pixels; received 81 frames of 63x65"),
     "ratio": ({"aspect_ratio": "0:9"}, "--aspect_ratio is WIDTH:HEIGHT in positive whole numbers.*received '0:9'"),
     "eta": ({"eta": "nan"}, r"--eta must be a number in \[0, inf\); received nan"),
-    "angle": ({"eta": 1.5, "sde_type": "cps"}, "--eta is a share of a right angle.*received 1.5"),
+    "angle": ({"eta": 1.5, "sde_type": "cps"}, "--eta must be at most 1 for cps; received 1.5"),
     "no rate": ({"fps": 0}, r"--fps must be a number in \[1, inf\); received 0"),
     "negative rate": ({"fps": -3}, r"--fps must be a number in \[1, inf\); received -3"),
     "guidance": ({"guidance_scale": "nan"}, r"--guidance_scale must be a number in \[1, inf\); received nan"),

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from hyvideo.schedulers.scheduling_flow_match_discrete import SDE_TYPES, FlowMatchDiscreteScheduler
 
-FLAVOURS = ["sage_grpo", "flow_grpo", "dance_grpo", "cps"]
+FLAVOURS = [name for name in SDE_TYPES if name != "ode"]
 NUM_STEPS, SHAPE, ETA = 10, (3, 4, 2, 5, 5), 0.6
 
 
@@ -25,9 +25,9 @@ def tensors():
     return sample, velocity, noise
 
 
-def sigma_at(index: int, shift: float = 5.0, num_steps: int = NUM_STEPS) -> float:
-    line = 1 - index / num_steps
-    return shift * line / (1 + (shift - 1) * line)
+def sigma_at(index: int) -> float:
+    line = 1 - index / NUM_STEPS
+    return 5 * line / (1 + 4 * line)
 
 
 def variance_by_hand(sde_type: str, index: int) -> float:
