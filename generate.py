@@ -13,10 +13,12 @@ import re
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from tqdm import tqdm
 from transformers.utils.logging import disable_progress_bar
@@ -24,9 +26,8 @@ from transformers.utils.logging import disable_progress_bar
 from hyvideo.checkpoint.policy import check_checkpoint, load_trained_policy
 from hyvideo.config.checks import lies_in
 from hyvideo.config.sizes import parse_size
-from hyvideo.data.images import check_images, read_image
+from hyvideo.data.images import check_images, check_task, read_image
 from hyvideo.data.prompts import Prompt, read_prompts
-from hyvideo.distributed.collectives import gather
 from hyvideo.distributed.mesh import build_mesh
 from hyvideo.distributed.process_group import process_group
 from hyvideo.evaluation.generation import Job, jobs_of_csv, jobs_of_prompt
@@ -116,6 +117,7 @@ def main(argv: list[str]) -> int:
             request = request_of(parse_arguments(argv))
             if request.arguments.sp_size > 1:
                 ranks.enter_context(process_group(WAIT_SECONDS))
+            done = dist.new_group(timeout=timedelta(days=365), backend="gloo") if dist.is_initialized() else None
             device, sp_size = _device().type, request.arguments.sp_size
             sp_group = build_mesh(sp_size=sp_size, device_type=device, collective_timeout=WAIT_SECONDS).sp_group
             if request.jobs:  # there may be more processes than videos
@@ -123,7 +125,8 @@ def main(argv: list[str]) -> int:
         except (ValueError, OSError) as error:
             print(f"generate.py: {error}", file=sys.stderr)
             return 2
-        gather(None)  # processes that share videos exit together
+        if done is not None:
+            dist.barrier(done)  # a launcher ends all with the first that leaves; others may have hours to go
     return 0
 
 
@@ -161,7 +164,9 @@ def request_of(arguments: argparse.Namespace) -> Request:
         raise ValueError("--image_path goes with --prompt; a CSV names images in its column ref_image_path.")
     else:
         jobs = jobs_of_csv(arguments.output_path, read_prompts([arguments.prompts_csv]), arguments.seed)
-    check_images([job.prompt for job in jobs], task_of(root, arguments.transformer_version))
+    prompts = [job.prompt for job in jobs]
+    check_task(prompts, task_of(root, arguments.transformer_version))
+    check_images(prompts)
     defaults = sampling_defaults(root, arguments.transformer_version)
     given = {name: value for name in defaults if (value := getattr(arguments, name)) is not None}
     settings = {**defaults, **given}

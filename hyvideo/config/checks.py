@@ -177,7 +177,7 @@ def _update_problems(cfg: Config) -> Iterator[str]:
             "it, or set sde_window to all"
         )
         return
-    trained = max(1, math.ceil(grpo.timestep_fraction * noisy - 1e-9))
+    trained = max(1, math.floor(grpo.timestep_fraction * noisy + 1e-9))
     if grpo.updates_per_rollout > num_videos * trained:
         yield (
             f"updates_per_rollout is {grpo.updates_per_rollout}, but a rank has batch_size {grpo.batch_size} x "

@@ -30,9 +30,8 @@ def read_image(path: str) -> Image.Image:
         raise ValueError(f"image '{path}' cannot be read: {error}. Expected a whole PNG, JPEG or WebP file.") from error
 
 
-def check_images(prompts: Sequence[Prompt], task: str) -> None:
-    """Raise a ValueError unless `prompts` are what a model of `task` takes and every image can be decoded."""
-    check_task(prompts, task)
+def check_images(prompts: Sequence[Prompt]) -> None:
+    """Raise a ValueError unless every image that `prompts` name can be decoded."""
     for path in dict.fromkeys(prompt.ref_image_path for prompt in prompts if prompt.ref_image_path):
         read_image(path)
 

@@ -30,12 +30,12 @@ def noisy_steps(
     it need be saved::
 
         sliding, size 2, interval 3, 5 steps     round 0-2  x x . . .     round 6-8  . . x x .
-                                                 round 3-5  . x x . .     round 9-   . . . x x
+                                                 round 3-5  . x x . .     round 9-11 . . . x x, then as round 0
 
     Args:
         stochastic: [K] bool, from `FlowMatchDiscreteScheduler.trained_steps`.
-        placement: ``all`` steps; the ``first`` ones; ``sliding`` on by one step every ``interval`` rounds and staying
-            on the last ones, as in MixGRPO; ``per_group``: each prompt group draws its own place in each round.
+        placement: ``all`` steps; the ``first`` ones; ``sliding`` on by one step every ``interval`` rounds, and from
+            the last ones back to the first; ``per_group``: each prompt group draws its own place in each round.
         size: Steps in the window.
         num_samples: N videos of the round; groups are contiguous.
         num_generations: Group size.
@@ -63,7 +63,7 @@ def noisy_steps(
         starts = torch.randint(num_places, (num_groups,), generator=generator)
     else:
         moves = round_index // interval if placement == "sliding" else 0
-        starts = torch.tensor(min(moves, num_places - 1)).expand(num_groups)
+        starts = torch.tensor(moves % num_places).expand(num_groups)
     chosen = steps[starts[:, None] + torch.arange(size)]
     windows = torch.zeros(num_groups, len(stochastic), dtype=torch.bool).scatter_(1, chosen, True)
     return windows.repeat_interleave(num_generations, dim=0)[:num_samples]

@@ -28,7 +28,7 @@ def select_timesteps(
     generator: torch.Generator,
     spread: bool = False,
 ) -> Tensor:
-    """Choose for every sample the ``T = ceil(fraction * trained)`` steps to train, in their order of use.
+    """Choose for every sample the ``T = max(1, floor(fraction * trained))`` steps to train, in their order of use.
 
     Args:
         trained_mask: [K] bool, from `FlowMatchDiscreteScheduler.trained_steps`; or [N, K] with as many steps in every
@@ -73,8 +73,8 @@ def select_timesteps(
 
 
 def num_kept(fraction: float, num_trained: int) -> int:
-    """Return how many of the trained steps ``timestep_fraction`` keeps: rounded up, at least one."""
-    return max(1, math.ceil(fraction * num_trained - 1e-9))  # less rounding error: 0.07 * 100 is above 7
+    """Return how many of the trained steps a fraction keeps: rounded down as in the reference, but at least one."""
+    return max(1, math.floor(fraction * num_trained + 1e-9))  # despite rounding error: 0.29 * 100 is below 29
 
 
 def split_updates(steps: Tensor, num_updates: int, *, num_generations: int) -> list[Pairs]:

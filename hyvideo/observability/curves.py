@@ -6,11 +6,11 @@ import numpy as np
 def moving_average(values: np.ndarray, window: int) -> np.ndarray:
     """Centred mean over `window` neighbours of [N] values, fewer at the ends; NaNs are left out, [N] out."""
     half = window // 2
-    padded = np.pad(values, half, constant_values=np.nan)
-    windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)
-    finite = np.isfinite(windows)
-    counts = finite.sum(axis=1)
-    return np.where(counts > 0, np.where(finite, windows, 0).sum(axis=1) / np.maximum(counts, 1), np.nan)
+    finite, ones = np.isfinite(values), np.ones(2 * half + 1)
+    counts, sums = (
+        np.convolve(np.pad(part, half), ones, "valid") for part in (finite.astype(float), np.where(finite, values, 0.0))
+    )
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
 
 def smooth(values: np.ndarray) -> np.ndarray:

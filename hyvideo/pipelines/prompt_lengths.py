@@ -7,6 +7,9 @@ from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import extra
 from hyvideo.data.prompts import Prompt
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
 
+TOKENIZED = 1000
+"""Prompts tokenized at once, spread over the processor's cores."""
+
 LISTED = 5
 """Prompts that the warning names at most."""
 
@@ -37,5 +40,9 @@ def cut_prompts(pipeline: HunyuanVideoGRPOPipeline, prompts: Sequence[Prompt]) -
 
 def _token_counts(pipeline: HunyuanVideoGRPOPipeline, texts: Sequence[str], limit: int) -> dict[str, int]:
     """Return the tokens of those texts that may have more than `limit`: none is less than a byte."""
-    long = [text for text in texts if len(text.encode()) > limit]
-    return {text: len(pipeline.tokenizer(text, add_special_tokens=False, verbose=False).input_ids) for text in long}
+    long, counts = [text for text in texts if len(text.encode()) > limit], {}
+    for start in range(0, len(long), TOKENIZED):
+        part = long[start : start + TOKENIZED]
+        found = pipeline.tokenizer(part, add_special_tokens=False, verbose=False).input_ids
+        counts |= zip(part, map(len, found), strict=True)
+    return counts

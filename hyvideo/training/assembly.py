@@ -20,7 +20,7 @@ from hyvideo.config.identity import config_hash, deciding_fields, settings_of
 from hyvideo.config.loading import save_config
 from hyvideo.config.schema import Config
 from hyvideo.config.sizes import parse_size
-from hyvideo.data.images import check_images
+from hyvideo.data.images import check_images, check_task
 from hyvideo.data.prompts import Prompt, read_prompts
 from hyvideo.data.samplers import GroupSampler
 from hyvideo.distributed.collectives import all_or_none, from_main, require_same
@@ -135,17 +135,19 @@ def read_inputs(config: Config) -> tuple[list[Prompt], list[Prompt]]:
         ValueError: a setting or file is wrong on any rank, or ranks have different ones; all ranks raise it.
     """
     root, version = config.model.pretrained_model_root, config.model.pretrained_transformer_version
+    rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     with all_or_none():
         check_layout(root, version)
-        check_config(config, dist.get_world_size() if dist.is_initialized() else 1)
+        check_config(config, world_size)
         _build_controller(config)  # refuses what it cannot schedule before models are loaded
         check_trackers(config.run.trackers)
         root_of_images = config.data.image_root
         prompts = read_prompts(config.data.train_video_csv, root_of_images)
         valid = read_prompts(config.data.valid_video_csv, root_of_images) if config.data.valid_video_csv else []
         task = task_of(root, version)
-        check_images(prompts, task)
-        check_images(valid, task)
+        for rows in (prompts, valid):
+            check_task(rows, task)
+            check_images(rows[rank::world_size])  # decoding a million takes hours
         check_guidance(config)
     require_same(_run_facts(config))
     return prompts, valid

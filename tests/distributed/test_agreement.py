@@ -14,12 +14,15 @@ import pytest
 import torch
 
 from hyvideo.checkpoint.train_state import SaveError, checkpoints_of, latest_checkpoint
+from hyvideo.config.loading import load_config
+from hyvideo.data import images
 from hyvideo.distributed.collectives import gather
 from hyvideo.distributed.mesh import build_mesh
 from hyvideo.distributed.process_group import process_group
+from hyvideo.training.assembly import read_inputs
 from hyvideo.training.update import NonFiniteUpdateError
 from tests.support.ranks import free_port, rank_environment, run_on_ranks
-from tests.support.training import arguments, trainer_of
+from tests.support.training import PROMPTS, arguments, trainer_of, write_prompts
 
 SMALL = {"num_generations": 2, "batch_size": 1, "grpo_sampling_steps": 2, "max_steps": 2, "enable_fsdp": True}
 Message = str | None
@@ -85,6 +88,26 @@ def test_prompt_files_of_one_name_and_other_content_are_found(tmp_path: Path, ro
     assert first == second
     assert "the content of prompts.csv is" in first
     assert "eta" not in first
+
+
+def read_first_frames(argv: list[str]) -> tuple[Message, list[str]]:
+    """Read a run's inputs; return why they were refused, and the images that this rank decoded."""
+    decoded = []
+    read_image = images.read_image
+    images.read_image = lambda path: decoded.append(Path(path).name) or read_image(path)
+    return message_of(ValueError, lambda: read_inputs(load_config(argv))), decoded
+
+
+def test_ranks_share_the_decoding_of_first_frames_and_all_name_a_damaged_one(original_root: Path, tmp_path: Path):
+    csv = write_prompts(tmp_path / "prompts.csv", PROMPTS[:4], images=True)
+    settings = {**SMALL, "pretrained_transformer_version": "480p_i2v", "valid_video_csv": csv}
+    argv = arguments(original_root, csv, tmp_path / "run", **settings)
+    (first, even), (second, odd) = run_on_ranks(2, read_first_frames, argv)
+    assert first is second is None
+    assert ({*even}, {*odd}) == ({"prompts_0.png", "prompts_2.png"}, {"prompts_1.png", "prompts_3.png"})
+    (tmp_path / "prompts_3.png").write_bytes(b"no image")
+    (first, _), (second, _) = run_on_ranks(2, read_first_frames, argv)
+    assert first == second and "prompts_3.png' cannot be read" in first
 
 
 def fail(videos: torch.Tensor, prompts: list[str]) -> None:

@@ -47,7 +47,8 @@ class ModelConfig:
     kept for scripts that pass it."""
 
     lora_target_modules: list[str] = field(default_factory=_default_lora_targets)
-    """Linear layers that get an adapter: every module whose path ends in one of these names."""
+    """Linear layers that get an adapter: every module whose path ends in one of these names. The default is attention
+    and feed-forward of the blocks; the reference adapts every linear layer."""
 
     pretrained_lora_path: str | None = None
     """Folder of the adapter to start from (it holds pytorch_lora_weights.safetensors). None: a fresh adapter."""

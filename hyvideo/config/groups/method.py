@@ -52,9 +52,9 @@ class RolloutConfig:
 
     sde_window: Literal["all", "first", "sliding", "per_group"] = "all"
     """Which denoising steps draw noise and can be trained; the others follow the ODE. all: every step (paper); first:
-    the first sde_window_size; sliding: a window that moves from the first steps to the last (MixGRPO, arXiv
-    2507.21802); per_group: a random place for each prompt group in each round (with size 1 the iso-temporal groups of
-    Flash-GRPO, arXiv 2605.15980; with use_same_noise as well, the videos of a group differ only by that step)."""
+    the first sde_window_size; sliding: a window that moves from the first steps to the last and begins again (MixGRPO,
+    arXiv 2507.21802); per_group: a random place for each prompt group in each round (with size 1 the iso-temporal
+    groups of Flash-GRPO, arXiv 2605.15980; with use_same_noise as well, the videos of a group differ only by that step)."""
 
     sde_window_size: int = 4
     """Denoising steps in the window of sde_window. The update's and the anchor's work grow in proportion."""
@@ -87,7 +87,7 @@ class GrpoConfig:
     """Bound on the magnitude of an advantage, in standard deviations of its group."""
 
     timestep_fraction: float = 1.0
-    """Share of the denoising steps that are trained, above 0 and at most 1."""
+    """Share of the denoising steps that are trained, above 0 and at most 1; their number is rounded down."""
 
     timestep_stride: bool = False
     """Spread the trained share evenly over the denoising steps, every 1 / timestep_fraction-th of them and the same for

@@ -24,9 +24,9 @@ def test_the_first_steps_stay_the_first():
     assert [windows("first", round_index=index)[0] for index in (0, 7, 100)] == [[0, 1]] * 3
 
 
-def test_a_sliding_window_moves_at_its_interval_and_stays_at_the_end():
-    places = [windows("sliding", round_index=index)[0] for index in (0, 2, 3, 6, 9, 100)]
-    assert places == [[0, 1], [0, 1], [1, 2], [2, 3], [3, 4], [3, 4]]
+def test_a_sliding_window_moves_at_its_interval_and_begins_again_after_the_last_steps():
+    places = [windows("sliding", round_index=index)[0] for index in (0, 2, 3, 6, 9, 11, 12, 15)]
+    assert places == [[0, 1], [0, 1], [1, 2], [2, 3], [3, 4], [3, 4], [0, 1], [1, 2]]
 
 
 def test_a_group_shares_its_step_and_groups_and_rounds_draw_their_own():

@@ -28,17 +28,17 @@ def test_with_permutation_each_sample_has_its_own_order_of_distinct_trained_step
 
 def test_permuted_fractions_train_every_step_equally_often():
     steps = select_timesteps(CPS_MASK, 0.5, 4000, permute=True, generator=seeded())
-    assert steps.shape == (4000, 5)
+    assert steps.shape == (4000, 4)
     counts = steps.flatten().bincount(minlength=10)
     assert counts[9] == 0
-    assert counts[:9].min() > 0.93 * 4000 * 5 / 9
+    assert counts[:9].min() > 0.93 * 4000 * 4 / 9
 
 
 @pytest.mark.parametrize(
     ("trained", "fraction", "kept"),
-    [(20, 1.0, 20), (20, 0.5, 10), (19, 0.5, 10), (20, 0.01, 1), (100, 0.07, 7), (10, 0.7, 7), (3, 1 / 3, 1)],
+    [(20, 1.0, 20), (20, 0.5, 10), (20, 0.99, 19), (19, 0.5, 9), (20, 0.01, 1), (100, 0.29, 29), (3, 1 / 3, 1)],
 )
-def test_the_fraction_of_trained_steps_is_rounded_up(trained, fraction, kept):
+def test_the_fraction_of_trained_steps_is_rounded_down(trained, fraction, kept):
     mask = torch.ones(trained, dtype=torch.bool)
     assert select_timesteps(mask, fraction, 1, permute=False, generator=seeded()).shape == (1, kept)
 
@@ -49,7 +49,7 @@ def test_equal_seeds_choose_equally_and_different_seeds_differently():
     assert not torch.equal(chosen[0], chosen[2])
 
 
-@pytest.mark.parametrize(("fraction", "kept"), [(0.5, [0, 1, 3, 5, 7]), (1 / 3, [0, 3, 6]), (1.0, [*range(9)])])
+@pytest.mark.parametrize(("fraction", "kept"), [(0.5, [0, 2, 4, 6]), (1 / 3, [0, 3, 6]), (1.0, [*range(9)])])
 def test_a_stride_spreads_the_kept_steps_over_all_and_is_the_same_for_all_samples(fraction, kept):
     steps = select_timesteps(CPS_MASK, fraction, 3, permute=False, generator=seeded(), spread=True)
     assert steps.tolist() == [kept] * 3
