@@ -54,7 +54,8 @@ class RolloutConfig:
     """Which denoising steps draw noise and can be trained; the others follow the ODE. all: every step (paper); first:
     the first sde_window_size; sliding: a window that moves from the first steps to the last and begins again (MixGRPO,
     arXiv 2507.21802); per_group: a random place for each prompt group in each round (with size 1 the iso-temporal
-    groups of Flash-GRPO, arXiv 2605.15980; with use_same_noise as well, the videos of a group differ only by that step)."""
+    groups of Flash-GRPO, arXiv 2605.15980; with use_same_noise as well, the videos of a group differ only by that
+    step)."""
 
     sde_window_size: int = 4
     """Denoising steps in the window of sde_window. The update's and the anchor's work grow in proportion."""
