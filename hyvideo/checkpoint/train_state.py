@@ -123,7 +123,12 @@ class PendingSave:
         Later ones, of a future that was given up, do not count: they must not push out the one the run went back to.
         """
         past = [old for old in checkpoints_of(self.target.parent) if _step_of(old) <= _step_of(self.target)]
-        return [old for old in past[: -self.keep_last] if not self.keep_every or _step_of(old) % self.keep_every]
+        every, before = self.keep_every, [0, *map(_step_of, past)]  # the first one at or after each multiple stays
+        return [
+            old
+            for step, old in zip(before, past[: -self.keep_last], strict=False)
+            if not every or step // every == _step_of(old) // every
+        ]
 
 
 def begin_save(
@@ -146,7 +151,7 @@ def begin_save(
         tensors: groups of named tensors (policy, optimizer, ...), sharded or whole.
         facts: everything else, as JSON.
         keep_last: how many checkpoints to keep, this one included; None keeps all.
-        keep_every: also keep those at multiples of this many steps; 0: none.
+        keep_every: also keep the first at or after each multiple of this many steps; 0: none.
         write_more: called on the main rank with the unfinished folder to add files for other programs.
         beside_training: return when the tensors are copied to host memory; a thread writes them.
         collective_timeout: seconds that this thread waits for those of other ranks; None: as long as gloo does.

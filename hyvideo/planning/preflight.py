@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import hyvideo
-from hyvideo.checkpoint.run_folder import RunFolder, open_run_folder
+from hyvideo.checkpoint.run_folder import RunFolder
 from hyvideo.checkpoint.train_state import checkpoints_of
 from hyvideo.config.checks import check_config
 from hyvideo.config.schema import Config, RunConfig
@@ -27,7 +27,7 @@ from hyvideo.models.streaming import check_fit
 from hyvideo.planning.plan import GIB, Assumptions, Plan, make_plan
 from hyvideo.planning.search import Search, misfit
 from hyvideo.planning.table import plan_table
-from hyvideo.training.assembly import read_inputs
+from hyvideo.training.assembly import open_folder, read_inputs
 from hyvideo.training.cautions import cautions
 
 SEEN_WITHIN = 10.0
@@ -69,11 +69,12 @@ def preflight(config: Config, planned: Plan | ValueError | None) -> str:
     """
     started = time.monotonic()
     prompts, valid = read_inputs(config)
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
     require_same(_machine_facts())
     with all_or_none():
         _check_weights(config)
         check_rewards(config.reward, config.model.pretrained_model_root)
-    folder = from_main(lambda: open_run_folder(config.run))
+    folder = open_folder(config, world_size // config.parallel.sp_size)
     _check_folder(folder.path)
     plan = from_main(lambda: _plan_or_raise(planned))
     from_main(lambda: check_space(folder, config.run, plan.checkpoint_bytes))

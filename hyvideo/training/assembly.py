@@ -54,7 +54,7 @@ from hyvideo.training.cautions import cautions, check_guidance
 from hyvideo.training.optimizer import build_optimizers
 from hyvideo.training.performance import Performance
 from hyvideo.training.reward_watch import RewardWatch
-from hyvideo.training.state import CONTENT, RunState
+from hyvideo.training.state import CONTENT, RunState, changed_settings
 from hyvideo.training.trainer import Trainer
 from hyvideo.training.update import PolicyUpdate
 from hyvideo.training.validation import Validation
@@ -84,7 +84,7 @@ def build_trainer(config: Config) -> Trainer:
         device_type=device.type,
         collective_timeout=config.parallel.collective_timeout,
     )
-    folder = from_main(lambda: open_run_folder(config.run))
+    folder = open_folder(config, mesh.dp_size)
     with all_or_none():
         reward = get_reward_fn(
             config.reward, device, model_root=config.model.pretrained_model_root, video_fps=config.rollout.video_fps
@@ -151,6 +151,25 @@ def read_inputs(config: Config) -> tuple[list[Prompt], list[Prompt]]:
         check_guidance(config)
     require_same(_run_facts(config))
     return prompts, valid
+
+
+def open_folder(config: Config, dp_size: int) -> RunFolder:
+    """Open the run's folder, and compare the checkpoint to go on from with the settings: no model is loaded yet.
+
+    Raises:
+        ValueError: the folder cannot be used, or the checkpoint was made with other settings; all ranks raise it.
+    """
+    folder = from_main(lambda: open_run_folder(config.run))
+    with all_or_none():
+        if folder.resume_from:
+            settings, hashed = _deciding_settings(config, dp_size), config_hash(config, dp_size)
+            changed_settings(folder.resume_from, settings, hashed, config.run.resume_may_change)
+    return folder
+
+
+def _deciding_settings(config: Config, dp_size: int) -> dict[str, object]:
+    """Return the settings that decide the result, and the content of the prompt files."""
+    return deciding_fields(config, dp_size) | _content(config.data.train_video_csv)
 
 
 def _build_profile(
@@ -308,7 +327,7 @@ def _build_method(
         anchor=anchor,
         controller=_build_controller(config),
         sampler=sampler,
-        settings=deciding_fields(config, mesh.dp_size) | _content(config.data.train_video_csv),
+        settings=_deciding_settings(config, mesh.dp_size),
         config_hash=config_hash(config, mesh.dp_size),
         lora=lora_facts(config.model),
         collective_timeout=config.parallel.collective_timeout,

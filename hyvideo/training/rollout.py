@@ -80,6 +80,7 @@ def collect(
             if scoring and inside:
                 scoring.add(parts[-1].videos[[i - block.start for i in inside]], [texts[i] for i in inside])
         rollout = Rollout(*(torch.cat(field) for field in zip(*map(_fields, parts), strict=True)))
+        del parts  # gigabytes that the reward's model may need
     with timer("reward"):
         if before_scoring:
             before_scoring()

@@ -81,7 +81,7 @@ class RunState:
         Args:
             folder: the run's `checkpoints`.
             keep_last: checkpoints to keep.
-            keep_every: also keep those at multiples of this many steps; 0: none.
+            keep_every: also keep the first at or after each multiple of this many steps; 0: none.
             round_start: where `max_steps` ended the run within a round, the step at which that round began.
             beside_training: return when the tensors are copied; the checkpoint is valid after `finish_save`.
 
@@ -158,14 +158,19 @@ class RunState:
             ValueError: unreadable or damaged, or made with other settings.
         """
         with all_or_none():
+            changed = changed_settings(checkpoint, self.settings, self.config_hash, may_change)
             facts = read_facts(checkpoint)
-            changed = self._changed_settings(checkpoint, facts, may_change)
         verify_files(checkpoint)
         tensors = self._tensors()
         with all_or_none():
             require_dtypes(checkpoint, tensors)
             saved = tensor_names(checkpoint)
             self._require_kl_state(checkpoint, facts, "anchor" in tensors, saved)
+            if surplus := set(facts.get("trained", ())) - set(tensors["policy"]):
+                raise ValueError(
+                    f"'{checkpoint}' has {len(surplus)} trained weights that this run would drop, among them "
+                    f"{min(surplus)}: keep use_lora and lora_target_modules, or start a new run."
+                )
         # A run that was begun without a GPU has no state of its generator.
         tensors["rng"] = {name: value for name, value in tensors["rng"].items() if f"rng.{name}" in saved}
         load_tensors(checkpoint, tensors)
@@ -226,22 +231,36 @@ class RunState:
             tensors["anchor"] = anchor
         return tensors
 
-    def _changed_settings(self, checkpoint: Path, facts: Mapping[str, Any], may_change: Collection[str]) -> list[str]:
-        """Say which settings differ; refuse a checkpoint of a run that trains something else, unless told to."""
-        received = facts.get("config_hash")
-        there, here = facts.get("settings", {}), self.settings
-        differing = [name for name in here if name in there and there[name] != here[name]]
-        told = [f"{name} is {here[name]!r}, the checkpoint has {there[name]!r}" for name in differing]
-        names = ["train_video_csv" if name.startswith(CONTENT) else name for name in differing]
-        refused = [name for name in dict.fromkeys(names) if name not in may_change]
-        if not refused and (differing or received == self.config_hash):
-            return told
-        raise ValueError(
-            f"'{checkpoint}' was made with other settings (hash {received}, this run has "
-            f"{self.config_hash}): {'; '.join(told) or 'it does not say which'}. batch_size counts the videos of "
-            "all ranks. Resume with the config.yaml of its run folder"
-            + (f", or change them on purpose with --resume_may_change {' '.join(refused)}." if refused else ".")
-        )
+
+
+def changed_settings(
+    checkpoint: Path, settings: Mapping[str, object], config_hash: str, may_change: Collection[str]
+) -> list[str]:
+    """Say which settings differ from a checkpoint's; refuse one of a run that trains something else, unless told to.
+
+    Args:
+        checkpoint: a finished checkpoint's folder.
+        settings: this run's, as `RunState.settings`.
+        config_hash: this run's.
+        may_change: names of settings that may differ.
+
+    Raises:
+        ValueError: another setting differs, or the checkpoint's facts cannot be read.
+    """
+    facts = read_facts(checkpoint)
+    received, there = facts.get("config_hash"), facts.get("settings", {})
+    differing = [name for name in settings if name in there and there[name] != settings[name]]
+    told = [f"{name} is {settings[name]!r}, the checkpoint has {there[name]!r}" for name in differing]
+    names = ["train_video_csv" if name.startswith(CONTENT) else name for name in differing]
+    refused = [name for name in dict.fromkeys(names) if name not in may_change]
+    if not refused and (differing or received == config_hash):
+        return told
+    raise ValueError(
+        f"'{checkpoint}' was made with other settings (hash {received}, this run has {config_hash}): "
+        f"{'; '.join(told) or 'it does not say which'}. batch_size counts the videos of all ranks. Resume with the "
+        "config.yaml of its run folder"
+        + (f", or change them on purpose with --resume_may_change {' '.join(refused)}." if refused else ".")
+    )
 
 
 def rng_state() -> dict[str, Tensor]:

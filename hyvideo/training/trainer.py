@@ -264,7 +264,8 @@ class Trainer:
             spread=grpo.timestep_stride,
         )
         own = steps[self.layout.positions(self.mesh.dp_rank)]
-        return split_updates(own, grpo.updates_per_rollout, num_generations=grpo.num_generations)
+        in_group = math.gcd(grpo.num_generations, grpo.batch_size)  # this rank's part of a group lies together
+        return split_updates(own, grpo.updates_per_rollout, num_generations=in_group)
 
     def _update(
         self, trajectory: Trajectory, pairs: Pairs, anchor_means: Tensor | None, coefficient: float

@@ -13,6 +13,7 @@ from hyvideo.config.schema import RunConfig
 from hyvideo.distributed.gpus import Gpu
 from hyvideo.planning import preflight as module
 from hyvideo.planning.preflight import check_space, plan_on_main, preflight
+from hyvideo.training.trainer import Trainer
 from tests.support.command_line import CommandLine
 from tests.support.training import arguments
 
@@ -59,6 +60,13 @@ def test_weights_that_do_not_fit_are_found_without_reading_them(dry_run, tiny_ro
 def test_a_reward_without_its_weights_is_found(dry_run):
     with pytest.raises(ValueError, match="VideoReward"):
         dry_run(reward_model="videoalign_local")
+
+
+def test_a_checkpoint_of_other_settings_is_found(dry_run, make_trainer: Callable[..., Trainer]):
+    trainer = make_trainer(max_steps=1)
+    trainer.train()
+    with pytest.raises(ValueError, match=r"eta is 0\.4, the checkpoint has 0\.5"):
+        dry_run(resume_from_checkpoint=trainer.folder.checkpoints / "step_1", eta=0.4)
 
 
 def test_a_run_folder_that_is_in_use_is_found(dry_run, tmp_path: Path):

@@ -80,7 +80,7 @@ class RunConfig:
     """Checkpoints kept; older ones are deleted."""
 
     keep_every: int = 0
-    """Checkpoints at multiples of this many updates are never deleted. 0: none."""
+    """The first checkpoint at or after each multiple of this many updates is never deleted. 0: none."""
 
     nonfinite_update: Literal["stop", "skip"] = "stop"
     """An update whose loss or gradient is not finite changes no weight. stop: it ends the run; skip: it is counted and

@@ -159,6 +159,12 @@ def test_checkpoints_at_multiples_are_kept_for_good(tmp_path: Path):
     assert [path.name for path in checkpoints_of(tmp_path)] == ["step_2", "step_4", "step_6"]
 
 
+def test_of_rounds_that_end_beside_a_multiple_the_first_after_it_is_kept(tmp_path: Path):
+    for step in (104, 152, 200, 304, 352, 400, 448):
+        save(tmp_path, step, keep_last=1, keep_every=100)
+    assert [path.name for path in checkpoints_of(tmp_path)] == [f"step_{n}" for n in (104, 200, 304, 400, 448)]
+
+
 def test_checkpoints_of_a_future_that_was_given_up_do_not_push_out_the_one_gone_back_to(tmp_path: Path):
     for step in (2, 4, 6, 8):
         save(tmp_path, step)

@@ -137,11 +137,15 @@ def test_other_prompts_are_refused_unless_they_may_change(make_trainer: Callable
 
 
 def test_what_shapes_the_trained_tensors_cannot_change(make_trainer: Callable[..., Trainer]):
-    first = make_trainer(max_steps=1)
-    first.train()
-    other = make_trainer(use_lora=True)
+    wide, narrow = (
+        make_trainer(max_steps=1, use_lora=True, lora_target_modules=names) for names in (["to_q", "to_k"], ["to_q"])
+    )
+    wide.train()
+    narrow.train()
+    with pytest.raises(ValueError, match="has 6 trained weights that this run would drop, among them .*to_k"):
+        narrow.state.load(wide.folder.checkpoints / "step_1", may_change=["lora_target_modules"])
     with pytest.raises(ValueError, match="model settings .pretrained_model_root, LoRA, optimizer. differ"):
-        other.state.load(first.folder.checkpoints / "step_1", may_change=["use_lora"])
+        wide.state.load(narrow.folder.checkpoints / "step_1", may_change=["lora_target_modules"])
 
 
 def test_a_damaged_checkpoint_is_refused(make_trainer: Callable[..., Trainer]):
