@@ -28,7 +28,7 @@ def arms(docs: Path) -> list[Arm]:
     return [
         Arm(
             _label(sampler, word),
-            {"sde_type": sampler, "use_grad_balancing": on, "learning_rate": rate_of(sampler, docs)},
+            {"sde_type": sampler, "use_grad_balancing": on, "learning_rate": rate_of(sampler, docs, word)},
         )
         for sampler in SAMPLERS
         for word, on in SWITCH.items()
@@ -73,7 +73,7 @@ def describe(found: Mapping[str, Any]) -> str:
     """Say what was compared, with the gain of every arm."""
     text = paragraph(
         f"""Held-out reward over the updates; bands are 95 % intervals of the mean over seeds, faint lines single
-        seeds. {setup_text(found)} {rates_text(found)} They are the same with and without the equalizer."""
+        seeds. {setup_text(found)} {rates_text(found)}"""
     )
     rows = [
         f"| {name} | {' | '.join(_cell(found, sampler, word) for word in SWITCH)} | {_change(found, sampler)} |"

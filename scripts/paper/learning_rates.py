@@ -1,4 +1,4 @@
-"""One grid of learning rates for every sampler: how the studies of training runs are tuned, equally.
+"""One grid of learning rates for every sampler, with and without the equalizer: how the studies are tuned, equally.
 
 Example: `python -m scripts.paper.learning_rates`
 
@@ -11,41 +11,48 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from scripts.paper.drawing import COLOURS, MARKERS, SAMPLERS, legend_below, new_figure, tidy
+from scripts.paper.drawing import COLOURS, MARKERS, SAMPLERS, legend_below, new_figure, seeds_text, tidy
 from scripts.paper.study import Claim, Study, paragraph, read_found
-from scripts.paper.sweep import Arm, gains, parse_budget, setup_text, tiny_config, train_and_publish
+from scripts.paper.sweep import Arm, gains, parse_budget, tiny_config, train_and_publish
 
 RATES = (1e-5, 3e-5, 1e-4)
 SEEDS = (101, 102)
 ROUNDS = 12
 NAME = "learning_rates"
+SWITCH: dict[str, dict[str, Any]] = {"with": {}, "without": {"use_grad_balancing": False}}
+"""The equalizer, which is on in configs/tiny.yaml."""
+
+Tuned = dict[tuple[str, str], float]
+"""(Sampler, with or without the equalizer) -> its best rate."""
 
 
 def arms() -> list[Arm]:
-    """Every sampler at every rate, measured on training prompts."""
+    """Every sampler at every rate, with the equalizer and without, measured on training prompts."""
     prompts = {"valid_video_csv": "assets/tiny/prompts/train.csv"}
     return [
-        Arm(_label(sampler, rate), {"sde_type": sampler, "learning_rate": rate, **prompts})
+        Arm(_label(sampler, word, rate), {"sde_type": sampler, "learning_rate": rate, **prompts, **switch})
+        for word, switch in SWITCH.items()
         for rate in RATES
         for sampler in SAMPLERS
     ]
 
 
-def _label(sampler: str, rate: float) -> str:
-    return f"{SAMPLERS[sampler]} {rate:.0e}"
+def _label(sampler: str, word: str, rate: float) -> str:
+    return f"{SAMPLERS[sampler]} {rate:.0e}{'' if word == 'with' else ', without equalizer'}"
 
 
-def tuned_rates(docs: Path) -> dict[str, float]:
-    """Sampler -> its best rate in the published grid; empty until the whole grid is published."""
+def tuned_rates(docs: Path) -> Tuned:
+    """The best rates in the published grid; empty until the whole grid is published."""
     path = docs / "claims" / f"{NAME}.json"
     return best_rates(read_found(path)) if path.is_file() else {}
 
 
-def rate_of(sampler: str, docs: Path) -> float:
-    """The sampler's tuned rate, or that of configs/tiny.yaml while none is tuned."""
-    return tuned_rates(docs).get(sampler, tiny_config().optimizer.learning_rate)
+def rate_of(sampler: str, docs: Path, word: str = "with") -> float:
+    """The sampler's tuned rate with or without the equalizer, or that of configs/tiny.yaml while none is tuned."""
+    return tuned_rates(docs).get((sampler, word), tiny_config().optimizer.learning_rate)
 
 
 def publish_tuned(
@@ -73,51 +80,63 @@ def publish_tuned(
     return train_and_publish(study, arms_below(budget.docs), budget, tuned=bool(tuned_rates(budget.docs)))
 
 
-def best_rates(found: Mapping[str, Any]) -> dict[str, float]:
-    """Sampler -> the rate of the largest mean gain; empty while a run of the grid is missing."""
+def best_rates(found: Mapping[str, Any]) -> Tuned:
+    """The rates of the largest mean gain; empty while a run of the grid is missing."""
     seeds = {str(seed) for seed in found["budget"]["seeds"]}
     if any(seeds - set(gains(found, arm.label)) for arm in arms()):
         return {}
-    return {sampler: max(RATES, key=lambda rate: _mean(found, sampler, rate)) for sampler in SAMPLERS}
+    return {
+        (sampler, word): max(RATES, key=lambda rate: _mean(found, sampler, word, rate))
+        for sampler in SAMPLERS
+        for word in SWITCH
+    }
 
 
-def _mean(found: Mapping[str, Any], sampler: str, rate: float) -> float | None:
+def _mean(found: Mapping[str, Any], sampler: str, word: str, rate: float) -> float | None:
     """Mean gain over seeds, None without runs."""
-    values = list(gains(found, _label(sampler, rate)).values())
+    values = list(gains(found, _label(sampler, word, rate)).values())
     return sum(values) / len(values) if values else None
 
 
 def draw(found: Mapping[str, Any]) -> Figure:
     """Mean gain over the rate, one line per sampler; single seeds as faint marks."""
-    figure = new_figure(5.5, 3.6)
-    axes = figure.subplots()
-    for sampler, name in SAMPLERS.items():
-        style = {"color": COLOURS[sampler], "marker": MARKERS[sampler]}
-        known = [(rate, mean) for rate in RATES if (mean := _mean(found, sampler, rate)) is not None]
-        if known:
-            axes.plot(*zip(*known, strict=True), linewidth=1.4, markersize=5, label=name, **style)
-        for rate, _ in known:
-            values = gains(found, _label(sampler, rate)).values()
-            axes.plot([rate] * len(values), list(values), linestyle="none", markersize=3, alpha=0.35, **style)
-    axes.set_xscale("log")
-    axes.set_xticks(RATES, labels=[f"{rate:g}" for rate in RATES])
-    tidy(axes, xlabel="learning rate", ylabel="gain in reward, training prompts")
-    legend_below(figure, axes, columns=4)
+    figure = new_figure(8, 3.4)
+    panels = figure.subplots(1, len(SWITCH), sharey=True)
+    for axes, word in zip(panels, SWITCH, strict=True):
+        for sampler in SAMPLERS:
+            _line(axes, found, sampler, word)
+        axes.set_xscale("log")
+        axes.set_xticks(RATES, labels=[f"{rate:g}" for rate in RATES])
+        tidy(axes, title=f"{word} the equalizer", xlabel="learning rate")
+    panels[0].set_ylabel("gain in reward, training prompts", fontsize=9)
+    legend_below(figure, panels[0], columns=4)
     return figure
+
+
+def _line(axes: Axes, found: Mapping[str, Any], sampler: str, word: str) -> None:
+    """Draw one sampler's grid."""
+    style = {"color": COLOURS[sampler], "marker": MARKERS[sampler]}
+    known = [(rate, mean) for rate in RATES if (mean := _mean(found, sampler, word, rate)) is not None]
+    if known:
+        axes.plot(*zip(*known, strict=True), linewidth=1.4, markersize=5, label=SAMPLERS[sampler], **style)
+    for rate, _ in known:
+        values = gains(found, _label(sampler, word, rate)).values()
+        axes.plot([rate] * len(values), list(values), linestyle="none", markersize=3, alpha=0.35, **style)
 
 
 def describe(found: Mapping[str, Any]) -> str:
     """Say how the rates were chosen, and which."""
-    best = best_rates(found)
-    chosen = (
-        ", ".join(f"{SAMPLERS[sampler]} {rate:.0e}" for sampler, rate in best.items()) or "none until the grid is whole"
+    best, budget = best_rates(found), found["budget"]
+    chosen = "; ".join(
+        f"{word} the equalizer " + ", ".join(f"{SAMPLERS[sampler]} {best[sampler, word]:.0e}" for sampler in SAMPLERS)
+        for word in SWITCH
+        if best
     )
     return paragraph(
-        f"""The same grid for every sampler, {" ".join(f"{rate:.0e}" for rate in RATES)}, with the equalizer on; the
-        rate of the largest mean gain is what the studies below use: {chosen}. {setup_text(found)} Here the held-out
-        prompts are the first training prompts, and the seeds are of their own, so that no study is tuned on what it
-        is measured by. Runs without the equalizer take their sampler's rate too: AdamW does not feel the scale of a
-        gradient."""
+        f"""The same grid for every sampler, {" ".join(f"{rate:.0e}" for rate in RATES)}; the rate of the largest mean
+        gain is what the studies below use: {chosen or "none until the grid is whole"}. Every run trains the bundled
+        model for {budget["rounds"]} rounds of 32 videos; {seeds_text(len(budget["seeds"]))} per arm. Gains are those of {budget["held_out"]} training prompts, sampled with the ODE, and the
+        seeds are of their own, so that no rate is tuned on what a study is measured by."""
     )
 
 

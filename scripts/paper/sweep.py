@@ -246,8 +246,11 @@ def setup_text(found: Mapping[str, Any]) -> str:
 
 def rates_text(found: Mapping[str, Any]) -> str:
     """Say which learning rates the arms had, and whether they were tuned (`tuned` of `train_and_publish`)."""
-    settings = [arm["settings"] for arm in found["arms"].values()]
-    rates = {SAMPLERS[each.get("sde_type", "sage_grpo")]: f"{each['learning_rate']:.0e}" for each in settings}
-    listed = ", ".join(f"{rate} for {name}" for name, rate in rates.items())
+    rates: dict[str, dict[str, None]] = {}
+    for settings in (arm["settings"] for arm in found["arms"].values()):
+        name = SAMPLERS[settings.get("sde_type", "sage_grpo")]
+        switch = "" if settings.get("use_grad_balancing", True) else " without the equalizer"
+        rates.setdefault(f"{settings['learning_rate']:.0e}", {})[name + switch] = None
+    listed = "; ".join(f"{rate} for {', '.join(names)}" for rate, names in rates.items())
     how = "tuned on one grid for all" if found["tuned"] else "not tuned yet, as in configs/tiny.yaml"
     return f"Learning rates ({how}): {listed}."

@@ -146,17 +146,23 @@ def test_without_any_run_nothing_is_written(tmp_path, capsys):
 
 def test_the_best_rate_of_the_grid_is_what_the_studies_train_with(tmp_path):
     peak = {"sage_grpo": 3e-5, "flow_grpo": 1e-4, "dance_grpo": 1e-5, "cps": 1e-4}
+    without = {**peak, "sage_grpo": 1e-4}
     published(
         tmp_path,
         "learning_rates",
         "--seeds",
         "101",
         "102",
-        gain=lambda arm, seed: float(arm.settings["learning_rate"] == peak[arm.settings["sde_type"]]),
+        gain=lambda arm, seed: float(
+            arm.settings["learning_rate"]
+            == (peak if arm.settings.get("use_grad_balancing", True) else without)[arm.settings["sde_type"]]
+        ),
     )
-    assert {sampler: rate_of(sampler, tmp_path / "docs") for sampler in peak} == peak
     arms = equalizer.arms(tmp_path / "docs")
-    assert {arm.settings["sde_type"]: arm.settings["learning_rate"] for arm in arms} == peak
+    for on, rates in ((True, peak), (False, without)):
+        chosen = [arm.settings for arm in arms if arm.settings["use_grad_balancing"] is on]
+        assert {settings["sde_type"]: settings["learning_rate"] for settings in chosen} == rates
+    assert {arm.settings["learning_rate"] for arm in kl_strategies.arms(tmp_path / "docs")} == {peak["sage_grpo"]}
 
 
 def test_a_grid_that_is_not_whole_tunes_nothing(tmp_path):
