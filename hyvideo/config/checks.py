@@ -2,11 +2,11 @@
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hyvideo.config.knobs import KNOBS, nearest, value_of
-from hyvideo.config.schema import Config
+from hyvideo.config.schema import Config, RewardConfig
 from hyvideo.config.sizes import parse_size
 
 INTERVALS = {
@@ -93,6 +93,7 @@ def check_config(
         *_guidance_problems(cfg),
         *_trust_region_problems(cfg),
         *_reward_problems(cfg),
+        *_waiting_problems(cfg, world_size),
         *(_file_problems(cfg) if files else ()),
         *_lora_problems(cfg),
         *_precision_problems(cfg),
@@ -257,6 +258,27 @@ def _reward_problems(cfg: Config) -> Iterator[str]:
             f"reward_checkpoint_path is {cfg.reward.reward_checkpoint_path!r}, but nothing would load it: a server has "
             "its own weights, and reward_config names those of each reward in its options"
         )
+
+
+def _waiting_problems(cfg: Config, world_size: int) -> Iterator[str]:
+    """A reward server's silence that ranks without videos to score would not outwait."""
+    reward, limit = cfg.reward, cfg.parallel.collective_timeout
+    timeout, retries = reward.remote_reward_timeout, reward.remote_reward_retries
+    seconds = timeout * (retries + 1) + 0.5 * (2.0 ** min(retries, 60) - 1)  # waits double from half a second
+    if world_size > 1 and _asks_server(reward) and seconds >= limit:
+        yield (
+            f"remote_reward_timeout {timeout:g} and remote_reward_retries {retries} let a rank wait {seconds:g} s for "
+            f"a server ({retries + 1} attempts, and the waits between them), but the others wait for it only "
+            f"collective_timeout {limit} s: lower the first ones, or set collective_timeout above {seconds:g}"
+        )
+
+
+def _asks_server(reward: RewardConfig) -> bool:
+    """Whether a server scores, as far as a `reward_config` that is not yet checked can be understood."""
+    models, url = (reward.reward_config or {}).get("models"), reward.remote_reward_url
+    if not isinstance(models, Mapping):
+        return url is not None
+    return any(entry.get("url", url) is not None for entry in models.values() if isinstance(entry, Mapping))
 
 
 def _csv_problems(name: str, paths: Sequence[str], advice: str) -> Iterator[str]:

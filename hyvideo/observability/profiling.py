@@ -36,13 +36,14 @@ class Recorded:
 class Profile:
     """Profiles a round: `trace_rank<R>_<phase>.json.gz` of each rank (open it in Perfetto) and `phases.md` of rank 0.
 
-    The second round is profiled, or the first if it is the last one. Of each phase the profiler sees the first `PASSES`
+    The second round is profiled, or the first if it is the last one, and as many whole rounds after it as the updates
+    need: what a round's updates share is timed with its first one. Of each phase the profiler sees the first `PASSES`
     passes through the transformer with all that is around them; the seconds of whole phases are the timer's.
 
     Args:
         folder: made when the profile is written.
         rank: this process.
-        num_updates: updates that the seconds are of.
+        num_updates: updates that the seconds are at least of.
         timer: of the phases.
         transformer: whose passes are counted.
 
@@ -50,7 +51,8 @@ class Profile:
         >>> profile = Profile(run_folder / "profile", rank=0, num_updates=2, timer=timer, transformer=transformer)
         >>> profile.begin_round(last=False)  # the first round warms up
         >>> profile.begin_round(last=False)  # recording
-        >>> profile.end_update(timer.pop())  # False, and after the second update True: the files are there
+        >>> profile.end_update(timer.pop(), round_ends=False)  # False
+        >>> profile.end_update(timer.pop(), round_ends=True)  # True: the files are there
     """
 
     def __init__(self, folder: Path, *, rank: int, num_updates: int, timer: PhaseTimer, transformer: nn.Module) -> None:
@@ -72,12 +74,12 @@ class Profile:
         self._rounds += 1
         self._is_open = self._is_open or self._rounds == 2 or (last and self._rounds == 1)
 
-    def end_update(self, times: Mapping[str, float]) -> bool:
-        """Take an update's seconds (`PhaseTimer.pop`), and finish after the last one; whether this was it."""
+    def end_update(self, times: Mapping[str, float], *, round_ends: bool) -> bool:
+        """Take an update's seconds (`PhaseTimer.pop`), and finish with the round of the last one; whether it did."""
         if not self._is_open:
             return False
         self._times.append(times)
-        if len(self._times) < self._num_updates:
+        if not round_ends or len(self._times) < self._num_updates:
             return False
         self.finish()
         return True

@@ -15,6 +15,7 @@ from hyvideo.planning.peak_memory import PeakMemory
 from hyvideo.planning.simulation import Peaks, SimulatedCase, simulate
 from hyvideo.planning.workload import guidance_rows, latent_shape, validation_shape, validation_videos
 from hyvideo.training.anchor import anchor_kind
+from hyvideo.training.cautions import videos_together
 
 DEPTHS = (4, 5)
 """Transformer blocks of the two simulations from which a deeper one is extrapolated. With fewer than four, no block has
@@ -78,15 +79,14 @@ def predict_memory(
     """
     shape, rows = latent_shape(config, networks), guidance_rows(config)
     grpo, rollout = config.grpo, config.rollout
-    micro_batch = min(rollout.rollout_micro_batch_size or grpo.batch_size, grpo.batch_size)
-    pairs = min(grpo.mini_batch_size_per_update, grpo.batch_size * rollout.grpo_sampling_steps)
+    videos, micro_batch = grpo.batch_size * grpo.gradient_accumulation_steps, videos_together(config)
+    pairs = min(grpo.mini_batch_size_per_update, videos * rollout.grpo_sampling_steps)
     together = validation_videos(config, world_size)[1]
     validated = (validation_shape(config, networks), rows * together) if together else None
     case = SimulatedCase(networks.transformer, shape, num_text, rows * micro_batch, rows * pairs, validated)
     peaks = _in_host_memory((peaks_of or extrapolated_peaks)(config, case, world_size), config)
 
     stored = 4 * torch.Size(shape).numel() * (2 * rollout.grpo_sampling_steps + 1)  # float32 latents and means
-    videos = grpo.batch_size * grpo.gradient_accumulation_steps
     anchor = peaks.trained if anchor_kind(config.kl, config.model) == "copy" and not config.parallel.cpu_offload else 0
     reward = networks.reward_bytes
     resting_reward = 0 if config.reward.reward_offload else reward
@@ -98,11 +98,14 @@ def predict_memory(
     averaging = 2 * peaks.trained if world_size > 1 and not config.parallel.enable_fsdp else 0
     resting_anchor = 0 if config.kl.reference_mode_offload else anchor
     resting = peaks.weights + peaks.states
-    decoding = resting + decoding_memory(networks.vae, shape)
+    after_passes = resting + peaks.gathered
+    visited = visitors + (after_passes if validated else resting)  # a round may begin after a validation
+    decoding = after_passes + decoding_memory(networks.vae, shape)
     validating = 0
     if validated:
-        validating = max(peaks.validation, resting + decoding_memory(networks.vae, validated[0]), resting + visitors)
-    scoring = REWARD_ACTIVATIONS * min(config.reward.reward_batch_size, grpo.batch_size) if reward else 0
+        validating = max(peaks.validation, after_passes + decoding_memory(networks.vae, validated[0]), visited)
+    scored = min(config.reward.reward_batch_size, -(-videos // config.parallel.sp_size))
+    scoring = REWARD_ACTIVATIONS * scored if reward else 0
     scored_beside = reward + scoring if config.reward.reward_async else resting_reward
     return Memory(
         weights=peaks.weights,
@@ -111,11 +114,8 @@ def predict_memory(
         frozen=frozen,
         reward_networks=resting_reward,
         trajectory=videos * stored,
-        rollout=beside
-        + scored_beside
-        + resting_anchor
-        + max(peaks.rollout + micro_batch * stored, decoding, resting + visitors),
-        reward=beside + anchor + reward + resting + scoring,
+        rollout=beside + scored_beside + resting_anchor + max(peaks.rollout + micro_batch * stored, decoding, visited),
+        reward=beside + anchor + reward + after_passes + scoring,
         anchor_pass=around + anchor + peaks.anchor if anchor_kind(config.kl, config.model) != "none" else 0,
         update=around + resting_anchor + max(peaks.backward, resting + averaging, peaks.optimizer),
         validation=around + resting_anchor + validating if validated else 0,
@@ -175,10 +175,10 @@ def _in_host_memory(peaks: Peaks, config: Config) -> Peaks:
     if not config.parallel.cpu_offload:
         return peaks
     resident = peaks.weights + peaks.states
-    return Peaks(
+    return replace(
+        peaks,
         weights=0,
         states=0,
-        trained=peaks.trained,
         rollout=peaks.rollout - resident,
         anchor=peaks.anchor - resident,
         backward=peaks.backward - resident - peaks.trained,

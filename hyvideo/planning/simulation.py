@@ -23,7 +23,7 @@ from hyvideo.distributed.collectives import local_shard
 from hyvideo.distributed.mesh import Mesh, build_mesh
 from hyvideo.models.adapter import configured_adapter
 from hyvideo.models.attention import EqualRows, install_attention
-from hyvideo.models.parallelize import prepare_policy, shard_weights, trainable_parameters
+from hyvideo.models.parallelize import forget_gathered_weights, prepare_policy, shard_weights, trainable_parameters
 from hyvideo.models.quiet import quiet_diffusers
 from hyvideo.planning.networks import made_in
 from hyvideo.planning.peak_memory import PeakMemory
@@ -69,6 +69,7 @@ class Peaks:
         backward: the most in a forward and backward pass, gradients included.
         optimizer: the most while the gradient is clipped and the weights are moved.
         validation: the most in validation's forward pass; 0 without one.
+        gathered: weights that a forward pass without gradients leaves gathered from other ranks.
     """
 
     weights: int
@@ -79,6 +80,7 @@ class Peaks:
     backward: int
     optimizer: int
     validation: int = 0
+    gathered: int = 0
 
 
 def simulate(config: Config, case: SimulatedCase, world_size: int) -> Peaks:
@@ -114,6 +116,9 @@ def simulate(config: Config, case: SimulatedCase, world_size: int) -> Peaks:
                 with torch.no_grad():
                     _velocity(transformer, shape, case.num_text, rows)
                 peaks |= {name: memory.peak for name, sizes in passes.items() if sizes == (shape, rows)}
+            after_passes = memory.current
+            forget_gathered_weights(transformer)
+            gathered = after_passes - memory.current
             memory.restart()
             _velocity(transformer, case.latent_shape, case.num_text, case.update_rows).square().mean().backward()
             peaks["backward"] = memory.peak
@@ -125,7 +130,7 @@ def simulate(config: Config, case: SimulatedCase, world_size: int) -> Peaks:
         states = memory.current - before
         peaks = {phase: peak + states for phase, peak in peaks.items()} | {"optimizer": memory.peak}
         trained = sum(local_shard(parameter).nbytes for parameter in parameters.values())
-    return Peaks(weights=weights, states=states, trained=trained, **peaks)
+    return Peaks(weights=weights, states=states, trained=trained, gathered=gathered, **peaks)
 
 
 @contextmanager

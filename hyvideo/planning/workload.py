@@ -14,6 +14,7 @@ from hyvideo.planning.networks import Networks, make_vae
 from hyvideo.planning.traffic import ParameterCounts, Traffic, token_traffic, weight_traffic
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.anchor import anchor_kind
+from hyvideo.training.cautions import videos_together
 
 BYTES = {"bf16": 2, "fp32": 4}
 
@@ -157,7 +158,7 @@ def workload(
     sizes["token_bytes"] = BYTES[config.model.dtype]
     tokens = token_traffic(networks.transformer, **sizes, training=False)
     trained_tokens = token_traffic(networks.transformer, **sizes, training=True, recompute=recompute != "none")
-    batches = math.ceil(grpo.batch_size / (rollout.rollout_micro_batch_size or grpo.batch_size))
+    batches = math.ceil(videos / videos_together(config))
     passes = math.ceil(pairs / grpo.mini_batch_size_per_update)
     anchor_pairs, anchor_calls = videos * evaluations.anchor, passes if evaluations.anchor else 0
     if not parallel.reshard_after_forward:
@@ -173,7 +174,7 @@ def workload(
     return Workload(
         videos,
         grpo.updates_per_rollout,
-        sampling(shape, videos, rollout.grpo_sampling_steps, batches * grpo.gradient_accumulation_steps),
+        sampling(shape, videos, rollout.grpo_sampling_steps, batches),
         PhaseWork(anchor_pairs * rows * forward.total, tokens.times(anchor_pairs) + inference.times(anchor_calls)),
         PhaseWork(pairs * rows * training, update_traffic),
         validation,

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from hyvideo.config.knobs import KNOBS, value_of
 from hyvideo.config.schema import Config, OptimizerConfig
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.images import share_kept
@@ -43,8 +44,34 @@ def cautions(config: Config, prompts: Sequence[Prompt], valid: Sequence[Prompt])
     yield from _weights(config)
     yield from _sampling(config)
     yield from _micro_batches(config)
+    yield from unread_settings(config)
     yield from _cropped("rollout_size", config.rollout.rollout_size, prompts)
     yield from _cropped("validation_fixed_size", config.validation.validation_fixed_size, valid)
+
+
+def videos_together(config: Config) -> int:
+    """Return how many of a round's videos one rank denoises together (`hyvideo.training.rollout.collect`)."""
+    videos = config.grpo.batch_size * config.grpo.gradient_accumulation_steps
+    return min(config.rollout.rollout_micro_batch_size or videos, videos)
+
+
+def unread_settings(config: Config) -> Iterator[str]:
+    """Settings that were changed, though another one keeps them from being read."""
+    window, kl, model = config.rollout.sde_window, config.kl, config.model
+    readers = {  # when they are read -> whether that is so, their names
+        "with sde_window sliding": (window == "sliding", ("sde_window_interval",)),
+        "with an sde_window other than all": (window != "all", ("sde_window_size",)),
+        "with use_lora": (model.use_lora, ("lora_r", "lora_alpha", "lora_target_modules")),
+        "without reward_config": (config.reward.reward_config is None, ("reward_model", "reward_weights")),
+        "with use_dual_kl": (kl.use_dual_kl, ("dual_kl_moving_weight", "dual_kl_step_weight")),
+        "with a kl_schedule other than fixed": (kl.kl_schedule != "fixed", ("kl_coef",)),
+        "with use_moving_KL": (kl.use_moving_KL, ("update_ref_model_step",)),
+        "with enable_gradient_checkpointing": (model.enable_gradient_checkpointing, ("activation_checkpointing",)),
+    }
+    for when, (is_read, names) in readers.items():
+        values = {name: value_of(config, name) for name in names if not is_read}
+        if changed := [f"{name} {value}" for name, value in values.items() if value != KNOBS[name].default]:
+            yield f"nothing reads {', '.join(changed)}: only runs {when} do."
 
 
 def _weights(config: Config) -> Iterator[str]:
@@ -79,8 +106,7 @@ def _sampling(config: Config) -> Iterator[str]:
 
 def _micro_batches(config: Config) -> Iterator[str]:
     """Other micro-batches in the replay than in the rollout, where rounding depends on them."""
-    rollout = min(config.rollout.rollout_micro_batch_size or config.grpo.batch_size, config.grpo.batch_size)
-    update = config.grpo.mini_batch_size_per_update
+    rollout, update = videos_together(config), config.grpo.mini_batch_size_per_update
     if torch.cuda.is_available() and config.model.dtype != "fp32" and rollout != update:
         yield (
             f"rollout_micro_batch_size is {rollout} and mini_batch_size_per_update {update}: in {config.model.dtype} "

@@ -193,11 +193,12 @@ class Trainer:
             row |= {"kl/coef": coefficient, "lr": rate, "round": self.state.round}
             times = self.timer.pop()
             row |= times | self.performance.row(trajectory, pairs, times)
-            if self.profile and self.profile.end_update(times):
+            round_ends = number == len(updates) or self.state.step >= self.config.run.max_steps
+            if self.profile and self.profile.end_update(times, round_ends=round_ends):
                 self.console.info(f"profiled until step {self.state.step}: {self.profile.folder}")
             row |= self.update.step_gradients.pop()
             row["update/skipped"] = float(stats.skipped)
-            if number == len(updates) or self.state.step >= self.config.run.max_steps:
+            if round_ends:
                 self.state.round += 1
                 row |= self._validate(first)
                 self._report(row)

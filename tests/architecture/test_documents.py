@@ -10,6 +10,7 @@ import pytest
 
 from hyvideo.config.checks import check_config
 from hyvideo.config.loading import load_config
+from hyvideo.training.cautions import unread_settings
 
 ROOT = Path(__file__).parents[2]
 PROGRAM_FOLDERS = ("assets/", "benchmarks/", "configs/", "docs/", "hyvideo/", "scripts/", "tests/")
@@ -138,7 +139,9 @@ def test_every_documented_training_has_settings_that_go_together(monkeypatch, pr
     prompts = {f"{name}.csv": str(ROOT / f"assets/prompts/{name}.csv") for name in ("train", "valid")}
     argv = [prompts.get(word, word) for word in shlex.split(flags)]
     monkeypatch.chdir(ROOT)
-    check_config(load_config([*([] if "--config" in argv else ["--config", config]), *argv]), num_ranks)
+    loaded = load_config([*([] if "--config" in argv else ["--config", config]), *argv])
+    check_config(loaded, num_ranks)
+    assert list(unread_settings(loaded)) == []
 
 
 def test_trainings_are_found_in_the_readme_documents_and_launchers():

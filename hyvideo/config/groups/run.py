@@ -98,7 +98,7 @@ class RunConfig:
     first round: of each phase the first two passes through the transformer. Training goes on afterwards."""
 
     profile_steps: int = 2
-    """Updates over which profile averages the seconds of each phase."""
+    """Updates over which profile averages the seconds of each phase, at least: those of whole rounds."""
 
     peak_tflops: float | None = None
     """Peak of one device in matrix products, 10^12 operations per second; perf/mfu_* is the share in use. None: the

@@ -156,6 +156,40 @@ def test_without_kl_weight_nothing_else_of_the_trust_region_matters(base):
     assert problems([*base, *argv]) == []
 
 
+@pytest.mark.parametrize(
+    "server",
+    [
+        ["--remote_reward_url", "http://a"],
+        ["--reward_config", '{"models": {"x": {"sub_reward": {"x": 1}}, "y": {"url": "http://a"}}}'],
+        ["--remote_reward_url", "http://a", "--reward_config", '{"models": {"x": {"sub_reward": {"x": 1}}}}'],
+    ],
+)
+def test_ranks_wait_longer_for_each_other_than_one_waits_for_a_server(base, server):
+    slow = [*base, *server, "--remote_reward_timeout", "600"]
+    line = only_problem(slow, 2)
+    assert "remote_reward_timeout 600 and remote_reward_retries 3" in line and "2403.5 s" in line
+    assert "collective_timeout 1800 s" in line
+    assert problems([*slow, "--collective_timeout", "2404"], 2) == problems([*base, *server], 2) == []
+    assert problems(slow) == []  # nobody waits for one process
+    patient = [*base, *server, "--remote_reward_timeout", "5", "--remote_reward_retries"]
+    assert "wait 2112.5 s" in only_problem([*patient, "12"], 2) and problems([*patient, "9"], 2) == []
+    assert "collective_timeout" in only_problem([*patient, str(2**63)], 2)
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [
+        [],
+        ["--remote_reward_url", "http://a", "--reward_config", '{"models": {"x": {"url": null}}}'],
+        ["--reward_config", '{"models": {"x": {}}}'],
+        ["--reward_config", '{"models": {"x": 3}}'],
+        ["--reward_config", '{"models": 3}'],
+    ],
+)
+def test_without_a_server_its_timeout_matters_to_nobody(base, reward):
+    assert problems([*base, *reward, "--remote_reward_timeout", "9999"], 2) == []
+
+
 def test_without_validation_no_validation_prompts_are_needed(base):
     off = [*base[:4], "--validation_interval", "0"]
     assert problems(off) == []

@@ -14,7 +14,14 @@ from hyvideo.observability.profiling import PASSES, Profile, covered
 
 
 def run_rounds(
-    folder: Path, count: int, *, num_updates: int, updates_per_round: int = 1, passes: int = 1, rank: int = 0
+    folder: Path,
+    count: int,
+    *,
+    num_updates: int,
+    updates_per_round: int = 1,
+    passes: int = 1,
+    rank: int = 0,
+    seconds: float = 0.02,
 ) -> list[bool]:
     """Go through rounds of a rollout that sleeps and multiplies and updates; return when the profile was finished."""
     timer, finished, transformer = PhaseTimer("cpu"), [], nn.Linear(64, 64)
@@ -22,15 +29,21 @@ def run_rounds(
     for number in range(count):
         profile.begin_round(last=number == count - 1)
         with timer("rollout"):
-            time.sleep(0.02)
+            time.sleep(seconds)
             for _ in range(passes):
                 transformer(torch.ones(64, 64))
-        for _ in range(updates_per_round):
+        for update in range(updates_per_round):
             with timer("update"):
                 transformer(torch.ones(64, 64)).sum().backward()
-            finished.append(profile.end_update(timer.pop()))
+            finished.append(profile.end_update(timer.pop(), round_ends=update == updates_per_round - 1))
     profile.finish()
     return finished
+
+
+def rollout_seconds(table: str) -> float:
+    """Seconds per update that a table gives for the rollout."""
+    (row,) = [line for line in table.splitlines() if line.startswith("| rollout")]
+    return float(row.split("|")[2])
 
 
 def events_in(path: Path) -> list[str]:
@@ -44,9 +57,21 @@ def test_the_second_round_is_recorded_and_the_seconds_are_of_so_many_updates(tmp
     assert any("Backward" in name for name in events_in(tmp_path / "trace_rank0_update.json.gz"))
     table = (tmp_path / "phases.md").read_text()
     assert "over 2 update(s)" in table
-    (row,) = [line for line in table.splitlines() if line.startswith("| rollout")]
-    assert 0.02 <= float(row.split("|")[2]) < 1
+    assert 0.02 <= rollout_seconds(table) < 1
     assert "## rollout: the first 2 passes" in table and "aten::addmm" in table
+
+
+def test_what_the_updates_of_a_round_share_is_divided_by_all_of_them(tmp_path: Path):
+    finished = run_rounds(tmp_path, 4, num_updates=2, updates_per_round=4, seconds=0.8)
+    assert finished == 7 * [False] + [True] + 8 * [False]
+    table = (tmp_path / "phases.md").read_text()
+    assert "over 4 update(s)" in table and 0.2 <= rollout_seconds(table) < 0.4
+
+
+def test_updates_of_several_rounds_are_those_of_whole_rounds(tmp_path: Path):
+    finished = run_rounds(tmp_path, 4, num_updates=3, updates_per_round=2)
+    assert finished == 5 * [False] + [True] + 2 * [False]
+    assert "over 4 update(s)" in (tmp_path / "phases.md").read_text()
 
 
 def test_a_run_of_one_round_is_recorded_from_its_beginning_and_to_its_end(tmp_path: Path):

@@ -11,11 +11,11 @@ from hyvideo.config.loading import load_config
 from hyvideo.config.schema import Config
 from hyvideo.distributed.gpus import Gpu
 from hyvideo.models.flops import transformer_flops
-from hyvideo.planning.memory import Memory, predict_memory
+from hyvideo.planning.memory import REWARD_ACTIVATIONS, Memory, predict_memory
 from hyvideo.planning.networks import REWARD_BYTES, read_networks
 from hyvideo.planning.plan import GIB, Assumptions, Plan, make_plan
 from hyvideo.planning.search import Search, _last_that_fits, misfit
-from hyvideo.planning.simulation import Peaks
+from hyvideo.planning.simulation import Peaks, SimulatedCase
 from hyvideo.planning.table import plan_table
 from scripts.plan import main
 
@@ -298,6 +298,57 @@ def test_what_is_on_the_gpu_beside_the_rollout(config):
     assert rollout() - rollout("--encoder_offload") == 10**8
     assert rollout("--encoder_offload", encoders=10**10) > 10**10  # they are there before the videos
     assert rollout("--reward_async", "--reward_offload") == rollout("--reward_async") > rollout()
+
+
+def test_the_rollouts_of_a_round_are_denoised_together(config):
+    def planned(*flags: str) -> tuple[SimulatedCase, Memory]:
+        """What is simulated of the paper's 8 videos per rank, and the memory, with a reward network."""
+        settings = config("--batch_size", "2", "--gradient_accumulation_steps", "4", *flags)
+        networks = replace(read_networks(settings.model, settings.reward), reward_bytes=1000)
+        seen: list[SimulatedCase] = []
+
+        def peaks_of(config: Config, case: SimulatedCase, world_size: int) -> Peaks:
+            seen.append(case)
+            return Peaks(weights=0, states=0, trained=0, rollout=0, anchor=0, backward=0, optimizer=0)
+
+        memory = predict_memory(settings, networks, world_size=2, num_text=20, peaks_of=peaks_of)
+        return seen[0], memory
+
+    one, all_at_once = planned(), planned("--rollout_micro_batch_size", "0")
+    assert one[0].rollout_rows == 2 and all_at_once[0].rollout_rows == 16  # two rows with guidance
+    assert planned("--rollout_micro_batch_size", "5")[0].rollout_rows == 10
+    pairs = planned("--mini_batch_size_per_update", "99", "--grpo_sampling_steps", "3")[0].update_rows
+    assert pairs == 2 * 8 * 3
+    few, shared = planned("--reward_batch_size", "3")[1], planned("--sp_size", "2")[1]
+    assert one[1].reward - few.reward == 5 * REWARD_ACTIVATIONS
+    assert one[1].reward - shared.reward == 4 * REWARD_ACTIVATIONS  # two ranks score four each
+
+
+def test_weights_are_gathered_once_per_micro_batch_of_the_rounds_videos(sized_plan):
+    def sent(micro_batch: int) -> int:
+        """Bytes of weights that the rollout of 8 videos gathers."""
+        flags = ["--batch_size", "2", "--gradient_accumulation_steps", "4", "--rollout_micro_batch_size"]
+        return plan_of(sized_plan(*flags, str(micro_batch)), world_size=2).workload.rollout.traffic.weights
+
+    assert 8 * sent(0) == 8 * sent(8) == 2 * sent(2) == sent(1) > 0
+    assert sent(3) == 3 * sent(0)
+
+
+def test_weights_that_stay_gathered_are_there_while_videos_are_decoded_and_scored(config):
+    def memory(gathered: int, *flags: str) -> Memory:
+        """The memory of a run in which nothing else is large."""
+        settings = config("--batch_size", "2", *flags)
+        networks = replace(read_networks(settings.model, settings.reward), reward_bytes=1000, encoder_bytes=10**10)
+        peaks = Peaks(weights=0, states=0, trained=0, rollout=0, anchor=0, backward=0, optimizer=0, gathered=gathered)
+        return predict_memory(settings, networks, world_size=2, num_text=20, peaks_of=lambda *_: peaks)
+
+    validated = ("--validation_interval", "5", "--validation_fixed_size", "64x64", "--validate_video_length", "9")
+    for flags in (validated, (*validated, "--cpu_offload"), (*validated, "--encoder_offload")):
+        few, many = memory(0, *flags), memory(10**9, *flags)
+        for phase in ("rollout", "reward", "validation"):
+            assert getattr(many, phase) - getattr(few, phase) == 10**9, (phase, flags)
+        assert many.update == few.update and many.anchor_pass == few.anchor_pass  # the anchor's swap frees them
+    assert memory(10**9, "--encoder_offload").rollout == memory(0, "--encoder_offload").rollout  # as does an update
 
 
 def test_the_reserve_grows_with_what_is_simulated_up_to_8_gib(sized_plan):

@@ -129,6 +129,18 @@ def test_adapters_are_simulated_beside_weights_that_are_not_trained():
     assert adapter.backward < every.backward
 
 
+def test_a_pass_without_gradients_leaves_the_weights_gathered_where_they_are_kept():
+    transformer = build_transformer(num_layers=4)
+    case, sharded = SimulatedCase(dict(transformer.config), LATENTS, NUM_TEXT, 1, 1), [*FLAGS, "--enable_fsdp", "true"]
+    kept = ["--reshard_after_forward", "false"]
+    freed, whole, alone = (
+        simulate(load_config(flags), case, ranks).gathered
+        for flags, ranks in ((sharded, 2), ([*sharded, *kept], 2), ([*sharded, *kept], 1))
+    )
+    assert whole == pytest.approx(sum(parameter.nbytes for parameter in transformer.parameters()), rel=0.02)
+    assert freed == alone == 0
+
+
 def test_ranks_that_do_not_divide_are_refused():
     config = load_config([*FLAGS, "--enable_fsdp", "true", "--sp_size", "3"])
     case = SimulatedCase(dict(build_transformer().config), LATENTS, NUM_TEXT, 1, 1)

@@ -8,12 +8,12 @@ import pytest
 import torch
 from PIL import Image
 
-from hyvideo.config.loading import load_config
+from hyvideo.config.loading import load_config, load_saved_config, save_config
 from hyvideo.config.schema import Config
 from hyvideo.data.images import share_kept
 from hyvideo.data.prompts import Prompt, read_prompts
 from hyvideo.training.assembly import read_inputs
-from hyvideo.training.cautions import cautions, check_guidance
+from hyvideo.training.cautions import cautions, check_guidance, unread_settings
 from hyvideo.training.trainer import Trainer
 from tests.support.training import REPOSITORY, arguments, noisy_image, write_prompts
 
@@ -47,6 +47,57 @@ def test_a_replay_that_rounds_otherwise_is_told_on_a_gpu(released, monkeypatch: 
     )
     config.grpo.mini_batch_size_per_update = 1
     assert not any("replay" in text for text in said(config))
+
+
+def test_the_micro_batches_that_are_compared_are_of_all_rollouts_of_a_round(released, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    config = released("480p_t2v", "--gradient_accumulation_steps", "4", "--rollout_micro_batch_size", "0")
+    config.grpo.mini_batch_size_per_update = 2
+    assert any("rollout_micro_batch_size is 8 and mini_batch_size_per_update 2" in text for text in said(config))
+    config.grpo.mini_batch_size_per_update = 8
+    assert said(config) == []
+
+
+UNREAD = [
+    (["--sde_window_size", "2"], "sde_window_size 2", ["--sde_window", "first"]),
+    (["--sde_window_interval", "5"], "sde_window_interval 5", ["--sde_window", "sliding"]),
+    (["--sde_window", "first", "--sde_window_interval", "5"], "sde_window_interval 5", ["--sde_window", "sliding"]),
+    (["--lora_r", "4", "--lora_alpha", "4"], "lora_r 4, lora_alpha 4", ["--use_lora", "--learning_rate", "1e-4"]),
+    (["--lora_target_modules", "to_q"], "lora_target_modules ['to_q']", ["--use_lora", "--learning_rate", "1e-4"]),
+    (["--reward_config", "{}", "--reward_model", "clip_score"], "reward_model clip_score", ["--reward_config", "none"]),
+    (["--reward_config", "{}", "--reward_weights", '{"VQ": 1}'], "reward_weights {'VQ'", ["--reward_config", "none"]),
+    (["--use_dual_kl", "no", "--dual_kl_step_weight", "1"], "dual_kl_step_weight 1", ["--use_dual_kl", "yes"]),
+    (["--use_dual_kl", "no", "--dual_kl_moving_weight", "0"], "dual_kl_moving_weight 0", ["--use_dual_kl", "yes"]),
+    (["--kl_schedule", "fixed", "--kl_coef", "1e-6"], "kl_coef 1e-06", ["--kl_schedule", "milder"]),
+    (["--use_moving_KL", "no", "--update_ref_model_step", "5"], "update_ref_model_step 5", ["--use_moving_KL", "yes"]),
+    (
+        ["--enable_gradient_checkpointing", "no", "--activation_checkpointing", "selective"],
+        "activation_checkpointing selective",
+        ["--enable_gradient_checkpointing", "yes"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("flags", "named", "partner"), UNREAD)
+def test_a_setting_that_nothing_reads_is_named_with_what_would_read_it(flags, named, partner):
+    (message,) = unread_settings(load_config(flags))
+    assert f"nothing reads {named}" in message and partner[0].removeprefix("--") in message
+    assert list(unread_settings(load_config([*flags, *partner]))) == []
+
+
+def test_what_nothing_reads_may_have_its_default_also_when_it_was_saved(tmp_path: Path):
+    config = load_config(["--use_dual_kl", "no", "--use_moving_KL", "no", "--lora_r", "8", "--reward_config", "{}"])
+    save_config(config, tmp_path / "config.yaml")
+    assert list(unread_settings(config)) == list(unread_settings(load_saved_config(tmp_path / "config.yaml"))) == []
+
+
+def test_every_committed_config_is_read_whole(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(REPOSITORY)
+    files = [str(path) for path in Path("configs").rglob("*.yaml")]
+    assert len(files) > 10
+    merged = [[first, second] for first in files if "/" not in first.removeprefix("configs/") for second in files]
+    for names in [*([file] for file in files), *merged]:
+        assert list(unread_settings(load_config(["--config", *names]))) == [], names
 
 
 @pytest.mark.parametrize("version", ["480p_t2v_distilled", "720p_i2v_distilled", "480p_i2v_step_distilled"])
