@@ -16,7 +16,7 @@ class Comparison:
     """What the scores of M models say.
 
     A prompt with several seeds counts once, with the mean of its videos: videos of one prompt are not independent, so
-    intervals are over prompts (bootstrap; Wilson's for win rates).
+    intervals are over prompts (bootstrap, below 30 Student's t; Wilson's for win rates).
 
     Attributes:
         means: model -> metric -> mean over prompts.

@@ -80,7 +80,10 @@ def improvement(run: RunRecord) -> PairedComparison | None:
 
 
 def against(reference: RunRecord, run: RunRecord) -> PairedComparison | None:
-    """Compare the last validations of two runs; None where they differ in prompts, seeds, sampling or reward."""
+    """Compare the last validations of two runs; None where they differ in prompts, seeds, sampling or reward.
+
+    Intervals are over videos: two training seeds of one method may well differ by more.
+    """
     if not (reference.samples and run.samples):
         return None
     first, second = (list(record.samples.values())[-1] for record in (reference, run))

@@ -1,4 +1,4 @@
-"""Intervals: of a mean over many videos (bootstrap) or a handful of training seeds (Student's t), and of a share."""
+"""Intervals: of a mean over videos (bootstrap; of few, Student's t) or training seeds (Student's t), and of a share."""
 
 import math
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 _RESAMPLED_VALUES_AT_ONCE = 2**22
+_ENOUGH_TO_RESAMPLE = 30
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,10 @@ class Interval:
 
 
 def bootstrap_interval(values: ArrayLike, num_resamples: int = 10_000, seed: int = 0) -> Interval:
-    """Percentile bootstrap of the mean, for many independent values.
+    """Percentile bootstrap of the mean of independent values; below 30 of them Student's t interval.
+
+    Of so few the bootstrap is too narrow: its 95 % interval covers the mean in 85 % of studies of five normal values,
+    89 % of eight, 92 % of 16 and 94 % of 32.
 
     Args:
         values: [N]; NaN marks a value that is missing.
@@ -48,6 +52,8 @@ def bootstrap_interval(values: ArrayLike, num_resamples: int = 10_000, seed: int
     values = _finite(values)
     if len(values) < 2:
         raise ValueError(f"An interval needs at least 2 values that are not NaN, received {len(values)}.")
+    if len(values) < _ENOUGH_TO_RESAMPLE:
+        return seed_interval(values)
     low, high = stats.bootstrap(
         (values,),
         np.mean,
@@ -62,7 +68,6 @@ def bootstrap_interval(values: ArrayLike, num_resamples: int = 10_000, seed: int
 def seed_interval(values: ArrayLike) -> Interval:
     """Student's t interval of the mean, for a few runs that differ by their seed.
 
-    The bootstrap is too narrow for so few: of five values its 95 % interval covers the mean in about 83 % of studies.
     One value gives a mean without an interval.
 
     Args:

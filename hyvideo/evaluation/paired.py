@@ -11,7 +11,8 @@ def paired_gain(before: ArrayLike, after: ArrayLike, num_resamples: int = 10_000
     """Compare scores of the same prompts and seeds before and after training.
 
     The interval is the percentile bootstrap over pairs: N pairs are drawn with replacement and their mean difference is
-    taken, `num_resamples` times. It assumes that pairs are independent, so give every pair its own seed.
+    taken, `num_resamples` times; below 30 pairs it is Student's t. Both assume that pairs are independent, so give
+    every pair its own seed.
 
     Args:
         before: scores of the base [N]; NaN marks a failed score.

@@ -14,7 +14,7 @@ def markdown_of(comparison: Comparison) -> str:
     said = f"{failed} scores failed and are left out." if failed else "No score failed."
     parts = [
         f"{comparison.num_prompts} prompts, {comparison.num_videos} videos of each model. Means with 95 % intervals "
-        f"(bootstrap over prompts; win rates Wilson's). {said}",
+        f"(over prompts: bootstrap, below 30 Student's t; win rates Wilson's). {said}",
         _table(["model", *metrics], [[m, *_cells(comparison.means[m])] for m in models]),
     ]
     if len(models) > 1:

@@ -49,7 +49,8 @@ class WinRate:
         losses: votes for the second.
         num_pairs: pairs of videos judged.
         num_raters: people who judged them.
-        rate: mean over pairs of the share of raters who preferred the first; a tie counts half.
+        rate: share of raters who preferred the first, a tie counted half: mean over prompts of the mean over their
+            pairs.
         low: lower end of its 95 % interval.
         high: upper end of its 95 % interval.
     """
@@ -75,12 +76,13 @@ class _Votes(BaseModel):
 
 
 class _Key(BaseModel):
-    """A study's key: the model of every video, and the two videos of every pair."""
+    """A study's key: the model of every video, and the two videos and the prompt of every pair."""
 
     model_config = ConfigDict(strict=True)
     study: str
     models: dict[str, str]
     pairs: dict[str, tuple[str, str]]
+    prompts: dict[str, str] = {}  # older keys have none: each pair counts as a prompt of its own
 
 
 _File = TypeVar("_File", _Votes, _Key)
@@ -113,9 +115,9 @@ def write_votes(path: Path, votes: Sequence[Vote]) -> None:
 def win_rates(key_path: Path, votes: Sequence[Vote]) -> list[WinRate]:
     """Count the votes of every two models by criterion.
 
-    Raters who judge the same pair do not count as more pairs: each pair contributes the mean of its raters, and the
-    interval is Wilson's for that many pairs. It is exact for one rater without ties, and otherwise too wide rather than
-    too narrow.
+    Neither raters who judge the same pair nor seeds of the same prompt count as more: each prompt contributes the mean
+    of its pairs, each of these that of its raters, and the interval is Wilson's for that many prompts. It is over
+    prompts for these raters: how far others would judge otherwise is not in it.
 
     Args:
         key_path: the key that `write_study` wrote.
@@ -135,15 +137,20 @@ def win_rates(key_path: Path, votes: Sequence[Vote]) -> list[WinRate]:
         raters.setdefault(place, set()).add(vote.rater)
     order = {name: number for number, name in enumerate(CRITERIA)}
     places = sorted(results, key=lambda place: (place[0], place[1], order[place[2]]))
-    return [_win_rate(place, results[place], len(raters[place])) for place in places]
+    return [_win_rate(place, results[place], key.prompts, len(raters[place])) for place in places]
 
 
-def _win_rate(place: tuple[str, str, str], by_pair: Mapping[str, Sequence[float]], num_raters: int) -> WinRate:
-    """Sum up one comparison."""
+def _win_rate(
+    place: tuple[str, str, str], by_pair: Mapping[str, Sequence[float]], prompts: Mapping[str, str], num_raters: int
+) -> WinRate:
+    """Sum up one comparison; `prompts` says which prompt each pair is of."""
     votes = [vote for of_pair in by_pair.values() for vote in of_pair]
-    rate = mean(mean(of_pair) for of_pair in by_pair.values())
+    by_prompt: dict[str, list[float]] = {}
+    for pair, of_pair in by_pair.items():
+        by_prompt.setdefault(prompts.get(pair, pair), []).append(mean(of_pair))
+    rate = mean(mean(of_prompt) for of_prompt in by_prompt.values())
     counts = (votes.count(1.0), votes.count(0.5), votes.count(0.0))
-    return WinRate(*place, *counts, len(by_pair), num_raters, rate, *wilson_interval(rate, len(by_pair)))
+    return WinRate(*place, *counts, len(by_pair), num_raters, rate, *wilson_interval(rate, len(by_prompt)))
 
 
 def _models_of(vote: Vote, key: _Key, key_path: Path) -> tuple[str, str]:

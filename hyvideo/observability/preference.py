@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 
+from hyvideo.data.files import nearest_existing
 from hyvideo.observability.gallery import Model, same_prompts
 from hyvideo.observability.page import write_page
 from hyvideo.observability.scored_videos import ScoredVideo
@@ -18,6 +19,9 @@ CRITERIA = {
     "semantic_alignment": ("Semantic alignment", "Which shows what the text says?"),
 }
 """What raters judge, as in the paper's user study: name -> title and question."""
+
+Pair = tuple[tuple[str, ScoredVideo], ...]
+"""The (model, video) of both sides."""
 
 
 def write_study(folder: Path, models: Sequence[Model], *, num_pairs: int | None = None, seed: int = 0) -> Path:
@@ -36,7 +40,8 @@ def write_study(folder: Path, models: Sequence[Model], *, num_pairs: int | None 
         The path of the key, `<folder>.key.json`.
 
     Raises:
-        ValueError: the folder exists, nothing is shared, a video is missing, or there are fewer pairs than asked for.
+        ValueError: the folder exists, nothing is shared, a video is missing, there are fewer pairs than asked for, or
+            no room for the copies.
     """
     folder = Path(folder)
     key_path = folder.with_name(f"{folder.name}.key.json")
@@ -46,9 +51,11 @@ def write_study(folder: Path, models: Sequence[Model], *, num_pairs: int | None 
     missing = sorted({str(video.path) for pair in pairs for _, video in pair if not _is_there(video.path)})
     if missing:
         raise ValueError(f"{len(missing)} of the videos are missing or empty, such as '{missing[0]}': make them again.")
+    _check_space(folder, pairs)
     (folder / "videos").mkdir(parents=True)
     models_of: dict[str, str] = {}
     videos_of: dict[str, list[str]] = {}
+    prompts_of: dict[str, str] = {}
     shown = []
     for pair in pairs:
         names = [secrets.token_hex(6) for _ in pair]
@@ -56,16 +63,16 @@ def write_study(folder: Path, models: Sequence[Model], *, num_pairs: int | None 
             models_of[name] = model
             shutil.copyfile(video.path, folder / "videos" / f"{name}.mp4")
         pair_name = secrets.token_hex(6)
-        videos_of[pair_name] = names
+        videos_of[pair_name], prompts_of[pair_name] = names, pair[0][1].prompt
         shown.append({"pair": pair_name, "prompt": pair[0][1].prompt, "videos": sorted(names)})  # no order to read
     study = secrets.token_hex(6)
     write_page(folder / "index.html", "preference.html", study=study, pairs=shown, criteria=CRITERIA)
-    key = {"study": study, "models": models_of, "pairs": videos_of}
+    key = {"study": study, "models": models_of, "pairs": videos_of, "prompts": prompts_of}
     key_path.write_text(json.dumps(key, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return key_path
 
 
-def _draw_pairs(models: Sequence[Model], num_pairs: int | None, seed: int) -> list[tuple[tuple[str, ScoredVideo], ...]]:
+def _draw_pairs(models: Sequence[Model], num_pairs: int | None, seed: int) -> list[Pair]:
     """Choose ((model, video), (model, video)) pairs of one prompt, as many of every two models."""
     rows = same_prompts(models)
     random.Random(seed).shuffle(rows)
@@ -74,6 +81,17 @@ def _draw_pairs(models: Sequence[Model], num_pairs: int | None, seed: int) -> li
     if num_pairs is not None and not 1 <= num_pairs <= len(whole):
         raise ValueError(f"num_pairs must lie in 1..{len(whole)}, all pairs there are; received {num_pairs}.")
     return whole[:num_pairs]  # prompt by prompt, so every two models have as many
+
+
+def _check_space(folder: Path, pairs: Sequence[Pair]) -> None:
+    """Refuse a study whose copies do not fit."""
+    needed = sum(video.path.stat().st_size for pair in pairs for _, video in pair)
+    free = shutil.disk_usage(nearest_existing(folder)).free
+    if needed > free:
+        raise ValueError(
+            f"'{folder}': the videos of {len(pairs)} pairs need {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are "
+            "free. Take fewer pairs (--num_pairs), free space, or give a folder elsewhere."
+        )
 
 
 def _is_there(path: Path) -> bool:

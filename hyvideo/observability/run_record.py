@@ -28,7 +28,7 @@ class RunRecord:
         folder: where it lies.
         columns: metric name to its values [N], one per logged update, NaN where it is missing; `step` among them.
         samples: validation videos by the update they were made after.
-        rollouts: kept training videos by the update they were made after.
+        rollouts: training videos of the newest kept round that can be read, by the update they were made after.
         config: its settings; None when they cannot be read.
         warnings: lines of the console log that say WARNING, oldest first.
         problems: files that are missing or damaged, in words.
@@ -101,7 +101,7 @@ def read_run(folder: Path, name: str | None = None) -> RunRecord:
         folder=folder,
         columns=_columns(rows),
         samples=_read_videos(folder / "samples", problems),
-        rollouts=_read_videos(folder / "rollouts", problems),
+        rollouts=_read_videos(folder / "rollouts", problems, newest_only=True),
         config=config,
         warnings=_warnings(folder / "console.log"),
         problems=tuple(problems),
@@ -129,16 +129,20 @@ def _read_config(path: Path, problems: list[str]) -> Config | None:
         return None
 
 
-def _read_videos(folder: Path, problems: list[str]) -> VideosByStep:
-    """Read the `step_N` folders below a folder, in order of N."""
+def _read_videos(folder: Path, problems: list[str], *, newest_only: bool = False) -> VideosByStep:
+    """Read the `step_N` folders below a folder, in order of N; or the newest alone, for a run may keep thousands."""
+    numbers = {path: re.fullmatch(r"step_(\d+)", path.name) for path in folder.glob("step_*")}
+    paths = {int(number[1]): path for path, number in numbers.items() if number}
     found = {}
-    for path in folder.glob("step_*"):
-        number = re.fullmatch(r"step_(\d+)", path.name)
-        if number and (path / SCORES).is_file():  # written last: without it the videos are still being made
-            try:
-                found[int(number[1])] = read_scored_videos(path)
-            except (ValueError, OSError) as error:
-                problems.append(str(error))
+    for step in sorted(paths, reverse=True):
+        if not (paths[step] / SCORES).is_file():  # written last: without it the videos are still being made
+            continue
+        try:
+            found[step] = read_scored_videos(paths[step])
+        except (ValueError, OSError) as error:
+            problems.append(str(error))
+        if newest_only and found:
+            break
     return dict(sorted(found.items()))
 
 

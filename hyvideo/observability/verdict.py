@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hyvideo.observability.charts import in_words
 
 _ENOUGH_PAIRS = 8
-"""Below this many pairs an interval drawn from the pairs themselves is too narrow to decide anything."""
+"""Below this many pairs an interval assumes more about the differences than they can show."""
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,68 @@ def test_videos_of_a_row_play_together(models: list[Path], open_page: OpenPage, 
     assert row.locator("video").evaluate_all("(videos) => videos.every((video) => video.paused)")
 
 
+@pytest.fixture(scope="module")
+def tall(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A gallery of 60 prompts, many screens high."""
+    folder = tmp_path_factory.mktemp("tall")
+    prompts = [f"prompt {number}" for number in range(60)]
+    models = [read_model(write_scored(folder / name, prompts, [0.1] * 60)) for name in ("base", "trained")]
+    return write_gallery(folder / "gallery.html", models)
+
+
+def test_videos_far_from_the_screen_give_their_player_back_and_return_where_the_others_are(
+    tall: Path, open_page: OpenPage
+):
+    page = open_page(tall)
+    first = page.locator("video").first.element_handle()
+    page.wait_for_function("(first) => first.readyState > 1", arg=first)
+    loaded = []
+    for row in range(0, 60, 3):
+        shown = page.locator(".strip").nth(row)
+        shown.scroll_into_view_if_needed()
+        page.wait_for_function(
+            "(row) => [...row.querySelectorAll('video')].every((video) => video.readyState > 1)",
+            arg=shown.element_handle(),
+        )
+        loaded.append(page.evaluate("[...document.querySelectorAll('video')].filter((v) => v.readyState > 0).length"))
+    assert max(loaded) < 40
+    page.wait_for_function("(first) => first.readyState === 0", arg=first)
+    page.locator("#seek").evaluate("(seek) => { seek.value = 500; seek.dispatchEvent(new Event('input')); }")
+    page.evaluate("scrollTo(0, 0)")
+    page.wait_for_function("(first) => first.readyState > 1 && first.paused && !first.seeking", arg=first)
+    assert first.evaluate("(first) => first.currentTime / first.duration") == pytest.approx(0.5, abs=0.02)
+    page.keyboard.press("Space")
+    page.wait_for_function("(first) => !first.paused && first.currentTime / first.duration > 0.55", arg=first)
+    assert page.locator(".no-video").count() == 0
+
+
+def test_a_video_that_returns_follows_its_row(tall: Path, open_page: OpenPage):
+    page = open_page(tall)
+    row = page.locator(".strip").first
+    first, second = (row.locator("video").nth(number).element_handle() for number in (0, 1))
+    page.wait_for_function("(video) => video.readyState > 1", arg=second)
+    page.wait_for_function("(video) => video.readyState > 1", arg=first)
+    second.evaluate("(video) => { place = 0; video.currentTime = 0.4 * video.duration; }")
+    first.evaluate(
+        "(video) => { const source = video.src; video.removeAttribute('src'); video.load(); video.src = source; }"
+    )
+    page.wait_for_timeout(500)
+    shares = row.locator("video").evaluate_all("(videos) => videos.map((video) => video.currentTime / video.duration)")
+    assert shares == pytest.approx([0.4, 0.4], abs=0.02)
+
+
+def test_rows_far_from_the_screen_are_not_measured(tall: Path, open_page: OpenPage):
+    page = open_page(tall)
+    page.keyboard.press("Space")
+    measured = page.evaluate("""async () => {
+      const measured = new Set(), measure = Element.prototype.getBoundingClientRect;
+      Element.prototype.getBoundingClientRect = function () { measured.add(this); return measure.call(this); };
+      await new Promise((resolve) => setTimeout(resolve, 500));
+      return [...document.querySelectorAll("video")].map((video) => measured.has(video));
+    }""")
+    assert any(measured[:4]) and not any(measured[40:])
+
+
 def test_a_gallery_is_searched_by_words_of_the_prompt(models: list[Path], open_page: OpenPage, tmp_path: Path):
     page = open_page(write_gallery(tmp_path / "gallery.html", [read_model(folder) for folder in models]), size=PHONE)
     page.locator("#find").fill("GREEN")

@@ -81,6 +81,21 @@ def test_videos_play(run: Path, open_page: OpenPage, tmp_path: Path, embed: bool
     assert page.locator("#rollouts video").count() == 8
 
 
+def test_play_all_plays_what_is_near_the_screen_and_goes_on_where_one_scrolls(open_page: OpenPage, tmp_path: Path):
+    run = write_run(tmp_path / "run", samples=dict.fromkeys(range(0, 60, 10), 0.0))
+    page = open_page(report_runs([run], run / "report.html"))
+    page.get_by_role("button", name="Play all").click()
+    strips = page.locator("#strips .strip")
+    playing = "(videos) => videos.map((video) => !video.paused)"
+    for strip in (strips.first, strips.last):
+        strip.scroll_into_view_if_needed()
+        page.wait_for_function("(video) => video.currentTime > 0.05", arg=strip.locator("video").first.element_handle())
+        assert strip.locator("video").evaluate_all(playing) == [True] * 5 + [False]  # six do not fit side by side
+    assert not any(strips.first.locator("video").evaluate_all(playing))
+    page.get_by_role("button", name="Pause all").click()
+    assert not any(page.locator("#strips video").evaluate_all(playing))
+
+
 def test_hostile_prompts_are_text(open_page: OpenPage, tmp_path: Path):
     run = write_run(tmp_path / "run", samples={0: 0.0, 30: 0.5}, prompts=HOSTILE_PROMPTS)
     page = open_page(report_runs([run], run / "report.html", ["<b>name</b>"]), size=PHONE)
@@ -150,6 +165,7 @@ def test_four_runs_are_compared_in_colours_of_their_own(open_page: OpenPage, tmp
     assert "+0.6" in rows.nth(0).inner_text() and "the reference" in rows.nth(0).inner_text()
     assert "−0.3" in rows.nth(1).inner_text()  # dance against sage
     assert "not comparable" in rows.nth(3).inner_text()
+    assert "are over videos and tell nothing about another training seed" in page.locator("header + main").inner_text()
     assert page.locator("#settings tr.notable").first.inner_text().split()[:4] == [
         "rollout.sde_type",
         "sage_grpo",

@@ -4,15 +4,22 @@ const FRAME = 1 / 24;
 const MOST_DRIFT = 0.08;
 const [play, restart, seek, speed, find] = ["play", "restart", "seek", "speed", "find"].map((id) => document.getElementById(id));
 const rows = [...document.querySelectorAll(".gallery .strip")];
-const videosOf = (row) => [...row.querySelectorAll("video")];
-const allVideos = () => rows.flatMap(videosOf);
+const videosOf = (row) => [...row.querySelectorAll("video")].filter((video) => near.has(video));
+const gallery = document.querySelector(".gallery");
 let playing = false;
+let place = 0; // of all videos, as a share of their length
 
 // A click plays or pauses all, not just one.
-document.querySelector(".gallery").addEventListener("click", (event) => {
+gallery.addEventListener("click", (event) => {
   if (event.target.tagName !== "VIDEO") return;
   event.stopImmediatePropagation();
   setPlaying(!playing);
+}, true);
+
+// A video that comes near the screen takes the place of its row, the first of a row that of all.
+gallery.addEventListener("loadedmetadata", (event) => {
+  const other = videosOf(event.target.closest(".strip")).find((video) => video !== event.target && video.readyState > 1);
+  event.target.currentTime = other ? other.currentTime : place * event.target.duration;
 }, true);
 
 function setPlaying(wanted) {
@@ -22,7 +29,7 @@ function setPlaying(wanted) {
 }
 
 function follow() {
-  for (const row of rows) {
+  for (const row of new Set([...near].map((video) => video.closest(".strip")))) {
     const videos = videosOf(row);
     const active = playing && videos.some(isOnScreen);
     for (const video of videos) {
@@ -37,13 +44,19 @@ function follow() {
       if (video.readyState > 1 && Math.min(drift, Math.abs(drift - video.duration)) > MOST_DRIFT) video.currentTime = leader.currentTime;
     }
   }
-  const first = allVideos().find((video) => video.readyState > 0 && isOnScreen(video));
-  if (playing && first) seek.value = (1000 * first.currentTime) / first.duration;
+  if (playing) showPlace();
 }
 setInterval(follow, 200);
 
-function moveTo(place) {
-  for (const video of allVideos()) if (video.readyState > 0) video.currentTime = place(video);
+function showPlace() {
+  const first = [...near].find((video) => video.readyState > 0 && isOnScreen(video));
+  if (!first) return;
+  place = first.currentTime / first.duration;
+  seek.value = 1000 * place;
+}
+function moveTo(timeOf) {
+  for (const video of near) if (video.readyState > 0) video.currentTime = timeOf(video);
+  showPlace();
 }
 function step(frames) {
   setPlaying(false);
@@ -51,7 +64,7 @@ function step(frames) {
 }
 play.addEventListener("click", () => setPlaying(!playing));
 restart.addEventListener("click", () => moveTo(() => 0));
-seek.addEventListener("input", () => { setPlaying(false); moveTo((video) => (seek.value / 1000) * video.duration); });
+seek.addEventListener("input", () => { setPlaying(false); place = seek.value / 1000; moveTo((video) => place * video.duration); });
 speed.addEventListener("change", follow);
 find.addEventListener("input", () => {
   const words = find.value.toLowerCase().split(/\s+/).filter(Boolean);

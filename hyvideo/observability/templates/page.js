@@ -44,12 +44,21 @@ for (const figure of document.querySelectorAll(".chart")) {
   });
 }
 
-// Videos: the first frame appears when a video comes near the screen; what cannot be played says so.
+// Videos: those near the screen are loaded and show a frame, others give their player back: browsers refuse more than
+// some 1000 in a page, on phones 40. What cannot be played says so.
+const near = new Set();
+const sources = new Map(); // of videos that have been near
 const nearScreen = new IntersectionObserver((entries) => {
-  for (const entry of entries) {
-    if (!entry.isIntersecting) continue;
-    entry.target.preload = "auto";
-    nearScreen.unobserve(entry.target);
+  for (const { target: video, isIntersecting } of entries) {
+    if (isIntersecting) {
+      near.add(video);
+      video.preload = "auto";
+      if (sources.has(video)) video.src = sources.get(video);
+    } else if (near.delete(video)) {
+      sources.set(video, video.getAttribute("src"));
+      video.removeAttribute("src");
+      video.load(); // with a source it would load again, whatever preload says
+    }
   }
 }, { rootMargin: "400px" });
 for (const video of document.querySelectorAll("video")) {
@@ -65,6 +74,7 @@ for (const video of document.querySelectorAll("video")) {
     event.stopPropagation();
     toggle();
   });
+  video.addEventListener("loadedmetadata", () => { video.style.aspectRatio = `${video.videoWidth} / ${video.videoHeight}`; }); // kept without a player
   video.addEventListener("error", () => {
     const box = document.createElement("div");
     box.className = "no-video";
@@ -74,6 +84,7 @@ for (const video of document.querySelectorAll("video")) {
     title.textContent = "Video cannot be played";
     file.textContent = video.dataset.file;
     box.append(title, file);
+    near.delete(video);
     video.replaceWith(box);
   });
   nearScreen.observe(video);
@@ -85,13 +96,16 @@ function playTogether(videos) {
 }
 const isOnScreen = (video) => { const box = video.getBoundingClientRect(); return box.bottom > 0 && box.top < innerHeight && box.height > 0; };
 for (const button of document.querySelectorAll(".play-all")) {
-  const videos = () => [...document.getElementById(button.dataset.group).querySelectorAll("video")];
+  const group = document.getElementById(button.dataset.group);
+  let playing = false;
   button.addEventListener("click", () => {
-    const playing = videos().filter((video) => !video.paused);
-    if (playing.length) playing.forEach((video) => video.pause());
-    else playTogether(videos().filter((video) => video.getBoundingClientRect().height > 0));
-    button.textContent = playing.length ? "Play all" : "Pause all";
+    playing = !playing;
+    const videos = [...near].filter((video) => group.contains(video));
+    if (playing) playTogether(videos);
+    else videos.forEach((video) => video.pause());
+    button.textContent = playing ? "Pause all" : "Play all";
   });
+  group.addEventListener("loadeddata", (event) => { if (playing) event.target.play().catch(() => {}); }, true); // came near
 }
 
 // Prompts that are cut off open at a click or the Enter key.

@@ -15,9 +15,17 @@ def coverage(interval_of, size: int, num_studies: int = 1000) -> float:
     return sum(study.low <= 0.3 <= study.high for study in studies) / num_studies
 
 
-def test_students_interval_covers_the_mean_with_five_seeds_and_the_bootstrap_does_not():
-    assert coverage(seed_interval, 5) == pytest.approx(0.95, abs=0.02)
-    assert coverage(lambda values: bootstrap_interval(values, num_resamples=300), 5) < 0.88
+@pytest.mark.parametrize("size", [5, 8, 16])
+def test_intervals_of_few_values_cover_the_mean(size):
+    assert coverage(seed_interval, size) == pytest.approx(0.95, abs=0.02)
+    assert coverage(lambda values: bootstrap_interval(values, num_resamples=300), size) == pytest.approx(0.95, abs=0.02)
+
+
+def test_from_thirty_values_on_an_interval_follows_their_shape():
+    values = np.random.default_rng(0).exponential(size=30)
+    interval, symmetric = bootstrap_interval(values), seed_interval(values)
+    assert interval.high - interval.mean > 1.05 * (interval.mean - interval.low)
+    assert bootstrap_interval(values[:29]) == seed_interval(values[:29]) and interval != symmetric
 
 
 def test_students_interval_has_its_closed_form():

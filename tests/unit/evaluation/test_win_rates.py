@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import pytest
 
@@ -44,6 +44,16 @@ def test_more_raters_of_one_pair_are_not_more_pairs(key):
     many = win_rates(key, [vote(pair, "base", rater) for pair in PAIRS[:5] for rater in "abcdef"])
     assert (many[0].num_pairs, many[0].num_raters, many[0].wins) == (5, 6, 30)
     assert (many[0].rate, many[0].low, many[0].high) == (alone[0].rate, alone[0].low, alone[0].high)
+
+
+def test_more_seeds_of_one_prompt_are_not_more_prompts(key):
+    alone = win_rates(key, [vote(pair, winner) for pair, winner in zip(PAIRS, ("base", "sage", "base"), strict=False)])
+    of_prompt = {pair: f"prompt {number % 3}" for number, pair in enumerate(PAIRS[:9])}
+    key.write_text(json.dumps({**json.loads(key.read_text()), "prompts": of_prompt}))
+    winners = ("base", "sage", "base") * 3
+    thrice = win_rates(key, [vote(pair, winner) for pair, winner in zip(PAIRS, winners, strict=False)])
+    assert thrice[0].num_pairs == 9
+    assert [astuple(one)[-3:] for one in thrice] == [pytest.approx(astuple(one)[-3:]) for one in alone]
 
 
 def test_each_pair_counts_the_same_however_many_judged_it(key):

@@ -1,6 +1,7 @@
 """Which videos a gallery puts side by side, and what a study hands out."""
 
 import json
+import shutil
 
 import pytest
 
@@ -61,8 +62,20 @@ def test_a_study_holds_copies_under_random_names_and_its_key_lies_beside(tmp_pat
         ("base", "sage"): 3,
         ("dance", "sage"): 3,
     }
+    assert set(key["prompts"]) == set(key["pairs"]) and len(set(key["prompts"].values())) == 3
     handed_out = {path.stem for path in (tmp_path / "study" / "videos").iterdir()}
     assert handed_out == set(key["models"]) and len(handed_out) == 18
+
+
+def test_a_study_that_does_not_fit_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    models = [read_model(generated(tmp_path / name, ["x", "y"], [1, 1])) for name in ("base", "sage")]
+    needed = 4 * len(b"video")
+    disk_usage = shutil.disk_usage
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: disk_usage(path)._replace(free=needed - 1))
+    with pytest.raises(ValueError, match=r"study': the videos of 2 pairs need 2e-08 GB, .*--num_pairs"):
+        write_study(tmp_path / "new" / "study", models)
+    assert not (tmp_path / "new").exists()
+    write_study(tmp_path / "study", models, num_pairs=1)
 
 
 def test_a_study_with_missing_videos_or_a_used_folder_is_refused(tmp_path):

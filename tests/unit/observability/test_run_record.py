@@ -21,6 +21,21 @@ def test_a_whole_run_is_read_back(tmp_path):
     assert run.problems == () and run.warnings == ()
 
 
+def test_of_the_kept_rollouts_only_the_newest_whole_folder_is_opened(tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "run", num_updates=2)
+    for step in (2, 9, 10):
+        write_scored(folder / "rollouts" / f"step_{step}", ["a"], [0.1])
+    (folder / "rollouts" / "step_12").mkdir()  # still being made
+    opened = []
+
+    def noted(path):
+        opened.append(path.name)
+        return read_scored_videos(path)
+
+    monkeypatch.setattr("hyvideo.observability.run_record.read_scored_videos", noted)
+    assert list(read_run(folder).rollouts) == [10] and opened == ["step_10"]
+
+
 def test_a_killed_runs_torn_line_and_missing_files_are_named(tmp_path):
     folder = write_run(tmp_path / "killed", samples={10: 0.0})
     with (folder / "metrics.jsonl").open("a") as file:
