@@ -232,7 +232,6 @@ class RunState:
         return tensors
 
 
-
 def changed_settings(
     checkpoint: Path, settings: Mapping[str, object], config_hash: str, may_change: Collection[str]
 ) -> list[str]:

@@ -92,13 +92,10 @@ def test_four_ranks_shrink_to_two_within_rounding(run_of):
     assert error <= 1e-5
 
 
-def start_ranks(command_line: CommandLine, world_size: int, argv: list[str]) -> list[Command]:
-    """Start `post_train.py argv...` on several ranks, as a launcher does."""
+def start_ranks(command_line: CommandLine, argv: list[str]) -> list[Command]:
+    """Start `post_train.py argv...` on two ranks, as a launcher does."""
     port = free_port()
-    return [
-        command_line.start("post_train.py", argv, rank_environment(rank, world_size, port))
-        for rank in range(world_size)
-    ]
+    return [command_line.start("post_train.py", argv, rank_environment(rank, 2, port)) for rank in range(2)]
 
 
 def folders_of(checkpoints: Path) -> set[tuple[str, int]]:
@@ -136,10 +133,10 @@ def test_a_run_whose_ranks_are_killed_ends_as_the_uninterrupted_one(run_of, comm
     killed, argv = run_of(f"killed{num_kills}", resume_from_checkpoint="latest", **settings)
     chance, moments = random.Random(num_kills), Counter()
     for _ in range(num_kills):
-        moments[kill_at_random(start_ranks(command_line, 2, argv), killed / "checkpoints", chance)] += 1
+        moments[kill_at_random(start_ranks(command_line, argv), killed / "checkpoints", chance)] += 1
         if (good := latest_checkpoint(killed / "checkpoints")) is not None:
             verify_files(good)
-    finished = [rank.wait() for rank in start_ranks(command_line, 2, argv)]
+    finished = [rank.wait() for rank in start_ranks(command_line, argv)]
     assert [rank.status for rank in finished] == [0, 0], finished
     print(f"killed {dict(moments)}")
     assert_identical(killed, whole)
@@ -147,7 +144,7 @@ def test_a_run_whose_ranks_are_killed_ends_as_the_uninterrupted_one(run_of, comm
 
 def test_when_one_rank_dies_the_other_ends_too(run_of, command_line: CommandLine):
     run, argv = run_of("orphan", max_steps=1000, save_interval=0)
-    ranks = start_ranks(command_line, 2, argv)
+    ranks = start_ranks(command_line, argv)
     metrics = run / "metrics.jsonl"
     ranks[1].signal_when(signal.SIGKILL, lambda: metrics.exists() and metrics.read_text())
     assert ranks[1].wait().status == -signal.SIGKILL

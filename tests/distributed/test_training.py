@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from hyvideo.config.schema import Config
 from hyvideo.distributed.collectives import gather, whole
@@ -25,6 +26,9 @@ SENSITIVE = {"rewards": 1e-2, "kl": 1e-3, "norm": 1e-4}
 """Tolerances of what magnifies rounding: in 32x32 pixels of 8 bits the last bit of a latent may turn a pixel; the KL is
 a difference of means that are nearly equal, squared and divided by a small variance; the norm of a large tensor, summed
 in float32 by one process, is off in the fifth digit, that of its shards less."""
+
+FLOORS = {"kl": 1e-3}
+"""Sizes below which an error is no longer relative; 0.1 elsewhere: losses are means of terms of size 1 that cancel."""
 
 NUM_VIDEOS = 4
 RUN = {
@@ -47,6 +51,17 @@ METHODS: dict[str, dict[str, Any]] = {
     },
     "lora, fixed anchor": {"use_lora": True, "use_moving_KL": False},
     "muon": {"use_muon": True},
+    "two updates in windows": {
+        "sde_window": "per_group",
+        "sde_window_size": 2,
+        "updates_per_rollout": 2,
+        "grpo_sampling_steps": 4,
+        "max_steps": 4,
+        "update_ref_model_step": 4,
+        "learning_rate": 1e-3,
+        "kl_weight": 1.0,
+        "max_grad_norm": 10.0,
+    },
 }
 
 FSDP = {"enable_fsdp": True}
@@ -62,6 +77,10 @@ TWO_RANKS: Cases = {
     ),
     "sp, fresh adapter with a fixed anchor": ("lora, fixed anchor", SP_2),
     "dp, muon": ("muon", {**FSDP, "batch_size": 2}),
+    "dp, groups over ranks, accumulated": (
+        "two updates in windows",
+        {**FSDP, "batch_size": 1, "gradient_accumulation_steps": 2},
+    ),
 }
 FOUR_RANKS: Cases = {
     "groups over ranks": ("full", {**FSDP, "batch_size": 1}),
@@ -89,12 +108,16 @@ MORE_ON_FOUR: Cases = {
 
 
 class Recording:
-    """Everything a run computed: this rank's rollouts, and gradients and weights joined over ranks."""
+    """Everything a run computed: this rank's rollouts, and gradients and weights joined over ranks.
+
+    `in_shards` says whether the weights were in shards after each rollout.
+    """
 
     def __init__(self, trainer: Trainer) -> None:
         self.rows: list[dict[str, float]] = []
         self.trajectories: list[dict[str, Tensor]] = []
         self.gradients: list[dict[str, Tensor]] = []
+        self.in_shards: list[bool] = []
         self._trainer = trainer
         for optimizer in trainer.state.optimizers:
             optimizer.register_step_pre_hook(self._keep_gradients)
@@ -107,6 +130,8 @@ class Recording:
         def keep_trajectory() -> Any:
             trajectory = collect()
             rollout = trajectory.rollout
+            weight = trainer.state.transformer.transformer_blocks[0].attn.to_q.weight
+            self.in_shards.append(isinstance(weight, DTensor))
             self.trajectories.append(
                 {"latents": rollout.latents, "log_probs": rollout.log_probs, "advantages": trajectory.advantages}
             )
@@ -148,6 +173,8 @@ def compare(argv: list[str], path: str) -> dict[str, float]:
     """Run over the ranks; return the largest error of each kind against the run in the file, over all ranks."""
     trainer = trainer_of(argv)
     received, expected = Recording(trainer), torch.load(path)
+    parallel = trainer.config.parallel
+    assert set(received.in_shards) == {parallel.enable_fsdp and parallel.reshard_after_forward}
     own = trainer.layout.positions(trainer.mesh.dp_rank)
     errors = {
         name: max(
@@ -162,10 +189,11 @@ def compare(argv: list[str], path: str) -> dict[str, float]:
     errors["weights"] = max(relative(received.weights[name], value) for name, value in expected["weights"].items())
     rows = list(zip(received.rows, expected["rows"], strict=True))
     assert all(r.keys() == e.keys() for r, e in rows)
-    kinds = {"losses": ("loss/",), "kl": ("kl/",), "norm": ("grad_norm",), "rewards": ("reward/", "valid/")}
+    kinds = {"losses": ("loss/", "clip_fraction"), "kl": ("kl/",), "norm": ("grad_norm",)}
+    kinds["rewards"] = ("reward/", "valid/")
     for kind, prefixes in kinds.items():
         errors[kind] = max(
-            abs(r[name] - e[name]) / max(abs(e[name]), 0.1)  # losses are means of terms of size 1 that cancel
+            abs(r[name] - e[name]) / max(abs(e[name]), FLOORS.get(kind, 0.1))
             for r, e in rows
             for name in e
             if name.startswith(prefixes)
@@ -237,3 +265,9 @@ def test_ranks_compute_what_one_process_computes(world_size: int, cases: Cases, 
         if not error <= SENSITIVE.get(kind, TOLERANCE)
     }
     assert too_large == {}
+
+
+def test_every_term_of_the_loss_acts_in_the_run_of_two_updates(recorded):
+    rows = torch.load(recorded("two updates in windows"))["rows"]
+    for name, least in (("loss/policy", 0.05), ("kl/position", 1e-3), ("kl/velocity", 1e-3), ("clip_fraction", 0.05)):
+        assert max(abs(row[name]) for row in rows) > least, name

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hyvideo.data.videos import read_video
+from hyvideo.data.videos import read_video, video_length
 from hyvideo.training.trainer import Trainer
 from tests.support.command_line import CommandLine, Finished
 from tests.support.training import PROMPTS, noisy_image, write_prompts
@@ -57,9 +57,10 @@ def video(generate: Callable[..., Finished], command_line: CommandLine) -> Calla
 def test_a_video_has_the_asked_size_and_a_note_of_how_it_was_made(
     generate: Callable[..., Finished], command_line: CommandLine
 ):
-    finished = generate(output_path="sub/red.mp4", seed=7)
+    finished = generate(output_path="sub/red.mp4", seed=7, fps=12)
     assert finished.status == 0, finished.stderr
     assert read_video(command_line.folder / "sub" / "red.mp4").shape == (9, 32, 48, 3)
+    assert video_length(command_line.folder / "sub" / "red.mp4") == (9, 12)
     note = json.loads((command_line.folder / "sub" / "red.json").read_text())
     assert (note["prompt"], note["seed"], note["num_inference_steps"]) == (PROMPTS[0], 7, 2)
 

@@ -23,10 +23,10 @@ PROMPTS = (
 """Of three lengths, one with quoted texts."""
 
 
-def load_tiny_pipeline(root: Path, num_steps: int = NUM_STEPS) -> HunyuanVideoGRPOPipeline:
-    """Load ours: trimmed attention, `num_steps` steps set, float32."""
+def load_tiny_pipeline(root: Path) -> HunyuanVideoGRPOPipeline:
+    """Load ours: trimmed attention, NUM_STEPS steps set, float32."""
     scheduler = FlowMatchDiscreteScheduler(shift=SHIFT)
-    scheduler.set_timesteps(num_steps)
+    scheduler.set_timesteps(NUM_STEPS)
     pipeline = load_pipeline(root, pipeline_class=HunyuanVideoGRPOPipeline, scheduler=scheduler)
     install_attention(pipeline.transformer.eval())
     return pipeline
@@ -40,8 +40,6 @@ def load_stock_pipeline(root: Path, crop: int) -> HunyuanVideo15Pipeline:
     return pipeline
 
 
-def noise_of(count: int, seed: int = 3) -> SampleNoise:
+def noise_of(count: int) -> SampleNoise:
     """Noise of `count` samples, each of its own prompt."""
-    return SampleNoise(
-        seeds=[seed] * count, stream="test", round=0, prompts=list(range(count)), generations=[0] * count
-    )
+    return SampleNoise(seeds=[3] * count, stream="test", round=0, prompts=list(range(count)), generations=[0] * count)

@@ -12,9 +12,9 @@ from hyvideo.data.videos import read_video
 from hyvideo.models.reward_models.registry import RewardContext, RewardModel, Videos
 
 
-def grey_videos(*levels: int, frames: int = 5, size: int = 32) -> Tensor:
+def grey_videos(*levels: int, frames: int = 5) -> Tensor:
     """One video per grey level, uint8 `[B, F, H, W, 3]`."""
-    return torch.tensor(levels, dtype=torch.uint8).view(-1, 1, 1, 1, 1).repeat(1, frames, size, size, 3)
+    return torch.tensor(levels, dtype=torch.uint8).view(-1, 1, 1, 1, 1).repeat(1, frames, 32, 32, 3)
 
 
 class Brightness(RewardModel):

@@ -48,7 +48,7 @@ def write_scored(folder: Path, prompts: Sequence[str], rewards: Sequence[float |
     return folder
 
 
-def row_of(step: int, reward: float, num_steps: int = 6) -> dict[str, float]:
+def row_of(step: int, reward: float) -> dict[str, float]:
     """What training logs of an update."""
     seconds = dict(zip(PHASES, (4.0, 0.2, 1.0, 5.0), strict=True))
     return {
@@ -68,7 +68,7 @@ def row_of(step: int, reward: float, num_steps: int = 6) -> dict[str, float]:
         "loss/total": 0.1,
         "lr": 3e-5,
         "round": float(step - 1),
-        **{f"velocity_grad/step_{index:02d}": 1.0 + 0.1 * index for index in range(num_steps)},
+        **{f"velocity_grad/step_{index:02d}": 1.0 + 0.1 * index for index in range(6)},
         **{f"time/{phase}": value for phase, value in seconds.items()},
     }
 

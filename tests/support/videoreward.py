@@ -50,7 +50,7 @@ class VideoReward:
         return [float(outputs[row, min(i, outputs.shape[1] - 1)]) for i, row in enumerate(at)]
 
 
-def write_videoreward(root: Path, *, split: bool = False, seed: int = 0) -> VideoReward:
+def write_videoreward(root: Path, *, split: bool = False) -> VideoReward:
     """Write a checkpoint to `root`: whole with one output, or split (adapters, the rest, the base) with three."""
     tokenizer = build_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": [*VISION_TOKENS, *REWARD_TOKENS]})
@@ -60,7 +60,7 @@ def write_videoreward(root: Path, *, split: bool = False, seed: int = 0) -> Vide
     output_dim = 3 if split else 1
     write_model_config(root, output_dim=output_dim)
 
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     network = _build_network(tokenizer)
     network.config.save_pretrained(root / "base")
     head = torch.randn(output_dim, WIDTH)

@@ -15,10 +15,10 @@ from hyvideo.observability.metrics import MetricsLog, read_metrics
 from tests.support.training import REPOSITORY
 
 
-def write_rows(run_dir, steps, value=1.0):
+def write_rows(run_dir, steps):
     log = MetricsLog(run_dir)
     for step in steps:
-        log.log(step, {"reward/mean": value * step, "lr": 1e-5})
+        log.log(step, {"reward/mean": float(step), "lr": 1e-5})
     log.close()
     return log
 

@@ -9,11 +9,11 @@ from hyvideo.observability.plots import plot_reward_curve
 from hyvideo.observability.verdict import Gain
 
 
-def logged_run(run_dir, num_steps=30, slope=0.02):
+def logged_run(run_dir, num_steps=30):
     log = MetricsLog(run_dir)
     for step in range(1, num_steps + 1):
-        components = {f"reward/{name}": slope * step for name in ("VQ", "MQ", "TA")}
-        mean = np.nan if step == 4 else slope * step
+        components = {f"reward/{name}": 0.02 * step for name in ("VQ", "MQ", "TA")}
+        mean = np.nan if step == 4 else 0.02 * step
         log.log(step, components | {"reward/mean": mean, "reward/std": 0.5})
     log.close()
     return log.path

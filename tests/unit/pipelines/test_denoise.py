@@ -84,10 +84,14 @@ def test_ode_latents_are_those_of_the_stock_pipeline(pipeline: HunyuanVideoGRPOP
     assert largest_relative_error(ours.latents[:, -1], expected) <= 1e-5
 
 
+@pytest.mark.parametrize("shift", [0.0, 0.25])
 @torch.no_grad()
-def test_videos_are_the_stock_vaes_to_one_grey_level(pipeline: HunyuanVideoGRPOPipeline, tiny_root, latents: Tensor):
+def test_videos_are_the_stock_vaes_to_one_grey_level(
+    pipeline: HunyuanVideoGRPOPipeline, tiny_root, latents: Tensor, shift: float
+):
     stock = load_stock_pipeline(tiny_root, crop=0)
-    decoded = [stock.vae.decode(latents[i : i + 1] / stock.vae.config.scaling_factor).sample for i in range(3)]
+    pipeline.vae.register_to_config(shift_factor=shift)
+    decoded = [stock.vae.decode(row / stock.vae.config.scaling_factor + shift).sample for row in latents.split(1)]
     expected = stock.video_processor.postprocess_video(torch.cat(decoded), output_type="pt") * 255
     videos = pipeline.decode(latents)
     assert videos.dtype == torch.uint8

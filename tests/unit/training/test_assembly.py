@@ -4,9 +4,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from hyvideo.evaluation.sampling import sample_prompts
 from hyvideo.grpo.gradient_equalizer import equalizer_scales
+from hyvideo.grpo.kl_controller import KLController
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.assembly import build_pipeline
@@ -15,11 +17,37 @@ from hyvideo.training.trainer import Trainer
 
 @pytest.mark.parametrize("sde_type", ["sage_grpo", "dance_grpo", "flow_grpo", "cps"])
 def test_the_equalizer_is_that_of_the_runs_own_steps(make_trainer: Callable[..., Trainer], sde_type: str):
-    trainer = make_trainer(sde_type=sde_type, eta=0.3, sage_clamp=0.02, kl_target=0.07)
+    trainer = make_trainer(sde_type=sde_type, eta=0.3, sage_clamp=0.02)
     scheduler = FlowMatchDiscreteScheduler(shift=3.0, sage_clamp=0.02)
     scheduler.set_timesteps(4)
     assert torch.equal(trainer.update.scales, equalizer_scales(scheduler.gradient_norms(sde_type=sde_type, eta=0.3)))
-    assert trainer.state.controller.target == 0.07
+
+
+def test_the_kl_coefficient_follows_the_configured_schedule(make_trainer: Callable[..., Trainer]):
+    settings = {"kl_weight": 0.01, "kl_min_coef": 1e-4, "kl_coef": 4e-4, "kl_warmup_updates": 3, "kl_target": 0.07}
+    controller = make_trainer(**settings, kl_schedule="milder").state.controller
+    expected = KLController(
+        max_coef=0.01, min_coef=1e-4, start_coef=4e-4, warmup_updates=3, target=0.07, schedule="milder"
+    )
+    assert vars(controller) == vars(expected)
+
+
+def test_rewards_know_the_frame_rate_of_the_videos(make_trainer: Callable[..., Trainer]):
+    assert make_trainer(video_fps=12).reward._scorers[0].model.context.video_fps == 12
+
+
+@pytest.mark.parametrize("recomputed", [None, "full", "selective"])
+def test_blocks_are_recomputed_as_asked(make_trainer: Callable[..., Trainer], recomputed: str | None):
+    chosen = {"enable_gradient_checkpointing": recomputed is not None, "activation_checkpointing": recomputed}
+    for block in make_trainer(**chosen).state.transformer.transformer_blocks:
+        assert (getattr(block.forward, "func", None) is checkpoint) == (recomputed is not None)
+        assert ("context_fn" in getattr(block.forward, "keywords", ())) == (recomputed == "selective")
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_blocks_are_compiled_if_asked(make_trainer: Callable[..., Trainer], compiled: bool):
+    for block in make_trainer(enable_compile=compiled).state.transformer.transformer_blocks:
+        assert hasattr(block.forward, "_torchdynamo_orig_callable") == compiled
 
 
 @pytest.mark.parametrize(("offload", "place"), [(False, "meta"), (True, "cpu")])

@@ -8,8 +8,8 @@ from hyvideo.config.schema import OptimizerConfig
 from hyvideo.training.optimizer import Muon, build_optimizers, orthogonalize, set_learning_rate
 
 
-def matrix(*shape: int, seed: int = 0) -> nn.Parameter:
-    return nn.Parameter(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)))
+def matrix(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(*shape, generator=torch.Generator().manual_seed(0)))
 
 
 def step_with(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, seed: int) -> None:

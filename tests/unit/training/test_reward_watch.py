@@ -11,9 +11,9 @@ from hyvideo.training.reward_watch import RewardWatch
 ROUNDS = 40
 
 
-def rows(reward: float, valid: float, diversity: float, seed: int = 0) -> Iterator[dict[str, float]]:
+def rows(reward: float, valid: float, diversity: float) -> Iterator[dict[str, float]]:
     """Rounds in which each metric moves by so much in all, with noise on the reward; every tenth is validated."""
-    noise = random.Random(seed)
+    noise = random.Random(0)
     for number in range(ROUNDS):
         share = number / (ROUNDS - 1)
         row = {"reward/mean": reward * share + noise.gauss(0, 0.2), "rollout/diversity": 0.1 + diversity * share}

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from hyvideo.distributed.mesh import Mesh
 from hyvideo.training.trainer import Trainer
 from tests.support.training import PROMPTS, collect_round, write_prompts
 
@@ -56,3 +57,16 @@ def test_the_seed_decides_prompts_noisy_steps_and_trained_steps_anew_each_round(
     assert all_differ([*chosen[0]])  # each video has an order of its own
     trainer.config.rollout.sde_window, trainer.config.grpo.enable_timestep_permutation = "all", False
     assert trainer._choose_pairs()[0].step_index.view(4, 4).T.tolist() == [[0, 1, 2, 3]] * 4
+
+
+def test_with_a_stride_every_video_is_trained_at_the_same_evenly_spaced_steps(make_trainer: Callable[..., Trainer]):
+    (pairs,) = make_trainer(timestep_stride=True, timestep_fraction=0.5)._choose_pairs()
+    assert [sorted(row) for row in pairs.step_index.view(2, 4).T.tolist()] == [[0, 2]] * 4
+
+
+def test_an_update_takes_as_much_of_each_group_that_a_rank_has_a_part_of(make_trainer: Callable[..., Trainer]):
+    """The first of two ranks has half of both groups: its videos 0 to 3, and 4 to 7."""
+    trainer = make_trainer(gradient_accumulation_steps=2, updates_per_rollout=3)
+    trainer.mesh, trainer.config.grpo.num_generations = Mesh(world_size=2), 8
+    for pairs in trainer._choose_pairs():
+        assert abs((pairs.sample_index < 4).sum() - (pairs.sample_index >= 4).sum()) <= 1

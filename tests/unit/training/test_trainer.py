@@ -14,7 +14,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hyvideo.checkpoint.train_state import SaveError, checkpoints_of, latest_checkpoint
-from hyvideo.data.videos import read_video
+from hyvideo.data.videos import video_length
 from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.models.reward_models.rewards import Scores
@@ -48,10 +48,10 @@ def test_a_round_cut_short_keeps_the_checkpoint_it_began_with(make_trainer: Call
     assert len(metrics_of(trainer)) == 5
 
 
-def test_only_the_last_checkpoints_are_kept(make_trainer: Callable[..., Trainer]):
-    trainer = make_trainer(max_steps=4, save_interval=1, keep_last=2)
+def test_only_the_last_checkpoints_and_every_so_many_are_kept(make_trainer: Callable[..., Trainer]):
+    trainer = make_trainer(max_steps=6, save_interval=1, keep_last=2, keep_every=3)
     trainer.train()
-    assert saved_steps(trainer) == ["step_3", "step_4"]
+    assert saved_steps(trainer) == ["step_3", "step_5", "step_6"]
 
 
 def test_without_an_interval_the_end_is_saved(make_trainer: Callable[..., Trainer]):
@@ -291,13 +291,13 @@ def test_the_watch_of_a_resumed_run_knows_the_rounds_before(tiny_root: Path, pro
 
 
 def test_validation_writes_videos_with_their_scores_and_logs_the_means(make_trainer: Callable[..., Trainer]):
-    trainer = make_trainer(max_steps=2, validation_interval=2, validate_at_step0=True)
+    trainer = make_trainer(max_steps=2, validation_interval=2, validate_at_step0=True, video_fps=12)
     trainer.train()
     assert sorted(path.name for path in trainer.folder.samples.iterdir()) == ["step_0", "step_2"]
     folder = trainer.folder.samples / "step_2"
     scores = [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
     assert [row["video"] for row in scores] == ["000.mp4", "001.mp4"]
-    assert read_video(folder / "000.mp4").shape == (5, 32, 32, 3)
+    assert video_length(folder / "000.mp4") == (5, 12)
     first, second = metrics_of(trainer)
     assert "valid/reward" not in first
     assert second["valid/reward"] == pytest.approx(sum(row["reward"] for row in scores) / 2, abs=1e-5)
@@ -305,10 +305,11 @@ def test_validation_writes_videos_with_their_scores_and_logs_the_means(make_trai
 
 
 def test_rollout_videos_are_kept_when_asked_for(make_trainer: Callable[..., Trainer]):
-    trainer = make_trainer(max_steps=3, save_interval=2, save_rollout_videos=True)
+    trainer = make_trainer(max_steps=3, save_interval=2, save_rollout_videos=True, video_fps=12)
     trainer.train()
     assert sorted(path.name for path in trainer.folder.rollouts.iterdir()) == ["step_0", "step_2"]
-    assert len(list((trainer.folder.rollouts / "step_0").glob("*.mp4"))) == 4
+    videos = (trainer.folder.rollouts / "step_0").glob("*.mp4")
+    assert [video_length(path) for path in videos] == [(5, 12)] * 4
 
 
 def test_a_failed_score_is_counted_and_left_out(make_trainer: Callable[..., Trainer], tmp_path: Path):

@@ -7,6 +7,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
+from torch.nn.functional import interpolate
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from hyvideo.data.videos import read_video, write_video
@@ -55,6 +57,16 @@ def test_patches_of_a_still_are_those_of_the_librarys_image_processor():
     expected = Qwen2VLImageProcessorPil(do_resize=False)([np.asarray(frame)], return_tensors="pt")
     assert grid == (2, 24, 32)
     torch.testing.assert_close(cut, expected.pixel_values.repeat(2, 1), atol=1e-5, rtol=0)
+
+
+def test_large_frames_are_shrunk_as_pillow_shrinks_them():
+    noise = torch.randint(40, 216, (1, 3, 88, 156), generator=torch.Generator().manual_seed(0)).float()
+    frame = interpolate(noise, (704, 1248), mode="bilinear")[0].permute(1, 2, 0).byte()
+    cut, grid = patches(frame.expand(2, -1, -1, -1), 200704)
+    size = (grid[2] * 14, grid[1] * 14)
+    small = torch.from_numpy(np.array(Image.fromarray(frame.numpy()).resize(size, Image.Resampling.BICUBIC)))
+    expected, _ = patches(small.expand(2, -1, -1, -1), 200704)
+    assert (cut - expected).abs().max() * 0.26862954 * 255 < 1.5  # grey levels
 
 
 def test_a_patch_holds_two_frames_one_after_the_other():
