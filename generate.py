@@ -149,6 +149,11 @@ def request_of(arguments: argparse.Namespace) -> Request:
     Raises:
         ValueError: something is missing, damaged or not what the model takes; no weight was read.
     """
+    for name in ("prompt", "negative_prompt"):
+        try:
+            (getattr(arguments, name) or "").encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"--{name}: expected UTF-8; the terminal sent other bytes ({error.reason}).") from error
     if arguments.offload and not torch.cuda.is_available():
         raise ValueError("--offload moves networks between GPU and host memory; this machine shows no GPU.")
     root = check_layout(arguments.model_path, arguments.transformer_version)

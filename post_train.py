@@ -69,8 +69,9 @@ def main() -> int:
             trainer.console.warning(told)
             raise SystemExit(1) from None
         except EXPLAINED as error:
-            if isinstance(error.__cause__, RuntimeError) and not isinstance(error.__cause__, EXPLAINED):
-                traceback.print_exception(error.__cause__)  # a custom reward that failed on this rank
+            cause = error.__cause__
+            if isinstance(error, RewardFailureError) and cause and not isinstance(cause, RewardFailureError):
+                traceback.print_exception(cause)  # a custom reward that failed on this rank
             if trainer.mesh.is_main:
                 for number in listened_preemptions():  # torchrun sends SIGTERM when the first rank has ended
                     signal.signal(number, signal.SIG_IGN)

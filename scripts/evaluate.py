@@ -9,6 +9,7 @@ follow. Existing videos and scores are not made again: stop and restart it as yo
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -100,7 +101,7 @@ def main(argv: Sequence[str]) -> int:
     disable_progress_bar()
     arguments, flags = parse_arguments(argv)
     try:
-        _check_entries(arguments)
+        _check_entries(arguments, flags)
         rewards = [_build_reward(text, arguments) for text in arguments.rewards]
         weights = _overall_weights(arguments.overall, [metric for r in rewards for metric in r.model.metrics])
         prompts = read_prompts([arguments.prompts_csv])
@@ -139,8 +140,13 @@ def _prompt_numbers(prompts: Sequence[Prompt], arguments: argparse.Namespace) ->
     return np.array(of_jobs)
 
 
-def _check_entries(arguments: argparse.Namespace) -> None:
-    """Find what is missing before the first video is made."""
+def _check_entries(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
+    """Find what is missing or wrong before the first video is made."""
+    if flags and not any(entry.makes_videos for entry in arguments.entries):
+        raise ValueError(f"unknown flag {flags[0]}; only a --model takes those of generate.py.")
+    if arguments.batch_size < 1:
+        raise ValueError(f"--batch_size must be at least 1; received {arguments.batch_size}.")
+    arguments.seeds = list(dict.fromkeys(arguments.seeds))
     names = [entry.name for entry in arguments.entries]
     if not names or len(set(names)) < len(names):
         raise ValueError(f"Give each --model and --videos a name of its own; received {', '.join(names) or 'none'}.")
@@ -179,8 +185,12 @@ def _overall_weights(text: str | None, metrics: Sequence[str]) -> dict[str, floa
         return dict.fromkeys(SUMMED, 1.0) if set(SUMMED) <= set(metrics) else {}
     try:
         weights = {name: float(weight) for name, weight in json.loads(text).items()}
+        if not all(map(math.isfinite, weights.values())):
+            raise ValueError
     except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f'--overall: expected JSON such as {{"VQ": 0.5, "TA": 1}}; received {text}.') from error
+        raise ValueError(
+            f'--overall: expected finite weights as JSON, such as {{"VQ": 0.5, "TA": 1}}; received {text}.'
+        ) from error
     unknown = [name for name in weights if name not in metrics]
     if unknown:
         raise ValueError(f"--overall: no reward gives {', '.join(unknown)}; there are {', '.join(metrics)}.")

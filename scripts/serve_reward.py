@@ -17,7 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from hyvideo.models.reward_models.registry import RewardContext, RewardModel
 from hyvideo.models.reward_models.remote.server import create_app
-from hyvideo.models.reward_models.remote.wire import TOKEN_VARIABLE
+from hyvideo.models.reward_models.remote.wire import TOKEN_VARIABLE, checked_token
 from hyvideo.models.reward_models.rewards import build_reward
 
 _LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
@@ -40,8 +40,12 @@ def build_app(arguments: argparse.Namespace, token: str | None) -> FastAPI:
     """Load the rewards and make the application.
 
     Raises:
-        ValueError: an unknown reward, option or device, missing weights or folder, or a public address without a token.
+        ValueError: a token that is no header, an unknown reward, option or device, missing weights or folder, or a
+            public address without a token.
     """
+    token = checked_token(token)
+    if arguments.batch_size < 1:
+        raise ValueError(f"--batch_size must be at least 1; received {arguments.batch_size}.")
     if not token and arguments.host not in _LOCAL_HOSTS:
         raise ValueError(f"--host {arguments.host} is open to others: set {TOKEN_VARIABLE} to a token they must show.")
     if arguments.video_folder is not None and not arguments.video_folder.is_dir():
@@ -53,7 +57,7 @@ def build_app(arguments: argparse.Namespace, token: str | None) -> FastAPI:
     context = RewardContext(device, arguments.model_root, arguments.video_fps, arguments.batch_size)
     return create_app(
         dict(read_reward(text, context) for text in arguments.reward),
-        token=token or None,
+        token=token,
         video_fps=arguments.video_fps,
         max_body_bytes=arguments.max_body_mb * 2**20,
         video_folder=arguments.video_folder,

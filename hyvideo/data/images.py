@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps
 
 from hyvideo.data.prompts import Prompt
 
@@ -26,7 +26,7 @@ def read_image(path: str) -> Image.Image:
             if image.mode.startswith("I"):
                 raise ValueError(f"it has 16 bits per value (mode {image.mode}), which would be cut at 255")
             return ImageOps.exif_transpose(image).convert("RGB")
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError) as error:
+    except Exception as error:  # for a wrong EXIF tag the library raises struct.error, TypeError or AttributeError
         raise ValueError(f"image '{path}' cannot be read: {error}. Expected a whole PNG, JPEG or WebP file.") from error
 
 
@@ -40,7 +40,7 @@ def share_kept(path: str, size: tuple[int, int]) -> float:
     """Return the share of a readable image's area that is left when it is scaled to cover `size` and cropped to it."""
     with Image.open(path, formats=FORMATS) as image:
         ratio = image.width / image.height
-        if image.getexif().get(ExifTags.Base.Orientation, 1) > 4:  # turned by a quarter
+        if image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8):  # turned by a quarter
             ratio = 1 / ratio
     height, width = size
     return min(ratio * height / width, width / (ratio * height))

@@ -89,7 +89,7 @@ def _opened(path: Path) -> Iterator[Format.Reader]:
             yield reader
     except VideoTooLargeError:
         raise
-    except (OSError, LookupError, ValueError) as error:
+    except (OSError, LookupError, RuntimeError, ValueError) as error:
         raise ValueError(f"{path} ({path.stat().st_size} bytes) cannot be decoded as a video.") from error
 
 
@@ -110,7 +110,10 @@ def _encode(path: Path, frames: torch.Tensor, fps: float) -> None:
     ) as writer:
         for frame in frames.cpu().numpy():
             writer.append_data(frame)
-    num_written, _ = count_frames_and_secs(path)
+    try:
+        num_written, _ = count_frames_and_secs(path)
+    except RuntimeError:  # what was written is not even the beginning of a video
+        num_written = 0
     if num_written != len(frames):
         raise OSError(f"The encoder wrote {num_written} of {len(frames)} frames to {path.parent}: is the disk full?")
 

@@ -13,7 +13,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, FiniteFloat
 
 from hyvideo.data.videos import read_video
-from hyvideo.models.reward_models.registry import RewardModel
+from hyvideo.models.reward_models.registry import RewardModel, Videos, checked_scores
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,14 @@ class ScoreFile:
         """Score N mp4 files for their N prompts: each metric `[N]`, NaN where it failed.
 
         Raises:
-            ValueError: a file is missing or not a video.
+            ValueError: a file is missing or not a video, or the reward gave other metrics or shapes than it declares.
         """
         keys = [_key(reward, video, prompt) for video, prompt in zip(videos, prompts, strict=True)]
         missing = [number for number, key in enumerate(keys) if key not in self._scores]
         size = reward.model.context.batch_size
         for start in range(0, len(missing), size):
             block = missing[start : start + size]
-            found = _score_block(reward.model, [videos[n] for n in block], [prompts[n] for n in block])
+            found = _score_block(reward, [videos[n] for n in block], [prompts[n] for n in block])
             self._append([(keys[n], videos[n], row) for n, row in zip(block, found, strict=True)])
         rows = [self._scores[key] for key in keys]
         return {name: [_number(row[name]) for row in rows] for name in reward.model.metrics}
@@ -109,27 +109,23 @@ def _key(reward: NamedReward, video: Path, prompt: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-def _score_block(model: RewardModel, videos: Sequence[Path], prompts: Sequence[str]) -> list[dict[str, float]]:
+def _score_block(reward: NamedReward, videos: Sequence[Path], prompts: Sequence[str]) -> list[dict[str, float]]:
     """Score files as the reward reads them: as paths, or as frames, those of one shape together."""
-    if model.reads == "file":
-        return _by_video(model, model(videos, prompts))
+    if reward.model.reads == "file":
+        return _by_video(reward, videos, prompts)
     frames = [read_video(path) for path in videos]
     rows = []
     for _, numbers in groupby(range(len(videos)), key=lambda number: frames[number].shape):
         alike = list(numbers)
-        scores = model(torch.stack([frames[n] for n in alike]), [prompts[n] for n in alike])
-        rows += _by_video(model, scores)
+        rows += _by_video(reward, torch.stack([frames[n] for n in alike]), [prompts[n] for n in alike])
     return rows
 
 
-def _by_video(model: RewardModel, scores: Mapping[str, torch.Tensor]) -> list[dict[str, float]]:
-    """Turn metrics `[B]` into one mapping per video; an infinite score is a failed one."""
-    values = {name: scores[name].float().cpu().tolist() for name in model.metrics}
-    count = len(next(iter(values.values())))
-    return [
-        {name: column[row] if math.isfinite(column[row]) else math.nan for name, column in values.items()}
-        for row in range(count)
-    ]
+def _by_video(reward: NamedReward, videos: Videos, prompts: Sequence[str]) -> list[dict[str, float]]:
+    """Score B videos; one mapping for each."""
+    scores = checked_scores(reward.name, reward.model, reward.model(videos, prompts), len(prompts))
+    columns = {name: values.tolist() for name, values in scores.items()}
+    return [{name: column[row] for name, column in columns.items()} for row in range(len(prompts))]
 
 
 def _number(value: float | None) -> float:

@@ -15,6 +15,7 @@ from transformers import (
     AutoTokenizer,
     ByT5Tokenizer,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
     Qwen2_5_VLTextModel,
     SiglipImageProcessorPil,
     SiglipVisionConfig,
@@ -51,7 +52,7 @@ def original_encoders(
         tokenizer_2 = _glyph_tokenizer(text)
         encoders = {
             "text_encoder": _language_model(text / "llm", dtype, device),
-            "tokenizer": AutoTokenizer.from_pretrained(text / "llm", local_files_only=True),
+            "tokenizer": _tokenizer(AutoTokenizer, text / "llm"),
             "text_encoder_2": _glyph_encoder(text, len(tokenizer_2), device),
             "tokenizer_2": tokenizer_2,
         }
@@ -68,14 +69,30 @@ def diffusers_encoders(
     with _readable(root):
         encoders = {
             "text_encoder": _pretrained(Qwen2_5_VLTextModel, root, "text_encoder", dtype, device),
-            "tokenizer": AutoTokenizer.from_pretrained(root / "tokenizer", local_files_only=True),
+            "tokenizer": _tokenizer(AutoTokenizer, root / "tokenizer"),
             "text_encoder_2": _pretrained(T5EncoderModel, root, "text_encoder_2", torch.float32, device),
-            "tokenizer_2": ByT5Tokenizer.from_pretrained(root / "tokenizer_2", local_files_only=True),
+            "tokenizer_2": _tokenizer(ByT5Tokenizer, root / "tokenizer_2"),
         }
         if vision:
             encoders["image_encoder"] = _pretrained(SiglipVisionModel, root, "image_encoder", dtype, device)
             encoders["feature_extractor"] = SiglipImageProcessorPil.from_pretrained(root / "feature_extractor")
     return encoders
+
+
+def check_tokenizer(folder: Path) -> None:
+    """Check that the files of a tokenizer are whole: the library does not name the one that is not.
+
+    Raises:
+        ValueError: a file is not JSON.
+    """
+    for path in sorted(folder.glob("*.json")):
+        read_json(path)
+
+
+def _tokenizer(kind: type, folder: Path) -> PreTrainedTokenizerBase:
+    """Load a tokenizer."""
+    check_tokenizer(folder)
+    return kind.from_pretrained(folder, local_files_only=True)
 
 
 @contextmanager
@@ -109,7 +126,7 @@ def _vision_model(folder: Path, dtype: torch.dtype | None, device: torch.device 
 
 def _glyph_tokenizer(text: Path) -> ByT5Tokenizer:
     """Load the ByT5 tokenizer and add the colour and font tokens with which the glyph encoder was trained."""
-    tokenizer = ByT5Tokenizer.from_pretrained(text / "byt5-small", local_files_only=True)
+    tokenizer = _tokenizer(ByT5Tokenizer, text / "byt5-small")
     assets = text / "Glyph-SDXL-v2" / "assets"
     colours, fonts = (read_json(assets / name) for name in ("color_idx.json", "multilingual_10-lang_idx.json"))
     tokens = [f"<color-{index}>" for index in range(len(colours))]

@@ -1,5 +1,6 @@
 """A page that shows several models' videos of the same prompts and seeds side by side, playing in sync."""
 
+import re
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -36,8 +37,9 @@ def read_model(folder: Path, name: str | None = None) -> Model:
         ValueError: there are no videos.
     """
     folder = Path(folder)
-    validations = [path for path in folder.glob("samples/step_*") if (path / SCORES).is_file()]
-    last = max(validations, key=lambda path: int(path.name.removeprefix("step_")), default=folder)
+    numbers = {path: re.fullmatch(r"step_(\d+)", path.name) for path in folder.glob("samples/step_*")}
+    validations = {path: int(number[1]) for path, number in numbers.items() if number and (path / SCORES).is_file()}
+    last = max(validations, key=validations.get, default=folder)
     return Model(name or folder.resolve().name, read_scored_videos(last))
 
 

@@ -51,8 +51,8 @@ def score_over_ranks(
                 part = reward(videos[own.start : own.stop], texts[own.start : own.stop]) if own else None
         except (RewardFailureError, torch.OutOfMemoryError):
             raise
-        except RuntimeError as error:
-            raise RewardFailureError(f"the reward failed: {error}") from error
+        except Exception as error:
+            raise RewardFailureError(f"the reward failed: {type(error).__name__}: {error}") from error
     parts = gather(part) if mesh.world_size > 1 else [part]
     joined = [join_scores([parts[rank] for rank in mesh.ranks_of(dp_rank)]) for dp_rank in range(mesh.dp_size)]
     of_ranks = [scores for scores in joined if scores is not None]

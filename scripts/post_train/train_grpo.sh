@@ -57,6 +57,8 @@ if [[ -z ${NPROC_PER_NODE-} ]]; then
 fi
 [[ $NPROC_PER_NODE =~ ^[1-9][0-9]*$ ]] ||
   fail "NPROC_PER_NODE must be a whole number from 1, received '$NPROC_PER_NODE'."
+[[ $nnodes =~ ^[1-9][0-9]*$ ]] || fail "NNODES must be a whole number from 1, received '$nnodes'."
+[[ $node_rank =~ ^(0|[1-9][0-9]*)$ ]] || fail "NODE_RANK must be a whole number from 0, received '$node_rank'."
 if [[ -n ${MASTER_PORT-} && ! $MASTER_PORT =~ ^[1-9][0-9]{0,4}$ ]]; then
   fail "MASTER_PORT must be a number from 1 to 65535, received '$MASTER_PORT'."
 fi

@@ -90,7 +90,11 @@ def test_weights_of_overall_are_the_users(evaluate: Callable[..., int], greys: P
         (["--model", "a", "ROOT", "GREYS"], "greys"),
         (["--videos", "a", "GREYS", "--seeds", "1", "2"], "There is no video '.*0000_seed1.mp4'"),
         (["--videos", "a", "GREYS", "--overall", '{"XQ": 1}'], "no reward gives XQ; there are VQ, MQ, TA"),
-        (["--videos", "a", "GREYS", "--overall", "VQ"], "expected JSON such as"),
+        (["--videos", "a", "GREYS", "--overall", "VQ"], "expected finite weights as JSON"),
+        (["--videos", "a", "GREYS", "--overall", '{"VQ": NaN}'], "expected finite weights"),
+        (["--videos", "a", "GREYS", "--batchsize", "2"], "unknown flag --batchsize"),
+        (["--model", "a", "ROOT", "--batch_size", "0"], "--batch_size must be at least 1; received 0"),
+        (["--videos", "a", "GREYS", "--batch_size", "-1"], "--batch_size must be at least 1; received -1"),
         (["--videos", "a", "GREYS", "--rewards", "moving_shape"], "Nearest: moving_shapes"),
         (["--videos", "a", "GREYS", "--rewards", "clip_score=nowhere"], "there is no folder 'nowhere'"),
     ],
@@ -107,6 +111,11 @@ def test_wrong_input_ends_with_status_2_and_says_what_to_do(
     assert evaluate(*[places.get(word, word) for word in flags]) == 2
     error = capsys.readouterr().err
     assert error.startswith("evaluate: ") and re.search(message, error)
+
+
+def test_a_seed_given_twice_counts_once(evaluate: Callable[..., int], greys: Path, tmp_path: Path):
+    assert evaluate("--videos", "greys", greys, "--seeds", 42, 42) == 0
+    assert json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())["num_videos"] == 4
 
 
 def test_a_model_needs_a_name_and_a_folder(evaluate: Callable[..., int], capsys: pytest.CaptureFixture):

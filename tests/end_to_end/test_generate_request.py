@@ -87,6 +87,12 @@ def test_bad_input_is_named(ask: Callable[..., Request], tmp_path: Path, flags: 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("flag", ["prompt", "negative_prompt"])
+def test_text_of_a_terminal_without_utf8_is_refused(ask: Callable[..., Request], flag: str):
+    with pytest.raises(ValueError, match=f"--{flag}: expected UTF-8"):
+        ask(**{"prompt": "a cat", "transformer_version": "480p_t2v", flag: "caf\udce9"})
+
+
 NUMBERS = {
     "frames": ({"video_length": 10}, "--video_length.* must have 4 n \\+ 1 frames.*received 10 frames"),
     "no frames": ({"video_length": -3}, r"--video_length must be a number in \[1, inf\); received -3"),

@@ -215,7 +215,8 @@ class RewardConfig:
     score in this process."""
 
     remote_reward_timeout: float = 300.0
-    """Seconds to wait for the scores of one request."""
+    """Seconds to wait for the scores of one request. Over several ranks all its attempts must end within
+    collective_timeout."""
 
     remote_reward_retries: int = 3
     """Times a failed request is sent again, after waits that double from half a second; then its videos count as

@@ -108,9 +108,13 @@ def require_no_secret(where: str, url: object) -> None:
     """Refuse an address with a user or password in it: addresses are saved with the run and logged.
 
     Raises:
-        ValueError: it has one; the message does not repeat it.
+        ValueError: it has one, or is no address; the message does not repeat it.
     """
-    if isinstance(url, str) and "@" in urlsplit(url).netloc:
+    try:
+        place = urlsplit(url).netloc if isinstance(url, str) else ""
+    except ValueError as error:
+        raise ValueError(f"{where} is not an address: expected one such as http://10.0.0.5:8000.") from error
+    if "@" in place:
         raise ValueError(
             f"{where} holds a user or password, which config.yaml and logs would show: give the address without it, "
             "and the token in the environment variable REWARD_TOKEN."

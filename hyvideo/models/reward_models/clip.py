@@ -25,10 +25,7 @@ class _FrameReward(RewardModel):
 
     def __init__(self, context: RewardContext, checkpoint: str, num_frames: int = 8) -> None:
         super().__init__(context)
-        if num_frames < 1:
-            raise ValueError(f"{self.metrics[0]}: expected num_frames of at least 1, received {num_frames}.")
-        if not Path(checkpoint).is_dir():
-            raise ValueError(f"{self.metrics[0]}: there is no folder '{checkpoint}'; expected that of a CLIP.")
+        self.check(context, checkpoint, num_frames)
         try:
             network, report = CLIPModel.from_pretrained(checkpoint, dtype=torch.float32, output_loading_info=True)
             self._tokenizer = CLIPTokenizerFast.from_pretrained(checkpoint)
@@ -40,6 +37,14 @@ class _FrameReward(RewardModel):
             raise ValueError(f"{self.metrics[0]}: '{checkpoint}' lacks weights of a CLIP: {listed}, ...")
         self._network = network.eval().to(context.device)
         self._num_frames = num_frames
+
+    @classmethod
+    def check(cls, context: RewardContext, checkpoint: str, num_frames: int = 8) -> None:
+        """Refuse a folder that is not there, and less than one frame."""
+        if num_frames < 1:
+            raise ValueError(f"{cls.metrics[0]}: expected num_frames of at least 1, received {num_frames}.")
+        if not Path(checkpoint).is_dir():
+            raise ValueError(f"{cls.metrics[0]}: there is no folder '{checkpoint}'; expected that of a CLIP.")
 
     @torch.inference_mode()
     def __call__(self, videos: Tensor, prompts: Sequence[str]) -> dict[str, Tensor]:

@@ -75,6 +75,32 @@ class RewardModel(ABC):
         return ", ".join(self.metrics)
 
 
+def checked_scores(name: str, reward: RewardModel, scores: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
+    """Return what a reward gave for `count` videos: each of its metrics `[count]` float32 on the CPU.
+
+    An infinite score is a failed one, NaN.
+
+    Raises:
+        ValueError: a metric is missing, no tensor or has another shape; the message names the reward.
+    """
+    if not isinstance(scores, Mapping):
+        raise ValueError(f"The reward {name} must return a mapping of its metrics; it returned {scores!r:.80}.")
+    found = {}
+    for metric in reward.metrics:
+        try:
+            values = torch.as_tensor(scores.get(metric, ()))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"The reward {name} gave a '{metric}' that is no tensor: {error}.") from error
+        if values.shape != (count,):
+            given = ", ".join(f"{key} {list(getattr(value, 'shape', ()))}" for key, value in scores.items())
+            raise ValueError(
+                f"The reward {name} must give '{metric}' as [{count}], one score per video; it gave {given}."
+            )
+        values = values.detach().float().cpu()
+        found[metric] = torch.where(values.isinf(), torch.nan, values)
+    return found
+
+
 _REWARDS: dict[str, type[RewardModel]] = {}
 
 

@@ -1,10 +1,10 @@
 """From the reward group of the configuration to a function that scores videos: names, weights, NaN rules."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from hyvideo.models.reward_models.choice import RewardChoice, check_metrics, che
 from hyvideo.models.reward_models.registry import RewardContext, RewardModel, registered_rewards
 from hyvideo.models.reward_models.remote.client import RemoteReward
 from hyvideo.models.reward_models.scoring import Scorer, Scoring
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ def get_reward_fn(
     choices, known = _checked_choices(config), registered_rewards()
     context = RewardContext(device, Path(model_root), video_fps, config.reward_batch_size)
     models = [
-        known[choice.name](context, **choice.options)
+        _with_options(known[choice.name], choice.name, context, choice.options)
         if choice.url is None
         else RemoteReward(context, choice.name, choice.url, config)
         for choice in choices
@@ -169,7 +171,15 @@ def build_reward(name: str, options: Mapping[str, Any], context: RewardContext) 
     known = registered_rewards()
     check_name(name, known)
     check_options(name, options, known[name])
-    return known[name](context, **options)
+    return _with_options(known[name], name, context, options)
+
+
+def _with_options(act: Callable[..., T], name: str, context: RewardContext, options: Mapping[str, Any]) -> T:
+    """Build or check a reward; an option of another type than it takes is a ValueError."""
+    try:
+        return act(context, **options)
+    except TypeError as error:
+        raise ValueError(f"reward_config: {name} cannot use its options {dict(options)}: {error}.") from error
 
 
 def check_rewards(config: RewardConfig, model_root: str | Path) -> None:
@@ -181,7 +191,7 @@ def check_rewards(config: RewardConfig, model_root: str | Path) -> None:
     context, known = RewardContext(model_root=Path(model_root)), registered_rewards()
     for choice in _checked_choices(config):
         if choice.url is None:
-            known[choice.name].check(context, **choice.options)
+            _with_options(known[choice.name].check, choice.name, context, choice.options)
         else:
             RemoteReward(context, choice.name, choice.url, config)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hyvideo.data.videos import write_video
-from hyvideo.models.reward_models.registry import RewardModel
+from hyvideo.models.reward_models.registry import RewardModel, checked_scores
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class _Block:
     def score(self, scorer: Scorer) -> dict[str, Tensor]:
         """Run one reward; each of its metrics `[b]` float32 on the CPU."""
         scores = scorer.model(self._files() if scorer.reads_files else self._videos, self._prompts)
-        return {name: _checked(scorer, name, scores, len(self._prompts)) for name in scorer.model.metrics}
+        return checked_scores(scorer.name, scorer.model, scores, len(self._prompts))
 
     def _files(self) -> list[Path]:
         paths = [self._folder / f"{index}.mp4" for index in range(len(self._videos))]
@@ -110,17 +110,6 @@ class _Block:
                 if not path.exists():
                     write_video(path, video, self._video_fps)
         return paths
-
-
-def _checked(scorer: Scorer, metric: str, scores: Mapping[str, Tensor], count: int) -> Tensor:
-    """Return a metric as float32 `[count]` on the CPU; an infinite score is a failed one."""
-    values = torch.as_tensor(scores.get(metric, ())).detach().float().cpu()
-    if values.shape != (count,):
-        raise ValueError(
-            f"The reward {scorer.name} must give '{metric}' as [{count}], one score per video; it gave "
-            f"{', '.join(f'{name} {list(torch.as_tensor(value).shape)}' for name, value in scores.items())}."
-        )
-    return torch.where(values.isinf(), torch.nan, values)
 
 
 def _concatenated(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

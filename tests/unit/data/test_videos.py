@@ -1,5 +1,6 @@
 """Videos keep their frames, size and colours through mp4, and a file is whole or absent."""
 
+import resource
 import subprocess
 
 import imageio.v2 as imageio
@@ -67,6 +68,30 @@ def test_an_encoder_that_stops_early_is_an_error_and_the_old_video_stays(tmp_pat
     with pytest.raises(OSError, match="wrote 4 of 9 frames"):
         write_video(path, moving_square(9), fps=24)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("limit", [500, 20000])
+def test_a_disk_that_fills_while_a_video_is_written_is_an_error_that_says_so(tmp_path, limit):
+    frames = torch.randint(0, 256, (9, 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+    try:
+        with pytest.raises(OSError, match="wrote 0 of 9 frames to .*: is the disk full"):
+            write_video(tmp_path / "a.mp4", frames, fps=24)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_video_whose_later_frames_are_damaged_is_named_by_who_counts_them(tmp_path):
+    path = tmp_path / "a.mp4"
+    noise = torch.randint(0, 256, (24, 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    write_video(path, noise, fps=24)
+    content = path.read_bytes()
+    whole = content.index(b"mdat") + 20_000
+    path.write_bytes(content[:whole] + b"\xff" * (len(content) - whole))
+    with pytest.raises(ValueError, match=r"a\.mp4 .* cannot be decoded"):
+        video_length(path)
 
 
 @pytest.mark.parametrize(

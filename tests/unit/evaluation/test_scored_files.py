@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 
 from hyvideo.data.videos import write_video
 from hyvideo.evaluation.scored_files import NamedReward, ScoreFile
@@ -75,3 +76,18 @@ def test_a_failed_score_stays_nan_and_is_not_tried_again(tmp_path, videos):
 def test_a_missing_video_is_named(tmp_path, videos):
     with pytest.raises(ValueError, match=r"no video '.*0009\.mp4'"):
         ScoreFile(tmp_path / "scores.jsonl").score(named(Brightness()), [tmp_path / "0009.mp4"], ["a"])
+
+
+@pytest.mark.parametrize("given", [{"brightness": [1.0]}, {"brightness": torch.ones(4), "length": torch.ones(3)}, None])
+def test_a_reward_that_gives_no_score_per_video_is_named(tmp_path, videos, monkeypatch, given):
+    monkeypatch.setattr(Brightness, "__call__", lambda self, videos, prompts: given)
+    with pytest.raises(ValueError, match="The reward brightness must "):
+        ScoreFile(tmp_path / "scores.jsonl").score(named(Brightness()), videos, ["a", "b", "c"])
+    assert not (tmp_path / "scores.jsonl").exists()
+
+
+def test_scores_in_a_list_are_scores(tmp_path, videos, monkeypatch):
+    given = {"brightness": [1.0, 2.0, 3.0], "length": [math.inf, 1.0, 1.0]}
+    monkeypatch.setattr(Brightness, "__call__", lambda self, videos, prompts: given)
+    found = ScoreFile(tmp_path / "scores.jsonl").score(named(Brightness()), videos, ["a", "b", "c"])
+    assert found["brightness"] == [1.0, 2.0, 3.0] and math.isnan(found["length"][0])

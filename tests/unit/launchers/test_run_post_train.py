@@ -179,11 +179,27 @@ def test_a_port_that_is_none_is_refused_with_what_came(project, port):
     assert result.returncode == 1 and f"received '{port}'" in result.stderr
 
 
-def test_one_of_several_nodes_must_be_told_where_they_meet(project):
+def launch_node(project, **settings):
     script = project / "scripts" / "post_train" / "train_grpo.sh"
-    environment = {"PATH": os.environ["PATH"], "PYTHON": str(project / "stub-python"), "NNODES": "2"}
-    result = subprocess.run(["bash", script], env=environment, capture_output=True, text=True, timeout=60)
+    environment = {"PATH": os.environ["PATH"], "PYTHON": str(project / "stub-python"), **settings}
+    return subprocess.run(["bash", script], env=environment, capture_output=True, text=True, timeout=60)
+
+
+def test_one_of_several_nodes_must_be_told_where_they_meet(project):
+    result = launch_node(project, NNODES="2")
     assert result.returncode == 1 and "set MASTER_ADDR and MASTER_PORT" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("NNODES", "abc"), ("NNODES", "0"), ("NNODES", "08"), ("NODE_RANK", "1x"), ("NODE_RANK", "-1")],
+)
+def test_a_number_of_nodes_or_of_a_node_that_is_none_is_refused_with_what_came(project, setting, value):
+    result = launch_node(project, **{setting: value})
+    assert result.returncode == 1 and result.stdout == ""
+    assert (
+        result.stderr.startswith(f"{setting} must be a whole number from ") and f"received '{value}'" in result.stderr
+    )
 
 
 def test_the_exit_status_of_the_run_is_the_launchers(project):

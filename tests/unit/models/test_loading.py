@@ -76,6 +76,14 @@ def test_encoders_and_vae_are_frozen_and_free_of_dropout(tiny_root: Path):
         assert not any(p.requires_grad for p in component.parameters()), name
 
 
+@pytest.mark.parametrize("file", ["tokenizer/tokenizer.json", "tokenizer_2/tokenizer_config.json"])
+def test_a_tokenizer_that_was_cut_short_is_named(tiny_root: Path, tmp_path: Path, file: str):
+    path = shutil.copytree(tiny_root, tmp_path / "copy") / file
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(ValueError, match=f"Cannot read '{path}'"):
+        load_pipeline(tmp_path / "copy", scheduler=FlowMatchDiscreteScheduler())
+
+
 def test_guidance_settings_are_optional(tiny_root: Path, tmp_path: Path):
     root = shutil.copytree(tiny_root, tmp_path / "copy")
     shutil.rmtree(root / "guider")

@@ -188,6 +188,16 @@ def test_a_damaged_config_of_an_encoder_is_refused(original_root: Path, tmp_path
         load(root)
 
 
+@pytest.mark.parametrize(
+    "file", ["llm/tokenizer.json", "llm/tokenizer_config.json", "byt5-small/tokenizer_config.json"]
+)
+def test_a_tokenizer_that_was_cut_short_is_named(original_root: Path, tmp_path: Path, file: str):
+    path = shutil.copytree(original_root, tmp_path / "ckpts") / "text_encoder" / file
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(ValueError, match=f"Cannot read '{path}'"):
+        load(tmp_path / "ckpts")
+
+
 def test_the_vision_encoder_is_loaded_for_image_to_video_alone(original_root: Path):
     seen = {}
 

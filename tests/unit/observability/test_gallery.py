@@ -37,6 +37,12 @@ def test_of_a_run_folder_the_last_validation_is_shown(tmp_path):
     assert model.name == "trained" and {video.path.parent.name for video in model.videos} == {"step_10"}
 
 
+def test_a_copy_beside_the_validations_is_none_of_them(tmp_path):
+    run = write_run(tmp_path / "run", samples={8: 0.0, 10: 0.5})
+    shutil.copytree(run / "samples" / "step_10", run / "samples" / "step_10.bak")
+    assert {video.path.parent.name for video in read_model(run).videos} == {"step_10"}
+
+
 def test_models_without_a_common_prompt_or_a_name_of_their_own_are_refused(tmp_path):
     first = read_model(generated(tmp_path / "a", ["x"], [1]))
     with pytest.raises(ValueError, match="no prompt and seed in common. They hold a: 'x'; b: 'y'"):

@@ -1,23 +1,41 @@
 """Scores over ranks: how many videos of all ranks may fail."""
 
+from collections.abc import Sequence
+
 import pytest
+import torch
+from torch import Tensor
 
 from hyvideo.config.schema import RewardConfig
 from hyvideo.distributed.mesh import build_mesh
 from hyvideo.models.reward_models.choice import RewardChoice
-from hyvideo.models.reward_models.registry import RewardContext, RewardFailureError
+from hyvideo.models.reward_models.registry import RewardContext, RewardFailureError, Videos
 from hyvideo.models.reward_models.rewards import WeightedReward
 from hyvideo.training.scoring import score_over_ranks
 from tests.support.ranks import run_on_ranks
 from tests.support.rewards import Brightness, grey_videos
 
 
-def failures(prompts_of_ranks: list[list[str]], max_failed: float) -> int | str:
+class Broken(Brightness):
+    """The mean pixel; a prompt `raise` raises an error of the test."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    def __call__(self, videos: Videos, prompts: Sequence[str]) -> dict[str, Tensor]:
+        if "raise" in prompts:
+            raise self._error
+        return super().__call__(videos, prompts)
+
+
+def failures(prompts_of_ranks: list[list[str]], max_failed: float, error: Exception | None = None) -> int | str:
     """Score this rank's prompts; the failures of all ranks that were borne, or why they were not."""
     mesh = build_mesh()
     prompts = prompts_of_ranks[mesh.rank]
     choice = RewardChoice("brightness", 1.0, {"brightness": 2.0}, {}, None)
-    reward = WeightedReward([choice], [Brightness()], RewardConfig(), RewardContext())
+    model = Broken(error) if error else Brightness()
+    reward = WeightedReward([choice], [model], RewardConfig(), RewardContext())
     try:
         _, of_ranks = score_over_ranks(reward, grey_videos(*range(len(prompts))), prompts, mesh, max_failed=max_failed)
     except RewardFailureError as error:
@@ -39,3 +57,21 @@ def test_failures_are_a_share_of_the_videos_of_all_ranks(max_failed: float, told
     of_ranks = run_on_ranks(2, failures, [["fail"], ["a", "a"]], max_failed)
     assert len(set(of_ranks)) == 1
     assert of_ranks[0] == told or of_ranks[0].startswith(told)
+
+
+ERRORS = [KeyError("VQ"), ValueError("no score"), OSError("the disk is full"), RuntimeError("broken")]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+def test_whatever_a_reward_raises_is_a_failure_of_the_reward(error: Exception):
+    assert failures([["raise"]], 1.0, error) == f"the reward failed: {type(error).__name__}: {error}"
+
+
+def test_an_error_of_one_ranks_reward_is_raised_on_all():
+    of_ranks = run_on_ranks(2, failures, [["a"], ["raise"]], 1.0, ERRORS[0])
+    assert of_ranks == ["rank 1: the reward failed: KeyError: 'VQ'"] * 2
+
+
+def test_memory_that_runs_out_keeps_its_kind():
+    with pytest.raises(torch.OutOfMemoryError):
+        failures([["raise"]], 1.0, torch.OutOfMemoryError("CUDA out of memory"))

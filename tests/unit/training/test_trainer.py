@@ -254,7 +254,7 @@ def test_before_the_first_checkpoint_there_is_none_to_name(make_trainer: Callabl
         trainer.train()
 
 
-@pytest.mark.parametrize("error", [RewardFailureError, RuntimeError])
+@pytest.mark.parametrize("error", [RewardFailureError, RuntimeError, OSError])
 def test_a_reward_that_fails_costs_no_checkpoint_that_is_being_written(
     make_trainer: Callable[..., Trainer], error: type[Exception]
 ):

@@ -19,6 +19,7 @@ from hyvideo.models.reward_models.remote.wire import (
     RewardFacts,
     ScoreRequest,
     ScoreResponse,
+    checked_token,
     digest,
 )
 
@@ -47,14 +48,14 @@ class RemoteReward(RewardModel):
         config: timeout, retries and requests in flight.
 
     Raises:
-        ValueError: the server does not answer, refuses the token, or does not have this reward.
+        ValueError: the token is no header, the server does not answer, refuses the token, or does not have this reward.
     """
 
     def __init__(self, context: RewardContext, name: str, url: str, config: RewardConfig) -> None:
         super().__init__(context)
         self._name, self._url = name, url
         self._retries, self._timeout = config.remote_reward_retries, config.remote_reward_timeout
-        token = os.environ.get(TOKEN_VARIABLE)
+        token = checked_token(os.environ.get(TOKEN_VARIABLE))
         try:
             self._client = httpx.Client(
                 base_url=url,

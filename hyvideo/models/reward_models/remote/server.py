@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torch import Tensor
 
 from hyvideo.data.videos import read_video
-from hyvideo.models.reward_models.registry import RewardModel, Videos
+from hyvideo.models.reward_models.registry import RewardModel, Videos, checked_scores
 from hyvideo.models.reward_models.remote.wire import Metadata, RewardFacts, ScoreRequest, ScoreResponse, digest
 
 
@@ -71,9 +71,9 @@ def create_app(
                     if await request.is_disconnected():
                         raise HTTPException(499, "the client has gone")
                     scores = await run_in_threadpool(reward, videos, asked.prompts)
+                return await run_in_threadpool(_response, name, reward, asked, contents, scores)
             except ValueError as error:
                 raise HTTPException(422, str(error)) from error
-        return await run_in_threadpool(_response, reward, asked, contents, scores)
 
     return app
 
@@ -110,13 +110,17 @@ async def _read_form(request: Request) -> tuple[ScoreRequest, list[bytes]]:
 
 
 def _response(
-    reward: RewardModel, asked: ScoreRequest, contents: Sequence[bytes], scores: Mapping[str, Tensor]
+    name: str, reward: RewardModel, asked: ScoreRequest, contents: Sequence[bytes], scores: Mapping[str, Tensor]
 ) -> ScoreResponse:
-    """Return the scores of one request, with what each is the score of."""
+    """Return the scores of one request, with what each is the score of.
+
+    Raises:
+        ValueError: the reward gave other metrics or shapes than it declares.
+    """
     digests = [digest(prompt, content) for prompt, content in zip(asked.prompts, contents, strict=True)]
     metrics = {
-        metric: [value if math.isfinite(value) else None for value in scores[metric].tolist()]
-        for metric in reward.metrics
+        metric: [value if math.isfinite(value) else None for value in values.tolist()]
+        for metric, values in checked_scores(name, reward, scores, len(contents)).items()
     }
     return ScoreResponse(metrics=metrics, digests=digests)
 

@@ -6,12 +6,27 @@ with what it sent, so that no score is ever taken for another video's.
 """
 
 import hashlib
+import re
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 TOKEN_VARIABLE = "REWARD_TOKEN"
 """Environment variable that holds the bearer token, on both sides."""
+
+
+def checked_token(token: str | None) -> str | None:
+    """Return a token without the line end that a mounted secret has; None for an empty one.
+
+    Raises:
+        ValueError: a header cannot hold it; the message does not repeat it.
+    """
+    token = (token or "").strip()
+    if not re.fullmatch(r"[\x20-\x7e]*", token):
+        raise ValueError(
+            f"{TOKEN_VARIABLE}: expected printable ASCII; one of the {len(token)} characters received is not."
+        )
+    return token or None
 
 
 class _Message(BaseModel):

@@ -13,7 +13,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from hyvideo.config.schema import RewardConfig
 from hyvideo.models.reward_models.clip import ClipIqa, ClipScore, PickScore
 from hyvideo.models.reward_models.registry import RewardContext
-from hyvideo.models.reward_models.rewards import get_reward_fn
+from hyvideo.models.reward_models.rewards import check_rewards, get_reward_fn
 
 PROMPTS = ["a red circle", "two green squares beside " * 20]
 METRICS = {ClipScore: "CLIPScore", PickScore: "PickScore"}
@@ -106,6 +106,20 @@ def test_both_at_once_load_from_their_paths(checkpoint, videos):
 def test_wrong_options_are_named(checkpoint, options, message):
     with pytest.raises(ValueError, match=message):
         ClipScore(RewardContext(), **{"checkpoint": str(checkpoint), **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"checkpoint": "nowhere"}, "CLIPScore: there is no folder 'nowhere'"),
+        ({"checkpoint": 5}, "reward_config: clip_score cannot use its options {'checkpoint': 5}"),
+        ({"num_frames": "8"}, "reward_config: clip_score cannot use its options .*'num_frames': '8'"),
+    ],
+)
+def test_wrong_options_are_named_before_a_network_is_loaded(checkpoint, options, message):
+    entry = {"options": {"checkpoint": str(checkpoint), **options}, "sub_reward": {"CLIPScore": 1.0}}
+    with pytest.raises(ValueError, match=message):
+        check_rewards(RewardConfig(reward_config={"models": {"clip_score": entry}}), "ckpts")
 
 
 def test_a_clip_without_all_of_its_weights_is_refused(checkpoint, tmp_path):

@@ -21,8 +21,8 @@ def several(**models: dict[str, Any]) -> RewardConfig:
     return RewardConfig(reward_config={"models": models})
 
 
-def model_of(reward: WeightedReward, index: int = 0) -> Any:
-    return reward._scorers[index].model
+def model_of(reward: WeightedReward) -> Any:
+    return reward._scorers[0].model
 
 
 def test_the_total_is_the_weighted_sum_of_the_metrics():
@@ -87,6 +87,10 @@ def test_several_rewards_are_weighted_and_metrics_of_one_name_are_told_apart():
             several(brightness={"sub_reward": {"length": 1}, "options": {"seconds": 3}, "url": "http://a"}),
             "brightness is scored at http://a; give its options to that server's --reward",
         ),
+        (
+            several(clip_score={"sub_reward": {"CLIPScore": 1}, "options": {"checkpoint": 5}}),
+            "reward_config: clip_score cannot use its options {'checkpoint': 5}",
+        ),
         (several(nowhere={"sub_reward": {"length": 1}}), "no reward named 'nowhere'"),
     ],
 )
@@ -118,6 +122,22 @@ def test_a_reward_that_gives_other_shapes_than_one_score_per_video_is_refused(mo
     reward = reward_of()
     monkeypatch.setattr(type(model_of(reward)), "__call__", lambda self, videos, prompts: {"brightness": torch.ones(3)})
     with pytest.raises(ValueError, match=r"brightness must give 'brightness' as \[2\].*gave brightness \[3\]"):
+        reward(grey_videos(1, 2), ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (None, "The reward brightness must return a mapping of its metrics; it returned None"),
+        ({}, r"The reward brightness must give 'brightness' as \[2\]"),
+        ({"brightness": "high"}, "The reward brightness gave a 'brightness' that is no tensor"),
+        ({"brightness": torch.ones(3), "note": "x"}, r"gave brightness \[3\], note \[\]"),
+    ],
+)
+def test_a_reward_that_gives_no_scores_is_named(monkeypatch, given, message):
+    reward = reward_of()
+    monkeypatch.setattr(type(model_of(reward)), "__call__", lambda self, videos, prompts: given)
+    with pytest.raises(ValueError, match=message):
         reward(grey_videos(1, 2), ["a", "b"])
 
 

@@ -114,11 +114,26 @@ def test_a_wrong_token_is_found_before_training(faulty, monkeypatch, token):
         remote(url)
 
 
+@pytest.mark.parametrize("token", ["top\nsecret", "topsécret", "\udce9secret"])
+def test_a_token_that_no_header_holds_is_refused_and_not_shown(faulty, monkeypatch, token):
+    monkeypatch.setenv("REWARD_TOKEN", token)
+    with serving(faulty()) as url, pytest.raises(ValueError, match="^REWARD_TOKEN: expected printable") as refused:
+        remote(url)
+    assert "secret" not in str(refused.value)
+
+
+def test_the_line_end_of_a_mounted_token_is_left_out(faulty, monkeypatch):
+    monkeypatch.setenv("REWARD_TOKEN", f"{TOKEN}\n")
+    with serving(faulty()) as url:
+        assert remote(url)(VIDEOS, PROMPTS).total.tolist() == [10, 20, 30, 40]
+
+
 @pytest.mark.parametrize(
     ("url", "message"),
     [
         ("http://127.0.0.1:9", r"remote_reward_url: reward server http://127.0.0.1:9: no answer.*3 attempts"),
         ("http://127.0.0.1:port", "remote_reward_url: 'http://127.0.0.1:port' is not an address"),
+        ("http://me:pw@[bad", "^remote_reward_url is not an address((?!pw@).)*$"),
     ],
 )
 def test_a_server_that_is_not_there_is_found_before_training(url, message):

@@ -151,6 +151,18 @@ def test_an_error_of_the_reward_is_a_server_error_and_the_next_request_is_served
     assert ask(url, [content], prompts=["a"], **RAW).status_code == 200
 
 
+def test_a_reward_that_gives_less_than_a_score_per_video_is_named(url, monkeypatch):
+    monkeypatch.setattr(Brightness, "__call__", lambda self, videos, prompts: {"brightness": torch.ones(3)})
+    answer = ask(url, [grey_videos(7)[0].numpy().tobytes()], prompts=["a"], **RAW)
+    assert answer.status_code == 422 and "brightness must give 'brightness' as [1]" in answer.json()["detail"]
+
+
+def test_a_token_that_no_client_can_send_is_refused_and_not_shown():
+    with pytest.raises(ValueError, match="^REWARD_TOKEN: expected printable") as refused:
+        build_app(parse_arguments(["--reward", "brightness"]), "top\nsecret")
+    assert "secret" not in str(refused.value)
+
+
 def test_who_waits_takes_no_worker_thread_and_who_has_gone_is_not_scored():
     reward = GatedBrightness()
     app = Faulty(create_app({"brightness": reward}))
@@ -220,6 +232,8 @@ def test_without_a_folder_there_are_no_paths():
         (["--reward", "brightness", "--host", "0.0.0.0"], "--host 0.0.0.0 is open to others: set REWARD_TOKEN"),
         (["--reward", "brightness", "--video_folder", "nowhere"], "there is no folder 'nowhere'"),
         (["--reward", "brightness", "--device", "gpu"], "expected a device such as cuda or cpu, received 'gpu'"),
+        (["--reward", "brightness", "--batch_size", "0"], "--batch_size must be at least 1; received 0"),
+        (["--reward", 'clip_score={"checkpoint": 5}'], "clip_score cannot use its options {'checkpoint': 5}"),
     ],
 )
 def test_a_server_that_cannot_or_should_not_run_says_so(argv, message):
@@ -229,7 +243,7 @@ def test_a_server_that_cannot_or_should_not_run_says_so(argv, message):
 
 def test_the_servers_command_line_makes_it(folder):
     argv = ["--reward", "moving_shapes", "--reward", 'brightness={"seconds": 0.5}', "--host", "0.0.0.0"]
-    app = build_app(parse_arguments([*argv, "--max_body_mb", "3", "--video_folder", str(folder)]), "secret")
+    app = build_app(parse_arguments([*argv, "--max_body_mb", "3", "--video_folder", str(folder)]), "secret\n")
     with serving(app) as url:
         metadata = httpx.get(f"{url}/metadata", headers={"Authorization": "Bearer secret"}).json()
     assert list(metadata["rewards"]) == ["moving_shapes", "brightness"]
