@@ -238,9 +238,9 @@ def setup_text(found: Mapping[str, Any]) -> str:
     unfinished = "" if least == len(budget["seeds"]) else f" (not all {len(budget['seeds'])} are finished)"
     return (
         f"Every run trains the bundled model for {budget['rounds']} rounds of 32 videos; {seeds} per arm{unfinished}. "
-        f"Rewards are those of {budget['held_out']} held-out prompts, sampled with the ODE; the base model has "
-        f"{found['base']['reward']:+.2f}. Intervals are 95 % (Student's t over seeds, differences paired by seed, not "
-        "corrected for the number of comparisons)."
+        f"Rewards are those of {budget['held_out']} held-out prompts, the same for all runs, sampled with the ODE; the "
+        f"base model has {found['base']['reward']:+.2f}. Intervals are 95 % (Student's t over seeds, not over prompts; "
+        "differences paired by seed, not corrected for the number of comparisons)."
     )
 
 
