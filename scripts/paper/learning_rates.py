@@ -106,7 +106,7 @@ def draw(found: Mapping[str, Any]) -> Figure:
         for sampler in SAMPLERS:
             _line(axes, found, sampler, word)
         axes.set_xscale("log")
-        axes.set_xticks(RATES, labels=[f"{rate:g}" for rate in RATES])
+        axes.set_xticks(RATES, labels=[f"{rate:.0e}" for rate in RATES])
         tidy(axes, title=f"{word} the equalizer", xlabel="learning rate")
     panels[0].set_ylabel("gain in reward, training prompts", fontsize=9)
     legend_below(figure, panels[0], columns=4)
