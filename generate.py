@@ -126,7 +126,7 @@ def main(argv: list[str]) -> int:
             print(f"generate.py: {error}", file=sys.stderr)
             return 2
         if done is not None:
-            dist.barrier(done)  # a launcher ends all with the first that leaves; others may have hours to go
+            dist.barrier(done)  # the first process may host what the others meet by, who may have hours to go
     return 0
 
 

@@ -1,5 +1,6 @@
 """First frames of image-to-video, read from files: a damaged one is named before anything is computed."""
 
+import struct
 from collections.abc import Sequence
 
 from PIL import ExifTags, Image, ImageOps
@@ -11,6 +12,12 @@ MAX_PIXELS = 2**26
 
 FORMATS = ("PNG", "JPEG", "WEBP")
 """Formats that are read; the library knows dozens, among them rarely used ones with a history of bugs."""
+
+UNREADABLE = (
+    *(OSError, SyntaxError, ValueError, Image.DecompressionBombError),
+    *(AttributeError, TypeError, struct.error),  # of an EXIF tag of another type than it should have
+)
+"""What the library raises for damaged files."""
 
 
 def read_image(path: str) -> Image.Image:
@@ -26,7 +33,7 @@ def read_image(path: str) -> Image.Image:
             if image.mode.startswith("I"):
                 raise ValueError(f"it has 16 bits per value (mode {image.mode}), which would be cut at 255")
             return ImageOps.exif_transpose(image).convert("RGB")
-    except Exception as error:  # for a wrong EXIF tag the library raises struct.error, TypeError or AttributeError
+    except UNREADABLE as error:
         raise ValueError(f"image '{path}' cannot be read: {error}. Expected a whole PNG, JPEG or WebP file.") from error
 
 

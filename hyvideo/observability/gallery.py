@@ -1,13 +1,12 @@
 """A page that shows several models' videos of the same prompts and seeds side by side, playing in sync."""
 
-import re
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hyvideo.observability.page import place_video, write_page
-from hyvideo.observability.scored_videos import SCORES, ScoredVideo, read_scored_videos
+from hyvideo.observability.scored_videos import ScoredVideo, read_scored_videos, scored_steps
 
 _MAX_LISTED = 3
 
@@ -37,10 +36,8 @@ def read_model(folder: Path, name: str | None = None) -> Model:
         ValueError: there are no videos.
     """
     folder = Path(folder)
-    numbers = {path: re.fullmatch(r"step_(\d+)", path.name) for path in folder.glob("samples/step_*")}
-    validations = {path: int(number[1]) for path, number in numbers.items() if number and (path / SCORES).is_file()}
-    last = max(validations, key=validations.get, default=folder)
-    return Model(name or folder.resolve().name, read_scored_videos(last))
+    validations = [*scored_steps(folder / "samples").values()]
+    return Model(name or folder.resolve().name, read_scored_videos(validations[-1] if validations else folder))
 
 
 def same_prompts(models: Sequence[Model]) -> list[tuple[ScoredVideo, ...]]:

@@ -12,7 +12,7 @@ import numpy as np
 from hyvideo.config.loading import load_saved_config
 from hyvideo.config.schema import Config
 from hyvideo.observability.metrics import read_rows
-from hyvideo.observability.scored_videos import SCORES, ScoredVideo, read_scored_videos
+from hyvideo.observability.scored_videos import ScoredVideo, read_scored_videos, scored_steps
 
 _NOT_METRICS = ("mean", "std", "failed", "groups_without_spread")
 
@@ -131,14 +131,10 @@ def _read_config(path: Path, problems: list[str]) -> Config | None:
 
 def _read_videos(folder: Path, problems: list[str], *, newest_only: bool = False) -> VideosByStep:
     """Read the `step_N` folders below a folder, in order of N; or the newest alone, for a run may keep thousands."""
-    numbers = {path: re.fullmatch(r"step_(\d+)", path.name) for path in folder.glob("step_*")}
-    paths = {int(number[1]): path for path, number in numbers.items() if number}
     found = {}
-    for step in sorted(paths, reverse=True):
-        if not (paths[step] / SCORES).is_file():  # written last: without it the videos are still being made
-            continue
+    for step, path in reversed(scored_steps(folder).items()):
         try:
-            found[step] = read_scored_videos(paths[step])
+            found[step] = read_scored_videos(path)
         except (ValueError, OSError) as error:
             problems.append(str(error))
         if newest_only and found:

@@ -1,6 +1,7 @@
 """Videos on disk with what is known of them: prompt, seed and scores."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 from pydantic_core import from_json
 
 SCORES = "scores.jsonl"
+"""Written after a folder's videos."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,13 @@ class ScoredVideo:
     def reward(self) -> float:
         """The total score; NaN when it failed or there is none."""
         return self.scores.get("reward", math.nan)
+
+
+def scored_steps(folder: Path) -> dict[int, Path]:
+    """Return the `step_N` folders below `folder` by N, in order, without one whose videos are still being made."""
+    numbers = {path: re.fullmatch(r"step_(\d+)", path.name) for path in folder.glob("step_*")}
+    steps = {int(number[1]): path for path, number in numbers.items() if number and (path / SCORES).is_file()}
+    return dict(sorted(steps.items()))
 
 
 def read_scored_videos(folder: Path) -> tuple[ScoredVideo, ...]:

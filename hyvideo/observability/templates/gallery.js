@@ -8,6 +8,8 @@ const videosOf = (row) => [...row.querySelectorAll("video")].filter((video) => n
 const gallery = document.querySelector(".gallery");
 let playing = false;
 let place = 0; // of all videos, as a share of their length
+const placed = new WeakSet(); // the others may have data already, yet stand where they were loaded
+const canLead = (video) => placed.has(video) && video.readyState > 1;
 
 // A click plays or pauses all, not just one.
 gallery.addEventListener("click", (event) => {
@@ -18,9 +20,11 @@ gallery.addEventListener("click", (event) => {
 
 // A video that comes near the screen takes the place of its row, the first of a row that of all.
 gallery.addEventListener("loadedmetadata", (event) => {
-  const other = videosOf(event.target.closest(".strip")).find((video) => video !== event.target && video.readyState > 1);
+  const other = videosOf(event.target.closest(".strip")).find((video) => video !== event.target && canLead(video));
   event.target.currentTime = other ? other.currentTime : place * event.target.duration;
+  placed.add(event.target);
 }, true);
+gallery.addEventListener("emptied", (event) => placed.delete(event.target), true);
 
 function setPlaying(wanted) {
   playing = wanted;
@@ -37,11 +41,11 @@ function follow() {
       if (active && video.paused) video.play().catch(() => {});
       if (!active && !video.paused) video.pause();
     }
-    const leader = videos.find((video) => video.readyState > 1);
+    const leader = videos.find(canLead);
     if (!leader) continue;
     for (const video of videos) {
       const drift = Math.abs(video.currentTime - leader.currentTime);
-      if (video.readyState > 1 && Math.min(drift, Math.abs(drift - video.duration)) > MOST_DRIFT) video.currentTime = leader.currentTime;
+      if (canLead(video) && Math.min(drift, Math.abs(drift - video.duration)) > MOST_DRIFT) video.currentTime = leader.currentTime;
     }
   }
   if (playing) showPlace();
@@ -49,7 +53,7 @@ function follow() {
 setInterval(follow, 200);
 
 function showPlace() {
-  const first = [...near].find((video) => video.readyState > 0 && isOnScreen(video));
+  const first = [...near].find((video) => placed.has(video) && isOnScreen(video));
   if (!first) return;
   place = first.currentTime / first.duration;
   seek.value = 1000 * place;
