@@ -262,13 +262,20 @@ def _reward_problems(cfg: Config) -> Iterator[str]:
 
 def _waiting_problems(cfg: Config, world_size: int) -> Iterator[str]:
     """A reward server's silence that ranks without videos to score would not outwait."""
-    reward, limit = cfg.reward, cfg.parallel.collective_timeout
+    reward, limit, sp_size = cfg.reward, cfg.parallel.collective_timeout, cfg.parallel.sp_size
     timeout, retries = reward.remote_reward_timeout, reward.remote_reward_retries
-    seconds = timeout * (retries + 1) + 0.5 * (2.0 ** min(retries, 60) - 1)  # waits double from half a second
-    if world_size > 1 and _asks_server(reward) and seconds >= limit:
+    block, in_flight = reward.reward_batch_size, reward.remote_reward_in_flight
+    if world_size == 1 or not _asks_server(reward) or min(sp_size, block, in_flight) < 1:
+        return
+    validated = cfg.validation.is_on * math.ceil(cfg.validation.validation_num_videos / max(1, world_size // sp_size))
+    videos = math.ceil(max(cfg.grpo.batch_size, validated) / sp_size)
+    times = math.ceil(math.ceil(videos / block) / in_flight)
+    seconds = times * (timeout * (retries + 1) + 0.5 * (2.0 ** min(retries, 60) - 1))  # waits double from half a second
+    if seconds >= limit:
         yield (
             f"remote_reward_timeout {timeout:g} and remote_reward_retries {retries} let a rank wait {seconds:g} s for "
-            f"a server ({retries + 1} attempts, and the waits between them), but the others wait for it only "
+            f"a server ({retries + 1} attempts and the waits between them, {times} times, as at most {in_flight} "
+            f"requests of {block} of its {videos} videos are in flight), but the others wait for it only "
             f"collective_timeout {limit} s: lower the first ones, or set collective_timeout above {seconds:g}"
         )
 
@@ -293,7 +300,7 @@ def _csv_problems(name: str, paths: Sequence[str], advice: str) -> Iterator[str]
 def _file_problems(cfg: Config) -> Iterator[str]:
     """Inputs that are missing on disk. The model's own files are checked by its loader."""
     yield from _csv_problems("train_video_csv", cfg.data.train_video_csv, "give one or more CSVs with a prompt column")
-    if cfg.validation.validation_interval or cfg.validation.validate_at_step0:
+    if cfg.validation.is_on:
         advice = "give one or more CSVs, or set validation_interval to 0 (and validate_at_step0 to false)"
         yield from _csv_problems("valid_video_csv", cfg.data.valid_video_csv, advice)
     checkpoint = cfg.run.resume_from_checkpoint

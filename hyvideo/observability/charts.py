@@ -128,7 +128,9 @@ class _Scale:
             levels, labels = self.raw(values), [in_words(value) for value in values]
         else:
             levels = MaxNLocator(count, steps=[1, 2, 5, 10], integer=whole).tick_values(self.low, self.high)
-            labels = [in_words(round(level, 12)) for level in levels]
+            values, labels = levels, [in_words(round(level, 12)) for level in levels]
+        if len(set(labels)) < len(labels):  # three digits do not tell them apart
+            labels = [f"{value:.6g}".replace("-", "−") for value in values]
         inside = [(level, label) for level, label in zip(levels, labels, strict=True) if self.low <= level <= self.high]
         return [(float(level - self.low) / (self.high - self.low) * 100, label) for level, label in inside]
 
@@ -174,7 +176,7 @@ def in_words(value: float) -> str:
         digits, _, power = f"{value:.2e}".partition("e")
         text = f"{digits.rstrip('0').rstrip('.')}e{int(power)}"
     else:
-        text = f"{value:.3g}" if size < 1000 else f"{value:.0f}"
+        text = f"{value:.3g}" if size < 999.5 else f"{value:.0f}"
     return text.replace("-", "−")
 
 

@@ -114,7 +114,7 @@ def _latents(networks: Networks, num_frames: int, size: str) -> tuple[int, int, 
 def validation_videos(config: Config, world_size: int) -> tuple[int, int]:
     """Return the videos that one rank samples per validation, and how many of them together; 0 without validation."""
     settings = config.validation
-    if not (settings.validation_interval or settings.validate_at_step0):
+    if not settings.is_on:
         return 0, 0
     count = -(-settings.validation_num_videos // (world_size // config.parallel.sp_size))
     return count, min(config.rollout.rollout_micro_batch_size or count, count)

@@ -369,7 +369,7 @@ def _build_validation(
 ) -> Validation | None:
     """Build validation with its own scheduler over the same components; None when there are no prompts for it."""
     settings = config.validation
-    if not prompts or not (settings.validation_interval or settings.validate_at_step0):
+    if not prompts or not settings.is_on:
         return None
     scheduler = FlowMatchDiscreteScheduler(shift=settings.validation_timestep_shift)
     scheduler.set_timesteps(settings.validation_num_inference_steps)

@@ -97,7 +97,7 @@ def _sampling(config: Config) -> Iterator[str]:
         return
     pairs = [("cfg_scale", config.rollout.cfg_scale, known["guidance_scale"])]
     pairs += [("infer_flow_shift_video", config.rollout.infer_flow_shift_video, known["shift"])]
-    if config.data.valid_video_csv and (config.validation.validation_interval or config.validation.validate_at_step0):
+    if config.data.valid_video_csv and config.validation.is_on:
         pairs += [("validation_timestep_shift", config.validation.validation_timestep_shift, known["shift"])]
     differing = [f"{name} is {ours:g}, the model's is {theirs:g}" for name, ours, theirs in pairs if ours != theirs]
     if differing:

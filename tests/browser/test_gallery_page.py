@@ -5,8 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from playwright.sync_api import Page
 
+from hyvideo.data.videos import write_video
 from hyvideo.evaluation.win_rates import read_votes, win_rates
 from hyvideo.observability.gallery import read_model, write_gallery
 from hyvideo.observability.preference import CRITERIA, write_study
@@ -118,6 +120,36 @@ def test_rows_far_from_the_screen_are_not_measured(tall: Path, open_page: OpenPa
     assert any(measured[:4]) and not any(measured[40:])
 
 
+def test_keys_play_and_pause_all_whatever_was_clicked_before(models: list[Path], open_page: OpenPage, tmp_path: Path):
+    page = open_page(write_gallery(tmp_path / "gallery.html", [read_model(folder) for folder in models]))
+    video = page.locator("video").first
+    page.wait_for_function("(video) => video.readyState > 1", arg=video.element_handle())
+    video.click()
+    assert page.evaluate("playing")
+    page.keyboard.press("Space")
+    assert not page.evaluate("playing")
+    page.locator("#play").click()
+    page.keyboard.press(",")
+    assert not page.evaluate("playing")
+    page.locator("#seek").click()
+    page.keyboard.press("r")
+    assert video.evaluate("(video) => video.currentTime") == 0
+
+
+def test_a_shorter_video_repeats_instead_of_standing_at_its_end(open_page: OpenPage, tmp_path: Path):
+    models = [read_model(write_scored(tmp_path / name, ["a"], [0.0])) for name in ("base", "trained")]
+    write_video(models[0].videos[0].path, torch.zeros(15, 16, 16, 3, dtype=torch.uint8), fps=24)
+    page = open_page(write_gallery(tmp_path / "gallery.html", models))
+    long, short = (page.locator("video").nth(number).element_handle() for number in (0, 1))
+    page.wait_for_function("(video) => video.readyState > 1", arg=long)
+    page.wait_for_function("(video) => video.readyState > 1", arg=short)
+    place = page.evaluate("([long, short]) => 1250 * short.duration / long.duration", [long, short])
+    page.locator("#seek").evaluate(
+        "(seek, place) => { seek.value = place; seek.dispatchEvent(new Event('input')); }", place
+    )
+    page.wait_for_function("(short) => Math.abs(short.currentTime / short.duration - 0.25) < 0.02", arg=short)
+
+
 def test_a_gallery_is_searched_by_words_of_the_prompt(models: list[Path], open_page: OpenPage, tmp_path: Path):
     page = open_page(write_gallery(tmp_path / "gallery.html", [read_model(folder) for folder in models]), size=PHONE)
     page.locator("#find").fill("GREEN")
@@ -196,3 +228,60 @@ def test_a_study_hides_names_keeps_votes_over_a_reload_and_shows_hostile_prompts
     page.keyboard.press("Backspace")
     assert page.locator("#prompt").text_content() == seen[0]
     assert page.locator("[aria-pressed=true]").all_inner_texts() == ["Left"] * 3
+
+
+def start_study(page: Page) -> None:
+    """Begin as a rater."""
+    page.get_by_label("Your name").fill("Ann")
+    page.keyboard.press("Enter")
+
+
+def answers(page: Page) -> list[str]:
+    """Of the pair that is shown."""
+    return page.locator("[aria-pressed=true]").all_inner_texts()
+
+
+@pytest.fixture
+def study(models: list[Path], tmp_path: Path) -> Path:
+    """A study's page."""
+    write_study(tmp_path / "study", [read_model(folder) for folder in models])
+    return tmp_path / "study" / "index.html"
+
+
+def test_keys_do_not_press_the_button_that_the_mouse_pressed_last(study: Path, open_page: OpenPage):
+    page = open_page(study)
+    start_study(page)
+    vote(page, ["ArrowRight"] * len(CRITERIA))
+    page.locator(".question").last.get_by_text("Left").click()
+    page.keyboard.press("Backspace")
+    page.keyboard.press("Enter")
+    assert "Pair 2" in page.locator("#count").inner_text() and answers(page) == ["Left"]
+    page.locator("#previous").click()
+    page.keyboard.press(" ")
+    assert "Pair 1" in page.locator("#count").inner_text() and answers(page) == ["Right"] * 3
+    button = page.locator(".question").last.get_by_text("Left")
+    button.focus()
+    page.keyboard.press("Enter")
+    assert answers(page) == ["Right", "Right", "Left"]
+
+
+def test_a_key_held_down_answers_once(study: Path, open_page: OpenPage):
+    page = open_page(study)
+    start_study(page)
+    for _ in range(3):
+        page.keyboard.down("ArrowLeft")
+    assert answers(page) == ["Left"]
+
+
+def test_votes_of_two_tabs_are_kept_together(study: Path, open_page: OpenPage, tmp_path: Path):
+    old = open_page(study)
+    start_study(old)
+    new = old.context.new_page()
+    new.goto(study.as_uri())
+    start_study(new)
+    vote(new, ["ArrowLeft"] * len(CRITERIA))
+    new.keyboard.press("ArrowRight")
+    new.close()
+    old.keyboard.press("ArrowDown")
+    votes = json.loads(save_votes(old, tmp_path / "votes.json").read_text())["votes"]
+    assert len(votes) == len(CRITERIA) + 1 and [vote["choice"] for vote in votes].count("tie") == 1

@@ -71,6 +71,19 @@ def test_pointing_at_a_chart_shows_the_value_there(run: Path, open_page: OpenPag
     assert "update 20" in area.locator(".tip").inner_text()
 
 
+def test_a_value_of_another_update_than_pointed_at_says_so(open_page: OpenPage, tmp_path: Path):
+    runs = [write_run(tmp_path / str(end), samples={10: 0.0, end: 0.5}) for end in (20, 30)]
+    page = open_page(report_runs(runs, tmp_path / "report.html"))
+    chart = page.locator(".chart", has_text="Validation reward")
+    chart.locator(".plot").focus()
+    shown = []
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+        shown.append(chart.locator(".tip").inner_text().split("\n"))
+    assert [tip[0] for tip in shown] == ["update 10", "update 20", "update 30"]
+    assert [[line.partition("(")[2] for line in tip[1:]] for tip in shown] == [["", ""], ["", "at 10)"], ["at 20)", ""]]
+
+
 @pytest.mark.parametrize("embed", [False, True], ids=["linked", "embedded"])
 def test_videos_play(run: Path, open_page: OpenPage, tmp_path: Path, embed: bool):
     path = report_runs([run], tmp_path / "alone.html" if embed else run / "report.html", embed=embed)
@@ -107,6 +120,8 @@ def test_hostile_prompts_are_text(open_page: OpenPage, tmp_path: Path):
     cut = long.bounding_box()["height"]
     long.click()
     assert long.bounding_box()["height"] > 3 * cut
+    long.press("Space")
+    assert long.bounding_box()["height"] == cut
 
 
 def test_missing_and_broken_videos_are_shown_as_such(open_page: OpenPage, tmp_path: Path):

@@ -46,6 +46,11 @@ class ValidationConfig:
     validation_global_seed: int = 930
     """Seed of validation noise for prompts to which the CSV gives none."""
 
+    @property
+    def is_on(self) -> bool:
+        """Whether there is any validation."""
+        return self.validation_interval > 0 or self.validate_at_step0
+
 
 @dataclass
 class RunConfig:

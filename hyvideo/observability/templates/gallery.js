@@ -11,12 +11,15 @@ let place = 0; // of all videos, as a share of their length
 const placed = new WeakSet(); // the others may have data already, yet stand where they were loaded
 const canLead = (video) => placed.has(video) && video.readyState > 1;
 
-// A click plays or pauses all, not just one.
-gallery.addEventListener("click", (event) => {
-  if (event.target.tagName !== "VIDEO") return;
-  event.stopImmediatePropagation();
-  setPlaying(!playing);
-}, true);
+// A click on a video, or its key, plays or pauses all, not just one.
+for (const kind of ["click", "keydown"]) {
+  gallery.addEventListener(kind, (event) => {
+    if (event.target.tagName !== "VIDEO" || (event.key && event.key !== "Enter" && event.key !== " ")) return;
+    event.preventDefault();
+    event.stopImmediatePropagation();
+    setPlaying(!playing);
+  }, true);
+}
 
 // A video that comes near the screen takes the place of its row, the first of a row that of all.
 gallery.addEventListener("loadedmetadata", (event) => {
@@ -44,8 +47,9 @@ function follow() {
     const leader = videos.find(canLead);
     if (!leader) continue;
     for (const video of videos) {
-      const drift = Math.abs(video.currentTime - leader.currentTime);
-      if (canLead(video) && Math.min(drift, Math.abs(drift - video.duration)) > MOST_DRIFT) video.currentTime = leader.currentTime;
+      const wanted = leader.currentTime % video.duration; // a shorter one repeats
+      const drift = Math.abs(video.currentTime - wanted);
+      if (canLead(video) && Math.min(drift, video.duration - drift) > MOST_DRIFT) video.currentTime = wanted;
     }
   }
   if (playing) showPlace();
@@ -81,7 +85,8 @@ find.addEventListener("input", () => {
   document.getElementById("none-found").hidden = found > 0;
 });
 document.addEventListener("keydown", (event) => {
-  if (event.target.closest("input, select, button, [role=button]") || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.target.closest("input:not([type=range]), select") || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key === " " && event.target.closest("button, [role=button]")) return;
   const action = { " ": () => setPlaying(!playing), r: () => moveTo(() => 0), ",": () => step(-1), ".": () => step(1) }[event.key.toLowerCase()];
   if (!action) return;
   event.preventDefault();

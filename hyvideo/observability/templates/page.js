@@ -1,7 +1,7 @@
 "use strict";
 // Charts: the point nearest to the pointer, or to the arrow keys, shows its values.
 for (const figure of document.querySelectorAll(".chart")) {
-  const lines = JSON.parse(figure.dataset.lines);
+  const lines = JSON.parse(figure.dataset.lines).filter((line) => line.px.length);
   const [plot, area, cursor, tip] = [".plot", ".area", ".cursor", ".tip"].map((name) => figure.querySelector(name));
   const places = [...new Set(lines.flatMap((line) => line.px))].sort((a, b) => a - b);
   let shown = -1;
@@ -9,15 +9,15 @@ for (const figure of document.querySelectorAll(".chart")) {
   const show = (index) => {
     shown = Math.max(0, Math.min(places.length - 1, index));
     const place = places[shown];
-    tip.replaceChildren();
+    const there = lines.find((line) => line.px.includes(place));
+    const x = there.x[there.px.indexOf(place)];
+    tip.replaceChildren(`${figure.dataset.x} ${x}`);
     for (const line of lines) {
-      if (!line.px.length) continue;
       const at = nearest(line.px, place);
-      if (!tip.firstChild) tip.append(`${figure.dataset.x} ${line.x[at]}`);
       const row = document.createElement("div");
       row.className = `c${line.colour}`;
       const value = document.createElement("b");
-      value.textContent = line.y[at];
+      value.textContent = line.x[at] === x ? line.y[at] : `${line.y[at]} (at ${line.x[at]})`;
       const name = document.createElement("bdi");
       name.textContent = line.label;
       row.append(name, line.label ? " " : "", value);
@@ -108,10 +108,10 @@ for (const button of document.querySelectorAll(".play-all")) {
   group.addEventListener("loadeddata", (event) => { if (playing) event.target.play().catch(() => {}); }, true); // came near
 }
 
-// Prompts that are cut off open at a click or the Enter key.
+// Prompts that are cut off open at a click or a key.
 function offerWholePrompts() {
-  for (const prompt of document.querySelectorAll(".prompt:not(.long, .open)")) {
-    if (prompt.scrollHeight <= prompt.clientHeight + 2) continue;
+  const prompts = [...document.querySelectorAll(".prompt:not(.long, .open)")];
+  for (const prompt of prompts.filter((prompt) => prompt.scrollHeight > prompt.clientHeight + 2)) {
     prompt.classList.add("long");
     prompt.tabIndex = 0;
     prompt.setAttribute("role", "button");
@@ -119,8 +119,13 @@ function offerWholePrompts() {
     prompt.title = "Show the whole prompt";
     const toggle = () => prompt.setAttribute("aria-expanded", String(prompt.classList.toggle("open")));
     prompt.addEventListener("click", toggle);
-    prompt.addEventListener("keydown", (event) => { if (event.key === "Enter") toggle(); });
+    prompt.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" && event.key !== " ") return;
+      event.preventDefault();
+      toggle();
+    });
   }
 }
 offerWholePrompts();
+addEventListener("resize", offerWholePrompts);
 for (const details of document.querySelectorAll("details")) details.addEventListener("toggle", offerWholePrompts);

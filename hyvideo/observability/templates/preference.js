@@ -27,7 +27,11 @@ function shuffled(list, random) {
 // Votes survive a reload where the browser keeps them.
 const store = () => `preference-${study}-${rater}`;
 function remember() { try { localStorage.setItem(store(), JSON.stringify(votes)); } catch { /* saved as a file alone */ } }
-function recall() { try { return JSON.parse(localStorage.getItem(store())) || {}; } catch { return {}; } }
+function recall() {
+  let kept = {};
+  try { kept = JSON.parse(localStorage.getItem(store())) || {}; } catch { /* the browser keeps nothing */ }
+  for (const [key, vote] of Object.entries(kept)) if (!votes[key] || votes[key].at < vote.at) votes[key] = vote; // of another tab
+}
 
 const keyOf = (pair, criterion) => `${pair.pair} ${criterion}`;
 const isJudged = (pair) => criteria.every((criterion) => votes[keyOf(pair, criterion)]);
@@ -36,7 +40,8 @@ function begin(name) {
   rater = name;
   const random = generatorOf(study + rater);
   order = shuffled(pairs, random).map((pair) => ({ ...pair, videos: shuffled(pair.videos, random) }));
-  votes = recall();
+  votes = {};
+  recall();
   place = Math.max(0, order.findIndex((pair) => !isJudged(pair)));
   at("welcome").hidden = true;
   show();
@@ -94,6 +99,7 @@ function paint() {
 function answer(number, side) {
   const pair = order[place];
   const choice = { left: pair.videos[0], right: pair.videos[1], tie: "tie" }[side];
+  recall();
   votes[keyOf(pair, criteria[number])] = { study, rater, pair: pair.pair, criterion: criteria[number], choice, at: new Date().toISOString() };
   remember();
   asked = Math.min(number + 1, criteria.length - 1);
@@ -101,9 +107,14 @@ function answer(number, side) {
   at("announce").textContent = `${questions[number].getAttribute("aria-label")}: ${side === "tie" ? "no difference" : side}`;
 }
 
-function move(by) { place = Math.max(0, Math.min(order.length, place + by)); show(); }
+// A button used with the mouse would take the keys meant for the next pair.
+function leaveButton() { if (at("vote").contains(document.activeElement)) document.activeElement.blur(); }
+at("vote").addEventListener("click", (event) => { if (event.detail) leaveButton(); });
+
+function move(by) { if (at("questions").contains(document.activeElement)) leaveButton(); place = Math.max(0, Math.min(order.length, place + by)); show(); }
 
 function save() {
+  recall();
   const link = document.createElement("a");
   link.href = URL.createObjectURL(new Blob([JSON.stringify({ votes: Object.values(votes) }, null, 1)], { type: "application/json" }));
   link.download = `votes-${rater.replace(/[^\p{L}\p{N}_-]+/gu, "-")}.json`;
@@ -137,5 +148,5 @@ document.addEventListener("keydown", (event) => {
   }[event.key];
   if (!action) return;
   event.preventDefault();
-  action();
+  if (!event.repeat) action();
 });

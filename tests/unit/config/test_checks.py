@@ -173,6 +173,10 @@ def test_ranks_wait_longer_for_each_other_than_one_waits_for_a_server(base, serv
     assert problems(slow) == []  # nobody waits for one process
     patient = [*base, *server, "--remote_reward_timeout", "5", "--remote_reward_retries"]
     assert "wait 2112.5 s" in only_problem([*patient, "12"], 2) and problems([*patient, "9"], 2) == []
+    many = [*base, *server, "--validation_num_videos"]
+    assert problems([*many, "64"], 2) == [] and "wait 2407 s" in only_problem([*many, "65"], 2)
+    assert problems([*many, "65", "--validation_interval", "0"], 2) == []
+    assert problems([*many, "128", "--sp_size", "2"], 4) == problems([*many, "65", "--reward_batch_size", "9"], 2) == []
     assert "collective_timeout" in only_problem([*patient, str(2**63)], 2)
 
 

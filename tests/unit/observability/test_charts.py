@@ -55,6 +55,13 @@ def test_flat_and_extreme_curves_are_drawn_within_the_chart(values, logarithmic)
     assert drawing.y_ticks
 
 
+@pytest.mark.parametrize("logarithmic", [False, True])
+@pytest.mark.parametrize("ends", [(185.1, 185.9), (3.98, 4.0), (0.6101, 0.6118), (120_400.0, 121_200.0)])
+def test_labels_of_a_narrow_axis_differ(ends, logarithmic):
+    labels = [label for _, label in chart_of([1, 2], ends, logarithmic=logarithmic).y_ticks]
+    assert len(set(labels)) == len(labels) > 2
+
+
 def test_a_curve_without_a_value_is_no_chart_and_a_single_one_is_a_dot():
     assert chart_of([1, 2], [np.nan, np.nan]) is None
     drawing = chart_of([7], [0.5])
@@ -77,7 +84,10 @@ def test_more_curves_than_colours_differ_by_their_dash():
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0"), (0.4037, "0.404"), (-1.5, "−1.5"), (3e-5, "3e−5"), (1234.5, "1234"), (2.5e7, "2.5e7"), (np.nan, "–")],
+    [
+        *((0, "0"), (0.4037, "0.404"), (-1.5, "−1.5"), (1234.5, "1234"), (999.7, "1000")),
+        *((3e-5, "3e−5"), (2.5e7, "2.5e7"), (np.nan, "–")),
+    ],
 )
 def test_numbers_are_written_briefly(value, text):
     assert in_words(value) == text

@@ -76,11 +76,28 @@ class RemoteReward(RewardModel):
         Raises:
             RewardFailureError: the server refuses the request, which trying again would not change.
         """
+        try:
+            return self._score(videos, prompts)
+        except _Fault as fault:
+            _LOG.warning("%d videos have no score by %s: %s", len(prompts), self._name, fault)
+            return {metric: torch.full((len(prompts),), torch.nan) for metric in self.metrics}
+
+    def describe(self) -> str:
+        """Say how the server's reward scores."""
+        return self._description
+
+    def _score(self, videos: Videos, prompts: Sequence[str]) -> dict[str, Tensor]:
+        """Score videos, all of them or none.
+
+        Raises:
+            _Fault: there was no answer after all retries; what remains is not sent, or ranks that wait would give up.
+            RewardFailureError: the server refuses.
+        """
         contents, request = _packed(videos, prompts)
         size = len(request.model_dump_json()) + sum(len(content) + FORM_BYTES for content in contents)
         if size > self._max_body_bytes and len(prompts) > 1:
             half = len(prompts) // 2
-            halves = [self(videos[part], prompts[part]) for part in (slice(half), slice(half, None))]
+            halves = [self._score(videos[part], prompts[part]) for part in (slice(half), slice(half, None))]
             return {metric: torch.cat([scores[metric] for scores in halves]) for metric in self.metrics}
         if size > self._max_body_bytes:
             raise RewardFailureError(
@@ -101,19 +118,10 @@ class RemoteReward(RewardModel):
             self._check_answer(answer, sent)
             return answer
 
-        try:
-            metrics = self._persistently(post).metrics
-        except _Fault as fault:
-            _LOG.warning("%d videos have no score by %s: %s", len(prompts), self._name, fault)
-            metrics = {metric: [None] * len(prompts) for metric in self.metrics}
         return {
             metric: torch.tensor([torch.nan if value is None else value for value in values])
-            for metric, values in metrics.items()
+            for metric, values in self._persistently(post).metrics.items()
         }
-
-    def describe(self) -> str:
-        """Say how the server's reward scores."""
-        return self._description
 
     def _introduce(self) -> RewardFacts:
         """Ask what the server offers."""

@@ -170,6 +170,13 @@ def test_more_than_the_server_reads_is_sent_in_parts():
         assert app.requests == requests
 
 
+def test_after_one_part_without_an_answer_the_others_are_not_sent():
+    app = Faulty(create_app({"brightness": Brightness()}, token=TOKEN, max_body_bytes=2 * VIDEOS[0].nbytes), ["500"])
+    with serving(app) as url:
+        assert remote(url, reward_batch_size=4, remote_reward_retries=0)(VIDEOS, PROMPTS).total.isnan().all()
+    assert app.requests == 1
+
+
 def test_a_video_too_large_for_the_server_is_not_even_sent():
     app = Faulty(create_app({"brightness": Brightness()}, token=TOKEN, max_body_bytes=1000))
     with serving(app) as url:
