@@ -76,7 +76,7 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
     parser = argparse.ArgumentParser("evaluate", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     add = parser.add_argument
     add("--prompts_csv", required=True, help="CSV with a 'prompt' column")
-    add("--seeds", type=int, nargs="+", default=[42], help="videos per prompt, one for each seed; default 42")
+    add("--seeds", type=int, nargs="+", default=[42], help="videos per prompt, one each; default 42; a CSV's seed wins")
     entry = {"dest": "entries", "nargs": "+", "action": _AddEntry, "default": []}
     add("--model", metavar="NAME ROOT [TRAINED]", help="a model: base folder, and a checkpoint or LoRA folder", **entry)
     add("--videos", metavar="NAME FOLDER", help="existing videos, named as generate.py names those of a CSV", **entry)

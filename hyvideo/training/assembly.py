@@ -385,7 +385,8 @@ def _build_validation(
 
 def _introduce(console: Console, folder: RunFolder, config: Config, state: RunState, mesh: Mesh) -> None:
     """Log what runs, where, and from which step."""
-    trained, device = state.transformer.num_parameters(only_trainable=True), state.transformer.device
+    trained = state.transformer.num_parameters(only_trainable=True)
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     ranks = f", {mesh.world_size} ranks (dp {mesh.dp_size} x sp {mesh.sp_size})" if mesh.world_size > 1 else ""
     height, width = parse_size(config.rollout.rollout_size)
     console.info(

@@ -85,7 +85,7 @@ if ((nnodes > 1 || NPROC_PER_NODE > 1)); then
   export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}"
 fi
 export NCCL_DEBUG="${NCCL_DEBUG:-WARN}" NCCL_IB_TIMEOUT="${NCCL_IB_TIMEOUT:-22}"
-export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
+[[ -v PYTORCH_CUDA_ALLOC_CONF ]] || export PYTORCH_ALLOC_CONF="${PYTORCH_ALLOC_CONF:-expandable_segments:True}"
 
 # First the launcher's choices, then the caller's flags: the last one given wins.
 run=(--config "$config" --output_dir "$(bash scripts/post_train/run_folder.sh "$config")")

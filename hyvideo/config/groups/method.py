@@ -34,8 +34,8 @@ class RolloutConfig:
     """Frames per rollout video, 4n + 1 (the VAE packs 4 frames into one latent frame after the first)."""
 
     rollout_size: str = "352x624"
-    """HEIGHTxWIDTH of rollout videos in pixels, multiples of the VAE factor. 352x624 is the 480-base bucket,
-    480x864 the 640-base one."""
+    """HEIGHTxWIDTH of rollout videos in pixels, multiples of the VAE factor. For 16:9 352x624 is the 480-base bucket,
+    480x848 the 640-base one (what generate.py makes)."""
 
     infer_flow_shift_video: float = 5.0
     """Timestep shift of the rollout's sigma schedule. Larger spends more steps at high noise."""
@@ -76,7 +76,7 @@ class GrpoConfig:
     """Training algorithm. Only grpo exists here; the flag is kept for scripts that pass it."""
 
     batch_size: int = 2
-    """Videos per data-parallel rank in one rollout. batch_size and num_generations must divide one another."""
+    """Videos per data-parallel rank in one rollout. One of batch_size and num_generations must divide the other."""
 
     num_generations: int = 4
     """Group size G: videos sampled per prompt, compared with each other for the advantage. At least 2."""
