@@ -21,8 +21,8 @@ from scripts.paper.study import FAILS, HOLDS, Claim, Study, paragraph
 from scripts.paper.sweep import Arm, claim_ahead, difference, draw_arm, gain, rates_text, setup_text
 
 ROUNDS = 12
-WEIGHTS = (1e-5, 1.0, 10.0)
-"""The paper's weight, and two far larger ones: the position KL of these runs is some thousandths."""
+WEIGHTS = (1e-5, 0.01, 0.1, 1.0, 10.0)
+"""The paper's weight, and larger ones up to where the position KL, some thousandths here, stops all learning."""
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     name: yaml.safe_load((REPOSITORY / "configs" / "kl" / f"{name}.yaml").read_text(encoding="utf-8"))["kl"]
@@ -59,9 +59,9 @@ def label_of(strategy: str, updates: int, weight: float) -> str:
 
 def draw(found: Mapping[str, Any]) -> Figure:
     """One panel per weight and number of updates, one row per strategy."""
-    figure = new_figure(10, 2.8)
-    panels = figure.subplots(1, len(PANELS), sharex=True, sharey=True)
-    for axes, (updates, weight) in zip(panels, PANELS, strict=True):
+    figure = new_figure(10, 5)
+    panels = figure.subplots(2, len(PANELS) // 2, sharex=True, sharey=True)
+    for axes, (updates, weight) in zip(panels.flat, PANELS, strict=True):
         _panel(axes, found, updates, weight)
     return figure
 
