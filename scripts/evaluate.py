@@ -151,8 +151,8 @@ def _check_entries(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
     if not names or len(set(names)) < len(names):
         raise ValueError(f"Give each --model and --videos a name of its own; received {', '.join(names) or 'none'}.")
     for entry in arguments.entries:
-        if Path(entry.name).name != entry.name:
-            raise ValueError(f"--model {entry.name}: the name becomes a folder below --output_dir; leave out '/'.")
+        if Path(entry.name).name != entry.name or entry.name in ("", ".."):
+            raise ValueError(f"--model {entry.name}: the name becomes a folder below --output_dir, so no '/' or '..'.")
         if not entry.makes_videos and not entry.root.is_dir():
             raise ValueError(f"--videos {entry.name}: there is no folder '{entry.root}'.")
         if entry.makes_videos:

@@ -268,7 +268,8 @@ def _waiting_problems(cfg: Config, world_size: int) -> Iterator[str]:
     if world_size == 1 or not _asks_server(reward) or min(sp_size, block, in_flight) < 1:
         return
     validated = cfg.validation.is_on * math.ceil(cfg.validation.validation_num_videos / max(1, world_size // sp_size))
-    videos = math.ceil(max(cfg.grpo.batch_size, validated) / sp_size)
+    trained = cfg.grpo.batch_size * cfg.grpo.gradient_accumulation_steps
+    videos = math.ceil(max(trained, validated) / sp_size)
     times = math.ceil(math.ceil(videos / block) / in_flight)
     seconds = times * (timeout * (retries + 1) + 0.5 * (2.0 ** min(retries, 60) - 1))  # waits double from half a second
     if seconds >= limit:

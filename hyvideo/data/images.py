@@ -15,7 +15,7 @@ FORMATS = ("PNG", "JPEG", "WEBP")
 
 UNREADABLE = (
     *(OSError, SyntaxError, ValueError, Image.DecompressionBombError),
-    *(AttributeError, TypeError, struct.error),  # of an EXIF tag of another type than it should have
+    *(ArithmeticError, AttributeError, LookupError, TypeError, struct.error),  # of a damaged EXIF tag
 )
 """What the library raises for damaged files."""
 

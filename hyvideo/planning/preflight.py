@@ -73,7 +73,7 @@ def preflight(config: Config, planned: Plan | ValueError | None) -> str:
     require_same(_machine_facts())
     with all_or_none():
         _check_weights(config)
-        check_rewards(config.reward, config.model.pretrained_model_root)
+        check_rewards(config.reward, config.model.pretrained_model_root, config.rollout.video_fps)
     folder = open_folder(config, world_size // config.parallel.sp_size)
     _check_folder(folder.path)
     plan = from_main(lambda: _plan_or_raise(planned))

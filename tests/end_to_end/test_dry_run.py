@@ -11,10 +11,13 @@ from hyvideo.checkpoint.run_folder import RunFolder
 from hyvideo.config.loading import load_config
 from hyvideo.config.schema import RunConfig
 from hyvideo.distributed.gpus import Gpu
+from hyvideo.models.reward_models.remote.server import create_app
 from hyvideo.planning import preflight as module
 from hyvideo.planning.preflight import check_space, plan_on_main, preflight
 from hyvideo.training.trainer import Trainer
 from tests.support.command_line import CommandLine
+from tests.support.reward_server import serving
+from tests.support.rewards import Brightness
 from tests.support.training import arguments
 
 
@@ -60,6 +63,17 @@ def test_weights_that_do_not_fit_are_found_without_reading_them(dry_run, tiny_ro
 def test_a_reward_without_its_weights_is_found(dry_run):
     with pytest.raises(ValueError, match="VideoReward"):
         dry_run(reward_model="videoalign_local")
+
+
+def test_a_reward_server_is_asked_as_the_run_will(dry_run, monkeypatch):
+    monkeypatch.delenv("REWARD_TOKEN", raising=False)
+    with serving(create_app({"brightness": Brightness()}, video_fps=12)) as url:
+        settings = {"reward_model": "brightness", "remote_reward_url": url, "reward_weights": '{"brightness": 1.0}'}
+        assert "in order" in dry_run(planned=True, video_fps=12, **settings)
+        with pytest.raises(ValueError, match=r"video_fps is 24, but .* 12\.0"):
+            dry_run(**settings)
+        with pytest.raises(ValueError, match="brightness has no metric contrast"):
+            dry_run(video_fps=12, **settings | {"reward_weights": '{"contrast": 1.0}'})
 
 
 def test_a_checkpoint_of_other_settings_is_found(dry_run, make_trainer: Callable[..., Trainer]):

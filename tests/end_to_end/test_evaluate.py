@@ -84,7 +84,8 @@ def test_weights_of_overall_are_the_users(evaluate: Callable[..., int], greys: P
     [
         ([], "received none"),
         (["--videos", "a", "GREYS", "--videos", "a", "GREYS"], "received a, a"),
-        (["--videos", "a/b", "GREYS"], "leave out '/'"),
+        (["--videos", "a/b", "GREYS"], "no '/' or '..'"),
+        (["--videos", "..", "GREYS"], "no '/' or '..'"),
         (["--videos", "a", "nowhere"], "there is no folder 'nowhere'"),
         (["--model", "a", "GREYS"], "weights are missing"),
         (["--model", "a", "ROOT", "GREYS"], "greys"),

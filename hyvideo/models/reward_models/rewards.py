@@ -182,18 +182,18 @@ def _with_options(act: Callable[..., T], name: str, context: RewardContext, opti
         raise ValueError(f"reward_config: {name} cannot use its options {dict(options)}: {error}.") from error
 
 
-def check_rewards(config: RewardConfig, model_root: str | Path) -> None:
+def check_rewards(config: RewardConfig, model_root: str | Path, video_fps: float = 24) -> None:
     """Refuse what `get_reward_fn` would refuse, as far as it shows without loading a network.
 
     Raises:
         ValueError: as `get_reward_fn`.
     """
-    context, known = RewardContext(model_root=Path(model_root)), registered_rewards()
+    context, known = RewardContext(model_root=Path(model_root), video_fps=video_fps), registered_rewards()
     for choice in _checked_choices(config):
         if choice.url is None:
             _with_options(known[choice.name].check, choice.name, context, choice.options)
         else:
-            RemoteReward(context, choice.name, choice.url, config)
+            check_metrics(choice, RemoteReward(context, choice.name, choice.url, config).metrics)
 
 
 def _checked_choices(config: RewardConfig) -> list[RewardChoice]:

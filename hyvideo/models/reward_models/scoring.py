@@ -3,7 +3,7 @@
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,8 +76,8 @@ class Scoring:
         """Drop what has not begun, wait for what has, and remove the files."""
         futures = [future for block in self._results for future in block]
         for future in futures:
-            if not future.cancel():
-                future.exception()
+            future.cancel()
+        wait(futures)
         self._folder.cleanup()
 
     def _start_block(self) -> None:

@@ -177,6 +177,8 @@ def test_ranks_wait_longer_for_each_other_than_one_waits_for_a_server(base, serv
     assert problems([*many, "64"], 2) == [] and "wait 2407 s" in only_problem([*many, "65"], 2)
     assert problems([*many, "65", "--validation_interval", "0"], 2) == []
     assert problems([*many, "128", "--sp_size", "2"], 4) == problems([*many, "65", "--reward_batch_size", "9"], 2) == []
+    accumulated = [*base, *server, "--validation_interval", "0", "--gradient_accumulation_steps"]
+    assert problems([*accumulated, "8"], 2) == [] and "wait 2407 s" in only_problem([*accumulated, "9"], 2)
     assert "collective_timeout" in only_problem([*patient, str(2**63)], 2)
 
 

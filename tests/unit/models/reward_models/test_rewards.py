@@ -112,10 +112,13 @@ def test_a_failed_item_has_no_total_and_the_others_keep_theirs():
 
 
 def test_an_error_of_a_reward_is_not_swallowed_and_leaves_it_usable():
-    reward = reward_of(reward_batch_size=1)
+    config = several(brightness={"sub_reward": {"brightness": 1}, "options": {"seconds": 0.1}})
+    config.reward_batch_size = 1
+    reward = get_reward_fn(config)
     with pytest.raises(RuntimeError, match="the reward broke"):
-        reward(grey_videos(1, 2, 3), ["a", "raise", "a"])
-    assert reward(grey_videos(3), ["a"]).total.tolist() == [5]
+        reward(grey_videos(*range(10)), ["raise", *"abcdefghi"])
+    assert len(model_of(reward).calls) < 10  # what had not begun was dropped
+    assert reward(grey_videos(3), ["a"]).total.tolist() == [3]
 
 
 def test_a_reward_that_gives_other_shapes_than_one_score_per_video_is_refused(monkeypatch):
