@@ -21,7 +21,7 @@ class Job:
     Attributes:
         path: the mp4 to write; a JSON file of the same name says how it was made.
         prompt: text, number and image.
-        seed: of its noise, unless the prompt has its own.
+        seed: of its noise; the prompt's own where it has one.
     """
 
     path: Path

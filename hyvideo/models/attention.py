@@ -80,27 +80,26 @@ class TrimmedAttnProcessor:
         attn: Attention,
         hidden_states: Tensor,
         encoder_hidden_states: Tensor,
-        attention_mask: Sequence[EqualRows] | None = None,
-        image_rotary_emb: tuple[Tensor, Tensor] | None = None,
+        attention_mask: Sequence[EqualRows] | None,
+        image_rotary_emb: tuple[Tensor, Tensor],
     ) -> tuple[Tensor, Tensor]:
         """Attend over `[video, condition]` with scaled dot-product attention; `attention_mask` has the equal rows."""
-        query, key, value = _project(attn, hidden_states, attn.to_q, attn.to_k, attn.to_v, attn.norm_q, attn.norm_k)
-        text = _project(
-            attn,
-            encoder_hidden_states,
-            attn.add_q_proj,
-            attn.add_k_proj,
-            attn.add_v_proj,
-            attn.norm_added_q,
-            attn.norm_added_k,
+        heads = (attn.heads, -1)
+        query = attn.norm_q(attn.to_q(hidden_states).unflatten(2, heads))
+        key = attn.norm_k(attn.to_k(hidden_states).unflatten(2, heads))
+        value = attn.to_v(hidden_states).unflatten(2, heads)
+        text = (
+            attn.norm_added_q(attn.add_q_proj(encoder_hidden_states).unflatten(2, heads)),
+            attn.norm_added_k(attn.add_k_proj(encoder_hidden_states).unflatten(2, heads)),
+            attn.add_v_proj(encoder_hidden_states).unflatten(2, heads),
         )
         if self.sp_group is not None:
-            num_video = image_rotary_emb[0].shape[0]
-            query, key, value = tokens_to_heads(_stacked(query, key, value), num_video, self.sp_group)
+            num_video, dtype = image_rotary_emb[0].shape[0], value.dtype
+            stacked = torch.stack([query.to(dtype), key.to(dtype), value])  # autocast may have left norms in float32
+            query, key, value = tokens_to_heads(stacked, num_video, self.sp_group)
             text = tuple(own_heads(part, self.sp_group) for part in text)
-        if image_rotary_emb is not None:
-            query = apply_rotary_emb(query, image_rotary_emb, sequence_dim=1)
-            key = apply_rotary_emb(key, image_rotary_emb, sequence_dim=1)
+        query = apply_rotary_emb(query, image_rotary_emb, sequence_dim=1)
+        key = apply_rotary_emb(key, image_rotary_emb, sequence_dim=1)
         video_out, text_out = attend_jointly((query, key, value), text, attention_mask)
         if self.sp_group is not None:
             video_out = heads_to_tokens(video_out, self.sp_group)
@@ -159,30 +158,6 @@ def equal_rows_of(lengths: Sequence[int], device: torch.device | None = None) ->
         equal_rows.append(EqualRows(start, stop, torch.empty(length, device=device, dtype=torch.bool)))
         start = stop
     return tuple(equal_rows)
-
-
-def _stacked(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Stack query, key and value in the dtype that attention computes in: autocast may have left norms in float32."""
-    dtype = value.dtype
-    return torch.stack([query.to(dtype), key.to(dtype), value])
-
-
-def _project(
-    attn: Attention,
-    hidden: Tensor,
-    to_query: nn.Module,
-    to_key: nn.Module,
-    to_value: nn.Module,
-    norm_query: nn.Module,
-    norm_key: nn.Module,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Project one stream `[B, S, D]` to normalised query, key and value `[B, S, N, D / N]`."""
-    heads = (attn.heads, -1)
-    return (
-        norm_query(to_query(hidden).unflatten(2, heads)),
-        norm_key(to_key(hidden).unflatten(2, heads)),
-        to_value(hidden).unflatten(2, heads),
-    )
 
 
 class _ConditionTrim:

@@ -55,10 +55,10 @@ _TRANSFORMER_MODULES = (
     (f"{BLOCK[0]}.ff.net.2", f"{BLOCK[1]}.img_mlp.fc2"),
     (f"{BLOCK[0]}.ff_context.net.0.proj", f"{BLOCK[1]}.txt_mlp.fc1"),
     (f"{BLOCK[0]}.ff_context.net.2", f"{BLOCK[1]}.txt_mlp.fc2"),
+    ("norm_out.linear", "final_layer.adaLN_modulation.1"),
     ("proj_out", "final_layer.linear"),
 )
 _FUSED = tuple((f"{REFINER[0]}.attn.to_{part}", f"{REFINER[1]}.self_attn_qkv") for part in "qkv")
-_SWAPPED = ("norm_out.linear", "final_layer.adaLN_modulation.1")
 
 
 def _vae_modules(side: str, direction: str, sampler: str) -> tuple[tuple[str, str], ...]:
@@ -113,14 +113,9 @@ Naming = Callable[[str], Part | None]
 """Finds the part of the file for the name of a module's tensor; a KeyError means that the layout has none."""
 
 
-def _pattern(names: str) -> re.Pattern:
-    """Compile a table entry: `#` is a number, and what follows the module's name is kept."""
-    return re.compile(re.escape(names).replace(r"\#", r"(\d+)") + r"(\.[^#]+)")
-
-
-def _renamer(table: Sequence[tuple[str, str]], source: int) -> Callable[[str], str]:
-    """Return a function that renames from column `source` of `table` to the other one."""
-    compiled = [(_pattern(pair[source]), pair[1 - source]) for pair in table]
+def _renamer(table: Sequence[tuple[str, str]]) -> Callable[[str], str]:
+    """Return a function that renames by `table`: `#` is a number, and what follows the module's name is kept."""
+    compiled = [(re.compile(re.escape(ours).replace(r"\#", r"(\d+)") + r"(\.[^#]+)"), theirs) for ours, theirs in table]
 
     def rename(name: str) -> str:
         """Rename by the first entry that matches; a KeyError if none does."""
@@ -135,10 +130,9 @@ def _renamer(table: Sequence[tuple[str, str]], source: int) -> Callable[[str], s
     return rename
 
 
-_to_original = _renamer(_TRANSFORMER_MODULES, 0)
-_to_fused = [_renamer((pair,), 0) for pair in _FUSED]
-_to_swapped = _renamer((_SWAPPED,), 0)
-_vae_to_original = _renamer(_VAE_MODULES, 0)
+_to_original = _renamer(_TRANSFORMER_MODULES)
+_to_fused = [_renamer((pair,)) for pair in _FUSED]
+_vae_to_original = _renamer(_VAE_MODULES)
 
 
 def transformer_part(name: str) -> Part:
@@ -156,9 +150,7 @@ def transformer_part(name: str) -> Part:
             return Part(rename(name), index, len(_to_fused))
         except KeyError:
             continue
-    if name.startswith(f"{_SWAPPED[0]}."):
-        return Part(_to_swapped(name), swapped=True)
-    return Part(_to_original(name))
+    return Part(_to_original(name), swapped=name.startswith("norm_out.linear."))
 
 
 def vae_part(name: str) -> Part:

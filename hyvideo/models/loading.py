@@ -170,9 +170,8 @@ def load_pipeline(
         ValueError: missing files (all are named), or weights that do not fit their config exactly.
     """
     root = check_layout(root, version)
-    original, image_to_video = not is_diffusers_layout(root), task_of(root, version) == "i2v"
-    load_encoders = original_encoders if original else diffusers_encoders
-    encoders = load_encoders(root, encoder_dtype, encoders_on, vision=image_to_video)
+    load_encoders = diffusers_encoders if is_diffusers_layout(root) else original_encoders
+    encoders = load_encoders(root, encoder_dtype, encoders_on, vision=task_of(root, version) == "i2v")
     return pipeline_class(
         transformer=load_transformer(root, version, dtype=transformer_dtype, device=device, prepare=prepare),
         vae=load_vae(root, dtype=encoder_dtype, device=device),

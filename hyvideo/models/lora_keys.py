@@ -97,14 +97,10 @@ def adapter_to_original(tensors: Adapter, settings: Mapping[str, Any]) -> tuple[
 
 def _taken_apart(down: Tensor, up: Tensor, part: Part) -> tuple[Tensor, Tensor]:
     """Return A and B of one part of an original module."""
-    rows = up.shape[0] // part.count
+    rank, rows = down.shape[0] // part.count, up.shape[0] // part.count
     piece = torch.cat([up[start:stop] for start, stop in part.rows(0, rows, rows)])
-    rank = down.shape[0] // part.count
-    blocks = [block.split(rank, 1) for block in up.split(rows)] if rank * part.count == down.shape[0] else []
-    diagonal = bool(up.any()) and not any(
-        bool(block.any()) for i, row in enumerate(blocks) for j, block in enumerate(row) if i != j
-    )
-    if part.count == 1 or not blocks or not diagonal:
+    blocks = [up[i * rows : (i + 1) * rows, i * rank : (i + 1) * rank] for i in range(part.count)]
+    if part.count == 1 or not up.any() or not torch.equal(up, torch.block_diag(*blocks)):
         return down.clone(), piece.clone()
     own = slice(part.index * rank, (part.index + 1) * rank)
     return down[own].clone(), piece[:, own].clone()
@@ -134,18 +130,13 @@ def _settings(old: Mapping[str, Any], ranks: Mapping[str, int], alphas: Mapping[
         "r": rank,
         "lora_alpha": alpha,
         "target_modules": sorted(ranks),
-        "rank_pattern": {_exactly(module): value for module, value in ranks.items() if value != rank},
+        "rank_pattern": {f"^{re.escape(module)}": value for module, value in ranks.items() if value != rank},
         "alpha_pattern": {
-            _exactly(module): int(value) if value == int(value) else value
+            f"^{re.escape(module)}": int(value) if value == int(value) else value
             for module, value in alphas.items()
             if value != alpha
         },
     }
-
-
-def _exactly(module: str) -> str:
-    """Return the pattern that matches only this module."""
-    return "^" + module.replace(".", r"\.")
 
 
 def _refuse_other_kinds(settings: Mapping[str, Any]) -> None:

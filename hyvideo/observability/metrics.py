@@ -79,7 +79,6 @@ class MetricsLog:
         self.discarded_path = run_dir / "metrics.discarded.jsonl"
         self.trackers = trackers
         self._claim = claim(run_dir)
-        self._file = None
         self._last_step = self._keep_rows_up_to(math.inf)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -101,7 +100,10 @@ class MetricsLog:
             raise ValueError(f"The name 'step' is taken by the update's number; received a metric 'step' at {step}.")
         numbers = {name: float(values[name]) for name in sorted(values)}
         row = {"step": step} | {name: value if math.isfinite(value) else None for name, value in numbers.items()}
-        self._append(json.dumps(row, allow_nan=False))
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         if self.trackers:
             self.trackers.log(step, numbers)
         self._last_step = step
@@ -111,27 +113,13 @@ class MetricsLog:
 
         Killed at any moment this loses no row, and calling it again completes it.
         """
-        self._close_file()
         self._last_step = self._keep_rows_up_to(step)
 
     def close(self) -> None:
-        """Close the file, which a later `log` opens again, end the trackers, and leave the folder to others."""
-        self._close_file()
+        """End the trackers, and leave the folder to others."""
         self._claim.close()
         if self.trackers:
             self.trackers.close()
-
-    def _close_file(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _append(self, line: str) -> None:
-        if self._file is None:
-            self._file = self.path.open("a", encoding="utf-8")
-        self._file.write(line + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
 
     def _keep_rows_up_to(self, step: float) -> int | None:
         """Split the file into rows up to `step` and the rest, which moves away; return the last kept step."""

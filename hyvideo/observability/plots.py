@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -35,7 +34,6 @@ def plot_reward_curve(metrics: Path, png: Path, *, held_out: Mapping[str, Gain])
     if not np.isfinite(mean).any():
         raise ValueError(f"{metrics} holds no 'reward/mean' in its {len(rows)} rows: nothing to draw.")
     figure = Figure(figsize=(11, 5.5), layout="constrained")
-    FigureCanvasAgg(figure)
     panels = figure.subplot_mosaic([["reward", name] for name in METRIC_MEANINGS], width_ratios=(2.2, 1))
     centre, width = smooth(mean), smooth(_column(rows, "reward/std"))
     panels["reward"].fill_between(steps, centre - width, centre + width, color=_BLUE, alpha=0.12, linewidth=0)

@@ -25,7 +25,6 @@ from hyvideo.observability.scored_videos import ScoredVideo
 
 PROJECT = "sage-grpo"
 _GIF_SIDE, _GIF_FRAMES = 256, 48
-_PACKAGES = {"comet_ml": "comet-ml"}
 
 
 def check_trackers(names: Sequence[str]) -> None:
@@ -40,8 +39,7 @@ def check_trackers(names: Sequence[str]) -> None:
             near = nearest(name, known)
             raise ValueError(f"trackers: unknown tracker '{name}', the nearest is '{near}'; known: {', '.join(known)}.")
         if name not in [str(found) for found in get_available_trackers()]:
-            package = _PACKAGES.get(name, name)
-            raise ValueError(f"trackers: '{name}' is not installed: pip install {package}, or leave it out.")
+            raise ValueError(f"trackers: '{name}' is not installed: pip install {name}, or leave it out.")
 
 
 class Trackers:

@@ -4,7 +4,6 @@ import faulthandler
 import sys
 import threading
 import time
-from types import TracebackType
 from typing import TextIO
 
 from hyvideo.observability.phase_timer import PhaseTimer
@@ -43,14 +42,11 @@ class Watchdog:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Stop."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
-            self._thread = None
 
     def _watch(self) -> None:
         since, told = self._timer.since, 0

@@ -53,9 +53,8 @@ class Conditioning:
 
     def rows(self, index: Sequence[int]) -> "Conditioning":
         """Return the rows `index` (repeats allowed), padded to the longest among them."""
-        picked = [int(i) for i in index]
-        images = None if self.images is None else self.images.rows(picked)
-        return self.from_rows([self._text_of(i) for i in picked], [self._glyph_of(i) for i in picked], images)
+        images = None if self.images is None else self.images.rows(index)
+        return self.from_rows([self._text_of(i) for i in index], [self._glyph_of(i) for i in index], images)
 
     def with_negative(self, negative: "Conditioning") -> "Conditioning":
         """Return the rows of `self`, then for each the one row of `negative` with that row's own image."""

@@ -38,12 +38,9 @@ class SampleNoise:
         return self._draw("step", index, shape, shared=False)
 
     def _draw(self, kind: str, index: int, shape: Sequence[int], *, shared: bool) -> Tensor:
-        def one(seed: int, prompt: int, generation: int) -> Tensor:
-            """Draw one sample's noise."""
-            generator = generator_for(
-                seed, f"{self.stream}/{kind}", self.round, prompt, 0 if shared else generation, index
-            )
-            return torch.randn(*shape, generator=generator)
-
-        samples = zip(self.seeds, self.prompts, self.generations, strict=True)
-        return torch.stack([one(*sample) for sample in samples])
+        stream = f"{self.stream}/{kind}"
+        generators = [
+            generator_for(seed, stream, self.round, prompt, 0 if shared else generation, index)
+            for seed, prompt, generation in zip(self.seeds, self.prompts, self.generations, strict=True)
+        ]
+        return torch.stack([torch.randn(*shape, generator=generator) for generator in generators])

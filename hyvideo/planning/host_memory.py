@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from hyvideo.config.schema import Config
 from hyvideo.planning.networks import Networks
 from hyvideo.planning.traffic import ParameterCounts
-from hyvideo.planning.workload import BYTES
 from hyvideo.training.anchor import anchor_kind
+from hyvideo.training.assembly import DTYPES
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def host_memory(
         world_size: ranks.
         checkpoint_bytes: of one checkpoint: trained weights, optimizer states, and the anchor where it is a copy.
     """
-    parallel, size = config.parallel, BYTES[config.model.master_weight_type]
+    parallel, size = config.parallel, DTYPES[config.model.master_weight_type].itemsize
     sharded = parallel.enable_fsdp and world_size > 1
     shards = world_size // parallel.dp_replicate if sharded else 1
     resting = networks.reward_bytes if config.reward.reward_offload else 0

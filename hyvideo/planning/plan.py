@@ -12,8 +12,9 @@ from hyvideo.planning.memory import Memory, PeaksOf, predict_memory
 from hyvideo.planning.networks import Networks, read_networks
 from hyvideo.planning.simulation import policy_on_meta
 from hyvideo.planning.traffic import ParameterCounts, count_parameters
-from hyvideo.planning.workload import BYTES, PhaseWork, Workload, link_speeds, workload
+from hyvideo.planning.workload import PhaseWork, Workload, workload
 from hyvideo.training.anchor import anchor_kind
+from hyvideo.training.assembly import DTYPES
 
 GIB = 2**30
 
@@ -197,7 +198,7 @@ def checkpoint_bytes(config: Config, parameters: ParameterCounts) -> int:
     states = matrices + 2 * (parameters.trained - matrices)
     anchor = parameters.trained if anchor_kind(config.kl, config.model) == "copy" else 0
     precision = "fp32" if config.model.use_lora else config.model.master_weight_type  # adapters are float32 always
-    return BYTES[precision] * (parameters.trained + states + anchor)
+    return DTYPES[precision].itemsize * (parameters.trained + states + anchor)
 
 
 def _clock(
@@ -206,12 +207,18 @@ def _clock(
     """Return what predicts the time of a phase; None where the GPU's speed is not known."""
     if gpu is None or not gpu.teraflops:
         return None
-    speeds = link_speeds(
-        config,
-        world_size,
-        gpus_per_node=assumptions.gpus_per_node,
-        link=gpu.link,
-        network=assumptions.network,
+    parallel = config.parallel
+    shards = world_size // parallel.dp_replicate if parallel.enable_fsdp else 1
+    weights, copies, tokens = (  # bytes per second; within a machine where the group of ranks fits into one
+        1e9 * (gpu.link if size <= assumptions.gpus_per_node else assumptions.network)
+        for size in (shards, world_size, parallel.sp_size)
     )
     rate = gpu.teraflops * 1e12 * assumptions.utilisation
-    return lambda phase: phase.seconds(rate, speeds)
+
+    def seconds(phase: PhaseWork) -> float:
+        """Weights are sent during the computation, tokens between its parts."""
+        sent = phase.traffic
+        computing = max(phase.flops / rate, sent.weights / weights + sent.copies / copies)
+        return computing + (sent.tokens + sent.condition) / tokens
+
+    return seconds

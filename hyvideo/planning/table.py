@@ -25,10 +25,8 @@ def plan_table(plan: Plan) -> str:
 
 
 def _layout(plan: Plan) -> Rows:
-    yield (
-        "ranks = copies x shards x sp",
-        (f"{plan.world_size} = {plan.dp_replicate} x {plan.dp_degree // plan.dp_replicate} x {plan.sp_size}"),
-    )
+    shards = plan.dp_degree // plan.dp_replicate
+    yield "ranks = copies x shards x sp", f"{plan.world_size} = {plan.dp_replicate} x {shards} x {plan.sp_size}"
     yield "video", f"{plan.frames}x{plan.size}"
     yield "videos per round", str(plan.videos)
     yield "prompt groups per round", str(plan.prompts)

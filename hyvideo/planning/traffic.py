@@ -18,26 +18,19 @@ class ParameterCounts:
     Attributes:
         blocks: weights in transformer blocks.
         around: all others.
-        trained_blocks: of `blocks` those that are trained.
-        trained_around: of `around` those that are trained.
-        trained_matrices: of all trained ones those with two or more dimensions, which Muon takes.
+        trained: of all those that are trained.
+        trained_matrices: of `trained` those with two or more dimensions, which Muon takes.
     """
 
     blocks: int
     around: int
-    trained_blocks: int
-    trained_around: int
+    trained: int
     trained_matrices: int
 
     @property
     def total(self) -> int:
         """All weights."""
         return self.blocks + self.around
-
-    @property
-    def trained(self) -> int:
-        """All trained weights."""
-        return self.trained_blocks + self.trained_around
 
 
 def count_parameters(transformer: nn.Module) -> ParameterCounts:
@@ -49,8 +42,7 @@ def count_parameters(transformer: nn.Module) -> ParameterCounts:
     return ParameterCounts(
         blocks=sum(count for inside, _, _, count in rows if inside),
         around=sum(count for inside, _, _, count in rows if not inside),
-        trained_blocks=sum(count for inside, trained, _, count in rows if inside and trained),
-        trained_around=sum(count for inside, trained, _, count in rows if not inside and trained),
+        trained=sum(count for _, trained, _, count in rows if trained),
         trained_matrices=sum(count for _, trained, matrix, count in rows if trained and matrix),
     )
 

@@ -14,9 +14,8 @@ from hyvideo.planning.networks import Networks, make_vae
 from hyvideo.planning.traffic import ParameterCounts, Traffic, token_traffic, weight_traffic
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.anchor import anchor_kind
+from hyvideo.training.assembly import DTYPES
 from hyvideo.training.cautions import videos_together
-
-BYTES = {"bf16": 2, "fp32": 4}
 
 
 @dataclass(frozen=True)
@@ -30,42 +29,6 @@ class PhaseWork:
 
     flops: int
     traffic: Traffic
-
-    def seconds(self, flops_per_second: float, speeds: "LinkSpeeds") -> float:
-        """Return the predicted time: weights are sent during the computation, tokens between its parts."""
-        traffic = self.traffic
-        weights = traffic.weights / speeds.weights + traffic.copies / speeds.copies
-        return max(self.flops / flops_per_second, weights) + (traffic.tokens + traffic.condition) / speeds.tokens
-
-
-@dataclass(frozen=True)
-class LinkSpeeds:
-    """Bytes per second that a rank sends: within a machine where a group of ranks fits into one, else between them.
-
-    Attributes:
-        weights: among the ranks of one copy of the model.
-        copies: among its copies.
-        tokens: among the ranks of one video.
-    """
-
-    weights: float
-    copies: float
-    tokens: float
-
-
-def link_speeds(config: Config, world_size: int, *, gpus_per_node: int, link: float, network: float) -> LinkSpeeds:
-    """Return the speeds of a run's groups.
-
-    Args:
-        config: the run's.
-        world_size: ranks.
-        gpus_per_node: ranks per machine.
-        link: GB/s of a GPU to others of its machine.
-        network: GB/s of a GPU to other machines.
-    """
-    shards = world_size // config.parallel.dp_replicate if config.parallel.enable_fsdp else 1
-    sizes = (shards, world_size, config.parallel.sp_size)
-    return LinkSpeeds(*(1e9 * (link if size <= gpus_per_node else network) for size in sizes))
 
 
 @dataclass(frozen=True)
@@ -155,7 +118,7 @@ def workload(
     recompute = parallel.activation_checkpointing if config.model.enable_gradient_checkpointing else "none"
     training = forward.training(recompute=recompute, weight_gradients=not config.model.use_lora)
     sizes = {"num_video": num_video, "num_condition": num_text, "rows": rows, "sp_size": parallel.sp_size}
-    sizes["token_bytes"] = BYTES[config.model.dtype]
+    sizes["token_bytes"] = DTYPES[config.model.dtype].itemsize
     tokens = token_traffic(networks.transformer, **sizes, training=False)
     trained_tokens = token_traffic(networks.transformer, **sizes, training=True, recompute=recompute != "none")
     batches = math.ceil(videos / videos_together(config))
@@ -165,7 +128,7 @@ def workload(
         anchor_calls = min(1, anchor_calls)
     update_traffic = trained_tokens.times(pairs)
     update_traffic += _weight_traffic(config, parameters, world_size, training=True).times(passes)
-    update_traffic += _muon_traffic(config, parameters, world_size).times(grpo.updates_per_rollout)
+    update_traffic += _optimizer_traffic(config, parameters, world_size).times(grpo.updates_per_rollout)
     own, together = validation_videos(config, world_size)
     validation = None
     if own:
@@ -203,7 +166,7 @@ def _sampling(
         num_condition=num_text,
         rows=rows,
         sp_size=sp_size,
-        token_bytes=BYTES[config.model.dtype],
+        token_bytes=DTYPES[config.model.dtype].itemsize,
         training=False,
     )
     with torch.device("meta"):
@@ -221,27 +184,23 @@ def _stochastic_steps(config: Config) -> int:
     return int(scheduler.trained_steps(sde_type=rollout.sde_type, eta=rollout.eta).sum())
 
 
-def _is_sharded(config: Config, world_size: int) -> bool:
-    return config.parallel.enable_fsdp and world_size > 1
-
-
 def _weight_traffic(config: Config, parameters: ParameterCounts, world_size: int, *, training: bool = False) -> Traffic:
     """Return what the weights cost in one pass."""
-    if not _is_sharded(config, world_size):
+    if not config.parallel.enable_fsdp:
         return Traffic()
     return weight_traffic(
         parameters,
         num_shards=world_size // config.parallel.dp_replicate,
         dp_replicate=config.parallel.dp_replicate,
-        block_bytes=BYTES[config.model.dtype],
-        around_bytes=BYTES[config.model.master_weight_type],
+        block_bytes=DTYPES[config.model.dtype].itemsize,
+        around_bytes=DTYPES[config.model.master_weight_type].itemsize,
         training=training,
     )
 
 
-def _muon_traffic(config: Config, parameters: ParameterCounts, world_size: int) -> Traffic:
+def _optimizer_traffic(config: Config, parameters: ParameterCounts, world_size: int) -> Traffic:
     """Return what an update costs besides its passes: whole matrices for Muon, or gradients that are not sharded."""
-    if not _is_sharded(config, world_size):
+    if not config.parallel.enable_fsdp:
         return Traffic(copies=2 * 4 * parameters.trained * (world_size - 1) // world_size)
     shards = world_size // config.parallel.dp_replicate
     matrices = parameters.trained_matrices if config.optimizer.use_muon else 0

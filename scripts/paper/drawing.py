@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
@@ -21,9 +20,7 @@ MARKERS = {"sage_grpo": "o", "flow_grpo": "s", "dance_grpo": "^", "cps": "D"}
 
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure, size in inches, that can be saved without a display."""
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def tidy(axes: Axes, *, title: str = "", xlabel: str = "", ylabel: str = "") -> None:
@@ -37,11 +34,6 @@ def tidy(axes: Axes, *, title: str = "", xlabel: str = "", ylabel: str = "") -> 
     for axis in (axes.xaxis, axes.yaxis):
         if axis.get_scale() == "log":
             axis.set_minor_formatter(NullFormatter())
-
-
-def number_ticks(axes: Axes, ticks: Sequence[float]) -> None:
-    """Label a logarithmic y axis with plain numbers."""
-    axes.set_yticks(ticks, labels=[f"{tick:g}" for tick in ticks])
 
 
 def legend_below(figure: Figure, axes: Axes, columns: int) -> None:

@@ -11,9 +11,10 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor
+from torch.nn.utils import get_total_norm
 
 from hyvideo.config.loading import load_config
 from hyvideo.config.sizes import parse_size
@@ -81,14 +82,10 @@ def _track(
                 log_prob.sum(), [velocity, *trainable_parameters(pipeline.transformer).values()]
             )
             rms = step_noise.square().mean().sqrt()
-            track.append((float(by_velocity.norm() * by_velocity.numel() ** 0.5 / rms), float(_norm(by_weights))))
+            per_noise = by_velocity.norm() * by_velocity.numel() ** 0.5 / rms
+            track.append((float(per_noise), float(get_total_norm(by_weights))))
         latents = following
     return track
-
-
-def _norm(gradients: Sequence[Tensor]) -> Tensor:
-    """Norm of all gradients together."""
-    return torch.stack([gradient.norm() for gradient in gradients]).norm()
 
 
 def draw(found: Mapping[str, Any]) -> Figure:
@@ -96,14 +93,13 @@ def draw(found: Mapping[str, Any]) -> Figure:
     figure = new_figure(10, 4.8)
     panels = figure.subplots(2, 4, sharex=True, sharey="row")
     for column, (sampler, values) in enumerate(found["samplers"].items()):
-        sigma, *lines = _trained(found["sigma"], values)
-        theory, scale, by_velocity, by_weights = lines
+        sigma, theory, scale, by_velocity, by_weights = _trained(found["sigma"], values)
         above, below = panels[:, column]
         above.plot(sigma, theory, color=BLACK, linewidth=1.2, label="theory")
         above.plot(sigma, by_velocity, "o", color=BLUE, markersize=4, label="measured")
-        above.plot(sigma, _product(by_velocity, scale), "s", color=ORANGE, markersize=3.5, label="measured, equalized")
+        above.plot(sigma, by_velocity * scale, "s", color=ORANGE, markersize=3.5, label="measured, equalized")
         below.plot(sigma, by_weights, "o", color=BLUE, markersize=4)
-        below.plot(sigma, _product(by_weights, scale), "s", color=ORANGE, markersize=3.5)
+        below.plot(sigma, by_weights * scale, "s", color=ORANGE, markersize=3.5)
         tidy(above, title=SAMPLERS[sampler])
         tidy(below, xlabel="noise level σ")
         for axes in (above, below):
@@ -163,25 +159,21 @@ def spreads(sigma: Sequence[float], values: Mapping[str, Sequence[float]]) -> di
     _, theory, scale, by_velocity, by_weights = _trained(sigma, values)
     return {
         "velocity": _spread(by_velocity),
-        "velocity_equalized": _spread(_product(by_velocity, scale)),
+        "velocity_equalized": _spread(by_velocity * scale),
         "weights": _spread(by_weights),
-        "weights_equalized": _spread(_product(by_weights, scale)),
-        "error": max(abs(m / t - 1) for m, t in zip(by_velocity, theory, strict=True)),
+        "weights_equalized": _spread(by_weights * scale),
+        "error": float(np.abs(by_velocity / theory - 1).max()),
     }
 
 
-def _trained(sigma: Sequence[float], values: Mapping[str, Sequence[float]]) -> list[list[float]]:
+def _trained(sigma: Sequence[float], values: Mapping[str, Sequence[float]]) -> np.ndarray:
     """Level, theory, scale and both measurements of the stochastic steps only."""
-    columns = (sigma, values["theory"], values["scale"], values["by_velocity"], values["by_weights"])
-    return [list(column) for column in zip(*(row for row in zip(*columns, strict=True) if row[1] > 0), strict=True)]
+    columns = np.array([sigma, *(values[name] for name in ("theory", "scale", "by_velocity", "by_weights"))])
+    return columns[:, columns[1] > 0]
 
 
-def _product(values: Sequence[float], scale: Sequence[float]) -> list[float]:
-    return [value * factor for value, factor in zip(values, scale, strict=True)]
-
-
-def _spread(values: Sequence[float]) -> float:
-    return max(values) / min(values)
+def _spread(values: np.ndarray) -> float:
+    return float(values.max() / values.min())
 
 
 STUDY = Study("gradient_norms", "Gradient norm over the noise level", draw, describe, claims)

@@ -14,7 +14,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
-from scripts.paper.drawing import COLOURS, MARKERS, SAMPLERS, legend_below, new_figure, number_ticks, tidy
+from scripts.paper.drawing import COLOURS, MARKERS, SAMPLERS, legend_below, new_figure, tidy
 from scripts.paper.study import FAILS, HOLDS, Claim, Study, paragraph
 
 COMPARED = ("sage_grpo", "flow_grpo", "dance_grpo")
@@ -66,7 +66,8 @@ def draw(found: Mapping[str, Any]) -> Figure:
                 label=SAMPLERS[sampler],
             )
         axes.set_yscale("log")
-        number_ticks(axes, [0.03, 0.05, 0.1, 0.2, 0.3, 0.5])
+        ticks = (0.03, 0.05, 0.1, 0.2, 0.3, 0.5)
+        axes.set_yticks(ticks, labels=[f"{tick:g}" for tick in ticks])
         tidy(axes, title=regime, xlabel="steps done before this one (share of all)")
     panels[0].set_ylabel("noise added by the step (std, latent units)", fontsize=9)
     legend_below(figure, panels[0], columns=3)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import CLIPModel, CLIPTokenizerFast
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
@@ -60,13 +61,13 @@ class _FrameReward(RewardModel):
     def _text_vectors(self, texts: Sequence[str]) -> Tensor:
         """Return the texts' unit vectors `[B, D]`."""
         tokens = self._tokenizer(list(texts), padding=True, truncation=True, return_tensors="pt")
-        return _unit(self._network.get_text_features(**tokens.to(self._network.device)).pooler_output)
+        return F.normalize(self._network.get_text_features(**tokens.to(self._network.device)).pooler_output, dim=-1)
 
     def _frame_vectors(self, video: Tensor) -> Tensor:
         """Return the unit vectors `[N, D]` of the frames that are looked at."""
         chosen = torch.linspace(0, len(video) - 1, self._num_frames).round().long()
         pixels = self._processor(list(video[chosen].cpu().numpy()), return_tensors="pt").pixel_values
-        return _unit(self._network.get_image_features(pixels.to(self._network.device)).pooler_output)
+        return F.normalize(self._network.get_image_features(pixels.to(self._network.device)).pooler_output, dim=-1)
 
     def _score(self, frames: Tensor, text: Tensor) -> Tensor:
         """Return the score of every frame `[N]` from their vectors `[N, D]` and the prompt's of `_text_vectors`."""
@@ -108,7 +109,3 @@ class ClipIqa(_FrameReward):
 
     def _score(self, frames: Tensor, text: Tensor) -> Tensor:
         return (self._network.logit_scale.exp() * frames @ text).softmax(-1)[:, 0]
-
-
-def _unit(vectors: Tensor) -> Tensor:
-    return vectors / vectors.norm(dim=-1, keepdim=True)

@@ -61,19 +61,22 @@ const nearScreen = new IntersectionObserver((entries) => {
     }
   }
 }, { rootMargin: "400px" });
+function onPress(element, action) {
+  element.addEventListener("click", action);
+  element.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" && event.key !== " ") return;
+    event.preventDefault();
+    event.stopPropagation();
+    action();
+  });
+}
 for (const video of document.querySelectorAll("video")) {
   video.controls = false; // they would hide most of a small video: a click or a key plays it
   video.tabIndex = 0;
   video.title = "Click to play or pause, double-click for full screen";
   const toggle = () => { if (video.paused) video.play().catch(() => {}); else video.pause(); };
-  video.addEventListener("click", toggle);
+  onPress(video, toggle);
   video.addEventListener("dblclick", () => video.requestFullscreen());
-  video.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" && event.key !== " ") return;
-    event.preventDefault();
-    event.stopPropagation();
-    toggle();
-  });
   video.addEventListener("loadedmetadata", () => { video.style.aspectRatio = `${video.videoWidth} / ${video.videoHeight}`; }); // kept without a player
   video.addEventListener("error", () => {
     const box = document.createElement("div");
@@ -90,7 +93,7 @@ for (const video of document.querySelectorAll("video")) {
   nearScreen.observe(video);
 }
 
-// Videos that play in sync: together from the start, or from where a slider is.
+// Videos that play together, from their start.
 function playTogether(videos) {
   for (const video of videos) { video.currentTime = 0; video.play().catch(() => {}); }
 }
@@ -118,12 +121,7 @@ function offerWholePrompts() {
     prompt.setAttribute("aria-expanded", "false");
     prompt.title = "Show the whole prompt";
     const toggle = () => prompt.setAttribute("aria-expanded", String(prompt.classList.toggle("open")));
-    prompt.addEventListener("click", toggle);
-    prompt.addEventListener("keydown", (event) => {
-      if (event.key !== "Enter" && event.key !== " ") return;
-      event.preventDefault();
-      toggle();
-    });
+    onPress(prompt, toggle);
   }
 }
 offerWholePrompts();

@@ -79,7 +79,9 @@ function playerOf(name, side) {
   return video;
 }
 
-function again() { for (const video of document.querySelectorAll(".pair video")) { video.currentTime = 0; video.play().catch(() => {}); } }
+function again() { playTogether(document.querySelectorAll(".pair video")); }
+
+const choiceOf = (pair, side) => ({ left: pair.videos[0], right: pair.videos[1], tie: "tie" })[side];
 
 function paint() {
   const pair = order[place];
@@ -87,8 +89,7 @@ function paint() {
     const vote = votes[keyOf(pair, criteria[i])];
     question.classList.toggle("asked", i === asked);
     for (const button of question.querySelectorAll("button")) {
-      const choice = { left: pair.videos[0], right: pair.videos[1], tie: "tie" }[button.dataset.side];
-      button.setAttribute("aria-pressed", String(Boolean(vote) && vote.choice === choice));
+      button.setAttribute("aria-pressed", String(Boolean(vote) && vote.choice === choiceOf(pair, button.dataset.side)));
     }
   });
   at("progress").value = order.filter(isJudged).length;
@@ -98,9 +99,8 @@ function paint() {
 
 function answer(number, side) {
   const pair = order[place];
-  const choice = { left: pair.videos[0], right: pair.videos[1], tie: "tie" }[side];
   recall();
-  votes[keyOf(pair, criteria[number])] = { study, rater, pair: pair.pair, criterion: criteria[number], choice, at: new Date().toISOString() };
+  votes[keyOf(pair, criteria[number])] = { study, rater, pair: pair.pair, criterion: criteria[number], choice: choiceOf(pair, side), at: new Date().toISOString() };
   remember();
   asked = Math.min(number + 1, criteria.length - 1);
   paint();

@@ -173,7 +173,7 @@ def _inside(folder: Path | None, name: str) -> Path:
 
 
 class _BodyLimit:
-    """Answers 413 to a request that declares or turns out to be too large, without storing it."""
+    """Answers 413 to a request that turns out to be too large, without storing it."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app

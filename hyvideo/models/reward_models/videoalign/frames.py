@@ -29,7 +29,7 @@ def frame_indices(total: int, video_fps: float, *, fps: float, num_frames: int |
         num_frames: frames wanted in all, instead of `fps`; rounded to even.
 
     Raises:
-        ValueError: the video is too short for `num_frames`, or neither `fps` nor `num_frames` is given.
+        ValueError: the video is too short for `num_frames`.
     """
     if num_frames is not None:
         count = round(num_frames / TEMPORAL_PATCH) * TEMPORAL_PATCH

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -94,8 +95,7 @@ class VideoAlignScorer:
             ValueError: the numbers of videos and prompts differ, or both `fps` and `num_frames` are given.
         """
         shown = self._shown_frames(num_frames, fps)
-        readers = [lambda path=path: read_frames(Path(path), **shown) for path in video_paths]
-        return self._score(readers, prompts, normalize, max_pixels)
+        return self._score(lambda path: read_frames(Path(path), **shown), video_paths, prompts, normalize, max_pixels)
 
     def score_frames(
         self, videos: Sequence[Tensor], video_fps: float, prompts: Sequence[str]
@@ -107,8 +107,7 @@ class VideoAlignScorer:
             """Return the frames that are shown."""
             return video[frame_indices(len(video), video_fps, **shown)].cpu()
 
-        readers = [lambda video=video: chosen(video) for video in videos]
-        return self._score(readers, prompts, normalize=True, max_pixels=None)
+        return self._score(chosen, videos, prompts, normalize=True, max_pixels=None)
 
     def to(self, device: torch.device | str) -> None:
         """Move the network."""
@@ -123,19 +122,24 @@ class VideoAlignScorer:
         return {"fps": fps if fps is not None else self.settings.fps, "num_frames": num_frames}
 
     def _score(
-        self, readers: Sequence[Callable[[], Tensor]], prompts: Sequence[str], normalize: bool, max_pixels: int | None
+        self,
+        read: Callable[[Any], Tensor],
+        videos: Sequence[Any],
+        prompts: Sequence[str],
+        normalize: bool,
+        max_pixels: int | None,
     ) -> dict[str, list[float]]:
-        if len(readers) != len(prompts):
-            raise ValueError(f"VideoAlign: received {len(readers)} videos but {len(prompts)} prompts.")
+        if len(videos) != len(prompts):
+            raise ValueError(f"VideoAlign: received {len(videos)} videos but {len(prompts)} prompts.")
         items = {}
-        for index, (read, prompt) in enumerate(zip(readers, prompts, strict=True)):
+        for index, (video, prompt) in enumerate(zip(videos, prompts, strict=True)):
             try:
-                items[index] = self._prepare(read(), prompt, max_pixels or self.settings.max_pixels)
+                items[index] = self._prepare(read(video), prompt, max_pixels or self.settings.max_pixels)
             except ValueError as error:
                 _LOG.warning("video %d of %d has no score: %s", index + 1, len(prompts), error)
-        raw = self._run(items, len(prompts)).tolist()
+        raw = self._run(items, len(prompts)).T.tolist()
         scores: dict[str, list[float]] = {}
-        for metric, values in zip(METRICS, zip(*raw, strict=True) if raw else ((), (), ()), strict=True):
+        for metric, values in zip(METRICS, raw, strict=True):
             mean, std = self.settings.statistics[metric] if normalize else (0.0, 1.0)
             scores[metric] = [(value - mean) / std for value in values]
         scores["Overall"] = [sum(values) for values in zip(*scores.values(), strict=True)]
