@@ -83,8 +83,8 @@ def describe(found: Mapping[str, Any]) -> str:
         they make half as many updates, each from twice the pairs. There the ratio is 1 in every replay: the velocity
         term is 0 with a gradient of mean zero, pure noise, and "step" and "dual" differ from "none" and "moving" by
         it alone. Runs this short gain without any KL term: what a trust region prevents would come later, and what
-        shows is its cost. The table gives the position KL as the mean over updates; kl_weight times it is what the term adds
-        to the loss. Spread is the standard deviation of the reward over held-out videos, mean over seeds."""
+        shows is its cost. The table gives the position KL as the mean over updates; kl_weight times it is what the
+        term adds to the loss. Spread is the standard deviation of the reward over held-out videos, mean over seeds."""
     )
     header = "| arm | seeds | gain | spread | mean position KL |\n|---|---|---|---|---|"
     rows = [_row(found, label) for label in found["arms"]]
