@@ -3,7 +3,6 @@
 `checkpoint-N/transformer` holds the whole network below `model.`; `checkpoint-N/lora/default` the adapter.
 """
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -64,7 +63,7 @@ class OriginalCheckpoint:
         wanted: dict[str, Tensor] = {}
         for name in names[names.index(first) :]:
             key, metadata = self._keys[name]
-            size += math.prod(metadata.size) * metadata.properties.dtype.itemsize
+            size += metadata.size.numel() * metadata.properties.dtype.itemsize
             if wanted and size > READ_AHEAD:
                 break
             wanted[key] = torch.empty(metadata.size, dtype=metadata.properties.dtype)

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import torch
 from diffusers import HunyuanVideo15Transformer3DModel
 
 from hyvideo.checkpoint.original_checkpoint import is_original_checkpoint, load_original_checkpoint
@@ -42,9 +41,8 @@ def load_trained_policy(transformer: HunyuanVideo15Transformer3DModel, checkpoin
             f"{' ...' if len(unknown) > 5 else ''} ({len(unknown)} in all). Pass the base model of that run "
             "(pretrained_model_root in its config.yaml) as --model_path."
         )
-    with torch.no_grad():
-        policy = {name: weights[name].detach() for name in facts["trained"]}
-        load_tensors(Path(checkpoint), {"policy": policy}, alone=True)
+    policy = {name: weights[name].detach() for name in facts["trained"]}
+    load_tensors(Path(checkpoint), {"policy": policy}, alone=True)
 
 
 def check_checkpoint(checkpoint: str | Path) -> None:

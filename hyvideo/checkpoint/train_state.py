@@ -167,7 +167,8 @@ def begin_save(
         for left in folder.glob("step_*.partial"):  # of earlier attempts, at this step or others
             shutil.rmtree(left, ignore_errors=True)
         partial.mkdir(parents=True)
-        needed, free = _size_of(tensors), shutil.disk_usage(partial).free
+        needed = sum(tensor.nbytes for named in tensors.values() for tensor in named.values())  # a replicated one once
+        free = shutil.disk_usage(partial).free
         if needed > free:
             raise OSError(f"it needs {needed / 1e9:.3g} GB, so nothing was written")
         write_more(partial)
@@ -201,11 +202,6 @@ def point_latest_at(checkpoint: Path) -> None:
     """Make a finished checkpoint the one that a resume from `latest` takes."""
     with replacing(checkpoint.parent / LATEST) as latest:
         write_synced(latest, checkpoint.name.encode())
-
-
-def _size_of(tensors: Tensors) -> int:
-    """Return the bytes of all ranks' tensors; of replicated ones a copy is written once."""
-    return sum(tensor.numel() * tensor.element_size() for named in tensors.values() for tensor in named.values())
 
 
 def checkpoints_of(folder: Path) -> list[Path]:

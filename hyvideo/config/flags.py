@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from functools import partial
 from typing import NoReturn
 
 from hyvideo.config.knobs import GROUPS, KNOBS, Knob
@@ -23,11 +24,6 @@ class TeachingParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise what argparse found wrong, with advice."""
         raise ValueError(f"{message} (a value that begins with '-' is written --flag=value; --help lists all flags)")
-
-
-def _manual_layout(prog: str) -> argparse.HelpFormatter:
-    """Each flag on a line of its own, its text indented below, as wide as the terminal."""
-    return argparse.HelpFormatter(prog, indent_increment=2, max_help_position=8)
 
 
 def default_text(knob: Knob) -> str:
@@ -60,7 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="post_train.py",
         usage="%(prog)s [--config FILE [FILE ...]] [--flag VALUE] ...",
         description=_ABOUT,
-        formatter_class=_manual_layout,
+        formatter_class=partial(argparse.HelpFormatter, max_help_position=8),  # each flag on a line of its own
         allow_abbrev=False,
     )
     parser.add_argument(

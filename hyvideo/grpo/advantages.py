@@ -32,10 +32,9 @@ def group_advantages(rewards: Tensor, num_generations: int, clip_max: float = 5.
     """
     if not clip_max > 0:
         raise ValueError(f"adv_clip_max must be positive (default 5.0), got {clip_max}")
-    groups = _grouped(rewards, num_generations)
-    scored, centred, std = _spread(groups)
+    centred, std = _spread(rewards, num_generations)
     advantages = (centred / std.clamp(min=SPREAD_FLOOR)).clamp(-clip_max, clip_max)
-    return torch.where(scored, advantages, torch.zeros_like(advantages)).reshape(-1).to(rewards.dtype)
+    return advantages.reshape(-1).to(rewards.dtype)
 
 
 def normalize_then_sum(metrics: Mapping[str, Tensor], weights: Mapping[str, float], num_generations: int) -> Tensor:
@@ -56,7 +55,7 @@ def normalize_then_sum(metrics: Mapping[str, Tensor], weights: Mapping[str, floa
     failed = torch.stack([metrics[name] for name in weights]).isnan().any(0)
     total = torch.zeros(len(failed), dtype=torch.float64)
     for name, weight in weights.items():
-        _, centred, std = _spread(_grouped(metrics[name].masked_fill(failed, torch.nan), num_generations))
+        centred, std = _spread(metrics[name].masked_fill(failed, torch.nan), num_generations)
         total += weight * (centred / std.clamp(min=SPREAD_FLOOR)).reshape(-1)
     return total.float().masked_fill(failed, torch.nan)
 
@@ -66,12 +65,15 @@ def groups_without_spread(rewards: Tensor, num_generations: int) -> Tensor:
 
     Arguments and errors as `group_advantages`; worth logging, since a reward that saturates shows here first.
     """
-    _, _, std = _spread(_grouped(rewards, num_generations))
+    _, std = _spread(rewards, num_generations)
     return std.squeeze(1) < SPREAD_FLOOR
 
 
-def _grouped(rewards: Tensor, num_generations: int) -> Tensor:
-    """Rewards as [B / G, G] in float64, where the mean of equal float32 rewards is exact and their spread is 0."""
+def _spread(rewards: Tensor, num_generations: int) -> tuple[Tensor, Tensor]:
+    """Deviations from the group mean [B / G, G] (0 where a score failed) and group std [B / G, 1].
+
+    In float64 the mean of equal float32 rewards is exact, so their std is 0.
+    """
     if num_generations < 1 or rewards.ndim != 1 or rewards.numel() % num_generations:
         raise ValueError(
             f"rewards must be [B] with B a multiple of num_generations={num_generations}, one contiguous block per "
@@ -79,14 +81,7 @@ def _grouped(rewards: Tensor, num_generations: int) -> Tensor:
         )
     if rewards.isinf().any():
         raise ValueError(f"rewards must be finite, or NaN for a failed score; got {rewards.tolist()}")
-    return rewards.double().reshape(-1, num_generations)
-
-
-def _spread(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mask of valid scores [P, G], deviations from the group mean [P, G] (0 where invalid) and group std [P, 1]."""
-    scored = ~groups.isnan()
-    count = scored.sum(dim=1, keepdim=True).clamp(min=1)
-    filled = torch.where(scored, groups, torch.zeros_like(groups))
-    mean = filled.sum(dim=1, keepdim=True) / count
-    centred = torch.where(scored, groups - mean, torch.zeros_like(groups))
-    return scored, centred, (centred.square().sum(dim=1, keepdim=True) / count).sqrt()
+    groups = rewards.double().reshape(-1, num_generations)
+    count = (~groups.isnan()).sum(dim=1, keepdim=True).clamp(min=1)
+    centred = (groups - groups.nansum(dim=1, keepdim=True) / count).nan_to_num(0)
+    return centred, (centred.square().sum(dim=1, keepdim=True) / count).sqrt()

@@ -66,10 +66,8 @@ def _check_shapes(log_probs: Tensor, old_log_probs: Tensor, **broadcast: Tensor)
         )
     for name, tensor in broadcast.items():
         try:
-            fits = torch.broadcast_shapes(tensor.shape, log_probs.shape) == log_probs.shape
-        except RuntimeError:
-            fits = False
-        if not fits:
+            tensor.expand_as(log_probs)
+        except RuntimeError as error:
             raise ValueError(
                 f"{name} of shape {tuple(tensor.shape)} does not broadcast to log_probs {tuple(log_probs.shape)}"
-            )
+            ) from error

@@ -139,7 +139,6 @@ def read_inputs(config: Config) -> tuple[list[Prompt], list[Prompt]]:
     with all_or_none():
         check_layout(root, version)
         check_config(config, world_size)
-        _build_controller(config)  # refuses what it cannot schedule before models are loaded
         check_trackers(config.run.trackers)
         root_of_images = config.data.image_root
         prompts = read_prompts(config.data.train_video_csv, root_of_images)

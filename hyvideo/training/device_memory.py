@@ -55,11 +55,8 @@ def out_of_memory(error: torch.OutOfMemoryError, phase: str, step: int, rank: in
     knobs = [f"{name} (now {value_of(config, name)})" for name in (*KNOBS_OF_PHASE[phase], *KNOBS_OF_ALL)]
     used = ""
     if torch.cuda.is_available():
-        gigabytes = [
-            amount / 2**30
-            for amount in (torch.cuda.max_memory_allocated(), torch.cuda.get_device_properties().total_memory)
-        ]
-        used = f" Peak {gigabytes[0]:.1f} of {gigabytes[1]:.1f} GiB."
+        peak, total = torch.cuda.max_memory_allocated(), torch.cuda.get_device_properties().total_memory
+        used = f" Peak {peak / 2**30:.1f} of {total / 2**30:.1f} GiB."
     return (
         f"out of GPU memory on rank {rank} in phase '{phase}', update {step + 1}: {_cause(error)}{used} Settings that "
         f"need less, in this order: {', '.join(knobs)}. `python -m scripts.plan` with the run's flags says what fits. "

@@ -14,7 +14,7 @@ from hyvideo.models.reward_models.scoring import Scoring
 
 def share_to_score(num_videos: int, mesh: Mesh) -> range:
     """Return which of `num_videos` videos, that the ranks of one data-parallel rank share, this one scores."""
-    return range(*(place * num_videos // mesh.sp_size for place in (mesh.sp_rank, mesh.sp_rank + 1)))
+    return range(mesh.sp_rank * num_videos // mesh.sp_size, (mesh.sp_rank + 1) * num_videos // mesh.sp_size)
 
 
 def score_over_ranks(
@@ -53,7 +53,7 @@ def score_over_ranks(
             raise
         except Exception as error:
             raise RewardFailureError(f"the reward failed: {type(error).__name__}: {error}") from error
-    parts = gather(part) if mesh.world_size > 1 else [part]
+    parts = gather(part)
     joined = [join_scores([parts[rank] for rank in mesh.ranks_of(dp_rank)]) for dp_rank in range(mesh.dp_size)]
     of_ranks = [scores for scores in joined if scores is not None]
     _check_failures(join_scores(of_ranks), max_failed)

@@ -75,8 +75,8 @@ class Trainer:
     def train(self) -> str | None:
         """Train to the end, or until a signal asks to stop.
 
-        Ctrl-C (SIGINT) lets the round end first. A preemption (SIGTERM, SIGUSR1) does so once its updates have begun;
-        before that the round is given up, to be made again by whoever resumes.
+        Ctrl-C (SIGINT) lets the round end first. A preemption (SIGTERM, SIGUSR1, SIGHUP) does so once its updates have
+        begun; before that the round is given up, to be made again by whoever resumes.
 
         Returns:
             The name of the signal that stopped the run before its end, None without one.
@@ -248,7 +248,7 @@ class Trainer:
                 trajectory.prompts,
                 trajectory.scores,
                 fps=config.rollout.video_fps,
-                numbers=own,
+                numbers=own.tolist(),
                 mesh=self.mesh,
             )
         return trajectory

@@ -1,5 +1,6 @@
 """One optimizer update: replay every chosen (sample, step) pair with gradients, equalized clipped loss plus KL."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -64,10 +65,10 @@ class NonFiniteUpdateError(RuntimeError):
 
 @dataclass(frozen=True)
 class MicroBatchLoss:
-    """Scalars of one micro-batch, on the device; `total` carries the gradient."""
+    """Scalars of one micro-batch, on the device; `total_loss` carries the gradient."""
 
-    total: Tensor
-    policy: Tensor
+    policy_loss: Tensor
+    total_loss: Tensor
     kl_position: Tensor
     kl_velocity: Tensor
     kl: Tensor
@@ -131,20 +132,21 @@ class PolicyUpdate:
             loss = self._loss(trajectory, micro_batch, anchor_means, coefficient)
             weights.append(len(micro_batch.sample_index) / len(pairs.sample_index))
             # Gradients are averaged over all ranks, but those of ranks that share a video add up to the true one.
-            (loss.total * (weights[-1] * self.mesh.sp_size)).backward()
+            (loss.total_loss * (weights[-1] * self.mesh.sp_size)).backward()
             losses.append(loss)
         average_gradients(self.parameters)
         grad_norm = whole(nn.utils.clip_grad_norm_(self.parameters, self.config.optimizer.max_grad_norm))
         stats = _summary(losses, weights, float(grad_norm))
-        if not (torch.isfinite(grad_norm) and torch.isfinite(torch.tensor(stats.total_loss))):
-            self._zero_grad()
+        if not (math.isfinite(stats.grad_norm) and math.isfinite(stats.total_loss)):
+            for optimizer in self.optimizers:
+                optimizer.zero_grad()
             raise NonFiniteUpdateError(
                 f"loss {stats.total_loss}, gradient norm {stats.grad_norm}: not finite, the update was not made.",
                 replace(stats, skipped=True),
             )
         for optimizer in self.optimizers:
             optimizer.step()
-        self._zero_grad()
+            optimizer.zero_grad()
         return stats
 
     def anchor_means(self, trajectory: Trajectory, updates: Sequence[Pairs]) -> Tensor | None:
@@ -204,8 +206,8 @@ class PolicyUpdate:
             divergence = dual_kl(position, velocity, kl.dual_kl_moving_weight, kl.dual_kl_step_weight)
         error = ((mean.detach() - rollout.means[rows, index].to(mean)).abs() / std).max()
         return MicroBatchLoss(
-            total=policy + coefficient * divergence if kl.kl_weight else policy,
-            policy=policy.detach(),
+            policy_loss=policy.detach(),
+            total_loss=policy + coefficient * divergence if kl.kl_weight else policy,
             kl_position=position.detach(),
             kl_velocity=velocity.detach(),
             kl=divergence.detach(),
@@ -230,10 +232,6 @@ class PolicyUpdate:
         with torch.no_grad(), self.anchor.in_place_of_policy():
             return self._transition(latents, index, conditioning)[0]
 
-    def _zero_grad(self) -> None:
-        for parameter in self.parameters:
-            parameter.grad = None
-
 
 def _summary(losses: Sequence[MicroBatchLoss], weights: Sequence[float], grad_norm: float) -> UpdateStats:
     """Reduce the scalars of all ranks' micro-batches (equally many on each) with one device synchronisation."""
@@ -244,14 +242,5 @@ def _summary(losses: Sequence[MicroBatchLoss], weights: Sequence[float], grad_no
     means, maxima = zip(*gather((torch.tensor(weights, dtype=torch.float64) @ table, table.max(0).values)), strict=True)
     mean = dict(zip(names, torch.stack(means).mean(0).tolist(), strict=True))
     largest = dict(zip(names, torch.stack(maxima).max(0).values.tolist(), strict=True))
-    return UpdateStats(
-        policy_loss=mean["policy"],
-        total_loss=mean["total"],
-        kl_position=mean["kl_position"],
-        kl_velocity=mean["kl_velocity"],
-        kl=mean["kl"],
-        clip_fraction=mean["clip_fraction"],
-        ratio_deviation=largest["ratio_deviation"],
-        mean_error=largest["mean_error"],
-        grad_norm=grad_norm,
-    )
+    extremes = {name: largest[name] for name in ("ratio_deviation", "mean_error")}
+    return UpdateStats(**mean | extremes, grad_norm=grad_norm)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from hyvideo.config.schema import Config
@@ -109,7 +108,7 @@ def save_samples(
     scores: Scores | None,
     *,
     fps: float,
-    numbers: Sequence[int] | Tensor,
+    numbers: Sequence[int],
     mesh: Mesh,
     how: str = "",
 ) -> None:
@@ -126,7 +125,7 @@ def save_samples(
         how: they were sampled and scored, where that makes them comparable with others.
     """
     rows, about = [], {"how": how} if how else {}
-    for i, (video, text, number) in enumerate(zip(videos, texts, torch.as_tensor(numbers).tolist(), strict=True)):
+    for i, (video, text, number) in enumerate(zip(videos, texts, numbers, strict=True)):
         name = f"{number:03d}.mp4"
         metrics = {metric: _number(values[i]) for metric, values in scores.metrics.items()}
         rows.append({"video": name, "prompt": text} | about | {"reward": _number(scores.total[i]), **metrics})

@@ -167,7 +167,7 @@ def infinite_gradients(trainer: Trainer, monkeypatch: pytest.MonkeyPatch, steps:
 
     def poisoned(*args: object) -> object:
         made = loss(*args)
-        return replace(made, total=made.total * math.inf) if trainer.state.step in steps else made
+        return replace(made, total_loss=made.total_loss * math.inf) if trainer.state.step in steps else made
 
     monkeypatch.setattr(trainer.update, "_loss", poisoned)
 
