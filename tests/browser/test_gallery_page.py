@@ -158,6 +158,17 @@ def test_a_gallery_is_searched_by_words_of_the_prompt(models: list[Path], open_p
     assert page.get_by_text("No prompt has these words").is_visible()
 
 
+def start_study(page: Page, rater: str = "Ann") -> None:
+    """Begin as a rater."""
+    page.get_by_label("Your name").fill(rater)
+    page.keyboard.press("Enter")
+
+
+def answers(page: Page) -> list[str]:
+    """Of the pair that is shown."""
+    return page.locator("[aria-pressed=true]").all_inner_texts()
+
+
 def vote(page: Page, keys: list[str]) -> None:
     """Answer the shown pair's questions and go on."""
     for key in keys:
@@ -189,8 +200,7 @@ def test_win_rates_over_forty_pairs_come_out_as_two_raters_voted(open_page: Open
     files, lefts = [], []
     for rater, num_wins in (("Ann", 30), ("Bo <b>", 20)):
         page = open_page(tmp_path / "study" / "index.html")
-        page.get_by_label("Your name").fill(rater)
-        page.keyboard.press("Enter")
+        start_study(page, rater)
         for _ in prompts:
             sides = shown_sides(page)
             lefts.append(key["models"][sides[0]])
@@ -216,8 +226,7 @@ def test_a_study_hides_names_keeps_votes_over_a_reload_and_shows_hostile_prompts
     page = open_page(tmp_path / "study" / "index.html", size=PHONE)
     seen = []
     for _ in range(2):
-        page.get_by_label("Your name").fill("Ann")
-        page.keyboard.press("Enter")
+        start_study(page)
         seen.append(page.locator("#prompt").text_content())
         if len(seen) == 1:
             vote(page, ["ArrowLeft"] * len(CRITERIA))
@@ -227,18 +236,7 @@ def test_a_study_hides_names_keeps_votes_over_a_reload_and_shows_hostile_prompts
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
     page.keyboard.press("Backspace")
     assert page.locator("#prompt").text_content() == seen[0]
-    assert page.locator("[aria-pressed=true]").all_inner_texts() == ["Left"] * 3
-
-
-def start_study(page: Page) -> None:
-    """Begin as a rater."""
-    page.get_by_label("Your name").fill("Ann")
-    page.keyboard.press("Enter")
-
-
-def answers(page: Page) -> list[str]:
-    """Of the pair that is shown."""
-    return page.locator("[aria-pressed=true]").all_inner_texts()
+    assert answers(page) == ["Left"] * 3
 
 
 @pytest.fixture

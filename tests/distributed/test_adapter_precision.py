@@ -5,15 +5,15 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from hyvideo.config.schema import Config, OptimizerConfig
+from benchmarks.network import build_inputs
+from hyvideo.config.schema import OptimizerConfig
 from hyvideo.distributed.collectives import whole
-from hyvideo.models.adapter import lora_config
 from hyvideo.models.attention import install_attention
 from hyvideo.models.parallelize import prepare_policy, shard_weights, trainable_parameters
 from hyvideo.models.quiet import quiet_diffusers
 from hyvideo.training.optimizer import build_optimizers
 from tests.support.ranks import run_on_ranks
-from tests.support.tiny_model import GLYPH_WIDTH, IMAGE_WIDTH, TEXT_WIDTH, build_transformer
+from tests.support.tiny_model import ADAPTER, build_transformer, randomize
 
 
 class Float32LayerNorm(nn.LayerNorm):
@@ -32,28 +32,15 @@ def update_adapter(num_ranks: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     for module in policy.modules():
         if isinstance(module, nn.LayerNorm):
             module.__class__ = Float32LayerNorm
-    adapter = lora_config(2, 4, Config().model.lora_target_modules)
-    torch.manual_seed(0)
-    prepare_policy(policy, gradient_checkpointing=True, lora=adapter)
-    for number, parameter in enumerate(trainable_parameters(policy).values()):
-        nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(number))
+    prepare_policy(policy, gradient_checkpointing=True, lora=ADAPTER)
+    randomize(policy)
     if num_ranks > 1:
         mesh = init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("shard",))
         shard_weights(policy, mesh, compute_dtype=torch.bfloat16)
     parameters = trainable_parameters(policy)
     before = {name: whole(p.detach()).clone() for name, p in parameters.items()}
-    drawn = torch.Generator().manual_seed(1)
     with torch.autocast("cpu", torch.bfloat16):
-        output = policy(
-            hidden_states=torch.randn(1, policy.config.in_channels, 2, 2, 2, generator=drawn),
-            timestep=torch.full((1,), 500.0),
-            encoder_hidden_states=torch.randn(1, 5, TEXT_WIDTH, generator=drawn),
-            encoder_attention_mask=torch.ones(1, 5, dtype=torch.bool),
-            encoder_hidden_states_2=torch.zeros(1, 0, GLYPH_WIDTH),
-            encoder_attention_mask_2=torch.zeros(1, 0, dtype=torch.bool),
-            image_embeds=torch.zeros(1, 0, IMAGE_WIDTH),
-            return_dict=False,
-        )[0]
+        output = policy(**build_inputs(policy, (2, 2, 2), [5]))[0]
         output.float().square().mean().backward()
     (optimizer,) = build_optimizers(parameters, OptimizerConfig(use_muon=False, learning_rate=1e-5, weight_decay=0.0))
     gradients = {name: whole(p.grad).clone() for name, p in parameters.items()}

@@ -1,5 +1,6 @@
 """What goes wrong on one rank stops all, with one message; what only one is told, all do."""
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -21,6 +22,7 @@ from hyvideo.distributed.mesh import build_mesh
 from hyvideo.distributed.process_group import process_group
 from hyvideo.training.assembly import read_inputs
 from hyvideo.training.update import NonFiniteUpdateError
+from tests.support.limits import limited
 from tests.support.ranks import free_port, rank_environment, run_on_ranks
 from tests.support.training import PROMPTS, arguments, trainer_of, write_prompts
 
@@ -145,12 +147,9 @@ def failures(argvs: dict[str, list[str]]) -> dict[str, Any]:
         trainer.config.run.max_steps = 1
         trainer.train()
         trainer.config.run.max_steps = 2
-        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        if second:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
-        said = message_of(SaveError, trainer.train)
+        with limited(resource.RLIMIT_FSIZE, 1 << 20) if second else contextlib.nullcontext():
+            said = message_of(SaveError, trainer.train)
         ended[name] = said and re.sub(r"[0-9.]+ GB are free", "... GB are free", said)  # each rank's own reading
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     return ended
 
 

@@ -5,14 +5,14 @@ from pathlib import Path
 from hyvideo.data.videos import read_video
 from tests.support.command_line import CommandLine
 from tests.support.ranks import free_port, rank_environment
-from tests.support.training import arguments, write_prompts
+from tests.support.training import arguments, flags_of, write_prompts
 
 
 def sample(
     command_line: CommandLine, root: Path, csv: Path, folder: Path, num_ranks: int, sp_size: int, **more: Path
 ) -> list[Path]:
     """Sample every prompt of `csv` on `num_ranks` processes; return the videos in order."""
-    flags = {
+    settings = {
         "model_path": root,
         "prompts_csv": csv,
         "output_path": folder,
@@ -24,10 +24,10 @@ def sample(
         "shift": 3.0,
         **more,
     }
-    argv = [text for name, value in flags.items() for text in (f"--{name}", str(value))]
     port = free_port()
     ranks = [
-        command_line.start("generate.py", argv, rank_environment(rank, num_ranks, port)) for rank in range(num_ranks)
+        command_line.start("generate.py", flags_of(settings), rank_environment(rank, num_ranks, port))
+        for rank in range(num_ranks)
     ]
     finished = [rank.wait() for rank in ranks]
     assert [rank.status for rank in finished] == [0] * num_ranks, finished

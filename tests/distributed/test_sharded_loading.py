@@ -11,17 +11,18 @@ import pytest
 import torch
 import torch.distributed as dist
 from diffusers import HunyuanVideo15Transformer3DModel
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from hyvideo.config.schema import Config
 from hyvideo.distributed.collectives import local_shard, whole
-from hyvideo.models.adapter import base_weight, draw_adapter, lora_config, save_lora
+from hyvideo.models.adapter import base_weight, draw_adapter, save_lora
 from hyvideo.models.loading import load_transformer
-from hyvideo.models.parallelize import prepare_policy, shard_weights, trainable_parameters
+from hyvideo.models.parallelize import prepare_policy, shard_weights
 from hyvideo.models.weight_files import SafetensorsFolder
+from tests.support.equal_runs import assert_same
 from tests.support.original_layout import original_transformer
 from tests.support.ranks import run_on_ranks
+from tests.support.tiny_model import ADAPTER, randomize
 from tests.support.training import arguments, trainer_of
 
 
@@ -42,7 +43,7 @@ def counted_bytes() -> Iterator[Counter[str]]:
 
 def prepare(transformer: HunyuanVideo15Transformer3DModel, adapter: str | None, sharded: bool) -> None:
     """Make an empty transformer a policy: all weights trained, a fresh adapter, or one from a folder."""
-    lora = None if adapter is None else lora_config(2, 4, Config().model.lora_target_modules)
+    lora = None if adapter is None else ADAPTER
     start = None if adapter in (None, "fresh") else adapter
     prepare_policy(transformer, gradient_checkpointing=False, lora=lora, pretrained_lora_path=start)
     draw_adapter(transformer, seed=7)
@@ -82,8 +83,7 @@ def adapter_folder(original_root: Path, tmp_path: Path) -> str:
     """A trained adapter."""
     transformer = load_transformer(original_root, "480p_i2v")
     prepare(transformer, "fresh", sharded=False)
-    for number, parameter in enumerate(trainable_parameters(transformer).values()):
-        nn.init.normal_(parameter, generator=torch.Generator().manual_seed(number))
+    randomize(transformer)
     save_lora(transformer, tmp_path / "adapter")
     return str(tmp_path / "adapter")
 
@@ -98,8 +98,7 @@ def test_together_the_ranks_hold_the_network_and_each_reads_its_share_alone(
     expected, _, total = load(*arguments)
     base = original_transformer("480p_i2v").to(dtype).state_dict()
     of_base = {base_weight(name): weight for name, weight in expected.items() if base_weight(name)}
-    assert of_base.keys() == base.keys()
-    assert all(torch.equal(of_base[name], base[name]) for name in base)
+    assert_same(of_base, base)
     of_adapter = [weight for name, weight in expected.items() if not base_weight(name)]
     assert bool(of_adapter) == (adapter is not None)
     assert all(weight.dtype == torch.float32 for weight in of_adapter)

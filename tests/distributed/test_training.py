@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from hyvideo.config.schema import Config
 from hyvideo.distributed.collectives import gather, whole
-from hyvideo.models.adapter import lora_config, save_lora
+from hyvideo.models.adapter import save_lora
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.parallelize import prepare_policy, trainable_parameters
 from hyvideo.training.optimizer import Muon
 from hyvideo.training.trainer import Trainer
 from tests.support.ranks import run_on_ranks
+from tests.support.tiny_model import ADAPTER, randomize
 from tests.support.training import arguments, trainer_of
 
 TOLERANCE = 1e-5
@@ -211,11 +211,8 @@ def run_of(tmp_path_factory: pytest.TempPathFactory, root_of_four_heads: Path, p
     """Command line of a run of a method, in a folder of its own."""
     folder, number = tmp_path_factory.mktemp("runs"), count()
     transformer = load_transformer(root_of_four_heads)
-    prepare_policy(
-        transformer, gradient_checkpointing=False, lora=lora_config(2, 4, Config().model.lora_target_modules)
-    )
-    for i, parameter in enumerate(trainable_parameters(transformer).values()):
-        nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(i))
+    prepare_policy(transformer, gradient_checkpointing=False, lora=ADAPTER)
+    randomize(transformer)
     save_lora(transformer, folder / "adapter")
 
     def argv(method: str, **settings: Any) -> list[str]:

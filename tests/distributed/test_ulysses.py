@@ -13,7 +13,7 @@ from hyvideo.distributed.mesh import build_mesh
 from hyvideo.models.attention import install_attention
 from hyvideo.models.parallelize import compile_blocks, prepare_policy
 from tests.support.ranks import run_on_ranks
-from tests.support.tiny_model import GLYPH_WIDTH, IMAGE_WIDTH, LATENT_CHANNELS, TEXT_WIDTH, build_transformer
+from tests.support.tiny_model import build_transformer, transformer_call
 
 NUM_HEADS = 4
 GRIDS = {"24 tokens": (3, 2, 4), "15 tokens": (3, 1, 5), "3 tokens": (1, 1, 3)}
@@ -25,29 +25,6 @@ CONDITIONS = {
     "guidance": {"text": [9, 9, 2, 2], "glyph": [3, 0, 0, 0]},
     "a start image": {"text": [7, 20], "glyph": [0, 6], "image": True},
 }
-
-
-def call_of(grid: tuple[int, int, int], text: list[int], glyph: list[int], image: bool = False) -> dict[str, Any]:
-    """What the pipeline would call the transformer with, padded to the longest row."""
-    generator = torch.Generator().manual_seed(0)
-    batch = len(text)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator)
-
-    def mask(lengths: list[int]) -> Tensor:
-        return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-
-    return {
-        "hidden_states": normal(batch, 2 * LATENT_CHANNELS + 1, *grid),
-        "timestep": torch.linspace(20.25, 900.5, batch),
-        "encoder_hidden_states": normal(batch, max(text), TEXT_WIDTH),
-        "encoder_attention_mask": mask(text),
-        "encoder_hidden_states_2": normal(batch, max(glyph), GLYPH_WIDTH),
-        "encoder_attention_mask_2": mask(glyph),
-        "image_embeds": normal(batch, 6, IMAGE_WIDTH) * image,
-        "return_dict": False,
-    }
 
 
 def output_and_gradients(transformer: HunyuanVideo15Transformer3DModel, call: dict[str, Any]) -> dict[str, Tensor]:
@@ -67,14 +44,14 @@ def largest_errors(sp_size: int) -> dict[str, tuple[float, float]]:
     install_attention(alone)
     install_attention(shared, mesh.sp_group)
     calls = {
-        f"{grid_name}, {name}": call_of(grid, **condition)
+        f"{grid_name}, {name}": transformer_call(grid, **condition)
         for grid_name, grid in GRIDS.items()
         for name, condition in CONDITIONS.items()
     }
     errors = {name: errors_of(shared, alone, call) for name, call in calls.items()}
     prepare_policy(shared, gradient_checkpointing=True, keep_attention=True)
     errors |= {
-        f"{name}, recomputed": errors_of(shared, alone, call_of(GRIDS["15 tokens"], **condition))
+        f"{name}, recomputed": errors_of(shared, alone, transformer_call(GRIDS["15 tokens"], **condition))
         for name, condition in CONDITIONS.items()
     }
     torch.compile = partial(torch.compile, backend="aot_eager")  # traced, but run as it is: minutes less

@@ -19,7 +19,7 @@ SAMPLING = ["--num_inference_steps", "2", "--fixed_size", "32x32", "--video_leng
 
 
 @pytest.fixture
-def evaluate(tiny_root: Path, prompts_csv: Path, tmp_path: Path) -> Callable[..., int]:
+def evaluate(prompts_csv: Path, tmp_path: Path) -> Callable[..., int]:
     """Run it on four prompts with the moving-shapes reward; returns the exit status."""
 
     def run(*flags: object) -> int:

@@ -20,6 +20,7 @@ from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideo
 from hyvideo.pipelines.sampling_defaults import sampling_defaults
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from scripts.export import main
+from tests.support.equal_runs import assert_same
 from tests.support.original_layout import original_transformer, original_transformer_tensors
 from tests.support.pipelines import NUM_STEPS, PROMPTS, VIDEO, noise_of
 from tests.support.training import arguments, trainer_of, write_prompts
@@ -50,11 +51,6 @@ def trained_transformer(root: Path, checkpoint: Path) -> nn.Module:
 def export(root: Path, output: Path, form: str, *flags: object) -> None:
     argv = ["--model_path", root, "--transformer_version", VERSION, "--format", form, "--output_path", output, *flags]
     assert main(list(map(str, argv))) == 0
-
-
-def assert_same(received: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert received.keys() == expected.keys()
-    assert [name for name in expected if not torch.equal(received[name], expected[name])] == []
 
 
 def frames(pipeline: HunyuanVideoGRPOPipeline) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from hyvideo.data.videos import read_video, video_length
 from hyvideo.training.trainer import Trainer
 from tests.support.command_line import CommandLine, Finished
-from tests.support.training import PROMPTS, noisy_image, write_prompts
+from tests.support.training import PROMPTS, flags_of, noisy_image, write_prompts
 
 SMALL = {
     "num_inference_steps": 2,
@@ -24,19 +24,13 @@ SMALL = {
 }
 
 
-def _texts(value: Any) -> list[str]:
-    """A flag's values on the command line."""
-    return [str(one) for one in value] if isinstance(value, (list, tuple)) else [str(value)]
-
-
 @pytest.fixture
 def generate(command_line: CommandLine, tiny_root: Path) -> Callable[..., Finished]:
     """Run generate.py on the tiny model; keywords are flags, None leaves one out."""
 
     def run(**flags: Any) -> Finished:
-        chosen = {"model_path": tiny_root, "prompt": PROMPTS[0], **SMALL, **flags}
-        argv = [text for name, value in chosen.items() if value is not None for text in (f"--{name}", *_texts(value))]
-        return command_line.run("generate.py", argv)
+        settings = {"model_path": tiny_root, "prompt": PROMPTS[0], **SMALL, **flags}
+        return command_line.run("generate.py", flags_of(settings))
 
     return run
 

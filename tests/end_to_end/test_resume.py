@@ -74,10 +74,6 @@ def test_a_killed_run_makes_the_lost_steps_again(train, command_line: CommandLin
     assert [json.loads(line)["step"] for line in discarded] == list(range(saved + 1, last))
 
 
-def test_latest_without_a_checkpoint_starts_fresh(train):
-    assert train("new", max_steps=1, resume_from_checkpoint="latest") == train("plain", max_steps=1)
-
-
 def test_a_checkpoint_by_path_goes_on_in_a_new_folder(train, command_line: CommandLine):
     train("first", max_steps=2)
     checkpoint = command_line.folder / "first" / "checkpoints" / "step_2"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.fuzzing import bounded_memory
+from tests.support.limits import bounded_memory
 
 
 @pytest.fixture(autouse=True)

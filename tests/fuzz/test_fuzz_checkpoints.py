@@ -130,7 +130,7 @@ def test_any_facts_with_a_true_manifest_load_or_are_refused_by_name(trained: tup
 
 
 @pytest.fixture
-def shards(original_root: Path, tmp_path: Path) -> Path:
+def shards(tmp_path: Path) -> Path:
     """A folder of small shards with their index, beside a file that is none of them."""
     folder = tmp_path / "weights"
     folder.mkdir()

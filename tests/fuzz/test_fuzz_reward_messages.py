@@ -110,7 +110,7 @@ class Endless(httpx.SyncByteStream):
             yield b" " * 2**20
 
 
-def test_an_answer_without_an_end_is_given_up(reward: WeightedReward, wire: Wire, monkeypatch: pytest.MonkeyPatch):
+def test_an_answer_without_an_end_is_given_up(reward: WeightedReward, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Wire, "__call__", lambda self, request: httpx.Response(200, stream=Endless()))
     assert reward(VIDEOS, PROMPTS).total.isnan().all()
 

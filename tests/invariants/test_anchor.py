@@ -1,7 +1,6 @@
 """The anchor is another set of weights in the policy's place: the same numbers as a second model, and no trace left."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -46,7 +45,7 @@ def test_the_policy_comes_back_bit_for_bit_even_after_an_error(make_trainer: Cal
     assert [p.data_ptr() for p in trainer.update.parameters] == storage
 
 
-def test_anchor_means_are_those_of_a_second_model(make_trainer: Callable[..., Trainer], tiny_root: Path):
+def test_anchor_means_are_those_of_a_second_model(make_trainer: Callable[..., Trainer]):
     trainer, second = make_trainer(), make_trainer()
     move_policy(trainer)
     trajectory = collect_round(trainer)

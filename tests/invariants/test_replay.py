@@ -34,10 +34,6 @@ def test_an_adapter_replays_exactly(make_trainer: Callable[..., Trainer]):
     assert replay(make_trainer(use_lora=True)) == (0.0, 0.0)
 
 
-def test_recomputed_blocks_replay_exactly(make_trainer: Callable[..., Trainer]):
-    assert replay(make_trainer(enable_gradient_checkpointing=True)) == (0.0, 0.0)
-
-
 @pytest.mark.parametrize(("rollout", "update"), [(1, 4), (0, 3)])
 @pytest.mark.parametrize("sde_type", SAMPLERS)
 def test_other_micro_batches_replay_to_rounding(

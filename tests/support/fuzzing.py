@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import json
-import resource
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -21,9 +20,6 @@ def fuzz(share: int = 1) -> settings:
     examples = settings().max_examples // share
     return settings(max_examples=examples, deadline=timedelta(seconds=20), suppress_health_check=list(HealthCheck))
 
-
-MEMORY = 4 * 2**30
-"""Bytes that may be taken while fuzzing."""
 
 TEXTS = st.one_of(
     st.text(max_size=8),
@@ -105,16 +101,3 @@ def only_value_errors(*names: object) -> Iterator[None]:
         yield
     except ValueError as error:
         assert any(str(name) in str(error) for name in names), f"names none of {names}: {error!r:.500}"
-
-
-@contextlib.contextmanager
-def bounded_memory() -> Iterator[None]:
-    """Make a MemoryError of what would fill the machine."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    with open("/proc/self/statm") as file:
-        taken = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

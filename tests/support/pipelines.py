@@ -23,11 +23,11 @@ PROMPTS = (
 """Of three lengths, one with quoted texts."""
 
 
-def load_tiny_pipeline(root: Path) -> HunyuanVideoGRPOPipeline:
+def load_tiny_pipeline(root: Path, version: str | None = None) -> HunyuanVideoGRPOPipeline:
     """Load ours: trimmed attention, NUM_STEPS steps set, float32."""
     scheduler = FlowMatchDiscreteScheduler(shift=SHIFT)
     scheduler.set_timesteps(NUM_STEPS)
-    pipeline = load_pipeline(root, pipeline_class=HunyuanVideoGRPOPipeline, scheduler=scheduler)
+    pipeline = load_pipeline(root, version, pipeline_class=HunyuanVideoGRPOPipeline, scheduler=scheduler)
     install_attention(pipeline.transformer.eval())
     return pipeline
 

@@ -86,7 +86,10 @@ class Transfers(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._literals = _Literals()
-        self.clear()
+        self.to_device: Counter[tuple[int, ...]] = Counter()
+        self.to_host: Counter[tuple[int, ...]] = Counter()
+        self.bytes: Counter[str] = Counter()
+        self.reads = 0
 
     def __enter__(self) -> "Transfers":
         self._literals.__enter__()
@@ -96,13 +99,6 @@ class Transfers(TorchDispatchMode):
         super().__exit__(*error)
         self._literals.__exit__(*error)
 
-    def clear(self) -> None:
-        """Begin to count again."""
-        self.to_device: Counter[tuple[int, ...]] = Counter()
-        self.to_host: Counter[tuple[int, ...]] = Counter()
-        self.bytes: Counter[str] = Counter()
-        self.reads = 0
-
     def __torch_dispatch__(
         self, operation: Any, types: Sequence[type], args: tuple = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
@@ -110,7 +106,7 @@ class Transfers(TorchDispatchMode):
         source = next((arg for arg in args if isinstance(arg, Tensor)), None)
         target = kwargs.get("device")
         if operation is _aten._to_copy.default and target is not None:
-            return self._move(source, args, kwargs)
+            return self._move(source, kwargs)
         if operation is _aten.copy_.default and isinstance(args[0], Elsewhere) != isinstance(args[1], Elsewhere):
             return self._copy(*args[:2])
         if isinstance(source, Elsewhere):
@@ -128,7 +124,7 @@ class Transfers(TorchDispatchMode):
             return Elsewhere(operation(*args, **{**kwargs, "device": torch.device("cpu")}))
         return operation(*args, **kwargs)
 
-    def _move(self, source: Tensor, args: tuple, kwargs: dict[str, Any]) -> Tensor:
+    def _move(self, source: Tensor, kwargs: dict[str, Any]) -> Tensor:
         """Copy a tensor to the other side, or change its dtype on its own."""
         to_device = torch.device(kwargs.pop("device")) == ELSEWHERE
         here = isinstance(source, Elsewhere)

@@ -18,7 +18,7 @@ def grey_videos(*levels: int, frames: int = 5) -> Tensor:
 
 
 class Brightness(RewardModel):
-    """The mean pixel; a prompt `fail` gives NaN, `infinite` infinity, `raise` an error, `sleep` a second's work.
+    """The mean pixel; a prompt `fail` gives NaN, `infinite` infinity, `raise` an error.
 
     Attributes:
         devices: every device it was moved to.

@@ -1,5 +1,6 @@
 """A random HunyuanVideo-1.5 of the real classes, small enough to train in a test: 5x32x32 videos, 2x2x2 latents."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from diffusers import (
     HunyuanVideo15Pipeline,
     HunyuanVideo15Transformer3DModel,
 )
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     ByT5Tokenizer,
     Qwen2_5_VLTextConfig,
@@ -23,6 +24,9 @@ from transformers import (
     T5EncoderModel,
 )
 
+from hyvideo.config.schema import Config
+from hyvideo.models.adapter import lora_config
+from hyvideo.models.parallelize import trainable_parameters
 from scripts.tiny.components import build_tokenizer
 
 LATENT_CHANNELS = 4
@@ -30,6 +34,8 @@ TEXT_WIDTH = 32
 GLYPH_WIDTH = 16
 IMAGE_WIDTH = 20
 SHIFT = 3.0
+ADAPTER = lora_config(2, 4, Config().model.lora_target_modules)
+"""Settings of a small adapter, on the modules that the default chooses."""
 
 
 def build_transformer(seed: int = 0, **changes: Any) -> HunyuanVideo15Transformer3DModel:
@@ -60,6 +66,52 @@ def build_transformer(seed: int = 0, **changes: Any) -> HunyuanVideo15Transforme
             else:
                 parameter.add_(0.02 * torch.randn_like(parameter))
     return transformer.eval()
+
+
+def transformer_call(
+    grid: tuple[int, int, int],
+    text: Sequence[int],
+    glyph: Sequence[int],
+    image: bool = False,
+    *,
+    padded_to: tuple[int, int, int] | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """What the pipeline would call the transformer with; noise where padding is.
+
+    Args:
+        grid: latent frames, height and width.
+        text: valid text tokens of each row.
+        glyph: valid glyph tokens of each row.
+        image: whether there is a start image.
+        padded_to: text, glyph and vision tokens; by default the longest row's, and 6.
+        seed: of all values.
+    """
+    generator, batch = torch.Generator().manual_seed(seed), len(text)
+    num_text, num_glyph, num_vision = padded_to or (max(text), max(glyph), 6)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(batch, *shape, generator=generator)
+
+    def mask(lengths: Sequence[int], size: int) -> Tensor:
+        return (torch.arange(size) < torch.tensor(lengths)[:, None]).float()
+
+    return {
+        "hidden_states": normal(2 * LATENT_CHANNELS + 1, *grid),
+        "timestep": torch.linspace(20.25, 900.5, batch),
+        "encoder_hidden_states": normal(num_text, TEXT_WIDTH),
+        "encoder_attention_mask": mask(text, num_text),
+        "encoder_hidden_states_2": normal(num_glyph, GLYPH_WIDTH),
+        "encoder_attention_mask_2": mask(glyph, num_glyph),
+        "image_embeds": normal(num_vision, IMAGE_WIDTH) * image,
+        "return_dict": False,
+    }
+
+
+def randomize(transformer: nn.Module) -> None:
+    """Give every trained weight random values of its own."""
+    for number, parameter in enumerate(trainable_parameters(transformer).values()):
+        nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(number))
 
 
 def build_vae() -> AutoencoderKLHunyuanVideo15:

@@ -12,7 +12,7 @@ METRICS = ("VQ", "MQ", "TA")
 
 
 def budget_of(folder: Path, *flags: str) -> argparse.Namespace:
-    """Return a budget of two rounds that trains nothing and writes below `folder`."""
+    """Return a budget of three rounds that trains nothing and writes below `folder`."""
     places = ["--runs_dir", str(folder / "runs"), "--docs", str(folder / "docs")]
     return parse_budget(["--rounds", "3", "--num_held_out", "4", "--minutes", "0", *places, *flags], "a study", 3)
 

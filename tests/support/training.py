@@ -75,14 +75,13 @@ def noisy_image(number: int, size: tuple[int, int] = (48, 40)) -> Image.Image:
 def arguments(root: Path, csv: Path, output_dir: Path, **settings: Any) -> list[str]:
     """Return the command line of a run; `settings` replace those of SETTINGS, None leaves one out."""
     paths = {"pretrained_model_root": root, "train_video_csv": csv, "valid_video_csv": csv, "output_dir": output_dir}
-    chosen = {**SETTINGS, **paths, **settings}
-    given = {name: value if isinstance(value, list) else [value] for name, value in chosen.items() if value is not None}
+    return flags_of({**SETTINGS, **paths, **settings})
+
+
+def flags_of(settings: Mapping[str, Any]) -> list[str]:
+    """Return settings as a command line; None leaves one out."""
+    given = {name: one if isinstance(one, list) else [one] for name, one in settings.items() if one is not None}
     return [text for name, values in given.items() for text in (f"--{name}", *map(str, values))]
-
-
-def untimed(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a row of metrics says but for measured times: equal runs are equal in it."""
-    return {name: value for name, value in row.items() if not name.startswith(("time/", "perf/"))}
 
 
 def trainer_of(argv: Sequence[str]) -> Trainer:

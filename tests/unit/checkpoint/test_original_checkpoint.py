@@ -13,6 +13,7 @@ from hyvideo.checkpoint import original_checkpoint
 from hyvideo.checkpoint.policy import check_checkpoint, load_trained_policy
 from hyvideo.checkpoint.train_state import one_process
 from hyvideo.models.loading import load_transformer
+from tests.support.equal_runs import assert_same
 from tests.support.original_layout import original_transformer, original_transformer_tensors
 from tests.support.tiny_model import build_transformer
 
@@ -37,8 +38,7 @@ def test_the_base_becomes_the_trained_network(
     transformer = load_transformer(original_root, "480p_t2v")
     check_checkpoint(checkpoint)
     load_trained_policy(transformer, checkpoint)
-    expected = trained.state_dict()
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in transformer.state_dict().items())
+    assert_same(transformer.state_dict(), trained.state_dict())
 
 
 def test_an_adapter_beside_it_is_added(original_root: Path, tmp_path: Path):
@@ -71,8 +71,7 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(original_r
     transformer = load_transformer(original_root, "480p_t2v")
     with pytest.raises(ValueError, match=r"unexpected keys: double_blocks\.2\..*Pass the base model"):
         load_trained_policy(transformer, checkpoint)
-    expected = original_transformer("480p_t2v").state_dict()
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in transformer.state_dict().items())
+    assert_same(transformer.state_dict(), original_transformer("480p_t2v").state_dict())
 
 
 def test_damage_is_named(original_root: Path, trained, tmp_path: Path):

@@ -22,6 +22,7 @@ from hyvideo.checkpoint.train_state import (
     read_facts,
     require_dtypes,
 )
+from tests.support.limits import limited
 
 
 def tensors(seed: int = 0) -> dict[str, dict[str, torch.Tensor]]:
@@ -196,13 +197,9 @@ def test_a_save_beside_the_training_holds_the_values_of_its_beginning_and_counts
 
 def test_what_cannot_be_written_says_so_and_leaves_the_last_checkpoint(tmp_path: Path):
     good = save(tmp_path, 1)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (256, limits[1]))  # files end as on a full disk
-    try:
-        with pytest.raises(SaveError, match=rf"Cannot save '{tmp_path / 'step_2'}'.*Earlier checkpoints are intact"):
-            save(tmp_path, 2)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    said = rf"Cannot save '{tmp_path / 'step_2'}'.*Earlier checkpoints are intact"
+    with limited(resource.RLIMIT_FSIZE, 256), pytest.raises(SaveError, match=said):  # files end as on a full disk
+        save(tmp_path, 2)
     assert latest_checkpoint(tmp_path) == good
     assert sorted(path.name for path in tmp_path.iterdir()) == [LATEST, "step_1"]
     assert_whole(good, 1)

@@ -43,23 +43,6 @@ def test_the_drawing_in_the_docstring_is_what_the_sampler_deals():
 
 @settings(deadline=None)
 @given(layouts(), st.integers(0, 5))
-def test_every_round_is_contiguous_groups_of_distinct_videos(layout, seed):
-    num_prompts, batch_size, num_generations, dp_size = layout
-    ranks = samplers(*layout, seed=seed)
-    for _ in range(4):
-        videos = joined_round(ranks)
-        assert len(videos) == batch_size * dp_size
-        assert len(set(videos)) == len(videos)
-        for start in range(0, len(videos), num_generations):
-            group = videos[start : start + num_generations]
-            assert len({video.prompt_index for video in group}) == 1
-            first = group[0].generation
-            assert first % num_generations == 0
-            assert [video.generation for video in group] == list(range(first, first + num_generations))
-
-
-@settings(deadline=None)
-@given(layouts(), st.integers(0, 5))
 def test_every_prompt_is_seen_once_per_epoch_before_any_repeats(layout, seed):
     num_prompts, _, num_generations, _ = layout
     ranks = samplers(*layout, seed=seed)

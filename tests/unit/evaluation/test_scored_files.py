@@ -73,7 +73,7 @@ def test_a_failed_score_stays_nan_and_is_not_tried_again(tmp_path, videos):
     assert reward.calls == [3]
 
 
-def test_a_missing_video_is_named(tmp_path, videos):
+def test_a_missing_video_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"no video '.*0009\.mp4'"):
         ScoreFile(tmp_path / "scores.jsonl").score(named(Brightness()), [tmp_path / "0009.mp4"], ["a"])
 

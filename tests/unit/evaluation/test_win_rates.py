@@ -61,7 +61,7 @@ def test_each_pair_counts_the_same_however_many_judged_it(key):
     assert win_rates(key, votes)[0].rate == 0.5
 
 
-def test_files_merge_and_a_later_judgement_replaces_the_earlier(key, tmp_path):
+def test_files_merge_and_a_later_judgement_replaces_the_earlier(tmp_path):
     late = "2026-01-02T00:00:00Z"
     ann = save(tmp_path / "ann.json", [vote("p0", "base"), vote("p1", "base")])
     again = save(tmp_path / "again.json", [vote("p0", "sage", at=late)])

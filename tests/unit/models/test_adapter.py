@@ -20,9 +20,7 @@ from hyvideo.models.adapter import (
 )
 from hyvideo.models.parallelize import prepare_policy
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
-from tests.support.tiny_model import build_transformer
-
-ADAPTER = lora_config(2, 4, Config().model.lora_target_modules)
+from tests.support.tiny_model import ADAPTER, build_transformer
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 from hyvideo.models import attention
 from hyvideo.models.attention import install_attention
 from hyvideo.models.parallelize import compile_blocks, prepare_policy
-from tests.support.tiny_model import GLYPH_WIDTH, IMAGE_WIDTH, LATENT_CHANNELS, TEXT_WIDTH, build_transformer
+from tests.support.tiny_model import build_transformer, transformer_call
 
 NUM_VIDEO = 3 * 2 * 4
 BATCHES = {
@@ -29,27 +29,8 @@ BATCHES = {
 }
 
 
-def inputs(text: list[int], glyph: list[int], image: bool = False, seed: int = 0) -> dict[str, Any]:
-    """Padded as the stock pipeline pads: 1000 text, 256 glyph and 729 vision tokens; noise where padding is."""
-    generator = torch.Generator().manual_seed(seed)
-    batch = len(text)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator)
-
-    def mask(lengths: list[int], size: int) -> Tensor:
-        return (torch.arange(size) < torch.tensor(lengths)[:, None]).float()
-
-    return {
-        "hidden_states": normal(batch, 2 * LATENT_CHANNELS + 1, 3, 2, 4),
-        "timestep": torch.tensor([900.0, 500.5, 20.25])[:batch],
-        "encoder_hidden_states": normal(batch, 1000, TEXT_WIDTH),
-        "encoder_attention_mask": mask(text, 1000),
-        "encoder_hidden_states_2": normal(batch, 256, GLYPH_WIDTH),
-        "encoder_attention_mask_2": mask(glyph, 256),
-        "image_embeds": normal(batch, 729, IMAGE_WIDTH) * image,
-        "return_dict": False,
-    }
+inputs = functools.partial(transformer_call, (3, 2, 4), padded_to=(1000, 256, 729))
+"""As the stock pipeline pads: 1000 text, 256 glyph and 729 vision tokens."""
 
 
 def stock_and_trimmed() -> tuple[HunyuanVideo15Transformer3DModel, HunyuanVideo15Transformer3DModel]:

@@ -11,6 +11,7 @@ from hyvideo.models.original_config import (
     diffusers_vae_config,
     original_transformer_config,
 )
+from tests.support.equal_runs import assert_same
 from tests.support.original_layout import (
     VERSIONS,
     original_transformer,
@@ -76,16 +77,12 @@ def test_a_name_the_network_does_not_have_is_no_part_of_it(name: str):
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_state_dict_becomes_the_published_checkpoint_bit_for_bit(version: str):
     state = original_transformer(version).state_dict()
-    expected, received = original_transformer_tensors(state), dict(original_tensors(state))
-    assert received.keys() == expected.keys()
-    assert all(torch.equal(received[name], expected[name]) for name in expected)
+    assert_same(dict(original_tensors(state)), original_transformer_tensors(state))
 
 
 def test_the_vae_becomes_the_published_checkpoint_bit_for_bit():
     state = build_vae().state_dict()
-    expected, received = original_vae_tensors(state), dict(original_tensors(state, vae_part))
-    assert received.keys() == expected.keys()
-    assert all(torch.equal(received[name], expected[name]) for name in expected)
+    assert_same(dict(original_tensors(state, vae_part)), original_vae_tensors(state))
 
 
 def test_a_fused_tensor_needs_all_its_pieces():

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hyvideo.models.loading import load_pipeline, load_transformer
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from tests.support.equal_runs import assert_same
 
 NETWORKS = ("transformer", "vae", "text_encoder", "text_encoder_2")
 Weights = dict[str, Tensor]
@@ -45,10 +46,7 @@ def load(root: Path, **where: torch.dtype | torch.device | None) -> HunyuanVideo
 def test_the_weights_are_those_of_the_stock_loader(tiny_root: Path):
     ours, stock = load(tiny_root), HunyuanVideo15Pipeline.from_pretrained(tiny_root)
     for component in NETWORKS:
-        expected = getattr(stock, component).state_dict()
-        received = getattr(ours, component).state_dict()
-        assert expected.keys() == received.keys()
-        assert all(torch.equal(expected[name], received[name]) for name in expected), component
+        assert_same(getattr(ours, component).state_dict(), getattr(stock, component).state_dict())
 
 
 def test_every_weight_is_put_where_it_belongs_as_it_is_read(tiny_root: Path):

@@ -11,16 +11,14 @@ from diffusers import HunyuanVideo15Transformer3DModel
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hyvideo.config.schema import Config
-from hyvideo.models.adapter import lora_config, save_lora
+from hyvideo.models.adapter import save_lora
 from hyvideo.models.parallelize import ATTENTION_OPS, prepare_policy, trainable_parameters
 from hyvideo.models.quiet import quiet_diffusers
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from tests.support.pipelines import PROMPTS
-from tests.support.tiny_model import build_transformer
+from tests.support.tiny_model import ADAPTER, build_transformer, randomize
 
 LATENTS = torch.randn(3, 4, 2, 2, 2, generator=torch.Generator().manual_seed(0))
-ADAPTER = lora_config(2, 4, Config().model.lora_target_modules)
 
 
 @pytest.fixture
@@ -35,12 +33,6 @@ def policy(pipeline: HunyuanVideoGRPOPipeline) -> HunyuanVideo15Transformer3DMod
     return pipeline.transformer
 
 
-def randomize_adapter(policy: HunyuanVideo15Transformer3DModel) -> None:
-    with torch.no_grad():
-        for i, parameter in enumerate(trainable_parameters(policy).values()):
-            parameter.normal_(generator=torch.Generator().manual_seed(i), std=0.1)
-
-
 def test_full_training_trains_exactly_what_a_text_to_video_loss_reaches(policy, velocity: Callable):
     velocity().square().mean().backward()  # every parameter requires a gradient so far
     reached = {name for name, p in policy.named_parameters() if p.grad is not None and p.grad.norm() > 1e-7}
@@ -52,7 +44,7 @@ def test_full_training_trains_exactly_what_a_text_to_video_loss_reaches(policy, 
 def test_every_trained_parameter_has_a_gradient(policy, velocity: Callable, lora):
     prepare_policy(policy, gradient_checkpointing=False, lora=lora)
     if lora:
-        randomize_adapter(policy)  # at its start the first matrix of an adapter has gradient 0
+        randomize(policy)  # at its start the first matrix of an adapter has gradient 0
     velocity().square().mean().backward()
     assert [name for name, p in trainable_parameters(policy).items() if p.grad is None or not p.grad.any()] == []
 
@@ -105,7 +97,7 @@ def test_an_adapter_starts_exactly_as_the_base_model(policy, velocity: Callable)
     base = velocity()
     prepare_policy(policy, gradient_checkpointing=False, lora=ADAPTER)
     assert torch.equal(velocity(), base)
-    randomize_adapter(policy)
+    randomize(policy)
     assert not torch.allclose(velocity(), base)
 
 
@@ -135,9 +127,9 @@ def test_an_adapter_is_float32_in_a_bfloat16_network_and_moves_by_small_updates(
     assert (weight != before).all()
 
 
-def test_a_saved_adapter_comes_back_as_it_was(policy, velocity: Callable, tiny_root: Path, tmp_path: Path):
+def test_a_saved_adapter_comes_back_as_it_was(policy, velocity: Callable, tmp_path: Path):
     prepare_policy(policy, gradient_checkpointing=False, lora=ADAPTER)
-    randomize_adapter(policy)
+    randomize(policy)
     expected = velocity()
     save_lora(policy, tmp_path)
 

@@ -6,29 +6,18 @@ import pytest
 import torch
 from diffusers import ClassifierFreeGuidance, FlowMatchEulerDiscreteScheduler, HunyuanVideo15ImageToVideoPipeline
 from PIL import Image
-from torch import Tensor
 
 from hyvideo.data.prompts import Prompt
-from hyvideo.models.attention import install_attention
 from hyvideo.models.loading import load_pipeline
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
-from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
-from tests.support.pipelines import NUM_STEPS, PROMPTS, VIDEO, noise_of
+from tests.support.pipelines import NUM_STEPS, PROMPTS, VIDEO, load_tiny_pipeline, noise_of
 from tests.support.tiny_model import SHIFT
 from tests.support.training import noisy_image
 
 
-def load(root: Path, version: str) -> HunyuanVideoGRPOPipeline:
-    scheduler = FlowMatchDiscreteScheduler(shift=SHIFT)
-    scheduler.set_timesteps(NUM_STEPS)
-    return load_pipeline(root, version, pipeline_class=HunyuanVideoGRPOPipeline, scheduler=scheduler)
-
-
 @pytest.fixture
 def pipeline(original_root: Path) -> HunyuanVideoGRPOPipeline:
-    pipeline = load(original_root, "480p_i2v")
-    install_attention(pipeline.transformer)
-    return pipeline
+    return load_tiny_pipeline(original_root, "480p_i2v")
 
 
 @pytest.fixture
@@ -39,36 +28,38 @@ def prompts(tmp_path: Path) -> list[Prompt]:
     return [Prompt(PROMPTS[i], i, None, str(tmp_path / f"{i}.png")) for i in range(2)]
 
 
-def stock_latents(original_root: Path, version: str, prompt: Prompt, scale: float, latents: Tensor) -> Tensor:
-    components = load(original_root, version).components
-    stock = HunyuanVideo15ImageToVideoPipeline(
-        **components | {"scheduler": FlowMatchEulerDiscreteScheduler(shift=SHIFT)}
+def load_stock(root: Path, version: str, crop: int, scale: float) -> HunyuanVideo15ImageToVideoPipeline:
+    stock = load_pipeline(
+        root,
+        version,
+        pipeline_class=HunyuanVideo15ImageToVideoPipeline,
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=SHIFT),
     )
     stock.guider = ClassifierFreeGuidance(guidance_scale=scale)
-    stock.prompt_template_encode_start_idx = load(original_root, version).system_turn_length()
+    stock.prompt_template_encode_start_idx = crop
     stock.target_size = 32
     stock.set_progress_bar_config(disable=True)
-    return stock(
-        image=Image.open(prompt.ref_image_path),
-        prompt=prompt.text,
-        num_frames=5,
-        num_inference_steps=NUM_STEPS,
-        latents=latents,
-        output_type="latent",
-    ).frames
+    return stock
 
 
 @pytest.mark.parametrize(("version", "scale"), [("480p_i2v", 1.0), ("480p_i2v", 6.0), ("480p_i2v_step_distilled", 1.0)])
 def test_latents_are_those_of_the_stock_pipeline(
     original_root: Path, prompts: list[Prompt], version: str, scale: float
 ):
-    pipeline = load(original_root, version)
-    install_attention(pipeline.transformer)
+    pipeline = load_tiny_pipeline(original_root, version)
     guidance = Guidance(scale, pipeline.encode([""], glyphs=False))
     conditioning = pipeline.encode_prompts(prompts, (32, 32))
     ours = pipeline.rollout(conditioning, noise_of(2), guidance, **VIDEO, sde_type="ode", eta=0.0)
+    stock = load_stock(original_root, version, pipeline.system_turn_length(), scale)
     for row, prompt in enumerate(prompts):
-        expected = stock_latents(original_root, version, prompt, scale, ours.latents[row : row + 1, 0])
+        expected = stock(
+            image=Image.open(prompt.ref_image_path),
+            prompt=prompt.text,
+            num_frames=5,
+            num_inference_steps=NUM_STEPS,
+            latents=ours.latents[row : row + 1, 0],
+            output_type="latent",
+        ).frames
         error = (ours.latents[row : row + 1, -1] - expected).abs().max() / expected.abs().max()
         assert error <= 1e-5
 
@@ -92,7 +83,7 @@ def test_rows_are_the_images_alone(pipeline: HunyuanVideoGRPOPipeline, prompts: 
 
 @torch.no_grad()
 def test_a_step_distilled_model_is_told_where_the_step_leads(original_root: Path, prompts: list[Prompt]):
-    pipeline = load(original_root, "480p_i2v_step_distilled")
+    pipeline = load_tiny_pipeline(original_root, "480p_i2v_step_distilled")
     seen = []
     pipeline.transformer.time_embed.register_forward_pre_hook(
         lambda module, args, kwargs: seen.append((args[0].tolist(), kwargs["timestep_r"].tolist())), with_kwargs=True
@@ -110,7 +101,7 @@ def test_prompts_of_the_other_task_are_refused(
     with pytest.raises(ValueError, match="image-to-video model was given 1 of 1 prompts without an image"):
         pipeline.encode_prompts([Prompt("a cat", 7, None, None)], (32, 32))
     with pytest.raises(ValueError, match="text-to-video model was given 2 of 2 prompts with an image"):
-        load(tiny_root, "480p_t2v").encode_prompts(prompts, (32, 32))
+        load_tiny_pipeline(tiny_root).encode_prompts(prompts, (32, 32))
     with pytest.raises(ValueError, match="made for i2v; received conditioning with no image"):
         pipeline.velocity(torch.zeros(1, 4, 2, 2, 2), 0, pipeline.encode(["a cat"]), Guidance())
 

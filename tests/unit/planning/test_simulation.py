@@ -5,6 +5,7 @@ import torch
 from diffusers import HunyuanVideo15Transformer3DModel
 from torch import nn
 
+from benchmarks.network import build_inputs
 from hyvideo.config.loading import load_config
 from hyvideo.models.attention import install_attention
 from hyvideo.models.parallelize import prepare_policy, trainable_parameters
@@ -14,7 +15,7 @@ from hyvideo.planning.peak_memory import PeakMemory
 from hyvideo.planning.simulation import Peaks, SimulatedCase, simulate
 from hyvideo.planning.traffic import count_parameters
 from hyvideo.training.optimizer import build_optimizers
-from tests.support.tiny_model import GLYPH_WIDTH, IMAGE_WIDTH, LATENT_CHANNELS, TEXT_WIDTH, build_transformer
+from tests.support.tiny_model import LATENT_CHANNELS, build_transformer
 
 LATENTS = (LATENT_CHANNELS, 6, 16, 16)
 NUM_TEXT = 20
@@ -30,16 +31,7 @@ def real_peaks(config, transformer, rows):
     with PeakMemory() as memory:
         for parameter in transformer.parameters():
             parameter.detach()  # an operation, by which the weight is seen and counted
-        output = transformer(
-            hidden_states=torch.randn(rows, transformer.config.in_channels, *LATENTS[1:]),
-            timestep=torch.full((rows,), 500.0),
-            encoder_hidden_states=torch.randn(rows, NUM_TEXT, TEXT_WIDTH),
-            encoder_attention_mask=torch.ones(rows, NUM_TEXT, dtype=torch.bool),
-            encoder_hidden_states_2=torch.zeros(rows, 0, GLYPH_WIDTH),
-            encoder_attention_mask_2=torch.zeros(rows, 0, dtype=torch.bool),
-            image_embeds=torch.zeros(rows, 0, IMAGE_WIDTH),
-            return_dict=False,
-        )[0]
+        output = transformer(**build_inputs(transformer, LATENTS[1:], [NUM_TEXT] * rows))[0]
         output.float().square().mean().backward()
         backward = memory.peak
         del output

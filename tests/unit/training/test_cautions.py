@@ -109,7 +109,7 @@ def test_guidance_is_refused_for_a_distilled_version_and_1_is_not(released, vers
     check_guidance(config)
 
 
-def test_training_refuses_guidance_for_a_distilled_version(original_root: Path, prompts_csv: Path, tmp_path: Path):
+def test_training_refuses_guidance_for_a_distilled_version(original_root: Path, tmp_path: Path):
     (tmp_path / "ckpts").mkdir()
     for part in original_root.iterdir():
         (tmp_path / "ckpts" / part.name).symlink_to(part)

@@ -121,13 +121,6 @@ def test_an_error_of_a_reward_is_not_swallowed_and_leaves_it_usable():
     assert reward(grey_videos(3), ["a"]).total.tolist() == [3]
 
 
-def test_a_reward_that_gives_other_shapes_than_one_score_per_video_is_refused(monkeypatch):
-    reward = reward_of()
-    monkeypatch.setattr(type(model_of(reward)), "__call__", lambda self, videos, prompts: {"brightness": torch.ones(3)})
-    with pytest.raises(ValueError, match=r"brightness must give 'brightness' as \[2\].*gave brightness \[3\]"):
-        reward(grey_videos(1, 2), ["a", "b"])
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
