@@ -182,7 +182,7 @@ def _with_options(act: Callable[..., T], name: str, context: RewardContext, opti
         raise ValueError(f"reward_config: {name} cannot use its options {dict(options)}: {error}.") from error
 
 
-def check_rewards(config: RewardConfig, model_root: str | Path, video_fps: float = 24) -> None:
+def check_rewards(config: RewardConfig, model_root: str | Path, video_fps: float) -> None:
     """Refuse what `get_reward_fn` would refuse, as far as it shows without loading a network.
 
     Raises:

@@ -119,7 +119,7 @@ def test_wrong_options_are_named(checkpoint, options, message):
 def test_wrong_options_are_named_before_a_network_is_loaded(checkpoint, options, message):
     entry = {"options": {"checkpoint": str(checkpoint), **options}, "sub_reward": {"CLIPScore": 1.0}}
     with pytest.raises(ValueError, match=message):
-        check_rewards(RewardConfig(reward_config={"models": {"clip_score": entry}}), "ckpts")
+        check_rewards(RewardConfig(reward_config={"models": {"clip_score": entry}}), "ckpts", 24)
 
 
 def test_a_clip_without_all_of_its_weights_is_refused(checkpoint, tmp_path):
