@@ -31,7 +31,6 @@ from hyvideo.data.prompts import Prompt, read_prompts
 from hyvideo.distributed.mesh import build_mesh
 from hyvideo.distributed.process_group import process_group
 from hyvideo.evaluation.generation import Job, jobs_of_csv, jobs_of_prompt
-from hyvideo.evaluation.sampling import sample_prompts
 from hyvideo.models.adapter import check_lora, load_lora
 from hyvideo.models.attention import install_attention
 from hyvideo.models.fingerprint import fingerprint
@@ -41,6 +40,7 @@ from hyvideo.pipelines.conditioning import Conditioning
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from hyvideo.pipelines.prompt_lengths import cut_prompts
 from hyvideo.pipelines.resolution import bucket_size, check_video_shape
+from hyvideo.pipelines.sampling import sample_prompts
 from hyvideo.pipelines.sampling_defaults import sampling_defaults
 from hyvideo.schedulers.scheduling_flow_match_discrete import SDE_TYPES, FlowMatchDiscreteScheduler
 

@@ -16,15 +16,15 @@ import torch
 import torch.distributed as dist
 from transformers.utils.logging import disable_progress_bar
 
+from hyvideo.algorithms.optimizer import NonFiniteUpdateError
 from hyvideo.checkpoint.train_state import SaveError
 from hyvideo.config.loading import load_config
 from hyvideo.distributed.process_group import process_group
 from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.planning.preflight import plan_on_main, preflight
-from hyvideo.training.assembly import build_trainer
+from hyvideo.training.assembly import build_training
 from hyvideo.training.device_memory import out_of_memory, out_of_memory_loading
 from hyvideo.training.stop_signal import PREEMPTED, PREEMPTIONS, listened_preemptions
-from hyvideo.training.update import NonFiniteUpdateError
 
 EXPLAINED = (NonFiniteUpdateError, RewardFailureError, SaveError)
 """Errors whose message says everything: no traceback."""
@@ -53,7 +53,7 @@ def main() -> int:
                 if not dist.is_initialized() or dist.get_rank() == 0:
                     print(report)
                 return 0
-            trainer = build_trainer(config)
+            training = build_training(config)
         except torch.OutOfMemoryError as error:
             print(f"post_train.py: {out_of_memory_loading(error)}", file=sys.stderr)
             raise SystemExit(1) from None
@@ -61,28 +61,29 @@ def main() -> int:
             if not dist.is_initialized() or dist.get_rank() == 0:  # once the ranks have met, all print the same
                 print(f"post_train.py: {error}", file=sys.stderr)
             return 2
+        run = training.run
         try:
-            stopped_by = trainer.train()
+            stopped_by = training.train()
         except torch.OutOfMemoryError as error:
             # Only on this rank: the others wait for it, and the launcher ends them.
-            told = out_of_memory(error, trainer.timer.phase, trainer.state.step, trainer.mesh.rank, trainer.config)
-            trainer.console.warning(told)
+            told = out_of_memory(error, run.timer.phase, run.state.step, run.mesh.rank, config)
+            run.journal.console.warning(told)
             raise SystemExit(1) from None
         except EXPLAINED as error:
             cause = error.__cause__
             if isinstance(error, RewardFailureError) and cause and not isinstance(cause, RewardFailureError):
                 traceback.print_exception(cause)  # a custom reward that failed on this rank
-            if trainer.mesh.is_main:
+            if run.mesh.is_main:
                 for number in listened_preemptions():  # torchrun sends SIGTERM when the first rank has ended
                     signal.signal(number, signal.SIG_IGN)
-                trainer.console.warning(str(error))
-                trainer.write_report()
+                run.journal.console.warning(str(error))
+                run.journal.write_report()
             return 1
         except Exception as error:
-            error.add_note(trainer.whereabouts())
+            error.add_note(run.whereabouts())
             raise
         finally:
-            trainer.console.close()
+            run.journal.console.close()
     status = PREEMPTED if stopped_by in PREEMPTIONS else 0
     _tell_launcher(status)
     return status

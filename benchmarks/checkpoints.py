@@ -10,7 +10,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.paired import Result, compare, print_results
 from hyvideo.config.loading import load_config
-from hyvideo.training.assembly import build_trainer
+from hyvideo.training.assembly import build_training
 
 
 def measure() -> list[Result]:
@@ -19,21 +19,21 @@ def measure() -> list[Result]:
     with TemporaryDirectory() as folder:
         config = load_config(["--config", "configs/tiny.yaml", "--max_steps", "1", "--output_dir", f"{folder}/run"])
         config.validation.validation_interval = 0
-        trainer = build_trainer(config)
-        trainer.run_round()  # so that the optimizer has moments to save
+        training = build_training(config)
+        training.make_round()  # so that the optimizer has moments to save
 
         def save(beside_training: bool) -> None:
             """Save until training could continue."""
-            trainer.state.save(Path(folder) / "saved", keep_last=1, beside_training=beside_training)
+            training.run.state.save(Path(folder) / "saved", keep_last=1, beside_training=beside_training)
 
         result = compare(
             "checkpoints/blocked",
             "written at once / beside training",
             lambda: save(False),
             lambda: save(True),
-            settle=trainer.state.finish_save,
+            settle=training.run.state.finish_save,
         )
-        trainer.console.close()
+        training.run.journal.console.close()
     return [result]
 
 

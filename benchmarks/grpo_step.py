@@ -19,8 +19,8 @@ from benchmarks.plain_loop import PlainLoop
 from hyvideo.config.loading import load_config
 from hyvideo.models.reward_models.registry import RewardModel, Videos, register_reward
 from hyvideo.observability.metrics import read_metrics
-from hyvideo.training.assembly import build_trainer
-from hyvideo.training.trainer import Trainer
+from hyvideo.training.assembly import build_training
+from hyvideo.training.run import Training
 
 TINY = Path(__file__).parents[1] / "assets" / "tiny"
 SIZES = {
@@ -70,39 +70,39 @@ def _compare(root: Path, size: str, settings: Sequence[str], decoded: bool, atte
     """Run ours and one baseline from the same weights; the first two rounds must agree."""
     with TemporaryDirectory() as folder:
         paths = ["--pretrained_model_root", str(root), "--output_dir", f"{folder}/run"]
-        trainer = build_trainer(load_config([*SHARED, *settings, *paths]))
+        training = build_training(load_config([*SHARED, *settings, *paths]))
         if not decoded:
-            trainer.update.pipeline.decode = first_channels
+            training.policy.pipeline.decode = first_channels
         plain = PlainLoop(
             root,
-            trainer,
+            training,
             trimmed=attention == "trimmed",
             folder=Path(folder) if decoded else None,
             decode=None if decoded else first_channels,
         )
-        error = largest_difference(trainer, plain)
+        error = largest_difference(training, plain)
         result = compare(
             f"grpo_step/{size}/{'decoded' if decoded else 'not_decoded'}/{attention}",
             f"plain loop with {attention} attention / ours",
             plain.round,
-            trainer.run_round,
+            training.make_round,
             pairs=pairs,
             facts={"relative_error": error},
         )
-        trainer.metrics.close()
-        trainer.console.close()
+        training.run.journal.metrics.close()
+        training.run.journal.console.close()
     return result
 
 
-def largest_difference(trainer: Trainer, plain: PlainLoop) -> float:
+def largest_difference(training: Training, plain: PlainLoop) -> float:
     """Make two rounds both ways and return the largest difference of losses, gradient norms and distances.
 
     It is relative but for losses, which are sums of advantages of order 1 that cancel to 0 while the ratio is 1.
     """
     theirs = [plain.round() for _ in range(2)]
     for _ in range(2):
-        trainer.run_round()
-    ours = read_metrics(trainer.folder.path / "metrics.jsonl")
+        training.make_round()
+    ours = read_metrics(training.run.folder.path / "metrics.jsonl")
     differences = [abs(there["loss/total"] - here["loss/total"]) for there, here in zip(theirs, ours, strict=True)]
     for name in ("grad_norm", "kl/position"):
         for there, here in zip(theirs, ours, strict=True):

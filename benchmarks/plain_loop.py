@@ -16,6 +16,7 @@ from diffusers import HunyuanVideo15Pipeline
 from torch import Tensor, nn
 from torch.optim import AdamW
 
+from hyvideo.algorithms.optimizer import set_learning_rate
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.videos import read_video, write_video
 from hyvideo.grpo.advantages import group_advantages
@@ -24,8 +25,7 @@ from hyvideo.grpo.trust_region import dual_kl, position_kl, velocity_kl
 from hyvideo.models.attention import install_attention
 from hyvideo.models.parallelize import prepare_policy, trainable_parameters
 from hyvideo.pipelines.noise import SampleNoise
-from hyvideo.training.optimizer import set_learning_rate
-from hyvideo.training.trainer import Trainer
+from hyvideo.training.run import Training
 
 Conditions = dict[str, Tensor]
 
@@ -40,11 +40,11 @@ class Sample:
 
 
 class PlainLoop:
-    """Makes the updates of a trainer in the plain way, from the same weights, prompts and noise.
+    """Makes the updates of a training in the plain way, from the same weights, prompts and noise.
 
     Args:
         root: model folder in the diffusers layout.
-        trainer: whose settings, prompts and reward it takes; it stays as it is.
+        training: whose settings, prompts and reward it takes; it stays as it is.
         trimmed: with our attention instead of the stock one.
         folder: for the videos; None leaves out writing and reading.
         decode: latents `[1, C, F', H', W']` to a video `[1, F, H, W, 3]`; None: the stock VAE.
@@ -53,14 +53,14 @@ class PlainLoop:
     def __init__(
         self,
         root: Path,
-        trainer: Trainer,
+        training: Training,
         *,
         trimmed: bool,
         folder: Path | None,
         decode: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        ours = trainer.update.pipeline
-        self.config, self.trainer, self.folder = trainer.config, trainer, folder
+        ours = training.policy.pipeline
+        self.config, self.training, self.folder = training.run.config, training, folder
         self.device, self.autocast_dtype, self.scheduler = ours.transformer.device, ours.autocast_dtype, ours.scheduler
         self.pipeline = HunyuanVideo15Pipeline.from_pretrained(root, torch_dtype=torch.float32).to(self.device)
         self.pipeline.prompt_template_encode_start_idx = ours.system_turn_length()
@@ -72,8 +72,8 @@ class PlainLoop:
             install_attention(self.reference)
         self.parameters = list(trainable_parameters(self.policy).values())
         self.optimizer = AdamW(self.parameters, weight_decay=self.config.optimizer.weight_decay)
-        self.sampler = copy.deepcopy(trainer.state.sampler)
-        self.controller = copy.deepcopy(trainer.state.controller)
+        self.sampler = copy.deepcopy(training.run.state.sampler)
+        self.controller = copy.deepcopy(training.algorithm.controller)
         self.steps = 0
 
     def round(self) -> dict[str, float]:
@@ -84,8 +84,8 @@ class PlainLoop:
             sample, video = self._sample(assignment.prompt_index, assignment.generation)
             samples.append(sample)
             videos.append(self._through_file(video[0], len(videos)))
-        texts = [self.trainer.prompts[assignment.prompt_index].text for assignment in assignments]
-        scores = [self.trainer.reward(video[None], [text]).total for video, text in zip(videos, texts, strict=True)]
+        texts = [self.training.rounds.prompts[assignment.prompt_index].text for assignment in assignments]
+        scores = [self.training.reward(video[None], [text]).total for video, text in zip(videos, texts, strict=True)]
         grpo = self.config.grpo
         advantages = group_advantages(torch.cat(scores), grpo.num_generations, grpo.adv_clip_max)
         return self._update(samples, advantages.to(self.device))
@@ -94,9 +94,9 @@ class PlainLoop:
     def _sample(self, prompt: int, generation: int) -> tuple[Sample, Tensor]:
         """Encode one prompt, denoise one video and decode it."""
         rollout = self.config.rollout
-        conditions = self._encode(self.trainer.prompts[prompt].text)
+        conditions = self._encode(self.training.rounds.prompts[prompt].text)
         noise = SampleNoise([self.config.run.seed], "rollout", self.steps, [prompt], [generation])
-        shape = self.trainer.update.pipeline.latent_shape(rollout.sample_n_frames, parse_size(rollout.rollout_size))
+        shape = self.training.policy.pipeline.latent_shape(rollout.sample_n_frames, parse_size(rollout.rollout_size))
         latents, log_probs = [noise.initial(shape).to(self.device)], []
         for index in range(rollout.grpo_sampling_steps):
             mean, std = self._transition(self.policy, latents[-1], index, conditions)
@@ -171,7 +171,7 @@ class PlainLoop:
             anchor, _ = self._transition(self.reference, latents, index, sample.conditions)
         mean, std = self._transition(self.policy, latents, index, sample.conditions)
         log_prob = self.scheduler.log_prob(sample.latents[index + 1], mean, std, sde_type=self.config.rollout.sde_type)
-        scale = self.trainer.update.scales[index][None].to(log_prob)
+        scale = self.training.algorithm.scales[index][None].to(log_prob)
         old = sample.log_probs[index]
         loss, _ = clipped_policy_loss(log_prob, old, advantage.to(log_prob), self.config.grpo.clip_range, scale)
         position = position_kl(mean, anchor, std)

@@ -20,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.network import build_inputs
 from benchmarks.paired import device, now, peak_bytes
+from hyvideo.algorithms.optimizer import build_optimizers
 from hyvideo.config.loading import load_config
 from hyvideo.config.schema import Config
 from hyvideo.models.attention import install_attention
@@ -28,7 +29,6 @@ from hyvideo.models.parallelize import prepare_policy, trainable_parameters
 from hyvideo.planning.networks import read_networks
 from hyvideo.planning.simulation import SimulatedCase, simulate
 from hyvideo.planning.workload import latent_shape
-from hyvideo.training.optimizer import build_optimizers
 
 NUM_TEXT = 300
 DEPTHS = (54, 40, 30, 20, 16, 12, 8, 6, 4)

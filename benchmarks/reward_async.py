@@ -20,7 +20,7 @@ from hyvideo.config.loading import load_config
 from hyvideo.models.reward_models.moving_shapes import MovingShapesReward
 from hyvideo.models.reward_models.registry import RewardContext, register_reward
 from hyvideo.observability.metrics import read_metrics
-from hyvideo.training.assembly import build_trainer
+from hyvideo.training.assembly import build_training
 
 
 @register_reward("slow_moving_shapes")
@@ -66,9 +66,9 @@ def _train(folder: Path, seconds: float, flags: Sequence[str]) -> tuple[tuple[fl
     config.rollout.save_rollout_videos = False
     entry = {"sub_reward": dict(config.reward.reward_weights), "options": {"seconds": seconds}}
     config.reward.reward_config = {"models": {"slow_moving_shapes": entry}}
-    trainer = build_trainer(config)
+    training = build_training(config)
     start = time.perf_counter()
-    trainer.train()
+    training.train()
     duration = time.perf_counter() - start
     rows = read_metrics(folder / "metrics.jsonl")
     scoring, sampling = (sum(row[f"time/{phase}"] for row in rows) for phase in ("reward", "rollout"))

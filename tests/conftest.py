@@ -15,12 +15,12 @@ if "HYPOTHESIS_PROFILE" in os.environ:
     settings.load_profile(os.environ["HYPOTHESIS_PROFILE"])
 
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline  # noqa: E402
-from hyvideo.training.trainer import Trainer  # noqa: E402
+from hyvideo.training.run import Training  # noqa: E402
 from tests.support.command_line import CommandLine  # noqa: E402
 from tests.support.original_layout import save_original_model  # noqa: E402
 from tests.support.pipelines import load_tiny_pipeline  # noqa: E402
 from tests.support.tiny_model import save_tiny_model  # noqa: E402
-from tests.support.training import arguments, trainer_of, write_prompts  # noqa: E402
+from tests.support.training import arguments, training_of, write_prompts  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -48,12 +48,12 @@ def prompts_csv(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def make_trainer(tiny_root: Path, prompts_csv: Path, tmp_path: Path) -> Callable[..., Trainer]:
-    """Build trainers of the tiny model; keywords are settings, each trainer gets a run folder of its own."""
+def make_training(tiny_root: Path, prompts_csv: Path, tmp_path: Path) -> Callable[..., Training]:
+    """Build trainers of the tiny model; keywords are settings, each training gets a run folder of its own."""
 
-    def make(**settings: object) -> Trainer:
+    def make(**settings: object) -> Training:
         folder = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
-        return trainer_of(arguments(tiny_root, prompts_csv, folder, **settings))
+        return training_of(arguments(tiny_root, prompts_csv, folder, **settings))
 
     return make
 

@@ -10,6 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hyvideo.config.flags import build_parser
 from hyvideo.config.knobs import GROUPS, KNOBS, Knob, nearest
+from hyvideo.config.reference_flags import RENAMED
 from hyvideo.config.schema import Config
 
 _UNREADABLE = (
@@ -119,6 +120,7 @@ def _entries(content: Mapping[object, object], path: str) -> Iterator[tuple[str,
 
 def _knob_named(key: object, where: str, candidates: Sequence[str]) -> Knob:
     """The knob of a YAML key, or an error that names the nearest candidate."""
+    key = RENAMED.get(key, key)  # a config.yaml that an earlier version saved
     if key not in KNOBS:
         raise ValueError(f"{where}: unknown key {_shown(key)}; the nearest is {nearest(str(key), candidates)!r}")
     return KNOBS[str(key)]

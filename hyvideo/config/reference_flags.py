@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 RENAMED = {
+    "post_train_type": "algorithm",
     "warmup_steps": "lr_warmup_steps",
     "validation_video_length": "validate_video_length",
     "video_length": "validate_video_length",

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -62,14 +62,21 @@ class Rollout:
     Attributes:
         videos: `[B, F, H, W, 3]` uint8 on the CPU.
         latents: `[B, K + 1, C, F', H', W']` float32; `latents[:, 0]` is pure noise. These exact tensors are replayed.
-        means: `[B, K, C, F', H', W']` float32, mean of every transition.
-        log_probs: `[B, K]` float32, log-probability of every transition (mean over latent dims).
+            `[B, 1, ...]`, the last ones, where only they were kept.
+        means: `[B, K, C, F', H', W']` float32, mean of every transition; None where only the last latents were kept.
+        log_probs: `[B, K]` float32, log-probability of every transition (mean over latent dims), or None likewise.
     """
 
     videos: Tensor
     latents: Tensor
-    means: Tensor
-    log_probs: Tensor
+    means: Tensor | None = None
+    log_probs: Tensor | None = None
+
+    @classmethod
+    def join(cls, parts: Sequence["Rollout"]) -> "Rollout":
+        """Put the videos of several rollouts one after the other."""
+        columns = [[getattr(part, field.name) for part in parts] for field in fields(cls)]
+        return cls(*(None if column[0] is None else torch.cat(column) for column in columns))
 
 
 class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
@@ -264,9 +271,10 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         sde_type: str,
         eta: float,
         noisy: Tensor | None = None,
+        only_last: bool = False,
         on_step: Callable[[int], None] = lambda index: None,
     ) -> Rollout:
-        """Sample one video per row of `conditioning` with the SDE over the steps set on the scheduler.
+        """Sample one video per row of `conditioning` over the steps set on the scheduler.
 
         Args:
             conditioning: B rows.
@@ -278,6 +286,7 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
             eta: see `denoise_step`.
             noisy: `[B, K]` bool, the steps at which each video draws noise; elsewhere it follows the ODE, with
                 log-probability 0. None: all steps.
+            only_last: keep the videos and the last latents, not what a replay needs.
             on_step: called with the index of every finished step.
         """
         shape = self.latent_shape(num_frames, size)
@@ -287,37 +296,21 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
             mean, std = self.denoise_step(
                 latents[-1], index, conditioning, guidance, sde_type=sde_type, eta=eta, noisy=drawn
             )
-            if drawn is None or drawn.any():
-                latents.append(self.scheduler.sample_next(mean, std, noise.step(index, shape).to(mean.device)))
+            if sde_type != "ode" and (drawn is None or drawn.any()):
+                following = self.scheduler.sample_next(mean, std, noise.step(index, shape).to(mean.device))
             else:
-                latents.append(mean)
-            means.append(mean)
-            log_probs.append(self.scheduler.log_prob(latents[-1], mean, std, sde_type=sde_type))
+                following = mean
+            if only_last:
+                latents = [following]
+            else:
+                latents.append(following)
+                means.append(mean)
+                log_probs.append(self.scheduler.log_prob(following, mean, std, sde_type=sde_type))
             on_step(index)
-        videos = self.decode(latents[-1])
-        return Rollout(videos, torch.stack(latents, 1), torch.stack(means, 1), torch.stack(log_probs, 1))
-
-    @torch.no_grad()
-    def sample(
-        self,
-        conditioning: Conditioning,
-        noise: SampleNoise,
-        guidance: Guidance,
-        *,
-        num_frames: int,
-        size: tuple[int, int],
-        on_step: Callable[[int], None] = lambda index: None,
-    ) -> Tensor:
-        """Sample one video per row of `conditioning` with the deterministic ODE; arguments as in `rollout`.
-
-        Returns:
-            videos `[B, F, H, W, 3]` uint8 on the CPU.
-        """
-        latents = noise.initial(self.latent_shape(num_frames, size)).to(self._execution_device)
-        for index in range(len(self.scheduler.timesteps)):
-            latents, _ = self.denoise_step(latents, index, conditioning, guidance, sde_type="ode", eta=0.0)
-            on_step(index)
-        return self.decode(latents)
+        videos, kept = self.decode(latents[-1]), torch.stack(latents, 1)
+        if only_last:
+            return Rollout(videos, kept)
+        return Rollout(videos, kept, torch.stack(means, 1), torch.stack(log_probs, 1))
 
     def latent_shape(self, num_frames: int, size: tuple[int, int]) -> tuple[int, int, int, int]:
         """Return `(C, F', H', W')` of the latents of a video of `num_frames` frames of `size` (height, width).

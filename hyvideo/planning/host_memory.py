@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from hyvideo.algorithms.anchor import anchor_kind
 from hyvideo.config.schema import Config
 from hyvideo.planning.networks import Networks
 from hyvideo.planning.traffic import ParameterCounts
-from hyvideo.training.anchor import anchor_kind
 from hyvideo.training.assembly import DTYPES
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
+from hyvideo.algorithms.anchor import anchor_kind
 from hyvideo.config.schema import Config
 from hyvideo.models.flops import video_tokens
 from hyvideo.planning.networks import Networks, make_vae
 from hyvideo.planning.peak_memory import PeakMemory
 from hyvideo.planning.simulation import Peaks, SimulatedCase, simulate
 from hyvideo.planning.workload import guidance_rows, latent_shape, validation_shape, validation_videos
-from hyvideo.training.anchor import anchor_kind
 from hyvideo.training.cautions import videos_together
 
 DEPTHS = (4, 5)

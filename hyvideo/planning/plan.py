@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from hyvideo.algorithms.anchor import anchor_kind
 from hyvideo.config.checks import check_config
 from hyvideo.config.schema import Config
 from hyvideo.distributed.gpus import Gpu
@@ -13,7 +14,6 @@ from hyvideo.planning.networks import Networks, read_networks
 from hyvideo.planning.simulation import policy_on_meta
 from hyvideo.planning.traffic import ParameterCounts, count_parameters
 from hyvideo.planning.workload import PhaseWork, Workload, workload
-from hyvideo.training.anchor import anchor_kind
 from hyvideo.training.assembly import DTYPES
 
 GIB = 2**30

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import ProcessGroup
 
+from hyvideo.algorithms.optimizer import build_optimizers
 from hyvideo.config.schema import Config
 from hyvideo.distributed.collectives import local_shard
 from hyvideo.distributed.mesh import Mesh, build_mesh
@@ -28,7 +29,6 @@ from hyvideo.models.quiet import quiet_diffusers
 from hyvideo.planning.networks import made_in
 from hyvideo.planning.peak_memory import PeakMemory
 from hyvideo.training.assembly import DTYPES
-from hyvideo.training.optimizer import build_optimizers
 
 
 @dataclass(frozen=True)

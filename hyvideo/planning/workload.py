@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 
+from hyvideo.algorithms.anchor import anchor_kind
 from hyvideo.config.schema import Config
 from hyvideo.config.sizes import parse_size
 from hyvideo.models.flops import transformer_flops, vae_decode_flops, video_tokens
@@ -13,7 +14,6 @@ from hyvideo.planning.evaluations import evaluations_per_video
 from hyvideo.planning.networks import Networks, make_vae
 from hyvideo.planning.traffic import ParameterCounts, Traffic, token_traffic, weight_traffic
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
-from hyvideo.training.anchor import anchor_kind
 from hyvideo.training.assembly import DTYPES
 from hyvideo.training.cautions import videos_together
 

@@ -1,4 +1,4 @@
-"""Build a trainer from a configuration: every part from its own room, checks before models.
+"""Build a training from a configuration: every part from its own room, checks before models.
 
 Every rank builds one. A fault found on one rank stops all, with the same message.
 """
@@ -13,6 +13,9 @@ import torch.distributed as dist
 from diffusers import HunyuanVideo15Transformer3DModel
 from torch import nn
 
+from hyvideo.algorithms.algorithm import algorithm_class
+from hyvideo.algorithms.optimizer import Optimization
+from hyvideo.algorithms.policy import Policy
 from hyvideo.checkpoint.run_folder import RunFolder, open_run_folder
 from hyvideo.checkpoint.train_state import point_latest_at
 from hyvideo.config.checks import check_config
@@ -22,18 +25,14 @@ from hyvideo.config.schema import Config
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.images import check_images, check_task
 from hyvideo.data.prompts import Prompt, read_prompts
-from hyvideo.data.samplers import GroupSampler
 from hyvideo.distributed.collectives import all_or_none, from_main, require_same
 from hyvideo.distributed.mesh import Mesh, build_mesh
-from hyvideo.grpo.gradient_equalizer import equalizer_scales
-from hyvideo.grpo.kl_controller import KLController
 from hyvideo.models.adapter import configured_adapter, draw_adapter, lora_facts
 from hyvideo.models.attention import install_attention
 from hyvideo.models.layout import check_layout, task_of
 from hyvideo.models.loading import load_pipeline
 from hyvideo.models.parallelize import (
     compile_blocks,
-    forget_gathered_weights,
     prepare_policy,
     shard_weights,
     trainable_parameters,
@@ -41,7 +40,7 @@ from hyvideo.models.parallelize import (
 from hyvideo.models.reward_models.rewards import WeightedReward, get_reward_fn
 from hyvideo.observability.console import Console
 from hyvideo.observability.matrix_peak import matrix_peak_tflops
-from hyvideo.observability.metrics import MetricsLog, read_metrics
+from hyvideo.observability.metrics import MetricsLog
 from hyvideo.observability.phase_timer import PhaseTimer
 from hyvideo.observability.profiling import Profile
 from hyvideo.observability.trackers import Trackers, check_trackers
@@ -49,20 +48,18 @@ from hyvideo.observability.watchdog import Watchdog
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from hyvideo.pipelines.prompt_lengths import cut_prompts
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
-from hyvideo.training.anchor import Anchor, BaseModelAnchor, anchor_kind
 from hyvideo.training.cautions import cautions, check_guidance
-from hyvideo.training.optimizer import build_optimizers
+from hyvideo.training.journal import Journal
 from hyvideo.training.performance import Performance
-from hyvideo.training.reward_watch import RewardWatch
+from hyvideo.training.rounds import Rounds
+from hyvideo.training.run import Run, Training
 from hyvideo.training.state import CONTENT, RunState, changed_settings
-from hyvideo.training.trainer import Trainer
-from hyvideo.training.update import PolicyUpdate
 from hyvideo.training.validation import Validation
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-def build_trainer(config: Config) -> Trainer:
+def build_training(config: Config) -> Training:
     """Check everything that can be checked, then load the models and put the run together.
 
     With a process group (`hyvideo.distributed.process_group`) this is one rank of the run, otherwise all of it.
@@ -84,48 +81,27 @@ def build_trainer(config: Config) -> Trainer:
         device_type=device.type,
         collective_timeout=config.parallel.collective_timeout,
     )
-    folder = open_folder(config, mesh.dp_size)
+    folder, timer = open_folder(config, mesh.dp_size), PhaseTimer(device)
     with all_or_none():
         reward = get_reward_fn(
             config.reward, device, model_root=config.model.pretrained_model_root, video_fps=config.rollout.video_fps
         )
-        pipeline = build_pipeline(config, device, mesh)
-    update, state = _build_method(config, pipeline, _build_sampler(config, prompts, mesh), mesh)
+        policy = build_policy(config, build_pipeline(config, device, mesh))
+    rounds = Rounds(config, prompts, mesh)
+    state = _build_state(config, policy, rounds, mesh, timer)
     changed = state.load(folder.resume_from, may_change=config.run.resume_may_change) if folder.resume_from else []
-    timer = PhaseTimer(device)
-    with all_or_none():
-        console = Console(folder.path, rank=mesh.rank, log_interval=config.run.log_interval)
-        metrics = _open_metrics(config, folder, state.step, console) if mesh.is_main else None
-    _introduce(console, folder, config, state, mesh)
+    journal = _open_journal(config, folder, policy, state, mesh, timer)
+    _introduce(journal.console, folder, config, state, mesh)
     for change in changed:
-        console.info(f"changed: {change}")
-    console.info(f"reward {reward.describe()}")
+        journal.console.info(f"changed: {change}")
+    journal.console.info(f"reward {reward.describe()}")
     if mesh.is_main:
-        for warning in filter(None, [*cautions(config, prompts, valid), cut_prompts(pipeline, [*prompts, *valid])]):
-            console.warning(warning)
-    return Trainer(
-        config=config,
-        folder=folder,
-        prompts=prompts,
-        reward=reward,
-        update=update,
-        state=state,
-        validation=_build_validation(config, update, valid, reward),
-        metrics=metrics,
-        console=console,
-        timer=timer,
-        mesh=mesh,
-        performance=Performance(
-            pipeline,
-            update.guidance,
-            config,
-            mesh,
-            config.run.peak_tflops or matrix_peak_tflops(device, pipeline.autocast_dtype),
-        ),
-        profile=_build_profile(config, folder, mesh, timer, pipeline.transformer),
-        watchdog=Watchdog(timer, rank=mesh.rank, seconds=config.parallel.stuck_after),
-        reward_watch=_build_reward_watch(metrics),
-    )
+        cut = cut_prompts(policy.pipeline, [*prompts, *valid])
+        for warning in filter(None, [*cautions(config, prompts, valid), cut]):
+            journal.console.warning(warning)
+    validation = _build_validation(config, policy, valid, reward, mesh)
+    run = Run(config, folder, mesh, state, validation, journal, timer)
+    return Training(run, policy, state.algorithm, reward, rounds)
 
 
 def read_inputs(config: Config) -> tuple[list[Prompt], list[Prompt]]:
@@ -139,6 +115,7 @@ def read_inputs(config: Config) -> tuple[list[Prompt], list[Prompt]]:
     with all_or_none():
         check_layout(root, version)
         check_config(config, world_size)
+        algorithm_class(config.grpo.algorithm)
         check_trackers(config.run.trackers)
         root_of_images = config.data.image_root
         prompts = read_prompts(config.data.train_video_csv, root_of_images)
@@ -215,27 +192,6 @@ def _open_metrics(config: Config, folder: RunFolder, step: int, console: Console
     return metrics
 
 
-def _build_reward_watch(metrics: MetricsLog | None) -> RewardWatch:
-    """Build the watch, which knows the rounds before a resume."""
-    watch = RewardWatch()
-    rows = read_metrics(metrics.path) if metrics and metrics.path.is_file() else []
-    for row in {row["round"]: row for row in rows if "round" in row}.values():  # the last row of each
-        watch.look(row)
-    return watch
-
-
-def _build_sampler(config: Config, prompts: list[Prompt], mesh: Mesh) -> GroupSampler:
-    """Build the sampler that deals videos to this rank."""
-    return GroupSampler(
-        num_prompts=len(prompts),
-        batch_size=config.grpo.batch_size,
-        num_generations=config.grpo.num_generations,
-        dp_rank=mesh.dp_rank,
-        dp_size=mesh.dp_size,
-        seed=config.run.seed,
-    )
-
-
 def build_pipeline(config: Config, device: torch.device, mesh: Mesh) -> HunyuanVideoGRPOPipeline:
     """Load the models of `config` onto `device`, the transformer ready for training, the rollout's steps set.
 
@@ -300,86 +256,72 @@ def _prepare(transformer: HunyuanVideo15Transformer3DModel, config: Config, mesh
         )
 
 
-def _build_method(
-    config: Config, pipeline: HunyuanVideoGRPOPipeline, sampler: GroupSampler, mesh: Mesh
-) -> tuple[PolicyUpdate, RunState]:
-    """Build what makes an update, and the state it changes."""
+def build_policy(config: Config, pipeline: HunyuanVideoGRPOPipeline) -> Policy:
+    """Bind the pipeline to the rollout's guidance, sampler and video shape."""
     rollout = config.rollout
-    parameters = trainable_parameters(pipeline.transformer)
-    optimizers = build_optimizers(parameters, config.optimizer)
-    anchor = _build_anchor(config, pipeline.transformer)
     negative = pipeline.encode([rollout.negative_prompt], glyphs=False) if rollout.cfg_scale != 1.0 else None
-    norms = pipeline.scheduler.gradient_norms(sde_type=rollout.sde_type, eta=rollout.eta)
-    update = PolicyUpdate(
+    return Policy(
         pipeline,
         Guidance(rollout.cfg_scale, negative),
-        parameters,
-        optimizers,
-        anchor,
-        equalizer_scales(norms) if config.grpo.use_grad_balancing else torch.ones_like(norms),
-        config,
-        mesh,
+        sde_type=rollout.sde_type,
+        eta=rollout.eta,
+        num_frames=rollout.sample_n_frames,
+        size=parse_size(rollout.rollout_size),
+        videos_at_once=rollout.rollout_micro_batch_size,
     )
-    state = RunState(
-        transformer=pipeline.transformer,
-        optimizers=optimizers,
-        anchor=anchor,
-        controller=_build_controller(config),
-        sampler=sampler,
+
+
+def _build_state(config: Config, policy: Policy, rounds: Rounds, mesh: Mesh, timer: PhaseTimer) -> RunState:
+    """Build the algorithm and its optimizers, and gather what a checkpoint holds of them."""
+    run = config.run
+    optimization = Optimization(
+        trainable_parameters(policy.transformer),
+        config.optimizer,
+        sp_size=mesh.sp_size,
+        max_skipped=run.max_skipped_updates if run.nonfinite_update == "skip" else 0,
+    )
+    return RunState(
+        transformer=policy.transformer,
+        optimization=optimization,
+        algorithm=algorithm_class(config.grpo.algorithm)(policy, optimization, config, timer),
+        sampler=rounds.sampler,
         settings=_deciding_settings(config, mesh.dp_size),
         config_hash=config_hash(config, mesh.dp_size),
         lora=lora_facts(config.model),
         collective_timeout=config.parallel.collective_timeout,
     )
-    return update, state
 
 
-def _build_anchor(config: Config, transformer: nn.Module) -> Anchor | None:
-    """Build the anchor of the position term; None when there is none."""
-    kind = anchor_kind(config.kl, config.model)
-    if kind == "none":
-        return None
-    if kind == "base":
-        return BaseModelAnchor(transformer)
-    return Anchor(
-        trainable_parameters(transformer),
-        offload=config.kl.reference_mode_offload,
-        weights_change=partial(forget_gathered_weights, transformer),
-    )
-
-
-def _build_controller(config: Config) -> KLController | None:
-    """Build the schedule of the KL coefficient; None when there is no KL term."""
-    kl = config.kl
-    if kl.kl_weight == 0:
-        return None
-    return KLController(
-        max_coef=kl.kl_weight,
-        min_coef=kl.kl_min_coef,
-        start_coef=kl.kl_coef,
-        warmup_updates=kl.kl_warmup_updates,
-        target=kl.kl_target,
-        schedule=kl.kl_schedule,
+def _open_journal(
+    config: Config, folder: RunFolder, policy: Policy, state: RunState, mesh: Mesh, timer: PhaseTimer
+) -> Journal:
+    """Open console and metrics, and build what reads along."""
+    with all_or_none():
+        console = Console(folder.path, rank=mesh.rank, log_interval=config.run.log_interval)
+        metrics = _open_metrics(config, folder, state.step, console) if mesh.is_main else None
+    peak = config.run.peak_tflops or matrix_peak_tflops(timer.device, policy.pipeline.autocast_dtype)
+    return Journal(
+        folder.path,
+        console,
+        metrics,
+        Performance(policy, config, mesh, peak_tflops=peak, updates_per_round=state.algorithm.updates_per_round),
+        _build_profile(config, folder, mesh, timer, policy.transformer),
+        Watchdog(timer, rank=mesh.rank, seconds=config.parallel.stuck_after),
     )
 
 
 def _build_validation(
-    config: Config, update: PolicyUpdate, prompts: list[Prompt], reward: WeightedReward
+    config: Config, policy: Policy, prompts: list[Prompt], reward: WeightedReward, mesh: Mesh
 ) -> Validation | None:
-    """Build validation with its own scheduler over the same components; None when there are no prompts for it."""
+    """Build validation with its own schedule over the same network; None when there are no prompts for it."""
     settings = config.validation
     if not prompts or not settings.is_on:
         return None
     scheduler = FlowMatchDiscreteScheduler(shift=settings.validation_timestep_shift)
     scheduler.set_timesteps(settings.validation_num_inference_steps)
-    return Validation(
-        update.pipeline.with_scheduler(scheduler),
-        update.guidance,
-        prompts[: settings.validation_num_videos],
-        reward,
-        config,
-        update.mesh,
-    )
+    size = parse_size(settings.validation_fixed_size)
+    policy = policy.with_schedule(scheduler, num_frames=settings.validate_video_length, size=size)
+    return Validation(policy, prompts[: settings.validation_num_videos], reward, config, mesh)
 
 
 def _introduce(console: Console, folder: RunFolder, config: Config, state: RunState, mesh: Mesh) -> None:
@@ -394,4 +336,4 @@ def _introduce(console: Console, folder: RunFolder, config: Config, state: RunSt
         f"{config.rollout.grpo_sampling_steps} steps, on {device}{ranks}"
     )
     if folder.resume_from:
-        console.info(f"resumed from {folder.resume_from} at step {state.step}, round {state.round}")
+        console.info(f"resumed from {folder.resume_from} at step {state.step}, round {state.sampler.round}")

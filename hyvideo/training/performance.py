@@ -5,13 +5,12 @@ from collections.abc import Mapping
 
 import torch
 
+from hyvideo.algorithms.algorithm import Trajectory
+from hyvideo.algorithms.policy import Policy
 from hyvideo.config.schema import Config
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.grpo.timesteps import Pairs
 from hyvideo.models.flops import PassFlops, transformer_flops, video_tokens
 from hyvideo.pipelines.conditioning import Conditioning
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
-from hyvideo.training.trajectory import Trajectory
 
 
 class Performance:
@@ -23,61 +22,52 @@ class Performance:
     rank's.
 
     Args:
-        pipeline: holds the policy.
-        guidance: as in the rollout.
+        policy: what is evaluated.
         config: the run's configuration.
         mesh: the ranks.
         peak_tflops: 10^12 operations per second of one device.
+        updates_per_round: updates that a round has.
     """
 
     def __init__(
-        self,
-        pipeline: HunyuanVideoGRPOPipeline,
-        guidance: Guidance,
-        config: Config,
-        mesh: Mesh,
-        peak_tflops: float,
+        self, policy: Policy, config: Config, mesh: Mesh, *, peak_tflops: float, updates_per_round: int
     ) -> None:
-        self._pipeline = pipeline
-        self._guidance = guidance
+        self._policy = policy
         self._adapter = config.model.use_lora
         self._mesh = mesh
         self._peak = peak_tflops * 1e12
         self._num_steps = config.rollout.grpo_sampling_steps
-        self._seconds: deque[float] = deque(maxlen=config.grpo.updates_per_rollout)
+        self._seconds: deque[float] = deque(maxlen=updates_per_round)
         self._mfu_rollout = 0.0
 
-    def row(self, trajectory: Trajectory, pairs: Pairs, times: Mapping[str, float]) -> dict[str, float]:
+    def row(self, trajectory: Trajectory, evaluations: float, times: Mapping[str, float]) -> dict[str, float]:
         """Return the metrics of one update.
 
         Args:
             trajectory: of the round.
-            pairs: those the update trained.
+            evaluations: passes with gradient that the update made, each of one video at one step.
             times: seconds by phase since the last row (`PhaseTimer.pop`); the rollout lies in the round's first row.
 
         Returns:
             `perf/mfu_rollout` of the round, `perf/mfu_update`, and `perf/videos_per_gpu_hour` over this row and those
             before it, as many as a round has: sampled, scored and trained, without validation and checkpoints.
         """
-        per_sample = self._flops(trajectory)
+        per_video = self._flops(trajectory)
         if times["time/rollout"]:
-            sampled = self._num_steps * sum(flops.total for flops in per_sample)
+            sampled = self._num_steps * sum(flops.total for flops in per_video)
             self._mfu_rollout = sampled / times["time/rollout"] / self._peak
-        trained = sum(
-            flops.model - (flops.linear if self._adapter else 0)
-            for flops in (per_sample[sample] for sample in pairs.sample_index.tolist())
-        )
+        trained = sum(flops.model - (flops.linear if self._adapter else 0) for flops in per_video) / len(per_video)
         self._seconds.append(sum(times.values()))
         num_videos = len(trajectory) * self._mesh.dp_size
         return {
             "perf/mfu_rollout": self._mfu_rollout,
-            "perf/mfu_update": trained / times["time/update"] / self._peak,
+            "perf/mfu_update": evaluations * trained / times["time/update"] / self._peak,
             "perf/videos_per_gpu_hour": 3600 * num_videos / sum(self._seconds) / self._mesh.world_size,
         }
 
     def _flops(self, trajectory: Trajectory) -> list[PassFlops]:
         """Count one evaluation of every sample, both rows of guidance."""
-        config = self._pipeline.transformer.config
+        config, guidance = self._policy.transformer.config, self._policy.guidance
         images = trajectory.conditioning.images
         sizes = {
             "num_video": video_tokens(config, trajectory.rollout.latents.shape),
@@ -91,7 +81,7 @@ class Performance:
             return [transformer_flops(config, num_text=text, num_glyph=glyph, **sizes) for text, glyph in lengths]
 
         prompted = passes(trajectory.conditioning)
-        if self._guidance.scale != 1.0:
-            (negative,) = passes(self._guidance.negative)
+        if guidance.scale != 1.0:
+            (negative,) = passes(guidance.negative)
             prompted = [PassFlops(own.linear + negative.linear, own.attention + negative.attention) for own in prompted]
         return [prompted[row] for row in trajectory.conditioning_rows]

@@ -21,23 +21,22 @@ def score_over_ranks(
     reward: WeightedReward,
     videos: Tensor,
     texts: Sequence[str],
+    positions: Tensor,
     mesh: Mesh,
     scoring: Scoring | None = None,
-    *,
-    max_failed: float,
-) -> tuple[Scores | None, list[Scores]]:
-    """Score this data-parallel rank's videos; the ranks that share them score a part each.
+) -> Scores:
+    """Score the videos of all ranks; the ranks that share a video's tokens score a part of their videos each.
 
     Args:
         reward: scores videos `[B, F, H, W, 3]` for B texts.
         videos: the same on all ranks of one data-parallel rank.
         texts: their prompts.
+        positions: `[B]` long, where each stands among the videos of all ranks.
         mesh: who shares what.
         scoring: has this rank's share of the videos already, where they are scored while others are sampled.
-        max_failed: share of the videos of all ranks that may have no total (`reward_max_failed`).
 
     Returns:
-        The scores of these videos (None when there are none), and those of every data-parallel rank that has some.
+        The scores of the videos of all ranks in the order of their positions, the same on every rank.
 
     Raises:
         RewardFailureError: the reward failed on a rank, or too many videos have no total; all raise it.
@@ -53,29 +52,25 @@ def score_over_ranks(
             raise
         except Exception as error:
             raise RewardFailureError(f"the reward failed: {type(error).__name__}: {error}") from error
-    parts = gather(part)
-    joined = [join_scores([parts[rank] for rank in mesh.ranks_of(dp_rank)]) for dp_rank in range(mesh.dp_size)]
-    of_ranks = [scores for scores in joined if scores is not None]
-    _check_failures(join_scores(of_ranks), max_failed)
-    return joined[mesh.dp_rank], of_ranks
+    parts, places = zip(*gather((part, positions[own.start : own.stop])), strict=True)
+    scores = _joined([part for part in parts if part is not None]).at(torch.cat(places).argsort())
+    _check_failures(scores, reward.max_failed)
+    return scores
+
+
+def _joined(parts: Sequence[Scores]) -> Scores:
+    """Join the scores of several ranks' videos."""
+    metrics = {name: torch.cat([part.metrics[name] for part in parts]) for name in parts[0].metrics}
+    return Scores(metrics, torch.cat([part.total for part in parts]), parts[0].weights)
 
 
 def _check_failures(scores: Scores, max_failed: float) -> None:
     """Stop the run where too many videos have no total."""
     failed = int(scores.total.isnan().sum())
-    if failed > max_failed * len(scores.total):
+    if failed > max_failed * len(scores):
         counts = {name: int(values.isnan().sum()) for name, values in scores.metrics.items()}
         listed = ", ".join(f"{name}: {count}" for name, count in counts.items() if count)
         raise RewardFailureError(
-            f"{failed} of {len(scores.total)} videos could not be scored ({listed}); at most the share {max_failed:g} "
+            f"{failed} of {len(scores)} videos could not be scored ({listed}); at most the share {max_failed:g} "
             "may fail (reward_max_failed). Earlier warnings say why, where the reward gave a reason."
         )
-
-
-def join_scores(parts: Sequence[Scores | None]) -> Scores | None:
-    """Join scores of consecutive videos; parts without videos are None, and so is the result when all are."""
-    present = [part for part in parts if part is not None]
-    if not present:
-        return None
-    metrics = {name: torch.cat([part.metrics[name] for part in present]) for name in present[0].metrics}
-    return Scores(metrics, torch.cat([part.total for part in present]))

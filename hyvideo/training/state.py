@@ -1,6 +1,6 @@
 """Everything that decides a run's future, gathered for a checkpoint and put back."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
-from torch.optim import Optimizer
 
+from hyvideo.algorithms.algorithm import Algorithm
+from hyvideo.algorithms.optimizer import Optimization
 from hyvideo.checkpoint.manifest import verify_files
 from hyvideo.checkpoint.train_state import (
     PendingSave,
@@ -22,12 +23,11 @@ from hyvideo.checkpoint.train_state import (
     require_dtypes,
     tensor_names,
 )
+from hyvideo.config.knobs import KNOBS
 from hyvideo.data.samplers import GroupSampler
 from hyvideo.distributed.collectives import all_or_none, from_main, gather, local_shard
-from hyvideo.grpo.kl_controller import KLController
 from hyvideo.models.adapter import adapter_weights, save_lora
 from hyvideo.models.parallelize import forget_gathered_weights, trainable_parameters
-from hyvideo.training.anchor import Anchor
 
 CONTENT = "the content of"
 """Prefix of the names of file hashes among the settings."""
@@ -40,32 +40,31 @@ class RunState:
     """The moving parts of a run; every rank has its shards, and the same numbers.
 
     Attributes:
-        transformer: the policy; its trained parameters are saved.
-        optimizers: AdamW, or Muon and AdamW.
-        anchor: None when the trust region has no position term.
-        controller: KL coefficient; None when `kl_weight` is 0.
+        transformer: the policy's network; its trained parameters are saved.
+        optimization: its optimizers' moments and the number of updates made.
+        algorithm: has a state of its own, such as an anchor.
         sampler: its position is the number of rounds drawn.
         settings: those that decide the result, by name, and the prompt files' content.
         config_hash: of the configuration's settings among them.
         lora: arguments of `lora_config`, None for full fine-tuning.
         collective_timeout: seconds that a thread which writes a checkpoint waits for other ranks'.
-        step: updates made.
-        round: rounds finished.
         pending: a checkpoint that is being written during training.
     """
 
     transformer: nn.Module
-    optimizers: Sequence[Optimizer]
-    anchor: Anchor | None
-    controller: KLController | None
+    optimization: Optimization
+    algorithm: Algorithm
     sampler: GroupSampler
     settings: Mapping[str, object]
     config_hash: str
     lora: Mapping[str, Any] | None
     collective_timeout: int | None = None
-    step: int = 0
-    round: int = 0
     pending: PendingSave | None = None
+
+    @property
+    def step(self) -> int:
+        """Updates made."""
+        return self.optimization.updates
 
     def save(
         self,
@@ -73,7 +72,6 @@ class RunState:
         *,
         keep_last: int | None,
         keep_every: int = 0,
-        round_start: int | None = None,
         beside_training: bool = False,
     ) -> Path:
         """Write a checkpoint into `folder` and return its path; a LoRA run's has the adapter in `lora/` too.
@@ -82,7 +80,6 @@ class RunState:
             folder: the run's `checkpoints`.
             keep_last: checkpoints to keep.
             keep_every: also keep the first at or after each multiple of this many steps; 0: none.
-            round_start: where `max_steps` ended the run within a round, the step at which that round began.
             beside_training: return when the tensors are copied; the checkpoint is valid after `finish_save`.
 
         Raises:
@@ -92,15 +89,13 @@ class RunState:
         forget_gathered_weights(self.transformer)  # those kept by a forward pass without gradients hide the shards
         self._require_finite(folder)
         facts = {
-            "round": self.round,
-            "round_start": round_start,
+            "round": self.sampler.round,
             "config_hash": self.config_hash,
             "settings": dict(self.settings),
             "lora": self.lora,
             "trained": list(trainable_parameters(self.transformer)),
             "sampler": self.sampler.state_dict(),
-            "controller": self.controller.state_dict() if self.controller else None,
-            "anchor_equals_policy": self.anchor.equals_policy if self.anchor else None,
+            **self.algorithm.facts(),
         }
         adapter = adapter_weights(self.transformer) if self.lora is not None else {}
 
@@ -165,7 +160,11 @@ class RunState:
         with all_or_none():
             require_dtypes(checkpoint, tensors)
             saved = tensor_names(checkpoint)
-            self._require_kl_state(checkpoint, facts, "anchor" in tensors, saved)
+            if missing := sorted(set(tensors) - {"rng"} - {name.partition(".")[0] for name in saved}):
+                raise ValueError(
+                    f"'{checkpoint}' was made without the {', '.join(missing)} that this run's settings need, and a "
+                    f"resume cannot add it: keep the algorithm and its settings, or start a new run."
+                )
             if surplus := set(facts.get("trained", ())) - set(tensors["policy"]):
                 raise ValueError(
                     f"'{checkpoint}' has {len(surplus)} trained weights that this run would drop, among them "
@@ -176,31 +175,13 @@ class RunState:
         load_tensors(checkpoint, tensors)
         forget_gathered_weights(self.transformer)
         try:
-            if self.anchor is not None:
-                self.anchor.load_state_dict(tensors.get("anchor", {}), equals_policy=facts["anchor_equals_policy"])
-            if self.controller is not None:
-                self.controller.load_state_dict(facts["controller"])
+            self.algorithm.load_state(tensors, facts)
             self.sampler.load_state_dict(facts["sampler"])
-            self.step, self.round = facts["step"], facts["round"]
+            self.optimization.updates = facts["step"]
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"'{checkpoint}' lacks facts that a run needs to continue, or they are damaged: {error!r}."
-            ) from error
+            raise ValueError(f"'{checkpoint}' lacks facts that this run needs to continue: {error!r}.") from error
         set_rng_state(tensors["rng"])
         return changed
-
-    def _require_kl_state(
-        self, checkpoint: Path, facts: Mapping[str, Any], has_anchor: bool, saved: Collection[str]
-    ) -> None:
-        """Refuse a checkpoint without the anchor or controller of this run, whose KL settings may have been changed."""
-        missing = "anchor" if has_anchor and not any(name.startswith("anchor.") for name in saved) else None
-        if missing is None and self.controller is not None and facts.get("controller") is None:
-            missing = "KL controller"
-        if missing:
-            raise ValueError(
-                f"'{checkpoint}' was made without the {missing} that this run's KL settings need, and a resume cannot "
-                "add it: keep kl_weight, use_dual_kl, dual_kl_moving_weight and use_moving_KL, or start a new run."
-            )
 
     def _require_finite(self, folder: Path) -> None:
         """Refuse to save a policy that is lost: older, good checkpoints would be deleted in its favour."""
@@ -217,8 +198,8 @@ class RunState:
 
     def _tensors(self) -> Tensors:
         """Return references to all tensors of the state, in groups."""
-        unused = [each for each in self.optimizers if not each.state]
-        optimizer = get_optimizer_state_dict(self.transformer, tuple(self.optimizers), options=_FLAT)
+        unused = [each for each in self.optimization.optimizers if not each.state]
+        optimizer = get_optimizer_state_dict(self.transformer, tuple(self.optimization.optimizers), options=_FLAT)
         for state in (state for each in unused for state in each.state.values()):  # made by an update of length 0
             if "step" in state:
                 state["step"].zero_()
@@ -227,9 +208,7 @@ class RunState:
             "optimizer": {name: value for name, value in optimizer.items() if isinstance(value, Tensor)},
             "rng": rng_state(),
         }
-        if self.anchor is not None and (anchor := self.anchor.state_dict()):
-            tensors["anchor"] = anchor
-        return tensors
+        return tensors | self.algorithm.tensors()
 
 
 def changed_settings(
@@ -252,11 +231,13 @@ def changed_settings(
     told = [f"{name} is {settings[name]!r}, the checkpoint has {there[name]!r}" for name in differing]
     names = ["train_video_csv" if name.startswith(CONTENT) else name for name in differing]
     refused = [name for name in dict.fromkeys(names) if name not in may_change]
-    if not refused and (differing or received == config_hash):
+    # A setting that is newer than the checkpoint had no other value than its default there.
+    new = [name for name in settings if name in KNOBS and name not in there and settings[name] != KNOBS[name].default]
+    if there and not (refused or new):
         return told
     raise ValueError(
         f"'{checkpoint}' was made with other settings (hash {received}, this run has {config_hash}): "
-        f"{'; '.join(told) or 'it does not say which'}. batch_size counts the videos of all ranks. Resume with the "
+        f"{'; '.join([*told, *(f'{name} is {settings[name]!r}' for name in new)]) or 'it does not say which'}. batch_size counts the videos of all ranks. Resume with the "
         "config.yaml of its run folder"
         + (f", or change them on purpose with --resume_may_change {' '.join(refused)}." if refused else ".")
     )

@@ -5,18 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
+from hyvideo.algorithms.policy import Policy
 from hyvideo.config.schema import Config
-from hyvideo.config.sizes import parse_size
 from hyvideo.data.prompts import Prompt
 from hyvideo.data.videos import write_video
 from hyvideo.distributed.collectives import gather
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.evaluation.sampling import sample_prompts
 from hyvideo.models.reward_models.rewards import Scores, WeightedReward
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
-from hyvideo.training.scoring import join_scores, score_over_ranks
+from hyvideo.training.scoring import score_over_ranks
 
 
 @dataclass(frozen=True)
@@ -26,14 +25,12 @@ class Sampled:
     Attributes:
         numbers: places of this rank's prompts in the list.
         videos: this rank's, `[b, F, H, W, 3]` uint8.
-        scores: theirs; None when there are none.
-        all_scores: scores of the whole list, the same on every rank.
+        scores: of the whole list, the same on every rank.
     """
 
     numbers: range
     videos: Tensor
-    scores: Scores | None
-    all_scores: Scores
+    scores: Scores
 
 
 @dataclass(frozen=True)
@@ -41,16 +38,14 @@ class Validation:
     """Fixed prompts and how they are sampled and scored.
 
     Attributes:
-        pipeline: shares its components with the training pipeline, with the validation's own scheduler steps.
-        guidance: as in training.
+        policy: the trained one, following the validation's schedule.
         prompts: the first `validation_num_videos` of the validation CSVs.
         reward: the training reward.
         config: the run's configuration.
         mesh: data-parallel ranks sample a part of the prompts each.
     """
 
-    pipeline: HunyuanVideoGRPOPipeline
-    guidance: Guidance
+    policy: Policy
     prompts: Sequence[Prompt]
     reward: WeightedReward
     config: Config
@@ -69,8 +64,8 @@ class Validation:
             mesh=self.mesh,
             how=self._how(),
         )
-        means = {f"valid/{name}": float(values.nanmean()) for name, values in sampled.all_scores.metrics.items()}
-        return {"valid/reward": float(sampled.all_scores.total.nanmean()), **means}
+        means = {f"valid/{name}": float(values.nanmean()) for name, values in sampled.scores.metrics.items()}
+        return {"valid/reward": float(sampled.scores.total.nanmean()), **means}
 
     def _how(self) -> str:
         """What decides a video and its scores besides prompt and policy: equal words, comparable videos."""
@@ -78,57 +73,52 @@ class Validation:
         return (
             f"{settings.validate_video_length}x{settings.validation_fixed_size}, "
             f"{settings.validation_num_inference_steps} steps, shift {settings.validation_timestep_shift:g}, "
-            f"guidance {self.guidance.scale:g}, seed {settings.validation_global_seed}; {self.reward.describe()}"
+            f"guidance {self.policy.guidance.scale:g}, seed {settings.validation_global_seed}; {self.reward.describe()}"
         )
 
     def sample(self, prompts: Sequence[Prompt]) -> Sampled:
         """Sample `prompts` with the policy as it is and score the videos; all ranks call it with the same prompts."""
-        settings = self.config.validation
         count = -(-len(prompts) // self.mesh.dp_size)
         numbers = range(len(prompts))[self.mesh.dp_rank * count : (self.mesh.dp_rank + 1) * count]
         own = [prompts[number] for number in numbers]
-        videos = sample_prompts(
-            self.pipeline,
+        videos = self.policy.sample(
             [*own, *[prompts[0]] * (count - len(own))],  # sharded weights need equally many passes on all ranks
-            self.guidance,
-            num_frames=settings.validate_video_length,
-            size=parse_size(settings.validation_fixed_size),
-            seed=settings.validation_global_seed,
-            batch_size=self.config.rollout.rollout_micro_batch_size or count,
+            seed=self.config.validation.validation_global_seed,
+            videos_at_once=self.policy.videos_at_once or count,
         )[: len(own)]
-        texts, max_failed = [prompt.text for prompt in own], self.config.reward.reward_max_failed
-        scores, of_ranks = score_over_ranks(self.reward, videos, texts, self.mesh, max_failed=max_failed)
-        return Sampled(numbers, videos, scores, join_scores(of_ranks))
+        texts = [prompt.text for prompt in own]
+        scores = score_over_ranks(self.reward, videos, texts, torch.tensor(numbers, dtype=torch.long), self.mesh)
+        return Sampled(numbers, videos, scores)
 
 
 def save_samples(
     folder: Path,
     videos: Tensor,
     texts: Sequence[str],
-    scores: Scores | None,
+    scores: Scores,
     *,
     fps: float,
     numbers: Sequence[int],
     mesh: Mesh,
     how: str = "",
 ) -> None:
-    """Write videos `[B, F, H, W, 3]` as `000.mp4`, ... and the prompts and scores of all ranks as `scores.jsonl`.
+    """Write videos `[b, F, H, W, 3]` as `000.mp4`, ... and the prompts and scores of all ranks as `scores.jsonl`.
 
     Args:
         folder: where all ranks write.
         videos: this rank's; of ranks that share them one writes.
         texts: their prompts.
-        scores: theirs; None when there are no videos.
+        scores: of the videos of all ranks, by their numbers.
         fps: frames per second.
-        numbers: the videos' numbers among those of all ranks.
+        numbers: the numbers of this rank's videos among all.
         mesh: the ranks.
         how: they were sampled and scored, where that makes them comparable with others.
     """
     rows, about = [], {"how": how} if how else {}
-    for i, (video, text, number) in enumerate(zip(videos, texts, numbers, strict=True)):
+    for video, text, number in zip(videos, texts, numbers, strict=True):
         name = f"{number:03d}.mp4"
-        metrics = {metric: _number(values[i]) for metric, values in scores.metrics.items()}
-        rows.append({"video": name, "prompt": text} | about | {"reward": _number(scores.total[i]), **metrics})
+        metrics = {metric: _number(values[number]) for metric, values in scores.metrics.items()}
+        rows.append({"video": name, "prompt": text} | about | {"reward": _number(scores.total[number]), **metrics})
         if mesh.sp_rank == 0:
             write_video(folder / name, video, fps)
     of_ranks = gather(rows)[:: mesh.sp_size]

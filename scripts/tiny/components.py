@@ -51,10 +51,10 @@ def build_tokenizer() -> Qwen2Tokenizer:
     bpe.pre_tokenizer = pre_tokenizer
     corpus = [prompt(scene, wording) for scene in scenes() for wording in range(len(WORDINGS))]
     roles = [f"{role}\n" for role in ("system", "user", "assistant")]
-    trainer = trainers.BpeTrainer(
+    training = trainers.BpeTrainer(
         vocab_size=1024, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
     )
-    bpe.train_from_iterator([*corpus, *roles * 2, *[system_text] * 2], trainer)
+    bpe.train_from_iterator([*corpus, *roles * 2, *[system_text] * 2], training)
     learned = json.loads(bpe.to_str())["model"]
     vocabulary = learned["vocab"] | {SPECIAL_TOKENS[0]: len(learned["vocab"])}
     tokenizer = Qwen2Tokenizer(

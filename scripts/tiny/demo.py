@@ -23,8 +23,8 @@ from hyvideo.evaluation.improvement import HeldOutGains, write_held_out
 from hyvideo.observability.before_after import side_by_side
 from hyvideo.observability.plots import plot_reward_curve
 from hyvideo.observability.verdict import verdict_of
-from hyvideo.training.assembly import build_trainer
-from hyvideo.training.trainer import Trainer
+from hyvideo.training.assembly import build_training
+from hyvideo.training.run import Training
 from hyvideo.training.validation import Sampled
 from scripts.tiny.comparison import gains, held_out_prompts
 
@@ -62,30 +62,30 @@ def _start(argv: list[str]) -> int:
 def _train_and_compare(config: Config) -> None:
     """Train, and sample before and after; the main rank writes the results."""
     started = time.monotonic()
-    trainer = build_trainer(config)
+    training = build_training(config)
     prompts = held_out_prompts(config, NUM_HELD_OUT)
-    trainer.console.info(f"sampling {NUM_HELD_OUT} held-out prompts with the base model ...")
-    before = trainer.validation.sample(prompts)
-    trainer.train()
-    trainer.console.info("sampling the same prompts and seeds with the trained model ...")
-    after = trainer.validation.sample(prompts)
-    if trainer.mesh.is_main:
-        _write(trainer, before, after, prompts)
-        trainer.console.info(f"{(time.monotonic() - started) / 60:.1f} minutes")
-    trainer.console.close()
+    training.run.journal.console.info(f"sampling {NUM_HELD_OUT} held-out prompts with the base model ...")
+    before = training.run.validation.sample(prompts)
+    training.train()
+    training.run.journal.console.info("sampling the same prompts and seeds with the trained model ...")
+    after = training.run.validation.sample(prompts)
+    if training.run.mesh.is_main:
+        _write(training, before, after, prompts)
+        training.run.journal.console.info(f"{(time.monotonic() - started) / 60:.1f} minutes")
+    training.run.journal.console.close()
 
 
-def _write(trainer: Trainer, before: Sampled, after: Sampled, prompts: Sequence[Prompt]) -> None:
+def _write(training: Training, before: Sampled, after: Sampled, prompts: Sequence[Prompt]) -> None:
     """Write gains, curve and videos to the run folder, and say what improved."""
-    folder = trainer.folder.path
-    measured = HeldOutGains(trainer.state.step, gains(before.all_scores, after.all_scores))
+    folder = training.run.folder.path
+    measured = HeldOutGains(training.run.state.step, gains(before.scores, after.scores))
     write_held_out(folder, measured)
     comparison = measured.comparison
     plot_reward_curve(folder / "metrics.jsonl", folder / "reward_curve.png", held_out=comparison.gains)
     _show(before, after, [prompt.text for prompt in prompts], folder / "before_after.mp4")
-    trainer.write_report()
+    training.run.journal.write_report()
     verdict = verdict_of(comparison)
-    trainer.console.info(
+    training.run.journal.console.info(
         f"\nPaired gain on {len(prompts)} held-out prompts and seeds (ODE), mean and 95 % interval:\n"
         + "\n".join(f"  {name:7s} {gain}" for name, gain in measured.gains.items())
         + f"\n{verdict.headline}\n{verdict.detail}\n"
@@ -98,7 +98,7 @@ def _show(before: Sampled, after: Sampled, texts: Sequence[str], path: Path) -> 
     """Write the first videos side by side: none is selected by its result."""
     captions = [
         f"{text} ({old:+.1f} to {new:+.1f})"
-        for text, old, new in zip(texts, before.all_scores.total, after.all_scores.total, strict=True)
+        for text, old, new in zip(texts, before.scores.total, after.scores.total, strict=True)
     ]
     side_by_side(before.videos[:NUM_SHOWN], after.videos[:NUM_SHOWN], captions[:NUM_SHOWN], path)
 

@@ -12,11 +12,11 @@ from transformers.utils.logging import disable_progress_bar
 
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.prompts import Prompt, read_prompts
-from hyvideo.evaluation.sampling import sample_prompts
 from hyvideo.models.attention import install_attention
 from hyvideo.models.loading import load_pipeline
 from hyvideo.models.reward_models.moving_shapes import correct, measure, parse_prompt, raw_scores
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
+from hyvideo.pipelines.sampling import sample_prompts
 from hyvideo.pipelines.sampling_defaults import sampling_defaults
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 

@@ -21,8 +21,8 @@ from hyvideo.data.randomness import generator_for
 from hyvideo.evaluation.improvement import HELD_OUT, HeldOutGains, read_held_out, write_held_out
 from hyvideo.evaluation.intervals import seed_interval
 from hyvideo.models.reward_models.rewards import Scores, WeightedReward
-from hyvideo.training.assembly import build_trainer
-from hyvideo.training.trainer import Trainer
+from hyvideo.training.assembly import build_training
+from hyvideo.training.run import Training
 from scripts.tiny.comparison import gains, held_out_prompts
 
 KINDS = ("true", "shuffled")
@@ -38,6 +38,7 @@ class ShuffledReward:
 
     def __init__(self, reward: WeightedReward, seed: int) -> None:
         self.reward = reward
+        self.asynchronous, self.max_failed = False, reward.max_failed
         self.seed = seed
         self.calls = 0
 
@@ -47,7 +48,7 @@ class ShuffledReward:
         generator = generator_for(self.seed, "shuffled reward", self.calls, 0, 0, 0)
         order = torch.randperm(len(prompts), generator=generator)
         self.calls += 1
-        return Scores({name: values[order] for name, values in scores.metrics.items()}, scores.total[order])
+        return scores.at(order)
 
 
 def main(argv: list[str]) -> int:
@@ -80,28 +81,29 @@ def main(argv: list[str]) -> int:
 def _train_and_compare(folder: Path, seed: int, shuffled: bool, num_held_out: int, flags: list[str]) -> None:
     """Train one run to its end and write its gains over the base."""
     where = ["--output_dir", str(folder), "--resume_from_checkpoint", "latest", "--seed", str(seed)]
-    trainer = build_trainer(load_config([*SETTINGS, *where, *flags]))
+    training = build_training(load_config([*SETTINGS, *where, *flags]))
     if shuffled:
-        trainer.reward = ShuffledReward(trainer.reward, seed)
-        trainer.reward.calls = trainer.state.round
-    prompts = held_out_prompts(trainer.config, num_held_out)
-    before = _base_scores(trainer, prompts, folder)
-    trainer.train()
-    if trainer.state.step < trainer.config.run.max_steps:
+        training.reward = ShuffledReward(training.reward, seed)
+        training.reward.calls = training.rounds.sampler.round
+    prompts = held_out_prompts(training.run.config, num_held_out)
+    before = _base_scores(training, prompts, folder)
+    training.train()
+    if training.run.state.step < training.run.config.run.max_steps:
         sys.exit("stopped; start the same command again to go on")
-    after = trainer.validation.sample(prompts).all_scores
-    write_held_out(folder, HeldOutGains(trainer.state.step, gains(before, after)))
-    trainer.console.close()
+    after = training.run.validation.sample(prompts).scores
+    write_held_out(folder, HeldOutGains(training.run.state.step, gains(before, after)))
+    training.run.journal.console.close()
 
 
-def _base_scores(trainer: Trainer, prompts: list, folder: Path) -> Scores:
+def _base_scores(training: Training, prompts: list, folder: Path) -> Scores:
     """Score the base model once per folder; a resumed run reads what the first start found."""
     path = folder / "base_scores.pt"
     if not path.is_file():
-        if trainer.state.step:
+        if training.run.state.step:
             raise ValueError(f"'{folder}' was resumed but '{path}' is missing; delete the folder and start again.")
-        scores = trainer.validation.sample(prompts).all_scores
-        torch.save({"metrics": dict(scores.metrics), "total": scores.total}, path)
+        scores = training.run.validation.sample(prompts).scores
+        content = {name: dict(getattr(scores, name)) for name in ("metrics", "weights")} | {"total": scores.total}
+        torch.save(content, path)
     return Scores(**torch.load(path, weights_only=True))
 
 

@@ -16,6 +16,7 @@ LAYERS = {
     "models": 2,
     "observability": 2,
     "pipelines": 3,
+    "algorithms": 4,
     "checkpoint": 4,
     "evaluation": 4,
     "training": 5,
@@ -29,7 +30,7 @@ FORBIDDEN = {
     # The paper's mathematics is importable and testable alone.
     "schedulers": ("hyvideo.config", "torch.distributed"),
     "grpo": ("hyvideo.config", "torch.distributed"),
-    # The pipeline is blind to parallelism, and sampling needs no trainer.
+    # The pipeline is blind to parallelism, and sampling needs no training.
     "pipelines": ("hyvideo.distributed", "torch.distributed"),
     "generate": ("hyvideo.training", "hyvideo.planning"),
 }
@@ -104,7 +105,7 @@ def test_imports_point_only_to_lower_layers():
         ("hyvideo/pipelines/a.py", "from torch import distributed"),
         ("hyvideo/__init__.py", "from hyvideo.config import schema"),
         ("hyvideo/tools/a.py", "import torch"),
-        ("generate.py", "from hyvideo.training.trainer import Trainer"),
+        ("generate.py", "from hyvideo.training.run import Training"),
         ("scripts/a.py", "import benchmarks.attention"),
     ],
 )
@@ -123,7 +124,7 @@ def test_a_forbidden_import_is_found(tmp_path, file, statement):
             "hyvideo/training/a.py",
             "from hyvideo.config.schema import Config\nfrom ..grpo import advantages\nimport torch.distributed",
         ),
-        ("post_train.py", "from hyvideo.training.trainer import Trainer"),
+        ("post_train.py", "from hyvideo.training.run import Training"),
         ("scripts/tiny/a.py", "from scripts.tiny.clips import render\nfrom . import clips"),
     ],
 )

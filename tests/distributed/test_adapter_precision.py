@@ -6,12 +6,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from benchmarks.network import build_inputs
+from hyvideo.algorithms.optimizer import build_optimizers
 from hyvideo.config.schema import OptimizerConfig
 from hyvideo.distributed.collectives import whole
 from hyvideo.models.attention import install_attention
 from hyvideo.models.parallelize import prepare_policy, shard_weights, trainable_parameters
 from hyvideo.models.quiet import quiet_diffusers
-from hyvideo.training.optimizer import build_optimizers
 from tests.support.ranks import run_on_ranks
 from tests.support.tiny_model import ADAPTER, build_transformer, randomize
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from hyvideo.algorithms.optimizer import NonFiniteUpdateError
 from hyvideo.checkpoint.train_state import SaveError, checkpoints_of, latest_checkpoint
 from hyvideo.config.loading import load_config
 from hyvideo.data import images
@@ -21,10 +22,10 @@ from hyvideo.distributed.collectives import gather
 from hyvideo.distributed.mesh import build_mesh
 from hyvideo.distributed.process_group import process_group
 from hyvideo.training.assembly import read_inputs
-from hyvideo.training.update import NonFiniteUpdateError
 from tests.support.limits import limited
 from tests.support.ranks import free_port, rank_environment, run_on_ranks
-from tests.support.training import PROMPTS, arguments, trainer_of, write_prompts
+from tests.support.rewards import scoring_with
+from tests.support.training import PROMPTS, arguments, training_of, write_prompts
 
 SMALL = {"num_generations": 2, "batch_size": 1, "grpo_sampling_steps": 2, "max_steps": 2, "enable_fsdp": True}
 Message = str | None
@@ -40,9 +41,9 @@ def message_of(kind: type[Exception], action: Callable[[], object]) -> Message:
 
 
 def refusals(runs: dict[str, list[list[str]]]) -> dict[str, Message]:
-    """Build the trainer of every run, each rank with its own command line; return why it was refused."""
+    """Build the training of every run, each rank with its own command line; return why it was refused."""
     rank = build_mesh().rank
-    return {name: message_of(ValueError, lambda argv=argvs[rank]: trainer_of(argv)) for name, argvs in runs.items()}
+    return {name: message_of(ValueError, lambda argv=argvs[rank]: training_of(argv)) for name, argvs in runs.items()}
 
 
 def test_what_differs_between_ranks_is_named_on_all(tmp_path: Path, root_of_four_heads: Path, prompts_csv: Path):
@@ -72,13 +73,13 @@ def test_what_differs_between_ranks_is_named_on_all(tmp_path: Path, root_of_four
 
 
 def differing_content(argv: list[str], csv: str) -> Message:
-    """Build a trainer whose prompt file is another on rank 1's machine."""
+    """Build a training whose prompt file is another on rank 1's machine."""
     if build_mesh().rank == 1:
         Path(f"{csv}.other").write_text("prompt\na green cross\n")
         os.chdir(Path(csv).parent / "elsewhere")
     else:
         os.chdir(Path(csv).parent)
-    return message_of(ValueError, lambda: trainer_of(argv))
+    return message_of(ValueError, lambda: training_of(argv))
 
 
 def test_prompt_files_of_one_name_and_other_content_are_found(tmp_path: Path, root_of_four_heads: Path):
@@ -122,33 +123,33 @@ def failures(argvs: dict[str, list[str]]) -> dict[str, Any]:
     second = build_mesh().rank == 1
     ended: dict[str, Any] = {}
 
-    trainer = trainer_of(argvs["stop"])
+    training = training_of(argvs["stop"])
     if second:
-        report = trainer._report
-        trainer._report = lambda row: (report(row), signal.raise_signal(signal.SIGTERM))
-    trainer.train()
-    ended["stop"] = trainer.state.step
+        log = training.run.journal.log
+        training.run.journal.log = lambda *args, **kw: (log(*args, **kw), signal.raise_signal(signal.SIGTERM))
+    training.train()
+    ended["stop"] = training.run.state.step
 
-    trainer = trainer_of(argvs["not finite"])
+    training = training_of(argvs["not finite"])
     if second:
-        collect = trainer._collect
-        trainer._collect = lambda: dataclasses.replace(
-            trajectory := collect(), advantages=torch.full_like(trajectory.advantages, float("nan"))
+        compare = training.algorithm.compare
+        training.algorithm.compare = lambda trajectory: dataclasses.replace(
+            compared := compare(trajectory), advantages=torch.full_like(compared.advantages, float("nan"))
         )
-    ended["not finite"] = message_of(NonFiniteUpdateError, trainer.train)
+    ended["not finite"] = message_of(NonFiniteUpdateError, training.train)
 
-    trainer = trainer_of(argvs["reward"])
+    training = training_of(argvs["reward"])
     if second:
-        trainer.reward = fail
-    ended["reward"] = message_of(RuntimeError, trainer.train)
+        training.reward = scoring_with(training.reward, fail)
+    ended["reward"] = message_of(RuntimeError, training.train)
 
     for name in ("full disk", "full disk beside training"):
-        trainer = trainer_of(argvs[name])
-        trainer.config.run.max_steps = 1
-        trainer.train()
-        trainer.config.run.max_steps = 2
+        training = training_of(argvs[name])
+        training.run.config.run.max_steps = 1
+        training.train()
+        training.run.config.run.max_steps = 2
         with limited(resource.RLIMIT_FSIZE, 1 << 20) if second else contextlib.nullcontext():
-            said = message_of(SaveError, trainer.train)
+            said = message_of(SaveError, training.train)
         ended[name] = said and re.sub(r"[0-9.]+ GB are free", "... GB are free", said)  # each rank's own reading
     return ended
 

@@ -5,8 +5,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from hyvideo.algorithms.optimizer import Muon
 from hyvideo.distributed.collectives import whole
-from hyvideo.training.optimizer import Muon
 from tests.support.ranks import run_on_ranks
 
 ROWS = 3

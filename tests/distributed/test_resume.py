@@ -16,7 +16,7 @@ from hyvideo.checkpoint.train_state import checkpoints_of, latest_checkpoint
 from tests.support.command_line import Command, CommandLine
 from tests.support.equal_runs import assert_identical, tensors_of
 from tests.support.ranks import free_port, rank_environment, run_on_ranks
-from tests.support.training import arguments, trainer_of
+from tests.support.training import arguments, training_of
 
 SMALL = {
     "enable_fsdp": True,
@@ -36,7 +36,7 @@ SMALL = {
 def train_all(runs: list[list[str]]) -> None:
     """Train several runs one after another."""
     for argv in runs:
-        trainer_of(argv).train()
+        training_of(argv).train()
 
 
 def largest_error(received: Path, expected: Path) -> float:

@@ -23,7 +23,7 @@ from tests.support.equal_runs import assert_same
 from tests.support.original_layout import original_transformer
 from tests.support.ranks import run_on_ranks
 from tests.support.tiny_model import ADAPTER, randomize
-from tests.support.training import arguments, trainer_of
+from tests.support.training import arguments, training_of
 
 
 @contextmanager
@@ -110,9 +110,9 @@ def test_together_the_ranks_hold_the_network_and_each_reads_its_share_alone(
 
 
 def bytes_of_a_run(argv: list[str]) -> tuple[int, int]:
-    """Build a run's trainer; how many bytes of the transformer this rank has read, and how many it holds."""
+    """Build a run's training; how many bytes of the transformer this rank has read, and how many it holds."""
     with counted_bytes() as bytes_read:
-        transformer = trainer_of(argv).state.transformer
+        transformer = training_of(argv).state.transformer
     return bytes_read["transformer"], sum(
         local_shard(weight).nbytes for name, weight in transformer.named_parameters() if base_weight(name)
     )

@@ -9,15 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from hyvideo.algorithms.algorithm import Trajectory
+from hyvideo.algorithms.grpo import ComparedRound
+from hyvideo.algorithms.optimizer import Muon
 from hyvideo.distributed.collectives import gather, whole
 from hyvideo.models.adapter import save_lora
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.parallelize import prepare_policy, trainable_parameters
-from hyvideo.training.optimizer import Muon
-from hyvideo.training.trainer import Trainer
+from hyvideo.training.run import Training
 from tests.support.ranks import run_on_ranks
 from tests.support.tiny_model import ADAPTER, randomize
-from tests.support.training import arguments, trainer_of
+from tests.support.training import arguments, training_of
 
 TOLERANCE = 1e-5
 """Largest relative error, float32. (The refiner's key bias, whose true gradient is 0, is frozen.)"""
@@ -113,51 +115,50 @@ class Recording:
     `in_shards` says whether the weights were in shards after each rollout.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, training: Training) -> None:
         self.rows: list[dict[str, float]] = []
         self.trajectories: list[dict[str, Tensor]] = []
         self.gradients: list[dict[str, Tensor]] = []
         self.in_shards: list[bool] = []
-        self._trainer = trainer
-        for optimizer in trainer.state.optimizers:
+        self._training = training
+        for optimizer in training.algorithm.optimization.optimizers:
             optimizer.register_step_pre_hook(self._keep_gradients)
             if isinstance(optimizer, Muon):
                 optimizer.iteration_dtype = torch.float32  # bfloat16 would turn a last bit into 1 %
             elif isinstance(optimizer, torch.optim.AdamW):  # its first step is as long for what is rounding alone
                 optimizer.param_groups[0]["eps"] = 1e-4
-        collect, report = trainer._collect, trainer._report
+        compare, log = training.algorithm.compare, training.run.journal.log
 
-        def keep_trajectory() -> Any:
-            trajectory = collect()
-            rollout = trajectory.rollout
-            weight = trainer.state.transformer.transformer_blocks[0].attn.to_q.weight
+        def keep_round(trajectory: Trajectory) -> ComparedRound:
+            weight = training.policy.transformer.transformer_blocks[0].attn.to_q.weight
             self.in_shards.append(isinstance(weight, DTensor))
+            compared, rollout = compare(trajectory), trajectory.rollout
             self.trajectories.append(
-                {"latents": rollout.latents, "log_probs": rollout.log_probs, "advantages": trajectory.advantages}
+                {"latents": rollout.latents, "log_probs": rollout.log_probs, "advantages": compared.advantages}
             )
-            return trajectory
+            return compared
 
-        def keep_row(row: dict[str, float]) -> None:
+        def keep_row(step: int, row: dict[str, float], *, round_ends: bool) -> None:
             self.rows.append(dict(row))
-            report(row)
+            log(step, row, round_ends=round_ends)
 
-        trainer._collect, trainer._report = keep_trajectory, keep_row
+        training.algorithm.compare, training.run.journal.log = keep_round, keep_row
         self._names = {parameter: name for name, parameter in self._parameters().items()}
-        trainer.train()
+        training.train()
         self.weights = {name: whole(p.detach()).clone() for name, p in self._parameters().items()}
 
     def _parameters(self) -> dict[str, nn.Parameter]:
-        return trainable_parameters(self._trainer.state.transformer)
+        return trainable_parameters(self._training.policy.transformer)
 
     def _keep_gradients(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if optimizer is self._trainer.state.optimizers[0]:
+        if optimizer is self._training.algorithm.optimization.optimizers[0]:
             gradients = {name: whole(p.grad).clone() for name, p in self._parameters().items()}
             self.gradients.append(gradients)
 
 
 def record_alone(argv: list[str], path: str) -> None:
     """Run in one process and keep what it computed in a file."""
-    recording = Recording(trainer_of(argv))
+    recording = Recording(training_of(argv))
     content = {name: getattr(recording, name) for name in ("rows", "trajectories", "gradients", "weights")}
     torch.save(content, path)
 
@@ -171,11 +172,11 @@ def relative(received: Tensor, expected: Tensor) -> float:
 
 def compare(argv: list[str], path: str) -> dict[str, float]:
     """Run over the ranks; return the largest error of each kind against the run in the file, over all ranks."""
-    trainer = trainer_of(argv)
-    received, expected = Recording(trainer), torch.load(path)
-    parallel = trainer.config.parallel
+    training = training_of(argv)
+    received, expected = Recording(training), torch.load(path)
+    parallel = training.run.config.parallel
     assert set(received.in_shards) == {parallel.enable_fsdp and parallel.reshard_after_forward}
-    own = trainer.layout.positions(trainer.mesh.dp_rank)
+    own = training.rounds.layout.positions(training.run.mesh.dp_rank)
     errors = {
         name: max(
             relative(r[name], e[name][own])

@@ -11,7 +11,7 @@ import pytest
 from hyvideo.data.prompts import read_prompts
 from hyvideo.data.videos import write_video
 from hyvideo.observability.scored_videos import read_scored_videos
-from hyvideo.training.trainer import Trainer
+from hyvideo.training.run import Training
 from scripts.evaluate import main
 from tests.support.rewards import grey_videos
 
@@ -39,16 +39,16 @@ def greys(tmp_path: Path) -> Path:
 
 def test_a_checkpoint_and_existing_videos_are_compared_and_nothing_is_made_twice(
     evaluate: Callable[..., int],
-    make_trainer: Callable[..., Trainer],
+    make_training: Callable[..., Training],
     tiny_root: Path,
     prompts_csv: Path,
     greys: Path,
     tmp_path: Path,
     capfd: pytest.CaptureFixture,
 ):
-    trainer = make_trainer(max_steps=1, kl_weight=0.0)
-    trainer.train()
-    models = ["--model", "trained", tiny_root, trainer.folder.checkpoints / "step_1", "--videos", "greys", greys]
+    training = make_training(max_steps=1, kl_weight=0.0)
+    training.train()
+    models = ["--model", "trained", tiny_root, training.run.folder.checkpoints / "step_1", "--videos", "greys", greys]
     assert evaluate(*models, *SAMPLING) == 0
 
     folder = tmp_path / "evaluation"

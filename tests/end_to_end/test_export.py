@@ -23,7 +23,7 @@ from scripts.export import main
 from tests.support.equal_runs import assert_same
 from tests.support.original_layout import original_transformer, original_transformer_tensors
 from tests.support.pipelines import NUM_STEPS, PROMPTS, VIDEO, noise_of
-from tests.support.training import arguments, trainer_of, write_prompts
+from tests.support.training import arguments, training_of, write_prompts
 
 VERSION = "480p_t2v"
 
@@ -35,9 +35,9 @@ def train(original_root: Path, tmp_path: Path) -> Callable[..., Path]:
     def run(**settings: Any) -> Path:
         csv = write_prompts(tmp_path / "prompts.csv")
         flags = {"pretrained_transformer_version": VERSION, "max_steps": 2, "learning_rate": 0.01, **settings}
-        trainer = trainer_of(arguments(original_root, csv, tmp_path / "run", **flags))
-        trainer.train()
-        return trainer.folder.checkpoints / "step_2"
+        training = training_of(arguments(original_root, csv, tmp_path / "run", **flags))
+        training.train()
+        return training.run.folder.checkpoints / "step_2"
 
     return run
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hyvideo.data.videos import read_video, video_length
-from hyvideo.training.trainer import Trainer
+from hyvideo.training.run import Training
 from tests.support.command_line import CommandLine, Finished
 from tests.support.training import PROMPTS, flags_of, noisy_image, write_prompts
 
@@ -76,11 +76,11 @@ def test_a_video_is_decided_by_prompt_seed_guidance_shift_and_steps(video: Calla
 
 @pytest.mark.parametrize("use_lora", [False, True], ids=["full", "lora"])
 def test_a_checkpoint_gives_the_trained_policys_videos(
-    video: Callable[..., Tensor], make_trainer: Callable[..., Trainer], use_lora: bool
+    video: Callable[..., Tensor], make_training: Callable[..., Training], use_lora: bool
 ):
-    trainer = make_trainer(max_steps=2, use_lora=use_lora, learning_rate=0.02)
-    trainer.train()
-    checkpoint = trainer.folder.checkpoints / "step_2"
+    training = make_training(max_steps=2, use_lora=use_lora, learning_rate=0.02)
+    training.train()
+    checkpoint = training.run.folder.checkpoints / "step_2"
     trained = video(checkpoint_path=checkpoint)
     assert not torch.equal(trained, video())
     if use_lora:
@@ -124,19 +124,19 @@ def test_what_is_finished_is_not_made_again_but_with_other_settings(
 
 
 def test_other_weights_in_the_same_place_make_the_videos_again_and_a_copy_of_them_does_not(
-    generate: Callable[..., Finished], make_trainer: Callable[..., Trainer], tmp_path: Path
+    generate: Callable[..., Finished], make_training: Callable[..., Training], tmp_path: Path
 ):
-    trainer = make_trainer(max_steps=2, learning_rate=0.02, save_interval=1)
-    trainer.train()
+    training = make_training(max_steps=2, learning_rate=0.02, save_interval=1)
+    training.train()
     checkpoint = tmp_path / "checkpoint"
     flags = {"output_path": "red.mp4", "checkpoint_path": checkpoint}
-    shutil.copytree(trainer.folder.checkpoints / "step_1", checkpoint)
+    shutil.copytree(training.run.folder.checkpoints / "step_1", checkpoint)
     assert generate(**flags).status == 0
     checkpoint.rename(tmp_path / "moved")
     shutil.copytree(tmp_path / "moved", checkpoint)
     assert "finished already" in generate(**flags).stderr
     shutil.rmtree(checkpoint)
-    shutil.copytree(trainer.folder.checkpoints / "step_2", checkpoint)
+    shutil.copytree(training.run.folder.checkpoints / "step_2", checkpoint)
     finished = generate(**flags)
     assert finished.status == 0, finished.stderr
     assert "finished already" not in finished.stderr

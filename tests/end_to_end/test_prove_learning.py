@@ -17,7 +17,7 @@ class Ranks:
 
     def __call__(self, videos: torch.Tensor, prompts: list[str]) -> Scores:
         places = torch.arange(len(prompts), dtype=torch.float32)
-        return Scores({"VQ": -places}, places)
+        return Scores({"VQ": -places}, places, {"VQ": -1.0})
 
 
 def test_both_kinds_are_trained_once_and_reported_over_seeds(tmp_path: Path, capsys: pytest.CaptureFixture):

@@ -22,7 +22,7 @@ from hyvideo.checkpoint.train_state import (
 )
 from hyvideo.config.schema import RunConfig
 from hyvideo.models.weight_files import SafetensorsFolder
-from hyvideo.training.trainer import Trainer
+from hyvideo.training.run import Training
 from tests.support.fuzzing import TEXTS, changed, fuzz, json_files, only_value_errors
 
 WEIGHTS = {"policy": {"w": torch.arange(6.0)}}
@@ -104,17 +104,19 @@ def test_only_step_and_a_number_is_a_checkpoint(checkpoint: Path, name: str):
 
 
 @pytest.fixture
-def trained(make_trainer) -> tuple[Trainer, Path]:
-    """A trainer of a LoRA run and its checkpoint."""
-    trainer = make_trainer(use_lora="true", lora_r=2, lora_alpha=2)
-    checkpoint = trainer.state.save(trainer.folder.checkpoints, keep_last=None)
-    return trainer, checkpoint
+def trained(make_training) -> tuple[Training, Path]:
+    """A training of a LoRA run and its checkpoint."""
+    training = make_training(use_lora="true", lora_r=2, lora_alpha=2)
+    checkpoint = training.run.state.save(training.run.folder.checkpoints, keep_last=None)
+    return training, checkpoint
 
 
 @fuzz(20)
 @given(st.data())
-def test_any_facts_with_a_true_manifest_load_or_are_refused_by_name(trained: tuple[Trainer, Path], data: st.DataObject):
-    trainer, checkpoint = trained
+def test_any_facts_with_a_true_manifest_load_or_are_refused_by_name(
+    trained: tuple[Training, Path], data: st.DataObject
+):
+    training, checkpoint = trained
     before = (checkpoint / FACTS).read_bytes()
     facts = json.loads(before)
     (checkpoint / FACTS).write_text(json.dumps(data.draw(changed(facts))))
@@ -122,9 +124,9 @@ def test_any_facts_with_a_true_manifest_load_or_are_refused_by_name(trained: tup
     write_manifest(checkpoint, hash_files(checkpoint))
     try:
         with only_value_errors(checkpoint):
-            trainer.state.load(checkpoint)
-            assert trainer.state.step >= 0 and trainer.state.round >= 0
-            trainer.state.sampler.next_round()
+            training.run.state.load(checkpoint)
+            assert training.run.state.step >= 0 and training.run.state.sampler.round >= 0
+            training.run.state.sampler.next_round()
     finally:
         (checkpoint / FACTS).write_bytes(before)
 

@@ -10,8 +10,8 @@ import torch
 from hyvideo.observability.metrics import read_metrics
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout
 from hyvideo.planning.evaluations import evaluations_per_video
-from hyvideo.training import trainer as training
-from hyvideo.training.trainer import Trainer
+from hyvideo.training import training as training
+from hyvideo.training.run import Training
 
 NUM_STEPS, NUM_VIDEOS = 4, 4
 VARIANTS = {
@@ -24,12 +24,12 @@ VARIANTS = {
 
 
 @pytest.fixture
-def rounds(make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple]:
+def rounds(make_training: Callable[..., Training], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple]:
     """Train two rounds; return the rollouts, the evaluations (of one video each) and the rows of metrics."""
 
     def run(**settings: Any) -> tuple[list[Rollout], list[Counter], list[dict[str, float]]]:
         rollouts, counts = [], []
-        trainer = make_trainer(max_steps=2, update_ref_model_step=100, **settings)
+        training = make_training(max_steps=2, update_ref_model_step=100, **settings)
         collect = training.collect
 
         def spy(*args: Any, **kwargs: Any) -> Any:
@@ -40,12 +40,12 @@ def rounds(make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
             return trajectory
 
         monkeypatch.setattr(training, "collect", spy)
-        trainer.update.pipeline.transformer.register_forward_hook(
+        training.policy.pipeline.transformer.register_forward_hook(
             lambda module, args, output: counts[-1].update(evaluations=len(output[0]))
         )
-        trainer.train()
+        training.train()
         monkeypatch.setattr(training, "collect", collect)
-        return rollouts, counts, read_metrics(trainer.folder.path / "metrics.jsonl")
+        return rollouts, counts, read_metrics(training.run.folder.path / "metrics.jsonl")
 
     return run
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.optim import AdamW
 
+from hyvideo.algorithms.anchor import Anchor
 from hyvideo.config.schema import Config
 from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.planning.evaluations import Evaluations, evaluations_per_video
-from hyvideo.training.anchor import Anchor
-from hyvideo.training.trainer import Trainer
+from hyvideo.training.run import Training
 from tests.support.pretend_device import Elsewhere, Transfers, move_elsewhere
 
 DEFAULTS = Config()
@@ -34,27 +34,27 @@ METHOD = {
 
 
 @pytest.fixture
-def trainer_elsewhere(make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch) -> Trainer:
-    """A trainer of the default method whose networks are on the pretended device."""
+def training_elsewhere(make_training: Callable[..., Training], monkeypatch: pytest.MonkeyPatch) -> Training:
+    """A training of the default method whose networks are on the pretended device."""
     monkeypatch.setattr(torch, "autocast", lambda *args, **kwargs: nullcontext())  # which knows real devices alone
-    trainer = make_trainer(**{**METHOD, "grpo_sampling_steps": 3}, max_steps=100)
-    update, state = trainer.update, trainer.state
-    for component in update.pipeline.components.values():
+    training = make_training(**{**METHOD, "grpo_sampling_steps": 3}, max_steps=100)
+    policy, algorithm = training.policy, training.algorithm
+    for component in policy.pipeline.components.values():
         if isinstance(component, torch.nn.Module):
             move_elsewhere(component)
-    parameters = trainable_parameters(update.pipeline.transformer)
-    update.parameters = list(parameters.values())
-    update.optimizers = state.optimizers = [AdamW(update.parameters, lr=1e-3)]  # the fused one knows real devices alone
-    update.anchor = state.anchor = Anchor(parameters, offload=False)
-    negative = update.guidance.negative
+    parameters = trainable_parameters(policy.transformer)
+    algorithm.optimization.parameters = parameters
+    algorithm.optimization.optimizers = [AdamW(parameters.values(), lr=1e-3)]  # the fused one knows real devices alone
+    algorithm.anchor = Anchor(parameters, offload=False)
+    negative = policy.guidance.negative
     for name in ("text", "text_mask", "glyph", "glyph_mask"):
         object.__setattr__(negative, name, Elsewhere(getattr(negative, name)))
-    return trainer
+    return training
 
 
-def count_calls(trainer: Trainer) -> Counter[str]:
+def count_calls(training: Training) -> Counter[str]:
     """Count the networks' forward passes from now on, the rows of the transformer and the videos of the decoder."""
-    pipeline, calls = trainer.update.pipeline, Counter()
+    pipeline, calls = training.policy.pipeline, Counter()
     for name in ("text_encoder", "text_encoder_2", "transformer"):
         getattr(pipeline, name).register_forward_hook(lambda *_, name=name: calls.update([name]))
     pipeline.transformer.register_forward_hook(lambda module, args, output: calls.update(rows=len(output[0])))
@@ -63,14 +63,14 @@ def count_calls(trainer: Trainer) -> Counter[str]:
     return calls
 
 
-def test_network_calls_of_the_default_method(make_trainer: Callable[..., Trainer]):
+def test_network_calls_of_the_default_method(make_training: Callable[..., Training]):
     """One text encoding per prompt; K evaluations of two rows per video and phase; the anchor's if it differs."""
-    trainer = make_trainer(**METHOD, max_steps=2)
-    calls = count_calls(trainer)
+    training = make_training(**METHOD, max_steps=2)
+    calls = count_calls(training)
     costs = [evaluations_per_video(NUM_STEPS, NUM_STEPS, with_anchor=differs) for differs in (False, True)]
     assert costs == [Evaluations(20, 0, 20), Evaluations(20, 20, 20)]
     for cost in costs:
-        trainer.run_round()
+        training.make_round()
         evaluations = NUM_VIDEOS * (cost.rollout + cost.anchor + cost.update)
         calls.pop("text_encoder_2", None)  # one of the prompts quotes a text
         assert calls == {"text_encoder": 1, "transformer": evaluations, "rows": 2 * evaluations, "videos": NUM_VIDEOS}
@@ -78,13 +78,13 @@ def test_network_calls_of_the_default_method(make_trainer: Callable[..., Trainer
 
 
 @pytest.fixture
-def train_and_count(make_trainer: Callable[..., Trainer]) -> Callable[..., Counter[str]]:
+def train_and_count(make_training: Callable[..., Training]) -> Callable[..., Counter[str]]:
     """Train on rounds of eight videos in micro-batches of two, and count."""
 
     def train(**settings: object) -> Counter[str]:
-        trainer = make_trainer(batch_size=8, **settings)
-        calls = count_calls(trainer)
-        trainer.train()
+        training = make_training(batch_size=8, **settings)
+        calls = count_calls(training)
+        training.train()
         return calls
 
     return train
@@ -117,22 +117,22 @@ def test_without_a_position_term_there_is_no_anchor_pass(
     assert train_and_count(max_steps=2, update_ref_model_step=10, **settings)["transformer"] == 2 * 2 * 4 * 8 // 2
 
 
-def test_the_negative_prompt_is_encoded_with_the_trainer(make_trainer: Callable[..., Trainer]):
-    trainer = make_trainer(cfg_scale=4.0, negative_prompt="blurred")
-    expected = trainer.update.pipeline.encode(["blurred"], glyphs=False)
-    assert torch.equal(trainer.update.guidance.negative.text, expected.text)
+def test_the_negative_prompt_is_encoded_with_the_trainer(make_training: Callable[..., Training]):
+    training = make_training(cfg_scale=4.0, negative_prompt="blurred")
+    expected = training.policy.pipeline.encode(["blurred"], glyphs=False)
+    assert torch.equal(training.policy.guidance.negative.text, expected.text)
 
 
-def test_what_crosses_between_host_and_device(trainer_elsewhere: Trainer):
+def test_what_crosses_between_host_and_device(training_elsewhere: Training):
     """Noise goes to the device and videos come back; the anchor's means go both ways. All else is a few numbers."""
-    trainer, num_steps = trainer_elsewhere, trainer_elsewhere.config.rollout.grpo_sampling_steps
+    training, num_steps = training_elsewhere, training_elsewhere.run.config.rollout.grpo_sampling_steps
     latents, video = (1, 4, 2, 2, 2), (1, 5, 32, 32, 3)  # of one video
     latent_bytes, video_bytes = 4 * math.prod(latents), math.prod(video)
     noise = NUM_VIDEOS * (num_steps + 1)
     for anchor_means in (0, NUM_VIDEOS * num_steps):
         evaluations = 2 * NUM_VIDEOS * num_steps + anchor_means
         with Transfers() as transfers:
-            trainer.run_round()
+            training.make_round()
         assert transfers.to_device[latents] == noise + anchor_means
         assert transfers.to_host[latents] == anchor_means
         assert transfers.to_host[video] == NUM_VIDEOS

@@ -6,21 +6,21 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from hyvideo.training.trainer import Trainer
+from hyvideo.training.run import Training
 from tests.support.equal_runs import rows_of
-from tests.support.training import GradientRecorder, collect_round, pairs_of
+from tests.support.training import GradientRecorder, collect_round, pairs_of, update
 
 Row = dict[str, float]
 
 
 @pytest.fixture
-def train(make_trainer: Callable[..., Trainer]) -> Callable[..., list[Row]]:
+def train(make_training: Callable[..., Training]) -> Callable[..., list[Row]]:
     """Train for three updates and return what was logged, without the times."""
 
     def rows(**settings: Any) -> list[Row]:
-        trainer = make_trainer(**settings)
-        trainer.train()
-        return rows_of(trainer.folder.path)
+        training = make_training(**settings)
+        training.train()
+        return rows_of(training.run.folder.path)
 
     return rows
 
@@ -68,20 +68,20 @@ def test_a_different_seed_is_a_different_run(train: Callable[..., list[Row]]):
 
 
 @pytest.mark.parametrize("kl_compute_mode", ["rollout_phase", "training_phase"])
-def test_gradients_do_not_depend_on_the_micro_batch(make_trainer: Callable[..., Trainer], kl_compute_mode: str):
-    trainer = make_trainer(kl_compute_mode=kl_compute_mode, max_grad_norm=1e9, kl_weight=1.0)
-    first = collect_round(trainer)
-    trainer.update(first, pairs_of(trainer, first)[0], None, coefficient=0.0)
-    trainer.state.anchor.policy_moved()  # so that every term of the loss has a gradient
-    trajectory = collect_round(trainer)
-    (pairs,) = pairs_of(trainer, trajectory)
-    recorder = GradientRecorder(trainer.update.parameters, lr=0.0)
-    trainer.update.optimizers = [recorder]
+def test_gradients_do_not_depend_on_the_micro_batch(make_training: Callable[..., Training], kl_compute_mode: str):
+    training = make_training(kl_compute_mode=kl_compute_mode, max_grad_norm=1e9, kl_weight=1.0)
+    first = collect_round(training)
+    update(training, first, pairs_of(training, first)[0])  # so that every term of the loss has a gradient
+    trajectory = collect_round(training)
+    (pairs,) = pairs_of(training, trajectory)
+    recorder = GradientRecorder(training.algorithm.optimization.parameters.values(), lr=0.0)
+    training.algorithm.optimization.optimizers = [recorder]
 
     def gradients(micro_batch: int) -> list[Tensor]:
-        trainer.config.grpo.mini_batch_size_per_update = micro_batch
-        means = trainer.update.anchor_means(trajectory, [pairs])
-        trainer.update(trajectory, pairs, means, coefficient=1.0)
+        training.run.config.grpo.mini_batch_size_per_update = micro_batch
+        means = training.algorithm._anchor_means(trajectory, [pairs])
+        training.algorithm.anchor.equals_policy = False
+        update(training, trajectory, pairs, means, coefficient=1.0)
         return recorder.gradients
 
     whole = gradients(16)

@@ -12,19 +12,19 @@ from hyvideo.models.reward_models.moving_shapes import MovingShapesReward
 from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.models.reward_models.remote import client
 from hyvideo.models.reward_models.remote.server import create_app
-from hyvideo.training.trainer import Trainer
+from hyvideo.training.run import Training
 from tests.support.equal_runs import rows_of
 from tests.support.reward_server import Faulty, serving
 
 
 @pytest.fixture
-def trained(make_trainer: Callable[..., Trainer]) -> Callable[..., tuple[list[dict[str, float]], torch.Tensor]]:
+def trained(make_training: Callable[..., Training]) -> Callable[..., tuple[list[dict[str, float]], torch.Tensor]]:
     """Train with the given settings: its rows and one of its weights."""
 
     def train(**settings: object) -> tuple[list[dict[str, float]], torch.Tensor]:
-        trainer = make_trainer(max_steps=2, rollout_micro_batch_size=1, **settings)
-        trainer.train()
-        return rows_of(trainer.folder.path), trainable_parameters(trainer.state.transformer)["proj_out.weight"]
+        training = make_training(max_steps=2, rollout_micro_batch_size=1, **settings)
+        training.train()
+        return rows_of(training.run.folder.path), trainable_parameters(training.policy.transformer)["proj_out.weight"]
 
     return train
 
@@ -48,15 +48,15 @@ def test_normalised_metrics_change_what_is_learnt_and_not_what_is_logged(trained
     assert not torch.equal(weight, other)
 
 
-def test_a_run_goes_on_without_the_scores_that_failed_or_stops_as_configured(make_trainer, monkeypatch):
+def test_a_run_goes_on_without_the_scores_that_failed_or_stops_as_configured(make_training, monkeypatch):
     monkeypatch.setattr(client, "_FIRST_WAIT_SECONDS", 0.01)
     app = Faulty(create_app({"moving_shapes": MovingShapesReward()}), ["ok", "500", "500", "500", "500", "500"])
     settings = {"reward_batch_size": 2, "remote_reward_retries": 0, "remote_reward_in_flight": 1, "save_interval": 1}
     with serving(app) as url:
-        lenient = make_trainer(remote_reward_url=url, reward_max_failed=1.0, max_steps=2, **settings)
+        lenient = make_training(remote_reward_url=url, reward_max_failed=1.0, max_steps=2, **settings)
         lenient.train()
         half, none = rows_of(lenient.folder.path)
-        strict = make_trainer(remote_reward_url=url, max_steps=2, **settings)
+        strict = make_training(remote_reward_url=url, max_steps=2, **settings)
         before = trainable_parameters(strict.state.transformer)["proj_out.weight"].clone()
         with pytest.raises(RewardFailureError, match="4 of 4 videos could not be scored"):
             strict.train()
@@ -66,14 +66,14 @@ def test_a_run_goes_on_without_the_scores_that_failed_or_stops_as_configured(mak
     assert torch.equal(trainable_parameters(strict.state.transformer)["proj_out.weight"], before)
 
 
-def test_an_offloaded_reward_is_asked_back_in_every_round(make_trainer, monkeypatch):
+def test_an_offloaded_reward_is_asked_back_in_every_round(make_training, monkeypatch):
     devices = []
     monkeypatch.setattr(MovingShapesReward, "to", lambda self, device: devices.append(str(device)))
-    make_trainer(max_steps=2, reward_offload=True, reward_async=True).train()
+    make_training(max_steps=2, reward_offload=True, reward_async=True).train()
     assert devices == ["cpu"] * 5  # when it is built; then to the device, here the CPU, and back in two rounds
 
 
-def test_the_console_says_what_is_scored(make_trainer: Callable[..., Trainer]):
-    trainer = make_trainer()
-    console = (Path(trainer.folder.path) / "console.log").read_text()
+def test_the_console_says_what_is_scored(make_training: Callable[..., Training]):
+    training = make_training()
+    console = (Path(training.run.folder.path) / "console.log").read_text()
     assert "reward moving_shapes (VQ, MQ, TA); total = 0.5 VQ + 0.5 MQ + 1 TA" in console

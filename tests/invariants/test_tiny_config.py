@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from hyvideo.training.trainer import Trainer
-from tests.support.training import REPOSITORY, collect_round, flags_of, pairs_of, trainer_of
+from hyvideo.training.run import Training
+from tests.support.training import REPOSITORY, collect_round, flags_of, pairs_of, training_of, update
 
 TINY = REPOSITORY / "assets" / "tiny"
 
 
 @pytest.fixture(scope="module")
-def trainer(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
-    """The trainer of configs/tiny.yaml, with fewer videos and steps per round; its videos are not decoded."""
+def training(tmp_path_factory: pytest.TempPathFactory) -> Training:
+    """The training of configs/tiny.yaml, with fewer videos and steps per round; its videos are not decoded."""
     prompts = TINY / "prompts" / "train.csv"
     settings = {
         "config": REPOSITORY / "configs" / "tiny.yaml",
@@ -22,14 +22,14 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
         "batch_size": 16,
         "grpo_sampling_steps": 6,
     }
-    trainer = trainer_of(flags_of(settings))
-    blank = torch.zeros(1, trainer.config.rollout.sample_n_frames, 64, 64, 3, dtype=torch.uint8)
-    trainer.update.pipeline.decode = lambda latents: blank.expand(len(latents), -1, -1, -1, -1)
-    return trainer
+    training = training_of(flags_of(settings))
+    blank = torch.zeros(1, training.run.config.rollout.sample_n_frames, 64, 64, 3, dtype=torch.uint8)
+    training.policy.pipeline.decode = lambda latents: blank.expand(len(latents), -1, -1, -1, -1)
+    return training
 
 
-def test_the_replay_is_exact(trainer: Trainer):
-    trajectory = collect_round(trainer)
-    (pairs,) = pairs_of(trainer, trajectory)
-    stats = trainer.update(trajectory, pairs, None, coefficient=0.0)
-    assert (stats.ratio_deviation, stats.mean_error) == (0.0, 0.0)
+def test_the_replay_is_exact(training: Training):
+    trajectory = collect_round(training)
+    (pairs,) = pairs_of(training, trajectory)
+    metrics = update(training, trajectory, pairs)
+    assert (metrics["ratio/max_deviation"], metrics["replay/mean_error"]) == (0.0, 0.0)

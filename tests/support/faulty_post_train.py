@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 import post_train
+from hyvideo.algorithms import grpo, optimizer
+from hyvideo.algorithms.grpo import GRPO
 from hyvideo.checkpoint import manifest
 from hyvideo.distributed.collectives import local_shard
 from hyvideo.models.reward_models.remote.client import RemoteReward
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
-from hyvideo.training import update
-from hyvideo.training.update import PolicyUpdate
 
 Call = Callable[..., Any]
 
@@ -51,12 +51,12 @@ def overflow_the_gradient(call: Call, parameters: Any) -> None:
     next(gradient for gradient in gradients if gradient.numel()).view(-1)[0] = torch.inf
 
 
-def lose_a_weight(call: Call, policy_update: PolicyUpdate, *args: Any) -> Any:
+def lose_a_weight(call: Call, algorithm: GRPO, *args: Any) -> Any:
     """One weight is NaN after the update on this rank."""
-    stats = call(policy_update, *args)
-    weights = [local_shard(p.detach()) for p in policy_update.parameters]
+    metrics = call(algorithm, *args)
+    weights = [local_shard(p.detach()) for p in algorithm.optimization.parameters.values()]
     next(weight for weight in weights if weight.numel()).view(-1)[0] = torch.nan
-    return stats
+    return metrics
 
 
 def delay(call: Call, *args: Any) -> Any:
@@ -70,9 +70,9 @@ ONCE: dict[str, tuple[Any, str, Call]] = {
     "the reward is NaN": (RemoteReward, "__call__", score(torch.nan)),
     "the reward is infinite": (RemoteReward, "__call__", score(torch.inf)),
     "the reward raises": (RemoteReward, "__call__", fail(RuntimeError("the reward broke"))),
-    "the loss is NaN": (update, "clipped_policy_loss", lose_the_loss),
-    "a gradient is infinite": (update, "average_gradients", overflow_the_gradient),
-    "a weight is NaN": (PolicyUpdate, "__call__", lose_a_weight),
+    "the loss is NaN": (grpo, "clipped_policy_loss", lose_the_loss),
+    "a gradient is infinite": (optimizer, "average_gradients", overflow_the_gradient),
+    "a weight is NaN": (GRPO, "update", lose_a_weight),
     "the encoder raises": (HunyuanVideoGRPOPipeline, "_encode_text", fail(RuntimeError("index out of range"))),
     "the decoder runs out of memory": (HunyuanVideoGRPOPipeline, "decode", fail(OUT_OF_MEMORY)),
     "a file cannot be read back": (manifest, "_record", fail(OSError(errno.EIO, "Input/output error"))),

@@ -1,8 +1,9 @@
 """Small real rewards for tests of what surrounds a reward, and videos whose scores are known."""
 
+import copy
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -10,11 +11,19 @@ from torch import Tensor
 
 from hyvideo.data.videos import read_video
 from hyvideo.models.reward_models.registry import RewardContext, RewardModel, Videos
+from hyvideo.models.reward_models.rewards import Scores, WeightedReward
 
 
 def grey_videos(*levels: int, frames: int = 5) -> Tensor:
     """One video per grey level, uint8 `[B, F, H, W, 3]`."""
     return torch.tensor(levels, dtype=torch.uint8).view(-1, 1, 1, 1, 1).repeat(1, frames, 32, 32, 3)
+
+
+def scoring_with(reward: WeightedReward, score: Callable[[Tensor, Sequence[str]], Scores]) -> WeightedReward:
+    """Return a copy of `reward` that scores videos with another function."""
+    other = copy.copy(reward)
+    other.__class__ = type("Other", (type(reward),), {"__call__": lambda self, videos, prompts: score(videos, prompts)})
+    return other
 
 
 class Brightness(RewardModel):

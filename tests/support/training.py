@@ -1,20 +1,22 @@
-"""Runs of the tiny random model: their command line, their trainer, and one round by hand."""
+"""Runs of the tiny random model: their command line, their training, and one round by hand."""
 
 import csv
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
+from hyvideo.algorithms.algorithm import Trajectory
 from hyvideo.config.loading import load_config
 from hyvideo.grpo.timesteps import Pairs, select_timesteps, split_updates
-from hyvideo.training.assembly import build_trainer
-from hyvideo.training.rollout import collect
-from hyvideo.training.trainer import Trainer
-from hyvideo.training.trajectory import Trajectory
+from hyvideo.training.assembly import build_training
+from hyvideo.training.collect import collect
+from hyvideo.training.run import Training
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -84,9 +86,9 @@ def flags_of(settings: Mapping[str, Any]) -> list[str]:
     return [text for name, values in given.items() for text in (f"--{name}", *map(str, values))]
 
 
-def trainer_of(argv: Sequence[str]) -> Trainer:
-    """Build the trainer of a command line, as post_train.py does."""
-    return build_trainer(load_config(argv))
+def training_of(argv: Sequence[str]) -> Training:
+    """Build the training of a command line, as post_train.py does."""
+    return build_training(load_config(argv))
 
 
 class GradientRecorder(torch.optim.SGD):
@@ -96,25 +98,32 @@ class GradientRecorder(torch.optim.SGD):
         self.gradients = [p.grad.clone() for p in self.param_groups[0]["params"]]
 
 
-def collect_round(trainer: Trainer) -> Trajectory:
-    """Sample, score and compare the videos of the trainer's next round."""
+def collect_round(training: Training) -> Trajectory:
+    """Sample and score the videos of the next round."""
     return collect(
-        trainer.update.pipeline,
-        trainer.reward,
-        trainer.update.guidance,
-        trainer.prompts,
-        trainer.state.sampler.next_round(),
-        mesh=trainer.mesh,
-        layout=trainer.layout,
-        round_index=trainer.state.round,
-        config=trainer.config,
-        timer=trainer.timer,
+        training.policy,
+        training.reward,
+        training.rounds.next(),
+        training.algorithm,
+        training.run.mesh,
+        training.run.timer,
     )
 
 
-def pairs_of(trainer: Trainer, trajectory: Trajectory, num_updates: int = 1, *, permute: bool = True) -> list[Pairs]:
-    """Deal all trained (sample, step) pairs of a trajectory to updates."""
-    rollout = trainer.config.rollout
-    trained = trainer.update.pipeline.scheduler.trained_steps(sde_type=rollout.sde_type, eta=rollout.eta)
+def pairs_of(training: Training, trajectory: Trajectory, num_updates: int = 1, *, permute: bool = True) -> list[Pairs]:
+    """Deal all trained (video, step) pairs of a trajectory to updates."""
+    trained = training.policy.stochastic_steps()
     steps = select_timesteps(trained, 1.0, len(trajectory), permute=permute, generator=torch.Generator().manual_seed(5))
-    return split_updates(steps, num_updates, num_generations=trainer.config.grpo.num_generations)
+    return split_updates(steps, num_updates, num_generations=training.run.config.grpo.num_generations)
+
+
+def update(
+    training: Training,
+    trajectory: Trajectory,
+    pairs: Pairs,
+    anchor_means: Tensor | None = None,
+    coefficient: float = 0.0,
+) -> dict[str, float]:
+    """Make one update of these pairs and return its metrics."""
+    compared = replace(training.algorithm.compare(trajectory), anchor_means=anchor_means)
+    return training.algorithm.update(compared, pairs, coefficient)

@@ -72,8 +72,11 @@ class RolloutConfig:
 class GrpoConfig:
     """Policy update: group-relative advantages and the clipped loss over stored denoising steps."""
 
-    post_train_type: Literal["grpo"] = "grpo"
-    """Training algorithm. Only grpo exists here; the flag is kept for scripts that pass it."""
+    algorithm: str = "grpo"
+    """Training algorithm: grpo, or `module:Class` for a subclass of `Algorithm` of your own that Python can import."""
+
+    algorithm_options: dict[str, Any] | None = None
+    """Settings of an algorithm of your own, which reads them from the configuration. As a flag: JSON."""
 
     batch_size: int = 2
     """Videos per data-parallel rank in one rollout. One of batch_size and num_generations must divide the other."""

@@ -25,10 +25,21 @@ class Scores:
     Attributes:
         metrics: every raw score by name, each `[B]` float32 on the CPU.
         total: `[B]` float32, the weighted sum; NaN where a weighted metric failed.
+        weights: weight, not 0, of every metric that is part of the total.
     """
 
     metrics: Mapping[str, Tensor]
     total: Tensor
+    weights: Mapping[str, float]
+
+    def __len__(self) -> int:
+        """Number of videos B."""
+        return len(self.total)
+
+    def at(self, videos: Tensor) -> "Scores":
+        """Return the scores of some videos, long `[b]`, in that order."""
+        metrics = {name: values[videos] for name, values in self.metrics.items()}
+        return Scores(metrics, self.total[videos], self.weights)
 
 
 class WeightedReward:
@@ -44,6 +55,8 @@ class WeightedReward:
 
     Attributes:
         weights: weight, not 0, of every metric that is part of the total.
+        asynchronous: whether videos are scored while the next ones are sampled (`reward_async`).
+        max_failed: share of the videos of all ranks that may have no total (`reward_max_failed`).
 
     Raises:
         ValueError: a weight is given for a metric that does not exist.
@@ -59,6 +72,7 @@ class WeightedReward:
         for choice, model in zip(choices, models, strict=True):
             check_metrics(choice, model.metrics)
         self._config = config
+        self.asynchronous, self.max_failed = config.reward_async, config.reward_max_failed
         self._context = context
         self._choices = choices
         self._scorers = [
@@ -112,7 +126,7 @@ class WeightedReward:
             for metric, values in scores.items()
         }
         total = torch.stack([weight * metrics[name] for name, weight in self.weights.items()]).sum(0)
-        return Scores(metrics, total)
+        return Scores(metrics, total, self.weights)
 
     def describe(self) -> str:
         """Say in one line what is scored, how, and what the total is."""

@@ -14,32 +14,32 @@ from hyvideo.checkpoint.train_state import FACTS
 from hyvideo.models.adapter import ADAPTER
 from hyvideo.models.attention import install_attention
 from hyvideo.models.loading import load_transformer
-from hyvideo.training.trainer import Trainer
+from hyvideo.training.run import Training
 from tests.support.training import collect_round
 
 
 @pytest.mark.parametrize("use_lora", [False, True], ids=["full", "lora"])
 def test_the_base_model_becomes_the_trained_policy(
-    make_trainer: Callable[..., Trainer], tiny_root: Path, use_lora: bool
+    make_training: Callable[..., Training], tiny_root: Path, use_lora: bool
 ):
-    trainer = make_trainer(max_steps=2, use_lora=use_lora)
-    trainer.train()
-    pipeline, trajectory = trainer.update.pipeline, collect_round(trainer)
+    training = make_training(max_steps=2, use_lora=use_lora)
+    training.train()
+    pipeline, trajectory = training.policy.pipeline, collect_round(training)
     arguments = (trajectory.rollout.latents[:, 0], 0, trajectory.conditioning_of(torch.arange(4)))
     with torch.no_grad():
-        expected = pipeline.velocity(*arguments, trainer.update.guidance)
+        expected = pipeline.velocity(*arguments, training.policy.guidance)
         fresh = load_transformer(tiny_root)
         pipeline.transformer = install_attention(fresh)
-        assert not torch.allclose(pipeline.velocity(*arguments, trainer.update.guidance), expected)
-        load_trained_policy(fresh, trainer.folder.checkpoints / "step_2")
-        assert torch.equal(pipeline.velocity(*arguments, trainer.update.guidance), expected)
+        assert not torch.allclose(pipeline.velocity(*arguments, training.policy.guidance), expected)
+        load_trained_policy(fresh, training.run.folder.checkpoints / "step_2")
+        assert torch.equal(pipeline.velocity(*arguments, training.policy.guidance), expected)
 
 
 def test_facts_of_earlier_versions_are_read_and_a_dropout_is_refused(
-    make_trainer: Callable[..., Trainer], tiny_root: Path
+    make_training: Callable[..., Training], tiny_root: Path
 ):
-    trainer = make_trainer(use_lora=True)
-    checkpoint = trainer.state.save(trainer.folder.checkpoints, keep_last=None)
+    training = make_training(use_lora=True)
+    checkpoint = training.run.state.save(training.run.folder.checkpoints, keep_last=None)
     facts = json.loads((checkpoint / FACTS).read_text())
 
     def read_with(dropout: float) -> HunyuanVideo15Transformer3DModel:
@@ -56,11 +56,11 @@ def test_facts_of_earlier_versions_are_read_and_a_dropout_is_refused(
 
 @pytest.mark.parametrize("change", [{"num_layers": 1}, {"num_attention_heads": 4}], ids=["names", "shapes"])
 def test_a_checkpoint_of_another_model_is_refused(
-    make_trainer: Callable[..., Trainer], tiny_root: Path, change: dict[str, int]
+    make_training: Callable[..., Training], tiny_root: Path, change: dict[str, int]
 ):
-    trainer = make_trainer(max_steps=1)
-    trainer.train()
-    checkpoint = trainer.folder.checkpoints / "step_1"
+    training = make_training(max_steps=1)
+    training.train()
+    checkpoint = training.run.folder.checkpoints / "step_1"
     other = HunyuanVideo15Transformer3DModel.from_config({**load_transformer(tiny_root).config, **change})
     with pytest.raises(ValueError, match=f"'{checkpoint}'"):
         load_trained_policy(other, checkpoint)

@@ -130,7 +130,6 @@ def test_help_prints_the_manual_and_exits_with_zero(capsys):
             "expected one of sage_grpo, flow_grpo, dance_grpo, cps; received 'sage', the nearest is 'sage_",
         ),
         (["--dtype", "float32"], "expected one of bf16, fp32; received 'float32', the nearest is 'fp32'"),
-        (["--post_train_type", "standard"], "--post_train_type: expected only 'grpo'; received 'standard'"),
         (["--kl_target", "low"], "--kl_target: expected a number, or none; received 'low'"),
         (["--reward_weights", "VQ=1"], "--reward_weights: expected a mapping of names to numbers"),
         (["--reward_weights", '{"VQ": "high"}'], "--reward_weights: expected a mapping of names to numbers"),

@@ -7,7 +7,7 @@ import pytest
 from hyvideo.data.prompts import Prompt
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
 from hyvideo.pipelines.prompt_lengths import cut_prompts
-from hyvideo.training.trainer import Trainer
+from hyvideo.training.run import Training
 
 
 @pytest.fixture
@@ -45,8 +45,10 @@ def test_many_are_counted_and_a_few_are_named(told: Callable[..., str | None]):
     assert said.startswith("20 prompt(s)") and said.endswith("; ...") and said.count(" tokens of ") == 5
 
 
-def test_training_says_it_when_it_begins(make_trainer: Callable[..., Trainer], tmp_path, capsys: pytest.CaptureFixture):
+def test_training_says_it_when_it_begins(
+    make_training: Callable[..., Training], tmp_path, capsys: pytest.CaptureFixture
+):
     csv = tmp_path / "long.csv"
     csv.write_text("prompt\na red circle\nblue " + "square " * 1200 + "\n")
-    make_trainer(train_video_csv=csv)
+    make_training(train_video_csv=csv)
     assert "WARNING: 1 prompt(s) are longer than the model reads" in capsys.readouterr().err

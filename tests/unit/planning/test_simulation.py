@@ -6,6 +6,7 @@ from diffusers import HunyuanVideo15Transformer3DModel
 from torch import nn
 
 from benchmarks.network import build_inputs
+from hyvideo.algorithms.optimizer import build_optimizers
 from hyvideo.config.loading import load_config
 from hyvideo.models.attention import install_attention
 from hyvideo.models.parallelize import prepare_policy, trainable_parameters
@@ -14,7 +15,6 @@ from hyvideo.planning.networks import read_networks
 from hyvideo.planning.peak_memory import PeakMemory
 from hyvideo.planning.simulation import Peaks, SimulatedCase, simulate
 from hyvideo.planning.traffic import count_parameters
-from hyvideo.training.optimizer import build_optimizers
 from tests.support.tiny_model import LATENT_CHANNELS, build_transformer
 
 LATENTS = (LATENT_CHANNELS, 6, 16, 16)

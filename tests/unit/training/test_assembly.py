@@ -6,68 +6,71 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from hyvideo.evaluation.sampling import sample_prompts
 from hyvideo.grpo.gradient_equalizer import equalizer_scales
 from hyvideo.grpo.kl_controller import KLController
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance
+from hyvideo.pipelines.sampling import sample_prompts
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.assembly import build_pipeline
-from hyvideo.training.trainer import Trainer
+from hyvideo.training.run import Training
 
 
 @pytest.mark.parametrize("sde_type", ["sage_grpo", "dance_grpo", "flow_grpo", "cps"])
-def test_the_equalizer_is_that_of_the_runs_own_steps(make_trainer: Callable[..., Trainer], sde_type: str):
-    trainer = make_trainer(sde_type=sde_type, eta=0.3, sage_clamp=0.02)
+def test_the_equalizer_is_that_of_the_runs_own_steps(make_training: Callable[..., Training], sde_type: str):
+    training = make_training(sde_type=sde_type, eta=0.3, sage_clamp=0.02)
     scheduler = FlowMatchDiscreteScheduler(shift=3.0, sage_clamp=0.02)
     scheduler.set_timesteps(4)
-    assert torch.equal(trainer.update.scales, equalizer_scales(scheduler.gradient_norms(sde_type=sde_type, eta=0.3)))
+    assert torch.equal(
+        training.algorithm.scales, equalizer_scales(scheduler.gradient_norms(sde_type=sde_type, eta=0.3))
+    )
 
 
-def test_the_kl_coefficient_follows_the_configured_schedule(make_trainer: Callable[..., Trainer]):
+def test_the_kl_coefficient_follows_the_configured_schedule(make_training: Callable[..., Training]):
     settings = {"kl_weight": 0.01, "kl_min_coef": 1e-4, "kl_coef": 4e-4, "kl_warmup_updates": 3, "kl_target": 0.07}
-    controller = make_trainer(**settings, kl_schedule="milder").state.controller
+    controller = make_training(**settings, kl_schedule="milder").algorithm.controller
     expected = KLController(
         max_coef=0.01, min_coef=1e-4, start_coef=4e-4, warmup_updates=3, target=0.07, schedule="milder"
     )
     assert vars(controller) == vars(expected)
 
 
-def test_rewards_know_the_frame_rate_of_the_videos(make_trainer: Callable[..., Trainer]):
-    assert make_trainer(video_fps=12).reward._scorers[0].model.context.video_fps == 12
+def test_rewards_know_the_frame_rate_of_the_videos(make_training: Callable[..., Training]):
+    assert make_training(video_fps=12).reward._scorers[0].model.context.video_fps == 12
 
 
 @pytest.mark.parametrize("recomputed", [None, "full", "selective"])
-def test_blocks_are_recomputed_as_asked(make_trainer: Callable[..., Trainer], recomputed: str | None):
+def test_blocks_are_recomputed_as_asked(make_training: Callable[..., Training], recomputed: str | None):
     chosen = {"enable_gradient_checkpointing": recomputed is not None, "activation_checkpointing": recomputed}
-    for block in make_trainer(**chosen).state.transformer.transformer_blocks:
+    for block in make_training(**chosen).policy.transformer.transformer_blocks:
         assert (getattr(block.forward, "func", None) is checkpoint) == (recomputed is not None)
         assert ("context_fn" in getattr(block.forward, "keywords", ())) == (recomputed == "selective")
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_blocks_are_compiled_if_asked(make_trainer: Callable[..., Trainer], compiled: bool):
-    for block in make_trainer(enable_compile=compiled).state.transformer.transformer_blocks:
+def test_blocks_are_compiled_if_asked(make_training: Callable[..., Training], compiled: bool):
+    for block in make_training(enable_compile=compiled).policy.transformer.transformer_blocks:
         assert hasattr(block.forward, "_torchdynamo_orig_callable") == compiled
 
 
 @pytest.mark.parametrize(("offload", "place"), [(False, "meta"), (True, "cpu")])
 def test_encoders_go_to_the_runs_device_unless_they_rest(
-    make_trainer: Callable[..., Trainer], offload: bool, place: str
+    make_training: Callable[..., Training], offload: bool, place: str
 ):
-    trainer = make_trainer(encoder_offload=offload)
-    pipeline = build_pipeline(trainer.config, torch.device("meta"), trainer.mesh)
+    training = make_training(encoder_offload=offload)
+    pipeline = build_pipeline(training.run.config, torch.device("meta"), training.run.mesh)
     assert pipeline.encoder_offload == offload
     assert {encoder.device.type for encoder in pipeline.encoders} == {place}
     assert pipeline.vae.device.type == pipeline.transformer.device.type == "meta"
 
 
-def test_the_seed_draws_a_fresh_adapter(make_trainer: Callable[..., Trainer]):
-    first, second = (make_trainer(use_lora=True, seed=seed).update.parameters[0] for seed in (42, 43))
+def test_the_seed_draws_a_fresh_adapter(make_training: Callable[..., Training]):
+    parameters = [make_training(use_lora=True, seed=seed).algorithm.optimization.parameters for seed in (42, 43)]
+    first, second = (next(iter(each.values())) for each in parameters)
     assert not torch.equal(first, second)
 
 
-def test_validation_videos_have_settings_of_their_own(make_trainer: Callable[..., Trainer]):
-    trainer = make_trainer(
+def test_validation_videos_have_settings_of_their_own(make_training: Callable[..., Training]):
+    training = make_training(
         cfg_scale=4.0,
         validation_interval=1,
         validate_video_length=9,
@@ -77,9 +80,9 @@ def test_validation_videos_have_settings_of_their_own(make_trainer: Callable[...
     )
     scheduler = FlowMatchDiscreteScheduler(shift=7.0)
     scheduler.set_timesteps(2)
-    pipeline, prompts = trainer.update.pipeline.with_scheduler(scheduler), trainer.validation.prompts
+    pipeline, prompts = training.policy.pipeline.with_scheduler(scheduler), training.run.validation.prompts
     guidance = Guidance(4.0, pipeline.encode([""], glyphs=False))
     expected = sample_prompts(pipeline, prompts, guidance, num_frames=9, size=(48, 32), seed=5, batch_size=2)
-    received = trainer.validation.sample(prompts).videos
+    received = training.run.validation.sample(prompts).videos
     assert received.shape == (2, 9, 48, 32, 3)
     assert torch.equal(received, expected)

@@ -14,7 +14,7 @@ from hyvideo.data.images import share_kept
 from hyvideo.data.prompts import Prompt, read_prompts
 from hyvideo.training.assembly import read_inputs
 from hyvideo.training.cautions import cautions, check_guidance, unread_settings
-from hyvideo.training.trainer import Trainer
+from hyvideo.training.run import Training
 from tests.support.training import REPOSITORY, arguments, noisy_image, write_prompts
 
 
@@ -180,7 +180,7 @@ def test_first_frames_that_lose_more_than_a_quarter_are_counted_and_the_worst_is
     assert f"cropped to rollout_size 352x624, the least 32% of '{tmp_path / 'tall.png'}'" in message
 
 
-def test_a_run_says_its_cautions_once_when_it_starts(make_trainer: Callable[..., Trainer]):
-    trainer = make_trainer(use_lora=True, learning_rate=1e-5)
-    log = (trainer.folder.path / "console.log").read_text()
+def test_a_run_says_its_cautions_once_when_it_starts(make_training: Callable[..., Training]):
+    training = make_training(use_lora=True, learning_rate=1e-5)
+    log = (training.run.folder.path / "console.log").read_text()
     assert log.count("WARNING: use_lora is true at learning_rate 1e-05") == 1

@@ -6,25 +6,24 @@ import pytest
 
 from hyvideo.models.flops import transformer_flops
 from hyvideo.training.performance import Performance
-from hyvideo.training.trainer import Trainer
-from tests.support.training import collect_round, pairs_of
+from hyvideo.training.run import Training
+from tests.support.training import collect_round
 
 SECONDS = {"time/rollout": 2.0, "time/reward": 1.0, "time/anchor": 1.0, "time/update": 4.0}
 
 
 @pytest.mark.parametrize(("cfg_scale", "use_lora"), [(1.0, False), (4.0, False), (1.0, True)])
 def test_utilisation_counts_each_evaluation_of_valid_tokens(
-    make_trainer: Callable[..., Trainer], cfg_scale: float, use_lora: bool
+    make_training: Callable[..., Training], cfg_scale: float, use_lora: bool
 ):
-    trainer = make_trainer(cfg_scale=cfg_scale, use_lora=use_lora, updates_per_rollout=2)
-    trajectory = collect_round(trainer)
-    first, second = pairs_of(trainer, trajectory, num_updates=2)
-    update = trainer.update
-    performance = Performance(update.pipeline, update.guidance, trainer.config, trainer.mesh, peak_tflops=1e-3)
-    row = performance.row(trajectory, first, SECONDS)
+    training = make_training(cfg_scale=cfg_scale, use_lora=use_lora, updates_per_rollout=2)
+    trajectory = collect_round(training)
+    policy, run = training.policy, training.run
+    performance = Performance(policy, run.config, run.mesh, peak_tflops=1e-3, updates_per_round=2)
+    row = performance.row(trajectory, 8, SECONDS)
 
-    config = update.pipeline.transformer.config
-    conditions = [trajectory.conditioning] + ([update.guidance.negative] if cfg_scale != 1.0 else [])
+    config = policy.transformer.config
+    conditions = [trajectory.conditioning] + ([policy.guidance.negative] if cfg_scale != 1.0 else [])
     texts = [(int(c.text_mask[i].sum()), int(c.glyph_mask[i].sum())) for c in conditions for i in range(len(c))]
     passes = [transformer_flops(config, num_video=8, num_text=text, num_glyph=glyph) for text, glyph in texts]
     per_video = [passes[prompt].total + sum(p.total for p in passes[2:]) for prompt in (0, 0, 1, 1)]
@@ -34,6 +33,6 @@ def test_utilisation_counts_each_evaluation_of_valid_tokens(
     assert row["perf/mfu_update"] == pytest.approx(trained / 4.0 / 1e9)
     assert row["perf/videos_per_gpu_hour"] == pytest.approx(3600 * 4 / 8.0)
 
-    later = performance.row(trajectory, second, SECONDS | {"time/rollout": 0.0, "time/reward": 0.0})
+    later = performance.row(trajectory, 8, SECONDS | {"time/rollout": 0.0, "time/reward": 0.0})
     assert later["perf/mfu_rollout"] == row["perf/mfu_rollout"]
     assert later["perf/videos_per_gpu_hour"] == pytest.approx(3600 * 4 / (8.0 + 5.0))

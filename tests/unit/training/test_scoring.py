@@ -35,12 +35,14 @@ def failures(prompts_of_ranks: list[list[str]], max_failed: float, error: Except
     prompts = prompts_of_ranks[mesh.rank]
     choice = RewardChoice("brightness", 1.0, {"brightness": 2.0}, {}, None)
     model = Broken(error) if error else Brightness()
-    reward = WeightedReward([choice], [model], RewardConfig(), RewardContext())
+    reward = WeightedReward([choice], [model], RewardConfig(reward_max_failed=max_failed), RewardContext())
+    before = sum(map(len, prompts_of_ranks[: mesh.rank]))
+    positions = torch.arange(before, before + len(prompts))
     try:
-        _, of_ranks = score_over_ranks(reward, grey_videos(*range(len(prompts))), prompts, mesh, max_failed=max_failed)
+        scores = score_over_ranks(reward, grey_videos(*range(len(prompts))), prompts, positions, mesh)
     except RewardFailureError as error:
         return str(error)
-    return sum(int(scores.total.isnan().sum()) for scores in of_ranks)
+    return int(scores.total.isnan().sum())
 
 
 @pytest.mark.parametrize(("max_failed", "borne"), [(0.0, False), (0.49, False), (0.5, True), (1.0, True)])

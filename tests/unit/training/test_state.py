@@ -9,31 +9,31 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
+from hyvideo.algorithms.anchor import BaseModelAnchor
 from hyvideo.checkpoint.train_state import read_facts
 from hyvideo.models.adapter import load_lora
 from hyvideo.models.parallelize import trainable_parameters
-from hyvideo.training.anchor import BaseModelAnchor
+from hyvideo.training.run import Training
 from hyvideo.training.state import RunState
-from hyvideo.training.trainer import Trainer
 from tests.support.pipelines import load_tiny_pipeline
 
 
 def everything(state: RunState) -> dict[str, Any]:
     """All that decides a run's future, as plain values and copies of tensors."""
-    optimizers = get_optimizer_state_dict(state.transformer, tuple(state.optimizers))["state"]
+    algorithm, optimizers = state.algorithm, state.optimization.optimizers
+    moments_of = get_optimizer_state_dict(state.transformer, tuple(optimizers))["state"]
     return {
         "policy": {name: p.detach().clone() for name, p in trainable_parameters(state.transformer).items()},
         "optimizer": {
-            f"{name}.{key}": value.clone() for name, moments in optimizers.items() for key, value in moments.items()
+            f"{name}.{key}": value.clone() for name, moments in moments_of.items() for key, value in moments.items()
         },
-        "anchor": {name: value.clone() for name, value in state.anchor.state_dict().items()},
+        "anchor": {name: value.clone() for name, value in algorithm.anchor.state_dict().items()},
         "rng": {"cpu": torch.get_rng_state()},
         "numbers": {
-            "controller": state.controller.state_dict(),
+            "controller": algorithm.controller.state_dict(),
             "sampler": state.sampler.state_dict(),
-            "equals_policy": state.anchor.equals_policy,
+            "equals_policy": algorithm.anchor.equals_policy,
             "step": state.step,
-            "round": state.round,
         },
     }
 
@@ -51,45 +51,45 @@ def assert_equal(received: dict[str, Any], expected: dict[str, Any]) -> None:
     [{}, {"use_lora": True}, {"use_lora": True, "use_muon": True}, {"update_ref_model_step": 1}],
     ids=["full", "lora", "lora with muon", "anchor at the policy"],
 )
-def test_the_state_comes_back_bit_for_bit(make_trainer: Callable[..., Trainer], settings: dict[str, Any]):
-    first = make_trainer(max_steps=3, **settings)
+def test_the_state_comes_back_bit_for_bit(make_training: Callable[..., Training], settings: dict[str, Any]):
+    first = make_training(max_steps=3, **settings)
     first.train()
     torch.randn(7)  # the libraries' generator has moved on
-    checkpoint = first.state.save(first.folder.path / "again", keep_last=None)
-    expected = everything(first.state)
+    checkpoint = first.run.state.save(first.run.folder.path / "again", keep_last=None)
+    expected = everything(first.run.state)
     assert expected["optimizer"]
     assert expected["anchor"]
 
-    second = make_trainer(max_steps=3, **settings)
-    second.state.load(checkpoint)
-    assert_equal(everything(second.state), expected)
+    second = make_training(max_steps=3, **settings)
+    second.run.state.load(checkpoint)
+    assert_equal(everything(second.run.state), expected)
 
 
-def test_a_save_before_the_first_update_leaves_the_optimizer_at_its_start(make_trainer: Callable[..., Trainer]):
-    state = make_trainer().state
+def test_a_save_before_the_first_update_leaves_the_optimizer_at_its_start(make_training: Callable[..., Training]):
+    state = make_training().run.state
     saved = state._tensors()["optimizer"]
     steps = {name: value for name, value in saved.items() if name.endswith(".step")}
     assert steps and not any(steps.values())
-    assert not any(moments["step"] for each in state.optimizers for moments in each.state.values())
+    assert not any(moments["step"] for each in state.optimization.optimizers for moments in each.state.values())
 
 
 def test_a_run_that_was_begun_without_a_gpu_goes_on_with_one(
-    make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+    make_training: Callable[..., Training], monkeypatch: pytest.MonkeyPatch
 ):
-    first = make_trainer(max_steps=1)
+    first = make_training(max_steps=1)
     first.train()
     with_gpu = {"cpu": torch.get_rng_state(), "cuda": torch.zeros(16, dtype=torch.uint8)}
     monkeypatch.setattr("hyvideo.training.state.rng_state", lambda: with_gpu)
-    second = make_trainer(max_steps=1)
-    second.state.load(first.folder.checkpoints / "step_1")
-    assert second.state.step == 1
+    second = make_training(max_steps=1)
+    second.run.state.load(first.run.folder.checkpoints / "step_1")
+    assert second.run.state.step == 1
 
 
-def test_a_resume_cannot_add_what_other_kl_settings_need(make_trainer: Callable[..., Trainer]):
-    first = make_trainer(max_steps=1, kl_weight=0.0)
+def test_a_resume_cannot_add_what_other_kl_settings_need(make_training: Callable[..., Training]):
+    first = make_training(max_steps=1, kl_weight=0.0)
     first.train()
-    with pytest.raises(ValueError, match="was made without the anchor that this run's KL settings need"):
-        make_trainer(max_steps=1).state.load(first.folder.checkpoints / "step_1", may_change=["kl_weight"])
+    with pytest.raises(ValueError, match="was made without the anchor that this run's settings need"):
+        make_training(max_steps=1).run.state.load(first.run.folder.checkpoints / "step_1", may_change=["kl_weight"])
 
 
 def test_the_base_model_as_an_anchor_is_not_the_policy_of_a_checkpoint():
@@ -98,75 +98,77 @@ def test_the_base_model_as_an_anchor_is_not_the_policy_of_a_checkpoint():
     assert not anchor.equals_policy
 
 
-def test_other_settings_are_refused(make_trainer: Callable[..., Trainer]):
-    trainer = make_trainer(max_steps=1)
-    trainer.train()
-    checkpoint = trainer.folder.checkpoints / "step_1"
+def test_other_settings_are_refused(make_training: Callable[..., Training]):
+    training = make_training(max_steps=1)
+    training.train()
+    checkpoint = training.run.folder.checkpoints / "step_1"
     with pytest.raises(ValueError, match=rf"(?s)'{checkpoint}' was made with other settings.*config\.yaml") as error:
-        make_trainer(eta=0.4, dtype="bf16", master_weight_type="bf16").state.load(checkpoint)
+        make_training(eta=0.4, dtype="bf16", master_weight_type="bf16").state.load(checkpoint)
     assert "eta is 0.4, the checkpoint has 0.5" in str(error.value)
     assert "master_weight_type is 'bf16', the checkpoint has 'fp32'" in str(error.value)
 
 
-def test_settings_change_where_they_are_named_and_nowhere_else(make_trainer: Callable[..., Trainer]):
-    first = make_trainer(max_steps=1, learning_rate=1e-4)
+def test_settings_change_where_they_are_named_and_nowhere_else(make_training: Callable[..., Training]):
+    first = make_training(max_steps=1, learning_rate=1e-4)
     first.train()
-    checkpoint = first.folder.checkpoints / "step_1"
+    checkpoint = first.run.folder.checkpoints / "step_1"
     changed = {"learning_rate": 1e-5, "num_generations": 4, "resume_from_checkpoint": str(checkpoint)}
     changed |= {"max_steps": 2, "enable_gradient_checkpointing": True}  # these need no name
     with pytest.raises(ValueError, match=r"num_generations is 4.* with --resume_may_change num_generations\."):
-        make_trainer(**changed, resume_may_change=["learning_rate"])
-    second = make_trainer(**changed, resume_may_change=["learning_rate", "num_generations", "eta"])
-    console = (second.folder.path / "console.log").read_text()
+        make_training(**changed, resume_may_change=["learning_rate"])
+    second = make_training(**changed, resume_may_change=["learning_rate", "num_generations", "eta"])
+    console = (second.run.folder.path / "console.log").read_text()
     assert "changed: learning_rate is 1e-05, the checkpoint has 0.0001" in console
     assert console.count("changed: ") == 2
     second.train()
-    again = make_trainer(**{**changed, "resume_from_checkpoint": str(second.folder.checkpoints / "step_2")})
-    assert again.state.step == 2
+    again = make_training(**{**changed, "resume_from_checkpoint": str(second.run.folder.checkpoints / "step_2")})
+    assert again.run.state.step == 2
 
 
-def test_other_prompts_are_refused_unless_they_may_change(make_trainer: Callable[..., Trainer], tmp_path: Path):
+def test_other_prompts_are_refused_unless_they_may_change(make_training: Callable[..., Training], tmp_path: Path):
     csv = tmp_path / "mine.csv"
     csv.write_text("prompt\na red circle moves slowly to the left\n")
-    first = make_trainer(max_steps=1, train_video_csv=csv)
+    first = make_training(max_steps=1, train_video_csv=csv)
     first.train()
     csv.write_text("prompt\na red circle moves slowly to the left\na red square moves slowly to the left\n")
-    resumed = {"train_video_csv": csv, "resume_from_checkpoint": first.folder.checkpoints / "step_1"}
+    resumed = {"train_video_csv": csv, "resume_from_checkpoint": first.run.folder.checkpoints / "step_1"}
     with pytest.raises(ValueError, match=r"the content of .*mine\.csv is.*--resume_may_change train_video_csv\."):
-        make_trainer(**resumed)
-    assert make_trainer(**resumed, resume_may_change=["train_video_csv"]).state.step == 1
+        make_training(**resumed)
+    assert make_training(**resumed, resume_may_change=["train_video_csv"]).run.state.step == 1
 
 
-def test_what_shapes_the_trained_tensors_cannot_change(make_trainer: Callable[..., Trainer]):
+def test_what_shapes_the_trained_tensors_cannot_change(make_training: Callable[..., Training]):
     wide, narrow = (
-        make_trainer(max_steps=1, use_lora=True, lora_target_modules=names) for names in (["to_q", "to_k"], ["to_q"])
+        make_training(max_steps=1, use_lora=True, lora_target_modules=names) for names in (["to_q", "to_k"], ["to_q"])
     )
     wide.train()
     narrow.train()
     with pytest.raises(ValueError, match="has 6 trained weights that this run would drop, among them .*to_k"):
-        narrow.state.load(wide.folder.checkpoints / "step_1", may_change=["lora_target_modules"])
+        narrow.run.state.load(wide.run.folder.checkpoints / "step_1", may_change=["lora_target_modules"])
     with pytest.raises(ValueError, match="model settings .pretrained_model_root, LoRA, optimizer. differ"):
-        wide.state.load(narrow.folder.checkpoints / "step_1", may_change=["lora_target_modules"])
+        wide.run.state.load(narrow.run.folder.checkpoints / "step_1", may_change=["lora_target_modules"])
 
 
-def test_a_damaged_checkpoint_is_refused(make_trainer: Callable[..., Trainer]):
-    trainer = make_trainer(max_steps=1)
-    trainer.train()
-    checkpoint = trainer.folder.checkpoints / "step_1"
+def test_a_damaged_checkpoint_is_refused(make_training: Callable[..., Training]):
+    training = make_training(max_steps=1)
+    training.train()
+    checkpoint = training.run.folder.checkpoints / "step_1"
     (file,) = checkpoint.glob("*.distcp")
     content = file.read_bytes()
     file.write_bytes(content[:1000] + bytes([content[1000] ^ 1]) + content[1001:])
     with pytest.raises(ValueError, match=f"'{checkpoint}' is damaged: {file.name} has other content"):
-        trainer.state.load(checkpoint)
+        training.run.state.load(checkpoint)
 
 
-def test_a_lora_checkpoint_holds_the_adapter_for_other_programs(make_trainer: Callable[..., Trainer], tiny_root: Path):
-    trainer = make_trainer(max_steps=2, use_lora=True)
-    trainer.train()
-    checkpoint = trainer.folder.checkpoints / "step_2"
+def test_a_lora_checkpoint_holds_the_adapter_for_other_programs(
+    make_training: Callable[..., Training], tiny_root: Path
+):
+    training = make_training(max_steps=2, use_lora=True)
+    training.train()
+    checkpoint = training.run.folder.checkpoints / "step_2"
     fresh = load_tiny_pipeline(tiny_root).transformer
     load_lora(fresh, checkpoint / "lora")
-    expected = dict(trainer.state.transformer.named_parameters())
+    expected = dict(training.run.state.transformer.named_parameters())
     assert all(torch.equal(p, expected[name]) for name, p in fresh.named_parameters())
     trained = read_facts(checkpoint)["trained"]
     assert trained

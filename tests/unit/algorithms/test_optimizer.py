@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from hyvideo.algorithms.optimizer import Muon, build_optimizers, orthogonalize, set_learning_rate
 from hyvideo.config.schema import OptimizerConfig
-from hyvideo.training.optimizer import Muon, build_optimizers, orthogonalize, set_learning_rate
 
 
 def matrix(*shape: int) -> nn.Parameter:

@@ -55,10 +55,16 @@ def sample_prompts(
         )
         conditioning = pipeline.encode_prompts(batch, size)
         pipeline.maybe_free_model_hooks()  # offloaded encoders leave the GPU: each would wait for the next one
-        settings = {"num_frames": num_frames, "size": size, "on_step": on_step}
-        if sde_type == "ode":
-            videos.append(pipeline.sample(conditioning, noise, guidance, **settings))
-        else:
-            rollout = pipeline.rollout(conditioning, noise, guidance, sde_type=sde_type, eta=eta, **settings)
-            videos.append(rollout.videos)
+        rollout = pipeline.rollout(
+            conditioning,
+            noise,
+            guidance,
+            num_frames=num_frames,
+            size=size,
+            sde_type=sde_type,
+            eta=eta,
+            only_last=True,
+            on_step=on_step,
+        )
+        videos.append(rollout.videos)
     return torch.cat(videos)

@@ -1,6 +1,8 @@
-"""Optimizers of the policy: AdamW, or Muon for matrices with AdamW for the rest."""
+"""The optimizer side of an update: AdamW, or Muon for matrices with AdamW for the rest, and one step over all ranks."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
 from hyvideo.config.schema import OptimizerConfig
-from hyvideo.distributed.collectives import local_shard, own_part, whole
+from hyvideo.distributed.collectives import average_gradients, local_shard, own_part, whole
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
@@ -98,6 +100,99 @@ def build_optimizers(parameters: Mapping[str, nn.Parameter], config: OptimizerCo
         betas = (0.95, 0.95) if config.use_muon else (0.9, 0.999)
         optimizers.append(AdamW(rest, betas=betas, fused=True, **shared))
     return optimizers
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one optimizer step did.
+
+    Attributes:
+        grad_norm: norm of the gradient before clipping.
+        learning_rate: of this step.
+        skipped: whether no weight was changed, because loss or gradient is not finite.
+    """
+
+    grad_norm: float
+    learning_rate: float
+    skipped: bool
+
+    def metrics(self) -> dict[str, float]:
+        """Return the step's numbers by their names in `metrics.jsonl`."""
+        return {"grad_norm": self.grad_norm, "lr": self.learning_rate, "update/skipped": float(self.skipped)}
+
+
+class NonFiniteUpdateError(RuntimeError):
+    """Loss or gradient is not finite; the policy was left as it was before the update."""
+
+
+class Optimization:
+    """The trained parameters and their optimizers: gradients of all ranks, clipping, warm-up and the step itself.
+
+    Args:
+        parameters: the trained parameters by name.
+        config: rate, decay, clipping.
+        sp_size: ranks that share a video.
+        max_skipped: updates in a row that may be skipped because they are not finite.
+
+    Attributes:
+        updates: number of updates made so far, skipped ones included; `--max_steps` counts them.
+        skipped_in_row: updates skipped since the last one that was made.
+
+    Example:
+        >>> optimization.backward(loss_of_first_half, weight=0.5)
+        >>> optimization.backward(loss_of_second_half, weight=0.5)
+        >>> optimization.step(loss=0.31).grad_norm
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], config: OptimizerConfig, *, sp_size: int = 1, max_skipped: int = 0
+    ) -> None:
+        self.parameters = dict(parameters)
+        self.optimizers = build_optimizers(parameters, config)
+        self.updates = 0
+        self._config = config
+        self._sp_size = sp_size
+        self._max_skipped = max_skipped
+        self.skipped_in_row = 0
+
+    def backward(self, loss: Tensor, weight: float) -> None:
+        """Add the gradients of a micro-batch whose loss counts `weight` of this rank's part of the update."""
+        # Gradients are averaged over all ranks, but those of ranks that share a video add up to the true one.
+        (loss * (weight * self._sp_size)).backward()
+
+    def step(self, loss: float) -> Step:
+        """Make the update; every rank calls it, with the same loss.
+
+        Args:
+            loss: mean over the update, only to see whether it is finite.
+
+        Raises:
+            NonFiniteUpdateError: loss or gradient is not finite, and no more updates may be skipped; all ranks raise
+                it, and no weight was changed.
+        """
+        parameters = self.parameters.values()
+        rate = set_learning_rate(self.optimizers, self._config, self.updates)
+        average_gradients(parameters)
+        norm = float(whole(nn.utils.clip_grad_norm_(parameters, self._config.max_grad_norm)))
+        skipped = not (math.isfinite(norm) and math.isfinite(loss))
+        if skipped and self.skipped_in_row >= self._max_skipped:
+            self._zero_grad()
+            after = f" after {self.skipped_in_row} skipped in a row" if self.skipped_in_row else ""
+            raise NonFiniteUpdateError(
+                f"Update {self.updates + 1}{after}: loss {loss}, gradient norm {norm}: not finite, the update was not "
+                "made."
+            )
+        if not skipped:
+            for optimizer in self.optimizers:
+                optimizer.step()
+        self._zero_grad()
+        self.skipped_in_row = self.skipped_in_row + 1 if skipped else 0
+        self.updates += 1
+        return Step(norm, rate, skipped)
+
+    def _zero_grad(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
 
 
 def set_learning_rate(optimizers: Iterable[Optimizer], config: OptimizerConfig, step: int) -> float:

@@ -2,14 +2,16 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Literal
 
 import torch
 from peft.helpers import rescale_adapter_scale
 from torch import Tensor, nn
 
-from hyvideo.config.schema import KLConfig, ModelConfig
+from hyvideo.config.schema import Config, KLConfig, ModelConfig
 from hyvideo.distributed.collectives import as_shard_of, local_shard
+from hyvideo.models.parallelize import forget_gathered_weights, trainable_parameters
 
 
 def anchor_kind(kl: KLConfig, model: ModelConfig) -> Literal["none", "base", "copy"]:
@@ -156,3 +158,17 @@ class BaseModelAnchor(Anchor):
         """Let the policy's module compute as the base model."""
         with rescale_adapter_scale(self._transformer, 0.0):
             yield
+
+
+def build_anchor(config: Config, transformer: nn.Module) -> Anchor | None:
+    """Build the anchor of the position term from the policy as it is; None when there is none."""
+    kind = anchor_kind(config.kl, config.model)
+    if kind == "none":
+        return None
+    if kind == "base":
+        return BaseModelAnchor(transformer)
+    return Anchor(
+        trainable_parameters(transformer),
+        offload=config.kl.reference_mode_offload,
+        weights_change=partial(forget_gathered_weights, transformer),
+    )

@@ -8,8 +8,8 @@ from accelerate.hooks import CpuOffload
 from torch import Tensor, nn
 
 from hyvideo.data.prompts import Prompt
-from hyvideo.evaluation.sampling import sample_prompts
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
+from hyvideo.pipelines.sampling import sample_prompts
 from tests.support.pipelines import NUM_STEPS, PROMPTS, VIDEO
 
 

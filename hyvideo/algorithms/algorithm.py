@@ -1,0 +1,148 @@
+"""What an algorithm is: it says what a rollout must record, and turns a scored round into optimizer updates."""
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from hyvideo.algorithms.optimizer import Optimization
+from hyvideo.algorithms.policy import Policy
+from hyvideo.config.schema import Config
+from hyvideo.distributed.collectives import gather
+from hyvideo.models.reward_models.rewards import Scores
+from hyvideo.observability.phase_timer import PhaseTimer
+from hyvideo.pipelines.conditioning import Conditioning
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout
+
+ALGORITHMS = {"grpo": "hyvideo.algorithms.grpo:GRPO"}
+"""Name of an algorithm -> the module and class that implement it; another algorithm is one more line."""
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """A scored round: the B videos of this rank, how they were made, and how good all N videos of the round are.
+
+    Attributes:
+        round: its number.
+        prompts: the B prompt texts.
+        positions: `[B]` long, where each of these videos stands among the round's N; the videos of one prompt stand
+            next to each other.
+        conditioning: one row per unique prompt.
+        conditioning_rows: row of `conditioning` of every video, length B.
+        rollout: the videos and what was recorded of their denoising steps.
+        scores: of all N videos, in the round's order.
+        metrics: the round's own numbers, by their names in `metrics.jsonl`.
+    """
+
+    round: int
+    prompts: tuple[str, ...]
+    positions: Tensor
+    conditioning: Conditioning
+    conditioning_rows: tuple[int, ...]
+    rollout: Rollout
+    scores: Scores
+    metrics: Mapping[str, float]
+
+    def __len__(self) -> int:
+        """Number of this rank's videos B."""
+        return len(self.prompts)
+
+    def conditioning_of(self, videos: Tensor) -> Conditioning:
+        """Return the conditioning of `videos` (LongTensor `[b]`), one row each."""
+        return self.conditioning.rows([self.conditioning_rows[i] for i in videos.tolist()])
+
+
+class Algorithm(ABC):
+    """Turns scored rounds into updates; subclass it and name the class in `ALGORITHMS`, or with `--algorithm`.
+
+    Args:
+        policy: what is trained.
+        optimization: its trained parameters and their optimizers.
+        config: the run's configuration.
+        timer: times the phases `anchor` and `update`.
+
+    Attributes:
+        needs: what a rollout must record. `transitions`: the SDE's latents, means and log-probabilities of every step;
+            `final_latents`: the ODE's last latents alone, `rollout.latents` `[B, 1, ...]`.
+        updates_per_round: optimizer updates that `updates` makes of one round.
+    """
+
+    needs: ClassVar[Literal["transitions", "final_latents"]] = "transitions"
+    updates_per_round: int = 1
+
+    def __init__(self, policy: Policy, optimization: Optimization, config: Config, timer: PhaseTimer) -> None:
+        self.policy = policy
+        self.optimization = optimization
+        self.config = config
+        self.timer = timer
+
+    @abstractmethod
+    def updates(self, trajectory: Trajectory) -> Iterator[dict[str, float]]:
+        """Make `updates_per_round` updates; yield the metrics of each, the same on every rank.
+
+        Raises:
+            NonFiniteUpdateError: an update's loss or gradient is not finite, and no more may be skipped.
+        """
+
+    def noisy_steps(self, round_index: int, num_videos: int) -> Tensor | None:
+        """Return which steps draw noise in each of the round's videos, `[num_videos, K]` bool; None: all steps."""
+        return None
+
+    def before_scoring(self) -> None:  # noqa: B027 - most have nothing to fetch
+        """Use the time in which videos are scored: the rollout's memory is free by then."""
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Return the tensors of the algorithm's state in named groups, sharded as the policy's are."""
+        return {}
+
+    def facts(self) -> dict[str, Any]:
+        """Return the rest of the algorithm's state, as JSON can write it."""
+        return {}
+
+    def load_state(self, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]) -> None:  # noqa: B027
+        """Restore what `tensors` and `facts` returned.
+
+        Raises:
+            ValueError: something is missing.
+        """
+
+
+def algorithm_class(name: str) -> type[Algorithm]:
+    """Find an algorithm by its name, or by the import path `module:Class` of one's own.
+
+    Raises:
+        ValueError: there is none of that name, it cannot be imported, or it is not an Algorithm.
+    """
+    module, _, attribute = ALGORITHMS.get(name, name).partition(":")
+    if not attribute:
+        raise ValueError(
+            f"algorithm: there is no {name!r}; expected one of {', '.join(ALGORITHMS)}, or module:Class of your own."
+        )
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"algorithm: {name!r} cannot be imported ({error}). Is its folder on PYTHONPATH?") from error
+    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+        raise ValueError(f"algorithm: {name!r} must be a subclass of hyvideo.algorithms.algorithm.Algorithm.")
+    return found
+
+
+def over_micro_batches(
+    measured: Sequence[Mapping[str, Tensor]], weights: Sequence[float], *, largest: Collection[str] = ()
+) -> dict[str, float]:
+    """Reduce the numbers of all ranks' micro-batches with one read from the device: means, or maxima where named.
+
+    Args:
+        measured: scalars of each of this rank's micro-batches, with the same names everywhere.
+        weights: share of each micro-batch in this rank's part of the update; they add up to 1.
+        largest: names whose largest value counts.
+    """
+    names = list(measured[0])
+    table = torch.stack([torch.stack([part[name].detach() for name in names]) for part in measured]).double().cpu()
+    means, maxima = zip(*gather((torch.tensor(weights, dtype=torch.float64) @ table, table.max(0).values)), strict=True)
+    mean, maximum = torch.stack(means).mean(0).tolist(), torch.stack(maxima).max(0).values.tolist()
+    return {name: maximum[i] if name in largest else mean[i] for i, name in enumerate(names)}

@@ -1,0 +1,272 @@
+"""GRPO as the paper trains with it: compare the videos of a prompt, replay their steps, follow clipped loss plus KL."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hyvideo.algorithms.algorithm import Algorithm, Trajectory, over_micro_batches
+from hyvideo.algorithms.anchor import build_anchor
+from hyvideo.algorithms.optimizer import Optimization
+from hyvideo.algorithms.policy import Policy
+from hyvideo.algorithms.step_gradients import StepGradients
+from hyvideo.config.schema import Config
+from hyvideo.data.randomness import generator_for
+from hyvideo.grpo.advantages import group_advantages, groups_without_spread, normalize_then_sum
+from hyvideo.grpo.clipped_loss import clipped_policy_loss
+from hyvideo.grpo.gradient_equalizer import equalizer_scales
+from hyvideo.grpo.kl_controller import KLController
+from hyvideo.grpo.sde_window import noisy_steps
+from hyvideo.grpo.timesteps import Pairs, select_timesteps, split_updates
+from hyvideo.grpo.trust_region import dual_kl, position_kl, velocity_kl
+from hyvideo.observability.phase_timer import PhaseTimer
+from hyvideo.pipelines.conditioning import Conditioning
+
+DEVIATIONS = ("ratio/max_deviation", "replay/mean_error")
+"""How far a replay is from its rollout: the largest over an update, and of a round those of its first update."""
+
+
+@dataclass(frozen=True)
+class ComparedRound:
+    """A round as its updates see it.
+
+    Attributes:
+        trajectory: B videos.
+        advantages: `[B]`, relative to the videos of the same prompt; 0 for a failed score.
+        updates: the (video, step) pairs that each update trains.
+        anchor_means: `[B, K, ...]` on the CPU, the anchor's means of those pairs; None where each update computes them,
+            or needs none.
+        groups_without_spread: prompt groups of the round whose rewards are all equal.
+    """
+
+    trajectory: Trajectory
+    advantages: Tensor
+    updates: list[Pairs]
+    anchor_means: Tensor | None
+    groups_without_spread: int
+
+
+class GRPO(Algorithm):
+    """Group relative policy optimization with SAGE's equalizer and dual trust region.
+
+    Attributes:
+        anchor: the weights that the position term of the trust region compares with; None where there is no such term.
+        controller: schedule of the KL coefficient; None where `kl_weight` is 0.
+        scales: `[K]` factor of each step's policy loss (temporal gradient equalizer), or ones.
+    """
+
+    def __init__(self, policy: Policy, optimization: Optimization, config: Config, timer: PhaseTimer) -> None:
+        super().__init__(policy, optimization, config, timer)
+        self.updates_per_round = config.grpo.updates_per_rollout
+        self.anchor = build_anchor(config, policy.transformer)
+        self.controller = _build_controller(config)
+        norms = policy.gradient_norms()
+        self.scales = equalizer_scales(norms) if config.grpo.use_grad_balancing else torch.ones_like(norms)
+        self.step_gradients = StepGradients(policy.sensitivity())
+
+    def noisy_steps(self, round_index: int, num_videos: int) -> Tensor | None:
+        """Return the window of steps in which each video draws noise; None for all steps."""
+        return None if self.config.rollout.sde_window == "all" else self._window(round_index, num_videos)
+
+    def before_scoring(self) -> None:
+        """Start to copy an offloaded anchor back to the GPU."""
+        if self.anchor:
+            self.anchor.prefetch()
+
+    def updates(self, trajectory: Trajectory) -> Iterator[dict[str, float]]:
+        """Make the round's updates and yield their metrics."""
+        compared = self.compare(trajectory)
+        replay: dict[str, float] = {}
+        for pairs in compared.updates:
+            metrics = self.update(compared, pairs, self.controller.coefficient if self.controller else 0.0)
+            replay = replay or {name: metrics[name] for name in DEVIATIONS}
+            yield metrics | replay | self.step_gradients.pop()
+
+    def compare(self, trajectory: Trajectory) -> ComparedRound:
+        """Compare the videos of each prompt, choose what every update trains, and make the anchor's pass."""
+        grpo, reward, scores = self.config.grpo, self.config.reward, trajectory.scores
+        rewards = scores.total
+        if reward.reward_aggregation == "normalize_then_sum":
+            rewards = normalize_then_sum(scores.metrics, scores.weights, grpo.num_generations)
+        advantages = group_advantages(rewards, grpo.num_generations, grpo.adv_clip_max)[trajectory.positions]
+        updates = self._choose_pairs(trajectory)
+        with self.timer("anchor"):
+            anchor_means = self._anchor_means(trajectory, updates)
+        without_spread = int(groups_without_spread(rewards, grpo.num_generations).sum())
+        return ComparedRound(trajectory, advantages, updates, anchor_means, without_spread)
+
+    def update(self, compared: ComparedRound, pairs: Pairs, coefficient: float) -> dict[str, float]:
+        """Make one optimizer update, then advance controller and anchor; return its metrics.
+
+        Args:
+            compared: the round.
+            pairs: the (video, step) pairs to train.
+            coefficient: weight of the KL term.
+
+        Raises:
+            NonFiniteUpdateError: loss or gradient is not finite, on any rank, and no more updates may be skipped.
+        """
+        with self.timer("update"):
+            measured, weights = [], []
+            for micro_batch in self._micro_batches(pairs):
+                loss, numbers = self._loss(compared, micro_batch, coefficient)
+                weights.append(len(micro_batch.sample_index) / len(pairs.sample_index))
+                self.optimization.backward(loss, weights[-1])
+                measured.append(numbers)
+            metrics = over_micro_batches(measured, weights, largest=DEVIATIONS)
+            step = self.optimization.step(metrics["loss/total"])
+        kl = metrics.pop("kl/total")
+        if not step.skipped:
+            if self.controller:
+                self.controller.update(kl)
+            if self.anchor:
+                self.anchor.policy_moved()
+        if self.anchor and self.config.kl.use_moving_KL:
+            if self.optimization.updates % self.config.kl.update_ref_model_step == 0:
+                self.anchor.refresh()
+        return metrics | {
+            **step.metrics(),
+            "kl/coef": coefficient,
+            "reward/groups_without_spread": float(compared.groups_without_spread),
+            "update/evaluations": float(len(pairs.sample_index)),
+        }
+
+    def _loss(self, compared: ComparedRound, pairs: Pairs, coefficient: float) -> tuple[Tensor, dict[str, Tensor]]:
+        """Replay one micro-batch of pairs; return its loss, with gradient, and its numbers by their public names."""
+        rows, index = pairs
+        rollout, kl = compared.trajectory.rollout, self.config.kl
+        conditioning = compared.trajectory.conditioning_of(rows)
+        latents = rollout.latents[rows, index]
+        anchor_mean = None  # before the policy's pass: its weights must not change between forward and backward
+        if self.anchor is not None:
+            anchor_mean = self._anchor_mean(compared.anchor_means, rows, index, latents, conditioning)
+        mean, std = self.policy.step(latents, index, conditioning)
+        log_probs = self.policy.log_prob(rollout.latents[rows, index + 1], mean, std)
+        old_log_probs = rollout.log_probs[rows, index]
+        policy_loss, diagnostics = clipped_policy_loss(
+            log_probs,
+            old_log_probs,
+            compared.advantages[rows].to(log_probs),
+            self.config.grpo.clip_range,
+            self.scales[index].to(log_probs),
+        )
+        self.step_gradients.add(policy_loss, mean, index)
+        position = mean.new_zeros(()) if anchor_mean is None else position_kl(mean, anchor_mean, std)
+        velocity = velocity_kl(old_log_probs, log_probs)
+        divergence = position
+        if kl.use_dual_kl:
+            divergence = dual_kl(position, velocity, kl.dual_kl_moving_weight, kl.dual_kl_step_weight)
+        loss = policy_loss + coefficient * divergence if kl.kl_weight else policy_loss
+        return loss, {
+            "loss/policy": policy_loss,
+            "loss/total": loss,
+            "kl/position": position,
+            "kl/velocity": velocity,
+            "kl/total": divergence,
+            "clip_fraction": diagnostics.clip_fraction,
+            "ratio/max_deviation": diagnostics.ratio_max_deviation,
+            "replay/mean_error": ((mean.detach() - rollout.means[rows, index].to(mean)).abs() / std).max(),
+        }
+
+    def _window(self, round_index: int, num_videos: int) -> Tensor:
+        """Choose the steps `[num_videos, K]` at which each video of a round draws noise and can be trained."""
+        rollout, seed = self.config.rollout, self.config.run.seed
+        return noisy_steps(
+            self.policy.stochastic_steps(),
+            rollout.sde_window,
+            rollout.sde_window_size,
+            num_samples=num_videos,
+            num_generations=self.config.grpo.num_generations,
+            round_index=round_index,
+            interval=rollout.sde_window_interval,
+            generator=generator_for(seed, "sde_window", round_index, 0, 0, 0),
+        )
+
+    def _choose_pairs(self, trajectory: Trajectory) -> list[Pairs]:
+        """Choose this rank's (video, step) pairs of every update of the round."""
+        grpo, num_videos = self.config.grpo, len(trajectory.scores.total)
+        steps = select_timesteps(
+            self._window(trajectory.round, num_videos),
+            grpo.timestep_fraction,
+            num_videos,
+            permute=grpo.enable_timestep_permutation,
+            generator=generator_for(self.config.run.seed, "timesteps", trajectory.round, 0, 0, 0),
+            spread=grpo.timestep_stride,
+        )
+        in_group = math.gcd(grpo.num_generations, grpo.batch_size)  # this rank's part of a group lies together
+        return split_updates(steps[trajectory.positions], grpo.updates_per_rollout, num_generations=in_group)
+
+    def _anchor_means(self, trajectory: Trajectory, updates: list[Pairs]) -> Tensor | None:
+        """Return the anchor's means `[B, K, ...]` on the CPU (KL mode `rollout_phase`), 0 where no pair needs one.
+
+        While the anchor still equals the policy they are the rollout's own means, and nothing is computed.
+        """
+        if self.anchor is None or self.config.kl.kl_compute_mode == "training_phase":
+            return None
+        if self.anchor.equals_policy:
+            return trajectory.rollout.means
+        means = torch.zeros_like(trajectory.rollout.means, device="cpu")
+        with torch.no_grad(), self.anchor.in_place_of_policy():
+            for rows, index in (part for pairs in updates for part in self._micro_batches(pairs)):
+                latents = trajectory.rollout.latents[rows, index]
+                means[rows, index] = self.policy.step(latents, index, trajectory.conditioning_of(rows))[0].cpu()
+        return means
+
+    def _anchor_mean(
+        self, anchor_means: Tensor | None, rows: Tensor, index: Tensor, latents: Tensor, conditioning: Conditioning
+    ) -> Tensor:
+        """Look the anchor's mean up, or compute it on the fly."""
+        if anchor_means is not None:
+            return anchor_means[rows, index].to(latents.device)
+        with torch.no_grad(), self.anchor.in_place_of_policy():
+            return self.policy.step(latents, index, conditioning)[0]
+
+    def _micro_batches(self, pairs: Pairs) -> Iterator[Pairs]:
+        """Yield consecutive slices of `mini_batch_size_per_update` pairs."""
+        size = self.config.grpo.mini_batch_size_per_update
+        yield from map(Pairs, pairs.sample_index.split(size), pairs.step_index.split(size))
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Return the anchor's weights, where it holds any."""
+        anchor = self.anchor.state_dict() if self.anchor else {}
+        return {"anchor": anchor} if anchor else {}
+
+    def facts(self) -> dict[str, Any]:
+        """Return the controller's state, and whether the anchor equals the policy."""
+        return {
+            "controller": self.controller.state_dict() if self.controller else None,
+            "anchor_equals_policy": self.anchor.equals_policy if self.anchor else None,
+        }
+
+    def load_state(self, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]) -> None:
+        """Restore anchor and controller.
+
+        Raises:
+            ValueError: the state has no controller, and this run needs one.
+        """
+        if self.controller is not None and facts.get("controller") is None:
+            raise ValueError(
+                "there is no KL controller, which this run's KL settings need; keep kl_weight, or start a new run"
+            )
+        if self.anchor is not None:
+            self.anchor.load_state_dict(tensors.get("anchor", {}), equals_policy=facts["anchor_equals_policy"])
+        if self.controller is not None:
+            self.controller.load_state_dict(facts["controller"])
+
+
+def _build_controller(config: Config) -> KLController | None:
+    """Build the schedule of the KL coefficient; None when there is no KL term."""
+    kl = config.kl
+    if kl.kl_weight == 0:
+        return None
+    return KLController(
+        max_coef=kl.kl_weight,
+        min_coef=kl.kl_min_coef,
+        start_coef=kl.kl_coef,
+        warmup_updates=kl.kl_warmup_updates,
+        target=kl.kl_target,
+        schedule=kl.kl_schedule,
+    )

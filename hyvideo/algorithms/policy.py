@@ -1,0 +1,118 @@
+"""The policy: the network that is trained, bound once to its guidance, its sampler and the shape of its videos."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from diffusers import HunyuanVideo15Transformer3DModel
+from torch import Tensor
+
+from hyvideo.data.prompts import Prompt
+from hyvideo.pipelines.conditioning import Conditioning
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline, Rollout
+from hyvideo.pipelines.noise import SampleNoise
+from hyvideo.pipelines.sampling import sample_prompts
+from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Samples videos and says how likely each denoising step was; during a run nobody else uses the scheduler.
+
+    Shapes: B videos, K denoising steps, latents `[C, F', H', W']` per video.
+
+    Attributes:
+        pipeline: transformer, encoders and VAE, with the scheduler's K steps set.
+        guidance: classifier-free guidance of every evaluation.
+        sde_type: the sampler of rollouts, a key of `SDE_TYPES`.
+        eta: its noise level.
+        num_frames: frames per video, 4 n + 1.
+        size: height and width in pixels.
+        videos_at_once: videos that are denoised together in a rollout; 0 for all.
+    """
+
+    pipeline: HunyuanVideoGRPOPipeline
+    guidance: Guidance
+    sde_type: str
+    eta: float
+    num_frames: int
+    size: tuple[int, int]
+    videos_at_once: int = 0
+
+    @property
+    def transformer(self) -> HunyuanVideo15Transformer3DModel:
+        """The network that is trained."""
+        return self.pipeline.transformer
+
+    def with_schedule(
+        self, scheduler: FlowMatchDiscreteScheduler, *, num_frames: int, size: tuple[int, int]
+    ) -> "Policy":
+        """Return the same network following another schedule, for videos of another shape: the validation's."""
+        return replace(self, pipeline=self.pipeline.with_scheduler(scheduler), num_frames=num_frames, size=size)
+
+    def encode(self, prompts: Sequence[Prompt]) -> Conditioning:
+        """Encode texts and first frames, one row per prompt.
+
+        Raises:
+            ValueError: the prompts do not suit the transformer's task, or an image cannot be read.
+        """
+        return self.pipeline.encode_prompts(prompts, self.size)
+
+    def rollout(self, conditioning: Conditioning, noise: SampleNoise, noisy: Tensor | None = None) -> Rollout:
+        """Sample one video per row of `conditioning` with the SDE, and keep what a replay needs.
+
+        Args:
+            conditioning: B rows.
+            noise: of B videos.
+            noisy: `[B, K]` bool, the steps at which each video draws noise; elsewhere it follows the ODE. None: all.
+        """
+        return self._roll_out(conditioning, noise, sde_type=self.sde_type, eta=self.eta, noisy=noisy)
+
+    def final_latents(self, conditioning: Conditioning, noise: SampleNoise) -> Rollout:
+        """Sample one video per row of `conditioning` with the ODE, and keep only its last latents."""
+        return self._roll_out(conditioning, noise, sde_type="ode", eta=0.0, only_last=True)
+
+    def _roll_out(self, conditioning: Conditioning, noise: SampleNoise, **how: Any) -> Rollout:
+        shape = {"num_frames": self.num_frames, "size": self.size}
+        return self.pipeline.rollout(conditioning, noise, self.guidance, **shape, **how)
+
+    def sample(self, prompts: Sequence[Prompt], *, seed: int, videos_at_once: int) -> Tensor:
+        """Sample one video per prompt with the deterministic ODE: `[N, F, H, W, 3]` uint8 on the CPU."""
+        return sample_prompts(
+            self.pipeline,
+            prompts,
+            self.guidance,
+            num_frames=self.num_frames,
+            size=self.size,
+            seed=seed,
+            batch_size=videos_at_once,
+        )
+
+    def step(self, latents: Tensor, index: int | Tensor, conditioning: Conditioning) -> tuple[Tensor, Tensor]:
+        """Return mean and standard deviation of the transition from `latents` `[B, ...]` at step `index` (or `[B]`).
+
+        Rollout, replay and the anchor's pass all make this step, so that a replay gives what the rollout recorded.
+        """
+        return self.pipeline.denoise_step(
+            latents, index, conditioning, self.guidance, sde_type=self.sde_type, eta=self.eta
+        )
+
+    def velocity(self, latents: Tensor, index: int | Tensor, conditioning: Conditioning) -> Tensor:
+        """Return the guided velocity `[B, ...]` at step `index` (or `[B]`), float32."""
+        return self.pipeline.velocity(latents, index, conditioning, self.guidance)
+
+    def log_prob(self, next_latents: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+        """Return the log-probability `[B]` of stored next latents, averaged over the latent elements."""
+        return self.pipeline.scheduler.log_prob(next_latents, mean, std, sde_type=self.sde_type)
+
+    def stochastic_steps(self) -> Tensor:
+        """Which steps draw noise and can be trained, `[K]` bool."""
+        return self.pipeline.scheduler.trained_steps(sde_type=self.sde_type, eta=self.eta)
+
+    def gradient_norms(self) -> Tensor:
+        """Scale of the log-probability's gradient by the velocity at every step, `[K]` (paper Eq. 8, A.5)."""
+        return self.pipeline.scheduler.gradient_norms(sde_type=self.sde_type, eta=self.eta)
+
+    def sensitivity(self) -> Tensor:
+        """`d mean / d v` of every step, `[K]`."""
+        return self.pipeline.scheduler.step_weights(sde_type=self.sde_type, eta=self.eta).velocity

@@ -1,0 +1,99 @@
+"""Collect one round: sample the videos of every prompt with the policy, and score them."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hyvideo.algorithms.algorithm import Algorithm, Trajectory
+from hyvideo.algorithms.policy import Policy
+from hyvideo.distributed.collectives import gather
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.models.reward_models.rewards import Scores, WeightedReward
+from hyvideo.observability.phase_timer import PhaseTimer
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout
+from hyvideo.pipelines.noise import SampleNoise
+from hyvideo.training.diversity import group_diversity, thumbnails
+from hyvideo.training.rounds import Round
+from hyvideo.training.scoring import score_over_ranks, share_to_score
+
+
+def collect(
+    policy: Policy, reward: WeightedReward, round: Round, algorithm: Algorithm, mesh: Mesh, timer: PhaseTimer
+) -> Trajectory:
+    """Sample and score this rank's videos of one round; every rank learns the scores of all.
+
+    Args:
+        policy: samples the videos.
+        reward: scores them.
+        round: which prompt and generation each video is.
+        algorithm: says which steps draw noise and what must be recorded.
+        mesh: the ranks that sample the round together.
+        timer: records the time under `rollout` and `reward`; with `reward_async` the latter is only the remaining wait.
+
+    Raises:
+        RewardFailureError: too many videos could not be scored.
+    """
+    own = share_to_score(len(round.videos), mesh)
+    scoring = reward.begin() if reward.asynchronous and own else None
+    unique = list(dict.fromkeys(video.prompt_index for video in round.videos))
+    rows = tuple(unique.index(video.prompt_index) for video in round.videos)
+    texts = tuple(prompt.text for prompt in round.prompts)
+    with timer("rollout"):
+        conditioning = policy.encode([round.prompts[rows.index(row)] for row in range(len(unique))])
+        noisy = algorithm.noisy_steps(round.index, round.num_videos)
+        parts, size = [], policy.videos_at_once or len(round.videos)
+        for start in range(0, len(round.videos), size):
+            block = range(start, min(start + size, len(round.videos)))
+            asked = conditioning.rows([rows[i] for i in block]), _noise(round, block)
+            if algorithm.needs == "final_latents":
+                parts.append(policy.final_latents(*asked))
+            else:
+                drawn = None if noisy is None else noisy[round.positions[list(block)]]
+                parts.append(policy.rollout(*asked, drawn))
+            inside = [i for i in block if i in own]
+            if scoring and inside:
+                scoring.add(parts[-1].videos[[i - start for i in inside]], [texts[i] for i in inside])
+        rollout = Rollout.join(parts)
+        del parts  # gigabytes that the reward's model may need
+    with timer("reward"):
+        algorithm.before_scoring()
+        scores = score_over_ranks(reward, rollout.videos, texts, round.positions, mesh, scoring)
+    metrics = _scores_metrics(scores) | _diversity_metrics(rollout.videos, round, mesh)
+    return Trajectory(round.index, texts, round.positions, conditioning, rows, rollout, scores, metrics)
+
+
+def _noise(round: Round, block: Sequence[int]) -> SampleNoise:
+    """Return the noise of some videos of the round."""
+    videos = [round.videos[i] for i in block]
+    return SampleNoise(
+        seeds=[round.seed] * len(videos),
+        stream="rollout",
+        round=round.index,
+        prompts=[video.prompt_index for video in videos],
+        generations=[video.generation for video in videos],
+        share_initial=round.share_initial_noise,
+    )
+
+
+def _scores_metrics(scores: Scores) -> dict[str, float]:
+    """Mean and spread of the round's scores; failed ones are left out and counted."""
+    valid = scores.total[~scores.total.isnan()]
+    return {
+        "reward/mean": float(valid.mean()),
+        "reward/std": float(valid.std(correction=0)) if len(valid) else math.nan,
+        "reward/failed": float(len(scores) - len(valid)),
+        **{f"reward/{name}": float(values.nanmean()) for name, values in scores.metrics.items()},
+    }
+
+
+def _diversity_metrics(videos: Tensor, round: Round, mesh: Mesh) -> dict[str, float]:
+    """How far the videos of a prompt are from each other, over the prompts of the round."""
+    of_ranks = gather((thumbnails(videos), round.positions))[:: mesh.sp_size]
+    points, positions = (torch.cat(parts) for parts in zip(*of_ranks, strict=True))
+    diversity = group_diversity(points[positions.argsort()], round.num_generations)
+    return {
+        "rollout/diversity": float(diversity.mean()),
+        "rollout/least_diversity": float(diversity.min()),
+    }

@@ -1,0 +1,88 @@
+"""What a run tells: console, metrics and trackers, report, and the watchers that read along."""
+
+from pathlib import Path
+
+from hyvideo.algorithms.algorithm import Trajectory
+from hyvideo.evaluation.run_report import report_runs
+from hyvideo.observability.console import Console
+from hyvideo.observability.metrics import MetricsLog, read_metrics
+from hyvideo.observability.profiling import Profile
+from hyvideo.observability.scored_videos import read_scored_videos
+from hyvideo.observability.watchdog import Watchdog
+from hyvideo.training.performance import Performance
+from hyvideo.training.reward_watch import RewardWatch
+
+TRACKED_VIDEOS = 8
+"""Validation videos sent to trackers each time."""
+
+
+class Journal:
+    """Writes one row per update, and what people read of them.
+
+    Args:
+        folder: the run folder.
+        console: of this rank.
+        metrics: None on all ranks but the main one.
+        performance: turns the phases' seconds into `perf/*`.
+        profile: None where the run is not profiled.
+        watchdog: says where a rank is stuck.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        console: Console,
+        metrics: MetricsLog | None,
+        performance: Performance,
+        profile: Profile | None,
+        watchdog: Watchdog,
+    ) -> None:
+        self.folder = folder
+        self.console = console
+        self.metrics = metrics
+        self.performance = performance
+        self.profile = profile
+        self.watchdog = watchdog
+        self.reward_watch = RewardWatch()
+        rows = read_metrics(metrics.path) if metrics and metrics.path.is_file() else []  # those before a resume
+        for row in {row["round"]: row for row in rows if "round" in row}.values():  # the last row of each round
+            self.reward_watch.look(row)
+
+    def row(
+        self, step: int, trajectory: Trajectory, metrics: dict[str, float], times: dict[str, float], *, round_ends: bool
+    ) -> dict[str, float]:
+        """Return the whole row of update `step`: the round's numbers, the update's, and the seconds of its phases."""
+        if self.profile and self.profile.end_update(times, round_ends=round_ends):
+            self.console.info(f"profiled until step {step}: {self.profile.folder}")
+        performance = self.performance.row(trajectory, metrics.get("update/evaluations", 0.0), times)
+        return {**trajectory.metrics, **metrics, "round": trajectory.round, **times, **performance}
+
+    def log(self, step: int, row: dict[str, float], *, round_ends: bool) -> None:
+        """Write the row of update `step`, and warn if the rounds so far look as if the reward were exploited."""
+        if self.metrics:
+            self.metrics.log(step, row)
+        self.console.progress(step, row)
+        if round_ends and (warning := self.reward_watch.look(row)):
+            self.console.main_warning(warning)
+
+    def log_videos(self, step: int, folder: Path) -> None:
+        """Send the first validation videos of `folder` to the trackers."""
+        if self.metrics and self.metrics.trackers:
+            self.metrics.trackers.log_videos(step, read_scored_videos(folder)[:TRACKED_VIDEOS])
+
+    def write_report(self) -> None:
+        """Write `report.html` from what is in the run folder; if it cannot be written, training goes on."""
+        if not (self.metrics and self.metrics.path.exists()):
+            return
+        try:
+            report_runs([self.folder], self.folder / "report.html")
+        except (OSError, ValueError) as error:
+            self.console.warning(f"report.html was not written: {error}")
+
+    def finish(self) -> None:
+        """Close what the run wrote to, and say where its report is."""
+        if self.profile:
+            self.profile.finish()
+        if self.metrics:
+            self.metrics.close()
+            self.console.info(f"report: {self.folder / 'report.html'}")

@@ -1,0 +1,267 @@
+"""A run: everything that is true whatever the algorithm, and the loop over its rounds."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyvideo.algorithms.algorithm import Algorithm, Trajectory
+from hyvideo.algorithms.optimizer import NonFiniteUpdateError
+from hyvideo.algorithms.policy import Policy
+from hyvideo.checkpoint.run_folder import RunFolder
+from hyvideo.checkpoint.train_state import LATEST, latest_checkpoint
+from hyvideo.config.schema import Config
+from hyvideo.distributed.collectives import from_main
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.models.reward_models.registry import RewardFailureError
+from hyvideo.models.reward_models.rewards import WeightedReward
+from hyvideo.observability.phase_timer import PhaseTimer
+from hyvideo.training.collect import collect
+from hyvideo.training.journal import Journal
+from hyvideo.training.rounds import Rounds
+from hyvideo.training.state import RunState
+from hyvideo.training.stop_signal import StopSignal
+from hyvideo.training.validation import Validation, save_samples
+
+
+class Run:
+    """The life of a training: folder, checkpoints, stop signals, validation and journal.
+
+    A round is atomic: checkpoints and a requested stop fall between rounds, and the round that reaches `max_steps`
+    is made whole.
+
+    Args:
+        config: the run's configuration.
+        folder: where it writes.
+        mesh: the ranks that run in lockstep.
+        state: what a checkpoint holds.
+        validation: None where there is none.
+        journal: what the run tells.
+        timer: of the phases.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        folder: RunFolder,
+        mesh: Mesh,
+        state: RunState,
+        validation: Validation | None,
+        journal: Journal,
+        timer: PhaseTimer,
+    ) -> None:
+        self.config, self.folder, self.mesh, self.state = config, folder, mesh, state
+        self.validation, self.journal, self.timer = validation, journal, timer
+        self._stop = StopSignal()
+        self._stopped_by: str | None = None
+
+    @contextmanager
+    def under_way(self) -> Iterator[None]:
+        """Validate the base model if asked to, then listen to stop signals while the `with` block trains.
+
+        Raises:
+            RewardFailureError, NonFiniteUpdateError: from the block, after the checkpoint that was being written.
+        """
+        journal, state = self.journal, self.state
+        self._stop, self._stopped_by = StopSignal(), None
+        if state.step == 0 and self.validation and self.config.validation.validate_at_step0:
+            means = self._validate()
+            journal.console.info("before training: " + ", ".join(f"{name} {v:+.3f}" for name, v in means.items()))
+            if journal.metrics and journal.metrics.trackers:  # metrics.jsonl has a row per update, so none for step 0
+                journal.metrics.trackers.log(0, means)
+        journal.console.start_progress(state.step, self._last_step)
+        with self._stop.listening(), journal.watchdog:
+            try:
+                yield
+            except RewardFailureError:  # on all ranks: the checkpoint that is being written can be completed
+                state.finish_save()
+                raise
+            except NonFiniteUpdateError as error:
+                state.finish_save()
+                raise NonFiniteUpdateError(f"{error} {self._advice()}") from error
+            state.finish_save()
+
+    def continues(self) -> bool:
+        """Whether another round is to be made."""
+        return self._stopped_by is None and self.state.step < self.config.run.max_steps
+
+    def begin_round(self) -> None:
+        """Remember where the round begins."""
+        self._first_step, self._before = self.state.step, self.state.before_round()
+        if profile := self.journal.profile:
+            profile.begin_round(last=self.state.step + self._updates_per_round >= self.config.run.max_steps)
+
+    def gives_round_up(self) -> bool:
+        """Give a round up that was only sampled, if a scheduler takes the machine away; whoever resumes makes it again.
+
+        Ctrl-C does not: the round ends first. Nor does a preemption once the round's updates have begun.
+        """
+        if not self._stop.preempted():
+            return False
+        self.state.give_round_up(self._before)
+        self.timer.pop()
+        self.state.finish_save()
+        saved = from_main(lambda: latest_checkpoint(self.folder.checkpoints))  # another machine may see it later
+        if self.state.step and not (saved and saved.name == f"step_{self.state.step}"):
+            self._save()
+        self._stop_between_rounds()
+        return True
+
+    def log(self, trajectory: Trajectory, metrics: dict[str, float]) -> None:
+        """Write an update's row; that of the round's last update waits for its validation."""
+        step = self.state.step
+        if metrics.get("update/skipped"):
+            self.journal.console.main_warning(
+                f"Update {step} skipped, {self.state.optimization.skipped_in_row} in a row: loss "
+                f"{metrics['loss/total']}, gradient norm {metrics['grad_norm']} are not finite."
+            )
+        round_ends = step == self._first_step + self._updates_per_round
+        row = self.journal.row(step, trajectory, metrics, self.timer.pop(), round_ends=round_ends)
+        if round_ends:
+            self._last_row = row
+        else:
+            self.journal.log(step, row, round_ends=False)
+
+    def end_round(self, trajectory: Trajectory) -> None:
+        """Validate, write the last row, save where an interval or the run ends, and look for stop signals."""
+        config, first, step = self.config, self._first_step, self.state.step
+        if config.rollout.save_rollout_videos and _begins_interval(first, self._updates_per_round, config):
+            self._keep_videos(trajectory)
+        if self.validation and _crossed(first, step, config.validation.validation_interval):
+            self._last_row |= self._validate()
+        self.journal.log(step, self._last_row, round_ends=True)
+        self.state.finish_save()
+        stopped = self._stop.of_all_ranks()
+        if stopped or step >= config.run.max_steps or _crossed(first, step, config.run.save_interval):
+            self._save()
+        if stopped:
+            self._stop_between_rounds()
+
+    def finish(self) -> str | None:
+        """Close the journal; return the name of the signal that stopped the run before its end, None without one."""
+        self.journal.finish()
+        return self._stopped_by if self.state.step < self.config.run.max_steps else None
+
+    def whereabouts(self) -> str:
+        """Say where this rank is, and how the run can continue: for the end of a traceback."""
+        return (
+            f"Rank {self.mesh.rank} failed in phase '{self.timer.phase}', update {self.state.step + 1}. What was saved "
+            f"is intact; continue with --output_dir {self.folder.path} --resume_from_checkpoint {self._last_saved()}"
+        )
+
+    @property
+    def _updates_per_round(self) -> int:
+        return self.state.algorithm.updates_per_round
+
+    @property
+    def _last_step(self) -> int:
+        """The step at which the run ends: `max_steps`, or the end of its round."""
+        return -(-self.config.run.max_steps // self._updates_per_round) * self._updates_per_round
+
+    def _stop_between_rounds(self) -> None:
+        """Say that the run was stopped, once everything is on disk."""
+        self._stopped_by = self._stop.of_all_ranks()
+        self.state.finish_save()
+        self.journal.console.info(
+            f"{self._stopped_by}: saved and stopped after step {self.state.step}. Continue with "
+            f"--output_dir {self.folder.path} --resume_from_checkpoint latest"
+        )
+
+    def _last_saved(self) -> str | Path:
+        """Return what `resume_from_checkpoint` is to be: nothing is saved yet in a new folder of an older run."""
+        has_saved = (self.folder.checkpoints / LATEST).is_file()
+        return "latest" if has_saved or self.folder.resume_from is None else self.folder.resume_from
+
+    def _save(self) -> None:
+        """Save a checkpoint; with `async_save` it becomes valid at the next `finish_save`."""
+        run = self.config.run
+        self.state.save(
+            self.folder.checkpoints,
+            keep_last=run.keep_last,
+            keep_every=run.keep_every,
+            beside_training=run.async_save,
+        )
+        self.journal.write_report()
+
+    def _validate(self) -> dict[str, float]:
+        """Write this step's validation videos; returns the `valid/*` metrics."""
+        folder = self.folder.samples / f"step_{self.state.step}"
+        means = self.validation(folder)
+        self.journal.log_videos(self.state.step, folder)
+        return means
+
+    def _keep_videos(self, trajectory: Trajectory) -> None:
+        """Write the round's videos with their scores."""
+        save_samples(
+            self.folder.rollouts / f"step_{self._first_step}",
+            trajectory.rollout.videos,
+            trajectory.prompts,
+            trajectory.scores,
+            fps=self.config.rollout.video_fps,
+            numbers=trajectory.positions.tolist(),
+            mesh=self.mesh,
+        )
+
+    def _advice(self) -> str:
+        """Say how to go on after an update that is not finite."""
+        good = from_main(lambda: latest_checkpoint(self.folder.checkpoints))
+        return (
+            f"Last good checkpoint: {good or 'none was saved yet'}. A lower learning_rate or max_grad_norm usually "
+            "helps: give it with --resume_from_checkpoint latest --resume_may_change learning_rate max_grad_norm."
+        )
+
+
+@dataclass
+class Training:
+    """What one rank trains with; every rank has one, in lockstep (`hyvideo.training.assembly.build_training`).
+
+    Attributes:
+        run: folder, checkpoints, signals, validation, journal.
+        policy: what is trained.
+        algorithm: how a scored round becomes updates.
+        reward: scores the videos.
+        rounds: deals the prompts.
+    """
+
+    run: Run
+    policy: Policy
+    algorithm: Algorithm
+    reward: WeightedReward
+    rounds: Rounds
+
+    def train(self) -> str | None:
+        """Train to the end, or until a signal asks to stop.
+
+        Returns:
+            The name of the signal that stopped the run before its end, None without one.
+
+        Raises:
+            NonFiniteUpdateError: loss or gradient became non-finite; the message names the last good checkpoint.
+            RewardFailureError: too many videos could not be scored.
+            SaveError: a checkpoint could not be written.
+        """
+        with self.run.under_way():
+            while self.run.continues():
+                self.make_round()
+        return self.run.finish()
+
+    def make_round(self) -> None:
+        """Sample and score the videos of the next round, and learn from them."""
+        run = self.run
+        run.begin_round()
+        trajectory = collect(self.policy, self.reward, self.rounds.next(), self.algorithm, run.mesh, run.timer)
+        if run.gives_round_up():
+            return
+        for metrics in self.algorithm.updates(trajectory):
+            run.log(trajectory, metrics)
+        run.end_round(trajectory)
+
+
+def _crossed(before: int, after: int, interval: int) -> bool:
+    """Whether a multiple of `interval` lies in `(before, after]`; never for interval 0."""
+    return interval > 0 and after // interval > before // interval
+
+
+def _begins_interval(step: int, updates_per_round: int, config: Config) -> bool:
+    """Whether the round that begins at `step` is the run's first, or the first after a checkpoint's interval."""
+    return step == 0 or _crossed(step - updates_per_round, step, config.run.save_interval)

@@ -1,0 +1,117 @@
+"""What decides the videos of a round and what is trained of them: noise, groups, windows of steps, and the seed."""
+
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hyvideo.algorithms.algorithm import Trajectory
+from hyvideo.algorithms.grpo import ComparedRound
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.grpo.timesteps import Pairs
+from hyvideo.models.reward_models.rewards import Scores
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout
+from hyvideo.training.rounds import Round, Rounds
+from hyvideo.training.run import Training
+from tests.support.training import PROMPTS, collect_round, write_prompts
+
+
+def all_differ(tensors: list[Tensor]) -> bool:
+    return not any(torch.equal(first, second) for first, second in combinations(tensors, 2))
+
+
+def rounds_of(training: Training, count: int) -> list[ComparedRound]:
+    """Rounds whose videos are all zero: only what is chosen for them counts."""
+    return [training.algorithm.compare(blank(training, training.rounds.next())) for _ in range(count)]
+
+
+def blank(training: Training, round: Round) -> Trajectory:
+    scores = Scores({}, torch.zeros(round.num_videos), {})
+    rollout = Rollout(*[torch.zeros(len(round.videos), 1)] * 4)
+    return Trajectory(round.index, (), round.positions, None, (), rollout, scores, {})
+
+
+def steps_of(pairs: Pairs, num_videos: int) -> Tensor:
+    """A row of trained steps per video."""
+    return pairs.step_index.view(-1, num_videos).T
+
+
+def test_every_video_of_every_round_and_seed_starts_from_noise_of_its_own(
+    make_training: Callable[..., Training], tmp_path: Path
+):
+    csv, starts = write_prompts(tmp_path / "one.csv", PROMPTS[:1]), []
+    for seed in (42, 43):
+        training = make_training(train_video_csv=csv, seed=seed, grpo_sampling_steps=1)
+        for _ in range(2):
+            starts += collect_round(training).rollout.latents[:, 0]
+    assert all_differ(starts)
+
+
+def test_with_one_noise_per_group_its_videos_differ_by_their_steps_alone(make_training: Callable[..., Training]):
+    latents = collect_round(make_training(use_same_noise=True)).rollout.latents
+    assert torch.equal(latents[0, 0], latents[1, 0]) and torch.equal(latents[2, 0], latents[3, 0])
+    assert all_differ([latents[0, 0], latents[2, 0], *latents[:, 1]])
+
+
+def test_a_round_is_compared_within_its_groups_and_advantages_are_bounded_as_asked(
+    make_training: Callable[..., Training],
+):
+    for bound in (5.0, 0.5):
+        training = make_training(adv_clip_max=bound, grpo_sampling_steps=1)
+        trajectory = collect_round(training)
+        scores = training.reward(trajectory.rollout.videos, trajectory.prompts)
+        assert torch.equal(trajectory.scores.total, scores.total)
+        assert trajectory.prompts[0] == trajectory.prompts[1] != trajectory.prompts[2] == trajectory.prompts[3]
+        groups = scores.total.view(2, 2)
+        expected = (groups - groups.mean(1, keepdim=True)) / groups.std(1, correction=0, keepdim=True)
+        advantages = training.algorithm.compare(trajectory).advantages.view(2, 2)
+        torch.testing.assert_close(advantages, expected.clamp(-bound, bound), rtol=1e-4, atol=1e-4)
+        assert advantages.abs().max() >= 0.5
+
+
+def test_every_video_has_the_conditioning_of_its_own_prompt(make_training: Callable[..., Training]):
+    training = make_training()
+    trajectory = collect_round(training)
+    assert len(trajectory) == 4
+    assert len(trajectory.conditioning) == 2  # one row per unique prompt
+    videos = torch.tensor([3, 0, 1])
+    conditioning = trajectory.conditioning_of(videos)
+    for row, video in enumerate(videos.tolist()):
+        expected = training.policy.pipeline.encode([trajectory.prompts[video]])
+        assert torch.equal(conditioning.text[row][conditioning.text_mask[row]], expected.text[0])
+        assert torch.equal(conditioning.glyph[row][conditioning.glyph_mask[row]], expected.glyph[0])
+
+
+def test_the_seed_decides_prompts_noisy_steps_and_trained_steps_anew_each_round(
+    make_training: Callable[..., Training], tmp_path: Path
+):
+    csv = write_prompts(tmp_path / "many.csv", [f"prompt {number}" for number in range(50)])
+    orders, chosen, noisy = [], [], []
+    for seed in (42, 43):
+        training = make_training(train_video_csv=csv, seed=seed)
+        chosen += [steps_of(compared.updates[0], 4) for compared in rounds_of(training, 2)]
+        orders.append([training.rounds.next().videos for _ in range(25)])
+        windowed = make_training(train_video_csv=csv, seed=seed, sde_window="per_group", sde_window_size=1)
+        noisy += [windowed.algorithm.noisy_steps(index, 4) for index in range(2)]
+    assert orders[0] != orders[1]
+    assert all_differ(chosen) and all_differ(noisy)
+    assert all_differ([*chosen[0]])  # each video has an order of its own
+    (compared,) = rounds_of(make_training(enable_timestep_permutation=False), 1)
+    assert steps_of(compared.updates[0], 4).tolist() == [[0, 1, 2, 3]] * 4
+
+
+def test_with_a_stride_every_video_is_trained_at_the_same_evenly_spaced_steps(make_training: Callable[..., Training]):
+    (compared,) = rounds_of(make_training(timestep_stride=True, timestep_fraction=0.5), 1)
+    assert [sorted(row) for row in steps_of(compared.updates[0], 4).tolist()] == [[0, 2]] * 4
+
+
+def test_an_update_takes_as_much_of_each_group_that_a_rank_has_a_part_of(make_training: Callable[..., Training]):
+    """The first of two ranks has half of both groups: its videos 0 to 3, and 4 to 7."""
+    training = make_training(gradient_accumulation_steps=2, updates_per_rollout=3)
+    training.run.config.grpo.num_generations = 8
+    training.rounds = Rounds(training.run.config, training.rounds.prompts, Mesh(world_size=2))
+    (compared,) = rounds_of(training, 1)
+    for pairs in compared.updates:
+        assert abs((pairs.sample_index < 4).sum() - (pairs.sample_index >= 4).sum()) <= 1

@@ -1,0 +1,351 @@
+"""The loop: what it saves and when, what it logs, and how it stops."""
+
+import json
+import math
+import signal
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from hyvideo.algorithms.optimizer import NonFiniteUpdateError
+from hyvideo.checkpoint.train_state import SaveError, checkpoints_of, latest_checkpoint
+from hyvideo.data.videos import video_length
+from hyvideo.models.parallelize import trainable_parameters
+from hyvideo.models.reward_models.registry import RewardFailureError
+from hyvideo.models.reward_models.rewards import Scores
+from hyvideo.observability.metrics import read_metrics
+from hyvideo.training.run import Training
+from tests.support.equal_runs import rows_of
+from tests.support.rewards import scoring_with
+from tests.support.training import arguments, collect_round, training_of
+
+
+def saved_steps(training: Training) -> list[str]:
+    return [path.name for path in checkpoints_of(training.run.folder.checkpoints)]
+
+
+def metrics_of(training: Training) -> list[dict[str, float]]:
+    """With the times, and with NaN for what was not finite."""
+    return read_metrics(training.run.folder.path / "metrics.jsonl")
+
+
+def test_checkpoints_fall_at_the_end_of_the_round_that_crosses_the_interval(make_training: Callable[..., Training]):
+    training = make_training(updates_per_rollout=2, max_steps=7, save_interval=3, keep_last=10)
+    training.train()
+    assert saved_steps(training) == ["step_4", "step_6", "step_8"]  # the round that reaches max_steps is made whole
+    assert latest_checkpoint(training.run.folder.checkpoints).name == "step_8"
+
+
+def test_only_the_last_checkpoints_and_every_so_many_are_kept(make_training: Callable[..., Training]):
+    training = make_training(max_steps=6, save_interval=1, keep_last=2, keep_every=3)
+    training.train()
+    assert saved_steps(training) == ["step_3", "step_5", "step_6"]
+
+
+def test_every_update_is_a_row_and_a_rounds_replay_error_is_that_before_its_first_update(
+    make_training: Callable[..., Training],
+):
+    training = make_training(updates_per_rollout=2, max_steps=4)
+    training.train()
+    rows = metrics_of(training)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert [row["round"] for row in rows] == [0, 0, 1, 1]
+    assert {row["ratio/max_deviation"] for row in rows} == {0.0}
+    assert rows[1]["kl/velocity"] != 0  # although the second update's own ratios are not 1
+    assert rows[0]["kl/position"] == 0
+    assert rows[1]["kl/position"] > 0
+    assert 0 < rows[0]["rollout/least_diversity"] < rows[0]["rollout/diversity"] < 0.5
+
+
+def test_the_coefficient_and_rate_of_a_row_are_those_its_update_used(make_training: Callable[..., Training]):
+    """The coefficient warms up for two updates, then falls: the divergence is above a target as small as this."""
+    training = make_training(
+        max_steps=4,
+        updates_per_rollout=2,
+        lr_warmup_steps=2,
+        learning_rate=1e-4,
+        kl_weight=0.01,
+        kl_min_coef=0.001,
+        kl_warmup_updates=2,
+        kl_target=1e-9,
+    )
+    training.train()
+    rows = metrics_of(training)
+    assert [row["lr"] for row in rows] == pytest.approx([0.00005, 0.0001, 0.0001, 0.0001])
+    assert [row["kl/coef"] for row in rows] == pytest.approx([0.001, 0.0055, 0.01, 0.009])
+    observed = [row["kl/position"] + 0.1 * row["kl/velocity"] for row in rows]
+    assert training.algorithm.controller.state_dict()["recent"] == pytest.approx(observed)
+    assert rows[1]["kl/velocity"] != 0 != rows[1]["loss/policy"]
+    for row, kl in zip(rows, observed, strict=True):
+        assert row["loss/total"] == pytest.approx(row["loss/policy"] + row["kl/coef"] * kl, abs=1e-7)
+
+
+def test_a_signal_ends_the_run_after_its_round_with_a_checkpoint(
+    make_training: Callable[..., Training], monkeypatch: pytest.MonkeyPatch
+):
+    training = make_training(updates_per_rollout=2, max_steps=100)
+    log = training.run.journal.metrics.log
+
+    def interrupt(step: int, values: dict[str, float]) -> None:
+        log(step, values)
+        if step == 3:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(training.run.journal.metrics, "log", interrupt)
+    training.train()
+    assert saved_steps(training) == ["step_4"]
+    console = (training.run.folder.path / "console.log").read_text()
+    assert f"SIGTERM: saved and stopped after step 4. Continue with --output_dir {training.run.folder.path}" in console
+
+
+def interrupt_rollout(training: Training, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, step: int) -> None:
+    """Send a signal while the round after `step` is being sampled."""
+    encode = training.policy.pipeline.encode_prompts
+
+    def interrupted(*args: object) -> object:
+        if training.run.state.step == step:
+            signal.raise_signal(number)
+        return encode(*args)
+
+    monkeypatch.setattr(training.policy.pipeline, "encode_prompts", interrupted)
+
+
+def test_a_preemption_before_the_first_update_gives_the_round_up_and_it_is_made_again(
+    make_training: Callable[..., Training], monkeypatch: pytest.MonkeyPatch
+):
+    whole = make_training(max_steps=4)
+    assert whole.train() is None
+    training = make_training(max_steps=4)
+    interrupt_rollout(training, monkeypatch, signal.SIGTERM, step=2)
+    assert training.train() == "SIGTERM"
+    assert saved_steps(training) == ["step_2"]
+    assert len(metrics_of(training)) == 2
+    monkeypatch.undo()
+    training.run.state.load(training.run.folder.checkpoints / "step_2")
+    assert training.train() is None
+    assert rows_of(training.run.folder.path) == rows_of(whole.run.folder.path)
+
+
+def test_ctrl_c_in_the_rollout_lets_the_round_end(
+    make_training: Callable[..., Training], monkeypatch: pytest.MonkeyPatch
+):
+    training = make_training(max_steps=9)
+    interrupt_rollout(training, monkeypatch, signal.SIGINT, step=1)
+    assert training.train() == "SIGINT"
+    assert saved_steps(training) == ["step_2"]
+
+
+def test_a_preemption_before_anything_was_made_saves_nothing(
+    make_training: Callable[..., Training], monkeypatch: pytest.MonkeyPatch
+):
+    training = make_training(max_steps=9)
+    interrupt_rollout(training, monkeypatch, signal.SIGUSR1, step=0)
+    assert training.train() == "SIGUSR1"
+    assert latest_checkpoint(training.run.folder.checkpoints) is None
+
+
+def infinite_gradients(training: Training, monkeypatch: pytest.MonkeyPatch, steps: range) -> None:
+    """Make the gradients of some updates infinite."""
+    loss = training.algorithm._loss
+
+    def poisoned(*args: object) -> object:
+        total, numbers = loss(*args)
+        if training.run.state.step not in steps:
+            return total, numbers
+        return total * math.inf, numbers | {"loss/total": total * math.inf}
+
+    monkeypatch.setattr(training.algorithm, "_loss", poisoned)
+
+
+def test_an_update_that_is_not_finite_is_skipped_where_that_is_allowed(
+    make_training: Callable[..., Training], monkeypatch: pytest.MonkeyPatch
+):
+    training = make_training(max_steps=4, nonfinite_update="skip", max_skipped_updates=2)
+    infinite_gradients(training, monkeypatch, range(1, 3))
+    training.train()
+    rows = metrics_of(training)
+    assert [row["update/skipped"] for row in rows] == [0, 1, 1, 0]
+    assert all(math.isfinite(row["grad_norm"]) != bool(row["update/skipped"]) for row in rows)
+    assert all(torch.isfinite(p).all() for p in trainable_parameters(training.policy.transformer).values())
+    assert "Update 3 skipped, 2 in a row: loss" in (training.run.folder.path / "console.log").read_text()
+
+
+def test_skipped_updates_move_neither_weights_nor_controller(
+    make_training: Callable[..., Training], monkeypatch: pytest.MonkeyPatch
+):
+    training = make_training(max_steps=1, nonfinite_update="skip")
+    before = {name: p.detach().clone() for name, p in trainable_parameters(training.policy.transformer).items()}
+    controller = training.algorithm.controller.state_dict()
+    infinite_gradients(training, monkeypatch, range(1))
+    training.train()
+    policy = trainable_parameters(training.policy.transformer)
+    assert all(torch.equal(policy[name], before[name]) for name in before)
+    assert training.algorithm.controller.state_dict() == controller
+
+
+def test_too_many_skipped_updates_in_a_row_end_the_run(
+    make_training: Callable[..., Training], monkeypatch: pytest.MonkeyPatch
+):
+    training = make_training(max_steps=9, nonfinite_update="skip", max_skipped_updates=2)
+    infinite_gradients(training, monkeypatch, range(1, 9))
+    with pytest.raises(NonFiniteUpdateError, match=r"Update 4 after 2 skipped in a row: .*not finite"):
+        training.train()
+    assert len(metrics_of(training)) == 3
+
+
+def test_a_policy_that_is_lost_is_not_saved_and_deletes_no_checkpoint(make_training: Callable[..., Training]):
+    training = make_training(max_steps=2)
+    training.train()
+    with torch.no_grad():
+        trainable_parameters(training.policy.transformer)["proj_out.bias"][0] = math.nan
+    with pytest.raises(SaveError, match=r"proj_out\.bias\. Last good checkpoint: .*step_2"):
+        training.run.state.save(training.run.folder.checkpoints, keep_last=1)
+    training.run.state.load(training.run.folder.checkpoints / "step_2")
+
+
+def test_a_loss_that_is_not_finite_changes_no_weight_and_names_the_last_good_checkpoint(
+    make_training: Callable[..., Training],
+):
+    training = make_training(max_steps=2, save_interval=1)
+    training.train()
+    good = training.run.folder.checkpoints / "step_2"
+    training.run.config.run.max_steps = 5
+    policy = trainable_parameters(training.policy.transformer)
+    saved = {name: p.detach().clone() for name, p in policy.items()}
+    with torch.no_grad():
+        policy["proj_out.bias"].fill_(float("inf"))
+    with pytest.raises(NonFiniteUpdateError, match=rf"Update 3: .*not finite.*Last good checkpoint: {good}\."):
+        training.train()
+    del saved["proj_out.bias"]
+    assert all(torch.equal(policy[name], saved[name]) for name in saved)
+    assert training.run.state.step == 2
+    assert len(metrics_of(training)) == 2
+    training.run.state.load(good)
+    assert torch.isfinite(policy["proj_out.bias"]).all()
+
+
+def test_before_the_first_checkpoint_there_is_none_to_name(make_training: Callable[..., Training]):
+    training = make_training()
+    with torch.no_grad():
+        trainable_parameters(training.policy.transformer)["proj_out.bias"].fill_(float("nan"))
+    with pytest.raises(NonFiniteUpdateError, match="Last good checkpoint: none was saved yet"):
+        training.train()
+
+
+@pytest.mark.parametrize("error", [RewardFailureError, RuntimeError, OSError])
+def test_a_reward_that_fails_costs_no_checkpoint_that_is_being_written(
+    make_training: Callable[..., Training], error: type[Exception]
+):
+    training = make_training(max_steps=2, save_interval=1, async_save=True)
+    score = training.reward.__call__
+
+    def fail_in_the_second_round(*videos_and_texts: Any) -> Scores:
+        if training.run.state.step:
+            raise error("the server is gone")
+        return score(*videos_and_texts)
+
+    training.reward = scoring_with(training.reward, fail_in_the_second_round)
+    with pytest.raises(RewardFailureError):
+        training.train()
+    assert latest_checkpoint(training.run.folder.checkpoints).name == "step_1"
+
+
+def test_going_back_to_a_checkpoint_makes_it_the_latest(tiny_root: Path, prompts_csv: Path, tmp_path: Path):
+    argv = arguments(tiny_root, prompts_csv, tmp_path / "run", max_steps=2, save_interval=1)
+    first = training_of(argv)
+    first.train()
+    older = first.run.folder.checkpoints / "step_1"
+    training_of([*argv, "--resume_from_checkpoint", str(older)])  # and is killed before its next save
+    assert latest_checkpoint(first.run.folder.checkpoints).name == "step_1"
+
+
+def test_the_watch_of_a_resumed_run_knows_the_rounds_before(tiny_root: Path, prompts_csv: Path, tmp_path: Path):
+    settings = {"updates_per_rollout": 2, "resume_from_checkpoint": "latest"}
+    first = training_of(arguments(tiny_root, prompts_csv, tmp_path / "run", max_steps=4, **settings))
+    first.train()
+    resumed = training_of(arguments(tiny_root, prompts_csv, tmp_path / "run", max_steps=6, **settings))
+    watches = [each.run.journal.reward_watch for each in (first, resumed)]
+    seen = [[(row["round"], row["reward/mean"]) for row in watch._rows] for watch in watches]
+    assert len(seen[0]) == 2 and seen[0] == seen[1]
+
+
+def test_validation_writes_videos_with_their_scores_and_logs_them_and_the_means(make_training: Callable[..., Training]):
+    training = make_training(max_steps=2, validation_interval=2, validate_at_step0=True, video_fps=12)
+    training.train()
+    assert sorted(path.name for path in training.run.folder.samples.iterdir()) == ["step_0", "step_2"]
+    folder = training.run.folder.samples / "step_2"
+    scores = [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
+    assert [row["video"] for row in scores] == ["000.mp4", "001.mp4"]
+    assert video_length(folder / "000.mp4") == (5, 12)
+    first, second = metrics_of(training)
+    assert "valid/reward" not in first
+    assert second["valid/reward"] == pytest.approx(sum(row["reward"] for row in scores) / 2, abs=1e-5)
+    assert second["valid/TA"] == pytest.approx(sum(row["TA"] for row in scores) / 2, abs=1e-5)
+    events = EventAccumulator(str(training.run.folder.path / "tb"))
+    events.Reload()
+    assert [event.step for event in events.Images("samples/000")] == [0, 2]
+    assert [event.step for event in events.Scalars("valid/reward")] == [0, 2]
+
+
+def test_rollout_videos_are_kept_when_asked_for(make_training: Callable[..., Training]):
+    training = make_training(max_steps=3, save_interval=2, save_rollout_videos=True, video_fps=12)
+    training.train()
+    assert sorted(path.name for path in training.run.folder.rollouts.iterdir()) == ["step_0", "step_2"]
+    videos = (training.run.folder.rollouts / "step_0").glob("*.mp4")
+    assert [video_length(path) for path in videos] == [(5, 12)] * 4
+
+
+def test_a_failed_score_is_counted_and_left_out(make_training: Callable[..., Training], tmp_path: Path):
+    csv = tmp_path / "prompts.csv"
+    csv.write_text("prompt\na red circle moves slowly to the left\nsomething the reward cannot read\n")
+    training, same = (make_training(train_video_csv=csv, max_steps=1) for _ in range(2))
+    training.train()
+    (row,) = metrics_of(training)
+    assert row["reward/failed"] == 2
+    scores = collect_round(same).scores
+    good = [total for total in scores.total.tolist() if not math.isnan(total)]
+    assert row["reward/mean"] == pytest.approx(statistics.fmean(good))
+    assert row["reward/std"] == pytest.approx(statistics.pstdev(good))
+    assert row["reward/VQ"] == pytest.approx(statistics.fmean(scores.metrics["VQ"][~scores.total.isnan()].tolist()))
+    assert row["grad_norm"] > 0
+
+
+def test_the_report_is_refreshed_at_every_save_and_knows_the_last_update(
+    make_training: Callable[..., Training], monkeypatch: pytest.MonkeyPatch
+):
+    training = make_training(max_steps=4, save_interval=2, validation_interval=2, validate_at_step0=True)
+    written, write = [], training.run.journal.write_report
+    monkeypatch.setattr(
+        training.run.journal, "write_report", lambda: (write(), written.append(training.run.state.step))
+    )
+    training.train()
+    assert written == [2, 4]
+    text = (training.run.folder.path / "report.html").read_text()
+    assert "4 of 4 updates, finished" in text
+    assert "Pull of each step" in text and 'src="samples/step_4/001.mp4"' in text
+
+
+def test_a_report_that_cannot_be_written_stops_no_training(make_training: Callable[..., Training]):
+    training = make_training(max_steps=1)
+    (training.run.folder.path / "report.html").mkdir(parents=True)
+    training.train()
+    assert saved_steps(training) == ["step_1"]
+    assert "WARNING: report.html was not written" in (training.run.folder.path / "console.log").read_text()
+
+
+def test_every_trained_step_logs_its_gradient_and_equalized_ones_are_alike(make_training: Callable[..., Training]):
+    pulls = {}
+    for use_grad_balancing in (True, False):
+        training = make_training(max_steps=1, use_grad_balancing=use_grad_balancing)
+        training.train()
+        (row,) = metrics_of(training)
+        pulls[use_grad_balancing] = [row[f"velocity_grad/step_{step:02d}"] for step in range(4)]
+    scales = make_training(max_steps=1).algorithm.scales.tolist()
+    before = [pull / scale for pull, scale in zip(pulls[True], scales, strict=True)]
+    assert before == pytest.approx(pulls[False], rel=1e-3)
+    assert max(pulls[True]) / min(pulls[True]) < 1.2 < 3 < max(before) / min(before)
