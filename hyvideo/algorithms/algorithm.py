@@ -1,6 +1,5 @@
 """What an algorithm is: it says what a rollout must record, and turns a scored round into optimizer updates."""
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from hyvideo.algorithms.optimizer import Optimization
 from hyvideo.algorithms.policy import Policy
+from hyvideo.config.import_path import import_class
 from hyvideo.config.schema import Config
 from hyvideo.distributed.collectives import gather
 from hyvideo.models.reward_models.rewards import Scores
@@ -117,18 +117,11 @@ def algorithm_class(name: str) -> type[Algorithm]:
     Raises:
         ValueError: there is none of that name, it cannot be imported, or it is not an Algorithm.
     """
-    module, _, attribute = ALGORITHMS.get(name, name).partition(":")
-    if not attribute:
+    if name not in ALGORITHMS and ":" not in name:
         raise ValueError(
             f"algorithm: there is no {name!r}; expected one of {', '.join(ALGORITHMS)}, or module:Class of your own."
         )
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"algorithm: {name!r} cannot be imported ({error}). Is its folder on PYTHONPATH?") from error
-    if not (isinstance(found, type) and issubclass(found, Algorithm)):
-        raise ValueError(f"algorithm: {name!r} must be a subclass of hyvideo.algorithms.algorithm.Algorithm.")
-    return found
+    return import_class("algorithm", ALGORITHMS.get(name, name), Algorithm)
 
 
 def over_micro_batches(

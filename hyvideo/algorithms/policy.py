@@ -105,6 +105,10 @@ class Policy:
         """Return the log-probability `[B]` of stored next latents, averaged over the latent elements."""
         return self.pipeline.scheduler.log_prob(next_latents, mean, std, sde_type=self.sde_type)
 
+    def sigmas(self) -> Tensor:
+        """Noise levels of the schedule from 1 to 0, `[K + 1]`."""
+        return self.pipeline.scheduler.sigmas
+
     def stochastic_steps(self) -> Tensor:
         """Which steps draw noise and can be trained, `[K]` bool."""
         return self.pipeline.scheduler.trained_steps(sde_type=self.sde_type, eta=self.eta)

@@ -61,7 +61,7 @@ class Performance:
         num_videos = len(trajectory) * self._mesh.dp_size
         return {
             "perf/mfu_rollout": self._mfu_rollout,
-            "perf/mfu_update": evaluations * trained / times["time/update"] / self._peak,
+            "perf/mfu_update": evaluations * trained / max(times["time/update"], 1e-9) / self._peak,
             "perf/videos_per_gpu_hour": 3600 * num_videos / sum(self._seconds) / self._mesh.world_size,
         }
 

@@ -232,12 +232,14 @@ def changed_settings(
     names = ["train_video_csv" if name.startswith(CONTENT) else name for name in differing]
     refused = [name for name in dict.fromkeys(names) if name not in may_change]
     # A setting that is newer than the checkpoint had no other value than its default there.
-    new = [name for name in settings if name in KNOBS and name not in there and settings[name] != KNOBS[name].default]
+    added = [name for name in settings if name in KNOBS and name not in {*there, *may_change}]
+    new = [name for name in added if settings[name] != KNOBS[name].default]
     if there and not (refused or new):
         return told
+    told += [f"{name} is {settings[name]!r}, the checkpoint is older than that setting" for name in new]
     raise ValueError(
         f"'{checkpoint}' was made with other settings (hash {received}, this run has {config_hash}): "
-        f"{'; '.join([*told, *(f'{name} is {settings[name]!r}' for name in new)]) or 'it does not say which'}. batch_size counts the videos of all ranks. Resume with the "
+        f"{'; '.join(told) or 'it does not say which'}. batch_size counts the videos of all ranks. Resume with the "
         "config.yaml of its run folder"
         + (f", or change them on purpose with --resume_may_change {' '.join(refused)}." if refused else ".")
     )

@@ -10,7 +10,7 @@ import torch
 from hyvideo.observability.metrics import read_metrics
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout
 from hyvideo.planning.evaluations import evaluations_per_video
-from hyvideo.training import training as training
+from hyvideo.training import run as training_run
 from hyvideo.training.run import Training
 
 NUM_STEPS, NUM_VIDEOS = 4, 4
@@ -30,7 +30,7 @@ def rounds(make_training: Callable[..., Training], monkeypatch: pytest.MonkeyPat
     def run(**settings: Any) -> tuple[list[Rollout], list[Counter], list[dict[str, float]]]:
         rollouts, counts = [], []
         training = make_training(max_steps=2, update_ref_model_step=100, **settings)
-        collect = training.collect
+        collect = training_run.collect
 
         def spy(*args: Any, **kwargs: Any) -> Any:
             counts.append(Counter())
@@ -39,12 +39,12 @@ def rounds(make_training: Callable[..., Training], monkeypatch: pytest.MonkeyPat
             counts[-1]["rollout"] = counts[-1].pop("evaluations")
             return trajectory
 
-        monkeypatch.setattr(training, "collect", spy)
+        monkeypatch.setattr(training_run, "collect", spy)
         training.policy.pipeline.transformer.register_forward_hook(
             lambda module, args, output: counts[-1].update(evaluations=len(output[0]))
         )
         training.train()
-        monkeypatch.setattr(training, "collect", collect)
+        monkeypatch.setattr(training_run, "collect", collect)
         return rollouts, counts, read_metrics(training.run.folder.path / "metrics.jsonl")
 
     return run

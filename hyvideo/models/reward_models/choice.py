@@ -2,12 +2,11 @@
 
 import inspect
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from hyvideo.config.knobs import nearest
 from hyvideo.config.schema import RewardConfig
 from hyvideo.models.reward_models.registry import RewardModel
 
@@ -59,20 +58,6 @@ def _read_long_form(content: Mapping[str, Any], url: str | None) -> list[RewardC
             f"received {content}."
         )
     return [_read_choice(name, entry, url) for name, entry in models.items()]
-
-
-def check_name(name: str, known: Iterable[str]) -> None:
-    """Refuse a reward that is not known.
-
-    Raises:
-        ValueError: lists the known ones and names the nearest.
-    """
-    known = list(known)
-    if name not in known:
-        raise ValueError(
-            f"reward_model: no reward named '{name}' is available; expected one of {', '.join(known)}. "
-            f"Nearest: {nearest(name, known)}."
-        )
 
 
 def check_metrics(choice: RewardChoice, metrics: Sequence[str]) -> None:

@@ -11,6 +11,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from hyvideo.config.import_path import import_class
+from hyvideo.config.knobs import nearest
 from hyvideo.models import reward_models
 
 Videos = Tensor | Sequence[Path]
@@ -129,6 +131,23 @@ def register_reward(name: str) -> Callable[[type[RewardModel]], type[RewardModel
         return reward
 
     return register
+
+
+def reward_class(name: str) -> type[RewardModel]:
+    """Return the reward of a name, or of the import path `module:Class` of one's own.
+
+    Raises:
+        ValueError: there is none; the message lists the known ones and the nearest.
+    """
+    if ":" in name:
+        return import_class("reward_model", name, RewardModel)
+    known = registered_rewards()
+    if name not in known:
+        raise ValueError(
+            f"reward_model: no reward named '{name}' is available; expected one of {', '.join(known)}, or module:Class "
+            f"of your own. Nearest: {nearest(name, known)}."
+        )
+    return known[name]
 
 
 def registered_rewards() -> Mapping[str, type[RewardModel]]:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from hyvideo.config.schema import RewardConfig
-from hyvideo.models.reward_models.choice import RewardChoice, check_metrics, check_name, check_options, read_choices
-from hyvideo.models.reward_models.registry import RewardContext, RewardModel, registered_rewards
+from hyvideo.models.reward_models.choice import RewardChoice, check_metrics, check_options, read_choices
+from hyvideo.models.reward_models.registry import RewardContext, RewardModel, reward_class
 from hyvideo.models.reward_models.remote.client import RemoteReward
 from hyvideo.models.reward_models.scoring import Scorer, Scoring
 
@@ -165,10 +165,10 @@ def get_reward_fn(
         >>> reward = get_reward_fn(RewardConfig(reward_model="moving_shapes"))
         >>> reward(videos, prompts).total
     """
-    choices, known = _checked_choices(config), registered_rewards()
+    choices = _checked_choices(config)
     context = RewardContext(device, Path(model_root), video_fps, config.reward_batch_size)
     models = [
-        _with_options(known[choice.name], choice.name, context, choice.options)
+        _with_options(reward_class(choice.name), choice.name, context, choice.options)
         if choice.url is None
         else RemoteReward(context, choice.name, choice.url, config)
         for choice in choices
@@ -182,10 +182,9 @@ def build_reward(name: str, options: Mapping[str, Any], context: RewardContext) 
     Raises:
         ValueError: it is unknown (the known ones are listed), its options do not fit, or its weights are missing.
     """
-    known = registered_rewards()
-    check_name(name, known)
-    check_options(name, options, known[name])
-    return _with_options(known[name], name, context, options)
+    reward = reward_class(name)
+    check_options(name, options, reward)
+    return _with_options(reward, name, context, options)
 
 
 def _with_options(act: Callable[..., T], name: str, context: RewardContext, options: Mapping[str, Any]) -> T:
@@ -202,20 +201,20 @@ def check_rewards(config: RewardConfig, model_root: str | Path, video_fps: float
     Raises:
         ValueError: as `get_reward_fn`.
     """
-    context, known = RewardContext(model_root=Path(model_root), video_fps=video_fps), registered_rewards()
+    context = RewardContext(model_root=Path(model_root), video_fps=video_fps)
     for choice in _checked_choices(config):
         if choice.url is None:
-            _with_options(known[choice.name].check, choice.name, context, choice.options)
+            _with_options(reward_class(choice.name).check, choice.name, context, choice.options)
         else:
             check_metrics(choice, RemoteReward(context, choice.name, choice.url, config).metrics)
 
 
 def _checked_choices(config: RewardConfig) -> list[RewardChoice]:
     """Return the rewards of a configuration; those of this process are known and fit their weights and options."""
-    choices, known = read_choices(config), registered_rewards()
+    choices = read_choices(config)
     for choice in choices:
         if choice.url is None:
-            check_name(choice.name, known)
-            check_metrics(choice, known[choice.name].metrics)
-            check_options(choice.name, choice.options, known[choice.name])
+            reward = reward_class(choice.name)
+            check_metrics(choice, reward.metrics)
+            check_options(choice.name, choice.options, reward)
     return choices

@@ -1,0 +1,51 @@
+"""An algorithm named by its import path trains, saves and resumes as the built-in one does."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from hyvideo.algorithms.algorithm import algorithm_class
+from hyvideo.algorithms.grpo import GRPO
+from hyvideo.models.parallelize import trainable_parameters
+from hyvideo.training.run import Training
+from tests.support.equal_runs import rows_of
+from tests.support.reward_weighted import RewardWeighted
+from tests.support.training import collect_round
+
+PATH = "tests.support.reward_weighted:RewardWeighted"
+
+
+def test_an_algorithm_of_ones_own_trains_and_a_resumed_run_equals_an_uninterrupted_one(
+    make_training: Callable[..., Training],
+):
+    settings = {"algorithm": PATH, "save_interval": 2}
+    whole, first = make_training(max_steps=4, **settings), make_training(max_steps=2, **settings)
+    before = {name: p.detach().clone() for name, p in trainable_parameters(whole.policy.transformer).items()}
+    whole.train()
+    after = trainable_parameters(whole.policy.transformer)
+    assert isinstance(whole.algorithm, RewardWeighted)
+    assert any(not torch.equal(after[name], before[name]) for name in before)
+    first.train()
+    saved = first.run.folder.checkpoints / "step_2"
+    resumed = make_training(max_steps=4, **settings, resume_from_checkpoint=saved)
+    resumed.train()
+    assert rows_of(resumed.run.folder.path) == rows_of(whole.run.folder.path)[2:]
+    resumed_weights = trainable_parameters(resumed.policy.transformer)
+    assert all(torch.equal(resumed_weights[name], after[name]) for name in after)
+
+
+def test_final_latents_are_those_that_the_ode_leaves(make_training: Callable[..., Training]):
+    trajectory = collect_round(make_training(algorithm=PATH))
+    assert trajectory.rollout.latents.shape[:2] == (4, 1)
+    assert trajectory.rollout.means is None and trajectory.rollout.log_probs is None
+
+
+def test_names_are_found_and_what_is_no_algorithm_is_refused():
+    assert algorithm_class("grpo") is GRPO
+    with pytest.raises(ValueError, match="there is no 'standard'; expected one of grpo, or module:Class"):
+        algorithm_class("standard")
+    with pytest.raises(ValueError, match="cannot be imported"):
+        algorithm_class("tests.support.reward_weighted:Missing")
+    with pytest.raises(ValueError, match="must be a subclass of hyvideo.algorithms.algorithm.Algorithm"):
+        algorithm_class("pathlib:Path")
