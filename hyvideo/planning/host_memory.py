@@ -15,7 +15,7 @@ class HostMemory:
 
     Attributes:
         loading: the most before the run begins; what belongs on the GPU is read there tensor by tensor, but reward
-            networks and adapters are made here first (`hyvideo.training.assembly.build_trainer`).
+            networks and adapters are made here first (`hyvideo.training.assembly.build_training`).
         training: what stays: offloaded shards, anchor, rewards and encoders, and the copy that `async_save` writes.
     """
 
