@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import re
+import socket
+import socketserver
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import httpx
 import uvicorn
@@ -53,6 +55,41 @@ def server_process(seconds: float, port: int | None = None) -> Iterator[tuple[st
     finally:
         process.kill()
         process.wait()
+
+
+@contextlib.contextmanager
+def talking(introduction: str, behave: Callable[[socket.socket], None]) -> Iterator[str]:
+    """Speak no HTTP library's language: send `introduction` to who asks for it, and let `behave` treat other requests.
+
+    Args:
+        introduction: the body of `/metadata`.
+        behave: gets the socket of a request whose head was read; a client that has gone ends it.
+    """
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            head = b""
+            while b"\r\n\r\n" not in head:
+                head += self.request.recv(1)
+            with contextlib.suppress(OSError):
+                if head.startswith(b"GET /metadata"):
+                    self.request.sendall(
+                        f"HTTP/1.1 200 OK\r\nContent-Length: {len(introduction)}\r\n\r\n{introduction}".encode()
+                    )
+                else:
+                    behave(self.request)
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+        request_queue_size = 64
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)  # so that a large body needs a reader
+        threading.Thread(target=server.serve_forever, args=(0.05,)).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
 
 
 class Faulty:

@@ -1,6 +1,8 @@
 """A reward server that fails in every way it can: scores are right, or missing, or the run stops; never another's."""
 
+import json
 import logging
+import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +16,7 @@ from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.models.reward_models.remote import client
 from hyvideo.models.reward_models.remote.server import create_app
 from hyvideo.models.reward_models.rewards import WeightedReward, get_reward_fn
-from tests.support.reward_server import Faulty, server_process, serving
+from tests.support.reward_server import Faulty, server_process, serving, talking
 from tests.support.rewards import Brightness, grey_videos
 
 TOKEN = "the token of the tests"
@@ -94,6 +96,58 @@ def test_a_server_killed_while_it_scores_fails_what_it_had_and_nothing_before(ca
         total = reward.finish(scoring).total
     assert total[:2].tolist() == [10, 20] and total[2:].isnan().all()
     assert "2 videos have no score" in caplog.text
+
+
+INTRODUCTION = json.dumps(
+    {
+        "rewards": {"brightness": {"metrics": ["brightness", "length"], "reads": "memory", "description": "grey"}},
+        "video_fps": 24.0,
+        "max_body_bytes": 2**30,
+    }
+)
+
+
+def drip_head(client: socket.socket) -> None:
+    """Answer, but with one byte of the head at a time."""
+    for number in range(40):
+        client.sendall(b"HTTP/1.1 200 OK\r\nX: "[number : number + 1] or b"x")
+        time.sleep(0.1)
+
+
+def drip_body(client: socket.socket) -> None:
+    """Answer, but with one byte of the body at a time."""
+    client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n")
+    for _ in range(40):
+        client.sendall(b" ")
+        time.sleep(0.1)
+
+
+def ask_for_more(client: socket.socket) -> None:
+    """Say that the request may go on, again and again."""
+    for _ in range(400):
+        client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n" * 10)
+        time.sleep(0.01)
+
+
+def read_nothing(client: socket.socket) -> None:
+    """Leave the body of the request where it is."""
+    time.sleep(4)
+
+
+@pytest.mark.parametrize(
+    ("behave", "size"), [(drip_head, 32), (drip_body, 32), (ask_for_more, 32), (read_nothing, 256)]
+)
+def test_one_timeout_covers_a_whole_exchange_and_what_exceeds_it_is_tried_again(behave, size, caplog):
+    asked = []
+    with talking(INTRODUCTION, lambda client: asked.append(client) or behave(client)) as url:
+        reward = remote(url, remote_reward_timeout=1.0, remote_reward_retries=1, remote_reward_in_flight=3)
+        videos = torch.zeros(6, 20, size, size, 3, dtype=torch.uint8)  # the large ones are more than sockets hold
+        began = time.monotonic()
+        with caplog.at_level(logging.WARNING):
+            assert reward(videos, ["a"] * 6).total.isnan().all()
+        assert 2 <= time.monotonic() - began < 4
+    assert len(asked) == 6
+    assert caplog.text.count("no whole answer within 1 s (2 attempts)") == 3
 
 
 def test_a_refused_request_stops_the_run_at_once(faulty):
