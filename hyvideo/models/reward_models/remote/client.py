@@ -138,7 +138,7 @@ class RemoteReward(RewardModel):
         if self._name not in metadata.rewards:
             raise ValueError(
                 f"reward_model: the server {self._url} has no reward '{self._name}'; it has "
-                f"{', '.join(metadata.rewards)}."
+                f"{', '.join(metadata.rewards)[:_SHOWN]}."
             )
         if metadata.video_fps != self.context.video_fps:
             raise ValueError(
@@ -175,17 +175,17 @@ class RemoteReward(RewardModel):
         except TimeoutError as error:
             raise _Fault(f"no whole answer within {self._timeout:g} s") from error
         except httpx.RequestError as error:  # its text may repeat what the server sent
-            raise _Fault(f"no answer ({type(error).__name__}: {str(error)[:_SHOWN]!r})") from error
-        text = body[:_SHOWN].decode(errors="replace")
-        if status >= 500 or status == 429:
+            raise _Fault(f"no answer ({type(error).__name__}: {str(error)!r:.{_SHOWN}})") from error
+        text = f"{body[:_SHOWN].decode(errors='replace')!r:.{_SHOWN}}"
+        if status >= 500 or status in (408, 429):
             raise _Fault(f"status {status}")
         if status != 200:
             hint = f" (is {TOKEN_VARIABLE} that of the server?)" if status == 401 else ""
-            raise RewardFailureError(f"reward server {self._url} refused with status {status}{hint}: {text!r}")
+            raise RewardFailureError(f"reward server {self._url} refused with status {status}{hint}: {text}")
         try:
             return kind.model_validate_json(body)
         except ValidationError as error:
-            raise _Fault(f"an answer that is no {kind.__name__}: {text[:80]!r}") from error
+            raise _Fault(f"an answer that is no {kind.__name__}: {text}") from error
 
     async def _exchange(self, method: str, path: str, content: dict[str, object]) -> tuple[int, bytes]:
         """Send a request; return the status and body of its answer, as it was sent: unpacked it might fill the memory.
@@ -207,7 +207,7 @@ class RemoteReward(RewardModel):
         if answer.digests != list(sent):
             raise _Fault("an answer about other videos than were sent")
         if set(answer.metrics) != set(self.metrics) or any(len(v) != len(sent) for v in answer.metrics.values()):
-            raise _Fault(f"an answer without {len(sent)} scores for each of {', '.join(self.metrics)}")
+            raise _Fault(f"an answer without {len(sent)} scores for each of {', '.join(self.metrics)[:_SHOWN]}")
 
 
 @functools.cache

@@ -150,6 +150,44 @@ def test_one_timeout_covers_a_whole_exchange_and_what_exceeds_it_is_tried_again(
     assert caplog.text.count("no whole answer within 1 s (2 attempts)") == 3
 
 
+def answer(client: socket.socket, head: bytes) -> None:
+    """Answer with what a terminal would obey, much of it."""
+    client.sendall(head + b"\r\nConnection: close\r\n\r\n" + b"\x1b[2J\x07\xe2\x80\xae" * 10_000)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"HTTP/1.1 400 \x1b[2J", b"HTTP/1.1 200 OK", b"\x1b[2J" * 9000, b"HTTP/1.1 200 OK\r\nX\x1b" + b"x" * 60_000],
+)
+def test_a_message_repeats_little_of_what_a_server_says_and_nothing_that_a_terminal_obeys(head, caplog):
+    with talking(INTRODUCTION, lambda client: answer(client, head)) as url, caplog.at_level(logging.WARNING):
+        try:
+            remote(url, remote_reward_retries=0, reward_batch_size=4)(VIDEOS, PROMPTS)
+            message = caplog.messages[-1]
+        except RewardFailureError as error:
+            message = str(error)
+    assert message.isprintable() and len(message) < 600
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"description": "\x1b[2J"},
+        {"description": "grey" * 1000},
+        {"metrics": ["brightness", "length", "\x1b[2J"]},
+        {"metrics": ["brightness", "length", "x" * 101]},
+        {"metrics": ["brightness", "length", *map(str, range(99))]},
+    ],
+)
+def test_a_server_that_introduces_itself_with_what_a_terminal_should_not_show_is_refused(changed):
+    introduction = json.loads(INTRODUCTION)
+    introduction["rewards"]["brightness"] |= changed
+    with talking(json.dumps(introduction), lambda client: None) as url:
+        with pytest.raises(ValueError, match="an answer that is no Metadata") as refused:
+            remote(url, remote_reward_retries=0)
+    assert str(refused.value).isprintable() and len(str(refused.value)) < 600
+
+
 def test_a_refused_request_stops_the_run_at_once(faulty):
     app = faulty("401")
     with serving(app) as url:
