@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from transformers.utils.logging import disable_progress_bar
 
 from hyvideo.models.reward_models.registry import RewardContext, RewardModel
+from hyvideo.models.reward_models.remote.connections import LIMITS, LOGGING
 from hyvideo.models.reward_models.remote.server import create_app
 from hyvideo.models.reward_models.remote.wire import TOKEN_VARIABLE, checked_token
 from hyvideo.models.reward_models.rewards import build_reward
@@ -32,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     except ValueError as error:
         print(f"serve_reward: {error}", file=sys.stderr)
         return 2
-    uvicorn.run(app, host=arguments.host, port=arguments.port, log_level="info")
+    uvicorn.run(app, host=arguments.host, port=arguments.port, log_level="info", log_config=LOGGING, **LIMITS)
     return 0
 
 
@@ -105,7 +106,12 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--model_root", type=Path, default=Path("ckpts"), help="default ckpts")
     parser.add_argument("--batch_size", type=int, default=8, help="videos scored together; default 8")
     parser.add_argument("--video_fps", type=float, default=24, help="of videos sent as frames; default 24")
-    parser.add_argument("--max_body_mb", type=int, default=256, help="largest request in MiB; default 256")
+    parser.add_argument(
+        "--max_body_mb",
+        type=int,
+        default=256,
+        help="largest request in MiB, and most frames decoded for one; default 256",
+    )
     parser.add_argument("--video_folder", type=Path, help="requests may name videos in this folder")
     return parser.parse_args(argv)
 
