@@ -57,7 +57,7 @@ class Study:
 
     def section(self, found: Mapping[str, Any]) -> str:
         """The markdown of its section of the document; its verdicts are in the table of all claims."""
-        source = f"`python -m scripts.paper.{self.name}` · raw numbers: [{self.name}.json](claims/{self.name}.json)"
+        source = f"`python -m scripts.paper.{self.name}` ([raw numbers](claims/{self.name}.json))"
         picture = f"![{self.title}](claims/{self.name}.png)"
         heading = f'<a id="{self.name}"></a>\n\n## {self.title}'
         return "\n\n".join([heading, picture, self.describe(found), source])
