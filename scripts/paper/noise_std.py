@@ -81,8 +81,8 @@ def describe(found: Mapping[str, Any]) -> str:
     first = {name: [regimes[name][sampler]["std"][0] for sampler in COMPARED] for name in regimes}
     one, both = first["one schedule"], first["both clamped"]
     return paragraph(
-        f"""The panels show the standard deviation of the noise that each step adds. In *one schedule*, every sampler takes
-        {settings["steps"]} steps at shift {settings["shift"]:g} and eta {settings["eta"]:g}. After the first step
+        f"""The panels show the standard deviation of the noise that each step adds. In *one schedule*, every sampler
+        takes {settings["steps"]} steps at shift {settings["shift"]:g} and eta {settings["eta"]:g}. After the first step
         Flow-GRPO adds {min(ratio):.2f} to {max(ratio):.2f} times the noise of SAGE, most at both ends. DanceGRPO's
         noise depends only on the length of the step, so it is largest at the end. Both rules are singular at σ = 1, so
         their first step depends on where they are cut: SAGE stops at 1 − {settings["sage_clamp"]:g} and adds
