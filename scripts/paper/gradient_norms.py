@@ -141,7 +141,7 @@ def claims(found: Mapping[str, Any]) -> Sequence[Claim]:
         Claim(
             "the gradient of a step's log-probability by the velocity has the scale N_t, which the equalizer removes",
             HOLDS if error < 0.01 and max(s["velocity_equalized"] for s in spread.values()) < 1.02 else FAILS,
-            f"measurement and theory differ by {error:.0e} at most; true by construction",
+            f"measurement and theory differ by a share of {error:.0e} at most; true by construction",
         ),
         Claim(
             "the equalizer evens out the gradients that reach the network's weights, whatever the sampler",
