@@ -226,9 +226,7 @@ def test_a_setting_of_a_node_that_cannot_be_meant_is_refused_before_it_is_used(p
 )
 def test_a_stop_that_cannot_be_meant_is_refused_before_a_process_is_looked_for(project, words):
     script = project / "scripts" / "post_train" / "train_grpo.sh"
-    result = subprocess.run(
-        ["bash", script, "--stop", *words], cwd=project, capture_output=True, text=True, timeout=60
-    )
+    result = subprocess.run(["bash", script, "--stop", *words], cwd=project, capture_output=True, text=True, timeout=60)
     assert result.returncode == 1 and "--stop " in result.stderr and not (project / "ran").exists()
 
 
