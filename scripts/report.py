@@ -17,6 +17,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from hyvideo.config.flags import Parser
+from hyvideo.config.outside import complain, printable
 from hyvideo.evaluation.run_report import report_runs
 from hyvideo.evaluation.win_rates import WinRate, read_votes, win_rates, write_votes
 from hyvideo.observability.gallery import read_model, write_gallery
@@ -30,15 +32,13 @@ def main(argv: list[str]) -> int:
     try:
         return command(argv[1:]) if command else _report(argv)
     except (ValueError, OSError) as error:
-        print(f"scripts.report: {error}", file=sys.stderr)
+        complain(f"scripts.report: {error}")
         return 2
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
     """A parser whose help text is this file's docstring."""
-    return argparse.ArgumentParser(
-        f"scripts.report{command}", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    return Parser(f"scripts.report{command}", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def _report(argv: Sequence[str]) -> int:
@@ -93,7 +93,7 @@ def _winrates(argv: Sequence[str]) -> int:
     rates = win_rates(arguments.key, votes)
     if arguments.merged:
         write_votes(arguments.merged, votes)
-    print("\n".join(_in_words(rate) for rate in rates) or "No votes.")
+    print(printable("\n".join(_in_words(rate) for rate in rates)) or "No votes.")
     return 0
 
 

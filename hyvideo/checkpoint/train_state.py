@@ -27,8 +27,9 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from hyvideo.checkpoint.manifest import hash_files, read_file, write_manifest
+from hyvideo.checkpoint.manifest import hash_files, write_manifest
 from hyvideo.checkpoint.tensor_reader import TensorReader
+from hyvideo.config.outside import read_file
 from hyvideo.data.files import nearest_existing, replacing, write_synced
 from hyvideo.distributed.collectives import from_main
 

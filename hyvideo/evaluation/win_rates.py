@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from hyvideo.config.outside import read_file
 from hyvideo.evaluation.intervals import wilson_interval
 from hyvideo.observability.preference import CRITERIA
 
@@ -170,6 +171,6 @@ def _models_of(vote: Vote, key: _Key, key_path: Path) -> tuple[str, str]:
 def _read(kind: type[_File], path: Path, what: str) -> _File:
     """Read a JSON file of one kind."""
     try:
-        return kind.model_validate_json(Path(path).read_bytes())
+        return kind.model_validate_json(read_file(path))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: expected {what}, as the study's page or program writes it: {error}") from error

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic_core import from_json
 
+from hyvideo.config.outside import read_file
 from hyvideo.data.files import claim, replacing, write_synced
 from hyvideo.observability.trackers import Trackers
 
@@ -125,12 +126,12 @@ class MetricsLog:
         """Split the file into rows up to `step` and the rest, which moves away; return the last kept step."""
         if not self.path.exists():
             return None
-        lines = self.path.read_bytes().splitlines()
+        lines = read_file(self.path).splitlines()
         rows = [_parse_row(line) for line in lines]
         keep = [row is not None and row["step"] <= step for row in rows]
         moved = _joined(line for line, kept in zip(lines, keep, strict=True) if not kept)
         if moved:
-            discarded = self.discarded_path.read_bytes() if self.discarded_path.exists() else b""
+            discarded = read_file(self.discarded_path) if self.discarded_path.exists() else b""
             if not discarded.endswith(moved):  # else: killed below, after the copy and before the cut
                 _replace(self.discarded_path, discarded + moved)
         kept_lines = _joined(line for line, kept in zip(lines, keep, strict=True) if kept)

@@ -34,7 +34,7 @@ cd "$root"
 script="$1"
 shift
 [[ -f $script ]] || fail "pdsh_train.sh: no script at '$script' (seen from $PWD)."
-[[ -z ${HOSTFILE-} || -r $HOSTFILE ]] || fail "HOSTFILE: cannot read '$HOSTFILE' (seen from $PWD)."
+[[ -z ${HOSTFILE-} || (-f $HOSTFILE && -r $HOSTFILE) ]] || fail "HOSTFILE: cannot read '$HOSTFILE' (seen from $PWD)."
 
 nodes=() processes=()
 while IFS= read -r node; do

@@ -231,6 +231,12 @@ def test_a_hostfile_that_is_not_there_is_named(project):
     assert result.returncode == 1 and "cannot read 'no such file'" in result.stderr
 
 
+def test_a_hostfile_that_is_a_pipe_is_not_waited_for(project):
+    os.mkfifo(project / "hosts")
+    result = launch(project, HOSTFILE=str(project / "hosts"))
+    assert result.returncode == 1 and "HOSTFILE: cannot read" in result.stderr
+
+
 def test_missing_pdsh_is_named_with_the_way_to_get_it(project):
     """With a PATH that has the shell's own programs and no pdsh."""
     programs = project / "few"
