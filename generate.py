@@ -26,7 +26,7 @@ from transformers.utils.logging import disable_progress_bar
 from hyvideo.checkpoint.policy import check_checkpoint, load_trained_policy
 from hyvideo.config.checks import lies_in
 from hyvideo.config.flags import Parser
-from hyvideo.config.outside import complain
+from hyvideo.config.outside import complain, in_words
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.images import check_images, check_task, read_image
 from hyvideo.data.prompts import Prompt, read_prompts
@@ -125,7 +125,7 @@ def main(argv: list[str]) -> int:
             if request.jobs:  # there may be more processes than videos
                 _generate_all(request, sp_group)
         except (ValueError, OSError) as error:
-            complain(f"generate.py: {error}")
+            complain(f"generate.py: {in_words(error)}")
             return 2
         if done is not None:
             dist.barrier(done)  # the first process may host what the others meet by, who may have hours to go

@@ -51,6 +51,12 @@ def printable(text: object) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in str(text))
 
 
+def in_words(error: BaseException) -> str:
+    """Return what an error says; of an error of the system the file and the reason, in this order."""
+    named = isinstance(error, OSError) and error.filename is not None and error.strerror
+    return f"'{error.filename}': {error.strerror}" if named else str(error)
+
+
 def complain(message: str) -> None:
     """Print a message that may quote a file to stderr."""
     print(printable(message), file=sys.stderr, flush=True)

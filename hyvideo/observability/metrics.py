@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic_core import from_json
 
 from hyvideo.config.outside import read_file
-from hyvideo.data.files import claim, replacing, write_synced
+from hyvideo.data.files import claim, replacing, write_synced, writing
 from hyvideo.observability.trackers import Trackers
 
 METRIC_MEANINGS = {"VQ": "visual quality", "MQ": "motion quality", "TA": "text alignment"}
@@ -101,7 +101,7 @@ class MetricsLog:
             raise ValueError(f"The name 'step' is taken by the update's number; received a metric 'step' at {step}.")
         numbers = {name: float(values[name]) for name in sorted(values)}
         row = {"step": step} | {name: value if math.isfinite(value) else None for name, value in numbers.items()}
-        with self.path.open("a", encoding="utf-8") as file:
+        with writing(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())

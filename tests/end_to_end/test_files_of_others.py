@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,8 @@ import post_train
 from hyvideo.checkpoint.train_state import begin_save
 from hyvideo.models.layout import DIFFUSERS_COMPONENTS, original_files
 from scripts import check_weights, evaluate, report
+from tests.support.command_line import CommandLine
+from tests.support.limits import bounded_memory
 from tests.support.run_folders import write_run, write_scored
 from tests.support.training import arguments, write_prompts
 
@@ -220,3 +223,48 @@ def test_what_a_message_quotes_is_shown_and_not_obeyed(
     told = capsys.readouterr().err
     assert status == 2 and "x1b]0;owned" in told
     assert not set(EVIL) - set("]0;owned31m") & set(told)
+
+
+ABSURD: dict[str, dict[str, object]] = {
+    "batch_size is": {"batch_size": 10**12},
+    "num_generations is": {"num_generations": 10**12},
+    "gradient_accumulation_steps is": {"gradient_accumulation_steps": 10**12},
+    "grpo_sampling_steps is": {"grpo_sampling_steps": 10**12},
+    "collective_timeout is": {"collective_timeout": 10**15},
+    "GiB per decoded video": {"sample_n_frames": 4 * 10**12 + 1},
+    "rollout_size 99984x99984": {"rollout_size": "99984x99984"},
+    "field larger than field limit (131072)": {"train_video_csv": "large.csv"},
+}
+
+
+@pytest.mark.parametrize(("words", "settings"), ABSURD.items(), ids=ABSURD)
+def test_what_cannot_be_held_in_memory_is_refused(
+    place: Path,
+    words: str,
+    settings: dict[str, object],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    Path("large.csv").write_text(f"prompt\n{'a' * 200_000}\n")
+    with bounded_memory():
+        assert run_main(post_train.main, train(**settings), monkeypatch) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("room", [0, 16])
+def test_a_full_disk_is_told_by_the_file_and_the_reason(
+    command_line: CommandLine, tiny_root: Path, prompts_csv: Path, room: int
+):
+    """With room for so many kB: none for the first file, or some for the settings and not for all that comes."""
+    folder = command_line.folder / "out"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a file system cannot be mounted here")
+    try:
+        (folder / "filling").write_bytes(b"0" * 1024 * (64 - room))
+        finished = command_line.run("post_train.py", arguments(tiny_root, prompts_csv, Path("out"), max_steps=1))
+    finally:
+        subprocess.run(["umount", folder], check=True)
+    assert finished.status in (1, 2) and 'post_train.py", line' not in finished.stderr
+    assert re.search(r"(: |^)'out\S*': No space left on device|Cannot save 'out/", finished.stderr), finished.stderr
