@@ -15,6 +15,8 @@ import uvicorn
 from fastapi import FastAPI
 from transformers.utils.logging import disable_progress_bar
 
+from hyvideo.config.flags import Parser
+from hyvideo.config.outside import complain
 from hyvideo.models.reward_models.registry import RewardContext, RewardModel
 from hyvideo.models.reward_models.remote.connections import LIMITS, LOGGING
 from hyvideo.models.reward_models.remote.server import create_app
@@ -31,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         app = build_app(arguments, os.environ.get(TOKEN_VARIABLE))
     except ValueError as error:
-        print(f"serve_reward: {error}", file=sys.stderr)
+        complain(f"serve_reward: {error}")
         return 2
     uvicorn.run(app, host=arguments.host, port=arguments.port, log_level="info", log_config=LOGGING, **LIMITS)
     return 0
@@ -85,7 +87,7 @@ def read_reward(text: str, context: RewardContext) -> tuple[str, RewardModel]:
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         "serve_reward",
         description=f"Serve rewards over HTTP. The token is read from the environment: {TOKEN_VARIABLE}.",
     )

@@ -1,5 +1,6 @@
 """Videos to and from mp4 files. In memory a video is a uint8 tensor [F, H, W, 3], RGB."""
 
+import errno
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -109,17 +110,28 @@ def check_video_size(path: Path, num_frames: int, height: int, width: int, max_b
 def _encode(path: Path, frames: torch.Tensor, fps: float) -> None:
     """Run the encoder and make sure that it finished: it reports no failure at its end."""
     options = ["-crf", str(_CONSTANT_RATE_FACTOR), "-movflags", "+faststart"]
-    with imageio.get_writer(
-        path, fps=fps, codec="libx264", quality=None, pixelformat="yuv420p", macro_block_size=2, output_params=options
-    ) as writer:
-        for frame in frames.cpu().numpy():
-            writer.append_data(frame)
+    failure = None
+    try:
+        with imageio.get_writer(
+            path,
+            fps=fps,
+            codec="libx264",
+            quality=None,
+            pixelformat="yuv420p",
+            macro_block_size=2,
+            output_params=options,
+        ) as writer:
+            for frame in frames.cpu().numpy():
+                writer.append_data(frame)
+    except OSError as error:  # the encoder's whole command line, without what was wrong
+        failure = error
     try:
         num_written, _ = count_frames_and_secs(path)
     except RuntimeError:  # what was written is not even the beginning of a video
         num_written = 0
-    if num_written != len(frames):
-        raise OSError(f"The encoder wrote {num_written} of {len(frames)} frames to {path.parent}: is the disk full?")
+    if failure or num_written != len(frames):
+        reason = f"the encoder wrote {num_written} of {len(frames)} frames; is the disk full?"
+        raise OSError(errno.ENOSPC, reason) from failure
 
 
 def _check_frames(frames: torch.Tensor) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hyvideo.checkpoint.run_folder import RunFolder
 from hyvideo.checkpoint.train_state import LATEST, latest_checkpoint
+from hyvideo.config.outside import in_words
 from hyvideo.config.schema import Config
 from hyvideo.data.prompts import Prompt
 from hyvideo.data.randomness import generator_for
@@ -327,7 +328,7 @@ class Trainer:
         try:
             report_runs([self.folder.path], self.folder.path / "report.html")
         except (OSError, ValueError) as error:
-            self.console.warning(f"report.html was not written: {error}")
+            self.console.warning(f"report.html was not written: {in_words(error)}")
 
     def _report(self, row: dict[str, float]) -> None:
         if self.metrics:
