@@ -21,7 +21,8 @@ TEXT_URL="${TEXT_URL:-https://raw.githubusercontent.com/KwaiVGI/VideoAlign/$COMM
 MODEL_BYTES=5000000000 # the released model.pth has about 5.03e9
 
 fail() {
-  printf '%s\n' "download_weights.sh: $1" "${@:2}" >&2
+  local lines=("download_weights.sh: $1" "${@:2}")
+  printf '%s\n' "${lines[@]//[[:cntrl:]]/?}" >&2 # a control character could change what the terminal shows
   exit 1
 }
 
@@ -114,7 +115,7 @@ text="$folder/prompt_template.py"
 if [[ -f $text ]] && check_text "$text" 2>/dev/null; then
   echo "the scoring text is there already"
 else
-  run curl --fail --location --silent --show-error --retry 3 --output "$text.partial" "$TEXT_URL"
+  run curl --fail --location --silent --show-error --retry 3 --output "$text.partial" --url "$TEXT_URL"
   if [[ $mode == fetch ]]; then
     check_text "$text.partial" || fail "the scoring text was not kept. Nothing else is wrong; repeat the command."
     mv "$text.partial" "$text"

@@ -25,6 +25,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from hyvideo.checkpoint.policy import check_checkpoint, load_trained_policy
 from hyvideo.config.checks import lies_in
+from hyvideo.config.flags import Parser
+from hyvideo.config.outside import complain, in_words
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.images import check_images, check_task, read_image
 from hyvideo.data.prompts import Prompt, read_prompts
@@ -61,7 +63,7 @@ INTERVALS = {
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
     """Read the command line; settings that are not given come from the model's own defaults."""
-    parser = argparse.ArgumentParser("generate.py", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = Parser("generate.py", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     add = parser.add_argument
     add("--model_path", required=True, help="folder of the base model, in either layout, e.g. assets/tiny")
     add("--transformer_version", help="transformer in the original layout, e.g. 720p_i2v; default: the only one there")
@@ -123,7 +125,7 @@ def main(argv: list[str]) -> int:
             if request.jobs:  # there may be more processes than videos
                 _generate_all(request, sp_group)
         except (ValueError, OSError) as error:
-            print(f"generate.py: {error}", file=sys.stderr)
+            complain(f"generate.py: {in_words(error)}")
             return 2
         if done is not None:
             dist.barrier(done)  # the first process may host what the others meet by, who may have hours to go
@@ -136,7 +138,7 @@ def _generate_all(request: Request, sp_group: ProcessGroup | None) -> None:
         folder.mkdir(parents=True, exist_ok=True)  # before minutes of loading and sampling
     pipeline = _pipeline(request, sp_group)
     if request.writes and (cut := cut_prompts(pipeline, [job.prompt for job in request.jobs])):
-        print(f"generate.py: WARNING: {cut}", file=sys.stderr)
+        complain(f"generate.py: WARNING: {cut}")
     scale = request.settings["guidance_scale"]
     negative = pipeline.encode([request.arguments.negative_prompt], glyphs=False) if scale != 1.0 else None
     for job in tqdm(request.jobs, desc="videos", unit="video", disable=len(request.jobs) < 2):
@@ -263,7 +265,7 @@ def _generate(pipeline: HunyuanVideoGRPOPipeline, job: Job, request: Request, ne
     note |= settings | {"prompt": job.prompt.text, "image_path": job.prompt.ref_image_path, "seed": job.seed}
     note |= {"fixed_size": f"{size[0]}x{size[1]}", "output_path": str(job.path), "weights": request.weights}
     if job.is_finished(note):
-        print(f"{job.path} is finished already", file=sys.stderr)
+        complain(f"{job.path} is finished already")
         return
     with tqdm(total=settings["num_inference_steps"], desc=job.path.name, leave=False) as bar:
         videos = sample_prompts(

@@ -19,6 +19,8 @@ from transformers.utils.logging import disable_progress_bar
 from hyvideo.algorithms.optimizer import NonFiniteUpdateError
 from hyvideo.checkpoint.train_state import SaveError
 from hyvideo.config.loading import load_config
+from hyvideo.config.outside import complain, in_words, printable
+from hyvideo.data.files import FULL
 from hyvideo.distributed.process_group import process_group
 from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.planning.preflight import plan_on_main, preflight
@@ -51,15 +53,15 @@ def main() -> int:
             if config.run.dry_run:
                 report = preflight(config, planned)
                 if not dist.is_initialized() or dist.get_rank() == 0:
-                    print(report)
+                    print(printable(report))
                 return 0
             training = build_training(config)
         except torch.OutOfMemoryError as error:
-            print(f"post_train.py: {out_of_memory_loading(error)}", file=sys.stderr)
+            complain(f"post_train.py: {out_of_memory_loading(error)}")
             raise SystemExit(1) from None
         except (ValueError, OSError) as error:
             if not dist.is_initialized() or dist.get_rank() == 0:  # once the ranks have met, all print the same
-                print(f"post_train.py: {error}", file=sys.stderr)
+                complain(f"post_train.py: {in_words(error)}")
             return 2
         run = training.run
         try:
@@ -79,6 +81,15 @@ def main() -> int:
                 run.journal.console.warning(str(error))
                 run.journal.write_report()
             return 1
+        except OSError as error:
+            if error.errno not in FULL:
+                error.add_note(run.whereabouts())
+                raise
+            run.journal.console.warning(  # on this rank alone: the launcher ends the others
+                f"{in_words(error)}. Earlier checkpoints are intact. Make space, then continue with "
+                "--resume_from_checkpoint latest."
+            )
+            raise SystemExit(1) from None
         except Exception as error:
             error.add_note(run.whereabouts())
             raise
@@ -91,7 +102,7 @@ def main() -> int:
 
 def _leave(number: int, frame: FrameType | None) -> None:
     """End a process that is preempted outside training, where there is nothing to save."""
-    print(f"post_train.py: {signal.Signals(number).name}: nothing to save", file=sys.stderr, flush=True)
+    complain(f"post_train.py: {signal.Signals(number).name}: nothing to save")
     _tell_launcher(PREEMPTED)
     os._exit(PREEMPTED)
 

@@ -26,5 +26,5 @@ if [[ ${1-} == -h || ${1-} == --help ]]; then
   exit 0
 fi
 
-export NNODES=1
+export NNODES=1 NODE_RANK=0
 exec bash "$(dirname "${BASH_SOURCE[0]}")/scripts/post_train/train_grpo.sh" "$@"

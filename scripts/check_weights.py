@@ -7,6 +7,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from hyvideo.config.flags import Parser
+from hyvideo.config.outside import complain
 from hyvideo.models.encoders import check_tokenizer
 from hyvideo.models.layout import check_layout, is_diffusers_layout, original_files
 from hyvideo.models.loading import open_transformer, open_vae
@@ -16,9 +18,7 @@ from hyvideo.models.weight_files import SafetensorsFolder
 
 def main(argv: list[str]) -> int:
     """Check and print the size of every component; returns the exit status (0 all well, 2 something is wrong)."""
-    parser = argparse.ArgumentParser(
-        "check_weights", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = Parser("check_weights", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model_path", type=Path, default=Path("ckpts"), help="model folder; default ckpts")
     parser.add_argument("--transformer_version", help="of the original layout; default: the only one there")
     arguments = parser.parse_args(argv)
@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
         for folder in _folders(root, arguments.transformer_version):
             print(f"{sum(path.stat().st_size for path in folder.glob('*') if path.is_file()):>16,} bytes  {folder}")
     except ValueError as error:
-        print(f"check_weights: {error}", file=sys.stderr)
+        complain(f"check_weights: {error}")
         return 2
     return 0
 

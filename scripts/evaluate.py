@@ -22,6 +22,8 @@ from pydantic_core import to_json
 from transformers.utils.logging import disable_progress_bar
 
 from hyvideo.checkpoint.policy import check_checkpoint
+from hyvideo.config.flags import Parser
+from hyvideo.config.outside import complain, printable
 from hyvideo.data.prompts import Prompt, read_prompts
 from hyvideo.evaluation.comparison import Comparison, compare, with_overall
 from hyvideo.evaluation.generation import Job, jobs_of_csv
@@ -73,7 +75,7 @@ class _AddEntry(argparse.Action):
 
 def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """Read the command line; what it does not know goes to generate.py."""
-    parser = argparse.ArgumentParser("evaluate", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = Parser("evaluate", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     add = parser.add_argument
     add("--prompts_csv", required=True, help="CSV with a 'prompt' column")
     add("--seeds", type=int, nargs="+", default=[42], help="videos per prompt, one each; default 42; a CSV's seed wins")
@@ -121,7 +123,7 @@ def main(argv: Sequence[str]) -> int:
             scores[entry.name] = with_overall(found, weights) if weights else found
         _write(compare(scores, numbers), arguments)
     except (ValueError, OSError) as error:
-        print(f"evaluate: {error}", file=sys.stderr)
+        complain(f"evaluate: {error}")
         return 2
     return 0
 
@@ -233,7 +235,7 @@ def _write(comparison: Comparison, arguments: argparse.Namespace) -> None:
     text = markdown_of(comparison)
     (arguments.output_dir / "evaluation.json").write_bytes(to_json(comparison, indent=1, inf_nan_mode="null") + b"\n")
     (arguments.output_dir / "evaluation.md").write_text(text, encoding="utf-8")
-    print(text)
+    print(printable(text))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from hyvideo.checkpoint.export import check_new, export_diffusers, export_lora, export_original
 from hyvideo.checkpoint.policy import check_checkpoint, load_trained_policy
+from hyvideo.config.flags import Parser
+from hyvideo.config.outside import complain
 from hyvideo.models.adapter import check_lora, load_lora, merge_lora
 from hyvideo.models.layout import is_diffusers_layout, read_json, transformer_folder
 from hyvideo.models.loading import load_pipeline, load_transformer
@@ -34,7 +36,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser("export", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = Parser("export", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model_path", type=Path, required=True, help="folder of the base model, in either layout")
     parser.add_argument("--transformer_version", help="transformer in the original layout; default: the only one there")
     trained = parser.add_mutually_exclusive_group()
@@ -60,7 +62,7 @@ def main(argv: list[str]) -> int:
             _check_name(arguments)
         _export(arguments)
     except (ValueError, OSError, SafetensorError) as error:
-        print(f"scripts.export: {error}", file=sys.stderr)
+        complain(f"scripts.export: {error}")
         return 2
     print(f"wrote {arguments.output_path}")
     return 0

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hyvideo.config.flags import TeachingParser
 from hyvideo.config.loading import load_config
+from hyvideo.config.outside import complain
 from hyvideo.distributed.gpus import GPUS, find_gpu
 from hyvideo.planning.plan import Assumptions, make_plan
 from hyvideo.planning.search import Search, misfit
@@ -56,7 +57,7 @@ def main(argv: list[str]) -> int:
         peaks_of = simulate if arguments.full_depth else None
         plan = make_plan(config, world_size=arguments.world_size, gpu=gpu, assumptions=assumptions, peaks_of=peaks_of)
     except (ValueError, OSError) as error:
-        print(f"scripts.plan: {error}", file=sys.stderr)
+        complain(f"scripts.plan: {error}")
         return 2
     print(plan_table(plan))
     numbers = plan.as_json()
@@ -67,7 +68,7 @@ def main(argv: list[str]) -> int:
         arguments.json.write_text(json.dumps(numbers, indent=1), encoding="utf-8")
     if plan.fits:
         return 0
-    print(f"scripts.plan: {misfit(plan, search)}", file=sys.stderr)
+    complain(f"scripts.plan: {misfit(plan, search)}")
     return 1
 
 

@@ -14,9 +14,12 @@ be written NAME=FOLDER to give it a name.
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from hyvideo.config.flags import Parser
+from hyvideo.config.outside import complain, printable
 from hyvideo.evaluation.run_report import report_runs
 from hyvideo.evaluation.win_rates import WinRate, read_votes, win_rates, write_votes
 from hyvideo.observability.gallery import read_model, write_gallery
@@ -30,15 +33,13 @@ def main(argv: list[str]) -> int:
     try:
         return command(argv[1:]) if command else _report(argv)
     except (ValueError, OSError) as error:
-        print(f"scripts.report: {error}", file=sys.stderr)
+        complain(f"scripts.report: {error}")
         return 2
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
     """A parser whose help text is this file's docstring."""
-    return argparse.ArgumentParser(
-        f"scripts.report{command}", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    return Parser(f"scripts.report{command}", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def _report(argv: Sequence[str]) -> int:
@@ -87,13 +88,20 @@ def _winrates(argv: Sequence[str]) -> int:
     parser = _parser(" winrates")
     parser.add_argument("key", type=Path, help="the study's key, <folder>.key.json")
     parser.add_argument("votes", type=Path, nargs="+", help="files that raters saved, or merged before")
+    parser.add_argument("--raters", nargs="+", metavar="NAME", help="who was asked; votes of others are refused")
     parser.add_argument("--merged", type=Path, help="write all votes to one file")
     arguments = parser.parse_args(argv)
     votes = read_votes(arguments.votes)
+    num_votes = Counter(vote.rater for vote in votes)
+    if arguments.raters and (others := sorted(set(num_votes) - set(arguments.raters))):
+        raise ValueError(
+            f"--raters: {', '.join(others)} voted too, and was not asked. Leave the file out, or add the name."
+        )
     rates = win_rates(arguments.key, votes)
     if arguments.merged:
         write_votes(arguments.merged, votes)
-    print("\n".join(_in_words(rate) for rate in rates) or "No votes.")
+    print(printable("\n".join(_in_words(rate) for rate in rates)) or "No votes.")
+    print(printable(f"raters: {', '.join(f'{name} ({number} votes)' for name, number in sorted(num_votes.items()))}"))
     return 0
 
 

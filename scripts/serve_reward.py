@@ -15,7 +15,10 @@ import uvicorn
 from fastapi import FastAPI
 from transformers.utils.logging import disable_progress_bar
 
+from hyvideo.config.flags import Parser
+from hyvideo.config.outside import complain
 from hyvideo.models.reward_models.registry import RewardContext, RewardModel
+from hyvideo.models.reward_models.remote.connections import LIMITS, LOGGING
 from hyvideo.models.reward_models.remote.server import create_app
 from hyvideo.models.reward_models.remote.wire import TOKEN_VARIABLE, checked_token
 from hyvideo.models.reward_models.rewards import build_reward
@@ -30,9 +33,9 @@ def main(argv: Sequence[str]) -> int:
     try:
         app = build_app(arguments, os.environ.get(TOKEN_VARIABLE))
     except ValueError as error:
-        print(f"serve_reward: {error}", file=sys.stderr)
+        complain(f"serve_reward: {error}")
         return 2
-    uvicorn.run(app, host=arguments.host, port=arguments.port, log_level="info")
+    uvicorn.run(app, host=arguments.host, port=arguments.port, log_level="info", log_config=LOGGING, **LIMITS)
     return 0
 
 
@@ -84,7 +87,7 @@ def read_reward(text: str, context: RewardContext) -> tuple[str, RewardModel]:
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         "serve_reward",
         description=f"Serve rewards over HTTP. The token is read from the environment: {TOKEN_VARIABLE}.",
     )
@@ -105,7 +108,12 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--model_root", type=Path, default=Path("ckpts"), help="default ckpts")
     parser.add_argument("--batch_size", type=int, default=8, help="videos scored together; default 8")
     parser.add_argument("--video_fps", type=float, default=24, help="of videos sent as frames; default 24")
-    parser.add_argument("--max_body_mb", type=int, default=256, help="largest request in MiB; default 256")
+    parser.add_argument(
+        "--max_body_mb",
+        type=int,
+        default=256,
+        help="largest request in MiB, and most frames decoded for one; default 256",
+    )
     parser.add_argument("--video_folder", type=Path, help="requests may name videos in this folder")
     return parser.parse_args(argv)
 

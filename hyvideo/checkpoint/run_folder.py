@@ -7,6 +7,11 @@ from pathlib import Path
 
 from hyvideo.checkpoint.train_state import latest_checkpoint, read_facts
 from hyvideo.config.schema import RunConfig
+from hyvideo.data.files import LOCK
+
+FOLDERS = ("checkpoints", "rollouts", "samples", "tb", "discarded", "profile")
+FILES = ("console.log", "metrics.jsonl", "metrics.discarded.jsonl", "config.yaml", "report.html", LOCK)
+"""What a run writes, by name."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +62,8 @@ def open_run_folder(config: RunConfig, now: datetime | None = None) -> RunFolder
         now: time for the default name.
 
     Raises:
-        ValueError: the folder holds another run and `resume_from_checkpoint` is not given, or the checkpoint to
-            resume from cannot be read.
+        ValueError: the folder holds another run and `resume_from_checkpoint` is not given, or something else where the
+            run writes, or the checkpoint to resume from cannot be read.
     """
     default = Path("outputs") / f"{config.run_name or 'run'}-{now or datetime.now():%Y%m%d-%H%M%S}"
     path = Path(config.output_dir) if config.output_dir else default
@@ -71,6 +76,13 @@ def open_run_folder(config: RunConfig, now: datetime | None = None) -> RunFolder
             f"output_dir: '{path}' already holds a run ({', '.join(used)}). To continue it pass "
             "--resume_from_checkpoint latest; to start a new run choose another --output_dir."
         )
+    for name in (*FOLDERS, *FILES):
+        place = path / name
+        if place.exists() and not (place.is_dir() if name in FOLDERS else place.is_file()):
+            raise ValueError(
+                f"output_dir: '{place}' must be a {'folder' if name in FOLDERS else 'file'} or not be there. Move it "
+                "away, or choose another --output_dir."
+            )
     return folder
 
 

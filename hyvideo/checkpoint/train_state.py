@@ -27,9 +27,10 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from hyvideo.checkpoint.manifest import hash_files, read_file, write_manifest
+from hyvideo.checkpoint.manifest import hash_files, write_manifest
 from hyvideo.checkpoint.tensor_reader import TensorReader
-from hyvideo.data.files import nearest_existing, replacing, write_synced
+from hyvideo.config.outside import read_file
+from hyvideo.data.files import FULL, nearest_existing, replacing, write_synced
 from hyvideo.distributed.collectives import from_main
 
 FACTS = "facts.json"
@@ -321,10 +322,15 @@ def _explained(target: Path, partial: Path) -> Iterator[None]:
     except (CheckpointException, OSError, ValueError) as error:
         if not dist.is_initialized() or dist.get_rank() == 0:
             shutil.rmtree(partial, ignore_errors=True)
+        intact, on = "Earlier checkpoints are intact.", "continue with --resume_from_checkpoint latest."
+        if "KeyboardInterrupt" in str(error):  # which the library turns into its own error
+            raise SaveError(f"Cannot save '{target}': it was interrupted. {intact} To go on {on}") from error
         free = shutil.disk_usage(nearest_existing(target)).free
+        space = ("GB, so nothing was written", "inline_container", *map(os.strerror, FULL))
+        full = any(words in str(error) for words in space)
+        advice = f"Make space or choose another output_dir, then {on}" if full else f"Once the cause is gone, {on}"
         raise SaveError(
-            f"Cannot save '{target}': {_cause(error)}. {free / 1e9:.1f} GB are free there. Earlier checkpoints "
-            "are intact. Make space or choose another output_dir, then continue with --resume_from_checkpoint latest."
+            f"Cannot save '{target}': {_cause(error)}. {free / 1e9:.1f} GB are free there. {intact} {advice}"
         ) from error
 
 

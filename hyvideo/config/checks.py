@@ -9,24 +9,27 @@ from hyvideo.config.knobs import KNOBS, nearest, value_of
 from hyvideo.config.schema import Config, RewardConfig
 from hyvideo.config.sizes import parse_size
 
+MAX_VIDEO_BYTES = 4 * 2**30
+"""Largest size of one decoded video in bytes: `hyvideo.data.videos` reads no more."""
+
 INTERVALS = {
     "eta": "(0, inf)",
     "sage_clamp": "(0, 1)",
     "cfg_scale": "[1, inf)",
-    "grpo_sampling_steps": "[1, inf)",
+    "grpo_sampling_steps": "[1, 10000]",
     "infer_flow_shift_video": "(0, inf)",
-    "video_fps": "[1, inf)",
+    "video_fps": "[1, 1000]",
     "rollout_micro_batch_size": "[0, inf)",
     "sde_window_size": "[1, inf)",
     "sde_window_interval": "[1, inf)",
-    "batch_size": "[1, inf)",
-    "num_generations": "[2, inf)",
+    "batch_size": "[1, 65536]",
+    "num_generations": "[2, 65536]",
     "clip_range": "(0, inf)",
     "adv_clip_max": "(0, inf)",
     "timestep_fraction": "(0, 1]",
     "updates_per_rollout": "[1, inf)",
     "mini_batch_size_per_update": "[1, inf)",
-    "gradient_accumulation_steps": "[1, inf)",
+    "gradient_accumulation_steps": "[1, 65536]",
     "kl_weight": "[0, inf)",
     "dual_kl_moving_weight": "[0, inf)",
     "dual_kl_step_weight": "[0, inf)",
@@ -37,23 +40,23 @@ INTERVALS = {
     "kl_target": "(0, inf)",
     "reward_batch_size": "[1, inf)",
     "reward_max_failed": "[0, 1]",
-    "remote_reward_timeout": "(0, inf)",
+    "remote_reward_timeout": "(0, 1000000000]",
     "remote_reward_retries": "[0, inf)",
     "remote_reward_in_flight": "[1, inf)",
     "learning_rate": "(0, inf)",
     "weight_decay": "[0, inf)",
     "max_grad_norm": "(0, inf)",
     "lr_warmup_steps": "[0, inf)",
-    "lora_r": "[1, inf)",
+    "lora_r": "[1, 8192]",
     "lora_alpha": "[1, inf)",
     "sp_size": "[1, inf)",
     "dp_replicate": "[1, inf)",
-    "collective_timeout": "[1, inf)",
-    "stuck_after": "[0, inf)",
+    "collective_timeout": "[1, 1000000000]",
+    "stuck_after": "[0, 1000000000]",
     "max_skipped_updates": "[1, inf)",
     "validation_interval": "[0, inf)",
     "validation_num_videos": "[1, inf)",
-    "validation_num_inference_steps": "[1, inf)",
+    "validation_num_inference_steps": "[1, 10000]",
     "validation_timestep_shift": "(0, inf)",
     "validation_global_seed": "[0, 9223372036854775808)",
     "max_steps": "[1, inf)",
@@ -196,9 +199,9 @@ def _video_problems(cfg: Config, vae_spatial: int, vae_temporal: int) -> Iterato
         if frames >= 1 and (frames - 1) % vae_temporal:
             lower = (frames - 1) // vae_temporal * vae_temporal + 1
             yield f"{name} is {frames}, but must be {vae_temporal}n + 1: use {lower} or {lower + vae_temporal}"
-    for name, text in (
-        ("rollout_size", cfg.rollout.rollout_size),
-        ("validation_fixed_size", cfg.validation.validation_fixed_size),
+    for name, text, frames in (
+        ("rollout_size", cfg.rollout.rollout_size, cfg.rollout.sample_n_frames),
+        ("validation_fixed_size", cfg.validation.validation_fixed_size, cfg.validation.validate_video_length),
     ):
         try:
             size = parse_size(text)
@@ -210,6 +213,11 @@ def _video_problems(cfg: Config, vae_spatial: int, vae_temporal: int) -> Iterato
             yield (
                 f"{name} is {text}, but height and width must be multiples of {vae_spatial}, the VAE's factor: use "
                 f"{height}x{width}"
+            )
+        if (num_bytes := frames * math.prod(size) * 3) > MAX_VIDEO_BYTES:
+            yield (
+                f"{name} {text} with {frames} frames is {num_bytes / 2**30:,.1f} GiB per decoded video, but must be at "
+                f"most {MAX_VIDEO_BYTES / 2**30:.0f}: take fewer or smaller frames"
             )
 
 

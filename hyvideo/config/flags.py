@@ -6,6 +6,7 @@ from functools import partial
 from typing import NoReturn
 
 from hyvideo.config.knobs import GROUPS, KNOBS, Knob
+from hyvideo.config.outside import printable
 from hyvideo.config.reference_flags import add_flags_without_effect, names_of
 
 METAVARS = {bool: "BOOL", int: "INT", float: "NUMBER", str: "TEXT", list: "TEXT", dict: "JSON"}
@@ -16,6 +17,14 @@ _ABOUT = (
     "then the files of --config from left to right, then the flags. Booleans take true/false, yes/no or 1/0, and a "
     "bare flag means true. A value that begins with '-' is written --flag=value; 'none' clears what may be none."
 )
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that shows a received value's control characters instead of sending them to the terminal."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print usage and message, and exit with 2."""
+        super().error(printable(message))
 
 
 class TeachingParser(argparse.ArgumentParser):

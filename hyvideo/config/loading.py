@@ -1,5 +1,6 @@
 """Schema <- YAML files <- flags, strictly: a setting that is misspelled or mistyped is an error that says where."""
 
+import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hyvideo.config.flags import build_parser
 from hyvideo.config.knobs import GROUPS, KNOBS, Knob, nearest
+from hyvideo.config.outside import read_file
 from hyvideo.config.reference_flags import RENAMED
 from hyvideo.config.schema import Config
 
@@ -91,7 +93,7 @@ def _merge_file(config: DictConfig, path: str | Path) -> None:
 def _read_yaml(path: str | Path) -> Mapping[object, object]:
     """Read a YAML mapping; an empty file is an empty one."""
     try:
-        content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        content = OmegaConf.to_container(OmegaConf.load(io.BytesIO(read_file(path))), resolve=False)
     except _UNREADABLE as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise ValueError(f"config file '{path}' cannot be read as YAML settings: {reason}") from error

@@ -1,11 +1,15 @@
 """Files that appear whole or not at all, the folder in which those of a path to come will be, and whose it is."""
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What the system says when there is no room for more: the disk, the user's share of it, or the largest file."""
 
 LOCK = ".lock"
 """File of a claimed folder."""
@@ -20,15 +24,27 @@ def replacing(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
     try:
-        yield temporary
+        with writing(path):
+            yield temporary
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Name the file in an error of the system: a write that fails does not say where."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
 def write_synced(path: Path, content: bytes) -> None:
     """Write a file and wait until the disk has it."""
-    with path.open("wb") as file:
+    with writing(path), path.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

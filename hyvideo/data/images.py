@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from PIL import ExifTags, Image, ImageOps
 
+from hyvideo.config.outside import check_file
 from hyvideo.data.prompts import Prompt
 
 MAX_PIXELS = 2**26
@@ -27,6 +28,7 @@ def read_image(path: str) -> Image.Image:
         ValueError: the file is missing, not an image, damaged, of 16 bits, or larger than MAX_PIXELS.
     """
     try:
+        check_file(path)
         with Image.open(path, formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise ValueError(f"it has {image.width} x {image.height} pixels, more than {MAX_PIXELS}")

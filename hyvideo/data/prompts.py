@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hyvideo.config.outside import read_file
+
 COLUMNS = ("prompt", "index", "seed", "ref_image_path")
 """The columns that are read; only `prompt` is needed, and others are left alone."""
 
@@ -93,7 +95,7 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
 def _text(path: Path) -> str:
     """The decoded content of a file."""
     try:
-        content = path.read_bytes()
+        content = read_file(path)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"prompt CSV {str(path)!r} cannot be read: {reason}") from error

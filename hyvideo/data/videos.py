@@ -1,11 +1,11 @@
 """Videos to and from mp4 files. In memory a video is a uint8 tensor [F, H, W, 3], RGB."""
 
+import errno
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import imageio.v2 as imageio
-import numpy as np
 import torch
 from imageio.core.format import Format
 from imageio_ffmpeg import count_frames_and_secs
@@ -46,26 +46,30 @@ def write_video(path: Path, frames: torch.Tensor, fps: float) -> None:
         _encode(temporary, frames, fps)
 
 
-def read_video(path: Path, indices: Sequence[int] | None = None) -> torch.Tensor:
+def read_video(path: Path, indices: Sequence[int] | None = None, *, max_bytes: int | None = None) -> torch.Tensor:
     """Frames of a video file as uint8 [F, H, W, 3] RGB on the CPU.
 
     Args:
         path: the file.
         indices: which frames, in any order, as often as named; None: all.
+        max_bytes: largest size of the frames; None: MAX_VIDEO_BYTES.
 
     Raises:
-        ValueError: there is no file, it is not a video that can be decoded or has no such frame, or the frames are
-            more than MAX_VIDEO_BYTES.
+        ValueError: there is no file, it is not a video that can be decoded or has no such frame.
+        VideoTooLargeError: a ValueError, the frames are more than `max_bytes`.
     """
     with _opened(path) as reader:
         width, height = reader.get_meta_data()["size"]
-        check_video_size(path, len(indices or [0]), height, width)
-        frames = {}
+        check_video_size(path, len(indices or [0]), height, width, max_bytes)
+        pixels, places = bytearray(), {}  # one buffer that grows: a list of frames would be copied as a whole
         for index, frame in enumerate(reader):
             if indices is None or index in indices:
-                check_video_size(path, len(frames) + 1, height, width)
-                frames[index] = frame
-        return torch.from_numpy(np.stack([frames[index] for index in (indices or frames)]))
+                check_video_size(path, len(places) + 1, height, width, max_bytes)
+                places[index] = len(places)
+                pixels += frame.data
+        frames = torch.frombuffer(pixels, dtype=torch.uint8).view(len(places), height, width, 3)
+        chosen = [places[index] for index in (indices or places)]
+        return frames if chosen == list(range(len(places))) else frames[chosen]
 
 
 def video_length(path: Path) -> tuple[int, float]:
@@ -93,29 +97,41 @@ def _opened(path: Path) -> Iterator[Format.Reader]:
         raise ValueError(f"{path} ({path.stat().st_size} bytes) cannot be decoded as a video.") from error
 
 
-def check_video_size(path: Path, num_frames: int, height: int, width: int) -> None:
-    """Raise a VideoTooLargeError if that many frames exceed MAX_VIDEO_BYTES."""
-    if num_frames * height * width * 3 > MAX_VIDEO_BYTES:
+def check_video_size(path: Path, num_frames: int, height: int, width: int, max_bytes: int | None = None) -> None:
+    """Raise a VideoTooLargeError if that many frames exceed `max_bytes`, by default MAX_VIDEO_BYTES."""
+    most = MAX_VIDEO_BYTES if max_bytes is None else max_bytes
+    if num_frames * height * width * 3 > most:
         raise VideoTooLargeError(
             f"{path} ({path.stat().st_size} bytes) has {num_frames} or more frames of {height}x{width}, over "
-            f"{MAX_VIDEO_BYTES / 2**30:.3g} GiB when decoded. Shorten it or make it smaller."
+            f"{most / 2**30:.3g} GiB when decoded. Shorten it or make it smaller."
         )
 
 
 def _encode(path: Path, frames: torch.Tensor, fps: float) -> None:
     """Run the encoder and make sure that it finished: it reports no failure at its end."""
     options = ["-crf", str(_CONSTANT_RATE_FACTOR), "-movflags", "+faststart"]
-    with imageio.get_writer(
-        path, fps=fps, codec="libx264", quality=None, pixelformat="yuv420p", macro_block_size=2, output_params=options
-    ) as writer:
-        for frame in frames.cpu().numpy():
-            writer.append_data(frame)
+    failure = None
+    try:
+        with imageio.get_writer(
+            path,
+            fps=fps,
+            codec="libx264",
+            quality=None,
+            pixelformat="yuv420p",
+            macro_block_size=2,
+            output_params=options,
+        ) as writer:
+            for frame in frames.cpu().numpy():
+                writer.append_data(frame)
+    except OSError as error:  # the encoder's whole command line, without what was wrong
+        failure = error
     try:
         num_written, _ = count_frames_and_secs(path)
     except RuntimeError:  # what was written is not even the beginning of a video
         num_written = 0
-    if num_written != len(frames):
-        raise OSError(f"The encoder wrote {num_written} of {len(frames)} frames to {path.parent}: is the disk full?")
+    if failure or num_written != len(frames):
+        reason = f"the encoder wrote {num_written} of {len(frames)} frames; is the disk full?"
+        raise OSError(errno.ENOSPC, reason) from failure
 
 
 def _check_frames(frames: torch.Tensor) -> None:

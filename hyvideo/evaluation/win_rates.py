@@ -3,12 +3,14 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import mean
 from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from hyvideo.config.outside import read_file
 from hyvideo.evaluation.intervals import wilson_interval
 from hyvideo.observability.preference import CRITERIA
 
@@ -25,7 +27,9 @@ class Vote:
         pair: which pair of videos.
         criterion: a key of `CRITERIA`.
         choice: the preferred video, or `tie`.
-        at: when, as ISO text; the later of two judgements of one rater counts.
+        at: when by the rater's clock, as ISO text with its zone.
+        count: number of the judgement among those of its rater; of two on one question the one of the higher number
+            counts. Files of older pages have none, and go by `at`.
     """
 
     study: str
@@ -34,6 +38,7 @@ class Vote:
     criterion: str
     choice: str
     at: str
+    count: int = 0
 
 
 @dataclass(frozen=True)
@@ -92,13 +97,15 @@ def read_votes(paths: Sequence[Path]) -> list[Vote]:
     """Read and merge vote files, merged ones too; a rater's later judgement replaces the earlier one.
 
     Raises:
-        ValueError: a file is not one of votes, or the files belong to different studies.
+        ValueError: a file is not one of votes, a time is none or in the future, or the files belong to different
+            studies.
     """
     latest: dict[tuple[str, str, str], Vote] = {}
     for path in paths:
         for vote in _read(_Votes, path, "a JSON object with votes").votes:
+            _check_time(vote, path)
             place = (vote.rater, vote.pair, vote.criterion)
-            if place not in latest or vote.at >= latest[place].at:
+            if place not in latest or (vote.count, vote.at) >= (latest[place].count, latest[place].at):
                 latest[place] = vote
     studies = sorted({vote.study for vote in latest.values()})
     if len(studies) > 1:
@@ -153,12 +160,31 @@ def _win_rate(
     return WinRate(*place, *counts, len(by_pair), num_raters, rate, *wilson_interval(rate, len(by_prompt)))
 
 
+def _check_time(vote: Vote, path: Path) -> None:
+    """Raise a ValueError unless a vote's time is one that has been, on some clock that is a day off at most."""
+    try:
+        given = datetime.fromisoformat(vote.at)
+        possible = given.tzinfo is not None and given < datetime.now(UTC) + timedelta(days=1)
+    except ValueError:
+        possible = False
+    if not possible:
+        raise ValueError(
+            f"{path}: a vote of {vote.rater!r} on pair {vote.pair!r} says that it was made at {vote.at!r}; expected a "
+            "time in the past with its zone, as the study's page writes it. Was the file changed, or is a clock wrong?"
+        )
+
+
 def _models_of(vote: Vote, key: _Key, key_path: Path) -> tuple[str, str]:
     """Look up whose videos a vote compares, in a fixed order."""
     videos = key.pairs.get(vote.pair)
-    if vote.study != key.study or videos is None or vote.choice not in (TIE, *videos):
+    if vote.study != key.study or videos is None:
         raise ValueError(
             f"{key_path} is the key of study {key.study}; received a vote of study {vote.study} on {vote.pair}."
+        )
+    if vote.choice not in (TIE, *videos):
+        raise ValueError(
+            f"{key_path}: {vote.rater!r} chose {vote.choice!r} of pair {vote.pair!r}; expected {TIE} or one of its "
+            f"videos, {' or '.join(videos)}. The file of votes was changed: ask for it again."
         )
     if vote.criterion not in CRITERIA:
         raise ValueError(f"A vote judges '{vote.criterion}'; expected one of {', '.join(CRITERIA)}.")
@@ -170,6 +196,6 @@ def _models_of(vote: Vote, key: _Key, key_path: Path) -> tuple[str, str]:
 def _read(kind: type[_File], path: Path, what: str) -> _File:
     """Read a JSON file of one kind."""
     try:
-        return kind.model_validate_json(Path(path).read_bytes())
+        return kind.model_validate_json(read_file(path))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: expected {what}, as the study's page or program writes it: {error}") from error

@@ -10,6 +10,8 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from hyvideo.config.outside import check_files
+
 DIFFUSERS_COMPONENTS = ("transformer", "vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")
 """Folders of the diffusers layout, which the bundled tiny model shares."""
 
@@ -78,6 +80,8 @@ def check_diffusers_layout(root: str | Path, components: Iterable[str] = DIFFUSE
             f"pretrained_model_root: '{root}' lacks {', '.join(missing)}; expected a folder with config files for each "
             f"of {', '.join(components)}. {HOW_TO_GET}"
         )
+    for name in components:
+        check_files(root / name)
     return root
 
 
@@ -90,6 +94,8 @@ def check_layout(root: str | Path, version: str | None) -> Path:
     root = Path(root)
     if is_diffusers_layout(root):
         check_diffusers_layout(root)
+        for name in ("guider", "scheduler"):  # these may be missing
+            check_files(root / name)
         if task_of(root, version) == "i2v":
             check_diffusers_layout(root, DIFFUSERS_COMPONENTS + DIFFUSERS_IMAGE_COMPONENTS)
         return root
@@ -102,6 +108,8 @@ def check_layout(root: str | Path, version: str | None) -> Path:
     if missing:
         listed = "\n".join(missing)
         raise ValueError(f"pretrained_model_root: weights are missing for version {version}:\n{listed}\n{HOW_TO_GET}")
+    for folder in original_files(version):
+        check_files(root / folder)
     return root
 
 
@@ -142,7 +150,9 @@ def transformer_folder(root: str | Path, version: str | None) -> Path:
     root = Path(root)
     if is_diffusers_layout(root):
         return check_diffusers_layout(root, ("transformer",)) / "transformer"
-    return root / "transformer" / chosen_version(root, version)
+    folder = root / "transformer" / chosen_version(root, version)
+    check_files(folder)
+    return folder
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from hyvideo.config.outside import printable
 from hyvideo.observability.phase_timer import PHASES
 
 
@@ -81,6 +82,7 @@ class Console:
             self._log_file = None
 
     def _write(self, message: str) -> None:
+        message = printable(message)
         with suppress(OSError):
             tqdm.write(message, file=sys.stderr)  # keeps a live line intact
         self._log_line(message)

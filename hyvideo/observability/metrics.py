@@ -8,7 +8,8 @@ from pathlib import Path
 
 from pydantic_core import from_json
 
-from hyvideo.data.files import claim, replacing, write_synced
+from hyvideo.config.outside import read_file
+from hyvideo.data.files import claim, replacing, write_synced, writing
 from hyvideo.observability.trackers import Trackers
 
 METRIC_MEANINGS = {"VQ": "visual quality", "MQ": "motion quality", "TA": "text alignment"}
@@ -100,7 +101,7 @@ class MetricsLog:
             raise ValueError(f"The name 'step' is taken by the update's number; received a metric 'step' at {step}.")
         numbers = {name: float(values[name]) for name in sorted(values)}
         row = {"step": step} | {name: value if math.isfinite(value) else None for name, value in numbers.items()}
-        with self.path.open("a", encoding="utf-8") as file:
+        with writing(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -125,12 +126,12 @@ class MetricsLog:
         """Split the file into rows up to `step` and the rest, which moves away; return the last kept step."""
         if not self.path.exists():
             return None
-        lines = self.path.read_bytes().splitlines()
+        lines = read_file(self.path).splitlines()
         rows = [_parse_row(line) for line in lines]
         keep = [row is not None and row["step"] <= step for row in rows]
         moved = _joined(line for line, kept in zip(lines, keep, strict=True) if not kept)
         if moved:
-            discarded = self.discarded_path.read_bytes() if self.discarded_path.exists() else b""
+            discarded = read_file(self.discarded_path) if self.discarded_path.exists() else b""
             if not discarded.endswith(moved):  # else: killed below, after the copy and before the cut
                 _replace(self.discarded_path, discarded + moved)
         kept_lines = _joined(line for line, kept in zip(lines, keep, strict=True) if kept)

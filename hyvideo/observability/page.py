@@ -12,6 +12,7 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from hyvideo.config.outside import read_file
 from hyvideo.data.files import replacing
 from hyvideo.observability.charts import in_words
 from hyvideo.observability.scored_videos import ScoredVideo
@@ -93,4 +94,4 @@ def _inline(name: str) -> Markup:
 
 def _data_url(path: Path) -> str:
     """Return the file as a URL that holds it."""
-    return f"data:video/mp4;base64,{base64.b64encode(path.read_bytes()).decode()}"
+    return f"data:video/mp4;base64,{base64.b64encode(read_file(path)).decode()}"

@@ -20,6 +20,7 @@ from PIL import Image
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 
 from hyvideo.config.knobs import nearest
+from hyvideo.data.files import FULL
 from hyvideo.data.videos import read_video
 from hyvideo.observability.scored_videos import ScoredVideo
 
@@ -88,12 +89,15 @@ class Trackers:
 
         Raises:
             ValueError: one cannot start: it names the tracker and what to do.
+            OSError: the disk is full.
         """
         for name in self._names:
             try:
                 self._started.append(self._start(name, step))
             except Exception as error:  # whatever a service and its library may raise
                 self.close()
+                if isinstance(error, OSError) and error.errno in FULL:  # not the service's fault
+                    raise OSError(error.errno, error.strerror, str(self._run_dir)) from error
                 raise ValueError(
                     f"trackers: '{name}' does not start ({type(error).__name__}: {error}). Log in or set it up as its "
                     "own documents say (wandb: `wandb login`, or WANDB_MODE=offline), or leave it out."

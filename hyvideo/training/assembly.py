@@ -23,6 +23,7 @@ from hyvideo.config.identity import config_hash, deciding_fields, settings_of
 from hyvideo.config.loading import save_config
 from hyvideo.config.schema import Config
 from hyvideo.config.sizes import parse_size
+from hyvideo.data.files import writing
 from hyvideo.data.images import check_images, check_task
 from hyvideo.data.prompts import Prompt, read_prompts
 from hyvideo.distributed.collectives import all_or_none, from_main, require_same
@@ -188,7 +189,8 @@ def _open_metrics(config: Config, folder: RunFolder, step: int, console: Console
     metrics.truncate_after(step)
     folder.discard_after(step)
     trackers.start(step + 1)
-    save_config(config, folder.path / "config.yaml")
+    with writing(folder.path / "config.yaml"):
+        save_config(config, folder.path / "config.yaml")
     return metrics
 
 

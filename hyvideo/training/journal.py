@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from hyvideo.algorithms.algorithm import Trajectory
+from hyvideo.config.outside import in_words
 from hyvideo.evaluation.run_report import report_runs
 from hyvideo.observability.console import Console
 from hyvideo.observability.metrics import MetricsLog, read_metrics
@@ -77,7 +78,7 @@ class Journal:
         try:
             report_runs([self.folder], self.folder / "report.html")
         except (OSError, ValueError) as error:
-            self.console.warning(f"report.html was not written: {error}")
+            self.console.warning(f"report.html was not written: {in_words(error)}")
 
     def finish(self) -> None:
         """Close what the run wrote to, and say where its report is."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hyvideo.algorithms.policy import Policy
 from hyvideo.config.schema import Config
+from hyvideo.data.files import writing
 from hyvideo.data.prompts import Prompt
 from hyvideo.data.videos import write_video
 from hyvideo.distributed.collectives import gather
@@ -126,7 +127,8 @@ def save_samples(
         every = sorted((row for rows in of_ranks for row in rows), key=lambda row: row["video"])
         folder.mkdir(parents=True, exist_ok=True)
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in every)
-        (folder / "scores.jsonl").write_text(text, encoding="utf-8")
+        with writing(folder / "scores.jsonl"):
+            (folder / "scores.jsonl").write_text(text, encoding="utf-8")
 
 
 def _number(value: Tensor) -> float | None:

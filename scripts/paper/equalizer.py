@@ -16,7 +16,7 @@ from hyvideo.evaluation.intervals import seed_interval
 from scripts.paper.drawing import BLUE, ORANGE, SAMPLERS, legend_below, new_figure, seeds_text, tidy
 from scripts.paper.learning_rates import publish_tuned, rate_of
 from scripts.paper.study import Claim, Study, paragraph
-from scripts.paper.sweep import Arm, difference, gain, rates_text, setup_text, verdict
+from scripts.paper.sweep import Arm, difference, gain, setup_text, verdict
 
 ROUNDS = 24
 LOOKS = 3
@@ -72,14 +72,14 @@ def _curve(axes: Axes, found: Mapping[str, Any], label: str, colour: str, name: 
 def describe(found: Mapping[str, Any]) -> str:
     """Say what was compared, with the gain of every arm."""
     text = paragraph(
-        f"""Held-out reward over the updates; bands are 95 % intervals of the mean over seeds, faint lines single
-        seeds. {setup_text(found)} {rates_text(found)}"""
+        f"""The lines are the mean held-out reward over the updates, the bands its 95 % interval over seeds, and the
+        faint lines single seeds. The verdicts compare with and without, paired by seed. {setup_text(found)}"""
     )
     rows = [
-        f"| {name} | {' | '.join(_cell(found, sampler, word) for word in SWITCH)} | {_change(found, sampler)} |"
+        f"| {name} | {' | '.join(_cell(found, sampler, word) for word in SWITCH)} |"
         for sampler, name in SAMPLERS.items()
     ]
-    header = "| sampler | gain with | gain without | difference |\n|---|---|---|---|"
+    header = "| sampler | gain with | gain without |\n|---|---|---|"
     return "\n\n".join([text, "\n".join([header, *rows])])
 
 
@@ -99,7 +99,7 @@ def claims(found: Mapping[str, Any]) -> Sequence[Claim]:
         Claim(
             f"the equalizer raises the held-out reward that {name} reaches",
             verdict([difference(found, *(_label(sampler, word) for word in SWITCH))]),
-            f"{_change(found, sampler)}, with minus without",
+            _change(found, sampler),
         )
         for sampler, name in SAMPLERS.items()
     ]

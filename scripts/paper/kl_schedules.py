@@ -61,13 +61,13 @@ def describe(found: Mapping[str, Any]) -> str:
     settings = found["settings"]
     large = found["coefficient"]["large"]["two_stage"]
     return paragraph(
-        f"""`two_stage` warms λ up linearly from {settings["kl_min_coef"]:g} to `kl_weight` {settings["kl_weight"]:g}
-        over {settings["kl_warmup_updates"]} updates and then follows the mean of the last 10 observed KLs; `milder`
-        does so below a tenth of the ceiling (our choice, the paper gives no number); `fixed` does not move. Drawn by
-        the project's own controller at the schema's defaults, for an observed KL at its target, at {LARGE:g}
-        targets, and at {LARGE:g} targets until update {FALL} and {SMALL:g} after it. A large KL *relaxes* λ by a
-        tenth per update, down to the floor within {_updates_to_floor(large)} updates after the warm-up, and a small
-        one raises it again. Other controllers have the opposite sign; this one is the paper's."""
+        f"""`two_stage` raises λ linearly from {settings["kl_min_coef"]:g} to `kl_weight`
+        {settings["kl_weight"]:g} over {settings["kl_warmup_updates"]} updates and then follows the mean of the last 10
+        KLs. `milder` does the same below a tenth of that ceiling (our choice, the paper gives no number), and `fixed`
+        never moves. The panels show the project's controller at its defaults, for a KL at its target, at {LARGE:g}
+        times the target, and at {LARGE:g} times until update {FALL} and {SMALL:g} times after it. A large KL *lowers* λ
+        by a tenth per update, to the floor {_updates_to_floor(large)} updates after the warm-up; a small KL raises it
+        again. Other controllers have the opposite sign, but this one is the paper's."""
     )
 
 

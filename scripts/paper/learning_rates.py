@@ -133,11 +133,11 @@ def describe(found: Mapping[str, Any]) -> str:
         if best
     )
     return paragraph(
-        f"""The same grid for every sampler, {" ".join(f"{rate:.0e}" for rate in RATES)}; the rate of the largest mean
-        gain is what the studies below use: {chosen or "none until the grid is whole"}. Every run trains the bundled
-        model for {budget["rounds"]} rounds of 32 videos; {seeds_text(len(budget["seeds"]))} per arm. Gains
-        are those of {budget["held_out"]} training prompts, sampled with the ODE, and the seeds are of their own, so
-        that no rate is tuned on what a study is measured by."""
+        f"""Every sampler is trained at {", ".join(f"{rate:.0e}" for rate in RATES)}, and the studies below use the rate
+        with the largest mean gain: {chosen or "none until the grid is whole"}. Every run trains for {budget["rounds"]}
+        rounds of 32 videos, with {seeds_text(len(budget["seeds"]))} per arm. Gains are measured on
+        {budget["held_out"]} training prompts and with separate seeds, so that no rate is tuned on the data that a study
+        reports."""
     )
 
 

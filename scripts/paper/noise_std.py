@@ -81,16 +81,15 @@ def describe(found: Mapping[str, Any]) -> str:
     first = {name: [regimes[name][sampler]["std"][0] for sampler in COMPARED] for name in regimes}
     one, both = first["one schedule"], first["both clamped"]
     return paragraph(
-        f"""Each panel shows the standard deviation that a denoising step adds. *One schedule*: {settings["steps"]}
-        steps, shift {settings["shift"]:g} and eta {settings["eta"]:g} for all. After the first step Flow-GRPO adds
-        {min(ratio):.2f} to {max(ratio):.2f} times the noise of SAGE, most where a step changes σ / (1 − σ) most: at
-        both ends. DanceGRPO's noise follows the length of the step alone: least where SAGE explores most, and most
-        at the end. At σ = 1 both rules are singular and the cut decides: SAGE stops at 1 −
-        {settings["sage_clamp"]:g} and adds {one[0]:.2f}, Flow-GRPO divides by the next level's
-        distance to 1 and adds {one[1]:.2f}. *Both clamped* cuts Flow-GRPO where SAGE is cut: its first step then adds
-        {both[1]:.2f}. *Published settings*: SAGE
-        {_published(settings, "sage_grpo")}; Flow-GRPO {_published(settings, "flow_grpo")} (for Stable Diffusion
-        3.5); DanceGRPO {_published(settings, "dance_grpo")} (for HunyuanVideo)."""
+        f"""The panels show the standard deviation of the noise that each step adds. In *one schedule*, every sampler
+        takes {settings["steps"]} steps at shift {settings["shift"]:g} and eta {settings["eta"]:g}. After the first step
+        Flow-GRPO adds {min(ratio):.2f} to {max(ratio):.2f} times the noise of SAGE, most at both ends. DanceGRPO's
+        noise depends only on the length of the step, so it is largest at the end. Both rules are singular at σ = 1, so
+        their first step depends on where they are cut: SAGE stops at 1 − {settings["sage_clamp"]:g} and adds
+        {one[0]:.2f}, while Flow-GRPO takes the level of the next step and adds {one[1]:.2f}. Cut where SAGE is (*both
+        clamped*), it adds {both[1]:.2f}. *Published settings* are {_published(settings, "sage_grpo")} for SAGE;
+        {_published(settings, "flow_grpo")} for Flow-GRPO (Stable Diffusion 3.5);
+        {_published(settings, "dance_grpo")} for DanceGRPO (HunyuanVideo)."""
     )
 
 

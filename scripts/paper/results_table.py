@@ -17,7 +17,7 @@ from scripts.paper.drawing import COLOURS, SAMPLERS, name_rows, new_figure, tidy
 from scripts.paper.equalizer import LOOKS, ROUNDS
 from scripts.paper.learning_rates import publish_tuned, rate_of
 from scripts.paper.study import Claim, Study, paragraph
-from scripts.paper.sweep import Arm, claim_ahead, difference, draw_arm, gain, rates_text, setup_text
+from scripts.paper.sweep import Arm, claim_ahead, difference, draw_arm, gain, setup_text
 
 SETTINGS = {"A": {"reward_weights": {"VQ": 1.0, "MQ": 1.0, "TA": 1.0}}, "B": {}}
 """Setting B is the schema's default, so its runs are those of the equalizer study."""
@@ -64,8 +64,8 @@ def describe(found: Mapping[str, Any]) -> str:
         for sampler in SAMPLERS
     ]
     text = paragraph(
-        f"""The base row gives means, the others gains over it. Overall is VQ + MQ + TA whatever was trained. Setting
-        A trains equal weights, setting B 0.5, 0.5 and 1. {setup_text(found)} {rates_text(found)}"""
+        f"""The first row gives the means of the base model, the others gains over it. Setting A trains with equal
+        weights, setting B with 0.5, 0.5 and 1. Overall is VQ + MQ + TA in both. {setup_text(found)}"""
     )
     lines = [["model", "setting", *COLUMNS], ["---"] * 6, *rows]
     return "\n\n".join([text, "\n".join(f"| {' | '.join(line)} |" for line in lines)])

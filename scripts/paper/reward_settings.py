@@ -16,7 +16,7 @@ from scripts.paper.drawing import BLUE, ORANGE, name_rows, new_figure, tidy
 from scripts.paper.learning_rates import publish_tuned
 from scripts.paper.results_table import LOOKS, ROUNDS, SETTINGS, label_of
 from scripts.paper.study import Claim, Study, paragraph
-from scripts.paper.sweep import Arm, difference, draw_arm, gain, rates_text, setup_text, verdict
+from scripts.paper.sweep import Arm, difference, draw_arm, setup_text, verdict
 
 LABELS = {setting: label_of("sage_grpo", setting) for setting in SETTINGS}
 
@@ -39,18 +39,11 @@ def draw(found: Mapping[str, Any]) -> Figure:
 
 
 def describe(found: Mapping[str, Any]) -> str:
-    """Say what was compared, with the gains."""
-    rows = [
-        f"| {setting} | {' | '.join(str(gain(found, label, metric)) for metric in METRIC_MEANINGS)} |"
-        for setting, label in LABELS.items()
-        if label in found["arms"]
-    ]
-    text = paragraph(
-        f"""Setting A weighs VQ, MQ and TA equally, setting B 0.5, 0.5 and 1. {setup_text(found)} {rates_text(found)}
-        The units of the metrics are standard deviations of the base's scores, so their weights are comparable."""
+    """Say what was compared; the gains are numbers of the results table."""
+    return paragraph(
+        f"""SAGE's gains are those of the table above, here by metric. The metrics' units are standard deviations of
+        the base model's scores, so their weights are comparable. {setup_text(found)}"""
     )
-    header = f"| setting | {' | '.join(METRIC_MEANINGS)} |\n|---|---|---|---|"
-    return "\n\n".join([text, "\n".join([header, *rows])])
 
 
 def claims(found: Mapping[str, Any]) -> Sequence[Claim]:

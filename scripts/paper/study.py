@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from hyvideo.data.files import replacing
 from hyvideo.observability.marked_parts import replace_part
 
-HOLDS, FAILS, OPEN = "holds", "does not hold", "cannot tell at this scale"
+HOLDS, FAILS, OPEN = "holds", "does not hold", "cannot tell"
 DOCS = Path(__file__).parents[2] / "docs"
 DOCUMENT = "claims.md"
 
@@ -56,13 +56,11 @@ class Study:
     claims: Callable[[Mapping[str, Any]], Sequence[Claim]]
 
     def section(self, found: Mapping[str, Any]) -> str:
-        """The markdown of its section of the document."""
-        verdicts = "\n".join(
-            paragraph(f"- **{claim.verdict}**: {claim.text} ({claim.evidence}).") for claim in self.claims(found)
-        )
-        source = f"`python -m scripts.paper.{self.name}` · raw numbers: [{self.name}.json](claims/{self.name}.json)"
+        """The markdown of its section of the document; its verdicts are in the table of all claims."""
+        source = f"`python -m scripts.paper.{self.name}` ([raw numbers](claims/{self.name}.json))"
         picture = f"![{self.title}](claims/{self.name}.png)"
-        return "\n\n".join(filter(None, [f"## {self.title}", picture, self.describe(found), verdicts, source]))
+        heading = f'<a id="{self.name}"></a>\n\n## {self.title}'
+        return "\n\n".join([heading, picture, self.describe(found), source])
 
     def publish(self, found: Mapping[str, Any], docs: Path = DOCS) -> None:
         """Write picture, raw numbers, section and the table of claims below `docs`, and print the paragraph."""
@@ -92,11 +90,11 @@ def read_found(path: Path) -> dict[str, Any]:
 
 
 def claims_table(folder: Path) -> str:
-    """One row per claim of every study whose raw numbers lie in `folder`, in alphabetical order."""
-    rows = ["| claim | verdict | evidence | study |", "|---|---|---|---|"]
+    """One row per claim of every study whose raw numbers lie in `folder`, with a link to its section."""
+    rows = ["| claim | verdict | evidence |", "|---|---|---|"]
     for path in sorted(folder.glob("*.json")):
         rows += [
-            f"| {claim['text']} | **{claim['verdict']}** | {claim['evidence']} | {path.stem} |"
+            f"| [{claim['text']}](#{path.stem}) | **{claim['verdict']}** | {claim['evidence']} |"
             for claim in json.loads(path.read_text(encoding="utf-8"))["claims"]
         ]
     return "\n".join(rows)

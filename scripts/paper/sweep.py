@@ -17,7 +17,7 @@ from hyvideo.config.schema import Config
 from hyvideo.evaluation.intervals import Interval, seed_interval
 from hyvideo.observability.metrics import read_metrics
 from hyvideo.observability.scored_videos import read_scored_videos
-from scripts.paper.drawing import SAMPLERS, interval_row, seeds_text
+from scripts.paper.drawing import interval_row, seeds_text
 from scripts.paper.runs import CONFIG, Run, train
 from scripts.paper.study import DOCS, FAILS, HOLDS, OPEN, Claim, Study, read_found
 
@@ -230,27 +230,14 @@ def draw_arm(axes: Axes, place: float, found: Mapping[str, Any], arm: str, colou
 
 
 def setup_text(found: Mapping[str, Any]) -> str:
-    """Say how the runs were made, and how many seeds there are of every arm."""
+    """Say how long the runs are, how many seeds there are of every arm, and whether their rates were tuned."""
     budget = found["budget"]
     counts = [len(arm["runs"]) for arm in found["arms"].values()]
     least, most = min(counts), max(counts)
     seeds = seeds_text(most) if least == most else f"{least} to {seeds_text(most)}"
     unfinished = "" if least == len(budget["seeds"]) else f" (not all {len(budget['seeds'])} are finished)"
+    untuned = "" if found["tuned"] else " The learning rates are not tuned yet: they are those of configs/tiny.yaml."
     return (
-        f"Every run trains the bundled model for {budget['rounds']} rounds of 32 videos; {seeds} per arm{unfinished}. "
-        f"Rewards are those of {budget['held_out']} held-out prompts, the same for all runs, sampled with the ODE; the "
-        f"base model has {found['base']['reward']:+.2f}. Intervals are 95 % (Student's t over seeds, not over prompts; "
-        "differences paired by seed, not corrected for the number of comparisons)."
+        f"Every run trains for {budget['rounds']} rounds of 32 videos, with {seeds} per arm{unfinished}. The base "
+        f"model's reward on the {budget['held_out']} held-out prompts is {found['base']['reward']:+.2f}.{untuned}"
     )
-
-
-def rates_text(found: Mapping[str, Any]) -> str:
-    """Say which learning rates the arms had, and whether they were tuned (`tuned` of `train_and_publish`)."""
-    rates: dict[str, dict[str, None]] = {}
-    for settings in (arm["settings"] for arm in found["arms"].values()):
-        name = SAMPLERS[settings.get("sde_type", "sage_grpo")]
-        switch = "" if settings.get("use_grad_balancing", True) else " without the equalizer"
-        rates.setdefault(f"{settings['learning_rate']:.0e}", {})[name + switch] = None
-    listed = "; ".join(f"{rate} for {', '.join(names)}" for rate, names in rates.items())
-    how = "tuned on one grid for all" if found["tuned"] else "not tuned yet, as in configs/tiny.yaml"
-    return f"Learning rates ({how}): {listed}."

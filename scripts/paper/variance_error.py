@@ -108,12 +108,12 @@ def describe(found: Mapping[str, Any]) -> str:
     excess = {steps: schedule["error"] for steps, schedule in found["by_schedule"].items()}
     listed = ", ".join(f"{min(e):.0%} to {max(e):.0%} at {steps} steps" for steps, e in excess.items())
     return paragraph(
-        f"""SAGE adds the exact integral of σ / (1 − σ) over a step, Flow-GRPO the value at the step's start times
-        its length. The rule is always too large, since the diffusion falls along the step. Its relative excess
-        shrinks in proportion to the step (left), and on whole schedules it is {listed} (right; the singular first
-        step is left out). The last step, to σ = 0, gets twice the integral however fine the schedule: it is as long
-        as its own level. SAGE's closed form agrees with numerical integration within
-        {found["largest_error_of_closed_form"]:.0e} at every step, the clamped first one included."""
+        f"""SAGE adds the exact integral of σ / (1 − σ) over a step. Flow-GRPO multiplies the value at the start of the
+        step by its length, which is always too much, because the diffusion falls along the step. The relative excess
+        shrinks in proportion to the step size (left). On whole schedules it is {listed} (right, without the singular
+        first step). The last step, to σ = 0, always gets twice the integral, because it is as long as its own level.
+        SAGE's closed form agrees with numerical integration within {found["largest_error_of_closed_form"]:.0e} at
+        every step, including the clamped first one."""
     )
 
 

@@ -11,10 +11,8 @@ KILL_AFTER=5 # seconds that processes get to end when a node has failed: a round
 PASSED='^(CONFIG|OUTPUT_DIR|RESUME_FROM_CHECKPOINT|PREFLIGHT|STOP_GRACE|PYTHON|(NCCL|GLOO|TORCH|PYTORCH|CUDA|HF|OMP)_.*)$'
 SECRET='(TOKEN|KEY|SECRET|PASSWORD)' # on a command line every user of the machine could read them
 
-fail() {
-  printf '%s\n' "$@" >&2
-  exit 1
-}
+# shellcheck source=scripts/post_train/checks.sh
+source "${BASH_SOURCE[0]%/*}/checks.sh"
 
 # Quote a text for any POSIX shell.
 quote() {
@@ -36,13 +34,13 @@ cd "$root"
 script="$1"
 shift
 [[ -f $script ]] || fail "pdsh_train.sh: no script at '$script' (seen from $PWD)."
-[[ -z ${HOSTFILE-} || -r $HOSTFILE ]] || fail "HOSTFILE: cannot read '$HOSTFILE' (seen from $PWD)."
+[[ -z ${HOSTFILE-} || (-f $HOSTFILE && -r $HOSTFILE) ]] || fail "HOSTFILE: cannot read '$HOSTFILE' (seen from $PWD)."
 
 nodes=() processes=()
 while IFS= read -r node; do
   host="${node%%:*}"
-  [[ $host =~ ^[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?$ && $node =~ ^[^:]+(:[1-9][0-9]*)?$ ]] ||
-    fail "the node list has '$node'; expected a host name or IPv4 address, with ':PROCESSES' after it or not (no ranges)."
+  [[ $host =~ ^[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?$ && $node =~ ^[^:]+(:[1-9][0-9]{0,4})?$ ]] ||
+    fail "the node list has '$node'; expected a host name or IPv4 address, with ':PROCESSES' (from 1) after it or not; no ranges."
   [[ " ${nodes[*]-} " != *" $host "* ]] || fail "the node list has '$host' twice; list each node once."
   nodes+=("$host")
   [[ $node == *:* ]] && processes+=("${node##*:}") || processes+=("")
@@ -55,13 +53,16 @@ command -v pdsh >/dev/null ||
     "sbatch scripts/post_train/slurm_train.sbatch"
 
 export STOP_GRACE="${STOP_GRACE:-1800}"
-[[ $STOP_GRACE =~ ^[0-9]+$ ]] || fail "STOP_GRACE must be a whole number of seconds, received '$STOP_GRACE'."
+need_seconds STOP_GRACE "$STOP_GRACE"
 run_id="$(date +%Y%m%d-%H%M%S)-$$"
 logs="${LOG_DIR:-$(bash scripts/post_train/run_folder.sh "${CONFIG:-run}")/logs/$run_id}"
 
 shared=("NNODES=${#nodes[@]}" "MASTER_ADDR=${MASTER_ADDR:-${nodes[0]}}" "MASTER_PORT=${MASTER_PORT:-29500}")
 shared+=("RUN_ID=$run_id" "LOG_DIR=$logs")
-read -ra names <<<"${PASS_ENV-}"
+read -rd '' -a names <<<"${PASS_ENV-}" || true
+for variable in ${names[@]+"${names[@]}"}; do
+  need_match "each of PASS_ENV" "$variable" "[A-Za-z_][A-Za-z0-9_]*" "the name of a variable"
+done
 for variable in $(compgen -e | grep -E "$PASSED" | grep -viE "$SECRET" || true) ${names[@]+"${names[@]}"}; do
   [[ -v $variable ]] || fail "PASS_ENV names '$variable', which is not a variable of this environment."
   shared+=("$variable=${!variable}")

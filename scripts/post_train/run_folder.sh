@@ -5,11 +5,11 @@
 # Usage: scripts/post_train/run_folder.sh CONFIG
 set -euo pipefail
 
-name="$(basename "$1")"
+name="$(basename -- "$1")"
 if [[ -n ${OUTPUT_DIR-} ]]; then
-  echo "$OUTPUT_DIR"
+  printf '%s\n' "$OUTPUT_DIR"
 elif [[ $name == config.yaml && -f ${1%/*}/console.log ]]; then
-  echo "${1%/*}"
+  printf '%s\n' "${1%/*}"
 else
-  echo "outputs/${name%.*}"
+  printf '%s\n' "outputs/${name%.*}"
 fi

@@ -8,10 +8,9 @@
 # MASTER_ADDR, MASTER_PORT and RUN_ID, by which the processes of one launch are found again.
 set -euo pipefail
 
-fail() {
-  printf '%s\n' "$@" >&2
-  exit 1
-}
+# shellcheck source=scripts/post_train/checks.sh
+source "${BASH_SOURCE[0]%/*}/checks.sh"
+RUN_IDS='[A-Za-z0-9_.-]+' # lines of a text would each be searched for
 
 # Process ids of a run on this node, by the marker in their environment: torchrun's ranks have sessions of their own.
 processes() {
@@ -37,12 +36,23 @@ stop() {
 }
 
 if [[ ${1-} == --stop ]]; then
+  (($# == 3)) || fail "train_grpo.sh --stop needs RUN_ID and SECONDS; received $(($# - 1)) argument(s)."
+  need_match "--stop RUN_ID" "$2" "$RUN_IDS" "letters, digits, '_', '.' and '-'"
+  need_seconds "--stop SECONDS" "$3"
   stop "$2" "$3"
   exit
 fi
 
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 nnodes="${NNODES:-1}" node_rank="${NODE_RANK:-0}"
+grace="${STOP_GRACE:-1800}" run_id="${RUN_ID:-$$}"
+need_number NNODES "$nnodes" 1 1000000
+need_number NODE_RANK "$node_rank" 0 "$((nnodes - 1))"
+need_seconds STOP_GRACE "$grace"
+need_match RUN_ID "$run_id" "$RUN_IDS" "letters, digits, '_', '.' and '-'"
+need_match PREFLIGHT "${PREFLIGHT:-1}" "0|1" "0 or 1"
+if [[ -n ${MASTER_PORT-} ]]; then need_number MASTER_PORT "$MASTER_PORT" 1 65535; fi
+if [[ -n ${MASTER_ADDR-} ]]; then need_match MASTER_ADDR "$MASTER_ADDR" "[A-Za-z0-9_:][A-Za-z0-9_.:%-]*" "a host name or address"; fi
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 config="${CONFIG:-configs/sage_8gpu.yaml}"
 [[ -f $config ]] || fail "CONFIG: no file at '$config' (seen from $PWD). There are: $(echo configs/*.yaml)"
 
@@ -51,17 +61,11 @@ if [[ -z ${PYTHON-} ]]; then
   if [[ -x .venv/bin/python ]]; then PYTHON=.venv/bin/python; fi
 fi
 if [[ -z ${NPROC_PER_NODE-} ]]; then
-  num_gpus="$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())')" ||
+  NPROC_PER_NODE="$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())')" ||
     fail "'$PYTHON' cannot import torch. Run 'make setup', or set PYTHON to an interpreter with requirements.txt installed."
-  NPROC_PER_NODE=$((num_gpus > 0 ? num_gpus : 1))
+  if [[ $NPROC_PER_NODE == 0 ]]; then NPROC_PER_NODE=1; fi
 fi
-[[ $NPROC_PER_NODE =~ ^[1-9][0-9]*$ ]] ||
-  fail "NPROC_PER_NODE must be a whole number from 1, received '$NPROC_PER_NODE'."
-[[ $nnodes =~ ^[1-9][0-9]*$ ]] || fail "NNODES must be a whole number from 1, received '$nnodes'."
-[[ $node_rank =~ ^(0|[1-9][0-9]*)$ ]] || fail "NODE_RANK must be a whole number from 0, received '$node_rank'."
-if [[ -n ${MASTER_PORT-} && ! $MASTER_PORT =~ ^[1-9][0-9]{0,4}$ ]]; then
-  fail "MASTER_PORT must be a number from 1 to 65535, received '$MASTER_PORT'."
-fi
+need_number NPROC_PER_NODE "$NPROC_PER_NODE" 1 65536
 if ((nnodes > 1)) && [[ -z ${MASTER_ADDR-} || -z ${MASTER_PORT-} ]]; then
   fail "NNODES is $nnodes: set MASTER_ADDR and MASTER_PORT, at which the nodes meet, and NODE_RANK."
 fi
@@ -118,14 +122,13 @@ supervised() {
   return "$status"
 }
 
-id="${RUN_ID:-$$}.$node_rank" grace="${STOP_GRACE:-1800}"
-[[ $grace =~ ^[0-9]+$ ]] || fail "STOP_GRACE must be a whole number of seconds, received '$grace'."
+id="$run_id.$node_rank"
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT="${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-$grace}"
 if [[ ${PREFLIGHT:-1} != 0 ]]; then
   supervised "${launcher[@]}" post_train.py "${run[@]}" --dry_run true || exit
 fi
 if [[ -n ${LOG_DIR-} ]] && ((${#launcher[@]} > 1)); then
-  mkdir -p "$LOG_DIR/node_$node_rank"
+  mkdir -p -- "$LOG_DIR/node_$node_rank"
   launcher+=("--log_dir=$LOG_DIR/node_$node_rank" --redirects=3 --tee=0:3)
 fi
 if ((nnodes == 1)); then exec "${launcher[@]}" post_train.py "${run[@]}"; fi

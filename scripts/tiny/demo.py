@@ -16,6 +16,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from hyvideo.config.loading import load_config
+from hyvideo.config.outside import complain
 from hyvideo.config.schema import Config
 from hyvideo.data.prompts import Prompt
 from hyvideo.distributed.process_group import process_group
@@ -38,7 +39,7 @@ def main(argv: list[str]) -> int:
     try:
         config = load_config(["--config", "configs/tiny.yaml", *argv])
     except ValueError as error:
-        print(f"demo: {error}", file=sys.stderr)
+        complain(f"demo: {error}")
         return 2
     if "WORLD_SIZE" not in os.environ:
         name = config.run.output_dir or f"outputs/demo-{time.strftime('%Y%m%d-%H%M%S')}"

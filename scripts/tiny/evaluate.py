@@ -10,6 +10,7 @@ from pathlib import Path
 from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
+from hyvideo.config.outside import complain
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.prompts import Prompt, read_prompts
 from hyvideo.models.attention import install_attention
@@ -34,7 +35,7 @@ def main(argv: list[str]) -> int:
         prompts = read_prompts([arguments.model_path / "prompts" / "valid.csv"])[: arguments.count]
         report(sample_videos(arguments.model_path, prompts), [prompt.text for prompt in prompts])
     except ValueError as error:
-        print(f"tiny.evaluate: {error}", file=sys.stderr)
+        complain(f"tiny.evaluate: {error}")
         return 2
     return 0
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
 from hyvideo.config.loading import load_config
+from hyvideo.config.outside import complain
 from hyvideo.data.randomness import generator_for
 from hyvideo.evaluation.improvement import HELD_OUT, HeldOutGains, read_held_out, write_held_out
 from hyvideo.evaluation.intervals import seed_interval
@@ -73,7 +74,7 @@ def main(argv: list[str]) -> int:
         for kind in arguments.kinds:
             _print_mean([arguments.output_dir / f"{kind}-{seed}" for seed in arguments.seeds], kind)
     except (ValueError, OSError) as error:
-        print(f"prove_learning: {error}", file=sys.stderr)
+        complain(f"prove_learning: {error}")
         return 2
     return 0
 

@@ -283,3 +283,34 @@ def test_votes_of_two_tabs_are_kept_together(study: Path, open_page: OpenPage, t
     old.keyboard.press("ArrowDown")
     votes = json.loads(save_votes(old, tmp_path / "votes.json").read_text())["votes"]
     assert len(votes) == len(CRITERIA) + 1 and [vote["choice"] for vote in votes].count("tie") == 1
+
+
+def test_a_browser_that_keeps_no_votes_warns_at_once_and_offers_them_as_a_file(
+    study: Path, open_page: OpenPage, tmp_path: Path
+):
+    page = open_page(study)
+    page.evaluate("void (Storage.prototype.setItem = () => { throw new DOMException('full'); })")
+    assert not page.get_by_role("alert").is_visible()
+    start_study(page)
+    assert "does not keep your votes" in page.get_by_role("alert").inner_text()
+    page.keyboard.press("ArrowLeft")
+    with page.expect_download() as download:
+        page.get_by_text("Save votes now").click()
+    assert [vote["count"] for vote in json.loads(download.value.path().read_text())["votes"]] == [1]
+
+
+def test_a_clock_that_is_set_back_loses_no_vote_of_two_tabs(study: Path, open_page: OpenPage, tmp_path: Path):
+    old = open_page(study)
+    start_study(old)
+    old.keyboard.press("ArrowLeft")
+    new = old.context.new_page()
+    new.clock.set_fixed_time("2020-01-01")
+    new.goto(study.as_uri())
+    start_study(new)
+    new.keyboard.press("ArrowUp")
+    new.keyboard.press("ArrowDown")
+    new.keyboard.press("ArrowRight")
+    files = [save_votes(page, tmp_path / f"{number}.json") for number, page in enumerate((old, new))]
+    for order in (files, files[::-1]):
+        choices = [vote.choice for vote in read_votes(order)]
+        assert len(choices) == 2 and choices.count("tie") == 1

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 
 import httpx
@@ -55,7 +55,8 @@ class Wire:
 def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
     """What all clients of this test talk to."""
     wire = Wire()
-    monkeypatch.setattr(client.httpx, "Client", partial(httpx.Client, transport=httpx.MockTransport(wire)))
+    transport = httpx.MockTransport(wire)
+    monkeypatch.setattr(client.httpx, "AsyncClient", partial(httpx.AsyncClient, transport=transport))
     return wire
 
 
@@ -102,10 +103,10 @@ def test_any_answer_gives_its_own_scores_or_none(
             assert values.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-37, nan_ok=True)
 
 
-class Endless(httpx.SyncByteStream):
+class Endless(httpx.AsyncByteStream):
     """A body without an end."""
 
-    def __iter__(self) -> Iterator[bytes]:
+    async def __aiter__(self) -> AsyncIterator[bytes]:
         while True:
             yield b" " * 2**20
 

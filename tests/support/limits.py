@@ -20,9 +20,9 @@ def limited(kind: int, most: int) -> Iterator[None]:
 
 
 @contextmanager
-def bounded_memory() -> Iterator[None]:
-    """Make a MemoryError of what would fill the machine."""
+def bounded_memory(most: int = MEMORY) -> Iterator[None]:
+    """Make a MemoryError of what takes more than `most` bytes from now on, and would fill the machine."""
     with open("/proc/self/statm") as file:
         taken = int(file.read().split()[0]) * resource.getpagesize()
-    with limited(resource.RLIMIT_AS, taken + MEMORY):
+    with limited(resource.RLIMIT_AS, taken + most):
         yield

@@ -2,17 +2,22 @@
 
 import asyncio
 import contextlib
+import os
 import re
+import signal
+import socket
+import socketserver
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import httpx
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from hyvideo.models.reward_models.remote.connections import LIMITS
 from tests.support.ranks import free_port
 from tests.support.training import REPOSITORY
 
@@ -20,7 +25,8 @@ from tests.support.training import REPOSITORY
 @contextlib.contextmanager
 def serving(app: ASGIApp) -> Iterator[str]:
     """Serve `app` in a thread; gives its address."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=1))
+    options = {"log_config": None, "log_level": "error", "timeout_graceful_shutdown": 1}
+    server = uvicorn.Server(uvicorn.Config(app, port=0, **options, **LIMITS))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
@@ -33,33 +39,86 @@ def serving(app: ASGIApp) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def server_process(seconds: float, port: int | None = None) -> Iterator[tuple[str, subprocess.Popen]]:
-    """Serve `brightness`, `seconds` per video, in a process of its own that can be killed; any free port by default."""
+def server_process(
+    seconds: float, port: int | None = None, reward: str = "Brightness", faults: Sequence[str] = (), **options: object
+) -> Iterator[tuple[str, subprocess.Popen]]:
+    """Serve a reward of `tests.support.rewards` in a process of its own that can be killed.
+
+    Args:
+        seconds: what it is built with.
+        port: any free one by default.
+        reward: its class; it is served under its name in lower case.
+        faults: of `Faulty`.
+        options: of `create_app`.
+    """
     port = port or free_port()
     program = (
-        "import uvicorn; from tests.support.rewards import Brightness; "
+        "import uvicorn; from tests.support import rewards; from tests.support.reward_server import LIMITS, Faulty; "
         "from hyvideo.models.reward_models.remote.server import create_app; "
-        f"uvicorn.run(create_app({{'brightness': Brightness(seconds={seconds})}}), port={port}, log_level='error')"
+        f"app = create_app({{{reward.lower()!r}: rewards.{reward}(seconds={seconds})}}, **{options!r}); "
+        f"uvicorn.run(Faulty(app, {list(faults)!r}), port={port}, log_level='error', **LIMITS)"
     )
-    process = subprocess.Popen([sys.executable, "-c", program], cwd=REPOSITORY)
-    url = f"http://127.0.0.1:{port}"
+    with started([sys.executable, "-c", program], f"http://127.0.0.1:{port}") as process:
+        yield f"http://127.0.0.1:{port}", process
+
+
+@contextlib.contextmanager
+def started(command: Sequence[str], url: str, **options: object) -> Iterator[subprocess.Popen]:
+    """Run a command until the end of the block; the block begins when it serves `url`, or has ended."""
+    process = subprocess.Popen(command, cwd=REPOSITORY, **options)
     try:
         while process.poll() is None:
             with contextlib.suppress(httpx.TransportError):
                 httpx.get(f"{url}/health")
                 break
             time.sleep(0.1)
-        yield url, process
+        yield process
     finally:
         process.kill()
         process.wait()
+
+
+@contextlib.contextmanager
+def talking(introduction: str, behave: Callable[[socket.socket], None]) -> Iterator[str]:
+    """Speak no HTTP library's language: send `introduction` to who asks for it, and let `behave` treat other requests.
+
+    Args:
+        introduction: the body of `/metadata`.
+        behave: gets the socket of a request whose head was read; a client that has gone ends it.
+    """
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            head = b""
+            while b"\r\n\r\n" not in head:
+                head += self.request.recv(1)
+            with contextlib.suppress(OSError):
+                if head.startswith(b"GET /metadata"):
+                    self.request.sendall(
+                        f"HTTP/1.1 200 OK\r\nContent-Length: {len(introduction)}\r\n\r\n{introduction}".encode()
+                    )
+                else:
+                    behave(self.request)
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+        request_queue_size = 64
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)  # so that a large body needs a reader
+        threading.Thread(target=server.serve_forever, args=(0.05,)).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
 
 
 class Faulty:
     """Passes requests to `app`, but for scoring requests takes the next of `faults` first.
 
     Faults: `hang`, `500`, `429`, `401`, `malformed` (half an answer), `nan` (every score), `stale` (the answer to an
-    earlier request), `fewer` (a score is missing) and `ok`. After the last one all goes well.
+    earlier request), `fewer` (a score is missing), `die` (the process is killed) and `ok`. After the last
+    one all goes well.
 
     Attributes:
         requests: scoring requests so far.
@@ -89,22 +148,24 @@ class Faulty:
     async def _misbehave(self, fault: str, scope: Scope, receive: Receive, send: Send) -> None:
         if fault == "hang":
             await asyncio.sleep(60)
+        elif fault == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
         elif fault.isdigit():
             await _send(send, int(fault), b"no")
         elif fault == "stale":
             await _send(send, 200, self._answer)
         else:
-            body = await self._asked(scope, receive)
+            status, body = await self._asked(scope, receive)
             changed = {
                 "ok": body,
                 "malformed": body[: len(body) // 2],
                 "nan": re.sub(rb"\d+\.\d+", b"NaN", body),
                 "fewer": re.sub(rb":\[[^],]+,", b":[", body, count=1),
             }
-            await _send(send, 200, changed[fault])
+            await _send(send, status, changed[fault])
 
-    async def _asked(self, scope: Scope, receive: Receive) -> bytes:
-        """Return the true answer, and keep it."""
+    async def _asked(self, scope: Scope, receive: Receive) -> tuple[int, bytes]:
+        """Return the true answer, status and body, and keep it."""
         sent: list[Message] = []
 
         async def keep(message: Message) -> None:
@@ -112,7 +173,7 @@ class Faulty:
 
         await self._app(scope, receive, keep)
         self._answer = b"".join(message.get("body", b"") for message in sent)
-        return self._answer
+        return sent[0]["status"], self._answer
 
 
 async def _send(send: Send, status: int, body: bytes) -> None:

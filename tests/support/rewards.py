@@ -67,6 +67,20 @@ class Brightness(RewardModel):
         self.devices.append(str(device))
 
 
+class Corner(RewardModel):
+    """The first value of every video; takes its time and no memory of its own."""
+
+    metrics = ("corner",)
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    def __call__(self, videos: Videos, prompts: Sequence[str]) -> dict[str, Tensor]:
+        time.sleep(self._seconds)
+        return {"corner": videos[:, 0, 0, 0, 0].float()}
+
+
 class FileBrightness(Brightness):
     """The mean pixel of what it is given, with the files it read.
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import CLIPModel, CLIPTokenizerFast
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
+from hyvideo.config.outside import check_files
 from hyvideo.models.reward_models.registry import RewardContext, RewardModel, register_reward
 
 
@@ -46,6 +47,7 @@ class _FrameReward(RewardModel):
             raise ValueError(f"{cls.metrics[0]}: expected num_frames of at least 1, received {num_frames}.")
         if not Path(checkpoint).is_dir():
             raise ValueError(f"{cls.metrics[0]}: there is no folder '{checkpoint}'; expected that of a CLIP.")
+        check_files(checkpoint)
 
     @torch.inference_mode()
     def __call__(self, videos: Tensor, prompts: Sequence[str]) -> dict[str, Tensor]:

@@ -24,13 +24,15 @@ function shuffled(list, random) {
   return copy;
 }
 
-// Votes survive a reload where the browser keeps them.
+// Votes survive a reload where the browser keeps them. Their own count says which is the later: a clock may be set back.
 const store = () => `preference-${study}-${rater}`;
-function remember() { try { localStorage.setItem(store(), JSON.stringify(votes)); } catch { /* saved as a file alone */ } }
+function remember() {
+  try { localStorage.setItem(store(), JSON.stringify(votes)); at("unkept").hidden = true; } catch { at("unkept").hidden = false; }
+}
 function recall() {
   let kept = {};
   try { kept = JSON.parse(localStorage.getItem(store())) || {}; } catch { /* the browser keeps nothing */ }
-  for (const [key, vote] of Object.entries(kept)) if (!votes[key] || votes[key].at < vote.at) votes[key] = vote; // of another tab
+  for (const [key, vote] of Object.entries(kept)) if (!votes[key] || (votes[key].count ?? 0) < (vote.count ?? 0)) votes[key] = vote; // of another tab
 }
 
 const keyOf = (pair, criterion) => `${pair.pair} ${criterion}`;
@@ -42,6 +44,7 @@ function begin(name) {
   order = shuffled(pairs, random).map((pair) => ({ ...pair, videos: shuffled(pair.videos, random) }));
   votes = {};
   recall();
+  remember();
   place = Math.max(0, order.findIndex((pair) => !isJudged(pair)));
   at("welcome").hidden = true;
   show();
@@ -100,7 +103,8 @@ function paint() {
 function answer(number, side) {
   const pair = order[place];
   recall();
-  votes[keyOf(pair, criteria[number])] = { study, rater, pair: pair.pair, criterion: criteria[number], choice: choiceOf(pair, side), at: new Date().toISOString() };
+  const count = 1 + Math.max(0, ...Object.values(votes).map((vote) => vote.count ?? 0));
+  votes[keyOf(pair, criteria[number])] = { study, rater, pair: pair.pair, criterion: criteria[number], choice: choiceOf(pair, side), at: new Date().toISOString(), count };
   remember();
   asked = Math.min(number + 1, criteria.length - 1);
   paint();
@@ -134,6 +138,7 @@ at("next").addEventListener("click", () => move(1));
 at("again").addEventListener("click", again);
 at("save").addEventListener("click", save);
 at("save-done").addEventListener("click", save);
+at("save-unkept").addEventListener("click", save);
 document.addEventListener("keydown", (event) => {
   if (at("vote").hidden || event.ctrlKey || event.metaKey || event.altKey) return;
   const onButton = event.target.closest("button");

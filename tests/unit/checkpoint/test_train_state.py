@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -203,6 +204,20 @@ def test_what_cannot_be_written_says_so_and_leaves_the_last_checkpoint(tmp_path:
     assert latest_checkpoint(tmp_path) == good
     assert sorted(path.name for path in tmp_path.iterdir()) == [LATEST, "step_1"]
     assert_whole(good, 1)
+
+
+def test_an_interrupted_save_does_not_ask_for_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def interrupt(*_: object, **__: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(dcp.FileSystemWriter, "write_data", interrupt)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(SaveError, match="it was interrupted. Earlier checkpoints are intact. To go on") as caught:
+            save(tmp_path, 2)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "space" not in str(caught.value)
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "missing"])

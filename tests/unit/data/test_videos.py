@@ -74,7 +74,7 @@ def test_an_encoder_that_stops_early_is_an_error_and_the_old_video_stays(tmp_pat
 @pytest.mark.parametrize("limit", [500, 20000])
 def test_a_disk_that_fills_while_a_video_is_written_is_an_error_that_says_so(tmp_path, limit):
     frames = torch.randint(0, 256, (9, 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    said = "wrote 0 of 9 frames to .*: is the disk full"
+    said = "wrote 0 of 9 frames; is the disk full.*a.mp4"
     with limited(resource.RLIMIT_FSIZE, limit), pytest.raises(OSError, match=said):
         write_video(tmp_path / "a.mp4", frames, fps=24)
     assert list(tmp_path.iterdir()) == []

@@ -8,6 +8,7 @@ import pytest
 
 from hyvideo.evaluation.intervals import wilson_interval
 from hyvideo.evaluation.win_rates import Vote, read_votes, win_rates, write_votes
+from scripts import report
 
 PAIRS = [f"p{number}" for number in range(10)]
 
@@ -91,3 +92,29 @@ def test_the_wilson_interval_solves_its_equation():
     for rate, count in ((0.5, 40), (0.9, 10), (1.0, 40), (0.0, 7)):
         for end in wilson_interval(rate, count):
             assert abs(rate - end) == pytest.approx(1.959964 * math.sqrt(end * (1 - end) / count), rel=1e-5, abs=1e-7)
+
+
+def test_the_count_decides_and_not_the_clock(tmp_path):
+    set_back = replace(vote("p0", "sage", at="2025-01-01T00:00:00Z"), count=2)
+    first = replace(vote("p0", "base"), count=1)
+    for order in ([set_back, first], [first, set_back]):
+        assert read_votes([save(tmp_path / "votes.json", order)]) == [set_back]
+
+
+@pytest.mark.parametrize("at", ["9999-01-01T00:00:00Z", "2026-01-01T00:00:00", "zzz", ""])
+def test_a_time_that_cannot_have_been_is_refused_with_whose_it_is(tmp_path, at):
+    with pytest.raises(ValueError, match=r"votes\.json: a vote of 'Ann' on pair 'p0' says that it was made at"):
+        read_votes([save(tmp_path / "votes.json", [vote("p0", "base", at=at)])])
+
+
+def test_a_vote_for_an_unknown_video_names_rater_pair_and_video(key):
+    with pytest.raises(ValueError, match="'Ann' chose 'other' of pair 'p0'; expected tie or one of its videos, basep0"):
+        win_rates(key, [replace(vote("p0", "base"), choice="other")])
+
+
+def test_raters_are_listed_and_those_who_were_not_asked_are_refused(key, tmp_path, capsys):
+    votes = save(tmp_path / "votes.json", [vote("p0", "base"), vote("p1", "base", rater="Eve")])
+    assert report.main(["winrates", str(key), str(votes)]) == 0
+    assert "raters: Ann (1 votes), Eve (1 votes)" in capsys.readouterr().out
+    assert report.main(["winrates", str(key), str(votes), "--raters", "Ann", "Bo"]) == 2
+    assert "--raters: Eve voted too" in capsys.readouterr().err

@@ -23,6 +23,7 @@ cd / && exec env -i PATH="$PATH" sh -c "${@: -1}"
 
 # Stands in for Python: checks pass, a node named BAD fails, others write down what they are asked to run and wait.
 STUB = """#!/usr/bin/env bash
+if [[ $1 == -c ]]; then echo 0; fi
 if [[ $1 == -c || " $* " == *" --dry_run "* ]]; then exit; fi
 printf '%s\\n' "$@" "GIVEN=${GIVEN-}" "NCCL_DEBUG=$NCCL_DEBUG" >"got.$NODE_RANK"
 env >"environment.$NODE_RANK"
@@ -200,7 +201,11 @@ def test_a_node_whose_connection_is_lost_ends_its_processes(project):
 
 
 @pytest.mark.parametrize(
-    "node", ["a;rm -rf x", "-x", "$(id)", "a b'c;d", "a:0", "a:b", "n[1-4]", "^file", "a/b", "a%h", "::1", "ä"]
+    "node",
+    [
+        *("a;rm -rf x", "-x", "$(id)", "a b'c;d", "a:0", "a:08", f"a:{2**64 + 1}", "a:b"),
+        *("n[1-4]", "^file", "a/b", "a%h", "::1", "ä"),
+    ],
 )
 def test_what_is_no_host_name_is_refused(project, node):
     result = launch(project, NODE_IP_LIST=f"node1,{node}")
@@ -226,6 +231,12 @@ def test_a_hostfile_that_is_not_there_is_named(project):
     assert result.returncode == 1 and "cannot read 'no such file'" in result.stderr
 
 
+def test_a_hostfile_that_is_a_pipe_is_not_waited_for(project):
+    os.mkfifo(project / "hosts")
+    result = launch(project, HOSTFILE=str(project / "hosts"))
+    assert result.returncode == 1 and "HOSTFILE: cannot read" in result.stderr
+
+
 def test_missing_pdsh_is_named_with_the_way_to_get_it(project):
     """With a PATH that has the shell's own programs and no pdsh."""
     programs = project / "few"
@@ -241,14 +252,18 @@ def test_missing_pdsh_is_named_with_the_way_to_get_it(project):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"STOP_GRACE": "soon"}, "STOP_GRACE must be a whole number of seconds, received 'soon'"),
+        ({"STOP_GRACE": "soon"}, "STOP_GRACE must be a whole number from 0 to 31536000"),
+        ({"STOP_GRACE": "0900"}, "without leading zeros; received '0900'"),
         ({"PASS_ENV": "NO_SUCH_NAME"}, "PASS_ENV names 'NO_SUCH_NAME'"),
+        ({"PASS_ENV": "HOME[$(touch${IFS}ran)]"}, "each of PASS_ENV must be the name of a variable"),
+        ({"PASS_ENV": "HOME\n\x1b]0;owned\x07"}, "received '?]0;owned?'"),
     ],
 )
 @needs_pdsh
 def test_a_setting_that_cannot_be_meant_is_refused(project, settings, words):
     result = launch(project, **settings)
     assert result.returncode == 1 and words in result.stderr and not list(project.glob("got.*"))
+    assert not (project / "ran").exists() and "\x1b" not in result.stderr
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])

@@ -153,7 +153,8 @@ def test_a_round_gets_time_to_end_after_ctrl_c(project, settings, seconds):
 def test_a_grace_that_is_no_number_is_refused(project):
     result = launch(project, STOP_GRACE="soon")
     assert result.returncode == 1
-    assert result.stderr == "STOP_GRACE must be a whole number of seconds, received 'soon'.\n"
+    words = "STOP_GRACE must be a whole number from 0 to 31536000, without leading zeros; received 'soon'.\n"
+    assert result.stderr == words
 
 
 def test_everything_is_checked_first_by_the_same_command_with_dry_run(project):
@@ -199,14 +200,34 @@ def test_one_of_several_nodes_must_be_told_where_they_meet(project):
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("NNODES", "abc"), ("NNODES", "0"), ("NNODES", "08"), ("NODE_RANK", "1x"), ("NODE_RANK", "-1")],
+    [
+        *(("NNODES", value) for value in ("abc", "0", "08", f"{2**64 + 1}", "x[$(touch${IFS}ran)]")),
+        *(("NODE_RANK", value) for value in ("1x", "-1", "00", "1", "x[$(touch${IFS}ran)]")),
+        *(("NPROC_PER_NODE", value) for value in ("010", f"{2**64 + 1}", "x[$(touch${IFS}ran)]")),
+        *(("NUM_GPUS", value) for value in ("Warning: no driver", "x[$(touch${IFS}ran)]")),
+        *(("STOP_GRACE", value) for value in ("0900", f"{2**63}", "x[$(touch${IFS}ran)]")),
+        *(("MASTER_PORT", value) for value in ("029500", "65536")),
+        *(("MASTER_ADDR", value) for value in ("--rdzv_conf=x", "a b")),
+        *(("RUN_ID", value) for value in ("one\ntwo", "a b", "*")),
+        *(("PREFLIGHT", value) for value in ("no", "00")),
+    ],
 )
-def test_a_number_of_nodes_or_of_a_node_that_is_none_is_refused_with_what_came(project, setting, value):
+def test_a_setting_of_a_node_that_cannot_be_meant_is_refused_before_it_is_used(project, setting, value):
     result = launch_node(project, **{setting: value})
     assert result.returncode == 1 and result.stdout == ""
-    assert (
-        result.stderr.startswith(f"{setting} must be a whole number from ") and f"received '{value}'" in result.stderr
-    )
+    named = "NPROC_PER_NODE" if setting == "NUM_GPUS" else setting  # what the interpreter counted
+    received = value.replace("\n", "?")
+    assert result.stderr.startswith(f"{named} must be ") and result.stderr.endswith(f"received '{received}'.\n")
+    assert not list(project.rglob("ran"))
+
+
+@pytest.mark.parametrize(
+    "words", [["run"], ["run", "09"], ["run", "x[$(touch${IFS}ran)]"], ["one\ntwo", "1"], ["", "1"], [f"{2**63}"] * 2]
+)
+def test_a_stop_that_cannot_be_meant_is_refused_before_a_process_is_looked_for(project, words):
+    script = project / "scripts" / "post_train" / "train_grpo.sh"
+    result = subprocess.run(["bash", script, "--stop", *words], cwd=project, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 1 and "--stop " in result.stderr and not (project / "ran").exists()
 
 
 def test_the_exit_status_of_the_run_is_the_launchers(project):

@@ -147,7 +147,7 @@ def test_a_pipe_in_place_of_a_config_is_refused_not_waited_for(tiny_root: Path, 
     root = shutil.copytree(tiny_root, tmp_path / "copy")
     (root / "transformer" / "config.json").unlink()
     os.mkfifo(root / "transformer" / "config.json")
-    with pytest.raises(ValueError, match=r"config\.json' is missing or not a file"):
+    with pytest.raises(ValueError, match=r"config\.json' cannot be used: it is a pipe"):
         load_transformer(root)
 
 

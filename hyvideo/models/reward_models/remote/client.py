@@ -1,7 +1,10 @@
 """A reward that a server computes. Temporary failures are retried; a refusal stops the run."""
 
+import asyncio
+import functools
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -30,6 +33,7 @@ FORM_BYTES = 512
 """Allowance for what a form adds to each video."""
 
 _FIRST_WAIT_SECONDS = 0.5
+_SHOWN = 300  # characters of what a server says that a message repeats, escaped
 _Answer = TypeVar("_Answer", bound=BaseModel)
 _LOG = logging.getLogger(__name__)
 
@@ -57,14 +61,15 @@ class RemoteReward(RewardModel):
         self._retries, self._timeout = config.remote_reward_retries, config.remote_reward_timeout
         token = checked_token(os.environ.get(TOKEN_VARIABLE))
         try:
-            self._client = httpx.Client(
+            self._client = httpx.AsyncClient(
                 base_url=url,
                 headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {}),
-                timeout=self._timeout,
-                limits=httpx.Limits(max_connections=config.remote_reward_in_flight),
+                timeout=None,  # one for each read is no limit of the exchange; `_exchange` has one
+                limits=httpx.Limits(max_connections=config.remote_reward_in_flight, max_keepalive_connections=0),
             )
         except httpx.InvalidURL as error:
             raise ValueError(f"remote_reward_url: '{url}' is not an address ({error}).") from error
+        self._loop = _event_loop()
         facts = self._introduce()
         self.metrics, self.reads, self._description = facts.metrics, facts.reads, facts.description
 
@@ -133,7 +138,7 @@ class RemoteReward(RewardModel):
         if self._name not in metadata.rewards:
             raise ValueError(
                 f"reward_model: the server {self._url} has no reward '{self._name}'; it has "
-                f"{', '.join(metadata.rewards)}."
+                f"{', '.join(metadata.rewards)[:_SHOWN]}."
             )
         if metadata.video_fps != self.context.video_fps:
             raise ValueError(
@@ -165,45 +170,52 @@ class RemoteReward(RewardModel):
             RewardFailureError: the server refused.
         """
         try:
-            with self._client.stream(method, path, **content) as response:
-                body = _read_body(response, self._timeout)
-        except httpx.RequestError as error:
-            raise _Fault(f"no answer ({type(error).__name__}: {error})") from error
-        text = body.decode(errors="replace")
-        if response.status_code >= 500 or response.status_code == 429:
-            raise _Fault(f"status {response.status_code}")
-        if response.status_code != 200:
-            hint = f" (is {TOKEN_VARIABLE} that of the server?)" if response.status_code == 401 else ""
-            raise RewardFailureError(
-                f"reward server {self._url} refused with status {response.status_code}{hint}: {text[:500]}"
-            )
+            exchange = self._exchange(method, path, content)
+            status, body = asyncio.run_coroutine_threadsafe(exchange, self._loop).result()
+        except TimeoutError as error:
+            raise _Fault(f"no whole answer within {self._timeout:g} s") from error
+        except httpx.RequestError as error:  # its text may repeat what the server sent
+            raise _Fault(f"no answer ({type(error).__name__}: {str(error)!r:.{_SHOWN}})") from error
+        text = f"{body[:_SHOWN].decode(errors='replace')!r:.{_SHOWN}}"
+        if status >= 500 or status in (408, 429):
+            raise _Fault(f"status {status}")
+        if status != 200:
+            hint = f" (is {TOKEN_VARIABLE} that of the server?)" if status == 401 else ""
+            raise RewardFailureError(f"reward server {self._url} refused with status {status}{hint}: {text}")
         try:
             return kind.model_validate_json(body)
         except ValidationError as error:
-            raise _Fault(f"an answer that is no {kind.__name__}: {text[:80]!r}") from error
+            raise _Fault(f"an answer that is no {kind.__name__}: {text}") from error
+
+    async def _exchange(self, method: str, path: str, content: dict[str, object]) -> tuple[int, bytes]:
+        """Send a request; return the status and body of its answer, as it was sent: unpacked it might fill the memory.
+
+        Raises:
+            TimeoutError: connecting, sending and receiving, in however small pieces, take more than the timeout in all.
+            _Fault: the answer is too long.
+        """
+        body = bytearray()
+        async with asyncio.timeout(self._timeout), self._client.stream(method, path, **content) as response:
+            async for piece in response.aiter_raw():
+                body += piece
+                if len(body) > MAX_ANSWER_BYTES:
+                    raise _Fault(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
+        return response.status_code, bytes(body)
 
     def _check_answer(self, answer: ScoreResponse, sent: Sequence[str]) -> None:
         """Refuse an answer that is not about exactly what was sent."""
         if answer.digests != list(sent):
             raise _Fault("an answer about other videos than were sent")
         if set(answer.metrics) != set(self.metrics) or any(len(v) != len(sent) for v in answer.metrics.values()):
-            raise _Fault(f"an answer without {len(sent)} scores for each of {', '.join(self.metrics)}")
+            raise _Fault(f"an answer without {len(sent)} scores for each of {', '.join(self.metrics)[:_SHOWN]}")
 
 
-def _read_body(response: httpx.Response, seconds: float) -> bytes:
-    """Read an answer as it was sent: unpacked it might fill the memory, and it was asked for as it is.
-
-    Raises:
-        _Fault: it is too long, or comes too slowly.
-    """
-    body, deadline = b"", time.monotonic() + seconds
-    for piece in response.iter_raw():
-        body += piece
-        if len(body) > MAX_ANSWER_BYTES:
-            raise _Fault(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
-        if time.monotonic() > deadline:
-            raise _Fault("an answer that did not end in time")
-    return body
+@functools.cache
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """Return a loop in a thread of its own, which can end an exchange in time whatever it waits for."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="reward-requests", daemon=True).start()
+    return loop
 
 
 def _packed(videos: Videos, prompts: Sequence[str]) -> tuple[list[bytes], ScoreRequest]:

@@ -7,16 +7,23 @@ import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torch import Tensor
 
-from hyvideo.data.videos import read_video
+from hyvideo.data.videos import VideoTooLargeError, read_video
 from hyvideo.models.reward_models.registry import RewardModel, Videos, checked_scores
 from hyvideo.models.reward_models.remote.wire import Metadata, RewardFacts, ScoreRequest, ScoreResponse, digest
+
+BODY_SECONDS = 300.0
+"""Time in which the body of a request must come; after as many a trainer gives up by default."""
+
+_REQUESTS_HELD = 2  # of each reward: one that is scored, and the next one that is read and decoded meanwhile
 
 
 def create_app(
@@ -30,18 +37,20 @@ def create_app(
     """Make the application.
 
     `GET /health` answers anyone. `GET /metadata` and `POST /score/{reward}` require the bearer token. A reward scores
-    one request at a time; others wait, and are not scored if their client has given up meanwhile.
+    one request at a time, while one more is read and decoded. The bodies of others wait with their clients; those that
+    have given up meanwhile are not scored.
 
     Args:
         rewards: by the names they are served under.
         token: what clients must show; None lets anyone in.
         video_fps: frames per second of raw videos.
-        max_body_bytes: larger requests are refused.
+        max_body_bytes: larger requests are refused, and files with more bytes of frames for a reward that reads frames.
         video_folder: where requests may name videos, instead of sending them; None: nowhere.
     """
     app = FastAPI(title="SAGE-GRPO reward server", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(_BodyLimit, max_bytes=max_body_bytes)
-    locks = {name: asyncio.Lock() for name in rewards}  # who waits for one takes no worker thread
+    held = {name: asyncio.Semaphore(_REQUESTS_HELD) for name in rewards}  # who waits takes no worker thread
+    locks = {name: asyncio.Lock() for name in rewards}
     facts = {
         name: RewardFacts(metrics=list(reward.metrics), reads=reward.reads, description=reward.describe())
         for name, reward in rewards.items()
@@ -62,18 +71,26 @@ def create_app(
         """Score the videos of one request."""
         if name not in rewards:
             raise HTTPException(404, f"no reward '{name}'; expected one of {', '.join(rewards)}")
-        asked, contents = await _read_form(request)
         reward = rewards[name]
-        with tempfile.TemporaryDirectory(prefix="reward-server-") as folder:
-            try:
-                videos = await run_in_threadpool(_unpacked, reward, asked, contents, Path(folder), video_folder)
-                async with locks[name]:
-                    if await request.is_disconnected():
-                        raise HTTPException(499, "the client has gone")
-                    scores = await run_in_threadpool(reward, videos, asked.prompts)
-                return await run_in_threadpool(_response, name, reward, asked, contents, scores)
-            except ValueError as error:
-                raise HTTPException(422, str(error)) from error
+        async with held[name]:
+            with tempfile.TemporaryDirectory(prefix="reward-server-") as folder:
+                try:
+                    asked, digests, videos = await run_in_threadpool(
+                        _unpacked, reward, await _read_form(request), Path(folder), video_folder, max_body_bytes
+                    )
+                    async with locks[name]:
+                        if await request.is_disconnected():
+                            raise ClientDisconnect
+                        scores = await run_in_threadpool(reward, videos, asked.prompts)
+                    return await run_in_threadpool(_response, name, reward, digests, scores)
+                except VideoTooLargeError as error:
+                    raise HTTPException(
+                        413, f"{error} Or send fewer, or start the server with a higher --max_body_mb."
+                    ) from error
+                except ValueError as error:
+                    raise HTTPException(422, str(error)) from error
+                except ClientDisconnect as error:
+                    raise HTTPException(499, "the client has gone") from error
 
     return app
 
@@ -93,7 +110,7 @@ def _guard(token: str | None) -> Callable[[Request], Awaitable[None]]:
 async def _read_form(request: Request) -> tuple[ScoreRequest, list[bytes]]:
     """Read and check the form: as many videos as prompts."""
     try:
-        async with request.form(max_part_size=2**24) as form:
+        async with asyncio.timeout(BODY_SECONDS), request.form(max_part_size=2**24) as form:
             asked = ScoreRequest.model_validate_json(str(form.get("request")))
             uploads = form.getlist("videos")
             if asked.format == "path":
@@ -102,6 +119,8 @@ async def _read_form(request: Request) -> tuple[ScoreRequest, list[bytes]]:
                 contents = [await upload.read() for upload in uploads]
             else:
                 raise HTTPException(422, "field `videos`: expected files, received text")
+    except TimeoutError as error:
+        raise HTTPException(408, f"the request did not end within {BODY_SECONDS:g} s") from error
     except ValueError as error:  # of the field `request`, or of a form in no charset
         raise HTTPException(422, f"the form: {error}") from error
     if len(contents) != len(asked.prompts):
@@ -109,44 +128,54 @@ async def _read_form(request: Request) -> tuple[ScoreRequest, list[bytes]]:
     return asked, contents
 
 
-def _response(
-    name: str, reward: RewardModel, asked: ScoreRequest, contents: Sequence[bytes], scores: Mapping[str, Tensor]
-) -> ScoreResponse:
+def _response(name: str, reward: RewardModel, digests: Sequence[str], scores: Mapping[str, Tensor]) -> ScoreResponse:
     """Return the scores of one request, with what each is the score of.
 
     Raises:
         ValueError: the reward gave other metrics or shapes than it declares.
     """
-    digests = [digest(prompt, content) for prompt, content in zip(asked.prompts, contents, strict=True)]
     metrics = {
         metric: [value if math.isfinite(value) else None for value in values.tolist()]
-        for metric, values in checked_scores(name, reward, scores, len(contents)).items()
+        for metric, values in checked_scores(name, reward, scores, len(digests)).items()
     }
-    return ScoreResponse(metrics=metrics, digests=digests)
+    return ScoreResponse(metrics=metrics, digests=list(digests))
 
 
 def _unpacked(
-    reward: RewardModel, asked: ScoreRequest, contents: Sequence[bytes], folder: Path, video_folder: Path | None
-) -> Videos:
-    """Return videos as the reward reads them.
+    reward: RewardModel, form: tuple[ScoreRequest, Sequence[bytes]], folder: Path, video_folder: Path | None, most: int
+) -> tuple[ScoreRequest, list[str], Videos]:
+    """Return what is asked, the digests, and the videos as the reward reads them, `most` bytes of frames at most.
 
     Raises:
-        ValueError: a video is not what the request says, or a path leads out of the folder.
+        ValueError: a video is not what the request says, too large, or a path leads out of the folder.
     """
+    asked, contents = form
+    digests = [digest(prompt, content) for prompt, content in zip(asked.prompts, contents, strict=True)]
     if asked.format == "raw":
-        return _frames(asked.shape, contents)
+        return asked, digests, _frames(asked.shape, contents)
     if asked.format == "path":
         paths = [_inside(video_folder, name) for name in asked.paths]
     else:
         paths = [folder / f"{index}.mp4" for index in range(len(contents))]
         for path, content in zip(paths, contents, strict=True):
             path.write_bytes(content)
-    if reward.reads == "file":
-        return paths
-    videos = [read_video(path) for path in paths]
-    if len(shapes := {tuple(video.shape) for video in videos}) > 1:
-        raise ValueError(f"the videos of one request must have one shape, received {sorted(shapes)}")
-    return torch.stack(videos)
+    return asked, digests, paths if reward.reads == "file" else _decoded(paths, most)
+
+
+def _decoded(paths: Sequence[Path], most: int) -> Tensor:
+    """Return the frames of files, `most` bytes at most: uint8 `[B, F, H, W, 3]`. They are never held twice."""
+    first = read_video(paths[0], max_bytes=most // len(paths))
+    if len(paths) == 1:
+        return first[None]
+    videos = first.new_empty(len(paths), *first.shape)
+    videos[0] = first
+    for index, path in enumerate(paths[1:], start=1):
+        frames = read_video(path, max_bytes=most // len(paths))
+        if frames.shape != videos.shape[1:]:
+            shapes = f"{list(videos.shape[1:])} and {list(frames.shape)}"
+            raise ValueError(f"the videos of one request must have one shape, received {shapes}")
+        videos[index] = frames
+    return videos
 
 
 def _frames(shape: tuple[int, ...] | None, contents: Sequence[bytes]) -> Tensor:
@@ -156,7 +185,7 @@ def _frames(shape: tuple[int, ...] | None, contents: Sequence[bytes]) -> Tensor:
     for content in contents:
         if len(content) != math.prod(shape):
             raise ValueError(f"a raw video of shape {shape} has {math.prod(shape)} bytes, received {len(content)}")
-    return torch.stack([torch.frombuffer(bytearray(content), dtype=torch.uint8).view(shape) for content in contents])
+    return torch.from_numpy(np.stack([np.frombuffer(content, np.uint8).reshape(shape) for content in contents]))
 
 
 def _inside(folder: Path | None, name: str) -> Path:

@@ -7,9 +7,9 @@ with what it sent, so that no score is ever taken for another video's.
 
 import hashlib
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 TOKEN_VARIABLE = "REWARD_TOKEN"
 """Environment variable that holds the bearer token, on both sides."""
@@ -29,6 +29,17 @@ def checked_token(token: str | None) -> str | None:
     return token or None
 
 
+def _printable(text: str) -> str:
+    """Return a text that a terminal shows as it is."""
+    if not text.isprintable():
+        raise ValueError("expected printable characters")
+    return text
+
+
+Name = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_printable)]
+"""Of a reward or metric."""
+
+
 class _Message(BaseModel):
     """Converts nothing: text or a boolean is not accepted as a number."""
 
@@ -46,10 +57,10 @@ class ScoreRequest(_Message):
         paths: names of the videos, for the format `path`.
     """
 
-    prompts: list[str] = Field(min_length=1)
+    prompts: list[str] = Field(min_length=1, fail_fast=True)
     format: Literal["mp4", "raw", "path"]
     shape: tuple[int, int, int, Literal[3]] | None = None
-    paths: list[str] = []
+    paths: list[str] = Field(default=[], fail_fast=True)
 
 
 class ScoreResponse(_Message):
@@ -65,11 +76,11 @@ class ScoreResponse(_Message):
 
 
 class RewardFacts(_Message):
-    """What a client needs to know of a reward: as the attributes of RewardModel."""
+    """What a client needs to know of a reward: as the attributes of RewardModel. A terminal may show all of it."""
 
-    metrics: list[str]
+    metrics: list[Name] = Field(max_length=100)
     reads: Literal["memory", "file"]
-    description: str
+    description: Annotated[str, Field(max_length=500), AfterValidator(_printable)]
 
 
 class Metadata(_Message):
@@ -81,7 +92,7 @@ class Metadata(_Message):
         max_body_bytes: largest request it reads.
     """
 
-    rewards: dict[str, RewardFacts]
+    rewards: dict[Name, RewardFacts] = Field(max_length=100)
     video_fps: float
     max_body_bytes: int
 

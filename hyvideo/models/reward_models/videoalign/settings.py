@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hyvideo.config.outside import check_files, read_file
+
 METRICS = ("VQ", "MQ", "TA")
 """Visual quality, motion quality, text alignment: the order of the reward tokens in the scoring text."""
 
@@ -67,8 +69,10 @@ def read_settings(root: Path) -> VideoAlignSettings:
         ValueError: a file is missing, unreadable or of another kind than the released VideoReward's.
     """
     path = root / "model_config.json"
+    for folder in (root, root / "base"):  # which may be a link
+        check_files(folder)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_file(path))
         data, model, lora = (content[key] for key in ("data_config", "model_config", "peft_lora_config"))
         _check_kind(path, data, model, lora)
         return VideoAlignSettings(

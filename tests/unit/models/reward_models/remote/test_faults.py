@@ -1,6 +1,8 @@
 """A reward server that fails in every way it can: scores are right, or missing, or the run stops; never another's."""
 
+import json
 import logging
+import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +16,7 @@ from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.models.reward_models.remote import client
 from hyvideo.models.reward_models.remote.server import create_app
 from hyvideo.models.reward_models.rewards import WeightedReward, get_reward_fn
-from tests.support.reward_server import Faulty, server_process, serving
+from tests.support.reward_server import Faulty, server_process, serving, talking
 from tests.support.rewards import Brightness, grey_videos
 
 TOKEN = "the token of the tests"
@@ -94,6 +96,96 @@ def test_a_server_killed_while_it_scores_fails_what_it_had_and_nothing_before(ca
         total = reward.finish(scoring).total
     assert total[:2].tolist() == [10, 20] and total[2:].isnan().all()
     assert "2 videos have no score" in caplog.text
+
+
+INTRODUCTION = json.dumps(
+    {
+        "rewards": {"brightness": {"metrics": ["brightness", "length"], "reads": "memory", "description": "grey"}},
+        "video_fps": 24.0,
+        "max_body_bytes": 2**30,
+    }
+)
+
+
+def drip_head(client: socket.socket) -> None:
+    """Answer, but with one byte of the head at a time."""
+    for number in range(40):
+        client.sendall(b"HTTP/1.1 200 OK\r\nX: "[number : number + 1] or b"x")
+        time.sleep(0.1)
+
+
+def drip_body(client: socket.socket) -> None:
+    """Answer, but with one byte of the body at a time."""
+    client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n")
+    for _ in range(40):
+        client.sendall(b" ")
+        time.sleep(0.1)
+
+
+def ask_for_more(client: socket.socket) -> None:
+    """Say that the request may go on, again and again."""
+    for _ in range(400):
+        client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n" * 10)
+        time.sleep(0.01)
+
+
+def read_nothing(client: socket.socket) -> None:
+    """Leave the body of the request where it is."""
+    time.sleep(4)
+
+
+@pytest.mark.parametrize(
+    ("behave", "size"), [(drip_head, 32), (drip_body, 32), (ask_for_more, 32), (read_nothing, 256)]
+)
+def test_one_timeout_covers_a_whole_exchange_and_what_exceeds_it_is_tried_again(behave, size, caplog):
+    asked = []
+    with talking(INTRODUCTION, lambda client: asked.append(client) or behave(client)) as url:
+        reward = remote(url, remote_reward_timeout=1.0, remote_reward_retries=1, remote_reward_in_flight=3)
+        videos = torch.zeros(6, 20, size, size, 3, dtype=torch.uint8)  # the large ones are more than sockets hold
+        began = time.monotonic()
+        with caplog.at_level(logging.WARNING):
+            assert reward(videos, ["a"] * 6).total.isnan().all()
+        assert 2 <= time.monotonic() - began < 4
+    assert len(asked) == 6
+    assert caplog.text.count("no whole answer within 1 s (2 attempts)") == 3
+
+
+def answer(client: socket.socket, head: bytes) -> None:
+    """Answer with what a terminal would obey, much of it."""
+    client.sendall(head + b"\r\nConnection: close\r\n\r\n" + b"\x1b[2J\x07\xe2\x80\xae" * 10_000)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"HTTP/1.1 400 \x1b[2J", b"HTTP/1.1 200 OK", b"\x1b[2J" * 9000, b"HTTP/1.1 200 OK\r\nX\x1b" + b"x" * 60_000],
+)
+def test_a_message_repeats_little_of_what_a_server_says_and_nothing_that_a_terminal_obeys(head, caplog):
+    with talking(INTRODUCTION, lambda client: answer(client, head)) as url, caplog.at_level(logging.WARNING):
+        try:
+            remote(url, remote_reward_retries=0, reward_batch_size=4)(VIDEOS, PROMPTS)
+            message = caplog.messages[-1]
+        except RewardFailureError as error:
+            message = str(error)
+    assert message.isprintable() and len(message) < 600
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"description": "\x1b[2J"},
+        {"description": "grey" * 1000},
+        {"metrics": ["brightness", "length", "\x1b[2J"]},
+        {"metrics": ["brightness", "length", "x" * 101]},
+        {"metrics": ["brightness", "length", *map(str, range(99))]},
+    ],
+)
+def test_a_server_that_introduces_itself_with_what_a_terminal_should_not_show_is_refused(changed):
+    introduction = json.loads(INTRODUCTION)
+    introduction["rewards"]["brightness"] |= changed
+    with talking(json.dumps(introduction), lambda client: None) as url:
+        with pytest.raises(ValueError, match="an answer that is no Metadata") as refused:
+            remote(url, remote_reward_retries=0)
+    assert str(refused.value).isprintable() and len(str(refused.value)) < 600
 
 
 def test_a_refused_request_stops_the_run_at_once(faulty):

@@ -1,5 +1,6 @@
 """Which frames VideoAlign sees, read at any width, and that they are cut as the library cuts images."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,8 @@ from torch.nn.functional import interpolate
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from hyvideo.data.videos import read_video, write_video
-from hyvideo.models.reward_models.videoalign.frames import frame_indices, patches, read_frames
+from hyvideo.models.reward_models.videoalign.frames import MIN_PIXELS, frame_indices, patches, read_frames
+from tests.support.limits import bounded_memory
 from tests.support.videos import moving_square
 
 
@@ -88,3 +90,10 @@ def test_a_patch_holds_two_frames_one_after_the_other():
 )
 def test_frames_are_resized_into_the_bounds(size, max_pixels, grid):
     assert patches(torch.zeros(2, *size, 3, dtype=torch.uint8), max_pixels)[1] == grid
+
+
+def test_many_large_frames_are_resized_without_a_copy_of_all_as_float():
+    frames = torch.zeros(96, 720, 1280, 3, dtype=torch.uint8)  # 253 MiB, as float 1 GiB
+    with bounded_memory(800 * 2**20):
+        pixels, grid = patches(frames, MIN_PIXELS)
+    assert len(pixels) == math.prod(grid) and grid[0] == 48

@@ -1,0 +1,62 @@
+"""What comes from outside: files that might never end, and text that a terminal would obey."""
+
+import errno
+import os
+import stat
+import sys
+from pathlib import Path
+
+
+def check_file(path: str | Path) -> None:
+    """Refuse what cannot be read to its end: a pipe, socket or device, or a link to one.
+
+    Raises:
+        OSError: it is one of these, or nothing is there.
+    """
+    mode = os.stat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # opening a folder says so by itself
+        raise OSError(errno.EINVAL, "it is a pipe, socket or device, and a file is expected", str(path))
+
+
+def read_file(path: str | Path) -> bytes:
+    """Return the content of a file.
+
+    Raises:
+        OSError: it is missing, cannot be read, or is a pipe, socket or device.
+    """
+    check_file(path)
+    return Path(path).read_bytes()
+
+
+def check_files(folder: str | Path) -> None:
+    """Refuse a folder for a library that would wait for a pipe in it.
+
+    Raises:
+        ValueError: a pipe, socket or device lies there, or a link to one.
+    """
+    for path in Path(folder).rglob("*"):
+        try:
+            check_file(path)
+        except FileNotFoundError:
+            pass  # a link to nothing, which nobody may need
+        except OSError as error:
+            raise ValueError(f"'{path}' cannot be used: {error.strerror}.") from error
+
+
+def printable(text: object) -> str:
+    """Return a text as `repr` shows its characters: one from a file could move the cursor or rename the window.
+
+    Line ends and tabs stay.
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in str(text))
+
+
+def in_words(error: BaseException) -> str:
+    """Return what an error says; of an error of the system the file and the reason, in this order."""
+    named = isinstance(error, OSError) and error.filename is not None and error.strerror
+    return f"'{error.filename}': {error.strerror}" if named else str(error)
+
+
+def complain(message: str) -> None:
+    """Print a message that may quote a file to stderr."""
+    print(printable(message), file=sys.stderr, flush=True)
