@@ -24,7 +24,7 @@ from tqdm import tqdm
 from transformers.utils.logging import disable_progress_bar
 
 from hyvideo.checkpoint.policy import check_checkpoint, load_trained_policy
-from hyvideo.config.checks import lies_in
+from hyvideo.config.setting import lies_in
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.images import check_images, check_task, read_image
 from hyvideo.data.prompts import Prompt, read_prompts

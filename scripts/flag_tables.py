@@ -6,8 +6,8 @@ Example: `python -m scripts.flag_tables`
 import argparse
 from pathlib import Path
 
-from hyvideo.config.flags import METAVARS, default_text
-from hyvideo.config.knobs import GROUPS, KNOBS, Knob
+from hyvideo.config.flags import METAVARS, range_text
+from hyvideo.config.knobs import GROUPS, KNOBS, Knob, text_of
 
 TARGET = Path(__file__).parents[1] / "docs" / "flags.md"
 HEADER = """# Flags
@@ -30,8 +30,8 @@ def flag_tables() -> str:
 
 def _row(knob: Knob) -> str:
     """One flag; a bar would end its cell."""
-    value = " or ".join(f"`{choice}`" for choice in knob.choices) or METAVARS[knob.kind]
-    cells = (f"`--{knob.name}`", value, f"`{default_text(knob)}`", knob.doc)
+    value = " or ".join(f"`{choice}`" for choice in knob.choices) or f"{METAVARS[knob.kind]} {range_text(knob)}".strip()
+    cells = (f"`--{knob.name}`", value, f"`{text_of(knob.default)}`", knob.doc)
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
 
 

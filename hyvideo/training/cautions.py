@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hyvideo.config.knobs import KNOBS, value_of
+from hyvideo.config.knobs import KNOBS, is_read, value_of
 from hyvideo.config.schema import Config, OptimizerConfig
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.images import share_kept
@@ -57,21 +57,12 @@ def videos_together(config: Config) -> int:
 
 def unread_settings(config: Config) -> Iterator[str]:
     """Settings that were changed, though another one keeps them from being read."""
-    window, kl, model = config.rollout.sde_window, config.kl, config.model
-    readers = {  # when they are read -> whether that is so, their names
-        "with sde_window sliding": (window == "sliding", ("sde_window_interval",)),
-        "with an sde_window other than all": (window != "all", ("sde_window_size",)),
-        "with use_lora": (model.use_lora, ("lora_r", "lora_alpha", "lora_target_modules")),
-        "without reward_config": (config.reward.reward_config is None, ("reward_model", "reward_weights")),
-        "with use_dual_kl": (kl.use_dual_kl, ("dual_kl_moving_weight", "dual_kl_step_weight")),
-        "with a kl_schedule other than fixed": (kl.kl_schedule != "fixed", ("kl_coef",)),
-        "with use_moving_KL": (kl.use_moving_KL, ("update_ref_model_step",)),
-        "with enable_gradient_checkpointing": (model.enable_gradient_checkpointing, ("activation_checkpointing",)),
-    }
-    for when, (is_read, names) in readers.items():
-        values = {name: value_of(config, name) for name in names if not is_read}
-        if changed := [f"{name} {value}" for name, value in values.items() if value != KNOBS[name].default]:
-            yield f"nothing reads {', '.join(changed)}: only runs {when} do."
+    unread: dict[str, list[str]] = {}
+    for name, knob in KNOBS.items():
+        if (value := value_of(config, name)) != knob.default and not is_read(config, knob):
+            unread.setdefault(knob.facts.read_when, []).append(f"{name} {value}")
+    for condition, changed in unread.items():
+        yield f"nothing reads {', '.join(changed)}: only runs with {condition} do."
 
 
 def _weights(config: Config) -> Iterator[str]:

@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from hyvideo.config.checks import INTERVALS, check_config
-from hyvideo.config.knobs import KNOBS
+from hyvideo.config.checks import check_config
 from hyvideo.config.loading import load_config
 from hyvideo.grpo.kl_controller import MILDER_CEILING
 
@@ -101,7 +100,7 @@ def test_ranks_that_do_not_divide_are_named_with_all_numbers(base, argv, world_s
         (["--reward_max_failed", "1.1"], "reward_max_failed is 1.1, but must lie in [0, 1]"),
         (["--train_video_csv", "no.csv"], "train_video_csv: there is no file 'no.csv'"),
         (["--valid_video_csv", "no.csv"], "valid_video_csv: there is no file 'no.csv'"),
-        (["--lora_dropout", "0.1"], "lora_dropout is 0.1, but must be 0"),
+        (["--lora_dropout", "0.1"], "lora_dropout is 0.1, but must lie in [0, 0]"),
         (["--dtype", "fp32", "--master_weight_type", "bf16"], "set both to one of them"),
         (["--pretrained_lora_path", "."], "use_lora is false and nothing would load it"),
         (["--use_lora", "--pretrained_lora_path", "no/adapter"], "there is no folder 'no/adapter'"),
@@ -130,25 +129,6 @@ def test_a_broken_rule_says_what_was_received_and_what_to_do(base, argv, message
 )
 def test_values_at_the_edge_pass(base, argv):
     assert problems([*base, *argv]) == []
-
-
-@pytest.mark.parametrize("name", INTERVALS)
-def test_every_number_is_held_to_its_interval(base, name):
-    low, high = INTERVALS[name][1:-1].split(", ")
-    outside = [low] if INTERVALS[name][0] == "(" else [str(int(low) - 1)]
-    if high != "inf":
-        outside.append(high if INTERVALS[name][-1] == ")" else str(int(high) + 1))
-    if KNOBS[name].kind is float:
-        outside += ["nan", "inf", "-inf"]
-    for value in outside:
-        assert any(
-            f" {name} is " in line and INTERVALS[name] in line for line in problems([*base, f"--{name}={value}"])
-        )
-
-
-def test_every_number_of_the_schema_has_an_interval_or_a_rule_of_its_own():
-    numbers = {name for name, knob in KNOBS.items() if knob.kind in (int, float)}
-    assert numbers - set(INTERVALS) == {"lora_dropout"}
 
 
 def test_without_kl_weight_nothing_else_of_the_trust_region_matters(base):

@@ -6,6 +6,7 @@ from hyvideo.config.identity import config_hash, deciding_fields
 from hyvideo.config.knobs import KNOBS
 from hyvideo.config.loading import load_config
 from hyvideo.config.schema import Config, RolloutConfig
+from tests.support.training import REPOSITORY
 
 
 @pytest.mark.parametrize(
@@ -70,6 +71,12 @@ def test_all_fields_of_model_data_and_method_decide_but_these():
         "reward_max_failed",
         "valid_video_csv",
     }
+
+
+def test_the_hash_of_a_config_stays_so_that_its_checkpoints_can_be_resumed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(REPOSITORY)
+    assert config_hash(load_config(["--config", "configs/tiny.yaml"])) == "57c08a9e8c4a3269"
+    assert config_hash(Config()) == "665c41d0e193730e"
 
 
 def test_the_hash_does_not_depend_on_how_a_number_was_written():

@@ -1,0 +1,49 @@
+"""What an update learns from a scored round (paper arXiv 2603.21872)."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hyvideo.config.setting import setting
+
+
+@dataclass
+class GrpoConfig:
+    """Policy update: group-relative advantages and the clipped loss over stored denoising steps."""
+
+    post_train_type: Literal["grpo"] = "grpo"
+    """Training algorithm. Only grpo exists here. The flag is kept for scripts that pass it."""
+
+    batch_size: int = setting(2, within="[1, inf)")
+    """Videos per data-parallel rank in one rollout. It must divide num_generations or be a multiple of it."""
+
+    num_generations: int = setting(4, within="[2, inf)")
+    """Group size: videos of one prompt that are compared with each other."""
+
+    clip_range: float = setting(1e-4, within="(0, inf)")
+    """Clip of the policy ratio around 1. It is small because log-probabilities are means over all latent values."""
+
+    adv_clip_max: float = setting(5.0, within="(0, inf)", unit="standard deviations")
+    """Largest magnitude of an advantage."""
+
+    timestep_fraction: float = setting(1.0, within="(0, 1]")
+    """Share of the noisy denoising steps that are trained. Their number is rounded down."""
+
+    timestep_stride: bool = False
+    """Spread the trained steps evenly over the denoising, the same ones for all videos, instead of at random."""
+
+    enable_timestep_permutation: bool = True
+    """Train each video's steps in random order. Otherwise they are trained in denoising order, and a timestep_fraction
+    without timestep_stride keeps the noisiest ones."""
+
+    use_grad_balancing: bool = True
+    """Temporal gradient equalizer (paper Eq. 8-9): all steps contribute gradients of the same scale."""
+
+    updates_per_rollout: int = setting(1, within="[1, inf)")
+    """Updates made from one round, whose samples and steps are split over them. Clipping and the velocity KL act only
+    from 2 on, because in the first update the ratio is 1."""
+
+    mini_batch_size_per_update: int = setting(1, within="[1, inf)", frees=("anchor", "update"))
+    """(video, step) pairs that one rank trains in one pass. More are faster and take more memory."""
+
+    gradient_accumulation_steps: int = setting(1, within="[1, inf)")
+    """Rollouts of batch_size videos per rank that one round collects. The paper uses 4."""
