@@ -20,6 +20,7 @@ from hyvideo.config.schema import Config, RunConfig
 from hyvideo.data.files import nearest_existing
 from hyvideo.distributed.collectives import all_or_none, from_main, require_same
 from hyvideo.distributed.gpus import this_gpu
+from hyvideo.distributed.layout import layout_of
 from hyvideo.models.layout import check_layout
 from hyvideo.models.loading import open_transformer, open_vae
 from hyvideo.models.reward_models.rewards import check_rewards
@@ -74,7 +75,7 @@ def preflight(config: Config, planned: Plan | ValueError | None) -> str:
     with all_or_none():
         _check_weights(config)
         check_rewards(config.reward, config.model.pretrained_model_root, config.rollout.video_fps)
-    folder = open_folder(config, world_size // config.parallel.sp_size)
+    folder = open_folder(config, layout_of(config, world_size).dp_size)
     _check_folder(folder.path)
     plan = from_main(lambda: _plan_or_raise(planned))
     from_main(lambda: check_space(folder, config.run, plan.checkpoint_bytes))

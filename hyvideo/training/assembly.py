@@ -24,6 +24,7 @@ from hyvideo.data.images import check_images, check_task
 from hyvideo.data.prompts import Prompt, read_prompts
 from hyvideo.data.samplers import GroupSampler
 from hyvideo.distributed.collectives import all_or_none, from_main, require_same
+from hyvideo.distributed.layout import layout_of
 from hyvideo.distributed.mesh import Mesh, build_mesh
 from hyvideo.grpo.gradient_equalizer import equalizer_scales
 from hyvideo.grpo.kl_controller import KLController
@@ -226,14 +227,9 @@ def _build_reward_watch(metrics: MetricsLog | None) -> RewardWatch:
 
 def _build_sampler(config: Config, prompts: list[Prompt], mesh: Mesh) -> GroupSampler:
     """Build the sampler that deals videos to this rank."""
-    return GroupSampler(
-        num_prompts=len(prompts),
-        batch_size=config.grpo.batch_size,
-        num_generations=config.grpo.num_generations,
-        dp_rank=mesh.dp_rank,
-        dp_size=mesh.dp_size,
-        seed=config.run.seed,
-    )
+    layout = layout_of(config, mesh.world_size)
+    positions = layout.positions(mesh.dp_rank)
+    return GroupSampler(len(prompts), layout.num_groups, layout.num_generations, positions, config.run.seed)
 
 
 def build_pipeline(config: Config, device: torch.device, mesh: Mesh) -> HunyuanVideoGRPOPipeline:

@@ -9,14 +9,15 @@ from hyvideo.config.sizes import parse_size
 from hyvideo.data.prompts import Prompt
 from hyvideo.data.samplers import Assignment
 from hyvideo.distributed.collectives import gather
-from hyvideo.distributed.mesh import Mesh, RoundLayout
+from hyvideo.distributed.layout import Layout
+from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.advantages import group_advantages, normalize_then_sum
 from hyvideo.grpo.diversity import group_diversity, thumbnails
 from hyvideo.models.reward_models.rewards import Scores, WeightedReward
 from hyvideo.observability.phase_timer import PhaseTimer
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline, Rollout
 from hyvideo.pipelines.noise import SampleNoise
-from hyvideo.training.scoring import score_over_ranks, share_to_score
+from hyvideo.training.scoring import score_over_ranks
 from hyvideo.training.trajectory import Trajectory, blocks
 
 
@@ -28,7 +29,7 @@ def collect(
     assignments: Sequence[Assignment],
     *,
     mesh: Mesh,
-    layout: RoundLayout,
+    layout: Layout,
     round_index: int,
     config: Config,
     timer: PhaseTimer,
@@ -54,7 +55,7 @@ def collect(
     Raises:
         RewardFailureError: too many videos could not be scored.
     """
-    own = share_to_score(len(assignments), mesh)
+    own = mesh.layout.share_to_score(len(assignments), mesh.rank)
     scoring = reward.begin() if config.reward.reward_async and own else None
     unique = list(dict.fromkeys(assignment.prompt_index for assignment in assignments))
     texts = tuple(prompts[assignment.prompt_index].text for assignment in assignments)
@@ -107,7 +108,7 @@ def _noise(assignments: Sequence[Assignment], round_index: int, config: Config) 
     )
 
 
-def _in_round_order(of_ranks: Sequence[Scores], layout: RoundLayout) -> Scores:
+def _in_round_order(of_ranks: Sequence[Scores], layout: Layout) -> Scores:
     """Join the scores of all data-parallel ranks: groups become contiguous."""
     metrics = {name: layout.in_round_order([part.metrics[name] for part in of_ranks]) for name in of_ranks[0].metrics}
     return Scores(metrics, layout.in_round_order([part.total for part in of_ranks]))

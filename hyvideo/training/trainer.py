@@ -13,7 +13,8 @@ from hyvideo.config.schema import Config
 from hyvideo.data.prompts import Prompt
 from hyvideo.data.randomness import generator_for
 from hyvideo.distributed.collectives import from_main
-from hyvideo.distributed.mesh import Mesh, RoundLayout
+from hyvideo.distributed.layout import Layout, layout_of
+from hyvideo.distributed.mesh import Mesh
 from hyvideo.evaluation.run_report import report_runs
 from hyvideo.grpo.advantages import groups_without_spread
 from hyvideo.grpo.sde_window import noisy_steps
@@ -67,10 +68,9 @@ class Trainer:
     skipped_in_row: int = 0
 
     @property
-    def layout(self) -> RoundLayout:
+    def layout(self) -> Layout:
         """Where the videos of a round lie over the ranks."""
-        grpo = self.config.grpo
-        return RoundLayout(grpo.batch_size, self.mesh.dp_size, grpo.gradient_accumulation_steps)
+        return layout_of(self.config, self.mesh.world_size)
 
     def train(self) -> str | None:
         """Train to the end, or until a signal asks to stop.
@@ -231,7 +231,7 @@ class Trainer:
             self.reward,
             self.update.guidance,
             self.prompts,
-            state.sampler.next_round(config.grpo.gradient_accumulation_steps),
+            state.sampler.next_round(),
             mesh=self.mesh,
             layout=self.layout,
             round_index=state.round,

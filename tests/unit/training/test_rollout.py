@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from hyvideo.distributed.layout import Layout
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.training.trainer import Trainer
 from tests.support.training import PROMPTS, collect_round, write_prompts
@@ -45,7 +46,7 @@ def test_the_seed_decides_prompts_noisy_steps_and_trained_steps_anew_each_round(
     orders, chosen, noisy = [], [], []
     for seed in (42, 43):
         trainer = make_trainer(train_video_csv=csv, seed=seed)
-        orders.append(trainer.state.sampler.next_round(25))
+        orders.append([trainer.state.sampler.next_round() for _ in range(25)])
         for trainer.state.round in range(2):
             (pairs,) = trainer._choose_pairs()
             chosen.append(pairs.step_index.view(4, 4).T)  # a row per video
@@ -67,6 +68,6 @@ def test_with_a_stride_every_video_is_trained_at_the_same_evenly_spaced_steps(ma
 def test_an_update_takes_as_much_of_each_group_that_a_rank_has_a_part_of(make_trainer: Callable[..., Trainer]):
     """The first of two ranks has half of both groups: its videos 0 to 3, and 4 to 7."""
     trainer = make_trainer(gradient_accumulation_steps=2, updates_per_rollout=3)
-    trainer.mesh, trainer.config.grpo.num_generations = Mesh(world_size=2), 8
+    trainer.mesh, trainer.config.grpo.num_generations = Mesh(layout=Layout(2)), 8
     for pairs in trainer._choose_pairs():
         assert abs((pairs.sample_index < 4).sum() - (pairs.sample_index >= 4).sum()) <= 1
