@@ -16,7 +16,7 @@ from hyvideo.planning.peak_memory import PeakMemory
 from hyvideo.planning.simulation import Peaks, SimulatedCase, simulate
 from hyvideo.planning.workload import guidance_rows, latent_shape, validation_shape, validation_videos
 from hyvideo.training.anchor import anchor_kind
-from hyvideo.training.cautions import videos_together
+from hyvideo.training.warnings_about_settings import videos_together
 
 DEPTHS = (4, 5)
 """Transformer blocks of the two simulations from which a deeper one is extrapolated. With fewer than four, no block has

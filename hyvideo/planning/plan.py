@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hyvideo.config.checks import check_config
 from hyvideo.config.schema import Config
 from hyvideo.distributed.gpus import Gpu
 from hyvideo.distributed.layout import layout_of
@@ -16,6 +15,7 @@ from hyvideo.planning.traffic import ParameterCounts, count_parameters
 from hyvideo.planning.workload import PhaseWork, Workload, workload
 from hyvideo.training.anchor import anchor_kind
 from hyvideo.training.assembly import DTYPES
+from hyvideo.training.checks import check_config
 
 GIB = 2**30
 

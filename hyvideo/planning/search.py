@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-from hyvideo.config.checks import check_config
 from hyvideo.config.knobs import KNOBS, value_of
 from hyvideo.config.schema import Config
 from hyvideo.distributed.gpus import Gpu
@@ -14,6 +13,7 @@ from hyvideo.planning.memory import FittedPeaks, predict_memory
 from hyvideo.planning.networks import read_networks
 from hyvideo.planning.plan import GIB, Assumptions, Plan, make_plan
 from hyvideo.planning.workload import validation_videos
+from hyvideo.training.checks import check_config
 
 SIZES = ("240x432", "352x624", "480x864", "720x1280", "1088x1920")
 """Sizes of videos that are tried, small to large."""

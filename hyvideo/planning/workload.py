@@ -13,10 +13,10 @@ from hyvideo.models.flops import transformer_flops, vae_decode_flops, video_toke
 from hyvideo.planning.evaluations import evaluations_per_video
 from hyvideo.planning.networks import Networks, make_vae
 from hyvideo.planning.traffic import ParameterCounts, Traffic, token_traffic, weight_traffic
-from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.anchor import anchor_kind
 from hyvideo.training.assembly import DTYPES
-from hyvideo.training.cautions import videos_together
+from hyvideo.training.checks import stochastic_steps
+from hyvideo.training.warnings_about_settings import videos_together
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def workload(
     videos = layout_of(config, world_size).num_own_videos
     evaluations = evaluations_per_video(
         rollout.grpo_sampling_steps,
-        _stochastic_steps(config),
+        int(stochastic_steps(rollout).sum()),
         window_size=None if rollout.sde_window == "all" else rollout.sde_window_size,
         timestep_fraction=grpo.timestep_fraction,
         with_anchor=anchor_kind(config.kl, config.model) != "none",
@@ -175,14 +175,6 @@ def _sampling(
     calls = batches * num_steps if config.parallel.reshard_after_forward else 1
     steps = videos * num_steps
     return PhaseWork(steps * rows * forward.total + videos * decoding, tokens.times(steps) + weights.times(calls))
-
-
-def _stochastic_steps(config: Config) -> int:
-    """Return how many of the rollout's steps can draw noise."""
-    rollout = config.rollout
-    scheduler = FlowMatchDiscreteScheduler(shift=rollout.infer_flow_shift_video, sage_clamp=rollout.sage_clamp)
-    scheduler.set_timesteps(rollout.grpo_sampling_steps)
-    return int(scheduler.trained_steps(sde_type=rollout.sde_type, eta=rollout.eta).sum())
 
 
 def _weight_traffic(config: Config, parameters: ParameterCounts, world_size: int, *, training: bool = False) -> Traffic:

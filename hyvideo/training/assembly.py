@@ -15,7 +15,6 @@ from torch import nn
 
 from hyvideo.checkpoint.run_folder import RunFolder, open_run_folder
 from hyvideo.checkpoint.train_state import point_latest_at
-from hyvideo.config.checks import check_config
 from hyvideo.config.identity import config_hash, deciding_fields, settings_of
 from hyvideo.config.loading import save_config
 from hyvideo.config.schema import Config
@@ -27,7 +26,6 @@ from hyvideo.distributed.collectives import all_or_none, from_main, require_same
 from hyvideo.distributed.layout import layout_of
 from hyvideo.distributed.mesh import Mesh, build_mesh
 from hyvideo.grpo.gradient_equalizer import equalizer_scales
-from hyvideo.grpo.kl_controller import KLController
 from hyvideo.models.adapter import configured_adapter, draw_adapter, lora_facts
 from hyvideo.models.attention import install_attention
 from hyvideo.models.layout import check_layout, task_of
@@ -50,8 +48,8 @@ from hyvideo.observability.watchdog import Watchdog
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from hyvideo.pipelines.prompt_lengths import cut_prompts
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
-from hyvideo.training.anchor import Anchor, BaseModelAnchor, anchor_kind
-from hyvideo.training.cautions import cautions, check_guidance
+from hyvideo.training.anchor import Anchor, BaseModelAnchor, anchor_kind, build_controller
+from hyvideo.training.checks import check_config, check_guidance, rollout_scheduler
 from hyvideo.training.optimizer import build_optimizers
 from hyvideo.training.performance import Performance
 from hyvideo.training.reward_watch import RewardWatch
@@ -59,6 +57,7 @@ from hyvideo.training.state import CONTENT, RunState, changed_settings
 from hyvideo.training.trainer import Trainer
 from hyvideo.training.update import PolicyUpdate
 from hyvideo.training.validation import Validation
+from hyvideo.training.warnings_about_settings import warnings_about_settings
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -102,7 +101,9 @@ def build_trainer(config: Config) -> Trainer:
         console.info(f"changed: {change}")
     console.info(f"reward {reward.describe()}")
     if mesh.is_main:
-        for warning in filter(None, [*cautions(config, prompts, valid), cut_prompts(pipeline, [*prompts, *valid])]):
+        for warning in warnings_about_settings(config, prompts, valid):
+            console.warning(warning)
+        if warning := cut_prompts(pipeline, [*prompts, *valid]):
             console.warning(warning)
     return Trainer(
         config=config,
@@ -241,17 +242,15 @@ def build_pipeline(config: Config, device: torch.device, mesh: Mesh) -> HunyuanV
     Raises:
         ValueError: weights are missing or do not fit.
     """
-    model, rollout = config.model, config.rollout
+    model = config.model
     sharded = mesh.weights is not None and config.parallel.enable_fsdp
     on_gpu = device.type == "cuda"
     torch.manual_seed(config.run.seed)  # for a reward of the user's: all else has seeds of its own
-    scheduler = FlowMatchDiscreteScheduler(shift=rollout.infer_flow_shift_video, sage_clamp=rollout.sage_clamp)
-    scheduler.set_timesteps(rollout.grpo_sampling_steps)
     pipeline = load_pipeline(
         model.pretrained_model_root,
         model.pretrained_transformer_version,
         pipeline_class=HunyuanVideoGRPOPipeline,
-        scheduler=scheduler,
+        scheduler=rollout_scheduler(config.rollout),
         transformer_dtype=DTYPES[model.master_weight_type] if on_gpu else torch.float32,
         encoder_dtype=torch.float16 if on_gpu else torch.float32,
         device=device,
@@ -320,7 +319,7 @@ def _build_method(
         transformer=pipeline.transformer,
         optimizers=optimizers,
         anchor=anchor,
-        controller=_build_controller(config),
+        controller=build_controller(config.kl),
         sampler=sampler,
         settings=_deciding_settings(config, mesh.dp_size),
         config_hash=config_hash(config, mesh.dp_size),
@@ -341,21 +340,6 @@ def _build_anchor(config: Config, transformer: nn.Module) -> Anchor | None:
         trainable_parameters(transformer),
         offload=config.kl.reference_mode_offload,
         weights_change=partial(forget_gathered_weights, transformer),
-    )
-
-
-def _build_controller(config: Config) -> KLController | None:
-    """Build the schedule of the KL coefficient; None when there is no KL term."""
-    kl = config.kl
-    if kl.kl_weight == 0:
-        return None
-    return KLController(
-        max_coef=kl.kl_weight,
-        min_coef=kl.kl_min_coef,
-        start_coef=kl.kl_coef,
-        warmup_updates=kl.kl_warmup_updates,
-        target=kl.kl_target,
-        schedule=kl.kl_schedule,
     )
 
 

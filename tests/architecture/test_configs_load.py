@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.config.checks import check_config
 from hyvideo.config.loading import load_config
 from hyvideo.data.prompts import read_prompts
 from hyvideo.distributed.layout import layout_of
+from hyvideo.training.checks import check_config
 
 ROOT = Path(__file__).parents[2]
 WORLD_SIZES = {"configs/tiny.yaml": 1, "configs/sage_8gpu.yaml": 8, "configs/sage_64gpu.yaml": 64}

@@ -4,10 +4,10 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hyvideo.config.checks import check_config
 from hyvideo.config.loading import load_config
 from hyvideo.data.samplers import GroupSampler
 from hyvideo.distributed.layout import Layout
+from hyvideo.training.checks import check_config
 from tests.support.fuzzing import SCALARS, fuzz, only_value_errors
 
 SIZES = st.one_of(st.integers(0, 9), st.sampled_from([12, 16, 24, 32]))
