@@ -32,15 +32,15 @@ class GrpoConfig:
     """Spread the trained steps evenly over the denoising, the same ones for all videos, instead of at random."""
 
     enable_timestep_permutation: bool = True
-    """Train each video's steps in random order. Otherwise they are trained in denoising order, and a timestep_fraction
-    without timestep_stride keeps the noisiest ones."""
+    """Train each video's steps in random order. Otherwise a timestep_fraction without timestep_stride keeps the
+    noisiest steps."""
 
     use_grad_balancing: bool = True
     """Temporal gradient equalizer (paper Eq. 8-9): all steps contribute gradients of the same scale."""
 
     updates_per_rollout: int = setting(1, within="[1, inf)")
-    """Updates made from one round, whose samples and steps are split over them. Clipping and the velocity KL act only
-    from 2 on, because in the first update the ratio is 1."""
+    """Updates that share the samples and steps of one round. Clipping and the velocity KL act from the second on,
+    because the ratio is 1 in the first."""
 
     mini_batch_size_per_update: int = setting(1, within="[1, inf)", frees=("anchor", "update"))
     """(video, step) pairs that one rank trains in one pass. More are faster and take more memory."""

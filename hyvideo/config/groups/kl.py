@@ -29,7 +29,7 @@ class KLConfig:
     """Time between two moves of the anchor."""
 
     kl_compute_mode: Literal["rollout_phase", "training_phase"] = "rollout_phase"
-    """When the anchor's means are computed: once per round (they wait on the CPU), or again in every update."""
+    """When the anchor's means are computed: once per round, or again in every update."""
 
     reference_mode_offload: bool = setting(False, decides=False, frees=("rollout", "update"))
     """Keep the anchor's weights on the CPU while it does not compute. This saves GPU memory and costs transfers."""
@@ -42,7 +42,7 @@ class KLConfig:
     """Time in which lambda rises from kl_coef to its ceiling."""
 
     kl_coef: float | None = setting(None, within="[0, inf)", read_when="kl_schedule != fixed")
-    """Start of lambda's warm-up. None starts at kl_min_coef. The metric kl/coef is lambda itself."""
+    """Start of lambda's warm-up. None starts at kl_min_coef. The metric kl/coef is the present lambda."""
 
     kl_min_coef: float = setting(1e-7, within="[0, inf)", read_when="kl_schedule != fixed")
     """Floor of lambda, below its ceiling."""

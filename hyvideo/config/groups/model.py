@@ -14,17 +14,17 @@ class ModelConfig:
     """Model: which weights are trained, in which precision, fully or through LoRA."""
 
     pretrained_model_root: str = "./ckpts"
-    """Folder of the base model. It may have the original HunyuanVideo-1.5 layout or that of diffusers."""
+    """Folder of the base model, in the original HunyuanVideo-1.5 layout or that of diffusers."""
 
     pretrained_transformer_version: str = "480p_t2v"
     """Transformer below the root, such as 480p_t2v or 720p_i2v. Layouts with one transformer ignore it."""
 
     dtype: Literal["bf16", "fp32"] = "bf16"
-    """Precision in which a GPU computes the transformer's matrix products. A CPU always computes in fp32."""
+    """Precision of the transformer's matrix products on a GPU. A CPU always computes in fp32."""
 
     master_weight_type: Literal["fp32", "bf16"] = "fp32"
-    """Precision of the transformer's weights and of their optimizer state. bf16 halves their memory, but rounds most
-    updates away, so use it only with use_lora: adapters are always fp32."""
+    """Precision of the transformer's weights and optimizer state. bf16 halves their memory but rounds most updates
+    away, so it needs use_lora, whose adapters are always fp32."""
 
     enable_gradient_checkpointing: bool = setting(True, decides=False, frees=("update",))
     """Recompute each block's activations in the backward pass. This saves much memory for a third more work."""
@@ -42,8 +42,7 @@ class ModelConfig:
     """Dropout of the adapters. Only 0 is allowed, because the replay must repeat the rollout's log-probabilities."""
 
     lora_target_modules: list[str] = setting(_ATTENTION + _FEED_FORWARD, read_when="use_lora = true")
-    """Linear layers that get an adapter: all whose path ends in one of these names. The reference adapts every linear
-    layer."""
+    """Layers that get an adapter: all linear ones whose path ends in one of these names."""
 
     pretrained_lora_path: str | None = None
     """Folder of the adapter to start from, with pytorch_lora_weights.safetensors. None starts a fresh adapter."""

@@ -11,8 +11,8 @@ class RewardConfig:
     """Reward: which model scores the videos and how its metrics are weighted."""
 
     reward_model: str = setting("videoalign_local", read_when="reward_config = none")
-    """Name of the reward: videoalign_local (VideoReward), clip_score, pick_score, clip_iqa, moving_shapes (of the
-    bundled tiny model), or one that you registered. With remote_reward_url it is one that the server has."""
+    """Name of the reward: videoalign_local, clip_score, pick_score, clip_iqa, moving_shapes (for the bundled tiny
+    model), one that you registered, or one that the server of remote_reward_url has."""
 
     reward_weights: dict[str, float] = setting({"VQ": 0.5, "MQ": 0.5, "TA": 1.0}, read_when="reward_config = none")
     """Weight of each metric in the total: visual quality VQ, motion quality MQ, text alignment TA. The default is the
@@ -24,17 +24,17 @@ class RewardConfig:
 
     reward_aggregation: Literal["sum", "normalize_then_sum"] = "sum"
     """How metrics become one reward. sum adds them with their weights (paper). normalize_then_sum first brings each to
-    mean 0 and spread 1 within its prompt's videos, so that none outweighs the others by its scale."""
+    mean 0 and spread 1 within its prompt's videos."""
 
     reward_checkpoint_path: str | None = None
     """Weights of reward_model. None looks for VideoReward below pretrained_model_root."""
 
     reward_checkpoint_mode: Literal["v3"] = "v3"
-    """Scoring mode of VideoAlign. v3 is the released VideoReward. The flag is kept for scripts that pass it."""
+    """Only v3, the released VideoReward, exists. The flag is kept for scripts that pass it."""
 
     reward_io: Literal["file", "memory"] = "file"
-    """How frames reach rewards that are defined on video files. file writes an mp4, as the published scorer reads
-    them. memory hands them over without compression loss."""
+    """How rewards on video files get their frames: through an mp4, as the published scorer reads them, or from memory,
+    without compression loss."""
 
     reward_batch_size: int = setting(8, within="[1, inf)", frees=("reward", "validation"))
     """Videos scored in one pass of a reward network, and in one request to a server."""

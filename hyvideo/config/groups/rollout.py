@@ -18,12 +18,12 @@ class RolloutConfig:
     """Strength of exploration, a factor on the noise of every step. cps takes at most 1."""
 
     sage_clamp: float = setting(3e-3, within="(0, 1)", read_when="sde_type = sage_grpo")
-    """Distance from noise level 1 at which sage_grpo cuts its first step, which is infinite there. A smaller distance
-    adds more noise in that step."""
+    """Distance from noise level 1 at which sage_grpo cuts its infinite first step. A smaller one adds more noise
+    there."""
 
     cfg_scale: float = setting(6.0, within="[1, inf)")
-    """Scale of classifier-free guidance in rollout, replay and validation. 1 switches guidance off and halves the
-    transformer's work. Distilled weights need 1."""
+    """Classifier-free guidance in rollout, replay and validation. 1 switches it off and halves the transformer's work.
+    Distilled weights need 1."""
 
     negative_prompt: str = ""
     """Text that guidance steers away from."""
@@ -35,8 +35,7 @@ class RolloutConfig:
     """Frames of a rollout video, 4n + 1, because the VAE packs 4 frames into one after the first."""
 
     rollout_size: str = "352x624"
-    """HEIGHTxWIDTH of rollout videos in pixels, multiples of the VAE's factor. The default is 16:9.
-    generate.py makes 480x848."""
+    """HEIGHTxWIDTH of rollout videos in pixels, multiples of the VAE's factor."""
 
     infer_flow_shift_video: float = setting(5.0, within="(0, inf)")
     """Timestep shift of the rollout. A larger shift spends more steps at high noise."""
@@ -62,4 +61,4 @@ class RolloutConfig:
     """Time after which a sliding window moves on by one step."""
 
     save_rollout_videos: bool = setting(True, decides=False)
-    """Write videos of the first round, and of one round per save_interval, to `rollouts/` of the run folder."""
+    """Write the videos of the first round, then of one round per save_interval, to `rollouts/` of the run folder."""

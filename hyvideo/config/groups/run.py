@@ -41,8 +41,8 @@ class RunConfig:
     """The first checkpoint at or after each multiple of this is never deleted. 0 keeps none."""
 
     nonfinite_update: Literal["stop", "skip"] = setting("stop", decides=False)
-    """What happens when a loss or gradient is not finite. Such an update changes no weight. stop ends the run. skip
-    counts it (update/skipped) and goes on."""
+    """What happens when a loss or gradient is not finite. No weight changes. stop ends the run. skip counts the update
+    (update/skipped) and goes on."""
 
     max_skipped_updates: int = setting(3, within="[1, inf)", decides=False, read_when="nonfinite_update = skip")
     """Updates that may be skipped in a row. One more ends the run, because the weights are then lost."""
@@ -51,15 +51,15 @@ class RunConfig:
     """Write checkpoints during the next round, from a copy in host memory. They become valid when it ends."""
 
     profile: bool = setting(False, decides=False)
-    """Write PyTorch profiler traces of each rank, and a table of the phases, to `profile/` of the run folder. This
-    happens after the first round, and training goes on afterwards."""
+    """Write profiler traces of each rank and a table of the phases to `profile/` after the first round. Training goes
+    on."""
 
     profile_steps: int = setting(2, within="[1, inf)", unit="updates", decides=False, read_when="profile = true")
     """Least time over which profile averages the phases. It ends with a round."""
 
     peak_tflops: float | None = setting(None, within="(0, inf)", unit="10^12 operations per second", decides=False)
-    """Peak of one device in matrix products, of which perf/mfu_* is the share in use. None takes the data sheet's
-    figure for a known GPU, otherwise what a large product reaches when the run begins."""
+    """Peak of one device in matrix products, for perf/mfu_*. None takes the data sheet's figure of a known GPU, or else
+    measures a large product."""
 
     resume_from_checkpoint: str | None = setting(None, decides=False)
     """`latest` continues the newest checkpoint of output_dir, or starts fresh when there is none yet. A path continues

@@ -3,7 +3,6 @@
 import pytest
 
 from hyvideo.config.identity import config_hash, deciding_fields
-from hyvideo.config.knobs import KNOBS
 from hyvideo.config.loading import load_config
 from hyvideo.config.schema import Config, RolloutConfig
 from tests.support.training import REPOSITORY
@@ -52,25 +51,6 @@ def test_a_run_may_go_on_over_other_ranks_with_as_many_videos():
     assert config_hash(two, dp_size=4) == config_hash(four, dp_size=2)
     assert config_hash(two, dp_size=4) != config_hash(two, dp_size=2)
     assert deciding_fields(two, dp_size=4)["batch_size"] == 8
-
-
-def test_all_fields_of_model_data_and_method_decide_but_these():
-    decided = deciding_fields(Config())
-    groups = ("model", "data", "rollout", "grpo", "kl", "reward", "optimizer")
-    assert {name for name, knob in KNOBS.items() if knob.group in groups and name not in decided} == {
-        "enable_gradient_checkpointing",
-        "image_root",
-        "save_rollout_videos",
-        "reference_mode_offload",
-        "remote_reward_url",
-        "remote_reward_timeout",
-        "remote_reward_retries",
-        "remote_reward_in_flight",
-        "reward_async",
-        "reward_offload",
-        "reward_max_failed",
-        "valid_video_csv",
-    }
 
 
 def test_the_hash_of_a_config_stays_so_that_its_checkpoints_can_be_resumed(monkeypatch: pytest.MonkeyPatch):
