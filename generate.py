@@ -24,12 +24,13 @@ from tqdm import tqdm
 from transformers.utils.logging import disable_progress_bar
 
 from hyvideo.checkpoint.policy import check_checkpoint, load_trained_policy
-from hyvideo.config.checks import lies_in
 from hyvideo.config.flags import Parser
 from hyvideo.config.outside import complain, in_words
+from hyvideo.config.setting import lies_in
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.images import check_images, check_task, read_image
 from hyvideo.data.prompts import Prompt, read_prompts
+from hyvideo.distributed.layout import Layout
 from hyvideo.distributed.mesh import build_mesh
 from hyvideo.distributed.process_group import process_group
 from hyvideo.evaluation.generation import Job, jobs_of_csv, jobs_of_prompt
@@ -179,11 +180,9 @@ def request_of(arguments: argparse.Namespace) -> Request:
     settings = {**defaults, **given}
     _check_numbers(arguments, settings, root)
     rank, world_size = (int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
-    sp_size = arguments.sp_size
-    if sp_size < 1 or world_size % sp_size:
-        raise ValueError(f"--sp_size must divide the number of processes; received {sp_size}, there are {world_size}.")
-    share = jobs[rank // sp_size :: world_size // sp_size]
-    return Request(arguments, settings, _fingerprint(arguments, root), share, writes=rank % sp_size == 0)
+    layout = Layout(world_size, arguments.sp_size)
+    share = [jobs[i] for i in layout.share_to_sample(len(jobs), rank)]
+    return Request(arguments, settings, _fingerprint(arguments, root), share, writes=layout.sp_rank(rank) == 0)
 
 
 def _check_numbers(arguments: argparse.Namespace, settings: dict[str, Any], root: Path) -> None:

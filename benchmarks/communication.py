@@ -96,7 +96,7 @@ def least_bytes(
     transformer: HunyuanVideo15Transformer3DModel, mesh: Mesh, *, num_tokens: int, recompute: bool
 ) -> dict[str, int]:
     """Return what one rank must send in a forward and a backward pass of one video, float32, by the formulas."""
-    shards = {"num_shards": mesh.dp_shard * mesh.sp_size, "dp_replicate": mesh.dp_replicate}
+    shards = {"num_shards": mesh.layout.num_shards, "dp_replicate": mesh.layout.dp_replicate}
     weights = weight_traffic(count_parameters(transformer), **shards, training=True)
     tokens = token_traffic(
         transformer.config,

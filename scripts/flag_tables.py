@@ -6,15 +6,15 @@ Example: `python -m scripts.flag_tables`
 import argparse
 from pathlib import Path
 
-from hyvideo.config.flags import METAVARS, default_text
-from hyvideo.config.knobs import GROUPS, KNOBS, Knob
+from hyvideo.config.flags import METAVARS, range_text
+from hyvideo.config.knobs import GROUPS, KNOBS, Knob, text_of
 
 TARGET = Path(__file__).parents[1] / "docs" / "flags.md"
 HEADER = """# Flags
 
-Every setting of `post_train.py`: as a flag (`--eta 0.4`), or as a key of a YAML file, by itself or under its group.
-Defaults of the schema come first, then the files of `--config` from left to right, then the flags. Generated from
-`hyvideo/config` by `python -m scripts.flag_tables`, and checked by a test: change the schema, not this page.
+Every setting of `post_train.py`, as a flag (`--eta 0.4`) or as a key of a YAML file. The files of `--config` override
+the defaults from left to right, and flags override both. `python -m scripts.flag_tables` writes this page from
+`hyvideo/config`.
 """
 
 
@@ -30,8 +30,8 @@ def flag_tables() -> str:
 
 def _row(knob: Knob) -> str:
     """One flag; a bar would end its cell."""
-    value = " or ".join(f"`{choice}`" for choice in knob.choices) or METAVARS[knob.kind]
-    cells = (f"`--{knob.name}`", value, f"`{default_text(knob)}`", knob.doc)
+    value = ", ".join(f"`{choice}`" for choice in knob.choices) or f"{METAVARS[knob.kind]} {range_text(knob)}".strip()
+    cells = (f"`--{knob.name}`", value, f"`{text_of(knob.default)}`", knob.doc)
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
 
 

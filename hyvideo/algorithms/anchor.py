@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hyvideo.config.schema import Config, KLConfig, ModelConfig
 from hyvideo.distributed.collectives import as_shard_of, local_shard
+from hyvideo.grpo.kl_controller import KLController
 from hyvideo.models.parallelize import forget_gathered_weights, trainable_parameters
 
 
@@ -23,6 +24,24 @@ def anchor_kind(kl: KLConfig, model: ModelConfig) -> Literal["none", "base", "co
     if kl.kl_weight == 0 or (kl.use_dual_kl and kl.dual_kl_moving_weight == 0):
         return "none"
     return "base" if model.use_lora and model.pretrained_lora_path is None and not kl.use_moving_KL else "copy"
+
+
+def build_controller(kl: KLConfig) -> KLController | None:
+    """Build the schedule of the KL coefficient; None when there is no KL term.
+
+    Raises:
+        ValueError: the settings of the schedule contradict each other.
+    """
+    if kl.kl_weight == 0:
+        return None
+    return KLController(
+        max_coef=kl.kl_weight,
+        min_coef=kl.kl_min_coef,
+        start_coef=kl.kl_coef,
+        warmup_updates=kl.kl_warmup_updates,
+        target=kl.kl_target,
+        schedule=kl.kl_schedule,
+    )
 
 
 class Anchor:

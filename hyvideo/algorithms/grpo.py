@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hyvideo.algorithms.algorithm import Algorithm, Trajectory, over_micro_batches
-from hyvideo.algorithms.anchor import build_anchor
+from hyvideo.algorithms.anchor import build_anchor, build_controller
 from hyvideo.algorithms.optimizer import Optimization
 from hyvideo.algorithms.policy import Policy
 from hyvideo.algorithms.step_gradients import StepGradients
@@ -18,7 +18,6 @@ from hyvideo.data.randomness import generator_for
 from hyvideo.grpo.advantages import group_advantages, groups_without_spread, normalize_then_sum
 from hyvideo.grpo.clipped_loss import clipped_policy_loss
 from hyvideo.grpo.gradient_equalizer import equalizer_scales
-from hyvideo.grpo.kl_controller import KLController
 from hyvideo.grpo.sde_window import noisy_steps
 from hyvideo.grpo.timesteps import Pairs, select_timesteps, split_updates
 from hyvideo.grpo.trust_region import dual_kl, position_kl, velocity_kl
@@ -62,7 +61,7 @@ class GRPO(Algorithm):
         super().__init__(policy, optimization, config, timer)
         self.updates_per_round = config.grpo.updates_per_rollout
         self.anchor = build_anchor(config, policy.transformer)
-        self.controller = _build_controller(config)
+        self.controller = build_controller(config.kl)
         norms = policy.gradient_norms()
         self.scales = equalizer_scales(norms) if config.grpo.use_grad_balancing else torch.ones_like(norms)
         self.step_gradients = StepGradients(policy.sensitivity())
@@ -255,18 +254,3 @@ class GRPO(Algorithm):
             self.anchor.load_state_dict(tensors.get("anchor", {}), equals_policy=facts["anchor_equals_policy"])
         if self.controller is not None:
             self.controller.load_state_dict(facts["controller"])
-
-
-def _build_controller(config: Config) -> KLController | None:
-    """Build the schedule of the KL coefficient; None when there is no KL term."""
-    kl = config.kl
-    if kl.kl_weight == 0:
-        return None
-    return KLController(
-        max_coef=kl.kl_weight,
-        min_coef=kl.kl_min_coef,
-        start_coef=kl.kl_coef,
-        warmup_updates=kl.kl_warmup_updates,
-        target=kl.kl_target,
-        schedule=kl.kl_schedule,
-    )

@@ -1,11 +1,10 @@
 """The command line, made from the schema: one flag per knob, and the manual that `--help` prints."""
 
 import argparse
-import json
 from functools import partial
 from typing import NoReturn
 
-from hyvideo.config.knobs import GROUPS, KNOBS, Knob
+from hyvideo.config.knobs import GROUPS, KNOBS, Knob, text_of
 from hyvideo.config.outside import printable
 from hyvideo.config.reference_flags import add_flags_without_effect, names_of
 
@@ -35,22 +34,22 @@ class TeachingParser(argparse.ArgumentParser):
         raise ValueError(f"{message} (a value that begins with '-' is written --flag=value; --help lists all flags)")
 
 
-def default_text(knob: Knob) -> str:
-    """The default as one would type it."""
-    if isinstance(knob.default, bool):
-        return str(knob.default).lower()
-    if isinstance(knob.default, dict):
-        return json.dumps(knob.default)
-    if isinstance(knob.default, list):
-        return " ".join(knob.default) or "empty"
-    return "none" if knob.default is None else str(knob.default) or "empty"
+def range_text(knob: Knob) -> str:
+    """Return what a number must be, such as `> 0, seconds`; empty for settings that are none."""
+    within, unit = knob.facts.within, knob.facts.unit
+    if within.endswith("inf)"):
+        within = f"{'>' if within[0] == '(' else '>='} {within[1:].partition(',')[0]}"
+    elif within:
+        within = f"in {within}"
+    return f"{within}, {unit}" if unit else within
 
 
 def _add_flag(group: argparse._ArgumentGroup, knob: Knob) -> None:
     """Add a knob's flag; its value stays raw text (a list of it for list knobs) and is absent when not given."""
     metavar = "{" + ",".join(knob.choices) + "}" if knob.choices else METAVARS[knob.kind]
     arity = {bool: {"nargs": "?", "const": "true"}, list: {"nargs": "+"}}.get(knob.kind, {})
-    text = f"{knob.doc} [default: {default_text(knob)}]".replace("%", "%%")
+    facts = "; ".join(filter(None, [range_text(knob), f"default: {text_of(knob.default)}"]))
+    text = f"{knob.doc} [{facts}]".replace("%", "%%")
     group.add_argument(
         *names_of(knob.name), dest=knob.name, metavar=metavar, default=argparse.SUPPRESS, help=text, **arity
     )

@@ -8,43 +8,6 @@ from omegaconf import OmegaConf
 from hyvideo.config.knobs import KNOBS
 from hyvideo.config.schema import Config
 
-_SILENT_GROUPS = {"validation", "parallel"}
-"""Watching does not change training, and a run may be resumed on other ranks."""
-
-_SILENT_FIELDS = {
-    "output_dir",
-    "run_name",
-    "run_tags",
-    "trackers",
-    "max_steps",
-    "save_interval",
-    "log_interval",
-    "keep_last",
-    "keep_every",
-    "nonfinite_update",
-    "max_skipped_updates",
-    "image_root",
-    "async_save",
-    "profile",
-    "profile_steps",
-    "peak_tflops",
-    "resume_from_checkpoint",
-    "resume_may_change",
-    "dry_run",
-    "save_rollout_videos",
-    "valid_video_csv",
-    "remote_reward_url",
-    "remote_reward_timeout",
-    "remote_reward_retries",
-    "remote_reward_in_flight",
-    "reward_async",
-    "reward_offload",
-    "reward_max_failed",
-    "reference_mode_offload",
-    "enable_gradient_checkpointing",
-}
-"""Where the run writes and runs, how long, how memory is used, and how much failure it tolerates."""
-
 
 def settings_of(cfg: Config) -> dict[str, object]:
     """Name -> value of every setting, in plain types."""
@@ -64,11 +27,7 @@ def deciding_fields(cfg: Config, dp_size: int = 1) -> dict[str, object]:
     """
     values = settings_of(cfg)
     values["batch_size"] *= dp_size
-    return {
-        name: values[name]
-        for name, knob in KNOBS.items()
-        if knob.group not in _SILENT_GROUPS and name not in _SILENT_FIELDS
-    }
+    return {name: values[name] for name, knob in KNOBS.items() if knob.facts.decides}
 
 
 def config_hash(cfg: Config, dp_size: int = 1) -> str:

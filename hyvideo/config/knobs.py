@@ -6,13 +6,15 @@ The manual text is the string literal below the field in its dataclass, so schem
 import ast
 import dataclasses
 import inspect
+import json
 import textwrap
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from difflib import SequenceMatcher
 
 from hyvideo.config.schema import Config
+from hyvideo.config.setting import Facts, lies_in
 
 _EXPECTED = {
     bool: "true or false",
@@ -40,6 +42,7 @@ class Knob:
     """Whether None is a value."""
     default: object
     doc: str
+    facts: Facts
 
     @property
     def expected(self) -> str:
@@ -60,7 +63,7 @@ def _manual_texts(group: type) -> dict[str, str]:
     }
 
 
-def _knob(group: str, name: str, hint: object, default: object, doc: str) -> Knob:
+def _knob(group: str, name: str, hint: object, default: object, doc: str, facts: Facts) -> Knob:
     """Read a resolved type hint: `X | None` is optional, `Literal` lists choices, `list[...]` is a list."""
     optional = isinstance(hint, types.UnionType)
     if optional:
@@ -69,7 +72,7 @@ def _knob(group: str, name: str, hint: object, default: object, doc: str) -> Kno
     choices = typing.get_args(hint) if origin is typing.Literal else ()
     kind = str if choices else origin or hint
     nested = kind is dict and typing.get_args(hint)[1] is typing.Any
-    return Knob(name, group, kind, nested, choices, optional, default, doc)
+    return Knob(name, group, kind, nested, choices, optional, default, doc, facts)
 
 
 def _read_schema() -> dict[str, Knob]:
@@ -78,9 +81,10 @@ def _read_schema() -> dict[str, Knob]:
     knobs: dict[str, Knob] = {}
     for group in dataclasses.fields(Config):
         texts = _manual_texts(group.type)
+        facts = {field.name: field.metadata.get("facts", Facts()) for field in dataclasses.fields(group.type)}
         for name, hint in typing.get_type_hints(group.type).items():
             value = getattr(getattr(defaults, group.name), name)
-            knobs[name] = _knob(group.name, name, hint, value, texts.get(name, ""))
+            knobs[name] = _knob(group.name, name, hint, value, texts.get(name, ""), facts[name])
     return knobs
 
 
@@ -94,6 +98,38 @@ GROUPS: dict[str, str] = {group.name: inspect.cleandoc(group.type.__doc__) for g
 def value_of(config: Config, name: str) -> object:
     """Return the value that a configuration has for a setting."""
     return getattr(getattr(config, KNOBS[name].group), name)
+
+
+def text_of(value: object) -> str:
+    """Return a setting's value as one would type it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return json.dumps(value)
+    if isinstance(value, list):
+        return " ".join(value) or "empty"
+    return "none" if value is None else str(value) or "empty"
+
+
+def is_read(config: Config, knob: Knob) -> bool:
+    """Whether the other settings let anything read this one (`Facts.read_when`)."""
+    if not knob.facts.read_when:
+        return True
+    name, comparison, wanted = knob.facts.read_when.split()
+    return (text_of(value_of(config, name)) == wanted) == (comparison == "=")
+
+
+def out_of_range(config: Config, *names: str) -> Iterator[str]:
+    """Yield a message for each number that lies outside its own interval (`Facts.within`).
+
+    Args:
+        config: the configuration.
+        names: settings to look at; none: all.
+    """
+    for name in names or KNOBS:
+        value, interval = value_of(config, name), KNOBS[name].facts.within
+        if interval and value is not None and not lies_in(value, interval):
+            yield f"{name} is {value}, but must lie in {interval}"
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from hyvideo.data.randomness import seed_for
 
@@ -25,10 +26,9 @@ class Assignment:
 class GroupSampler:
     """Deals prompt groups to data-parallel ranks, round after round.
 
-    The videos of a round are numbered across all ranks, `batch_size` per rank. Each run of `num_generations` numbers
-    is one group, so a group may span ranks (`batch_size` < `num_generations`) or several may lie in one; joined in
-    rank order, the ranks' lists are groups in contiguous blocks. The prompts of an epoch come in a permutation seeded
-    by (seed, epoch); where an epoch ends within a round, the next one begins in the same round.
+    The videos of a round are numbered across all ranks, and each run of `num_generations` numbers is one group. The
+    prompts of an epoch come in a permutation seeded by (seed, epoch); where an epoch ends within a round, the next one
+    begins in the same round.
 
     Example:
         5 prompts, batch_size 2, num_generations 4, 4 data-parallel ranks: 2 groups per round, each over 2 ranks. With
@@ -45,63 +45,39 @@ class GroupSampler:
 
     Args:
         num_prompts: length of the list of prompts.
-        batch_size: videos per data-parallel rank and round.
+        num_groups: prompt groups of a round, over all ranks.
         num_generations: group size.
-        dp_rank: this data-parallel rank; the sequence-parallel ranks of one video share it.
-        dp_size: number of data-parallel ranks.
+        positions: where in the round this rank's videos stand (`hyvideo.distributed.layout.Layout.positions`).
         seed: the run's seed.
 
     Raises:
-        ValueError: there are no prompts, the rank does not exist, or groups do not tile the ranks.
+        ValueError: there are no prompts.
     """
 
-    def __init__(
-        self, num_prompts: int, batch_size: int, num_generations: int, dp_rank: int, dp_size: int, seed: int
-    ) -> None:
+    def __init__(self, num_prompts: int, num_groups: int, num_generations: int, positions: Tensor, seed: int) -> None:
         if num_prompts < 1:
             raise ValueError(f"there must be at least one prompt to sample; received num_prompts {num_prompts}")
-        if min(batch_size, num_generations) < 1:
-            raise ValueError(
-                f"batch_size and num_generations must be at least 1; received {batch_size} and {num_generations}"
-            )
-        if not 0 <= dp_rank < dp_size:
-            raise ValueError(f"dp_rank must lie in [0, {dp_size}), the data-parallel ranks; received {dp_rank}")
-        tiles = batch_size % num_generations == 0 or num_generations % batch_size == 0
-        if not tiles or batch_size * dp_size % num_generations:
-            raise ValueError(
-                f"batch_size {batch_size} x {dp_size} data-parallel ranks = {batch_size * dp_size} videos do not "
-                f"divide into groups of num_generations {num_generations} that tile the ranks: batch_size and "
-                "num_generations must divide one another, and the videos be a multiple of num_generations"
-            )
         self.num_prompts = num_prompts
-        self.batch_size = batch_size
+        self.num_groups = num_groups
         self.num_generations = num_generations
-        self.dp_rank = dp_rank
-        self.dp_size = dp_size
+        self.positions = positions.tolist()
         self.seed = seed
         self.round = 0
         """Number of the round that `next_round` deals next."""
         self._groups_dealt = 0
 
-    def next_round(self, num_rollouts: int = 1) -> list[Assignment]:
-        """This rank's videos of the next round, `num_rollouts` x `batch_size` of them, and move on by one round.
-
-        Args:
-            num_rollouts: rollouts in the round (`gradient_accumulation_steps`), dealt one after another.
-        """
-        per_rollout = self.batch_size * self.dp_size
-        num_groups = num_rollouts * per_rollout // self.num_generations
-        prompts = self._prompts(self._groups_dealt, num_groups)
+    def next_round(self) -> list[Assignment]:
+        """Return this rank's videos of the next round, and move on by one round."""
+        prompts = self._prompts(self._groups_dealt, self.num_groups)
         self.round += 1
-        self._groups_dealt += num_groups
+        self._groups_dealt += self.num_groups
         earlier: Counter[int] = Counter()
         videos = []
         for prompt in prompts:
             first = earlier[prompt]
             earlier[prompt] += self.num_generations
             videos += [Assignment(prompt, generation) for generation in range(first, earlier[prompt])]
-        starts = range(self.dp_rank * self.batch_size, len(videos), per_rollout)
-        return [video for start in starts for video in videos[start : start + self.batch_size]]
+        return [videos[position] for position in self.positions]
 
     def _prompts(self, first: int, count: int) -> list[int]:
         """Entries [first, first + count) of the endless sequence of permutations, one per epoch."""

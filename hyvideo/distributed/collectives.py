@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
+from hyvideo.distributed.layout import largest_share
+
 T = TypeVar("T")
 
 
@@ -132,6 +134,6 @@ def own_part(sharded: Tensor, full: Tensor) -> Tensor:
     if not isinstance(sharded, DTensor):
         return full
     axis = sharded.placements.index(Shard(0))
-    num_rows = -(-full.shape[0] // sharded.device_mesh.size(axis))
+    num_rows = largest_share(full.shape[0], sharded.device_mesh.size(axis))
     start = min(sharded.device_mesh.get_local_rank(axis) * num_rows, full.shape[0])
     return full[start : start + num_rows]

@@ -15,10 +15,12 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed import _functional_collectives as functional
 
+from hyvideo.distributed.layout import largest_share
+
 
 def shard_tokens(tokens: Tensor, group: ProcessGroup) -> Tensor:
     """Return this rank's `[B, ceil(S / P), D]` of `tokens` `[B, S, D]`; zeros where S does not divide by P."""
-    num_local = -(-tokens.shape[1] // group.size())
+    num_local = largest_share(tokens.shape[1], group.size())
     start = group.rank() * num_local
     own = tokens[:, start : start + num_local]
     return F.pad(own, (0, 0, 0, num_local - own.shape[1]))

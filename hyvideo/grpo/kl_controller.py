@@ -57,11 +57,13 @@ class KLController:
             )
         ceiling = MILDER_CEILING * max_coef if schedule == "milder" else max_coef
         if schedule != "fixed" and not 0 <= min_coef <= ceiling:
-            raise ValueError(f"min_coef (kl_min_coef) must lie within [0, {ceiling}] for {schedule!r}, got {min_coef}")
+            raise ValueError(
+                f"kl_min_coef must lie within [0, {ceiling:g}], up to lambda's ceiling for {schedule!r}, got {min_coef}"
+            )
         start_coef = min_coef if start_coef is None else start_coef
         if schedule != "fixed" and not min_coef <= start_coef <= ceiling:
             raise ValueError(
-                f"start_coef (kl_coef) must lie within [{min_coef}, {ceiling}] for {schedule!r}, from kl_min_coef to "
+                f"kl_coef must lie within [{min_coef}, {ceiling:g}] for {schedule!r}, from kl_min_coef to "
                 f"the ceiling, got {start_coef}"
             )
         if warmup_updates < 0 or window < 1:

@@ -44,13 +44,13 @@ def noisy_steps(
         generator: CPU generator for ``per_group``; equal seeds give equal windows.
 
     Returns:
-        [N, K] bool on the CPU.
+        [N, K] bool on the CPU; none where no step is stochastic.
 
     Raises:
         ValueError: If the window is longer than there are stochastic steps.
     """
     steps = stochastic.cpu().nonzero().squeeze(1)
-    if placement == "all":
+    if placement == "all" or not len(steps):
         return stochastic.cpu().repeat(num_samples, 1)
     num_places = len(steps) - size + 1
     if size < 1 or num_places < 1:

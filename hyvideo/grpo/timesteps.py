@@ -103,11 +103,7 @@ def split_updates(steps: Tensor, num_updates: int, *, num_generations: int) -> l
         ValueError: If there are more updates than pairs.
     """
     num_samples, num_steps = steps.shape
-    if not 1 <= num_updates <= steps.numel():
-        raise ValueError(
-            f"updates_per_rollout must lie within [1, {steps.numel()}], the number of (sample, step) pairs "
-            f"({num_samples} samples x {num_steps} steps), got {num_updates}"
-        )
+    check_updates(num_updates, num_samples, num_steps)
     samples = torch.arange(num_samples)
     if num_steps % num_updates:
         samples = samples.reshape(-1, math.gcd(num_generations, num_samples)).T.reshape(-1)
@@ -115,3 +111,17 @@ def split_updates(steps: Tensor, num_updates: int, *, num_generations: int) -> l
     step_index = steps[samples].T.reshape(-1)
     sample_parts, step_parts = sample_index.tensor_split(num_updates), step_index.tensor_split(num_updates)
     return [Pairs(*parts) for parts in zip(sample_parts, step_parts, strict=True)]
+
+
+def check_updates(num_updates: int, num_samples: int, num_steps: int) -> None:
+    """Refuse more updates than there are (sample, step) pairs to deal to them.
+
+    Raises:
+        ValueError: If there are more, or none at all.
+    """
+    num_pairs = num_samples * num_steps
+    if not 1 <= num_updates <= num_pairs:
+        raise ValueError(
+            f"updates_per_rollout must lie within [1, {num_pairs}], the number of (sample, step) pairs that a rank has "
+            f"({num_samples} samples x {num_steps} steps), got {num_updates}"
+        )

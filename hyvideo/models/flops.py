@@ -11,6 +11,8 @@ import torch
 from diffusers import AutoencoderKLHunyuanVideo15
 from torch.utils.flop_counter import FlopCounterMode
 
+from hyvideo.distributed.layout import largest_share
+
 TIMESTEP_CHANNELS = 256
 """Width of the sinusoidal timestep embedding."""
 
@@ -86,7 +88,7 @@ def transformer_flops(
     """
     width = config["num_attention_heads"] * config["attention_head_dim"]
     patch = config["patch_size_t"] * config["patch_size"] ** 2
-    own = -(-num_video // sp_size)
+    own = largest_share(num_video, sp_size)
     condition = num_text + num_glyph + num_vision
     per_token = 2 * (4 + 2 * config["mlp_ratio"]) * width**2  # query, key, value, output, two feed-forward layers
     modulation = 2 * 2 * 6 * width**2

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from hyvideo.algorithms.anchor import anchor_kind
 from hyvideo.config.schema import Config
+from hyvideo.distributed.layout import layout_of
 from hyvideo.planning.networks import Networks
 from hyvideo.planning.traffic import ParameterCounts
 from hyvideo.training.assembly import DTYPES
@@ -37,7 +38,7 @@ def host_memory(
     """
     parallel, size = config.parallel, DTYPES[config.model.master_weight_type].itemsize
     sharded = parallel.enable_fsdp and world_size > 1
-    shards = world_size // parallel.dp_replicate if sharded else 1
+    shards = layout_of(config, world_size).num_shards if sharded else 1
     resting = networks.reward_bytes if config.reward.reward_offload else 0
     kept = 0
     if parallel.cpu_offload:

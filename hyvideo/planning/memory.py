@@ -10,12 +10,13 @@ import torch
 
 from hyvideo.algorithms.anchor import anchor_kind
 from hyvideo.config.schema import Config
+from hyvideo.distributed.layout import layout_of
 from hyvideo.models.flops import video_tokens
 from hyvideo.planning.networks import Networks, make_vae
 from hyvideo.planning.peak_memory import PeakMemory
 from hyvideo.planning.simulation import Peaks, SimulatedCase, simulate
 from hyvideo.planning.workload import guidance_rows, latent_shape, validation_shape, validation_videos
-from hyvideo.training.cautions import videos_together
+from hyvideo.training.warnings_about_settings import videos_together
 
 DEPTHS = (4, 5)
 """Transformer blocks of the two simulations from which a deeper one is extrapolated. With fewer than four, no block has
@@ -79,7 +80,8 @@ def predict_memory(
     """
     shape, rows = latent_shape(config, networks), guidance_rows(config)
     grpo, rollout = config.grpo, config.rollout
-    videos, micro_batch = grpo.batch_size * grpo.gradient_accumulation_steps, videos_together(config)
+    layout = layout_of(config, world_size)
+    videos, micro_batch = layout.num_own_videos, videos_together(config)
     pairs = min(grpo.mini_batch_size_per_update, videos * rollout.grpo_sampling_steps)
     together = validation_videos(config, world_size)[1]
     validated = (validation_shape(config, networks), rows * together) if together else None
@@ -104,7 +106,7 @@ def predict_memory(
     validating = 0
     if validated:
         validating = max(peaks.validation, after_passes + decoding_memory(networks.vae, validated[0]), visited)
-    scored = min(config.reward.reward_batch_size, -(-videos // config.parallel.sp_size))
+    scored = min(config.reward.reward_batch_size, layout.most_to_score(videos))
     scoring = REWARD_ACTIVATIONS * scored if reward else 0
     scored_beside = reward + scoring if config.reward.reward_async else resting_reward
     return Memory(

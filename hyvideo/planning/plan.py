@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hyvideo.algorithms.anchor import anchor_kind
-from hyvideo.config.checks import check_config
 from hyvideo.config.schema import Config
 from hyvideo.distributed.gpus import Gpu
+from hyvideo.distributed.layout import layout_of
 from hyvideo.planning.host_memory import HostMemory, host_memory
 from hyvideo.planning.memory import Memory, PeaksOf, predict_memory
 from hyvideo.planning.networks import Networks, read_networks
@@ -15,6 +15,7 @@ from hyvideo.planning.simulation import policy_on_meta
 from hyvideo.planning.traffic import ParameterCounts, count_parameters
 from hyvideo.planning.workload import PhaseWork, Workload, workload
 from hyvideo.training.assembly import DTYPES
+from hyvideo.training.checks import check_config
 
 GIB = 2**30
 
@@ -146,18 +147,17 @@ def make_plan(
     _check(config, networks, world_size)
     parameters = count_parameters(policy_on_meta(config, networks.transformer))
     work = workload(config, networks, parameters, world_size=world_size, num_text=assumptions.num_text)
-    dp_degree = world_size // config.parallel.sp_size
+    layout = layout_of(config, world_size)
     seconds_of = _clock(config, world_size, gpu, assumptions)
     phases = {"rollout": work.rollout, "anchor": work.anchor, "update": work.update}
     saved = checkpoint_bytes(config, parameters)
-    videos = config.grpo.batch_size * dp_degree * config.grpo.gradient_accumulation_steps
     return Plan(
         world_size=world_size,
         sp_size=config.parallel.sp_size,
-        dp_degree=dp_degree,
+        dp_degree=layout.dp_size,
         dp_replicate=config.parallel.dp_replicate,
-        videos=videos,
-        prompts=videos // config.grpo.num_generations,
+        videos=layout.num_videos,
+        prompts=layout.num_groups,
         frames=config.rollout.sample_n_frames,
         size=config.rollout.rollout_size,
         networks=networks.source,
@@ -208,7 +208,7 @@ def _clock(
     if gpu is None or not gpu.teraflops:
         return None
     parallel = config.parallel
-    shards = world_size // parallel.dp_replicate if parallel.enable_fsdp else 1
+    shards = layout_of(config, world_size).num_shards if parallel.enable_fsdp else 1
     weights, copies, tokens = (  # bytes per second; within a machine where the group of ranks fits into one
         1e9 * (gpu.link if size <= assumptions.gpus_per_node else assumptions.network)
         for size in (shards, world_size, parallel.sp_size)

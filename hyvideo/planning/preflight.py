@@ -15,11 +15,11 @@ import torch.distributed as dist
 import hyvideo
 from hyvideo.checkpoint.run_folder import RunFolder
 from hyvideo.checkpoint.train_state import checkpoints_of
-from hyvideo.config.checks import check_config
 from hyvideo.config.schema import Config, RunConfig
 from hyvideo.data.files import nearest_existing
 from hyvideo.distributed.collectives import all_or_none, from_main, require_same
 from hyvideo.distributed.gpus import this_gpu
+from hyvideo.distributed.layout import layout_of
 from hyvideo.models.layout import check_layout
 from hyvideo.models.loading import open_transformer, open_vae
 from hyvideo.models.reward_models.rewards import check_rewards
@@ -28,7 +28,8 @@ from hyvideo.planning.plan import GIB, Assumptions, Plan, make_plan
 from hyvideo.planning.search import Search, misfit
 from hyvideo.planning.table import plan_table
 from hyvideo.training.assembly import open_folder, read_inputs
-from hyvideo.training.cautions import cautions
+from hyvideo.training.checks import check_config
+from hyvideo.training.warnings_about_settings import warnings_about_settings
 
 SEEN_WITHIN = 10.0
 """Seconds in which a file that one rank wrote must be seen by all."""
@@ -74,7 +75,7 @@ def preflight(config: Config, planned: Plan | ValueError | None) -> str:
     with all_or_none():
         _check_weights(config)
         check_rewards(config.reward, config.model.pretrained_model_root, config.rollout.video_fps)
-    folder = open_folder(config, world_size // config.parallel.sp_size)
+    folder = open_folder(config, layout_of(config, world_size).dp_size)
     _check_folder(folder.path)
     plan = from_main(lambda: _plan_or_raise(planned))
     from_main(lambda: check_space(folder, config.run, plan.checkpoint_bytes))
@@ -82,7 +83,7 @@ def preflight(config: Config, planned: Plan | ValueError | None) -> str:
         _check_host(plan)
         _check_gpu(plan)
     _check_collective()
-    warned = "".join(f"WARNING: {caution}\n" for caution in cautions(config, prompts, valid))
+    warned = "".join(f"WARNING: {warning}\n" for warning in warnings_about_settings(config, prompts, valid))
     return (
         f"{plan_table(plan)}\n{warned}"
         f"dry run: {plan.world_size} rank(s), settings, prompts, weights, run folder and free "

@@ -1,17 +1,19 @@
 """What else would fit: other ranks per video, larger videos and batches, the least change to a plan that does not."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-from hyvideo.config.checks import check_config
 from hyvideo.config.knobs import KNOBS, value_of
 from hyvideo.config.schema import Config
 from hyvideo.distributed.gpus import Gpu
+from hyvideo.distributed.layout import layout_of
 from hyvideo.planning.memory import FittedPeaks, predict_memory
 from hyvideo.planning.networks import read_networks
 from hyvideo.planning.plan import GIB, Assumptions, Plan, make_plan
 from hyvideo.planning.workload import validation_videos
+from hyvideo.training.checks import check_config
 
 SIZES = ("240x432", "352x624", "480x864", "720x1280", "1088x1920")
 """Sizes of videos that are tried, small to large."""
@@ -127,7 +129,7 @@ class Search:
         """Possible `sp_size` within a machine, with a `batch_size` for as many videos or the next larger number."""
         config, ranks = self._config, self._world_size
         heads = self._networks.transformer["num_attention_heads"]
-        videos = config.grpo.batch_size * (ranks // config.parallel.sp_size)
+        videos = config.grpo.batch_size * layout_of(config, ranks).dp_size
         for sp_size in range(least, min(heads, self._assumptions.gpus_per_node) + 1):
             if ranks % sp_size or heads % sp_size:
                 continue
@@ -147,7 +149,8 @@ class Search:
         group = self._config.grpo.num_generations
         together = ("mini_batch_size_per_update", "rollout_micro_batch_size")
         return [
-            dict.fromkeys(together, rows) | {"batch_size": max(self._config.grpo.batch_size, -(-rows // group) * group)}
+            dict.fromkeys(together, rows)
+            | {"batch_size": max(self._config.grpo.batch_size, math.ceil(rows / group) * group)}
             for rows in range(1, MOST_ROWS + 1)
         ]
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from hyvideo.distributed.layout import Layout
 from hyvideo.planning.plan import GIB, Plan
 
 Rows = Iterator[tuple[str, str]]
@@ -25,7 +26,7 @@ def plan_table(plan: Plan) -> str:
 
 
 def _layout(plan: Plan) -> Rows:
-    shards = plan.dp_degree // plan.dp_replicate
+    shards = Layout(plan.world_size, plan.sp_size, plan.dp_replicate).dp_shard
     yield "ranks = copies x shards x sp", f"{plan.world_size} = {plan.dp_replicate} x {shards} x {plan.sp_size}"
     yield "video", f"{plan.frames}x{plan.size}"
     yield "videos per round", str(plan.videos)

@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import nn
 
+from hyvideo.distributed.layout import largest_share
+
 
 @dataclass(frozen=True)
 class ParameterCounts:
@@ -132,7 +134,7 @@ def token_traffic(
     """
     width = config["num_attention_heads"] * config["attention_head_dim"]
     passes = 1 + (1 + recompute if training else 0)
-    own = -(-num_video // sp_size)
+    own = largest_share(num_video, sp_size)
     per_block = 4 * token_bytes * own * width * (sp_size - 1) // sp_size
     condition = token_bytes * num_condition * width * (sp_size - 1) // sp_size
     patch = config["patch_size_t"] * config["patch_size"] ** 2

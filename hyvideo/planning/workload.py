@@ -9,13 +9,14 @@ import torch
 from hyvideo.algorithms.anchor import anchor_kind
 from hyvideo.config.schema import Config
 from hyvideo.config.sizes import parse_size
+from hyvideo.distributed.layout import layout_of
 from hyvideo.models.flops import transformer_flops, vae_decode_flops, video_tokens
 from hyvideo.planning.evaluations import evaluations_per_video
 from hyvideo.planning.networks import Networks, make_vae
 from hyvideo.planning.traffic import ParameterCounts, Traffic, token_traffic, weight_traffic
-from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.assembly import DTYPES
-from hyvideo.training.cautions import videos_together
+from hyvideo.training.checks import stochastic_steps
+from hyvideo.training.warnings_about_settings import videos_together
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def validation_videos(config: Config, world_size: int) -> tuple[int, int]:
     settings = config.validation
     if not settings.is_on:
         return 0, 0
-    count = -(-settings.validation_num_videos // (world_size // config.parallel.sp_size))
+    count = layout_of(config, world_size).most_to_sample(settings.validation_num_videos)
     return count, min(config.rollout.rollout_micro_batch_size or count, count)
 
 
@@ -103,10 +104,10 @@ def workload(
     grpo, parallel, rollout, rows = config.grpo, config.parallel, config.rollout, guidance_rows(config)
     inference = _weight_traffic(config, parameters, world_size)
     sampling = partial(_sampling, config, networks, num_text, inference)
-    videos = grpo.batch_size * grpo.gradient_accumulation_steps
+    videos = layout_of(config, world_size).num_own_videos
     evaluations = evaluations_per_video(
         rollout.grpo_sampling_steps,
-        _stochastic_steps(config),
+        int(stochastic_steps(rollout).sum()),
         window_size=None if rollout.sde_window == "all" else rollout.sde_window_size,
         timestep_fraction=grpo.timestep_fraction,
         with_anchor=anchor_kind(config.kl, config.model) != "none",
@@ -133,7 +134,7 @@ def workload(
     validation = None
     if own:
         num_steps = config.validation.validation_num_inference_steps
-        validation = sampling(validation_shape(config, networks), own, num_steps, -(-own // together))
+        validation = sampling(validation_shape(config, networks), own, num_steps, math.ceil(own / together))
     return Workload(
         videos,
         grpo.updates_per_rollout,
@@ -176,21 +177,13 @@ def _sampling(
     return PhaseWork(steps * rows * forward.total + videos * decoding, tokens.times(steps) + weights.times(calls))
 
 
-def _stochastic_steps(config: Config) -> int:
-    """Return how many of the rollout's steps can draw noise."""
-    rollout = config.rollout
-    scheduler = FlowMatchDiscreteScheduler(shift=rollout.infer_flow_shift_video, sage_clamp=rollout.sage_clamp)
-    scheduler.set_timesteps(rollout.grpo_sampling_steps)
-    return int(scheduler.trained_steps(sde_type=rollout.sde_type, eta=rollout.eta).sum())
-
-
 def _weight_traffic(config: Config, parameters: ParameterCounts, world_size: int, *, training: bool = False) -> Traffic:
     """Return what the weights cost in one pass."""
     if not config.parallel.enable_fsdp:
         return Traffic()
     return weight_traffic(
         parameters,
-        num_shards=world_size // config.parallel.dp_replicate,
+        num_shards=layout_of(config, world_size).num_shards,
         dp_replicate=config.parallel.dp_replicate,
         block_bytes=DTYPES[config.model.dtype].itemsize,
         around_bytes=DTYPES[config.model.master_weight_type].itemsize,
@@ -202,6 +195,6 @@ def _optimizer_traffic(config: Config, parameters: ParameterCounts, world_size: 
     """Return what an update costs besides its passes: whole matrices for Muon, or gradients that are not sharded."""
     if not config.parallel.enable_fsdp:
         return Traffic(copies=2 * 4 * parameters.trained * (world_size - 1) // world_size)
-    shards = world_size // config.parallel.dp_replicate
+    shards = layout_of(config, world_size).num_shards
     matrices = parameters.trained_matrices if config.optimizer.use_muon else 0
     return Traffic(weights=2 * matrices * (shards - 1) // shards)

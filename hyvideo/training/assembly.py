@@ -18,7 +18,6 @@ from hyvideo.algorithms.optimizer import Optimization
 from hyvideo.algorithms.policy import Policy
 from hyvideo.checkpoint.run_folder import RunFolder, open_run_folder
 from hyvideo.checkpoint.train_state import point_latest_at
-from hyvideo.config.checks import check_config
 from hyvideo.config.identity import config_hash, deciding_fields, settings_of
 from hyvideo.config.loading import save_config
 from hyvideo.config.schema import Config
@@ -27,6 +26,7 @@ from hyvideo.data.files import writing
 from hyvideo.data.images import check_images, check_task
 from hyvideo.data.prompts import Prompt, read_prompts
 from hyvideo.distributed.collectives import all_or_none, from_main, require_same
+from hyvideo.distributed.layout import layout_of
 from hyvideo.distributed.mesh import Mesh, build_mesh
 from hyvideo.models.adapter import configured_adapter, draw_adapter, lora_facts
 from hyvideo.models.attention import install_attention
@@ -49,13 +49,14 @@ from hyvideo.observability.watchdog import Watchdog
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from hyvideo.pipelines.prompt_lengths import cut_prompts
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
-from hyvideo.training.cautions import cautions, check_guidance
+from hyvideo.training.checks import check_config, check_guidance, rollout_scheduler
 from hyvideo.training.journal import Journal
 from hyvideo.training.performance import Performance
 from hyvideo.training.rounds import Rounds
 from hyvideo.training.run import Run, Training
 from hyvideo.training.state import CONTENT, RunState, changed_settings
 from hyvideo.training.validation import Validation
+from hyvideo.training.warnings_about_settings import warnings_about_settings
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -88,7 +89,7 @@ def build_training(config: Config) -> Training:
             config.reward, device, model_root=config.model.pretrained_model_root, video_fps=config.rollout.video_fps
         )
         policy = build_policy(config, build_pipeline(config, device, mesh))
-    rounds = Rounds(config, prompts, mesh)
+    rounds = Rounds(config, prompts, layout_of(config, mesh.world_size), mesh.dp_rank)
     state = _build_state(config, policy, rounds, mesh, timer)
     changed = state.load(folder.resume_from, may_change=config.run.resume_may_change) if folder.resume_from else []
     journal = _open_journal(config, folder, policy, state, mesh, timer)
@@ -98,7 +99,7 @@ def build_training(config: Config) -> Training:
     journal.console.info(f"reward {reward.describe()}")
     if mesh.is_main:
         cut = cut_prompts(policy.pipeline, [*prompts, *valid])
-        for warning in filter(None, [*cautions(config, prompts, valid), cut]):
+        for warning in filter(None, [*warnings_about_settings(config, prompts, valid), cut]):
             journal.console.warning(warning)
     validation = _build_validation(config, policy, valid, reward, mesh)
     run = Run(config, folder, mesh, state, validation, journal, timer)
@@ -203,17 +204,15 @@ def build_pipeline(config: Config, device: torch.device, mesh: Mesh) -> HunyuanV
     Raises:
         ValueError: weights are missing or do not fit.
     """
-    model, rollout = config.model, config.rollout
+    model = config.model
     sharded = mesh.weights is not None and config.parallel.enable_fsdp
     on_gpu = device.type == "cuda"
     torch.manual_seed(config.run.seed)  # for a reward of the user's: all else has seeds of its own
-    scheduler = FlowMatchDiscreteScheduler(shift=rollout.infer_flow_shift_video, sage_clamp=rollout.sage_clamp)
-    scheduler.set_timesteps(rollout.grpo_sampling_steps)
     pipeline = load_pipeline(
         model.pretrained_model_root,
         model.pretrained_transformer_version,
         pipeline_class=HunyuanVideoGRPOPipeline,
-        scheduler=scheduler,
+        scheduler=rollout_scheduler(config.rollout),
         transformer_dtype=DTYPES[model.master_weight_type] if on_gpu else torch.float32,
         encoder_dtype=torch.float16 if on_gpu else torch.float32,
         device=device,

@@ -16,7 +16,7 @@ from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout
 from hyvideo.pipelines.noise import SampleNoise
 from hyvideo.training.diversity import group_diversity, thumbnails
 from hyvideo.training.rounds import Round
-from hyvideo.training.scoring import score_over_ranks, share_to_score
+from hyvideo.training.scoring import score_over_ranks
 
 
 def collect(
@@ -35,7 +35,7 @@ def collect(
     Raises:
         RewardFailureError: too many videos could not be scored.
     """
-    own = share_to_score(len(round.videos), mesh)
+    own = mesh.layout.share_to_score(len(round.videos), mesh.rank)
     scoring = reward.begin() if reward.asynchronous and own else None
     unique = list(dict.fromkeys(video.prompt_index for video in round.videos))
     rows = tuple(unique.index(video.prompt_index) for video in round.videos)

@@ -2,35 +2,10 @@
 
 import torch
 
-from hyvideo.config.knobs import value_of
+from hyvideo.config.knobs import KNOBS, Knob, value_of
 from hyvideo.config.schema import Config
+from hyvideo.config.setting import EVERY_PHASE
 from hyvideo.observability.phase_timer import BETWEEN
-
-KNOBS_OF_PHASE = {
-    "rollout": ("rollout_micro_batch_size", "encoder_offload", "reference_mode_offload", "reward_offload"),
-    "reward": ("reward_batch_size", "encoder_offload", "reward_offload"),
-    "anchor": ("mini_batch_size_per_update", "encoder_offload", "reward_offload"),
-    "update": (
-        "mini_batch_size_per_update",
-        "enable_gradient_checkpointing",
-        "activation_checkpointing",
-        "encoder_offload",
-        "reward_offload",
-        "reference_mode_offload",
-    ),
-    BETWEEN: (
-        "validation_fixed_size",
-        "validate_video_length",
-        "rollout_micro_batch_size",
-        "reward_batch_size",
-        "encoder_offload",
-        "reward_offload",
-    ),
-}
-"""Phase -> settings that lower its peak without changing the method, the strongest first."""
-
-KNOBS_OF_ALL = ("enable_fsdp", "reshard_after_forward", "sp_size", "sample_n_frames")
-"""Settings that lower every phase's peak."""
 
 
 def out_of_memory_loading(error: torch.OutOfMemoryError) -> str:
@@ -52,7 +27,10 @@ def out_of_memory(error: torch.OutOfMemoryError, phase: str, step: int, rank: in
         rank: whose GPU it is.
         config: names the present values.
     """
-    knobs = [f"{name} (now {value_of(config, name)})" for name in (*KNOBS_OF_PHASE[phase], *KNOBS_OF_ALL)]
+    knobs = [
+        f"{name} (now {value_of(config, name)})"
+        for name in settings_that_free("validation" if phase == BETWEEN else phase)
+    ]
     used = ""
     if torch.cuda.is_available():
         peak, total = torch.cuda.max_memory_allocated(), torch.cuda.get_device_properties().total_memory
@@ -62,6 +40,21 @@ def out_of_memory(error: torch.OutOfMemoryError, phase: str, step: int, rank: in
         f"need less, in this order: {', '.join(knobs)}. `python -m scripts.plan` with the run's flags says what fits. "
         "Continue with --resume_from_checkpoint latest, and --resume_may_change with the names of the changed settings."
     )
+
+
+def settings_that_free(phase: str) -> list[str]:
+    """Return the settings that lower the peak of a phase, in the order in which to try them.
+
+    Those of this phase come first, then those of all phases, of these at last what changes the videos. Sizes come
+    before switches, because they can be lowered as far as it takes.
+    """
+    found = [knob for knob in KNOBS.values() if phase in knob.facts.frees]
+
+    def place(knob: Knob) -> tuple[bool, bool, bool]:
+        of_all = knob.facts.frees == EVERY_PHASE
+        return of_all, of_all and knob.facts.decides, knob.kind is bool or bool(knob.choices)
+
+    return [knob.name for knob in sorted(found, key=place)]
 
 
 def _cause(error: torch.OutOfMemoryError) -> str:

@@ -8,7 +8,7 @@ from torch import Tensor
 from hyvideo.config.schema import Config
 from hyvideo.data.prompts import Prompt
 from hyvideo.data.samplers import Assignment, GroupSampler
-from hyvideo.distributed.mesh import Mesh, RoundLayout
+from hyvideo.distributed.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -40,37 +40,31 @@ class Rounds:
     """Deals this rank's part of round after round; the position of its sampler is all there is to save.
 
     Args:
-        config: layout of a round, seed and noise.
+        config: seed and noise.
         prompts: all training prompts.
-        mesh: the ranks.
+        layout: of the ranks, groups and rounds.
+        dp_rank: this data-parallel rank.
     """
 
-    def __init__(self, config: Config, prompts: Sequence[Prompt], mesh: Mesh) -> None:
-        grpo = config.grpo
+    def __init__(self, config: Config, prompts: Sequence[Prompt], layout: Layout, dp_rank: int) -> None:
         self.prompts = prompts
-        self.layout = RoundLayout(grpo.batch_size, mesh.dp_size, grpo.gradient_accumulation_steps)
+        self.layout = layout
+        self.positions = layout.positions(dp_rank)
         self.sampler = GroupSampler(
-            num_prompts=len(prompts),
-            batch_size=grpo.batch_size,
-            num_generations=grpo.num_generations,
-            dp_rank=mesh.dp_rank,
-            dp_size=mesh.dp_size,
-            seed=config.run.seed,
+            len(prompts), layout.num_groups, layout.num_generations, self.positions, config.run.seed
         )
-        self._config = config
+        self._seed, self._share_initial_noise = config.run.seed, config.rollout.use_same_noise
 
     def next(self) -> Round:
         """Return the next round, and move on."""
-        config, sampler = self._config, self.sampler
-        index = sampler.round
-        videos = sampler.next_round(config.grpo.gradient_accumulation_steps)
+        index, videos = self.sampler.round, self.sampler.next_round()
         return Round(
             index=index,
             videos=videos,
             prompts=[self.prompts[video.prompt_index] for video in videos],
-            positions=self.layout.positions(sampler.dp_rank),
+            positions=self.positions,
             num_videos=self.layout.num_videos,
-            num_generations=config.grpo.num_generations,
-            seed=config.run.seed,
-            share_initial_noise=config.rollout.use_same_noise,
+            num_generations=self.layout.num_generations,
+            seed=self._seed,
+            share_initial_noise=self._share_initial_noise,
         )

@@ -12,11 +12,6 @@ from hyvideo.models.reward_models.rewards import Scores, WeightedReward
 from hyvideo.models.reward_models.scoring import Scoring
 
 
-def share_to_score(num_videos: int, mesh: Mesh) -> range:
-    """Return which of `num_videos` videos, that the ranks of one data-parallel rank share, this one scores."""
-    return range(mesh.sp_rank * num_videos // mesh.sp_size, (mesh.sp_rank + 1) * num_videos // mesh.sp_size)
-
-
 def score_over_ranks(
     reward: WeightedReward,
     videos: Tensor,
@@ -41,7 +36,7 @@ def score_over_ranks(
     Raises:
         RewardFailureError: the reward failed on a rank, or too many videos have no total; all raise it.
     """
-    own = share_to_score(len(texts), mesh)
+    own = mesh.layout.share_to_score(len(texts), mesh.rank)
     with all_or_none(RewardFailureError):
         try:
             if scoring is not None:

@@ -79,8 +79,8 @@ class Validation:
 
     def sample(self, prompts: Sequence[Prompt]) -> Sampled:
         """Sample `prompts` with the policy as it is and score the videos; all ranks call it with the same prompts."""
-        count = -(-len(prompts) // self.mesh.dp_size)
-        numbers = range(len(prompts))[self.mesh.dp_rank * count : (self.mesh.dp_rank + 1) * count]
+        count = self.mesh.layout.most_to_sample(len(prompts))
+        numbers = self.mesh.layout.share_to_sample(len(prompts), self.mesh.rank)
         own = [prompts[number] for number in numbers]
         videos = self.policy.sample(
             [*own, *[prompts[0]] * (count - len(own))],  # sharded weights need equally many passes on all ranks

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.config.checks import check_config
 from hyvideo.config.loading import load_config
 from hyvideo.data.prompts import read_prompts
-from hyvideo.distributed.mesh import Mesh
+from hyvideo.distributed.layout import layout_of
+from hyvideo.training.checks import check_config
 
 ROOT = Path(__file__).parents[2]
 WORLD_SIZES = {"configs/tiny.yaml": 1, "configs/sage_8gpu.yaml": 8, "configs/sage_64gpu.yaml": 64}
@@ -60,8 +60,8 @@ def test_the_large_configs_say_that_prompts_are_missing(file):
 
 def test_the_64_gpu_config_samples_64_videos_of_16_prompts_as_the_paper_does():
     config = load_config(["--config", "configs/sage_64gpu.yaml"])
-    videos = config.grpo.batch_size * Mesh(0, 64, config.parallel.sp_size).dp_size
-    assert (videos, videos // config.grpo.num_generations) == (64, 16)
+    layout = layout_of(config, 64)
+    assert (layout.num_videos // layout.num_rollouts, layout.num_groups // layout.num_rollouts) == (64, 16)
 
 
 @pytest.mark.parametrize(

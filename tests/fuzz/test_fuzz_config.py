@@ -8,11 +8,11 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hyvideo.config.checks import check_config
 from hyvideo.config.knobs import GROUPS, KNOBS
 from hyvideo.config.loading import load_config, load_saved_config, save_config
 from hyvideo.config.schema import Config
 from hyvideo.models.reward_models.choice import read_choices
+from hyvideo.training.checks import check_config
 from tests.support.fuzzing import SCALARS, changed, damaged, fuzz, only_value_errors
 
 RECIPE = (Path(__file__).parents[2] / "configs" / "sage_8gpu.yaml").read_bytes()

@@ -4,10 +4,10 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hyvideo.config.checks import check_config
 from hyvideo.config.loading import load_config
 from hyvideo.data.samplers import GroupSampler
-from hyvideo.distributed.mesh import Mesh, RoundLayout
+from hyvideo.distributed.layout import Layout
+from hyvideo.training.checks import check_config
 from tests.support.fuzzing import SCALARS, fuzz, only_value_errors
 
 SIZES = st.one_of(st.integers(0, 9), st.sampled_from([12, 16, 24, 32]))
@@ -57,17 +57,15 @@ def test_accepted_layouts_deal_every_video_once_and_others_name_their_numbers(
         numbers |= {"num_generations": num_generations, "world size": world_size}
         assert any(f"{name} {value}" in message or f"{name} is {value}" in message for name, value in numbers.items())
         return
-    meshes = [Mesh(rank, world_size, sp_size, dp_replicate) for rank in range(world_size)]
-    samplers = [
-        GroupSampler(num_prompts, batch_size, num_generations, mesh.dp_rank, mesh.dp_size, seed=5) for mesh in meshes
-    ]
-    layout = RoundLayout(batch_size, meshes[0].dp_size, num_rollouts)
+    layout = Layout(*sizes, num_rollouts)
+    places = [layout.positions(layout.dp_rank(rank)) for rank in range(world_size)]
+    samplers = [GroupSampler(num_prompts, layout.num_groups, num_generations, own, seed=5) for own in places]
     for _ in range(num_rounds):
-        dealt = [sampler.next_round(num_rollouts) for sampler in samplers]
-        assert all(dealt[rank] == dealt[mesh.ranks_of(mesh.dp_rank)[0]] for rank, mesh in enumerate(meshes))
-        leaders = [dealt[rank] for rank, mesh in enumerate(meshes) if mesh.sp_rank == 0]
-        parts = [torch.tensor([(a.prompt_index, a.generation) for a in videos]) for videos in leaders]
-        videos = [tuple(pair) for pair in layout.in_round_order(parts).tolist()]
+        dealt = [sampler.next_round() for sampler in samplers]
+        assert all(videos == dealt[layout.ranks_of(layout.dp_rank(rank))[0]] for rank, videos in enumerate(dealt))
+        parts = [torch.tensor([(a.prompt_index, a.generation) for a in videos]) for videos in dealt[::sp_size]]
+        joined = torch.cat(parts)[torch.cat(places[::sp_size]).argsort()]
+        videos = [tuple(pair) for pair in joined.tolist()]
         assert len(set(videos)) == len(videos) == layout.num_videos
         for start in range(0, len(videos), num_generations):
             prompts, generations = zip(*videos[start : start + num_generations], strict=True)
@@ -80,9 +78,9 @@ NUMBERS = st.one_of(st.integers(-2, 20), st.sampled_from([2**31, 10**12, 10**30]
 
 @fuzz(4)
 @given(st.lists(NUMBERS, min_size=6, max_size=6))
-def test_any_sampler_is_made_or_refused_with_its_numbers(numbers):
+def test_any_layout_is_made_or_refused_with_its_numbers(numbers):
     with only_value_errors(*numbers):
-        GroupSampler(*numbers)
+        Layout(*numbers)
 
 
 STATES = st.dictionaries(st.sampled_from(["round", "groups_dealt", "x"]), st.one_of(st.integers(-1, 10**6), SCALARS))
@@ -93,7 +91,7 @@ STATES = st.dictionaries(st.sampled_from(["round", "groups_dealt", "x"]), st.one
 @example({"round": "1", "groups_dealt": 2})
 @example(None)
 def test_any_state_of_a_sampler_is_continued_or_refused(state):
-    sampler = GroupSampler(5, 4, 2, 0, 2, seed=0)
+    sampler = GroupSampler(5, 4, 2, Layout(2, batch_size=4, num_generations=2).positions(0), seed=0)
     with only_value_errors("round and groups_dealt"):
         sampler.load_state_dict(state)
         assert len(sampler.next_round()) == 4 and sampler.round == state["round"] + 1

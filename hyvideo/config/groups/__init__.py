@@ -1,1 +1,1 @@
-"""The knobs themselves: ten documented groups in three files (method, machine, run)."""
+"""The groups of settings, one file each: `cfg.rollout` is described in `rollout.py`."""

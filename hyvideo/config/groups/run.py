@@ -1,122 +1,73 @@
-"""Knobs of a run: prompts, validation, output and length. None of them changes the method."""
+"""Where a run writes, how long it lasts, how it resumes and what it watches."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
-
-@dataclass
-class DataConfig:
-    """Prompts: CSV files with a `prompt` column and optional `index`, `seed` and `ref_image_path`."""
-
-    train_video_csv: list[str] = field(default_factory=list)
-    """One or more CSV files of training prompts. Required."""
-
-    valid_video_csv: list[str] = field(default_factory=list)
-    """One or more CSV files of validation prompts. Required unless validation is off."""
-
-    image_root: str | None = None
-    """Folder in which every ref_image_path must lie, links resolved: for CSVs you do not trust. None: anywhere."""
-
-
-@dataclass
-class ValidationConfig:
-    """Validation: deterministic sampling of fixed prompts and seeds, scored by the training reward."""
-
-    validation_interval: int = 100
-    """Optimizer updates between validations. 0 switches them off."""
-
-    validate_at_step0: bool = False
-    """Validate once before training, so that curves start at the base model."""
-
-    validation_num_videos: int = 32
-    """Videos per validation: the first prompts of the validation CSVs."""
-
-    validate_video_length: int = 81
-    """Frames per validation video, 4n + 1."""
-
-    validation_fixed_size: str = "480x864"
-    """HEIGHTxWIDTH of validation videos in pixels, multiples of the VAE factor."""
-
-    validation_num_inference_steps: int = 40
-    """Denoising steps of validation sampling (ODE, no noise added)."""
-
-    validation_timestep_shift: float = 5.0
-    """Timestep shift of the validation's sigma schedule."""
-
-    validation_global_seed: int = 930
-    """Seed of validation noise for prompts to which the CSV gives none."""
-
-    @property
-    def is_on(self) -> bool:
-        """Whether there is any validation."""
-        return self.validation_interval > 0 or self.validate_at_step0
+from hyvideo.config.setting import setting
 
 
 @dataclass
 class RunConfig:
-    """Run: where it writes, how long it lasts, how it resumes. A step is one optimizer update."""
+    """Run: where it writes, how long it lasts, how it resumes."""
 
-    output_dir: str | None = None
-    """Run folder, used exactly as given. None: `outputs/<run_name>-<time>`."""
+    output_dir: str | None = setting(None, decides=False)
+    """Run folder, used exactly as given. None is `outputs/<run_name>-<time>`."""
 
-    run_name: str | None = None
-    """Name of the run in trackers and the default folder. None: the names of the config files, joined by '-'."""
+    run_name: str | None = setting(None, decides=False)
+    """Name of the run in trackers and in the default folder. None joins the names of the config files."""
 
-    run_tags: list[str] = field(default_factory=list)
+    run_tags: list[str] = setting([], decides=False)
     """Tags of the run in trackers."""
 
-    trackers: list[str] = field(default_factory=lambda: ["tensorboard"])
-    """Experiment trackers by accelerate's names: tensorboard, wandb, mlflow, ... All but tensorboard must be installed.
-    metrics.jsonl is always written."""
+    trackers: list[str] = setting(["tensorboard"], decides=False)
+    """Experiment trackers by accelerate's names, such as wandb or mlflow, which you must install yourself."""
 
-    max_steps: int = 10000
-    """Optimizer updates after which training ends, counted from the start of the run, not from a resume."""
+    max_steps: int = setting(10000, within="[1, inf)", unit="updates", decides=False)
+    """Length of the run, counted from its start and not from a resume."""
 
-    seed: int = 42
-    """Seed of prompt order, noise and permutations. Equal seeds give equal runs."""
+    seed: int = setting(42, within="[0, 9223372036854775808)")
+    """Seed of prompt order, noise and choice of steps. Equal seeds give equal runs."""
 
-    save_interval: int = 100
-    """Optimizer updates between checkpoints. 0 saves only at the end."""
+    save_interval: int = setting(100, within="[0, inf)", unit="updates", decides=False)
+    """Time between checkpoints. 0 saves only at the end."""
 
-    log_interval: int = 1
-    """Optimizer updates between console lines. metrics.jsonl has every update."""
+    log_interval: int = setting(1, within="[1, inf)", unit="updates", decides=False)
+    """Time between console lines. metrics.jsonl has every update."""
 
-    keep_last: int = 3
-    """Checkpoints kept; older ones are deleted."""
+    keep_last: int = setting(3, within="[1, inf)", decides=False)
+    """Checkpoints kept. Older ones are deleted."""
 
-    keep_every: int = 0
-    """The first checkpoint at or after each multiple of this many updates is never deleted. 0: none."""
+    keep_every: int = setting(0, within="[0, inf)", unit="updates", decides=False)
+    """The first checkpoint at or after each multiple of this is never deleted. 0 keeps none."""
 
-    nonfinite_update: Literal["stop", "skip"] = "stop"
-    """An update whose loss or gradient is not finite changes no weight. stop: it ends the run; skip: it is counted and
-    logged (update/skipped), and the run goes on."""
+    nonfinite_update: Literal["stop", "skip"] = setting("stop", decides=False)
+    """What happens when a loss or gradient is not finite. No weight changes. stop ends the run. skip counts the update
+    (update/skipped) and goes on."""
 
-    max_skipped_updates: int = 3
-    """Consecutive updates that nonfinite_update skip may leave out; one more ends the run, since the weights are then
-    lost."""
+    max_skipped_updates: int = setting(3, within="[1, inf)", decides=False, read_when="nonfinite_update = skip")
+    """Updates that may be skipped in a row. One more ends the run, because the weights are then lost."""
 
-    async_save: bool = False
-    """Write checkpoints during the next round, from a copy in host memory; each becomes valid at that round's end."""
+    async_save: bool = setting(False, decides=False)
+    """Write checkpoints during the next round, from a copy in host memory. They become valid when it ends."""
 
-    profile: bool = False
-    """Write PyTorch profiler traces of each rank and a table of the phases to `profile/` of the run folder, after the
-    first round: of each phase the first two passes through the transformer. Training goes on afterwards."""
+    profile: bool = setting(False, decides=False)
+    """Write profiler traces of each rank and a table of the phases to `profile/` after the first round. Training goes
+    on."""
 
-    profile_steps: int = 2
-    """Updates over which profile averages the seconds of each phase, at least: those of whole rounds."""
+    profile_steps: int = setting(2, within="[1, inf)", unit="updates", decides=False, read_when="profile = true")
+    """Least time over which profile averages the phases. It ends with a round."""
 
-    peak_tflops: float | None = None
-    """Peak of one device in matrix products, 10^12 operations per second; perf/mfu_* is the share in use. None: the
-    data sheet's figure for a known GPU, otherwise what a large product reaches when the run begins."""
+    peak_tflops: float | None = setting(None, within="(0, inf)", unit="10^12 operations per second", decides=False)
+    """Peak of one device in matrix products, for perf/mfu_*. None takes the data sheet's figure of a known GPU, or else
+    measures a large product."""
 
-    resume_from_checkpoint: str | None = None
-    """`latest` continues the newest checkpoint of output_dir, or starts fresh when there is none yet; a path
-    continues that checkpoint. None: output_dir must be new or empty."""
+    resume_from_checkpoint: str | None = setting(None, decides=False)
+    """`latest` continues the newest checkpoint of output_dir, or starts fresh when there is none yet. A path continues
+    that checkpoint. None needs an output_dir that is new or empty."""
 
-    resume_may_change: list[str] = field(default_factory=list)
-    """Settings, such as learning_rate, that may differ from those of the resumed checkpoint. Any other difference that
-    decides the result is refused. What shapes the trained tensors (LoRA, optimizer, precision) cannot change."""
+    resume_may_change: list[str] = setting([], decides=False)
+    """Settings, such as learning_rate, that may differ from those of the resumed checkpoint. Without it any difference
+    that decides the result is refused. LoRA, optimizer and precision can never change."""
 
-    dry_run: bool = False
-    """Check settings, files, free space and agreement of the ranks, print the plan of the run and end: nothing is
-    trained or written."""
+    dry_run: bool = setting(False, decides=False)
+    """Check settings, files, free space and agreement of the ranks, print the plan and end. Nothing is written."""

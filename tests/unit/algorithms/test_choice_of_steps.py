@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hyvideo.algorithms.algorithm import Trajectory
 from hyvideo.algorithms.grpo import ComparedRound
-from hyvideo.distributed.mesh import Mesh
+from hyvideo.distributed.layout import layout_of
 from hyvideo.grpo.timesteps import Pairs
 from hyvideo.models.reward_models.rewards import Scores
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout
@@ -111,7 +111,8 @@ def test_an_update_takes_as_much_of_each_group_that_a_rank_has_a_part_of(make_tr
     """The first of two ranks has half of both groups: its videos 0 to 3, and 4 to 7."""
     training = make_training(gradient_accumulation_steps=2, updates_per_rollout=3)
     training.run.config.grpo.num_generations = 8
-    training.rounds = Rounds(training.run.config, training.rounds.prompts, Mesh(world_size=2))
+    layout = layout_of(training.run.config, world_size=2)
+    training.rounds = Rounds(training.run.config, training.rounds.prompts, layout, dp_rank=0)
     (compared,) = rounds_of(training, 1)
     for pairs in compared.updates:
         assert abs((pairs.sample_index < 4).sum() - (pairs.sample_index >= 4).sum()) <= 1

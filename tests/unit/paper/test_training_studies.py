@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.config.checks import check_config
 from hyvideo.config.loading import load_config
+from hyvideo.training.checks import check_config
 from scripts.paper import equalizer, kl_strategies, learning_rates, results_table, reward_settings
 from scripts.paper.drawing import SAMPLERS
 from scripts.paper.learning_rates import rate_of

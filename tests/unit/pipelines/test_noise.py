@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hyvideo.data.samplers import GroupSampler
+from hyvideo.distributed.layout import Layout
 from hyvideo.pipelines.noise import SampleNoise
 
 SHAPE = (4, 2, 2, 2)
@@ -30,8 +31,9 @@ def test_a_sample_has_its_noise_in_any_batch_and_order(rows: list[int]):
 def test_a_videos_noise_is_the_same_on_one_rank_and_on_two():
     def drawn(batch_size: int, dp_size: int) -> torch.Tensor:
         ranks = []
+        layout = Layout(dp_size, batch_size=batch_size, num_generations=4)
         for rank in range(dp_size):
-            sampler = GroupSampler(5, batch_size, 4, dp_rank=rank, dp_size=dp_size, seed=1)
+            sampler = GroupSampler(5, layout.num_groups, 4, layout.positions(rank), seed=1)
             videos = sampler.next_round()
             prompts, generations = zip(*((video.prompt_index, video.generation) for video in videos), strict=True)
             ranks.append(SampleNoise([1] * batch_size, "rollout", 0, prompts, generations).step(3, SHAPE))

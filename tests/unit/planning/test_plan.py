@@ -275,7 +275,7 @@ def test_what_lies_in_host_memory_is_not_planned_on_the_gpu(config):
 def test_gradients_of_whole_weights_are_averaged_in_a_copy(config):
     def update(world_size: int, *flags: str) -> int:
         """Bytes of the update's peak, with trained weights of a gigabyte."""
-        settings = config("--batch_size", "2", *flags)
+        settings = config("--batch_size", "2", "--num_generations", "2", *flags)
         networks = read_networks(settings.model, settings.reward)
         peaks = Peaks(weights=0, states=0, trained=10**9, rollout=0, anchor=0, backward=10**9, optimizer=0)
         return predict_memory(settings, networks, world_size=world_size, num_text=20, peaks_of=lambda *_: peaks).update
@@ -288,7 +288,7 @@ def test_gradients_of_whole_weights_are_averaged_in_a_copy(config):
 def test_what_is_on_the_gpu_beside_the_rollout(config):
     def rollout(*flags: str, encoders: int = 10**8) -> int:
         """Bytes of the rollout's peak, with reward networks of 1,000 bytes and an anchor of 100."""
-        settings = config("--batch_size", "2", *flags)
+        settings = config("--batch_size", "2", "--num_generations", "2", *flags)
         networks = replace(read_networks(settings.model, settings.reward), reward_bytes=1000, encoder_bytes=encoders)
         peaks = Peaks(weights=0, states=0, trained=100, rollout=2 * 10**8, anchor=0, backward=0, optimizer=0)
         return predict_memory(settings, networks, world_size=1, num_text=20, peaks_of=lambda *_: peaks).rollout
@@ -303,7 +303,7 @@ def test_what_is_on_the_gpu_beside_the_rollout(config):
 def test_the_rollouts_of_a_round_are_denoised_together(config):
     def planned(*flags: str) -> tuple[SimulatedCase, Memory]:
         """What is simulated of the paper's 8 videos per rank, and the memory, with a reward network."""
-        settings = config("--batch_size", "2", "--gradient_accumulation_steps", "4", *flags)
+        settings = config("--batch_size", "2", "--num_generations", "2", "--gradient_accumulation_steps", "4", *flags)
         networks = replace(read_networks(settings.model, settings.reward), reward_bytes=1000)
         seen: list[SimulatedCase] = []
 
@@ -337,7 +337,7 @@ def test_weights_are_gathered_once_per_micro_batch_of_the_rounds_videos(sized_pl
 def test_weights_that_stay_gathered_are_there_while_videos_are_decoded_and_scored(config):
     def memory(gathered: int, *flags: str) -> Memory:
         """The memory of a run in which nothing else is large."""
-        settings = config("--batch_size", "2", *flags)
+        settings = config("--batch_size", "2", "--num_generations", "2", *flags)
         networks = replace(read_networks(settings.model, settings.reward), reward_bytes=1000, encoder_bytes=10**10)
         peaks = Peaks(weights=0, states=0, trained=0, rollout=0, anchor=0, backward=0, optimizer=0, gathered=gathered)
         return predict_memory(settings, networks, world_size=2, num_text=20, peaks_of=lambda *_: peaks)

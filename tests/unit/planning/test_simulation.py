@@ -136,7 +136,7 @@ def test_a_pass_without_gradients_leaves_the_weights_gathered_where_they_are_kep
 def test_ranks_that_do_not_divide_are_refused():
     config = load_config([*FLAGS, "--enable_fsdp", "true", "--sp_size", "3"])
     case = SimulatedCase(dict(build_transformer().config), LATENTS, NUM_TEXT, 1, 1)
-    with pytest.raises(ValueError, match="world size 8 must be a multiple of sp_size 3"):
+    with pytest.raises(ValueError, match="world size 8 is not divisible by sp_size 3"):
         simulate(config, case, world_size=8)
 
 

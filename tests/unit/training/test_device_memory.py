@@ -5,13 +5,20 @@ import torch
 
 from hyvideo.config.knobs import KNOBS
 from hyvideo.config.schema import Config
+from hyvideo.config.setting import EVERY_PHASE
 from hyvideo.observability.phase_timer import BETWEEN, PHASES
-from hyvideo.training.device_memory import KNOBS_OF_ALL, KNOBS_OF_PHASE, out_of_memory, out_of_memory_loading
+from hyvideo.training.device_memory import out_of_memory, out_of_memory_loading, settings_that_free
 
 
-@pytest.mark.parametrize("phase", [*PHASES, BETWEEN])
-def test_every_phase_has_settings_that_exist(phase: str):
-    assert set(KNOBS_OF_PHASE[phase]) | set(KNOBS_OF_ALL) <= set(KNOBS)
+@pytest.mark.parametrize("phase", EVERY_PHASE)
+def test_each_phase_has_a_size_of_its_own_that_is_tried_first(phase: str):
+    first, *others = settings_that_free(phase)
+    assert KNOBS[first].facts.frees != EVERY_PHASE and KNOBS[first].kind is int
+    assert others[-1] == "sample_n_frames"  # the only one that changes the videos
+
+
+def test_the_phases_are_those_of_the_timer():
+    assert EVERY_PHASE == (*PHASES, "validation")
 
 
 def test_the_message_names_phase_update_rank_and_present_values():

@@ -1,76 +1,33 @@
-"""Cross-field rules, checked before any model is loaded: one message lists everything that is wrong."""
+"""Rules across settings, checked before any model is loaded. They ask the code that will run with the settings."""
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from hyvideo.config.knobs import KNOBS, nearest, value_of
-from hyvideo.config.schema import Config, RewardConfig
+import torch
+from torch import Tensor
+
+from hyvideo.algorithms.anchor import build_controller
+from hyvideo.config.knobs import KNOBS, nearest, out_of_range
+from hyvideo.config.schema import Config, RewardConfig, RolloutConfig
 from hyvideo.config.sizes import parse_size
+from hyvideo.data.videos import MAX_VIDEO_BYTES
+from hyvideo.distributed.layout import layout_of
+from hyvideo.grpo.sde_window import noisy_steps
+from hyvideo.grpo.timesteps import check_updates, select_timesteps
+from hyvideo.models.layout import is_diffusers_layout
+from hyvideo.pipelines.sampling_defaults import FILE, sampling_defaults
+from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 
-MAX_VIDEO_BYTES = 4 * 2**30
-"""Largest size of one decoded video in bytes: `hyvideo.data.videos` reads no more."""
-
-INTERVALS = {
-    "eta": "(0, inf)",
-    "sage_clamp": "(0, 1)",
-    "cfg_scale": "[1, inf)",
-    "grpo_sampling_steps": "[1, 10000]",
-    "infer_flow_shift_video": "(0, inf)",
-    "video_fps": "[1, 1000]",
-    "rollout_micro_batch_size": "[0, inf)",
-    "sde_window_size": "[1, inf)",
-    "sde_window_interval": "[1, inf)",
-    "batch_size": "[1, 65536]",
-    "num_generations": "[2, 65536]",
-    "clip_range": "(0, inf)",
-    "adv_clip_max": "(0, inf)",
-    "timestep_fraction": "(0, 1]",
-    "updates_per_rollout": "[1, inf)",
-    "mini_batch_size_per_update": "[1, inf)",
-    "gradient_accumulation_steps": "[1, 65536]",
-    "kl_weight": "[0, inf)",
-    "dual_kl_moving_weight": "[0, inf)",
-    "dual_kl_step_weight": "[0, inf)",
-    "update_ref_model_step": "[1, inf)",
-    "kl_warmup_updates": "[0, inf)",
-    "kl_coef": "[0, inf)",
-    "kl_min_coef": "[0, inf)",
-    "kl_target": "(0, inf)",
-    "reward_batch_size": "[1, inf)",
-    "reward_max_failed": "[0, 1]",
-    "remote_reward_timeout": "(0, 1000000000]",
-    "remote_reward_retries": "[0, inf)",
-    "remote_reward_in_flight": "[1, inf)",
-    "learning_rate": "(0, inf)",
-    "weight_decay": "[0, inf)",
-    "max_grad_norm": "(0, inf)",
-    "lr_warmup_steps": "[0, inf)",
-    "lora_r": "[1, 8192]",
-    "lora_alpha": "[1, inf)",
-    "sp_size": "[1, inf)",
-    "dp_replicate": "[1, inf)",
-    "collective_timeout": "[1, 1000000000]",
-    "stuck_after": "[0, 1000000000]",
-    "max_skipped_updates": "[1, inf)",
-    "validation_interval": "[0, inf)",
-    "validation_num_videos": "[1, inf)",
-    "validation_num_inference_steps": "[1, 10000]",
-    "validation_timestep_shift": "(0, inf)",
-    "validation_global_seed": "[0, 9223372036854775808)",
-    "max_steps": "[1, inf)",
-    "seed": "[0, 9223372036854775808)",
-    "save_interval": "[0, inf)",
-    "log_interval": "[1, inf)",
-    "keep_last": "[1, inf)",
-    "keep_every": "[0, inf)",
-    "profile_steps": "[1, inf)",
-    "peak_tflops": "(0, inf)",
-    "sample_n_frames": "[1, inf)",
-    "validate_video_length": "[1, inf)",
-}
-"""The interval each number must lie in; a round bracket excludes its end."""
+_LAYOUT = ("sp_size", "dp_replicate", "batch_size", "num_generations", "gradient_accumulation_steps")
+_STEPS = (
+    *("grpo_sampling_steps", "infer_flow_shift_video", "sage_clamp", "eta", "sde_window_size", "sde_window_interval"),
+    *("timestep_fraction", "updates_per_rollout", "batch_size", "gradient_accumulation_steps"),
+)
+_KL = ("kl_weight", "kl_min_coef", "kl_coef", "kl_target", "kl_warmup_updates")
+_WAITING = ("reward_batch_size", "remote_reward_in_flight", "remote_reward_timeout", "remote_reward_retries")
 
 
 def check_config(
@@ -89,12 +46,14 @@ def check_config(
         ValueError: lists every violated rule with its numbers and how to fix it.
     """
     problems = [
-        *_interval_problems(cfg),
-        *_rank_problems(cfg, world_size),
-        *_update_problems(cfg),
+        *out_of_range(cfg),
+        *_refusals(cfg, _LAYOUT, lambda: layout_of(cfg, world_size)),
+        *_sharding_problems(cfg, world_size),
+        *_refusals(cfg, _STEPS, lambda: _check_steps(cfg)),
         *_video_problems(cfg, vae_spatial, vae_temporal),
         *_guidance_problems(cfg),
-        *_trust_region_problems(cfg),
+        *_refusals(cfg, _KL, lambda: build_controller(cfg.kl)),
+        *_dual_kl_problems(cfg),
         *_reward_problems(cfg),
         *_waiting_problems(cfg, world_size),
         *(_file_problems(cfg) if files else ()),
@@ -107,87 +66,77 @@ def check_config(
         raise ValueError(f"the configuration cannot run on {world_size} rank(s):\n{listed}")
 
 
-def lies_in(value: float, interval: str) -> bool:
-    """Whether a number lies in an interval written such as `(0, 1]`; nan lies in none."""
-    low, high = (float(end) for end in interval[1:-1].split(","))
-    above = low < value if interval[0] == "(" else low <= value
-    below = value < high if interval[-1] == ")" else value <= high
-    return above and below
+def check_guidance(config: Config) -> None:
+    """Refuse guidance for a distilled version, which has it in its weights already.
+
+    Raises:
+        ValueError: `cfg_scale` is above 1, or the model's files do not say how it is sampled.
+    """
+    model, known = config.model, known_sampling(config)
+    distilled = known and known["guidance_scale"] == 1 and not is_diffusers_layout(Path(model.pretrained_model_root))
+    if distilled and config.rollout.cfg_scale > 1:
+        raise ValueError(
+            f"cfg_scale is {config.rollout.cfg_scale:g}, but {model.pretrained_transformer_version} is distilled: its "
+            "guidance is in its weights, and more of it spoils its videos. Set cfg_scale to 1."
+        )
 
 
-def _interval_problems(cfg: Config) -> Iterator[str]:
-    """Numbers outside their interval."""
-    for name, interval in INTERVALS.items():
-        value = value_of(cfg, name)
-        if value is not None and not lies_in(value, interval):
-            yield f"{name} is {value}, but must lie in {interval}"
+def known_sampling(config: Config) -> Mapping[str, Any] | None:
+    """Return how the model is meant to be sampled; None for a diffusers folder that does not say it outright."""
+    root = Path(config.model.pretrained_model_root)
+    if is_diffusers_layout(root) and not (root / FILE).is_file():
+        return None
+    return sampling_defaults(root, config.model.pretrained_transformer_version)
 
 
-def _divisors(number: int) -> str:
-    """The divisors of a number up to 1024, listed."""
-    return ", ".join(str(n) for n in range(1, min(number, 1024) + 1) if number % n == 0)
+def rollout_scheduler(rollout: RolloutConfig) -> FlowMatchDiscreteScheduler:
+    """Return the scheduler of the rollout, its steps set."""
+    scheduler = FlowMatchDiscreteScheduler(shift=rollout.infer_flow_shift_video, sage_clamp=rollout.sage_clamp)
+    scheduler.set_timesteps(rollout.grpo_sampling_steps)
+    return scheduler
 
 
-def _rank_problems(cfg: Config, world_size: int) -> Iterator[str]:
-    """Ranks that do not divide into sequence-parallel groups, replicas and prompt groups."""
-    sp_size, batch, group = cfg.parallel.sp_size, cfg.grpo.batch_size, cfg.grpo.num_generations
+def stochastic_steps(rollout: RolloutConfig) -> Tensor:
+    """Return which of the rollout's steps can draw noise, bool `[K]`."""
+    return rollout_scheduler(rollout).trained_steps(sde_type=rollout.sde_type, eta=rollout.eta)
+
+
+def _refusals(cfg: Config, names: Sequence[str], ask: Callable[[], object]) -> Iterator[str]:
+    """Yield why a part of the run refuses its settings, unless one of them is out of its own range already."""
+    if any(out_of_range(cfg, *names)):
+        return
+    try:
+        ask()
+    except ValueError as error:
+        yield from str(error).splitlines()
+
+
+def _check_steps(cfg: Config) -> None:
+    """Choose the steps that one video is trained at, as the run does for all, and deal them to updates."""
+    rollout, grpo = cfg.rollout, cfg.grpo
+    noisy = noisy_steps(
+        stochastic_steps(rollout),
+        rollout.sde_window,
+        rollout.sde_window_size,
+        num_samples=1,
+        num_generations=1,
+        round_index=0,
+        interval=rollout.sde_window_interval,
+        generator=torch.Generator(),
+    )
+    steps = select_timesteps(noisy, grpo.timestep_fraction, 1, permute=False, generator=torch.Generator())
+    num_videos = grpo.batch_size * grpo.gradient_accumulation_steps
+    check_updates(grpo.updates_per_rollout, num_videos, steps.shape[1])
+
+
+def _sharding_problems(cfg: Config, world_size: int) -> Iterator[str]:
+    """Settings of shards where there are none."""
     if not cfg.parallel.enable_fsdp:
         for name, idle in (("dp_replicate", 1), ("cpu_offload", False)):
             if getattr(cfg.parallel, name) != idle:
                 yield f"{name} is {getattr(cfg.parallel, name)}, but nothing is sharded: set enable_fsdp"
     elif world_size == 1 and cfg.parallel.cpu_offload:
         yield "cpu_offload is True, but one process has no shards that could leave the device: start two or more"
-    if min(sp_size, batch, group, cfg.parallel.dp_replicate) < 1:
-        return  # an interval is already violated
-    if world_size % sp_size:
-        yield (
-            f"world size {world_size} is not divisible by sp_size {sp_size}: set sp_size to one of "
-            f"{_divisors(world_size)}"
-        )
-        return
-    dp_degree = world_size // sp_size
-    if dp_degree % cfg.parallel.dp_replicate:
-        yield (
-            f"the data-parallel degree {dp_degree} (world size {world_size} / sp_size {sp_size}) is not divisible by "
-            f"dp_replicate {cfg.parallel.dp_replicate}: set dp_replicate to one of {_divisors(dp_degree)}"
-        )
-    if batch % group and group % batch:
-        yield (
-            f"batch_size {batch} and num_generations {group} must divide one another, so that prompt groups tile the "
-            f"ranks: set batch_size to a multiple of {group} or to one of {_divisors(group)}"
-        )
-    elif batch * dp_degree % group:
-        yield (
-            f"one rollout has batch_size {batch} x {dp_degree} data-parallel ranks (world size {world_size} / sp_size "
-            f"{sp_size}) = {batch * dp_degree} videos, not a multiple of num_generations {group}: set batch_size to a "
-            f"multiple of {group}, or num_generations to a divisor of {batch * dp_degree}"
-        )
-
-
-def _update_problems(cfg: Config) -> Iterator[str]:
-    """More updates than there are (video, step) pairs to split over them."""
-    grpo, num_steps = cfg.grpo, cfg.rollout.grpo_sampling_steps
-    num_videos = grpo.batch_size * grpo.gradient_accumulation_steps
-    if min(num_videos, num_steps) < 1 or not 0 < grpo.timestep_fraction <= 1:
-        return  # an interval is already violated
-    stochastic = num_steps - 1 if cfg.rollout.sde_type == "cps" else num_steps
-    if stochastic < 1:
-        yield "grpo_sampling_steps is 1, but the last step of sde_type cps is deterministic: use at least 2 steps"
-        return
-    noisy = stochastic if cfg.rollout.sde_window == "all" else cfg.rollout.sde_window_size
-    if noisy > stochastic:
-        yield (
-            f"sde_window_size is {noisy}, but only {stochastic} of {num_steps} denoising steps can draw noise: lower "
-            "it, or set sde_window to all"
-        )
-        return
-    trained = max(1, math.floor(grpo.timestep_fraction * noisy + 1e-9))
-    if grpo.updates_per_rollout > num_videos * trained:
-        yield (
-            f"updates_per_rollout is {grpo.updates_per_rollout}, but a rank has batch_size {grpo.batch_size} x "
-            f"gradient_accumulation_steps {grpo.gradient_accumulation_steps} x {trained} trained steps = "
-            f"{num_videos * trained} (video, step) pairs to split: lower it to that"
-        )
 
 
 def _video_problems(cfg: Config, vae_spatial: int, vae_temporal: int) -> Iterator[str]:
@@ -229,23 +178,12 @@ def _guidance_problems(cfg: Config) -> Iterator[str]:
             f"negative_prompt is {rollout.negative_prompt!r}, but cfg_scale 1.0 switches guidance off and nothing "
             "would read it: set cfg_scale above 1, or negative_prompt to ''"
         )
-    if rollout.sde_type == "cps" and rollout.eta > 1:
-        yield f"eta is {rollout.eta}, but sde_type cps takes it as a share of a right angle, at most 1"
 
 
-def _trust_region_problems(cfg: Config) -> Iterator[str]:
-    """KL settings that contradict each other; with kl_weight 0 none of them is used."""
+def _dual_kl_problems(cfg: Config) -> Iterator[str]:
+    """A KL penalty of two terms without weight."""
     kl = cfg.kl
-    if kl.kl_weight == 0:
-        return
-    ceiling = kl.kl_weight * (0.1 if kl.kl_schedule == "milder" else 1)
-    start = kl.kl_min_coef if kl.kl_coef is None else kl.kl_coef
-    if kl.kl_schedule != "fixed" and not kl.kl_min_coef <= start <= ceiling:
-        yield (
-            f"kl_min_coef {kl.kl_min_coef}, kl_coef {start} and the ceiling {ceiling:g} (kl_weight; a tenth of it for "
-            "milder) must rise in this order: lower the first ones, or set kl_weight to 0 for no KL penalty"
-        )
-    if kl.use_dual_kl and kl.dual_kl_moving_weight == 0 and kl.dual_kl_step_weight == 0:
+    if kl.kl_weight and kl.use_dual_kl and kl.dual_kl_moving_weight == 0 and kl.dual_kl_step_weight == 0:
         yield (
             "use_dual_kl is on, but dual_kl_moving_weight and dual_kl_step_weight are both 0: raise one, or set "
             "kl_weight to 0 for no KL penalty"
@@ -270,14 +208,17 @@ def _reward_problems(cfg: Config) -> Iterator[str]:
 
 def _waiting_problems(cfg: Config, world_size: int) -> Iterator[str]:
     """A reward server's silence that ranks without videos to score would not outwait."""
-    reward, limit, sp_size = cfg.reward, cfg.parallel.collective_timeout, cfg.parallel.sp_size
+    reward, limit = cfg.reward, cfg.parallel.collective_timeout
     timeout, retries = reward.remote_reward_timeout, reward.remote_reward_retries
     block, in_flight = reward.reward_batch_size, reward.remote_reward_in_flight
-    if world_size == 1 or not _asks_server(reward) or min(sp_size, block, in_flight) < 1:
+    if world_size == 1 or not _asks_server(reward) or any(out_of_range(cfg, *_WAITING)):
         return
-    validated = cfg.validation.is_on * math.ceil(cfg.validation.validation_num_videos / max(1, world_size // sp_size))
-    trained = cfg.grpo.batch_size * cfg.grpo.gradient_accumulation_steps
-    videos = math.ceil(max(trained, validated) / sp_size)
+    try:
+        layout = layout_of(cfg, world_size)
+    except ValueError:
+        return  # told already
+    validated = cfg.validation.is_on * layout.most_to_sample(cfg.validation.validation_num_videos)
+    videos = layout.most_to_score(max(layout.num_own_videos, validated))
     times = math.ceil(math.ceil(videos / block) / in_flight)
     seconds = times * (timeout * (retries + 1) + 0.5 * (2.0 ** min(retries, 60) - 1))  # waits double from half a second
     if seconds >= limit:
@@ -320,11 +261,6 @@ def _file_problems(cfg: Config) -> Iterator[str]:
 def _lora_problems(cfg: Config) -> Iterator[str]:
     """Adapter settings that contradict each other or the method."""
     model, path = cfg.model, cfg.model.pretrained_lora_path
-    if model.lora_dropout != 0:
-        yield (
-            f"lora_dropout is {model.lora_dropout}, but must be 0: dropped weights would make the replay's "
-            "log-probabilities differ from the rollout's"
-        )
     if model.use_lora and cfg.parallel.sp_size > 1 and "proj_out" in model.lora_target_modules:
         yield (
             f"lora_target_modules has proj_out, where the ranks of a video join its tokens (sp_size "

@@ -1,39 +1,21 @@
-"""What in a run's settings is allowed but seldom meant: said when the run starts, refused where it cannot be meant."""
+"""Warnings about settings that are valid but probably not intended. A run prints them when it starts."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import torch
 
-from hyvideo.config.knobs import KNOBS, value_of
+from hyvideo.config.knobs import KNOBS, is_read, value_of
 from hyvideo.config.schema import Config, OptimizerConfig
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.images import share_kept
 from hyvideo.data.prompts import Prompt
-from hyvideo.models.layout import is_diffusers_layout
-from hyvideo.pipelines.sampling_defaults import FILE, sampling_defaults
+from hyvideo.training.checks import known_sampling
 
 LEAST_KEPT = 0.75
 """Share of a first frame that cropping should leave: from 4:3 to 16:9 it is just that."""
 
 
-def check_guidance(config: Config) -> None:
-    """Refuse guidance for a distilled version, which has it in its weights already.
-
-    Raises:
-        ValueError: `cfg_scale` is above 1, or the model's files do not say how it is sampled.
-    """
-    model, known = config.model, _known_sampling(config)
-    distilled = known and known["guidance_scale"] == 1 and not is_diffusers_layout(Path(model.pretrained_model_root))
-    if distilled and config.rollout.cfg_scale > 1:
-        raise ValueError(
-            f"cfg_scale is {config.rollout.cfg_scale:g}, but {model.pretrained_transformer_version} is distilled: its "
-            "guidance is in its weights, and more of it spoils its videos. Set cfg_scale to 1."
-        )
-
-
-def cautions(config: Config, prompts: Sequence[Prompt], valid: Sequence[Prompt]) -> Iterator[str]:
+def warnings_about_settings(config: Config, prompts: Sequence[Prompt], valid: Sequence[Prompt]) -> Iterator[str]:
     """Yield what a person may want to change before the run goes on.
 
     Args:
@@ -57,21 +39,12 @@ def videos_together(config: Config) -> int:
 
 def unread_settings(config: Config) -> Iterator[str]:
     """Settings that were changed, though another one keeps them from being read."""
-    window, kl, model = config.rollout.sde_window, config.kl, config.model
-    readers = {  # when they are read -> whether that is so, their names
-        "with sde_window sliding": (window == "sliding", ("sde_window_interval",)),
-        "with an sde_window other than all": (window != "all", ("sde_window_size",)),
-        "with use_lora": (model.use_lora, ("lora_r", "lora_alpha", "lora_target_modules")),
-        "without reward_config": (config.reward.reward_config is None, ("reward_model", "reward_weights")),
-        "with use_dual_kl": (kl.use_dual_kl, ("dual_kl_moving_weight", "dual_kl_step_weight")),
-        "with a kl_schedule other than fixed": (kl.kl_schedule != "fixed", ("kl_coef",)),
-        "with use_moving_KL": (kl.use_moving_KL, ("update_ref_model_step",)),
-        "with enable_gradient_checkpointing": (model.enable_gradient_checkpointing, ("activation_checkpointing",)),
-    }
-    for when, (is_read, names) in readers.items():
-        values = {name: value_of(config, name) for name in names if not is_read}
-        if changed := [f"{name} {value}" for name, value in values.items() if value != KNOBS[name].default]:
-            yield f"nothing reads {', '.join(changed)}: only runs {when} do."
+    unread: dict[str, list[str]] = {}
+    for name, knob in KNOBS.items():
+        if (value := value_of(config, name)) != knob.default and not is_read(config, knob):
+            unread.setdefault(knob.facts.read_when, []).append(f"{name} {value}")
+    for condition, changed in unread.items():
+        yield f"nothing reads {', '.join(changed)}: only runs with {condition} do."
 
 
 def _weights(config: Config) -> Iterator[str]:
@@ -92,7 +65,7 @@ def _weights(config: Config) -> Iterator[str]:
 
 def _sampling(config: Config) -> Iterator[str]:
     """Settings that differ from how the model is meant to be sampled."""
-    known = _known_sampling(config)
+    known = known_sampling(config)
     if known is None:
         return
     pairs = [("cfg_scale", config.rollout.cfg_scale, known["guidance_scale"])]
@@ -114,14 +87,6 @@ def _micro_batches(config: Config) -> Iterator[str]:
             "clip range, where videos worse than their group teach nothing. Make them equal, or look at "
             "ratio/max_deviation."
         )
-
-
-def _known_sampling(config: Config) -> Mapping[str, Any] | None:
-    """Return how the model is meant to be sampled; None for a diffusers folder that does not say it outright."""
-    root = Path(config.model.pretrained_model_root)
-    if is_diffusers_layout(root) and not (root / FILE).is_file():
-        return None
-    return sampling_defaults(root, config.model.pretrained_transformer_version)
 
 
 def _cropped(name: str, size: str, prompts: Sequence[Prompt]) -> Iterator[str]:

@@ -13,8 +13,9 @@ from hyvideo.config.schema import Config
 from hyvideo.data.images import share_kept
 from hyvideo.data.prompts import Prompt, read_prompts
 from hyvideo.training.assembly import read_inputs
-from hyvideo.training.cautions import cautions, check_guidance, unread_settings
+from hyvideo.training.checks import check_guidance
 from hyvideo.training.run import Training
+from hyvideo.training.warnings_about_settings import unread_settings, warnings_about_settings
 from tests.support.training import REPOSITORY, arguments, noisy_image, write_prompts
 
 
@@ -35,7 +36,7 @@ def released(tmp_path: Path) -> Callable[..., Config]:
 
 
 def said(config: Config, prompts: list[Prompt] | None = None) -> list[str]:
-    return list(cautions(config, prompts or [], []))
+    return list(warnings_about_settings(config, prompts or [], []))
 
 
 def test_a_replay_that_rounds_otherwise_is_told_on_a_gpu(released, monkeypatch: pytest.MonkeyPatch):
@@ -69,6 +70,9 @@ UNREAD = [
     (["--use_dual_kl", "no", "--dual_kl_step_weight", "1"], "dual_kl_step_weight 1", ["--use_dual_kl", "yes"]),
     (["--use_dual_kl", "no", "--dual_kl_moving_weight", "0"], "dual_kl_moving_weight 0", ["--use_dual_kl", "yes"]),
     (["--kl_schedule", "fixed", "--kl_coef", "1e-6"], "kl_coef 1e-06", ["--kl_schedule", "milder"]),
+    (["--sde_type", "cps", "--sage_clamp", "0.1"], "sage_clamp 0.1", ["--sde_type", "sage_grpo"]),
+    (["--profile_steps", "3"], "profile_steps 3", ["--profile", "yes"]),
+    (["--max_skipped_updates", "9"], "max_skipped_updates 9", ["--nonfinite_update", "skip"]),
     (["--use_moving_KL", "no", "--update_ref_model_step", "5"], "update_ref_model_step 5", ["--use_moving_KL", "yes"]),
     (
         ["--enable_gradient_checkpointing", "no", "--activation_checkpointing", "selective"],
@@ -123,7 +127,7 @@ def test_training_refuses_guidance_for_a_distilled_version(original_root: Path, 
         read_inputs(load_config(arguments(tmp_path / "ckpts", csv, tmp_path / "out", **flags)))
 
 
-def test_the_papers_recipe_and_the_bundled_model_start_without_a_caution(released, monkeypatch):
+def test_the_papers_recipe_and_the_bundled_model_start_without_a_warning(released, monkeypatch):
     monkeypatch.chdir(REPOSITORY)
     assert said(released("480p_t2v", "--config", "configs/sage_64gpu.yaml")) == []
     assert said(released("480p_i2v", "--config", "configs/sage_8gpu.yaml", "configs/lora.yaml")) == []
@@ -180,7 +184,7 @@ def test_first_frames_that_lose_more_than_a_quarter_are_counted_and_the_worst_is
     assert f"cropped to rollout_size 352x624, the least 32% of '{tmp_path / 'tall.png'}'" in message
 
 
-def test_a_run_says_its_cautions_once_when_it_starts(make_training: Callable[..., Training]):
+def test_a_run_says_its_warnings_once_when_it_starts(make_training: Callable[..., Training]):
     training = make_training(use_lora=True, learning_rate=1e-5)
     log = (training.run.folder.path / "console.log").read_text()
     assert log.count("WARNING: use_lora is true at learning_rate 1e-05") == 1

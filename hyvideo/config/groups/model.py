@@ -1,0 +1,48 @@
+"""Which weights are trained, in which precision, fully or through LoRA."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hyvideo.config.setting import setting
+
+_ATTENTION = ["to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"]
+_FEED_FORWARD = ["ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2"]
+
+
+@dataclass
+class ModelConfig:
+    """Model: which weights are trained, in which precision, fully or through LoRA."""
+
+    pretrained_model_root: str = "./ckpts"
+    """Folder of the base model, in the original HunyuanVideo-1.5 layout or that of diffusers."""
+
+    pretrained_transformer_version: str = "480p_t2v"
+    """Transformer below the root, such as 480p_t2v or 720p_i2v. Layouts with one transformer ignore it."""
+
+    dtype: Literal["bf16", "fp32"] = "bf16"
+    """Precision of the transformer's matrix products on a GPU. A CPU always computes in fp32."""
+
+    master_weight_type: Literal["fp32", "bf16"] = "fp32"
+    """Precision of the transformer's weights and optimizer state. bf16 halves their memory but rounds most updates
+    away, so it needs use_lora, whose adapters are always fp32."""
+
+    enable_gradient_checkpointing: bool = setting(True, decides=False, frees=("update",))
+    """Recompute each block's activations in the backward pass. This saves much memory for a third more work."""
+
+    use_lora: bool = False
+    """Train low-rank adapters instead of all weights. They need other optimizer settings: see configs/lora.yaml."""
+
+    lora_r: int = setting(8, within="[1, 8192]", read_when="use_lora = true")
+    """Rank of the adapters."""
+
+    lora_alpha: int = setting(16, within="[1, inf)", read_when="use_lora = true")
+    """The adapters' output is multiplied by lora_alpha / lora_r."""
+
+    lora_dropout: float = setting(0.0, within="[0, 0]")
+    """Dropout of the adapters. Only 0 is allowed, because the replay must repeat the rollout's log-probabilities."""
+
+    lora_target_modules: list[str] = setting(_ATTENTION + _FEED_FORWARD, read_when="use_lora = true")
+    """Layers that get an adapter: all linear ones whose path ends in one of these names."""
+
+    pretrained_lora_path: str | None = None
+    """Folder of the adapter to start from, with pytorch_lora_weights.safetensors. None starts a fresh adapter."""

@@ -1,0 +1,84 @@
+"""Who is where: the axes over ranks, where the videos of a round lie, and who does which part."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hyvideo.config.loading import load_config
+from hyvideo.data.samplers import Assignment, GroupSampler
+from hyvideo.distributed.layout import Layout, layout_of
+
+
+def test_the_drawing_in_the_docstring_is_true():
+    layout = Layout(8, sp_size=2, dp_replicate=2, batch_size=2, num_generations=4)
+    drawn = {row[0]: row[1:] for line in Layout.__doc__.splitlines() if (row := line.replace("|", " ").split())}
+    rows = {"sp_rank": layout.sp_rank, "dp_rank": layout.dp_rank, "replica": lambda rank: rank // layout.num_shards}
+    for name, of_rank in rows.items():
+        assert [int(cell) for cell in drawn[name][:8]] == [of_rank(rank) for rank in range(8)]
+    positions = torch.cat([layout.positions(dp_rank) for dp_rank in range(layout.dp_size)])
+    assert [int(cell) for cell in drawn["positions"][:8]] == positions.tolist()
+    assert (layout.dp_size, layout.dp_shard, layout.num_shards, layout.num_groups) == (4, 2, 4, 2)
+    assert all(rank in layout.ranks_of(layout.dp_rank(rank)) for rank in range(8))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((0,), "world_size must be at least 1; received 0"),
+        ((8, 3), "world size 8 is not divisible by sp_size 3: set sp_size to one of 1, 2, 4, 8"),
+        ((16, 2, 3), r"8 data-parallel ranks \(world size 16 / sp_size 2\) are not divisible by dp_replicate 3"),
+        ((2, 1, 1, 3, 2), "batch_size 3 and num_generations 2 must divide one another"),
+        ((3, 1, 1, 2, 4), r"batch_size 2 x 3 data-parallel ranks .* = 6 videos, not a multiple of num_generations 4"),
+        ((4, 1, 1, 2, 4, 0), "num_rollouts must be at least 1; received 0"),
+    ],
+)
+def test_an_impossible_layout_is_refused_with_its_numbers(sizes: tuple[int, ...], message: str):
+    with pytest.raises(ValueError, match=message):
+        Layout(*sizes)
+
+
+def test_every_broken_rule_has_its_line():
+    with pytest.raises(ValueError, match="dp_replicate 3.*\n.*batch_size 3 and num_generations 2"):
+        Layout(2, 1, 3, 3, 2)
+
+
+def test_a_runs_layout_has_all_of_its_sizes():
+    flags = ["--sp_size", "2", "--dp_replicate", "4", "--batch_size", "6", "--num_generations", "3"]
+    config = load_config([*flags, "--gradient_accumulation_steps", "5"])
+    assert layout_of(config, 16) == Layout(16, 2, 4, 6, 3, 5)
+
+
+@pytest.mark.parametrize("num_rollouts", [1, 2])
+@pytest.mark.parametrize(("batch_size", "dp_size"), [(4, 1), (1, 4), (2, 4), (4, 3), (8, 2)])
+def test_in_round_order_the_videos_are_those_of_one_rank_and_groups_are_contiguous(
+    batch_size: int, dp_size: int, num_rollouts: int
+):
+    def assignments(layout: Layout, rank: int) -> list[Assignment]:
+        return GroupSampler(5, layout.num_groups, 4, layout.positions(rank), seed=3).next_round()
+
+    layout = Layout(dp_size, batch_size=batch_size, num_generations=4, num_rollouts=num_rollouts)
+    parts = [assignments(layout, rank) for rank in range(dp_size)]
+    tensors = [torch.tensor([(a.prompt_index, a.generation) for a in part]) for part in parts]
+    order = torch.cat([layout.positions(rank) for rank in range(dp_size)]).argsort()
+    joined = torch.cat(tensors)[order]
+    alone = assignments(Layout(batch_size=layout.num_videos, num_generations=4), 0)
+    assert [Assignment(*pair) for pair in joined.tolist()] == alone
+    assert (joined[:, 0].reshape(-1, 4) == joined[::4, :1]).all()
+    for rank, part in enumerate(tensors):
+        assert torch.equal(joined[layout.positions(rank)], part)
+
+
+@given(st.integers(0, 40), st.integers(1, 6), st.integers(1, 4))
+def test_every_video_is_sampled_by_one_data_parallel_rank_and_scored_by_one_of_its_ranks(count, dp_size, sp_size):
+    layout = Layout(dp_size * sp_size, sp_size)
+    scored = []
+    for dp_rank in range(dp_size):
+        sampled = {layout.share_to_sample(count, rank) for rank in layout.ranks_of(dp_rank)}
+        assert len(sampled) == 1 and len(own := sampled.pop()) <= layout.most_to_sample(count)
+        for rank in layout.ranks_of(dp_rank):
+            part = layout.share_to_score(len(own), rank)
+            assert len(part) <= layout.most_to_score(len(own))
+            scored += own[part.start : part.stop]
+    assert scored == list(range(count))
+    assert layout.most_to_sample(count) * dp_size < count + dp_size
