@@ -39,8 +39,8 @@ class ParallelConfig:
     enable_compile: bool = setting(False, decides=False)
     """Compile the transformer's blocks with torch.compile. The first steps then take minutes."""
 
-    collective_timeout: int = setting(1800, within="[1, 1000000000]", unit="seconds", decides=False)
+    collective_timeout: int = setting(1800, within="[1, 1e9]", unit="seconds", decides=False)
     """Time after which the run fails because a rank keeps the others waiting."""
 
-    stuck_after: int = setting(900, within="[0, 1000000000]", unit="seconds", decides=False)
+    stuck_after: int = setting(900, within="[0, 1e9]", unit="seconds", decides=False)
     """Time in one phase after which a rank prints the stacks of its threads, again and again. 0 is never."""

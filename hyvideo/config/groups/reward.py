@@ -52,7 +52,7 @@ class RewardConfig:
     """http(s) address of a reward server. Its token is read from the environment variable REWARD_TOKEN. None scores in
     this process."""
 
-    remote_reward_timeout: float = setting(300.0, within="(0, 1000000000]", unit="seconds", decides=False)
+    remote_reward_timeout: float = setting(300.0, within="(0, 1e9]", unit="seconds", decides=False)
     """Longest wait for one request. Over several ranks all its attempts must end within collective_timeout."""
 
     remote_reward_retries: int = setting(3, within="[0, inf)", decides=False)

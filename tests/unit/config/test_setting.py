@@ -46,7 +46,7 @@ def test_a_condition_names_another_setting_and_one_of_its_values(name: str):
         ("eta", "in (0, 100]"),
         ("clip_range", "> 0"),
         ("save_interval", ">= 0, updates"),
-        ("remote_reward_timeout", "> 0, seconds"),
+        ("remote_reward_timeout", "in (0, 1e9], seconds"),
         ("use_lora", ""),
     ],
 )
