@@ -8,7 +8,7 @@ from typing import TypedDict
 import torch.distributed as dist
 from pydantic_core import from_json
 
-from hyvideo.data.files import write_synced
+from hyvideo.data.files import read_file, write_synced
 from hyvideo.distributed.collectives import all_or_none, gather
 
 MANIFEST = "manifest.json"
@@ -36,17 +36,6 @@ def hash_files(folder: Path) -> dict[str, FileRecord]:
 def write_manifest(folder: Path, records: dict[str, FileRecord]) -> None:
     """Write what `hash_files` returned to `folder`, on disk before anything else happens."""
     write_synced(folder / MANIFEST, json.dumps(records, indent=1, sort_keys=True).encode())
-
-
-def read_file(path: Path) -> bytes:
-    """Return the content of a file.
-
-    Raises:
-        OSError: it is missing, or a pipe or device, or a link to one, whose content might never end.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path.name}")
-    return path.read_bytes()
 
 
 def verify_files(folder: Path) -> None:

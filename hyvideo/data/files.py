@@ -34,6 +34,21 @@ def write_synced(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def read_file(path: Path, most: int = 2**27) -> bytes:
+    """Return the content of a file of at most so many bytes; a tokenizer's has up to 2**25.
+
+    Raises:
+        OSError: it is missing, or a pipe or device, or a link to one, whose content might never end, or larger.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path.name}")
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(f"{path.name} has more than {most:,} bytes")
+    return content
+
+
 def nearest_existing(path: Path) -> Path:
     """Return `path`, or the nearest of the folders it lies in that exists."""
     return next(place for place in (path, *path.absolute().parents) if place.exists())
