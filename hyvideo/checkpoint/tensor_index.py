@@ -4,6 +4,7 @@ The pickle is that of the original training script, and of this project's earlie
 `TensorIndex`, and is checked against the files beside it, before PyTorch sees any of it.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import field
 from math import prod
@@ -174,12 +175,13 @@ class TensorIndex:
         return Metadata(state_dict_metadata=entries, storage_data=places, storage_meta=StorageMeta())
 
     def _check(self, path: Path) -> None:
-        """Make sure that the parts of every tensor fit into it, fill it, and can be as large as it says.
+        """Make sure that the parts of every tensor fit into it, fill it, and are as large as it says, each by itself.
 
         Raises:
             ValueError: they do not, or a file is missing.
         """
         sizes: dict[str, int] = {}
+        taken: dict[str, int] = defaultdict(int)
         for name, tensor in self.tensors.items():
             bytes_each = DTYPES[tensor.dtype].itemsize
             for part in tensor.parts:
@@ -199,6 +201,11 @@ class TensorIndex:
                     raise ValueError(f"'{path}' is damaged: {name[:200]} {fault}.")
             if sum(prod(part.shape) for part in tensor.parts) != prod(tensor.shape):
                 raise ValueError(f"'{path}' is damaged: the parts of {name[:200]} do not make it up.")
+            for part in {part.offsets: part for part in tensor.parts}.values():  # ranks may share an empty one
+                taken[part.file] += part.length
+        for file, count in taken.items():
+            if count > sizes[file]:
+                raise ValueError(f"'{path}' is damaged: {count} bytes of tensors in {file}, which has {sizes[file]}.")
 
 
 def _size_of(file: Path, path: Path) -> int:

@@ -10,6 +10,8 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from hyvideo.data.files import read_file
+
 DIFFUSERS_COMPONENTS = ("transformer", "vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")
 """Folders of the diffusers layout, which the bundled tiny model shares."""
 
@@ -81,6 +83,17 @@ def check_diffusers_layout(root: str | Path, components: Iterable[str] = DIFFUSE
     return root
 
 
+def check_files(folder: Path) -> None:
+    """Refuse pipes and devices, which a library would read without end.
+
+    Raises:
+        ValueError: there is one in `folder`, or below it.
+    """
+    for path in folder.rglob("*"):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ValueError(f"'{path}' is no file but a pipe or device. Download it again.")
+
+
 def check_layout(root: str | Path, version: str | None) -> Path:
     """Return `root` as a path after checking that it holds a whole model; `version` as in `transformer_folder`.
 
@@ -88,6 +101,7 @@ def check_layout(root: str | Path, version: str | None) -> Path:
         ValueError: files are missing (each is named, with the command that fetches it), or the version is not there.
     """
     root = Path(root)
+    check_files(root)
     if is_diffusers_layout(root):
         check_diffusers_layout(root)
         if task_of(root, version) == "i2v":
@@ -154,7 +168,7 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"'{path}' is missing or not a file. Download it again (checkpoints-download.md).")
     try:
-        content = from_json(path.read_bytes())
+        content = from_json(read_file(path))
     except (OSError, ValueError) as error:
         raise ValueError(f"Cannot read '{path}': {error}. Download it again (checkpoints-download.md).") from error
     if not isinstance(content, dict):

@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import CLIPModel, CLIPTokenizerFast
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
+from hyvideo.models.layout import check_files
 from hyvideo.models.reward_models.registry import RewardContext, RewardModel, register_reward
 
 
@@ -31,7 +34,7 @@ class _FrameReward(RewardModel):
             network, report = CLIPModel.from_pretrained(checkpoint, dtype=torch.float32, output_loading_info=True)
             self._tokenizer = CLIPTokenizerFast.from_pretrained(checkpoint)
             self._processor = CLIPImageProcessorPil.from_pretrained(checkpoint)
-        except (OSError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError, SafetensorError, UnpicklingError) as error:
             raise ValueError(f"{self.metrics[0]}: cannot read a CLIP from '{checkpoint}': {error}") from error
         if report["missing_keys"]:  # the library would draw them at random
             listed = ", ".join(sorted(report["missing_keys"])[:3])
@@ -46,6 +49,7 @@ class _FrameReward(RewardModel):
             raise ValueError(f"{cls.metrics[0]}: expected num_frames of at least 1, received {num_frames}.")
         if not Path(checkpoint).is_dir():
             raise ValueError(f"{cls.metrics[0]}: there is no folder '{checkpoint}'; expected that of a CLIP.")
+        check_files(Path(checkpoint))
 
     @torch.inference_mode()
     def __call__(self, videos: Tensor, prompts: Sequence[str]) -> dict[str, Tensor]:

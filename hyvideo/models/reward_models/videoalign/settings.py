@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hyvideo.data.files import read_file
+from hyvideo.models.layout import check_files
+
 METRICS = ("VQ", "MQ", "TA")
 """Visual quality, motion quality, text alignment: the order of the reward tokens in the scoring text."""
 
@@ -67,8 +70,9 @@ def read_settings(root: Path) -> VideoAlignSettings:
         ValueError: a file is missing, unreadable or of another kind than the released VideoReward's.
     """
     path = root / "model_config.json"
+    check_files(root)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_file(path))
         data, model, lora = (content[key] for key in ("data_config", "model_config", "peft_lora_config"))
         _check_kind(path, data, model, lora)
         return VideoAlignSettings(
@@ -84,9 +88,9 @@ def read_settings(root: Path) -> VideoAlignSettings:
         )
     except OSError as error:
         raise ValueError(
-            f"VideoAlign: cannot read {path}: {error.strerror}. Expected the VideoReward folder."
+            f"VideoAlign: cannot read {path}: {error.strerror or error}. Expected the VideoReward folder."
         ) from error
-    except (json.JSONDecodeError, KeyError, TypeError, RecursionError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"VideoAlign: {path} is not that of a VideoReward checkpoint ({error!r}).") from error
 
 
@@ -100,7 +104,7 @@ def read_scoring_text(root: Path) -> str:
     """
     plain, module = root / "detailed_special.txt", root / "prompt_template.py"
     if plain.is_file():
-        path, text = plain, plain.read_bytes().decode("utf-8")
+        path, text = plain, read_file(plain).decode("utf-8")
     elif module.is_file():
         path, text = module, _constant(module, _TEXT_NAME)
     else:
@@ -167,8 +171,8 @@ def _statistics(inference: Mapping[str, float] | None) -> dict[str, tuple[float,
 def _constant(module: Path, name: str) -> str:
     """Return the text constant `name` of a Python file without running it."""
     try:
-        tree = ast.parse(module.read_text(encoding="utf-8"))
-    except SyntaxError as error:
+        tree = ast.parse(read_file(module, 2**20))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two: brackets in brackets
         raise ValueError(f"VideoAlign: {module} is not Python ({error}).") from error
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
