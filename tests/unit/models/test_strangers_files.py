@@ -46,6 +46,7 @@ for load in (
     else:
         raise AssertionError("loaded")
 assert not Path("ran").exists()
+print("nothing was run or asked")
 AutoTokenizer.from_pretrained(folder)
 """
 
@@ -60,9 +61,9 @@ def test_no_code_of_a_folder_is_run_and_nobody_is_asked(tmp_path: Path):
     environment = os.environ | {"PYTHONPATH": os.getcwd(), "HF_HOME": str(tmp_path / "home")}
     command = [sys.executable, "-c", CODE, folder]
     done = subprocess.run(command, input="y\n", capture_output=True, text=True, cwd=tmp_path, env=environment)
-    assert "AssertionError" not in done.stderr, done.stderr
-    assert (tmp_path / "ran").exists(), done.stderr  # the last line of CODE asks, so the attack is a real one
-    assert done.stdout.count("run the custom code") == 1
+    assert done.stdout.startswith("nothing was run or asked\n"), done.stdout + done.stderr
+    assert "run the custom code" in done.stdout  # by the last line of CODE, so the attack is a real one
+    assert (tmp_path / "ran").exists(), done.stderr
 
 
 @pytest.fixture
@@ -115,9 +116,7 @@ FIRST = "transformer_blocks.0.attn.to_q.lora_A.weight"
         ({}, {"target_modules": "(a+)+$"}, "repeats too much"),
     ],
 )
-def test_an_adapter_made_to_do_harm_is_refused_by_name(
-    adapter, tmp_path: Path, changed: dict, settings: dict, said: str
-):
+def test_a_harmful_adapter_is_refused_by_name(adapter, tmp_path: Path, changed: dict, settings: dict, said: str):
     tensors, note = adapter
     (tmp_path / ADAPTER_FILE).write_bytes(of(tensors | changed, note | settings))
     with pytest.raises(ValueError) as refused:
