@@ -188,9 +188,12 @@ class TensorIndex:
                 if part.file not in sizes:
                     sizes[part.file] = _size_of(path.with_name(part.file), path)
                 fault = None
-                if not len(part.offsets) == len(part.shape) == len(tensor.shape) or any(
-                    offset + size > whole
-                    for offset, size, whole in zip(part.offsets, part.shape, tensor.shape, strict=True)
+                if not len(part.offsets) == len(part.shape) == len(tensor.shape) or (
+                    prod(part.shape)
+                    and any(
+                        offset + size > whole
+                        for offset, size, whole in zip(part.offsets, part.shape, tensor.shape, strict=True)
+                    )
                 ):
                     fault = f"has a part {part.shape} at {part.offsets} of a tensor {tensor.shape}"
                 elif part.start + part.length > sizes[part.file]:

@@ -16,7 +16,9 @@ import torch.distributed.checkpoint as dcp
 from imageio_ffmpeg import get_ffmpeg_exe
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
+from hyvideo.checkpoint import plain_pickle, tensor_index
 from hyvideo.checkpoint.original_checkpoint import OriginalCheckpoint
+from hyvideo.checkpoint.plain_pickle import read_pickle
 from hyvideo.checkpoint.tensor_index import ALLOWED, INDEX, PICKLED_INDEX
 from hyvideo.checkpoint.tensor_reader import TensorReader, read_tensor
 from hyvideo.checkpoint.train_state import begin_save, load_tensors, one_process, require_dtypes
@@ -146,6 +148,34 @@ def test_an_index_cannot_change_a_class(checkpoint: Path, tmp_path: Path, attack
     done = subprocess.run([sys.executable, "-c", script, index], capture_output=True, text=True, check=True, env={})
     assert said in done.stdout  # the attack is a real one
     assert victim.exists() == (attack != "delete a folder")
+
+
+def test_a_pickle_that_says_little_many_times_costs_little(checkpoint: Path, monkeypatch: pytest.MonkeyPatch):
+    doubled = b"\x80\x02)" + b"q\x00h\x00\x86" * 1000  # a tuple of itself twice, and so on: 2^1000 leaves
+    assert isinstance(read_pickle(doubled + b".", ALLOWED, "it"), tuple)
+    nested = b"\x80\x02)" + b"\x85" * 10**6
+    for shape in (doubled, nested):
+        with pytest.raises(ValueError, match="by a key that is no text"):
+            read_pickle(b"\x80\x02}" + shape[2:] + b"Ns.", ALLOWED, "it")
+        (checkpoint / PICKLED_INDEX).write_bytes(shape + b".")
+        with pytest.raises(ValueError, match="is not the index"):
+            TensorReader(checkpoint).read_metadata()
+    monkeypatch.setattr(plain_pickle, "MAX_OPERATIONS", 10**5)
+    with pytest.raises(ValueError, match="it has more than 100,000 operations"):
+        read_pickle(nested + b".", ALLOWED, "it")
+
+
+def test_one_part_of_many_tensors_is_counted_for_each(checkpoint: Path, monkeypatch: pytest.MonkeyPatch):
+    def repeat(index: Metadata) -> None:
+        entry = index.state_dict_metadata["policy.weight"]
+        entry.chunks *= 100
+        index.state_dict_metadata |= {"policy.weight": entry, **dict.fromkeys(map(str, range(100)), entry)}
+
+    change_index(checkpoint, repeat)
+    assert (checkpoint / PICKLED_INDEX).stat().st_size < 5000  # for 10,100 parts
+    monkeypatch.setattr(tensor_index, "MAX_PARTS", 99)
+    with pytest.raises(ValueError, match="it has more than 99 parts of tensors"):
+        TensorReader(checkpoint).read_metadata()
 
 
 def test_a_pickle_in_a_tensors_place_is_not_read(checkpoint: Path, tmp_path: Path):
