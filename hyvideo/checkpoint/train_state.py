@@ -1,8 +1,9 @@
 """Save and restore everything that decides a run's future, by all ranks together.
 
 A checkpoint is the folder `step_N`: tensors in PyTorch's distributed format (any number of ranks reads it) with their
-places in `index.json`, numbers and names in `facts.json`, sizes and hashes of all files in `manifest.json`. It is written under another name and renamed
-when complete, and `latest` is moved last: what `latest` names is whole. All ranks write and read the same folder.
+places in `index.json`, numbers and names in `facts.json`, sizes and hashes of all files in `manifest.json`. It is
+written under another name and renamed when complete, and `latest` is moved last: what `latest` names is whole. All
+ranks write and read the same folder.
 """
 
 import json
