@@ -126,12 +126,12 @@ class MetricsLog:
         """Split the file into rows up to `step` and the rest, which moves away; return the last kept step."""
         if not self.path.exists():
             return None
-        lines = read_file(self.path).splitlines()
+        lines = read_file(self.path, None).splitlines()
         rows = [_parse_row(line) for line in lines]
         keep = [row is not None and row["step"] <= step for row in rows]
         moved = _joined(line for line, kept in zip(lines, keep, strict=True) if not kept)
         if moved:
-            discarded = read_file(self.discarded_path) if self.discarded_path.exists() else b""
+            discarded = read_file(self.discarded_path, None) if self.discarded_path.exists() else b""
             if not discarded.endswith(moved):  # else: killed below, after the copy and before the cut
                 _replace(self.discarded_path, discarded + moved)
         kept_lines = _joined(line for line, kept in zip(lines, keep, strict=True) if kept)

@@ -12,6 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from hyvideo.checkpoint.manifest import verify_files
+from hyvideo.checkpoint.tensor_index import INDEX
 from hyvideo.checkpoint.train_state import (
     FACTS,
     LATEST,
@@ -221,7 +222,7 @@ def test_an_interrupted_save_does_not_ask_for_space(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "missing"])
-@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata", "facts.json"])
+@pytest.mark.parametrize("name", ["__0_0.distcp", INDEX, "facts.json"])
 def test_damage_is_found_before_anything_is_read(tmp_path: Path, name: str, damage: str):
     checkpoint = save(tmp_path, 1)
     verify_files(checkpoint)
@@ -267,13 +268,13 @@ def test_a_folder_that_is_no_checkpoint_is_named(tmp_path: Path):
 def test_a_newer_format_is_refused(tmp_path: Path):
     checkpoint = save(tmp_path, 1)
     facts = json.loads((checkpoint / FACTS).read_text())
-    (checkpoint / FACTS).write_text(json.dumps(facts | {"format": 3}))
-    with pytest.raises(ValueError, match="format 3; this version reads format 2"):
+    (checkpoint / FACTS).write_text(json.dumps(facts | {"format": 4}))
+    with pytest.raises(ValueError, match=r"format 4; this version reads formats \(2, 3\)"):
         read_facts(checkpoint)
 
 
 @pytest.mark.parametrize("size", [0, 10, -40])
-@pytest.mark.parametrize("pattern", ["*.distcp", ".metadata"])
+@pytest.mark.parametrize("pattern", ["*.distcp", INDEX])
 def test_a_truncated_file_names_the_checkpoint(tmp_path: Path, pattern: str, size: int):
     checkpoint = save(tmp_path, 1)
     (file,) = checkpoint.glob(pattern)
@@ -282,7 +283,7 @@ def test_a_truncated_file_names_the_checkpoint(tmp_path: Path, pattern: str, siz
         load_tensors(checkpoint, tensors())
 
 
-@pytest.mark.parametrize("pattern", ["*.distcp", ".metadata"])
+@pytest.mark.parametrize("pattern", ["*.distcp", INDEX])
 def test_a_missing_file_names_the_checkpoint(tmp_path: Path, pattern: str):
     checkpoint = save(tmp_path, 1)
     (file,) = checkpoint.glob(pattern)
