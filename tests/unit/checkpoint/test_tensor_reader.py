@@ -280,7 +280,7 @@ def test_what_never_ends_is_not_read(checkpoint: Path, name: str, kind: str):
         (checkpoint / name).mkdir()
     else:
         os.mkfifo(checkpoint / name) if kind == "pipe" else (checkpoint / name).symlink_to("/dev/zero")
-    with pytest.raises(ValueError, match=r"there is no (such )?file"):
+    with pytest.raises(ValueError, match=r"there is no (such )?file|it is a pipe, socket or device|Is a directory"):
         load_tensors(checkpoint, tensors())
 
 
