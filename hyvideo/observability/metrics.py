@@ -3,7 +3,8 @@
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from pydantic_core import from_json
@@ -50,6 +51,19 @@ def read_rows(path: Path) -> tuple[list[dict[str, float]], dict[int, bytes]]:
         else:
             rows.append({name: math.nan if value is None else value for name, value in row.items()})
     return rows, unreadable
+
+
+def missing_updates(steps: Iterable[int], first: int, last: int) -> list[tuple[int, int]]:
+    """Return the stretches of [first, last] that `steps` leave out, each as its own first and last update."""
+    known = sorted({step for step in steps if first <= step <= last})
+    return [(before + 1, after - 1) for before, after in pairwise([first - 1, *known, last + 1]) if after - before > 1]
+
+
+def stretches_in_words(stretches: Sequence[tuple[int, int]]) -> str:
+    """Write stretches of updates, the first eight in full: `3, 7 to 9`."""
+    listed = [f"{first} to {last}" if last > first else str(first) for first, last in stretches[:8]]
+    more = len(stretches) - len(listed)
+    return ", ".join(listed) + (f" and {more} more stretches" if more else "")
 
 
 class MetricsLog:
@@ -114,6 +128,17 @@ class MetricsLog:
         Killed at any moment this loses no row, and calling it again completes it.
         """
         self._last_step = self._keep_rows_up_to(step)
+
+    def lost_rows(self, first: int, last: int) -> str:
+        """Say which updates from `first` to `last` have no row; empty when all have one."""
+        steps = (row["step"] for row in read_metrics(self.path)) if self.path.is_file() else ()
+        missing = missing_updates(steps, first, last)
+        if not missing:
+            return ""
+        return (
+            f"{self.path} has no row of updates {stretches_in_words(missing)}: these rows were lost, and the report "
+            "will show a gap. The training itself goes on as if nothing had happened."
+        )
 
     def close(self) -> None:
         """End the trackers, and leave the folder to others."""
