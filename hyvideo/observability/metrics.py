@@ -122,23 +122,32 @@ class MetricsLog:
             self.trackers.log(step, numbers)
         self._last_step = step
 
-    def truncate_after(self, step: int) -> None:
+    def truncate_after(self, step: int, began_at: int = 0) -> list[str]:
         """Move the rows after `step`, which a resumed run will produce again, to `metrics.discarded.jsonl`.
 
         Killed at any moment this loses no row, and calling it again completes it.
-        """
-        self._last_step = self._keep_rows_up_to(step)
 
-    def lost_rows(self, first: int, last: int) -> str:
-        """Say which updates from `first` to `last` have no row; empty when all have one."""
-        steps = (row["step"] for row in read_metrics(self.path)) if self.path.is_file() else ()
-        missing = missing_updates(steps, first, last)
-        if not missing:
-            return ""
-        return (
-            f"{self.path} has no row of updates {stretches_in_words(missing)}: these rows were lost, and the report "
-            "will show a gap. The training itself goes on as if nothing had happened."
-        )
+        Args:
+            step: of the checkpoint that was restored; 0 without one.
+            began_at: step before the folder's first row.
+
+        Returns:
+            What a person should know: that the run begins again, and which rows up to `step` were lost.
+        """
+        known = [int(row["step"]) for row in read_metrics(self.path)] if self.path.is_file() else []
+        self._last_step = self._keep_rows_up_to(step)
+        told = []
+        if step == began_at and max(known, default=step) > step:
+            told.append(
+                f"{len(known)} updates were logged here, but no checkpoint has them: the run begins again at update "
+                f"{step + 1}, and the old rows are in {self.discarded_path}."
+            )
+        if missing := missing_updates(known, began_at + 1, step):
+            told.append(
+                f"{self.path} has no row of updates {stretches_in_words(missing)}: these rows were lost, and the "
+                "report will show a gap. The training itself goes on as if nothing had happened."
+            )
+        return told
 
     def close(self) -> None:
         """End the trackers, and leave the folder to others."""

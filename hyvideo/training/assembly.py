@@ -207,12 +207,11 @@ def _open_metrics(config: Config, folder: RunFolder, state: RunState, console: C
     folder.require_unchanged(config.run)
     if folder.continues_itself:
         point_latest_at(folder.resume_from)  # the rows after it go, and so must the way to their checkpoints
-    metrics.truncate_after(state.step)
+    for told in metrics.truncate_after(state.step, state.began_at):
+        console.warning(told)
     folder.discard_after(state.step if folder.resume_from else -1)
     trackers.start(state.step + 1)
     save_config(config, folder.path / "config.yaml")
-    if lost := metrics.lost_rows(state.began_at + 1, state.step):
-        console.warning(lost)
     return metrics
 
 

@@ -98,8 +98,8 @@ def test_a_rank_that_stands_still_ends_the_launch_and_the_next_one_goes_on(
     tmp_path: Path, root_of_four_heads: Path, prompts_csv: Path, victim: str
 ):
     run, whole = tmp_path / "run", tmp_path / "whole"
-    settings = {"save_interval": 1, "collective_timeout": 15}
-    launcher = launch(run, root_of_four_heads, prompts_csv, max_steps=10_000, **settings)
+    settings = {"save_interval": 1}
+    launcher = launch(run, root_of_four_heads, prompts_csv, max_steps=10_000, collective_timeout=15, **settings)
     wait_for(run / "checkpoints" / "latest", launcher)
     os.kill(ranks_in(run)[victim], signal.SIGSTOP)
     began = time.monotonic()
@@ -110,5 +110,6 @@ def test_a_rank_that_stands_still_ends_the_launch_and_the_next_one_goes_on(
 
     last = rows_of(run)[-1]["step"] + 1
     for folder in (run, whole):
-        assert launch(folder, root_of_four_heads, prompts_csv, max_steps=last, **settings).wait() == 0
+        ended = launch(folder, root_of_four_heads, prompts_csv, max_steps=last, **settings).wait()
+        assert ended == 0, (tmp_path / "output").read_text()
     assert_identical(run, whole)

@@ -41,16 +41,23 @@ def test_two_processes_cannot_log_in_one_folder(tmp_path):
 
 def test_rows_that_were_lost_are_named(tmp_path):
     log = write_rows(tmp_path, range(1, 10))
-    assert log.lost_rows(1, 9) == ""
+    assert log.truncate_after(9) == []
     lines = log.path.read_bytes().splitlines(keepends=True)
     log.path.write_bytes(b"".join([lines[1], lines[2][:9] + b"\n", lines[3], lines[7][:30]]))
     log = MetricsLog(tmp_path)
-    log.truncate_after(8)
-    assert "metrics.jsonl has no row of updates 1, 3, 5 to 8: these rows were lost" in log.lost_rows(1, 8)
-    assert "updates 5 to 8:" in log.lost_rows(4, 8)
+    (told,) = log.truncate_after(8)
+    assert "metrics.jsonl has no row of updates 1, 3, 5 to 8: these rows were lost" in told
+    assert "updates 5 to 8:" in log.truncate_after(8, began_at=3)[0]
     log.path.unlink()
-    assert "updates 1 to 8:" in log.lost_rows(1, 8)
+    assert "updates 1 to 8:" in log.truncate_after(8)[0]
     log.close()
+
+
+def test_a_run_that_begins_again_says_where_its_rows_went(tmp_path):
+    log = write_rows(tmp_path, range(5, 8))
+    (told,) = log.truncate_after(4, began_at=4)
+    assert told.startswith("3 updates were logged here, but no checkpoint has them: the run begins again at update 5")
+    assert steps_in(log.path) == [] and steps_in(log.discarded_path) == [5, 6, 7]
 
 
 def test_many_lost_stretches_are_counted():
