@@ -66,6 +66,8 @@ class _Facts(BaseModel):
     round_start: NonNegativeInt | None = None
     config_hash: str = ""
     settings: dict[str, Any] = {}
+    noted: dict[str, str] = {}
+    began_at: NonNegativeInt = 0
     lora: _LoraFacts | None = None
     trained: list[str] = []
     sampler: dict[str, int] = {}
@@ -236,17 +238,18 @@ def latest_checkpoint(folder: Path) -> Path | None:
     """Return the checkpoint that `folder/latest` names, or None when there is none yet.
 
     Raises:
-        ValueError: `latest` names a checkpoint that is not there; the finished ones are listed.
+        ValueError: `latest` is not a file, or names a checkpoint that is not there; the finished ones are listed.
     """
-    if not (folder / LATEST).is_file():
-        return None
     complete_replacements(folder)
-    name = (folder / LATEST).read_text(errors="replace").strip()
-    if not (_FOLDER.fullmatch(name) and (folder / name / FACTS).is_file()):
+    latest = folder / LATEST
+    if not os.path.lexists(latest):
+        return None
+    name = latest.read_bytes()[:80].decode(errors="replace").strip() if latest.is_file() else None
+    if not (name and _FOLDER.fullmatch(name) and (folder / name / FACTS).is_file()):
+        said = "is not a file" if name is None else f"names {name!r}, which is not a finished checkpoint"
         found = [path.name for path in checkpoints_of(folder)]
         raise ValueError(
-            f"'{folder / LATEST}' names '{name}', which is not a finished checkpoint; found {found or 'none'}. "
-            "Pass one of these with --resume_from_checkpoint PATH."
+            f"'{latest}' {said}; found {found or 'none'}. Pass one of these with --resume_from_checkpoint PATH."
         )
     return folder / name
 

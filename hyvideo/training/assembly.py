@@ -4,7 +4,7 @@ Every rank builds one. A fault found on one rank stops all, with the same messag
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -52,6 +52,7 @@ from hyvideo.pipelines.prompt_lengths import cut_prompts
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.anchor import Anchor, BaseModelAnchor, anchor_kind
 from hyvideo.training.cautions import cautions, check_guidance
+from hyvideo.training.code_version import CODE, code_version
 from hyvideo.training.optimizer import build_optimizers
 from hyvideo.training.performance import Performance
 from hyvideo.training.reward_watch import RewardWatch
@@ -76,7 +77,7 @@ def build_trainer(config: Config) -> Trainer:
             different ones; all ranks raise it, and nothing was written.
         OSError: the run folder cannot be written.
     """
-    prompts, valid = read_inputs(config)
+    prompts, valid, content = read_inputs(config)
     # With its index: rewards run in threads, and a new thread's current GPU is the first.
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     mesh = build_mesh(
@@ -85,18 +86,19 @@ def build_trainer(config: Config) -> Trainer:
         device_type=device.type,
         collective_timeout=config.parallel.collective_timeout,
     )
-    folder = open_folder(config, mesh.dp_size)
+    folder = open_folder(config, mesh.dp_size, content)
     with all_or_none():
         reward = get_reward_fn(
             config.reward, device, model_root=config.model.pretrained_model_root, video_fps=config.rollout.video_fps
         )
         pipeline = build_pipeline(config, device, mesh)
-    update, state = _build_method(config, pipeline, _build_sampler(config, prompts, mesh), mesh)
+    update, state = _build_method(config, pipeline, _build_sampler(config, prompts, mesh), mesh, content)
     changed = state.load(folder.resume_from, may_change=config.run.resume_may_change) if folder.resume_from else []
+    state.began_at = state.began_at if folder.continues_itself else state.step
     timer = PhaseTimer(device)
     with all_or_none():
         console = Console(folder.path, rank=mesh.rank, log_interval=config.run.log_interval)
-        metrics = _open_metrics(config, folder, state.step, console) if mesh.is_main else None
+        metrics = _open_metrics(config, folder, state, console) if mesh.is_main else None
     _introduce(console, folder, config, state, mesh)
     for change in changed:
         console.info(f"changed: {change}")
@@ -129,8 +131,11 @@ def build_trainer(config: Config) -> Trainer:
     )
 
 
-def read_inputs(config: Config) -> tuple[list[Prompt], list[Prompt]]:
+def read_inputs(config: Config) -> tuple[list[Prompt], list[Prompt], dict[str, str]]:
     """Check the configuration and the model's files, and read the prompts for training and validation.
+
+    Returns:
+        Those for training, those for validation, and each file's hash: files may change while the models are loaded.
 
     Raises:
         ValueError: a setting or file is wrong on any rank, or ranks have different ones; all ranks raise it.
@@ -144,16 +149,18 @@ def read_inputs(config: Config) -> tuple[list[Prompt], list[Prompt]]:
         root_of_images = config.data.image_root
         prompts = read_prompts(config.data.train_video_csv, root_of_images)
         valid = read_prompts(config.data.valid_video_csv, root_of_images) if config.data.valid_video_csv else []
+        files = [*config.data.train_video_csv, *config.data.valid_video_csv]
+        content = {f"{CONTENT} {file}": hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] for file in files}
         task = task_of(root, version)
         for rows in (prompts, valid):
             check_task(rows, task)
             check_images(rows[rank::world_size])  # decoding a million takes hours
         check_guidance(config)
-    require_same(_run_facts(config))
-    return prompts, valid
+    require_same(settings_of(config) | content)
+    return prompts, valid, content
 
 
-def open_folder(config: Config, dp_size: int) -> RunFolder:
+def open_folder(config: Config, dp_size: int, content: Mapping[str, str]) -> RunFolder:
     """Open the run's folder, and compare the checkpoint to go on from with the settings: no model is loaded yet.
 
     Raises:
@@ -162,14 +169,15 @@ def open_folder(config: Config, dp_size: int) -> RunFolder:
     folder = from_main(lambda: open_run_folder(config.run))
     with all_or_none():
         if folder.resume_from:
-            settings, hashed = _deciding_settings(config, dp_size), config_hash(config, dp_size)
+            settings, hashed = _deciding_settings(config, dp_size, content), config_hash(config, dp_size)
             changed_settings(folder.resume_from, settings, hashed, config.run.resume_may_change)
     return folder
 
 
-def _deciding_settings(config: Config, dp_size: int) -> dict[str, object]:
+def _deciding_settings(config: Config, dp_size: int, content: Mapping[str, str]) -> dict[str, object]:
     """Return the settings that decide the result, and the content of the prompt files."""
-    return deciding_fields(config, dp_size) | _content(config.data.train_video_csv)
+    trained = [f"{CONTENT} {file}" for file in config.data.train_video_csv]
+    return deciding_fields(config, dp_size) | {name: content[name] for name in trained}
 
 
 def _build_profile(
@@ -182,21 +190,11 @@ def _build_profile(
     return Profile(folder.path / "profile", rank=mesh.rank, num_updates=steps, timer=timer, transformer=transformer)
 
 
-def _run_facts(config: Config) -> dict[str, object]:
-    """Return what all ranks of a run must agree on: every setting, and the content of the prompt files."""
-    return settings_of(config) | _content([*config.data.train_video_csv, *config.data.valid_video_csv])
-
-
-def _content(files: Sequence[str]) -> dict[str, object]:
-    """Return hashes of files' content by their names in messages."""
-    return {f"{CONTENT} {file}": hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] for file in files}
-
-
-def _open_metrics(config: Config, folder: RunFolder, step: int, console: Console) -> MetricsLog:
-    """Open the log of a run that begins, or goes on, after `step`, and save its configuration.
+def _open_metrics(config: Config, folder: RunFolder, state: RunState, console: Console) -> MetricsLog:
+    """Claim the folder, open the log of a run that begins, or goes on, and save its configuration.
 
     Raises:
-        ValueError: a tracker cannot start, or another process is training there.
+        ValueError: a tracker cannot start, or another process is training there or has been meanwhile.
     """
     trackers = Trackers(
         config.run.trackers,
@@ -207,11 +205,13 @@ def _open_metrics(config: Config, folder: RunFolder, step: int, console: Console
         warn=console.warning,
     )
     metrics = MetricsLog(folder.path, trackers)
-    if folder.resume_from and folder.resume_from.resolve().parent == folder.checkpoints.resolve():
-        point_latest_at(folder.resume_from.resolve())  # the rows after it go, and so must the way to their checkpoints
-    metrics.truncate_after(step)
-    folder.discard_after(step)
-    trackers.start(step + 1)
+    folder.require_unchanged(config.run)
+    if folder.continues_itself:
+        point_latest_at(folder.resume_from)  # the rows after it go, and so must the way to their checkpoints
+    for told in metrics.truncate_after(state.step, state.began_at):
+        console.warning(told)
+    folder.discard_after(state.step if folder.resume_from else -1)
+    trackers.start(state.step + 1)
     with writing(folder.path / "config.yaml"):
         save_config(config, folder.path / "config.yaml")
     return metrics
@@ -303,7 +303,7 @@ def _prepare(transformer: HunyuanVideo15Transformer3DModel, config: Config, mesh
 
 
 def _build_method(
-    config: Config, pipeline: HunyuanVideoGRPOPipeline, sampler: GroupSampler, mesh: Mesh
+    config: Config, pipeline: HunyuanVideoGRPOPipeline, sampler: GroupSampler, mesh: Mesh, content: Mapping[str, str]
 ) -> tuple[PolicyUpdate, RunState]:
     """Build what makes an update, and the state it changes."""
     rollout = config.rollout
@@ -322,14 +322,16 @@ def _build_method(
         config,
         mesh,
     )
+    settings = _deciding_settings(config, mesh.dp_size, content)
     state = RunState(
         transformer=pipeline.transformer,
         optimizers=optimizers,
         anchor=anchor,
         controller=_build_controller(config),
         sampler=sampler,
-        settings=_deciding_settings(config, mesh.dp_size),
+        settings=settings,
         config_hash=config_hash(config, mesh.dp_size),
+        noted={CODE: from_main(code_version)} | {name: content[name] for name in content if name not in settings},
         lora=lora_facts(config.model),
         collective_timeout=config.parallel.collective_timeout,
     )
@@ -393,7 +395,7 @@ def _introduce(console: Console, folder: RunFolder, config: Config, state: RunSt
     console.info(
         f"run folder {folder.path}: {config.rollout.sde_type}, {trained:,} trained parameters"
         f"{' (LoRA)' if state.lora else ''}, videos {config.rollout.sample_n_frames}x{height}x{width} in "
-        f"{config.rollout.grpo_sampling_steps} steps, on {device}{ranks}"
+        f"{config.rollout.grpo_sampling_steps} steps, on {device}{ranks}; {CODE} is {state.noted[CODE]}"
     )
     if folder.resume_from:
         console.info(f"resumed from {folder.resume_from} at step {state.step}, round {state.round}")

@@ -47,10 +47,12 @@ class RunState:
         sampler: its position is the number of rounds drawn.
         settings: those that decide the result, by name, and the prompt files' content.
         config_hash: of the configuration's settings among them.
+        noted: what else may matter and may change at a resume, by name: it is recorded, and a change is told.
         lora: arguments of `lora_config`, None for full fine-tuning.
         collective_timeout: seconds that a thread which writes a checkpoint waits for other ranks'.
         step: updates made.
         round: rounds finished.
+        began_at: step at which the run folder's rows begin: 0, or that of another run's checkpoint it continued.
         pending: a checkpoint that is being written during training.
     """
 
@@ -61,10 +63,12 @@ class RunState:
     sampler: GroupSampler
     settings: Mapping[str, object]
     config_hash: str
+    noted: Mapping[str, str]
     lora: Mapping[str, Any] | None
     collective_timeout: int | None = None
     step: int = 0
     round: int = 0
+    began_at: int = 0
     pending: PendingSave | None = None
 
     def save(
@@ -96,6 +100,8 @@ class RunState:
             "round_start": round_start,
             "config_hash": self.config_hash,
             "settings": dict(self.settings),
+            "noted": dict(self.noted),
+            "began_at": self.began_at,
             "lora": self.lora,
             "trained": list(trainable_parameters(self.transformer)),
             "sampler": self.sampler.state_dict(),
@@ -152,7 +158,7 @@ class RunState:
             may_change: names of settings that may differ from the checkpoint's.
 
         Returns:
-            What differs: one line per setting, with both values.
+            What differs: one line per setting or note, with both values.
 
         Raises:
             ValueError: unreadable or damaged, or made with other settings.
@@ -160,6 +166,7 @@ class RunState:
         with all_or_none():
             changed = changed_settings(checkpoint, self.settings, self.config_hash, may_change)
             facts = read_facts(checkpoint)
+            changed += _differing(self.noted, facts.get("noted", {}))
         verify_files(checkpoint)
         tensors = self._tensors()
         with all_or_none():
@@ -182,6 +189,7 @@ class RunState:
                 self.controller.load_state_dict(facts["controller"])
             self.sampler.load_state_dict(facts["sampler"])
             self.step, self.round = facts["step"], facts["round"]
+            self.began_at = facts.get("began_at", 0)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise ValueError(
                 f"'{checkpoint}' lacks facts that a run needs to continue, or they are damaged: {error!r}."
@@ -249,7 +257,7 @@ def changed_settings(
     facts = read_facts(checkpoint)
     received, there = facts.get("config_hash"), facts.get("settings", {})
     differing = [name for name in settings if name in there and there[name] != settings[name]]
-    told = [f"{name} is {settings[name]!r}, the checkpoint has {there[name]!r}" for name in differing]
+    told = _differing(settings, there)
     names = ["train_video_csv" if name.startswith(CONTENT) else name for name in differing]
     refused = [name for name in dict.fromkeys(names) if name not in may_change]
     if not refused and (differing or received == config_hash):
@@ -260,6 +268,15 @@ def changed_settings(
         "config.yaml of its run folder"
         + (f", or change them on purpose with --resume_may_change {' '.join(refused)}." if refused else ".")
     )
+
+
+def _differing(here: Mapping[str, object], there: Mapping[str, object]) -> list[str]:
+    """Say what has other values in a checkpoint; what it does not know does not differ."""
+    return [
+        f"{name} is {here[name]!r}, the checkpoint has {there[name]!r}"
+        for name in here
+        if name in there and there[name] != here[name]
+    ]
 
 
 def rng_state() -> dict[str, Tensor]:

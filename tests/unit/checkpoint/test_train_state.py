@@ -2,16 +2,18 @@
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from hyvideo.checkpoint.manifest import verify_files
+from hyvideo.checkpoint.manifest import MANIFEST, verify_files
 from hyvideo.checkpoint.tensor_index import INDEX
 from hyvideo.checkpoint.train_state import (
     FACTS,
@@ -236,6 +238,26 @@ def test_damage_is_found_before_anything_is_read(tmp_path: Path, name: str, dama
         verify_files(checkpoint)
 
 
+@pytest.mark.parametrize("left_out", ["all", "facts.json", "index"])
+def test_a_manifest_without_some_files_is_damaged(tmp_path: Path, left_out: str):
+    checkpoint = save(tmp_path, 1)
+    index = ({path.name for path in checkpoint.iterdir()} & {".metadata", "index.json"}).pop()
+    manifest = json.loads((checkpoint / MANIFEST).read_text())
+    gone = list(manifest) if left_out == "all" else [index if left_out == "index" else left_out]
+    kept = {name: record for name, record in manifest.items() if name not in gone}
+    (checkpoint / MANIFEST).write_text(json.dumps(kept))
+    with pytest.raises(ValueError, match=f"'{checkpoint}' is damaged: {min(gone)} is not in its {MANIFEST}"):
+        verify_files(checkpoint)
+
+
+def test_a_file_that_does_not_belong_to_a_checkpoint_is_named(tmp_path: Path):
+    checkpoint = save(tmp_path, 1)
+    (checkpoint / "lora").mkdir()
+    (checkpoint / "lora" / "weights").touch()
+    with pytest.raises(ValueError, match=f"'{checkpoint}' is damaged: lora/weights is not in its {MANIFEST}"):
+        verify_files(checkpoint)
+
+
 def test_another_precision_is_refused(tmp_path: Path):
     checkpoint = save(tmp_path, 1)
     wanted = tensors()
@@ -249,6 +271,40 @@ def test_latest_that_names_nothing_lists_what_is_there(tmp_path: Path):
     save(tmp_path, 1)
     (tmp_path / LATEST).write_text("step_5")
     with pytest.raises(ValueError, match=rf"{tmp_path / LATEST}' names 'step_5'.*found \['step_1'\]"):
+        latest_checkpoint(tmp_path)
+
+
+def folder_at(path: Path) -> None:
+    path.mkdir()
+
+
+def link_to_nothing(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+def text_at(text: str) -> Callable[[Path], None]:
+    return lambda path: path.write_text(text) and None
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (folder_at, "is not a file"),
+        (os.mkfifo, "is not a file"),
+        (link_to_nothing, "is not a file"),
+        (text_at(""), "names ''"),
+        (text_at("../step_1"), "names '../step_1'"),
+        (text_at("\x1b[31m" + "x" * 10_000), r"names '\x1b[31m" + "x" * 75 + "', "),
+    ],
+    ids=["a folder", "a pipe", "a broken link", "empty", "a path", "garbage"],
+)
+def test_latest_that_is_no_name_is_not_taken_for_a_new_folder(tmp_path: Path, make: Callable, said: str):
+    save(tmp_path, 1)
+    (tmp_path / LATEST).unlink()
+    make(tmp_path / LATEST)
+    with pytest.raises(
+        ValueError, match=re.escape(f"'{tmp_path / LATEST}' {said}") + r".*found \['step_1'\]. Pass one"
+    ):
         latest_checkpoint(tmp_path)
 
 
