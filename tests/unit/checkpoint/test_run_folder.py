@@ -191,11 +191,9 @@ def test_an_unreadable_checkpoint_is_refused(tmp_path: Path):
         open_run_folder(config)
 
 
-@pytest.mark.parametrize("name", ["run", "run/checkpoints"])
-def test_a_file_is_no_folder(tmp_path: Path, name: str):
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).touch()
-    with pytest.raises(ValueError, match=f"{name}' is a file; expected a folder"):
+def test_a_file_is_no_folder(tmp_path: Path):
+    (tmp_path / "run").touch()
+    with pytest.raises(ValueError, match="run' is a file; expected a folder"):
         open_run_folder(RunConfig(output_dir=str(tmp_path / "run")))
 
 
