@@ -40,10 +40,10 @@ def write_manifest(folder: Path, records: dict[str, FileRecord]) -> None:
 
 
 def verify_files(folder: Path) -> None:
-    """Make sure that every file of a finished checkpoint is there and unchanged; all ranks call it.
+    """Make sure that a finished checkpoint has exactly the files of its manifest, unchanged; all ranks call it.
 
     Raises:
-        ValueError: a file is missing or differs, on any rank's part; all raise it, and it names the file.
+        ValueError: a file is missing, surplus or differs, on any rank's part; all raise it, and it names the file.
     """
     with all_or_none():
         try:
@@ -61,6 +61,8 @@ def verify_files(folder: Path) -> None:
         received = hash_files(folder)
     except (OSError, ValueError) as error:
         raise ValueError(f"'{folder}' cannot be read ({error}). Pass another checkpoint, or check the disk.") from error
+    if surplus := sorted(received.keys() - expected.keys()):
+        raise ValueError(_damaged(folder, surplus[0], f"is not in its {MANIFEST}; move it away if you put it there"))
     for name, record in expected.items():
         if received.get(name, {}).get("sha256") != record["sha256"]:
             raise ValueError(_damaged(folder, name, "has other content than when it was written"))

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from diffusers import HunyuanVideo15Transformer3DModel
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from hyvideo.checkpoint.tensor_reader import TensorReader
 from hyvideo.checkpoint.train_state import load_tensors
@@ -38,14 +37,15 @@ class OriginalCheckpoint:
         self.where = str(folder)
         self._folder = folder
         try:
-            stored = TensorReader(folder).read_metadata().state_dict_metadata
+            self._reader = TensorReader(folder)
+            stored = self._reader.read_metadata().state_dict_metadata
         except (OSError, ValueError) as error:
             raise ValueError(f"'{folder}' is not a readable checkpoint: {error}. Copy it again, whole.") from error
         self.has_adapter = any(".lora_" in key for key in stored)
         self._keys = {
             key.removeprefix("model.").replace(".base_layer.", "."): (key.removeprefix("model."), metadata)
             for key, metadata in stored.items()
-            if key.startswith("model.") and ".lora_" not in key and isinstance(metadata, TensorStorageMetadata)
+            if key.startswith("model.") and ".lora_" not in key
         }
         self.shapes = {name: tuple(metadata.size) for name, (_, metadata) in self._keys.items()}
         self._held: dict[str, Tensor] = {}
@@ -68,7 +68,7 @@ class OriginalCheckpoint:
                 break
             wanted[key] = torch.empty(metadata.size, dtype=metadata.properties.dtype)
         self._held = {}
-        load_tensors(self._folder, {"model": wanted}, alone=True, by_index=True)
+        load_tensors(self._folder, {"model": wanted}, alone=True, reader=self._reader)
         self._held = {name: wanted[key] for name, (key, _) in self._keys.items() if key in wanted}
 
 

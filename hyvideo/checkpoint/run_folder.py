@@ -1,11 +1,12 @@
 """The folder of a run: who may write there, and from which checkpoint it continues."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import count
 from pathlib import Path
 
-from hyvideo.checkpoint.train_state import latest_checkpoint, read_facts
+from hyvideo.checkpoint.train_state import LATEST, latest_checkpoint, read_facts
+from hyvideo.config.loading import load_saved_config
 from hyvideo.config.schema import RunConfig
 from hyvideo.data.files import LOCK
 
@@ -41,6 +42,24 @@ class RunFolder:
         """Folder of validation videos."""
         return self.path / "samples"
 
+    @property
+    def continues_itself(self) -> bool:
+        """Whether the checkpoint to restore is one of this folder's own."""
+        return self.resume_from is not None and self.resume_from.parent == self.checkpoints
+
+    def require_unchanged(self, config: RunConfig) -> None:
+        """Refuse to write where another run has been since the folder was opened; called once the folder is claimed.
+
+        Raises:
+            ValueError: a run began there, or saved a checkpoint.
+        """
+        now = open_run_folder(replace(config, output_dir=str(self.path)))
+        if now != self:
+            raise ValueError(
+                f"output_dir: another run has written to '{self.path}' while this one was starting; it would now "
+                f"continue from {now.resume_from}, not from {self.resume_from}. Start again, or choose another folder."
+            )
+
     def discard_after(self, step: int) -> None:
         """Move the videos of a policy after `step` to `discarded/`: a run that goes on from `step` makes others."""
         for videos in (self.samples, self.rollouts):
@@ -69,13 +88,6 @@ def open_run_folder(config: RunConfig, now: datetime | None = None) -> RunFolder
     path = Path(config.output_dir) if config.output_dir else default
     if path.exists() and not path.is_dir():
         raise ValueError(f"output_dir: '{path}' is a file; expected a folder or a new path.")
-    folder = RunFolder(path, _checkpoint_to_resume(config, path / "checkpoints"))
-    used = [name for name in ("config.yaml", "metrics.jsonl", "checkpoints") if (path / name).exists()]
-    if used and config.resume_from_checkpoint is None:
-        raise ValueError(
-            f"output_dir: '{path}' already holds a run ({', '.join(used)}). To continue it pass "
-            "--resume_from_checkpoint latest; to start a new run choose another --output_dir."
-        )
     for name in (*FOLDERS, *FILES):
         place = path / name
         if place.exists() and not (place.is_dir() if name in FOLDERS else place.is_file()):
@@ -83,25 +95,79 @@ def open_run_folder(config: RunConfig, now: datetime | None = None) -> RunFolder
                 f"output_dir: '{place}' must be a {'folder' if name in FOLDERS else 'file'} or not be there. Move it "
                 "away, or choose another --output_dir."
             )
+    folder = RunFolder(path, _checkpoint_to_resume(config, path / "checkpoints"))
+    used = _used(folder)
+    if not used or folder.continues_itself:
+        return folder
+    if config.resume_from_checkpoint is None:
+        raise ValueError(
+            f"output_dir: '{path}' already holds a run ({used}). To continue it pass "
+            "--resume_from_checkpoint latest; to start a new run choose another --output_dir."
+        )
+    began = _began_from(path)
+    if began != (folder.resume_from and folder.resume_from.resolve()):
+        way_on = f"--resume_from_checkpoint {began or 'latest'}"
+        started = f" It continued '{began}', and has no checkpoint of its own yet." if began else ""
+        raise ValueError(
+            f"output_dir: '{path}' already holds another run ({used}).{started} To continue it pass {way_on}; to start "
+            f"from {folder.resume_from or 'the base model'} choose another --output_dir."
+        )
     return folder
 
 
-def _checkpoint_to_resume(config: RunConfig, checkpoints: Path) -> Path | None:
-    """Return the checkpoint that `latest` or a path means, after reading its facts; None starts afresh.
+def _used(folder: RunFolder) -> str:
+    """Say what a folder holds of a run; a start that failed before its first update leaves nothing that counts."""
+    metrics = folder.path / "metrics.jsonl"
+    held = {
+        "metrics.jsonl": metrics.exists() and not (metrics.is_file() and metrics.stat().st_size == 0),
+        "checkpoints": folder.checkpoints.is_dir() and any(folder.checkpoints.iterdir()),
+    }
+    return ", ".join(name for name, there in held.items() if there)
 
-    A run that `max_steps` ended within a round continues from where that round began, so that it becomes what a longer
-    run would have been.
-    """
+
+def _began_from(path: Path) -> Path | None:
+    """Return the other run's checkpoint that a run continued which was killed before its own first checkpoint."""
+    if any((path / "checkpoints").glob("step_*[0-9]")):
+        return None
+    try:
+        began = load_saved_config(path / "config.yaml").run.resume_from_checkpoint
+    except ValueError:
+        return None
+    return None if began in (None, "latest") else Path(began).resolve()
+
+
+def _checkpoint_to_resume(config: RunConfig, checkpoints: Path) -> Path | None:
+    """Return the checkpoint that `latest` or a path means, if its facts can be read; None starts afresh."""
     wanted = config.resume_from_checkpoint
-    checkpoint = latest_checkpoint(checkpoints) if wanted == "latest" else wanted and Path(wanted)
+    if wanted == "latest":
+        checkpoint = latest_checkpoint(checkpoints) or _only_checkpoint(checkpoints)
+    else:
+        checkpoint = wanted and _by_own_name(Path(wanted), checkpoints)
     if not checkpoint:
         return None
-    facts = read_facts(checkpoint)
-    round_start = facts.get("round_start")
-    if round_start is None or config.max_steps <= facts["step"]:
-        return checkpoint
-    if round_start == 0:
-        return None
-    checkpoint = checkpoint.parent / f"step_{round_start}"
     read_facts(checkpoint)
+    return checkpoint
+
+
+def _only_checkpoint(checkpoints: Path) -> Path | None:
+    """Return the only checkpoint of a folder without `latest`, which a kill during the first save leaves.
+
+    Raises:
+        ValueError: there are several, so `latest` was lost.
+    """
+    found = sorted(checkpoints.glob("step_*[0-9]"), key=lambda path: (len(path.name), path.name))
+    if len(found) > 1:
+        raise ValueError(
+            f"'{checkpoints / LATEST}' is missing, which names the checkpoint to continue from; there are "
+            f"{', '.join(path.name for path in found)}. Pass one of them, for example --resume_from_checkpoint "
+            f"{found[-1]}, or choose another --output_dir for a new run."
+        )
+    return found[0] if found else None
+
+
+def _by_own_name(checkpoint: Path, checkpoints: Path) -> Path:
+    """Return a checkpoint as one of `checkpoints` if it is, by whatever path it is named; others as they are."""
+    for place in (checkpoint.parent.resolve() / checkpoint.name, checkpoint.resolve()):
+        if place.parent == checkpoints.resolve():
+            return checkpoints / place.name
     return checkpoint

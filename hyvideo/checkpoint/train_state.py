@@ -1,8 +1,9 @@
 """Save and restore everything that decides a run's future, by all ranks together.
 
-A checkpoint is the folder `step_N`: tensors in PyTorch's distributed format (any number of ranks reads it), numbers and
-names in `facts.json`, sizes and hashes of all files in `manifest.json`. It is written under another name and renamed
-when complete, and `latest` is moved last: what `latest` names is whole. All ranks write and read the same folder.
+A checkpoint is the folder `step_N`: tensors in PyTorch's distributed format (any number of ranks reads it) with their
+places in `index.json`, numbers and names in `facts.json`, sizes and hashes of all files in `manifest.json`. It is
+written under another name and renamed when complete, and `latest` is moved last: what `latest` names is whole. All
+ranks write and read the same folder.
 """
 
 import json
@@ -28,14 +29,15 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from hyvideo.checkpoint.manifest import hash_files, write_manifest
-from hyvideo.checkpoint.tensor_reader import TensorReader
+from hyvideo.checkpoint.tensor_reader import TensorReader, TensorWriter
 from hyvideo.config.outside import read_file
 from hyvideo.data.files import FULL, nearest_existing, replacing, write_synced
 from hyvideo.distributed.collectives import from_main
 
 FACTS = "facts.json"
 LATEST = "latest"
-FORMAT = 2
+FORMAT, READABLE = 3, (2, 3)
+"""What is written, and what is read; format 2 has a pickle in the place of `index.json`."""
 
 _FOLDER = re.compile(r"step_[0-9]{1,18}")
 
@@ -61,9 +63,9 @@ class _Facts(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
     step: NonNegativeInt
     round: NonNegativeInt = 0
-    round_start: NonNegativeInt | None = None
-    config_hash: str = ""
     settings: dict[str, Any] = {}
+    noted: dict[str, str] = {}
+    began_at: NonNegativeInt = 0
     lora: _LoraFacts | None = None
     trained: list[str] = []
     sampler: dict[str, int] = {}
@@ -183,13 +185,13 @@ def begin_save(
             group = None if alone else _group_of_writers(collective_timeout)
             stager = DefaultStager(StagingOptions(False, False, False, False))  # a plain copy, made at once
             # What the thread writes is on the CPU: it must not wait for a GPU's stream, as the default writer does.
-            writer = dcp.FileSystemWriter(partial, per_thread_copy_ahead=0)
+            writer = TensorWriter(partial, per_thread_copy_ahead=0)
             written = dcp.async_save(
                 tensors, storage_writer=writer, async_stager=stager, process_group=group, no_dist=alone
             )
             written.add_done_callback(lambda _: stager.close())
         else:
-            dcp.save(tensors, checkpoint_id=partial, no_dist=alone)
+            dcp.save(tensors, storage_writer=TensorWriter(partial), no_dist=alone)
     return PendingSave(target, partial, written, keep_last, keep_every)
 
 
@@ -234,17 +236,18 @@ def latest_checkpoint(folder: Path) -> Path | None:
     """Return the checkpoint that `folder/latest` names, or None when there is none yet.
 
     Raises:
-        ValueError: `latest` names a checkpoint that is not there; the finished ones are listed.
+        ValueError: `latest` is not a file, or names a checkpoint that is not there; the finished ones are listed.
     """
-    if not (folder / LATEST).is_file():
-        return None
     complete_replacements(folder)
-    name = (folder / LATEST).read_text(errors="replace").strip()
-    if not (_FOLDER.fullmatch(name) and (folder / name / FACTS).is_file()):
+    latest = folder / LATEST
+    if not os.path.lexists(latest):
+        return None
+    name = latest.read_bytes()[:80].decode(errors="replace").strip() if latest.is_file() else None
+    if not (name and _FOLDER.fullmatch(name) and (folder / name / FACTS).is_file()):
+        said = "is not a file" if name is None else f"names {name!r}, which is not a finished checkpoint"
         found = [path.name for path in checkpoints_of(folder)]
         raise ValueError(
-            f"'{folder / LATEST}' names '{name}', which is not a finished checkpoint; found {found or 'none'}. "
-            "Pass one of these with --resume_from_checkpoint PATH."
+            f"'{latest}' {said}; found {found or 'none'}. Pass one of these with --resume_from_checkpoint PATH."
         )
     return folder / name
 
@@ -263,32 +266,37 @@ def read_facts(checkpoint: Path) -> dict[str, Any]:
             f"folder, with {FACTS} in it."
         ) from error
     received = facts.get("format") if isinstance(facts, dict) else None
-    if received != FORMAT:
-        raise ValueError(f"'{checkpoint}' has checkpoint format {received}; this version reads format {FORMAT}.")
+    if received not in READABLE:
+        raise ValueError(f"'{checkpoint}' has checkpoint format {received}; this version reads formats {READABLE}.")
     try:
         return _Facts.model_validate(facts).model_dump(exclude_unset=True)
     except ValueError as error:
         raise ValueError(f"'{checkpoint}' has a damaged {FACTS}: {error}") from error
 
 
-def load_tensors(checkpoint: Path, tensors: Tensors, *, alone: bool = False, by_index: bool = False) -> None:
+def load_tensors(
+    checkpoint: Path, tensors: Tensors, *, alone: bool = False, reader: TensorReader | None = None
+) -> None:
     """Fill `tensors` in place from `checkpoint`; all ranks call it, each with its shards.
 
     Args:
         checkpoint: a finished checkpoint's folder.
         tensors: groups of named tensors of the right shapes; every one must be in the checkpoint.
         alone: the tensors are whole, and other ranks need not call.
-        by_index: the tensors are those of the checkpoint's own index, whatever the run's settings.
+        reader: by whose index `tensors` were made; None: they are those of a run.
 
     Raises:
         ValueError: a file is damaged, or a tensor is missing or of another shape.
     """
     try:
+        used = reader or TensorReader(checkpoint)
+        if alone:
+            used.read_metadata()  # of what it refuses within the call below the library would print a traceback
         with one_process():
-            dcp.load(tensors, storage_reader=TensorReader(checkpoint), no_dist=alone or not dist.is_initialized())
+            dcp.load(tensors, storage_reader=used, no_dist=alone or not dist.is_initialized())
     except (CheckpointException, OSError, RuntimeError, ValueError, KeyError, EOFError) as error:
         differing = "the run's model settings (pretrained_model_root, LoRA, optimizer) differ from the checkpoint's"
-        reasons = "damaged" if by_index else f"damaged, or {differing}"
+        reasons = "damaged" if reader else f"damaged, or {differing}"
         raise ValueError(f"Cannot restore '{checkpoint}': {_cause(error)}. The checkpoint is {reasons}.") from error
 
 

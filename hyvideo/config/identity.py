@@ -1,7 +1,4 @@
-"""Which configurations train the same thing: the fields that decide the result, and their hash."""
-
-import hashlib
-import json
+"""Which configurations train the same thing: the fields that decide the result."""
 
 from omegaconf import OmegaConf
 
@@ -28,9 +25,3 @@ def deciding_fields(cfg: Config, dp_size: int = 1) -> dict[str, object]:
     values = settings_of(cfg)
     values["batch_size"] *= dp_size
     return {name: values[name] for name, knob in KNOBS.items() if knob.facts.decides}
-
-
-def config_hash(cfg: Config, dp_size: int = 1) -> str:
-    """16 hexadecimal digits over `deciding_fields`, the same on every machine and for any order of files and flags."""
-    text = json.dumps(deciding_fields(cfg, dp_size), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

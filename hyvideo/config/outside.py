@@ -18,14 +18,18 @@ def check_file(path: str | Path) -> None:
         raise OSError(errno.EINVAL, "it is a pipe, socket or device, and a file is expected", str(path))
 
 
-def read_file(path: str | Path) -> bytes:
-    """Return the content of a file.
+def read_file(path: str | Path, most: int | None = 2**27) -> bytes:
+    """Return the content of a file of at most `most` bytes, or of any size.
 
     Raises:
-        OSError: it is missing, cannot be read, or is a pipe, socket or device.
+        OSError: it is missing, cannot be read, larger, or a pipe, socket or device.
     """
     check_file(path)
-    return Path(path).read_bytes()
+    with open(path, "rb") as file:
+        content = file.read() if most is None else file.read(most + 1)
+    if most is not None and len(content) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes", str(path))
+    return content
 
 
 def check_files(folder: str | Path) -> None:

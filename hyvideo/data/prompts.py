@@ -95,7 +95,7 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
 def _text(path: Path) -> str:
     """The decoded content of a file."""
     try:
-        content = read_file(path)
+        content = read_file(path, None)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"prompt CSV {str(path)!r} cannot be read: {reason}") from error

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -92,23 +93,25 @@ def load_lora(transformer: HunyuanVideo15Transformer3DModel, folder: str | Path)
     Raises:
         ValueError: no readable adapter there, or it was made for another model.
     """
-    path = check_lora(folder)
+    path, empty = check_lora(folder), transformer.device.type == "meta"
+    if not empty:
+        load_lora(without_memory(transformer), folder)  # the file's settings may ask for far more than its tensors need
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}
             note = (file.metadata() or {}).get(LORA_ADAPTER_METADATA_KEY)
+        _require_finite(tensors)
         settings = None if note is None else read_lora_settings(note)
         if has_original_keys(tensors):
             tensors, settings = adapter_to_diffusers(tensors, settings, transformer.state_dict())
-        transformer.load_lora_adapter(
-            tensors,
-            adapter_name=ADAPTER,
-            prefix=None,
-            metadata=settings,
-            low_cpu_mem_usage=transformer.device.type == "meta",
-        )
+        with quiet_diffusers(), torch.device("meta") if empty else nullcontext():
+            transformer.load_lora_adapter(
+                tensors, adapter_name=ADAPTER, prefix=None, metadata=settings, low_cpu_mem_usage=empty
+            )
     except _MISFITS as error:
-        raise ValueError(f"lora path: the adapter in '{path}' does not fit this transformer: {error}") from error
+        raise ValueError(
+            f"lora path: the adapter in '{path}' does not fit this transformer: {str(error)[:1000]}"
+        ) from error
     held = set(get_peft_model_state_dict(transformer, adapter_name=ADAPTER))
     if surplus := sorted(set(tensors) - held):
         raise ValueError(
@@ -120,10 +123,27 @@ def load_lora(transformer: HunyuanVideo15Transformer3DModel, folder: str | Path)
             f"lora path: the adapter in '{path}' is not whole: it lacks {', '.join(lacking[:3])} ({len(lacking)} "
             "weights in all). Save or download it again."
         )
-    empty = [name for name, p in transformer.named_parameters() if p.is_meta and base_weight(name) is None]
-    for name in empty:
+    lent = [name for name, p in transformer.named_parameters() if p.is_meta and base_weight(name) is None]
+    for name in lent:
         value = tensors[name.replace(f".{ADAPTER}.", ".")]
         set_module_tensor_to_device(transformer, name, "cpu", value=value, dtype=value.dtype)
+
+
+def _require_finite(tensors: Mapping[str, Tensor]) -> None:
+    """Raise a ValueError unless there are tensors, all of them of real numbers."""
+    if not tensors:
+        raise ValueError("it holds no tensors")
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            raise ValueError(f"{name[:200]} is of {tensor.dtype}")
+        if not torch.isfinite(tensor.float()).all():
+            raise ValueError(f"{name[:200]} has values that are not finite")
+
+
+def without_memory(transformer: HunyuanVideo15Transformer3DModel) -> HunyuanVideo15Transformer3DModel:
+    """Return a network as `transformer` without an adapter, on the meta device."""
+    with torch.device("meta"):
+        return HunyuanVideo15Transformer3DModel.from_config(dict(transformer.config))
 
 
 def check_same_adapter(transformer: HunyuanVideo15Transformer3DModel, wanted: LoraConfig, folder: str) -> None:
@@ -174,8 +194,8 @@ def save_lora(
         OSError: it cannot be written.
     """
     if weights is not None:
+        unsharded = without_memory(transformer)
         with torch.device("meta"):
-            unsharded = HunyuanVideo15Transformer3DModel.from_config(dict(transformer.config))
             unsharded.add_adapter(transformer.peft_config[ADAPTER], adapter_name=ADAPTER)
         unsharded.load_state_dict(dict(weights), strict=False, assign=True)
         transformer = unsharded

@@ -2,9 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -27,7 +25,7 @@ from transformers import (
 from hyvideo.models.conversion import Part
 from hyvideo.models.layout import check_diffusers_layout, read_json
 from hyvideo.models.streaming import fill
-from hyvideo.models.weight_files import SafetensorsFolder, StateDict, WeightSource
+from hyvideo.models.weight_files import SafetensorsFolder, StateDict, WeightSource, read_pickled
 
 GLYPH_PREFIX = "module.text_tower.encoder."
 """Prefix of the glyph encoder's tensors in `byt5_model.pt`; the rest of the file belongs to its training."""
@@ -92,7 +90,20 @@ def check_tokenizer(folder: Path) -> None:
 def _tokenizer(kind: type, folder: Path) -> PreTrainedTokenizerBase:
     """Load a tokenizer."""
     check_tokenizer(folder)
-    return kind.from_pretrained(folder, local_files_only=True)
+    return _from_folder(kind, folder)
+
+
+def _from_folder(kind: type, folder: Path) -> Any:
+    """Load a tokenizer or configuration of a class that the library has, never of one that the folder brings along.
+
+    Raises:
+        OSError: a file is missing.
+        ValueError: it cannot be loaded without running code of its own.
+    """
+    try:
+        return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except ValueError as error:
+        raise ValueError(f"Cannot load '{folder}': {error} No code of a folder of weights is run.") from error
 
 
 @contextmanager
@@ -106,7 +117,7 @@ def _readable(root: Path) -> Iterator[None]:
 
 def _language_model(folder: Path, dtype: torch.dtype | None, device: torch.device | None) -> Qwen2_5_VLTextModel:
     """Load the text part of a Qwen2.5-VL; its vision tower and output layer are left on the disk."""
-    config = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
+    config = _from_folder(AutoConfig, folder).get_text_config()
     source = SafetensorsFolder(folder)
     language = "model.language_model."  # newer versions of the library
     prefix = language if any(name.startswith(language) for name in source.shapes) else "model."
@@ -138,12 +149,7 @@ def _glyph_tokenizer(text: Path) -> ByT5Tokenizer:
 def _glyph_encoder(text: Path, vocab_size: int, device: torch.device | None) -> T5EncoderModel:
     """Load the ByT5 encoder with the glyph weights, in float32 as the original keeps it."""
     path = text / "Glyph-SDXL-v2" / "checkpoints" / "byt5_model.pt"
-    try:
-        content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except (OSError, RuntimeError, EOFError, UnpicklingError) as error:
-        raise ValueError(f"Cannot read '{path}': {error}. The file is damaged; download it again.") from error
-    tensors = content.get("state_dict", content)
-    mine = {name: tensor for name, tensor in tensors.items() if name.startswith(GLYPH_PREFIX)}
+    mine = {name: tensor for name, tensor in read_pickled(path).items() if name.startswith(GLYPH_PREFIX)}
     config = T5Config.from_pretrained(text / "byt5-small", local_files_only=True)
     config.vocab_size = vocab_size
     with init_empty_weights():
@@ -182,11 +188,12 @@ def _pretrained(
     """Load an encoder of the diffusers layout, frozen; a ValueError unless file and config agree on every weight."""
     check_diffusers_layout(root, (component,))
     # Mis-shaped weights then come back in the list of faults; otherwise the error does not say which they are.
-    from_pretrained = partial(model_class.from_pretrained, ignore_mismatched_sizes=True, output_loading_info=True)
+    options = {"ignore_mismatched_sizes": True, "output_loading_info": True, "use_safetensors": True}
     places = {"dtype": dtype or "auto", "device_map": None if device is None else {"": device}}
     try:
-        model, info = from_pretrained(root, subfolder=component, local_files_only=True, **places)
-    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+        SafetensorsFolder(root / component)  # which names the file that is damaged
+        model, info = model_class.from_pretrained(root, subfolder=component, local_files_only=True, **places, **options)
+    except (ImportError, OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise ValueError(f"Cannot load the {component} of '{root}': {error}") from error
     faults = {kind: sorted(map(str, keys)) for kind, keys in info.items() if keys and kind.endswith("keys")}
     if faults:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from hyvideo.config.outside import check_files
+from hyvideo.config.outside import check_files, read_file
 
 DIFFUSERS_COMPONENTS = ("transformer", "vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")
 """Folders of the diffusers layout, which the bundled tiny model shares."""
@@ -164,7 +164,7 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"'{path}' is missing or not a file. Download it again (checkpoints-download.md).")
     try:
-        content = from_json(path.read_bytes())
+        content = from_json(read_file(path))
     except (OSError, ValueError) as error:
         raise ValueError(f"Cannot read '{path}': {error}. Download it again (checkpoints-download.md).") from error
     if not isinstance(content, dict):

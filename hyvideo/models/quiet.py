@@ -1,4 +1,4 @@
-"""Silence diffusers' log messages below error level."""
+"""Silence diffusers' log messages."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,9 +8,9 @@ from diffusers.utils import logging as diffusers_logging
 
 @contextmanager
 def quiet_diffusers() -> Iterator[None]:
-    """Silence diffusers but for errors (it warns that guiders are experimental, and that a dtype of None is a cast)."""
+    """Silence diffusers: it warns that guiders are experimental, and logs what it raises, line by line of a network."""
     verbosity = diffusers_logging.get_verbosity()
-    diffusers_logging.set_verbosity_error()
+    diffusers_logging.set_verbosity(diffusers_logging.CRITICAL)
     try:
         yield
     finally:

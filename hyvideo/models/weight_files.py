@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Protocol
 
 import torch
@@ -9,8 +10,16 @@ from pydantic_core import from_json
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from hyvideo.config.outside import read_file
+
 MAPPED_BYTES = 2**28
 """A file is reopened after this many bytes: what was read from a mapped file stays in memory until it is closed."""
+
+_DAMAGES = (
+    *(UnpicklingError, EOFError, OSError, RuntimeError, ValueError, TypeError),
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError),
+)
+"""What `torch.load` fails with on a damaged file."""
 
 
 class WeightSource(Protocol):
@@ -70,7 +79,7 @@ class SafetensorsFolder(_Downloaded):
         view = self._open[1].get_slice(name)
         try:
             pieces = [view[:]] if rows is None else [view[start:stop] for start, stop in rows]
-        except SafetensorError as error:
+        except (SafetensorError, RuntimeError, IndexError) as error:
             raise ValueError(f"Cannot read {name} of '{path}': {error}. Download the file again.") from error
         self._bytes_read += sum(piece.nbytes for piece in pieces)
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
@@ -92,6 +101,26 @@ class StateDict(_Downloaded):
         """Return tensor `name`, or its row ranges `rows` one after the other."""
         tensor = self._tensors[name]
         return tensor if rows is None else torch.cat([tensor[start:stop] for start, stop in rows])
+
+
+def read_pickled(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file that `torch.save` wrote, or of its `state_dict`, mapped into memory.
+
+    What it has beside tensors is left out. PyTorch's restricted unpickler reads it, and only files that can be mapped.
+
+    Raises:
+        ValueError: it cannot be read, or holds something else.
+    """
+    if not path.is_file():
+        raise ValueError(f"'{path}' is no file but a folder, pipe or device. Download it again.")
+    try:
+        content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except _DAMAGES as error:
+        raise ValueError(f"Cannot read '{path}': {error}. The file is damaged; download it again.") from error
+    content = content.get("state_dict", content) if isinstance(content, dict) else content
+    if not isinstance(content, dict):
+        raise ValueError(f"'{path}' holds a {type(content).__name__}; expected named tensors. Download it again.")
+    return {name: value for name, value in content.items() if isinstance(name, str) and isinstance(value, Tensor)}
 
 
 def safetensors_files(folder: Path) -> list[Path]:
@@ -118,7 +147,7 @@ def safetensors_files(folder: Path) -> list[Path]:
 def _weight_map(index: Path) -> dict[str, str]:
     """Return tensor -> file name as the index says."""
     try:
-        weight_map = dict(from_json(index.read_bytes())["weight_map"])
+        weight_map = dict(from_json(read_file(index))["weight_map"])
         if not all(isinstance(file, str) for file in weight_map.values()):
             raise ValueError("expected a file name for every tensor")
         return weight_map
@@ -141,6 +170,8 @@ def _check_index(folder: Path, file_of: Mapping[str, Path]) -> None:
 
 def _opened(path: Path) -> safe_open:
     """Open a file whose header and length are right."""
+    if not path.is_file():
+        raise ValueError(f"'{path}' is no file but a folder, pipe or device. Download it again.")
     try:
         return safe_open(path, framework="pt")
     except (OSError, SafetensorError) as error:

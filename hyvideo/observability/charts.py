@@ -32,6 +32,7 @@ class Line:
         raw: [N] values before smoothing, drawn faintly; None for none.
         spread: [N] half width of a band around y; None for none.
         dots: mark every point.
+        gaps: stretches of x, first and last of each, at which values are missing: shaded, and not drawn across.
     """
 
     label: str
@@ -41,6 +42,7 @@ class Line:
     raw: np.ndarray | None = None
     spread: np.ndarray | None = None
     dots: bool = False
+    gaps: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Stroke:
 
     Attributes:
         data: the `d` attribute.
-        kind: `band`, `raw`, `line` or `dots`.
+        kind: `gap`, `band`, `raw`, `line` or `dots`.
         colour: number of its colour.
         dash: the `stroke-dasharray`, empty for a solid line.
     """
@@ -150,7 +152,7 @@ def draw(chart: Chart) -> Drawing | None:
         return None
     x_scale, y_scale = _x_scale(lines), _y_scale(lines, chart.logarithmic)
     strokes = [stroke for line in lines for stroke in _strokes(line, x_scale, y_scale)]
-    order = {"band": 0, "raw": 1, "line": 2, "dots": 3}
+    order = {"gap": 0, "band": 1, "raw": 2, "line": 3, "dots": 4}
     return Drawing(
         chart,
         tuple(sorted(strokes, key=lambda stroke: order[stroke.kind])),
@@ -206,15 +208,27 @@ def _strokes(line: Line, x_scale: _Scale, y_scale: _Scale) -> list[Stroke]:
     """Make the strokes of one curve."""
     colour, dash = line_style(line.colour)
     chosen = evenly_spaced(len(line.x), _MAX_POINTS)
-    strokes = [Stroke(_polyline(x_scale(line.x[chosen]), y_scale(line.y[chosen])), "line", colour, dash)]
+    strokes = [Stroke(_curve(line, line.y, chosen, x_scale, y_scale), "line", colour, dash)]
+    if line.gaps:
+        edges = x_scale(np.array(line.gaps, dtype=float) + [-1, 1])  # from the value before to the value after
+        shaded = "".join(f"M{left:.1f} 0H{right:.1f}V{_SIDE}H{left:.1f}Z" for left, right in edges)
+        strokes.append(Stroke(shaded, "gap", colour, ""))
     if line.raw is not None:
         kept = extremes(line.raw, 2 * _MAX_POINTS)
-        strokes.append(Stroke(_polyline(x_scale(line.x[kept]), y_scale(line.raw[kept])), "raw", colour, ""))
+        strokes.append(Stroke(_curve(line, line.raw, kept, x_scale, y_scale), "raw", colour, ""))
     if line.spread is not None:
         strokes.append(Stroke(_band(line, chosen, x_scale, y_scale), "band", colour, ""))
     if line.dots or len(line.x) == 1:
         strokes.append(Stroke(_dots(x_scale(line.x[chosen]), y_scale(line.y[chosen])), "dots", colour, ""))
     return strokes
+
+
+def _curve(line: Line, values: np.ndarray, chosen: np.ndarray, x_scale: _Scale, y_scale: _Scale) -> str:
+    """Join the chosen values of a line, but not across its gaps."""
+    x, gaps = line.x[chosen], [first for first, _ in line.gaps]
+    places = np.searchsorted(x, gaps)
+    y = np.insert(y_scale(values[chosen]), places, math.nan)
+    return _polyline(x_scale(np.insert(x, places, gaps)), y)
 
 
 def _polyline(x: np.ndarray, y: np.ndarray) -> str:

@@ -3,7 +3,8 @@
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from pydantic_core import from_json
@@ -51,6 +52,19 @@ def read_rows(path: Path) -> tuple[list[dict[str, float]], dict[int, bytes]]:
         else:
             rows.append({name: math.nan if value is None else value for name, value in row.items()})
     return rows, unreadable
+
+
+def missing_updates(steps: Iterable[int], first: int, last: int) -> list[tuple[int, int]]:
+    """Return the stretches of [first, last] that `steps` leave out, each as its own first and last update."""
+    known = sorted({step for step in steps if first <= step <= last})
+    return [(before + 1, after - 1) for before, after in pairwise([first - 1, *known, last + 1]) if after - before > 1]
+
+
+def stretches_in_words(stretches: Sequence[tuple[int, int]]) -> str:
+    """Write stretches of updates, the first eight in full: `3, 7 to 9`."""
+    listed = [f"{first} to {last}" if last > first else str(first) for first, last in stretches[:8]]
+    more = len(stretches) - len(listed)
+    return ", ".join(listed) + (f" and {more} more stretches" if more else "")
 
 
 class MetricsLog:
@@ -109,12 +123,32 @@ class MetricsLog:
             self.trackers.log(step, numbers)
         self._last_step = step
 
-    def truncate_after(self, step: int) -> None:
+    def truncate_after(self, step: int, began_at: int = 0) -> list[str]:
         """Move the rows after `step`, which a resumed run will produce again, to `metrics.discarded.jsonl`.
 
         Killed at any moment this loses no row, and calling it again completes it.
+
+        Args:
+            step: of the checkpoint that was restored; 0 without one.
+            began_at: step before the folder's first row.
+
+        Returns:
+            What a person should know: that the run begins again, and which rows up to `step` were lost.
         """
+        known = [int(row["step"]) for row in read_metrics(self.path)] if self.path.is_file() else []
         self._last_step = self._keep_rows_up_to(step)
+        told = []
+        if step == began_at and max(known, default=step) > step:
+            told.append(
+                f"{len(known)} updates were logged here, but no checkpoint has them: the run begins again at update "
+                f"{step + 1}, and the old rows are in {self.discarded_path}."
+            )
+        if missing := missing_updates(known, began_at + 1, step):
+            told.append(
+                f"{self.path} has no row of updates {stretches_in_words(missing)}: these rows were lost, and the "
+                "report will show a gap. The training itself goes on as if nothing had happened."
+            )
+        return told
 
     def close(self) -> None:
         """End the trackers, and leave the folder to others."""
@@ -126,12 +160,12 @@ class MetricsLog:
         """Split the file into rows up to `step` and the rest, which moves away; return the last kept step."""
         if not self.path.exists():
             return None
-        lines = read_file(self.path).splitlines()
+        lines = read_file(self.path, None).splitlines()
         rows = [_parse_row(line) for line in lines]
         keep = [row is not None and row["step"] <= step for row in rows]
         moved = _joined(line for line, kept in zip(lines, keep, strict=True) if not kept)
         if moved:
-            discarded = read_file(self.discarded_path) if self.discarded_path.exists() else b""
+            discarded = read_file(self.discarded_path, None) if self.discarded_path.exists() else b""
             if not discarded.endswith(moved):  # else: killed below, after the copy and before the cut
                 _replace(self.discarded_path, discarded + moved)
         kept_lines = _joined(line for line, kept in zip(lines, keep, strict=True) if kept)

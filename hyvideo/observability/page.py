@@ -94,4 +94,4 @@ def _inline(name: str) -> Markup:
 
 def _data_url(path: Path) -> str:
     """Return the file as a URL that holds it."""
-    return f"data:video/mp4;base64,{base64.b64encode(read_file(path)).decode()}"
+    return f"data:video/mp4;base64,{base64.b64encode(read_file(path, None)).decode()}"

@@ -168,14 +168,18 @@ def _smooth(runs: Sequence[RunRecord], points: Callable[[RunRecord], Points], sp
         x, y = points(run)
         if np.isfinite(y).any():
             width = smooth(run.per_round(spread)[1]) if spread else None
-            lines.append(Line(_label(runs, run), x, smooth(y), number, raw=y, spread=width))
+            lines.append(Line(_label(runs, run), x, smooth(y), number, raw=y, spread=width, gaps=run.gaps))
     return lines
 
 
 def _lines(runs: Sequence[RunRecord], points: Callable[[RunRecord], Points], *, dots: bool = False) -> list[Line]:
     """Make a line of the values as they are per run."""
     found = [(number, run, *points(run)) for number, run in enumerate(runs)]
-    return [Line(_label(runs, run), x, y, number, dots=dots) for number, run, x, y in found if np.isfinite(y).any()]
+    return [
+        Line(_label(runs, run), x, y, number, dots=dots, gaps=() if dots else run.gaps)
+        for number, run, x, y in found
+        if np.isfinite(y).any()
+    ]
 
 
 def _label(runs: Sequence[RunRecord], run: RunRecord) -> str:

@@ -14,7 +14,7 @@ from hyvideo.config.knobs import KNOBS, value_of
 from hyvideo.config.schema import Config
 from hyvideo.observability.charts import Drawing, line_style
 from hyvideo.observability.curves import evenly_spaced
-from hyvideo.observability.metrics import METRIC_MEANINGS
+from hyvideo.observability.metrics import METRIC_MEANINGS, stretches_in_words
 from hyvideo.observability.page import VideoOnPage, place_video, write_page
 from hyvideo.observability.panels import (
     optimizer_panels,
@@ -154,6 +154,7 @@ def _of_one(path: Path, run: RunRecord, gain: PairedComparison | None, embed: bo
         "facts": _facts(run),
         "strips": _samples_over_training(path, run, embed),
         "moments": list(run.samples),
+        "gaps": stretches_in_words(run.gaps),
         "extremes": _extremes(path, run, embed),
     }
 
@@ -209,6 +210,8 @@ def _troubles(run: RunRecord) -> list[tuple[str, str]]:
         listed.append(
             ("Groups without spread", f"{without:.0f}: all videos of a prompt scored alike, nothing to learn")
         )
+    if run.gaps:
+        listed.append(("Updates without a row", f"{stretches_in_words(run.gaps)}; lost from metrics.jsonl"))
     if run.num_discarded:
         listed.append(("Updates made again after a resume", f"{run.num_discarded} rows in metrics.discarded.jsonl"))
     listed += [("File", problem) for problem in run.problems]

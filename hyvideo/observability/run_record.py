@@ -11,7 +11,7 @@ import numpy as np
 
 from hyvideo.config.loading import load_saved_config
 from hyvideo.config.schema import Config
-from hyvideo.observability.metrics import read_rows
+from hyvideo.observability.metrics import missing_updates, read_rows
 from hyvideo.observability.scored_videos import ScoredVideo, read_scored_videos, scored_steps
 
 _NOT_METRICS = ("mean", "std", "failed", "groups_without_spread")
@@ -27,6 +27,7 @@ class RunRecord:
         name: what the run is called on the page.
         folder: where it lies.
         columns: metric name to its values [N], one per logged update, NaN where it is missing; `step` among them.
+        gaps: stretches of updates between the logged ones whose rows are missing, first and last of each.
         samples: validation videos by the update they were made after.
         rollouts: training videos of the newest kept round that can be read, by the update they were made after.
         config: its settings; None when they cannot be read.
@@ -39,6 +40,7 @@ class RunRecord:
     name: str
     folder: Path
     columns: Mapping[str, np.ndarray]
+    gaps: tuple[tuple[int, int], ...]
     samples: VideosByStep
     rollouts: VideosByStep
     config: Config | None
@@ -96,10 +98,12 @@ def read_run(folder: Path, name: str | None = None) -> RunRecord:
         problems.append(f"metrics.jsonl: no row in line {listed}; a killed run can leave a torn last line.")
     config = _read_config(folder / "config.yaml", problems)
     discarded = folder / "metrics.discarded.jsonl"
+    steps = [int(row["step"]) for row in rows]
     return RunRecord(
         name=name or (config.run.run_name if config else None) or folder.resolve().name,
         folder=folder,
         columns=_columns(rows),
+        gaps=tuple(missing_updates(steps, min(steps), max(steps))) if steps else (),
         samples=_read_videos(folder / "samples", problems),
         rollouts=_read_videos(folder / "rollouts", problems, newest_only=True),
         config=config,

@@ -1,6 +1,5 @@
 """What `post_train.py --dry_run` checks on the ranks of a run before it is started; nothing is trained or written."""
 
-import hashlib
 import math
 import os
 import platform
@@ -12,7 +11,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-import hyvideo
 from hyvideo.checkpoint.run_folder import RunFolder
 from hyvideo.checkpoint.train_state import checkpoints_of
 from hyvideo.config.schema import Config, RunConfig
@@ -29,6 +27,7 @@ from hyvideo.planning.search import Search, misfit
 from hyvideo.planning.table import plan_table
 from hyvideo.training.assembly import open_folder, read_inputs
 from hyvideo.training.checks import check_config
+from hyvideo.training.code_version import CODE, code_hash
 from hyvideo.training.warnings_about_settings import warnings_about_settings
 
 SEEN_WITHIN = 10.0
@@ -69,13 +68,13 @@ def preflight(config: Config, planned: Plan | ValueError | None) -> str:
         ValueError: something is wrong on any rank; all raise it.
     """
     started = time.monotonic()
-    prompts, valid = read_inputs(config)
+    prompts, valid, content = read_inputs(config)
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     require_same(_machine_facts())
     with all_or_none():
         _check_weights(config)
         check_rewards(config.reward, config.model.pretrained_model_root, config.rollout.video_fps)
-    folder = open_folder(config, layout_of(config, world_size).dp_size)
+    folder = open_folder(config, layout_of(config, world_size).dp_size, content)
     _check_folder(folder.path)
     plan = from_main(lambda: _plan_or_raise(planned))
     from_main(lambda: check_space(folder, config.run, plan.checkpoint_bytes))
@@ -99,12 +98,8 @@ def _plan_or_raise(planned: Plan | ValueError | None) -> Plan:
 
 def _machine_facts() -> dict[str, object]:
     """Return what must be equal on all ranks besides the settings: the code, its libraries, the kind of GPU."""
-    package = Path(hyvideo.__file__).parent
-    code = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        code.update(path.read_bytes())
     return {
-        "the code in hyvideo/": code.hexdigest()[:16],
+        CODE: code_hash(),
         "the version of Python": platform.python_version(),
         "the version of PyTorch": torch.__version__,
         "the GPU": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",

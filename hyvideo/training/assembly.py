@@ -4,7 +4,7 @@ Every rank builds one. A fault found on one rank stops all, with the same messag
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from hyvideo.algorithms.optimizer import Optimization
 from hyvideo.algorithms.policy import Policy
 from hyvideo.checkpoint.run_folder import RunFolder, open_run_folder
 from hyvideo.checkpoint.train_state import point_latest_at
-from hyvideo.config.identity import config_hash, deciding_fields, settings_of
+from hyvideo.config.identity import deciding_fields, settings_of
 from hyvideo.config.loading import save_config
 from hyvideo.config.schema import Config
 from hyvideo.config.sizes import parse_size
@@ -50,6 +50,7 @@ from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideo
 from hyvideo.pipelines.prompt_lengths import cut_prompts
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.checks import check_config, check_guidance, rollout_scheduler
+from hyvideo.training.code_version import CODE, code_version
 from hyvideo.training.journal import Journal
 from hyvideo.training.performance import Performance
 from hyvideo.training.rounds import Rounds
@@ -74,7 +75,7 @@ def build_training(config: Config) -> Training:
             different ones; all ranks raise it, and nothing was written.
         OSError: the run folder cannot be written.
     """
-    prompts, valid = read_inputs(config)
+    prompts, valid, content = read_inputs(config)
     # With its index: rewards run in threads, and a new thread's current GPU is the first.
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     mesh = build_mesh(
@@ -83,15 +84,16 @@ def build_training(config: Config) -> Training:
         device_type=device.type,
         collective_timeout=config.parallel.collective_timeout,
     )
-    folder, timer = open_folder(config, mesh.dp_size), PhaseTimer(device)
+    folder, timer = open_folder(config, mesh.dp_size, content), PhaseTimer(device)
     with all_or_none():
         reward = get_reward_fn(
             config.reward, device, model_root=config.model.pretrained_model_root, video_fps=config.rollout.video_fps
         )
         policy = build_policy(config, build_pipeline(config, device, mesh))
     rounds = Rounds(config, prompts, layout_of(config, mesh.world_size), mesh.dp_rank)
-    state = _build_state(config, policy, rounds, mesh, timer)
+    state = _build_state(config, policy, rounds, mesh, timer, content)
     changed = state.load(folder.resume_from, may_change=config.run.resume_may_change) if folder.resume_from else []
+    state.began_at = state.began_at if folder.continues_itself else state.step
     journal = _open_journal(config, folder, policy, state, mesh, timer)
     _introduce(journal.console, folder, config, state, mesh)
     for change in changed:
@@ -106,8 +108,11 @@ def build_training(config: Config) -> Training:
     return Training(run, policy, state.algorithm, reward, rounds)
 
 
-def read_inputs(config: Config) -> tuple[list[Prompt], list[Prompt]]:
+def read_inputs(config: Config) -> tuple[list[Prompt], list[Prompt], dict[str, str]]:
     """Check the configuration and the model's files, and read the prompts for training and validation.
+
+    Returns:
+        Those for training, those for validation, and each file's hash: files may change while the models are loaded.
 
     Raises:
         ValueError: a setting or file is wrong on any rank, or ranks have different ones; all ranks raise it.
@@ -122,16 +127,18 @@ def read_inputs(config: Config) -> tuple[list[Prompt], list[Prompt]]:
         root_of_images = config.data.image_root
         prompts = read_prompts(config.data.train_video_csv, root_of_images)
         valid = read_prompts(config.data.valid_video_csv, root_of_images) if config.data.valid_video_csv else []
+        files = [*config.data.train_video_csv, *config.data.valid_video_csv]
+        content = {f"{CONTENT} {file}": hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] for file in files}
         task = task_of(root, version)
         for rows in (prompts, valid):
             check_task(rows, task)
             check_images(rows[rank::world_size])  # decoding a million takes hours
         check_guidance(config)
-    require_same(_run_facts(config))
-    return prompts, valid
+    require_same(settings_of(config) | content)
+    return prompts, valid, content
 
 
-def open_folder(config: Config, dp_size: int) -> RunFolder:
+def open_folder(config: Config, dp_size: int, content: Mapping[str, str]) -> RunFolder:
     """Open the run's folder, and compare the checkpoint to go on from with the settings: no model is loaded yet.
 
     Raises:
@@ -140,14 +147,15 @@ def open_folder(config: Config, dp_size: int) -> RunFolder:
     folder = from_main(lambda: open_run_folder(config.run))
     with all_or_none():
         if folder.resume_from:
-            settings, hashed = _deciding_settings(config, dp_size), config_hash(config, dp_size)
-            changed_settings(folder.resume_from, settings, hashed, config.run.resume_may_change)
+            settings = _deciding_settings(config, dp_size, content)
+            changed_settings(folder.resume_from, settings, config.run.resume_may_change)
     return folder
 
 
-def _deciding_settings(config: Config, dp_size: int) -> dict[str, object]:
+def _deciding_settings(config: Config, dp_size: int, content: Mapping[str, str]) -> dict[str, object]:
     """Return the settings that decide the result, and the content of the prompt files."""
-    return deciding_fields(config, dp_size) | _content(config.data.train_video_csv)
+    trained = [f"{CONTENT} {file}" for file in config.data.train_video_csv]
+    return deciding_fields(config, dp_size) | {name: content[name] for name in trained}
 
 
 def _build_profile(
@@ -160,21 +168,11 @@ def _build_profile(
     return Profile(folder.path / "profile", rank=mesh.rank, num_updates=steps, timer=timer, transformer=transformer)
 
 
-def _run_facts(config: Config) -> dict[str, object]:
-    """Return what all ranks of a run must agree on: every setting, and the content of the prompt files."""
-    return settings_of(config) | _content([*config.data.train_video_csv, *config.data.valid_video_csv])
-
-
-def _content(files: Sequence[str]) -> dict[str, object]:
-    """Return hashes of files' content by their names in messages."""
-    return {f"{CONTENT} {file}": hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] for file in files}
-
-
-def _open_metrics(config: Config, folder: RunFolder, step: int, console: Console) -> MetricsLog:
-    """Open the log of a run that begins, or goes on, after `step`, and save its configuration.
+def _open_metrics(config: Config, folder: RunFolder, state: RunState, console: Console) -> MetricsLog:
+    """Claim the folder, open the log of a run that begins, or goes on, and save its configuration.
 
     Raises:
-        ValueError: a tracker cannot start, or another process is training there.
+        ValueError: a tracker cannot start, or another process is training there or has been meanwhile.
     """
     trackers = Trackers(
         config.run.trackers,
@@ -185,11 +183,13 @@ def _open_metrics(config: Config, folder: RunFolder, step: int, console: Console
         warn=console.warning,
     )
     metrics = MetricsLog(folder.path, trackers)
-    if folder.resume_from and folder.resume_from.resolve().parent == folder.checkpoints.resolve():
-        point_latest_at(folder.resume_from.resolve())  # the rows after it go, and so must the way to their checkpoints
-    metrics.truncate_after(step)
-    folder.discard_after(step)
-    trackers.start(step + 1)
+    folder.require_unchanged(config.run)
+    if folder.continues_itself:
+        point_latest_at(folder.resume_from)  # the rows after it go, and so must the way to their checkpoints
+    for told in metrics.truncate_after(state.step, state.began_at):
+        console.warning(told)
+    folder.discard_after(state.step if folder.resume_from else -1)
+    trackers.start(state.step + 1)
     with writing(folder.path / "config.yaml"):
         save_config(config, folder.path / "config.yaml")
     return metrics
@@ -272,9 +272,11 @@ def build_policy(config: Config, pipeline: HunyuanVideoGRPOPipeline) -> Policy:
     )
 
 
-def _build_state(config: Config, policy: Policy, rounds: Rounds, mesh: Mesh, timer: PhaseTimer) -> RunState:
+def _build_state(
+    config: Config, policy: Policy, rounds: Rounds, mesh: Mesh, timer: PhaseTimer, content: Mapping[str, str]
+) -> RunState:
     """Build the algorithm and its optimizers, and gather what a checkpoint holds of them."""
-    run = config.run
+    run, settings = config.run, _deciding_settings(config, mesh.dp_size, content)
     optimization = Optimization(
         trainable_parameters(policy.transformer),
         config.optimizer,
@@ -286,8 +288,8 @@ def _build_state(config: Config, policy: Policy, rounds: Rounds, mesh: Mesh, tim
         optimization=optimization,
         algorithm=algorithm_class(config.grpo.algorithm)(policy, optimization, config, timer),
         sampler=rounds.sampler,
-        settings=_deciding_settings(config, mesh.dp_size),
-        config_hash=config_hash(config, mesh.dp_size),
+        settings=settings,
+        noted={CODE: from_main(code_version)} | {name: content[name] for name in content if name not in settings},
         lora=lora_facts(config.model),
         collective_timeout=config.parallel.collective_timeout,
     )
@@ -299,7 +301,7 @@ def _open_journal(
     """Open console and metrics, and build what reads along."""
     with all_or_none():
         console = Console(folder.path, rank=mesh.rank, log_interval=config.run.log_interval)
-        metrics = _open_metrics(config, folder, state.step, console) if mesh.is_main else None
+        metrics = _open_metrics(config, folder, state, console) if mesh.is_main else None
     peak = config.run.peak_tflops or matrix_peak_tflops(timer.device, policy.pipeline.autocast_dtype)
     return Journal(
         folder.path,
@@ -334,7 +336,7 @@ def _introduce(console: Console, folder: RunFolder, config: Config, state: RunSt
     console.info(
         f"run folder {folder.path}: {config.rollout.sde_type}, {trained:,} trained parameters"
         f"{' (LoRA)' if state.lora else ''}, videos {config.rollout.sample_n_frames}x{height}x{width} in "
-        f"{config.rollout.grpo_sampling_steps} steps, on {device}{ranks}"
+        f"{config.rollout.grpo_sampling_steps} steps, on {device}{ranks}; {CODE} is {state.noted[CODE]}"
     )
     if folder.resume_from:
         console.info(f"resumed from {folder.resume_from} at step {state.step}, round {state.sampler.round}")

@@ -45,9 +45,10 @@ class RunState:
         algorithm: has a state of its own, such as an anchor.
         sampler: its position is the number of rounds drawn.
         settings: those that decide the result, by name, and the prompt files' content.
-        config_hash: of the configuration's settings among them.
+        noted: what else may matter and may change at a resume, by name: it is recorded, and a change is told.
         lora: arguments of `lora_config`, None for full fine-tuning.
         collective_timeout: seconds that a thread which writes a checkpoint waits for other ranks'.
+        began_at: step at which the run folder's rows begin: 0, or that of another run's checkpoint it continued.
         pending: a checkpoint that is being written during training.
     """
 
@@ -56,9 +57,10 @@ class RunState:
     algorithm: Algorithm
     sampler: GroupSampler
     settings: Mapping[str, object]
-    config_hash: str
+    noted: Mapping[str, str]
     lora: Mapping[str, Any] | None
     collective_timeout: int | None = None
+    began_at: int = 0
     pending: PendingSave | None = None
 
     @property
@@ -90,8 +92,9 @@ class RunState:
         self._require_finite(folder)
         facts = {
             "round": self.sampler.round,
-            "config_hash": self.config_hash,
             "settings": dict(self.settings),
+            "noted": dict(self.noted),
+            "began_at": self.began_at,
             "lora": self.lora,
             "trained": list(trainable_parameters(self.transformer)),
             "sampler": self.sampler.state_dict(),
@@ -147,14 +150,15 @@ class RunState:
             may_change: names of settings that may differ from the checkpoint's.
 
         Returns:
-            What differs: one line per setting, with both values.
+            What differs: one line per setting or note, with both values.
 
         Raises:
             ValueError: unreadable or damaged, or made with other settings.
         """
         with all_or_none():
-            changed = changed_settings(checkpoint, self.settings, self.config_hash, may_change)
+            changed = changed_settings(checkpoint, self.settings, may_change)
             facts = read_facts(checkpoint)
+            changed += _differing(self.noted, facts.get("noted", {}))
         verify_files(checkpoint)
         tensors = self._tensors()
         with all_or_none():
@@ -178,6 +182,7 @@ class RunState:
             self.algorithm.load_state(tensors, facts)
             self.sampler.load_state_dict(facts["sampler"])
             self.optimization.updates = facts["step"]
+            self.began_at = facts.get("began_at", 0)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise ValueError(f"'{checkpoint}' lacks facts that this run needs to continue: {error!r}.") from error
         set_rng_state(tensors["rng"])
@@ -211,24 +216,20 @@ class RunState:
         return tensors | self.algorithm.tensors()
 
 
-def changed_settings(
-    checkpoint: Path, settings: Mapping[str, object], config_hash: str, may_change: Collection[str]
-) -> list[str]:
+def changed_settings(checkpoint: Path, settings: Mapping[str, object], may_change: Collection[str]) -> list[str]:
     """Say which settings differ from a checkpoint's; refuse one of a run that trains something else, unless told to.
 
     Args:
         checkpoint: a finished checkpoint's folder.
         settings: this run's, as `RunState.settings`.
-        config_hash: this run's.
         may_change: names of settings that may differ.
 
     Raises:
         ValueError: another setting differs, or the checkpoint's facts cannot be read.
     """
-    facts = read_facts(checkpoint)
-    received, there = facts.get("config_hash"), facts.get("settings", {})
+    there = read_facts(checkpoint).get("settings", {})
     differing = [name for name in settings if name in there and there[name] != settings[name]]
-    told = [f"{name} is {settings[name]!r}, the checkpoint has {there[name]!r}" for name in differing]
+    told = _differing(settings, there)
     names = ["train_video_csv" if name.startswith(CONTENT) else name for name in differing]
     refused = [name for name in dict.fromkeys(names) if name not in may_change]
     # A setting that is newer than the checkpoint had no other value than its default there.
@@ -238,11 +239,20 @@ def changed_settings(
         return told
     told += [f"{name} is {settings[name]!r}, the checkpoint is older than that setting" for name in new]
     raise ValueError(
-        f"'{checkpoint}' was made with other settings (hash {received}, this run has {config_hash}): "
+        f"'{checkpoint}' was made with other settings: "
         f"{'; '.join(told) or 'it does not say which'}. batch_size counts the videos of all ranks. Resume with the "
         "config.yaml of its run folder"
         + (f", or change them on purpose with --resume_may_change {' '.join(refused)}." if refused else ".")
     )
+
+
+def _differing(here: Mapping[str, object], there: Mapping[str, object]) -> list[str]:
+    """Say what has other values in a checkpoint; what it does not know does not differ."""
+    return [
+        f"{name} is {here[name]!r}, the checkpoint has {there[name]!r}"
+        for name in here
+        if name in there and there[name] != here[name]
+    ]
 
 
 def rng_state() -> dict[str, Tensor]:

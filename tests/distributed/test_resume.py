@@ -2,11 +2,14 @@
 
 import contextlib
 import random
+import re
 import shutil
 import signal
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -92,10 +95,15 @@ def test_four_ranks_shrink_to_two_within_rounding(run_of):
     assert error <= 1e-5
 
 
-def start_ranks(command_line: CommandLine, argv: list[str]) -> list[Command]:
-    """Start `post_train.py argv...` on two ranks, as a launcher does."""
+def start_ranks(
+    command_line: CommandLine, argv: list[str], fault: Mapping[str, str] = MappingProxyType({}), victim: int = 0
+) -> list[Command]:
+    """Start `post_train.py argv...` on two ranks, as a launcher does; one may have a fault."""
     port = free_port()
-    return [command_line.start("post_train.py", argv, rank_environment(rank, 2, port)) for rank in range(2)]
+    scripts = ["tests/support/faulty_post_train.py" if fault and rank == victim else "post_train.py" for rank in (0, 1)]
+    return [
+        command_line.start(script, argv, rank_environment(rank, 2, port) | fault) for rank, script in enumerate(scripts)
+    ]
 
 
 def folders_of(checkpoints: Path) -> set[tuple[str, int]]:
@@ -140,6 +148,63 @@ def test_a_run_whose_ranks_are_killed_ends_as_the_uninterrupted_one(run_of, comm
     assert [rank.status for rank in finished] == [0, 0], finished
     print(f"killed {dict(moments)}")
     assert_identical(killed, whole)
+
+
+KILLED_SAVES = [
+    ("it is killed while it writes tensors", 1, False),
+    ("it is killed while it writes tensors", 0, True),
+    ("it is killed while it reads files back", 1, True),
+    ("it is killed before the checkpoint is in its place", 0, False),
+    ("it is killed before latest moves", 0, True),
+]
+"""Fault, the rank it happens to, whether the checkpoint is saved beside the training."""
+
+
+@pytest.mark.parametrize(
+    "saves",
+    [pytest.param(KILLED_SAVES[1:2], id="one"), pytest.param(KILLED_SAVES, id="every moment", marks=pytest.mark.slow)],
+)
+def test_a_rank_killed_in_a_save_leaves_the_checkpoint_before_and_the_same_end(
+    run_of, command_line: CommandLine, saves: list[tuple[str, int, bool]]
+):
+    settings = {"save_interval": 1, "max_steps": len(saves) + 1}
+    whole, argv_whole = run_of(f"never_killed{len(saves)}", **settings)
+    run_on_ranks(2, train_all, [argv_whole])
+
+    killed = None
+    for number, (fault, victim, async_save) in enumerate(saves):
+        killed, argv = run_of(
+            f"killed_in_save{len(saves)}", async_save=async_save, resume_from_checkpoint="latest", **settings
+        )
+        files = 0 if number == 0 else 1  # the first save of the run is killed, then the second one of a start
+        ranks = start_ranks(command_line, argv, {"FAULT": fault, "FAULT_AFTER": str(files)}, victim)
+        assert ranks[victim].wait().status == -signal.SIGKILL, ranks[victim].read("stderr")
+        assert ranks[1 - victim].wait().status == 1
+        found = checkpoints_of(killed / "checkpoints")
+        latest = latest_checkpoint(killed / "checkpoints")
+        assert latest is None if number == 0 else latest in found, fault
+        for checkpoint in found:
+            verify_files(checkpoint)
+    finished = [rank.wait() for rank in start_ranks(command_line, argv)]
+    assert [rank.status for rank in finished] == [0, 0], finished
+    assert_identical(killed, whole)
+
+
+def test_a_rank_that_stands_still_ends_the_other_in_time_and_keeps_the_folder(run_of, command_line: CommandLine):
+    settings = {"save_interval": 1, "max_steps": 1000, "collective_timeout": 10, "resume_from_checkpoint": "latest"}
+    run, argv = run_of("frozen", **settings)
+    ranks = start_ranks(command_line, argv)
+    latest = run / "checkpoints" / "latest"
+    ranks[0].signal_when(signal.SIGSTOP, latest.exists)  # the one that writes metrics.jsonl and latest
+    began = time.monotonic()
+    ended = ranks[1].wait()
+    assert ended.status == 1 and time.monotonic() - began < 30
+    assert re.search(r"Rank 1 failed in phase '\w+', update \d+\. .*continue with .*_checkpoint latest", ended.stderr)
+    refused = [rank.wait() for rank in start_ranks(command_line, argv)]
+    assert [rank.status for rank in refused] == [2, 2], refused
+    assert f"another process is training in '{run}'" in refused[0].stderr
+    ranks[0].signal(signal.SIGCONT)
+    assert ranks[0].wait().status == 1
 
 
 def test_when_one_rank_dies_the_other_ends_too(run_of, command_line: CommandLine):

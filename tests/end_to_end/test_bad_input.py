@@ -27,6 +27,18 @@ def used_folder(folder: Path) -> dict[str, Any]:
     return {}
 
 
+def lost_latest(folder: Path) -> dict[str, Any]:
+    for step in (1, 2):
+        begin_save(folder / "run" / "checkpoints", step, {"policy": {"weight": torch.zeros(2)}}, {}).finish()
+    (folder / "run" / "checkpoints" / "latest").unlink()
+    return {"resume_from_checkpoint": "latest", "seed": 777}
+
+
+def another_runs_checkpoint(folder: Path) -> dict[str, Any]:
+    used_folder(folder)
+    return foreign_checkpoint(folder)
+
+
 def garbage_checkpoint(folder: Path) -> dict[str, Any]:
     (folder / "step_5").mkdir()
     (folder / "step_5" / "facts.json").write_text("garbage")
@@ -35,7 +47,7 @@ def garbage_checkpoint(folder: Path) -> dict[str, Any]:
 
 def foreign_checkpoint(folder: Path) -> dict[str, Any]:
     tensors = {"policy": {"weight": torch.zeros(2)}}
-    begin_save(folder, 5, tensors, {"config_hash": "0123456789abcdef"}).finish()
+    begin_save(folder, 5, tensors, {"settings": {"eta": 0.9}}).finish()
     return {"resume_from_checkpoint": "step_5"}
 
 
@@ -62,6 +74,8 @@ CASES: dict[str, tuple[dict[str, Any] | Callable[[Path], dict[str, Any]], str]] 
     "an image outside of its folder": (image_outside, "given.csv, line 2: ref_image_path"),
     "unknown metric": ({"reward_weights": '{"XX": 1}'}, "has no metric XX; expected some of VQ, MQ, TA"),
     "used run folder": (used_folder, "'run' already holds a run (metrics.jsonl)"),
+    "lost latest": (lost_latest, "there are step_1, step_2. Pass one of them"),
+    "another run's checkpoint": (another_runs_checkpoint, "'run' already holds another run (metrics.jsonl)"),
     "garbage checkpoint": (garbage_checkpoint, "'step_5' is not a readable checkpoint"),
     "a checkpoint of other settings": (foreign_checkpoint, "'step_5' was made with other settings"),
     "missing weights": ({"pretrained_model_root": "nowhere"}, "weights are missing"),

@@ -85,7 +85,7 @@ def test_a_checkpoint_of_other_settings_is_found(dry_run, make_training: Callabl
 
 def test_a_run_folder_that_is_in_use_is_found(dry_run, tmp_path: Path):
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "metrics.jsonl").touch()
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}\n')
     with pytest.raises(ValueError, match="already holds a run"):
         dry_run()
 

@@ -1,12 +1,16 @@
 """An interrupted run, resumed, is the uninterrupted run: every metric but the times, bit for bit."""
 
 import json
+import re
+import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hyvideo.checkpoint.manifest import hash_files, write_manifest
 from tests.support.command_line import CommandLine
 from tests.support.equal_runs import rows_of
 from tests.support.training import arguments
@@ -77,5 +81,87 @@ def test_a_killed_run_makes_the_lost_steps_again(train, command_line: CommandLin
 def test_a_checkpoint_by_path_goes_on_in_a_new_folder(train, command_line: CommandLine):
     train("first", max_steps=2)
     checkpoint = command_line.folder / "first" / "checkpoints" / "step_2"
-    onward = train("second", max_steps=3, resume_from_checkpoint=checkpoint)
-    assert onward == train("whole", max_steps=3)[2:]
+    train("second", max_steps=3, resume_from_checkpoint=checkpoint)
+    onward = train("second", max_steps=4, resume_from_checkpoint="latest")
+    assert onward == train("whole", max_steps=4)[2:]
+    assert "lost" not in (command_line.folder / "second" / "console.log").read_text()
+
+
+def test_rows_that_were_lost_are_told_and_the_run_goes_on(
+    train, command_line: CommandLine, tiny_root: Path, prompts_csv: Path
+):
+    whole = train("torn", max_steps=4)
+    run = command_line.folder / "torn"
+    first, second, third, fourth = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_bytes(first + second[:40] + b"\n" + third + fourth[:-20])
+    argv = arguments(tiny_root, prompts_csv, run, max_steps=5, resume_from_checkpoint="latest")
+    resumed = command_line.run("post_train.py", argv)
+    assert resumed.status == 0, resumed.stderr
+    assert f"WARNING: {run}/metrics.jsonl has no row of updates 2, 4: these rows were lost" in resumed.stderr
+    assert "the rows of updates 2, 4 are missing" in (run / "report.html").read_text()
+    rows = rows_of(run)
+    assert [rows[0], rows[1]] == [whole[0], whole[2]] and [row["step"] for row in rows] == [1, 3, 5]
+
+    (run / "metrics.jsonl").unlink()
+    argv = arguments(tiny_root, prompts_csv, run, max_steps=6, resume_from_checkpoint="latest")
+    resumed = command_line.run("post_train.py", argv)
+    assert resumed.status == 0 and "has no row of updates 1 to 5: these rows" in resumed.stderr
+    assert rows_of(run)[0] == train("whole", max_steps=6)[5]
+
+
+EDITS: dict[str, Callable[[bytes], bytes]] = {
+    "a row is appended": lambda content: content + b"one more prompt,\r\n",
+    "a byte order mark is added": lambda content: b"\xef\xbb\xbf" + content,
+    "line ends are changed": lambda content: content.replace(b"\r\n", b"\n"),
+}
+
+
+def test_edited_prompts_are_refused_and_edited_validation_prompts_are_told(
+    command_line: CommandLine, tiny_root: Path, prompts_csv: Path
+):
+    run, trained, valid = (command_line.folder / name for name in ("run", "trained.csv", "valid.csv"))
+    for csv in (trained, valid):
+        shutil.copyfile(prompts_csv, csv)
+    settings = {"valid_video_csv": valid, "resume_from_checkpoint": "latest"}
+    endless = command_line.start("post_train.py", arguments(tiny_root, trained, run, max_steps=1000, **settings))
+    content = trained.read_bytes()
+    metrics = run / "metrics.jsonl"
+    endless.signal_when(signal.SIGCONT, lambda: metrics.exists() and metrics.read_text())  # it has begun to train
+    trained.write_bytes(EDITS["a row is appended"](content))
+    endless.signal(signal.SIGTERM)
+    assert endless.wait().status == 75
+
+    last = rows_of(run)[-1]["step"] + 1
+    argv = arguments(tiny_root, trained, run, max_steps=last, **settings)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for name, edit in EDITS.items():
+        trained.write_bytes(edit(content))
+        assert trained.read_bytes() != content
+        refused = command_line.run("post_train.py", argv)
+        assert refused.status == 2, name
+        assert f"the content of {trained} is '" in refused.stderr and "_may_change train_video_csv" in refused.stderr
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+    trained.write_bytes(content)
+    valid.write_bytes(EDITS["a row is appended"](content))
+    resumed = command_line.run("post_train.py", argv)
+    assert resumed.status == 0, resumed.stderr
+    assert f"changed: the content of {valid} is '" in resumed.stderr
+
+
+def test_edited_code_is_told(train, command_line: CommandLine, tiny_root: Path, prompts_csv: Path):
+    train("run", max_steps=1)
+    run = command_line.folder / "run"
+    console, checkpoint = run / "console.log", run / "checkpoints" / "step_1"
+    (version,) = re.findall(r"; the code in hyvideo/ is (\w{16}.*)", console.read_text())
+    train("run", max_steps=2, resume_from_checkpoint="latest")
+    assert "changed" not in console.read_text()
+
+    facts = json.loads((checkpoint / "facts.json").read_text())
+    assert facts["noted"]["the code in hyvideo/"] == version
+    facts["noted"]["the code in hyvideo/"] = "that of another day"
+    (checkpoint / "facts.json").write_text(json.dumps(facts))
+    write_manifest(checkpoint, hash_files(checkpoint))
+    train("run", max_steps=2, resume_from_checkpoint=checkpoint)
+    said = f"changed: the code in hyvideo/ is '{version}', the checkpoint has 'that of another day'"
+    assert said in console.read_text()

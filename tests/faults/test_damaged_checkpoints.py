@@ -10,6 +10,7 @@ import torch.distributed.checkpoint as dcp
 
 from hyvideo.checkpoint.manifest import MANIFEST, verify_files
 from hyvideo.checkpoint.original_checkpoint import OriginalCheckpoint
+from hyvideo.checkpoint.tensor_index import INDEX
 from hyvideo.checkpoint.train_state import begin_save, latest_checkpoint, load_tensors, one_process, read_facts
 
 FACTS = {"round": 4, "sampler": {"position": 12}}
@@ -100,7 +101,7 @@ def test_damage_of_any_file_is_found_or_harmless_thousands_of_times(checkpoint: 
     assert inject(checkpoint, 5000) >= 4000
 
 
-@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "facts.json", MANIFEST])
+@pytest.mark.parametrize("name", [INDEX, "__0_0.distcp", "facts.json", MANIFEST])
 def test_a_lost_file_is_named_and_the_checkpoint_before_still_loads(checkpoint: Path, name: str):
     (checkpoint / name).unlink()
     with pytest.raises(ValueError, match=str(checkpoint.parent)):

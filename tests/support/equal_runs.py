@@ -5,15 +5,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
+from hyvideo.checkpoint.tensor_reader import TensorReader
 from hyvideo.checkpoint.train_state import latest_checkpoint, load_tensors
 
 
 def tensors_of(checkpoint: Path) -> dict[str, Tensor]:
     """Every tensor of a checkpoint, whole."""
-    stored = dcp.FileSystemReader(checkpoint).read_metadata().state_dict_metadata
+    stored = TensorReader(checkpoint).read_metadata().state_dict_metadata
     groups: dict[str, dict[str, Tensor]] = {}
     for key, entry in stored.items():
         group, _, name = key.partition(".")

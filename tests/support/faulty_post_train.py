@@ -4,6 +4,7 @@ import errno
 import itertools
 import os
 import random
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -11,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint import FileSystemWriter
 
 import post_train
 from hyvideo.algorithms import grpo, optimizer
 from hyvideo.algorithms.grpo import GRPO
-from hyvideo.checkpoint import manifest
+from hyvideo.checkpoint import manifest, train_state
+from hyvideo.checkpoint.train_state import PendingSave
 from hyvideo.distributed.collectives import local_shard
 from hyvideo.models.reward_models.remote.client import RemoteReward
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
+from hyvideo.training import assembly
 
 Call = Callable[..., Any]
 
@@ -59,6 +63,11 @@ def lose_a_weight(call: Call, algorithm: GRPO, *args: Any) -> Any:
     return metrics
 
 
+def signal_itself(number: signal.Signals) -> Call:
+    """The process gets a signal before the call."""
+    return lambda call, *args, **settings: (os.kill(os.getpid(), number), call(*args, **settings))[1]
+
+
 def delay(call: Call, *args: Any) -> Any:
     """The disk takes its time."""
     time.sleep(0.5)
@@ -75,6 +84,11 @@ ONCE: dict[str, tuple[Any, str, Call]] = {
     "a weight is NaN": (GRPO, "update", lose_a_weight),
     "the encoder raises": (HunyuanVideoGRPOPipeline, "_encode_text", fail(RuntimeError("index out of range"))),
     "the decoder runs out of memory": (HunyuanVideoGRPOPipeline, "decode", fail(OUT_OF_MEMORY)),
+    "it is stopped while it loads": (assembly, "load_pipeline", signal_itself(signal.SIGSTOP)),
+    "it is killed while it writes tensors": (FileSystemWriter, "write_data", signal_itself(signal.SIGKILL)),
+    "it is killed while it reads files back": (manifest, "_record", signal_itself(signal.SIGKILL)),
+    "it is killed before the checkpoint is in its place": (PendingSave, "_publish", signal_itself(signal.SIGKILL)),
+    "it is killed before latest moves": (train_state, "point_latest_at", signal_itself(signal.SIGKILL)),
     "a file cannot be read back": (manifest, "_record", fail(OSError(errno.EIO, "Input/output error"))),
 }
 """Fault -> whose call, its name, and what takes its place once."""

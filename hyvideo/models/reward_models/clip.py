@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import CLIPModel, CLIPTokenizerFast
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
@@ -32,7 +34,7 @@ class _FrameReward(RewardModel):
             network, report = CLIPModel.from_pretrained(checkpoint, dtype=torch.float32, output_loading_info=True)
             self._tokenizer = CLIPTokenizerFast.from_pretrained(checkpoint)
             self._processor = CLIPImageProcessorPil.from_pretrained(checkpoint)
-        except (OSError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError, SafetensorError, UnpicklingError) as error:
             raise ValueError(f"{self.metrics[0]}: cannot read a CLIP from '{checkpoint}': {error}") from error
         if report["missing_keys"]:  # the library would draw them at random
             listed = ", ".join(sorted(report["missing_keys"])[:3])

@@ -77,8 +77,12 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(original_r
 def test_damage_is_named(original_root: Path, trained, tmp_path: Path):
     checkpoint = save(tmp_path / "checkpoint-7", original_transformer_tensors(trained.state_dict()))
     (data,) = (checkpoint / "transformer").glob("*.distcp")
-    data.write_bytes(data.read_bytes()[:1000])
+    content = data.read_bytes()
+    data.write_bytes(bytes(1000) + content[1000:])
     with pytest.raises(ValueError, match=f"Cannot restore '{checkpoint / 'transformer'}'.*The checkpoint is damaged.$"):
+        load_trained_policy(load_transformer(original_root, "480p_t2v"), checkpoint)
+    data.write_bytes(content[:1000])
+    with pytest.raises(ValueError, match=rf"not a readable checkpoint.* bytes at .* of {data.name}, which has 1000"):
         load_trained_policy(load_transformer(original_root, "480p_t2v"), checkpoint)
     (checkpoint / "transformer" / ".metadata").write_bytes(b"")
     with pytest.raises(ValueError, match="not a readable checkpoint"):

@@ -1,6 +1,8 @@
 """A run folder belongs to one run: it is fresh, resumed, or refused."""
 
 import os
+import shutil
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import torch
 
 from hyvideo.checkpoint.run_folder import open_run_folder
 from hyvideo.checkpoint.train_state import begin_save
+from hyvideo.config.loading import load_config, save_config
 from hyvideo.config.schema import RunConfig
 
 
@@ -39,9 +42,12 @@ def test_an_existing_folder_with_other_files_is_fresh(tmp_path: Path):
     assert open_run_folder(RunConfig(output_dir=str(tmp_path))).resume_from is None
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "checkpoints"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints"])
 def test_a_used_folder_is_refused_with_the_two_ways_on(tmp_path: Path, name: str):
-    (tmp_path / name).touch()
+    if name == "checkpoints":
+        save(tmp_path / name, 1)
+    else:
+        (tmp_path / name).write_text('{"step": 1}\n')
     with pytest.raises(ValueError, match=rf"already holds a run \({name}\).*resume_from_checkpoint latest.*another"):
         open_run_folder(RunConfig(output_dir=str(tmp_path)))
 
@@ -54,6 +60,92 @@ def test_something_else_where_the_run_writes_is_named_before_anything_is_loaded(
         (tmp_path / name).touch()
     with pytest.raises(ValueError, match=rf"{name}' must be a (file|folder) or not be there. Move it away"):
         open_run_folder(RunConfig(output_dir=str(tmp_path), resume_from_checkpoint="latest"))
+
+
+@pytest.mark.parametrize("wanted", [None, "latest", "path"])
+def test_what_a_start_leaves_that_failed_before_its_first_update_is_no_run(tmp_path: Path, wanted: str | None):
+    checkpoint = save(tmp_path / "old" / "checkpoints", 4)
+    run = tmp_path / "run"
+    for name in ("config.yaml", "console.log", "metrics.jsonl", ".lock", "tb/events.out.tfevents.1"):
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).touch()
+    (run / "checkpoints").mkdir()
+    wanted = str(checkpoint) if wanted == "path" else wanted
+    folder = open_run_folder(RunConfig(output_dir=str(run), resume_from_checkpoint=wanted))
+    assert folder.resume_from == (checkpoint if wanted == str(checkpoint) else None)
+
+
+def test_a_folder_that_has_lost_latest_is_not_a_new_one(tmp_path: Path):
+    checkpoints = tmp_path / "checkpoints"
+    for step in (1, 2, 10):
+        save(checkpoints, step)
+    (checkpoints / "latest").unlink()
+    config = RunConfig(output_dir=str(tmp_path), resume_from_checkpoint="latest", seed=777)
+    said = rf"latest' is missing.*step_1, step_2, step_10\. .*--resume_from_checkpoint {checkpoints / 'step_10'}, or"
+    with pytest.raises(ValueError, match=said):
+        open_run_folder(config)
+
+
+def test_a_kill_before_the_first_latest_leaves_one_checkpoint_that_is_continued(tmp_path: Path):
+    only = save(tmp_path / "checkpoints", 3)
+    (tmp_path / "checkpoints" / "latest").unlink()
+    config = RunConfig(output_dir=str(tmp_path), resume_from_checkpoint="latest")
+    assert open_run_folder(config).resume_from == only
+
+
+def test_another_runs_checkpoint_is_not_continued_in_a_used_folder(tmp_path: Path):
+    other = save(tmp_path / "other" / "checkpoints", 4)
+    own = save(tmp_path / "run" / "checkpoints", 2)
+    config = RunConfig(output_dir=str(tmp_path / "run"), resume_from_checkpoint=str(other))
+    with pytest.raises(
+        ValueError, match=r"already holds another run \(checkpoints\).*_checkpoint latest; .*another --out"
+    ):
+        open_run_folder(config)
+    shutil.rmtree(own.parent)
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(ValueError, match=r"already holds another run \(metrics\.jsonl\)"):
+        open_run_folder(config)
+
+
+def test_a_run_from_another_ones_checkpoint_begins_again_from_it_until_it_has_its_own(tmp_path: Path):
+    other, run = save(tmp_path / "other" / "checkpoints", 4), tmp_path / "run"
+    config = load_config(["--output_dir", str(run), "--resume_from_checkpoint", str(other)])
+    run.mkdir()
+    save_config(config, run / "config.yaml")
+    (run / "metrics.jsonl").write_text('{"step": 5}\n')
+    assert open_run_folder(config.run).resume_from == other
+    with pytest.raises(ValueError, match=f"It continued '{other}'.*pass --resume_from_checkpoint {other};"):
+        open_run_folder(replace(config.run, resume_from_checkpoint="latest"))
+    save(run / "checkpoints", 5)
+    with pytest.raises(ValueError, match="pass --resume_from_checkpoint latest;"):
+        open_run_folder(config.run)
+
+
+def test_an_own_checkpoint_is_continued_by_whatever_path_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    own = save(tmp_path / "run" / "checkpoints", 2)
+    (tmp_path / "alias").symlink_to(tmp_path / "run")
+    (tmp_path / "good").symlink_to(own)
+    monkeypatch.chdir(tmp_path)
+    for name in ("alias/checkpoints/step_2", "good", "run/checkpoints/../checkpoints/step_2/", str(own)):
+        folder = open_run_folder(RunConfig(output_dir="run", resume_from_checkpoint=name))
+        assert folder.continues_itself and folder.resume_from == Path("run/checkpoints/step_2")
+    own.rename(tmp_path / "elsewhere")
+    own.symlink_to(tmp_path / "elsewhere")  # moved to another disk by hand
+    for name in ("latest", str(own)):
+        assert open_run_folder(RunConfig(output_dir="run", resume_from_checkpoint=name)).continues_itself
+
+
+def test_a_run_that_came_in_between_is_noticed_before_anything_is_written(tmp_path: Path):
+    config = RunConfig(output_dir=str(tmp_path / "run"), resume_from_checkpoint="latest")
+    new = open_run_folder(config)
+    new.require_unchanged(config)
+    save(tmp_path / "run" / "checkpoints", 1)
+    with pytest.raises(ValueError, match=r"another run has written to .*continue from .*step_1, not from None"):
+        new.require_unchanged(config)
+    resumed = open_run_folder(config)
+    resumed.require_unchanged(config)
+    with pytest.raises(ValueError, match="already holds a run"):
+        new.require_unchanged(replace(config, resume_from_checkpoint=None))
 
 
 def test_latest_continues_the_newest_checkpoint(tmp_path: Path):
@@ -77,21 +169,6 @@ def test_a_path_continues_another_runs_checkpoint_in_a_new_folder(tmp_path: Path
     assert folder.resume_from == checkpoint
 
 
-@pytest.mark.parametrize(("max_steps", "expected"), [(3, "step_3"), (4, "step_2")], ids=["as long", "longer"])
-def test_a_longer_run_makes_a_round_again_that_was_cut_short(tmp_path: Path, max_steps: int, expected: str):
-    save(tmp_path / "checkpoints", 2, round_start=None)
-    save(tmp_path / "checkpoints", 3, round_start=2)
-    for wanted in ("latest", str(tmp_path / "checkpoints" / "step_3")):
-        config = RunConfig(output_dir=str(tmp_path), resume_from_checkpoint=wanted, max_steps=max_steps)
-        assert open_run_folder(config).resume_from.name == expected
-
-
-def test_a_longer_run_starts_afresh_where_the_first_round_was_cut_short(tmp_path: Path):
-    save(tmp_path / "checkpoints", 1, round_start=0)
-    config = RunConfig(output_dir=str(tmp_path), resume_from_checkpoint="latest", max_steps=4)
-    assert open_run_folder(config).resume_from is None
-
-
 def test_an_unreadable_checkpoint_is_refused(tmp_path: Path):
     (tmp_path / "step_1").mkdir()
     config = RunConfig(output_dir=str(tmp_path / "run"), resume_from_checkpoint=str(tmp_path / "step_1"))
@@ -101,7 +178,7 @@ def test_an_unreadable_checkpoint_is_refused(tmp_path: Path):
 
 def test_a_file_is_no_folder(tmp_path: Path):
     (tmp_path / "run").touch()
-    with pytest.raises(ValueError, match="is a file; expected a folder"):
+    with pytest.raises(ValueError, match="run' is a file; expected a folder"):
         open_run_folder(RunConfig(output_dir=str(tmp_path / "run")))
 
 

@@ -2,16 +2,19 @@
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from hyvideo.checkpoint.manifest import verify_files
+from hyvideo.checkpoint.manifest import MANIFEST, verify_files
+from hyvideo.checkpoint.tensor_index import INDEX
 from hyvideo.checkpoint.train_state import (
     FACTS,
     LATEST,
@@ -221,7 +224,7 @@ def test_an_interrupted_save_does_not_ask_for_space(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "missing"])
-@pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata", "facts.json"])
+@pytest.mark.parametrize("name", ["__0_0.distcp", INDEX, "facts.json"])
 def test_damage_is_found_before_anything_is_read(tmp_path: Path, name: str, damage: str):
     checkpoint = save(tmp_path, 1)
     verify_files(checkpoint)
@@ -232,6 +235,26 @@ def test_damage_is_found_before_anything_is_read(tmp_path: Path, name: str, dama
     else:
         file.write_bytes(content[:-1] + (b"" if damage == "truncated" else bytes([content[-1] ^ 1])))
     with pytest.raises(ValueError, match=f"'{checkpoint}' is damaged: {name}"):
+        verify_files(checkpoint)
+
+
+@pytest.mark.parametrize("left_out", ["all", "facts.json", "index"])
+def test_a_manifest_without_some_files_is_damaged(tmp_path: Path, left_out: str):
+    checkpoint = save(tmp_path, 1)
+    index = ({path.name for path in checkpoint.iterdir()} & {".metadata", "index.json"}).pop()
+    manifest = json.loads((checkpoint / MANIFEST).read_text())
+    gone = list(manifest) if left_out == "all" else [index if left_out == "index" else left_out]
+    kept = {name: record for name, record in manifest.items() if name not in gone}
+    (checkpoint / MANIFEST).write_text(json.dumps(kept))
+    with pytest.raises(ValueError, match=f"'{checkpoint}' is damaged: {min(gone)} is not in its {MANIFEST}"):
+        verify_files(checkpoint)
+
+
+def test_a_file_that_does_not_belong_to_a_checkpoint_is_named(tmp_path: Path):
+    checkpoint = save(tmp_path, 1)
+    (checkpoint / "lora").mkdir()
+    (checkpoint / "lora" / "weights").touch()
+    with pytest.raises(ValueError, match=f"'{checkpoint}' is damaged: lora/weights is not in its {MANIFEST}"):
         verify_files(checkpoint)
 
 
@@ -251,6 +274,40 @@ def test_latest_that_names_nothing_lists_what_is_there(tmp_path: Path):
         latest_checkpoint(tmp_path)
 
 
+def folder_at(path: Path) -> None:
+    path.mkdir()
+
+
+def link_to_nothing(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+def text_at(text: str) -> Callable[[Path], None]:
+    return lambda path: path.write_text(text) and None
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (folder_at, "is not a file"),
+        (os.mkfifo, "is not a file"),
+        (link_to_nothing, "is not a file"),
+        (text_at(""), "names ''"),
+        (text_at("../step_1"), "names '../step_1'"),
+        (text_at("\x1b[31m" + "x" * 10_000), r"names '\x1b[31m" + "x" * 75 + "', "),
+    ],
+    ids=["a folder", "a pipe", "a broken link", "empty", "a path", "garbage"],
+)
+def test_latest_that_is_no_name_is_not_taken_for_a_new_folder(tmp_path: Path, make: Callable, said: str):
+    save(tmp_path, 1)
+    (tmp_path / LATEST).unlink()
+    make(tmp_path / LATEST)
+    with pytest.raises(
+        ValueError, match=re.escape(f"'{tmp_path / LATEST}' {said}") + r".*found \['step_1'\]. Pass one"
+    ):
+        latest_checkpoint(tmp_path)
+
+
 @pytest.mark.parametrize("content", ["", "not json", '{"step": 3', "[]", "null", "\x00\xff"])
 def test_garbage_facts_name_the_checkpoint(tmp_path: Path, content: str):
     checkpoint = save(tmp_path, 1)
@@ -267,13 +324,13 @@ def test_a_folder_that_is_no_checkpoint_is_named(tmp_path: Path):
 def test_a_newer_format_is_refused(tmp_path: Path):
     checkpoint = save(tmp_path, 1)
     facts = json.loads((checkpoint / FACTS).read_text())
-    (checkpoint / FACTS).write_text(json.dumps(facts | {"format": 3}))
-    with pytest.raises(ValueError, match="format 3; this version reads format 2"):
+    (checkpoint / FACTS).write_text(json.dumps(facts | {"format": 4}))
+    with pytest.raises(ValueError, match=r"format 4; this version reads formats \(2, 3\)"):
         read_facts(checkpoint)
 
 
 @pytest.mark.parametrize("size", [0, 10, -40])
-@pytest.mark.parametrize("pattern", ["*.distcp", ".metadata"])
+@pytest.mark.parametrize("pattern", ["*.distcp", INDEX])
 def test_a_truncated_file_names_the_checkpoint(tmp_path: Path, pattern: str, size: int):
     checkpoint = save(tmp_path, 1)
     (file,) = checkpoint.glob(pattern)
@@ -282,7 +339,7 @@ def test_a_truncated_file_names_the_checkpoint(tmp_path: Path, pattern: str, siz
         load_tensors(checkpoint, tensors())
 
 
-@pytest.mark.parametrize("pattern", ["*.distcp", ".metadata"])
+@pytest.mark.parametrize("pattern", ["*.distcp", INDEX])
 def test_a_missing_file_names_the_checkpoint(tmp_path: Path, pattern: str):
     checkpoint = save(tmp_path, 1)
     (file,) = checkpoint.glob(pattern)

@@ -35,6 +35,15 @@ def test_a_missing_value_lifts_the_pen():
     assert json.loads(drawing.values)[0]["x"] == [1, 3, 4]
 
 
+def test_lost_updates_are_shaded_and_no_curve_crosses_them():
+    x, y = np.array([0.0, 1, 2, 8, 9, 10]), np.linspace(0, 1, 6)
+    drawing = draw(Chart("title", "about", [Line("a", x, y, raw=y, gaps=[(3, 7)])]))
+    strokes = {stroke.kind: stroke.data for stroke in drawing.strokes}
+    for kind in ("line", "raw"):
+        assert [letter for letter in strokes[kind] if letter in "ML"] == ["M", "L", "L", "M", "L", "L"]
+    assert strokes["gap"] == "M200.0 0H800.0V1000H200.0Z"
+
+
 def test_a_logarithmic_chart_spaces_powers_of_ten_evenly_and_leaves_zero_out():
     drawing = chart_of([1, 2, 3, 4], [0.0, 1e-4, 1e-2, 1.0], logarithmic=True)
     (line,) = (stroke for stroke in drawing.strokes if stroke.kind == "line")

@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hyvideo.observability.metrics import MetricsLog, read_metrics
+from hyvideo.observability.metrics import MetricsLog, missing_updates, read_metrics, stretches_in_words
 from tests.support.training import REPOSITORY
 
 
@@ -37,6 +37,33 @@ def test_two_processes_cannot_log_in_one_folder(tmp_path):
     assert steps_in(first.path) == [1]
     first.close()
     assert subprocess.run(other, cwd=REPOSITORY, check=False).returncode == 0
+
+
+def test_rows_that_were_lost_are_named(tmp_path):
+    log = write_rows(tmp_path, range(1, 10))
+    assert log.truncate_after(9) == []
+    lines = log.path.read_bytes().splitlines(keepends=True)
+    log.path.write_bytes(b"".join([lines[1], lines[2][:9] + b"\n", lines[3], lines[7][:30]]))
+    log = MetricsLog(tmp_path)
+    (told,) = log.truncate_after(8)
+    assert "metrics.jsonl has no row of updates 1, 3, 5 to 8: these rows were lost" in told
+    assert "updates 5 to 8:" in log.truncate_after(8, began_at=3)[0]
+    log.path.unlink()
+    assert "updates 1 to 8:" in log.truncate_after(8)[0]
+    log.close()
+
+
+def test_a_run_that_begins_again_says_where_its_rows_went(tmp_path):
+    log = write_rows(tmp_path, range(5, 8))
+    (told,) = log.truncate_after(4, began_at=4)
+    assert told.startswith("3 updates were logged here, but no checkpoint has them: the run begins again at update 5")
+    assert steps_in(log.path) == [] and steps_in(log.discarded_path) == [5, 6, 7]
+
+
+def test_many_lost_stretches_are_counted():
+    stretches = missing_updates(range(0, 100, 2), 0, 98)
+    assert len(stretches) == 49
+    assert stretches_in_words(stretches) == "1, 3, 5, 7, 9, 11, 13, 15 and 41 more stretches"
 
 
 def test_a_row_is_on_disk_when_log_returns_step_first_and_names_sorted(tmp_path):

@@ -89,6 +89,18 @@ def test_failures_are_listed(tmp_path):
     assert "WARNING: <b>Update 3: loss nan</b>" in words
 
 
+def test_lost_rows_are_said_and_shaded_in_every_curve_over_the_updates(tmp_path):
+    run = write_run(tmp_path / "run", num_updates=20)
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[:4] + lines[9:]))
+    page = read(report_runs([run], run / "report.html"))
+    assert "Shaded in the charts: the rows of updates 5 to 9 are missing from metrics.jsonl." in page.words
+    assert "5 to 9; lost from metrics.jsonl" in page.words
+    classes = [value for tag, name, value in page.attributes if (tag, name) == ("path", "class")]
+    assert classes.count("gap c0") == 15
+    assert "Shaded" not in "".join(read(report_runs([write_run(tmp_path / "whole")], tmp_path / "r.html")).words)
+
+
 @pytest.mark.parametrize("num_updates", [0, 1, 2])
 def test_the_shortest_runs_have_a_report(tmp_path, num_updates):
     run = write_run(tmp_path / "run", num_updates=num_updates)

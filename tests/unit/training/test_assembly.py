@@ -1,6 +1,8 @@
 """What a configuration says reaches the part that it is about."""
 
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,11 +10,15 @@ from torch.utils.checkpoint import checkpoint
 
 from hyvideo.grpo.gradient_equalizer import equalizer_scales
 from hyvideo.grpo.kl_controller import KLController
+from hyvideo.models.reward_models import registry
+from hyvideo.models.reward_models.registry import RewardContext
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance
 from hyvideo.pipelines.sampling import sample_prompts
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.assembly import build_pipeline
 from hyvideo.training.run import Training
+from tests.support.rewards import Brightness
+from tests.support.training import arguments, training_of, write_prompts
 
 
 @pytest.mark.parametrize("sde_type", ["sage_grpo", "dance_grpo", "flow_grpo", "cps"])
@@ -36,6 +42,26 @@ def test_the_kl_coefficient_follows_the_configured_schedule(make_training: Calla
 
 def test_rewards_know_the_frame_rate_of_the_videos(make_training: Callable[..., Training]):
     assert make_training(video_fps=12).reward._scorers[0].model.context.video_fps == 12
+
+
+def test_prompts_that_are_edited_while_the_models_load_count_as_they_were_read(
+    tiny_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    csv = write_prompts(tmp_path / "prompts.csv")
+
+    class Editor(Brightness):
+        """Another program that appends a prompt in the meantime."""
+
+        def __init__(self, context: RewardContext) -> None:
+            super().__init__(context)
+            csv.write_text(csv.read_text() + "one more,\n")
+
+    monkeypatch.setitem(registry._REWARDS, "editor", Editor)
+    read = hashlib.sha256(csv.read_bytes()).hexdigest()[:16]
+    settings = {"reward_model": "editor", "reward_weights": '{"brightness": 1}'}
+    training = training_of(arguments(tiny_root, csv, tmp_path / "run", **settings))
+    assert len(training.rounds.prompts) == 4 and "one more" in csv.read_text()
+    assert training.run.state.settings[f"the content of {csv}"] == read
 
 
 @pytest.mark.parametrize("recomputed", [None, "full", "selective"])

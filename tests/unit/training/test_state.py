@@ -1,5 +1,6 @@
 """A run's state comes back bit for bit, and only into a run with the same settings."""
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,10 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from hyvideo.algorithms.anchor import BaseModelAnchor
-from hyvideo.checkpoint.train_state import read_facts
+from hyvideo.checkpoint.manifest import MANIFEST, hash_files, write_manifest
+from hyvideo.checkpoint.tensor_index import INDEX, PICKLED_INDEX
+from hyvideo.checkpoint.tensor_reader import TensorReader
+from hyvideo.checkpoint.train_state import FACTS, read_facts
 from hyvideo.models.adapter import load_lora
 from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.training.run import Training
@@ -135,6 +139,24 @@ def test_other_prompts_are_refused_unless_they_may_change(make_training: Callabl
     with pytest.raises(ValueError, match=r"the content of .*mine\.csv is.*--resume_may_change train_video_csv\."):
         make_training(**resumed)
     assert make_training(**resumed, resume_may_change=["train_video_csv"]).run.state.step == 1
+
+
+def test_a_checkpoint_of_an_earlier_version_comes_back(make_training: Callable[..., Training]):
+    """Their index was PyTorch's own, a pickle."""
+    first = make_training(max_steps=1)
+    first.train()
+    checkpoint = first.run.folder.checkpoints / "step_1"
+    expected, metadata = everything(first.run.state), TensorReader(checkpoint).read_metadata()
+    (checkpoint / INDEX).unlink()
+    (checkpoint / PICKLED_INDEX).write_bytes(pickle.dumps(metadata))
+    facts = (checkpoint / FACTS).read_text()
+    assert '"format": 3' in facts
+    (checkpoint / FACTS).write_text(facts.replace('"format": 3', '"format": 2'))
+    (checkpoint / MANIFEST).unlink()
+    write_manifest(checkpoint, hash_files(checkpoint))
+    second = make_training(max_steps=1)
+    second.run.state.load(checkpoint)
+    assert_equal(everything(second.run.state), expected)
 
 
 def test_what_shapes_the_trained_tensors_cannot_change(make_training: Callable[..., Training]):

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from pickle import UnpicklingError
 
 import torch
 from accelerate import init_empty_weights
@@ -14,6 +13,7 @@ from transformers import AutoConfig, Qwen2VLConfig, Qwen2VLModel
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLVisionRotaryEmbedding
 
 from hyvideo.models.reward_models.videoalign.settings import VideoAlignSettings
+from hyvideo.models.weight_files import read_pickled
 
 _EMBEDDING = "model.language_model.embed_tokens.weight"
 
@@ -96,7 +96,7 @@ def load_network(settings: VideoAlignSettings) -> RewardNetwork:
 def _base_config(base: str) -> Qwen2VLConfig:
     """Read the base model's configuration from a folder or the hub."""
     try:
-        config = AutoConfig.from_pretrained(base)
+        config = AutoConfig.from_pretrained(base, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"VideoAlign: cannot read the configuration of its base model '{base}'. Without a network, put the base "
@@ -149,10 +149,12 @@ def _read_weights(settings: VideoAlignSettings) -> dict[str, Tensor]:
 def _load(path: Path) -> dict[str, Tensor]:
     """Read tensors; a pickle is read as data only."""
     try:
-        if path.suffix == ".safetensors":
+        if path.suffix != ".safetensors":
+            return read_pickled(path)
+        if path.is_file():
             return load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (OSError, RuntimeError, EOFError, UnpicklingError, SafetensorError) as error:
+        raise ValueError("it is a folder, pipe or device")
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise ValueError(f"VideoAlign: {path} cannot be read as weights: {error}") from error
 
 

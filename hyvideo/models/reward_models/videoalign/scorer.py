@@ -184,7 +184,7 @@ class VideoAlignScorer:
 def _load_tokenizer(folder: Path) -> tuple[AutoTokenizer, list[int]]:
     """Return the tokenizer, and its ids of the video token and the three reward tokens."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ValueError(f"VideoAlign: cannot read the checkpoint's tokenizer in {folder}: {error}") from error
     tokens = [_VIDEO, *(f"<|{metric}_reward|>" for metric in METRICS)]

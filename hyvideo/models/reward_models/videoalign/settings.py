@@ -88,9 +88,9 @@ def read_settings(root: Path) -> VideoAlignSettings:
         )
     except OSError as error:
         raise ValueError(
-            f"VideoAlign: cannot read {path}: {error.strerror}. Expected the VideoReward folder."
+            f"VideoAlign: cannot read {path}: {error.strerror or error}. Expected the VideoReward folder."
         ) from error
-    except (json.JSONDecodeError, KeyError, TypeError, RecursionError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"VideoAlign: {path} is not that of a VideoReward checkpoint ({error!r}).") from error
 
 
@@ -104,7 +104,7 @@ def read_scoring_text(root: Path) -> str:
     """
     plain, module = root / "detailed_special.txt", root / "prompt_template.py"
     if plain.is_file():
-        path, text = plain, plain.read_bytes().decode("utf-8")
+        path, text = plain, read_file(plain).decode("utf-8")
     elif module.is_file():
         path, text = module, _constant(module, _TEXT_NAME)
     else:
@@ -171,8 +171,8 @@ def _statistics(inference: Mapping[str, float] | None) -> dict[str, tuple[float,
 def _constant(module: Path, name: str) -> str:
     """Return the text constant `name` of a Python file without running it."""
     try:
-        tree = ast.parse(module.read_text(encoding="utf-8"))
-    except SyntaxError as error:
+        tree = ast.parse(read_file(module, 2**20))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two: brackets in brackets
         raise ValueError(f"VideoAlign: {module} is not Python ({error}).") from error
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):

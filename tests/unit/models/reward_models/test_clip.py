@@ -1,5 +1,6 @@
 """CLIPScore, PickScore and CLIP-IQA of a tiny CLIP of the real classes, against the library's own forward pass."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -129,6 +130,17 @@ def test_a_clip_without_all_of_its_weights_is_refused(checkpoint, tmp_path):
     save_file(weights, tmp_path / "copy" / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match="lacks weights of a CLIP: visual_projection.weight"):
         ClipScore(RewardContext(), str(tmp_path / "copy"))
+
+
+def test_damaged_weights_of_a_clip_are_named(checkpoint, tmp_path):
+    copy = shutil.copytree(checkpoint, tmp_path / "copy")
+    (copy / "model.safetensors").write_bytes(b"123")
+    with pytest.raises(ValueError, match=f"cannot read a CLIP from '{copy}'"):
+        ClipScore(RewardContext(), str(copy))
+    (copy / "merges.txt").unlink(missing_ok=True)
+    os.mkfifo(copy / "merges.txt")
+    with pytest.raises(ValueError, match=r"merges\.txt' is no file but a pipe"):
+        ClipScore(RewardContext(), str(copy))
 
 
 def test_a_folder_without_a_clip_is_named(tmp_path):

@@ -71,7 +71,7 @@ def test_what_is_missing_or_of_another_kind_is_named(root, change, message):
 
 @pytest.mark.parametrize(
     ("module", "message"),
-    [("A = 1", "no text constant DETAILED_PROMPT"), ("def (", "is not Python")],
+    [("A = 1", "no text constant DETAILED_PROMPT"), ("def (", "is not Python"), ("-" * 10**5 + "1", "is not Python")],
 )
 def test_a_module_without_the_text_is_refused(root, module, message):
     (root / "detailed_special.txt").unlink()

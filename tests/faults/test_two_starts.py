@@ -1,0 +1,71 @@
+"""Two runs in one folder: one trains as if it were alone, the other ends with status 2 and changes nothing."""
+
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from hyvideo.config.loading import load_saved_config
+from tests.support.command_line import Command, CommandLine
+from tests.support.equal_runs import assert_identical
+from tests.support.training import arguments
+
+REFUSALS = "another process is training in|another run has written to|already holds a run"
+
+
+@pytest.fixture
+def start(command_line: CommandLine, tiny_root: Path, prompts_csv: Path):
+    """Start a run of two updates in a folder of the working directory, with a fault or without."""
+
+    def begin(folder: str, fault: str = "", **settings: object) -> Command:
+        argv = arguments(tiny_root, prompts_csv, command_line.folder / folder, **{"max_steps": 2, **settings})
+        script = "tests/support/faulty_post_train.py" if fault else "post_train.py"
+        return command_line.start(script, argv, {"FAULT": fault, "FAULT_AFTER": "0"})
+
+    return begin
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """Every file with its content."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("used", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["new", "used"])
+def test_of_two_that_start_at_once_one_trains_alone(start, command_line: CommandLine, used: bool):
+    resume = {"resume_from_checkpoint": "latest", "seed": 1}
+    seeds, last = (1, 2), 2
+    if used:
+        for folder in ("both", "alone1"):
+            assert start(folder, **resume, max_steps=1).wait().status == 0
+        seeds = (1, 1)
+    runs = [start("both", **resume | {"seed": seed, "max_steps": last}) for seed in seeds]
+    finished = [run.wait() for run in runs]
+    assert sorted(one.status for one in finished) == [0, 2], finished
+    (refused,) = (one for one in finished if one.status == 2)
+    assert re.search(REFUSALS, refused.stderr) and "Traceback" not in refused.stderr
+    both = command_line.folder / "both"
+    seed = load_saved_config(both / "config.yaml").run.seed
+    assert [one.status for one, own in zip(finished, seeds, strict=True) if own == seed].count(0) == 1
+    assert start(f"alone{seed}", **resume | {"seed": seed, "max_steps": last}).wait().status == 0
+    assert_identical(both, command_line.folder / f"alone{seed}")
+    assert (both / "console.log").read_text().count("run folder") == 1 + used
+    assert len(list((both / "tb").glob("events*"))) == 1 + used
+
+
+@pytest.mark.parametrize("wanted", ["latest", None])
+def test_a_run_that_ended_while_another_was_loading_is_left_as_it_is(
+    start, command_line: CommandLine, wanted: str | None
+):
+    slow = start("run", "it is stopped while it loads", seed=2, resume_from_checkpoint=wanted)
+    deadline = time.monotonic() + 120
+    while "\nState:\tT" not in Path(f"/proc/{slow.pid}/status").read_text():
+        assert slow.is_alive() and time.monotonic() < deadline, slow.read("stderr")
+        time.sleep(0.05)
+    assert start("run", seed=1).wait().status == 0
+    before = contents(command_line.folder / "run")
+    slow.signal(signal.SIGCONT)
+    refused = slow.wait()
+    assert refused.status == 2 and re.search(REFUSALS, refused.stderr), refused.stderr
+    assert contents(command_line.folder / "run") == before

@@ -1,0 +1,256 @@
+"""Weights and adapters from anyone: they load, or a ValueError names the file; no code of theirs is run."""
+
+import json
+import os
+import pickle
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hyvideo.checkpoint.policy import load_trained_policy
+from hyvideo.checkpoint.train_state import begin_save
+from hyvideo.models.adapter import ADAPTER_FILE, load_lora, lora_config, save_lora
+from hyvideo.models.loading import load_pipeline
+from hyvideo.models.parallelize import prepare_policy, trainable_parameters
+from hyvideo.models.reward_models.videoalign.network import _load
+from hyvideo.models.weight_files import SafetensorsFolder, read_pickled
+from tests.support.tiny_model import ADAPTER, build_transformer
+
+CODE = """
+import sys
+from hyvideo.models.encoders import _language_model, _tokenizer
+from hyvideo.models.reward_models.videoalign.network import _base_config
+from hyvideo.models.reward_models.videoalign.scorer import _load_tokenizer
+from pathlib import Path
+from transformers import AutoTokenizer
+folder = Path(sys.argv[1])
+for load in (
+    lambda: _tokenizer(AutoTokenizer, folder),
+    lambda: _language_model(folder, None, None),
+    lambda: _base_config(str(folder)),
+    lambda: _load_tokenizer(folder),
+):
+    try:
+        load()
+    except ValueError as error:
+        assert str(folder) in str(error), error
+    else:
+        raise AssertionError("loaded")
+assert not Path("ran").exists()
+print("nothing was run or asked")
+AutoTokenizer.from_pretrained(folder)
+"""
+
+
+def test_no_code_of_a_folder_is_run_and_nobody_is_asked(tmp_path: Path):
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    (folder / "own.py").write_text("open('ran', 'w')\nclass Own: ...\n")
+    names = {"AutoConfig": "own.Own", "AutoTokenizer": ["own.Own", None], "AutoModel": "own.Own"}
+    (folder / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": names}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Own", "auto_map": names}))
+    environment = os.environ | {"PYTHONPATH": os.getcwd(), "HF_HOME": str(tmp_path / "home")}
+    command = [sys.executable, "-c", CODE, folder]
+    done = subprocess.run(command, input="y\n", capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.stdout.startswith("nothing was run or asked\n"), done.stdout + done.stderr
+    assert "run the custom code" in done.stdout  # by the last line of CODE, so the attack is a real one
+    assert (tmp_path / "ran").exists(), done.stderr
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> tuple[dict[str, Tensor], dict]:
+    """Tensors and settings of an adapter of the tiny transformer, which lies in `tmp_path`."""
+    policy = prepare_policy(build_transformer(), gradient_checkpointing=False, lora=ADAPTER)
+    save_lora(policy, tmp_path)
+    with safe_open(tmp_path / ADAPTER_FILE, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}
+        return tensors, json.loads(file.metadata()["lora_adapter_metadata"])
+
+
+def of(tensors: dict[str, Tensor], note: dict | str) -> bytes:
+    """Return the content of an adapter's file."""
+    return save(tensors, {"lora_adapter_metadata": note if isinstance(note, str) else json.dumps(note)})
+
+
+class _Allocations(TorchDispatchMode):
+    """Notes the bytes of the largest tensor that is made in host memory."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, Tensor) and made.device.type == "cpu":
+            self.largest = max(self.largest, made.nbytes)
+        return made
+
+
+FIRST = "transformer_blocks.0.attn.to_q.lora_A.weight"
+
+
+@pytest.mark.parametrize(
+    ("changed", "settings", "said"),
+    [
+        ({FIRST: torch.zeros(2, 3)}, {}, "size mismatch"),
+        ({FIRST: torch.zeros(2)}, {}, "size mismatch"),
+        ({FIRST: torch.zeros(0, 32)}, {}, "size mismatch"),
+        ({FIRST: torch.full((2, 32), torch.nan)}, {}, f"{FIRST} has values that are not finite"),
+        ({FIRST: torch.ones(2, 32).bfloat16() * torch.inf}, {}, f"{FIRST} has values that are not finite"),
+        ({FIRST: torch.zeros(2, 32, dtype=torch.int64)}, {}, f"{FIRST} is of torch.int64"),
+        ({FIRST: torch.zeros(2, 32, dtype=torch.complex64)}, {}, f"{FIRST} is of torch.complex64"),
+        ({"../../x.lora_A.weight": torch.zeros(2, 2)}, {}, "no place for ../../x.lora_A.weight"),
+        ({"__class__.lora_A.weight": torch.zeros(2, 2)}, {}, "no place for __class__.lora_A.weight"),
+        ({}, {"r": 10**9}, "less than or equal to 8192"),
+        ({}, {"r": 0}, "greater than or equal to 1"),
+        ({}, {"lora_alpha": 10**400}, "too large"),
+        ({}, {"modules_to_save": ["proj_out"]}, "it sets modules_to_save"),
+        ({}, {"megatron_core": "os"}, "it sets megatron_core"),
+        ({}, {"target_modules": "(a+)+$"}, "repeats too much"),
+    ],
+)
+def test_a_harmful_adapter_is_refused_by_name(adapter, tmp_path: Path, changed: dict, settings: dict, said: str):
+    tensors, note = adapter
+    (tmp_path / ADAPTER_FILE).write_bytes(of(tensors | changed, note | settings))
+    with pytest.raises(ValueError) as refused:
+        load_lora(build_transformer(), tmp_path)
+    assert str(tmp_path / ADAPTER_FILE) in str(refused.value)
+    assert said in str(refused.value)
+    assert len(str(refused.value)) < 2000
+
+
+@pytest.mark.parametrize("settings", [{"r": 8192}, {"rank_pattern": {".*": 8192}}])
+def test_a_rank_beyond_the_tensors_takes_no_memory(adapter, tmp_path: Path, settings: dict):
+    tensors, note = adapter
+    (tmp_path / ADAPTER_FILE).write_bytes(of(tensors, note | settings))
+    network = build_transformer()
+
+    with pytest.raises(ValueError, match="size mismatch"), _Allocations() as made:
+        load_lora(network, tmp_path)
+    assert made.largest < 2**19
+
+
+@pytest.mark.parametrize("facts", [{"rank": 8192}, {"target_modules": [".*"]}, {"target_modules": ["proj_out"]}])
+def test_facts_beyond_the_tensors_take_no_memory(tmp_path: Path, facts: dict):
+    policy = prepare_policy(build_transformer(), gradient_checkpointing=False, lora=ADAPTER)
+    trained = trainable_parameters(policy)
+    lora = {"rank": 2, "alpha": 4, "target_modules": sorted(ADAPTER.target_modules)}
+    said = {"lora": lora | facts, "trained": list(trained)}
+    checkpoint = begin_save(tmp_path, 1, {"policy": {name: p.detach() for name, p in trained.items()}}, said).finish()
+    network = build_transformer()
+
+    said = f"'{checkpoint}' has an adapter that does not fit this model"
+    with pytest.raises(ValueError, match=said), _Allocations() as made:
+        load_trained_policy(network, checkpoint)
+    assert made.largest < 2**19
+    with _Allocations() as made:  # as PyTorch's networks do
+        network.add_adapter(lora_config(8192, 1, ["to_q"]))
+    assert made.largest >= 2**19  # so it is seen
+
+
+def header(content: object, body: bytes = b"") -> bytes:
+    """Return a safetensors file of that header."""
+    text = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return struct.pack("<Q", len(text)) + text + body
+
+
+def entry(start: int, stop: int, shape: tuple[int, ...] = (2,), dtype: str = "F32") -> dict:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"123",
+        struct.pack("<Q", 2**62) + b"{}",
+        struct.pack("<Q", 99_000_000) + b"{}",
+        header(b"no JSON"),
+        header([]),
+        header(b"[" * 100_000),
+        header({"a": entry(0, 8), "b": entry(4, 12)}, bytes(12)),
+        header({"a": entry(8, 16)}, bytes(16)),
+        header({"a": entry(0, 8)}, bytes(4)),
+        header({"a": entry(0, 8)}, bytes(9)),
+        header({"a": entry(0, 8, (-2,))}, bytes(8)),
+        header({"a": entry(0, 0, (2**62, 4))}),
+        header({"a": entry(0, 1, (2,), "F4")}, bytes(1)),
+        header({"a": entry(0, 8, (2,), "X9")}, bytes(8)),
+        header({"__metadata__": {"a": 3}, "a": entry(0, 8)}, bytes(8)),
+    ],
+)
+def test_damaged_safetensors_are_named(tmp_path: Path, content: bytes):
+    path = tmp_path / ADAPTER_FILE
+    path.write_bytes(content)
+
+    def read_all() -> None:
+        source = SafetensorsFolder(tmp_path)
+        for name in source.shapes:
+            source.read(name, None)
+
+    whole = [] if b'"F4"' in content else [lambda: _load(path)]  # a dtype of two values in a byte is a tensor there
+    for read in (read_all, lambda: load_lora(build_transformer(), tmp_path), *whole):
+        with pytest.raises(ValueError, match=str(path)):
+            read()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_what_is_no_file_is_not_read(tiny_root: Path, tmp_path: Path, kind: str):
+    def put(path: Path) -> Path:
+        if kind == "folder":
+            path.mkdir()
+        else:
+            os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+        return path
+
+    path = put(tmp_path / ADAPTER_FILE)
+    for read in (SafetensorsFolder, lambda folder: load_lora(build_transformer(), folder), lambda _: _load(path)):
+        with pytest.raises(ValueError, match=str(path)):
+            read(tmp_path)
+    root = shutil.copytree(tiny_root, tmp_path / "root")
+    template = "tokenizer_config.json" if kind == "folder" else "chat_template.jinja"
+    for name in (f"tokenizer/{template}", "text_encoder/model.safetensors", "vae/config.json"):
+        (root / name).unlink(missing_ok=True)
+        put(root / name)
+        with pytest.raises(ValueError, match=str(root / name)):
+            load_pipeline(root, scheduler=None)
+        shutil.rmtree(root)
+        shutil.copytree(tiny_root, root)
+
+
+class _Runs:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __reduce__(self) -> tuple:
+        return os.mkdir, (str(self._folder),)
+
+
+def test_pickled_weights_are_tensors_or_named(tmp_path: Path):
+    path, weight = tmp_path / "byt5_model.pt", torch.ones(3)
+    torch.save({"state_dict": {"w": weight, "step": 3}, "epoch": 4}, path)
+    assert {name: value.tolist() for name, value in read_pickled(path).items()} == {"w": weight.tolist()}
+    whole = path.read_bytes()
+    for content in ([weight], weight, _Runs(tmp_path / "ran"), {"state_dict": [1]}):
+        torch.save(content, path)
+        with pytest.raises(ValueError, match=str(path)):
+            read_pickled(path)
+    for content in (b"", b"123", whole[:100], whole[:-30], pickle.dumps(_Runs(tmp_path / "ran"))):
+        path.write_bytes(content)
+        for read in (read_pickled, _load):
+            with pytest.raises(ValueError, match=str(path)):
+                read(path)
+    assert not (tmp_path / "ran").exists()
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match=str(path)):
+        read_pickled(path)
