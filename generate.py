@@ -23,7 +23,7 @@ from torch.distributed import ProcessGroup
 from tqdm import tqdm
 from transformers.utils.logging import disable_progress_bar
 
-from hyvideo.checkpoint.policy import check_checkpoint, load_trained_policy
+from hyvideo.checkpoint.trained_policy import check_checkpoint, load_trained_policy
 from hyvideo.config.flags import Parser
 from hyvideo.config.outside import complain, in_words
 from hyvideo.config.setting import lies_in
@@ -37,11 +37,11 @@ from hyvideo.evaluation.generation import Job, jobs_of_csv, jobs_of_prompt
 from hyvideo.models.adapter import check_lora, load_lora
 from hyvideo.models.attention import install_attention
 from hyvideo.models.fingerprint import fingerprint
-from hyvideo.models.layout import check_layout, task_of, transformer_folder
+from hyvideo.models.model_folder import check_layout, task_of, transformer_folder
 from hyvideo.models.loading import load_pipeline, read_vae_config
 from hyvideo.pipelines.conditioning import Conditioning
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
-from hyvideo.pipelines.prompt_lengths import cut_prompts
+from hyvideo.pipelines.prompt_lengths import truncated_prompts_warning
 from hyvideo.pipelines.resolution import bucket_size, check_video_shape
 from hyvideo.pipelines.sampling import sample_prompts
 from hyvideo.pipelines.sampling_defaults import sampling_defaults
@@ -138,7 +138,7 @@ def _generate_all(request: Request, sp_group: ProcessGroup | None) -> None:
     for folder in {job.path.parent for job in request.jobs}:
         folder.mkdir(parents=True, exist_ok=True)  # before minutes of loading and sampling
     pipeline = _pipeline(request, sp_group)
-    if request.writes and (cut := cut_prompts(pipeline, [job.prompt for job in request.jobs])):
+    if request.writes and (cut := truncated_prompts_warning(pipeline, [job.prompt for job in request.jobs])):
         complain(f"generate.py: WARNING: {cut}")
     scale = request.settings["guidance_scale"]
     negative = pipeline.encode([request.arguments.negative_prompt], glyphs=False) if scale != 1.0 else None

@@ -21,7 +21,7 @@ import torch
 from pydantic_core import to_json
 from transformers.utils.logging import disable_progress_bar
 
-from hyvideo.checkpoint.policy import check_checkpoint
+from hyvideo.checkpoint.trained_policy import check_checkpoint
 from hyvideo.config.flags import Parser
 from hyvideo.config.outside import complain, printable
 from hyvideo.data.prompts import Prompt, read_prompts
@@ -30,7 +30,7 @@ from hyvideo.evaluation.generation import Job, jobs_of_csv
 from hyvideo.evaluation.scored_files import NamedReward, ScoreFile
 from hyvideo.evaluation.table import markdown_of
 from hyvideo.models.fingerprint import fingerprint
-from hyvideo.models.layout import check_layout
+from hyvideo.models.model_folder import check_layout
 from hyvideo.models.reward_models.registry import RewardContext
 from hyvideo.models.reward_models.rewards import build_reward
 

@@ -20,11 +20,11 @@ from safetensors import SafetensorError
 from transformers.utils.logging import disable_progress_bar
 
 from hyvideo.checkpoint.export import check_new, export_diffusers, export_lora, export_original
-from hyvideo.checkpoint.policy import check_checkpoint, load_trained_policy
+from hyvideo.checkpoint.trained_policy import check_checkpoint, load_trained_policy
 from hyvideo.config.flags import Parser
 from hyvideo.config.outside import complain
 from hyvideo.models.adapter import check_lora, load_lora, merge_lora
-from hyvideo.models.layout import is_diffusers_layout, read_json, transformer_folder
+from hyvideo.models.model_folder import is_diffusers_layout, read_json, transformer_folder
 from hyvideo.models.loading import load_pipeline, load_transformer
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
 from hyvideo.pipelines.sampling_defaults import sampling_defaults

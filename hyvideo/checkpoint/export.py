@@ -27,7 +27,7 @@ from hyvideo.models.adapter import ADAPTER, ADAPTER_FILE, save_lora
 from hyvideo.models.conversion import original_tensors
 from hyvideo.models.lora_keys import adapter_to_original
 from hyvideo.models.original_config import original_transformer_config
-from hyvideo.models.quiet import quiet_diffusers
+from hyvideo.models.diffusers_logging import without_diffusers_logs
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
 
 MAX_SHARD_SIZE = "5GB"
@@ -44,7 +44,7 @@ def export_diffusers(pipeline: HunyuanVideoGRPOPipeline, folder: Path, *, guidan
     Raises:
         ValueError: `folder` exists.
     """
-    with quiet_diffusers():
+    with without_diffusers_logs():
         components = pipeline.components | {
             "scheduler": FlowMatchEulerDiscreteScheduler(shift=pipeline.scheduler.config.shift),
             "guider": ClassifierFreeGuidance(guidance_scale=guidance_scale),

@@ -32,7 +32,7 @@ from hyvideo.checkpoint.manifest import hash_files, write_manifest
 from hyvideo.checkpoint.tensor_reader import TensorReader, TensorWriter
 from hyvideo.config.outside import read_file
 from hyvideo.data.files import FULL, nearest_existing, replacing, write_synced
-from hyvideo.distributed.collectives import from_main
+from hyvideo.distributed.collectives import broadcast_from_main
 
 FACTS = "facts.json"
 LATEST = "latest"
@@ -105,7 +105,7 @@ class PendingSave:
             if self.written is not None:
                 self.written.result()
             hashes = hash_files(self.partial)
-            from_main(lambda: self._publish(hashes))
+            broadcast_from_main(lambda: self._publish(hashes))
         return self.target
 
     def _publish(self, hashes: dict) -> None:
@@ -179,7 +179,7 @@ def begin_save(
 
     written = None
     with _explained(target, partial), one_process():
-        from_main(start)
+        broadcast_from_main(start)
         alone = not dist.is_initialized()
         if beside_training:
             group = None if alone else _group_of_writers(collective_timeout)

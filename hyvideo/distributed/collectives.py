@@ -55,7 +55,7 @@ def all_or_none(*kinds: type[Exception]) -> Iterator[None]:
     raise kinds[0](named) from (error and error.__cause__ or error)
 
 
-def from_main(make: Callable[[], T]) -> T:
+def broadcast_from_main(make: Callable[[], T]) -> T:
     """Return on all ranks what `make` returns on rank 0; the others do not call it.
 
     Raises:

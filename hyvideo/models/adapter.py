@@ -22,7 +22,7 @@ from hyvideo.data.randomness import seed_for
 from hyvideo.distributed.collectives import whole
 from hyvideo.models.lora_keys import adapter_to_diffusers, has_original_keys
 from hyvideo.models.lora_settings import read_lora_settings
-from hyvideo.models.quiet import quiet_diffusers
+from hyvideo.models.diffusers_logging import without_diffusers_logs
 
 ADAPTER = "default"
 ADAPTER_FILE = "pytorch_lora_weights.safetensors"
@@ -104,7 +104,7 @@ def load_lora(transformer: HunyuanVideo15Transformer3DModel, folder: str | Path)
         settings = None if note is None else read_lora_settings(note)
         if has_original_keys(tensors):
             tensors, settings = adapter_to_diffusers(tensors, settings, transformer.state_dict())
-        with quiet_diffusers(), torch.device("meta") if empty else nullcontext():
+        with without_diffusers_logs(), torch.device("meta") if empty else nullcontext():
             transformer.load_lora_adapter(
                 tensors, adapter_name=ADAPTER, prefix=None, metadata=settings, low_cpu_mem_usage=empty
             )
@@ -200,7 +200,7 @@ def save_lora(
         unsharded.load_state_dict(dict(weights), strict=False, assign=True)
         transformer = unsharded
     try:
-        with quiet_diffusers():
+        with without_diffusers_logs():
             transformer.save_lora_adapter(str(folder), adapter_name=ADAPTER)
     except SafetensorError as error:
         raise OSError(f"cannot write an adapter to '{folder}': {error}") from error

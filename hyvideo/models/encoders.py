@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from hyvideo.models.conversion import Part
-from hyvideo.models.layout import check_diffusers_layout, read_json
+from hyvideo.models.model_folder import check_diffusers_layout, read_json
 from hyvideo.models.streaming import fill
 from hyvideo.models.weight_files import SafetensorsFolder, StateDict, WeightSource, read_pickled
 

@@ -22,7 +22,7 @@ from torch import nn
 from hyvideo.models.adapter import base_weight
 from hyvideo.models.conversion import Naming, Part, transformer_part, vae_part
 from hyvideo.models.encoders import diffusers_encoders, original_encoders
-from hyvideo.models.layout import (
+from hyvideo.models.model_folder import (
     check_diffusers_layout,
     check_layout,
     is_diffusers_layout,
@@ -31,7 +31,7 @@ from hyvideo.models.layout import (
     transformer_folder,
 )
 from hyvideo.models.original_config import diffusers_transformer_config, diffusers_vae_config
-from hyvideo.models.quiet import quiet_diffusers
+from hyvideo.models.diffusers_logging import without_diffusers_logs
 from hyvideo.models.streaming import fill
 from hyvideo.models.vae import allow_batches
 from hyvideo.models.weight_files import SafetensorsFolder
@@ -189,7 +189,7 @@ def _empty(model_class: type[nn.Module], config: dict[str, Any], folder: Path) -
         if not all(abs(size) < limit for size in sizes):
             raise ValueError(f"'{folder / 'config.json'}': {name} is {value!r:.80}, expected less than {limit}.")
     try:
-        with init_empty_weights(), quiet_diffusers():
+        with init_empty_weights(), without_diffusers_logs():
             return model_class.from_config(config)
     except (TypeError, ValueError, RuntimeError, ZeroDivisionError) as error:
         raise ValueError(f"'{folder / 'config.json'}' describes no {model_class.__name__}: {error}.") from error
@@ -197,7 +197,7 @@ def _empty(model_class: type[nn.Module], config: dict[str, Any], folder: Path) -
 
 def _guider(root: Path) -> ClassifierFreeGuidance:
     """Load the guidance settings of `root`, or the class's defaults."""
-    with quiet_diffusers():
+    with without_diffusers_logs():
         if (root / "guider").is_dir():
             return ClassifierFreeGuidance.from_pretrained(root, subfolder="guider", local_files_only=True)
         return ClassifierFreeGuidance()

@@ -27,7 +27,7 @@ from transformers import (
 
 from hyvideo.data.images import check_task, read_image
 from hyvideo.data.prompts import Prompt
-from hyvideo.models.visiting import visiting
+from hyvideo.models.temporary_placement import temporarily_on
 from hyvideo.pipelines.conditioning import Conditioning, FirstFrames
 from hyvideo.pipelines.noise import SampleNoise
 from hyvideo.pipelines.resolution import check_video_shape, crop_to_size
@@ -126,7 +126,7 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         return self.vae.device if self.encoder_offload else super()._execution_device
 
     def _encoders_at_work(self) -> AbstractContextManager[None]:
-        return visiting(self.encoders, self._execution_device) if self.encoder_offload else nullcontext()
+        return temporarily_on(self.encoders, self._execution_device) if self.encoder_offload else nullcontext()
 
     def encode_prompts(self, prompts: Sequence[Prompt], size: tuple[int, int]) -> Conditioning:
         """Encode the texts of `prompts` and the images they name, one row each.

@@ -14,7 +14,7 @@ LISTED = 5
 """Prompts that the warning names at most."""
 
 
-def cut_prompts(pipeline: HunyuanVideoGRPOPipeline, prompts: Sequence[Prompt]) -> str | None:
+def truncated_prompts_warning(pipeline: HunyuanVideoGRPOPipeline, prompts: Sequence[Prompt]) -> str | None:
     """Return a warning that counts and names the prompts whose end no encoder reads; None where there are none.
 
     Quoted texts are read as bytes, with a mark at their end.

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from hyvideo.models.layout import is_diffusers_layout, read_json, transformer_folder
+from hyvideo.models.model_folder import is_diffusers_layout, read_json, transformer_folder
 from hyvideo.models.original_config import RESOLUTIONS
 from hyvideo.pipelines.resolution import bucket_size
 

@@ -12,10 +12,10 @@ from diffusers import AutoencoderKLHunyuanVideo15, HunyuanVideo15Transformer3DMo
 from transformers import T5Config, T5EncoderModel
 
 from hyvideo.config.schema import ModelConfig, RewardConfig
-from hyvideo.models.layout import is_diffusers_layout, versions_in
+from hyvideo.models.model_folder import is_diffusers_layout, versions_in
 from hyvideo.models.loading import TILE_OVERLAP, open_transformer, open_vae
-from hyvideo.models.quiet import quiet_diffusers
-from hyvideo.models.reward_models.choice import read_choices
+from hyvideo.models.diffusers_logging import without_diffusers_logs
+from hyvideo.models.reward_models.requested import read_requested_rewards
 from hyvideo.models.vae import allow_batches
 from hyvideo.models.weight_files import SafetensorsFolder
 
@@ -76,7 +76,7 @@ def read_networks(model: ModelConfig, reward: RewardConfig) -> Networks:
         ValueError: the folder holds another network, or the reward settings are wrong.
     """
     root, version = Path(model.pretrained_model_root), model.pretrained_transformer_version
-    rewards = [choice.name for choice in read_choices(reward) if choice.url is None]
+    rewards = [choice.name for choice in read_requested_rewards(reward) if choice.url is None]
     rewards_of = {
         "reward_bytes": sum(REWARD_BYTES.get(name, 0) for name in rewards),
         "unknown_rewards": tuple(name for name in rewards if name not in REWARD_BYTES),
@@ -94,7 +94,7 @@ def read_networks(model: ModelConfig, reward: RewardConfig) -> Networks:
 def _published(version: str, rewards: dict[str, Any]) -> Networks:
     """Return the sizes of HunyuanVideo-1.5: the defaults of the diffusers classes."""
     task = "i2v" if "i2v" in version else "t2v"
-    with init_empty_weights(), quiet_diffusers():
+    with init_empty_weights(), without_diffusers_logs():
         config = dict(HunyuanVideo15Transformer3DModel(num_layers=1, task_type=task).config) | {"num_layers": 54}
         vae = AutoencoderKLHunyuanVideo15()
     vision = VISION_PARAMETERS if task == "i2v" else 0
@@ -116,7 +116,7 @@ def made_in(dtype: torch.dtype) -> Iterator[None]:
 
 def make_vae(config: Mapping[str, Any]) -> AutoencoderKLHunyuanVideo15:
     """Make a VAE as a GPU decodes with it, in half precision and tiles, on the device that is set (meta or fake)."""
-    with quiet_diffusers(), made_in(torch.float16):
+    with without_diffusers_logs(), made_in(torch.float16):
         vae = AutoencoderKLHunyuanVideo15.from_config(dict(config))
     vae.tile_overlap_factor = TILE_OVERLAP
     vae.enable_tiling()

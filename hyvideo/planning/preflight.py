@@ -15,10 +15,10 @@ from hyvideo.checkpoint.run_folder import RunFolder
 from hyvideo.checkpoint.train_state import checkpoints_of
 from hyvideo.config.schema import Config, RunConfig
 from hyvideo.data.files import nearest_existing
-from hyvideo.distributed.collectives import all_or_none, from_main, require_same
+from hyvideo.distributed.collectives import all_or_none, broadcast_from_main, require_same
 from hyvideo.distributed.gpus import this_gpu
 from hyvideo.distributed.layout import layout_of
-from hyvideo.models.layout import check_layout
+from hyvideo.models.model_folder import check_layout
 from hyvideo.models.loading import open_transformer, open_vae
 from hyvideo.models.reward_models.rewards import check_rewards
 from hyvideo.models.streaming import check_fit
@@ -76,8 +76,8 @@ def preflight(config: Config, planned: Plan | ValueError | None) -> str:
         check_rewards(config.reward, config.model.pretrained_model_root, config.rollout.video_fps)
     folder = open_folder(config, layout_of(config, world_size).dp_size, content)
     _check_folder(folder.path)
-    plan = from_main(lambda: _plan_or_raise(planned))
-    from_main(lambda: check_space(folder, config.run, plan.checkpoint_bytes))
+    plan = broadcast_from_main(lambda: _plan_or_raise(planned))
+    broadcast_from_main(lambda: check_space(folder, config.run, plan.checkpoint_bytes))
     with all_or_none():
         _check_host(plan)
         _check_gpu(plan)
@@ -133,12 +133,12 @@ def _check_folder(path: Path) -> None:
             raise ValueError(
                 f"output_dir: cannot write in '{parent}': {error.strerror}. Choose another folder."
             ) from error
-    marker = from_main(lambda: tempfile.mkstemp(dir=parent, prefix=".dry_run-")[1])
+    marker = broadcast_from_main(lambda: tempfile.mkstemp(dir=parent, prefix=".dry_run-")[1])
     try:
         with all_or_none():
             _await(Path(marker))
     finally:
-        from_main(lambda: os.unlink(marker))
+        broadcast_from_main(lambda: os.unlink(marker))
 
 
 def _await(marker: Path) -> None:

@@ -25,7 +25,7 @@ from hyvideo.distributed.mesh import Mesh, build_mesh
 from hyvideo.models.adapter import configured_adapter
 from hyvideo.models.attention import EqualRows, install_attention
 from hyvideo.models.parallelize import forget_gathered_weights, prepare_policy, shard_weights, trainable_parameters
-from hyvideo.models.quiet import quiet_diffusers
+from hyvideo.models.diffusers_logging import without_diffusers_logs
 from hyvideo.planning.networks import made_in
 from hyvideo.planning.peak_memory import PeakMemory
 from hyvideo.training.assembly import DTYPES
@@ -153,7 +153,7 @@ def policy_on_meta(
     PEFT converts an adapter's weights to those of its layer, which fake tensors do not allow; on meta it does not.
     """
     parallel, model = config.parallel, config.model
-    with quiet_diffusers(), made_in(DTYPES[model.master_weight_type]), torch.device("meta"):
+    with without_diffusers_logs(), made_in(DTYPES[model.master_weight_type]), torch.device("meta"):
         transformer = HunyuanVideo15Transformer3DModel.from_config(dict(network))
         prepare_policy(
             install_attention(transformer, sp_group),

@@ -25,12 +25,12 @@ from hyvideo.config.sizes import parse_size
 from hyvideo.data.files import writing
 from hyvideo.data.images import check_images, check_task
 from hyvideo.data.prompts import Prompt, read_prompts
-from hyvideo.distributed.collectives import all_or_none, from_main, require_same
+from hyvideo.distributed.collectives import all_or_none, broadcast_from_main, require_same
 from hyvideo.distributed.layout import layout_of
 from hyvideo.distributed.mesh import Mesh, build_mesh
 from hyvideo.models.adapter import configured_adapter, draw_adapter, lora_facts
 from hyvideo.models.attention import install_attention
-from hyvideo.models.layout import check_layout, task_of
+from hyvideo.models.model_folder import check_layout, task_of
 from hyvideo.models.loading import load_pipeline
 from hyvideo.models.parallelize import (
     compile_blocks,
@@ -47,7 +47,7 @@ from hyvideo.observability.profiling import Profile
 from hyvideo.observability.trackers import Trackers, check_trackers
 from hyvideo.observability.watchdog import Watchdog
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
-from hyvideo.pipelines.prompt_lengths import cut_prompts
+from hyvideo.pipelines.prompt_lengths import truncated_prompts_warning
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.checks import check_config, check_guidance, rollout_scheduler
 from hyvideo.training.code_version import CODE, code_version
@@ -100,7 +100,7 @@ def build_training(config: Config) -> Training:
         journal.console.info(f"changed: {change}")
     journal.console.info(f"reward {reward.describe()}")
     if mesh.is_main:
-        cut = cut_prompts(policy.pipeline, [*prompts, *valid])
+        cut = truncated_prompts_warning(policy.pipeline, [*prompts, *valid])
         for warning in filter(None, [*warnings_about_settings(config, prompts, valid), cut]):
             journal.console.warning(warning)
     validation = _build_validation(config, policy, valid, reward, mesh)
@@ -144,7 +144,7 @@ def open_folder(config: Config, dp_size: int, content: Mapping[str, str]) -> Run
     Raises:
         ValueError: the folder cannot be used, or the checkpoint was made with other settings; all ranks raise it.
     """
-    folder = from_main(lambda: open_run_folder(config.run))
+    folder = broadcast_from_main(lambda: open_run_folder(config.run))
     with all_or_none():
         if folder.resume_from:
             settings = _deciding_settings(config, dp_size, content)
@@ -289,7 +289,7 @@ def _build_state(
         algorithm=algorithm_class(config.grpo.algorithm)(policy, optimization, config, timer),
         sampler=rounds.sampler,
         settings=settings,
-        noted={CODE: from_main(code_version)} | {name: content[name] for name in content if name not in settings},
+        noted={CODE: broadcast_from_main(code_version)} | {name: content[name] for name in content if name not in settings},
         lora=lora_facts(config.model),
         collective_timeout=config.parallel.collective_timeout,
     )

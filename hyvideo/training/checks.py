@@ -17,7 +17,7 @@ from hyvideo.data.videos import MAX_VIDEO_BYTES
 from hyvideo.distributed.layout import layout_of
 from hyvideo.grpo.sde_window import noisy_steps
 from hyvideo.grpo.timesteps import check_updates, select_timesteps
-from hyvideo.models.layout import is_diffusers_layout
+from hyvideo.models.model_folder import is_diffusers_layout
 from hyvideo.pipelines.sampling_defaults import FILE, sampling_defaults
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 

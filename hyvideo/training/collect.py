@@ -16,7 +16,7 @@ from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout
 from hyvideo.pipelines.noise import SampleNoise
 from hyvideo.training.diversity import group_diversity, thumbnails
 from hyvideo.training.rounds import Round
-from hyvideo.training.scoring import score_over_ranks
+from hyvideo.training.scoring_over_ranks import score_over_ranks
 
 
 def collect(

@@ -47,7 +47,7 @@ class Journal:
         self.reward_watch = RewardWatch()
         rows = read_metrics(metrics.path) if metrics and metrics.path.is_file() else []  # those before a resume
         for row in {row["round"]: row for row in rows if "round" in row}.values():  # the last row of each round
-            self.reward_watch.look(row)
+            self.reward_watch.observe(row)
 
     def row(
         self, step: int, trajectory: Trajectory, metrics: dict[str, float], times: dict[str, float], *, round_ends: bool
@@ -63,7 +63,7 @@ class Journal:
         if self.metrics:
             self.metrics.log(step, row)
         self.console.progress(step, row)
-        if round_ends and (warning := self.reward_watch.look(row)):
+        if round_ends and (warning := self.reward_watch.observe(row)):
             self.console.main_warning(warning)
 
     def log_videos(self, step: int, folder: Path) -> None:

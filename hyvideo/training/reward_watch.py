@@ -23,7 +23,7 @@ class RewardWatch:
         window: even number of rounds.
 
     Example:
-        >>> warning = watch.look({"reward/mean": 0.9, "rollout/diversity": 0.02})  # None, or a message
+        >>> warning = watch.observe({"reward/mean": 0.9, "rollout/diversity": 0.02})  # None, or a message
     """
 
     def __init__(self, window: int = WINDOW) -> None:
@@ -31,7 +31,7 @@ class RewardWatch:
         self._rows: deque[Mapping[str, float]] = deque()
         self._earlier: list[float] = []
 
-    def look(self, row: Mapping[str, float]) -> str | None:
+    def observe(self, row: Mapping[str, float]) -> str | None:
         """Take the metrics of a round's last update; return a warning with its numbers, or None.
 
         Args:

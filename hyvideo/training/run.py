@@ -11,7 +11,7 @@ from hyvideo.algorithms.policy import Policy
 from hyvideo.checkpoint.run_folder import RunFolder
 from hyvideo.checkpoint.train_state import LATEST, latest_checkpoint
 from hyvideo.config.schema import Config
-from hyvideo.distributed.collectives import from_main
+from hyvideo.distributed.collectives import broadcast_from_main
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.models.reward_models.rewards import WeightedReward
@@ -101,7 +101,7 @@ class Run:
         self.state.give_round_up(self._before)
         self.timer.pop()
         self.state.finish_save()
-        saved = from_main(lambda: latest_checkpoint(self.folder.checkpoints))  # another machine may see it later
+        saved = broadcast_from_main(lambda: latest_checkpoint(self.folder.checkpoints))  # another machine may see it later
         if self.state.step and not (saved and saved.name == f"step_{self.state.step}"):
             self._save()
         self._stop_between_rounds()
@@ -204,7 +204,7 @@ class Run:
 
     def _advice(self) -> str:
         """Say how to go on after an update that is not finite."""
-        good = from_main(lambda: latest_checkpoint(self.folder.checkpoints))
+        good = broadcast_from_main(lambda: latest_checkpoint(self.folder.checkpoints))
         return (
             f"Last good checkpoint: {good or 'none was saved yet'}. A lower learning_rate or max_grad_norm usually "
             "helps: give it with --resume_from_checkpoint latest --resume_may_change learning_rate max_grad_norm."

@@ -25,7 +25,7 @@ from hyvideo.checkpoint.train_state import (
 )
 from hyvideo.config.knobs import KNOBS
 from hyvideo.data.samplers import GroupSampler
-from hyvideo.distributed.collectives import all_or_none, from_main, gather, local_shard
+from hyvideo.distributed.collectives import all_or_none, broadcast_from_main, gather, local_shard
 from hyvideo.models.adapter import adapter_weights, save_lora
 from hyvideo.models.parallelize import forget_gathered_weights, trainable_parameters
 
@@ -194,7 +194,7 @@ class RunState:
         lost = [name for name, p in policy.items() if not torch.isfinite(local_shard(p.detach())).all()]
         lost = list(dict.fromkeys(name for names in gather(lost) for name in names))
         if lost:
-            good = from_main(lambda: latest_checkpoint(folder))
+            good = broadcast_from_main(lambda: latest_checkpoint(folder))
             raise SaveError(
                 f"step {self.step} is not saved: {len(lost)} of {len(policy)} trained weights are not finite, first "
                 f"{lost[0]}. Last good checkpoint: {good or 'none was saved yet'}. Continue from it with a lower "

@@ -16,7 +16,7 @@ from hyvideo.data.videos import write_video
 from hyvideo.distributed.collectives import gather
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.reward_models.rewards import Scores, WeightedReward
-from hyvideo.training.scoring import score_over_ranks
+from hyvideo.training.scoring_over_ranks import score_over_ranks
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from hyvideo.config.schema import OptimizerConfig
 from hyvideo.distributed.collectives import whole
 from hyvideo.models.attention import install_attention
 from hyvideo.models.parallelize import prepare_policy, shard_weights, trainable_parameters
-from hyvideo.models.quiet import quiet_diffusers
+from hyvideo.models.diffusers_logging import without_diffusers_logs
 from tests.support.ranks import run_on_ranks
 from tests.support.tiny_model import ADAPTER, build_transformer, randomize
 
@@ -27,7 +27,7 @@ class Float32LayerNorm(nn.LayerNorm):
 
 def update_adapter(num_ranks: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Take one backward pass and AdamW step of 1e-5; return gradient and change of every adapter weight."""
-    with quiet_diffusers():
+    with without_diffusers_logs():
         policy = install_attention(build_transformer().to(torch.bfloat16))
     for module in policy.modules():
         if isinstance(module, nn.LayerNorm):

@@ -15,7 +15,7 @@ import pytest
 import generate
 import post_train
 from hyvideo.checkpoint.train_state import begin_save
-from hyvideo.models.layout import DIFFUSERS_COMPONENTS, original_files
+from hyvideo.models.model_folder import DIFFUSERS_COMPONENTS, original_files
 from scripts import check_weights, evaluate, report
 from tests.support.command_line import CommandLine
 from tests.support.limits import bounded_memory

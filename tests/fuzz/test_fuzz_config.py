@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hyvideo.config.knobs import GROUPS, KNOBS
 from hyvideo.config.loading import load_config, load_saved_config, save_config
 from hyvideo.config.schema import Config
-from hyvideo.models.reward_models.choice import read_choices
+from hyvideo.models.reward_models.requested import read_requested_rewards
 from hyvideo.training.checks import check_config
 from tests.support.fuzzing import SCALARS, changed, damaged, fuzz, only_value_errors
 
@@ -142,7 +142,7 @@ def test_any_choice_of_rewards_is_read_or_refused(tree):
     cfg = loads_or_teaches([f"--reward_config={json.dumps(tree)}"], "--reward_config") if _writable(tree) else None
     if cfg is not None:
         with only_value_errors("reward_"):
-            assert read_choices(cfg.reward)
+            assert read_requested_rewards(cfg.reward)
 
 
 def _writable(tree):

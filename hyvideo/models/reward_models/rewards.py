@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hyvideo.config.schema import RewardConfig
-from hyvideo.models.reward_models.choice import RewardChoice, check_metrics, check_options, read_choices
+from hyvideo.models.reward_models.requested import RequestedReward, check_metrics, check_options, read_requested_rewards
 from hyvideo.models.reward_models.registry import RewardContext, RewardModel, reward_class
 from hyvideo.models.reward_models.remote.client import RemoteReward
 from hyvideo.models.reward_models.scoring import Scorer, Scoring
@@ -64,7 +64,7 @@ class WeightedReward:
 
     def __init__(
         self,
-        choices: Sequence[RewardChoice],
+        choices: Sequence[RequestedReward],
         models: Sequence[RewardModel],
         config: RewardConfig,
         context: RewardContext,
@@ -209,9 +209,9 @@ def check_rewards(config: RewardConfig, model_root: str | Path, video_fps: float
             check_metrics(choice, RemoteReward(context, choice.name, choice.url, config).metrics)
 
 
-def _checked_choices(config: RewardConfig) -> list[RewardChoice]:
+def _checked_choices(config: RewardConfig) -> list[RequestedReward]:
     """Return the rewards of a configuration; those of this process are known and fit their weights and options."""
-    choices = read_choices(config)
+    choices = read_requested_rewards(config)
     for choice in choices:
         if choice.url is None:
             reward = reward_class(choice.name)

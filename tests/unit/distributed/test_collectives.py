@@ -11,7 +11,7 @@ from hyvideo.distributed.collectives import (
     all_or_none,
     as_shard_of,
     average_gradients,
-    from_main,
+    broadcast_from_main,
     gather,
     local_shard,
     own_part,
@@ -24,7 +24,7 @@ def test_one_rank_hears_only_itself():
     value = {"a": 1}
     assert gather(value) == [value]
     assert gather(value)[0] is value
-    assert from_main(lambda: value) is value
+    assert broadcast_from_main(lambda: value) is value
     require_same({"eta": 0.5})
 
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hyvideo.models.adapter import save_lora
 from hyvideo.models.parallelize import ATTENTION_OPS, prepare_policy, trainable_parameters
-from hyvideo.models.quiet import quiet_diffusers
+from hyvideo.models.diffusers_logging import without_diffusers_logs
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from tests.support.pipelines import PROMPTS
 from tests.support.tiny_model import ADAPTER, build_transformer, randomize
@@ -114,7 +114,7 @@ def test_with_an_adapter_nothing_else_is_trained(policy):
 def test_an_adapter_is_float32_in_a_bfloat16_network_and_moves_by_small_updates(loaded: bool, tmp_path: Path):
     policy = prepare_policy(build_transformer(), gradient_checkpointing=False, lora=ADAPTER)
     save_lora(policy, tmp_path)
-    with quiet_diffusers():
+    with without_diffusers_logs():
         policy = build_transformer().to(torch.bfloat16)
     start = str(tmp_path) if loaded else None
     prepare_policy(policy, gradient_checkpointing=False, lora=ADAPTER, pretrained_lora_path=start)

@@ -6,14 +6,14 @@ import pytest
 
 from hyvideo.data.prompts import Prompt
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
-from hyvideo.pipelines.prompt_lengths import cut_prompts
+from hyvideo.pipelines.prompt_lengths import truncated_prompts_warning
 from hyvideo.training.run import Training
 
 
 @pytest.fixture
 def told(pipeline: HunyuanVideoGRPOPipeline) -> Callable[..., str | None]:
     """What is said of some texts."""
-    return lambda *texts: cut_prompts(pipeline, [Prompt(text, row, None, None) for row, text in enumerate(texts)])
+    return lambda *texts: truncated_prompts_warning(pipeline, [Prompt(text, row, None, None) for row, text in enumerate(texts)])
 
 
 def words_of(pipeline: HunyuanVideoGRPOPipeline, num_tokens: int) -> str:

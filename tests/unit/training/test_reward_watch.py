@@ -22,7 +22,7 @@ def rows(reward: float, valid: float, diversity: float) -> Iterator[dict[str, fl
 
 def warnings(**moves: float) -> list[str]:
     watch = RewardWatch(ROUNDS)
-    return [warning for row in rows(**moves) if (warning := watch.look(row))]
+    return [warning for row in rows(**moves) if (warning := watch.observe(row))]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_an_honest_rise_and_no_rise_are_not(moves: dict[str, float]):
 def test_rounds_without_a_score_are_no_rise():
     watch = RewardWatch(4)
     for number in range(4):
-        assert watch.look({"reward/mean": float("nan"), "rollout/diversity": 0.1 - number / 50}) is None
+        assert watch.observe({"reward/mean": float("nan"), "rollout/diversity": 0.1 - number / 50}) is None
 
 
 def test_a_validation_of_the_rounds_is_compared_with_the_one_before_them():
@@ -63,7 +63,7 @@ def test_a_validation_of_the_rounds_is_compared_with_the_one_before_them():
     for number in range(1, 201):
         row = {"reward/mean": number / 10 + noise.gauss(0, 0.2), "rollout/diversity": 0.1}
         valid = {100: {"valid/reward": 0.5}, 200: {"valid/reward": 0.1}}.get(number, {})
-        if warning := watch.look(row | valid):
+        if warning := watch.observe(row | valid):
             said.append((number, warning))
     ((number, warning),) = said
     assert number == 200 and "valid/reward fell from +0.5000 to +0.1000" in warning

@@ -12,7 +12,7 @@ from hyvideo.config.loading import load_config
 from hyvideo.config.schema import RewardConfig
 from hyvideo.models import reward_models
 from hyvideo.models.reward_models import registry
-from hyvideo.models.reward_models.choice import read_choices
+from hyvideo.models.reward_models.requested import read_requested_rewards
 from hyvideo.models.reward_models.rewards import get_reward_fn
 from scripts.serve_reward import parse_arguments
 
@@ -43,7 +43,7 @@ def test_the_example_is_a_reward_once_its_file_is_there(tmp_path, monkeypatch):
 
 def test_the_yaml_is_a_configuration_of_three_rewards(tmp_path):
     (tmp_path / "rewards.yaml").write_text(block("yaml"))
-    choices = read_choices(load_config(["--config", str(tmp_path / "rewards.yaml")]).reward)
+    choices = read_requested_rewards(load_config(["--config", str(tmp_path / "rewards.yaml")]).reward)
     assert [(choice.name, choice.weight, choice.url) for choice in choices] == [
         ("videoalign_local", 1.0, None),
         ("clip_score", 0.1, None),

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from hyvideo.config.schema import RewardConfig
 from hyvideo.distributed.mesh import build_mesh
-from hyvideo.models.reward_models.choice import RewardChoice
+from hyvideo.models.reward_models.requested import RequestedReward
 from hyvideo.models.reward_models.registry import RewardContext, RewardFailureError, Videos
 from hyvideo.models.reward_models.rewards import WeightedReward
-from hyvideo.training.scoring import score_over_ranks
+from hyvideo.training.scoring_over_ranks import score_over_ranks
 from tests.support.ranks import run_on_ranks
 from tests.support.rewards import Brightness, grey_videos
 
@@ -33,7 +33,7 @@ def failures(prompts_of_ranks: list[list[str]], max_failed: float, error: Except
     """Score this rank's prompts; the failures of all ranks that were borne, or why they were not."""
     mesh = build_mesh()
     prompts = prompts_of_ranks[mesh.rank]
-    choice = RewardChoice("brightness", 1.0, {"brightness": 2.0}, {}, None)
+    choice = RequestedReward("brightness", 1.0, {"brightness": 2.0}, {}, None)
     model = Broken(error) if error else Brightness()
     reward = WeightedReward([choice], [model], RewardConfig(reward_max_failed=max_failed), RewardContext())
     before = sum(map(len, prompts_of_ranks[: mesh.rank]))

@@ -14,7 +14,7 @@ _KEYS = ("weight", "sub_reward", "options", "url")
 
 
 @dataclass(frozen=True)
-class RewardChoice:
+class RequestedReward:
     """One reward of a configuration.
 
     Attributes:
@@ -32,7 +32,7 @@ class RewardChoice:
     url: str | None
 
 
-def read_choices(config: RewardConfig) -> list[RewardChoice]:
+def read_requested_rewards(config: RewardConfig) -> list[RequestedReward]:
     """Read `reward_config`, or where it is None the short form `reward_model` with `reward_weights`.
 
     Raises:
@@ -42,7 +42,7 @@ def read_choices(config: RewardConfig) -> list[RewardChoice]:
         options = {} if config.reward_checkpoint_path is None else {"checkpoint": config.reward_checkpoint_path}
         weights = _numbers(config.reward_weights, "reward_weights")
         require_no_secret("remote_reward_url", config.remote_reward_url)
-        choices = [RewardChoice(config.reward_model, 1.0, weights, options, config.remote_reward_url)]
+        choices = [RequestedReward(config.reward_model, 1.0, weights, options, config.remote_reward_url)]
     else:
         choices = _read_long_form(config.reward_config, config.remote_reward_url)
     if not any(choice.weight * weight for choice in choices for weight in choice.sub_reward.values()):
@@ -50,7 +50,7 @@ def read_choices(config: RewardConfig) -> list[RewardChoice]:
     return choices
 
 
-def _read_long_form(content: Mapping[str, Any], url: str | None) -> list[RewardChoice]:
+def _read_long_form(content: Mapping[str, Any], url: str | None) -> list[RequestedReward]:
     models = content.get("models")
     if list(content) != ["models"] or not isinstance(models, Mapping) or not models:
         raise ValueError(
@@ -60,7 +60,7 @@ def _read_long_form(content: Mapping[str, Any], url: str | None) -> list[RewardC
     return [_read_choice(name, entry, url) for name, entry in models.items()]
 
 
-def check_metrics(choice: RewardChoice, metrics: Sequence[str]) -> None:
+def check_metrics(choice: RequestedReward, metrics: Sequence[str]) -> None:
     """Refuse weights for metrics that a reward does not give.
 
     Raises:
@@ -106,7 +106,7 @@ def require_no_secret(where: str, url: object) -> None:
         )
 
 
-def _read_choice(name: str, entry: object, url: str | None) -> RewardChoice:
+def _read_choice(name: str, entry: object, url: str | None) -> RequestedReward:
     where = f"reward_config: models.{name}"
     if not isinstance(entry, Mapping):
         raise ValueError(f"{where}: expected a mapping with some of {', '.join(_KEYS)}; received {entry!r}.")
@@ -122,7 +122,7 @@ def _read_choice(name: str, entry: object, url: str | None) -> RewardChoice:
         raise ValueError(f"{where}.options: {name} is scored at {url}; give its options to that server's --reward.")
     weight = _numbers({"weight": entry.get("weight", 1.0)}, where)["weight"]
     sub_reward = _numbers(entry.get("sub_reward"), f"{where}.sub_reward")
-    return RewardChoice(name, weight, sub_reward, options, url)
+    return RequestedReward(name, weight, sub_reward, options, url)
 
 
 def _numbers(weights: object, where: str) -> dict[str, float]:

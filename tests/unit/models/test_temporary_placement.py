@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hyvideo.models.visiting import visiting
+from hyvideo.models.temporary_placement import temporarily_on
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
 
 
@@ -15,7 +15,7 @@ def places(network: nn.Module) -> dict[str, tuple[str, int]]:
 def test_a_network_is_away_inside_the_block_alone_and_nothing_is_copied_back():
     network = nn.BatchNorm1d(3).requires_grad_(False)  # has buffers
     before = places(network)
-    with pytest.raises(ZeroDivisionError), visiting([network], torch.device("meta")):
+    with pytest.raises(ZeroDivisionError), temporarily_on([network], torch.device("meta")):
         assert {device for device, _ in places(network).values()} == {"meta"}
         raise ZeroDivisionError
     assert places(network) == before

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 @contextmanager
-def visiting(networks: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
+def temporarily_on(networks: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
     """Let frozen networks compute on `device` inside the block; nothing changes there, so nothing is copied back."""
     places = _places(networks)
     home = {id(tensor): tensor for _, _, tensor in places}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from diffusers import HunyuanVideo15Transformer3DModel
 
-from hyvideo.checkpoint.policy import load_trained_policy
+from hyvideo.checkpoint.trained_policy import load_trained_policy
 from hyvideo.checkpoint.train_state import FACTS
 from hyvideo.models.adapter import ADAPTER
 from hyvideo.models.attention import install_attention

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.models.layout import (
+from hyvideo.models.model_folder import (
     DIFFUSERS_COMPONENTS,
     HOW_TO_GET,
     check_diffusers_layout,
