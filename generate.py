@@ -37,8 +37,8 @@ from hyvideo.evaluation.generation import Job, jobs_of_csv, jobs_of_prompt
 from hyvideo.models.adapter import check_lora, load_lora
 from hyvideo.models.attention import install_attention
 from hyvideo.models.fingerprint import fingerprint
-from hyvideo.models.model_folder import check_layout, task_of, transformer_folder
 from hyvideo.models.loading import load_pipeline, read_vae_config
+from hyvideo.models.model_folder import check_layout, task_of, transformer_folder
 from hyvideo.pipelines.conditioning import Conditioning
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from hyvideo.pipelines.prompt_lengths import truncated_prompts_warning

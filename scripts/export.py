@@ -24,8 +24,8 @@ from hyvideo.checkpoint.trained_policy import check_checkpoint, load_trained_pol
 from hyvideo.config.flags import Parser
 from hyvideo.config.outside import complain
 from hyvideo.models.adapter import check_lora, load_lora, merge_lora
-from hyvideo.models.model_folder import is_diffusers_layout, read_json, transformer_folder
 from hyvideo.models.loading import load_pipeline, load_transformer
+from hyvideo.models.model_folder import is_diffusers_layout, read_json, transformer_folder
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
 from hyvideo.pipelines.sampling_defaults import sampling_defaults
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler

@@ -25,9 +25,9 @@ from safetensors.torch import save_file
 
 from hyvideo.models.adapter import ADAPTER, ADAPTER_FILE, save_lora
 from hyvideo.models.conversion import original_tensors
+from hyvideo.models.diffusers_logging import without_diffusers_logs
 from hyvideo.models.lora_keys import adapter_to_original
 from hyvideo.models.original_config import original_transformer_config
-from hyvideo.models.diffusers_logging import without_diffusers_logs
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
 
 MAX_SHARD_SIZE = "5GB"

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from hyvideo.config.schema import ModelConfig
 from hyvideo.data.randomness import seed_for
 from hyvideo.distributed.collectives import whole
+from hyvideo.models.diffusers_logging import without_diffusers_logs
 from hyvideo.models.lora_keys import adapter_to_diffusers, has_original_keys
 from hyvideo.models.lora_settings import read_lora_settings
-from hyvideo.models.diffusers_logging import without_diffusers_logs
 
 ADAPTER = "default"
 ADAPTER_FILE = "pytorch_lora_weights.safetensors"

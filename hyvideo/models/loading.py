@@ -21,6 +21,7 @@ from torch import nn
 
 from hyvideo.models.adapter import base_weight
 from hyvideo.models.conversion import Naming, Part, transformer_part, vae_part
+from hyvideo.models.diffusers_logging import without_diffusers_logs
 from hyvideo.models.encoders import diffusers_encoders, original_encoders
 from hyvideo.models.model_folder import (
     check_diffusers_layout,
@@ -31,7 +32,6 @@ from hyvideo.models.model_folder import (
     transformer_folder,
 )
 from hyvideo.models.original_config import diffusers_transformer_config, diffusers_vae_config
-from hyvideo.models.diffusers_logging import without_diffusers_logs
 from hyvideo.models.streaming import fill
 from hyvideo.models.vae import allow_batches
 from hyvideo.models.weight_files import SafetensorsFolder

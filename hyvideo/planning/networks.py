@@ -12,9 +12,9 @@ from diffusers import AutoencoderKLHunyuanVideo15, HunyuanVideo15Transformer3DMo
 from transformers import T5Config, T5EncoderModel
 
 from hyvideo.config.schema import ModelConfig, RewardConfig
-from hyvideo.models.model_folder import is_diffusers_layout, versions_in
-from hyvideo.models.loading import TILE_OVERLAP, open_transformer, open_vae
 from hyvideo.models.diffusers_logging import without_diffusers_logs
+from hyvideo.models.loading import TILE_OVERLAP, open_transformer, open_vae
+from hyvideo.models.model_folder import is_diffusers_layout, versions_in
 from hyvideo.models.reward_models.requested import read_requested_rewards
 from hyvideo.models.vae import allow_batches
 from hyvideo.models.weight_files import SafetensorsFolder

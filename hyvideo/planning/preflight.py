@@ -18,8 +18,8 @@ from hyvideo.data.files import nearest_existing
 from hyvideo.distributed.collectives import all_or_none, broadcast_from_main, require_same
 from hyvideo.distributed.gpus import this_gpu
 from hyvideo.distributed.layout import layout_of
-from hyvideo.models.model_folder import check_layout
 from hyvideo.models.loading import open_transformer, open_vae
+from hyvideo.models.model_folder import check_layout
 from hyvideo.models.reward_models.rewards import check_rewards
 from hyvideo.models.streaming import check_fit
 from hyvideo.planning.plan import GIB, Assumptions, Plan, make_plan

@@ -24,8 +24,8 @@ from hyvideo.distributed.collectives import local_shard
 from hyvideo.distributed.mesh import Mesh, build_mesh
 from hyvideo.models.adapter import configured_adapter
 from hyvideo.models.attention import EqualRows, install_attention
-from hyvideo.models.parallelize import forget_gathered_weights, prepare_policy, shard_weights, trainable_parameters
 from hyvideo.models.diffusers_logging import without_diffusers_logs
+from hyvideo.models.parallelize import forget_gathered_weights, prepare_policy, shard_weights, trainable_parameters
 from hyvideo.planning.networks import made_in
 from hyvideo.planning.peak_memory import PeakMemory
 from hyvideo.training.assembly import DTYPES

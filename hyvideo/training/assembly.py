@@ -30,8 +30,8 @@ from hyvideo.distributed.layout import layout_of
 from hyvideo.distributed.mesh import Mesh, build_mesh
 from hyvideo.models.adapter import configured_adapter, draw_adapter, lora_facts
 from hyvideo.models.attention import install_attention
-from hyvideo.models.model_folder import check_layout, task_of
 from hyvideo.models.loading import load_pipeline
+from hyvideo.models.model_folder import check_layout, task_of
 from hyvideo.models.parallelize import (
     compile_blocks,
     prepare_policy,
@@ -289,7 +289,8 @@ def _build_state(
         algorithm=algorithm_class(config.grpo.algorithm)(policy, optimization, config, timer),
         sampler=rounds.sampler,
         settings=settings,
-        noted={CODE: broadcast_from_main(code_version)} | {name: content[name] for name in content if name not in settings},
+        noted={CODE: broadcast_from_main(code_version)}
+        | {name: content[name] for name in content if name not in settings},
         lora=lora_facts(config.model),
         collective_timeout=config.parallel.collective_timeout,
     )

@@ -101,7 +101,9 @@ class Run:
         self.state.give_round_up(self._before)
         self.timer.pop()
         self.state.finish_save()
-        saved = broadcast_from_main(lambda: latest_checkpoint(self.folder.checkpoints))  # another machine may see it later
+        saved = broadcast_from_main(
+            lambda: latest_checkpoint(self.folder.checkpoints)
+        )  # another machine may see it later
         if self.state.step and not (saved and saved.name == f"step_{self.state.step}"):
             self._save()
         self._stop_between_rounds()

@@ -11,8 +11,8 @@ from diffusers import HunyuanVideo15ImageToVideoPipeline, HunyuanVideo15Pipeline
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from hyvideo.checkpoint.trained_policy import load_trained_policy
 from hyvideo.checkpoint.train_state import read_facts
+from hyvideo.checkpoint.trained_policy import load_trained_policy
 from hyvideo.models.adapter import load_lora
 from hyvideo.models.attention import install_attention
 from hyvideo.models.loading import load_pipeline, load_transformer

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.checkpoint.trained_policy import load_trained_policy
 from hyvideo.checkpoint.train_state import latest_checkpoint
+from hyvideo.checkpoint.trained_policy import load_trained_policy
 from hyvideo.config.loading import load_config, load_saved_config
 from hyvideo.models.loading import load_transformer
 from tests.support.command_line import CommandLine

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from hyvideo.config.schema import RewardConfig
-from hyvideo.models.reward_models.requested import RequestedReward, check_metrics, check_options, read_requested_rewards
 from hyvideo.models.reward_models.registry import RewardContext, RewardModel, reward_class
 from hyvideo.models.reward_models.remote.client import RemoteReward
+from hyvideo.models.reward_models.requested import RequestedReward, check_metrics, check_options, read_requested_rewards
 from hyvideo.models.reward_models.scoring import Scorer, Scoring
 
 T = TypeVar("T")

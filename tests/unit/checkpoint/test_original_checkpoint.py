@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hyvideo.checkpoint import original_checkpoint
-from hyvideo.checkpoint.trained_policy import check_checkpoint, load_trained_policy
 from hyvideo.checkpoint.train_state import one_process
+from hyvideo.checkpoint.trained_policy import check_checkpoint, load_trained_policy
 from hyvideo.models.loading import load_transformer
 from tests.support.equal_runs import assert_same
 from tests.support.original_layout import original_transformer, original_transformer_tensors

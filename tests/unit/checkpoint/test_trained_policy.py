@@ -9,8 +9,8 @@ import pytest
 import torch
 from diffusers import HunyuanVideo15Transformer3DModel
 
-from hyvideo.checkpoint.trained_policy import load_trained_policy
 from hyvideo.checkpoint.train_state import FACTS
+from hyvideo.checkpoint.trained_policy import load_trained_policy
 from hyvideo.models.adapter import ADAPTER
 from hyvideo.models.attention import install_attention
 from hyvideo.models.loading import load_transformer

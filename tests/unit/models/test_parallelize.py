@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hyvideo.models.adapter import save_lora
-from hyvideo.models.parallelize import ATTENTION_OPS, prepare_policy, trainable_parameters
 from hyvideo.models.diffusers_logging import without_diffusers_logs
+from hyvideo.models.parallelize import ATTENTION_OPS, prepare_policy, trainable_parameters
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from tests.support.pipelines import PROMPTS
 from tests.support.tiny_model import ADAPTER, build_transformer, randomize

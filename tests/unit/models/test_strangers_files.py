@@ -16,8 +16,8 @@ from safetensors.torch import save
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hyvideo.checkpoint.trained_policy import load_trained_policy
 from hyvideo.checkpoint.train_state import begin_save
+from hyvideo.checkpoint.trained_policy import load_trained_policy
 from hyvideo.models.adapter import ADAPTER_FILE, load_lora, lora_config, save_lora
 from hyvideo.models.loading import load_pipeline
 from hyvideo.models.parallelize import prepare_policy, trainable_parameters

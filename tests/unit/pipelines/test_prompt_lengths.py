@@ -13,7 +13,9 @@ from hyvideo.training.run import Training
 @pytest.fixture
 def told(pipeline: HunyuanVideoGRPOPipeline) -> Callable[..., str | None]:
     """What is said of some texts."""
-    return lambda *texts: truncated_prompts_warning(pipeline, [Prompt(text, row, None, None) for row, text in enumerate(texts)])
+    return lambda *texts: truncated_prompts_warning(
+        pipeline, [Prompt(text, row, None, None) for row, text in enumerate(texts)]
+    )
 
 
 def words_of(pipeline: HunyuanVideoGRPOPipeline, num_tokens: int) -> str:
