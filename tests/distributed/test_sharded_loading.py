@@ -112,7 +112,7 @@ def test_together_the_ranks_hold_the_network_and_each_reads_its_share_alone(
 def bytes_of_a_run(argv: list[str]) -> tuple[int, int]:
     """Build a run's training; how many bytes of the transformer this rank has read, and how many it holds."""
     with counted_bytes() as bytes_read:
-        transformer = training_of(argv).state.transformer
+        transformer = training_of(argv).policy.transformer
     return bytes_read["transformer"], sum(
         local_shard(weight).nbytes for name, weight in transformer.named_parameters() if base_weight(name)
     )

@@ -69,7 +69,7 @@ CASES: dict[str, tuple[dict[str, Any] | Callable[[Path], dict[str, Any]], str]] 
     "groups that do not tile": ({"batch_size": 3}, "batch_size 3 and num_generations 2 must divide one another"),
     "a floor above a lowered ceiling": (
         {"kl_schedule": "milder", "kl_weight": 0.01, "kl_min_coef": 0.005},
-        "kl_min_coef 0.005, kl_coef 0.005 and the ceiling 0.001 (kl_weight; a tenth of it for milder) must rise",
+        "kl_min_coef must lie within [0, 0.001], up to lambda's ceiling for 'milder', got 0.005",
     ),
     "an image outside of its folder": (image_outside, "given.csv, line 2: ref_image_path"),
     "unknown metric": ({"reward_weights": '{"XX": 1}'}, "has no metric XX; expected some of VQ, MQ, TA"),

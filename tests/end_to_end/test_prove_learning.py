@@ -15,6 +15,8 @@ SMALL = ["--num_held_out", "2", "--batch_size", "8", "--max_steps", "2", "--enab
 class Ranks:
     """Scores videos by their place in the batch."""
 
+    max_failed = 0.5
+
     def __call__(self, videos: torch.Tensor, prompts: list[str]) -> Scores:
         places = torch.arange(len(prompts), dtype=torch.float32)
         return Scores({"VQ": -places}, places, {"VQ": -1.0})

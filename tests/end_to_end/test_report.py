@@ -39,7 +39,7 @@ def test_a_study_goes_from_gallery_to_win_rates(here: Path, capsys: pytest.Captu
             "pair": pair,
             "criterion": "motion_quality",
             "choice": videos[1],
-            "at": "1",
+            "at": "2026-11-01T12:00:00Z",
         }
         for pair, videos in key["pairs"].items()
     ]
@@ -49,6 +49,7 @@ def test_a_study_goes_from_gallery_to_win_rates(here: Path, capsys: pytest.Captu
     assert capsys.readouterr().out == (
         "Motion quality       base preferred to trained: 0.0% [0.0%, 32.4%], 8 pairs, 1 rater(s), "
         "votes 0 won, 0 tied, 8 lost\n"
+        "raters: Ann (8 votes)\n"
     )
     assert len(json.loads((here / "all.json").read_text())["votes"]) == 8
 

@@ -69,7 +69,9 @@ def test_a_different_seed_is_a_different_run(train: Callable[..., list[Row]]):
 
 @pytest.mark.parametrize("kl_compute_mode", ["rollout_phase", "training_phase"])
 def test_gradients_do_not_depend_on_the_micro_batch(make_training: Callable[..., Training], kl_compute_mode: str):
-    training = make_training(kl_compute_mode=kl_compute_mode, max_grad_norm=1e9, kl_weight=1.0)
+    training = make_training(
+        kl_compute_mode=kl_compute_mode, max_grad_norm=1e9, kl_weight=1.0, update_ref_model_step=99
+    )
     first = collect_round(training)
     update(training, first, pairs_of(training, first)[0])  # so that every term of the loss has a gradient
     trajectory = collect_round(training)

@@ -55,15 +55,15 @@ def test_a_run_goes_on_without_the_scores_that_failed_or_stops_as_configured(mak
     with serving(app) as url:
         lenient = make_training(remote_reward_url=url, reward_max_failed=1.0, max_steps=2, **settings)
         lenient.train()
-        half, none = rows_of(lenient.folder.path)
+        half, none = rows_of(lenient.run.folder.path)
         strict = make_training(remote_reward_url=url, max_steps=2, **settings)
-        before = trainable_parameters(strict.state.transformer)["proj_out.weight"].clone()
+        before = trainable_parameters(strict.policy.transformer)["proj_out.weight"].clone()
         with pytest.raises(RewardFailureError, match="4 of 4 videos could not be scored"):
             strict.train()
     assert half["reward/failed"] == 2 and math.isfinite(half["reward/mean"]) and half["grad_norm"] > 0
     assert none["reward/failed"] == 4 and none["reward/mean"] is None and none["reward/groups_without_spread"] == 2
-    assert strict.state.step == 0
-    assert torch.equal(trainable_parameters(strict.state.transformer)["proj_out.weight"], before)
+    assert strict.run.state.step == 0
+    assert torch.equal(trainable_parameters(strict.policy.transformer)["proj_out.weight"], before)
 
 
 def test_an_offloaded_reward_is_asked_back_in_every_round(make_training, monkeypatch):

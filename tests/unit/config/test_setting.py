@@ -17,9 +17,9 @@ def test_every_number_has_a_range_and_nothing_else_has_one():
 @pytest.mark.parametrize("name", RANGES)
 def test_every_number_is_held_to_its_range(name: str):
     low, high = RANGES[name][1:-1].split(", ")
-    outside = [low] if RANGES[name][0] == "(" else [str(int(low) - 1)]
+    outside = [low] if RANGES[name][0] == "(" else [str(int(float(low)) - 1)]
     if high != "inf":
-        outside.append(high if RANGES[name][-1] == ")" else str(int(high) + 1))
+        outside.append(high if RANGES[name][-1] == ")" else str(int(float(high)) + 1))
     if KNOBS[name].kind is float:
         outside += ["nan", "inf", "-inf"]
     for value in outside:

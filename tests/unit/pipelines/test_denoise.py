@@ -99,11 +99,12 @@ def test_videos_are_the_stock_vaes_to_one_grey_level(
     assert (videos - expected.permute(0, 1, 3, 4, 2)).abs().max() <= 0.51
 
 
-def test_sampling_is_the_deterministic_rollout(pipeline: HunyuanVideoGRPOPipeline, conditioning: Conditioning):
-    steps = []
-    videos = pipeline.sample(conditioning, noise_of(3), Guidance(), **VIDEO, on_step=steps.append)
-    rollout = pipeline.rollout(conditioning, noise_of(3), Guidance(), **VIDEO, sde_type="ode", eta=0.0)
-    assert torch.equal(videos, rollout.videos)
+def test_only_the_last_latents_may_be_kept(pipeline: HunyuanVideoGRPOPipeline, conditioning: Conditioning):
+    steps, ode = [], {**VIDEO, "sde_type": "ode", "eta": 0.0}
+    alone = pipeline.rollout(conditioning, noise_of(3), Guidance(), **ode, only_last=True, on_step=steps.append)
+    rollout = pipeline.rollout(conditioning, noise_of(3), Guidance(), **ode)
+    assert torch.equal(alone.videos, rollout.videos)
+    assert torch.equal(alone.latents, rollout.latents[:, -1:]) and alone.means is None and alone.log_probs is None
     assert steps == list(range(NUM_STEPS))
 
 

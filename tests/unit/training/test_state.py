@@ -107,7 +107,7 @@ def test_other_settings_are_refused(make_training: Callable[..., Training]):
     training.train()
     checkpoint = training.run.folder.checkpoints / "step_1"
     with pytest.raises(ValueError, match=rf"(?s)'{checkpoint}' was made with other settings.*config\.yaml") as error:
-        make_training(eta=0.4, dtype="bf16", master_weight_type="bf16").state.load(checkpoint)
+        make_training(eta=0.4, dtype="bf16", master_weight_type="bf16").run.state.load(checkpoint)
     assert "eta is 0.4, the checkpoint has 0.5" in str(error.value)
     assert "master_weight_type is 'bf16', the checkpoint has 'fp32'" in str(error.value)
 

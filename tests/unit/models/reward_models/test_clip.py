@@ -139,7 +139,7 @@ def test_damaged_weights_of_a_clip_are_named(checkpoint, tmp_path):
         ClipScore(RewardContext(), str(copy))
     (copy / "merges.txt").unlink(missing_ok=True)
     os.mkfifo(copy / "merges.txt")
-    with pytest.raises(ValueError, match=r"merges\.txt' is no file but a pipe"):
+    with pytest.raises(ValueError, match=r"merges\.txt' cannot be used: it is a pipe"):
         ClipScore(RewardContext(), str(copy))
 
 
