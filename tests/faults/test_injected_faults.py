@@ -234,7 +234,9 @@ FAULTS = {
     "a rank gets SIGUSR1": Fault(signalled(signal.SIGUSR1), (PREEMPTED,), "SIGUSR1: saved and stopped after step"),
     "a rank gets SIGINT": Fault(signalled(signal.SIGINT), (0,), "SIGINT: saved and stopped after step"),
     "a rank stands still for 2 s": Fault(stopped(2), (PREEMPTED,), "saved and stopped after step"),
-    "a rank stands still for good": Fault(stopped(HANG, collective_timeout=15), FAILED, "Rank . failed in phase"),
+    "a rank stands still for good": Fault(
+        stopped(HANG, collective_timeout=15, remote_reward_timeout=5), FAILED, "Rank . failed in phase"
+    ),
     "the reward server is killed": Fault(server_gets(signal.SIGKILL), FAILED, "could not be scored"),
     "the reward server stands still for 2 s": Fault(server_gets(signal.SIGSTOP), (PREEMPTED,), "saved and stopped"),
     "the disk is full": Fault(full_disk, FAILED, "nothing was written. .* GB are free|No space left on device"),
