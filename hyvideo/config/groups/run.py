@@ -23,7 +23,7 @@ class RunConfig:
     """Experiment trackers by accelerate's names, such as wandb or mlflow, which you must install yourself."""
 
     max_steps: int = setting(10000, within="[1, inf)", unit="updates", decides=False)
-    """Length of the run, counted from its start and not from a resume."""
+    """Length of the run, counted from its start and not from a resume. The round that reaches it is made whole."""
 
     seed: int = setting(42, within="[0, 9223372036854775808)")
     """Seed of prompt order, noise and choice of steps. Equal seeds give equal runs."""
