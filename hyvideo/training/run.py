@@ -101,9 +101,7 @@ class Run:
         self.state.give_round_up(self._before)
         self.timer.pop()
         self.state.finish_save()
-        saved = broadcast_from_main(
-            lambda: latest_checkpoint(self.folder.checkpoints)
-        )  # another machine may see it later
+        saved = broadcast_from_main(lambda: latest_checkpoint(self.folder.checkpoints))  # others may see it later
         if self.state.step and not (saved and saved.name == f"step_{self.state.step}"):
             self._save()
         self._stop_between_rounds()
@@ -125,8 +123,17 @@ class Run:
             self.journal.log(step, row, round_ends=False)
 
     def end_round(self, trajectory: Trajectory) -> None:
-        """Validate, write the last row, save where an interval or the run ends, and look for stop signals."""
+        """Validate, write the last row, save where an interval or the run ends, and look for stop signals.
+
+        Raises:
+            ValueError: the algorithm made another number of updates than it says.
+        """
         config, first, step = self.config, self._first_step, self.state.step
+        if step - first != self._updates_per_round:
+            raise ValueError(
+                f"{type(self.state.algorithm).__name__} made {step - first} updates of a round, but its "
+                f"updates_per_round is {self._updates_per_round}: make them equal."
+            )
         if config.rollout.save_rollout_videos and _begins_interval(first, self._updates_per_round, config):
             self._keep_videos(trajectory)
         if self.validation and _crossed(first, step, config.validation.validation_interval):

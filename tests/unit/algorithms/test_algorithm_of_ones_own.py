@@ -49,3 +49,10 @@ def test_names_are_found_and_what_is_no_algorithm_is_refused():
         algorithm_class("tests.support.reward_weighted:Missing")
     with pytest.raises(ValueError, match="must be a subclass of hyvideo.algorithms.algorithm.Algorithm"):
         algorithm_class("pathlib:Path")
+
+
+def test_an_algorithm_that_miscounts_its_updates_is_told(make_training: Callable[..., Training]):
+    training = make_training(algorithm=PATH)
+    training.algorithm.updates_per_round = 2
+    with pytest.raises(ValueError, match="RewardWeighted made 1 updates of a round, but its updates_per_round is 2"):
+        training.train()
