@@ -98,8 +98,10 @@ def test_a_video_with_data_but_no_place_yet_leads_no_other_back_to_the_start(tal
     first, second = (row.locator("video").nth(number).element_handle() for number in (0, 1))
     page.wait_for_function("(video) => video.readyState > 1", arg=second)
     page.wait_for_function("(video) => video.readyState > 1", arg=first)
-    second.evaluate("(video) => { place = 0.4; video.currentTime = 0.4 * video.duration; }")
-    first.evaluate("""async (video) => {
+    page.evaluate(
+        """async ([video, second]) => {
+      place = 0.4;
+      second.currentTime = 0.4 * second.duration;
       addEventListener("loadedmetadata", (event) => event.isTrusted && event.stopImmediatePropagation(), true);
       const source = video.src;
       video.removeAttribute("src");
@@ -107,7 +109,9 @@ def test_a_video_with_data_but_no_place_yet_leads_no_other_back_to_the_start(tal
       video.src = source;
       await new Promise((resolve) => video.addEventListener("canplay", () => setTimeout(resolve, 500), { once: true }));
       video.dispatchEvent(new Event("loadedmetadata"));
-    }""")  # as a busy browser does, which tells of the data late
+    }""",
+        [first, second],
+    )  # as a busy browser does, which tells of the data late
     page.wait_for_function("(first) => Math.abs(first.currentTime / first.duration - 0.4) < 0.02", arg=first)
     assert second.evaluate("(video) => video.currentTime / video.duration") == pytest.approx(0.4, abs=0.02)
 
