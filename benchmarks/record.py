@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from benchmarks.paired import Result
-from hyvideo.observability.marked_parts import replace_part
+from hyvideo.reports.markdown import replace_part
 
 RESULTS = Path(__file__).parent / "results"
 DOCUMENT = Path(__file__).parents[1] / "docs" / "performance.md"

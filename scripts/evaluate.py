@@ -28,11 +28,11 @@ from hyvideo.data.prompts import Prompt, read_prompts
 from hyvideo.evaluation.comparison import Comparison, compare, with_overall
 from hyvideo.evaluation.generation import Job, jobs_of_csv
 from hyvideo.evaluation.scored_files import NamedReward, ScoreFile
-from hyvideo.evaluation.table import markdown_of
 from hyvideo.models.fingerprint import fingerprint
 from hyvideo.models.model_folder import check_layout
 from hyvideo.models.reward_models.registry import RewardContext
 from hyvideo.models.reward_models.rewards import build_reward
+from hyvideo.reports.markdown import markdown_of
 
 REPOSITORY = Path(__file__).parents[1]
 SUMMED = ("VQ", "MQ", "TA")

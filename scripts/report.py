@@ -20,10 +20,10 @@ from pathlib import Path
 
 from hyvideo.config.flags import Parser
 from hyvideo.config.outside import complain, printable
-from hyvideo.evaluation.run_report import report_runs
-from hyvideo.evaluation.win_rates import WinRate, read_votes, win_rates, write_votes
-from hyvideo.observability.gallery import read_model, write_gallery
-from hyvideo.observability.preference import CRITERIA, write_study
+from hyvideo.evaluation.win_rates import CRITERIA, WinRate, read_votes, win_rates, write_votes
+from hyvideo.reports.gallery import read_model, write_gallery
+from hyvideo.reports.preference import write_study
+from hyvideo.reports.report import report_runs
 
 
 def main(argv: list[str]) -> int:

@@ -10,10 +10,9 @@ from pydantic import TypeAdapter
 from pydantic_core import to_json
 
 from hyvideo.data.files import replacing
-from hyvideo.evaluation.paired import paired_gain
+from hyvideo.evaluation.paired import Gain, PairedComparison, paired_gain
 from hyvideo.observability.run_record import RunRecord
 from hyvideo.observability.scored_videos import ScoredVideo
-from hyvideo.observability.verdict import Gain, PairedComparison
 
 HELD_OUT = "gains.json"
 

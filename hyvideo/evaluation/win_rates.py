@@ -12,8 +12,13 @@ from pydantic import BaseModel, ConfigDict
 
 from hyvideo.config.outside import read_file
 from hyvideo.evaluation.intervals import wilson_interval
-from hyvideo.observability.preference import CRITERIA
 
+CRITERIA = {
+    "visual_quality": ("Visual quality", "Which looks better: sharp, clean, pleasing?"),
+    "motion_quality": ("Motion quality", "Which moves better: smooth, natural, plausible?"),
+    "semantic_alignment": ("Semantic alignment", "Which shows what the text says?"),
+}
+"""What raters judge, as in the paper's user study: name -> title and question."""
 TIE = "tie"
 
 

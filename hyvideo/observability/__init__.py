@@ -1,1 +1,1 @@
-"""What a run shows: metrics, progress line, curves and videos. Knows files and numbers, never the model."""
+"""What a run writes about itself: metrics, progress line, phase times. Knows files and numbers, never the model."""

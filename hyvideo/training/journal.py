@@ -4,12 +4,12 @@ from pathlib import Path
 
 from hyvideo.algorithms.algorithm import Trajectory
 from hyvideo.config.outside import in_words
-from hyvideo.evaluation.run_report import report_runs
 from hyvideo.observability.console import Console
 from hyvideo.observability.metrics import MetricsLog, read_metrics
 from hyvideo.observability.profiling import Profile
 from hyvideo.observability.scored_videos import read_scored_videos
 from hyvideo.observability.watchdog import Watchdog
+from hyvideo.reports.report import report_runs
 from hyvideo.training.performance import Performance
 from hyvideo.training.reward_watch import RewardWatch
 

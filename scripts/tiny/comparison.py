@@ -2,9 +2,8 @@
 
 from hyvideo.config.schema import Config
 from hyvideo.data.prompts import Prompt, read_prompts
-from hyvideo.evaluation.paired import paired_gain
+from hyvideo.evaluation.paired import Gain, paired_gain
 from hyvideo.models.reward_models.rewards import Scores
-from hyvideo.observability.verdict import Gain
 
 
 def held_out_prompts(config: Config, count: int) -> list[Prompt]:

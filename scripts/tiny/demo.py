@@ -21,9 +21,9 @@ from hyvideo.config.schema import Config
 from hyvideo.data.prompts import Prompt
 from hyvideo.distributed.process_group import process_group
 from hyvideo.evaluation.improvement import HeldOutGains, write_held_out
-from hyvideo.observability.before_after import side_by_side
-from hyvideo.observability.plots import plot_reward_curve
-from hyvideo.observability.verdict import verdict_of
+from hyvideo.reports.before_after import side_by_side
+from hyvideo.reports.plots import plot_reward_curve
+from hyvideo.reports.verdict import verdict_of
 from hyvideo.training.assembly import build_training
 from hyvideo.training.run import Training
 from hyvideo.training.validation import Sampled

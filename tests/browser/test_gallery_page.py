@@ -9,9 +9,9 @@ import torch
 from playwright.sync_api import Page
 
 from hyvideo.data.videos import write_video
-from hyvideo.evaluation.win_rates import read_votes, win_rates
-from hyvideo.observability.gallery import read_model, write_gallery
-from hyvideo.observability.preference import CRITERIA, write_study
+from hyvideo.evaluation.win_rates import CRITERIA, read_votes, win_rates
+from hyvideo.reports.gallery import read_model, write_gallery
+from hyvideo.reports.preference import write_study
 from tests.browser.conftest import PHONE
 from tests.support.run_folders import HOSTILE_PROMPTS, PROMPTS, write_scored
 

@@ -6,7 +6,7 @@ import pytest
 
 from hyvideo.evaluation.improvement import HELD_OUT, against, improvement, read_held_out
 from hyvideo.observability.run_record import read_run
-from hyvideo.observability.verdict import verdict_of
+from hyvideo.reports.verdict import verdict_of
 from tests.support.run_folders import PROMPTS, write_run, write_scored
 
 

@@ -3,7 +3,7 @@
 import json
 import math
 
-from hyvideo.observability.marked_parts import replace_part
+from hyvideo.reports.markdown import replace_part
 from scripts.paper.drawing import new_figure
 from scripts.paper.study import HOLDS, OPEN, Claim, Study, claims_table, read_found
 

@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from hyvideo.data.files import replacing
-from hyvideo.observability.curves import smooth
+from hyvideo.evaluation.paired import Gain
 from hyvideo.observability.metrics import METRIC_MEANINGS, read_metrics
-from hyvideo.observability.verdict import Gain
+from hyvideo.reports.charts import smooth
 
 _BLUE, _BLACK = "C0", "0.15"
 

@@ -7,11 +7,10 @@ import numpy as np
 
 from hyvideo.config.schema import Config
 from hyvideo.grpo.gradient_equalizer import equalizer_scales
-from hyvideo.observability.charts import Chart, Drawing, Line, draw
-from hyvideo.observability.curves import smooth
 from hyvideo.observability.metrics import METRIC_MEANINGS
 from hyvideo.observability.phase_timer import PHASES
 from hyvideo.observability.run_record import RunRecord
+from hyvideo.reports.charts import Chart, Drawing, Line, draw, smooth
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 
 Points = tuple[np.ndarray, np.ndarray]
@@ -53,12 +52,13 @@ def reward_panels(runs: Sequence[RunRecord]) -> list[Drawing]:
     for name in dict.fromkeys(name for run in runs for name in run.metric_names):
         meaning = METRIC_MEANINGS.get(name)
         title = f"{name}: {meaning}" if meaning else name
-        charts.append(Chart(title, "Mean over each round's videos.", _smooth(runs, _rounds_of(f"reward/{name}"))))
+        lines = _smooth(runs, lambda run, name=name: run.per_round(f"reward/{name}"))
+        charts.append(Chart(title, "Mean over each round's videos.", lines))
     charts.append(
         Chart(
             "Spread of the reward",
             "Standard deviation over a round's videos. Near 0 there is nothing left to compare.",
-            _smooth(runs, _rounds_of("reward/std")),
+            _smooth(runs, lambda run: run.per_round("reward/std")),
         )
     )
     return _drawn(charts)
@@ -154,11 +154,6 @@ def time_split(run: RunRecord) -> dict[str, float]:
     """Mean seconds per update by phase, over the whole run; empty when no time was logged."""
     means = {phase: run.column(f"time/{phase}") for phase in PHASES}
     return {phase: float(np.nanmean(values)) for phase, values in means.items() if np.isfinite(values).any()}
-
-
-def _rounds_of(name: str) -> Callable[[RunRecord], Points]:
-    """One point per round."""
-    return lambda run: run.per_round(name)
 
 
 def _smooth(runs: Sequence[RunRecord], points: Callable[[RunRecord], Points], spread: str | None = None) -> list[Line]:

@@ -9,16 +9,10 @@ from itertools import combinations
 from pathlib import Path
 
 from hyvideo.data.files import nearest_existing
-from hyvideo.observability.gallery import Model, same_prompts
-from hyvideo.observability.page import write_page
+from hyvideo.evaluation.win_rates import CRITERIA
 from hyvideo.observability.scored_videos import ScoredVideo
-
-CRITERIA = {
-    "visual_quality": ("Visual quality", "Which looks better: sharp, clean, pleasing?"),
-    "motion_quality": ("Motion quality", "Which moves better: smooth, natural, plausible?"),
-    "semantic_alignment": ("Semantic alignment", "Which shows what the text says?"),
-}
-"""What raters judge, as in the paper's user study: name -> title and question."""
+from hyvideo.reports.gallery import Model, same_prompts
+from hyvideo.reports.page import write_page
 
 Pair = tuple[tuple[str, ScoredVideo], ...]
 """The (model, video) of both sides."""

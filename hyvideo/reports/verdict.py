@@ -4,62 +4,8 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from hyvideo.observability.charts import in_words
-
-_ENOUGH_PAIRS = 8
-"""Below this many pairs an interval assumes more about the differences than they can show."""
-
-
-@dataclass(frozen=True)
-class Gain:
-    """How one score changed between two sets of videos of the same prompts and seeds.
-
-    Attributes:
-        before: mean of the first set over the pairs.
-        after: mean of the second set over the pairs.
-        mean: mean paired difference, after minus before, in the score's own units.
-        low: lower end of the 95 % interval of `mean`.
-        high: upper end of the 95 % interval of `mean`.
-        in_base_std: `mean` divided by the standard deviation of the first set's scores; NaN when these do not vary.
-        num_pairs: pairs that were compared.
-        num_left_out: pairs with a NaN on either side (a failed score), left out.
-    """
-
-    before: float
-    after: float
-    mean: float
-    low: float
-    high: float
-    in_base_std: float
-    num_pairs: int
-    num_left_out: int
-
-    def __str__(self) -> str:
-        text = f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}], {self.in_base_std:+.2f} base std"
-        left_out = f", {self.num_left_out} left out" if self.num_left_out else ""
-        return f"{text}, {self.num_pairs} pairs{left_out}"
-
-    @property
-    def direction(self) -> str:
-        """`better`, `worse`, or `unclear` where the interval includes 0 or there are too few pairs."""
-        if self.num_pairs < _ENOUGH_PAIRS or self.low <= 0 <= self.high:
-            return "unclear"
-        return "better" if self.low > 0 else "worse"
-
-
-@dataclass(frozen=True)
-class PairedComparison:
-    """Two sets of videos, compared pair by pair.
-
-    Attributes:
-        before: what the first set is, as in "the base model".
-        after: what the second set is.
-        gains: that of `reward` first, then each metric's, by name.
-    """
-
-    before: str
-    after: str
-    gains: Mapping[str, Gain]
+from hyvideo.evaluation.paired import ENOUGH_PAIRS, Gain, PairedComparison
+from hyvideo.reports.charts import in_words
 
 
 @dataclass(frozen=True)
@@ -95,8 +41,8 @@ def verdict_of(comparison: PairedComparison) -> Verdict:
     gain = comparison.gains["reward"]
     amount = f"reward {signed(gain.mean)}, 95 % interval {signed(gain.low)} to {signed(gain.high)}"
     pairs = f"{gain.num_pairs} videos of the same prompts and seeds: {comparison.after} against {comparison.before}."
-    if gain.num_pairs < _ENOUGH_PAIRS:
-        few = f"Only {pairs} At least {_ENOUGH_PAIRS} are needed for a verdict ({amount})."
+    if gain.num_pairs < ENOUGH_PAIRS:
+        few = f"Only {pairs} At least {ENOUGH_PAIRS} are needed for a verdict ({amount})."
         return Verdict("unclear", "Too few videos to tell", few)
     headline = {
         "better": f"Improved: {amount}",

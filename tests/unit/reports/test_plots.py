@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hyvideo.evaluation.paired import Gain
 from hyvideo.observability.metrics import MetricsLog
-from hyvideo.observability.plots import plot_reward_curve
-from hyvideo.observability.verdict import Gain
+from hyvideo.reports.plots import plot_reward_curve
 
 
 def logged_run(run_dir, num_steps=30):

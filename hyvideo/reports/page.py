@@ -14,9 +14,9 @@ from markupsafe import Markup
 
 from hyvideo.config.outside import read_file
 from hyvideo.data.files import replacing
-from hyvideo.observability.charts import in_words
 from hyvideo.observability.scored_videos import ScoredVideo
-from hyvideo.observability.verdict import signed
+from hyvideo.reports.charts import in_words
+from hyvideo.reports.verdict import signed
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -50,7 +50,8 @@ def place_video(video: ScoredVideo, page: Path, *, embed: bool, label: str = "")
     relative = Path(os.path.relpath(video.path.resolve(), page.resolve().parent)).as_posix()
     url = ""
     if video.path.is_file() and video.path.stat().st_size:
-        url = _data_url(video.path) if embed else quote(relative)
+        held = base64.b64encode(read_file(video.path, None)).decode() if embed else ""
+        url = f"data:video/mp4;base64,{held}" if embed else quote(relative)
     return VideoOnPage(url, relative, video.prompt, video.scores, label)
 
 
@@ -83,15 +84,5 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"number": in_words, "signed": signed}
-    environment.globals["inline"] = _inline
+    environment.globals["inline"] = lambda name: Markup((_TEMPLATES / name).read_text(encoding="utf-8"))
     return environment
-
-
-def _inline(name: str) -> Markup:
-    """Return the project's own style sheet or script, to stand in the page as it is."""
-    return Markup((_TEMPLATES / name).read_text(encoding="utf-8"))
-
-
-def _data_url(path: Path) -> str:
-    """Return the file as a URL that holds it."""
-    return f"data:video/mp4;base64,{base64.b64encode(read_file(path, None)).decode()}"

@@ -1,5 +1,6 @@
-"""A comparison as markdown: one row per model in the form of the paper's Table 2, then gains and win rates."""
+"""Comparisons as markdown tables, and documents in which programs write a part."""
 
+import re
 from collections.abc import Mapping, Sequence
 
 from hyvideo.evaluation.comparison import Comparison
@@ -17,12 +18,19 @@ def markdown_of(comparison: Comparison) -> str:
         f"(over prompts: bootstrap, below 30 Student's t; win rates Wilson's). {said}",
         _table(["model", *metrics], [[m, *_cells(comparison.means[m])] for m in models]),
     ]
+
+    def share(model: str, other: str) -> str:
+        if model == other:
+            return ""
+        rate = comparison.win_rates[metrics[0]][model][other]
+        return str(rate) if rate.num == 0 else f"{rate.mean:.2f} [{rate.low:.2f}, {rate.high:.2f}]"
+
     if len(models) > 1:
         parts += [
             f"Gain over {models[0]}, paired by prompt and seed:",
             _table(["model", *metrics], [[m, *_cells(gains)] for m, gains in comparison.gains.items()]),
             f"How often the row's model scores higher than the column's ({metrics[0]}; 0.5 is even):",
-            _table(["", *models], _win_rows(comparison.win_rates[metrics[0]], models)),
+            _table(["", *models], [[m, *(share(m, other) for other in models)] for m in models]),
         ]
     return "\n\n".join(parts) + "\n"
 
@@ -31,16 +39,16 @@ def _cells(intervals: Mapping[str, Interval]) -> list[str]:
     return [str(interval) for interval in intervals.values()]
 
 
-def _win_rows(rates: Mapping[str, Mapping[str, Interval]], models: Sequence[str]) -> list[list[str]]:
-    """One row per model against every other."""
-    return [[m, *("" if m == other else _share(rates[m][other]) for other in models)] for m in models]
-
-
-def _share(rate: Interval) -> str:
-    return str(rate) if rate.num == 0 else f"{rate.mean:.2f} [{rate.low:.2f}, {rate.high:.2f}]"
-
-
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def replace_part(text: str, name: str, content: str) -> str:
+    """Put `content` between the document's markers `<!-- name -->` and `<!-- /name -->`, at its end if it has none."""
+    part = f"<!-- {name} -->\n{content}\n<!-- /{name} -->"
+    pattern = re.compile(rf"<!-- {re.escape(name)} -->\n.*?<!-- /{re.escape(name)} -->", re.DOTALL)
+    if pattern.search(text):
+        return pattern.sub(lambda match: part, text)
+    return f"{text.rstrip()}\n\n{part}\n"

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from hyvideo.evaluation.run_report import report_runs
+from hyvideo.reports.report import report_runs
 from tests.support.run_folders import HOSTILE_PROMPTS, write_run
 
 

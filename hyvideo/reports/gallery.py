@@ -5,8 +5,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyvideo.observability.page import place_video, write_page
 from hyvideo.observability.scored_videos import ScoredVideo, read_scored_videos, scored_steps
+from hyvideo.reports.page import place_video, write_page
 
 _MAX_LISTED = 3
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -12,11 +12,14 @@ import numpy as np
 
 from hyvideo.config.knobs import KNOBS, value_of
 from hyvideo.config.schema import Config
-from hyvideo.observability.charts import Drawing, line_style
-from hyvideo.observability.curves import evenly_spaced
+from hyvideo.evaluation.improvement import against, improvement
+from hyvideo.evaluation.paired import PairedComparison
 from hyvideo.observability.metrics import METRIC_MEANINGS, stretches_in_words
-from hyvideo.observability.page import VideoOnPage, place_video, write_page
-from hyvideo.observability.panels import (
+from hyvideo.observability.run_record import RunRecord, read_run
+from hyvideo.observability.scored_videos import ScoredVideo
+from hyvideo.reports.charts import evenly_spaced, line_style
+from hyvideo.reports.page import VideoOnPage, place_video, write_page
+from hyvideo.reports.panels import (
     optimizer_panels,
     reward_panels,
     sampler_panels,
@@ -25,10 +28,7 @@ from hyvideo.observability.panels import (
     time_split,
     trust_panels,
 )
-from hyvideo.observability.run_record import RunRecord
-from hyvideo.observability.scored_videos import ScoredVideo
-from hyvideo.observability.verdict import (
-    PairedComparison,
+from hyvideo.reports.verdict import (
     common_range,
     verdict_of,
     verdict_of_runs,
@@ -94,47 +94,55 @@ class Setting:
     notable: bool
 
 
-def write_report(
-    path: Path,
-    runs: Sequence[RunRecord],
-    gains: Sequence[PairedComparison | None],
-    against_first: Sequence[PairedComparison | None] = (),
-    *,
-    embed: bool = False,
-) -> Path:
-    """Write the report of one run, or the comparison of several.
+def report_runs(folders: Sequence[Path], path: Path, names: Sequence[str | None] = (), *, embed: bool = False) -> Path:
+    """Write the report of one run folder, or the comparison of several.
 
     Args:
+        folders: of runs that are finished, in progress, or were killed.
         path: the HTML file.
-        runs: one or more runs; several have names of their own.
-        gains: what each run gained since its start; None where that is not known.
-        against_first: each run but the first compared with the first; empty for one run.
+        names: what to call the runs; None, or no names, takes the configured ones.
         embed: put the videos into the file instead of linking them.
 
     Raises:
+        ValueError: a folder is not a run folder, or two runs have the same name.
         OSError: the page cannot be written.
     """
+    runs = [read_run(folder, name) for folder, name in zip(folders, names or [None] * len(folders), strict=True)]
+    taken = [run.name for run in runs]
+    doubled = sorted({name for name in taken if taken.count(name) > 1})
+    if doubled:
+        raise ValueError(
+            f"Two runs are called {', '.join(doubled)}: {', '.join(str(run.folder) for run in runs)}. "
+            "Name them, as in `sage=outputs/a dance=outputs/b`."
+        )
+    gains = [improvement(run) for run in runs]
     context = {
         "runs": runs,
         "title": runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared",
         "written": datetime.now(),
-        "sections": _sections(runs),
+        "sections": {
+            "Reward": reward_panels(runs),
+            "Trust region": trust_panels(runs),
+            "Optimizer": optimizer_panels(runs),
+            "Sampler": sampler_panels(runs),
+            "Time": time_panels(runs),
+        },
         "splits": [time_split(run) for run in runs],
         "settings": _settings([run.config for run in runs]),
         "troubles": [_troubles(run) for run in runs],
     }
     if len(runs) == 1:
         return write_page(path, "report.html", **context, **_of_one(path, runs[0], gains[0], embed))
-    comparisons = [None, *against_first]
+    against_first = [against(runs[0], run) for run in runs[1:]]
     return write_page(
         path,
         "comparison.html",
         **context,
-        rows=list(zip(runs, gains, comparisons, map(_facts, runs), strict=True)),
+        rows=list(zip(runs, gains, [None, *against_first], map(_facts, runs), strict=True)),
         verdict=verdict_of_runs([run.name for run in runs], gains),
         scale=common_range([found.gains["reward"] for found in (*gains, *against_first) if found]),
         run_legend=[(run.name, *line_style(number)) for number, run in enumerate(runs)],
-        strips=_last_samples(path, runs, embed),
+        strips=_strips(path, [(run.name, list(run.samples.values())[-1]) for run in runs if run.samples], embed),
     )
 
 
@@ -143,6 +151,9 @@ def _of_one(path: Path, run: RunRecord, gain: PairedComparison | None, embed: bo
     rewards = run.per_round("reward/mean")[1]
     rewards = rewards[np.isfinite(rewards)]
     tenth = max(1, len(rewards) // 10)
+    steps = list(run.samples)
+    shown = [steps[i] for i in evenly_spaced(len(steps), _MAX_MOMENTS)]
+    columns = [(f"update {step}" if step else "before training", run.samples[step]) for step in shown]
     ends = [float(part.mean()) if len(part) else math.nan for part in (rewards[:tenth], rewards[-tenth:])]
     return {
         "run": run,
@@ -152,21 +163,10 @@ def _of_one(path: Path, run: RunRecord, gain: PairedComparison | None, embed: bo
         "scale": common_range(gain.gains.values() if gain else []),
         "meanings": METRIC_MEANINGS,
         "facts": _facts(run),
-        "strips": _samples_over_training(path, run, embed),
-        "moments": list(run.samples),
+        "strips": _strips(path, columns, embed),
+        "moments": steps,
         "gaps": stretches_in_words(run.gaps),
         "extremes": _extremes(path, run, embed),
-    }
-
-
-def _sections(runs: Sequence[RunRecord]) -> Mapping[str, Sequence[Drawing]]:
-    """Draw the charts by section."""
-    return {
-        "Reward": reward_panels(runs),
-        "Trust region": trust_panels(runs),
-        "Optimizer": optimizer_panels(runs),
-        "Sampler": sampler_panels(runs),
-        "Time": time_panels(runs),
     }
 
 
@@ -219,21 +219,6 @@ def _troubles(run: RunRecord) -> list[tuple[str, str]]:
     if left_out > 0:
         listed.append(("Warning", f"{left_out} earlier warnings are in console.log"))
     return listed + [("Warning", line) for line in run.warnings[-_MAX_WARNINGS:]]
-
-
-def _samples_over_training(path: Path, run: RunRecord, embed: bool) -> list[Strip]:
-    """Lay the validation videos out: a row per prompt, its columns spread over training."""
-    steps = list(run.samples)
-    chosen = [steps[i] for i in evenly_spaced(len(steps), _MAX_MOMENTS)]
-    label = {step: f"update {step}" if step else "before training" for step in chosen}
-    columns = [(label[step], run.samples[step]) for step in chosen]
-    return _strips(path, columns, embed)
-
-
-def _last_samples(path: Path, runs: Sequence[RunRecord], embed: bool) -> list[Strip]:
-    """Lay the last validation videos of several runs out: a row per prompt they share, a column per run."""
-    columns = [(run.name, list(run.samples.values())[-1]) for run in runs if run.samples]
-    return _strips(path, columns, embed)
 
 
 def _strips(path: Path, columns: Sequence[tuple[str, Sequence[ScoredVideo]]], embed: bool) -> list[Strip]:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from hyvideo.observability.verdict import Gain, PairedComparison, verdict_of, verdict_of_runs
+from hyvideo.evaluation.paired import Gain, PairedComparison
+from hyvideo.reports.verdict import verdict_of, verdict_of_runs
 
 
 def gain(mean, low, high, num_pairs=16):

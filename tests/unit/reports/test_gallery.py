@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from hyvideo.observability.gallery import read_model, same_prompts, write_gallery
-from hyvideo.observability.preference import write_study
+from hyvideo.reports.gallery import read_model, same_prompts, write_gallery
+from hyvideo.reports.preference import write_study
 from tests.support.run_folders import PROMPTS, write_run, write_scored
 
 

@@ -1,0 +1,1 @@
+"""What people read: the report of a run, galleries, preference studies and pictures."""
