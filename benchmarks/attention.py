@@ -11,7 +11,8 @@ import torch.nn.functional as F
 
 from benchmarks.network import SMALL, build_inputs, build_transformer, fast_dtype, forward_pass, training_pass
 from benchmarks.paired import Result, compare, device, peak_bytes, print_results
-from hyvideo.models.attention import attend_jointly, equal_rows_of, install_attention
+from hyvideo.models.attention import attend_jointly, install_attention
+from hyvideo.models.transformer import equal_rows_of
 
 VIDEO_SHAPE = (10, 20, 20)
 """Latent frames, height and width: 4000 tokens."""

@@ -1,63 +1,26 @@
-"""Trimmed attention for the HunyuanVideo-1.5 transformer: no work on padded text, no dense mask; over 1..n ranks.
+"""Joint attention of video and condition tokens, each row to its own valid tokens; over 1..n ranks.
 
-The stock transformer carries up to 1,985 condition tokens (729 vision, 256 glyph, 1,000 text) through every block and
-hides the padding behind a dense (B, 1, S, S) mask. Valid tokens are put first before block 0, so the padding can be
-cut there once. Three cuts, all exact:
-
-1. before the transformer: each condition to its longest valid length (all-zero vision tokens to none);
-2. before every block: the joined condition to the longest valid length of the batch;
-3. in attention: rows to their own length. Consecutive rows of one length attend together, so no call has a mask,
-   which flash attention cannot take: guidance joins two prompts of unlike length. Only short videos, for which a call
-   costs more than its work, attend in one call with a (B, 1, 1, S) key mask.
+Consecutive rows of one length attend together, so that no call has a mask, which flash attention cannot take: guidance
+joins two prompts of unlike length.
 
 With a sequence-parallel group a rank keeps its part of the video tokens from the patch embedding to the last projection
 (`hyvideo.distributed.ulysses`); the transformer is called with the same whole arguments, and returns the same whole
 output, on all ranks of the group.
 """
 
-import inspect
 from collections.abc import Sequence
-from itertools import groupby
-from typing import Any, NamedTuple
+from types import MethodType
 
 import torch
 import torch.nn.functional as F
 from diffusers import HunyuanVideo15Transformer3DModel
 from diffusers.models.attention_processor import Attention
 from diffusers.models.embeddings import apply_rotary_emb
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from hyvideo.distributed.ulysses import (
-    gather_heads_of_all,
-    gather_tokens,
-    heads_to_tokens,
-    own_heads,
-    shard_tokens,
-    tokens_to_heads,
-)
-
-ROWS_FROM = 1000
-"""From this many video tokens on, rows of unlike length attend separately: below, a call with a key mask is faster."""
-
-Keywords = dict[str, Any]
-_FORWARD_NAMES = tuple(inspect.signature(HunyuanVideo15Transformer3DModel.forward).parameters)[1:]
-
-
-class EqualRows(NamedTuple):
-    """Consecutive rows of a batch with the same number of valid condition tokens.
-
-    Attributes:
-        start: first row.
-        stop: row after the last.
-        valid: `[T']`, any tensor with one element per valid token: `torch.compile` keeps sizes open, but would
-            compile anew for every other number.
-    """
-
-    start: int
-    stop: int
-    valid: Tensor
+from hyvideo.distributed.ulysses import gather_heads_of_all, heads_to_tokens, own_heads, tokens_to_heads
+from hyvideo.models.transformer import EqualRows, forward
 
 
 class TrimmedAttnProcessor:
@@ -119,11 +82,11 @@ def attend_jointly(
         equal_rows: which of the T are valid; None: all.
 
     Returns:
-        `[B, S, N, D]` and `[B, T, N, D]`; the latter is arbitrary where a row has padding.
+        `[B, S, N, D]` and `[B, T, N, D]`; the latter is zero where a row has padding.
     """
     num_text, num_video = text[0].shape[1], video[0].shape[1]
-    if equal_rows is None or num_video < ROWS_FROM:
-        out = _attend(video, text, None if equal_rows is None else _key_mask(equal_rows, num_video, num_text))
+    if equal_rows is None:
+        out = _attend(video, text)
         return out[:, :num_video], out[:, num_video:]
     video_out, text_out = [], []
     for start, stop, valid in equal_rows:
@@ -134,109 +97,16 @@ def attend_jointly(
     return torch.cat(video_out), torch.cat(text_out)
 
 
-def _attend(video: Sequence[Tensor], text: Sequence[Tensor], mask: Tensor | None = None) -> Tensor:
+def _attend(video: Sequence[Tensor], text: Sequence[Tensor]) -> Tensor:
     """Join both streams of query, key and value and attend; `[B, S + T, N, D]`."""
     joined = (torch.cat(pair, dim=1).transpose(1, 2) for pair in zip(video, text, strict=True))
-    return F.scaled_dot_product_attention(*joined, attn_mask=mask).transpose(1, 2)
-
-
-def _key_mask(equal_rows: Sequence[EqualRows], num_video: int, num_text: int) -> Tensor:
-    """Return `[B, 1, 1, S + T]`, True where a key is valid."""
-    rows = [
-        F.pad(torch.ones_like(valid, dtype=torch.bool), (num_video, 0), value=True).expand(stop - start, -1)
-        for start, stop, valid in equal_rows
-    ]
-    size = num_video + num_text
-    return torch.cat([F.pad(part, (0, size - part.shape[1]), value=False) for part in rows])[:, None, None]
-
-
-def equal_rows_of(lengths: Sequence[int], device: torch.device | None = None) -> tuple[EqualRows, ...]:
-    """Group consecutive rows of equal length: `(3, 3, 5)` are rows 0 and 1 with 3 tokens and row 2 with 5."""
-    equal_rows, start = [], 0
-    for length, rows in groupby(lengths):
-        stop = start + len(list(rows))
-        equal_rows.append(EqualRows(start, stop, torch.empty(length, device=device, dtype=torch.bool)))
-        start = stop
-    return tuple(equal_rows)
-
-
-class _ConditionTrim:
-    """The three cuts as forward pre-hooks.
-
-    What block 0 learns of a mask (one device synchronisation) is kept for the other blocks and for recomputation under
-    activation checkpointing, as long as that mask lives.
-    """
-
-    def __init__(self) -> None:
-        self._equal_rows = WeakTensorKeyDictionary()  # mask [B, S] -> its equal rows
-
-    def before_transformer(self, module: nn.Module, args: tuple, kwargs: Keywords) -> tuple[tuple, Keywords]:
-        """Cut every condition to the longest valid length in the batch."""
-        kwargs = {**dict(zip(_FORWARD_NAMES, args, strict=False)), **kwargs}
-        if not bool(kwargs["image_embeds"].any()):
-            kwargs["image_embeds"] = kwargs["image_embeds"][:, :0]
-        for suffix in ("", "_2"):
-            mask = kwargs[f"encoder_attention_mask{suffix}"].bool()
-            length = _valid_length(mask, f"encoder_attention_mask{suffix}")
-            kwargs[f"encoder_attention_mask{suffix}"] = mask[:, :length]
-            kwargs[f"encoder_hidden_states{suffix}"] = kwargs[f"encoder_hidden_states{suffix}"][:, :length]
-        return (), kwargs
-
-    def before_refiner(self, module: nn.Module, args: tuple) -> tuple:
-        """Drop the refiner's mask when it hides nothing: it would be expanded to a dense one."""
-        hidden, timestep, mask = args
-        return hidden, timestep, None if bool(mask.all()) else mask
-
-    def before_block(self, module: nn.Module, args: tuple) -> tuple:
-        """Cut the joined condition (a no-op after block 0) and put its equal rows, if several, in the mask's place."""
-        hidden, text, temb, mask, rotary = args
-        if mask not in self._equal_rows:
-            self._equal_rows[mask] = equal_rows_of(mask.sum(1).tolist(), mask.device)
-        equal_rows = self._equal_rows[mask]
-        longest = max(rows.valid.shape[0] for rows in equal_rows)
-        return hidden, text[:, :longest], temb, equal_rows if len(equal_rows) > 1 else None, rotary
-
-
-def _mask_keys_alone(module: nn.Module, args: tuple) -> tuple:
-    """Take the first row of the refiner's mask `[B, 1, S, S]`, that of a valid query, for all queries.
-
-    In the rows of padding no key is left to attend to, which kernels treat as they like (NaN, in the worst case). What
-    such queries find is cut afterwards.
-    """
-    hidden, temb, mask = args
-    return hidden, temb, None if mask is None else mask[:, :, :1]
-
-
-class _TokenSplit:
-    """Splits the video tokens after the patch embedding and joins them after the last projection, as forward hooks."""
-
-    def __init__(self, group: ProcessGroup) -> None:
-        self._group = group
-        self._num_tokens = 0  # of the current forward pass
-
-    def after_embedder(self, module: nn.Module, args: tuple, tokens: Tensor) -> Tensor:
-        """Keep this rank's part of the tokens `[B, S, D]`."""
-        self._num_tokens = tokens.shape[1]
-        return shard_tokens(tokens, self._group)
-
-    def after_projection(self, module: nn.Module, args: tuple, tokens: Tensor) -> Tensor:
-        """Join all ranks' tokens again."""
-        return gather_tokens(tokens, self._num_tokens, self._group)
-
-
-def _valid_length(mask: Tensor, name: str) -> int:
-    """Return the longest valid length of a right-padded mask `[B, S]`."""
-    lengths = mask.sum(1)
-    positions = torch.arange(mask.shape[1], device=mask.device)
-    if bool((mask != (positions < lengths[:, None])).any()):
-        raise ValueError(f"{name} must be right-padded (valid tokens first, then padding); received a mask with gaps.")
-    return int(lengths.max()) if mask.numel() else 0
+    return F.scaled_dot_product_attention(*joined).transpose(1, 2)
 
 
 def install_attention(
     transformer: HunyuanVideo15Transformer3DModel, sp_group: ProcessGroup | None = None
 ) -> HunyuanVideo15Transformer3DModel:
-    """Replace the stock attention of `transformer` in place by the trimmed one; the video output is unchanged.
+    """Replace the stock forward and attention of `transformer` in place; the video output is unchanged.
 
     Args:
         transformer: the diffusers HunyuanVideo-1.5 transformer.
@@ -257,16 +127,7 @@ def install_attention(
             f"sp_size {sp_group.size()} does not divide the {num_heads} attention heads of this transformer: set it to "
             f"one of {', '.join(str(n) for n in range(1, num_heads + 1) if num_heads % n == 0)}."
         )
-    trim = _ConditionTrim()
-    transformer.register_forward_pre_hook(trim.before_transformer, with_kwargs=True)
-    transformer.context_embedder.register_forward_pre_hook(trim.before_refiner)
-    for block in transformer.context_embedder.token_refiner.refiner_blocks:
-        block.register_forward_pre_hook(_mask_keys_alone)
     for block in transformer.transformer_blocks:
         block.attn.set_processor(TrimmedAttnProcessor(sp_group))
-        block.register_forward_pre_hook(trim.before_block)
-    if sp_group is not None:
-        split = _TokenSplit(sp_group)
-        transformer.x_embedder.register_forward_hook(split.after_embedder)
-        transformer.proj_out.register_forward_hook(split.after_projection)
+    transformer.forward = MethodType(forward, transformer)
     return transformer

@@ -164,8 +164,7 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
                 except Exception as error:
                     error.add_note(f"The encoders failed at the prompt {prompt!r}.")
                     raise
-        text, glyph = zip(*rows, strict=True)
-        return Conditioning.from_rows(text, glyph)
+        return Conditioning(*zip(*rows, strict=True))
 
     @torch.no_grad()
     def encode_images(self, images: Sequence[Image.Image], size: tuple[int, int]) -> FirstFrames:
@@ -217,17 +216,15 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
             conditioning = conditioning.with_negative(guidance.negative)
             latents, index = torch.cat([latents, latents]), torch.cat([index, index])
         timestep, following = self._timesteps(index, latents.device)
-        condition, image = self._image_inputs(latents, conditioning.images)
+        condition = self._condition_channels(latents, conditioning.images)
         with torch.autocast(latents.device.type, self.autocast_dtype, enabled=self.autocast_dtype != torch.float32):
             velocity = self.transformer(
                 hidden_states=torch.cat([latents, condition], dim=1),
                 timestep=timestep,
                 timestep_r=following,
                 encoder_hidden_states=conditioning.text,
-                encoder_attention_mask=conditioning.text_mask,
                 encoder_hidden_states_2=conditioning.glyph,
-                encoder_attention_mask_2=conditioning.glyph_mask,
-                image_embeds=image,
+                image_embeds=conditioning.images.states if conditioning.images else None,
                 return_dict=False,
             )[0].float()
         if not guided:
@@ -243,21 +240,20 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
             return timestep, None
         return timestep, torch.cat([timesteps[1:], timesteps.new_zeros(1)])[index].to(device)
 
-    def _image_inputs(self, latents: Tensor, images: FirstFrames | None) -> tuple[Tensor, Tensor]:
-        """Return the condition channels `[B, C + 1, F', H', W']` and the vision states `[B, S_v, D_v]`.
+    def _condition_channels(self, latents: Tensor, images: FirstFrames | None) -> Tensor:
+        """Return the condition channels `[B, C + 1, F', H', W']`.
 
-        The condition is the first frame's latents and a mask that is 1 there; all zero for text-to-video.
+        They are the first frame's latents and a mask that is 1 there; all zero for text-to-video.
         """
         if (images is None) == (self.task == "i2v"):
             received = "no image" if images is None else "an image"
             raise ValueError(f"The transformer is made for {self.task}; received conditioning with {received}.")
-        batch, channels = latents.shape[:2]
-        condition = latents.new_zeros(batch, channels + 1, *latents.shape[2:])
-        if images is None:
-            return condition, latents.new_zeros(batch, 0, self.vision_states_dim)
-        condition[:, :channels, 0] = images.latents
-        condition[:, channels, 0] = 1
-        return condition, images.states
+        channels = latents.shape[1]
+        condition = latents.new_zeros(latents.shape[0], channels + 1, *latents.shape[2:])
+        if images is not None:
+            condition[:, :channels, 0] = images.latents
+            condition[:, channels, 0] = 1
+        return condition
 
     @torch.no_grad()
     def rollout(

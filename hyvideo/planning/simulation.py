@@ -1,7 +1,7 @@
 """One rank of a run on ranks and tensors that do not exist: the real code, the real sizes, nothing computed.
 
 Sharding, checkpointing, attention, optimizers and the anchor are the run's own; collectives return at once and fake
-tensors have sizes but no values. What the transformer asks of values is answered as for prompts without padding.
+tensors have sizes but no values.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ from hyvideo.config.schema import Config
 from hyvideo.distributed.collectives import local_shard
 from hyvideo.distributed.mesh import Mesh, build_mesh
 from hyvideo.models.adapter import configured_adapter
-from hyvideo.models.attention import EqualRows, install_attention
+from hyvideo.models.attention import install_attention
 from hyvideo.models.diffusers_logging import without_diffusers_logs
 from hyvideo.models.parallelize import forget_gathered_weights, prepare_policy, shard_weights, trainable_parameters
 from hyvideo.planning.networks import made_in
@@ -161,7 +161,6 @@ def policy_on_meta(
             keep_attention=parallel.activation_checkpointing == "selective",
             lora=configured_adapter(model),
         )
-    _ask_nothing_of_values(transformer)
     for module in transformer.modules():
         if isinstance(module, nn.LayerNorm):
             module.forward = MethodType(_norm_in_float32, module)
@@ -180,46 +179,19 @@ def _shard(transformer: HunyuanVideo15Transformer3DModel, config: Config, mesh: 
         )
 
 
-def _ask_nothing_of_values(transformer: HunyuanVideo15Transformer3DModel) -> None:
-    """Replace what depends on values, which fake tensors do not have: there is no padding to trim."""
-    for module in (transformer, transformer.context_embedder, *transformer.transformer_blocks):
-        module._forward_pre_hooks.clear()
-        module._forward_pre_hooks_with_kwargs.clear()
-    transformer.forward = MethodType(_forward, transformer)
-
-
-def _forward(
-    self: HunyuanVideo15Transformer3DModel, latents: Tensor, timestep: Tensor, text: Tensor, mask: Tensor | None
-) -> Tensor:
-    """Do what the transformer's own forward pass does for prompts without quoted texts and images."""
-    rows, settings = len(latents), self.config
-    rotary = self.rope(latents)
-    embedded = self.time_embed(timestep, timestep_r=timestep if settings.use_meanflow else None)
-    hidden = self.x_embedder(latents)
-    parts = (  # in the order of the joined condition; the number is the kind, whose embedding is added
-        (2, self.image_embedder(latents.new_empty(rows, 0, settings.image_embed_dim))),
-        (1, self.context_embedder_2(latents.new_empty(rows, 0, settings.text_embed_2_dim))),
-        (0, self.context_embedder(text, timestep, mask)),
-    )
-    kinds = [torch.full(part.shape[:2], kind, dtype=torch.long) for kind, part in parts]
-    text = torch.cat([part + self.cond_type_embed(kind) for (_, part), kind in zip(parts, kinds, strict=True)], dim=1)
-    equal_rows = None if mask is None else [EqualRows(row, row + 1, valid) for row, valid in enumerate(mask)]
-    for block in self.transformer_blocks:
-        hidden, text = block(hidden, text, embedded, equal_rows, rotary)
-    return self.proj_out(self.norm_out(hidden, embedded)).float()
-
-
 def _velocity(
     transformer: HunyuanVideo15Transformer3DModel, latent_shape: tuple[int, ...], num_text: int, rows: int
 ) -> Tensor:
-    """Call the transformer for `rows` rows; several have prompts of several lengths, and thereby a mask."""
+    """Call the transformer for `rows` rows of unlike length, as prompts have."""
     settings, (_, *size) = transformer.config, latent_shape
     return transformer(
-        torch.empty(rows, settings.in_channels, *size),
-        torch.empty(rows),
-        torch.empty(rows, num_text, settings.text_embed_dim),
-        torch.empty(rows, num_text, dtype=torch.bool) if rows > 1 else None,
-    )
+        hidden_states=torch.empty(rows, settings.in_channels, *size),
+        timestep=torch.empty(rows),
+        timestep_r=torch.empty(rows) if settings.use_meanflow else None,
+        encoder_hidden_states=[torch.empty(num_text - row, settings.text_embed_dim) for row in range(rows)],
+        encoder_hidden_states_2=[torch.empty(0, settings.text_embed_2_dim)] * rows,
+        return_dict=False,
+    )[0].float()
 
 
 def _norm_in_float32(self: nn.LayerNorm, hidden: Tensor) -> Tensor:

@@ -3,8 +3,6 @@
 from collections import deque
 from collections.abc import Mapping
 
-import torch
-
 from hyvideo.algorithms.algorithm import Trajectory
 from hyvideo.algorithms.policy import Policy
 from hyvideo.config.schema import Config
@@ -77,8 +75,10 @@ class Performance:
 
         def passes(conditioning: Conditioning) -> list[PassFlops]:
             """One per row."""
-            lengths = torch.stack([conditioning.text_mask.sum(1), conditioning.glyph_mask.sum(1)], 1).tolist()
-            return [transformer_flops(config, num_text=text, num_glyph=glyph, **sizes) for text, glyph in lengths]
+            return [
+                transformer_flops(config, num_text=len(text), num_glyph=len(glyph), **sizes)
+                for text, glyph in zip(conditioning.text, conditioning.glyph, strict=True)
+            ]
 
         prompted = passes(trajectory.conditioning)
         if guidance.scale != 1.0:

@@ -11,7 +11,6 @@ from diffusers import HunyuanVideo15Transformer3DModel
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from hyvideo.models import attention
 from hyvideo.models.attention import install_attention
 from hyvideo.models.parallelize import compile_blocks, prepare_policy
 from tests.support.tiny_model import build_transformer, transformer_call
@@ -55,12 +54,8 @@ def assert_gradients_agree(stock: torch.nn.Module, trimmed: torch.nn.Module) -> 
         assert error <= 1e-5 * scale, f"{name}: {error / scale}"
 
 
-@pytest.mark.parametrize("rows_from", [0, 1000], ids=["row by row", "key mask"])
 @pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
-def test_output_and_every_gradient_are_those_of_the_stock_attention(
-    batch: dict[str, Any], rows_from: int, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(attention, "ROWS_FROM", rows_from)
+def test_output_and_every_gradient_are_those_of_the_stock_attention(batch: dict[str, Any]):
     stock, trimmed = stock_and_trimmed()
     call = inputs(**batch)
     expected, received = stock(**call)[0], trimmed(**call)[0]
@@ -74,7 +69,8 @@ def test_output_and_every_gradient_are_those_of_the_stock_attention(
 
 def test_gradients_agree_when_blocks_are_recomputed_after_two_forward_passes():
     stock, trimmed = stock_and_trimmed()
-    trimmed.enable_gradient_checkpointing()
+    prepare_policy(trimmed, gradient_checkpointing=True)
+    trimmed.requires_grad_(True)
     calls = [inputs([7, 20, 3], [4, 0, 9]), inputs([11, 2, 30], [0, 0, 3], seed=1)]
     for model in (stock, trimmed):
         outputs = [model(**call)[0] for call in calls]
@@ -123,23 +119,23 @@ def test_prompts_of_one_length_need_no_mask_and_no_padded_key(attention_calls: l
     assert blocks == [(NUM_VIDEO + 9, None)] * 2
 
 
-def test_short_videos_of_several_prompts_share_a_key_mask_not_a_dense_one(attention_calls: list):
+def test_each_row_attends_to_its_own_prompt_and_neighbours_of_one_length_together(attention_calls: list):
     _, trimmed = stock_and_trimmed()
-    trimmed(**inputs([7, 20, 3], [4, 0, 25]))
-    longest = 28  # of the rows' 11, 20 and 28 valid tokens
-    refiner, *blocks = attention_calls
-    assert refiner == (20, (3, 2, 1, 20))  # no query of padding is left without a key
-    assert blocks == [(NUM_VIDEO + longest, (3, 1, 1, NUM_VIDEO + longest))] * 2
+    trimmed(**inputs([9, 4, 9, 9], [0, 0, 0, 0]))
+    *refiner, first, second, third = attention_calls[:5]
+    assert refiner == [(4, None), (9, None)]
+    assert [first, second, third] == [(NUM_VIDEO + length, None) for length in (9, 4, 9)]
 
 
-def test_long_videos_attend_each_to_its_own_prompt_and_neighbours_of_one_length_together(
-    attention_calls: list, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(attention, "ROWS_FROM", NUM_VIDEO)
+def test_unpadded_rows_give_what_padded_ones_with_masks_give():
     _, trimmed = stock_and_trimmed()
-    trimmed(**inputs([9, 9, 4], [0, 0, 0]))
-    _, *blocks = attention_calls
-    assert blocks == [(NUM_VIDEO + 9, None), (NUM_VIDEO + 4, None)] * 2
+    call = inputs([7, 20, 3], [4, 0, 9])
+    expected = trimmed(**call)[0]
+    for suffix in ("", "_2"):
+        lengths = call.pop(f"encoder_attention_mask{suffix}").sum(1).int().tolist()
+        padded = call[f"encoder_hidden_states{suffix}"]
+        call[f"encoder_hidden_states{suffix}"] = [row[:n] for row, n in zip(padded, lengths, strict=True)]
+    assert torch.equal(trimmed(**call | {"image_embeds": None})[0], expected)
 
 
 @pytest.mark.parametrize("name", ["encoder_attention_mask", "encoder_attention_mask_2"])
@@ -153,7 +149,6 @@ def test_a_mask_with_a_gap_is_refused(name: str):
 
 def test_a_compiled_block_takes_any_number_of_tokens(monkeypatch: pytest.MonkeyPatch):
     """Compiled for the first length, again with open sizes for the second, and then no more."""
-    monkeypatch.setattr(attention, "ROWS_FROM", 0)
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     stock, trimmed = stock_and_trimmed()
     torch._dynamo.reset()

@@ -24,7 +24,7 @@ def test_utilisation_counts_each_evaluation_of_valid_tokens(
 
     config = policy.transformer.config
     conditions = [trajectory.conditioning] + ([policy.guidance.negative] if cfg_scale != 1.0 else [])
-    texts = [(int(c.text_mask[i].sum()), int(c.glyph_mask[i].sum())) for c in conditions for i in range(len(c))]
+    texts = [(len(c.text[i]), len(c.glyph[i])) for c in conditions for i in range(len(c))]
     passes = [transformer_flops(config, num_video=8, num_text=text, num_glyph=glyph) for text, glyph in texts]
     per_video = [passes[prompt].total + sum(p.total for p in passes[2:]) for prompt in (0, 0, 1, 1)]
     linear = [passes[prompt].linear for prompt in (0, 0, 1, 1)]

@@ -1,0 +1,155 @@
+"""The forward pass of HunyuanVideo-1.5's transformer, over the modules of diffusers: no padding, no mask, no hooks.
+
+The stock forward carries up to 1,985 condition tokens (729 vision, 256 glyph, 1,000 text) through every block and hides
+the padding behind a dense mask. Here every row of a batch comes with its own tokens alone. Their numbers are known on
+the host, so that nothing is read back from the device. Only between the blocks' attentions are the condition tokens of
+a batch padded to those of its longest row.
+"""
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import torch
+from diffusers import HunyuanVideo15Transformer3DModel
+from diffusers.models.modeling_outputs import Transformer2DModelOutput
+from diffusers.utils import apply_lora_scale
+from einops import rearrange
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from hyvideo.distributed.ulysses import gather_tokens, shard_tokens
+
+TEXT, GLYPH, IMAGE = range(3)
+"""Rows of the transformer's table of condition kinds."""
+
+
+class EqualRows(NamedTuple):
+    """Consecutive rows of a batch with the same number of valid condition tokens.
+
+    Attributes:
+        start: first row.
+        stop: row after the last.
+        valid: `[T']`, any tensor with one element per valid token: `torch.compile` keeps sizes open, but would
+            compile anew for every other number.
+    """
+
+    start: int
+    stop: int
+    valid: Tensor
+
+
+@apply_lora_scale("attention_kwargs")
+def forward(
+    self: HunyuanVideo15Transformer3DModel,
+    hidden_states: Tensor,
+    timestep: Tensor,
+    encoder_hidden_states: Tensor | Sequence[Tensor],
+    encoder_attention_mask: Tensor | None = None,
+    timestep_r: Tensor | None = None,
+    encoder_hidden_states_2: Tensor | Sequence[Tensor] = (),
+    encoder_attention_mask_2: Tensor | None = None,
+    image_embeds: Tensor | None = None,
+    attention_kwargs: dict | None = None,
+    return_dict: bool = True,
+) -> Transformer2DModelOutput | tuple[Tensor]:
+    """Return the velocity of every row; called as the stock forward, or with unpadded rows of condition tokens.
+
+    Args:
+        self: the transformer, with `install_attention`.
+        hidden_states: `[B, C_in, F', H', W']`.
+        timestep: `[B]`.
+        encoder_hidden_states: the text, B tensors `[S_b, D]`; or padded `[B, S, D]` with its mask, as the stock forward
+            takes it. Then the mask is read back from the device, which waits for it.
+        encoder_attention_mask: `[B, S]` of a padded text.
+        timestep_r: `[B]`, where the step leads to (step-distilled models).
+        encoder_hidden_states_2: the quoted texts, likewise.
+        encoder_attention_mask_2: likewise.
+        image_embeds: `[B, S_v, D_v]` states of the first frames; None, or all zero as in the stock forward, for none.
+        attention_kwargs: `scale` of a LoRA adapter.
+        return_dict: as in diffusers.
+
+    Returns:
+        `[B, C, F', H', W']`.
+
+    Raises:
+        ValueError: a mask is not right-padded.
+    """
+    if isinstance(encoder_hidden_states, Tensor):
+        encoder_hidden_states = _rows_of(encoder_hidden_states, encoder_attention_mask, "encoder_attention_mask")
+        encoder_hidden_states_2 = _rows_of(
+            encoder_hidden_states_2, encoder_attention_mask_2, "encoder_attention_mask_2"
+        )
+        image_embeds = image_embeds if bool(image_embeds.any()) else None
+    rotary = self.rope(hidden_states)
+    embedded = self.time_embed(timestep, timestep_r=timestep_r)
+    condition, equal_rows = _condition(self, timestep, encoder_hidden_states, encoder_hidden_states_2, image_embeds)
+    tokens, group = self.x_embedder(hidden_states), self.transformer_blocks[0].attn.processor.sp_group
+    if group is not None:
+        num_tokens, tokens = tokens.shape[1], shard_tokens(tokens, group)
+    for block in self.transformer_blocks:
+        tokens, condition = block(tokens, condition, embedded, equal_rows, rotary)
+    tokens = self.proj_out(self.norm_out(tokens, embedded))
+    if group is not None:
+        tokens = gather_tokens(tokens, num_tokens, group)
+    frames, height, width = hidden_states.shape[2:]
+    in_time, in_space = self.config.patch_size_t, self.config.patch_size
+    velocity = rearrange(
+        tokens,
+        "b (f h w) (c pf ph pw) -> b c (f pf) (h ph) (w pw)",
+        f=frames // in_time,
+        h=height // in_space,
+        w=width // in_space,
+        pf=in_time,
+        ph=in_space,
+        pw=in_space,
+    )
+    return Transformer2DModelOutput(sample=velocity) if return_dict else (velocity,)
+
+
+def _condition(
+    self: HunyuanVideo15Transformer3DModel,
+    timestep: Tensor,
+    text: Sequence[Tensor],
+    glyph: Sequence[Tensor],
+    image: Tensor | None,
+) -> tuple[Tensor, tuple[EqualRows, ...] | None]:
+    """Embed the condition: `[B, T, D]`, each row its image, quoted and text tokens, then zeros; and the equal rows.
+
+    Rows of one text length pass the refiner together. The equal rows are None where all are.
+    """
+
+    def with_kind(tokens: Tensor, kind: int) -> Tensor:
+        return tokens + self.cond_type_embed(torch.full(tokens.shape[:-1], kind, device=tokens.device))
+
+    refined, order = {}, sorted(range(len(text)), key=lambda row: len(text[row]))
+    for _, rows in groupby(order, key=lambda row: len(text[row])):
+        rows = list(rows)
+        together = [torch.stack([part[row] for row in rows]) for part in (text, timestep)]
+        refined |= zip(rows, with_kind(self.context_embedder(*together), TEXT), strict=True)
+    quoted = with_kind(self.context_embedder_2(torch.cat(list(glyph))), GLYPH).split([len(row) for row in glyph])
+    if image is None:
+        image = timestep.new_zeros(len(text), 0, self.config.image_embed_dim)
+    seen = with_kind(self.image_embedder(image), IMAGE)
+    joined = [torch.cat([seen[row], quoted[row], refined[row]]) for row in range(len(text))]
+    equal_rows = equal_rows_of([len(row) for row in joined], timestep.device)
+    return pad_sequence(joined, batch_first=True), equal_rows if len(equal_rows) > 1 else None
+
+
+def equal_rows_of(lengths: Sequence[int], device: torch.device | None = None) -> tuple[EqualRows, ...]:
+    """Group consecutive rows of equal length: `(3, 3, 5)` are rows 0 and 1 with 3 tokens and row 2 with 5."""
+    equal_rows, start = [], 0
+    for length, rows in groupby(lengths):
+        stop = start + len(list(rows))
+        equal_rows.append(EqualRows(start, stop, torch.empty(length, device=device, dtype=torch.bool)))
+        start = stop
+    return tuple(equal_rows)
+
+
+def _rows_of(padded: Tensor, mask: Tensor, name: str) -> list[Tensor]:
+    """Cut `[B, S, D]` to the valid tokens of each row."""
+    mask = mask.bool()
+    lengths = mask.sum(1)
+    if bool((mask != (torch.arange(mask.shape[1], device=mask.device) < lengths[:, None])).any()):
+        raise ValueError(f"{name} must be right-padded (valid tokens first, then padding); received a mask with gaps.")
+    return [row[:length] for row, length in zip(padded, lengths.tolist(), strict=True)]
