@@ -69,12 +69,14 @@ class Anchor:
         self._prefetched: dict[str, Tensor] = {}
         for name, parameter in self._parameters.items():
             shard = local_shard(parameter.detach())
-            pinned = offload and shard.is_cuda
+            pinned = offload and shard.device.type != "cpu"
             device = "cpu" if offload else shard.device
             self._copy[name] = torch.empty_like(shard, device=device, pin_memory=pinned).copy_(shard)
-        on_gpu = any(local_shard(parameter.detach()).is_cuda for parameter in self._parameters.values())
-        self._in_host_memory = torch.cuda.is_available() and not on_gpu
-        self._stream = torch.cuda.Stream() if offload and on_gpu else None
+        on = {local_shard(parameter.detach()).device for parameter in self._parameters.values()}
+        gpus = [device for device in on if device.type != "cpu"]
+        self._in_host_memory = torch.cuda.is_available() and not gpus
+        self._gpu = torch.get_device_module(gpus[0]) if gpus else None
+        self._stream = self._gpu.Stream() if offload and gpus else None
         self.equals_policy = True
 
     def refresh(self) -> None:
@@ -93,9 +95,11 @@ class Anchor:
         """Start copying offloaded weights to the GPU, in parallel with what is computed until they are needed."""
         if self._stream is None or self.equals_policy:
             return
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            self._prefetched = {name: copy.cuda(non_blocking=True) for name, copy in self._copy.items()}
+        self._stream.wait_stream(self._gpu.current_stream())
+        with self._gpu.stream(self._stream):
+            for name, copy in self._copy.items():
+                device = local_shard(self._parameters[name].detach()).device
+                self._prefetched[name] = copy.to(device, non_blocking=True)
 
     @contextmanager
     def in_place_of_policy(self) -> Iterator[None]:
@@ -120,8 +124,8 @@ class Anchor:
         shard, copy = local_shard(self._parameters[name]), self._copy[name]
         if name in self._prefetched:
             incoming = self._prefetched.pop(name)
-            torch.cuda.current_stream().wait_stream(self._stream)
-            incoming.record_stream(torch.cuda.current_stream())
+            self._gpu.current_stream().wait_stream(self._stream)
+            incoming.record_stream(self._gpu.current_stream())
         else:
             incoming = copy.to(shard.device, non_blocking=True, copy=True)
         copy.copy_(shard, non_blocking=True)

@@ -124,7 +124,7 @@ def shard_weights(
     """
     shared = {
         "mesh": mesh,
-        "offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if cpu_offload else OffloadPolicy(),
+        "offload_policy": CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if cpu_offload else OffloadPolicy(),
     }
     in_blocks = MixedPrecisionPolicy(compute_dtype, torch.float32, cast_forward_inputs=False)
     for block in transformer.transformer_blocks:

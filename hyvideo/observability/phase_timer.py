@@ -11,7 +11,7 @@ BETWEEN = "between phases (validation, saving, logging)"
 
 
 class PhaseTimer:
-    """Adds up wall-clock seconds per phase; on CUDA it waits for the device, so a phase pays for its own kernels.
+    """Adds up wall-clock seconds per phase; on a GPU it waits for the device, so a phase pays for its own kernels.
 
     `phase` names what is going on (`BETWEEN` outside all blocks), `since` when that began (`time.monotonic`): what a
     watchdog or an error message asks for. `around` makes a context for each phase, which a profiler replaces.
@@ -60,6 +60,6 @@ class PhaseTimer:
 
 def clock(device: torch.device) -> float:
     """Return the seconds of a clock when `device` has finished what it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize(device)
     return time.perf_counter()

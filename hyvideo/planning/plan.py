@@ -11,7 +11,7 @@ from hyvideo.distributed.layout import layout_of
 from hyvideo.planning.host_memory import HostMemory, host_memory
 from hyvideo.planning.memory import Memory, PeaksOf, predict_memory
 from hyvideo.planning.networks import Networks, read_networks
-from hyvideo.planning.simulation import policy_on_meta
+from hyvideo.planning.simulation import policy_network
 from hyvideo.planning.traffic import ParameterCounts, count_parameters
 from hyvideo.planning.workload import PhaseWork, Workload, workload
 from hyvideo.training.assembly import DTYPES
@@ -145,7 +145,7 @@ def make_plan(
     """
     networks = read_networks(config.model, config.reward)
     _check(config, networks, world_size)
-    parameters = count_parameters(policy_on_meta(config, networks.transformer))
+    parameters = count_parameters(policy_network(config, networks.transformer))
     work = workload(config, networks, parameters, world_size=world_size, num_text=assumptions.num_text)
     layout = layout_of(config, world_size)
     seconds_of = _clock(config, world_size, gpu, assumptions)

@@ -1,34 +1,28 @@
 """One rank of a run on ranks and tensors that do not exist: the real code, the real sizes, nothing computed.
 
-Sharding, checkpointing, attention, optimizers and the anchor are the run's own; collectives return at once and fake
-tensors have sizes but no values.
+Sharding, checkpointing, attention, optimizers and the anchor are the run's own, on the pretended device; collectives
+return at once.
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from types import MethodType
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from diffusers import HunyuanVideo15Transformer3DModel
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed import ProcessGroup
 
 from hyvideo.algorithms.optimizer import build_optimizers
 from hyvideo.config.schema import Config
 from hyvideo.distributed.collectives import local_shard
 from hyvideo.distributed.mesh import Mesh, build_mesh
-from hyvideo.models.adapter import configured_adapter
-from hyvideo.models.attention import install_attention
 from hyvideo.models.diffusers_logging import without_diffusers_logs
-from hyvideo.models.parallelize import forget_gathered_weights, prepare_policy, shard_weights, trainable_parameters
+from hyvideo.models.parallelize import forget_gathered_weights, trainable_parameters
 from hyvideo.planning.networks import made_in
-from hyvideo.planning.peak_memory import PeakMemory
-from hyvideo.training.assembly import DTYPES
+from hyvideo.planning.pretend_device import NAME, PretendDevice
+from hyvideo.training.assembly import DTYPES, is_sharded, make_policy_of
 
 
 @dataclass(frozen=True)
@@ -97,17 +91,15 @@ def simulate(config: Config, case: SimulatedCase, world_size: int) -> Peaks:
     parallel = config.parallel
     with ExitStack() as stack:
         stack.enter_context(_fake_ranks(world_size))
-        mesh = build_mesh(sp_size=parallel.sp_size, dp_replicate=parallel.dp_replicate)
-        transformer = policy_on_meta(config, case.transformer, mesh.sp_group)
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        memory = stack.enter_context(PeakMemory())
-        transformer.to_empty(device="cpu")
-        _shard(transformer, config, mesh)
+        memory = PretendDevice()
+        mesh = build_mesh(sp_size=parallel.sp_size, dp_replicate=parallel.dp_replicate, device_type=NAME)
+        stack.enter_context(memory)
+        transformer = policy_network(config, case.transformer, mesh)
         parameters = trainable_parameters(transformer)
         weights = memory.current
         optimizers = build_optimizers(parameters, config.optimizer)
         peaks, dtype = {}, DTYPES[config.model.dtype]
-        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        with torch.device(NAME), torch.autocast(NAME, dtype, enabled=dtype != torch.float32):
             passes = {"rollout": (case.latent_shape, case.rollout_rows)}
             passes |= {"anchor": (case.latent_shape, case.update_rows)}
             passes |= {"validation": case.validation} if case.validation else {}
@@ -145,38 +137,21 @@ def _fake_ranks(world_size: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def policy_on_meta(
-    config: Config, network: Mapping[str, Any], sp_group: ProcessGroup | None = None
+def policy_network(
+    config: Config, network: Mapping[str, Any], mesh: Mesh | None = None
 ) -> HunyuanVideo15Transformer3DModel:
-    """Make the policy as `hyvideo.training.assembly.build_pipeline` does, without weights: fake ones cannot be adapted.
+    """Make the policy as a run does, on the pretended device, or without a mesh on meta.
 
-    PEFT converts an adapter's weights to those of its layer, which fake tensors do not allow; on meta it does not.
+    Its shards stay on the device even with `cpu_offload`, an adapter is always a new one, and nothing is compiled.
     """
-    parallel, model = config.parallel, config.model
-    with without_diffusers_logs(), made_in(DTYPES[model.master_weight_type]), torch.device("meta"):
+    model, parallel = replace(config.model, pretrained_lora_path=None), config.parallel
+    config = replace(config, model=model, parallel=replace(parallel, cpu_offload=False, enable_compile=False))
+    whole = mesh is not None and not is_sharded(config, mesh)
+    with without_diffusers_logs(), made_in(DTYPES[model.master_weight_type]), torch.device(NAME if whole else "meta"):
         transformer = HunyuanVideo15Transformer3DModel.from_config(dict(network))
-        prepare_policy(
-            install_attention(transformer, sp_group),
-            gradient_checkpointing=model.enable_gradient_checkpointing,
-            keep_attention=parallel.activation_checkpointing == "selective",
-            lora=configured_adapter(model),
-        )
-    for module in transformer.modules():
-        if isinstance(module, nn.LayerNorm):
-            module.forward = MethodType(_norm_in_float32, module)
+    with made_in(DTYPES[model.master_weight_type]):
+        make_policy_of(transformer, config, mesh or Mesh(), draw=False)
     return transformer
-
-
-def _shard(transformer: HunyuanVideo15Transformer3DModel, config: Config, mesh: Mesh) -> None:
-    """Shard the policy as a run does."""
-    parallel = config.parallel
-    if mesh.weights is not None and parallel.enable_fsdp:
-        shard_weights(
-            transformer,
-            mesh.weights,
-            compute_dtype=DTYPES[config.model.dtype],
-            reshard_after_forward=parallel.reshard_after_forward,
-        )
 
 
 def _velocity(
@@ -192,9 +167,3 @@ def _velocity(
         encoder_hidden_states_2=[torch.empty(0, settings.text_embed_2_dim)] * rows,
         return_dict=False,
     )[0].float()
-
-
-def _norm_in_float32(self: nn.LayerNorm, hidden: Tensor) -> Tensor:
-    """Normalise in float32, as autocast does on a GPU; on the CPU it leaves layer norms as they come."""
-    weight, bias = (None if part is None else part.float() for part in (self.weight, self.bias))
-    return F.layer_norm(hidden.float(), self.normalized_shape, weight, bias, self.eps)

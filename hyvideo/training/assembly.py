@@ -205,8 +205,7 @@ def build_pipeline(config: Config, device: torch.device, mesh: Mesh) -> HunyuanV
         ValueError: weights are missing or do not fit.
     """
     model = config.model
-    sharded = mesh.weights is not None and config.parallel.enable_fsdp
-    on_gpu = device.type == "cuda"
+    on_gpu = device.type != "cpu"
     torch.manual_seed(config.run.seed)  # for a reward of the user's: all else has seeds of its own
     pipeline = load_pipeline(
         model.pretrained_model_root,
@@ -217,25 +216,36 @@ def build_pipeline(config: Config, device: torch.device, mesh: Mesh) -> HunyuanV
         encoder_dtype=torch.float16 if on_gpu else torch.float32,
         device=device,
         encoders_on=None if config.parallel.encoder_offload else device,
-        prepare=partial(_prepare, config=config, mesh=mesh, sharded=sharded),
+        prepare=partial(make_policy_of, config=config, mesh=mesh),
     )
-    pipeline.autocast_dtype = _compute_dtype(config, device.type)
+    pipeline.autocast_dtype = compute_dtype(config, device.type)
     pipeline.encoder_offload = config.parallel.encoder_offload
     resting = pipeline.encoders if pipeline.encoder_offload else []
     for component in pipeline.components.values():
-        placed = component in resting or (sharded and component is pipeline.transformer)
+        placed = component in resting or (component is pipeline.transformer and is_sharded(config, mesh))
         if isinstance(component, nn.Module) and not placed:
             component.to(device)
     return pipeline
 
 
-def _compute_dtype(config: Config, device_type: str) -> torch.dtype:
+def compute_dtype(config: Config, device_type: str) -> torch.dtype:
     """Return the precision of the transformer's matrix products."""
-    return DTYPES[config.model.dtype] if device_type == "cuda" else torch.float32
+    return torch.float32 if device_type == "cpu" else DTYPES[config.model.dtype]
 
 
-def _prepare(transformer: HunyuanVideo15Transformer3DModel, config: Config, mesh: Mesh, sharded: bool) -> None:
-    """Make a transformer without memory for its weights the policy of a run over `mesh`."""
+def is_sharded(config: Config, mesh: Mesh) -> bool:
+    """Whether the transformer's weights are split among ranks."""
+    return mesh.weights is not None and config.parallel.enable_fsdp
+
+
+def make_policy_of(
+    transformer: HunyuanVideo15Transformer3DModel, config: Config, mesh: Mesh, *, draw: bool = True
+) -> None:
+    """Make a transformer without memory for its weights the policy of a run over `mesh`, in place.
+
+    Sharded weights get memory on the mesh's device, to be filled; all others stay on the meta device. With `draw` a new
+    adapter gets its first values.
+    """
     model, parallel = config.model, config.parallel
     prepare_policy(
         install_attention(transformer, mesh.sp_group),
@@ -244,14 +254,15 @@ def _prepare(transformer: HunyuanVideo15Transformer3DModel, config: Config, mesh
         lora=configured_adapter(model),
         pretrained_lora_path=model.pretrained_lora_path,
     )
-    draw_adapter(transformer, config.run.seed)
+    if draw:
+        draw_adapter(transformer, config.run.seed)
     if parallel.enable_compile:
         compile_blocks(transformer)
-    if sharded:
+    if is_sharded(config, mesh):
         shard_weights(
             transformer,
             mesh.weights,
-            compute_dtype=_compute_dtype(config, mesh.weights.device_type),
+            compute_dtype=compute_dtype(config, mesh.weights.device_type),
             reshard_after_forward=parallel.reshard_after_forward,
             cpu_offload=parallel.cpu_offload,
         )

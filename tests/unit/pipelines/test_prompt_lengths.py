@@ -29,7 +29,8 @@ def test_the_limit_is_the_encoders_own(pipeline: HunyuanVideoGRPOPipeline, told:
     whole, cut = words_of(pipeline, 1000), words_of(pipeline, 1001)
     assert told(whole) is None
     assert "1 prompt(s)" in told(whole, cut) and "1,001 tokens of 1,000 in 'a red red" in told(whole, cut)
-    full, longer = (pipeline.encode([text]).text[0] for text in (words_of(pipeline, 1100), words_of(pipeline, 1100) + "!"))
+    many = words_of(pipeline, 1100)
+    full, longer = (pipeline.encode([text]).text[0] for text in (many, many + "!"))
     assert full.equal(longer)  # its end is not seen
 
 

@@ -1,0 +1,396 @@
+"""A GPU that does not exist: tensors on it have shapes and types but no values, and every fault against it is noted.
+
+Unlike PyTorch's `meta` device it behaves as CUDA does. The code takes its GPU branches (autocast, streams, sharding in
+bf16), a host tensor that meets a device tensor is an error, and reading a value back is seen, where CUDA would silently
+wait. Host tensors stay real as long as they are small, so that what the host decides is decided as in a run.
+"""
+
+import math
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import (
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorDeviceMismatchError,
+    FakeTensorMode,
+)
+from torch.distributed import ProcessGroup
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_flatten, tree_map_only
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils.flop_counter import flop_registry
+
+from hyvideo.planning.peak_memory import PeakMemory
+
+NAME = "pretend"
+
+SMALL = 2**20
+"""Elements up to which a host tensor is real; a larger one has no values either."""
+
+IN_HALF = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "conv1d", "conv2d", "conv3d")
+"""Operations that CUDA's autocast computes in the lower precision, of those that the project uses."""
+
+IN_FLOAT32 = ("layer_norm", "group_norm", "pow", "rsqrt", "exp", "log", "softmax", "cumsum")
+"""Operations that it computes in float32."""
+
+MATRIX_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "convolution")
+
+_aten = torch.ops.aten
+_PROJECT = Path(__file__).parents[2]
+
+
+class _Stream:
+    """A stream, or an event, on which nothing waits."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def __enter__(self) -> "_Stream":
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *args, **kwargs: self if name == "record_event" else None
+
+    def query(self) -> bool:
+        """Say that all is done."""
+        return True
+
+
+class _Device:
+    """What PyTorch, FSDP2 and autocast ask of `torch.<device>`."""
+
+    Stream = Event = _Stream
+    _stream = _Stream()
+
+    def is_available(self) -> bool:
+        """There it is."""
+        return True
+
+    def is_initialized(self) -> bool:
+        """And ready."""
+        return True
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+    def device_count(self) -> int:
+        """One, that of this rank."""
+        return 1
+
+    def current_device(self) -> int:
+        """Its index."""
+        return 0
+
+    def current_stream(self, device: object = None) -> _Stream:
+        """The one stream."""
+        return self._stream
+
+    def stream(self, stream: object) -> nullcontext:
+        """Compute on a stream."""
+        return nullcontext()
+
+    def device(self, device: object) -> nullcontext:
+        """Compute on a device."""
+        return nullcontext()
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        """Return what autocast may compute in."""
+        return [torch.bfloat16, torch.float16]
+
+    def get_rng_state(self, *args: object) -> Tensor:
+        """Return a state that nothing draws from."""
+        return torch.zeros(16, dtype=torch.uint8)
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name in ("default_stream", "synchronize", "empty_cache", "set_device", "set_rng_state", "manual_seed_all"):
+            return (lambda *args: self._stream) if name == "default_stream" else (lambda *args: None)
+        raise AttributeError(name)
+
+
+@cache
+def _register() -> tuple[torch.library.Library, ...]:
+    """Register the device with PyTorch, once; the libraries live as long as they are kept."""
+    _setup_privateuseone_for_python_backend(NAME, backend_module=_Device())
+    fallback, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
+    fallback.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    for names, dtype in ((IN_HALF, None), (IN_FLOAT32, torch.float32)):
+        for packet in (getattr(_aten, name) for name in names):
+            for overload in (getattr(packet, name) for name in packet.overloads() if "out" not in name):
+                aten.impl(overload, _computed_in(overload, dtype), "AutocastPrivateUse1")
+    aten.impl(_aten.scaled_dot_product_attention.default, _attention, "AutogradPrivateUse1")
+    aten.impl(
+        _aten.scaled_dot_product_attention.default,
+        _computed_in(_aten.scaled_dot_product_attention.default, None),
+        "AutocastPrivateUse1",
+    )
+    return fallback, aten
+
+
+def _computed_in(operation: Any, dtype: torch.dtype | None) -> Callable[..., Any]:
+    """Wrap an operation so that autocast computes it in `dtype`; None: in the precision of the autocast."""
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        target = dtype or torch.get_autocast_dtype(NAME)
+
+        def cast(value: Tensor) -> Tensor:
+            return value.to(target) if value.is_floating_point() and value.dtype != torch.float64 else value
+
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            return operation(*tree_map_only(Tensor, cast, args), **tree_map_only(Tensor, cast, kwargs))
+
+    return kernel
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Attend with the kernel that CUDA chooses: flash in half precision without a mask, else the efficient one."""
+    if enable_gqa:
+        groups = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    if attn_mask is None and query.dtype in (torch.float16, torch.bfloat16):
+        return _aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
+    if attn_mask is not None:
+        attn_mask = attn_mask.to(query.dtype).expand(*query.shape[:-1], key.shape[-2])
+    return _aten._scaled_dot_product_efficient_attention(
+        query, key, value, attn_mask, torch.is_grad_enabled(), dropout_p, is_causal, scale=scale
+    )[0]
+
+
+class PretendDevice(PeakMemory):
+    """Inside the `with` block `torch.device("pretend")` exists; what happens on it is counted by phase.
+
+    Attributes:
+        device: to put tensors on.
+        phase: name that what happens now is counted under.
+        peaks: the most by phase.
+        reads: how often a value was read back, by (phase, place).
+        mixes: how often a host tensor met a device tensor, by (phase, place).
+        faults: other things that a GPU would punish, by (phase, what and where).
+        flops: operations by phase.
+        sent: bytes that this rank sends, by (phase, kind of collective).
+        kernels: calls of attention kernels, by (phase, name).
+        gathered: bytes in use that other ranks' shards were gathered into, apart from what FSDP frees by itself.
+        most_gathered: the most of these.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._libraries = _register()
+        self.device = torch.device(NAME, 0)
+        self.phase = "build"
+        self.gathered = self.most_gathered = 0
+        self.peaks: Counter[str] = Counter()
+        self.reads: Counter[tuple[str, str]] = Counter()
+        self.mixes: Counter[tuple[str, str]] = Counter()
+        self.faults: Counter[tuple[str, str]] = Counter()
+        self.flops: Counter[str] = Counter()
+        self.sent: Counter[tuple[str, str]] = Counter()
+        self.kernels: Counter[tuple[str, str]] = Counter()
+        self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """Count what happens in a `with` block under `phase`."""
+        before, self.phase = self.phase, phase
+        self._count_peak()
+        try:
+            yield
+        finally:
+            self.phase = before
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Sequence[type], args: tuple = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # comes again as the operations on its shards
+        kwargs = dict(kwargs or {})
+        if self._paused:
+            return operation(*args, **kwargs)
+        tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
+        if kwargs.get("pin_memory"):
+            kwargs["pin_memory"] = False
+        on_device = any(value.device.type == NAME for value in tensors) or _is_pretend(kwargs.get("device"))
+        if (
+            not on_device
+            and not any(isinstance(value, FakeTensor) for value in tensors)
+            and not _is_large(operation, args)
+        ):
+            return operation(*args, **kwargs)
+        special = self._special(operation, args, kwargs)
+        if special is not NotImplemented:
+            return special
+        kwargs.pop("generator", None)
+        result = self._run(operation, args, kwargs)
+        if on_device:
+            self._note(operation, args, kwargs, result)
+            tree_map_only(Tensor, self._see, result)
+        return result
+
+    def _run(self, operation: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Compute shapes; a mix of host and device is noted, and repaired so that the rehearsal goes on."""
+
+        def enter(value: Tensor) -> Tensor:
+            return value if isinstance(value, FakeTensor) else self._fake.from_tensor(value)
+
+        args, kwargs = tree_map_only(Tensor, enter, (args, kwargs))
+        try:
+            with self._fake:
+                return operation(*args, **kwargs)
+        except (FakeTensorDeviceMismatchError, RuntimeError) as error:
+            if not isinstance(error, FakeTensorDeviceMismatchError) and "device" not in str(error):
+                raise
+            self.mixes[self.phase, f"{operation} in {_place()}"] += 1
+        except DynamicOutputShapeException:
+            self.faults[self.phase, f"{operation} needs values to know its size, in {_place()}"] += 1
+            raise
+        with self._fake:
+            moved = tree_map_only(Tensor, lambda value: value.to(self.device), (args, kwargs))
+            return operation(*moved[0], **moved[1])
+
+    def _special(self, operation: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Answer what needs values or goes between host and device; NotImplemented for all else."""
+        if operation is torch.ops._c10d_functional.wait_tensor.default:
+            return args[0]
+        if operation is _aten._local_scalar_dense.default:
+            if args[0].device.type == NAME:
+                self.reads[self.phase, _place()] += 1
+            return args[0].dtype.is_floating_point * 0.0 if args[0].dtype != torch.bool else False
+        if operation in (_aten.record_stream.default, _aten._pin_memory.default, _aten.pin_memory.default):
+            return None if operation is _aten.record_stream.default else args[0]
+        if operation is _aten.is_pinned.default:
+            return False
+        if operation is _aten._to_copy.default:
+            target = kwargs.get("device")
+            if target is not None and torch.device(target).type != args[0].device.type:
+                return self._moved(args[0], torch.device(target), kwargs)
+        if operation is _aten.copy_.default and args[0].device.type != args[1].device.type:
+            if args[1].device.type == NAME and not (args[2] if len(args) > 2 else kwargs.get("non_blocking")):
+                self.reads[self.phase, _place()] += 1
+            return args[0]
+        return NotImplemented
+
+    def _moved(self, tensor: Tensor, target: torch.device, kwargs: Mapping[str, Any]) -> Tensor:
+        """Copy a tensor to the device, or back, where a blocking copy waits for the device."""
+        dtype = kwargs.get("dtype") or tensor.dtype
+        if target.type == NAME:
+            with self._fake:
+                moved = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=self.device)
+            self._see(moved)
+            return moved
+        if tensor.device.type == NAME and not kwargs.get("non_blocking"):
+            self.reads[self.phase, _place()] += 1
+        if tensor.numel() <= SMALL:
+            return torch.zeros(tensor.shape, dtype=dtype, device=target)
+        with self._fake:
+            return torch.empty(tensor.shape, dtype=dtype, device=target)
+
+    def _note(self, operation: Any, args: tuple, kwargs: Mapping[str, Any], result: Any) -> None:
+        """Count operations, bytes sent and attention kernels."""
+        packet, name = operation._overloadpacket, operation._overloadpacket.__name__
+        if packet in flop_registry:
+            self.flops[self.phase] += flop_registry[packet](*args, **kwargs, out_val=result)
+        if name in MATRIX_PRODUCTS and result.dtype == torch.float64:
+            self.faults[self.phase, f"a matrix product in float64, in {_place()}"] += 1
+        if "attention" in name and "backward" not in name:
+            masked = " with a mask" if "efficient" in name and args[3] is not None else ""
+            self.kernels[self.phase, name.removeprefix("_scaled_dot_product_") + masked] += 1
+        if operation.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd"):
+            kind, count = _sent(name, args, result)
+            self.sent[self.phase, kind] += count
+            if operation.namespace != "c10d" and kind == "all-gather":
+                size = [0]
+                weakref.finalize(result.untyped_storage(), self._count_gathered, 0, size)
+                self._count_gathered(result.untyped_storage().nbytes(), size)
+
+    def _see(self, tensor: Tensor) -> None:
+        """Count a storage that is new, if it is on the device."""
+        if tensor.device.type == NAME:
+            super()._see(tensor)
+
+    def _count(self, now: int, size: list[int]) -> None:
+        """Count a storage of `size` bytes as one of `now` bytes."""
+        super()._count(now, size)
+        self._count_peak()
+
+    def _count_peak(self) -> None:
+        self.peaks[self.phase] = max(self.peaks[self.phase], self.current)
+
+    def _count_gathered(self, now: int, size: list[int]) -> None:
+        self.gathered += now - size[0]
+        size[0] = now
+        self.most_gathered = max(self.most_gathered, self.gathered)
+
+
+def _is_pretend(device: object) -> bool:
+    return device is not None and torch.device(device).type == NAME
+
+
+def _is_large(operation: Any, args: tuple) -> bool:
+    """Whether an operation makes a host tensor of a given shape that is too large to be real."""
+    shape = args[0] if args and isinstance(args[0], list | tuple) else ()
+    sizes = [size for size in shape if isinstance(size, int)]
+    makes = operation._overloadpacket.__name__ in ("empty", "empty_strided", "zeros", "ones", "full", "randn", "rand")
+    return makes and math.prod(sizes) > SMALL
+
+
+def _sent(name: str, args: tuple, result: Any) -> tuple[str, int]:
+    """Return the kind of a collective and the bytes that one rank of a ring sends."""
+    tensors = [value for value in tree_flatten(args)[0] if isinstance(value, Tensor)]
+    largest = max((tensor.nbytes for tensor in tensors), default=0)
+    if isinstance(result, Tensor):
+        largest = max(largest, result.nbytes)
+    ranks = next((_size_of(value) for value in reversed(args) if _size_of(value)), 1)
+    for part, kind, factor in (
+        ("gather", "all-gather", 1),
+        ("reduce_scatter", "reduce-scatter", 1),
+        ("all_to_all", "all-to-all", 1),
+        ("alltoall", "all-to-all", 1),
+        ("reduce", "all-reduce", 2),
+    ):
+        if part in name:
+            return kind, factor * largest * (ranks - 1) // ranks
+    return name, 0
+
+
+def _size_of(group: object) -> int:
+    """Return the number of ranks of what an operation calls its group; 0 for anything else."""
+    if isinstance(group, str):
+        return torch.distributed.distributed_c10d._resolve_process_group(group).size()
+    if isinstance(group, torch.ScriptObject):
+        try:
+            return ProcessGroup.unbox(group).size()
+        except RuntimeError:
+            return 0
+    return 0
+
+
+def _place() -> str:
+    """Return file, line and function of the innermost frame of the project, or of the user's own code."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if "site-packages" not in path and "/lib/python" not in path and path != __file__ and path[0] != "<":
+            shown = Path(path)
+            shown = shown.relative_to(_PROJECT) if shown.is_relative_to(_PROJECT) else shown
+            return f"{shown}:{frame.f_lineno} {frame.f_code.co_name}"
+        frame = frame.f_back
+    return "the backward pass"
