@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from accelerate import init_empty_weights
 from diffusers import AutoencoderKLHunyuanVideo15, HunyuanVideo15Transformer3DModel
-from transformers import T5Config, T5EncoderModel
+from transformers import AutoConfig, Qwen2_5_VLTextConfig, SiglipVisionConfig, T5Config, T5EncoderModel
 
 from hyvideo.config.schema import ModelConfig, RewardConfig
 from hyvideo.models.diffusers_logging import without_diffusers_logs
@@ -121,6 +121,58 @@ def make_vae(config: Mapping[str, Any]) -> AutoencoderKLHunyuanVideo15:
     vae.tile_overlap_factor = TILE_OVERLAP
     vae.enable_tiling()
     return allow_batches(vae).eval().requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class EncoderConfigs:
+    """Configurations of the encoders.
+
+    Attributes:
+        text: of the language model.
+        glyph: of ByT5.
+        vision: of SigLIP; None for text-to-video.
+    """
+
+    text: Qwen2_5_VLTextConfig
+    glyph: T5Config
+    vision: SiglipVisionConfig | None
+
+
+def encoder_configs(root: Path, task: str) -> EncoderConfigs:
+    """Return the configurations in a folder of the diffusers layout, or those of the published encoders."""
+    if is_diffusers_layout(root):
+        text = AutoConfig.from_pretrained(root / "text_encoder", local_files_only=True, trust_remote_code=False)
+        glyph = T5Config.from_pretrained(root / "text_encoder_2", local_files_only=True)
+        seen = root / "image_encoder"
+        vision = SiglipVisionConfig.from_pretrained(seen, local_files_only=True) if task == "i2v" else None
+        return EncoderConfigs(text.get_text_config(), glyph, vision)
+    text = Qwen2_5_VLTextConfig(
+        vocab_size=152_064,
+        hidden_size=3584,
+        intermediate_size=18_944,
+        num_hidden_layers=28,
+        num_attention_heads=28,
+        num_key_value_heads=4,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+    )
+    glyph = T5Config(
+        vocab_size=1510,
+        d_model=1472,
+        d_kv=64,
+        d_ff=3584,
+        num_layers=12,
+        num_heads=6,
+        feed_forward_proj="gated-gelu",
+    )
+    vision = SiglipVisionConfig(
+        hidden_size=1152,
+        intermediate_size=4304,
+        num_hidden_layers=27,
+        num_attention_heads=16,
+        image_size=384,
+        patch_size=14,
+    )
+    return EncoderConfigs(text, glyph, vision if task == "i2v" else None)
 
 
 def _encoder_bytes(root: Path, task: str) -> int:

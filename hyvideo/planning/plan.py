@@ -144,7 +144,7 @@ def make_plan(
         ValueError: the configuration cannot run on that many ranks; the message says what can.
     """
     networks = read_networks(config.model, config.reward)
-    _check(config, networks, world_size)
+    check_plan(config, networks, world_size)
     parameters = count_parameters(policy_network(config, networks.transformer))
     work = workload(config, networks, parameters, world_size=world_size, num_text=assumptions.num_text)
     layout = layout_of(config, world_size)
@@ -176,7 +176,7 @@ def make_plan(
     )
 
 
-def _check(config: Config, networks: Networks, world_size: int) -> None:
+def check_plan(config: Config, networks: Networks, world_size: int) -> None:
     """Refuse a layout that cannot run.
 
     Raises:

@@ -9,9 +9,8 @@ import math
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,154 +24,19 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_flatten, tree_map_only
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from hyvideo.planning.peak_memory import PeakMemory
-
-NAME = "pretend"
+from hyvideo.planning.pretend_backend import NAME, register
 
 SMALL = 2**20
 """Elements up to which a host tensor is real; a larger one has no values either."""
-
-IN_HALF = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "conv1d", "conv2d", "conv3d")
-"""Operations that CUDA's autocast computes in the lower precision, of those that the project uses."""
-
-IN_FLOAT32 = ("layer_norm", "group_norm", "pow", "rsqrt", "exp", "log", "softmax", "cumsum")
-"""Operations that it computes in float32."""
 
 MATRIX_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "convolution")
 
 _aten = torch.ops.aten
 _PROJECT = Path(__file__).parents[2]
-
-
-class _Stream:
-    """A stream, or an event, on which nothing waits."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-
-    def __enter__(self) -> "_Stream":
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        return lambda *args, **kwargs: self if name == "record_event" else None
-
-    def query(self) -> bool:
-        """Say that all is done."""
-        return True
-
-
-class _Device:
-    """What PyTorch, FSDP2 and autocast ask of `torch.<device>`."""
-
-    Stream = Event = _Stream
-    _stream = _Stream()
-
-    def is_available(self) -> bool:
-        """There it is."""
-        return True
-
-    def is_initialized(self) -> bool:
-        """And ready."""
-        return True
-
-    def _is_in_bad_fork(self) -> bool:
-        return False
-
-    def device_count(self) -> int:
-        """One, that of this rank."""
-        return 1
-
-    def current_device(self) -> int:
-        """Its index."""
-        return 0
-
-    def current_stream(self, device: object = None) -> _Stream:
-        """The one stream."""
-        return self._stream
-
-    def stream(self, stream: object) -> nullcontext:
-        """Compute on a stream."""
-        return nullcontext()
-
-    def device(self, device: object) -> nullcontext:
-        """Compute on a device."""
-        return nullcontext()
-
-    def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        """Return what autocast may compute in."""
-        return [torch.bfloat16, torch.float16]
-
-    def get_rng_state(self, *args: object) -> Tensor:
-        """Return a state that nothing draws from."""
-        return torch.zeros(16, dtype=torch.uint8)
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        if name in ("default_stream", "synchronize", "empty_cache", "set_device", "set_rng_state", "manual_seed_all"):
-            return (lambda *args: self._stream) if name == "default_stream" else (lambda *args: None)
-        raise AttributeError(name)
-
-
-@cache
-def _register() -> tuple[torch.library.Library, ...]:
-    """Register the device with PyTorch, once; the libraries live as long as they are kept."""
-    _setup_privateuseone_for_python_backend(NAME, backend_module=_Device())
-    fallback, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
-    fallback.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
-    for names, dtype in ((IN_HALF, None), (IN_FLOAT32, torch.float32)):
-        for packet in (getattr(_aten, name) for name in names):
-            for overload in (getattr(packet, name) for name in packet.overloads() if "out" not in name):
-                aten.impl(overload, _computed_in(overload, dtype), "AutocastPrivateUse1")
-    aten.impl(_aten.scaled_dot_product_attention.default, _attention, "AutogradPrivateUse1")
-    aten.impl(
-        _aten.scaled_dot_product_attention.default,
-        _computed_in(_aten.scaled_dot_product_attention.default, None),
-        "AutocastPrivateUse1",
-    )
-    return fallback, aten
-
-
-def _computed_in(operation: Any, dtype: torch.dtype | None) -> Callable[..., Any]:
-    """Wrap an operation so that autocast computes it in `dtype`; None: in the precision of the autocast."""
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        target = dtype or torch.get_autocast_dtype(NAME)
-
-        def cast(value: Tensor) -> Tensor:
-            return value.to(target) if value.is_floating_point() and value.dtype != torch.float64 else value
-
-        with torch._C._ExcludeDispatchKeyGuard(keys):
-            return operation(*tree_map_only(Tensor, cast, args), **tree_map_only(Tensor, cast, kwargs))
-
-    return kernel
-
-
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """Attend with the kernel that CUDA chooses: flash in half precision without a mask, else the efficient one."""
-    if enable_gqa:
-        groups = query.shape[1] // key.shape[1]
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    if attn_mask is None and query.dtype in (torch.float16, torch.bfloat16):
-        return _aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
-    if attn_mask is not None:
-        attn_mask = attn_mask.to(query.dtype).expand(*query.shape[:-1], key.shape[-2])
-    return _aten._scaled_dot_product_efficient_attention(
-        query, key, value, attn_mask, torch.is_grad_enabled(), dropout_p, is_causal, scale=scale
-    )[0]
 
 
 class PretendDevice(PeakMemory):
@@ -194,7 +58,7 @@ class PretendDevice(PeakMemory):
 
     def __init__(self) -> None:
         super().__init__()
-        self._libraries = _register()
+        self._libraries = register()
         self.device = torch.device(NAME, 0)
         self.phase = "build"
         self.gathered = self.most_gathered = 0
@@ -217,22 +81,34 @@ class PretendDevice(PeakMemory):
         finally:
             self.phase = before
 
+    def __enter__(self) -> "PretendDevice":
+        self._lifted = torch._C._only_lift_cpu_tensors()
+        torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor` makes a host tensor, and a copy that is dispatched
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        torch._C._set_only_lift_cpu_tensors(self._lifted)
+        super().__exit__(*error)
+
     def __torch_dispatch__(
         self, operation: Any, types: Sequence[type], args: tuple = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # comes again as the operations on its shards
-        kwargs = dict(kwargs or {})
+        kwargs = dict(kwargs) if kwargs else {}
         if self._paused:
             return operation(*args, **kwargs)
-        tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
+        if operation is torch.ops.prim.device.default:  # asked for before every other operation
+            return args[0].fake_device if isinstance(args[0], FakeTensor) else operation(*args)
+        tensors = _tensors_in(args) + _tensors_in(kwargs.values())
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
         on_device = any(value.device.type == NAME for value in tensors) or _is_pretend(kwargs.get("device"))
         if (
             not on_device
             and not any(isinstance(value, FakeTensor) for value in tensors)
-            and not _is_large(operation, args)
+            and not _is_large(operation, args, kwargs)
         ):
             return operation(*args, **kwargs)
         special = self._special(operation, args, kwargs)
@@ -242,26 +118,28 @@ class PretendDevice(PeakMemory):
         result = self._run(operation, args, kwargs)
         if on_device:
             self._note(operation, args, kwargs, result)
-            tree_map_only(Tensor, self._see, result)
+            for value in _tensors_in([result]):
+                self._see(value)
         return result
 
     def _run(self, operation: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Compute shapes; a mix of host and device is noted, and repaired so that the rehearsal goes on."""
+        if not all(isinstance(value, FakeTensor) for value in _tensors_in(args) + _tensors_in(kwargs.values())):
 
-        def enter(value: Tensor) -> Tensor:
-            return value if isinstance(value, FakeTensor) else self._fake.from_tensor(value)
+            def enter(value: Tensor) -> Tensor:
+                return value if isinstance(value, FakeTensor) else self._fake.from_tensor(value)
 
-        args, kwargs = tree_map_only(Tensor, enter, (args, kwargs))
+            args, kwargs = tree_map_only(Tensor, enter, (args, kwargs))
         try:
             with self._fake:
                 return operation(*args, **kwargs)
+        except DynamicOutputShapeException:
+            self.faults[self.phase, f"{operation} needs values to know its size, in {_place()}"] += 1
+            raise
         except (FakeTensorDeviceMismatchError, RuntimeError) as error:
             if not isinstance(error, FakeTensorDeviceMismatchError) and "device" not in str(error):
                 raise
             self.mixes[self.phase, f"{operation} in {_place()}"] += 1
-        except DynamicOutputShapeException:
-            self.faults[self.phase, f"{operation} needs values to know its size, in {_place()}"] += 1
-            raise
         with self._fake:
             moved = tree_map_only(Tensor, lambda value: value.to(self.device), (args, kwargs))
             return operation(*moved[0], **moved[1])
@@ -340,24 +218,32 @@ class PretendDevice(PeakMemory):
         self.most_gathered = max(self.most_gathered, self.gathered)
 
 
+def _tensors_in(values: Iterable[Any]) -> list[Tensor]:
+    """Return the tensors among values, and in lists of them."""
+    found = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += _tensors_in(value)
+    return found
+
+
 def _is_pretend(device: object) -> bool:
     return device is not None and torch.device(device).type == NAME
 
 
-def _is_large(operation: Any, args: tuple) -> bool:
+def _is_large(operation: Any, args: tuple, kwargs: Mapping[str, Any]) -> bool:
     """Whether an operation makes a host tensor of a given shape that is too large to be real."""
     shape = args[0] if args and isinstance(args[0], list | tuple) else ()
     sizes = [size for size in shape if isinstance(size, int)]
     makes = operation._overloadpacket.__name__ in ("empty", "empty_strided", "zeros", "ones", "full", "randn", "rand")
-    return makes and math.prod(sizes) > SMALL
+    return makes and math.prod(sizes) > SMALL and torch.device(kwargs.get("device") or "cpu").type == "cpu"
 
 
 def _sent(name: str, args: tuple, result: Any) -> tuple[str, int]:
     """Return the kind of a collective and the bytes that one rank of a ring sends."""
-    tensors = [value for value in tree_flatten(args)[0] if isinstance(value, Tensor)]
-    largest = max((tensor.nbytes for tensor in tensors), default=0)
-    if isinstance(result, Tensor):
-        largest = max(largest, result.nbytes)
+    largest = max((tensor.nbytes for tensor in _tensors_in([*args, result])), default=0)
     ranks = next((_size_of(value) for value in reversed(args) if _size_of(value)), 1)
     for part, kind, factor in (
         ("gather", "all-gather", 1),

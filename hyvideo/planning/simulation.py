@@ -21,7 +21,9 @@ from hyvideo.distributed.mesh import Mesh, build_mesh
 from hyvideo.models.diffusers_logging import without_diffusers_logs
 from hyvideo.models.parallelize import forget_gathered_weights, trainable_parameters
 from hyvideo.planning.networks import made_in
-from hyvideo.planning.pretend_device import NAME, PretendDevice
+from hyvideo.planning.own_process import in_own_process
+from hyvideo.planning.pretend_backend import NAME
+from hyvideo.planning.pretend_device import PretendDevice
 from hyvideo.training.assembly import DTYPES, is_sharded, make_policy_of
 
 
@@ -86,11 +88,16 @@ def simulate(config: Config, case: SimulatedCase, world_size: int) -> Peaks:
         world_size: number of ranks.
 
     Raises:
-        ValueError: the ranks do not divide as `config.parallel` says, or this process has ranks already.
+        ValueError: the ranks do not divide as `config.parallel` says.
     """
+    return in_own_process(_simulate, config, case, world_size)
+
+
+def _simulate(config: Config, case: SimulatedCase, world_size: int) -> Peaks:
+    """Simulate in this process."""
     parallel = config.parallel
     with ExitStack() as stack:
-        stack.enter_context(_fake_ranks(world_size))
+        stack.enter_context(fake_ranks(world_size))
         memory = PretendDevice()
         mesh = build_mesh(sp_size=parallel.sp_size, dp_replicate=parallel.dp_replicate, device_type=NAME)
         stack.enter_context(memory)
@@ -126,10 +133,8 @@ def simulate(config: Config, case: SimulatedCase, world_size: int) -> Peaks:
 
 
 @contextmanager
-def _fake_ranks(world_size: int) -> Iterator[None]:
+def fake_ranks(world_size: int) -> Iterator[None]:
     """Be rank 0 of a process group without other ranks."""
-    if dist.is_initialized():
-        raise ValueError("a simulation needs a process without ranks of its own; this one has a process group.")
     dist.init_process_group("fake", rank=0, world_size=world_size)
     try:
         yield

@@ -110,7 +110,7 @@ class RunState:
         self.pending = begin_save(
             folder,
             self.step,
-            self._tensors(),
+            self.tensors(),
             facts,
             keep_last=keep_last,
             keep_every=keep_every,
@@ -160,7 +160,7 @@ class RunState:
             facts = read_facts(checkpoint)
             changed += _differing(self.noted, facts.get("noted", {}))
         verify_files(checkpoint)
-        tensors = self._tensors()
+        tensors = self.tensors()
         with all_or_none():
             require_dtypes(checkpoint, tensors)
             saved = tensor_names(checkpoint)
@@ -201,7 +201,7 @@ class RunState:
                 "learning_rate, and --resume_may_change learning_rate."
             )
 
-    def _tensors(self) -> Tensors:
+    def tensors(self) -> Tensors:
         """Return references to all tensors of the state, in groups."""
         unused = [each for each in self.optimization.optimizers if not each.state]
         optimizer = get_optimizer_state_dict(self.transformer, tuple(self.optimization.optimizers), options=_FLAT)

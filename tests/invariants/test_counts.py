@@ -1,20 +1,14 @@
-"""What a GRPO step costs, counted: network calls, and what crosses between host and device."""
+"""What a GRPO step costs, counted in calls of the networks."""
 
-import math
 from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext
 
 import pytest
 import torch
-from torch.optim import AdamW
 
-from hyvideo.algorithms.anchor import Anchor
 from hyvideo.config.schema import Config
-from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.planning.evaluations import Evaluations, evaluations_per_video
 from hyvideo.training.run import Training
-from tests.support.pretend_device import Elsewhere, Transfers, move_elsewhere
 
 DEFAULTS = Config()
 NUM_STEPS = DEFAULTS.rollout.grpo_sampling_steps
@@ -31,25 +25,6 @@ METHOD = {
     "reference_mode_offload": DEFAULTS.kl.reference_mode_offload,
 }
 """The default method on one process: one prompt and its group of four videos per round."""
-
-
-@pytest.fixture
-def training_elsewhere(make_training: Callable[..., Training], monkeypatch: pytest.MonkeyPatch) -> Training:
-    """A training of the default method whose networks are on the pretended device."""
-    monkeypatch.setattr(torch, "autocast", lambda *args, **kwargs: nullcontext())  # which knows real devices alone
-    training = make_training(**{**METHOD, "grpo_sampling_steps": 3}, max_steps=100)
-    policy, algorithm = training.policy, training.algorithm
-    for component in policy.pipeline.components.values():
-        if isinstance(component, torch.nn.Module):
-            move_elsewhere(component)
-    parameters = trainable_parameters(policy.transformer)
-    algorithm.optimization.parameters = parameters
-    algorithm.optimization.optimizers = [AdamW(parameters.values(), lr=1e-3)]  # the fused one knows real devices alone
-    algorithm.anchor = Anchor(parameters, offload=False)
-    negative = policy.guidance.negative
-    for name in ("text", "glyph"):
-        object.__setattr__(negative, name, tuple(map(Elsewhere, getattr(negative, name))))
-    return training
 
 
 def count_calls(training: Training) -> Counter[str]:
@@ -121,23 +96,3 @@ def test_the_negative_prompt_is_encoded_with_the_trainer(make_training: Callable
     training = make_training(cfg_scale=4.0, negative_prompt="blurred")
     expected = training.policy.pipeline.encode(["blurred"], glyphs=False)
     assert torch.equal(training.policy.guidance.negative.text[0], expected.text[0])
-
-
-def test_what_crosses_between_host_and_device(training_elsewhere: Training):
-    """Noise goes to the device and videos come back; the anchor's means go both ways. All else is a few numbers."""
-    training, num_steps = training_elsewhere, training_elsewhere.run.config.rollout.grpo_sampling_steps
-    latents, video = (1, 4, 2, 2, 2), (1, 5, 32, 32, 3)  # of one video
-    latent_bytes, video_bytes = 4 * math.prod(latents), math.prod(video)
-    noise = NUM_VIDEOS * (num_steps + 1)
-    for anchor_means in (0, NUM_VIDEOS * num_steps):
-        evaluations = 2 * NUM_VIDEOS * num_steps + anchor_means
-        with Transfers() as transfers:
-            training.make_round()
-        assert transfers.to_device[latents] == noise + anchor_means
-        assert transfers.to_host[latents] == anchor_means
-        assert transfers.to_host[video] == NUM_VIDEOS
-        small_to_device = transfers.bytes["to_device"] - latent_bytes * transfers.to_device[latents]
-        small_to_host = transfers.bytes["to_host"] - latent_bytes * anchor_means - video_bytes * NUM_VIDEOS
-        assert small_to_device <= 200 * evaluations
-        assert small_to_host <= 64 * evaluations
-        assert transfers.reads <= 40 * evaluations

@@ -71,7 +71,7 @@ def test_the_state_comes_back_bit_for_bit(make_training: Callable[..., Training]
 
 def test_a_save_before_the_first_update_leaves_the_optimizer_at_its_start(make_training: Callable[..., Training]):
     state = make_training().run.state
-    saved = state._tensors()["optimizer"]
+    saved = state.tensors()["optimizer"]
     steps = {name: value for name, value in saved.items() if name.endswith(".step")}
     assert steps and not any(steps.values())
     assert not any(moments["step"] for each in state.optimization.optimizers for moments in each.state.values())

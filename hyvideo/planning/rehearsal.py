@@ -1,0 +1,280 @@
+"""One whole round of a run, rehearsed as one rank of many on a GPU that does not exist: the real code, the real sizes.
+
+What is rehearsed: building and sharding the policy, encoding, rollout, decoding, the anchor's pass, updates, the
+anchor's refresh and collecting a checkpoint. What is not: reward networks (a stand-in scores the videos), reading
+weights, compiled blocks, and the offloading of encoders and shards, which stay on the device. What other ranks would
+say is what this one says.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from diffusers import ClassifierFreeGuidance
+from PIL import Image
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
+from transformers import (
+    AutoTokenizer,
+    ByT5Tokenizer,
+    Qwen2_5_VLTextModel,
+    SiglipImageProcessorPil,
+    SiglipVisionModel,
+    T5EncoderModel,
+)
+
+from hyvideo.algorithms.algorithm import algorithm_class
+from hyvideo.algorithms.optimizer import Optimization
+from hyvideo.config.schema import Config
+from hyvideo.data.prompts import Prompt
+from hyvideo.distributed.layout import layout_of
+from hyvideo.distributed.mesh import build_mesh
+from hyvideo.models.parallelize import trainable_parameters
+from hyvideo.models.reward_models.rewards import Scores
+from hyvideo.observability.phase_timer import PhaseTimer
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
+from hyvideo.planning.networks import Networks, encoder_configs, make_vae
+from hyvideo.planning.own_process import in_own_process
+from hyvideo.planning.pretend_backend import NAME
+from hyvideo.planning.pretend_device import PretendDevice
+from hyvideo.planning.simulation import fake_ranks, policy_network
+from hyvideo.training.assembly import build_policy, compute_dtype
+from hyvideo.training.checks import rollout_scheduler
+from hyvideo.training.collect import collect
+from hyvideo.training.rounds import Rounds
+from hyvideo.training.state import RunState
+
+TOKENIZERS = Path(__file__).parents[2] / "assets" / "tiny"
+"""The bundled model's tokenizers read prompts where the configured folder has none."""
+
+PHASES = ("build", "rollout", "reward", "anchor", "update", "between", "refresh", "checkpoint")
+"""In order; `between` is what an algorithm does outside the phases that are timed."""
+
+HOT = ("rollout", "anchor", "update")
+"""Phases in which a value read back holds up the device again and again."""
+
+ALLOWED = {
+    ("hunyuan_video_grpo_pipeline.py", "decode"): "the videos go to the host, where rewards read them",
+    ("algorithm.py", "over_micro_batches"): "the numbers of an update, read once when all its micro-batches are done",
+    ("optimizer.py", "step"): "the gradient's norm, once per update: an update that is not finite is not made",
+    ("step_gradients.py", "pop"): "the gradient of each denoising step, once per update",
+    ("grpo.py", "_anchor_means"): "the anchor's means rest in host memory until the updates",
+}
+"""Where values may be read back from the device, by file and function, and why; everywhere else it is a surprise."""
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What one rank did in one round.
+
+    Attributes:
+        num_layers: transformer blocks that were rehearsed.
+        extrapolated_to: blocks that the numbers stand for.
+        peaks: most bytes on the device by phase.
+        flops: operations by phase.
+        sent: bytes that this rank sends, by (phase, kind of collective).
+        kernels: calls of attention kernels, by (phase, name).
+        reads: values read back at allowed places, by (phase, place).
+        surprises: what a GPU would punish, in words; empty when all is well.
+    """
+
+    num_layers: int
+    extrapolated_to: int
+    peaks: Mapping[str, float]
+    flops: Mapping[str, float]
+    sent: Mapping[tuple[str, str], float]
+    kernels: Mapping[tuple[str, str], float]
+    reads: Mapping[tuple[str, str], float]
+    surprises: tuple[str, ...]
+
+
+class _StandIn:
+    """Scores videos by a seeded draw."""
+
+    asynchronous = False
+    max_failed = 0.0
+
+    def __call__(self, videos: Tensor, prompts: Sequence[str]) -> Scores:
+        """Return a score of every video."""
+        drawn = torch.randn(len(prompts), generator=torch.Generator().manual_seed(len(prompts)))
+        return Scores({"VQ": drawn}, drawn, {"VQ": 1.0})
+
+
+def rehearse(
+    config: Config, networks: Networks, *, world_size: int, num_text: int = 300, num_layers: int | None = None
+) -> Rehearsal:
+    """Rehearse one round as rank 0 of `world_size`.
+
+    Args:
+        config: the run's.
+        networks: sizes.
+        world_size: ranks.
+        num_text: tokens of a prompt.
+        num_layers: transformer blocks; None: all of them.
+
+    Raises:
+        ValueError: the ranks do not divide as `config.parallel` says.
+    """
+    sizes = {"world_size": world_size, "num_text": num_text, "num_layers": num_layers}
+    return in_own_process(_rehearse, config, networks, **sizes)
+
+
+def _rehearse(
+    config: Config, networks: Networks, *, world_size: int, num_text: int, num_layers: int | None
+) -> Rehearsal:
+    """Rehearse in this process."""
+    network = dict(networks.transformer)
+    network["num_layers"] = min(num_layers or network["num_layers"], network["num_layers"])
+    with ExitStack() as stack:
+        stack.enter_context(fake_ranks(world_size))
+        stack.enter_context(_told_by_this_rank())
+        device = PretendDevice()
+        mesh = build_mesh(sp_size=config.parallel.sp_size, dp_replicate=config.parallel.dp_replicate, device_type=NAME)
+        stack.enter_context(device)
+        timer = PhaseTimer(device.device)
+        timer.around = device.during
+        layout = layout_of(config, world_size)
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        prompts = _prompts(networks, layout.num_groups, num_text, folder)
+        policy = build_policy(config, _pipeline(config, networks, network, mesh, device))
+        optimization = Optimization(trainable_parameters(policy.transformer), config.optimizer, sp_size=mesh.sp_size)
+        algorithm = algorithm_class(config.grpo.algorithm)(policy, optimization, config, timer)
+        rounds = Rounds(config, prompts, layout, mesh.dp_rank)
+        resting, device.phase = device.current, "between"
+        anchor = getattr(algorithm, "anchor", None)
+        if anchor:
+            anchor.policy_moved()  # as in all rounds but those after a refresh
+        with suppress(DynamicOutputShapeException):  # noted; what comes after it cannot be rehearsed
+            trajectory = collect(policy, _StandIn(), rounds.next(), algorithm, mesh, timer)
+            for _ in algorithm.updates(trajectory):
+                pass
+            if anchor and config.kl.use_moving_KL:
+                with device.during("refresh"):
+                    anchor.refresh()
+            with device.during("checkpoint"):
+                RunState(policy.transformer, optimization, algorithm, rounds.sampler, {}, {}, None).tensors()
+        whole = 2 * sum(parameter.numel() for parameter in policy.transformer.parameters())
+        shards = layout.num_shards if config.parallel.enable_fsdp and mesh.weights is not None else 1
+        surprises = _surprises(device, whole, shards)
+    return Rehearsal(
+        num_layers=network["num_layers"],
+        extrapolated_to=network["num_layers"],
+        peaks=dict(device.peaks) | {"resting": resting},
+        flops=dict(device.flops),
+        sent=dict(device.sent),
+        kernels=dict(device.kernels),
+        reads={key: count for key, count in device.reads.items() if reason_to_read(key[1])},
+        surprises=surprises,
+    )
+
+
+def rehearse_extrapolated(config: Config, networks: Networks, *, depths: tuple[int, int], **sizes: int) -> Rehearsal:
+    """Rehearse two depths and extrapolate to the network's: every block but the first and the last does the same."""
+    layers = networks.transformer["num_layers"]
+    if layers <= max(depths):
+        return rehearse(config, networks, **sizes)
+    few, more = (rehearse(config, networks, num_layers=depth, **sizes) for depth in depths)
+    share = (layers - depths[0]) / (depths[1] - depths[0])
+
+    def on_line(name: str) -> dict[Any, float]:
+        first, second = Counter(getattr(few, name)), Counter(getattr(more, name))
+        return {key: first[key] + share * (second[key] - first[key]) for key in second}
+
+    numbers = {name: on_line(name) for name in ("peaks", "flops", "sent", "kernels", "reads")}
+    surprises = tuple(dict.fromkeys(few.surprises + more.surprises))
+    return replace(more, extrapolated_to=layers, surprises=surprises, **numbers)
+
+
+@contextmanager
+def _told_by_this_rank() -> Iterator[None]:
+    """Let what ranks tell each other be what this one says."""
+
+    def gather(values: list, value: object, *args: object) -> None:
+        values[:] = [value] * len(values)
+
+    with patch.object(dist, "all_gather_object", gather), patch.object(dist, "broadcast_object_list", lambda *_: None):
+        yield
+
+
+def _prompts(networks: Networks, count: int, num_text: int, folder: Path) -> list[Prompt]:
+    """Make prompts of about `num_text` tokens, each its own; with an image for image-to-video."""
+    image = None
+    if networks.transformer["task_type"] == "i2v":
+        image = str(folder / "first.png")
+        Image.new("RGB", (640, 360)).save(image)
+    return [Prompt(f"{number}" + " a" * (num_text // 2), number, None, image) for number in range(count)]
+
+
+def _pipeline(
+    config: Config, networks: Networks, network: Mapping[str, Any], mesh: Any, device: PretendDevice
+) -> HunyuanVideoGRPOPipeline:
+    """Build the pipeline of a run without reading weights."""
+    configs = encoder_configs(Path(config.model.pretrained_model_root), networks.transformer["task_type"])
+    with torch.device("meta"):
+        vae = make_vae(networks.vae)
+        text, glyph, vision = (
+            None if each is None else kind._from_config(each, dtype=dtype).eval().requires_grad_(False)
+            for kind, each, dtype in (
+                (Qwen2_5_VLTextModel, configs.text, torch.float16),
+                (T5EncoderModel, configs.glyph, torch.float32),
+                (SiglipVisionModel, configs.vision, torch.float16),
+            )
+        )
+    for part in filter(None, (vae, text, glyph, vision)):
+        _give_memory(part)
+    pipeline = HunyuanVideoGRPOPipeline(
+        text_encoder=text,
+        tokenizer=AutoTokenizer.from_pretrained(TOKENIZERS / "tokenizer", local_files_only=True),
+        transformer=policy_network(config, network, mesh),
+        vae=vae,
+        scheduler=rollout_scheduler(config.rollout),
+        text_encoder_2=glyph,
+        tokenizer_2=ByT5Tokenizer.from_pretrained(TOKENIZERS / "tokenizer_2", local_files_only=True),
+        guider=ClassifierFreeGuidance(),
+        image_encoder=vision,
+        feature_extractor=SiglipImageProcessorPil() if vision is not None else None,
+    )
+    pipeline.autocast_dtype = compute_dtype(config, NAME)
+    return pipeline
+
+
+def _give_memory(network: nn.Module) -> None:
+    """Put a network's weights from the meta device on the pretended one."""
+    for module in network.modules():
+        for name, weight in module._parameters.items():
+            if weight is not None:
+                module._parameters[name] = nn.Parameter(torch.empty_like(weight, device=NAME), weight.requires_grad)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.empty_like(buffer, device=NAME)
+
+
+def reason_to_read(place: str) -> str | None:
+    """Return why a value may be read back at a place; None where it may not."""
+    reasons = (why for (file, name), why in ALLOWED.items() if f"/{file}:" in place and place.endswith(f" {name}"))
+    return next(reasons, None)
+
+
+def _surprises(device: PretendDevice, whole: int, shards: int) -> tuple[str, ...]:
+    """Say what a GPU would punish."""
+    said = [
+        f"{phase}: host and device are mixed by {what} ({count} times)" for (phase, what), count in device.mixes.items()
+    ]
+    said += [f"{phase}: {what} ({count} times)" for (phase, what), count in device.faults.items()]
+    said += [
+        f"{phase}: a value is read back from the device in {place} ({count} times)"
+        for (phase, place), count in device.reads.items()
+        if phase in HOT and not reason_to_read(place)
+    ]
+    if shards > 1 and device.most_gathered > 0.9 * whole:
+        said.append(
+            f"weights of {device.most_gathered / 2**30:.1f} GiB are gathered at once, which is nearly the whole model"
+        )
+    return tuple(said)

@@ -1,0 +1,54 @@
+"""Algorithms with a fault that a GPU would punish; a rehearsal has to find each."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hyvideo.algorithms.algorithm import Trajectory
+from hyvideo.algorithms.grpo import GRPO
+from hyvideo.distributed.collectives import whole
+
+
+class ReadsTheLoss(GRPO):
+    """Asks for the loss of every micro-batch."""
+
+    def _loss(self, *args: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, numbers = super()._loss(*args)
+        assert loss.item() == 0
+        return loss, numbers
+
+
+class MixesInTheAnchorPass(GRPO):
+    """Adds a host tensor to the latents of the anchor's pass."""
+
+    def _anchor_means(self, trajectory: Trajectory, updates: Any) -> Tensor | None:
+        means = trajectory.rollout.latents + torch.zeros(trajectory.rollout.latents.shape[-1])
+        assert means.shape == trajectory.rollout.latents.shape
+        return super()._anchor_means(trajectory, updates)
+
+
+class SelectsByAMask(GRPO):
+    """Asks for as many elements as a mask has, which the host cannot know."""
+
+    def _loss(self, *args: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, numbers = super()._loss(*args)
+        return loss + loss[None][loss[None] > 0].sum(), numbers
+
+
+class MultipliesInFloat64(GRPO):
+    """Computes a matrix product in double precision."""
+
+    def _loss(self, *args: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, numbers = super()._loss(*args)
+        square = loss.detach().double().expand(4, 4)
+        return loss + (square @ square).mean().float(), numbers
+
+
+class GathersTheModel(GRPO):
+    """Holds all weights whole on every rank."""
+
+    def updates(self, trajectory: Trajectory) -> Any:
+        gathered = [whole(parameter.detach()) for parameter in self.optimization.parameters.values()]
+        yield from super().updates(trajectory)
+        assert gathered

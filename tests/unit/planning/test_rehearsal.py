@@ -1,0 +1,80 @@
+"""A rehearsed round finds what a GPU would punish, and nothing where all is well."""
+
+import pytest
+
+from hyvideo.config.loading import load_config
+from hyvideo.planning.networks import read_networks
+from hyvideo.planning.rehearsal import Rehearsal, rehearse
+from scripts.rehearse import main
+
+TINY = (
+    *("--config", "configs/tiny.yaml", "--dtype", "bf16", "--enable_fsdp", "true", "--batch_size", "1"),
+    *("--num_generations", "2", "--updates_per_rollout", "1", "--grpo_sampling_steps", "2", "--sample_n_frames", "5"),
+    *("--rollout_size", "32x32", "--mini_batch_size_per_update", "1", "--rollout_micro_batch_size", "1"),
+)
+
+
+def rehearsal_of(*flags: str, world_size: int = 2) -> Rehearsal:
+    """Rehearse two blocks of the bundled model."""
+    config = load_config([*TINY, *flags])
+    return rehearse(config, read_networks(config.model, config.reward), world_size=world_size, num_layers=2)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param((), id="full"),
+        pytest.param(("--use_lora", "true", "--use_muon", "false"), id="lora"),
+        pytest.param(("--cfg_scale", "4.0", "--sp_size", "2", "--batch_size", "2"), id="guidance on two ranks"),
+        pytest.param(("--sde_window", "per_group", "--sde_window_size", "1"), id="window"),
+        pytest.param(("--use_muon", "true", "--reference_mode_offload", "true"), id="muon and an offloaded anchor"),
+        pytest.param(("--dp_replicate", "2"), id="copies"),
+        *(pytest.param(("--sde_type", kind), id=kind) for kind in ("dance_grpo", "flow_grpo", "cps")),
+    ],
+)
+def test_a_round_of_the_real_code_has_no_surprise(flags: tuple[str, ...]):
+    done = rehearsal_of(*flags)
+    assert done.surprises == ()
+    assert not any("mask" in name for phase, name in done.kernels if phase in ("anchor", "update"))
+    assert done.flops["update"] > 1.9 * done.flops["anchor"] > 0 and done.flops["rollout"] > 0
+    assert done.peaks["update"] > done.peaks["resting"] > 0
+
+
+def test_values_are_read_back_once_per_decoding_update_and_micro_batch_and_step_of_the_anchor():
+    sizes = ("--batch_size", "4", "--num_generations", "4", "--mini_batch_size_per_update", "2")
+    sizes += ("--rollout_micro_batch_size", "2", "--grpo_sampling_steps", "3")
+    done = rehearsal_of(*sizes, world_size=1)
+    reads = {(phase, place.split()[-1]): count for (phase, place), count in done.reads.items()}
+    assert reads == {
+        ("rollout", "decode"): 2,
+        ("anchor", "_anchor_means"): 2 * 3,
+        ("update", "over_micro_batches"): 1,
+        ("update", "step"): 1,
+        ("between", "pop"): 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("fault", "found"),
+    [
+        ("ReadsTheLoss", "update: a value is read back from the device in tests/support/faulty_algorithms.py"),
+        ("MixesInTheAnchorPass", "anchor: host and device are mixed by aten.add.Tensor in tests/support/faulty"),
+        ("MultipliesInFloat64", "update: a matrix product in float64, in tests/support/faulty_algorithms.py"),
+        ("GathersTheModel", "are gathered at once, which is nearly the whole model"),
+        ("SelectsByAMask", "update: aten.index.Tensor needs values to know its size, in tests/support/faulty"),
+    ],
+)
+def test_a_planted_fault_is_found_and_named(fault: str, found: str):
+    done = rehearsal_of("--algorithm", f"tests.support.faulty_algorithms:{fault}")
+    assert len(done.surprises) == 1 and found in done.surprises[0], done.surprises
+
+
+def test_the_program_says_what_it_found(capsys: pytest.CaptureFixture[str]):
+    assert main([*TINY, "--world_size", "2"]) == 0
+    told = capsys.readouterr().out
+    assert "surprises: none" in told and "the gradient's norm, once per update" in told
+    faulty = ("--algorithm", "tests.support.faulty_algorithms:ReadsTheLoss")
+    assert main([*TINY, "--world_size", "2", *faulty]) == 1
+    assert "scripts.rehearse: update: a value is read back" in capsys.readouterr().err
+    assert main([*TINY, "--world_size", "3", "--sp_size", "2"]) == 2
+    assert "world size 3 is not divisible by sp_size 2" in capsys.readouterr().err
