@@ -1,7 +1,9 @@
 """From the reward group of the configuration to a function that scores videos: names, weights, NaN rules."""
 
+import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,10 +12,10 @@ import torch
 from torch import Tensor
 
 from hyvideo.config.schema import RewardConfig
-from hyvideo.models.reward_models.registry import RewardContext, RewardModel, reward_class
+from hyvideo.data.videos import write_video
+from hyvideo.models.reward_models.registry import RewardContext, RewardModel, checked_scores, reward_class
 from hyvideo.models.reward_models.remote.client import RemoteReward
 from hyvideo.models.reward_models.requested import RequestedReward, check_metrics, check_options, read_requested_rewards
-from hyvideo.models.reward_models.scoring import Scorer, Scoring
 
 T = TypeVar("T")
 
@@ -40,6 +42,93 @@ class Scores:
         """Return the scores of some videos, long `[b]`, in that order."""
         metrics = {name: values[videos] for name, values in self.metrics.items()}
         return Scores(metrics, self.total[videos], self.weights)
+
+
+@dataclass(frozen=True)
+class _Scorer:
+    """One reward at work.
+
+    Attributes:
+        choice: its name and weights.
+        model: the reward.
+        names: its metrics -> their names among those of all rewards.
+        reads_files: whether it gets mp4 files.
+        threads: one for a reward in this process, as many as requests may be in flight for a remote one.
+    """
+
+    choice: RequestedReward
+    model: RewardModel
+    names: Mapping[str, str]
+    reads_files: bool
+    threads: ThreadPoolExecutor
+
+
+class Scoring:
+    """Videos of one round on their way to their scores, so that scoring may overlap with what makes the next ones.
+
+    Blocks of `block_size` videos are handed to the rewards as soon as they are full. Blocks do not depend on how the
+    videos arrive, so neither do the scores.
+
+    Args:
+        scorers: every reward scores every block.
+        block_size: videos per block.
+        video_fps: frames per second of the mp4 files.
+    """
+
+    def __init__(self, scorers: Sequence[_Scorer], block_size: int, video_fps: float) -> None:
+        self._scorers, self._block_size, self._video_fps = scorers, block_size, video_fps
+        self._folder = tempfile.TemporaryDirectory(prefix="rewards-")
+        self._waiting: list[tuple[Tensor, str]] = []
+        self._results: list[list[Future[dict[str, Tensor]]]] = []
+
+    def add(self, videos: Tensor, prompts: Sequence[str]) -> None:
+        """Add videos `[b, F, H, W, 3]` uint8 and their prompts, and start scoring what fills a block."""
+        self._waiting += zip(videos, prompts, strict=True)
+        while len(self._waiting) >= self._block_size:
+            self._start_block()
+
+    def result(self) -> dict[str, Tensor]:
+        """Wait for everything added; return all metrics, `[B]` float32 on the CPU in order of arrival.
+
+        Raises:
+            ValueError: a reward returned other metrics or shapes than it declares.
+            Exception: whatever a reward raised; what has not begun is dropped.
+        """
+        try:
+            if self._waiting:
+                self._start_block()
+            blocks = [[future.result() for future in block] for block in self._results]
+        finally:
+            futures = [future for block in self._results for future in block]
+            for future in futures:
+                future.cancel()
+            wait(futures)
+            self._folder.cleanup()
+        return {
+            name: torch.cat([part[metric] for part in parts])
+            for scorer, parts in zip(self._scorers, zip(*blocks, strict=True), strict=True)
+            for metric, name in scorer.names.items()
+        }
+
+    def _start_block(self) -> None:
+        chosen, self._waiting = self._waiting[: self._block_size], self._waiting[self._block_size :]
+        videos, prompts = zip(*chosen, strict=True)
+        folder = Path(self._folder.name) / str(len(self._results))
+        block = (torch.stack(videos), prompts, folder, threading.Lock())
+        self._results.append([scorer.threads.submit(self._score, scorer, *block) for scorer in self._scorers])
+
+    def _score(
+        self, scorer: _Scorer, videos: Tensor, prompts: Sequence[str], folder: Path, lock: threading.Lock
+    ) -> dict[str, Tensor]:
+        """Run one reward on a block, whose files are written once, when the first reward asks for them."""
+        paths = [folder / f"{index}.mp4" for index in range(len(videos))]
+        if scorer.reads_files:
+            with lock:
+                for path, video in zip(paths, videos, strict=True):
+                    if not path.exists():
+                        write_video(path, video, self._video_fps)
+        scores = scorer.model(paths if scorer.reads_files else videos, prompts)
+        return checked_scores(scorer.choice.name, scorer.model, scores, len(prompts))
 
 
 class WeightedReward:
@@ -69,35 +158,20 @@ class WeightedReward:
         config: RewardConfig,
         context: RewardContext,
     ) -> None:
+        self._config, self._context = config, context
+        self.asynchronous, self.max_failed = config.reward_async, config.reward_max_failed
+        given = [metric for model in models for metric in model.metrics]
+        self._scorers: list[_Scorer] = []
+        self.weights: dict[str, float] = {}
         for choice, model in zip(choices, models, strict=True):
             check_metrics(choice, model.metrics)
-        self._config = config
-        self.asynchronous, self.max_failed = config.reward_async, config.reward_max_failed
-        self._context = context
-        self._choices = choices
-        self._scorers = [
-            Scorer(
-                choice.name,
-                model,
-                model.reads == "file" and config.reward_io == "file",
-                ThreadPoolExecutor(config.remote_reward_in_flight if choice.url else 1, f"reward-{choice.name}"),
-            )
-            for choice, model in zip(choices, models, strict=True)
-        ]
-        given = [metric for model in models for metric in model.metrics]
-        self._names = [
-            {
-                metric: metric if given.count(metric) == 1 else f"{scorer.name}/{metric}"
-                for metric in scorer.model.metrics
-            }
-            for scorer in self._scorers
-        ]
-        self.weights = {
-            names[metric]: choice.weight * weight
-            for choice, names in zip(choices, self._names, strict=True)
-            for metric, weight in choice.sub_reward.items()
-            if choice.weight * weight != 0
-        }
+            names = {m: m if given.count(m) == 1 else f"{choice.name}/{m}" for m in model.metrics}
+            reads_files = model.reads == "file" and config.reward_io == "file"
+            workers = config.remote_reward_in_flight if choice.url else 1
+            threads = ThreadPoolExecutor(workers, f"reward-{choice.name}")
+            self._scorers.append(_Scorer(choice, model, names, reads_files, threads))
+            weights = {names[metric]: choice.weight * weight for metric, weight in choice.sub_reward.items()}
+            self.weights |= {name: weight for name, weight in weights.items() if weight != 0}
         if config.reward_offload:
             self._move("cpu")
 
@@ -116,24 +190,19 @@ class WeightedReward:
     def finish(self, scoring: Scoring) -> Scores:
         """Wait for a round's scores; as `__call__`, to which it is equal whenever the videos came."""
         try:
-            parts = scoring.result()
+            metrics = scoring.result()
         finally:
             if self._config.reward_offload:
                 self._move("cpu")
-        metrics = {
-            names[metric]: values
-            for names, scores in zip(self._names, parts, strict=True)
-            for metric, values in scores.items()
-        }
         total = torch.stack([weight * metrics[name] for name, weight in self.weights.items()]).sum(0)
         return Scores(metrics, total, self.weights)
 
     def describe(self) -> str:
         """Say in one line what is scored, how, and what the total is."""
         models = "; ".join(
-            f"{scorer.name} ({scorer.model.describe()}{', through mp4' if scorer.reads_files else ''}"
-            f"{f', at {choice.url}' if choice.url else ''})"
-            for choice, scorer in zip(self._choices, self._scorers, strict=True)
+            f"{scorer.choice.name} ({scorer.model.describe()}{', through mp4' if scorer.reads_files else ''}"
+            f"{f', at {scorer.choice.url}' if scorer.choice.url else ''})"
+            for scorer in self._scorers
         )
         return f"{models}; total = {' + '.join(f'{weight:g} {name}' for name, weight in self.weights.items())}"
 
