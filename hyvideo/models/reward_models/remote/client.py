@@ -19,7 +19,6 @@ from hyvideo.models.reward_models.registry import RewardContext, RewardFailureEr
 from hyvideo.models.reward_models.remote.wire import (
     TOKEN_VARIABLE,
     Metadata,
-    RewardFacts,
     ScoreRequest,
     ScoreResponse,
     checked_token,
@@ -70,7 +69,20 @@ class RemoteReward(RewardModel):
         except httpx.InvalidURL as error:
             raise ValueError(f"remote_reward_url: '{url}' is not an address ({error}).") from error
         self._loop = _event_loop()
-        facts = self._introduce()
+        try:
+            metadata = self._persistently(lambda: self._answer(Metadata, "GET", "/metadata"))
+        except (_Fault, RewardFailureError) as error:
+            raise ValueError(f"remote_reward_url: {error}") from error
+        if name not in metadata.rewards:
+            raise ValueError(
+                f"reward_model: the server {url} has no reward '{name}'; it has {', '.join(metadata.rewards)[:_SHOWN]}."
+            )
+        if metadata.video_fps != context.video_fps:
+            raise ValueError(
+                f"video_fps is {context.video_fps}, but the reward server {url} takes videos to have "
+                f"{metadata.video_fps}: start it with --video_fps {context.video_fps}."
+            )
+        self._max_body_bytes, facts = metadata.max_body_bytes, metadata.rewards[name]
         self.metrics, self.reads, self._description = facts.metrics, facts.reads, facts.description
 
     def __call__(self, videos: Videos, prompts: Sequence[str]) -> dict[str, Tensor]:
@@ -98,7 +110,12 @@ class RemoteReward(RewardModel):
             _Fault: there was no answer after all retries; what remains is not sent, or ranks that wait would give up.
             RewardFailureError: the server refuses.
         """
-        contents, request = _packed(videos, prompts)
+        if isinstance(videos, Tensor):
+            contents = [video.cpu().numpy().tobytes() for video in videos]
+            request = ScoreRequest(prompts=list(prompts), format="raw", shape=tuple(videos.shape[1:]))
+        else:
+            contents = [path.read_bytes() for path in videos]
+            request = ScoreRequest(prompts=list(prompts), format="mp4")
         size = len(request.model_dump_json()) + sum(len(content) + FORM_BYTES for content in contents)
         if size > self._max_body_bytes and len(prompts) > 1:
             half = len(prompts) // 2
@@ -112,7 +129,7 @@ class RemoteReward(RewardModel):
         sent = [digest(prompt, content) for prompt, content in zip(prompts, contents, strict=True)]
 
         def post() -> ScoreResponse:
-            """Ask once."""
+            """Ask once, and refuse an answer that is not about exactly what was sent."""
             answer = self._answer(
                 ScoreResponse,
                 "POST",
@@ -120,32 +137,16 @@ class RemoteReward(RewardModel):
                 data={"request": request.model_dump_json()},
                 files=[("videos", (str(index), content)) for index, content in enumerate(contents)],
             )
-            self._check_answer(answer, sent)
+            if answer.digests != sent:
+                raise _Fault("an answer about other videos than were sent")
+            if set(answer.metrics) != set(self.metrics) or any(len(v) != len(sent) for v in answer.metrics.values()):
+                raise _Fault(f"an answer without {len(sent)} scores for each of {', '.join(self.metrics)[:_SHOWN]}")
             return answer
 
         return {
             metric: torch.tensor([torch.nan if value is None else value for value in values])
             for metric, values in self._persistently(post).metrics.items()
         }
-
-    def _introduce(self) -> RewardFacts:
-        """Ask what the server offers."""
-        try:
-            metadata = self._persistently(lambda: self._answer(Metadata, "GET", "/metadata"))
-        except (_Fault, RewardFailureError) as error:
-            raise ValueError(f"remote_reward_url: {error}") from error
-        self._max_body_bytes = metadata.max_body_bytes
-        if self._name not in metadata.rewards:
-            raise ValueError(
-                f"reward_model: the server {self._url} has no reward '{self._name}'; it has "
-                f"{', '.join(metadata.rewards)[:_SHOWN]}."
-            )
-        if metadata.video_fps != self.context.video_fps:
-            raise ValueError(
-                f"video_fps is {self.context.video_fps}, but the reward server {self._url} takes videos to have "
-                f"{metadata.video_fps}: start it with --video_fps {self.context.video_fps}."
-            )
-        return metadata.rewards[self._name]
 
     def _persistently(self, ask: Callable[[], _Answer]) -> _Answer:
         """Ask until there is an answer, with waits that double.
@@ -202,13 +203,6 @@ class RemoteReward(RewardModel):
                     raise _Fault(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
         return response.status_code, bytes(body)
 
-    def _check_answer(self, answer: ScoreResponse, sent: Sequence[str]) -> None:
-        """Refuse an answer that is not about exactly what was sent."""
-        if answer.digests != list(sent):
-            raise _Fault("an answer about other videos than were sent")
-        if set(answer.metrics) != set(self.metrics) or any(len(v) != len(sent) for v in answer.metrics.values()):
-            raise _Fault(f"an answer without {len(sent)} scores for each of {', '.join(self.metrics)[:_SHOWN]}")
-
 
 @functools.cache
 def _event_loop() -> asyncio.AbstractEventLoop:
@@ -216,11 +210,3 @@ def _event_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="reward-requests", daemon=True).start()
     return loop
-
-
-def _packed(videos: Videos, prompts: Sequence[str]) -> tuple[list[bytes], ScoreRequest]:
-    """Return the bytes of every video and the request that says what they are."""
-    if isinstance(videos, Tensor):
-        contents = [video.cpu().numpy().tobytes() for video in videos]
-        return contents, ScoreRequest(prompts=list(prompts), format="raw", shape=tuple(videos.shape[1:]))
-    return [path.read_bytes() for path in videos], ScoreRequest(prompts=list(prompts), format="mp4")
