@@ -57,8 +57,8 @@ _TRANSFORMER_MODULES = (
     (f"{BLOCK[0]}.ff_context.net.2", f"{BLOCK[1]}.txt_mlp.fc2"),
     ("norm_out.linear", "final_layer.adaLN_modulation.1"),
     ("proj_out", "final_layer.linear"),
+    *((f"{REFINER[0]}.attn.to_{part}", f"{REFINER[1]}.self_attn_qkv") for part in "qkv"),
 )
-_FUSED = tuple((f"{REFINER[0]}.attn.to_{part}", f"{REFINER[1]}.self_attn_qkv") for part in "qkv")
 
 
 def _vae_modules(side: str, direction: str, sampler: str) -> tuple[tuple[str, str], ...]:
@@ -131,7 +131,6 @@ def _renamer(table: Sequence[tuple[str, str]]) -> Callable[[str], str]:
 
 
 _to_original = _renamer(_TRANSFORMER_MODULES)
-_to_fused = [_renamer((pair,)) for pair in _FUSED]
 _vae_to_original = _renamer(_VAE_MODULES)
 
 
@@ -145,12 +144,10 @@ def transformer_part(name: str) -> Part:
     Raises:
         KeyError: the diffusers transformer has no such tensor.
     """
-    for index, rename in enumerate(_to_fused):
-        try:
-            return Part(rename(name), index, len(_to_fused))
-        except KeyError:
-            continue
-    return Part(_to_original(name), swapped=name.startswith("norm_out.linear."))
+    original = _to_original(name)
+    if ".self_attn_qkv." in original:
+        return Part(original, "qkv".index(name.rpartition(".attn.to_")[2][0]), 3)
+    return Part(original, swapped=name.startswith("norm_out.linear."))
 
 
 def vae_part(name: str) -> Part:

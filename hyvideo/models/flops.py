@@ -25,12 +25,7 @@ REFINER_MLP_RATIO = 4
 
 @dataclass(frozen=True)
 class PassFlops:
-    """Operations of one forward pass.
-
-    Attributes:
-        linear: those of linear layers, projections and embeddings.
-        attention: those of the products with queries, keys and values.
-    """
+    """Operations of one forward pass: of linear layers, and of the products with queries, keys and values."""
 
     linear: int
     attention: int
@@ -96,7 +91,8 @@ def transformer_flops(
     attention = config["num_layers"] * 4 * (num_video + condition) ** 2 * width // sp_size
     embedding = 2 * num_video * patch * config["in_channels"] * width
     head = 2 * own * patch * config["out_channels"] * width + 4 * width**2
-    times = _timestep_flops(width) * (2 if config["use_meanflow"] else 1)
+    timestep = 2 * (TIMESTEP_CHANNELS + width) * width  # two layers, for the network and for its refiner
+    times = timestep * (3 if config["use_meanflow"] else 2)
     refiner = _refiner_flops(config, num_text, width)
     glyph = 2 * num_glyph * GLYPH_HIDDEN * (config["text_embed_2_dim"] + GLYPH_HIDDEN + width)
     vision = 2 * num_vision * config["image_embed_dim"] * (config["image_embed_dim"] + width)
@@ -104,19 +100,14 @@ def transformer_flops(
     return PassFlops(int(linear), int(attention) + refiner.attention)
 
 
-def _timestep_flops(width: int) -> int:
-    """Count the embedding of one timestep: two layers."""
-    return 2 * (TIMESTEP_CHANNELS + width) * width
-
-
 def _refiner_flops(config: Mapping[str, Any], num_text: int, width: int) -> PassFlops:
-    """Count the text's embedding: pooled text and timestep, a projection, and self-attention blocks."""
+    """Count the text's embedding but for its timestep: pooled text, a projection, and self-attention blocks."""
     layers = config["num_refiner_layers"]
     pooled = 2 * (config["text_embed_dim"] + width) * width
     projection = 2 * num_text * config["text_embed_dim"] * width
     per_token = 2 * (4 + 2 * REFINER_MLP_RATIO) * width**2
     blocks = layers * (num_text * per_token + 4 * width**2)
-    return PassFlops(_timestep_flops(width) + pooled + projection + blocks, layers * 4 * num_text**2 * width)
+    return PassFlops(pooled + projection + blocks, layers * 4 * num_text**2 * width)
 
 
 def video_tokens(config: Mapping[str, Any], latent_shape: tuple[int, ...]) -> int:

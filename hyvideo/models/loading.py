@@ -5,7 +5,6 @@ networks are made without memory and filled from the files tensor by tensor.
 """
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,15 +72,15 @@ def load_transformer(
         nn.Module.to(transformer, dtype)  # that of diffusers warns of the dtype
     if prepare is not None:
         prepare(transformer)
-    fill(transformer, source, partial(_part_of_base, naming), dtype=dtype, device=device)
+
+    def part_of_base(name: str) -> Part | None:
+        """Find the tensor of a network that may have an adapter, whose weights are in no file of the base."""
+        base = base_weight(name)
+        return None if base is None else naming(base)
+
+    fill(transformer, source, part_of_base, dtype=dtype, device=device)
     source.close()
     return transformer.eval()
-
-
-def _part_of_base(naming: Naming, name: str) -> Part | None:
-    """Find the tensor of a network that may have an adapter, whose weights are in no file of the base."""
-    base = base_weight(name)
-    return None if base is None else naming(base)
 
 
 def open_transformer(

@@ -49,11 +49,8 @@ def original_files(version: str) -> dict[str, tuple[str, ...]]:
         ),
     }
     if "i2v" in version:
-        files["vision_encoder/siglip"] = (
-            "image_encoder/config.json",
-            "image_encoder/*.safetensors",
-            "feature_extractor/preprocessor_config.json",
-        )
+        encoder = ("image_encoder/config.json", "image_encoder/*.safetensors")
+        files["vision_encoder/siglip"] = (*encoder, "feature_extractor/preprocessor_config.json")
     return files
 
 
@@ -100,13 +97,12 @@ def check_layout(root: str | Path, version: str | None) -> Path:
             check_diffusers_layout(root, DIFFUSERS_COMPONENTS + DIFFUSERS_IMAGE_COMPONENTS)
         return root
     version = chosen_version(root, version) if versions_in(root) else version or DEFAULT_VERSION
-    missing = [
+    listed = "\n".join(
         f"  {root / folder}: {', '.join(absent)}\n    {download_command(root, folder)}"
         for folder, patterns in original_files(version).items()
         if (absent := [pattern for pattern in patterns if not any((root / folder).glob(pattern))])
-    ]
-    if missing:
-        listed = "\n".join(missing)
+    )
+    if listed:
         raise ValueError(f"pretrained_model_root: weights are missing for version {version}:\n{listed}\n{HOW_TO_GET}")
     for folder in original_files(version):
         check_files(root / folder)

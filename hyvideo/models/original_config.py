@@ -34,16 +34,14 @@ _FIXED = {
     "use_cond_type_embedding": True,
     "vision_projection": "linear",
 }
+_VAE_NAMES = (
+    *("in_channels", "out_channels", "latent_channels", "block_out_channels", "layers_per_block"),
+    *("downsample_match_channel", "upsample_match_channel", "scaling_factor"),
+)
 _VAE_SIZES = {
     "ffactor_spatial": "spatial_compression_ratio",
     "ffactor_temporal": "temporal_compression_ratio",
-    **{
-        name: name
-        for name in (
-            *("in_channels", "out_channels", "latent_channels", "block_out_channels", "layers_per_block"),
-            *("downsample_match_channel", "upsample_match_channel", "scaling_factor"),
-        )
-    },
+    **dict(zip(_VAE_NAMES, _VAE_NAMES, strict=True)),
 }
 
 
@@ -72,15 +70,15 @@ def diffusers_transformer_config(original: Mapping[str, Any], glyph_width: int, 
         sizes = {ours: original[theirs] for theirs, ours in _SIZES.items()}
         if not all(size > 0 for size in sizes.values()):
             raise ValueError(f"sizes like {sizes}")
-        heads, axes, patch = sizes["num_attention_heads"], tuple(original["rope_dim_list"]), original["patch_size"]
+        patch = original["patch_size"]
         return sizes | {
             "in_channels": 2 * original["in_channels"] + 1,
-            "attention_head_dim": original["hidden_size"] // heads,
+            "attention_head_dim": original["hidden_size"] // sizes["num_attention_heads"],
             "num_refiner_layers": NUM_REFINER_LAYERS,
             "patch_size_t": patch[0],
             "patch_size": patch[1],
             "text_embed_2_dim": glyph_width,
-            "rope_axes_dim": axes,
+            "rope_axes_dim": tuple(original["rope_dim_list"]),
             "target_size": RESOLUTIONS[original["ideal_resolution"]],
             "task_type": {"t2v": "t2v", "i2v": "i2v"}[original["ideal_task"]],
             "use_meanflow": bool(original.get("use_meanflow", False)),

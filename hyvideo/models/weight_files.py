@@ -1,9 +1,9 @@
 """Weights on disk that are read tensor by tensor, or by rows of one, without ever holding a whole file in memory."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Protocol
 
 import torch
 from pydantic_core import from_json
@@ -22,33 +22,27 @@ _DAMAGES = (
 """What `torch.load` fails with on a damaged file."""
 
 
-class WeightSource(Protocol):
-    """Named tensors that can be read piecewise."""
+class WeightSource(ABC):
+    """Named tensors that can be read piecewise.
+
+    Attributes:
+        where: what messages call it.
+        fits: what the tensors must fit, in messages.
+        advice: what to do if they do not, in messages.
+        shapes: shape of every tensor; iteration gives the order in which reading is cheap.
+    """
 
     where: str
-    """What messages call it."""
-
-    fits: str
-    """What the tensors must fit, in messages."""
-
-    advice: str
-    """What to do if they do not, in messages."""
-
+    fits = "their config.json"
+    advice = "Download this component again, or correct its config.json."
     shapes: Mapping[str, tuple[int, ...]]
-    """Shape of every tensor; iteration gives the order in which reading is cheap."""
 
+    @abstractmethod
     def read(self, name: str, rows: Sequence[tuple[int, int]] | None) -> Tensor:
         """Return tensor `name`, or its row ranges `rows` one after the other."""
 
 
-class _Downloaded:
-    """Words for weights that came with a config.json."""
-
-    fits = "their config.json"
-    advice = "Download this component again, or correct its config.json."
-
-
-class SafetensorsFolder(_Downloaded):
+class SafetensorsFolder(WeightSource):
     """The safetensors files of one folder: a single one, or shards with their index.
 
     Args:
@@ -64,7 +58,7 @@ class SafetensorsFolder(_Downloaded):
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._open: tuple[Path, safe_open] | None = None
         self._bytes_read = 0
-        for path in safetensors_files(folder):
+        for path in _safetensors_files(folder):
             handle = _opened(path)
             for name in handle.offset_keys():
                 self._file_of[name] = path
@@ -89,7 +83,7 @@ class SafetensorsFolder(_Downloaded):
         self._open = None
 
 
-class StateDict(_Downloaded):
+class StateDict(WeightSource):
     """Tensors in memory (or mapped there by `torch.load(mmap=True)`) as a weight source."""
 
     def __init__(self, tensors: Mapping[str, Tensor], where: str) -> None:
@@ -123,15 +117,10 @@ def read_pickled(path: Path) -> dict[str, Tensor]:
     return {name: value for name, value in content.items() if isinstance(name, str) and isinstance(value, Tensor)}
 
 
-def safetensors_files(folder: Path) -> list[Path]:
-    """Return the safetensors files in `folder`: those its index names, or all there are.
-
-    Raises:
-        ValueError: there is none, or one that the index names is missing.
-    """
-    index = next(iter(sorted(folder.glob("*.safetensors.index.json"))), None)
+def _safetensors_files(folder: Path) -> list[Path]:
+    """Return the safetensors files in `folder`: those its index names, or all there are; a ValueError without any."""
     files = sorted(folder.glob("*.safetensors"))
-    if index is not None:
+    for index in sorted(folder.glob("*.safetensors.index.json"))[:1]:
         named = set(_weight_map(index).values())
         files = [path for path in files if path.name in named]
         if missing := sorted(named - {path.name for path in files}):
