@@ -147,11 +147,7 @@ def _generate_all(request: Request, sp_group: ProcessGroup | None) -> None:
 
 
 def request_of(arguments: argparse.Namespace) -> Request:
-    """Check the command line and read what it names.
-
-    Raises:
-        ValueError: something is missing, damaged or not what the model takes; no weight was read.
-    """
+    """Check the command line and read what it names, but no weights; a ValueError says what is wrong."""
     for name in ("prompt", "negative_prompt"):
         try:
             (getattr(arguments, name) or "").encode()
@@ -186,11 +182,7 @@ def request_of(arguments: argparse.Namespace) -> Request:
 
 
 def _check_numbers(arguments: argparse.Namespace, settings: dict[str, Any], root: Path) -> None:
-    """Refuse numbers that no video can be made with.
-
-    Raises:
-        ValueError: names the flag, what it must be and what was received.
-    """
+    """Refuse numbers that no video can be made with; the ValueError names the flag and what it must be."""
     given = vars(arguments) | settings
     for name, interval in INTERVALS.items():
         for value in given[name] if name == "seed" else [given[name]]:

@@ -115,11 +115,7 @@ def draw_adapter(transformer: HunyuanVideo15Transformer3DModel, seed: int) -> No
 
 
 def check_lora(folder: str | Path) -> Path:
-    """Return the adapter's file in `folder`.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Return the adapter's file in `folder`, or raise a ValueError."""
     path = Path(folder) / ADAPTER_FILE
     if not path.is_file():
         raise ValueError(f"lora path: no adapter at '{path}'. Expected the folder that holds that file.")
@@ -129,10 +125,8 @@ def check_lora(folder: str | Path) -> Path:
 def load_lora(transformer: HunyuanVideo15Transformer3DModel, folder: str | Path) -> None:
     """Add the adapter in `folder`: one that `save_lora` wrote, or one with the original names of the modules.
 
-    A network on the meta device gets the adapter's values too, on the CPU.
-
-    Raises:
-        ValueError: no readable adapter there, or it was made for another model.
+    A network on the meta device gets the adapter's values too, on the CPU. A ValueError says that there is no readable
+    adapter, or that it was made for another model.
     """
     path, empty = check_lora(folder), transformer.device.type == "meta"
     if not empty:
@@ -235,13 +229,7 @@ def save_lora(
 ) -> None:
     """Write the adapter to `folder` as diffusers does (`pytorch_lora_weights.safetensors`, config in its metadata).
 
-    Args:
-        transformer: the policy with its adapter.
-        folder: made when missing.
-        weights: `adapter_weights`, needed where those in `transformer` are sharded.
-
-    Raises:
-        OSError: it cannot be written.
+    `weights` are `adapter_weights`, needed where those in `transformer` are sharded. A disk that fails is an OSError.
     """
     if weights is not None:
         unsharded = without_memory(transformer)

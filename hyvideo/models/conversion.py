@@ -135,14 +135,10 @@ _vae_to_original = _renamer(_VAE_MODULES)
 
 
 def transformer_part(name: str) -> Part:
-    """Return where the original layout keeps the transformer's tensor `name` (a diffusers name).
+    """Return where the original layout keeps the transformer's tensor `name` (a diffusers name), or raise a KeyError.
 
-    Example:
-        `transformer_part("context_embedder.token_refiner.refiner_blocks.0.attn.to_k.bias")` is piece 1 of 3 of
-        `txt_in.individual_token_refiner.blocks.0.self_attn_qkv.bias`.
-
-    Raises:
-        KeyError: the diffusers transformer has no such tensor.
+    Example: `transformer_part("context_embedder.token_refiner.refiner_blocks.0.attn.to_k.bias")` is piece 1 of 3 of
+    `txt_in.individual_token_refiner.blocks.0.self_attn_qkv.bias`.
     """
     original = _to_original(name)
     if ".self_attn_qkv." in original:
@@ -151,11 +147,7 @@ def transformer_part(name: str) -> Part:
 
 
 def vae_part(name: str) -> Part:
-    """Return where the original layout keeps the VAE's tensor `name` (a diffusers name).
-
-    Raises:
-        KeyError: the diffusers VAE has no such tensor.
-    """
+    """Return where the original layout keeps the VAE's tensor `name` (a diffusers name), or raise a KeyError."""
     return Part(_vae_to_original(name))
 
 

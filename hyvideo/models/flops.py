@@ -41,12 +41,8 @@ class PassFlops:
         """Return the operations of a forward and a backward pass as the hardware executes them.
 
         The backward pass of a linear layer is two products of its size (one without a gradient of its weight, as for
-        layers under adapters); that of fused attention is five where the forward pass has two.
-
-        Args:
-            recompute: what `activation_checkpointing` computes again in the backward pass: nothing, all but attention,
-                or all.
-            weight_gradients: whether the linear layers' own weights are trained.
+        layers under adapters); that of fused attention is five where the forward pass has two. `recompute` is what
+        `activation_checkpointing` computes again in it: nothing, all but attention, or all.
         """
         again = {"none": 0, "selective": self.linear, "full": self.total}[recompute]
         backward = (2 if weight_gradients else 1) * self.linear + 5 * self.attention // 2
@@ -54,10 +50,9 @@ class PassFlops:
 
     @property
     def model(self) -> int:
-        """Return the operations of a forward and a backward pass that the model needs: three times the forward's.
+        """Operations of a forward and a backward pass that the model needs, by which utilisation (MFU) is defined.
 
-        Neither recomputed activations nor the scores that fused attention computes twice count; this is what model
-        FLOPs utilisation (MFU) is defined by.
+        Three times the forward's: what is recomputed, as scores are in fused attention, does not count.
         """
         return 3 * self.total
 

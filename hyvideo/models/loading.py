@@ -88,11 +88,8 @@ def open_transformer(
 ) -> tuple[HunyuanVideo15Transformer3DModel, SafetensorsFolder, Naming]:
     """Make the transformer of `root` without memory for its weights, and open their files; arguments as above.
 
-    Returns:
-        the network on the meta device, its files, and where they keep the tensor of a given name: what `fill` takes.
-
-    Raises:
-        ValueError: missing folder, a damaged file, or a config.json of another network.
+    It returns the network on the meta device, its files, and where they keep the tensor of a name: what `fill` takes. A
+    missing folder, a damaged file or a config.json of another network is a ValueError.
     """
     folder = transformer_folder(root, version)
     source, config = SafetensorsFolder(folder), read_json(folder / "config.json")
@@ -113,11 +110,7 @@ def open_vae(root: str | Path) -> tuple[AutoencoderKLHunyuanVideo15, Safetensors
 
 
 def read_vae_config(root: str | Path) -> dict[str, Any]:
-    """Return the arguments of the diffusers VAE of `root`, in either layout.
-
-    Raises:
-        ValueError: the file is missing, or is no such configuration.
-    """
+    """Return the arguments of the diffusers VAE of `root`, in either layout; a ValueError if there are none."""
     path = Path(root) / "vae" / "config.json"
     config = read_json(path)
     return config if is_diffusers_layout(Path(root)) else diffusers_vae_config(config, str(path))

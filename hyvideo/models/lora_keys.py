@@ -32,15 +32,12 @@ def has_original_keys(names: Iterable[str]) -> bool:
 def adapter_to_diffusers(
     tensors: Adapter, settings: Mapping[str, Any] | None, weights: Iterable[str]
 ) -> tuple[Adapter, Settings]:
-    """Rename an adapter with original keys.
+    """Rename an adapter with original keys; return its tensors under diffusers names, and their settings.
 
     Args:
         tensors: `<original module>.lora_A.weight` `[r, in]` and `.lora_B.weight` `[out, r]`.
         settings: its LoraConfig; None takes the ranks of the tensors, and an alpha equal to them.
         weights: names of the diffusers transformer's tensors.
-
-    Returns:
-        the tensors under diffusers names, and their settings.
 
     Raises:
         ValueError: an adapter of a module the transformer does not have, or of a kind that cannot be renamed.

@@ -65,11 +65,7 @@ def is_diffusers_layout(root: Path) -> bool:
 
 
 def check_diffusers_layout(root: str | Path, components: Iterable[str] = DIFFUSERS_COMPONENTS) -> Path:
-    """Return `root` as a path after checking that it holds `components` in the diffusers layout.
-
-    Raises:
-        ValueError: components are missing; the message names each.
-    """
+    """Return `root` if it holds `components` in the diffusers layout; a ValueError names all that are missing."""
     root = Path(root)
     missing = [name for name in components if not any((root / name).glob("*.json"))]
     if missing:
@@ -115,11 +111,7 @@ def versions_in(root: Path) -> list[str]:
 
 
 def chosen_version(root: Path, version: str | None) -> str:
-    """Return `version` if the original layout at `root` holds it; without one, the only version there.
-
-    Raises:
-        ValueError: no such version, or several to choose from; those present are listed.
-    """
+    """Return `version`, or for None the only one of the original layout at `root`; a ValueError lists those there."""
     found = versions_in(root)
     if version is None and len(found) == 1:
         return found[0]
@@ -134,14 +126,9 @@ def chosen_version(root: Path, version: str | None) -> str:
 
 
 def transformer_folder(root: str | Path, version: str | None) -> Path:
-    """Return the folder of the transformer's config and weights.
+    """Return the folder of the transformer's config and weights; a ValueError if there is none.
 
-    Args:
-        root: model folder in either layout.
-        version: of the original layout (None: the only one there); the diffusers layout holds one, and ignores it.
-
-    Raises:
-        ValueError: there is none.
+    `version` is that of the original layout (None: the only one there); the diffusers layout holds one, and ignores it.
     """
     root = Path(root)
     if is_diffusers_layout(root):
@@ -152,11 +139,7 @@ def transformer_folder(root: str | Path, version: str | None) -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the content of a configuration file.
-
-    Raises:
-        ValueError: missing, not a file (a pipe would block), not JSON, or not an object.
-    """
+    """Return the content of a configuration file; a ValueError if it is no object, or no file (a pipe would block)."""
     if not path.is_file():
         raise ValueError(f"'{path}' is missing or not a file. Download it again (checkpoints-download.md).")
     try:
@@ -169,10 +152,6 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def task_of(root: str | Path, version: str | None) -> str:
-    """Return what the transformer of `root` is made for: `t2v` or `i2v`.
-
-    Raises:
-        ValueError: there is none, or its config.json cannot be read.
-    """
+    """Return what the transformer of `root` is made for: `t2v` or `i2v`."""
     config = read_json(transformer_folder(root, version) / "config.json")
     return config.get("ideal_task") or config.get("task_type") or "t2v"

@@ -46,15 +46,10 @@ _VAE_SIZES = {
 
 
 def diffusers_transformer_config(original: Mapping[str, Any], glyph_width: int, where: str) -> dict[str, Any]:
-    """Return the arguments of the diffusers transformer for an original config.json.
+    """Return the arguments of the diffusers transformer for an original config.json, the content of the file `where`.
 
-    Args:
-        original: content of `transformer/<version>/config.json`.
-        glyph_width: width of the glyph text's states; the one size the file leaves out (1472 in all releases).
-        where: the file, for messages.
-
-    Raises:
-        ValueError: a setting is missing, or the model has parts that this project has no network for.
+    `glyph_width`, of the glyph text's states, is the one size the file leaves out (1472 in all releases). A ValueError
+    says that a setting is missing, or that the model has parts that this project has no network for.
     """
     different = [
         f"{name} is {original[name]!r}, expected {value!r}"
@@ -91,11 +86,7 @@ def diffusers_transformer_config(original: Mapping[str, Any], glyph_width: int, 
 
 
 def original_transformer_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the original config.json for a diffusers transformer's config: the inverse of the above.
-
-    Raises:
-        ValueError: the original network cannot have this shape.
-    """
+    """Return the original config.json for one of diffusers, the inverse of the above; a ValueError if there is none."""
     resolution = next((name for name, side in RESOLUTIONS.items() if side == config["target_size"]), None)
     if resolution is None or config["num_refiner_layers"] != NUM_REFINER_LAYERS:
         raise ValueError(
@@ -121,8 +112,7 @@ def original_transformer_config(config: Mapping[str, Any]) -> dict[str, Any]:
 def diffusers_vae_config(original: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the arguments of the diffusers VAE for an original `vae/config.json`, and `shift_factor` where it is set.
 
-    Raises:
-        ValueError: a setting is missing.
+    `where` is the file, for the ValueError that names missing settings.
     """
     missing = sorted(set(_VAE_SIZES) - set(original))
     if missing:

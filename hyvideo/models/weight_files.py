@@ -45,9 +45,6 @@ class WeightSource(ABC):
 class SafetensorsFolder(WeightSource):
     """The safetensors files of one folder: a single one, or shards with their index.
 
-    Args:
-        folder: where they are.
-
     Raises:
         ValueError: none there, a shard of the index is missing, a file is damaged, or index and files disagree.
     """
@@ -100,10 +97,8 @@ class StateDict(WeightSource):
 def read_pickled(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file that `torch.save` wrote, or of its `state_dict`, mapped into memory.
 
-    What it has beside tensors is left out. PyTorch's restricted unpickler reads it, and only files that can be mapped.
-
-    Raises:
-        ValueError: it cannot be read, or holds something else.
+    What it has beside tensors is left out. PyTorch's restricted unpickler reads it, and only files that can be mapped;
+    what it refuses is a ValueError.
     """
     if not path.is_file():
         raise ValueError(f"'{path}' is no file but a folder, pipe or device. Download it again.")

@@ -26,14 +26,8 @@ def sampling_defaults(root: str | Path, version: str | None = None) -> dict[str,
     """Return steps, guidance, shift, size (16:9) and length for a model, by the names of `HUNYUAN_480P_T2V`.
 
     They come from the model's own `sampling_defaults.json` (the tiny base has one), else in the original layout from
-    the authors' table for the version, else in the diffusers layout from its scheduler and guider.
-
-    Args:
-        root: model folder in either layout.
-        version: transformer version in the original layout; one whose name says `distilled` is sampled unguided.
-
-    Raises:
-        ValueError: no such model, or a file that is not JSON, lacks a setting or has an unknown one.
+    the authors' table for the version (one whose name says `distilled` is sampled unguided), else in the diffusers
+    layout from its scheduler and guider. A missing model, or a file that is not these settings, is a ValueError.
     """
     root = Path(root)
     path = root / FILE

@@ -75,14 +75,7 @@ class Scene:
 
 
 def parse_prompt(prompt: str) -> Scene | None:
-    """Read the scene a prompt asks for; None unless it names exactly one colour, shape, motion and speed.
-
-    Args:
-        prompt: English text in any order, for example "slowly moving to the upper left, a red circle".
-
-    Returns:
-        The scene, or None (the reward is then NaN for this video only).
-    """
+    """Read the scene that a prompt asks for; None unless it names exactly one colour, shape, motion and speed."""
     words = set(re.findall(r"[a-z]+", prompt.lower()))
     ways = {DIRECTION_WORDS[word] for word in words if word in DIRECTION_WORDS}
     matches = (
@@ -97,11 +90,7 @@ def parse_prompt(prompt: str) -> Scene | None:
 
 
 def signed_distance(shape: str, dx: Tensor, dy: Tensor, radius: Tensor) -> Tensor:
-    """Distance in pixels to the outline of `shape` (negative inside) at offsets (dx, dy) from its centroid, y down.
-
-    Raises:
-        ValueError: `shape` is not one of SHAPES.
-    """
+    """Distance in pixels to the outline of a SHAPE (negative inside) at offsets (dx, dy) from its centroid, y down."""
     if shape == "circle":
         return torch.sqrt(dx.square() + dy.square()) - radius
     if shape == "square":
@@ -143,11 +132,7 @@ class Measurement:
 
 
 def measure(videos: Tensor) -> Measurement:
-    """Measure uint8 videos `[B, F, H, W, 3]` from pixels alone; prompts play no part.
-
-    Raises:
-        ValueError: another dtype or shape.
-    """
+    """Measure uint8 videos `[B, F, H, W, 3]` from pixels alone; a ValueError for another dtype or shape."""
     if videos.dtype != torch.uint8 or videos.ndim != 5 or videos.shape[-1] != 3:
         raise ValueError(
             "moving_shapes: expected uint8 videos of shape [B, F, H, W, 3], "
@@ -180,9 +165,7 @@ def correct(videos: Tensor, prompts: Sequence[str]) -> Tensor:
 
     A hit is a shape present in every frame, whose colour is nearer to the asked one than to any other and at most 60
     away, and whose outline overlaps the asked shape by at least 0.75 and no other shape better. Motion plays no part.
-
-    Raises:
-        ValueError: a prompt names no scene.
+    A prompt that names no scene is a ValueError.
     """
     scenes = [parse_prompt(prompt) for prompt in prompts]
     if None in scenes:
@@ -206,10 +189,7 @@ class MovingShapesReward(RewardModel):
     metrics = ("VQ", "MQ", "TA")
 
     def __call__(self, videos: Tensor, prompts: Sequence[str]) -> dict[str, Tensor]:
-        """Score uint8 videos `[B, F, H, W, 3]`; a prompt that names no scene gives NaN for its own item only.
-
-        Returns:
-            Metric -> float32 `[B]`.
+        """Score uint8 videos `[B, F, H, W, 3]`: metric -> float32 `[B]`, NaN for a prompt that names no scene.
 
         Raises:
             ValueError: videos of another dtype or shape, or another number of prompts.

@@ -57,11 +57,7 @@ def read_requested_rewards(config: RewardConfig) -> list[RequestedReward]:
 
 
 def check_metrics(choice: RequestedReward, metrics: Sequence[str]) -> None:
-    """Refuse weights for metrics that a reward does not give.
-
-    Raises:
-        ValueError: lists the metrics it gives.
-    """
+    """Refuse, by a ValueError that lists what there is, weights for metrics that a reward does not give."""
     unknown = [metric for metric in choice.sub_reward if metric not in metrics]
     if unknown:
         raise ValueError(
@@ -70,11 +66,7 @@ def check_metrics(choice: RequestedReward, metrics: Sequence[str]) -> None:
 
 
 def check_options(name: str, options: Mapping[str, Any], reward: type[RewardModel]) -> None:
-    """Refuse options that the reward's constructor does not take, or lacks.
-
-    Raises:
-        ValueError: lists the options it takes.
-    """
+    """Refuse, by a ValueError that lists what there is, options that the constructor does not take, or lacks."""
     taken = list(inspect.signature(reward).parameters.values())[1:]
     known = [parameter.name for parameter in taken]
     missing = [p.name for p in taken if p.default is p.empty and p.name not in options]
@@ -86,11 +78,7 @@ def check_options(name: str, options: Mapping[str, Any], reward: type[RewardMode
 
 
 def require_no_secret(where: str, url: object) -> None:
-    """Refuse an address with a user or password in it: addresses are saved with the run and logged.
-
-    Raises:
-        ValueError: it has one, or is no address; the message does not repeat it.
-    """
+    """Refuse, without repeating it, an address with a user or password, which is saved with the run and logged."""
     try:
         place = urlsplit(url).netloc if isinstance(url, str) else ""
     except ValueError as error:

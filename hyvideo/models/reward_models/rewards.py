@@ -66,13 +66,8 @@ class _Scorer:
 class Scoring:
     """Videos of one round on their way to their scores, so that scoring may overlap with what makes the next ones.
 
-    Blocks of `block_size` videos are handed to the rewards as soon as they are full. Blocks do not depend on how the
-    videos arrive, so neither do the scores.
-
-    Args:
-        scorers: every reward scores every block.
-        block_size: videos per block.
-        video_fps: frames per second of the mp4 files.
+    Every reward gets blocks of `block_size` videos as soon as they are full. Blocks do not depend on how the videos
+    arrive, so neither do the scores.
     """
 
     def __init__(self, scorers: Sequence[_Scorer], block_size: int, video_fps: float) -> None:
@@ -88,12 +83,7 @@ class Scoring:
             self._start_block()
 
     def result(self) -> dict[str, Tensor]:
-        """Wait for everything added; return all metrics, `[B]` float32 on the CPU in order of arrival.
-
-        Raises:
-            ValueError: a reward returned other metrics or shapes than it declares.
-            Exception: whatever a reward raised; what has not begun is dropped.
-        """
+        """Wait for all videos: every metric, `[B]` float32 on the CPU in order of arrival, or what one raised."""
         try:
             if self._waiting:
                 self._start_block()
@@ -134,21 +124,13 @@ class Scoring:
 class WeightedReward:
     """Composite reward `R = sum_m w_m metric_m` (paper, reward settings A and B) over one or more rewards.
 
-    A metric goes by its own name, or by `<reward>/<metric>` where several rewards give one of that name.
-
-    Args:
-        choices: which rewards, with their weights.
-        models: the reward of each choice.
-        config: how videos get to them.
-        context: where the rewards run.
+    A metric goes by its own name, or by `<reward>/<metric>` where several rewards give one of that name. A weight for a
+    metric that does not exist is a ValueError.
 
     Attributes:
         weights: weight, not 0, of every metric that is part of the total.
         asynchronous: whether videos are scored while the next ones are sampled (`reward_async`).
         max_failed: share of the videos of all ranks that may have no total (`reward_max_failed`).
-
-    Raises:
-        ValueError: a weight is given for a metric that does not exist.
     """
 
     def __init__(
@@ -229,10 +211,6 @@ def get_reward_fn(
     Raises:
         ValueError: an unknown reward (the known ones are listed), weights that do not fit it, missing weights, or a
             reward server that does not answer.
-
-    Example:
-        >>> reward = get_reward_fn(RewardConfig(reward_model="moving_shapes"))
-        >>> reward(videos, prompts).total
     """
     choices = _checked_choices(config)
     context = RewardContext(device, Path(model_root), video_fps, config.reward_batch_size)
@@ -246,11 +224,7 @@ def get_reward_fn(
 
 
 def build_reward(name: str, options: Mapping[str, Any], context: RewardContext) -> RewardModel:
-    """Build one registered reward, without weights.
-
-    Raises:
-        ValueError: it is unknown (the known ones are listed), its options do not fit, or its weights are missing.
-    """
+    """Build one registered reward, without weights; a ValueError as in `get_reward_fn`."""
     reward = reward_class(name)
     check_options(name, options, reward)
     return _with_options(reward, name, context, options)
@@ -265,11 +239,7 @@ def _with_options(act: Callable[..., T], name: str, context: RewardContext, opti
 
 
 def check_rewards(config: RewardConfig, model_root: str | Path, video_fps: float) -> None:
-    """Refuse what `get_reward_fn` would refuse, as far as it shows without loading a network.
-
-    Raises:
-        ValueError: as `get_reward_fn`.
-    """
+    """Refuse, by a ValueError, what `get_reward_fn` would refuse, as far as it shows without loading a network."""
     context = RewardContext(model_root=Path(model_root), video_fps=video_fps)
     for choice in _checked_choices(config):
         if choice.url is None:

@@ -44,14 +44,9 @@ class _Fault(Exception):
 class RemoteReward(RewardModel):
     """A reward of a server, called as if it were here; many threads may call it at once.
 
-    Args:
-        context: of the run; raw videos must have the frame rate that the server expects.
-        name: of the reward on the server.
-        url: of the server.
-        config: timeout, retries and requests in flight.
-
     Raises:
-        ValueError: the token is no header, the server does not answer, refuses the token, or does not have this reward.
+        ValueError: the token is no header, or the server does not answer, refuses the token, does not have this reward
+            or takes raw videos to have another frame rate than the run's.
     """
 
     def __init__(self, context: RewardContext, name: str, url: str, config: RewardConfig) -> None:
@@ -88,10 +83,8 @@ class RemoteReward(RewardModel):
     def __call__(self, videos: Videos, prompts: Sequence[str]) -> dict[str, Tensor]:
         """Score videos on the server; NaN for all of them, and a warning, where it keeps failing.
 
-        What is larger than the server reads is sent in two halves.
-
-        Raises:
-            RewardFailureError: the server refuses the request, which trying again would not change.
+        What is larger than the server reads is sent in two halves. A refusal, which trying again would not change, is a
+        RewardFailureError.
         """
         try:
             return self._score(videos, prompts)
@@ -104,12 +97,7 @@ class RemoteReward(RewardModel):
         return self._description
 
     def _score(self, videos: Videos, prompts: Sequence[str]) -> dict[str, Tensor]:
-        """Score videos, all of them or none.
-
-        Raises:
-            _Fault: there was no answer after all retries; what remains is not sent, or ranks that wait would give up.
-            RewardFailureError: the server refuses.
-        """
+        """Score all videos or raise; after one fault the rest is not sent, or ranks that wait would give up."""
         if isinstance(videos, Tensor):
             contents = [video.cpu().numpy().tobytes() for video in videos]
             request = ScoreRequest(prompts=list(prompts), format="raw", shape=tuple(videos.shape[1:]))
@@ -149,11 +137,7 @@ class RemoteReward(RewardModel):
         }
 
     def _persistently(self, ask: Callable[[], _Answer]) -> _Answer:
-        """Ask until there is an answer, with waits that double.
-
-        Raises:
-            _Fault: there was none after all retries.
-        """
+        """Ask until there is an answer, with waits that double; a _Fault after all retries."""
         for attempt in range(self._retries + 1):
             try:
                 return ask()

@@ -42,7 +42,7 @@ class RewardNetwork(nn.Module):
         self.rm_head = nn.Linear(config.text_config.hidden_size, output_dim, bias=False)
 
     def forward(self, token_ids: Tensor, pixels: Tensor, grids: Tensor, reward_positions: Tensor) -> Tensor:
-        """Score B videos.
+        """Score B videos: raw scores `[B, 3]` float32.
 
         Args:
             token_ids: `[B, L]`, padded on the right. Attention is causal and every reward token stands before the
@@ -50,9 +50,6 @@ class RewardNetwork(nn.Module):
             pixels: patches of all videos, one after the other.
             grids: `[B, 3]` patch grid of each video.
             reward_positions: `[B, 3]` where the reward tokens stand.
-
-        Returns:
-            Raw scores `[B, 3]` float32.
         """
         batch, length = token_ids.shape
         # The original rotates by plain positions on all three axes; the library would compute 3-D ones.
@@ -71,11 +68,7 @@ class RewardNetwork(nn.Module):
 
 
 def load_network(settings: VideoAlignSettings) -> RewardNetwork:
-    """Build the network and load all of its weights, on the CPU and in the precision of the files.
-
-    Raises:
-        ValueError: a file is missing or unreadable, or its weights are not exactly the network's.
-    """
+    """Build the network and load its weights, exactly all or a ValueError, on the CPU in the precision of the files."""
     weights = _read_weights(settings)
     if _EMBEDDING not in weights:
         raise ValueError(f"VideoAlign: {settings.checkpoint} has no token embedding; expected a whole checkpoint.")

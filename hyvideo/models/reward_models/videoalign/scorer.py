@@ -38,16 +38,11 @@ class VideoAlignScorer:
     """The three scores of VideoAlign and their sum.
 
     Args:
-        checkpoint_root: the VideoReward folder: `model_config.json`, `checkpoint-*` and the scoring text.
+        checkpoint_root: the VideoReward folder: `model_config.json`, `checkpoint-*` and the scoring text; a ValueError
+            where it is incomplete or its weights do not fit.
         device: where the network runs.
         dtype: precision of its weights and activations; the scores are float32.
         batch_size: videos that run through the network together.
-
-    Attributes:
-        settings: what the folder declares.
-
-    Raises:
-        ValueError: the folder is incomplete, or its weights do not fit.
 
     Example:
         >>> scorer = VideoAlignScorer("ckpts/VideoReward", "cuda", torch.bfloat16)
@@ -78,22 +73,18 @@ class VideoAlignScorer:
         fps: float | None = None,
         max_pixels: int | None = None,
     ) -> dict[str, list[float]]:
-        """Score video files for their prompts.
+        """Score B video files for their B prompts: VQ, MQ, TA and Overall (their sum), B numbers each.
+
+        A file that cannot be decoded, or a prompt that contains the network's own special tokens, gives NaN for its own
+        item only, and a warning says why.
 
         Args:
             video_paths: B files.
             prompts: B texts.
             normalize: subtract each metric's mean and divide by its spread, as the checkpoint records them.
-            num_frames: frames shown in all, instead of `fps`.
+            num_frames: frames shown in all, instead of `fps`; both are a ValueError.
             fps: frames shown per second of video; more frames give higher scores.
             max_pixels: bound on the pixels of a shown frame.
-
-        Returns:
-            VQ, MQ, TA and Overall (their sum), B numbers each. A file that cannot be decoded, or a prompt that
-            contains the network's own special tokens, gives NaN for its own item only, and a warning says why.
-
-        Raises:
-            ValueError: the numbers of videos and prompts differ, or both `fps` and `num_frames` are given.
         """
         if num_frames is not None and fps is not None:
             raise ValueError(f"VideoAlign: give fps or num_frames, not both; received {fps} and {num_frames}.")
@@ -183,9 +174,6 @@ class VideoAlignReward(RewardModel):
         context: of the run.
         checkpoint: the VideoReward folder; None: `VideoReward` below the model root.
         dtype: `bf16` or `fp32`; None: bf16 on a GPU, fp32 on the CPU.
-
-    Raises:
-        ValueError: another dtype, or a folder that is incomplete or does not fit.
     """
 
     metrics = METRICS

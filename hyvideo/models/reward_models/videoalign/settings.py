@@ -51,9 +51,7 @@ class VideoAlignSettings:
 
 
 def read_settings(root: Path) -> VideoAlignSettings:
-    """Read the VideoReward folder `root`.
-
-    The base model is `root/base` where that folder exists, otherwise what `model_config.json` names.
+    """Read the VideoReward folder `root`; its base model is `root/base`, or what `model_config.json` names.
 
     Raises:
         ValueError: a file is missing, unreadable or of another kind than the released VideoReward's.
@@ -91,12 +89,10 @@ def read_settings(root: Path) -> VideoAlignSettings:
 
 
 def read_scoring_text(root: Path) -> str:
-    """Return the text that asks the network for its scores; it belongs to the weights and lies beside them.
+    """Return the text that asks the network for its scores, which belongs to the weights and lies beside them.
 
     `detailed_special.txt` is read as it is; otherwise the constant of `prompt_template.py`, which is parsed, never run.
-
-    Raises:
-        ValueError: neither file is there, or the text lacks what the scores are read from.
+    A ValueError says that neither is there, or what the text lacks.
     """
     plain, module = root / "detailed_special.txt", root / "prompt_template.py"
     if plain.is_file():
