@@ -13,14 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hyvideo.distributed.layout import largest_share
 
-TIMESTEP_CHANNELS = 256
-"""Width of the sinusoidal timestep embedding."""
-
-GLYPH_HIDDEN = 2048
-"""Hidden width of the glyph text's projection."""
-
-REFINER_MLP_RATIO = 4
-"""Hidden width of the refiner's feed-forward layers relative to its width; the config does not set it."""
+_TIMESTEP_CHANNELS = 256  # width of the sinusoidal timestep embedding
+_GLYPH_HIDDEN = 2048  # width of the glyph text's projection
+_REFINER_MLP_RATIO = 4  # width of the refiner's feed-forward layers relative to its own; the config does not set it
 
 
 @dataclass(frozen=True)
@@ -86,23 +81,17 @@ def transformer_flops(
     attention = config["num_layers"] * 4 * (num_video + condition) ** 2 * width // sp_size
     embedding = 2 * num_video * patch * config["in_channels"] * width
     head = 2 * own * patch * config["out_channels"] * width + 4 * width**2
-    timestep = 2 * (TIMESTEP_CHANNELS + width) * width  # two layers, for the network and for its refiner
+    timestep = 2 * (_TIMESTEP_CHANNELS + width) * width  # two layers, for the network and for its refiner
     times = timestep * (3 if config["use_meanflow"] else 2)
-    refiner = _refiner_flops(config, num_text, width)
-    glyph = 2 * num_glyph * GLYPH_HIDDEN * (config["text_embed_2_dim"] + GLYPH_HIDDEN + width)
-    vision = 2 * num_vision * config["image_embed_dim"] * (config["image_embed_dim"] + width)
-    linear = blocks + embedding + head + times + refiner.linear + glyph + vision
-    return PassFlops(int(linear), int(attention) + refiner.attention)
-
-
-def _refiner_flops(config: Mapping[str, Any], num_text: int, width: int) -> PassFlops:
-    """Count the text's embedding but for its timestep: pooled text, a projection, and self-attention blocks."""
-    layers = config["num_refiner_layers"]
     pooled = 2 * (config["text_embed_dim"] + width) * width
     projection = 2 * num_text * config["text_embed_dim"] * width
-    per_token = 2 * (4 + 2 * REFINER_MLP_RATIO) * width**2
-    blocks = layers * (num_text * per_token + 4 * width**2)
-    return PassFlops(pooled + projection + blocks, layers * 4 * num_text**2 * width)
+    refined_token = 2 * (4 + 2 * _REFINER_MLP_RATIO) * width**2
+    refiner = pooled + projection + config["num_refiner_layers"] * (num_text * refined_token + 4 * width**2)
+    refined_attention = config["num_refiner_layers"] * 4 * num_text**2 * width
+    glyph = 2 * num_glyph * _GLYPH_HIDDEN * (config["text_embed_2_dim"] + _GLYPH_HIDDEN + width)
+    vision = 2 * num_vision * config["image_embed_dim"] * (config["image_embed_dim"] + width)
+    linear = blocks + embedding + head + times + refiner + glyph + vision
+    return PassFlops(int(linear), int(attention) + refined_attention)
 
 
 def video_tokens(config: Mapping[str, Any], latent_shape: tuple[int, ...]) -> int:

@@ -35,14 +35,10 @@ from hyvideo.models.streaming import fill
 from hyvideo.models.vae import allow_batches
 from hyvideo.models.weight_files import SafetensorsFolder
 
-GLYPH_NORM = "byt5_in.layernorm.weight"
-"""Tensor of the original transformer that tells the width of the glyph text's states."""
-
-MAX_SIZE, MAX_LAYERS = 2**20, 1000
+_GLYPH_NORM = "byt5_in.layernorm.weight"  # of the original transformer: tells the width of the glyph text's states
+TILE_OVERLAP = 0.125  # share of a VAE tile (256 pixels wide) that overlaps the next
+_MAX_SIZE, _MAX_LAYERS = 2**20, 1000
 """Bounds on what a config.json may ask for: a network is made before its weights can show that it is another."""
-
-TILE_OVERLAP = 0.125
-"""Share of a VAE tile (256 pixels wide) that overlaps the next."""
 
 
 def load_transformer(
@@ -95,7 +91,7 @@ def open_transformer(
     source, config = SafetensorsFolder(folder), read_json(folder / "config.json")
     if is_diffusers_layout(Path(root)):
         return _empty(HunyuanVideo15Transformer3DModel, config, folder), source, Part
-    glyph_width = source.shapes.get(GLYPH_NORM, (1472,))[0]
+    glyph_width = source.shapes.get(_GLYPH_NORM, (1472,))[0]
     config = diffusers_transformer_config(config, glyph_width, str(folder / "config.json"))
     return _empty(HunyuanVideo15Transformer3DModel, config, folder), source, transformer_part
 
@@ -176,7 +172,7 @@ def load_pipeline(
 def _empty(model_class: type[nn.Module], config: dict[str, Any], folder: Path) -> nn.Module:
     """Make a network of `config` without memory for its weights."""
     for name, value in config.items():
-        limit = MAX_LAYERS if "layers" in name else MAX_SIZE
+        limit = _MAX_LAYERS if "layers" in name else _MAX_SIZE
         sizes = [size for size in (value if isinstance(value, list) else [value]) if isinstance(size, int | float)]
         if not all(abs(size) < limit for size in sizes):
             raise ValueError(f"'{folder / 'config.json'}': {name} is {value!r:.80}, expected less than {limit}.")

@@ -18,14 +18,12 @@ DIFFUSERS_COMPONENTS = ("transformer", "vae", "text_encoder", "tokenizer", "text
 DIFFUSERS_IMAGE_COMPONENTS = ("image_encoder", "feature_extractor")
 """Further folders of an image-to-video model."""
 
-DEFAULT_VERSION = "480p_t2v"
-"""Version that error messages suggest when the user named none."""
-
 HOW_TO_GET = (
     "How to get them: checkpoints-download.md. Without any download, the bundled tiny model trains on this machine: "
     "python post_train.py --config configs/tiny.yaml"
 )
 
+_SUGGESTED_VERSION = "480p_t2v"  # by messages, when the user named none
 _REPOSITORY = "hf download tencent/HunyuanVideo-1.5 --local-dir {root} --include '{folder}/*'"
 _COMMANDS = {
     "text_encoder/llm": "hf download Qwen/Qwen2.5-VL-7B-Instruct --local-dir {root}/{folder}",
@@ -92,7 +90,7 @@ def check_layout(root: str | Path, version: str | None) -> Path:
         if task_of(root, version) == "i2v":
             check_diffusers_layout(root, DIFFUSERS_COMPONENTS + DIFFUSERS_IMAGE_COMPONENTS)
         return root
-    version = chosen_version(root, version) if versions_in(root) else version or DEFAULT_VERSION
+    version = chosen_version(root, version) if versions_in(root) else version or _SUGGESTED_VERSION
     listed = "\n".join(
         f"  {root / folder}: {', '.join(absent)}\n    {download_command(root, folder)}"
         for folder, patterns in original_files(version).items()
@@ -117,7 +115,7 @@ def chosen_version(root: Path, version: str | None) -> str:
         return found[0]
     if version not in found:
         received = "none was named" if version is None else f"received '{version}'"
-        command = download_command(root, f"transformer/{version or DEFAULT_VERSION}")
+        command = download_command(root, f"transformer/{version or _SUGGESTED_VERSION}")
         raise ValueError(
             f"pretrained_transformer_version: {received}, '{root / 'transformer'}' holds {', '.join(found) or 'none'}. "
             f"Name one of these, or fetch another: {command}"

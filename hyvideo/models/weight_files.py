@@ -60,7 +60,15 @@ class SafetensorsFolder(WeightSource):
             for name in handle.offset_keys():
                 self._file_of[name] = path
                 self.shapes[name] = tuple(handle.get_slice(name).get_shape())
-        _check_index(folder, self._file_of)
+        for index in folder.glob("*.safetensors.index.json"):
+            held = {(name, path.name) for name, path in self._file_of.items()}
+            if differing := sorted(set(_weight_map(index).items()) ^ held):
+                names = ", ".join(f"{name} ({file})" for name, file in differing[:10])
+                raise ValueError(
+                    f"'{index}' and its files disagree about {len(differing)} entries: {names}"
+                    f"{' ...' if len(differing) > 10 else ''}. Files of two downloads seem mixed; fetch the folder "
+                    "again."
+                )
 
     def read(self, name: str, rows: Sequence[tuple[int, int]] | None) -> Tensor:
         """Return tensor `name`, or its row ranges `rows` one after the other."""
@@ -137,19 +145,6 @@ def _weight_map(index: Path) -> dict[str, str]:
         return weight_map
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"'{index}' is not a readable index of weights ({error!r}). Download it again.") from error
-
-
-def _check_index(folder: Path, file_of: Mapping[str, Path]) -> None:
-    """Raise a ValueError unless the index of `folder`, where there is one, lists what its files hold."""
-    for index in folder.glob("*.safetensors.index.json"):
-        listed = _weight_map(index)
-        differing = sorted(set(listed.items()) ^ {(name, path.name) for name, path in file_of.items()})
-        if differing:
-            names = ", ".join(f"{name} ({file})" for name, file in differing[:10])
-            raise ValueError(
-                f"'{index}' and its files disagree about {len(differing)} entries: {names}"
-                f"{' ...' if len(differing) > 10 else ''}. Files of two downloads seem mixed; fetch the folder again."
-            )
 
 
 def _opened(path: Path) -> safe_open:

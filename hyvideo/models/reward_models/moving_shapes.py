@@ -45,9 +45,8 @@ SPEEDS: dict[str, float] = {"slowly": 0.22, "quickly": 0.5}
 """Speed word -> frame widths travelled per second along the direction of motion."""
 
 DIRECTION_WORDS: dict[str, str] = {
-    **{word: word for word in ("left", "right", "upper", "lower")},
-    **{word: "up" for word in ("up", "upwards")},
-    **{word: "down" for word in ("down", "downwards")},
+    **{word: word for word in ("left", "right", "upper", "lower", "up", "down")},
+    **{"upwards": "up", "downwards": "down"},
 }
 """Word in a prompt -> word in a key of MOTIONS."""
 
@@ -212,10 +211,14 @@ UNREAD = Scene("red", "circle", "left", "slowly")
 def raw_scores(seen: Measurement, scenes: Sequence[Scene]) -> dict[str, Tensor]:
     """Raw VQ, MQ and TA in [0, 1], float32 `[B]` each; 1 is a perfect rendering of the scene."""
     quality = (-torch.log10(seen.unexplained + 1e-3) / 2.5).clamp(0, 1)
+    distance = torch.cdist(seen.colour, torch.tensor(list(COLOURS.values()), dtype=torch.float32))
+    colours, shapes = ([list(COLOURS).index(s.colour) for s in scenes], [list(SHAPES).index(s.shape) for s in scenes])
+    colour = _clarity((1 - distance / 240).clamp(0, 1), -distance / 20, colours)
+    shape = _clarity(seen.overlap, seen.overlap / 0.04, shapes)
     return {
         "VQ": seen.presence * quality,
         "MQ": seen.presence * _motion_score(seen.centre, scenes),
-        "TA": seen.presence * (_colour_score(seen.colour, scenes) + _shape_score(seen.overlap, scenes)) / 2,
+        "TA": seen.presence * (colour + shape) / 2,
     }
 
 
@@ -265,17 +268,7 @@ def _motion_score(centre: Tensor, scenes: Sequence[Scene]) -> Tensor:
     return torch.exp(-miss / 0.7 - jitter / 0.015)
 
 
-def _colour_score(colour: Tensor, scenes: Sequence[Scene]) -> Tensor:
-    """How clearly `colour` `[B, 3]` is the asked one, in [0, 1]: half nearness, half distinction from the others."""
-    palette = torch.tensor(list(COLOURS.values()), dtype=torch.float32)
-    asked = torch.tensor([list(COLOURS).index(scene.colour) for scene in scenes])[:, None]
-    distance = torch.cdist(colour, palette)
-    nearness = (1 - distance.gather(1, asked)[:, 0] / 240).clamp(0, 1)
-    return (nearness + torch.softmax(-distance / 20, dim=1).gather(1, asked)[:, 0]) / 2
-
-
-def _shape_score(overlap: Tensor, scenes: Sequence[Scene]) -> Tensor:
-    """How clearly the outline is the asked shape, in [0, 1]: half overlap, half distinction from the others."""
-    asked = torch.tensor([list(SHAPES).index(scene.shape) for scene in scenes])[:, None]
-    distinction = torch.softmax(overlap / 0.04, dim=1).gather(1, asked)[:, 0]
-    return (overlap.gather(1, asked)[:, 0] + distinction) / 2
+def _clarity(nearness: Tensor, logits: Tensor, asked: Sequence[int]) -> Tensor:
+    """How clearly one of N, `[B, N]`, is the asked one, in [0, 1]: half nearness, half distinction from the others."""
+    chosen = torch.tensor(asked)[:, None]
+    return (nearness.gather(1, chosen)[:, 0] + torch.softmax(logits, dim=1).gather(1, chosen)[:, 0]) / 2

@@ -63,10 +63,17 @@ def read_settings(root: Path) -> VideoAlignSettings:
         content = json.loads(read_file(path))
         data, model, lora = (content[key] for key in ("data_config", "model_config", "peft_lora_config"))
         _check_kind(path, data, model, lora)
+        numbered = {
+            int(path.name.removeprefix("checkpoint-")): path
+            for path in root.glob("checkpoint-*")
+            if path.name.removeprefix("checkpoint-").isdecimal()
+        }
+        if not numbered:
+            raise ValueError(f"VideoAlign: no checkpoint-* folder in {root}.")
         adapters = {"r": lora["lora_r"], "lora_alpha": lora["lora_alpha"], "use_rslora": lora["use_rslora"]}
         inference = content.get("inference_config")
         return VideoAlignSettings(
-            checkpoint=_newest_checkpoint(root),
+            checkpoint=numbered[max(numbered)],
             base=str(root / "base") if (root / "base").is_dir() else model["model_name_or_path"],
             output_dim=model["output_dim"],
             lora=adapters if lora["lora_enable"] else None,
@@ -129,18 +136,6 @@ def _check_kind(path: Path, data: Mapping[str, Any], model: Mapping[str, Any], l
             raise ValueError(f"VideoAlign: {path}: expected {key} {value!r}, received {received!r}.")
     if model["output_dim"] not in (1, 3):
         raise ValueError(f"VideoAlign: {path}: expected output_dim 1 or 3, received {model['output_dim']!r}.")
-
-
-def _newest_checkpoint(root: Path) -> Path:
-    """Return the `checkpoint-N` folder with the highest N."""
-    numbered = {
-        int(path.name.removeprefix("checkpoint-")): path
-        for path in root.glob("checkpoint-*")
-        if path.name.removeprefix("checkpoint-").isdecimal()
-    }
-    if not numbered:
-        raise ValueError(f"VideoAlign: no checkpoint-* folder in {root}.")
-    return numbered[max(numbered)]
 
 
 def _text_constant(module: Path) -> str:
