@@ -118,13 +118,13 @@ def main(argv: list[str]) -> int:
     with ExitStack() as ranks:
         try:
             request = request_of(parse_arguments(argv))
-            if request.arguments.sp_size > 1:
+            sp_size = request.arguments.sp_size
+            if sp_size > 1:
                 ranks.enter_context(process_group(WAIT_SECONDS))
             done = dist.new_group(timeout=timedelta(days=365), backend="gloo") if dist.is_initialized() else None
-            device, sp_size = _device().type, request.arguments.sp_size
-            sp_group = build_mesh(sp_size=sp_size, device_type=device, collective_timeout=WAIT_SECONDS).sp_group
+            mesh = build_mesh(sp_size=sp_size, device_type=_device().type, collective_timeout=WAIT_SECONDS)
             if request.jobs:  # there may be more processes than videos
-                _generate_all(request, sp_group)
+                _generate_all(request, mesh.sp_group)
         except (ValueError, OSError) as error:
             complain(f"generate.py: {in_words(error)}")
             return 2
@@ -147,11 +147,7 @@ def _generate_all(request: Request, sp_group: ProcessGroup | None) -> None:
 
 
 def request_of(arguments: argparse.Namespace) -> Request:
-    """Check the command line and read what it names.
-
-    Raises:
-        ValueError: something is missing, damaged or not what the model takes; no weight was read.
-    """
+    """Check the command line and read what it names, but no weights; a ValueError says what is wrong."""
     for name in ("prompt", "negative_prompt"):
         try:
             (getattr(arguments, name) or "").encode()
@@ -186,11 +182,7 @@ def request_of(arguments: argparse.Namespace) -> Request:
 
 
 def _check_numbers(arguments: argparse.Namespace, settings: dict[str, Any], root: Path) -> None:
-    """Refuse numbers that no video can be made with.
-
-    Raises:
-        ValueError: names the flag, what it must be and what was received.
-    """
+    """Refuse numbers that no video can be made with; the ValueError names the flag and what it must be."""
     given = vars(arguments) | settings
     for name, interval in INTERVALS.items():
         for value in given[name] if name == "seed" else [given[name]]:
@@ -203,12 +195,9 @@ def _check_numbers(arguments: argparse.Namespace, settings: dict[str, Any], root
     if ratio is not None and not re.fullmatch(r"[1-9]\d*:[1-9]\d*", ratio, re.ASCII):
         raise ValueError(f"--aspect_ratio is WIDTH:HEIGHT in positive whole numbers, as 16:9; received {ratio!r}.")
     vae = read_vae_config(root)
-    temporal, spatial = (
-        vae.get(f"{name}_compression_ratio", usual) for name, usual in (("temporal", 4), ("spatial", 16))
-    )
+    ratios = {name: vae.get(f"{name}_compression_ratio", usual) for name, usual in (("temporal", 4), ("spatial", 16))}
     try:
-        size = parse_size(settings["fixed_size"])
-        check_video_shape(settings["video_length"], size, temporal=temporal, spatial=spatial)
+        check_video_shape(settings["video_length"], parse_size(settings["fixed_size"]), **ratios)
     except ValueError as error:
         raise ValueError(f"--video_length, --fixed_size: {error}") from error
 
@@ -230,7 +219,8 @@ def _device() -> torch.device:
 def _pipeline(request: Request, sp_group: ProcessGroup | None) -> HunyuanVideoGRPOPipeline:
     """Load the model, with trained weights when asked to, onto this process's device."""
     arguments, device = request.arguments, _device()
-    on_gpu, placed = device.type == "cuda", None if request.arguments.offload else device
+    placed = None if arguments.offload else device
+    dtype, encoder_dtype = (torch.bfloat16, torch.float16) if device.type == "cuda" else (torch.float32,) * 2
     scheduler = FlowMatchDiscreteScheduler(shift=request.settings["shift"])
     scheduler.set_timesteps(request.settings["num_inference_steps"])
     pipeline = load_pipeline(
@@ -238,8 +228,8 @@ def _pipeline(request: Request, sp_group: ProcessGroup | None) -> HunyuanVideoGR
         arguments.transformer_version,
         pipeline_class=HunyuanVideoGRPOPipeline,
         scheduler=scheduler,
-        transformer_dtype=torch.bfloat16 if on_gpu else torch.float32,
-        encoder_dtype=torch.float16 if on_gpu else torch.float32,
+        transformer_dtype=dtype,
+        encoder_dtype=encoder_dtype,
         device=placed,
         encoders_on=placed,
     )
@@ -248,7 +238,7 @@ def _pipeline(request: Request, sp_group: ProcessGroup | None) -> HunyuanVideoGR
     if arguments.lora_path:
         load_lora(pipeline.transformer, arguments.lora_path)
     install_attention(pipeline.transformer.eval(), sp_group)
-    pipeline.autocast_dtype = torch.bfloat16 if on_gpu else torch.float32
+    pipeline.autocast_dtype = dtype
     if not arguments.offload:
         return pipeline.to(device)
     pipeline.enable_model_cpu_offload(device=device)

@@ -1,10 +1,11 @@
 """The LoRA adapter of a policy: made, loaded, checked, merged and saved, under diffusers' name and in its file."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from accelerate.utils import set_module_tensor_to_device
@@ -14,6 +15,7 @@ from peft import LoraConfig
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import check_target_module_exists
 from peft.utils import get_peft_model_state_dict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
@@ -22,7 +24,6 @@ from hyvideo.data.randomness import seed_for
 from hyvideo.distributed.collectives import whole
 from hyvideo.models.diffusers_logging import without_diffusers_logs
 from hyvideo.models.lora_keys import adapter_to_diffusers, has_original_keys
-from hyvideo.models.lora_settings import read_lora_settings
 
 ADAPTER = "default"
 ADAPTER_FILE = "pytorch_lora_weights.safetensors"
@@ -32,6 +33,46 @@ _MISFITS = (
     *(ArithmeticError, AttributeError, LookupError, AssertionError),
 )
 """What the libraries fail with on an adapter of another form."""
+
+
+_ABOUT = ("auto_mapping", "base_model_name_or_path", "inference_mode", "init_lora_weights", "peft_version", "revision")
+"""Settings that say where an adapter is from, or how it was initialised: they are left out."""
+
+
+def _quick(pattern: str) -> str:
+    """Refuse a regular expression that might search forever: repeated groups, or many repetitions."""
+    if re.search(r"\)[*+?{]", pattern) or len(re.findall(r"[*+?{]", pattern)) > 4:
+        raise ValueError(f"the pattern {pattern[:80]!r} repeats too much: name the modules")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{pattern[:80]!r} is not a pattern: {error}") from error
+    return pattern
+
+
+_Pattern = Annotated[str, AfterValidator(_quick)]
+_Patterns = list[str] | _Pattern | None
+_Rank = Annotated[int, Field(ge=1, le=8192)]
+
+
+class _LoraSettings(BaseModel):
+    """Settings in an adapter's file that are passed on; some could run code, hang, or exhaust the memory."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    peft_type: str = "LORA"
+    task_type: str | None = None
+    r: _Rank = 8
+    lora_alpha: int | FiniteFloat = 8
+    lora_dropout: FiniteFloat = 0.0
+    target_modules: _Patterns = None
+    exclude_modules: _Patterns = None
+    layers_pattern: _Patterns = None
+    layers_to_transform: list[int] | int | None = None
+    rank_pattern: dict[_Pattern, _Rank] = {}
+    alpha_pattern: dict[_Pattern, int | FiniteFloat] = {}
+    bias: str = "none"
+    use_rslora: bool = False
+    use_dora: bool = False
 
 
 def lora_facts(model: ModelConfig) -> dict[str, Any] | None:
@@ -74,11 +115,7 @@ def draw_adapter(transformer: HunyuanVideo15Transformer3DModel, seed: int) -> No
 
 
 def check_lora(folder: str | Path) -> Path:
-    """Return the adapter's file in `folder`.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Return the adapter's file in `folder`, or raise a ValueError."""
     path = Path(folder) / ADAPTER_FILE
     if not path.is_file():
         raise ValueError(f"lora path: no adapter at '{path}'. Expected the folder that holds that file.")
@@ -88,10 +125,8 @@ def check_lora(folder: str | Path) -> Path:
 def load_lora(transformer: HunyuanVideo15Transformer3DModel, folder: str | Path) -> None:
     """Add the adapter in `folder`: one that `save_lora` wrote, or one with the original names of the modules.
 
-    A network on the meta device gets the adapter's values too, on the CPU.
-
-    Raises:
-        ValueError: no readable adapter there, or it was made for another model.
+    A network on the meta device gets the adapter's values too, on the CPU. A ValueError says that there is no readable
+    adapter, or that it was made for another model.
     """
     path, empty = check_lora(folder), transformer.device.type == "meta"
     if not empty:
@@ -101,7 +136,7 @@ def load_lora(transformer: HunyuanVideo15Transformer3DModel, folder: str | Path)
             tensors = {name: file.get_tensor(name) for name in file.keys()}
             note = (file.metadata() or {}).get(LORA_ADAPTER_METADATA_KEY)
         _require_finite(tensors)
-        settings = None if note is None else read_lora_settings(note)
+        settings = None if note is None else _read_settings(note)
         if has_original_keys(tensors):
             tensors, settings = adapter_to_diffusers(tensors, settings, transformer.state_dict())
         with without_diffusers_logs(), torch.device("meta") if empty else nullcontext():
@@ -129,6 +164,16 @@ def load_lora(transformer: HunyuanVideo15Transformer3DModel, folder: str | Path)
         set_module_tensor_to_device(transformer, name, "cpu", value=value, dtype=value.dtype)
 
 
+def _read_settings(note: str) -> dict[str, Any]:
+    """Read the JSON text in an adapter's file as arguments of `peft.LoraConfig`; a ValueError for any other."""
+    settings = _LoraSettings.model_validate_json(note)
+    usual = LoraConfig().to_dict()
+    extra = {name: value for name, value in (settings.model_extra or {}).items() if name not in _ABOUT}
+    if others := [name for name, value in extra.items() if value != usual.get(name)]:
+        raise ValueError(f"it sets {', '.join(others[:5])[:200]}, which this project does not read")
+    return settings.model_dump(exclude_unset=True, include=set(_LoraSettings.model_fields))
+
+
 def _require_finite(tensors: Mapping[str, Tensor]) -> None:
     """Raise a ValueError unless there are tensors, all of them of real numbers."""
     if not tensors:
@@ -149,10 +194,9 @@ def without_memory(transformer: HunyuanVideo15Transformer3DModel) -> HunyuanVide
 def check_same_adapter(transformer: HunyuanVideo15Transformer3DModel, wanted: LoraConfig, folder: str) -> None:
     """Refuse an adapter that differs from the run's settings: by these its checkpoints are read again."""
     loaded = transformer.peft_config[ADAPTER]
-    flags = {"lora_r": "r", "lora_alpha": "lora_alpha"}
     differing = [
         f"{flag} is {getattr(wanted, name)}, the adapter has {getattr(loaded, name)}"
-        for flag, name in flags.items()
+        for flag, name in (("lora_r", "r"), ("lora_alpha", "lora_alpha"))
         if getattr(wanted, name) != getattr(loaded, name)
     ]
     adapted = {name for name, module in transformer.named_modules() if isinstance(module, LoraLayer)}
@@ -185,13 +229,7 @@ def save_lora(
 ) -> None:
     """Write the adapter to `folder` as diffusers does (`pytorch_lora_weights.safetensors`, config in its metadata).
 
-    Args:
-        transformer: the policy with its adapter.
-        folder: made when missing.
-        weights: `adapter_weights`, needed where those in `transformer` are sharded.
-
-    Raises:
-        OSError: it cannot be written.
+    `weights` are `adapter_weights`, needed where those in `transformer` are sharded. A disk that fails is an OSError.
     """
     if weights is not None:
         unsharded = without_memory(transformer)

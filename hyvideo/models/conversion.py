@@ -24,8 +24,7 @@ _TRANSFORMER_MODULES = (
     ("context_embedder.time_text_embed.timestep_embedder.linear_1", "txt_in.t_embedder.mlp.0"),
     ("context_embedder.time_text_embed.timestep_embedder.linear_2", "txt_in.t_embedder.mlp.2"),
     ("context_embedder.time_text_embed.text_embedder", "txt_in.c_embedder"),
-    (f"{REFINER[0]}.norm1", f"{REFINER[1]}.norm1"),
-    (f"{REFINER[0]}.norm2", f"{REFINER[1]}.norm2"),
+    (f"{REFINER[0]}.norm#", f"{REFINER[1]}.norm#"),
     (f"{REFINER[0]}.attn.to_out.0", f"{REFINER[1]}.self_attn_proj"),
     (f"{REFINER[0]}.ff.net.0.proj", f"{REFINER[1]}.mlp.fc1"),
     (f"{REFINER[0]}.ff.net.2", f"{REFINER[1]}.mlp.fc2"),
@@ -39,17 +38,11 @@ _TRANSFORMER_MODULES = (
     ("image_embedder.norm_out", "vision_in.proj.4"),
     (f"{BLOCK[0]}.norm1.linear", f"{BLOCK[1]}.img_mod.linear"),
     (f"{BLOCK[0]}.norm1_context.linear", f"{BLOCK[1]}.txt_mod.linear"),
-    (f"{BLOCK[0]}.attn.to_q", f"{BLOCK[1]}.img_attn_q"),
-    (f"{BLOCK[0]}.attn.to_k", f"{BLOCK[1]}.img_attn_k"),
-    (f"{BLOCK[0]}.attn.to_v", f"{BLOCK[1]}.img_attn_v"),
-    (f"{BLOCK[0]}.attn.norm_q", f"{BLOCK[1]}.img_attn_q_norm"),
-    (f"{BLOCK[0]}.attn.norm_k", f"{BLOCK[1]}.img_attn_k_norm"),
+    *((f"{BLOCK[0]}.attn.to_{part}", f"{BLOCK[1]}.img_attn_{part}") for part in "qkv"),
+    *((f"{BLOCK[0]}.attn.norm_{part}", f"{BLOCK[1]}.img_attn_{part}_norm") for part in "qk"),
     (f"{BLOCK[0]}.attn.to_out.0", f"{BLOCK[1]}.img_attn_proj"),
-    (f"{BLOCK[0]}.attn.add_q_proj", f"{BLOCK[1]}.txt_attn_q"),
-    (f"{BLOCK[0]}.attn.add_k_proj", f"{BLOCK[1]}.txt_attn_k"),
-    (f"{BLOCK[0]}.attn.add_v_proj", f"{BLOCK[1]}.txt_attn_v"),
-    (f"{BLOCK[0]}.attn.norm_added_q", f"{BLOCK[1]}.txt_attn_q_norm"),
-    (f"{BLOCK[0]}.attn.norm_added_k", f"{BLOCK[1]}.txt_attn_k_norm"),
+    *((f"{BLOCK[0]}.attn.add_{part}_proj", f"{BLOCK[1]}.txt_attn_{part}") for part in "qkv"),
+    *((f"{BLOCK[0]}.attn.norm_added_{part}", f"{BLOCK[1]}.txt_attn_{part}_norm") for part in "qk"),
     (f"{BLOCK[0]}.attn.to_add_out", f"{BLOCK[1]}.txt_attn_proj"),
     (f"{BLOCK[0]}.ff.net.0.proj", f"{BLOCK[1]}.img_mlp.fc1"),
     (f"{BLOCK[0]}.ff.net.2", f"{BLOCK[1]}.img_mlp.fc2"),
@@ -57,8 +50,8 @@ _TRANSFORMER_MODULES = (
     (f"{BLOCK[0]}.ff_context.net.2", f"{BLOCK[1]}.txt_mlp.fc2"),
     ("norm_out.linear", "final_layer.adaLN_modulation.1"),
     ("proj_out", "final_layer.linear"),
+    *((f"{REFINER[0]}.attn.to_{part}", f"{REFINER[1]}.self_attn_qkv") for part in "qkv"),
 )
-_FUSED = tuple((f"{REFINER[0]}.attn.to_{part}", f"{REFINER[1]}.self_attn_qkv") for part in "qkv")
 
 
 def _vae_modules(side: str, direction: str, sampler: str) -> tuple[tuple[str, str], ...]:
@@ -131,34 +124,23 @@ def _renamer(table: Sequence[tuple[str, str]]) -> Callable[[str], str]:
 
 
 _to_original = _renamer(_TRANSFORMER_MODULES)
-_to_fused = [_renamer((pair,)) for pair in _FUSED]
 _vae_to_original = _renamer(_VAE_MODULES)
 
 
 def transformer_part(name: str) -> Part:
-    """Return where the original layout keeps the transformer's tensor `name` (a diffusers name).
+    """Return where the original layout keeps the transformer's tensor `name` (a diffusers name), or raise a KeyError.
 
-    Example:
-        `transformer_part("context_embedder.token_refiner.refiner_blocks.0.attn.to_k.bias")` is piece 1 of 3 of
-        `txt_in.individual_token_refiner.blocks.0.self_attn_qkv.bias`.
-
-    Raises:
-        KeyError: the diffusers transformer has no such tensor.
+    Example: `transformer_part("context_embedder.token_refiner.refiner_blocks.0.attn.to_k.bias")` is piece 1 of 3 of
+    `txt_in.individual_token_refiner.blocks.0.self_attn_qkv.bias`.
     """
-    for index, rename in enumerate(_to_fused):
-        try:
-            return Part(rename(name), index, len(_to_fused))
-        except KeyError:
-            continue
-    return Part(_to_original(name), swapped=name.startswith("norm_out.linear."))
+    original = _to_original(name)
+    if ".self_attn_qkv." in original:
+        return Part(original, "qkv".index(name.rpartition(".attn.to_")[2][0]), 3)
+    return Part(original, swapped=name.startswith("norm_out.linear."))
 
 
 def vae_part(name: str) -> Part:
-    """Return where the original layout keeps the VAE's tensor `name` (a diffusers name).
-
-    Raises:
-        KeyError: the diffusers VAE has no such tensor.
-    """
+    """Return where the original layout keeps the VAE's tensor `name` (a diffusers name), or raise a KeyError."""
     return Part(_vae_to_original(name))
 
 

@@ -13,24 +13,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hyvideo.distributed.layout import largest_share
 
-TIMESTEP_CHANNELS = 256
-"""Width of the sinusoidal timestep embedding."""
-
-GLYPH_HIDDEN = 2048
-"""Hidden width of the glyph text's projection."""
-
-REFINER_MLP_RATIO = 4
-"""Hidden width of the refiner's feed-forward layers relative to its width; the config does not set it."""
+_TIMESTEP_CHANNELS = 256  # width of the sinusoidal timestep embedding
+_GLYPH_HIDDEN = 2048  # width of the glyph text's projection
+_REFINER_MLP_RATIO = 4  # width of the refiner's feed-forward layers relative to its own; the config does not set it
 
 
 @dataclass(frozen=True)
 class PassFlops:
-    """Operations of one forward pass.
-
-    Attributes:
-        linear: those of linear layers, projections and embeddings.
-        attention: those of the products with queries, keys and values.
-    """
+    """Operations of one forward pass: of linear layers, and of the products with queries, keys and values."""
 
     linear: int
     attention: int
@@ -46,12 +36,8 @@ class PassFlops:
         """Return the operations of a forward and a backward pass as the hardware executes them.
 
         The backward pass of a linear layer is two products of its size (one without a gradient of its weight, as for
-        layers under adapters); that of fused attention is five where the forward pass has two.
-
-        Args:
-            recompute: what `activation_checkpointing` computes again in the backward pass: nothing, all but attention,
-                or all.
-            weight_gradients: whether the linear layers' own weights are trained.
+        layers under adapters); that of fused attention is five where the forward pass has two. `recompute` is what
+        `activation_checkpointing` computes again in it: nothing, all but attention, or all.
         """
         again = {"none": 0, "selective": self.linear, "full": self.total}[recompute]
         backward = (2 if weight_gradients else 1) * self.linear + 5 * self.attention // 2
@@ -59,10 +45,9 @@ class PassFlops:
 
     @property
     def model(self) -> int:
-        """Return the operations of a forward and a backward pass that the model needs: three times the forward's.
+        """Operations of a forward and a backward pass that the model needs, by which utilisation (MFU) is defined.
 
-        Neither recomputed activations nor the scores that fused attention computes twice count; this is what model
-        FLOPs utilisation (MFU) is defined by.
+        Three times the forward's: what is recomputed, as scores are in fused attention, does not count.
         """
         return 3 * self.total
 
@@ -96,27 +81,17 @@ def transformer_flops(
     attention = config["num_layers"] * 4 * (num_video + condition) ** 2 * width // sp_size
     embedding = 2 * num_video * patch * config["in_channels"] * width
     head = 2 * own * patch * config["out_channels"] * width + 4 * width**2
-    times = _timestep_flops(width) * (2 if config["use_meanflow"] else 1)
-    refiner = _refiner_flops(config, num_text, width)
-    glyph = 2 * num_glyph * GLYPH_HIDDEN * (config["text_embed_2_dim"] + GLYPH_HIDDEN + width)
-    vision = 2 * num_vision * config["image_embed_dim"] * (config["image_embed_dim"] + width)
-    linear = blocks + embedding + head + times + refiner.linear + glyph + vision
-    return PassFlops(int(linear), int(attention) + refiner.attention)
-
-
-def _timestep_flops(width: int) -> int:
-    """Count the embedding of one timestep: two layers."""
-    return 2 * (TIMESTEP_CHANNELS + width) * width
-
-
-def _refiner_flops(config: Mapping[str, Any], num_text: int, width: int) -> PassFlops:
-    """Count the text's embedding: pooled text and timestep, a projection, and self-attention blocks."""
-    layers = config["num_refiner_layers"]
+    timestep = 2 * (_TIMESTEP_CHANNELS + width) * width  # two layers, for the network and for its refiner
+    times = timestep * (3 if config["use_meanflow"] else 2)
     pooled = 2 * (config["text_embed_dim"] + width) * width
     projection = 2 * num_text * config["text_embed_dim"] * width
-    per_token = 2 * (4 + 2 * REFINER_MLP_RATIO) * width**2
-    blocks = layers * (num_text * per_token + 4 * width**2)
-    return PassFlops(_timestep_flops(width) + pooled + projection + blocks, layers * 4 * num_text**2 * width)
+    refined_token = 2 * (4 + 2 * _REFINER_MLP_RATIO) * width**2
+    refiner = pooled + projection + config["num_refiner_layers"] * (num_text * refined_token + 4 * width**2)
+    refined_attention = config["num_refiner_layers"] * 4 * num_text**2 * width
+    glyph = 2 * num_glyph * _GLYPH_HIDDEN * (config["text_embed_2_dim"] + _GLYPH_HIDDEN + width)
+    vision = 2 * num_vision * config["image_embed_dim"] * (config["image_embed_dim"] + width)
+    linear = blocks + embedding + head + times + refiner + glyph + vision
+    return PassFlops(int(linear), int(attention) + refined_attention)
 
 
 def video_tokens(config: Mapping[str, Any], latent_shape: tuple[int, ...]) -> int:

@@ -5,7 +5,6 @@ networks are made without memory and filled from the files tensor by tensor.
 """
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +35,10 @@ from hyvideo.models.streaming import fill
 from hyvideo.models.vae import allow_batches
 from hyvideo.models.weight_files import SafetensorsFolder
 
-GLYPH_NORM = "byt5_in.layernorm.weight"
-"""Tensor of the original transformer that tells the width of the glyph text's states."""
-
-MAX_SIZE, MAX_LAYERS = 2**20, 1000
+_GLYPH_NORM = "byt5_in.layernorm.weight"  # of the original transformer: tells the width of the glyph text's states
+TILE_OVERLAP = 0.125  # share of a VAE tile (256 pixels wide) that overlaps the next
+_MAX_SIZE, _MAX_LAYERS = 2**20, 1000
 """Bounds on what a config.json may ask for: a network is made before its weights can show that it is another."""
-
-TILE_OVERLAP = 0.125
-"""Share of a VAE tile (256 pixels wide) that overlaps the next."""
 
 
 def load_transformer(
@@ -73,15 +68,15 @@ def load_transformer(
         nn.Module.to(transformer, dtype)  # that of diffusers warns of the dtype
     if prepare is not None:
         prepare(transformer)
-    fill(transformer, source, partial(_part_of_base, naming), dtype=dtype, device=device)
+
+    def part_of_base(name: str) -> Part | None:
+        """Find the tensor of a network that may have an adapter, whose weights are in no file of the base."""
+        base = base_weight(name)
+        return None if base is None else naming(base)
+
+    fill(transformer, source, part_of_base, dtype=dtype, device=device)
     source.close()
     return transformer.eval()
-
-
-def _part_of_base(naming: Naming, name: str) -> Part | None:
-    """Find the tensor of a network that may have an adapter, whose weights are in no file of the base."""
-    base = base_weight(name)
-    return None if base is None else naming(base)
 
 
 def open_transformer(
@@ -89,17 +84,14 @@ def open_transformer(
 ) -> tuple[HunyuanVideo15Transformer3DModel, SafetensorsFolder, Naming]:
     """Make the transformer of `root` without memory for its weights, and open their files; arguments as above.
 
-    Returns:
-        the network on the meta device, its files, and where they keep the tensor of a given name: what `fill` takes.
-
-    Raises:
-        ValueError: missing folder, a damaged file, or a config.json of another network.
+    It returns the network on the meta device, its files, and where they keep the tensor of a name: what `fill` takes. A
+    missing folder, a damaged file or a config.json of another network is a ValueError.
     """
     folder = transformer_folder(root, version)
     source, config = SafetensorsFolder(folder), read_json(folder / "config.json")
     if is_diffusers_layout(Path(root)):
         return _empty(HunyuanVideo15Transformer3DModel, config, folder), source, Part
-    glyph_width = source.shapes.get(GLYPH_NORM, (1472,))[0]
+    glyph_width = source.shapes.get(_GLYPH_NORM, (1472,))[0]
     config = diffusers_transformer_config(config, glyph_width, str(folder / "config.json"))
     return _empty(HunyuanVideo15Transformer3DModel, config, folder), source, transformer_part
 
@@ -114,11 +106,7 @@ def open_vae(root: str | Path) -> tuple[AutoencoderKLHunyuanVideo15, Safetensors
 
 
 def read_vae_config(root: str | Path) -> dict[str, Any]:
-    """Return the arguments of the diffusers VAE of `root`, in either layout.
-
-    Raises:
-        ValueError: the file is missing, or is no such configuration.
-    """
+    """Return the arguments of the diffusers VAE of `root`, in either layout; a ValueError if there are none."""
     path = Path(root) / "vae" / "config.json"
     config = read_json(path)
     return config if is_diffusers_layout(Path(root)) else diffusers_vae_config(config, str(path))
@@ -184,7 +172,7 @@ def load_pipeline(
 def _empty(model_class: type[nn.Module], config: dict[str, Any], folder: Path) -> nn.Module:
     """Make a network of `config` without memory for its weights."""
     for name, value in config.items():
-        limit = MAX_LAYERS if "layers" in name else MAX_SIZE
+        limit = _MAX_LAYERS if "layers" in name else _MAX_SIZE
         sizes = [size for size in (value if isinstance(value, list) else [value]) if isinstance(size, int | float)]
         if not all(abs(size) < limit for size in sizes):
             raise ValueError(f"'{folder / 'config.json'}': {name} is {value!r:.80}, expected less than {limit}.")

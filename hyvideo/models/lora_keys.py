@@ -32,26 +32,22 @@ def has_original_keys(names: Iterable[str]) -> bool:
 def adapter_to_diffusers(
     tensors: Adapter, settings: Mapping[str, Any] | None, weights: Iterable[str]
 ) -> tuple[Adapter, Settings]:
-    """Rename an adapter with original keys.
+    """Rename an adapter with original keys; return its tensors under diffusers names, and their settings.
 
     Args:
         tensors: `<original module>.lora_A.weight` `[r, in]` and `.lora_B.weight` `[out, r]`.
         settings: its LoraConfig; None takes the ranks of the tensors, and an alpha equal to them.
         weights: names of the diffusers transformer's tensors.
 
-    Returns:
-        the tensors under diffusers names, and their settings.
-
     Raises:
         ValueError: an adapter of a module the transformer does not have, or of a kind that cannot be renamed.
     """
-    _refuse_other_kinds(settings or {})
+    modules = _modules(tensors, settings or {})
     places: dict[str, list[tuple[str, Part]]] = {}
     for name in weights:
         if name.endswith(".weight"):
             part = transformer_part(name)
             places.setdefault(part.name.removesuffix(".weight"), []).append((name.removesuffix(".weight"), part))
-    modules = _modules(tensors)
     if unknown := sorted(set(modules) - set(places)):
         raise ValueError(f"it has adapters of modules this transformer lacks: {', '.join(unknown[:5])}")
     renamed, ranks, alphas = {}, {}, {}
@@ -69,9 +65,8 @@ def adapter_to_diffusers(
 
 def adapter_to_original(tensors: Adapter, settings: Mapping[str, Any]) -> tuple[Adapter, Settings]:
     """Give an adapter original keys: the inverse of `adapter_to_diffusers`, with the same arguments and errors."""
-    _refuse_other_kinds(settings)
     groups: dict[str, dict[int, tuple[str, Part]]] = {}
-    for module in _modules(tensors):
+    for module in _modules(tensors, settings):
         part = transformer_part(f"{module}.weight")
         groups.setdefault(part.name.removesuffix(".weight"), {})[part.index] = (module, part)
     renamed, ranks, alphas = {}, {}, {}
@@ -106,8 +101,10 @@ def _taken_apart(down: Tensor, up: Tensor, part: Part) -> tuple[Tensor, Tensor]:
     return down[own].clone(), piece[:, own].clone()
 
 
-def _modules(tensors: Iterable[str]) -> list[str]:
-    """Return the adapted modules; a ValueError unless each has its two matrices and nothing else is there."""
+def _modules(tensors: Iterable[str], settings: Mapping[str, Any]) -> list[str]:
+    """Return the adapted modules; a ValueError unless it is plain LoRA: two matrices for each, and nothing else."""
+    if kinds := [name for name in ("use_dora", "use_rslora") if settings.get(name)]:
+        raise ValueError(f"it sets {', '.join(kinds)}; adapters with original keys must be plain LoRA")
     modules = list(dict.fromkeys(name.rpartition(".lora_")[0] for name in tensors))
     if surplus := sorted(set(tensors) ^ {f"{module}.{ending}" for module in modules for ending in _ENDINGS}):
         raise ValueError(f"each module needs exactly lora_A.weight and lora_B.weight; see {', '.join(surplus[:5])}")
@@ -137,10 +134,3 @@ def _settings(old: Mapping[str, Any], ranks: Mapping[str, int], alphas: Mapping[
             if value != alpha
         },
     }
-
-
-def _refuse_other_kinds(settings: Mapping[str, Any]) -> None:
-    """Raise a ValueError for adapters whose scale or form is not that of plain LoRA."""
-    kinds = [name for name in ("use_dora", "use_rslora") if settings.get(name)]
-    if kinds:
-        raise ValueError(f"it sets {', '.join(kinds)}; adapters with original keys must be plain LoRA")

@@ -18,14 +18,12 @@ DIFFUSERS_COMPONENTS = ("transformer", "vae", "text_encoder", "tokenizer", "text
 DIFFUSERS_IMAGE_COMPONENTS = ("image_encoder", "feature_extractor")
 """Further folders of an image-to-video model."""
 
-DEFAULT_VERSION = "480p_t2v"
-"""Version that error messages suggest when the user named none."""
-
 HOW_TO_GET = (
     "How to get them: checkpoints-download.md. Without any download, the bundled tiny model trains on this machine: "
     "python post_train.py --config configs/tiny.yaml"
 )
 
+_SUGGESTED_VERSION = "480p_t2v"  # by messages, when the user named none
 _REPOSITORY = "hf download tencent/HunyuanVideo-1.5 --local-dir {root} --include '{folder}/*'"
 _COMMANDS = {
     "text_encoder/llm": "hf download Qwen/Qwen2.5-VL-7B-Instruct --local-dir {root}/{folder}",
@@ -49,11 +47,8 @@ def original_files(version: str) -> dict[str, tuple[str, ...]]:
         ),
     }
     if "i2v" in version:
-        files["vision_encoder/siglip"] = (
-            "image_encoder/config.json",
-            "image_encoder/*.safetensors",
-            "feature_extractor/preprocessor_config.json",
-        )
+        encoder = ("image_encoder/config.json", "image_encoder/*.safetensors")
+        files["vision_encoder/siglip"] = (*encoder, "feature_extractor/preprocessor_config.json")
     return files
 
 
@@ -68,11 +63,7 @@ def is_diffusers_layout(root: Path) -> bool:
 
 
 def check_diffusers_layout(root: str | Path, components: Iterable[str] = DIFFUSERS_COMPONENTS) -> Path:
-    """Return `root` as a path after checking that it holds `components` in the diffusers layout.
-
-    Raises:
-        ValueError: components are missing; the message names each.
-    """
+    """Return `root` if it holds `components` in the diffusers layout; a ValueError names all that are missing."""
     root = Path(root)
     missing = [name for name in components if not any((root / name).glob("*.json"))]
     if missing:
@@ -99,14 +90,13 @@ def check_layout(root: str | Path, version: str | None) -> Path:
         if task_of(root, version) == "i2v":
             check_diffusers_layout(root, DIFFUSERS_COMPONENTS + DIFFUSERS_IMAGE_COMPONENTS)
         return root
-    version = chosen_version(root, version) if versions_in(root) else version or DEFAULT_VERSION
-    missing = [
+    version = chosen_version(root, version) if versions_in(root) else version or _SUGGESTED_VERSION
+    listed = "\n".join(
         f"  {root / folder}: {', '.join(absent)}\n    {download_command(root, folder)}"
         for folder, patterns in original_files(version).items()
         if (absent := [pattern for pattern in patterns if not any((root / folder).glob(pattern))])
-    ]
-    if missing:
-        listed = "\n".join(missing)
+    )
+    if listed:
         raise ValueError(f"pretrained_model_root: weights are missing for version {version}:\n{listed}\n{HOW_TO_GET}")
     for folder in original_files(version):
         check_files(root / folder)
@@ -119,17 +109,13 @@ def versions_in(root: Path) -> list[str]:
 
 
 def chosen_version(root: Path, version: str | None) -> str:
-    """Return `version` if the original layout at `root` holds it; without one, the only version there.
-
-    Raises:
-        ValueError: no such version, or several to choose from; those present are listed.
-    """
+    """Return `version`, or for None the only one of the original layout at `root`; a ValueError lists those there."""
     found = versions_in(root)
     if version is None and len(found) == 1:
         return found[0]
     if version not in found:
         received = "none was named" if version is None else f"received '{version}'"
-        command = download_command(root, f"transformer/{version or DEFAULT_VERSION}")
+        command = download_command(root, f"transformer/{version or _SUGGESTED_VERSION}")
         raise ValueError(
             f"pretrained_transformer_version: {received}, '{root / 'transformer'}' holds {', '.join(found) or 'none'}. "
             f"Name one of these, or fetch another: {command}"
@@ -138,14 +124,9 @@ def chosen_version(root: Path, version: str | None) -> str:
 
 
 def transformer_folder(root: str | Path, version: str | None) -> Path:
-    """Return the folder of the transformer's config and weights.
+    """Return the folder of the transformer's config and weights; a ValueError if there is none.
 
-    Args:
-        root: model folder in either layout.
-        version: of the original layout (None: the only one there); the diffusers layout holds one, and ignores it.
-
-    Raises:
-        ValueError: there is none.
+    `version` is that of the original layout (None: the only one there); the diffusers layout holds one, and ignores it.
     """
     root = Path(root)
     if is_diffusers_layout(root):
@@ -156,11 +137,7 @@ def transformer_folder(root: str | Path, version: str | None) -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the content of a configuration file.
-
-    Raises:
-        ValueError: missing, not a file (a pipe would block), not JSON, or not an object.
-    """
+    """Return the content of a configuration file; a ValueError if it is no object, or no file (a pipe would block)."""
     if not path.is_file():
         raise ValueError(f"'{path}' is missing or not a file. Download it again (checkpoints-download.md).")
     try:
@@ -173,10 +150,6 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def task_of(root: str | Path, version: str | None) -> str:
-    """Return what the transformer of `root` is made for: `t2v` or `i2v`.
-
-    Raises:
-        ValueError: there is none, or its config.json cannot be read.
-    """
+    """Return what the transformer of `root` is made for: `t2v` or `i2v`."""
     config = read_json(transformer_folder(root, version) / "config.json")
     return config.get("ideal_task") or config.get("task_type") or "t2v"

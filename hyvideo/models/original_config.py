@@ -34,29 +34,22 @@ _FIXED = {
     "use_cond_type_embedding": True,
     "vision_projection": "linear",
 }
+_VAE_NAMES = (
+    *("in_channels", "out_channels", "latent_channels", "block_out_channels", "layers_per_block"),
+    *("downsample_match_channel", "upsample_match_channel", "scaling_factor"),
+)
 _VAE_SIZES = {
     "ffactor_spatial": "spatial_compression_ratio",
     "ffactor_temporal": "temporal_compression_ratio",
-    **{
-        name: name
-        for name in (
-            *("in_channels", "out_channels", "latent_channels", "block_out_channels", "layers_per_block"),
-            *("downsample_match_channel", "upsample_match_channel", "scaling_factor"),
-        )
-    },
+    **dict(zip(_VAE_NAMES, _VAE_NAMES, strict=True)),
 }
 
 
 def diffusers_transformer_config(original: Mapping[str, Any], glyph_width: int, where: str) -> dict[str, Any]:
-    """Return the arguments of the diffusers transformer for an original config.json.
+    """Return the arguments of the diffusers transformer for an original config.json, the content of the file `where`.
 
-    Args:
-        original: content of `transformer/<version>/config.json`.
-        glyph_width: width of the glyph text's states; the one size the file leaves out (1472 in all releases).
-        where: the file, for messages.
-
-    Raises:
-        ValueError: a setting is missing, or the model has parts that this project has no network for.
+    `glyph_width`, of the glyph text's states, is the one size the file leaves out (1472 in all releases). A ValueError
+    says that a setting is missing, or that the model has parts that this project has no network for.
     """
     different = [
         f"{name} is {original[name]!r}, expected {value!r}"
@@ -72,15 +65,15 @@ def diffusers_transformer_config(original: Mapping[str, Any], glyph_width: int, 
         sizes = {ours: original[theirs] for theirs, ours in _SIZES.items()}
         if not all(size > 0 for size in sizes.values()):
             raise ValueError(f"sizes like {sizes}")
-        heads, axes, patch = sizes["num_attention_heads"], tuple(original["rope_dim_list"]), original["patch_size"]
+        patch = original["patch_size"]
         return sizes | {
             "in_channels": 2 * original["in_channels"] + 1,
-            "attention_head_dim": original["hidden_size"] // heads,
+            "attention_head_dim": original["hidden_size"] // sizes["num_attention_heads"],
             "num_refiner_layers": NUM_REFINER_LAYERS,
             "patch_size_t": patch[0],
             "patch_size": patch[1],
             "text_embed_2_dim": glyph_width,
-            "rope_axes_dim": axes,
+            "rope_axes_dim": tuple(original["rope_dim_list"]),
             "target_size": RESOLUTIONS[original["ideal_resolution"]],
             "task_type": {"t2v": "t2v", "i2v": "i2v"}[original["ideal_task"]],
             "use_meanflow": bool(original.get("use_meanflow", False)),
@@ -93,11 +86,7 @@ def diffusers_transformer_config(original: Mapping[str, Any], glyph_width: int, 
 
 
 def original_transformer_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the original config.json for a diffusers transformer's config: the inverse of the above.
-
-    Raises:
-        ValueError: the original network cannot have this shape.
-    """
+    """Return the original config.json for one of diffusers, the inverse of the above; a ValueError if there is none."""
     resolution = next((name for name, side in RESOLUTIONS.items() if side == config["target_size"]), None)
     if resolution is None or config["num_refiner_layers"] != NUM_REFINER_LAYERS:
         raise ValueError(
@@ -123,8 +112,7 @@ def original_transformer_config(config: Mapping[str, Any]) -> dict[str, Any]:
 def diffusers_vae_config(original: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the arguments of the diffusers VAE for an original `vae/config.json`, and `shift_factor` where it is set.
 
-    Raises:
-        ValueError: a setting is missing.
+    `where` is the file, for the ValueError that names missing settings.
     """
     missing = sorted(set(_VAE_SIZES) - set(original))
     if missing:

@@ -1,9 +1,9 @@
 """Weights on disk that are read tensor by tensor, or by rows of one, without ever holding a whole file in memory."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Protocol
 
 import torch
 from pydantic_core import from_json
@@ -22,37 +22,28 @@ _DAMAGES = (
 """What `torch.load` fails with on a damaged file."""
 
 
-class WeightSource(Protocol):
-    """Named tensors that can be read piecewise."""
+class WeightSource(ABC):
+    """Named tensors that can be read piecewise.
+
+    Attributes:
+        where: what messages call it.
+        fits: what the tensors must fit, in messages.
+        advice: what to do if they do not, in messages.
+        shapes: shape of every tensor; iteration gives the order in which reading is cheap.
+    """
 
     where: str
-    """What messages call it."""
-
-    fits: str
-    """What the tensors must fit, in messages."""
-
-    advice: str
-    """What to do if they do not, in messages."""
-
+    fits = "their config.json"
+    advice = "Download this component again, or correct its config.json."
     shapes: Mapping[str, tuple[int, ...]]
-    """Shape of every tensor; iteration gives the order in which reading is cheap."""
 
+    @abstractmethod
     def read(self, name: str, rows: Sequence[tuple[int, int]] | None) -> Tensor:
         """Return tensor `name`, or its row ranges `rows` one after the other."""
 
 
-class _Downloaded:
-    """Words for weights that came with a config.json."""
-
-    fits = "their config.json"
-    advice = "Download this component again, or correct its config.json."
-
-
-class SafetensorsFolder(_Downloaded):
+class SafetensorsFolder(WeightSource):
     """The safetensors files of one folder: a single one, or shards with their index.
-
-    Args:
-        folder: where they are.
 
     Raises:
         ValueError: none there, a shard of the index is missing, a file is damaged, or index and files disagree.
@@ -64,12 +55,20 @@ class SafetensorsFolder(_Downloaded):
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._open: tuple[Path, safe_open] | None = None
         self._bytes_read = 0
-        for path in safetensors_files(folder):
+        for path in _safetensors_files(folder):
             handle = _opened(path)
             for name in handle.offset_keys():
                 self._file_of[name] = path
                 self.shapes[name] = tuple(handle.get_slice(name).get_shape())
-        _check_index(folder, self._file_of)
+        for index in folder.glob("*.safetensors.index.json"):
+            held = {(name, path.name) for name, path in self._file_of.items()}
+            if differing := sorted(set(_weight_map(index).items()) ^ held):
+                names = ", ".join(f"{name} ({file})" for name, file in differing[:10])
+                raise ValueError(
+                    f"'{index}' and its files disagree about {len(differing)} entries: {names}"
+                    f"{' ...' if len(differing) > 10 else ''}. Files of two downloads seem mixed; fetch the folder "
+                    "again."
+                )
 
     def read(self, name: str, rows: Sequence[tuple[int, int]] | None) -> Tensor:
         """Return tensor `name`, or its row ranges `rows` one after the other."""
@@ -89,7 +88,7 @@ class SafetensorsFolder(_Downloaded):
         self._open = None
 
 
-class StateDict(_Downloaded):
+class StateDict(WeightSource):
     """Tensors in memory (or mapped there by `torch.load(mmap=True)`) as a weight source."""
 
     def __init__(self, tensors: Mapping[str, Tensor], where: str) -> None:
@@ -106,10 +105,8 @@ class StateDict(_Downloaded):
 def read_pickled(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file that `torch.save` wrote, or of its `state_dict`, mapped into memory.
 
-    What it has beside tensors is left out. PyTorch's restricted unpickler reads it, and only files that can be mapped.
-
-    Raises:
-        ValueError: it cannot be read, or holds something else.
+    What it has beside tensors is left out. PyTorch's restricted unpickler reads it, and only files that can be mapped;
+    what it refuses is a ValueError.
     """
     if not path.is_file():
         raise ValueError(f"'{path}' is no file but a folder, pipe or device. Download it again.")
@@ -123,15 +120,10 @@ def read_pickled(path: Path) -> dict[str, Tensor]:
     return {name: value for name, value in content.items() if isinstance(name, str) and isinstance(value, Tensor)}
 
 
-def safetensors_files(folder: Path) -> list[Path]:
-    """Return the safetensors files in `folder`: those its index names, or all there are.
-
-    Raises:
-        ValueError: there is none, or one that the index names is missing.
-    """
-    index = next(iter(sorted(folder.glob("*.safetensors.index.json"))), None)
+def _safetensors_files(folder: Path) -> list[Path]:
+    """Return the safetensors files in `folder`: those its index names, or all there are; a ValueError without any."""
     files = sorted(folder.glob("*.safetensors"))
-    if index is not None:
+    for index in sorted(folder.glob("*.safetensors.index.json"))[:1]:
         named = set(_weight_map(index).values())
         files = [path for path in files if path.name in named]
         if missing := sorted(named - {path.name for path in files}):
@@ -153,19 +145,6 @@ def _weight_map(index: Path) -> dict[str, str]:
         return weight_map
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"'{index}' is not a readable index of weights ({error!r}). Download it again.") from error
-
-
-def _check_index(folder: Path, file_of: Mapping[str, Path]) -> None:
-    """Raise a ValueError unless the index of `folder`, where there is one, lists what its files hold."""
-    for index in folder.glob("*.safetensors.index.json"):
-        listed = _weight_map(index)
-        differing = sorted(set(listed.items()) ^ {(name, path.name) for name, path in file_of.items()})
-        if differing:
-            names = ", ".join(f"{name} ({file})" for name, file in differing[:10])
-            raise ValueError(
-                f"'{index}' and its files disagree about {len(differing)} entries: {names}"
-                f"{' ...' if len(differing) > 10 else ''}. Files of two downloads seem mixed; fetch the folder again."
-            )
 
 
 def _opened(path: Path) -> safe_open:

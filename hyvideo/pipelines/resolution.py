@@ -7,20 +7,10 @@ from PIL import Image
 def bucket_size(target_size: int, factor: int, *, width: int, height: int) -> tuple[int, int]:
     """Return the (height, width) in which the model makes videos of the aspect ratio `width : height`.
 
-    Of all sizes with about `target_size` squared pixels, in multiples of `factor`, it is the one of the nearest ratio.
-    (diffusers searches only on one side of the ratio, and picks another size for some.)
-
-    Example:
-        `bucket_size(640, 16, width=16, height=9)` is `(480, 848)`.
-
-    Args:
-        target_size: the transformer's `target_size`: 640 for 480p, 960 for 720p.
-        factor: spatial compression of the VAE.
-        width: of the ratio, or of an image.
-        height: of the ratio, or of an image.
-
-    Raises:
-        ValueError: a side is not positive.
+    Of all sizes with about `target_size` squared pixels (the transformer's: 640 for 480p, 960 for 720p), in multiples
+    of `factor` (the VAE's spatial compression), it is the one of the nearest ratio. (diffusers searches on one side of
+    the ratio alone, and picks another size for some.) `bucket_size(640, 16, width=16, height=9)` is `(480, 848)`. A
+    side that is not positive is a ValueError.
     """
     if min(width, height) < 1:
         raise ValueError(f"An aspect ratio is WIDTH:HEIGHT with positive whole numbers; received {width}:{height}.")
@@ -29,17 +19,7 @@ def bucket_size(target_size: int, factor: int, *, width: int, height: int) -> tu
 
 
 def check_video_shape(num_frames: int, size: tuple[int, int], *, temporal: int, spatial: int) -> None:
-    """Refuse a video that the VAE has no latents for.
-
-    Args:
-        num_frames: of the video.
-        size: height and width in pixels.
-        temporal: frames per latent frame, after the first.
-        spatial: pixels per latent element, in height and width.
-
-    Raises:
-        ValueError: the frames are not `temporal` n + 1, or a side is no multiple of `spatial`.
-    """
+    """Refuse, by a ValueError, all but `temporal` n + 1 frames with sides that are multiples of `spatial` pixels."""
     if num_frames < 1 or (num_frames - 1) % temporal or any(side < spatial or side % spatial for side in size):
         raise ValueError(
             f"A video must have {temporal} n + 1 frames, and sides that are multiples of {spatial} pixels; "

@@ -23,7 +23,7 @@ def sample_prompts(
     eta: float = 0.0,
     on_step: Callable[[int], None] = lambda index: None,
 ) -> Tensor:
-    """Sample one video per prompt, with the ODE unless told otherwise.
+    """Sample one video per prompt, with the ODE unless told otherwise: `[N, F, H, W, 3]` uint8 on the CPU.
 
     A prompt with its own seed starts from the noise of that seed only; the others from that of `seed` and their index.
     The videos depend on `batch_size` only by rounding.
@@ -36,12 +36,9 @@ def sample_prompts(
         size: height and width in pixels.
         seed: base seed.
         batch_size: videos denoised together.
-        sde_type: `ode`, or a rollout's transition to look at: see `HunyuanVideoGRPOPipeline.denoise_step`.
+        sde_type: `ode`, or a rollout's transition to look at, see `HunyuanVideoGRPOPipeline.denoise_step`.
         eta: noise level of the SDE.
         on_step: called with the index of every finished denoising step of every batch.
-
-    Returns:
-        `[N, F, H, W, 3]` uint8 on the CPU.
     """
     videos = []
     for start in range(0, len(prompts), batch_size):

@@ -26,14 +26,8 @@ def sampling_defaults(root: str | Path, version: str | None = None) -> dict[str,
     """Return steps, guidance, shift, size (16:9) and length for a model, by the names of `HUNYUAN_480P_T2V`.
 
     They come from the model's own `sampling_defaults.json` (the tiny base has one), else in the original layout from
-    the authors' table for the version, else in the diffusers layout from its scheduler and guider.
-
-    Args:
-        root: model folder in either layout.
-        version: transformer version in the original layout; one whose name says `distilled` is sampled unguided.
-
-    Raises:
-        ValueError: no such model, or a file that is not JSON, lacks a setting or has an unknown one.
+    the authors' table for the version (one whose name says `distilled` is sampled unguided), else in the diffusers
+    layout from its scheduler and guider. A missing model, or a file that is not these settings, is a ValueError.
     """
     root = Path(root)
     path = root / FILE
@@ -45,32 +39,26 @@ def sampling_defaults(root: str | Path, version: str | None = None) -> dict[str,
     folder = transformer_folder(root, version)
     config = read_json(folder / "config.json")
     if is_diffusers_layout(root):
-        return _diffusers_defaults(root, config)
-    return _published_defaults(folder.name, config, str(folder / "config.json"))
-
-
-def _published_defaults(version: str, config: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return the authors' settings of a version of the original layout, whatever its folder is called."""
+        defaults = HUNYUAN_480P_T2V | {"fixed_size": _widescreen(config.get("target_size", 640))}
+        if config.get("use_meanflow"):
+            defaults |= STEP_DISTILLED
+        for name, part in (("shift", "scheduler"), ("guidance_scale", "guider")):
+            file = root / part / f"{part}_config.json"
+            if file.is_file() and name in (settings := read_json(file)):
+                defaults[name] = settings[name]
+        return defaults
     resolution, task = config.get("ideal_resolution"), config.get("ideal_task")
     if (resolution, task) not in SHIFTS:
         raise ValueError(
-            f"'{where}': there are sampling defaults for {', '.join(' '.join(key) for key in SHIFTS)}; received "
-            f"{resolution!r} {task!r}."
+            f"'{folder / 'config.json'}': there are sampling defaults for "
+            f"{', '.join(' '.join(key) for key in SHIFTS)}; received {resolution!r} {task!r}."
         )
-    height, width = bucket_size(RESOLUTIONS[resolution], 16, width=16, height=9)
-    defaults = HUNYUAN_480P_T2V | {"shift": SHIFTS[resolution, task], "fixed_size": f"{height}x{width}"}
+    own = {"shift": SHIFTS[resolution, task], "fixed_size": _widescreen(RESOLUTIONS[resolution])}
     if config.get("use_meanflow"):
-        return defaults | STEP_DISTILLED
-    return defaults | ({"guidance_scale": 1.0} if "distilled" in version else {})
+        return HUNYUAN_480P_T2V | own | STEP_DISTILLED
+    return HUNYUAN_480P_T2V | own | ({"guidance_scale": 1.0} if "distilled" in folder.name else {})
 
 
-def _diffusers_defaults(root: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that a model in the diffusers layout carries in its scheduler and guider."""
-    height, width = bucket_size(config.get("target_size", 640), 16, width=16, height=9)
-    found = {"fixed_size": f"{height}x{width}"}
-    if config.get("use_meanflow"):
-        found |= STEP_DISTILLED
-    for name, file in (("shift", "scheduler/scheduler_config.json"), ("guidance_scale", "guider/guider_config.json")):
-        if (root / file).is_file() and name in (settings := read_json(root / file)):
-            found[name] = settings[name]
-    return HUNYUAN_480P_T2V | found
+def _widescreen(target_size: int) -> str:
+    height, width = bucket_size(target_size, 16, width=16, height=9)
+    return f"{height}x{width}"

@@ -8,8 +8,7 @@ from torch import Tensor
 from hyvideo.distributed.collectives import all_or_none, gather
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.reward_models.registry import RewardFailureError
-from hyvideo.models.reward_models.rewards import Scores, WeightedReward
-from hyvideo.models.reward_models.scoring import Scoring
+from hyvideo.models.reward_models.rewards import Scores, Scoring, WeightedReward
 
 
 def score_over_ranks(

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from transformers.utils.logging import disable_progress_bar
@@ -83,7 +82,10 @@ def _write(training: Training, before: Sampled, after: Sampled, prompts: Sequenc
     write_held_out(folder, measured)
     comparison = measured.comparison
     plot_reward_curve(folder / "metrics.jsonl", folder / "reward_curve.png", held_out=comparison.gains)
-    _show(before, after, [prompt.text for prompt in prompts], folder / "before_after.mp4")
+    totals = zip(prompts, before.scores.total, after.scores.total, strict=True)
+    captions = [f"{prompt.text} ({old:+.1f} to {new:+.1f})" for prompt, old, new in totals][:NUM_SHOWN]
+    # the first ones: none is selected by its result
+    side_by_side(before.videos[:NUM_SHOWN], after.videos[:NUM_SHOWN], captions, folder / "before_after.mp4")
     training.run.journal.write_report()
     verdict = verdict_of(comparison)
     training.run.journal.console.info(
@@ -93,15 +95,6 @@ def _write(training: Training, before: Sampled, after: Sampled, prompts: Sequenc
         f"report: {folder / 'report.html'}\nreward curve: {folder / 'reward_curve.png'}\n"
         f"before/after: {folder / 'before_after.mp4'} (and .png)"
     )
-
-
-def _show(before: Sampled, after: Sampled, texts: Sequence[str], path: Path) -> None:
-    """Write the first videos side by side: none is selected by its result."""
-    captions = [
-        f"{text} ({old:+.1f} to {new:+.1f})"
-        for text, old, new in zip(texts, before.scores.total, after.scores.total, strict=True)
-    ]
-    side_by_side(before.videos[:NUM_SHOWN], after.videos[:NUM_SHOWN], captions[:NUM_SHOWN], path)
 
 
 if __name__ == "__main__":

@@ -60,9 +60,8 @@ def sample_videos(root: Path, prompts: list[Prompt]) -> Tensor:
 
 def report(videos: Tensor, prompts: list[str]) -> None:
     """Print the strict hit rate and each metric's raw mean and spread (what the reward's CALIBRATION holds)."""
-    seen = measure(videos)
     print(f"strict colour and shape: {correct(videos, prompts).float().mean():.3f} of {len(prompts)}")
-    for metric, scores in raw_scores(seen, [parse_prompt(prompt) for prompt in prompts]).items():
+    for metric, scores in raw_scores(measure(videos), [parse_prompt(prompt) for prompt in prompts]).items():
         print(f"{metric}: mean {scores.mean():.3f} std {scores.std():.3f}")
 
 

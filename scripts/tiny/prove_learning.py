@@ -70,7 +70,8 @@ def main(argv: list[str]) -> int:
                 folder = arguments.output_dir / f"{kind}-{seed}"
                 if not (folder / HELD_OUT).is_file():
                     _train_and_compare(folder, seed, kind == "shuffled", arguments.num_held_out, flags)
-                _print_gains(folder)
+                for name, gain in read_held_out(folder).gains.items():  # the interval is over the held-out videos
+                    print(f"{folder.name:17s} {name:7s} {gain}", flush=True)
         for kind in arguments.kinds:
             _print_mean([arguments.output_dir / f"{kind}-{seed}" for seed in arguments.seeds], kind)
     except (ValueError, OSError) as error:
@@ -106,12 +107,6 @@ def _base_scores(training: Training, prompts: list, folder: Path) -> Scores:
         content = {name: dict(getattr(scores, name)) for name in ("metrics", "weights")} | {"total": scores.total}
         torch.save(content, path)
     return Scores(**torch.load(path, weights_only=True))
-
-
-def _print_gains(folder: Path) -> None:
-    """Print one line per metric: the run's mean over held-out videos and its interval over them."""
-    for name, gain in read_held_out(folder).gains.items():
-        print(f"{folder.name:17s} {name:7s} {gain}", flush=True)
 
 
 def _print_mean(folders: list[Path], kind: str) -> None:

@@ -16,15 +16,10 @@ from hyvideo.models.reward_models.registry import RewardContext, RewardModel, re
 
 
 class _FrameReward(RewardModel):
-    """Mean over frames of the score that a CLIP gives each.
+    """Mean over `num_frames` frames, spread over the video, of the score that a CLIP gives each.
 
-    Args:
-        context: of the run.
-        checkpoint: folder of the CLIP with its tokenizer and image processor.
-        num_frames: frames looked at, spread over the video.
-
-    Raises:
-        ValueError: the folder cannot be read or lacks weights, or `num_frames` is below 1.
+    `checkpoint` is the folder of the CLIP with its tokenizer and image processor; one that cannot be read or lacks
+    weights is a ValueError.
     """
 
     def __init__(self, context: RewardContext, checkpoint: str, num_frames: int = 8) -> None:

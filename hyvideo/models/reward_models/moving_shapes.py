@@ -45,9 +45,8 @@ SPEEDS: dict[str, float] = {"slowly": 0.22, "quickly": 0.5}
 """Speed word -> frame widths travelled per second along the direction of motion."""
 
 DIRECTION_WORDS: dict[str, str] = {
-    **{word: word for word in ("left", "right", "upper", "lower")},
-    **{word: "up" for word in ("up", "upwards")},
-    **{word: "down" for word in ("down", "downwards")},
+    **{word: word for word in ("left", "right", "upper", "lower", "up", "down")},
+    **{"upwards": "up", "downwards": "down"},
 }
 """Word in a prompt -> word in a key of MOTIONS."""
 
@@ -75,14 +74,7 @@ class Scene:
 
 
 def parse_prompt(prompt: str) -> Scene | None:
-    """Read the scene a prompt asks for; None unless it names exactly one colour, shape, motion and speed.
-
-    Args:
-        prompt: English text in any order, for example "slowly moving to the upper left, a red circle".
-
-    Returns:
-        The scene, or None (the reward is then NaN for this video only).
-    """
+    """Read the scene that a prompt asks for; None unless it names exactly one colour, shape, motion and speed."""
     words = set(re.findall(r"[a-z]+", prompt.lower()))
     ways = {DIRECTION_WORDS[word] for word in words if word in DIRECTION_WORDS}
     matches = (
@@ -97,11 +89,7 @@ def parse_prompt(prompt: str) -> Scene | None:
 
 
 def signed_distance(shape: str, dx: Tensor, dy: Tensor, radius: Tensor) -> Tensor:
-    """Distance in pixels to the outline of `shape` (negative inside) at offsets (dx, dy) from its centroid, y down.
-
-    Raises:
-        ValueError: `shape` is not one of SHAPES.
-    """
+    """Distance in pixels to the outline of a SHAPE (negative inside) at offsets (dx, dy) from its centroid, y down."""
     if shape == "circle":
         return torch.sqrt(dx.square() + dy.square()) - radius
     if shape == "square":
@@ -143,11 +131,7 @@ class Measurement:
 
 
 def measure(videos: Tensor) -> Measurement:
-    """Measure uint8 videos `[B, F, H, W, 3]` from pixels alone; prompts play no part.
-
-    Raises:
-        ValueError: another dtype or shape.
-    """
+    """Measure uint8 videos `[B, F, H, W, 3]` from pixels alone; a ValueError for another dtype or shape."""
     if videos.dtype != torch.uint8 or videos.ndim != 5 or videos.shape[-1] != 3:
         raise ValueError(
             "moving_shapes: expected uint8 videos of shape [B, F, H, W, 3], "
@@ -180,9 +164,7 @@ def correct(videos: Tensor, prompts: Sequence[str]) -> Tensor:
 
     A hit is a shape present in every frame, whose colour is nearer to the asked one than to any other and at most 60
     away, and whose outline overlaps the asked shape by at least 0.75 and no other shape better. Motion plays no part.
-
-    Raises:
-        ValueError: a prompt names no scene.
+    A prompt that names no scene is a ValueError.
     """
     scenes = [parse_prompt(prompt) for prompt in prompts]
     if None in scenes:
@@ -206,10 +188,7 @@ class MovingShapesReward(RewardModel):
     metrics = ("VQ", "MQ", "TA")
 
     def __call__(self, videos: Tensor, prompts: Sequence[str]) -> dict[str, Tensor]:
-        """Score uint8 videos `[B, F, H, W, 3]`; a prompt that names no scene gives NaN for its own item only.
-
-        Returns:
-            Metric -> float32 `[B]`.
+        """Score uint8 videos `[B, F, H, W, 3]`: metric -> float32 `[B]`, NaN for a prompt that names no scene.
 
         Raises:
             ValueError: videos of another dtype or shape, or another number of prompts.
@@ -232,10 +211,14 @@ UNREAD = Scene("red", "circle", "left", "slowly")
 def raw_scores(seen: Measurement, scenes: Sequence[Scene]) -> dict[str, Tensor]:
     """Raw VQ, MQ and TA in [0, 1], float32 `[B]` each; 1 is a perfect rendering of the scene."""
     quality = (-torch.log10(seen.unexplained + 1e-3) / 2.5).clamp(0, 1)
+    distance = torch.cdist(seen.colour, torch.tensor(list(COLOURS.values()), dtype=torch.float32))
+    colours, shapes = ([list(COLOURS).index(s.colour) for s in scenes], [list(SHAPES).index(s.shape) for s in scenes])
+    colour = _clarity((1 - distance / 240).clamp(0, 1), -distance / 20, colours)
+    shape = _clarity(seen.overlap, seen.overlap / 0.04, shapes)
     return {
         "VQ": seen.presence * quality,
         "MQ": seen.presence * _motion_score(seen.centre, scenes),
-        "TA": seen.presence * (_colour_score(seen.colour, scenes) + _shape_score(seen.overlap, scenes)) / 2,
+        "TA": seen.presence * (colour + shape) / 2,
     }
 
 
@@ -285,17 +268,7 @@ def _motion_score(centre: Tensor, scenes: Sequence[Scene]) -> Tensor:
     return torch.exp(-miss / 0.7 - jitter / 0.015)
 
 
-def _colour_score(colour: Tensor, scenes: Sequence[Scene]) -> Tensor:
-    """How clearly `colour` `[B, 3]` is the asked one, in [0, 1]: half nearness, half distinction from the others."""
-    palette = torch.tensor(list(COLOURS.values()), dtype=torch.float32)
-    asked = torch.tensor([list(COLOURS).index(scene.colour) for scene in scenes])[:, None]
-    distance = torch.cdist(colour, palette)
-    nearness = (1 - distance.gather(1, asked)[:, 0] / 240).clamp(0, 1)
-    return (nearness + torch.softmax(-distance / 20, dim=1).gather(1, asked)[:, 0]) / 2
-
-
-def _shape_score(overlap: Tensor, scenes: Sequence[Scene]) -> Tensor:
-    """How clearly the outline is the asked shape, in [0, 1]: half overlap, half distinction from the others."""
-    asked = torch.tensor([list(SHAPES).index(scene.shape) for scene in scenes])[:, None]
-    distinction = torch.softmax(overlap / 0.04, dim=1).gather(1, asked)[:, 0]
-    return (overlap.gather(1, asked)[:, 0] + distinction) / 2
+def _clarity(nearness: Tensor, logits: Tensor, asked: Sequence[int]) -> Tensor:
+    """How clearly one of N, `[B, N]`, is the asked one, in [0, 1]: half nearness, half distinction from the others."""
+    chosen = torch.tensor(asked)[:, None]
+    return (nearness.gather(1, chosen)[:, 0] + torch.softmax(logits, dim=1).gather(1, chosen)[:, 0]) / 2

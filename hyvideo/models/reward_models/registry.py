@@ -59,11 +59,7 @@ class RewardModel(ABC):
 
     @classmethod  # noqa: B027 - most have nothing to check
     def check(cls, context: RewardContext, **options: object) -> None:
-        """Refuse, without loading anything, files that the constructor would refuse; by default there are none.
-
-        Raises:
-            ValueError: what is missing or wrong.
-        """
+        """Refuse, without loading, what the constructor would refuse by a ValueError; most check nothing."""
 
     @abstractmethod
     def __call__(self, videos: Videos, prompts: Sequence[str]) -> Mapping[str, Tensor]:
@@ -78,9 +74,7 @@ class RewardModel(ABC):
 
 
 def checked_scores(name: str, reward: RewardModel, scores: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
-    """Return what a reward gave for `count` videos: each of its metrics `[count]` float32 on the CPU.
-
-    An infinite score is a failed one, NaN.
+    """Return what a reward gave for `count` videos: each of its metrics `[count]` float32 on the CPU, NaN for infinity.
 
     Raises:
         ValueError: a metric is missing, no tensor or has another shape; the message names the reward.
@@ -107,10 +101,7 @@ _REWARDS: dict[str, type[RewardModel]] = {}
 
 
 def register_reward(name: str) -> Callable[[type[RewardModel]], type[RewardModel]]:
-    """Register a subclass of RewardModel as `reward_model: name`.
-
-    Raises:
-        ValueError: another reward has that name.
+    """Register a subclass of RewardModel as `reward_model: name`, which must be free.
 
     Example:
         >>> @register_reward("brightness")
@@ -134,11 +125,7 @@ def register_reward(name: str) -> Callable[[type[RewardModel]], type[RewardModel
 
 
 def reward_class(name: str) -> type[RewardModel]:
-    """Return the reward of a name, or of the import path `module:Class` of one's own.
-
-    Raises:
-        ValueError: there is none; the message lists the known ones and the nearest.
-    """
+    """Return the reward of a name, or of the import path `module:Class`; a ValueError lists those there are."""
     if ":" in name:
         return import_class("reward_model", name, RewardModel)
     known = registered_rewards()

@@ -44,28 +44,20 @@ def read_requested_rewards(config: RewardConfig) -> list[RequestedReward]:
         require_no_secret("remote_reward_url", config.remote_reward_url)
         choices = [RequestedReward(config.reward_model, 1.0, weights, options, config.remote_reward_url)]
     else:
-        choices = _read_long_form(config.reward_config, config.remote_reward_url)
+        models = config.reward_config.get("models")
+        if list(config.reward_config) != ["models"] or not isinstance(models, Mapping) or not models:
+            raise ValueError(
+                'reward_config: expected {"models": {NAME: {"weight": 1.0, "sub_reward": {METRIC: WEIGHT}}}}; '
+                f"received {config.reward_config}."
+            )
+        choices = [_read_choice(name, entry, config.remote_reward_url) for name, entry in models.items()]
     if not any(choice.weight * weight for choice in choices for weight in choice.sub_reward.values()):
         raise ValueError(f"reward_weights: expected at least one weight other than 0; received {choices}.")
     return choices
 
 
-def _read_long_form(content: Mapping[str, Any], url: str | None) -> list[RequestedReward]:
-    models = content.get("models")
-    if list(content) != ["models"] or not isinstance(models, Mapping) or not models:
-        raise ValueError(
-            'reward_config: expected {"models": {NAME: {"weight": 1.0, "sub_reward": {METRIC: WEIGHT}}}}; '
-            f"received {content}."
-        )
-    return [_read_choice(name, entry, url) for name, entry in models.items()]
-
-
 def check_metrics(choice: RequestedReward, metrics: Sequence[str]) -> None:
-    """Refuse weights for metrics that a reward does not give.
-
-    Raises:
-        ValueError: lists the metrics it gives.
-    """
+    """Refuse, by a ValueError that lists what there is, weights for metrics that a reward does not give."""
     unknown = [metric for metric in choice.sub_reward if metric not in metrics]
     if unknown:
         raise ValueError(
@@ -74,11 +66,7 @@ def check_metrics(choice: RequestedReward, metrics: Sequence[str]) -> None:
 
 
 def check_options(name: str, options: Mapping[str, Any], reward: type[RewardModel]) -> None:
-    """Refuse options that the reward's constructor does not take, or lacks.
-
-    Raises:
-        ValueError: lists the options it takes.
-    """
+    """Refuse, by a ValueError that lists what there is, options that the constructor does not take, or lacks."""
     taken = list(inspect.signature(reward).parameters.values())[1:]
     known = [parameter.name for parameter in taken]
     missing = [p.name for p in taken if p.default is p.empty and p.name not in options]
@@ -90,11 +78,7 @@ def check_options(name: str, options: Mapping[str, Any], reward: type[RewardMode
 
 
 def require_no_secret(where: str, url: object) -> None:
-    """Refuse an address with a user or password in it: addresses are saved with the run and logged.
-
-    Raises:
-        ValueError: it has one, or is no address; the message does not repeat it.
-    """
+    """Refuse, without repeating it, an address with a user or password, which is saved with the run and logged."""
     try:
         place = urlsplit(url).netloc if isinstance(url, str) else ""
     except ValueError as error:
@@ -127,10 +111,9 @@ def _read_choice(name: str, entry: object, url: str | None) -> RequestedReward:
 
 def _numbers(weights: object, where: str) -> dict[str, float]:
     """Return a mapping of names to finite numbers."""
-    valid = isinstance(weights, Mapping) and all(
+    if not isinstance(weights, Mapping) or not all(
         isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         for value in weights.values()
-    )
-    if not valid:
+    ):
         raise ValueError(f"{where}: expected finite weights by name; received {weights!r}.")
     return {name: float(value) for name, value in weights.items()}

@@ -1,7 +1,9 @@
 """From the reward group of the configuration to a function that scores videos: names, weights, NaN rules."""
 
+import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,10 +12,10 @@ import torch
 from torch import Tensor
 
 from hyvideo.config.schema import RewardConfig
-from hyvideo.models.reward_models.registry import RewardContext, RewardModel, reward_class
+from hyvideo.data.videos import write_video
+from hyvideo.models.reward_models.registry import RewardContext, RewardModel, checked_scores, reward_class
 from hyvideo.models.reward_models.remote.client import RemoteReward
 from hyvideo.models.reward_models.requested import RequestedReward, check_metrics, check_options, read_requested_rewards
-from hyvideo.models.reward_models.scoring import Scorer, Scoring
 
 T = TypeVar("T")
 
@@ -42,24 +44,93 @@ class Scores:
         return Scores(metrics, self.total[videos], self.weights)
 
 
+@dataclass(frozen=True)
+class _Scorer:
+    """One reward at work.
+
+    Attributes:
+        choice: its name and weights.
+        model: the reward.
+        names: its metrics -> their names among those of all rewards.
+        reads_files: whether it gets mp4 files.
+        threads: one for a reward in this process, as many as requests may be in flight for a remote one.
+    """
+
+    choice: RequestedReward
+    model: RewardModel
+    names: Mapping[str, str]
+    reads_files: bool
+    threads: ThreadPoolExecutor
+
+
+class Scoring:
+    """Videos of one round on their way to their scores, so that scoring may overlap with what makes the next ones.
+
+    Every reward gets blocks of `block_size` videos as soon as they are full. Blocks do not depend on how the videos
+    arrive, so neither do the scores.
+    """
+
+    def __init__(self, scorers: Sequence[_Scorer], block_size: int, video_fps: float) -> None:
+        self._scorers, self._block_size, self._video_fps = scorers, block_size, video_fps
+        self._folder = tempfile.TemporaryDirectory(prefix="rewards-")
+        self._waiting: list[tuple[Tensor, str]] = []
+        self._results: list[list[Future[dict[str, Tensor]]]] = []
+
+    def add(self, videos: Tensor, prompts: Sequence[str]) -> None:
+        """Add videos `[b, F, H, W, 3]` uint8 and their prompts, and start scoring what fills a block."""
+        self._waiting += zip(videos, prompts, strict=True)
+        while len(self._waiting) >= self._block_size:
+            self._start_block()
+
+    def result(self) -> dict[str, Tensor]:
+        """Wait for all videos: every metric, `[B]` float32 on the CPU in order of arrival, or what one raised."""
+        try:
+            if self._waiting:
+                self._start_block()
+            blocks = [[future.result() for future in block] for block in self._results]
+        finally:
+            futures = [future for block in self._results for future in block]
+            for future in futures:
+                future.cancel()
+            wait(futures)
+            self._folder.cleanup()
+        return {
+            name: torch.cat([part[metric] for part in parts])
+            for scorer, parts in zip(self._scorers, zip(*blocks, strict=True), strict=True)
+            for metric, name in scorer.names.items()
+        }
+
+    def _start_block(self) -> None:
+        chosen, self._waiting = self._waiting[: self._block_size], self._waiting[self._block_size :]
+        videos, prompts = zip(*chosen, strict=True)
+        folder = Path(self._folder.name) / str(len(self._results))
+        block = (torch.stack(videos), prompts, folder, threading.Lock())
+        self._results.append([scorer.threads.submit(self._score, scorer, *block) for scorer in self._scorers])
+
+    def _score(
+        self, scorer: _Scorer, videos: Tensor, prompts: Sequence[str], folder: Path, lock: threading.Lock
+    ) -> dict[str, Tensor]:
+        """Run one reward on a block, whose files are written once, when the first reward asks for them."""
+        paths = [folder / f"{index}.mp4" for index in range(len(videos))]
+        if scorer.reads_files:
+            with lock:
+                for path, video in zip(paths, videos, strict=True):
+                    if not path.exists():
+                        write_video(path, video, self._video_fps)
+        scores = scorer.model(paths if scorer.reads_files else videos, prompts)
+        return checked_scores(scorer.choice.name, scorer.model, scores, len(prompts))
+
+
 class WeightedReward:
     """Composite reward `R = sum_m w_m metric_m` (paper, reward settings A and B) over one or more rewards.
 
-    A metric goes by its own name, or by `<reward>/<metric>` where several rewards give one of that name.
-
-    Args:
-        choices: which rewards, with their weights.
-        models: the reward of each choice.
-        config: how videos get to them.
-        context: where the rewards run.
+    A metric goes by its own name, or by `<reward>/<metric>` where several rewards give one of that name. A weight for a
+    metric that does not exist is a ValueError.
 
     Attributes:
         weights: weight, not 0, of every metric that is part of the total.
         asynchronous: whether videos are scored while the next ones are sampled (`reward_async`).
         max_failed: share of the videos of all ranks that may have no total (`reward_max_failed`).
-
-    Raises:
-        ValueError: a weight is given for a metric that does not exist.
     """
 
     def __init__(
@@ -69,35 +140,20 @@ class WeightedReward:
         config: RewardConfig,
         context: RewardContext,
     ) -> None:
+        self._config, self._context = config, context
+        self.asynchronous, self.max_failed = config.reward_async, config.reward_max_failed
+        given = [metric for model in models for metric in model.metrics]
+        self._scorers: list[_Scorer] = []
+        self.weights: dict[str, float] = {}
         for choice, model in zip(choices, models, strict=True):
             check_metrics(choice, model.metrics)
-        self._config = config
-        self.asynchronous, self.max_failed = config.reward_async, config.reward_max_failed
-        self._context = context
-        self._choices = choices
-        self._scorers = [
-            Scorer(
-                choice.name,
-                model,
-                model.reads == "file" and config.reward_io == "file",
-                ThreadPoolExecutor(config.remote_reward_in_flight if choice.url else 1, f"reward-{choice.name}"),
-            )
-            for choice, model in zip(choices, models, strict=True)
-        ]
-        given = [metric for model in models for metric in model.metrics]
-        self._names = [
-            {
-                metric: metric if given.count(metric) == 1 else f"{scorer.name}/{metric}"
-                for metric in scorer.model.metrics
-            }
-            for scorer in self._scorers
-        ]
-        self.weights = {
-            names[metric]: choice.weight * weight
-            for choice, names in zip(choices, self._names, strict=True)
-            for metric, weight in choice.sub_reward.items()
-            if choice.weight * weight != 0
-        }
+            names = {m: m if given.count(m) == 1 else f"{choice.name}/{m}" for m in model.metrics}
+            reads_files = model.reads == "file" and config.reward_io == "file"
+            workers = config.remote_reward_in_flight if choice.url else 1
+            threads = ThreadPoolExecutor(workers, f"reward-{choice.name}")
+            self._scorers.append(_Scorer(choice, model, names, reads_files, threads))
+            weights = {names[metric]: choice.weight * weight for metric, weight in choice.sub_reward.items()}
+            self.weights |= {name: weight for name, weight in weights.items() if weight != 0}
         if config.reward_offload:
             self._move("cpu")
 
@@ -116,24 +172,19 @@ class WeightedReward:
     def finish(self, scoring: Scoring) -> Scores:
         """Wait for a round's scores; as `__call__`, to which it is equal whenever the videos came."""
         try:
-            parts = scoring.result()
+            metrics = scoring.result()
         finally:
             if self._config.reward_offload:
                 self._move("cpu")
-        metrics = {
-            names[metric]: values
-            for names, scores in zip(self._names, parts, strict=True)
-            for metric, values in scores.items()
-        }
         total = torch.stack([weight * metrics[name] for name, weight in self.weights.items()]).sum(0)
         return Scores(metrics, total, self.weights)
 
     def describe(self) -> str:
         """Say in one line what is scored, how, and what the total is."""
         models = "; ".join(
-            f"{scorer.name} ({scorer.model.describe()}{', through mp4' if scorer.reads_files else ''}"
-            f"{f', at {choice.url}' if choice.url else ''})"
-            for choice, scorer in zip(self._choices, self._scorers, strict=True)
+            f"{scorer.choice.name} ({scorer.model.describe()}{', through mp4' if scorer.reads_files else ''}"
+            f"{f', at {scorer.choice.url}' if scorer.choice.url else ''})"
+            for scorer in self._scorers
         )
         return f"{models}; total = {' + '.join(f'{weight:g} {name}' for name, weight in self.weights.items())}"
 
@@ -160,10 +211,6 @@ def get_reward_fn(
     Raises:
         ValueError: an unknown reward (the known ones are listed), weights that do not fit it, missing weights, or a
             reward server that does not answer.
-
-    Example:
-        >>> reward = get_reward_fn(RewardConfig(reward_model="moving_shapes"))
-        >>> reward(videos, prompts).total
     """
     choices = _checked_choices(config)
     context = RewardContext(device, Path(model_root), video_fps, config.reward_batch_size)
@@ -177,11 +224,7 @@ def get_reward_fn(
 
 
 def build_reward(name: str, options: Mapping[str, Any], context: RewardContext) -> RewardModel:
-    """Build one registered reward, without weights.
-
-    Raises:
-        ValueError: it is unknown (the known ones are listed), its options do not fit, or its weights are missing.
-    """
+    """Build one registered reward, without weights; a ValueError as in `get_reward_fn`."""
     reward = reward_class(name)
     check_options(name, options, reward)
     return _with_options(reward, name, context, options)
@@ -196,11 +239,7 @@ def _with_options(act: Callable[..., T], name: str, context: RewardContext, opti
 
 
 def check_rewards(config: RewardConfig, model_root: str | Path, video_fps: float) -> None:
-    """Refuse what `get_reward_fn` would refuse, as far as it shows without loading a network.
-
-    Raises:
-        ValueError: as `get_reward_fn`.
-    """
+    """Refuse, by a ValueError, what `get_reward_fn` would refuse, as far as it shows without loading a network."""
     context = RewardContext(model_root=Path(model_root), video_fps=video_fps)
     for choice in _checked_choices(config):
         if choice.url is None:

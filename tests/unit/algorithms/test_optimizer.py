@@ -50,12 +50,16 @@ def test_orthogonalizing_pushes_all_singular_values_towards_1(shape: tuple[int, 
     assert values.max() < 1.3
 
 
-def test_a_zero_gradient_moves_nothing_but_by_decay():
+def test_without_a_gradient_a_parameter_stays_and_a_zero_one_moves_nothing_but_by_decay():
     parameter = matrix(4, 4)
     optimizer = Muon([parameter], lr=0.1, weight_decay=0.5)
+    optimizer.step()
+    assert torch.equal(parameter, matrix(4, 4))
     parameter.grad = torch.zeros(4, 4)
     optimizer.step()
     assert torch.equal(parameter, matrix(4, 4) * (1 - 0.1 * 0.5))
+    with pytest.raises(ValueError, match="no closure"):
+        optimizer.step(lambda: 0.0)
 
 
 def test_zero_gradients_after_one_that_is_not_take_no_step_and_let_the_momentum_fade():
@@ -71,17 +75,6 @@ def test_zero_gradients_after_one_that_is_not_take_no_step_and_let_the_momentum_
     torch.testing.assert_close(optimizer.state[parameter]["momentum_buffer"], 0.95**3 * momentum)
 
 
-def test_a_parameter_without_a_gradient_stays():
-    parameter = matrix(4, 4)
-    Muon([parameter], lr=0.1, weight_decay=0.5).step()
-    assert torch.equal(parameter, matrix(4, 4))
-
-
-def test_muon_takes_no_closure():
-    with pytest.raises(ValueError, match="no closure"):
-        Muon([matrix(2, 2)], lr=0.1, weight_decay=0.0).step(lambda: 0.0)
-
-
 def test_muon_gets_the_matrices_and_adamw_the_rest():
     parameters = {"matrix": matrix(4, 3), "bias": matrix(4), "convolution": matrix(4, 3, 1, 1, 1)}
     muon, adamw = build_optimizers(parameters, OptimizerConfig(use_muon=True, learning_rate=0.2, weight_decay=0.3))
@@ -92,6 +85,8 @@ def test_muon_gets_the_matrices_and_adamw_the_rest():
     assert adamw.param_groups[0]["betas"] == (0.95, 0.95)
     for optimizer in (muon, adamw):
         assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]) == (0.2, 0.3)
+    (muon,) = build_optimizers({"lora_A": matrix(4, 3)}, OptimizerConfig(use_muon=True))
+    assert isinstance(muon, Muon)  # matrices alone need no AdamW
 
 
 def test_without_muon_adamw_gets_everything():
@@ -104,12 +99,7 @@ def test_without_muon_adamw_gets_everything():
     assert (group["betas"], group["lr"], group["weight_decay"]) == ((0.9, 0.999), 0.2, 0.3)
 
 
-def test_matrices_alone_need_no_adamw():
-    (muon,) = build_optimizers({"lora_A": matrix(4, 3)}, OptimizerConfig(use_muon=True))
-    assert isinstance(muon, Muon)
-
-
-def test_the_learning_rate_rises_linearly_and_stays():
+def test_the_learning_rate_rises_linearly_and_stays_and_without_warm_up_is_full_at_once():
     config = OptimizerConfig(learning_rate=0.4, lr_warmup_steps=4, use_muon=True)
     optimizers = build_optimizers({"matrix": matrix(4, 3), "bias": matrix(4)}, config)
     rates = []
@@ -117,7 +107,4 @@ def test_the_learning_rate_rises_linearly_and_stays():
         rates.append(set_learning_rate(optimizers, config, step))
         assert [optimizer.param_groups[0]["lr"] for optimizer in optimizers] == [rates[-1]] * 2
     assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
-
-
-def test_without_warm_up_the_first_step_has_the_full_rate():
     assert set_learning_rate([], OptimizerConfig(learning_rate=0.4, lr_warmup_steps=0), 0) == 0.4

@@ -10,25 +10,17 @@ from hyvideo.grpo.gradient_equalizer import equalizer_scales, velocity_gradients
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 
 
-def test_scales_bring_every_norm_to_the_median():
-    scales = equalizer_scales(torch.tensor([0.5, 4.0, 2.0]))
-    torch.testing.assert_close(scales, torch.tensor([4.0, 0.5, 1.0]))
-
-
-def test_the_median_of_an_even_count_is_the_lower_middle():
-    torch.testing.assert_close(equalizer_scales(torch.tensor([8.0, 1.0, 2.0, 4.0]))[2].item(), 1.0)
-
-
-def test_steps_without_a_usable_norm_keep_scale_one_and_do_not_move_the_median():
-    norms = torch.tensor([math.inf, 0.0, 1.0, math.nan, 2.0, 4.0])
-    torch.testing.assert_close(equalizer_scales(norms), torch.tensor([1.0, 1.0, 2.0, 1.0, 1.0, 0.5]))
-
-
-def test_without_any_trained_step_all_scales_are_one():
-    assert equalizer_scales(torch.zeros(3)).tolist() == [1.0, 1.0, 1.0]
-
-
-def test_norms_of_several_schedules_at_once_are_refused():
+@pytest.mark.parametrize(
+    ("norms", "scales"),
+    [
+        ([0.5, 4.0, 2.0], [4.0, 0.5, 1.0]),
+        ([8.0, 1.0, 2.0, 4.0], [0.25, 2.0, 1.0, 0.5]),  # the median of an even count is the lower middle
+        ([math.inf, 0.0, 1.0, math.nan, 2.0, 4.0], [1.0, 1.0, 2.0, 1.0, 1.0, 0.5]),  # steps without a usable norm
+        ([0.0, 0.0, 0.0], [1.0, 1.0, 1.0]),
+    ],
+)
+def test_scales_bring_every_usable_norm_to_the_median(norms, scales):
+    torch.testing.assert_close(equalizer_scales(torch.tensor(norms)), torch.tensor(scales))
     with pytest.raises(ValueError, match=r"norms must be \[K\].*\(2, 3\)"):
         equalizer_scales(torch.ones(2, 3))
 

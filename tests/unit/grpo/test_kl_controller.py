@@ -24,9 +24,9 @@ def test_the_warm_up_may_start_above_the_floor():
     assert min(coefficients(controller, [9.0] * 30)) == 0.2
 
 
-def test_the_paper_defaults_reach_the_ceiling_after_a_hundred_updates():
-    controller = KLController()
-    values = coefficients(controller, [1e-5] * 100)
+def test_the_paper_defaults_reach_the_ceiling_after_a_hundred_updates_which_is_also_the_target():
+    assert KLController(max_coef=3e-4).target == 3e-4
+    values = coefficients(KLController(), [1e-5] * 100)
     assert values[49] == pytest.approx(5.05e-6)
     assert values[98] < values[99] == pytest.approx(1e-5)
 
@@ -48,10 +48,6 @@ def test_the_controller_reacts_to_the_mean_of_the_last_ten_values():
     assert controller.update(0.1) == pytest.approx(0.9)  # 0.61 has left the window: mean 0.095
     assert coefficients(controller, [0.0] * 4)[-1] == pytest.approx(0.9)  # mean 0.06
     assert controller.update(-0.2) == pytest.approx(0.99)  # mean 0.03, below half the target
-
-
-def test_the_default_target_is_the_ceiling():
-    assert KLController(max_coef=3e-4).target == 3e-4
 
 
 def test_fixed_never_moves():
@@ -113,15 +109,12 @@ def test_impossible_settings_are_refused(settings, message):
         KLController(**settings)
 
 
-def test_a_state_of_other_bounds_keeps_to_the_new_ones():
+def test_a_state_of_other_bounds_keeps_to_the_new_ones_and_a_foreign_one_is_refused():
     fixed = KLController(max_coef=1e-3, schedule="fixed")
     fixed.load_state_dict(KLController(max_coef=1e-5, schedule="fixed").state_dict())
     assert fixed.coefficient == 1e-3
     lower = KLController(max_coef=1e-6, warmup_updates=0)
     lower.load_state_dict(KLController(max_coef=1e-5, warmup_updates=0).state_dict())
     assert lower.coefficient == 1e-6
-
-
-def test_a_foreign_state_is_refused():
     with pytest.raises(ValueError, match=r"keys \['coefficient', 'num_updates', 'recent'\], got \['lambda'\]"):
         KLController().load_state_dict({"lambda": 1.0})

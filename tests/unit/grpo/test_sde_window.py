@@ -15,9 +15,10 @@ def windows(placement: str, size: int = 2, round_index: int = 0, stochastic: tor
     return [row.nonzero().flatten().tolist() for row in mask]
 
 
-def test_without_a_window_every_stochastic_step_is_noisy():
-    stochastic = torch.tensor([False, True, True, True, False])
-    assert windows("all", size=9, stochastic=stochastic) == [[1, 2, 3]] * 4
+def test_without_a_window_every_step_that_can_be_noisy_is_and_a_window_counts_only_these():
+    assert windows("all", size=9, stochastic=torch.tensor([False, True, True, True, False])) == [[1, 2, 3]] * 4
+    stochastic = torch.tensor([False, True, True, False, True])
+    assert windows("sliding", round_index=3, stochastic=stochastic) == [[2, 4]] * 4
 
 
 def test_the_first_steps_stay_the_first():
@@ -36,11 +37,6 @@ def test_a_group_shares_its_step_and_groups_and_rounds_draw_their_own():
     drawn = torch.tensor([rows[start][0] for rows in rounds for start in range(0, 40, 2)]).bincount(minlength=5)
     assert drawn.min() > 0.75 * 200  # each of five steps in 1000 draws
     assert rounds[0] != rounds[1]
-
-
-def test_a_window_counts_only_steps_that_can_be_noisy():
-    stochastic = torch.tensor([False, True, True, False, True])
-    assert windows("sliding", round_index=3, stochastic=stochastic) == [[2, 4]] * 4
 
 
 def test_a_rank_may_hold_a_part_of_one_group():

@@ -15,13 +15,10 @@ def test_position_kl_is_the_mean_divergence_of_two_normals_of_one_std():
     torch.testing.assert_close(position_kl(mean, anchor, std), expected, rtol=1e-4, atol=0)
 
 
-def test_position_kl_pulls_the_policy_towards_the_anchor():
+def test_position_kl_pulls_towards_the_anchor_is_zero_there_and_finite_for_a_deterministic_step():
     mean = torch.tensor([[1.0, -2.0]], requires_grad=True)
     position_kl(mean, torch.zeros(1, 2), torch.ones(1, 1)).backward()
     torch.testing.assert_close(mean.grad, torch.tensor([[0.5, -1.0]]), rtol=1e-5, atol=0)
-
-
-def test_position_kl_is_zero_at_the_anchor_and_finite_for_a_deterministic_step():
     mean = torch.ones(2, 3)
     assert position_kl(mean, mean.clone(), torch.zeros(1, 1)) == 0
     assert position_kl(mean, mean + 1e-3, torch.zeros(1, 1)).item() == pytest.approx(0.5, rel=1e-3)

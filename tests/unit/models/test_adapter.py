@@ -6,81 +6,20 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import HunyuanVideo15Transformer3DModel
+from peft import LoraConfig
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from hyvideo.config.schema import Config
-from hyvideo.models.adapter import (
-    ADAPTER_FILE,
-    adapter_weights,
-    draw_adapter,
-    load_lora,
-    lora_config,
-    save_lora,
-)
+from hyvideo.models.adapter import ADAPTER_FILE, adapter_weights, draw_adapter, load_lora, lora_config, save_lora
 from hyvideo.models.parallelize import prepare_policy
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
+from tests.support.equal_runs import assert_same
 from tests.support.tiny_model import ADAPTER, build_transformer
 
 
 @pytest.fixture
 def policy(pipeline: HunyuanVideoGRPOPipeline) -> HunyuanVideo15Transformer3DModel:
     return pipeline.transformer
-
-
-def test_weights_given_apart_are_saved_as_those_inside(policy, tmp_path: Path):
-    prepare_policy(policy, gradient_checkpointing=False, lora=ADAPTER)
-    save_lora(policy, tmp_path / "inside")
-    save_lora(policy, tmp_path / "apart", adapter_weights(policy))
-    with (
-        safe_open(tmp_path / "inside" / ADAPTER_FILE, "pt") as inside,
-        safe_open(tmp_path / "apart" / ADAPTER_FILE, "pt") as apart,
-    ):
-        assert apart.metadata() == inside.metadata()
-        assert apart.keys() == inside.keys()
-        assert all(torch.equal(apart.get_tensor(name), inside.get_tensor(name)) for name in inside.keys())
-
-
-def test_a_folder_without_an_adapter_is_named(policy, tmp_path: Path):
-    with pytest.raises(ValueError, match=f"no adapter at '{tmp_path}"):
-        load_lora(policy, tmp_path)
-
-
-@pytest.mark.parametrize("change", [{"num_attention_heads": 4}, {"num_layers": 3}])
-def test_an_adapter_of_another_model_is_refused(policy, tmp_path: Path, change: dict[str, int]):
-    other = HunyuanVideo15Transformer3DModel.from_config({**policy.config, **change})
-    prepare_policy(other, gradient_checkpointing=False, lora=ADAPTER)
-    save_lora(other, tmp_path)
-    with pytest.raises(ValueError, match="does not fit this transformer"):
-        load_lora(policy, tmp_path)
-
-
-def test_an_adapter_with_other_settings_than_the_runs_is_refused(policy, tmp_path: Path):
-    prepare_policy(policy, gradient_checkpointing=False, lora=ADAPTER)
-    save_lora(policy, tmp_path)
-    policy.delete_adapters("default")
-    wanted = lora_config(8, 4, Config().model.lora_target_modules)
-    with pytest.raises(ValueError, match="lora_r is 8, the adapter has 2"):
-        prepare_policy(policy, gradient_checkpointing=False, lora=wanted, pretrained_lora_path=str(tmp_path))
-
-
-def test_an_adapter_of_other_modules_than_the_runs_is_refused(policy, tmp_path: Path):
-    prepare_policy(policy, gradient_checkpointing=False, lora=lora_config(2, 4, ["to_q", "to_k"]))
-    save_lora(policy, tmp_path)
-    policy.delete_adapters("default")
-    wanted = lora_config(2, 4, ["to_q"])
-    with pytest.raises(ValueError, match=r"lora_target_modules chooses 3 modules, the adapter has 6, .*to_k"):
-        prepare_policy(policy, gradient_checkpointing=False, lora=wanted, pretrained_lora_path=str(tmp_path))
-
-
-def test_a_damaged_adapter_file_is_named(policy, tmp_path: Path):
-    prepare_policy(policy, gradient_checkpointing=False, lora=ADAPTER)
-    save_lora(policy, tmp_path)
-    file = tmp_path / "pytorch_lora_weights.safetensors"
-    file.write_bytes(file.read_bytes()[:-64])
-    policy.delete_adapters("default")
-    with pytest.raises(ValueError, match=str(file)):
-        load_lora(policy, tmp_path)
 
 
 @pytest.fixture
@@ -90,29 +29,70 @@ def empty_policy() -> HunyuanVideo15Transformer3DModel:
         return build_transformer()
 
 
+def read(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Return an adapter's tensors and its note."""
+    with safe_open(folder / ADAPTER_FILE, "pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()
+
+
+def save(network: HunyuanVideo15Transformer3DModel, folder: Path, lora: LoraConfig = ADAPTER) -> None:
+    """Save a new adapter of a network, and take it off again."""
+    prepare_policy(network, gradient_checkpointing=False, lora=lora)
+    save_lora(network, folder)
+    network.delete_adapters("default")
+
+
+def test_weights_given_apart_are_saved_as_those_inside(policy, tmp_path: Path):
+    prepare_policy(policy, gradient_checkpointing=False, lora=ADAPTER)
+    save_lora(policy, tmp_path / "inside")
+    save_lora(policy, tmp_path / "apart", adapter_weights(policy))
+    (inside, note), (apart, other_note) = read(tmp_path / "inside"), read(tmp_path / "apart")
+    assert other_note == note
+    assert_same(apart, inside)
+
+
+@pytest.mark.parametrize("network", ["policy", "empty_policy"])
+@pytest.mark.parametrize("change", [{"num_attention_heads": 4}, {"num_layers": 3}])
+def test_an_adapter_of_another_model_is_refused(request, policy, tmp_path: Path, change: dict[str, int], network: str):
+    save(HunyuanVideo15Transformer3DModel.from_config({**policy.config, **change}), tmp_path)
+    with pytest.raises(ValueError, match="does not fit this transformer"):
+        load_lora(request.getfixturevalue(network), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        (lora_config(8, 4, ["to_q", "to_k"]), "lora_r is 8, the adapter has 2"),
+        (lora_config(2, 8, ["to_q", "to_k"]), "lora_alpha is 8, the adapter has 4"),
+        (lora_config(2, 4, ["to_q"]), r"lora_target_modules chooses 3 modules, the adapter has 6, .*to_k"),
+    ],
+)
+def test_an_adapter_with_other_settings_than_the_runs_is_refused(policy, tmp_path: Path, wanted, message: str):
+    save(policy, tmp_path, lora_config(2, 4, ["to_q", "to_k"]))
+    with pytest.raises(ValueError, match=message):
+        prepare_policy(policy, gradient_checkpointing=False, lora=wanted, pretrained_lora_path=str(tmp_path))
+
+
+def test_a_missing_or_damaged_adapter_file_is_named(policy, tmp_path: Path):
+    with pytest.raises(ValueError, match=f"no adapter at '{tmp_path}"):
+        load_lora(policy, tmp_path)
+    save(policy, tmp_path)
+    file = tmp_path / ADAPTER_FILE
+    file.write_bytes(file.read_bytes()[:-64])
+    with pytest.raises(ValueError, match=str(file)):
+        load_lora(policy, tmp_path)
+
+
 @pytest.mark.parametrize("network", ["policy", "empty_policy"])
 @pytest.mark.parametrize("matrix", ["lora_A", "lora_B"])
-def test_an_adapter_that_is_not_whole_is_refused(
-    policy, tmp_path: Path, request: pytest.FixtureRequest, network: str, matrix: str
-):
-    prepare_policy(policy, gradient_checkpointing=False, lora=ADAPTER)
-    save_lora(policy, tmp_path)
-    with safe_open(tmp_path / ADAPTER_FILE, "pt") as file:
-        tensors, note = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()
-    policy.delete_adapters("default")
+def test_an_adapter_that_is_not_whole_is_refused(policy, tmp_path: Path, request, network: str, matrix: str):
+    save(policy, tmp_path)
+    tensors, note = read(tmp_path)
     gone = next(name for name in tensors if matrix in name)
     del tensors[gone]
     save_file(tensors, tmp_path / ADAPTER_FILE, note)
     with pytest.raises(ValueError, match=rf"is not whole: it lacks {re.escape(gone)} \(1 weights in all\)"):
         load_lora(request.getfixturevalue(network), tmp_path)
-
-
-def test_a_run_refuses_an_adapter_of_another_width(policy, empty_policy, tmp_path: Path):
-    other = HunyuanVideo15Transformer3DModel.from_config({**policy.config, "num_attention_heads": 4})
-    prepare_policy(other, gradient_checkpointing=False, lora=ADAPTER)
-    save_lora(other, tmp_path)
-    with pytest.raises(ValueError, match="does not fit this transformer"):
-        load_lora(empty_policy, tmp_path)
 
 
 def test_a_fresh_adapter_has_the_librarys_distribution_and_depends_on_the_seed_alone():

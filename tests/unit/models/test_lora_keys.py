@@ -1,7 +1,6 @@
 """Adapters with original names: the same change of the weights, and exact in both directions."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -44,10 +43,8 @@ def random_adapter(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write_adapter(folder: Path, tensors: dict[str, Tensor], **settings: object) -> Path:
-    note = {"r": RANK, "lora_alpha": ALPHA, "target_modules": "all-linear"} | settings
-    save_file(
-        tensors, folder / "pytorch_lora_weights.safetensors", metadata={"lora_adapter_metadata": json.dumps(note)}
-    )
+    note = json.dumps({"r": RANK, "lora_alpha": ALPHA, "target_modules": "all-linear"} | settings)
+    save_file(tensors, folder / "pytorch_lora_weights.safetensors", metadata={"lora_adapter_metadata": note})
     return folder
 
 
@@ -109,41 +106,25 @@ def test_an_adapter_of_original_keys_comes_back_as_the_same_function(transformer
         torch.testing.assert_close(received, expected, rtol=1e-5, atol=1e-5)
 
 
-DAMAGES: dict[str, tuple[Callable[[dict], object], dict, str]] = {
-    "another model": (
-        lambda t: (
-            t.update({"double_blocks.9.img_attn_q.lora_A.weight": torch.zeros(4, 32)})
-            or t.update({"double_blocks.9.img_attn_q.lora_B.weight": torch.zeros(32, 4)})
-        ),
-        {},
-        r"modules this transformer lacks: double_blocks\.9\.img_attn_q",
-    ),
-    "half an adapter": (
-        lambda t: t.pop(f"{MODULES[0]}.lora_B.weight"),
-        {},
-        "see double_blocks.1.img_attn_q.lora_B",
-    ),
-    "dora": (lambda t: None, {"use_dora": True}, "it sets use_dora"),
-    "code": (
-        lambda t: None,
-        {"megatron_config": {}, "megatron_core": "os"},
-        "it sets megatron_config, megatron_core, which this project does not read",
-    ),
-    "an endless search": (lambda t: None, {"alpha_pattern": {"(a+)+$": 1}}, "repeats too much"),
-    "a rank that fills the memory": (lambda t: None, {"r": 10**9}, "less than or equal to 8192"),
-    "another width": (
-        lambda t: t.update({f"{MODULES[0]}.lora_A.weight": torch.zeros(4, 7)}),
-        {},
-        "does not fit this transformer",
-    ),
-}
+ZEROS = torch.zeros(4, 32)
+OTHER = {"double_blocks.9.img_attn_q.lora_A.weight": ZEROS, "double_blocks.9.img_attn_q.lora_B.weight": ZEROS.T}
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_an_adapter_that_does_not_fit_is_refused(transformer, tmp_path: Path, damage: str):
-    edit, settings, message = DAMAGES[damage]
-    adapter = random_adapter(dict(original_tensors(transformer.state_dict())))
-    edit(adapter)
+@pytest.mark.parametrize(
+    ("changed", "settings", "message"),
+    [
+        (OTHER, {}, r"modules this transformer lacks: double_blocks\.9\.img_attn_q"),
+        ({f"{MODULES[0]}.lora_B.weight": None}, {}, "see double_blocks.1.img_attn_q.lora_B"),
+        ({f"{MODULES[0]}.lora_A.weight": torch.zeros(4, 7)}, {}, "does not fit this transformer"),
+        ({}, {"use_dora": True}, "it sets use_dora"),
+        ({}, {"megatron_config": {}, "megatron_core": "os"}, "it sets megatron_config, megatron_core, which this proj"),
+        ({}, {"alpha_pattern": {"(a+)+$": 1}}, "repeats too much"),
+        ({}, {"r": 10**9}, "less than or equal to 8192"),
+    ],
+)
+def test_an_adapter_that_does_not_fit_is_refused(transformer, tmp_path: Path, changed, settings: dict, message: str):
+    adapter = random_adapter(dict(original_tensors(transformer.state_dict()))) | changed
+    adapter = {name: tensor.contiguous() for name, tensor in adapter.items() if tensor is not None}
     with pytest.raises(ValueError, match=message):
         load_lora(transformer, write_adapter(tmp_path, adapter, **settings))
 

@@ -24,36 +24,13 @@ def copied_root(tiny_root: Path, tmp_path: Path) -> Path:
     return shutil.copytree(tiny_root, tmp_path / "copy")
 
 
-def make_original(root: Path, version: str) -> Path:
-    for folder, patterns in original_files(version).items():
-        for pattern in patterns:
-            path = root / folder / pattern.replace("*", "model")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
-    return root
-
-
-def test_a_complete_model_is_accepted(tiny_root: Path):
-    assert is_diffusers_layout(tiny_root)
-    assert check_layout(tiny_root, "480p_t2v") == tiny_root
-
-
-def test_all_missing_components_are_named_at_once_with_the_way_to_get_them(copied_root: Path):
+def test_all_missing_components_are_named_at_once_with_the_way_to_get_them(copied_root: Path, tmp_path: Path):
     shutil.rmtree(copied_root / "vae")
-    shutil.rmtree(copied_root / "tokenizer_2")
+    for file in (copied_root / "tokenizer_2").iterdir():  # an empty folder is missing, too
+        file.unlink()
     with pytest.raises(ValueError, match=rf"'{copied_root}' lacks vae, tokenizer_2;") as error:
         check_layout(copied_root, "480p_t2v")
     assert HOW_TO_GET in str(error.value)
-
-
-def test_a_component_that_is_an_empty_folder_is_missing(copied_root: Path):
-    shutil.rmtree(copied_root / "text_encoder")
-    (copied_root / "text_encoder").mkdir()
-    with pytest.raises(ValueError, match="lacks text_encoder;"):
-        check_diffusers_layout(copied_root)
-
-
-def test_an_empty_folder_lacks_every_component(tmp_path: Path):
     with pytest.raises(ValueError, match=f"lacks {', '.join(DIFFUSERS_COMPONENTS)};"):
         check_diffusers_layout(tmp_path)
 
@@ -69,24 +46,25 @@ def test_a_folder_without_any_model_lists_the_commands_that_fetch_the_published_
     assert "assets/tiny" in message or "configs/tiny.yaml" in message
 
 
-def test_text_to_video_needs_no_vision_encoder():
-    assert "vision_encoder/siglip" in original_files("480p_i2v")
-    assert "vision_encoder/siglip" not in original_files("480p_t2v")
-
-
 def test_only_what_is_missing_of_the_published_layout_is_listed(tmp_path: Path):
-    root = make_original(tmp_path, "480p_t2v")
-    (root / "vae" / "config.json").unlink()
-    with pytest.raises(ValueError, match="missing") as error:
-        check_layout(root, "480p_t2v")
-    assert f"{root / 'vae'}: config.json" in str(error.value)
-    assert "text_encoder" not in str(error.value)
+    for folder, patterns in original_files("480p_t2v").items():
+        for pattern in patterns:
+            path = tmp_path / folder / pattern.replace("*", "model")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+    (tmp_path / "vae" / "config.json").unlink()
+    with pytest.raises(ValueError, match=rf"missing[^\n]*\n  {tmp_path / 'vae'}: config.json\n") as error:
+        check_layout(tmp_path, "480p_t2v")
+    assert "text_encoder" not in str(error.value) and "siglip" not in str(error.value)
 
 
-def test_the_published_layout_is_accepted(original_root: Path):
-    assert not is_diffusers_layout(original_root)
-    for version in VERSIONS:
+def test_both_layouts_are_accepted_and_tell_what_a_transformer_is_made_for(tiny_root: Path, original_root: Path):
+    assert is_diffusers_layout(tiny_root) and not is_diffusers_layout(original_root)
+    assert check_layout(tiny_root, "480p_t2v") == tiny_root
+    assert task_of(tiny_root, None) == "t2v"
+    for version, changes in VERSIONS.items():
         assert check_layout(original_root, version) == original_root
+        assert task_of(original_root, version) == changes["task_type"]
 
 
 def test_a_version_that_is_not_there_is_refused_with_those_that_are(original_root: Path):
@@ -100,10 +78,3 @@ def test_without_a_version_the_only_one_is_chosen_and_several_are_listed(origina
         transformer_folder(original_root, None)
     shutil.copytree(original_root / "transformer" / "480p_i2v", tmp_path / "transformer" / "mine")
     assert transformer_folder(tmp_path, None) == tmp_path / "transformer" / "mine"
-
-
-def test_what_a_transformer_is_made_for_is_read_from_its_config(tiny_root: Path, original_root: Path):
-    assert task_of(tiny_root, None) == "t2v"
-    assert {version: task_of(original_root, version) for version in VERSIONS} == {
-        version: changes["task_type"] for version, changes in VERSIONS.items()
-    }

@@ -81,16 +81,14 @@ def test_encoders_are_taken_from_where_the_authors_keep_them(original_root: Path
 
 
 @pytest.mark.parametrize("component", FILES)
-def test_a_missing_weight_is_named_as_the_file_names_it(original_root: Path, damaged: Callable, component: str):
-    name = next(n for n in sorted(load_file(original_root / FILES[component])) if not n.startswith("lm_head"))
-    with pytest.raises(ValueError, match=f"missing keys: {name}"):
-        load(damaged(FILES[component], lambda tensors: tensors.pop(name)))
-
-
-@pytest.mark.parametrize("component", FILES)
-def test_a_leftover_weight_is_named(damaged: Callable, component: str):
-    with pytest.raises(ValueError, match=r"unexpected keys: double_blocks\.9\.left\.over"):
-        load(damaged(FILES[component], lambda tensors: tensors.update({"double_blocks.9.left.over": torch.zeros(2)})))
+def test_a_missing_weight_and_a_leftover_one_are_named_as_the_file_names_them(
+    original_root: Path, damaged: Callable, component: str
+):
+    gone = next(n for n in sorted(load_file(original_root / FILES[component])) if not n.startswith("lm_head"))
+    extra = {"double_blocks.9.left.over": torch.zeros(2)}
+    root = damaged(FILES[component], lambda tensors: (tensors.pop(gone), tensors.update(extra)))
+    with pytest.raises(ValueError, match=rf"missing keys: {gone}; unexpected keys: double_blocks\.9\.left\.over"):
+        load(root)
 
 
 def test_shapes_are_named_as_expected_and_received(damaged: Callable):
@@ -98,12 +96,6 @@ def test_shapes_are_named_as_expected_and_received(damaged: Callable):
     root = damaged(FILES["transformer"], lambda tensors: tensors.update({name: torch.zeros(7)}))
     with pytest.raises(ValueError, match=rf"mis-shaped keys: {name} \(expected \[96\], received \[7\]\)"):
         load_transformer(root, "480p_t2v")
-
-
-def edit_config(root: Path, changes: dict) -> Path:
-    path = root / "transformer" / "480p_t2v" / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    return root
 
 
 @pytest.mark.parametrize(
@@ -121,59 +113,40 @@ def edit_config(root: Path, changes: dict) -> Path:
 def test_a_config_that_is_not_that_of_the_weights_is_refused(
     original_root: Path, tmp_path: Path, changes: dict, message: str
 ):
-    root = edit_config(shutil.copytree(original_root, tmp_path / "ckpts"), changes)
+    root = shutil.copytree(original_root, tmp_path / "ckpts")
+    path = root / "transformer" / "480p_t2v" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(ValueError, match=message):
         load_transformer(root, "480p_t2v")
 
 
-def test_a_truncated_shard_is_named_with_its_size(original_root: Path, tmp_path: Path):
-    root = shutil.copytree(original_root, tmp_path / "ckpts")
-    shard = root / "transformer" / "480p_i2v" / "diffusion_pytorch_model-00002-of-00003.safetensors"
-    shard.write_bytes(shard.read_bytes()[:-100])
-    with pytest.raises(ValueError, match=f"Cannot read '{shard}', {shard.stat().st_size:,} bytes"):
-        load_transformer(root, "480p_i2v")
+def cut(length: int) -> Callable[[Path], object]:
+    """Return what keeps the first bytes of a file."""
+    return lambda path: path.write_bytes(path.read_bytes()[:length])
 
 
-def test_a_missing_shard_is_named(original_root: Path, tmp_path: Path):
-    root = shutil.copytree(original_root, tmp_path / "ckpts")
-    (root / "transformer" / "480p_i2v" / "diffusion_pytorch_model-00003-of-00003.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"lacks diffusion_pytorch_model-00003-of-00003\.safetensors of the 3 files"):
-        load_transformer(root, "480p_i2v")
-
-
-def test_shards_of_two_downloads_are_refused(original_root: Path, tmp_path: Path):
-    root = shutil.copytree(original_root, tmp_path / "ckpts")
-    folder = root / "transformer" / "480p_i2v"
-    shards = [folder / f"diffusion_pytorch_model-0000{i}-of-00003.safetensors" for i in (1, 2)]
-    shutil.copy(shards[0], shards[1])
-    with pytest.raises(ValueError, match="disagree about"):
-        load_transformer(root, "480p_i2v")
-
-
-def test_a_damaged_glyph_checkpoint_is_named(original_root: Path, tmp_path: Path):
-    root = shutil.copytree(original_root, tmp_path / "ckpts")
-    path = root / "text_encoder" / "Glyph-SDXL-v2" / "checkpoints" / "byt5_model.pt"
-    path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(ValueError, match=f"Cannot read '{path}'"):
-        load(root)
-
-
-@pytest.mark.parametrize("file", ["llm/config.json", "byt5-small/config.json", "Glyph-SDXL-v2/assets/color_idx.json"])
-def test_a_damaged_config_of_an_encoder_is_refused(original_root: Path, tmp_path: Path, file: str):
-    root = shutil.copytree(original_root, tmp_path / "ckpts")
-    (root / "text_encoder" / file).write_text("{")
-    with pytest.raises(ValueError, match=r"Cannot (load|read) .*" + file.rpartition("/")[0]):
-        load(root)
+SHARD = "transformer/480p_i2v/diffusion_pytorch_model-0000{}-of-00003.safetensors"
+NO_JSON = ("llm/config.json", "byt5-small/config.json", "Glyph-SDXL-v2/assets/color_idx.json")
+TOKENIZERS = ("llm/tokenizer.json", "llm/tokenizer_config.json", "byt5-small/tokenizer_config.json")
 
 
 @pytest.mark.parametrize(
-    "file", ["llm/tokenizer.json", "llm/tokenizer_config.json", "byt5-small/tokenizer_config.json"]
+    ("file", "damage", "message"),
+    [
+        (SHARD.format(2), cut(-100), "Cannot read '{path}', {size:,} bytes"),
+        (SHARD.format(3), Path.unlink, r"lacks diffusion_pytorch_model-00003-of-00003\.safetensors of the 3 files"),
+        (SHARD.format(2), lambda path: shutil.copy(str(path).replace("00002", "00001"), path), "disagree about"),
+        ("text_encoder/Glyph-SDXL-v2/checkpoints/byt5_model.pt", cut(200), "Cannot read '{path}'"),
+        *((f"text_encoder/{file}", cut(1), f"Cannot (load|read) .*{file.rpartition('/')[0]}") for file in NO_JSON),
+        *((f"text_encoder/{file}", cut(-10), "Cannot read '{path}'") for file in TOKENIZERS),
+    ],
 )
-def test_a_tokenizer_that_was_cut_short_is_named(original_root: Path, tmp_path: Path, file: str):
-    path = shutil.copytree(original_root, tmp_path / "ckpts") / "text_encoder" / file
-    path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(ValueError, match=f"Cannot read '{path}'"):
-        load(tmp_path / "ckpts")
+def test_a_damaged_file_is_named(original_root: Path, tmp_path: Path, file: str, damage: Callable, message: str):
+    path = shutil.copytree(original_root, tmp_path / "ckpts") / file
+    damage(path)
+    size = path.stat().st_size if path.exists() else 0
+    with pytest.raises(ValueError, match=message.format(path=path, size=size)):
+        load(tmp_path / "ckpts", "480p_i2v" if "i2v" in file else "480p_t2v")
 
 
 def test_the_vision_encoder_is_loaded_for_image_to_video_alone(original_root: Path):

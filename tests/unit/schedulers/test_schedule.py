@@ -24,18 +24,13 @@ def test_sigmas_are_the_shifted_line_from_exactly_one_to_exactly_zero(num_steps,
     assert scheduler.sigmas[0] == 1
     assert scheduler.sigmas[-1] == 0
     assert (scheduler.sigmas.diff() < 0).all()
+    assert scheduler.timesteps.dtype == torch.float32  # and unrounded
+    assert torch.equal(scheduler.timesteps, scheduler.sigmas[:-1] * 1000)
 
 
 def test_the_official_schedule_of_twelve_steps_at_shift_five():
     timesteps = scheduled(12, shift=5.0).timesteps
     torch.testing.assert_close(timesteps[:4], torch.tensor([1000.0, 982.1429, 961.5385, 937.5]), rtol=0, atol=1e-3)
-
-
-def test_timesteps_are_unrounded_float32_sigmas_times_a_thousand():
-    scheduler = scheduled(7, shift=5.0)
-    assert scheduler.timesteps.dtype == torch.float32
-    assert torch.equal(scheduler.timesteps, scheduler.sigmas[:-1] * 1000)
-    assert (scheduler.timesteps != scheduler.timesteps.round()).any()
 
 
 def test_a_second_call_replaces_the_first_schedule():
@@ -66,11 +61,8 @@ def test_impossible_settings_are_refused(settings, message):
         FlowMatchDiscreteScheduler(**settings)
 
 
-def test_no_steps_are_refused():
+def test_no_steps_are_refused_and_using_the_scheduler_before_they_are_set_says_what_to_call():
     with pytest.raises(ValueError, match="num_inference_steps must be at least 1, got 0"):
         FlowMatchDiscreteScheduler().set_timesteps(0)
-
-
-def test_using_the_scheduler_before_its_steps_are_set_says_what_to_call():
     with pytest.raises(ValueError, match="call set_timesteps"):
         FlowMatchDiscreteScheduler().gradient_norms(sde_type="cps", eta=0.5)

@@ -19,7 +19,6 @@ from hyvideo.models.reward_models.registry import RewardContext, RewardFailureEr
 from hyvideo.models.reward_models.remote.wire import (
     TOKEN_VARIABLE,
     Metadata,
-    RewardFacts,
     ScoreRequest,
     ScoreResponse,
     checked_token,
@@ -45,14 +44,9 @@ class _Fault(Exception):
 class RemoteReward(RewardModel):
     """A reward of a server, called as if it were here; many threads may call it at once.
 
-    Args:
-        context: of the run; raw videos must have the frame rate that the server expects.
-        name: of the reward on the server.
-        url: of the server.
-        config: timeout, retries and requests in flight.
-
     Raises:
-        ValueError: the token is no header, the server does not answer, refuses the token, or does not have this reward.
+        ValueError: the token is no header, or the server does not answer, refuses the token, does not have this reward
+            or takes raw videos to have another frame rate than the run's.
     """
 
     def __init__(self, context: RewardContext, name: str, url: str, config: RewardConfig) -> None:
@@ -70,16 +64,27 @@ class RemoteReward(RewardModel):
         except httpx.InvalidURL as error:
             raise ValueError(f"remote_reward_url: '{url}' is not an address ({error}).") from error
         self._loop = _event_loop()
-        facts = self._introduce()
+        try:
+            metadata = self._persistently(lambda: self._answer(Metadata, "GET", "/metadata"))
+        except (_Fault, RewardFailureError) as error:
+            raise ValueError(f"remote_reward_url: {error}") from error
+        if name not in metadata.rewards:
+            raise ValueError(
+                f"reward_model: the server {url} has no reward '{name}'; it has {', '.join(metadata.rewards)[:_SHOWN]}."
+            )
+        if metadata.video_fps != context.video_fps:
+            raise ValueError(
+                f"video_fps is {context.video_fps}, but the reward server {url} takes videos to have "
+                f"{metadata.video_fps}: start it with --video_fps {context.video_fps}."
+            )
+        self._max_body_bytes, facts = metadata.max_body_bytes, metadata.rewards[name]
         self.metrics, self.reads, self._description = facts.metrics, facts.reads, facts.description
 
     def __call__(self, videos: Videos, prompts: Sequence[str]) -> dict[str, Tensor]:
         """Score videos on the server; NaN for all of them, and a warning, where it keeps failing.
 
-        What is larger than the server reads is sent in two halves.
-
-        Raises:
-            RewardFailureError: the server refuses the request, which trying again would not change.
+        What is larger than the server reads is sent in two halves. A refusal, which trying again would not change, is a
+        RewardFailureError.
         """
         try:
             return self._score(videos, prompts)
@@ -92,13 +97,13 @@ class RemoteReward(RewardModel):
         return self._description
 
     def _score(self, videos: Videos, prompts: Sequence[str]) -> dict[str, Tensor]:
-        """Score videos, all of them or none.
-
-        Raises:
-            _Fault: there was no answer after all retries; what remains is not sent, or ranks that wait would give up.
-            RewardFailureError: the server refuses.
-        """
-        contents, request = _packed(videos, prompts)
+        """Score all videos or raise; after one fault the rest is not sent, or ranks that wait would give up."""
+        if isinstance(videos, Tensor):
+            contents = [video.cpu().numpy().tobytes() for video in videos]
+            request = ScoreRequest(prompts=list(prompts), format="raw", shape=tuple(videos.shape[1:]))
+        else:
+            contents = [path.read_bytes() for path in videos]
+            request = ScoreRequest(prompts=list(prompts), format="mp4")
         size = len(request.model_dump_json()) + sum(len(content) + FORM_BYTES for content in contents)
         if size > self._max_body_bytes and len(prompts) > 1:
             half = len(prompts) // 2
@@ -112,7 +117,7 @@ class RemoteReward(RewardModel):
         sent = [digest(prompt, content) for prompt, content in zip(prompts, contents, strict=True)]
 
         def post() -> ScoreResponse:
-            """Ask once."""
+            """Ask once, and refuse an answer that is not about exactly what was sent."""
             answer = self._answer(
                 ScoreResponse,
                 "POST",
@@ -120,7 +125,10 @@ class RemoteReward(RewardModel):
                 data={"request": request.model_dump_json()},
                 files=[("videos", (str(index), content)) for index, content in enumerate(contents)],
             )
-            self._check_answer(answer, sent)
+            if answer.digests != sent:
+                raise _Fault("an answer about other videos than were sent")
+            if set(answer.metrics) != set(self.metrics) or any(len(v) != len(sent) for v in answer.metrics.values()):
+                raise _Fault(f"an answer without {len(sent)} scores for each of {', '.join(self.metrics)[:_SHOWN]}")
             return answer
 
         return {
@@ -128,31 +136,8 @@ class RemoteReward(RewardModel):
             for metric, values in self._persistently(post).metrics.items()
         }
 
-    def _introduce(self) -> RewardFacts:
-        """Ask what the server offers."""
-        try:
-            metadata = self._persistently(lambda: self._answer(Metadata, "GET", "/metadata"))
-        except (_Fault, RewardFailureError) as error:
-            raise ValueError(f"remote_reward_url: {error}") from error
-        self._max_body_bytes = metadata.max_body_bytes
-        if self._name not in metadata.rewards:
-            raise ValueError(
-                f"reward_model: the server {self._url} has no reward '{self._name}'; it has "
-                f"{', '.join(metadata.rewards)[:_SHOWN]}."
-            )
-        if metadata.video_fps != self.context.video_fps:
-            raise ValueError(
-                f"video_fps is {self.context.video_fps}, but the reward server {self._url} takes videos to have "
-                f"{metadata.video_fps}: start it with --video_fps {self.context.video_fps}."
-            )
-        return metadata.rewards[self._name]
-
     def _persistently(self, ask: Callable[[], _Answer]) -> _Answer:
-        """Ask until there is an answer, with waits that double.
-
-        Raises:
-            _Fault: there was none after all retries.
-        """
+        """Ask until there is an answer, with waits that double; a _Fault after all retries."""
         for attempt in range(self._retries + 1):
             try:
                 return ask()
@@ -202,13 +187,6 @@ class RemoteReward(RewardModel):
                     raise _Fault(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
         return response.status_code, bytes(body)
 
-    def _check_answer(self, answer: ScoreResponse, sent: Sequence[str]) -> None:
-        """Refuse an answer that is not about exactly what was sent."""
-        if answer.digests != list(sent):
-            raise _Fault("an answer about other videos than were sent")
-        if set(answer.metrics) != set(self.metrics) or any(len(v) != len(sent) for v in answer.metrics.values()):
-            raise _Fault(f"an answer without {len(sent)} scores for each of {', '.join(self.metrics)[:_SHOWN]}")
-
 
 @functools.cache
 def _event_loop() -> asyncio.AbstractEventLoop:
@@ -216,11 +194,3 @@ def _event_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="reward-requests", daemon=True).start()
     return loop
-
-
-def _packed(videos: Videos, prompts: Sequence[str]) -> tuple[list[bytes], ScoreRequest]:
-    """Return the bytes of every video and the request that says what they are."""
-    if isinstance(videos, Tensor):
-        contents = [video.cpu().numpy().tobytes() for video in videos]
-        return contents, ScoreRequest(prompts=list(prompts), format="raw", shape=tuple(videos.shape[1:]))
-    return [path.read_bytes() for path in videos], ScoreRequest(prompts=list(prompts), format="mp4")

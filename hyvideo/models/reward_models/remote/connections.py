@@ -35,13 +35,15 @@ class Protocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Take what came; the head of a request may be whole now."""
         super().data_received(data)
-        self._stop_waiting_with_request()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_waiting()
 
     def on_response_complete(self) -> None:
         """Wait for the next request, which may have come already."""
         self._wait()
         super().on_response_complete()
-        self._stop_waiting_with_request()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_waiting()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no longer."""
@@ -51,10 +53,6 @@ class Protocol(H11Protocol):
     def _wait(self) -> None:
         self._stop_waiting()
         self._silence = self.loop.call_later(HEAD_SECONDS, self._drop)
-
-    def _stop_waiting_with_request(self) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._stop_waiting()
 
     def _stop_waiting(self) -> None:
         if self._silence is not None:

@@ -4,7 +4,7 @@ import asyncio
 import hmac
 import math
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -56,55 +56,49 @@ def create_app(
         for name, reward in rewards.items()
     }
 
-    @app.get("/health")
-    async def health() -> dict[str, str]:
-        """Say that the server is up."""
-        return {"status": "ok"}
-
-    @app.get("/metadata", dependencies=[Depends(_guard(token))])
-    async def metadata() -> Metadata:
-        """Say what is served."""
-        return Metadata(rewards=facts, video_fps=video_fps, max_body_bytes=max_body_bytes)
-
-    @app.post("/score/{name}", dependencies=[Depends(_guard(token))])
-    async def score(name: str, request: Request) -> ScoreResponse:
-        """Score the videos of one request."""
-        if name not in rewards:
-            raise HTTPException(404, f"no reward '{name}'; expected one of {', '.join(rewards)}")
-        reward = rewards[name]
-        async with held[name]:
-            with tempfile.TemporaryDirectory(prefix="reward-server-") as folder:
-                try:
-                    asked, digests, videos = await run_in_threadpool(
-                        _unpacked, reward, await _read_form(request), Path(folder), video_folder, max_body_bytes
-                    )
-                    async with locks[name]:
-                        if await request.is_disconnected():
-                            raise ClientDisconnect
-                        scores = await run_in_threadpool(reward, videos, asked.prompts)
-                    return await run_in_threadpool(_response, name, reward, digests, scores)
-                except VideoTooLargeError as error:
-                    raise HTTPException(
-                        413, f"{error} Or send fewer, or start the server with a higher --max_body_mb."
-                    ) from error
-                except ValueError as error:
-                    raise HTTPException(422, str(error)) from error
-                except ClientDisconnect as error:
-                    raise HTTPException(499, "the client has gone") from error
-
-    return app
-
-
-def _guard(token: str | None) -> Callable[[Request], Awaitable[None]]:
-    """Return the check that a request shows the token."""
-
-    async def check(request: Request) -> None:
+    async def guard(request: Request) -> None:
         """Answer 401 to a request without the token."""
         shown = request.headers.get("Authorization", "")
         if token is not None and not hmac.compare_digest(shown.encode(), f"Bearer {token}".encode()):
             raise HTTPException(401, "expected the header Authorization: Bearer TOKEN with the server's token")
 
-    return check
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        """Say that the server is up."""
+        return {"status": "ok"}
+
+    @app.get("/metadata", dependencies=[Depends(guard)])
+    async def metadata() -> Metadata:
+        """Say what is served."""
+        return Metadata(rewards=facts, video_fps=video_fps, max_body_bytes=max_body_bytes)
+
+    @app.post("/score/{name}", dependencies=[Depends(guard)])
+    async def score(name: str, request: Request) -> ScoreResponse:
+        """Score the videos of one request."""
+        if name not in rewards:
+            raise HTTPException(404, f"no reward '{name}'; expected one of {', '.join(rewards)}")
+        async with held[name]:
+            with tempfile.TemporaryDirectory(prefix="reward-server-") as folder:
+                try:
+                    asked, digests, videos = await run_in_threadpool(
+                        _unpacked, rewards[name], await _read_form(request), Path(folder), video_folder, max_body_bytes
+                    )
+                    async with locks[name]:
+                        if await request.is_disconnected():
+                            raise ClientDisconnect
+                        scores = await run_in_threadpool(rewards[name], videos, asked.prompts)
+                    found = await run_in_threadpool(checked_scores, name, rewards[name], scores, len(digests))
+                except VideoTooLargeError as error:
+                    hint = "Or send fewer, or start the server with a higher --max_body_mb."
+                    raise HTTPException(413, f"{error} {hint}") from error
+                except ValueError as error:
+                    raise HTTPException(422, str(error)) from error
+                except ClientDisconnect as error:
+                    raise HTTPException(499, "the client has gone") from error
+        metrics = {key: [v if math.isfinite(v) else None for v in values.tolist()] for key, values in found.items()}
+        return ScoreResponse(metrics=metrics, digests=digests)
+
+    return app
 
 
 async def _read_form(request: Request) -> tuple[ScoreRequest, list[bytes]]:
@@ -126,19 +120,6 @@ async def _read_form(request: Request) -> tuple[ScoreRequest, list[bytes]]:
     if len(contents) != len(asked.prompts):
         raise HTTPException(422, f"received {len(contents)} videos but {len(asked.prompts)} prompts")
     return asked, contents
-
-
-def _response(name: str, reward: RewardModel, digests: Sequence[str], scores: Mapping[str, Tensor]) -> ScoreResponse:
-    """Return the scores of one request, with what each is the score of.
-
-    Raises:
-        ValueError: the reward gave other metrics or shapes than it declares.
-    """
-    metrics = {
-        metric: [value if math.isfinite(value) else None for value in values.tolist()]
-        for metric, values in checked_scores(name, reward, scores, len(digests)).items()
-    }
-    return ScoreResponse(metrics=metrics, digests=list(digests))
 
 
 def _unpacked(

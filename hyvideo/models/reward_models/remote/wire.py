@@ -16,11 +16,7 @@ TOKEN_VARIABLE = "REWARD_TOKEN"
 
 
 def checked_token(token: str | None) -> str | None:
-    """Return a token without the line end that a mounted secret has; None for an empty one.
-
-    Raises:
-        ValueError: a header cannot hold it; the message does not repeat it.
-    """
+    """Return a token without the line end that a mounted secret has, or None; a ValueError does not repeat it."""
     token = (token or "").strip()
     if not re.fullmatch(r"[\x20-\x7e]*", token):
         raise ValueError(

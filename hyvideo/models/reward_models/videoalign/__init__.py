@@ -1,6 +1,5 @@
 """VideoAlign (VideoReward): a Qwen2-VL that rates visual quality, motion quality and text alignment of a video."""
 
-from hyvideo.models.reward_models.videoalign.reward import VideoAlignReward
-from hyvideo.models.reward_models.videoalign.scorer import VideoAlignScorer
+from hyvideo.models.reward_models.videoalign.scorer import VideoAlignReward, VideoAlignScorer
 
 __all__ = ["VideoAlignReward", "VideoAlignScorer"]

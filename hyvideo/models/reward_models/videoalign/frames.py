@@ -21,16 +21,13 @@ _STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 def frame_indices(total: int, video_fps: float, *, fps: float, num_frames: int | None = None) -> list[int]:
-    """Choose an even number of frames spread over the whole video.
+    """Choose an even number of frames spread over the whole of a video with `total` frames, `video_fps` per second.
 
     Args:
-        total: frames of the video, at least 1.
-        video_fps: its frames per second.
+        total: at least 1.
+        video_fps: of the video.
         fps: frames wanted per second of video; at least 4 frames, if the video has them.
-        num_frames: frames wanted in all, instead of `fps`; rounded to even.
-
-    Raises:
-        ValueError: the video is too short for `num_frames`.
+        num_frames: frames wanted in all, instead of `fps`; rounded to even. More than there are is a ValueError.
     """
     if num_frames is not None:
         count = round(num_frames / TEMPORAL_PATCH) * TEMPORAL_PATCH
@@ -44,24 +41,18 @@ def frame_indices(total: int, video_fps: float, *, fps: float, num_frames: int |
 
 
 def read_frames(path: Path, *, fps: float, num_frames: int | None) -> Tensor:
-    """Read the shown frames of a video file: uint8 `[N, H, W, 3]`.
-
-    Raises:
-        ValueError: the file cannot be decoded, is too short for `num_frames` or too large for the memory.
-    """
+    """Read the shown frames of a file, uint8 `[N, H, W, 3]`; a damaged, too short or too large one is a ValueError."""
     return read_video(path, frame_indices(*video_length(path), fps=fps, num_frames=num_frames))
 
 
 def patches(frames: Tensor, max_pixels: int) -> tuple[Tensor, tuple[int, int, int]]:
     """Resize, normalise and cut uint8 frames `[N, H, W, 3]`, N even, as the vision tower takes them.
 
-    Height and width become multiples of 28 with MIN_PIXELS to `max_pixels` pixels.
+    Height and width become multiples of 28 with MIN_PIXELS to `max_pixels` pixels; sides of a ratio beyond 200 are a
+    ValueError.
 
     Returns:
         Patches `[T h w, 3 * 2 * 14 * 14]` float32, grouped by 2x2 neighbours, and their grid (T, h, w).
-
-    Raises:
-        ValueError: one side of the frames is more than 200 times the other.
     """
     height, width = smart_resize(*frames.shape[1:3], PATCH * MERGE, MIN_PIXELS, max_pixels)
     parts = frames.permute(0, 3, 1, 2).split(_FRAMES_AT_ONCE)

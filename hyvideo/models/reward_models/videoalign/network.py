@@ -42,7 +42,7 @@ class RewardNetwork(nn.Module):
         self.rm_head = nn.Linear(config.text_config.hidden_size, output_dim, bias=False)
 
     def forward(self, token_ids: Tensor, pixels: Tensor, grids: Tensor, reward_positions: Tensor) -> Tensor:
-        """Score B videos.
+        """Score B videos: raw scores `[B, 3]` float32.
 
         Args:
             token_ids: `[B, L]`, padded on the right. Attention is causal and every reward token stands before the
@@ -50,9 +50,6 @@ class RewardNetwork(nn.Module):
             pixels: patches of all videos, one after the other.
             grids: `[B, 3]` patch grid of each video.
             reward_positions: `[B, 3]` where the reward tokens stand.
-
-        Returns:
-            Raw scores `[B, 3]` float32.
         """
         batch, length = token_ids.shape
         # The original rotates by plain positions on all three axes; the library would compute 3-D ones.
@@ -71,11 +68,7 @@ class RewardNetwork(nn.Module):
 
 
 def load_network(settings: VideoAlignSettings) -> RewardNetwork:
-    """Build the network and load all of its weights, on the CPU and in the precision of the files.
-
-    Raises:
-        ValueError: a file is missing or unreadable, or its weights are not exactly the network's.
-    """
+    """Build the network and load its weights, exactly all or a ValueError, on the CPU in the precision of the files."""
     weights = _read_weights(settings)
     if _EMBEDDING not in weights:
         raise ValueError(f"VideoAlign: {settings.checkpoint} has no token embedding; expected a whole checkpoint.")
@@ -83,8 +76,15 @@ def load_network(settings: VideoAlignSettings) -> RewardNetwork:
     config.text_config.vocab_size = len(weights[_EMBEDDING])
     with init_empty_weights(include_buffers=False):
         network = RewardNetwork(config, settings.output_dim)
-    if settings.lora.enabled:
-        weights = _with_adapters(network, weights, settings)
+    if settings.lora is not None:  # adapters stay live: merged into bf16 weights they would change the scores
+        targets = [
+            name
+            for name, module in network.named_modules()
+            if isinstance(module, nn.Linear) and not any(part in name for part in settings.without_lora)
+        ]
+        inject_adapter_in_model(LoraConfig(**settings.lora, target_modules=targets), network, low_cpu_mem_usage=True)
+        moved = {f"{name}.{kind}": f"{name}.base_layer.{kind}" for name in targets for kind in ("weight", "bias")}
+        weights = {moved.get(name, name): value for name, value in weights.items()}
     weights.pop("lm_head.weight", None)  # predicts words, which nobody asks for
     try:
         network.load_state_dict(weights, strict=True, assign=True)
@@ -105,25 +105,6 @@ def _base_config(base: str) -> Qwen2VLConfig:
     if not isinstance(config, Qwen2VLConfig):
         raise ValueError(f"VideoAlign: the base model '{base}' is a {config.model_type}; expected qwen2_vl.")
     return config
-
-
-def _with_adapters(
-    network: RewardNetwork, weights: Mapping[str, Tensor], settings: VideoAlignSettings
-) -> dict[str, Tensor]:
-    """Give `network` its adapters; return `weights` under the names they then have.
-
-    Adapters stay live: merged into bf16 weights they would change the scores.
-    """
-    lora = settings.lora
-    targets = [
-        name
-        for name, module in network.named_modules()
-        if isinstance(module, nn.Linear) and not any(part in name for part in lora.excluded)
-    ]
-    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, use_rslora=lora.use_rslora, target_modules=targets)
-    inject_adapter_in_model(config, network, low_cpu_mem_usage=True)
-    moved = {f"{name}.{kind}": f"{name}.base_layer.{kind}" for name in targets for kind in ("weight", "bias")}
-    return {moved.get(name, name): value for name, value in weights.items()}
 
 
 def _read_weights(settings: VideoAlignSettings) -> dict[str, Tensor]:

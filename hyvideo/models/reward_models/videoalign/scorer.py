@@ -1,4 +1,4 @@
-"""Score videos with a VideoReward checkpoint, exactly as its authors' code does, in batches of similar length."""
+"""Score videos with a VideoReward checkpoint, exactly as its authors' code does; and that as a reward."""
 
 import logging
 import math
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from hyvideo.models.reward_models.registry import RewardContext, RewardModel, Videos, register_reward
 from hyvideo.models.reward_models.videoalign.frames import MERGE, frame_indices, patches, read_frames
 from hyvideo.models.reward_models.videoalign.network import load_network
 from hyvideo.models.reward_models.videoalign.settings import METRICS, read_settings
@@ -37,16 +38,11 @@ class VideoAlignScorer:
     """The three scores of VideoAlign and their sum.
 
     Args:
-        checkpoint_root: the VideoReward folder: `model_config.json`, `checkpoint-*` and the scoring text.
+        checkpoint_root: the VideoReward folder: `model_config.json`, `checkpoint-*` and the scoring text; a ValueError
+            where it is incomplete or its weights do not fit.
         device: where the network runs.
         dtype: precision of its weights and activations; the scores are float32.
         batch_size: videos that run through the network together.
-
-    Attributes:
-        settings: what the folder declares.
-
-    Raises:
-        ValueError: the folder is incomplete, or its weights do not fit.
 
     Example:
         >>> scorer = VideoAlignScorer("ckpts/VideoReward", "cuda", torch.bfloat16)
@@ -77,58 +73,51 @@ class VideoAlignScorer:
         fps: float | None = None,
         max_pixels: int | None = None,
     ) -> dict[str, list[float]]:
-        """Score video files for their prompts.
+        """Score B video files for their B prompts: VQ, MQ, TA and Overall (their sum), B numbers each.
+
+        A file that cannot be decoded, or a prompt that contains the network's own special tokens, gives NaN for its own
+        item only, and a warning says why.
 
         Args:
             video_paths: B files.
             prompts: B texts.
             normalize: subtract each metric's mean and divide by its spread, as the checkpoint records them.
-            num_frames: frames shown in all, instead of `fps`.
+            num_frames: frames shown in all, instead of `fps`; both are a ValueError.
             fps: frames shown per second of video; more frames give higher scores.
             max_pixels: bound on the pixels of a shown frame.
-
-        Returns:
-            VQ, MQ, TA and Overall (their sum), B numbers each. A file that cannot be decoded, or a prompt that
-            contains the network's own special tokens, gives NaN for its own item only, and a warning says why.
-
-        Raises:
-            ValueError: the numbers of videos and prompts differ, or both `fps` and `num_frames` are given.
         """
-        shown = self._shown_frames(num_frames, fps)
+        if num_frames is not None and fps is not None:
+            raise ValueError(f"VideoAlign: give fps or num_frames, not both; received {fps} and {num_frames}.")
+        if num_frames is None and fps is None:
+            num_frames = self.settings.num_frames
+        shown = {"fps": self.settings.fps if fps is None else fps, "num_frames": num_frames}
         return self._score(lambda path: read_frames(Path(path), **shown), video_paths, prompts, normalize, max_pixels)
 
     def score_frames(
         self, videos: Sequence[Tensor], video_fps: float, prompts: Sequence[str]
     ) -> dict[str, list[float]]:
         """Score B videos in memory, uint8 `[F, H, W, 3]` at `video_fps` frames per second, as `score` by default."""
-        shown = self._shown_frames(None, None)
 
-        def chosen(video: Tensor) -> Tensor:
+        def shown(video: Tensor) -> Tensor:
             """Return the frames that are shown."""
-            return video[frame_indices(len(video), video_fps, **shown)].cpu()
+            choice = {"fps": self.settings.fps, "num_frames": self.settings.num_frames}
+            return video[frame_indices(len(video), video_fps, **choice)].cpu()
 
-        return self._score(chosen, videos, prompts, normalize=True, max_pixels=None)
+        return self._score(shown, videos, prompts)
 
     def to(self, device: torch.device | str) -> None:
         """Move the network."""
         self._network.to(device)
-
-    def _shown_frames(self, num_frames: int | None, fps: float | None) -> dict[str, float | int | None]:
-        """Return the arguments of `frame_indices` that say how many frames are shown."""
-        if num_frames is not None and fps is not None:
-            raise ValueError(f"VideoAlign: give fps or num_frames, not both; received {fps} and {num_frames}.")
-        if num_frames is None and fps is None:
-            return {"fps": self.settings.fps, "num_frames": self.settings.num_frames}
-        return {"fps": fps if fps is not None else self.settings.fps, "num_frames": num_frames}
 
     def _score(
         self,
         read: Callable[[Any], Tensor],
         videos: Sequence[Any],
         prompts: Sequence[str],
-        normalize: bool,
-        max_pixels: int | None,
+        normalize: bool = True,
+        max_pixels: int | None = None,
     ) -> dict[str, list[float]]:
+        """Score what `read` makes frames of; raw scores are NaN where it cannot."""
         if len(videos) != len(prompts):
             raise ValueError(f"VideoAlign: received {len(videos)} videos but {len(prompts)} prompts.")
         items = {}
@@ -137,9 +126,13 @@ class VideoAlignScorer:
                 items[index] = self._prepare(read(video), prompt, max_pixels or self.settings.max_pixels)
             except ValueError as error:
                 _LOG.warning("video %d of %d has no score: %s", index + 1, len(prompts), error)
-        raw = self._run(items, len(prompts)).T.tolist()
+        raw = torch.full((len(prompts), len(METRICS)), math.nan)
+        by_length = sorted(items, key=lambda index: len(items[index].token_ids))
+        for start in range(0, len(by_length), self._batch_size):
+            chosen = by_length[start : start + self._batch_size]
+            raw[chosen] = self._run([items[index] for index in chosen])
         scores: dict[str, list[float]] = {}
-        for metric, values in zip(METRICS, raw, strict=True):
+        for metric, values in zip(METRICS, raw.T.tolist(), strict=True):
             mean, std = self.settings.statistics[metric] if normalize else (0.0, 1.0)
             scores[metric] = [(value - mean) / std for value in values]
         scores["Overall"] = [sum(values) for values in zip(*scores.values(), strict=True)]
@@ -159,16 +152,8 @@ class VideoAlignScorer:
         return _Item(token_ids, pixels, grid, positions)
 
     @torch.inference_mode()
-    def _run(self, items: dict[int, _Item], count: int) -> Tensor:
-        """Run items in batches of similar length; raw scores `[count, 3]`, NaN where there is no item."""
-        raw = torch.full((count, len(METRICS)), math.nan)
-        by_length = sorted(items, key=lambda index: len(items[index].token_ids))
-        for start in range(0, len(by_length), self._batch_size):
-            chosen = by_length[start : start + self._batch_size]
-            raw[chosen] = self._run_batch([items[index] for index in chosen])
-        return raw
-
-    def _run_batch(self, items: Sequence[_Item]) -> Tensor:
+    def _run(self, items: Sequence[_Item]) -> Tensor:
+        """Run a batch; raw scores `[B, 3]`."""
         device = next(self._network.parameters()).device
         token_ids = torch.nn.utils.rnn.pad_sequence(
             [item.token_ids for item in items], batch_first=True, padding_value=self._tokenizer.pad_token_id
@@ -179,6 +164,56 @@ class VideoAlignScorer:
             torch.tensor([item.grid for item in items], device=device),
             torch.stack([item.reward_positions for item in items]).to(device),
         ).cpu()
+
+
+@register_reward("videoalign_local")
+class VideoAlignReward(RewardModel):
+    """Normalised VQ, MQ and TA of VideoReward.
+
+    Args:
+        context: of the run.
+        checkpoint: the VideoReward folder; None: `VideoReward` below the model root.
+        dtype: `bf16` or `fp32`; None: bf16 on a GPU, fp32 on the CPU.
+    """
+
+    metrics = METRICS
+    reads = "file"
+
+    def __init__(self, context: RewardContext, checkpoint: str | None = None, dtype: str | None = None) -> None:
+        super().__init__(context)
+        dtypes = {"bf16": torch.bfloat16, "fp32": torch.float32}
+        name = dtype or ("fp32" if torch.device(context.device).type == "cpu" else "bf16")
+        if name not in dtypes:
+            raise ValueError(f"videoalign_local: expected dtype bf16 or fp32, received {dtype!r}.")
+        folder = self._folder(context, checkpoint)
+        self._scorer, self._dtype = VideoAlignScorer(folder, context.device, dtypes[name], context.batch_size), name
+
+    @classmethod
+    def check(cls, context: RewardContext, checkpoint: str | None = None, dtype: str | None = None) -> None:
+        """Read what the folder declares."""
+        read_settings(cls._folder(context, checkpoint))
+
+    def __call__(self, videos: Videos, prompts: Sequence[str]) -> dict[str, Tensor]:
+        """Score mp4 files, or frames `[B, F, H, W, 3]` at the run's frame rate."""
+        if isinstance(videos, Tensor):
+            scores = self._scorer.score_frames(videos, self.context.video_fps, prompts)
+        else:
+            scores = self._scorer.score(videos, prompts)
+        return {metric: torch.tensor(scores[metric]) for metric in METRICS}
+
+    def to(self, device: torch.device | str) -> None:
+        """Move the network."""
+        self._scorer.to(device)
+
+    def describe(self) -> str:
+        """Say what the scores depend on."""
+        settings = self._scorer.settings
+        frames = f"{settings.num_frames} frames" if settings.num_frames else f"{settings.fps:g} frames per second"
+        return f"normalised VQ, MQ, TA from {frames}, {self._dtype}"
+
+    @staticmethod
+    def _folder(context: RewardContext, checkpoint: str | None) -> Path:
+        return Path(checkpoint) if checkpoint else context.model_root / "VideoReward"
 
 
 def _load_tokenizer(folder: Path) -> tuple[AutoTokenizer, list[int]]:

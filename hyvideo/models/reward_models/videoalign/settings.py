@@ -22,18 +22,6 @@ _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class LoraSettings:
-    """Adapters of the checkpoint: rank, scale and which layers have none."""
-
-    enabled: bool
-    rank: int
-    alpha: float
-    use_rslora: bool
-    excluded: tuple[str, ...]
-    """A linear layer whose module path contains one of these has no adapter."""
-
-
-@dataclass(frozen=True)
 class VideoAlignSettings:
     """A VideoReward folder, read and checked.
 
@@ -41,7 +29,8 @@ class VideoAlignSettings:
         checkpoint: the newest `checkpoint-*` folder.
         base: folder or hub name of the Qwen2-VL whose configuration the network has.
         output_dim: outputs of the reward head, 1 or 3.
-        lora: the adapters.
+        lora: arguments of `peft.LoraConfig` for the adapters of the checkpoint, None where it has none.
+        without_lora: a linear layer whose module path contains one of these has no adapter.
         fps: frames per second that are shown to the network.
         num_frames: a fixed number of frames instead of `fps`, or None.
         max_pixels: bound on height x width of a shown frame.
@@ -52,7 +41,8 @@ class VideoAlignSettings:
     checkpoint: Path
     base: str
     output_dim: int
-    lora: LoraSettings
+    lora: Mapping[str, Any] | None
+    without_lora: tuple[str, ...]
     fps: float
     num_frames: int | None
     max_pixels: int
@@ -61,9 +51,7 @@ class VideoAlignSettings:
 
 
 def read_settings(root: Path) -> VideoAlignSettings:
-    """Read the VideoReward folder `root`.
-
-    The base model is `root/base` where that folder exists, otherwise what `model_config.json` names.
+    """Read the VideoReward folder `root`; its base model is `root/base`, or what `model_config.json` names.
 
     Raises:
         ValueError: a file is missing, unreadable or of another kind than the released VideoReward's.
@@ -75,15 +63,28 @@ def read_settings(root: Path) -> VideoAlignSettings:
         content = json.loads(read_file(path))
         data, model, lora = (content[key] for key in ("data_config", "model_config", "peft_lora_config"))
         _check_kind(path, data, model, lora)
+        numbered = {
+            int(path.name.removeprefix("checkpoint-")): path
+            for path in root.glob("checkpoint-*")
+            if path.name.removeprefix("checkpoint-").isdecimal()
+        }
+        if not numbered:
+            raise ValueError(f"VideoAlign: no checkpoint-* folder in {root}.")
+        adapters = {"r": lora["lora_r"], "lora_alpha": lora["lora_alpha"], "use_rslora": lora["use_rslora"]}
+        inference = content.get("inference_config")
         return VideoAlignSettings(
-            checkpoint=_newest_checkpoint(root),
+            checkpoint=numbered[max(numbered)],
             base=str(root / "base") if (root / "base").is_dir() else model["model_name_or_path"],
             output_dim=model["output_dim"],
-            lora=_lora_settings(lora),
+            lora=adapters if lora["lora_enable"] else None,
+            without_lora=(*(lora["lora_namespan_exclude"] or ()), *(() if lora["vision_lora"] else ("visual",))),
             fps=data["fps"],
             num_frames=data["num_frames"],
             max_pixels=data["max_frame_pixels"],
-            statistics=_statistics(content.get("inference_config")),
+            statistics={
+                metric: (0.0, 1.0) if inference is None else (inference[f"{metric}_mean"], inference[f"{metric}_std"])
+                for metric in METRICS
+            },
             text=read_scoring_text(root),
         )
     except OSError as error:
@@ -95,18 +96,16 @@ def read_settings(root: Path) -> VideoAlignSettings:
 
 
 def read_scoring_text(root: Path) -> str:
-    """Return the text that asks the network for its scores; it belongs to the weights and lies beside them.
+    """Return the text that asks the network for its scores, which belongs to the weights and lies beside them.
 
     `detailed_special.txt` is read as it is; otherwise the constant of `prompt_template.py`, which is parsed, never run.
-
-    Raises:
-        ValueError: neither file is there, or the text lacks what the scores are read from.
+    A ValueError says that neither is there, or what the text lacks.
     """
     plain, module = root / "detailed_special.txt", root / "prompt_template.py"
     if plain.is_file():
         path, text = plain, read_file(plain).decode("utf-8")
     elif module.is_file():
-        path, text = module, _constant(module, _TEXT_NAME)
+        path, text = module, _text_constant(module)
     else:
         raise ValueError(
             f"VideoAlign: no scoring text in {root}: expected detailed_special.txt, or prompt_template.py of the "
@@ -139,43 +138,14 @@ def _check_kind(path: Path, data: Mapping[str, Any], model: Mapping[str, Any], l
         raise ValueError(f"VideoAlign: {path}: expected output_dim 1 or 3, received {model['output_dim']!r}.")
 
 
-def _newest_checkpoint(root: Path) -> Path:
-    """Return the `checkpoint-N` folder with the highest N."""
-    numbered = {
-        int(path.name.removeprefix("checkpoint-")): path
-        for path in root.glob("checkpoint-*")
-        if path.name.removeprefix("checkpoint-").isdecimal()
-    }
-    if not numbered:
-        raise ValueError(f"VideoAlign: no checkpoint-* folder in {root}.")
-    return numbered[max(numbered)]
-
-
-def _lora_settings(lora: Mapping[str, Any]) -> LoraSettings:
-    vision = () if lora["vision_lora"] else ("visual",)
-    return LoraSettings(
-        enabled=lora["lora_enable"],
-        rank=lora["lora_r"],
-        alpha=lora["lora_alpha"],
-        use_rslora=lora["use_rslora"],
-        excluded=(*(lora["lora_namespan_exclude"] or ()), *vision),
-    )
-
-
-def _statistics(inference: Mapping[str, float] | None) -> dict[str, tuple[float, float]]:
-    if inference is None:
-        return dict.fromkeys(METRICS, (0.0, 1.0))
-    return {metric: (inference[f"{metric}_mean"], inference[f"{metric}_std"]) for metric in METRICS}
-
-
-def _constant(module: Path, name: str) -> str:
-    """Return the text constant `name` of a Python file without running it."""
+def _text_constant(module: Path) -> str:
+    """Return the scoring text of a Python file without running it."""
     try:
         tree = ast.parse(read_file(module, 2**20))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two: brackets in brackets
         raise ValueError(f"VideoAlign: {module} is not Python ({error}).") from error
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            if any(isinstance(target, ast.Name) and target.id == name for target in node.targets):
+            if any(isinstance(target, ast.Name) and target.id == _TEXT_NAME for target in node.targets):
                 return node.value.value
-    raise ValueError(f"VideoAlign: {module} has no text constant {name}.")
+    raise ValueError(f"VideoAlign: {module} has no text constant {_TEXT_NAME}.")

@@ -17,7 +17,6 @@ from hyvideo.models.reward_models.registry import RewardContext
 from hyvideo.models.reward_models.rewards import check_rewards, get_reward_fn
 
 PROMPTS = ["a red circle", "two green squares beside " * 20]
-METRICS = {ClipScore: "CLIPScore", PickScore: "PickScore"}
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +60,11 @@ def library_logits(checkpoint: Path, video: torch.Tensor, prompt: str) -> torch.
 @pytest.mark.parametrize("kind", [ClipScore, PickScore])
 def test_a_score_is_the_mean_over_frames_of_the_librarys(kind, checkpoint, videos):
     reward = kind(RewardContext(), str(checkpoint), num_frames=3)
-    scores = reward(videos, PROMPTS)[METRICS[kind]]
+    scores = reward(videos, PROMPTS)[kind.__name__.replace("Clip", "CLIP")]
     cosines = [library_logits(checkpoint, video, prompt) for video, prompt in zip(videos, PROMPTS, strict=True)]
     temperature = CLIPModel.from_pretrained(checkpoint).logit_scale.exp().item()
-    expected = [
-        (100 * c.clamp_min(0)).mean().item() if kind is ClipScore else (temperature * c).mean().item() for c in cosines
-    ]
-    assert scores.tolist() == pytest.approx(expected, abs=1e-4)
+    expected = [100 * c.clamp_min(0) if kind is ClipScore else temperature * c for c in cosines]
+    assert scores.tolist() == pytest.approx([each.mean().item() for each in expected], abs=1e-4)
     assert min(map(float, torch.cat(cosines))) < 0 < max(map(float, torch.cat(cosines))), "scores that tell nothing"
 
 
@@ -101,39 +98,28 @@ def test_both_at_once_load_from_their_paths(checkpoint, videos):
     ("options", "message"),
     [
         ({"checkpoint": "nowhere"}, "CLIPScore: there is no folder 'nowhere'"),
+        ({"checkpoint": 5}, "reward_config: clip_score cannot use its options {'checkpoint': 5}"),
+        ({"num_frames": "8"}, "reward_config: clip_score cannot use its options .*'num_frames': '8'"),
         ({"num_frames": 0}, "expected num_frames of at least 1, received 0"),
     ],
 )
-def test_wrong_options_are_named(checkpoint, options, message):
-    with pytest.raises(ValueError, match=message):
-        ClipScore(RewardContext(), **{"checkpoint": str(checkpoint), **options})
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"checkpoint": "nowhere"}, "CLIPScore: there is no folder 'nowhere'"),
-        ({"checkpoint": 5}, "reward_config: clip_score cannot use its options {'checkpoint': 5}"),
-        ({"num_frames": "8"}, "reward_config: clip_score cannot use its options .*'num_frames': '8'"),
-    ],
-)
-def test_wrong_options_are_named_before_a_network_is_loaded(checkpoint, options, message):
+def test_wrong_options_are_named_with_and_without_loading_a_network(checkpoint, options, message):
     entry = {"options": {"checkpoint": str(checkpoint), **options}, "sub_reward": {"CLIPScore": 1.0}}
-    with pytest.raises(ValueError, match=message):
-        check_rewards(RewardConfig(reward_config={"models": {"clip_score": entry}}), "ckpts", 24)
+    config = RewardConfig(reward_config={"models": {"clip_score": entry}})
+    for refuse in (get_reward_fn, lambda config: check_rewards(config, "ckpts", 24)):
+        with pytest.raises(ValueError, match=message):
+            refuse(config)
 
 
-def test_a_clip_without_all_of_its_weights_is_refused(checkpoint, tmp_path):
-    shutil.copytree(checkpoint, tmp_path / "copy")
-    weights = load_file(tmp_path / "copy" / "model.safetensors")
-    weights.pop("visual_projection.weight")
-    save_file(weights, tmp_path / "copy" / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match="lacks weights of a CLIP: visual_projection.weight"):
-        ClipScore(RewardContext(), str(tmp_path / "copy"))
-
-
-def test_damaged_weights_of_a_clip_are_named(checkpoint, tmp_path):
+def test_a_clip_with_missing_or_damaged_files_is_refused(checkpoint, tmp_path):
+    with pytest.raises(ValueError, match="cannot read a CLIP"):
+        PickScore(RewardContext(), str(tmp_path))
     copy = shutil.copytree(checkpoint, tmp_path / "copy")
+    weights = load_file(copy / "model.safetensors")
+    weights.pop("visual_projection.weight")
+    save_file(weights, copy / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match="lacks weights of a CLIP: visual_projection.weight"):
+        ClipScore(RewardContext(), str(copy))
     (copy / "model.safetensors").write_bytes(b"123")
     with pytest.raises(ValueError, match=f"cannot read a CLIP from '{copy}'"):
         ClipScore(RewardContext(), str(copy))
@@ -141,8 +127,3 @@ def test_damaged_weights_of_a_clip_are_named(checkpoint, tmp_path):
     os.mkfifo(copy / "merges.txt")
     with pytest.raises(ValueError, match=r"merges\.txt' cannot be used: it is a pipe"):
         ClipScore(RewardContext(), str(copy))
-
-
-def test_a_folder_without_a_clip_is_named(tmp_path):
-    with pytest.raises(ValueError, match="cannot read a CLIP"):
-        PickScore(RewardContext(), str(tmp_path))

@@ -66,20 +66,11 @@ def test_every_wording_of_every_scene_is_read_back(scene: Scene, wording: int) -
     assert parse_prompt(prompt(scene, wording)) == scene
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "a cat",
-        "a red circle",
-        "a red circle moves slowly",
-        "a red blue circle moves slowly to the left",
-        "a red circle moves slowly quickly to the left",
-        "a red circle moves slowly to the left and right",
-    ],
-)
-def test_a_prompt_without_exactly_one_of_each_word_is_not_read(text: str) -> None:
-    assert parse_prompt(text) is None
+def test_a_prompt_without_exactly_one_of_each_word_is_not_read() -> None:
+    for text in ("", "a cat", "a red circle", "a red circle moves slowly"):
+        assert parse_prompt(text) is None, text
+    for doubled in ("red blue circle moves slowly", "red circle moves slowly quickly", "red circle moves slowly right"):
+        assert parse_prompt(f"a {doubled} to the left") is None, doubled
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -91,17 +82,14 @@ def test_the_drawn_area_and_centroid_are_those_asked_for(shape: str) -> None:
     assert (mask.sum(1) * grid).sum() / mask.sum() == pytest.approx(33.8, abs=0.1)
 
 
-def test_rendered_ground_truth_scores_at_the_top_of_every_metric(truth: Tensor) -> None:
-    scores = raw(truth)
-    assert all(scores[metric].min() > 0.85 and scores[metric].mean() > 0.93 for metric in METRICS)
+def test_rendered_ground_truth_scores_at_the_top_of_every_metric_in_units_of_the_bases_spread(truth: Tensor) -> None:
+    scores, normal = raw(truth), MovingShapesReward()(truth, PROMPTS)
     assert correct(truth, PROMPTS).all()
-
-
-def test_scores_are_raw_ones_less_the_bases_mean_in_units_of_its_spread(truth: Tensor) -> None:
-    expected = raw(truth)
-    scores = MovingShapesReward()(truth, PROMPTS)
     for metric, mean, spread in (("VQ", 0.403, 0.078), ("MQ", 0.438, 0.145), ("TA", 0.820, 0.118)):
-        torch.testing.assert_close(scores[metric], (expected[metric] - mean) / spread)
+        assert scores[metric].min() > 0.85 and scores[metric].mean() > 0.93
+        torch.testing.assert_close(normal[metric], (scores[metric] - mean) / spread)
+    large = raw(render(clips(), num_frames=9, size=96))
+    assert all(large[metric].mean() > 0.9 for metric in METRICS)
 
 
 def noisy(videos: Tensor, spread: float) -> Tensor:
@@ -185,15 +173,11 @@ def test_a_cheap_exploit_loses_to_a_mediocre_honest_video_on_every_metric(truth:
 
 
 def test_between_two_colours_or_two_shapes_the_score_lies_between(truth: Tensor) -> None:
-    blend = [
-        dataclasses.replace(
-            clip,
-            colour=tuple(
-                (a + b) // 2 for a, b in zip(clip.colour, COLOURS[next_of(COLOURS, scene.colour)], strict=True)
-            ),
-        )
-        for clip, scene in zip(clips(), SCENES, strict=True)
-    ]
+    blend = []
+    for clip, scene in zip(clips(), SCENES, strict=True):
+        other = COLOURS[next_of(COLOURS, scene.colour)]
+        between = tuple((a + b) // 2 for a, b in zip(clip.colour, other, strict=True))
+        blend.append(dataclasses.replace(clip, colour=between))
     right, half = raw(truth)["TA"], raw(render(blend))["TA"]
     wrong = raw(FAULTS["wrong colour"][1](truth))["TA"]
     assert (right > half).all() and (half.mean() > wrong.mean())
@@ -216,12 +200,6 @@ def test_wrong_input_is_refused_with_what_was_received(truth: Tensor) -> None:
         MovingShapesReward()(truth[:2], PROMPTS[:1])
     with pytest.raises(ValueError, match="a cat"):
         correct(truth[:1], ["a cat"])
-
-
-def test_another_frame_size_and_length_are_measured_alike() -> None:
-    large = render(clips(), num_frames=9, size=96)
-    scores = raw(large)
-    assert all(scores[metric].mean() > 0.9 for metric in METRICS)
 
 
 def test_sixty_four_videos_are_scored_in_about_a_second(truth: Tensor) -> None:

@@ -8,7 +8,7 @@ import torch
 from hyvideo.config.schema import RewardConfig
 from hyvideo.models.reward_models.moving_shapes import MovingShapesReward
 from hyvideo.models.reward_models.registry import RewardModel, register_reward, registered_rewards
-from hyvideo.models.reward_models.rewards import WeightedReward, get_reward_fn
+from hyvideo.models.reward_models.rewards import WeightedReward, check_rewards, get_reward_fn
 from tests.support.rewards import grey_videos
 
 
@@ -25,16 +25,15 @@ def model_of(reward: WeightedReward) -> Any:
     return reward._scorers[0].model
 
 
-def test_the_total_is_the_weighted_sum_of_the_metrics():
-    scores = reward_of()(grey_videos(10, 20, 30), ["a", "bb", "ccc"])
+@pytest.mark.parametrize("name", ["brightness", "tests.support.rewards:Brightness"])
+@pytest.mark.parametrize(
+    ("weights", "total"), [({"brightness": 2.0, "length": -1.0}, [19, 38, 57]), ({"length": 3.0}, [3, 6, 9])]
+)
+def test_the_total_is_the_weighted_sum_and_metrics_without_a_weight_are_scored_too(name, weights, total):
+    scores = reward_of(name, reward_weights=weights)(grey_videos(10, 20, 30), ["a", "bb", "ccc"])
     assert scores.metrics["brightness"].tolist() == [10, 20, 30]
     assert scores.metrics["length"].tolist() == [1, 2, 3]
-    assert scores.total.tolist() == [19, 38, 57]
-
-
-def test_a_metric_without_a_weight_is_scored_but_counts_for_nothing():
-    scores = reward_of(reward_weights={"length": 3.0})(grey_videos(10), ["a"])
-    assert scores.total.tolist() == [3] and scores.metrics["brightness"].tolist() == [10]
+    assert scores.total.tolist() == total
 
 
 def test_several_rewards_are_weighted_and_metrics_of_one_name_are_told_apart():
@@ -55,19 +54,16 @@ def test_several_rewards_are_weighted_and_metrics_of_one_name_are_told_apart():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (RewardConfig(reward_model="brigtness"), "no reward named 'brigtness'.*moving_shapes.*Nearest: brightness"),
-        (
-            RewardConfig(reward_model="brightness"),
-            "brightness has no metric VQ, MQ, TA; expected some of brightness, l",
-        ),
+        (RewardConfig(reward_model="brigtness"), "named 'brigtness'.*moving_shapes.*or module:Class.*Nearest: bright"),
+        (RewardConfig(reward_model="tests.support.rewards:Missing"), "cannot be imported.*module:Class"),
+        (RewardConfig(reward_model="no_such_module:Reward"), "cannot be imported"),
+        (RewardConfig(reward_model="pathlib:Path"), "must be a subclass of hyvideo.*registry.RewardModel"),
+        (RewardConfig(reward_model="brightness"), "brightness has no metric VQ, MQ, TA; expected some of brightness, "),
         (RewardConfig(reward_model="brightness", reward_weights={}), "at least one weight other than 0"),
         (RewardConfig(reward_model="brightness", reward_weights={"length": 0.0}), "at least one weight other than 0"),
         (RewardConfig(reward_model="brightness", reward_weights={"length": float("nan")}), "expected finite weights"),
         (RewardConfig(reward_model="clip_score", reward_weights={"CLIPScore": 1.0}), "needs the option checkpoint"),
-        (
-            RewardConfig(remote_reward_url="http://me:pw@host"),
-            "^remote_reward_url holds a user((?!pw@).)*$",
-        ),
+        (RewardConfig(remote_reward_url="http://me:pw@host"), "^remote_reward_url holds a user((?!pw@).)*$"),
         (several(brightness={"url": "http://pw@host"}), r"brightness\.url holds a user or password"),
         (RewardConfig(reward_config={}), 'reward_config: expected {"models"'),
         (RewardConfig(reward_config={"models": {}}), 'reward_config: expected {"models"'),
@@ -95,13 +91,9 @@ def test_several_rewards_are_weighted_and_metrics_of_one_name_are_told_apart():
     ],
 )
 def test_what_cannot_be_scored_is_refused_at_construction(config, message):
-    with pytest.raises(ValueError, match=message):
-        get_reward_fn(config)
-
-
-def test_options_reach_the_reward():
-    config = several(brightness={"sub_reward": {"length": 1}, "options": {"seconds": 0.25}})
-    assert model_of(get_reward_fn(config))._seconds == 0.25
+    for refuse in (get_reward_fn, lambda config: check_rewards(config, "ckpts", 24)):
+        with pytest.raises(ValueError, match=message):
+            refuse(config)
 
 
 def test_a_failed_item_has_no_total_and_the_others_keep_theirs():
@@ -149,55 +141,42 @@ def test_videos_are_scored_in_blocks_that_do_not_depend_on_how_they_arrive():
     assert model_of(reward).calls == [3, 3, 1] * 2
 
 
-def test_a_full_block_is_scored_while_more_videos_come():
-    reward = reward_of(reward_batch_size=1)
+def test_full_blocks_are_scored_one_at_a_time_while_more_videos_come():
+    options = {"seconds": 0.01}
+    config = several(brightness={"sub_reward": {"brightness": 2, "length": -1}, "options": options})
+    config.reward_batch_size = 1
+    reward = get_reward_fn(config)
     scoring = reward.begin()
     scoring.add(grey_videos(1), ["a"])
     while not model_of(reward).calls:
         pass  # it runs in a thread of its own
-    scoring.add(grey_videos(2), ["a"])
-    assert reward.finish(scoring).total.tolist() == [1, 3]
+    scoring.add(grey_videos(2, 3, 4), ["a"] * 3)
+    assert reward.finish(scoring).total.tolist() == [1, 3, 5, 7]
+    assert model_of(reward).threads == 1 and model_of(reward)._seconds == 0.01
 
 
-def test_a_reward_in_this_process_runs_one_block_at_a_time():
-    config = several(brightness={"sub_reward": {"length": 1}, "options": {"seconds": 0.01}})
-    config.reward_batch_size = 1
-    reward = get_reward_fn(config)
-    reward(grey_videos(1, 2, 3, 4), list("abcd"))
-    assert model_of(reward).threads == 1
-
-
-def test_a_file_reward_reads_the_videos_as_mp4_which_are_gone_afterwards():
-    reward = reward_of("file_brightness")
+@pytest.mark.parametrize("reward_io", ["file", "memory"])
+def test_a_file_reward_reads_mp4_files_which_are_gone_afterwards_or_frames_when_asked_for(reward_io):
+    reward, of_files = reward_of("file_brightness", reward_io=reward_io), reward_io == "file"
     scores = reward(grey_videos(50, 200), ["a", "b"])
-    assert scores.metrics["brightness"].tolist() == pytest.approx([50, 200], abs=3)
+    assert scores.metrics["brightness"].tolist() == pytest.approx([50, 200], abs=3 if of_files else 0)
     paths = model_of(reward).paths
-    assert [path.suffix for path in paths] == [".mp4", ".mp4"]
+    assert [path.suffix for path in paths] == [".mp4", ".mp4"] * of_files
     assert not any(path.exists() for path in paths)
 
 
-def test_a_file_reward_reads_frames_when_memory_is_asked_for():
-    reward = reward_of("file_brightness", reward_io="memory")
-    assert reward(grey_videos(50, 200), ["a", "b"]).metrics["brightness"].tolist() == [50, 200]
-    assert model_of(reward).paths == []
-
-
-def test_an_offloaded_reward_is_on_its_device_only_while_it_scores():
-    reward = get_reward_fn(
-        RewardConfig(reward_model="brightness", reward_weights={"length": 1.0}, reward_offload=True), "meta"
-    )
+def test_an_offloaded_reward_is_on_its_device_only_while_it_scores_and_others_do_not_move():
+    settled = reward_of()
+    settled(grey_videos(1), ["a"])
+    assert model_of(settled).devices == []
+    config = RewardConfig(reward_model="brightness", reward_weights={"length": 1.0}, reward_offload=True)
+    reward = get_reward_fn(config, "meta")
     assert model_of(reward).devices == ["cpu"]
     reward(grey_videos(1), ["a"])
     assert model_of(reward).devices == ["cpu", "meta", "cpu"]
     with pytest.raises(RuntimeError, match="the reward broke"):
         reward(grey_videos(1), ["raise"])
     assert model_of(reward).devices[-1] == "cpu"
-
-
-def test_without_offload_nothing_moves():
-    reward = reward_of()
-    reward(grey_videos(1), ["a"])
-    assert model_of(reward).devices == []
 
 
 def test_one_name_is_one_reward():

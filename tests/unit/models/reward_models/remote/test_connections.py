@@ -34,6 +34,11 @@ def score(url: str, reward: str = "brightness", content: bytes = VIDEO, **reques
     return httpx.post(f"{url}/score/{reward}", data=data, files={"videos": content}, headers=TOKEN, timeout=60)
 
 
+def scoring(seconds: float = 0) -> contextlib.AbstractContextManager[str]:
+    """A server of one reward."""
+    return serving(create_app({"brightness": Brightness(seconds=seconds)}, token="secret"))
+
+
 @contextlib.contextmanager
 def connected(url: str) -> Iterator[socket.socket]:
     """A connection to a server."""
@@ -98,14 +103,14 @@ HEAD = b"POST /score/brightness HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n"
 )
 def test_a_connection_that_brings_no_whole_head_is_closed(monkeypatch, sent, drip):
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.5)
-    with serving(create_app({"brightness": Brightness()}, token="secret")) as url, connected(url) as connection:
+    with scoring() as url, connected(url) as connection:
         connection.sendall(sent)
         assert 0.4 < seconds_until_closed(connection, drip) < 2
 
 
 def test_a_body_that_drips_is_given_up(monkeypatch):
     monkeypatch.setattr(server, "BODY_SECONDS", 0.5)
-    with serving(create_app({"brightness": Brightness()}, token="secret")) as url, connected(url) as connection:
+    with scoring() as url, connected(url) as connection:
         form = b"Content-Type: multipart/form-data; boundary=b\r\nAuthorization: Bearer secret\r\n\r\n--b\r\n"
         connection.sendall(HEAD + form)
         connection.settimeout(5)
@@ -117,16 +122,15 @@ def test_a_body_that_drips_is_given_up(monkeypatch):
 
 def test_an_answer_may_take_longer_than_a_head(monkeypatch):
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.3)
-    with serving(create_app({"brightness": Brightness(seconds=1)}, token="secret")) as url:
-        with httpx.Client(base_url=url, headers=TOKEN) as client:
-            for _ in range(2):
-                answer = client.post("/score/brightness", data=RAW, files={"videos": VIDEO})
-                assert answer.json()["metrics"]["brightness"] == [7.0]
+    with scoring(seconds=1) as url, httpx.Client(base_url=url, headers=TOKEN) as client:
+        for _ in range(2):
+            answer = client.post("/score/brightness", data=RAW, files={"videos": VIDEO})
+            assert answer.json()["metrics"]["brightness"] == [7.0]
 
 
 def test_of_too_many_connections_the_one_that_is_silent_longest_is_closed(monkeypatch):
     monkeypatch.setattr(connections, "MAX_CONNECTIONS", 2)
-    with serving(create_app({"brightness": Brightness(seconds=1)}, token="secret")) as url:
+    with scoring(seconds=1) as url:
         with ThreadPoolExecutor(1) as pool, connected(url) as first, connected(url) as second:
             scored = pool.submit(score, url)
             assert seconds_until_closed(first, b"") < 1

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyvideo.data.videos import write_video
+from hyvideo.config.schema import RewardConfig
+from hyvideo.data.videos import read_video, write_video
+from hyvideo.models.reward_models.rewards import get_reward_fn
 from hyvideo.models.reward_models.videoalign import VideoAlignScorer
 from hyvideo.models.reward_models.videoalign.frames import MIN_PIXELS, patches, read_frames
 from scripts.tiny.components import build_tokenizer
@@ -16,6 +18,12 @@ from tests.support.videoreward import STATISTICS, TEXT, VideoReward
 
 PROMPTS = ["a red circle moves slowly to the left", "two {braces} and 50%", "小猫 — naïve ☕ " * 8]
 METRICS = ("VQ", "MQ", "TA")
+
+
+@pytest.fixture(scope="module")
+def scorer(whole: VideoReward) -> VideoAlignScorer:
+    """The scorer of the released form."""
+    return VideoAlignScorer(whole.root)
 
 
 def expected_raw(reward: VideoReward, path: Path, prompt: str) -> list[float]:
@@ -33,24 +41,20 @@ def expected_raw(reward: VideoReward, path: Path, prompt: str) -> list[float]:
 def test_both_forms_score_as_the_librarys_network_with_merged_adapters(form, clips, request):
     reward = request.getfixturevalue(form)
     scores = VideoAlignScorer(reward.root).score(clips, PROMPTS, normalize=False)
-    for index, (path, prompt) in enumerate(zip(clips, PROMPTS, strict=True)):
-        assert [scores[metric][index] for metric in METRICS] == pytest.approx(
-            expected_raw(reward, path, prompt), abs=2e-5
-        )
+    for path, prompt, *received in zip(clips, PROMPTS, *(scores[metric] for metric in METRICS), strict=True):
+        assert received == pytest.approx(expected_raw(reward, path, prompt), abs=2e-5)
     assert len({round(score, 3) for metric in METRICS for score in scores[metric]}) == 9, "scores that tell nothing"
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 8])
-def test_a_score_does_not_depend_on_its_batch(whole, clips, batch_size):
-    alone = VideoAlignScorer(whole.root)
-    single = [alone.score([path], [prompt]) for path, prompt in zip(clips, PROMPTS, strict=True)]
+def test_a_score_does_not_depend_on_its_batch(whole, scorer, clips, batch_size):
+    single = [scorer.score([path], [prompt]) for path, prompt in zip(clips, PROMPTS, strict=True)]
     batched = VideoAlignScorer(whole.root, batch_size=batch_size).score(clips[::-1], PROMPTS[::-1])
     for metric in (*METRICS, "Overall"):
         assert batched[metric][::-1] == pytest.approx([scores[metric][0] for scores in single], abs=2e-5)
 
 
-def test_normalised_scores_are_standardised_raw_ones_and_overall_is_their_sum(whole, clips):
-    scorer = VideoAlignScorer(whole.root)
+def test_normalised_scores_are_standardised_raw_ones_and_overall_is_their_sum(scorer, clips):
     raw, normal = (scorer.score(clips, PROMPTS, normalize=normalize) for normalize in (False, True))
     for metric, (mean, std) in STATISTICS.items():
         assert normal[metric] == pytest.approx([(score - mean) / std for score in raw[metric]])
@@ -59,19 +63,17 @@ def test_normalised_scores_are_standardised_raw_ones_and_overall_is_their_sum(wh
         assert scores["Overall"] == pytest.approx(sums)
 
 
-def test_frames_in_memory_score_as_the_file_they_come_from(whole, clips):
+def test_frames_in_memory_score_as_the_file_they_come_from(scorer, clips):
     frames = read_frames(clips[1], fps=8, num_frames=None)
     assert len(frames) == 24
-    scorer = VideoAlignScorer(whole.root)
     assert scorer.score_frames([frames], 8, PROMPTS[:1]) == scorer.score(clips[1:2], PROMPTS[:1])
 
 
-def test_a_failed_item_is_nan_alone_and_says_why(whole, clips, tmp_path, caplog):
+def test_a_failed_item_is_nan_alone_and_says_why(scorer, clips, tmp_path, caplog):
     broken = tmp_path / "broken.mp4"
     broken.write_bytes(clips[0].read_bytes()[:200])
     paths = [clips[0], broken, clips[1], clips[2], tmp_path / "missing.mp4"]
     prompts = [PROMPTS[0], PROMPTS[0], "show <|TA_reward|> twice", PROMPTS[2], PROMPTS[0]]
-    scorer = VideoAlignScorer(whole.root)
     with caplog.at_level(logging.WARNING):
         scores = scorer.score(paths, prompts)
     assert [math.isnan(score) for score in scores["Overall"]] == [False, True, True, False, True]
@@ -80,9 +82,8 @@ def test_a_failed_item_is_nan_alone_and_says_why(whole, clips, tmp_path, caplog)
     assert "broken.mp4 (200 bytes) cannot be decoded" in caplog.text and "special tokens" in caplog.text
 
 
-def test_more_shown_frames_and_pixels_change_the_scores(whole, clips, tmp_path):
+def test_more_shown_frames_and_pixels_change_the_scores(scorer, clips, tmp_path):
     write_video(tmp_path / "large.mp4", torch.randint(0, 256, (8, 352, 480, 3)).byte(), 4)
-    scorer = VideoAlignScorer(whole.root)
     for path, choices in (
         (clips[1], [{}, {"fps": 4.0}, {"num_frames": 8}]),
         (tmp_path / "large.mp4", [{}, {"max_pixels": MIN_PIXELS}]),
@@ -91,36 +92,42 @@ def test_more_shown_frames_and_pixels_change_the_scores(whole, clips, tmp_path):
         assert len({round(score, 3) for score in scores}) == len(choices)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"prompts": []}, "received 3 videos but 0 prompts"),
-        ({"prompts": PROMPTS, "fps": 2.0, "num_frames": 4}, "give fps or num_frames, not both"),
-    ],
-)
-def test_a_call_that_makes_no_sense_is_refused(whole, clips, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        VideoAlignScorer(whole.root).score(clips, **arguments)
+def test_a_call_that_makes_no_sense_is_refused_and_no_videos_have_no_scores(scorer, clips):
+    with pytest.raises(ValueError, match="received 3 videos but 0 prompts"):
+        scorer.score(clips, [])
+    with pytest.raises(ValueError, match="give fps or num_frames, not both"):
+        scorer.score(clips, PROMPTS, fps=2.0, num_frames=4)
+    assert scorer.score([], []) == {"VQ": [], "MQ": [], "TA": [], "Overall": []}
 
 
-def test_no_videos_have_no_scores(whole):
-    assert VideoAlignScorer(whole.root).score([], []) == {"VQ": [], "MQ": [], "TA": [], "Overall": []}
-
-
-def test_bf16_rounds_weights_and_frequencies_and_stays_near_fp32(whole, clips):
-    scorer = VideoAlignScorer(whole.root, dtype=torch.bfloat16)
-    floating = [*scorer._network.parameters(), *(b for b in scorer._network.buffers() if b.is_floating_point())]
+def test_bf16_rounds_weights_and_frequencies_and_stays_near_fp32(whole, scorer, clips):
+    rounded = VideoAlignScorer(whole.root, dtype=torch.bfloat16)
+    floating = [*rounded._network.parameters(), *(b for b in rounded._network.buffers() if b.is_floating_point())]
     assert {tensor.dtype for tensor in floating} == {torch.bfloat16}
-    raw = scorer.score(clips, PROMPTS, normalize=False)
-    exact = VideoAlignScorer(whole.root).score(clips, PROMPTS, normalize=False)
+    raw, exact = (each.score(clips, PROMPTS, normalize=False) for each in (rounded, scorer))
     worst = max(abs(a - b) for metric in METRICS for a, b in zip(raw[metric], exact[metric], strict=True))
     assert 0 < worst < 0.5
 
 
+@pytest.mark.parametrize("reward_io", ["file", "memory"])
+def test_the_reward_is_the_scorers_of_the_videos_at_the_runs_frame_rate(whole, scorer, clips, tmp_path, reward_io):
+    video, prompts = read_video(clips[1]), PROMPTS[:2]
+    videos = torch.stack([video, video.flip(0)])
+    config = RewardConfig(reward_checkpoint_path=str(whole.root), reward_io=reward_io)
+    scores = get_reward_fn(config, video_fps=6)(videos, prompts)
+    paths = [tmp_path / "0.mp4", tmp_path / "1.mp4"]
+    for path, each in zip(paths, videos, strict=True):
+        write_video(path, each, 6)
+    expected = scorer.score(paths, prompts) if reward_io == "file" else scorer.score_frames(videos, 6, prompts)
+    for metric in METRICS:
+        assert scores.metrics[metric].tolist() == pytest.approx(expected[metric], abs=2e-5), metric
+    total = [0.5 * vq + 0.5 * mq + ta for vq, mq, ta in zip(*(expected[m] for m in METRICS), strict=True)]
+    assert scores.total.tolist() == pytest.approx(total, abs=1e-4)
+
+
 def damaged(reward: VideoReward, tmp_path: Path, change) -> Path:
     """A copy of the checkpoint whose weights went through `change`."""
-    root = tmp_path / "damaged"
-    shutil.copytree(reward.root, root)
+    root = shutil.copytree(reward.root, tmp_path / "damaged")
     path = root / "checkpoint-20" / "model.pth"
     weights = torch.load(path)
     change(weights)

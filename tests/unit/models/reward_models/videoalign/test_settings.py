@@ -19,33 +19,26 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_checkpoint_with_the_highest_number_wins(root):
-    assert read_settings(root).checkpoint == root / "checkpoint-100"
-
-
-def test_statistics_are_read_and_without_them_scores_stay_raw(root):
-    assert read_settings(root).statistics == STATISTICS
-    write_model_config(root, inference_config=None)
-    assert set(read_settings(root).statistics.values()) == {(0.0, 1.0)}
-
-
-def test_a_base_folder_goes_before_the_name_in_the_file(root):
-    assert read_settings(root).base == "nowhere/base"
-    (root / "base").mkdir()
-    assert read_settings(root).base == str(root / "base")
-
-
-def test_the_text_is_taken_from_the_authors_module_without_running_it(root):
+def only_module(root: Path, text: str) -> None:
     (root / "detailed_special.txt").unlink()
-    module = f"raise SystemExit\nOTHER = 1\nDETAILED_PROMPT_WITH_SPECIAL_TOKEN = {TEXT!r}\n"
-    (root / "prompt_template.py").write_text(module)
-    assert read_settings(root).text == TEXT
+    (root / "prompt_template.py").write_text(text)
 
 
-def test_a_text_that_is_not_the_published_one_is_named(root, caplog):
+def test_the_newest_checkpoint_a_base_beside_it_and_statistics_where_there_are_any_are_taken(root):
+    settings = read_settings(root)
+    assert settings.checkpoint == root / "checkpoint-100"
+    assert settings.base == "nowhere/base" and settings.statistics == STATISTICS
+    (root / "base").mkdir()
+    write_model_config(root, inference_config=None)
+    settings = read_settings(root)
+    assert settings.base == str(root / "base") and set(settings.statistics.values()) == {(0.0, 1.0)}
+
+
+def test_the_text_is_taken_from_the_authors_module_without_running_it_and_named_if_it_is_another(root, caplog):
+    only_module(root, f"raise SystemExit\nOTHER = 1\nDETAILED_PROMPT_WITH_SPECIAL_TOKEN = {TEXT!r}\n")
     with caplog.at_level(logging.WARNING):
-        read_settings(root)
-    assert f"{root / 'detailed_special.txt'} is not the published one" in caplog.text
+        assert read_settings(root).text == TEXT
+    assert f"{root / 'prompt_template.py'} is not the published one" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -61,20 +54,12 @@ def test_a_text_that_is_not_the_published_one_is_named(root, caplog):
         (lambda root: write_model_config(root, reward_token="last"), "reward_token 'special', received 'last'"),
         (lambda root: write_model_config(root, eval_dim=["VQ"]), r"eval_dim .* received \['VQ'\]"),
         (lambda root: [path.rmdir() for path in root.glob("checkpoint-*")], r"no checkpoint-\* folder"),
+        (lambda root: only_module(root, "A = 1"), "no text constant DETAILED_PROMPT"),
+        (lambda root: only_module(root, "def ("), "is not Python"),
+        (lambda root: only_module(root, "-" * 10**5 + "1"), "is not Python"),
     ],
 )
 def test_what_is_missing_or_of_another_kind_is_named(root, change, message):
     change(root)
-    with pytest.raises(ValueError, match=message):
-        read_settings(root)
-
-
-@pytest.mark.parametrize(
-    ("module", "message"),
-    [("A = 1", "no text constant DETAILED_PROMPT"), ("def (", "is not Python"), ("-" * 10**5 + "1", "is not Python")],
-)
-def test_a_module_without_the_text_is_refused(root, module, message):
-    (root / "detailed_special.txt").unlink()
-    (root / "prompt_template.py").write_text(module)
     with pytest.raises(ValueError, match=message):
         read_settings(root)
