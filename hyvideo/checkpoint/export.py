@@ -102,11 +102,8 @@ def export_lora(transformer: HunyuanVideo15Transformer3DModel, folder: Path, *, 
         adapter = get_peft_model_state_dict(transformer, adapter_name=ADAPTER)
         tensors, settings = adapter_to_original(adapter, transformer.peft_config[ADAPTER].to_dict())
         metadata = {"format": "pt", LORA_ADAPTER_METADATA_KEY: json.dumps(settings, indent=2, sort_keys=True)}
-        save_file(
-            {name: tensor.contiguous() for name, tensor in tensors.items()},
-            unfinished / ADAPTER_FILE,
-            metadata=metadata,
-        )
+        whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        save_file(whole, unfinished / ADAPTER_FILE, metadata=metadata)
 
 
 def check_new(folder: Path) -> None:

@@ -110,7 +110,7 @@ class PendingSave:
 
     def _publish(self, hashes: dict) -> None:
         write_manifest(self.partial, hashes)
-        replaced = _replaced(self.target)
+        replaced = self.target.with_name(f"{self.target.name}.replaced")  # until this one is in its place
         if self.target.exists():  # a step that is made again after a resume
             os.replace(self.target, replaced)
         os.replace(self.partial, self.target)
@@ -215,11 +215,6 @@ def checkpoints_of(folder: Path) -> list[Path]:
 
 def _step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step_"))
-
-
-def _replaced(checkpoint: Path) -> Path:
-    """Where a checkpoint lies while one of the same step takes its place."""
-    return checkpoint.with_name(f"{checkpoint.name}.replaced")
 
 
 def complete_replacements(folder: Path) -> None:

@@ -9,9 +9,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from hyvideo.checkpoint.manifest import MANIFEST, verify_files
-from hyvideo.checkpoint.original_checkpoint import OriginalCheckpoint
 from hyvideo.checkpoint.tensor_index import INDEX
 from hyvideo.checkpoint.train_state import begin_save, latest_checkpoint, load_tensors, one_process, read_facts
+from hyvideo.checkpoint.trained_policy import OriginalCheckpoint
 
 FACTS = {"round": 4, "sampler": {"position": 12}}
 
