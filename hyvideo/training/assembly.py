@@ -18,7 +18,7 @@ from hyvideo.algorithms.optimizer import Optimization
 from hyvideo.algorithms.policy import Policy
 from hyvideo.checkpoint.run_folder import RunFolder, open_run_folder
 from hyvideo.checkpoint.train_state import point_latest_at
-from hyvideo.config.identity import deciding_fields, settings_of
+from hyvideo.config.knobs import deciding_fields, settings_of
 from hyvideo.config.loading import save_config
 from hyvideo.config.schema import Config
 from hyvideo.config.sizes import parse_size

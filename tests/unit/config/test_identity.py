@@ -2,7 +2,7 @@
 
 import pytest
 
-from hyvideo.config.identity import deciding_fields
+from hyvideo.config.knobs import deciding_fields
 from hyvideo.config.loading import load_config
 from hyvideo.config.schema import Config, RolloutConfig
 
