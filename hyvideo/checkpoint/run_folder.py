@@ -17,12 +17,7 @@ FILES = ("console.log", "metrics.jsonl", "metrics.discarded.jsonl", "config.yaml
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where a run writes.
-
-    Attributes:
-        path: the folder.
-        resume_from: checkpoint to restore first; None starts afresh.
-    """
+    """Where a run writes, and the checkpoint that it restores first; None starts afresh."""
 
     path: Path
     resume_from: Path | None

@@ -74,14 +74,11 @@ _Numbers = Annotated[tuple[_Number, ...], Field(max_length=MAX_AXES)]
 
 @dataclass(frozen=True, config=_STRICT)
 class Part:
-    """A box of a tensor and the bytes that hold it.
+    """A box of a tensor, its first element at `offsets`, and the bytes that hold it, which `torch.save` wrote.
 
     Attributes:
-        offsets: of its first element, per axis.
-        shape: of the box.
         file: name of a file beside the index.
-        start: first byte there.
-        length: number of bytes, which `torch.save` wrote.
+        start, length: first byte there and number of bytes.
     """
 
     offsets: _Numbers

@@ -79,14 +79,11 @@ class SaveError(RuntimeError):
 
 @dataclass(frozen=True)
 class PendingSave:
-    """A checkpoint that is being written, and is not valid before `finish`.
+    """A checkpoint that is being written to `partial`, and is not valid before `finish` has put it at `target`.
 
     Attributes:
-        target: its place.
-        partial: where it is written.
         written: done when all ranks' tensors are on disk; None when they are already.
-        keep_last: checkpoints to keep, see `begin_save`.
-        keep_every: further ones to keep, see `begin_save`.
+        keep_last, keep_every: checkpoints to keep, see `begin_save`.
     """
 
     target: Path

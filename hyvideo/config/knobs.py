@@ -117,12 +117,7 @@ def is_read(config: Config, knob: Knob) -> bool:
 
 
 def out_of_range(config: Config, *names: str) -> Iterator[str]:
-    """Yield a message for each number that lies outside its own interval (`Facts.within`).
-
-    Args:
-        config: the configuration.
-        names: settings to look at; none: all.
-    """
+    """Yield a message for each number, of `names` or of all, that lies outside its own interval (`Facts.within`)."""
     for name in names or KNOBS:
         value, interval = value_of(config, name), KNOBS[name].facts.within
         if interval and value is not None and not lies_in(value, interval):
@@ -138,10 +133,8 @@ def settings_of(cfg: Config) -> dict[str, object]:
 def deciding_fields(cfg: Config, dp_size: int = 1) -> dict[str, object]:
     """Name -> value of every field that decides the trained weights: runs that agree in all may continue each other.
 
-    Args:
-        cfg: the configuration.
-        dp_size: data-parallel ranks; `batch_size` is given for all of them together, so that a run may continue on
-            another number of ranks as long as its rollouts have as many videos.
+    `batch_size` is given for all `dp_size` data-parallel ranks together, so that a run may continue on another number
+    of ranks as long as its rollouts have as many videos.
     """
     values = settings_of(cfg)
     values["batch_size"] *= dp_size
