@@ -25,7 +25,7 @@ from hyvideo.checkpoint.trained_policy import check_checkpoint
 from hyvideo.config.flags import Parser
 from hyvideo.config.outside import complain, printable
 from hyvideo.data.prompts import Prompt, read_prompts
-from hyvideo.evaluation.comparison import Comparison, compare, with_overall
+from hyvideo.evaluation.comparison import compare, with_overall
 from hyvideo.evaluation.generation import Job, jobs_of_csv
 from hyvideo.evaluation.scored_files import NamedReward, ScoreFile
 from hyvideo.models.fingerprint import fingerprint
@@ -82,13 +82,8 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
     entry = {"dest": "entries", "nargs": "+", "action": _AddEntry, "default": []}
     add("--model", metavar="NAME ROOT [TRAINED]", help="a model: base folder, and a checkpoint or LoRA folder", **entry)
     add("--videos", metavar="NAME FOLDER", help="existing videos, named as generate.py names those of a CSV", **entry)
-    add(
-        "--rewards",
-        nargs="+",
-        default=["videoalign_local"],
-        metavar="NAME[=CHECKPOINT]",
-        help="rewards that score; default videoalign_local",
-    )
+    scorers = {"default": ["videoalign_local"], "metavar": "NAME[=CHECKPOINT]"}
+    add("--rewards", nargs="+", help="rewards that score; default videoalign_local", **scorers)
     add("--overall", metavar="JSON", help="weights of the column Overall; default the sum of VQ, MQ and TA, if there")
     add("--transformer_version", help="transformer in the original layout; default: the only one there")
     add("--model_root", type=Path, default=Path("ckpts"), help="folder that holds VideoReward; default ckpts")
@@ -121,7 +116,11 @@ def main(argv: Sequence[str]) -> int:
             jobs = jobs_of_csv(_folder(entry, arguments), prompts, arguments.seeds)
             found = _scores(entry, jobs, rewards, arguments)
             scores[entry.name] = with_overall(found, weights) if weights else found
-        _write(compare(scores, numbers), arguments)
+        comparison, folder = compare(scores, numbers), arguments.output_dir
+        text = markdown_of(comparison)
+        (folder / "evaluation.json").write_bytes(to_json(comparison, indent=1, inf_nan_mode="null") + b"\n")
+        (folder / "evaluation.md").write_text(text, encoding="utf-8")
+        print(printable(text))
     except (ValueError, OSError) as error:
         complain(f"evaluate: {error}")
         return 2
@@ -228,14 +227,6 @@ def _scores(
         for metric, values in book.score(reward, videos, prompts).items():
             found[metric if metric not in found else f"{reward.name}/{metric}"] = np.array(values)
     return found
-
-
-def _write(comparison: Comparison, arguments: argparse.Namespace) -> None:
-    """Write JSON and markdown, and print the latter."""
-    text = markdown_of(comparison)
-    (arguments.output_dir / "evaluation.json").write_bytes(to_json(comparison, indent=1, inf_nan_mode="null") + b"\n")
-    (arguments.output_dir / "evaluation.md").write_text(text, encoding="utf-8")
-    print(printable(text))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 
 from hyvideo.config.flags import METAVARS, range_text
-from hyvideo.config.knobs import GROUPS, KNOBS, Knob, text_of
+from hyvideo.config.knobs import GROUPS, KNOBS, text_of
 
 TARGET = Path(__file__).parents[1] / "docs" / "flags.md"
 HEADER = """# Flags
@@ -22,17 +22,13 @@ def flag_tables() -> str:
     """The whole page: one table per group, in the order of the schema."""
     parts = [HEADER]
     for group, about in GROUPS.items():
-        rows = [_row(knob) for knob in KNOBS.values() if knob.group == group]
         parts.append(f"\n## {group}\n\n{about}\n\n| flag | value | default | meaning |\n|---|---|---|---|\n")
-        parts += rows
+        for knob in (knob for knob in KNOBS.values() if knob.group == group):
+            choices = ", ".join(f"`{choice}`" for choice in knob.choices)
+            value = choices or f"{METAVARS[knob.kind]} {range_text(knob)}".strip()
+            cells = (f"`--{knob.name}`", value, f"`{text_of(knob.default)}`", knob.doc)
+            parts.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n")  # a bar ends a cell
     return "".join(parts)
-
-
-def _row(knob: Knob) -> str:
-    """One flag; a bar would end its cell."""
-    value = ", ".join(f"`{choice}`" for choice in knob.choices) or f"{METAVARS[knob.kind]} {range_text(knob)}".strip()
-    cells = (f"`--{knob.name}`", value, f"`{text_of(knob.default)}`", knob.doc)
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
 
 
 if __name__ == "__main__":

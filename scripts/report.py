@@ -25,6 +25,8 @@ from hyvideo.reports.gallery import read_model, write_gallery
 from hyvideo.reports.preference import write_study
 from hyvideo.reports.report import report_runs
 
+EMBED = "put the videos into the file, so that it can be sent alone"
+
 
 def main(argv: list[str]) -> int:
     """Do what the command line asks; returns the exit status (0 done, 2 wrong input)."""
@@ -47,9 +49,7 @@ def _report(argv: Sequence[str]) -> int:
     parser = _parser("")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folder, or NAME=FOLDER")
     parser.add_argument("--output", type=Path, help="HTML file; default RUN/report.html, for several comparison.html")
-    parser.add_argument(
-        "--embed", action="store_true", help="put the videos into the file, so that it can be sent alone"
-    )
+    parser.add_argument("--embed", action="store_true", help=EMBED)
     arguments = parser.parse_args(argv)
     named = [_named_folder(text) for text in arguments.runs]
     folders = [folder for _, folder in named]
@@ -65,12 +65,9 @@ def _gallery(argv: Sequence[str]) -> int:
     parser = _parser(" gallery")
     parser.add_argument("models", nargs="+", metavar="MODEL", help="folder of videos or run folder, or NAME=FOLDER")
     parser.add_argument("--output", type=Path, default=Path("gallery.html"), help="HTML file; default gallery.html")
-    parser.add_argument(
-        "--embed", action="store_true", help="put the videos into the file, so that it can be sent alone"
-    )
-    parser.add_argument(
-        "--preference", type=Path, metavar="FOLDER", help="write a blind preference study to a new folder"
-    )
+    parser.add_argument("--embed", action="store_true", help=EMBED)
+    study = "write a blind preference study to a new folder"
+    parser.add_argument("--preference", type=Path, metavar="FOLDER", help=study)
     parser.add_argument("--num_pairs", type=int, help="pairs of a study, drawn evenly over the models; default all")
     parser.add_argument("--seed", type=int, default=0, help="of that draw")
     arguments = parser.parse_args(argv)

@@ -87,34 +87,20 @@ def read_reward(text: str, context: RewardContext) -> tuple[str, RewardModel]:
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = Parser(
-        "serve_reward",
-        description=f"Serve rewards over HTTP. The token is read from the environment: {TOKEN_VARIABLE}.",
-    )
-    parser.add_argument(
-        "--reward",
-        action="append",
-        required=True,
-        metavar="NAME[=JSON]",
-        help="a reward, with options; may be repeated",
-    )
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on; default 127.0.0.1, this machine only"
-    )
-    parser.add_argument("--port", type=int, default=8000, help="default 8000")
-    parser.add_argument(
-        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default: a GPU where there is one"
-    )
-    parser.add_argument("--model_root", type=Path, default=Path("ckpts"), help="default ckpts")
-    parser.add_argument("--batch_size", type=int, default=8, help="videos scored together; default 8")
-    parser.add_argument("--video_fps", type=float, default=24, help="of videos sent as frames; default 24")
-    parser.add_argument(
-        "--max_body_mb",
-        type=int,
-        default=256,
-        help="largest request in MiB, and most frames decoded for one; default 256",
-    )
-    parser.add_argument("--video_folder", type=Path, help="requests may name videos in this folder")
+    description = f"Serve rewards over HTTP. The token is read from the environment: {TOKEN_VARIABLE}."
+    parser = Parser("serve_reward", description=description)
+    add, device = parser.add_argument, "cuda" if torch.cuda.is_available() else "cpu"
+    reward = "a reward, with options; may be repeated"
+    add("--reward", action="append", required=True, metavar="NAME[=JSON]", help=reward)
+    add("--host", default="127.0.0.1", help="address to listen on; default 127.0.0.1, this machine only")
+    add("--port", type=int, default=8000, help="default 8000")
+    add("--device", default=device, help="default: a GPU where there is one")
+    add("--model_root", type=Path, default=Path("ckpts"), help="default ckpts")
+    add("--batch_size", type=int, default=8, help="videos scored together; default 8")
+    add("--video_fps", type=float, default=24, help="of videos sent as frames; default 24")
+    largest = "largest request in MiB, and most frames decoded for one; default 256"
+    add("--max_body_mb", type=int, default=256, help=largest)
+    add("--video_folder", type=Path, help="requests may name videos in this folder")
     return parser.parse_args(argv)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hyvideo.algorithms.optimizer import Optimization
 from hyvideo.algorithms.policy import Policy
-from hyvideo.config.import_path import import_class
+from hyvideo.config.outside import import_class
 from hyvideo.config.schema import Config
 from hyvideo.distributed.collectives import gather
 from hyvideo.models.reward_models.rewards import Scores

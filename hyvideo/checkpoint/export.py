@@ -38,7 +38,7 @@ def export_diffusers(pipeline: HunyuanVideoGRPOPipeline, folder: Path, *, guidan
 
     Args:
         pipeline: all components; an adapter of the transformer must have been merged. Its scheduler's shift is kept.
-        folder: a new folder.
+        folder: where to, a new one.
         guidance_scale: scale of the classifier-free guidance that diffusers uses by default.
 
     Raises:
@@ -65,7 +65,7 @@ def export_original(
 
     Args:
         transformer: an adapter must have been merged.
-        folder: a new folder; its name is the version's.
+        folder: its name is the version's.
         config: config.json of the original version it was trained from; None makes one of the transformer's.
 
     Raises:
@@ -85,10 +85,7 @@ def export_original(
 def export_lora(transformer: HunyuanVideo15Transformer3DModel, folder: Path, *, original_keys: bool) -> None:
     """Write the adapter of `transformer` as `pytorch_lora_weights.safetensors`, its settings in the file's metadata.
 
-    Args:
-        transformer: with an adapter.
-        folder: a new folder.
-        original_keys: name the modules as the original transformer does; diffusers' names otherwise.
+    The modules have the names that the original transformer gives them with `original_keys`, else those of diffusers.
 
     Raises:
         ValueError: `folder` exists, or there is no adapter.
@@ -102,11 +99,8 @@ def export_lora(transformer: HunyuanVideo15Transformer3DModel, folder: Path, *, 
         adapter = get_peft_model_state_dict(transformer, adapter_name=ADAPTER)
         tensors, settings = adapter_to_original(adapter, transformer.peft_config[ADAPTER].to_dict())
         metadata = {"format": "pt", LORA_ADAPTER_METADATA_KEY: json.dumps(settings, indent=2, sort_keys=True)}
-        save_file(
-            {name: tensor.contiguous() for name, tensor in tensors.items()},
-            unfinished / ADAPTER_FILE,
-            metadata=metadata,
-        )
+        whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        save_file(whole, unfinished / ADAPTER_FILE, metadata=metadata)
 
 
 def check_new(folder: Path) -> None:

@@ -30,7 +30,8 @@ def hash_files(folder: Path) -> dict[str, FileRecord]:
     """
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     with all_or_none():
-        own = {str(path.relative_to(folder)): _record(path) for path in _files(folder)[rank::world_size]}
+        files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+        own = {str(path.relative_to(folder)): _record(path) for path in files[rank::world_size]}
     return {name: record for part in gather(own) for name, record in part.items()}
 
 
@@ -96,10 +97,6 @@ def _size_of(path: Path) -> int | None:
 
 def _damaged(folder: Path, name: str, what: str) -> str:
     return f"'{folder}' is damaged: {name} {what}. Pass an older checkpoint with --resume_from_checkpoint PATH."
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
 
 
 def _record(path: Path) -> FileRecord:

@@ -59,7 +59,7 @@ def read_pickle(content: bytes, allowed: Mapping[str, Collection[str]], where: s
             if number == MAX_OPERATIONS:
                 raise _RefusedError(f"has more than {MAX_OPERATIONS:,} operations")
             if operation.name == "STOP":
-                return machine.result()
+                return machine.stack[-1]
             if operation.name not in machine.operations:
                 raise _RefusedError(f"uses the operation {operation.name} of pickles")
             machine.operations[operation.name](argument)
@@ -82,7 +82,7 @@ class _Machine:
 
     def __init__(self, allowed: Mapping[str, Collection[str]]) -> None:
         self._allowed = allowed
-        self._stack: list = []
+        self.stack: list = []
         self._marked: list[list] = []
         self._memo: dict[int, Any] = {}
         self.operations: dict[str, Callable[[Any], object]] = {
@@ -114,44 +114,40 @@ class _Machine:
             "SETITEMS": lambda _: self._set(self._since_mark()),
         }
 
-    def result(self) -> Any:
-        """Return the value on top."""
-        return self._stack[-1]
-
     def _push(self, value: Any) -> None:
-        self._stack.append(value)
+        self.stack.append(value)
 
     def _push_number(self, number: int) -> None:
         if not -(2**63) <= number < 2**63:
             raise ValueError("a number is too large")
-        self._stack.append(number)
+        self.stack.append(number)
 
     def _pop(self, count: int) -> list:
         """Take the values on top."""
-        values = self._stack[-count:]
+        values = self.stack[-count:]
         if len(values) < count:
             raise LookupError("a value is missing")
-        del self._stack[-count:]
+        del self.stack[-count:]
         return values
 
     def _keep(self, number: int) -> None:
-        self._memo[number] = self._stack[-1]
+        self._memo[number] = self.stack[-1]
 
     def _refer(self, module: str, name: str) -> None:
         if not isinstance(module, str) or not isinstance(name, str):
             raise ValueError("a name is no text")
         if name not in self._allowed.get(module, ()):
             raise _RefusedError(f"refers to {module[:80]}.{name[:80]}")
-        self._stack.append(Name(module, name))
+        self.stack.append(Name(module, name))
 
     def _record(self, name: Any, arguments: Any) -> None:
         if not isinstance(name, Name) or not isinstance(arguments, tuple):
             raise ValueError("a record is made of something else than a name and arguments")
-        self._stack.append(Record(name.name, arguments))
+        self.stack.append(Record(name.name, arguments))
 
     def _build(self, state: Any) -> None:
         """Give a record its state, once. The state of a class or of a function would change it for everyone."""
-        record = self._stack[-1]
+        record = self.stack[-1]
         if isinstance(record, Name):
             raise _RefusedError(f"changes {record.module}.{record.name}")
         if not isinstance(record, Record) or record.state is not None:
@@ -159,24 +155,24 @@ class _Machine:
         record.state = state
 
     def _mark(self, _: None) -> None:
-        self._marked.append(self._stack)
-        self._stack = []
+        self._marked.append(self.stack)
+        self.stack = []
 
     def _since_mark(self) -> list:
         """Take the values since the last mark."""
-        values, self._stack = self._stack, self._marked.pop()
+        values, self.stack = self.stack, self._marked.pop()
         return values
 
     def _append(self, values: list) -> None:
-        if not isinstance(self._stack[-1], list):
+        if not isinstance(self.stack[-1], list):
             raise ValueError("it appends to what is no list")
-        self._stack[-1].extend(values)
+        self.stack[-1].extend(values)
 
     def _set(self, items: list) -> None:
         """Put keys and values into the dict on top. Keys are texts, or records, which differ by identity.
 
         The hash of a tuple of tuples could take forever, and recurse without end.
         """
-        if not isinstance(self._stack[-1], dict) or not all(isinstance(key, str | Record) for key in items[::2]):
+        if not isinstance(self.stack[-1], dict) or not all(isinstance(key, str | Record) for key in items[::2]):
             raise ValueError("it sets items of what is no dict, or by a key that is no text")
-        self._stack[-1].update(zip(items[::2], items[1::2], strict=True))
+        self.stack[-1].update(zip(items[::2], items[1::2], strict=True))

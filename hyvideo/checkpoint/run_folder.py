@@ -17,12 +17,7 @@ FILES = ("console.log", "metrics.jsonl", "metrics.discarded.jsonl", "config.yaml
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where a run writes.
-
-    Attributes:
-        path: the folder.
-        resume_from: checkpoint to restore first; None starts afresh.
-    """
+    """Where a run writes, and the checkpoint that it restores first; None starts afresh."""
 
     path: Path
     resume_from: Path | None
@@ -95,11 +90,22 @@ def open_run_folder(config: RunConfig, now: datetime | None = None) -> RunFolder
                 f"output_dir: '{place}' must be a {'folder' if name in FOLDERS else 'file'} or not be there. Move it "
                 "away, or choose another --output_dir."
             )
-    folder = RunFolder(path, _checkpoint_to_resume(config, path / "checkpoints"))
-    used = _used(folder)
+    wanted, checkpoints = config.resume_from_checkpoint, path / "checkpoints"
+    if wanted == "latest":
+        checkpoint = latest_checkpoint(checkpoints) or _only_checkpoint(checkpoints)
+    else:
+        checkpoint = _by_own_name(Path(wanted), checkpoints) if wanted else None
+    if checkpoint:
+        read_facts(checkpoint)
+    folder, metrics = RunFolder(path, checkpoint), path / "metrics.jsonl"
+    held = {  # a start that failed before its first update leaves nothing that counts
+        "metrics.jsonl": metrics.exists() and not (metrics.is_file() and metrics.stat().st_size == 0),
+        "checkpoints": checkpoints.is_dir() and any(checkpoints.iterdir()),
+    }
+    used = ", ".join(name for name, there in held.items() if there)
     if not used or folder.continues_itself:
         return folder
-    if config.resume_from_checkpoint is None:
+    if wanted is None:
         raise ValueError(
             f"output_dir: '{path}' already holds a run ({used}). To continue it pass "
             "--resume_from_checkpoint latest; to start a new run choose another --output_dir."
@@ -115,16 +121,6 @@ def open_run_folder(config: RunConfig, now: datetime | None = None) -> RunFolder
     return folder
 
 
-def _used(folder: RunFolder) -> str:
-    """Say what a folder holds of a run; a start that failed before its first update leaves nothing that counts."""
-    metrics = folder.path / "metrics.jsonl"
-    held = {
-        "metrics.jsonl": metrics.exists() and not (metrics.is_file() and metrics.stat().st_size == 0),
-        "checkpoints": folder.checkpoints.is_dir() and any(folder.checkpoints.iterdir()),
-    }
-    return ", ".join(name for name, there in held.items() if there)
-
-
 def _began_from(path: Path) -> Path | None:
     """Return the other run's checkpoint that a run continued which was killed before its own first checkpoint."""
     if any((path / "checkpoints").glob("step_*[0-9]")):
@@ -134,19 +130,6 @@ def _began_from(path: Path) -> Path | None:
     except ValueError:
         return None
     return None if began in (None, "latest") else Path(began).resolve()
-
-
-def _checkpoint_to_resume(config: RunConfig, checkpoints: Path) -> Path | None:
-    """Return the checkpoint that `latest` or a path means, if its facts can be read; None starts afresh."""
-    wanted = config.resume_from_checkpoint
-    if wanted == "latest":
-        checkpoint = latest_checkpoint(checkpoints) or _only_checkpoint(checkpoints)
-    else:
-        checkpoint = wanted and _by_own_name(Path(wanted), checkpoints)
-    if not checkpoint:
-        return None
-    read_facts(checkpoint)
-    return checkpoint
 
 
 def _only_checkpoint(checkpoints: Path) -> Path | None:

@@ -5,7 +5,6 @@ The pickle is that of the original training script, and of this project's earlie
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import field
 from math import prod
 from pathlib import Path
@@ -75,14 +74,11 @@ _Numbers = Annotated[tuple[_Number, ...], Field(max_length=MAX_AXES)]
 
 @dataclass(frozen=True, config=_STRICT)
 class Part:
-    """A box of a tensor and the bytes that hold it.
+    """A box of a tensor, its first element at `offsets`, and the bytes that hold it, which `torch.save` wrote.
 
     Attributes:
-        offsets: of its first element, per axis.
-        shape: of the box.
         file: name of a file beside the index.
-        start: first byte there.
-        length: number of bytes, which `torch.save` wrote.
+        start, length: first byte there and number of bytes.
     """
 
     offsets: _Numbers
@@ -235,8 +231,8 @@ def _from_pickle(value: Any, where: str) -> TensorIndex:
         index = _state(value, "Metadata")
         places = {
             (_a(str, key["fqn"]), _numbers(key.get("offset"))): _state(info, "_StorageInfo")
-            for key, info in _pairs(index["storage_data"], "MetadataIndex")
-            if key.get("offset") is not None
+            for record, info in _a(dict, index["storage_data"]).items()
+            if (key := _state(record, "MetadataIndex")).get("offset") is not None
         }
         left, tensors = MAX_PARTS, {}
         for name, entry in _a(dict, index["state_dict_metadata"]).items():
@@ -276,12 +272,6 @@ def _state(value: Any, kind: str) -> dict:
     if _a(Record, value).kind != kind:
         raise _NotAnIndexError(f"expected a {kind}, received a {value.kind}")
     return _a(dict, value.state)
-
-
-def _pairs(value: Any, kind: str) -> Iterator[tuple[dict, Any]]:
-    """Yield the states of the keys of a dict, and its values."""
-    for key, item in _a(dict, value).items():
-        yield _state(key, kind), item
 
 
 def _numbers(value: Any) -> tuple[int, ...]:

@@ -79,14 +79,11 @@ class SaveError(RuntimeError):
 
 @dataclass(frozen=True)
 class PendingSave:
-    """A checkpoint that is being written, and is not valid before `finish`.
+    """A checkpoint that is being written to `partial`, and is not valid before `finish` has put it at `target`.
 
     Attributes:
-        target: its place.
-        partial: where it is written.
         written: done when all ranks' tensors are on disk; None when they are already.
-        keep_last: checkpoints to keep, see `begin_save`.
-        keep_every: further ones to keep, see `begin_save`.
+        keep_last, keep_every: checkpoints to keep, see `begin_save`.
     """
 
     target: Path
@@ -110,7 +107,7 @@ class PendingSave:
 
     def _publish(self, hashes: dict) -> None:
         write_manifest(self.partial, hashes)
-        replaced = _replaced(self.target)
+        replaced = self.target.with_name(f"{self.target.name}.replaced")  # until this one is in its place
         if self.target.exists():  # a step that is made again after a resume
             os.replace(self.target, replaced)
         os.replace(self.partial, self.target)
@@ -215,11 +212,6 @@ def checkpoints_of(folder: Path) -> list[Path]:
 
 def _step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step_"))
-
-
-def _replaced(checkpoint: Path) -> Path:
-    """Where a checkpoint lies while one of the same step takes its place."""
-    return checkpoint.with_name(f"{checkpoint.name}.replaced")
 
 
 def complete_replacements(folder: Path) -> None:

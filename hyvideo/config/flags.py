@@ -1,12 +1,18 @@
-"""The command line, made from the schema: one flag per knob, and the manual that `--help` prints."""
+"""The command line, made from the schema: one flag per knob, and the manual that `--help` prints.
+
+Flags of the reference implementation that have another name here, or set nothing, are taken too: its commands run as
+they are.
+"""
 
 import argparse
+import os
+import sys
+from collections.abc import Sequence
 from functools import partial
 from typing import NoReturn
 
 from hyvideo.config.knobs import GROUPS, KNOBS, Knob, text_of
 from hyvideo.config.outside import printable
-from hyvideo.config.reference_flags import add_flags_without_effect, names_of
 
 METAVARS = {bool: "BOOL", int: "INT", float: "NUMBER", str: "TEXT", list: "TEXT", dict: "JSON"}
 """Type of a knob -> the placeholder of its value in `--help`."""
@@ -16,6 +22,45 @@ _ABOUT = (
     "then the files of --config from left to right, then the flags. Booleans take true/false, yes/no or 1/0, and a "
     "bare flag means true. A value that begins with '-' is written --flag=value; 'none' clears what may be none."
 )
+
+
+RENAMED = {
+    "post_train_type": "algorithm",
+    "warmup_steps": "lr_warmup_steps",
+    "validation_video_length": "validate_video_length",
+    "video_length": "validate_video_length",
+}
+"""The reference's name of a flag -> the name here."""
+
+_SUPERVISED = "it belongs to supervised training, which is not part of this project"
+
+WITHOUT_EFFECT = {
+    "num_workers": "prompts are read at once, and need no workers",
+    "prefetch_factor": "prompts are read at once, and need no workers",
+    "i2v_prob": _SUPERVISED,
+    "train_timestep_shift": f"{_SUPERVISED}; rollouts follow --infer_flow_shift_video",
+    "flow_snr_type": _SUPERVISED,
+    "validation_prompts": "write them into a CSV with a `prompt` column, and name it with --valid_video_csv",
+    "debug_grad_flow": "metrics.jsonl has the gradient norms of every update",
+    "debug_train_diagnostics_interval": "metrics.jsonl has every update",
+}
+"""The reference's flags that set nothing here -> why, or what does instead."""
+
+
+class _Ignore(argparse.Action):
+    """Takes a flag without effect, and says so."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Sequence[str],
+        option_string: str | None = None,
+    ) -> None:
+        """Warn, once for all ranks."""
+        if os.environ.get("RANK", "0") == "0":
+            name = option_string.lstrip("-")
+            print(f"{parser.prog}: --{name} has no effect: {WITHOUT_EFFECT[name]}.", file=sys.stderr)
 
 
 class Parser(argparse.ArgumentParser):
@@ -49,10 +94,9 @@ def _add_flag(group: argparse._ArgumentGroup, knob: Knob) -> None:
     metavar = "{" + ",".join(knob.choices) + "}" if knob.choices else METAVARS[knob.kind]
     arity = {bool: {"nargs": "?", "const": "true"}, list: {"nargs": "+"}}.get(knob.kind, {})
     facts = "; ".join(filter(None, [range_text(knob), f"default: {text_of(knob.default)}"]))
+    names = [f"--{name}" for name in (knob.name, *(theirs for theirs, ours in RENAMED.items() if ours == knob.name))]
     text = f"{knob.doc} [{facts}]".replace("%", "%%")
-    group.add_argument(
-        *names_of(knob.name), dest=knob.name, metavar=metavar, default=argparse.SUPPRESS, help=text, **arity
-    )
+    group.add_argument(*names, dest=knob.name, metavar=metavar, default=argparse.SUPPRESS, help=text, **arity)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -80,5 +124,6 @@ def build_parser() -> argparse.ArgumentParser:
         for knob in KNOBS.values():
             if knob.group == name:
                 _add_flag(group, knob)
-    add_flags_without_effect(parser)
+    for name in WITHOUT_EFFECT:
+        parser.add_argument(f"--{name}", nargs="*", action=_Ignore, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser

@@ -13,6 +13,8 @@ import typing
 from collections.abc import Iterable, Iterator
 from difflib import SequenceMatcher
 
+from omegaconf import OmegaConf
+
 from hyvideo.config.schema import Config
 from hyvideo.config.setting import Facts, lies_in
 
@@ -63,28 +65,23 @@ def _manual_texts(group: type) -> dict[str, str]:
     }
 
 
-def _knob(group: str, name: str, hint: object, default: object, doc: str, facts: Facts) -> Knob:
-    """Read a resolved type hint: `X | None` is optional, `Literal` lists choices, `list[...]` is a list."""
-    optional = isinstance(hint, types.UnionType)
-    if optional:
-        (hint,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
-    origin = typing.get_origin(hint)
-    choices = typing.get_args(hint) if origin is typing.Literal else ()
-    kind = str if choices else origin or hint
-    nested = kind is dict and typing.get_args(hint)[1] is typing.Any
-    return Knob(name, group, kind, nested, choices, optional, default, doc, facts)
-
-
 def _read_schema() -> dict[str, Knob]:
-    """All knobs in schema order, by name."""
+    """All knobs in schema order, by name. A hint `X | None` is optional, `Literal` lists choices."""
     defaults = Config()
     knobs: dict[str, Knob] = {}
     for group in dataclasses.fields(Config):
         texts = _manual_texts(group.type)
         facts = {field.name: field.metadata.get("facts", Facts()) for field in dataclasses.fields(group.type)}
         for name, hint in typing.get_type_hints(group.type).items():
-            value = getattr(getattr(defaults, group.name), name)
-            knobs[name] = _knob(group.name, name, hint, value, texts.get(name, ""), facts[name])
+            optional = isinstance(hint, types.UnionType)
+            if optional:
+                (hint,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
+            origin = typing.get_origin(hint)
+            choices = typing.get_args(hint) if origin is typing.Literal else ()
+            kind = str if choices else origin or hint
+            nested = kind is dict and typing.get_args(hint)[1] is typing.Any
+            default, doc = getattr(getattr(defaults, group.name), name), texts.get(name, "")
+            knobs[name] = Knob(name, group.name, kind, nested, choices, optional, default, doc, facts[name])
     return knobs
 
 
@@ -120,16 +117,28 @@ def is_read(config: Config, knob: Knob) -> bool:
 
 
 def out_of_range(config: Config, *names: str) -> Iterator[str]:
-    """Yield a message for each number that lies outside its own interval (`Facts.within`).
-
-    Args:
-        config: the configuration.
-        names: settings to look at; none: all.
-    """
+    """Yield a message for each number, of `names` or of all, that lies outside its own interval (`Facts.within`)."""
     for name in names or KNOBS:
         value, interval = value_of(config, name), KNOBS[name].facts.within
         if interval and value is not None and not lies_in(value, interval):
             yield f"{name} is {value}, but must lie in {interval}"
+
+
+def settings_of(cfg: Config) -> dict[str, object]:
+    """Name -> value of every setting, in plain types."""
+    groups = OmegaConf.to_container(OmegaConf.structured(cfg))
+    return {name: value for group in groups.values() for name, value in group.items()}
+
+
+def deciding_fields(cfg: Config, dp_size: int = 1) -> dict[str, object]:
+    """Name -> value of every field that decides the trained weights: runs that agree in all may continue each other.
+
+    `batch_size` is given for all `dp_size` data-parallel ranks together, so that a run may continue on another number
+    of ranks as long as its rollouts have as many videos.
+    """
+    values = settings_of(cfg)
+    values["batch_size"] *= dp_size
+    return {name: values[name] for name, knob in KNOBS.items() if knob.facts.decides}
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

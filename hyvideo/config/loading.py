@@ -9,10 +9,9 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hyvideo.config.flags import build_parser
+from hyvideo.config.flags import RENAMED, build_parser
 from hyvideo.config.knobs import GROUPS, KNOBS, Knob, nearest
 from hyvideo.config.outside import read_file
-from hyvideo.config.reference_flags import RENAMED
 from hyvideo.config.schema import Config
 
 _UNREADABLE = (
@@ -40,7 +39,11 @@ def load_config(argv: Sequence[str]) -> Config:
     """
     flags, rest = build_parser().parse_known_args(list(argv))
     if rest:
-        raise ValueError(_unknown_argument(rest[0]))
+        if not rest[0].startswith("-"):
+            advice = "it follows no flag (quote a value that contains spaces)"
+            raise ValueError(f"unexpected value {_shown(rest[0])}: {advice}")
+        near = nearest(rest[0].lstrip("-").partition("=")[0], KNOBS)
+        raise ValueError(f"unknown flag {_shown(rest[0])}; the nearest is --{near} (--help lists all)")
     values = vars(flags)
     files = values.pop("config")
     config = OmegaConf.structured(Config)
@@ -70,14 +73,6 @@ def load_saved_config(path: str | Path) -> Config:
 def save_config(cfg: Config, path: str | Path) -> None:
     """Write every value of `cfg`, by group, as YAML that `--config` and `load_saved_config` read back unchanged."""
     Path(path).write_text(OmegaConf.to_yaml(OmegaConf.structured(cfg)), encoding="utf-8")
-
-
-def _unknown_argument(argument: str) -> str:
-    """Say what is wrong with an argument that belongs to no flag."""
-    if not argument.startswith("-"):
-        return f"unexpected value {_shown(argument)}: it follows no flag (quote a value that contains spaces)"
-    name = argument.lstrip("-").partition("=")[0]
-    return f"unknown flag {_shown(argument)}; the nearest is --{nearest(name, KNOBS)} (--help lists all)"
 
 
 def _merge_file(config: DictConfig, path: str | Path) -> None:
@@ -164,19 +159,10 @@ def _prepared(knob: Knob, value: object) -> object:
         if isinstance(leaf, int) and leaf.bit_length() > 64:
             raise ValueError("it holds a whole number beyond 2^64")
         if isinstance(leaf, str):
-            _refuse_marks(leaf)
+            if "${" in leaf or leaf == "???":  # omegaconf's references, by which a file could read the environment
+                raise ValueError("'${...}' and '???' are not expanded here: write the value itself")
+            leaf.encode()  # refuses what no file can hold
     return value
-
-
-def _refuse_marks(text: str) -> None:
-    """Keep omegaconf's references out, by which a file could read the environment, and what no file can hold.
-
-    Raises:
-        ValueError: with the reason.
-    """
-    if "${" in text or text == "???":
-        raise ValueError("'${...}' and '???' are not expanded here: write the value itself")
-    text.encode()
 
 
 def _leaves(value: object) -> Iterator[object]:

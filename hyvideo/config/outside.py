@@ -1,10 +1,14 @@
-"""What comes from outside: files that might never end, and text that a terminal would obey."""
+"""What comes from outside: files that might never end, text that a terminal would obey, and the user's own classes."""
 
 import errno
+import importlib
 import os
 import stat
 import sys
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def check_file(path: str | Path) -> None:
@@ -64,3 +68,22 @@ def in_words(error: BaseException) -> str:
 def complain(message: str) -> None:
     """Print a message that may quote a file to stderr."""
     print(printable(message), file=sys.stderr, flush=True)
+
+
+def import_class(setting: str, path: str, base: type[T]) -> type[T]:
+    """Import the subclass of `base` that `setting` names as `module:Class`; the module's folder is on PYTHONPATH.
+
+    Raises:
+        ValueError: it cannot be imported, or is something else.
+    """
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"{setting}: '{path}' cannot be imported ({error}). Expected module:Class, with the module's folder on "
+            "PYTHONPATH."
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ValueError(f"{setting}: '{path}' must be a subclass of {base.__module__}.{base.__name__}.")
+    return found

@@ -82,7 +82,12 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
         if not cells:
             continue
         if header is None:
-            header = _checked_header(cells, where)
+            if "prompt" not in cells:
+                raise ValueError(f"{where}: there is no `prompt` column; the header has: {', '.join(cells)}")
+            for name in COLUMNS:
+                if cells.count(name) > 1:
+                    raise ValueError(f"{where}: the header has column `{name}` {cells.count(name)} times; keep one")
+            header = cells
         elif len(cells) > len(header):
             raise ValueError(
                 f"{where}: {len(cells)} values for {len(header)} columns ({', '.join(header)}); a prompt that "
@@ -106,16 +111,6 @@ def _text(path: Path) -> str:
         raise ValueError(
             f"{path}, line {line}: byte {content[error.start]:#04x} is not UTF-8; save the file as UTF-8"
         ) from error
-
-
-def _checked_header(names: list[str], where: str) -> list[str]:
-    """The column names, once they are known to contain `prompt` and no column twice."""
-    if "prompt" not in names:
-        raise ValueError(f"{where}: there is no `prompt` column; the header has: {', '.join(names)}")
-    for name in COLUMNS:
-        if names.count(name) > 1:
-            raise ValueError(f"{where}: the header has column `{name}` {names.count(name)} times; keep one")
-    return names
 
 
 def _prompt(row: dict[str, str], position: int, path: Path, where: str, image_root: str | Path | None) -> Prompt:

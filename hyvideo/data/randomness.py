@@ -21,14 +21,7 @@ def seed_for(*parts: int | str) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-def generator_for(
-    seed: int,
-    stream: str,
-    round: int,
-    prompt: int,
-    generation: int,
-    step: int,
-) -> torch.Generator:
+def generator_for(seed: int, stream: str, round: int, prompt: int, generation: int, step: int) -> torch.Generator:
     """A fresh CPU generator for one noise tensor.
 
     Args:

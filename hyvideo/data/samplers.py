@@ -11,12 +11,11 @@ from hyvideo.data.randomness import seed_for
 
 @dataclass(frozen=True)
 class Assignment:
-    """One video to sample.
+    """One video to sample: with the round, its two numbers identify it, and thereby its noise.
 
     Attributes:
         prompt_index: position of the prompt in the list of training prompts.
-        generation: number of the video among those of its prompt in this round, from 0; with `prompt_index` and the
-            round it identifies the video, and thereby its noise.
+        generation: number of the video among those of its prompt in this round, from 0.
     """
 
     prompt_index: int
@@ -44,11 +43,10 @@ class GroupSampler:
         on from the first, so that no two videos of a round are alike; the same holds with fewer prompts than groups.
 
     Args:
-        num_prompts: length of the list of prompts.
-        num_groups: prompt groups of a round, over all ranks.
+        num_prompts, num_groups: prompts in all, and groups of a round over all ranks.
         num_generations: group size.
         positions: where in the round this rank's videos stand (`hyvideo.distributed.layout.Layout.positions`).
-        seed: the run's seed.
+        seed: of the run.
 
     Raises:
         ValueError: there are no prompts.
@@ -57,11 +55,8 @@ class GroupSampler:
     def __init__(self, num_prompts: int, num_groups: int, num_generations: int, positions: Tensor, seed: int) -> None:
         if num_prompts < 1:
             raise ValueError(f"there must be at least one prompt to sample; received num_prompts {num_prompts}")
-        self.num_prompts = num_prompts
-        self.num_groups = num_groups
-        self.num_generations = num_generations
-        self.positions = positions.tolist()
-        self.seed = seed
+        self.num_prompts, self.num_groups, self.num_generations = num_prompts, num_groups, num_generations
+        self.positions, self.seed = positions.tolist(), seed
         self.round = 0
         """Number of the round that `next_round` deals next."""
         self._groups_dealt = 0
@@ -82,14 +77,12 @@ class GroupSampler:
     def _prompts(self, first: int, count: int) -> list[int]:
         """Entries [first, first + count) of the endless sequence of permutations, one per epoch."""
         epochs = range(first // self.num_prompts, (first + count - 1) // self.num_prompts + 1)
-        row = [prompt for epoch in epochs for prompt in self._permutation(epoch)]
+        row = []
+        for epoch in epochs:
+            generator = torch.Generator().manual_seed(seed_for(self.seed, "prompt_order", epoch))
+            row += torch.randperm(self.num_prompts, generator=generator).tolist()
         start = first - epochs.start * self.num_prompts
         return row[start : start + count]
-
-    def _permutation(self, epoch: int) -> list[int]:
-        """Order of all prompts in one epoch."""
-        generator = torch.Generator().manual_seed(seed_for(self.seed, "prompt_order", epoch))
-        return torch.randperm(self.num_prompts, generator=generator).tolist()
 
     def state_dict(self) -> dict[str, int]:
         """The position: rounds and groups dealt. The same on all ranks, and valid for another number of ranks."""

@@ -39,7 +39,11 @@ def write_video(path: Path, frames: torch.Tensor, fps: float) -> None:
         OSError: the encoder could not finish, for example on a full disk.
     """
     path = Path(path)
-    _check_frames(frames)
+    if frames.dtype != torch.uint8 or frames.dim() != 4 or frames.shape[-1] != 3 or 0 in frames.shape:
+        raise ValueError(f"Expected uint8 frames [F, H, W, 3], received {frames.dtype} {list(frames.shape)}.")
+    height, width = frames.shape[1:3]
+    if height % 2 or width % 2:
+        raise ValueError(f"H.264 with 4:2:0 colour needs even sizes, received {height}x{width} (HxW).")
     if path.suffix != ".mp4":
         raise ValueError(f"Videos are written as .mp4, received the path {path}.")
     with replacing(path) as temporary:
@@ -112,15 +116,8 @@ def _encode(path: Path, frames: torch.Tensor, fps: float) -> None:
     options = ["-crf", str(_CONSTANT_RATE_FACTOR), "-movflags", "+faststart"]
     failure = None
     try:
-        with imageio.get_writer(
-            path,
-            fps=fps,
-            codec="libx264",
-            quality=None,
-            pixelformat="yuv420p",
-            macro_block_size=2,
-            output_params=options,
-        ) as writer:
+        form = {"codec": "libx264", "quality": None, "pixelformat": "yuv420p", "macro_block_size": 2}
+        with imageio.get_writer(path, fps=fps, output_params=options, **form) as writer:
             for frame in frames.cpu().numpy():
                 writer.append_data(frame)
     except OSError as error:  # the encoder's whole command line, without what was wrong
@@ -132,11 +129,3 @@ def _encode(path: Path, frames: torch.Tensor, fps: float) -> None:
     if failure or num_written != len(frames):
         reason = f"the encoder wrote {num_written} of {len(frames)} frames; is the disk full?"
         raise OSError(errno.ENOSPC, reason) from failure
-
-
-def _check_frames(frames: torch.Tensor) -> None:
-    if frames.dtype != torch.uint8 or frames.dim() != 4 or frames.shape[-1] != 3 or 0 in frames.shape:
-        raise ValueError(f"Expected uint8 frames [F, H, W, 3], received {frames.dtype} {list(frames.shape)}.")
-    height, width = frames.shape[1:3]
-    if height % 2 or width % 2:
-        raise ValueError(f"H.264 with 4:2:0 colour needs even sizes, received {height}x{width} (HxW).")

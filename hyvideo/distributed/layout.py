@@ -151,14 +151,8 @@ def layout_of(config: Config, world_size: int) -> Layout:
         ValueError: the configuration does not fit this number of ranks.
     """
     parallel, grpo = config.parallel, config.grpo
-    return Layout(
-        world_size,
-        parallel.sp_size,
-        parallel.dp_replicate,
-        grpo.batch_size,
-        grpo.num_generations,
-        grpo.gradient_accumulation_steps,
-    )
+    axes = (parallel.sp_size, parallel.dp_replicate)
+    return Layout(world_size, *axes, grpo.batch_size, grpo.num_generations, grpo.gradient_accumulation_steps)
 
 
 def largest_share(count: int, parts: int) -> int:

@@ -18,7 +18,7 @@ from hyvideo.algorithms.optimizer import Optimization
 from hyvideo.algorithms.policy import Policy
 from hyvideo.checkpoint.run_folder import RunFolder, open_run_folder
 from hyvideo.checkpoint.train_state import point_latest_at
-from hyvideo.config.identity import deciding_fields, settings_of
+from hyvideo.config.knobs import deciding_fields, settings_of
 from hyvideo.config.loading import save_config
 from hyvideo.config.schema import Config
 from hyvideo.config.sizes import parse_size
@@ -32,12 +32,7 @@ from hyvideo.models.adapter import configured_adapter, draw_adapter, lora_facts
 from hyvideo.models.attention import install_attention
 from hyvideo.models.loading import load_pipeline
 from hyvideo.models.model_folder import check_layout, task_of
-from hyvideo.models.parallelize import (
-    compile_blocks,
-    prepare_policy,
-    shard_weights,
-    trainable_parameters,
-)
+from hyvideo.models.parallelize import compile_blocks, prepare_policy, shard_weights, trainable_parameters
 from hyvideo.models.reward_models.rewards import WeightedReward, get_reward_fn
 from hyvideo.observability.console import Console
 from hyvideo.observability.matrix_peak import matrix_peak_tflops
@@ -66,9 +61,6 @@ def build_training(config: Config) -> Training:
     """Check everything that can be checked, then load the models and put the run together.
 
     With a process group (`hyvideo.distributed.process_group`) this is one rank of the run, otherwise all of it.
-
-    Args:
-        config: the run's configuration.
 
     Raises:
         ValueError: a setting, prompt file, weight folder, run folder or checkpoint is wrong on any rank, or ranks have
@@ -156,16 +148,6 @@ def _deciding_settings(config: Config, dp_size: int, content: Mapping[str, str])
     """Return the settings that decide the result, and the content of the prompt files."""
     trained = [f"{CONTENT} {file}" for file in config.data.train_video_csv]
     return deciding_fields(config, dp_size) | {name: content[name] for name in trained}
-
-
-def _build_profile(
-    config: Config, folder: RunFolder, mesh: Mesh, timer: PhaseTimer, transformer: nn.Module
-) -> Profile | None:
-    """Build profile mode; None when it is off."""
-    if not config.run.profile:
-        return None
-    steps = config.run.profile_steps
-    return Profile(folder.path / "profile", rank=mesh.rank, num_updates=steps, timer=timer, transformer=transformer)
 
 
 def _open_metrics(config: Config, folder: RunFolder, state: RunState, console: Console) -> MetricsLog:
@@ -314,13 +296,17 @@ def _open_journal(
     with all_or_none():
         console = Console(folder.path, rank=mesh.rank, log_interval=config.run.log_interval)
         metrics = _open_metrics(config, folder, state, console) if mesh.is_main else None
+    profile, steps = None, config.run.profile_steps
+    if config.run.profile:
+        place = folder.path / "profile"
+        profile = Profile(place, rank=mesh.rank, num_updates=steps, timer=timer, transformer=policy.transformer)
     peak = config.run.peak_tflops or matrix_peak_tflops(timer.device, policy.pipeline.autocast_dtype)
     return Journal(
         folder.path,
         console,
         metrics,
         Performance(policy, config, mesh, peak_tflops=peak, updates_per_round=state.algorithm.updates_per_round),
-        _build_profile(config, folder, mesh, timer, policy.transformer),
+        profile,
         Watchdog(timer, rank=mesh.rank, seconds=config.parallel.stuck_after),
     )
 

@@ -53,12 +53,10 @@ def check_config(
         *_video_problems(cfg, vae_spatial, vae_temporal),
         *_guidance_problems(cfg),
         *_refusals(cfg, _KL, lambda: build_controller(cfg.kl)),
-        *_dual_kl_problems(cfg),
-        *_reward_problems(cfg),
+        *_objective_problems(cfg),
         *_waiting_problems(cfg, world_size),
         *(_file_problems(cfg) if files else ()),
-        *_lora_problems(cfg),
-        *_precision_problems(cfg),
+        *_model_problems(cfg),
         *_run_problems(cfg),
     ]
     if problems:
@@ -180,19 +178,14 @@ def _guidance_problems(cfg: Config) -> Iterator[str]:
         )
 
 
-def _dual_kl_problems(cfg: Config) -> Iterator[str]:
-    """A KL penalty of two terms without weight."""
-    kl = cfg.kl
+def _objective_problems(cfg: Config) -> Iterator[str]:
+    """A KL penalty without weight, reward weights that cannot rank videos, and a malformed server address."""
+    kl, weights, url = cfg.kl, cfg.reward.reward_weights, cfg.reward.remote_reward_url
     if kl.kl_weight and kl.use_dual_kl and kl.dual_kl_moving_weight == 0 and kl.dual_kl_step_weight == 0:
         yield (
             "use_dual_kl is on, but dual_kl_moving_weight and dual_kl_step_weight are both 0: raise one, or set "
             "kl_weight to 0 for no KL penalty"
         )
-
-
-def _reward_problems(cfg: Config) -> Iterator[str]:
-    """Reward weights that cannot rank videos, and a malformed server address."""
-    weights, url = cfg.reward.reward_weights, cfg.reward.remote_reward_url
     if not all(math.isfinite(weight) for weight in weights.values()):
         yield f"reward_weights must be finite numbers; received {weights}"
     elif not any(weights.values()):
@@ -258,8 +251,8 @@ def _file_problems(cfg: Config) -> Iterator[str]:
         yield f"resume_from_checkpoint: there is no checkpoint {checkpoint!r}; give its path, or `latest`"
 
 
-def _lora_problems(cfg: Config) -> Iterator[str]:
-    """Adapter settings that contradict each other or the method."""
+def _model_problems(cfg: Config) -> Iterator[str]:
+    """Settings of adapter and precision that contradict each other or the method."""
     model, path = cfg.model, cfg.model.pretrained_lora_path
     if model.use_lora and cfg.parallel.sp_size > 1 and "proj_out" in model.lora_target_modules:
         yield (
@@ -272,10 +265,6 @@ def _lora_problems(cfg: Config) -> Iterator[str]:
         yield f"pretrained_lora_path is {path!r}, but use_lora is false and nothing would load it: set use_lora"
     if path is not None and not Path(path).is_dir():
         yield f"pretrained_lora_path: there is no folder {path!r}"
-
-
-def _precision_problems(cfg: Config) -> Iterator[str]:
-    """Weights that the matrix products cannot be computed with."""
     if cfg.model.dtype == "fp32" and cfg.model.master_weight_type == "bf16":
         yield "dtype fp32 computes with fp32 weights, but master_weight_type is bf16: set both to one of them"
 

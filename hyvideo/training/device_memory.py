@@ -18,15 +18,7 @@ def out_of_memory_loading(error: torch.OutOfMemoryError) -> str:
 
 
 def out_of_memory(error: torch.OutOfMemoryError, phase: str, step: int, rank: int, config: Config) -> str:
-    """Return the message for an exhausted GPU.
-
-    Args:
-        error: what the allocator said.
-        phase: of `PhaseTimer`.
-        step: updates made.
-        rank: whose GPU it is.
-        config: names the present values.
-    """
+    """Return the message for a GPU that was exhausted in a phase of `PhaseTimer`, after `step` updates."""
     knobs = [
         f"{name} (now {value_of(config, name)})"
         for name in settings_that_free("validation" if phase == BETWEEN else phase)

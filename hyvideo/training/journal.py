@@ -1,5 +1,6 @@
 """What a run tells: console, metrics and trackers, report, and the watchers that read along."""
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hyvideo.algorithms.algorithm import Trajectory
@@ -17,35 +18,31 @@ TRACKED_VIDEOS = 8
 """Validation videos sent to trackers each time."""
 
 
+@dataclass(eq=False)
 class Journal:
     """Writes one row per update, and what people read of them.
 
-    Args:
+    Attributes:
         folder: the run folder.
         console: of this rank.
         metrics: None on all ranks but the main one.
         performance: turns the phases' seconds into `perf/*`.
         profile: None where the run is not profiled.
         watchdog: says where a rank is stuck.
+        reward_watch: says when the reward may be exploited.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        console: Console,
-        metrics: MetricsLog | None,
-        performance: Performance,
-        profile: Profile | None,
-        watchdog: Watchdog,
-    ) -> None:
-        self.folder = folder
-        self.console = console
-        self.metrics = metrics
-        self.performance = performance
-        self.profile = profile
-        self.watchdog = watchdog
-        self.reward_watch = RewardWatch()
-        rows = read_metrics(metrics.path) if metrics and metrics.path.is_file() else []  # those before a resume
+    folder: Path
+    console: Console
+    metrics: MetricsLog | None
+    performance: Performance
+    profile: Profile | None
+    watchdog: Watchdog
+    reward_watch: RewardWatch = field(default_factory=RewardWatch)
+
+    def __post_init__(self) -> None:
+        own = self.metrics and self.metrics.path.is_file()
+        rows = read_metrics(self.metrics.path) if own else []  # those before a resume
         for row in {row["round"]: row for row in rows if "round" in row}.values():  # the last row of each round
             self.reward_watch.observe(row)
 

@@ -20,9 +20,7 @@ class Performance:
     rank's.
 
     Args:
-        policy: what is evaluated.
-        config: the run's configuration.
-        mesh: the ranks.
+        policy, config, mesh: what is evaluated, the run's settings and ranks.
         peak_tflops: 10^12 operations per second of one device.
         updates_per_round: updates that a round has.
     """

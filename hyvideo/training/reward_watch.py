@@ -12,15 +12,12 @@ LEAST_FALL = 0.2
 
 
 class RewardWatch:
-    """Compares the halves of the last `window` rounds; after a warning it starts afresh.
+    """Compares the halves of the last `window` rounds, an even number; after a warning it starts afresh.
 
     The reward has risen when the means of the halves differ by more than two standard errors. Validation, measured
     every few rounds on fixed noise, has fallen when its last value among these rounds lies below the one before them
     (else the first among them) by more than the reward's standard error. Diversity has fallen when a fifth of it is
     gone.
-
-    Args:
-        window: even number of rounds.
 
     Example:
         >>> warning = watch.observe({"reward/mean": 0.9, "rollout/diversity": 0.02})  # None, or a message
@@ -32,11 +29,7 @@ class RewardWatch:
         self._earlier: list[float] = []
 
     def observe(self, row: Mapping[str, float]) -> str | None:
-        """Take the metrics of a round's last update; return a warning with its numbers, or None.
-
-        Args:
-            row: `reward/mean`, `rollout/diversity`, and `valid/reward` where the round was validated.
-        """
+        """Take `reward/mean`, `rollout/diversity` and, if there is one, `valid/reward`; return a warning, or None."""
         self._rows.append(row)
         if len(self._rows) > 2 * self._half:
             self._earlier = _validations([self._rows.popleft()]) or self._earlier
@@ -46,7 +39,12 @@ class RewardWatch:
         if not after - before > 2 * error:
             return None
         rise = f"reward/mean rose from {before:+.4f} to {after:+.4f} over {2 * self._half} rounds"
-        falls = [*self._validation(error), *self._diversity()]
+        falls, inside = [], _validations(self._rows)
+        if inside and (first := [*self._earlier, *inside][0]) - inside[-1] > error:
+            falls.append(f"valid/reward fell from {first:+.4f} to {inside[-1]:+.4f}")
+        before, after, _ = self._halves("rollout/diversity")
+        if after < (1 - LEAST_FALL) * before:
+            falls.append(f"rollout/diversity fell from {before:.4f} to {after:.4f}")
         if not falls:
             return None
         self._rows.clear()
@@ -63,18 +61,6 @@ class RewardWatch:
         before, after = (sum(half) / len(half) for half in halves)
         squares = sum((v - mean) ** 2 for half, mean in zip(halves, (before, after), strict=True) for v in half)
         return before, after, math.sqrt(squares / len(values) * 2 / self._half)
-
-    def _validation(self, error: float) -> list[str]:
-        inside = _validations(self._rows)
-        if not inside or not (first := [*self._earlier, *inside][0]) - inside[-1] > error:
-            return []
-        return [f"valid/reward fell from {first:+.4f} to {inside[-1]:+.4f}"]
-
-    def _diversity(self) -> list[str]:
-        before, after, _ = self._halves("rollout/diversity")
-        if not after < (1 - LEAST_FALL) * before:
-            return []
-        return [f"rollout/diversity fell from {before:.4f} to {after:.4f}"]
 
 
 def _validations(rows: Iterable[Mapping[str, float]]) -> list[float]:

@@ -16,9 +16,7 @@ class Round:
     """What this rank samples in one round.
 
     Attributes:
-        index: number of the round.
-        videos: prompt and generation of each of this rank's B videos.
-        prompts: their prompts.
+        videos, prompts: prompt and generation of each of this rank's B videos.
         positions: `[B]` long, where each stands among the round's videos; those of one prompt stand next to each other.
         num_videos: videos of all ranks.
         num_generations: videos per prompt.
@@ -37,23 +35,13 @@ class Round:
 
 
 class Rounds:
-    """Deals this rank's part of round after round; the position of its sampler is all there is to save.
-
-    Args:
-        config: seed and noise.
-        prompts: all training prompts.
-        layout: of the ranks, groups and rounds.
-        dp_rank: this data-parallel rank.
-    """
+    """Deals a data-parallel rank's part of round after round; its sampler's position is all there is to save."""
 
     def __init__(self, config: Config, prompts: Sequence[Prompt], layout: Layout, dp_rank: int) -> None:
-        self.prompts = prompts
-        self.layout = layout
-        self.positions = layout.positions(dp_rank)
-        self.sampler = GroupSampler(
-            len(prompts), layout.num_groups, layout.num_generations, self.positions, config.run.seed
-        )
+        self.prompts, self.layout, self.positions = prompts, layout, layout.positions(dp_rank)
         self._seed, self._share_initial_noise = config.run.seed, config.rollout.use_same_noise
+        sizes = (len(prompts), layout.num_groups, layout.num_generations)
+        self.sampler = GroupSampler(*sizes, self.positions, self._seed)
 
     def next(self) -> Round:
         """Return the next round, and move on."""

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from hyvideo.algorithms.algorithm import Algorithm, Trajectory
 from hyvideo.algorithms.optimizer import NonFiniteUpdateError
@@ -24,36 +23,30 @@ from hyvideo.training.stop_signal import StopSignal
 from hyvideo.training.validation import Validation, save_samples
 
 
+@dataclass(eq=False)
 class Run:
     """The life of a training: folder, checkpoints, stop signals, validation and journal.
 
     A round is atomic: checkpoints and a requested stop fall between rounds, and the round that reaches `max_steps`
     is made whole.
 
-    Args:
-        config: the run's configuration.
-        folder: where it writes.
+    Attributes:
         mesh: the ranks that run in lockstep.
         state: what a checkpoint holds.
-        validation: None where there is none.
         journal: what the run tells.
         timer: of the phases.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        folder: RunFolder,
-        mesh: Mesh,
-        state: RunState,
-        validation: Validation | None,
-        journal: Journal,
-        timer: PhaseTimer,
-    ) -> None:
-        self.config, self.folder, self.mesh, self.state = config, folder, mesh, state
-        self.validation, self.journal, self.timer = validation, journal, timer
-        self._stop = StopSignal()
-        self._stopped_by: str | None = None
+    config: Config
+    folder: RunFolder
+    mesh: Mesh
+    state: RunState
+    validation: Validation | None
+    journal: Journal
+    timer: PhaseTimer
+
+    def __post_init__(self) -> None:
+        self._stop, self._stopped_by = StopSignal(), None
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
@@ -134,8 +127,18 @@ class Run:
                 f"{type(self.state.algorithm).__name__} made {step - first} updates of a round, but its "
                 f"updates_per_round is {self._updates_per_round}: make them equal."
             )
-        if config.rollout.save_rollout_videos and _begins_interval(first, self._updates_per_round, config):
-            self._keep_videos(trajectory)
+        before = first - self._updates_per_round
+        begins_interval = first == 0 or _crossed(before, first, config.run.save_interval)
+        if config.rollout.save_rollout_videos and begins_interval:
+            save_samples(
+                self.folder.rollouts / f"step_{first}",
+                trajectory.rollout.videos,
+                trajectory.prompts,
+                trajectory.scores,
+                fps=config.rollout.video_fps,
+                numbers=trajectory.positions.tolist(),
+                mesh=self.mesh,
+            )
         if self.validation and _crossed(first, step, config.validation.validation_interval):
             self._last_row |= self._validate()
         self.journal.log(step, self._last_row, round_ends=True)
@@ -153,9 +156,12 @@ class Run:
 
     def whereabouts(self) -> str:
         """Say where this rank is, and how the run can continue: for the end of a traceback."""
+        saved = "latest"
+        if self.folder.resume_from is not None and not (self.folder.checkpoints / LATEST).is_file():
+            saved = self.folder.resume_from  # nothing is saved yet in a new folder of an older run
         return (
             f"Rank {self.mesh.rank} failed in phase '{self.timer.phase}', update {self.state.step + 1}. What was saved "
-            f"is intact; continue with --output_dir {self.folder.path} --resume_from_checkpoint {self._last_saved()}"
+            f"is intact; continue with --output_dir {self.folder.path} --resume_from_checkpoint {saved}"
         )
 
     @property
@@ -176,20 +182,11 @@ class Run:
             f"--output_dir {self.folder.path} --resume_from_checkpoint latest"
         )
 
-    def _last_saved(self) -> str | Path:
-        """Return what `resume_from_checkpoint` is to be: nothing is saved yet in a new folder of an older run."""
-        has_saved = (self.folder.checkpoints / LATEST).is_file()
-        return "latest" if has_saved or self.folder.resume_from is None else self.folder.resume_from
-
     def _save(self) -> None:
         """Save a checkpoint; with `async_save` it becomes valid at the next `finish_save`."""
         run = self.config.run
-        self.state.save(
-            self.folder.checkpoints,
-            keep_last=run.keep_last,
-            keep_every=run.keep_every,
-            beside_training=run.async_save,
-        )
+        kept = {"keep_last": run.keep_last, "keep_every": run.keep_every}
+        self.state.save(self.folder.checkpoints, beside_training=run.async_save, **kept)
         self.journal.write_report()
 
     def _validate(self) -> dict[str, float]:
@@ -198,18 +195,6 @@ class Run:
         means = self.validation(folder)
         self.journal.log_videos(self.state.step, folder)
         return means
-
-    def _keep_videos(self, trajectory: Trajectory) -> None:
-        """Write the round's videos with their scores."""
-        save_samples(
-            self.folder.rollouts / f"step_{self._first_step}",
-            trajectory.rollout.videos,
-            trajectory.prompts,
-            trajectory.scores,
-            fps=self.config.rollout.video_fps,
-            numbers=trajectory.positions.tolist(),
-            mesh=self.mesh,
-        )
 
     def _advice(self) -> str:
         """Say how to go on after an update that is not finite."""
@@ -222,15 +207,7 @@ class Run:
 
 @dataclass
 class Training:
-    """What one rank trains with; every rank has one, in lockstep (`hyvideo.training.assembly.build_training`).
-
-    Attributes:
-        run: folder, checkpoints, signals, validation, journal.
-        policy: what is trained.
-        algorithm: how a scored round becomes updates.
-        reward: scores the videos.
-        rounds: deals the prompts.
-    """
+    """What one rank trains with; every rank has one, in lockstep (`hyvideo.training.assembly.build_training`)."""
 
     run: Run
     policy: Policy
@@ -269,8 +246,3 @@ class Training:
 def _crossed(before: int, after: int, interval: int) -> bool:
     """Whether a multiple of `interval` lies in `(before, after]`; never for interval 0."""
     return interval > 0 and after // interval > before // interval
-
-
-def _begins_interval(step: int, updates_per_round: int, config: Config) -> bool:
-    """Whether the round that begins at `step` is the run's first, or the first after a checkpoint's interval."""
-    return step == 0 or _crossed(step - updates_per_round, step, config.run.save_interval)

@@ -22,8 +22,8 @@ def score_over_ranks(
     """Score the videos of all ranks; the ranks that share a video's tokens score a part of their videos each.
 
     Args:
-        reward: scores videos `[B, F, H, W, 3]` for B texts.
-        videos: the same on all ranks of one data-parallel rank.
+        reward: the reward.
+        videos: `[B, F, H, W, 3]`, the same on all ranks of one data-parallel rank.
         texts: their prompts.
         positions: `[B]` long, where each stands among the videos of all ranks.
         mesh: who shares what.
@@ -47,24 +47,16 @@ def score_over_ranks(
         except Exception as error:
             raise RewardFailureError(f"the reward failed: {type(error).__name__}: {error}") from error
     parts, places = zip(*gather((part, positions[own.start : own.stop])), strict=True)
-    scores = _joined([part for part in parts if part is not None]).at(torch.cat(places).argsort())
-    _check_failures(scores, reward.max_failed)
-    return scores
-
-
-def _joined(parts: Sequence[Scores]) -> Scores:
-    """Join the scores of several ranks' videos."""
+    parts = [part for part in parts if part is not None]
     metrics = {name: torch.cat([part.metrics[name] for part in parts]) for name in parts[0].metrics}
-    return Scores(metrics, torch.cat([part.total for part in parts]), parts[0].weights)
-
-
-def _check_failures(scores: Scores, max_failed: float) -> None:
-    """Stop the run where too many videos have no total."""
+    total = torch.cat([part.total for part in parts])
+    scores = Scores(metrics, total, parts[0].weights).at(torch.cat(places).argsort())
     failed = int(scores.total.isnan().sum())
-    if failed > max_failed * len(scores):
+    if failed > reward.max_failed * len(scores):
         counts = {name: int(values.isnan().sum()) for name, values in scores.metrics.items()}
         listed = ", ".join(f"{name}: {count}" for name, count in counts.items() if count)
         raise RewardFailureError(
-            f"{failed} of {len(scores)} videos could not be scored ({listed}); at most the share {max_failed:g} "
+            f"{failed} of {len(scores)} videos could not be scored ({listed}); at most the share {reward.max_failed:g} "
             "may fail (reward_max_failed). Earlier warnings say why, where the reward gave a reason."
         )
+    return scores

@@ -68,21 +68,11 @@ class RunState:
         """Updates made."""
         return self.optimization.updates
 
-    def save(
-        self,
-        folder: Path,
-        *,
-        keep_last: int | None,
-        keep_every: int = 0,
-        beside_training: bool = False,
-    ) -> Path:
+    def save(self, folder: Path, *, keep_last: int | None, keep_every: int = 0, beside_training: bool = False) -> Path:
         """Write a checkpoint into `folder` and return its path; a LoRA run's has the adapter in `lora/` too.
 
-        Args:
-            folder: the run's `checkpoints`.
-            keep_last: checkpoints to keep.
-            keep_every: also keep the first at or after each multiple of this many steps; 0: none.
-            beside_training: return when the tensors are copied; the checkpoint is valid after `finish_save`.
+        What is kept is said at `begin_save`. With `beside_training` it returns when the tensors are copied, and the
+        checkpoint is valid after `finish_save`.
 
         Raises:
             SaveError: it could not be written, on any rank, or a weight is not finite; all raise it.
@@ -146,8 +136,8 @@ class RunState:
         """Put `checkpoint` back: after this the run goes on as if it had never stopped. All ranks call it.
 
         Args:
-            checkpoint: a finished checkpoint's folder.
-            may_change: names of settings that may differ from the checkpoint's.
+            checkpoint: a finished one.
+            may_change: names of settings that may differ from its.
 
         Returns:
             What differs: one line per setting or note, with both values.
@@ -217,12 +207,7 @@ class RunState:
 
 
 def changed_settings(checkpoint: Path, settings: Mapping[str, object], may_change: Collection[str]) -> list[str]:
-    """Say which settings differ from a checkpoint's; refuse one of a run that trains something else, unless told to.
-
-    Args:
-        checkpoint: a finished checkpoint's folder.
-        settings: this run's, as `RunState.settings`.
-        may_change: names of settings that may differ.
+    """Say which `RunState.settings` differ from a checkpoint's; only those that `may_change` names may.
 
     Raises:
         ValueError: another setting differs, or the checkpoint's facts cannot be read.

@@ -21,13 +21,7 @@ from hyvideo.training.scoring_over_ranks import score_over_ranks
 
 @dataclass(frozen=True)
 class Sampled:
-    """Videos of a list of prompts, split over data-parallel ranks.
-
-    Attributes:
-        numbers: places of this rank's prompts in the list.
-        videos: this rank's, `[b, F, H, W, 3]` uint8.
-        scores: of the whole list, the same on every rank.
-    """
+    """Videos of a list of prompts: this rank's numbers in it and videos `[b, F, H, W, 3]`, the scores of all."""
 
     numbers: range
     videos: Tensor
@@ -36,14 +30,12 @@ class Sampled:
 
 @dataclass(frozen=True)
 class Validation:
-    """Fixed prompts and how they are sampled and scored.
+    """Fixed prompts and how they are sampled and scored; data-parallel ranks sample a part of them each.
 
     Attributes:
         policy: the trained one, following the validation's schedule.
         prompts: the first `validation_num_videos` of the validation CSVs.
         reward: the training reward.
-        config: the run's configuration.
-        mesh: data-parallel ranks sample a part of the prompts each.
     """
 
     policy: Policy
@@ -111,7 +103,7 @@ def save_samples(
         texts: their prompts.
         scores: of the videos of all ranks, by their numbers.
         fps: frames per second.
-        numbers: the numbers of this rank's videos among all.
+        numbers: of this rank's videos among all.
         mesh: the ranks.
         how: they were sampled and scored, where that makes them comparable with others.
     """

@@ -16,13 +16,7 @@ LEAST_KEPT = 0.75
 
 
 def warnings_about_settings(config: Config, prompts: Sequence[Prompt], valid: Sequence[Prompt]) -> Iterator[str]:
-    """Yield what a person may want to change before the run goes on.
-
-    Args:
-        config: the run's, checked.
-        prompts: for training, checked like `valid`.
-        valid: for validation.
-    """
+    """Yield what a person may want to change before a run with these checked settings and prompts goes on."""
     yield from _weights(config)
     yield from _sampling(config)
     yield from _micro_batches(config)

@@ -5,8 +5,8 @@ from typing import get_args
 
 import pytest
 
+from hyvideo.config.flags import RENAMED
 from hyvideo.config.knobs import KNOBS
-from hyvideo.config.reference_flags import RENAMED
 from hyvideo.grpo.kl_controller import Schedule
 from hyvideo.grpo.sde_window import Placement
 from hyvideo.schedulers.scheduling_flow_match_discrete import SDE_TYPES

@@ -211,21 +211,15 @@ def test_a_port_in_use_is_named():
     [
         ({"RANK": "first"}, "RANK must be a whole number; received 'first'"),
         ({"MASTER_PORT": ""}, "MASTER_PORT must be a whole number; received ''"),
+        (None, "RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT is not set.*torchrun"),
     ],
 )
-def test_a_launchers_variable_that_is_no_number_is_named(monkeypatch, change: dict[str, str], expected: str):
-    for name, value in {**rank_environment(0, 2, 1), **change}.items():
+def test_a_launchers_variable_that_is_missing_or_no_number_is_named(
+    monkeypatch: pytest.MonkeyPatch, change: dict[str, str] | None, expected: str
+):
+    for name in (given := rank_environment(0, 2, 1)):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in ({"WORLD_SIZE": "2"} if change is None else given | change).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=expected), process_group(1):
-        pass
-
-
-def test_a_world_size_without_a_launcher_is_explained(monkeypatch):
-    for name in rank_environment(0, 2, 1):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with (
-        pytest.raises(ValueError, match="RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT is not set.*torchrun"),
-        process_group(1),
-    ):
         pass

@@ -35,8 +35,7 @@ def seconds_until_given_up(axis: str, axes: dict[str, int]) -> float | None:
 
 
 @pytest.mark.parametrize(
-    ("axis", "axes", "waiting"),
-    [("sp", {"sp_size": 2}, 1), ("replicate", {"dp_replicate": 2}, 1), ("writers", {}, 3)],
+    ("axis", "axes", "waiting"), [("sp", {"sp_size": 2}, 1), ("replicate", {"dp_replicate": 2}, 1), ("writers", {}, 3)]
 )
 def test_a_missing_rank_is_waited_for_as_long_as_is_configured(axis: str, axes: dict[str, int], waiting: int):
     waited = [seconds for seconds in run_on_ranks(4, seconds_until_given_up, axis, axes) if seconds is not None]

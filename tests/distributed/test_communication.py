@@ -6,11 +6,7 @@ from benchmarks.communication import measure
 from tests.support.ranks import run_on_ranks
 
 SETTINGS = {
-    2: {
-        "dp 2": {"sp_size": 1},
-        "sp 2": {"sp_size": 2},
-        "sp 2, recomputed": {"sp_size": 2, "recompute": True},
-    },
+    2: {"dp 2": {"sp_size": 1}, "sp 2": {"sp_size": 2}, "sp 2, recomputed": {"sp_size": 2, "recompute": True}},
     4: {
         "dp 4": {"sp_size": 1},
         "dp 2 x sp 2": {"sp_size": 2},

@@ -33,13 +33,7 @@ FLOORS = {"kl": 1e-3}
 """Sizes below which an error is no longer relative; 0.1 elsewhere: losses are means of terms of size 1 that cancel."""
 
 NUM_VIDEOS = 4
-RUN = {
-    "grpo_sampling_steps": 3,
-    "max_steps": 3,
-    "update_ref_model_step": 2,
-    "kl_weight": 0.1,
-    "learning_rate": 1e-4,
-}
+RUN = {"grpo_sampling_steps": 3, "max_steps": 3, "update_ref_model_step": 2, "kl_weight": 0.1, "learning_rate": 1e-4}
 
 METHODS: dict[str, dict[str, Any]] = {
     "full": {},

@@ -15,11 +15,14 @@ from hyvideo.training.run import Training
 from scripts.evaluate import main
 from tests.support.rewards import grey_videos
 
+Captured = pytest.CaptureFixture
+Evaluate = Callable[..., int]
+
 SAMPLING = ["--num_inference_steps", "2", "--fixed_size", "32x32", "--video_length", "5", "--guidance_scale", "1"]
 
 
 @pytest.fixture
-def evaluate(prompts_csv: Path, tmp_path: Path) -> Callable[..., int]:
+def evaluate(prompts_csv: Path, tmp_path: Path) -> Evaluate:
     """Run it on four prompts with the moving-shapes reward; returns the exit status."""
 
     def run(*flags: object) -> int:
@@ -38,13 +41,13 @@ def greys(tmp_path: Path) -> Path:
 
 
 def test_a_checkpoint_and_existing_videos_are_compared_and_nothing_is_made_twice(
-    evaluate: Callable[..., int],
+    evaluate: Evaluate,
     make_training: Callable[..., Training],
     tiny_root: Path,
     prompts_csv: Path,
     greys: Path,
     tmp_path: Path,
-    capfd: pytest.CaptureFixture,
+    capfd: Captured,
 ):
     training = make_training(max_steps=1, kl_weight=0.0)
     training.train()
@@ -73,7 +76,7 @@ def test_a_checkpoint_and_existing_videos_are_compared_and_nothing_is_made_twice
     assert json.loads((folder / "evaluation.json").read_text()) == result
 
 
-def test_weights_of_overall_are_the_users(evaluate: Callable[..., int], greys: Path, tmp_path: Path):
+def test_weights_of_overall_are_the_users(evaluate: Evaluate, greys: Path, tmp_path: Path):
     assert evaluate("--videos", "greys", greys, "--overall", '{"VQ": 0.5, "TA": 2}') == 0
     means = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())["means"]["greys"]
     assert means["Overall"]["mean"] == pytest.approx(0.5 * means["VQ"]["mean"] + 2 * means["TA"]["mean"])
@@ -101,12 +104,7 @@ def test_weights_of_overall_are_the_users(evaluate: Callable[..., int], greys: P
     ],
 )
 def test_wrong_input_ends_with_status_2_and_says_what_to_do(
-    evaluate: Callable[..., int],
-    greys: Path,
-    tiny_root: Path,
-    capsys: pytest.CaptureFixture,
-    flags: list[str],
-    message: str,
+    evaluate: Evaluate, greys: Path, tiny_root: Path, capsys: Captured, flags: list[str], message: str
 ):
     places = {"GREYS": str(greys), "ROOT": str(tiny_root)}
     assert evaluate(*[places.get(word, word) for word in flags]) == 2
@@ -114,24 +112,24 @@ def test_wrong_input_ends_with_status_2_and_says_what_to_do(
     assert error.startswith("evaluate: ") and re.search(message, error)
 
 
-def test_a_seed_given_twice_counts_once(evaluate: Callable[..., int], greys: Path, tmp_path: Path):
+def test_a_seed_given_twice_counts_once(evaluate: Evaluate, greys: Path, tmp_path: Path):
     assert evaluate("--videos", "greys", greys, "--seeds", 42, 42) == 0
     assert json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())["num_videos"] == 4
 
 
-def test_a_model_needs_a_name_and_a_folder(evaluate: Callable[..., int], capsys: pytest.CaptureFixture):
+def test_a_model_needs_a_name_and_a_folder(evaluate: Evaluate, capsys: Captured):
     with pytest.raises(SystemExit):
         evaluate("--model", "alone")
     assert "--model takes NAME ROOT [TRAINED]; received alone" in capsys.readouterr().err
 
 
-def test_videos_that_are_damaged_are_named(evaluate: Callable[..., int], greys: Path, capsys: pytest.CaptureFixture):
+def test_videos_that_are_damaged_are_named(evaluate: Evaluate, greys: Path, capsys: Captured):
     shutil.copy(__file__, greys / "0002.mp4")
     assert evaluate("--videos", "greys", greys) == 2
     assert "0002.mp4" in capsys.readouterr().err
 
 
-def test_scores_of_other_weights_are_not_reused(evaluate: Callable[..., int], greys: Path, tmp_path: Path):
+def test_scores_of_other_weights_are_not_reused(evaluate: Evaluate, greys: Path, tmp_path: Path):
     scores = tmp_path / "evaluation" / "greys" / "evaluation_scores.jsonl"
     for root, num_rows in (("one", 4), ("one", 4), ("other", 8)):
         assert evaluate("--videos", "greys", greys, "--model_root", tmp_path / root) == 0
@@ -144,7 +142,7 @@ def test_scores_of_other_weights_are_not_reused(evaluate: Callable[..., int], gr
 
 
 def test_videos_of_another_prompt_or_seed_are_refused_before_any_is_made(
-    evaluate: Callable[..., int], greys: Path, tiny_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+    evaluate: Evaluate, greys: Path, tiny_root: Path, tmp_path: Path, capsys: Captured
 ):
     note = greys / "0001.json"
     note.write_text('{"prompt": "another prompt", "seed": 42}')
@@ -156,7 +154,7 @@ def test_videos_of_another_prompt_or_seed_are_refused_before_any_is_made(
     assert "was made with the seed 7, here its row has 42" in capsys.readouterr().err
 
 
-def test_rows_of_one_text_are_one_prompt(evaluate: Callable[..., int], greys: Path, tmp_path: Path):
+def test_rows_of_one_text_are_one_prompt(evaluate: Evaluate, greys: Path, tmp_path: Path):
     text = "a red circle moves slowly to the left"
     (tmp_path / "seeds.csv").write_text(f"prompt,seed\n{text},1\n{text},2\nanother text,1\nanother text,2\n")
     assert evaluate("--videos", "greys", greys, "--prompts_csv", tmp_path / "seeds.csv") == 0
@@ -165,7 +163,7 @@ def test_rows_of_one_text_are_one_prompt(evaluate: Callable[..., int], greys: Pa
 
 
 def test_one_prompt_is_too_few_and_said_before_anything_is_made(
-    evaluate: Callable[..., int], greys: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+    evaluate: Evaluate, greys: Path, tmp_path: Path, capsys: Captured
 ):
     (tmp_path / "one.csv").write_text("prompt\nalone\n")
     assert evaluate("--videos", "greys", greys, "--prompts_csv", tmp_path / "one.csv") == 2

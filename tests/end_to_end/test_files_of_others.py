@@ -22,6 +22,11 @@ from tests.support.limits import bounded_memory
 from tests.support.run_folders import write_run, write_scored
 from tests.support.training import arguments, write_prompts
 
+Captured = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+
+Main = Callable[..., int]
+
 EVIL = "\x1b]0;owned\x07\x9b31m\u202e"
 """Sets a window's title, colours what follows and turns the direction of text."""
 
@@ -46,7 +51,7 @@ def pipe_at(path: Path) -> Iterator[Path]:
             kept.rename(path)
 
 
-def run_main(main: Callable[..., int], argv: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
+def run_main(main: Main, argv: list[str], monkeypatch: Patch) -> int:
     """Call an entry point in this process."""
     if main is post_train.main:  # reads its command line itself
         monkeypatch.setattr(sys, "argv", ["post_train.py", *argv])
@@ -55,7 +60,7 @@ def run_main(main: Callable[..., int], argv: list[str], monkeypatch: pytest.Monk
 
 
 @pytest.fixture
-def place(tiny_root: Path, original_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(tiny_root: Path, original_root: Path, tmp_path: Path, monkeypatch: Patch) -> Path:
     """A working folder with an input of each kind."""
     monkeypatch.chdir(tmp_path)
     Path("model").symlink_to(tiny_root)
@@ -81,7 +86,7 @@ SAMPLE = ["--model_path", "model", "--output_path", "out.mp4", "--prompt", "a"]
 IMAGES = {"pretrained_model_root": "original", "pretrained_transformer_version": "480p_i2v"}
 CLIP = {"reward_config": '{"models": {"clip_score": {"checkpoint": "clip"}}}', "reward_weights": '{"clip_score": 1}'}
 EVALUATE = ["--prompts_csv", "prompts.csv", "--output_dir", "out", "--rewards", "moving_shapes"]
-CASES: dict[str, tuple[str, Callable[..., int], Callable[[], list[str]]]] = {
+CASES: dict[str, tuple[str, Main, Callable[[], list[str]]]] = {
     "config": ("given.yaml", post_train.main, lambda: train(config="given.yaml")),
     "training prompts": ("prompts.csv", post_train.main, train),
     "validation prompts": ("v.csv", post_train.main, lambda: train(valid_video_csv="v.csv", validation_interval=1)),
@@ -141,7 +146,7 @@ CASES: dict[str, tuple[str, Callable[..., int], Callable[[], list[str]]]] = {
 
 @pytest.mark.parametrize(("path", "main", "argv"), CASES.values(), ids=CASES)
 def test_a_pipe_in_the_place_of_an_input_is_refused_and_not_opened(
-    place: Path, path: str, main: Callable[..., int], argv: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+    place: Path, path: str, main: Main, argv: Callable[[], list[str]], monkeypatch: Patch
 ):
     with pipe_at(Path(path)) as opened:
         status = run_main(main, argv(), monkeypatch)
@@ -195,7 +200,7 @@ def trained() -> list[str]:
     return [*SAMPLE, "--checkpoint_path", "saved/step_5"]
 
 
-MESSAGES: dict[str, tuple[Callable[..., int], Callable[[], list[str]]]] = {
+MESSAGES: dict[str, tuple[Main, Callable[[], list[str]]]] = {
     "a CSV's header": (post_train.main, csv_header),
     "a key of a YAML file": (post_train.main, yaml_key),
     "facts of a checkpoint": (post_train.main, facts),
@@ -210,11 +215,7 @@ MESSAGES: dict[str, tuple[Callable[..., int], Callable[[], list[str]]]] = {
 
 @pytest.mark.parametrize(("main", "argv"), MESSAGES.values(), ids=MESSAGES)
 def test_what_a_message_quotes_is_shown_and_not_obeyed(
-    place: Path,
-    main: Callable[..., int],
-    argv: Callable[[], list[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    place: Path, main: Main, argv: Callable[[], list[str]], monkeypatch: Patch, capsys: Captured
 ):
     try:
         status = run_main(main, argv(), monkeypatch)
@@ -239,11 +240,7 @@ ABSURD: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize(("words", "settings"), ABSURD.items(), ids=ABSURD)
 def test_what_cannot_be_held_in_memory_is_refused(
-    place: Path,
-    words: str,
-    settings: dict[str, object],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    place: Path, words: str, settings: dict[str, object], monkeypatch: Patch, capsys: Captured
 ):
     Path("large.csv").write_text(f"prompt\n{'a' * 200_000}\n")
     with bounded_memory():

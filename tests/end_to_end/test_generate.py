@@ -15,17 +15,13 @@ from hyvideo.training.run import Training
 from tests.support.command_line import CommandLine, Finished
 from tests.support.training import PROMPTS, flags_of, noisy_image, write_prompts
 
-SMALL = {
-    "num_inference_steps": 2,
-    "fixed_size": "32x48",
-    "video_length": 9,
-    "guidance_scale": 1.0,
-    "shift": 3.0,
-}
+Generate = Callable[..., Finished]
+
+SMALL = {"num_inference_steps": 2, "fixed_size": "32x48", "video_length": 9, "guidance_scale": 1.0, "shift": 3.0}
 
 
 @pytest.fixture
-def generate(command_line: CommandLine, tiny_root: Path) -> Callable[..., Finished]:
+def generate(command_line: CommandLine, tiny_root: Path) -> Generate:
     """Run generate.py on the tiny model; keywords are flags, None leaves one out."""
 
     def run(**flags: Any) -> Finished:
@@ -36,7 +32,7 @@ def generate(command_line: CommandLine, tiny_root: Path) -> Callable[..., Finish
 
 
 @pytest.fixture
-def video(generate: Callable[..., Finished], command_line: CommandLine) -> Callable[..., Tensor]:
+def video(generate: Generate, command_line: CommandLine) -> Callable[..., Tensor]:
     """Run generate.py for one prompt and read the video it wrote."""
 
     def run(**flags: Any) -> Tensor:
@@ -48,9 +44,7 @@ def video(generate: Callable[..., Finished], command_line: CommandLine) -> Calla
     return run
 
 
-def test_a_video_has_the_asked_size_and_a_note_of_how_it_was_made(
-    generate: Callable[..., Finished], command_line: CommandLine
-):
+def test_a_video_has_the_asked_size_and_a_note_of_how_it_was_made(generate: Generate, command_line: CommandLine):
     finished = generate(output_path="sub/red.mp4", seed=7, fps=12)
     assert finished.status == 0, finished.stderr
     assert read_video(command_line.folder / "sub" / "red.mp4").shape == (9, 32, 48, 3)
@@ -88,7 +82,7 @@ def test_a_checkpoint_gives_the_trained_policys_videos(
 
 
 def test_a_csv_gives_a_folder_of_videos_whose_own_seeds_count(
-    generate: Callable[..., Finished], video: Callable[..., Tensor], command_line: CommandLine
+    generate: Generate, video: Callable[..., Tensor], command_line: CommandLine
 ):
     csv = command_line.folder / "prompts.csv"
     csv.write_text(f"prompt,seed\n{PROMPTS[0]},7\n{PROMPTS[3]!r},\n".replace("'", '"'))
@@ -100,16 +94,14 @@ def test_a_csv_gives_a_folder_of_videos_whose_own_seeds_count(
     assert json.loads((folder / "0001.json").read_text())["prompt"] == PROMPTS[3]
 
 
-def test_several_seeds_give_a_file_each(generate: Callable[..., Finished], video: Callable, command_line: CommandLine):
+def test_several_seeds_give_a_file_each(generate: Generate, video: Callable, command_line: CommandLine):
     finished = generate(output_path="red.mp4", seed=[7, 8])
     assert finished.status == 0, finished.stderr
     for seed in (7, 8):
         assert torch.equal(read_video(command_line.folder / f"red_seed{seed}.mp4"), video(seed=seed))
 
 
-def test_what_is_finished_is_not_made_again_but_with_other_settings(
-    generate: Callable[..., Finished], command_line: CommandLine
-):
+def test_what_is_finished_is_not_made_again_but_with_other_settings(generate: Generate, command_line: CommandLine):
     csv = write_prompts(command_line.folder / "prompts.csv", PROMPTS[:2])
     folder = command_line.folder / "videos"
     settings = {"prompt": None, "prompts_csv": csv, "output_path": folder}
@@ -124,7 +116,7 @@ def test_what_is_finished_is_not_made_again_but_with_other_settings(
 
 
 def test_other_weights_in_the_same_place_make_the_videos_again_and_a_copy_of_them_does_not(
-    generate: Callable[..., Finished], make_training: Callable[..., Training], tmp_path: Path
+    generate: Generate, make_training: Callable[..., Training], tmp_path: Path
 ):
     training = make_training(max_steps=2, learning_rate=0.02, save_interval=1)
     training.train()
@@ -142,7 +134,7 @@ def test_other_weights_in_the_same_place_make_the_videos_again_and_a_copy_of_the
     assert "finished already" not in finished.stderr
 
 
-def test_a_prompt_that_is_cut_is_told(generate: Callable[..., Finished]):
+def test_a_prompt_that_is_cut_is_told(generate: Generate):
     finished = generate(output_path="red.mp4", prompt="red " * 1200)
     assert finished.status == 0 and "WARNING: 1 prompt(s) are longer than the model reads" in finished.stderr
 
@@ -182,7 +174,7 @@ BAD_INPUT = {
 
 @pytest.mark.parametrize(("flags", "message"), BAD_INPUT.values(), ids=BAD_INPUT)
 def test_bad_input_is_named_and_leaves_nothing(
-    generate: Callable[..., Finished], command_line: CommandLine, flags: dict[str, Any], message: str
+    generate: Generate, command_line: CommandLine, flags: dict[str, Any], message: str
 ):
     finished = generate(**{"output_path": "video.mp4", **flags})
     assert finished.status == 2

@@ -65,10 +65,7 @@ BAD = {
     "wrong version": ({"transformer_version": "720p_t2v"}, "received '720p_t2v', .* holds 480p_i2v"),
     "no version": ({}, "none was named, .* holds 480p_i2v"),
     "no image": ({"transformer_version": "480p_i2v"}, "image-to-video model was given 1 of 1 prompts without an image"),
-    "damaged image": (
-        {"transformer_version": "480p_i2v", "image_path": __file__},
-        "image '.*' cannot be read",
-    ),
+    "damaged image": ({"transformer_version": "480p_i2v", "image_path": __file__}, "image '.*' cannot be read"),
     "image for a t2v version": (
         {"transformer_version": "480p_t2v", "image_path": __file__},
         "text-to-video model was given 1 of 1 prompts with an image",

@@ -17,29 +17,10 @@ from tests.support.command_line import CommandLine
 from tests.support.training import REPOSITORY, arguments
 
 PUBLIC_KEYS = {
-    "step",
-    "reward/mean",
-    "reward/std",
-    "reward/VQ",
-    "reward/MQ",
-    "reward/TA",
-    "loss/policy",
-    "loss/total",
-    "kl/position",
-    "kl/velocity",
-    "kl/coef",
-    "ratio/max_deviation",
-    "replay/mean_error",
-    "clip_fraction",
-    "grad_norm",
-    "lr",
-    "time/rollout",
-    "time/reward",
-    "time/anchor",
-    "time/update",
-    "perf/mfu_rollout",
-    "perf/mfu_update",
-    "perf/videos_per_gpu_hour",
+    *("step", "reward/mean", "reward/std", "reward/VQ", "reward/MQ", "reward/TA", "loss/policy", "loss/total"),
+    *("kl/position", "kl/velocity", "kl/coef", "ratio/max_deviation", "replay/mean_error", "clip_fraction"),
+    *("grad_norm", "lr", "time/rollout", "time/reward", "time/anchor", "time/update"),
+    *("perf/mfu_rollout", "perf/mfu_update", "perf/videos_per_gpu_hour"),
 }
 
 

@@ -13,13 +13,7 @@ from safetensors.torch import save_file
 
 from hyvideo.checkpoint.manifest import MANIFEST, hash_files, verify_files, write_manifest
 from hyvideo.checkpoint.run_folder import open_run_folder
-from hyvideo.checkpoint.train_state import (
-    FACTS,
-    begin_save,
-    checkpoints_of,
-    latest_checkpoint,
-    read_facts,
-)
+from hyvideo.checkpoint.train_state import FACTS, begin_save, checkpoints_of, latest_checkpoint, read_facts
 from hyvideo.config.schema import RunConfig
 from hyvideo.models.weight_files import SafetensorsFolder
 from hyvideo.training.run import Training

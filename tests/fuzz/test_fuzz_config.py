@@ -35,22 +35,7 @@ TREES = st.recursive(
     max_leaves=8,
 )
 TAGS = (
-    *(
-        "bool",
-        "int",
-        "float",
-        "null",
-        "str",
-        "timestamp",
-        "binary",
-        "seq",
-        "map",
-        "set",
-        "omap",
-        "pairs",
-        "merge",
-        "value",
-    ),
+    *"bool int float null str timestamp binary seq map set omap pairs merge value".split(),
     *("python/object/apply:os.system", "python/name:os.system", "python/tuple", "python/object/new:pathlib.Path"),
 )
 WORDS = st.one_of(

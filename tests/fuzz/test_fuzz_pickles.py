@@ -24,19 +24,7 @@ ALLOWED = {
     for module in {**tensor_index.ALLOWED, **tensor_reader.ALLOWED}
 }
 KNOWN = [(module, name) for module, names in sorted(ALLOWED.items()) for name in sorted(names)]
-TEXTS = (
-    "name",
-    "parent",
-    "_str",
-    "exists",
-    "offset",
-    "__class__",
-    "__dict__",
-    "__setstate__",
-    "__reduce__",
-    "/etc",
-    "",
-)
+TEXTS = ("name", "parent", "_str", "exists", *"offset __class__ __dict__ __setstate__ __reduce__ /etc".split(), "")
 
 
 def packed(text: str) -> bytes:

@@ -22,8 +22,7 @@ CELLS = st.one_of(
     st.text(max_size=8),
 )
 HEADERS = st.one_of(
-    st.permutations(COLUMNS),
-    st.lists(st.one_of(st.sampled_from(COLUMNS), CELLS), min_size=1, max_size=5),
+    st.permutations(COLUMNS), st.lists(st.one_of(st.sampled_from(COLUMNS), CELLS), min_size=1, max_size=5)
 )
 
 

@@ -121,10 +121,7 @@ def build_vae() -> AutoencoderKLHunyuanVideo15:
     """
     torch.manual_seed(0)
     vae = AutoencoderKLHunyuanVideo15(
-        latent_channels=LATENT_CHANNELS,
-        block_out_channels=(4, 4, 4, 8, 8),
-        layers_per_block=0,
-        scaling_factor=0.7,
+        latent_channels=LATENT_CHANNELS, block_out_channels=(4, 4, 4, 8, 8), layers_per_block=0, scaling_factor=0.7
     )
     last = vae.decoder.conv_out.conv
     with torch.no_grad():

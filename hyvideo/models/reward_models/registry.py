@@ -11,8 +11,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from hyvideo.config.import_path import import_class
 from hyvideo.config.knobs import nearest
+from hyvideo.config.outside import import_class
 from hyvideo.models import reward_models
 
 Videos = Tensor | Sequence[Path]

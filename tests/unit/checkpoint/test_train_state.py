@@ -8,6 +8,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from hyvideo.checkpoint.train_state import (
     read_facts,
     require_dtypes,
 )
+from tests.support.equal_runs import tensors_of
 from tests.support.limits import limited
 
 
@@ -71,14 +73,6 @@ def test_tensors_and_facts_come_back(tmp_path: Path):
     assert (facts["round"], facts["text"]) == (6, "ü")
 
 
-def test_latest_names_the_newest(tmp_path: Path):
-    assert latest_checkpoint(tmp_path) is None
-    save(tmp_path, 9)
-    save(tmp_path, 10)
-    assert latest_checkpoint(tmp_path) == tmp_path / "step_10"
-    assert [path.name for path in checkpoints_of(tmp_path)] == ["step_9", "step_10"]
-
-
 def test_an_old_checkpoint_that_cannot_be_deleted_stops_nothing(tmp_path: Path):
     moved = save(tmp_path / "elsewhere", 1)
     (tmp_path / "step_1").symlink_to(moved)  # moved to another disk by hand: a link is not deleted
@@ -96,15 +90,15 @@ def test_a_folder_that_cannot_be_made_is_a_save_that_failed(tmp_path: Path):
 def test_a_step_that_is_made_again_replaces_its_checkpoint(tmp_path: Path):
     save(tmp_path, 2)
     begin_save(tmp_path, 2, tensors(seed=7), {}).finish()
-    received = tensors()
-    load_tensors(tmp_path / "step_2", received)
-    assert torch.equal(received["policy"]["block.weight"], tensors(7)["policy"]["block.weight"])
+    assert torch.equal(tensors_of(tmp_path / "step_2")["policy.block.weight"], tensors(7)["policy"]["block.weight"])
 
 
 def test_old_checkpoints_go_only_after_the_new_one_is_in_place(tmp_path: Path):
-    for step in (1, 2, 3, 4):
+    assert latest_checkpoint(tmp_path) is None
+    for step in (8, 9, 10, 11):
         save(tmp_path, step, keep_last=2)
-    assert [path.name for path in checkpoints_of(tmp_path)] == ["step_3", "step_4"]
+        assert latest_checkpoint(tmp_path) == tmp_path / f"step_{step}"
+    assert [path.name for path in checkpoints_of(tmp_path)] == ["step_10", "step_11"]
     save(tmp_path, 2, keep_last=1)  # a run that was resumed from further back
     assert (tmp_path / "step_2").is_dir()
     assert latest_checkpoint(tmp_path).name == "step_2"
@@ -158,16 +152,17 @@ def test_killed_at_any_moment_latest_names_a_whole_checkpoint(
     assert sorted(path.name for path in tmp_path.iterdir()) == [LATEST, f"step_{step}"]
 
 
-def test_checkpoints_at_multiples_are_kept_for_good(tmp_path: Path):
-    for step in (2, 3, 4, 5, 6):
-        save(tmp_path, step, keep_last=1, keep_every=2)
-    assert [path.name for path in checkpoints_of(tmp_path)] == ["step_2", "step_4", "step_6"]
-
-
-def test_of_rounds_that_end_beside_a_multiple_the_first_after_it_is_kept(tmp_path: Path):
-    for step in (104, 152, 200, 304, 352, 400, 448):
-        save(tmp_path, step, keep_last=1, keep_every=100)
-    assert [path.name for path in checkpoints_of(tmp_path)] == [f"step_{n}" for n in (104, 200, 304, 400, 448)]
+@pytest.mark.parametrize(
+    ("steps", "interval", "kept"),
+    [
+        ((2, 3, 4, 5, 6), 2, [2, 4, 6]),
+        ((104, 152, 200, 304, 352, 400, 448), 100, [104, 200, 304, 400, 448]),  # the first at or after a multiple
+    ],
+)
+def test_checkpoints_at_multiples_are_kept_for_good(tmp_path: Path, steps: tuple, interval: int, kept: list[int]):
+    for step in steps:
+        save(tmp_path, step, keep_last=1, keep_every=interval)
+    assert [path.name for path in checkpoints_of(tmp_path)] == [f"step_{step}" for step in kept]
 
 
 def test_checkpoints_of_a_future_that_was_given_up_do_not_push_out_the_one_gone_back_to(tmp_path: Path):
@@ -239,7 +234,7 @@ def test_damage_is_found_before_anything_is_read(tmp_path: Path, name: str, dama
 
 
 @pytest.mark.parametrize("left_out", ["all", "facts.json", "index"])
-def test_a_manifest_without_some_files_is_damaged(tmp_path: Path, left_out: str):
+def test_a_file_that_the_manifest_does_not_have_is_named(tmp_path: Path, left_out: str):
     checkpoint = save(tmp_path, 1)
     index = ({path.name for path in checkpoint.iterdir()} & {".metadata", "index.json"}).pop()
     manifest = json.loads((checkpoint / MANIFEST).read_text())
@@ -248,10 +243,7 @@ def test_a_manifest_without_some_files_is_damaged(tmp_path: Path, left_out: str)
     (checkpoint / MANIFEST).write_text(json.dumps(kept))
     with pytest.raises(ValueError, match=f"'{checkpoint}' is damaged: {min(gone)} is not in its {MANIFEST}"):
         verify_files(checkpoint)
-
-
-def test_a_file_that_does_not_belong_to_a_checkpoint_is_named(tmp_path: Path):
-    checkpoint = save(tmp_path, 1)
+    (checkpoint / MANIFEST).write_text(json.dumps(manifest))
     (checkpoint / "lora").mkdir()
     (checkpoint / "lora" / "weights").touch()
     with pytest.raises(ValueError, match=f"'{checkpoint}' is damaged: lora/weights is not in its {MANIFEST}"):
@@ -267,21 +259,6 @@ def test_another_precision_is_refused(tmp_path: Path):
         require_dtypes(checkpoint, wanted)
 
 
-def test_latest_that_names_nothing_lists_what_is_there(tmp_path: Path):
-    save(tmp_path, 1)
-    (tmp_path / LATEST).write_text("step_5")
-    with pytest.raises(ValueError, match=rf"{tmp_path / LATEST}' names 'step_5'.*found \['step_1'\]"):
-        latest_checkpoint(tmp_path)
-
-
-def folder_at(path: Path) -> None:
-    path.mkdir()
-
-
-def link_to_nothing(path: Path) -> None:
-    path.symlink_to("nowhere")
-
-
 def text_at(text: str) -> Callable[[Path], None]:
     return lambda path: path.write_text(text) and None
 
@@ -289,22 +266,22 @@ def text_at(text: str) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (folder_at, "is not a file"),
+        (Path.mkdir, "is not a file"),
         (os.mkfifo, "is not a file"),
-        (link_to_nothing, "is not a file"),
+        (lambda path: path.symlink_to("nowhere"), "is not a file"),
+        (text_at("step_5"), "names 'step_5'"),
         (text_at(""), "names ''"),
         (text_at("../step_1"), "names '../step_1'"),
         (text_at("\x1b[31m" + "x" * 10_000), r"names '\x1b[31m" + "x" * 75 + "', "),
     ],
-    ids=["a folder", "a pipe", "a broken link", "empty", "a path", "garbage"],
+    ids=["a folder", "a pipe", "a broken link", "a lost step", "empty", "a path", "garbage"],
 )
 def test_latest_that_is_no_name_is_not_taken_for_a_new_folder(tmp_path: Path, make: Callable, said: str):
     save(tmp_path, 1)
     (tmp_path / LATEST).unlink()
     make(tmp_path / LATEST)
-    with pytest.raises(
-        ValueError, match=re.escape(f"'{tmp_path / LATEST}' {said}") + r".*found \['step_1'\]. Pass one"
-    ):
+    message = re.escape(f"'{tmp_path / LATEST}' {said}") + r".*found \['step_1'\]. Pass one"
+    with pytest.raises(ValueError, match=message):
         latest_checkpoint(tmp_path)
 
 
@@ -314,9 +291,6 @@ def test_garbage_facts_name_the_checkpoint(tmp_path: Path, content: str):
     (checkpoint / FACTS).write_bytes(content.encode("latin-1"))
     with pytest.raises(ValueError, match=f"'{checkpoint}'"):
         read_facts(checkpoint)
-
-
-def test_a_folder_that_is_no_checkpoint_is_named(tmp_path: Path):
     with pytest.raises(ValueError, match=rf"'{tmp_path}' is not a readable checkpoint.*step_N"):
         read_facts(tmp_path)
 
@@ -329,36 +303,23 @@ def test_a_newer_format_is_refused(tmp_path: Path):
         read_facts(checkpoint)
 
 
-@pytest.mark.parametrize("size", [0, 10, -40])
+@pytest.mark.parametrize("size", [0, 10, -40, None])
 @pytest.mark.parametrize("pattern", ["*.distcp", INDEX])
-def test_a_truncated_file_names_the_checkpoint(tmp_path: Path, pattern: str, size: int):
+def test_a_truncated_or_missing_file_names_the_checkpoint(tmp_path: Path, pattern: str, size: int | None):
     checkpoint = save(tmp_path, 1)
     (file,) = checkpoint.glob(pattern)
-    file.write_bytes(file.read_bytes()[:size])
+    content = file.read_bytes()
+    file.unlink()
+    if size is not None:
+        file.write_bytes(content[:size])
     with pytest.raises(ValueError, match=f"Cannot restore '{checkpoint}'.*damaged"):
         load_tensors(checkpoint, tensors())
 
 
-@pytest.mark.parametrize("pattern", ["*.distcp", INDEX])
-def test_a_missing_file_names_the_checkpoint(tmp_path: Path, pattern: str):
-    checkpoint = save(tmp_path, 1)
-    (file,) = checkpoint.glob(pattern)
-    file.unlink()
-    with pytest.raises(ValueError, match=f"Cannot restore '{checkpoint}'"):
-        load_tensors(checkpoint, tensors())
-
-
-def test_a_tensor_that_was_not_saved_is_named(tmp_path: Path):
+@pytest.mark.parametrize(("name", "shape"), [("block.scale", 5), ("block.weight", (5, 4))])
+def test_a_tensor_that_was_not_saved_or_has_another_shape_is_named(tmp_path: Path, name: str, shape: Any):
     checkpoint = save(tmp_path, 1)
     wanted = tensors()
-    wanted["policy"]["block.scale"] = torch.zeros(5)
-    with pytest.raises(ValueError, match=r"block\.scale"):
-        load_tensors(checkpoint, wanted)
-
-
-def test_a_tensor_of_another_shape_is_refused(tmp_path: Path):
-    checkpoint = save(tmp_path, 1)
-    wanted = tensors()
-    wanted["policy"]["block.weight"] = torch.zeros(5, 4)
-    with pytest.raises(ValueError, match=r"Cannot restore.*block\.weight"):
+    wanted["policy"][name] = torch.zeros(shape)
+    with pytest.raises(ValueError, match=rf"Cannot restore.*{re.escape(name)}"):
         load_tensors(checkpoint, wanted)

@@ -4,9 +4,9 @@ import shlex
 
 import pytest
 
+from hyvideo.config.flags import RENAMED, WITHOUT_EFFECT
 from hyvideo.config.knobs import KNOBS
 from hyvideo.config.loading import load_config
-from hyvideo.config.reference_flags import RENAMED, WITHOUT_EFFECT
 from hyvideo.training.checks import check_config
 
 README = """--pretrained_model_root ./ckpts --learning_rate 1e-5 --batch_size 2 --num_generations 4 --max_steps 10000

@@ -14,10 +14,8 @@ from tests.support.training import noisy_image
 
 def test_images_are_read_as_rgb(tmp_path: Path):
     noisy_image(0).convert("L").save(tmp_path / "grey.png")
-    assert (read_image(str(tmp_path / "grey.png")).mode, read_image(str(tmp_path / "grey.png")).size) == (
-        "RGB",
-        (48, 40),
-    )
+    image = read_image(str(tmp_path / "grey.png"))
+    assert (image.mode, image.size) == ("RGB", (48, 40))
 
 
 def test_images_of_a_camera_are_upright(tmp_path: Path):

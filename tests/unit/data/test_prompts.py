@@ -1,6 +1,7 @@
-"""Prompt CSVs: read exactly, refused with file and line."""
+"""Prompt CSVs: read exactly, refused with file and line; the starter prompts are what their README says."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -88,26 +89,23 @@ def test_a_bad_file_is_refused_with_its_line(csv_file, content, message):
         read_prompts([csv_file(content)])
 
 
-def test_an_index_used_in_two_files_names_both_places(csv_file):
-    paths = [csv_file("prompt,index\na,5\n", "one.csv"), csv_file("prompt,index\nb,5\n", "two.csv")]
-    with pytest.raises(ValueError, match=r"two.csv, line 2: index 5 is already that of .*one.csv, line 2"):
-        read_prompts(paths)
-
-
-def test_the_second_of_two_files_may_not_be_empty(csv_file):
-    with pytest.raises(ValueError, match="two.csv: no prompts"):
-        read_prompts([csv_file("prompt\na\n", "one.csv"), csv_file("prompt\n", "two.csv")])
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        ([], "at least one file"),
+        (["prompt\na\n", "prompt\n"], "1.csv: no prompts"),
+        (["prompt,index\na,5\n", "prompt,index\nb,5\n"], "1.csv, line 2: index 5 is already that of .*0.csv, line 2"),
+    ],
+)
+def test_no_files_an_empty_one_and_an_index_of_two_are_refused(csv_file, contents, message):
+    with pytest.raises(ValueError, match=message):
+        read_prompts([csv_file(content, f"{number}.csv") for number, content in enumerate(contents)])
 
 
 @pytest.mark.parametrize(("name", "reason"), [("no.csv", "No such file"), ("", "Is a directory"), ("a\0b", "null")])
 def test_what_cannot_be_opened_is_named_with_the_reason(tmp_path, name, reason):
     with pytest.raises(ValueError, match=f"cannot be read: .*{reason}"):
         read_prompts([tmp_path / name])
-
-
-def test_no_files_at_all_are_refused():
-    with pytest.raises(ValueError, match="at least one file"):
-        read_prompts([])
 
 
 @pytest.mark.parametrize("name", ["../secret.png", "link.png", "folder/a.png", "{outside}"])
@@ -126,3 +124,32 @@ def test_images_outside_of_the_root_are_refused_wherever_the_path_goes(tmp_path,
         read_prompts([csv], image_root=root)
     csv.write_text("prompt,ref_image_path\na,inside.png\nb,../root/inside.png\nc,\n")
     assert len(read_prompts([csv], image_root=root)) == 3
+
+
+@pytest.fixture(scope="module")
+def starters() -> dict[str, list[Prompt]]:
+    return {
+        name: read_prompts([Path(__file__).parents[3] / "assets" / "prompts" / f"{name}.csv"])
+        for name in ("train", "valid")
+    }
+
+
+def test_there_are_enough_and_none_twice(starters: dict[str, list[Prompt]]):
+    texts = {name: [prompt.text for prompt in rows] for name, rows in starters.items()}
+    assert len(texts["train"]) == 410
+    assert len(texts["valid"]) == 32
+    everything = texts["train"] + texts["valid"]
+    assert len(set(everything)) == len(everything)
+
+
+def test_long_and_short_ones_and_text_on_screen(starters: dict[str, list[Prompt]]):
+    lengths = sorted(len(prompt.text.split()) for prompt in starters["train"])
+    assert lengths[len(lengths) // 2] <= 15
+    assert lengths[-1] == 48
+    for rows in starters.values():
+        assert sum('"' in prompt.text for prompt in rows) >= len(rows) // 16
+
+
+def test_validation_has_fixed_seeds_of_its_own(starters: dict[str, list[Prompt]]):
+    assert len({prompt.seed for prompt in starters["valid"]}) == 32
+    assert all(prompt.seed is None for prompt in starters["train"])

@@ -3,7 +3,6 @@
 import resource
 import subprocess
 
-import imageio.v2 as imageio
 import pytest
 import torch
 from imageio_ffmpeg import get_ffmpeg_exe
@@ -26,12 +25,6 @@ def test_frames_come_back_in_number_size_order_and_colour(tmp_path, num_frames, 
     assert read.dtype == torch.uint8 and read.shape == frames.shape
     assert psnr(read, frames) > 28
     assert (read[0, 10, 6].int() - torch.tensor([220, 40, 40])).abs().max() <= 8
-
-
-def test_the_frame_rate_is_written(tmp_path):
-    write_video(tmp_path / "video.mp4", moving_square(), fps=12)
-    with imageio.get_reader(tmp_path / "video.mp4") as reader:
-        assert reader.get_meta_data()["fps"] == 12
 
 
 def test_chosen_frames_are_those_of_the_whole_video(tmp_path):
@@ -92,22 +85,18 @@ def test_a_video_whose_later_frames_are_damaged_is_named_by_who_counts_them(tmp_
 
 
 @pytest.mark.parametrize(
-    ("frames", "message"),
+    ("name", "frames", "message"),
     [
-        (torch.zeros(2, 8, 8, 3), r"received torch.float32 \[2, 8, 8, 3\]"),
-        (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), r"\[F, H, W, 3\], received torch.uint8 \[2, 3, 8, 8\]"),
-        (torch.zeros(0, 8, 8, 3, dtype=torch.uint8), r"received torch.uint8 \[0, 8, 8, 3\]"),
-        (torch.zeros(2, 8, 7, 3, dtype=torch.uint8), r"even sizes, received 8x7"),
+        ("a.mp4", torch.zeros(2, 8, 8, 3), r"received torch.float32 \[2, 8, 8, 3\]"),
+        ("a.mp4", torch.zeros(2, 3, 8, 8, dtype=torch.uint8), r"\[F, H, W, 3\], received torch.uint8 \[2, 3, 8, 8\]"),
+        ("a.mp4", torch.zeros(0, 8, 8, 3, dtype=torch.uint8), r"received torch.uint8 \[0, 8, 8, 3\]"),
+        ("a.mp4", torch.zeros(2, 8, 7, 3, dtype=torch.uint8), r"even sizes, received 8x7"),
+        ("a.gif", moving_square(2), r"as \.mp4, received the path .*a\.gif"),
     ],
 )
-def test_frames_that_cannot_be_a_video_are_refused_with_what_came(tmp_path, frames, message):
+def test_what_cannot_be_a_video_is_refused_with_what_came(tmp_path, name, frames, message):
     with pytest.raises(ValueError, match=message):
-        write_video(tmp_path / "a.mp4", frames, fps=24)
-
-
-def test_a_path_of_another_kind_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"as \.mp4, received the path .*a\.gif"):
-        write_video(tmp_path / "a.gif", moving_square(2), fps=24)
+        write_video(tmp_path / name, frames, fps=24)
 
 
 @pytest.mark.parametrize("content", [b"", b"no video" * 100])

@@ -100,17 +100,16 @@ def test_the_highest_checkpoint_counts_and_an_adapter_is_one(project: Path):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--force"], "unknown option '--force'"), (["a", "b"], "one ROOT is expected; received 'a' and 'b'")],
+    [
+        (["--force"], "unknown option '--force'"),
+        (["a", "b"], "one ROOT is expected; received 'a' and 'b'"),
+        ([], "'no-such-hf' is not installed"),
+    ],
 )
-def test_wrong_arguments_are_named(project: Path, arguments: list[str], message: str):
-    result = run(project, *arguments)
+def test_wrong_arguments_and_a_missing_program_are_named(project: Path, arguments: list[str], message: str):
+    result = run(project, *arguments, HF="no-such-hf")
     assert result.returncode == 1 and message in result.stderr
     assert not (project / "calls").exists()
-
-
-def test_a_missing_program_is_named(project: Path):
-    result = run(project, HF="no-such-hf")
-    assert result.returncode == 1 and "'no-such-hf' is not installed" in result.stderr
 
 
 def test_help_names_every_option_and_setting(project: Path):

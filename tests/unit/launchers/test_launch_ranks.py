@@ -33,18 +33,15 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(STATUS_FILE, "")  # put back after the test
 
 
-def test_preempted_ranks_that_have_saved_give_their_status():
+def test_ranks_that_have_saved_give_their_status_and_after_ctrl_c_have_ended_well():
     assert launch_ranks.launch([], asked_to_stop(str(PREEMPTED))) == PREEMPTED == 75
+    assert launch_ranks.launch([], asked_to_stop("0", signal.SIGINT)) == 0
 
 
 @pytest.mark.parametrize("status", [None, "0", "", "1"])
 def test_without_their_word_the_launch_has_failed(status: str | None):
     with pytest.raises(SignalException):
         launch_ranks.launch([], asked_to_stop(status))
-
-
-def test_ranks_that_have_saved_after_ctrl_c_have_ended_well():
-    assert launch_ranks.launch([], asked_to_stop("0", signal.SIGINT)) == 0
 
 
 @pytest.mark.parametrize("status", [2, 75])

@@ -55,17 +55,12 @@ def project(tmp_path):
 
 def start(project, *flags, **settings):
     environment = {"PATH": f"{project / 'bin'}:{os.environ['PATH']}", "PYTHON": "./stub-python"}
-    environment |= {
-        "NODE_IP_LIST": "node1,node2",
-        "NPROC_PER_NODE": "2",
-        "MASTER_PORT": "29533",
-        "PREFLIGHT": "0",
-    } | settings
+    environment |= {"NODE_IP_LIST": "node1,node2", "NPROC_PER_NODE": "2", "MASTER_PORT": "29533", "PREFLIGHT": "0"}
     command = ["bash", str(project / "run_post_train_multinode.sh"), *flags]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
     # A shell cannot catch a signal that was ignored when it started, as tests in the background have SIGINT.
     options["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
-    return subprocess.Popen(command, env=environment, cwd="/", **options)
+    return subprocess.Popen(command, env=environment | settings, cwd="/", **options)
 
 
 def launch(project, *flags, **settings):
@@ -213,28 +208,23 @@ def test_what_is_no_host_name_is_refused(project, node):
     assert not list(project.glob("got.*"))
 
 
-def test_a_node_listed_twice_is_refused(project):
-    result = launch(project, NODE_IP_LIST="node1:2,node1:4")
-    assert result.returncode == 1 and "'node1' twice" in result.stderr
+EMPTY = ("the node list is empty", "NODE_IP_LIST", "HOSTFILE", "./run_post_train.sh")
 
 
-@pytest.mark.parametrize("nodes", ["", " , ,\n"])
-def test_an_empty_node_list_is_refused_with_the_way_to_give_one(project, nodes):
-    result = launch(project, NODE_IP_LIST=nodes)
-    assert result.returncode == 1
-    for words in ("the node list is empty", "NODE_IP_LIST", "HOSTFILE", "./run_post_train.sh"):
-        assert words in result.stderr
-
-
-def test_a_hostfile_that_is_not_there_is_named(project):
-    result = launch(project, HOSTFILE="no such file")
-    assert result.returncode == 1 and "cannot read 'no such file'" in result.stderr
-
-
-def test_a_hostfile_that_is_a_pipe_is_not_waited_for(project):
-    os.mkfifo(project / "hosts")
-    result = launch(project, HOSTFILE=str(project / "hosts"))
-    assert result.returncode == 1 and "HOSTFILE: cannot read" in result.stderr
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"NODE_IP_LIST": "node1:2,node1:4"}, ["'node1' twice"]),
+        ({"NODE_IP_LIST": ""}, EMPTY),
+        ({"NODE_IP_LIST": " , ,\n"}, EMPTY),
+        ({"HOSTFILE": "no such file"}, ["cannot read 'no such file'"]),
+        ({"HOSTFILE": "pipe"}, ["HOSTFILE: cannot read"]),  # and is not waited for
+    ],
+)
+def test_a_list_of_nodes_that_is_none_is_refused_with_the_way_to_give_one(project, settings, words):
+    os.mkfifo(project / "pipe")
+    result = launch(project, **settings)
+    assert result.returncode == 1 and all(word in result.stderr for word in words)
 
 
 def test_missing_pdsh_is_named_with_the_way_to_get_it(project):
@@ -244,9 +234,8 @@ def test_missing_pdsh_is_named_with_the_way_to_get_it(project):
     for name in ("bash", "dirname", "basename", "sed", "tr", "date"):
         (programs / name).symlink_to(shutil.which(name))
     result = launch(project, PATH=str(programs))
-    assert (
-        result.returncode == 1 and "pdsh is not installed" in result.stderr and "apt-get install pdsh" in result.stderr
-    )
+    assert result.returncode == 1
+    assert "pdsh is not installed" in result.stderr and "apt-get install pdsh" in result.stderr
 
 
 @pytest.mark.parametrize(

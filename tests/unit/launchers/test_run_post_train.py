@@ -63,9 +63,8 @@ def test_without_weights_it_names_each_folder_the_way_to_get_it_and_the_tiny_com
     shutil.copytree(ROOT / "scripts" / "post_train", tmp_path / "scripts" / "post_train")
     shutil.copy(ROOT / "run_post_train.sh", tmp_path / "launch.sh")
     environment = os.environ | {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
-    result = subprocess.run(
-        ["bash", tmp_path / "launch.sh"], env=environment, capture_output=True, text=True, timeout=120
-    )
+    command = ["bash", tmp_path / "launch.sh"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert result.returncode == 2 and result.stdout == ""
     for folder in (
         *("scheduler", "transformer/480p_t2v", "vae"),
@@ -101,15 +100,8 @@ def test_on_gpus_torchrun_starts_one_process_for_each(project):
 def test_the_environment_sets_processes_port_config_and_folder(project):
     write_config(project, "mine.yaml")
     port = str(free_port())
-    got = launched(
-        project,
-        NUM_GPUS="8",
-        NPROC_PER_NODE="2",
-        MASTER_PORT=port,
-        CONFIG="configs/mine.yaml",
-        OUTPUT_DIR="/runs/a b",
-        RESUME_FROM_CHECKPOINT="",
-    )
+    places = {"CONFIG": "configs/mine.yaml", "OUTPUT_DIR": "/runs/a b", "RESUME_FROM_CHECKPOINT": ""}
+    got = launched(project, NUM_GPUS="8", NPROC_PER_NODE="2", MASTER_PORT=port, **places)
     assert got == [
         *("-m", "scripts.post_train.launch_ranks", "--nproc_per_node=2"),
         *("--nnodes=1", "--master_addr=127.0.0.1", f"--master_port={port}"),
@@ -150,13 +142,6 @@ def test_a_round_gets_time_to_end_after_ctrl_c(project, settings, seconds):
     assert f"ranks have {seconds} s\n" in launch(project, NUM_GPUS="8", **settings).stderr
 
 
-def test_a_grace_that_is_no_number_is_refused(project):
-    result = launch(project, STOP_GRACE="soon")
-    assert result.returncode == 1
-    words = "STOP_GRACE must be a whole number from 0 to 31536000, without leading zeros; received 'soon'.\n"
-    assert result.stderr == words
-
-
 def test_everything_is_checked_first_by_the_same_command_with_dry_run(project):
     lines = launch(project, "--seed", "3", NUM_GPUS="2", PREFLIGHT="1").stdout.split("<post_train.py>\n")[1:]
     check, run = ([word for word in line.split("\n") if word.startswith("<--")] for line in lines)
@@ -164,7 +149,8 @@ def test_everything_is_checked_first_by_the_same_command_with_dry_run(project):
     assert check[:5] == [*flags, "<--dry_run>"] and run == flags
 
 
-def test_a_check_that_fails_ends_the_launch_with_its_status(project):
+def test_the_exit_status_is_that_of_the_run_or_of_the_check_that_fails(project):
+    assert launch(project, STUB_EXIT="7").returncode == 7
     result = launch(project, PREFLIGHT="1", STUB_EXIT="2")
     assert result.returncode == 2 and result.stdout.count("post_train.py") == 1
 
@@ -181,10 +167,22 @@ def test_a_port_in_use_is_refused_before_anything_starts(project):
     assert result.returncode == 1 and f"port {port} is in use" in result.stderr and result.stdout == ""
 
 
-@pytest.mark.parametrize("port", ["many", "0", "123456"])
-def test_a_port_that_is_none_is_refused_with_what_came(project, port):
-    result = launch(project, MASTER_PORT=port)
-    assert result.returncode == 1 and f"received '{port}'" in result.stderr
+GRACE = "STOP_GRACE must be a whole number from 0 to 31536000, without leading zeros; received 'soon'."
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "words"),
+    [
+        *(("MASTER_PORT", port, [f"received '{port}'"]) for port in ("many", "0", "123456")),
+        *(("NPROC_PER_NODE", count, [f"received '{count}'"]) for count in ("0", "many", "-1")),
+        ("STOP_GRACE", "soon", [GRACE]),
+        ("CONFIG", "configs/sagee.yaml", ["no file at 'configs/sagee.yaml'", "configs/sage_8gpu.yaml"]),
+        ("PYTHON", "no-such-python", ["'no-such-python' cannot import torch. Run 'make setup'"]),
+    ],
+)
+def test_a_setting_that_cannot_be_meant_is_refused_with_what_came(project, setting, value, words):
+    result = launch(project, **{setting: value})
+    assert result.returncode == 1 and all(word in result.stderr for word in words)
 
 
 def launch_node(project, **settings):
@@ -230,32 +228,11 @@ def test_a_stop_that_cannot_be_meant_is_refused_before_a_process_is_looked_for(p
     assert result.returncode == 1 and "--stop " in result.stderr and not (project / "ran").exists()
 
 
-def test_the_exit_status_of_the_run_is_the_launchers(project):
-    assert launch(project, STUB_EXIT="7").returncode == 7
-
-
-@pytest.mark.parametrize("count", ["0", "many", "-1"])
-def test_a_process_count_that_is_none_is_refused_with_what_came(project, count):
-    result = launch(project, NPROC_PER_NODE=count)
-    assert result.returncode == 1 and f"received '{count}'" in result.stderr
-
-
-def test_a_config_that_does_not_exist_is_refused_with_those_that_do(project):
-    result = launch(project, CONFIG="configs/sagee.yaml")
-    assert result.returncode == 1
-    assert "no file at 'configs/sagee.yaml'" in result.stderr and "configs/sage_8gpu.yaml" in result.stderr
-
-
-def test_an_interpreter_without_torch_points_to_the_setup(project):
-    result = launch(project, PYTHON="no-such-python")
-    assert result.returncode == 1 and "'no-such-python' cannot import torch. Run 'make setup'" in result.stderr
-
-
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 def test_help_is_the_usage_and_names_every_setting(project, flag):
     result = launch(project, flag)
     assert result.returncode == 0 and "Usage: ./run_post_train.sh" in result.stdout
-    for setting in (
+    settings = (
         "CONFIG",
         "OUTPUT_DIR",
         "RESUME_FROM_CHECKPOINT",
@@ -263,6 +240,7 @@ def test_help_is_the_usage_and_names_every_setting(project, flag):
         "MASTER_PORT",
         "PYTHON",
         "PREFLIGHT",
-    ):
+    )
+    for setting in settings:
         assert f"\n  {setting} " in result.stdout
     assert "set -" not in result.stdout and "fail()" not in result.stdout

@@ -11,11 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PINS = [
-    line.partition("#")[0].strip()
-    for line in (ROOT / "requirements.txt").read_text().splitlines()
-    if line.partition("#")[0].strip()
-]
+LINES = (line.partition("#")[0].strip() for line in (ROOT / "requirements.txt").read_text().splitlines())
+PINS = [line for line in LINES if line]
 
 
 def make(folder, *arguments):
@@ -84,17 +81,14 @@ def test_an_installation_that_failed_is_tried_again(fresh_clone, python_that_rec
     assert not any("pytest" in call for call in calls(fresh_clone))
 
 
-def test_an_old_python_is_refused_with_its_version_and_the_way_on(fresh_clone):
+def test_an_old_or_missing_python_is_refused_with_its_version_and_the_way_on(fresh_clone):
+    result = make(fresh_clone, "setup", "PYTHON=no-such-python")
+    assert result.returncode != 0 and "No 'no-such-python' found" in result.stderr
     old = stub(fresh_clone / "old-python", '[[ $1 == -V ]] && echo "Python 3.8.10" && exit; exit 1')
     result = make(fresh_clone, "setup", f"PYTHON={old}")
     assert result.returncode != 0
     assert "Python 3.11 or newer is needed" in result.stderr and "Python 3.8.10" in result.stderr
     assert "PYTHON=/path/to/python3" in result.stderr
-
-
-def test_a_missing_python_is_refused_by_its_name(fresh_clone):
-    result = make(fresh_clone, "setup", "PYTHON=no-such-python")
-    assert result.returncode != 0 and "No 'no-such-python' found" in result.stderr
 
 
 @pytest.mark.parametrize("pin", PINS)

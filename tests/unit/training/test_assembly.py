@@ -20,18 +20,19 @@ from hyvideo.training.run import Training
 from tests.support.rewards import Brightness
 from tests.support.training import arguments, training_of, write_prompts
 
+Make = Callable[..., Training]
+
 
 @pytest.mark.parametrize("sde_type", ["sage_grpo", "dance_grpo", "flow_grpo", "cps"])
-def test_the_equalizer_is_that_of_the_runs_own_steps(make_training: Callable[..., Training], sde_type: str):
+def test_the_equalizer_is_that_of_the_runs_own_steps(make_training: Make, sde_type: str):
     training = make_training(sde_type=sde_type, eta=0.3, sage_clamp=0.02)
     scheduler = FlowMatchDiscreteScheduler(shift=3.0, sage_clamp=0.02)
     scheduler.set_timesteps(4)
-    assert torch.equal(
-        training.algorithm.scales, equalizer_scales(scheduler.gradient_norms(sde_type=sde_type, eta=0.3))
-    )
+    norms = scheduler.gradient_norms(sde_type=sde_type, eta=0.3)
+    assert torch.equal(training.algorithm.scales, equalizer_scales(norms))
 
 
-def test_the_kl_coefficient_follows_the_configured_schedule(make_training: Callable[..., Training]):
+def test_the_kl_coefficient_follows_the_configured_schedule(make_training: Make):
     settings = {"kl_weight": 0.01, "kl_min_coef": 1e-4, "kl_coef": 4e-4, "kl_warmup_updates": 3, "kl_target": 0.07}
     controller = make_training(**settings, kl_schedule="milder").algorithm.controller
     expected = KLController(
@@ -40,7 +41,7 @@ def test_the_kl_coefficient_follows_the_configured_schedule(make_training: Calla
     assert vars(controller) == vars(expected)
 
 
-def test_rewards_know_the_frame_rate_of_the_videos(make_training: Callable[..., Training]):
+def test_rewards_know_the_frame_rate_of_the_videos(make_training: Make):
     assert make_training(video_fps=12).reward._scorers[0].model.context.video_fps == 12
 
 
@@ -65,7 +66,7 @@ def test_prompts_that_are_edited_while_the_models_load_count_as_they_were_read(
 
 
 @pytest.mark.parametrize("recomputed", [None, "full", "selective"])
-def test_blocks_are_recomputed_as_asked(make_training: Callable[..., Training], recomputed: str | None):
+def test_blocks_are_recomputed_as_asked(make_training: Make, recomputed: str | None):
     chosen = {"enable_gradient_checkpointing": recomputed is not None, "activation_checkpointing": recomputed}
     for block in make_training(**chosen).policy.transformer.transformer_blocks:
         assert (getattr(block.forward, "func", None) is checkpoint) == (recomputed is not None)
@@ -73,15 +74,13 @@ def test_blocks_are_recomputed_as_asked(make_training: Callable[..., Training], 
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_blocks_are_compiled_if_asked(make_training: Callable[..., Training], compiled: bool):
+def test_blocks_are_compiled_if_asked(make_training: Make, compiled: bool):
     for block in make_training(enable_compile=compiled).policy.transformer.transformer_blocks:
         assert hasattr(block.forward, "_torchdynamo_orig_callable") == compiled
 
 
 @pytest.mark.parametrize(("offload", "place"), [(False, "meta"), (True, "cpu")])
-def test_encoders_go_to_the_runs_device_unless_they_rest(
-    make_training: Callable[..., Training], offload: bool, place: str
-):
+def test_encoders_go_to_the_runs_device_unless_they_rest(make_training: Make, offload: bool, place: str):
     training = make_training(encoder_offload=offload)
     pipeline = build_pipeline(training.run.config, torch.device("meta"), training.run.mesh)
     assert pipeline.encoder_offload == offload
@@ -89,21 +88,15 @@ def test_encoders_go_to_the_runs_device_unless_they_rest(
     assert pipeline.vae.device.type == pipeline.transformer.device.type == "meta"
 
 
-def test_the_seed_draws_a_fresh_adapter(make_training: Callable[..., Training]):
+def test_the_seed_draws_a_fresh_adapter(make_training: Make):
     parameters = [make_training(use_lora=True, seed=seed).algorithm.optimization.parameters for seed in (42, 43)]
     first, second = (next(iter(each.values())) for each in parameters)
     assert not torch.equal(first, second)
 
 
-def test_validation_videos_have_settings_of_their_own(make_training: Callable[..., Training]):
-    training = make_training(
-        cfg_scale=4.0,
-        validation_interval=1,
-        validate_video_length=9,
-        validation_fixed_size="48x32",
-        validation_timestep_shift=7.0,
-        validation_global_seed=5,
-    )
+def test_validation_videos_have_settings_of_their_own(make_training: Make):
+    settings = {"validate_video_length": 9, "validation_fixed_size": "48x32", "validation_global_seed": 5}
+    training = make_training(cfg_scale=4.0, validation_interval=1, validation_timestep_shift=7.0, **settings)
     scheduler = FlowMatchDiscreteScheduler(shift=7.0)
     scheduler.set_timesteps(2)
     pipeline, prompts = training.policy.pipeline.with_scheduler(scheduler), training.run.validation.prompts

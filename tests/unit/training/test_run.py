@@ -24,6 +24,9 @@ from tests.support.equal_runs import rows_of
 from tests.support.rewards import scoring_with
 from tests.support.training import arguments, collect_round, training_of
 
+Patch = pytest.MonkeyPatch
+Make = Callable[..., Training]
+
 
 def saved_steps(training: Training) -> list[str]:
     return [path.name for path in checkpoints_of(training.run.folder.checkpoints)]
@@ -34,22 +37,20 @@ def metrics_of(training: Training) -> list[dict[str, float]]:
     return read_metrics(training.run.folder.path / "metrics.jsonl")
 
 
-def test_checkpoints_fall_at_the_end_of_the_round_that_crosses_the_interval(make_training: Callable[..., Training]):
+def test_checkpoints_fall_at_the_end_of_the_round_that_crosses_the_interval(make_training: Make):
     training = make_training(updates_per_rollout=2, max_steps=7, save_interval=3, keep_last=10)
     training.train()
     assert saved_steps(training) == ["step_4", "step_6", "step_8"]  # the round that reaches max_steps is made whole
     assert latest_checkpoint(training.run.folder.checkpoints).name == "step_8"
 
 
-def test_only_the_last_checkpoints_and_every_so_many_are_kept(make_training: Callable[..., Training]):
+def test_only_the_last_checkpoints_and_every_so_many_are_kept(make_training: Make):
     training = make_training(max_steps=6, save_interval=1, keep_last=2, keep_every=3)
     training.train()
     assert saved_steps(training) == ["step_3", "step_5", "step_6"]
 
 
-def test_every_update_is_a_row_and_a_rounds_replay_error_is_that_before_its_first_update(
-    make_training: Callable[..., Training],
-):
+def test_every_update_is_a_row_and_a_rounds_replay_error_is_that_before_its_first_update(make_training: Make):
     training = make_training(updates_per_rollout=2, max_steps=4)
     training.train()
     rows = metrics_of(training)
@@ -62,18 +63,10 @@ def test_every_update_is_a_row_and_a_rounds_replay_error_is_that_before_its_firs
     assert 0 < rows[0]["rollout/least_diversity"] < rows[0]["rollout/diversity"] < 0.5
 
 
-def test_the_coefficient_and_rate_of_a_row_are_those_its_update_used(make_training: Callable[..., Training]):
+def test_the_coefficient_and_rate_of_a_row_are_those_its_update_used(make_training: Make):
     """The coefficient warms up for two updates, then falls: the divergence is above a target as small as this."""
-    training = make_training(
-        max_steps=4,
-        updates_per_rollout=2,
-        lr_warmup_steps=2,
-        learning_rate=1e-4,
-        kl_weight=0.01,
-        kl_min_coef=0.001,
-        kl_warmup_updates=2,
-        kl_target=1e-9,
-    )
+    kl = {"kl_weight": 0.01, "kl_min_coef": 0.001, "kl_warmup_updates": 2, "kl_target": 1e-9}
+    training = make_training(max_steps=4, updates_per_rollout=2, lr_warmup_steps=2, learning_rate=1e-4, **kl)
     training.train()
     rows = metrics_of(training)
     assert [row["lr"] for row in rows] == pytest.approx([0.00005, 0.0001, 0.0001, 0.0001])
@@ -85,9 +78,7 @@ def test_the_coefficient_and_rate_of_a_row_are_those_its_update_used(make_traini
         assert row["loss/total"] == pytest.approx(row["loss/policy"] + row["kl/coef"] * kl, abs=1e-7)
 
 
-def test_a_signal_ends_the_run_after_its_round_with_a_checkpoint(
-    make_training: Callable[..., Training], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_signal_ends_the_run_after_its_round_with_a_checkpoint(make_training: Make, monkeypatch: Patch):
     training = make_training(updates_per_rollout=2, max_steps=100)
     log = training.run.journal.metrics.log
 
@@ -103,7 +94,7 @@ def test_a_signal_ends_the_run_after_its_round_with_a_checkpoint(
     assert f"SIGTERM: saved and stopped after step 4. Continue with --output_dir {training.run.folder.path}" in console
 
 
-def interrupt_rollout(training: Training, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, step: int) -> None:
+def interrupt_rollout(training: Training, monkeypatch: Patch, number: signal.Signals, step: int) -> None:
     """Send a signal while the round after `step` is being sampled."""
     encode = training.policy.pipeline.encode_prompts
 
@@ -116,7 +107,7 @@ def interrupt_rollout(training: Training, monkeypatch: pytest.MonkeyPatch, numbe
 
 
 def test_a_preemption_before_the_first_update_gives_the_round_up_and_it_is_made_again(
-    make_training: Callable[..., Training], monkeypatch: pytest.MonkeyPatch
+    make_training: Make, monkeypatch: Patch
 ):
     whole = make_training(max_steps=4)
     assert whole.train() is None
@@ -131,25 +122,17 @@ def test_a_preemption_before_the_first_update_gives_the_round_up_and_it_is_made_
     assert rows_of(training.run.folder.path) == rows_of(whole.run.folder.path)
 
 
-def test_ctrl_c_in_the_rollout_lets_the_round_end(
-    make_training: Callable[..., Training], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("number", "step", "saved"), [(signal.SIGINT, 1, ["step_2"]), (signal.SIGUSR1, 0, [])])
+def test_ctrl_c_in_the_rollout_lets_the_round_end_and_a_preemption_before_all_saves_nothing(
+    make_training: Make, monkeypatch: Patch, number: signal.Signals, step: int, saved: list[str]
 ):
     training = make_training(max_steps=9)
-    interrupt_rollout(training, monkeypatch, signal.SIGINT, step=1)
-    assert training.train() == "SIGINT"
-    assert saved_steps(training) == ["step_2"]
+    interrupt_rollout(training, monkeypatch, number, step)
+    assert training.train() == number.name
+    assert saved_steps(training) == saved
 
 
-def test_a_preemption_before_anything_was_made_saves_nothing(
-    make_training: Callable[..., Training], monkeypatch: pytest.MonkeyPatch
-):
-    training = make_training(max_steps=9)
-    interrupt_rollout(training, monkeypatch, signal.SIGUSR1, step=0)
-    assert training.train() == "SIGUSR1"
-    assert latest_checkpoint(training.run.folder.checkpoints) is None
-
-
-def infinite_gradients(training: Training, monkeypatch: pytest.MonkeyPatch, steps: range) -> None:
+def infinite_gradients(training: Training, monkeypatch: Patch, steps: range) -> None:
     """Make the gradients of some updates infinite."""
     loss = training.algorithm._loss
 
@@ -162,9 +145,7 @@ def infinite_gradients(training: Training, monkeypatch: pytest.MonkeyPatch, step
     monkeypatch.setattr(training.algorithm, "_loss", poisoned)
 
 
-def test_an_update_that_is_not_finite_is_skipped_where_that_is_allowed(
-    make_training: Callable[..., Training], monkeypatch: pytest.MonkeyPatch
-):
+def test_an_update_that_is_not_finite_is_skipped_where_that_is_allowed(make_training: Make, monkeypatch: Patch):
     training = make_training(max_steps=4, nonfinite_update="skip", max_skipped_updates=2)
     infinite_gradients(training, monkeypatch, range(1, 3))
     training.train()
@@ -175,9 +156,7 @@ def test_an_update_that_is_not_finite_is_skipped_where_that_is_allowed(
     assert "Update 3 skipped, 2 in a row: loss" in (training.run.folder.path / "console.log").read_text()
 
 
-def test_skipped_updates_move_neither_weights_nor_controller(
-    make_training: Callable[..., Training], monkeypatch: pytest.MonkeyPatch
-):
+def test_skipped_updates_move_neither_weights_nor_controller(make_training: Make, monkeypatch: Patch):
     training = make_training(max_steps=1, nonfinite_update="skip")
     before = {name: p.detach().clone() for name, p in trainable_parameters(training.policy.transformer).items()}
     controller = training.algorithm.controller.state_dict()
@@ -188,9 +167,7 @@ def test_skipped_updates_move_neither_weights_nor_controller(
     assert training.algorithm.controller.state_dict() == controller
 
 
-def test_too_many_skipped_updates_in_a_row_end_the_run(
-    make_training: Callable[..., Training], monkeypatch: pytest.MonkeyPatch
-):
+def test_too_many_skipped_updates_in_a_row_end_the_run(make_training: Make, monkeypatch: Patch):
     training = make_training(max_steps=9, nonfinite_update="skip", max_skipped_updates=2)
     infinite_gradients(training, monkeypatch, range(1, 9))
     with pytest.raises(NonFiniteUpdateError, match=r"Update 4 after 2 skipped in a row: .*not finite"):
@@ -198,7 +175,7 @@ def test_too_many_skipped_updates_in_a_row_end_the_run(
     assert len(metrics_of(training)) == 3
 
 
-def test_a_policy_that_is_lost_is_not_saved_and_deletes_no_checkpoint(make_training: Callable[..., Training]):
+def test_a_policy_that_is_lost_is_not_saved_and_deletes_no_checkpoint(make_training: Make):
     training = make_training(max_steps=2)
     training.train()
     with torch.no_grad():
@@ -208,9 +185,7 @@ def test_a_policy_that_is_lost_is_not_saved_and_deletes_no_checkpoint(make_train
     training.run.state.load(training.run.folder.checkpoints / "step_2")
 
 
-def test_a_loss_that_is_not_finite_changes_no_weight_and_names_the_last_good_checkpoint(
-    make_training: Callable[..., Training],
-):
+def test_a_loss_that_is_not_finite_changes_no_weight_and_names_the_last_good_checkpoint(make_training: Make):
     training = make_training(max_steps=2, save_interval=1)
     training.train()
     good = training.run.folder.checkpoints / "step_2"
@@ -229,7 +204,7 @@ def test_a_loss_that_is_not_finite_changes_no_weight_and_names_the_last_good_che
     assert torch.isfinite(policy["proj_out.bias"]).all()
 
 
-def test_before_the_first_checkpoint_there_is_none_to_name(make_training: Callable[..., Training]):
+def test_before_the_first_checkpoint_there_is_none_to_name(make_training: Make):
     training = make_training()
     with torch.no_grad():
         trainable_parameters(training.policy.transformer)["proj_out.bias"].fill_(float("nan"))
@@ -238,9 +213,7 @@ def test_before_the_first_checkpoint_there_is_none_to_name(make_training: Callab
 
 
 @pytest.mark.parametrize("error", [RewardFailureError, RuntimeError, OSError])
-def test_a_reward_that_fails_costs_no_checkpoint_that_is_being_written(
-    make_training: Callable[..., Training], error: type[Exception]
-):
+def test_a_reward_that_fails_costs_no_checkpoint_that_is_being_written(make_training: Make, error: type[Exception]):
     training = make_training(max_steps=2, save_interval=1, async_save=True)
     score = training.reward.__call__
 
@@ -274,7 +247,7 @@ def test_the_watch_of_a_resumed_run_knows_the_rounds_before(tiny_root: Path, pro
     assert len(seen[0]) == 2 and seen[0] == seen[1]
 
 
-def test_validation_writes_videos_with_their_scores_and_logs_them_and_the_means(make_training: Callable[..., Training]):
+def test_validation_writes_videos_with_their_scores_and_logs_them_and_the_means(make_training: Make):
     training = make_training(max_steps=2, validation_interval=2, validate_at_step0=True, video_fps=12)
     training.train()
     assert sorted(path.name for path in training.run.folder.samples.iterdir()) == ["step_0", "step_2"]
@@ -292,7 +265,7 @@ def test_validation_writes_videos_with_their_scores_and_logs_them_and_the_means(
     assert [event.step for event in events.Scalars("valid/reward")] == [0, 2]
 
 
-def test_rollout_videos_are_kept_when_asked_for(make_training: Callable[..., Training]):
+def test_rollout_videos_are_kept_when_asked_for(make_training: Make):
     training = make_training(max_steps=3, save_interval=2, save_rollout_videos=True, video_fps=12)
     training.train()
     assert sorted(path.name for path in training.run.folder.rollouts.iterdir()) == ["step_0", "step_2"]
@@ -300,7 +273,7 @@ def test_rollout_videos_are_kept_when_asked_for(make_training: Callable[..., Tra
     assert [video_length(path) for path in videos] == [(5, 12)] * 4
 
 
-def test_a_failed_score_is_counted_and_left_out(make_training: Callable[..., Training], tmp_path: Path):
+def test_a_failed_score_is_counted_and_left_out(make_training: Make, tmp_path: Path):
     csv = tmp_path / "prompts.csv"
     csv.write_text("prompt\na red circle moves slowly to the left\nsomething the reward cannot read\n")
     training, same = (make_training(train_video_csv=csv, max_steps=1) for _ in range(2))
@@ -315,14 +288,15 @@ def test_a_failed_score_is_counted_and_left_out(make_training: Callable[..., Tra
     assert row["grad_norm"] > 0
 
 
-def test_the_report_is_refreshed_at_every_save_and_knows_the_last_update(
-    make_training: Callable[..., Training], monkeypatch: pytest.MonkeyPatch
-):
+def test_the_report_is_refreshed_at_every_save_and_knows_the_last_update(make_training: Make, monkeypatch: Patch):
     training = make_training(max_steps=4, save_interval=2, validation_interval=2, validate_at_step0=True)
     written, write = [], training.run.journal.write_report
-    monkeypatch.setattr(
-        training.run.journal, "write_report", lambda: (write(), written.append(training.run.state.step))
-    )
+
+    def refresh() -> None:
+        write()
+        written.append(training.run.state.step)
+
+    monkeypatch.setattr(training.run.journal, "write_report", refresh)
     training.train()
     assert written == [2, 4]
     text = (training.run.folder.path / "report.html").read_text()
@@ -330,7 +304,7 @@ def test_the_report_is_refreshed_at_every_save_and_knows_the_last_update(
     assert "Pull of each step" in text and 'src="samples/step_4/001.mp4"' in text
 
 
-def test_a_report_that_cannot_be_written_stops_no_training(make_training: Callable[..., Training]):
+def test_a_report_that_cannot_be_written_stops_no_training(make_training: Make):
     training = make_training(max_steps=1)
     (training.run.folder.path / "report.html").mkdir(parents=True)
     training.train()
@@ -338,7 +312,7 @@ def test_a_report_that_cannot_be_written_stops_no_training(make_training: Callab
     assert "WARNING: report.html was not written" in (training.run.folder.path / "console.log").read_text()
 
 
-def test_every_trained_step_logs_its_gradient_and_equalized_ones_are_alike(make_training: Callable[..., Training]):
+def test_every_trained_step_logs_its_gradient_and_equalized_ones_are_alike(make_training: Make):
     pulls = {}
     for use_grad_balancing in (True, False):
         training = make_training(max_steps=1, use_grad_balancing=use_grad_balancing)

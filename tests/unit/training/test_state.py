@@ -21,6 +21,8 @@ from hyvideo.training.run import Training
 from hyvideo.training.state import RunState
 from tests.support.pipelines import load_tiny_pipeline
 
+Make = Callable[..., Training]
+
 
 def everything(state: RunState) -> dict[str, Any]:
     """All that decides a run's future, as plain values and copies of tensors."""
@@ -55,7 +57,7 @@ def assert_equal(received: dict[str, Any], expected: dict[str, Any]) -> None:
     [{}, {"use_lora": True}, {"use_lora": True, "use_muon": True}, {"update_ref_model_step": 1}],
     ids=["full", "lora", "lora with muon", "anchor at the policy"],
 )
-def test_the_state_comes_back_bit_for_bit(make_training: Callable[..., Training], settings: dict[str, Any]):
+def test_the_state_comes_back_bit_for_bit(make_training: Make, settings: dict[str, Any]):
     first = make_training(max_steps=3, **settings)
     first.train()
     torch.randn(7)  # the libraries' generator has moved on
@@ -69,7 +71,7 @@ def test_the_state_comes_back_bit_for_bit(make_training: Callable[..., Training]
     assert_equal(everything(second.run.state), expected)
 
 
-def test_a_save_before_the_first_update_leaves_the_optimizer_at_its_start(make_training: Callable[..., Training]):
+def test_a_save_before_the_first_update_leaves_the_optimizer_at_its_start(make_training: Make):
     state = make_training().run.state
     saved = state.tensors()["optimizer"]
     steps = {name: value for name, value in saved.items() if name.endswith(".step")}
@@ -77,9 +79,7 @@ def test_a_save_before_the_first_update_leaves_the_optimizer_at_its_start(make_t
     assert not any(moments["step"] for each in state.optimization.optimizers for moments in each.state.values())
 
 
-def test_a_run_that_was_begun_without_a_gpu_goes_on_with_one(
-    make_training: Callable[..., Training], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_run_that_was_begun_without_a_gpu_goes_on_with_one(make_training: Make, monkeypatch: pytest.MonkeyPatch):
     first = make_training(max_steps=1)
     first.train()
     with_gpu = {"cpu": torch.get_rng_state(), "cuda": torch.zeros(16, dtype=torch.uint8)}
@@ -89,7 +89,7 @@ def test_a_run_that_was_begun_without_a_gpu_goes_on_with_one(
     assert second.run.state.step == 1
 
 
-def test_a_resume_cannot_add_what_other_kl_settings_need(make_training: Callable[..., Training]):
+def test_a_resume_cannot_add_what_other_kl_settings_need(make_training: Make):
     first = make_training(max_steps=1, kl_weight=0.0)
     first.train()
     with pytest.raises(ValueError, match="was made without the anchor that this run's settings need"):
@@ -102,7 +102,7 @@ def test_the_base_model_as_an_anchor_is_not_the_policy_of_a_checkpoint():
     assert not anchor.equals_policy
 
 
-def test_other_settings_are_refused(make_training: Callable[..., Training]):
+def test_other_settings_are_refused(make_training: Make):
     training = make_training(max_steps=1)
     training.train()
     checkpoint = training.run.folder.checkpoints / "step_1"
@@ -112,7 +112,7 @@ def test_other_settings_are_refused(make_training: Callable[..., Training]):
     assert "master_weight_type is 'bf16', the checkpoint has 'fp32'" in str(error.value)
 
 
-def test_settings_change_where_they_are_named_and_nowhere_else(make_training: Callable[..., Training]):
+def test_settings_change_where_they_are_named_and_nowhere_else(make_training: Make):
     first = make_training(max_steps=1, learning_rate=1e-4)
     first.train()
     checkpoint = first.run.folder.checkpoints / "step_1"
@@ -129,7 +129,7 @@ def test_settings_change_where_they_are_named_and_nowhere_else(make_training: Ca
     assert again.run.state.step == 2
 
 
-def test_other_prompts_are_refused_unless_they_may_change(make_training: Callable[..., Training], tmp_path: Path):
+def test_other_prompts_are_refused_unless_they_may_change(make_training: Make, tmp_path: Path):
     csv = tmp_path / "mine.csv"
     csv.write_text("prompt\na red circle moves slowly to the left\n")
     first = make_training(max_steps=1, train_video_csv=csv)
@@ -141,7 +141,7 @@ def test_other_prompts_are_refused_unless_they_may_change(make_training: Callabl
     assert make_training(**resumed, resume_may_change=["train_video_csv"]).run.state.step == 1
 
 
-def test_a_checkpoint_of_an_earlier_version_comes_back(make_training: Callable[..., Training]):
+def test_a_checkpoint_of_an_earlier_version_comes_back(make_training: Make):
     """Their index was PyTorch's own, a pickle."""
     first = make_training(max_steps=1)
     first.train()
@@ -159,7 +159,7 @@ def test_a_checkpoint_of_an_earlier_version_comes_back(make_training: Callable[.
     assert_equal(everything(second.run.state), expected)
 
 
-def test_what_shapes_the_trained_tensors_cannot_change(make_training: Callable[..., Training]):
+def test_what_shapes_the_trained_tensors_cannot_change(make_training: Make):
     wide, narrow = (
         make_training(max_steps=1, use_lora=True, lora_target_modules=names) for names in (["to_q", "to_k"], ["to_q"])
     )
@@ -171,7 +171,7 @@ def test_what_shapes_the_trained_tensors_cannot_change(make_training: Callable[.
         wide.run.state.load(narrow.run.folder.checkpoints / "step_1", may_change=["lora_target_modules"])
 
 
-def test_a_damaged_checkpoint_is_refused(make_training: Callable[..., Training]):
+def test_a_damaged_checkpoint_is_refused(make_training: Make):
     training = make_training(max_steps=1)
     training.train()
     checkpoint = training.run.folder.checkpoints / "step_1"
@@ -182,9 +182,7 @@ def test_a_damaged_checkpoint_is_refused(make_training: Callable[..., Training])
         training.run.state.load(checkpoint)
 
 
-def test_a_lora_checkpoint_holds_the_adapter_for_other_programs(
-    make_training: Callable[..., Training], tiny_root: Path
-):
+def test_a_lora_checkpoint_holds_the_adapter_for_other_programs(make_training: Make, tiny_root: Path):
     training = make_training(max_steps=2, use_lora=True)
     training.train()
     checkpoint = training.run.folder.checkpoints / "step_2"
