@@ -74,6 +74,8 @@ def test_diagnostics_carry_no_gradient():
     log_probs = torch.zeros(2, requires_grad=True)
     _, diagnostics = clipped_policy_loss(log_probs, torch.zeros(2), torch.ones(2), CLIP, 1.0)
     assert not any(value.requires_grad for value in vars(diagnostics).values())
+    double = torch.ones(2, dtype=torch.float64)
+    assert clipped_policy_loss(log_probs, torch.zeros(2), torch.ones(2), CLIP, double)[0].dtype == torch.float32
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteS
 def test_scales_bring_every_norm_to_the_median():
     scales = equalizer_scales(torch.tensor([0.5, 4.0, 2.0]))
     torch.testing.assert_close(scales, torch.tensor([4.0, 0.5, 1.0]))
+    assert equalizer_scales(torch.tensor([1e-8])).item() == pytest.approx(0.5)  # the norm is as small as the epsilon
 
 
 def test_the_median_of_an_even_count_is_the_lower_middle():
