@@ -53,7 +53,7 @@ def normalize_then_sum(metrics: Mapping[str, Tensor], weights: Mapping[str, floa
         ValueError: If B is not a multiple of G, or a metric is infinite.
     """
     failed = torch.stack([metrics[name] for name in weights]).isnan().any(0)
-    total = torch.zeros(len(failed), dtype=torch.float64)
+    total = 0.0
     for name, weight in weights.items():
         centred, std = _spread(metrics[name].masked_fill(failed, torch.nan), num_generations)
         total += weight * (centred / std.clamp(min=SPREAD_FLOOR)).reshape(-1)

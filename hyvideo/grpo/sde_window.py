@@ -49,9 +49,9 @@ def noisy_steps(
     Raises:
         ValueError: If the window is longer than there are stochastic steps.
     """
-    steps = stochastic.cpu().nonzero().squeeze(1)
+    steps = stochastic.nonzero().squeeze(1)
     if placement == "all" or not len(steps):
-        return stochastic.cpu().repeat(num_samples, 1)
+        return stochastic.repeat(num_samples, 1)
     num_places = len(steps) - size + 1
     if size < 1 or num_places < 1:
         raise ValueError(

@@ -57,7 +57,7 @@ def select_timesteps(
     """
     if not 0 < fraction <= 1:
         raise ValueError(f"timestep_fraction must lie in (0, 1], got {fraction}")
-    mask = trained_mask.cpu().expand(num_samples, -1)
+    mask = trained_mask.expand(num_samples, -1)
     if not mask.any():
         raise ValueError(
             f"none of the {mask.shape[1]} denoising steps is stochastic, so there is nothing to train: use "

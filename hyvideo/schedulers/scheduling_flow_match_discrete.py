@@ -276,8 +276,8 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         return norms.to(self.sigmas)
 
     def trained_steps(self, *, sde_type: str, eta: float) -> Tensor:
-        """Which steps are stochastic and can be trained, [K] bool."""
-        return (self.step_weights(sde_type=sde_type, eta=eta).std > 0).to(self.sigmas.device)
+        """Which steps are stochastic and can be trained, [K] bool on the CPU."""
+        return self.step_weights(sde_type=sde_type, eta=eta).std > 0
 
 
 def _known_flavour(sde_type: str) -> Flavour:

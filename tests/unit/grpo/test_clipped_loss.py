@@ -69,6 +69,8 @@ def test_before_the_first_update_the_loss_is_the_policy_gradient_and_nothing_is_
     assert diagnostics.ratio_max_deviation == 0
     assert diagnostics.clip_fraction == 0
     assert not any(value.requires_grad for value in vars(diagnostics).values())
+    double = torch.ones_like(log_probs, dtype=torch.float64)
+    assert clipped_policy_loss(log_probs, log_probs.detach(), torch.ones(3), CLIP, double)[0].dtype == torch.float32
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteS
         ([8.0, 1.0, 2.0, 4.0], [0.25, 2.0, 1.0, 0.5]),  # the median of an even count is the lower middle
         ([math.inf, 0.0, 1.0, math.nan, 2.0, 4.0], [1.0, 1.0, 2.0, 1.0, 1.0, 0.5]),  # steps without a usable norm
         ([0.0, 0.0, 0.0], [1.0, 1.0, 1.0]),
+        ([1e-8], [0.5]),  # a norm as small as the epsilon
     ],
 )
 def test_scales_bring_every_usable_norm_to_the_median(norms, scales):

@@ -37,6 +37,8 @@ def test_a_large_kl_relaxes_and_a_small_kl_tightens_within_floor_and_ceiling():
     assert coefficients(controller, [0.16] * 4) == pytest.approx([0.9, 0.81, 0.729, 0.7])
     assert coefficients(controller, [0.12, 0.06]) == pytest.approx([0.7, 0.7])
     assert coefficients(controller, [0.04] * 4) == pytest.approx([0.77, 0.847, 0.9317, 1.0])
+    at_the_bounds = KLController(max_coef=1.0, min_coef=0.0, warmup_updates=0, target=0.5, window=1)
+    assert coefficients(at_the_bounds, [0.76, 0.75, 0.25]) == [0.9, 0.9, 0.9]
 
 
 def test_the_controller_reacts_to_the_mean_of_the_last_ten_values():
@@ -50,10 +52,19 @@ def test_the_controller_reacts_to_the_mean_of_the_last_ten_values():
     assert controller.update(-0.2) == pytest.approx(0.99)  # mean 0.03, below half the target
 
 
+def test_floor_start_and_ceiling_may_be_one():
+    assert KLController(max_coef=1.0, min_coef=1.0, start_coef=1.0).coefficient == 1.0
+
+
+def test_the_default_target_is_the_ceiling():
+    assert KLController(max_coef=3e-4).target == 3e-4
+
+
 def test_fixed_never_moves():
     controller = KLController(schedule="fixed", max_coef=2e-5, warmup_updates=5)
     assert controller.coefficient == 2e-5
     assert set(coefficients(controller, [0.0, 100.0] * 10)) == {2e-5}
+    assert KLController(schedule="fixed", max_coef=1e-9, start_coef=1.0).coefficient == 1e-9  # needs no floor or start
 
 
 def test_milder_is_the_two_stage_schedule_under_a_lower_ceiling():

@@ -12,6 +12,7 @@ def windows(placement: str, size: int = 2, round_index: int = 0, stochastic: tor
     settings = {"num_samples": 4, "num_generations": 2, "interval": 3} | changes
     generator = torch.Generator().manual_seed(round_index)
     mask = noisy_steps(stochastic, placement, size, round_index=round_index, generator=generator, **settings)
+    assert mask.dtype == torch.bool
     return [row.nonzero().flatten().tolist() for row in mask]
 
 
@@ -23,6 +24,7 @@ def test_without_a_window_every_step_that_can_be_noisy_is_and_a_window_counts_on
 
 def test_the_first_steps_stay_the_first():
     assert [windows("first", round_index=index)[0] for index in (0, 7, 100)] == [[0, 1]] * 3
+    assert windows("first", size=5)[0] == [0, 1, 2, 3, 4]
 
 
 def test_a_sliding_window_moves_at_its_interval_and_begins_again_after_the_last_steps():

@@ -38,6 +38,8 @@ def test_a_second_call_replaces_the_first_schedule():
     scheduler.set_timesteps(4)
     assert len(scheduler.timesteps) == 4
     assert len(scheduler.gradient_norms(sde_type="sage_grpo", eta=0.5)) == 4
+    scheduler.set_timesteps(4, device="meta")
+    assert scheduler.sigmas.is_meta
 
 
 def test_settings_survive_saving_and_loading(tmp_path):

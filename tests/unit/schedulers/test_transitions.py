@@ -110,6 +110,7 @@ def test_log_prob_is_the_mean_log_density_of_a_normal(scheduler, tensors, sde_ty
     index = torch.tensor([0, 4, 9])
     mean, std = scheduler.transition(velocity, sample, index, sde_type=sde_type, eta=ETA)
     stored = scheduler.sample_next(mean, std, noise)
+    assert torch.equal(stored, mean + std * noise)
     density = torch.distributions.Normal(mean.double(), std.double().expand_as(mean)).log_prob(stored.double())
     log_prob = scheduler.log_prob(stored, mean, std, sde_type=sde_type)
     assert log_prob.shape == (SHAPE[0],)
@@ -137,6 +138,7 @@ def test_a_deterministic_sage_step_has_log_prob_zero_and_zero_gradient():
     scheduler = FlowMatchDiscreteScheduler(shift=9.0)
     scheduler.set_timesteps(50)
     assert scheduler.trained_steps(sde_type="sage_grpo", eta=0.5).tolist() == [False] + [True] * 49
+    assert scheduler.gradient_norms(sde_type="sage_grpo", eta=0.5)[0] == 0
     sample, velocity = torch.randn(2, 6), torch.randn(2, 6, requires_grad=True)
     mean, std = scheduler.transition(velocity, sample, torch.tensor([0, 1]), sde_type="sage_grpo", eta=0.5)
     log_prob = scheduler.log_prob(mean + 0.1, mean, std, sde_type="sage_grpo")
