@@ -17,13 +17,13 @@ class GrpoConfig:
     """Options that an algorithm of your own reads, as JSON."""
 
     batch_size: int = setting(2, within="[1, 65536]")
-    """Videos per data-parallel rank in one rollout. This or num_generations must divide the other."""
+    """Videos per data-parallel rank and rollout. This or num_generations must divide the other."""
 
     num_generations: int = setting(4, within="[2, 65536]")
     """Videos of one prompt, which are compared with each other."""
 
     clip_range: float = setting(1e-4, within="(0, inf)")
-    """Clip of the policy ratio around 1. It is small because log-probabilities are means over all latent values."""
+    """Clip of the policy ratio around 1. It is small because log-probabilities are means over latent values."""
 
     adv_clip_max: float = setting(5.0, within="(0, inf)", unit="standard deviations")
     """Largest magnitude of an advantage."""
@@ -35,18 +35,16 @@ class GrpoConfig:
     """Train evenly spaced steps, the same for all videos, instead of random ones."""
 
     enable_timestep_permutation: bool = True
-    """Train each video's steps in random order. Otherwise a timestep_fraction without timestep_stride keeps the
-    noisiest steps."""
+    """Train steps in random order. Otherwise a timestep_fraction without timestep_stride keeps the noisiest."""
 
     use_grad_balancing: bool = True
-    """Temporal gradient equalizer (paper Eq. 8-9), which gives all steps' gradients the same scale."""
+    """Temporal gradient equalizer (paper Eq. 8-9): all steps' gradients get the same scale."""
 
     updates_per_rollout: int = setting(1, within="[1, inf)")
-    """Updates that share the samples and steps of one round. Clipping and the velocity KL act only from the second
-    on."""
+    """Updates of one round. Clipping and the velocity KL act only from the second on."""
 
     mini_batch_size_per_update: int = setting(1, within="[1, inf)", frees=("anchor", "update"))
-    """(video, step) pairs that one rank trains in one pass. More are faster and take more memory."""
+    """(video, step) pairs that one rank trains together. More are faster and take more memory."""
 
     gradient_accumulation_steps: int = setting(1, within="[1, 65536]")
-    """Rollouts of batch_size videos per rank in one round. The paper uses 4."""
+    """Rollouts per rank in one round. The paper uses 4."""

@@ -11,7 +11,7 @@ class KLConfig:
     """Trust region: the KL penalty that holds the policy near its anchor (paper Eq. 11-15, A.6)."""
 
     kl_weight: float = setting(1e-5, within="[0, inf)")
-    """Largest value of lambda, the penalty's coefficient. 0 switches off this whole group."""
+    """Largest value of lambda, the penalty's coefficient. 0 switches off this group."""
 
     use_moving_KL: bool = True
     """Copy the policy to the anchor every update_ref_model_step. Otherwise the anchor stays the initial model."""
@@ -20,7 +20,7 @@ class KLConfig:
     """Add the velocity term to the position term."""
 
     dual_kl_moving_weight: float = setting(1.0, within="[0, inf)", read_when="use_dual_kl = true")
-    """Weight of the position term, the distance of denoising means to the anchor's. 0 leaves only the velocity term."""
+    """Weight of the position term, the distance of denoising means to the anchor's."""
 
     dual_kl_step_weight: float = setting(0.1, within="[0, inf)", read_when="use_dual_kl = true")
     """Weight of the velocity term, the log-probability at rollout minus the current one."""
@@ -32,7 +32,7 @@ class KLConfig:
     """When the anchor's means are computed: once per round, or again in every update."""
 
     reference_mode_offload: bool = setting(False, decides=False, frees=("rollout", "update"))
-    """Keep the anchor's weights on the CPU while it does not compute. This saves GPU memory and costs transfers."""
+    """Keep the anchor on the CPU while it does not compute. This saves GPU memory and costs transfers."""
 
     kl_schedule: Literal["fixed", "two_stage", "milder"] = "two_stage"
     """fixed keeps lambda at kl_weight. two_stage warms it up, then steers the KL towards kl_target. milder does so

@@ -17,20 +17,20 @@ class ModelConfig:
     """Folder of the base model, in the original layout or that of diffusers."""
 
     pretrained_transformer_version: str = "480p_t2v"
-    """Version of the transformer, such as 720p_i2v. A diffusers folder has only one and ignores this."""
+    """Version of the transformer, such as 720p_i2v. A diffusers folder has only one."""
 
     dtype: Literal["bf16", "fp32"] = "bf16"
-    """Precision of the transformer's matrix products on a GPU. A CPU always uses fp32."""
+    """Precision of the transformer's matrix products on a GPU. A CPU uses fp32."""
 
     master_weight_type: Literal["fp32", "bf16"] = "fp32"
-    """Precision of the transformer's weights and optimizer state. bf16 halves their memory but rounds most updates
-    away, so it needs use_lora, whose adapters are always fp32."""
+    """Precision of the transformer's weights and optimizer state. bf16 halves their memory but needs use_lora, because
+    it rounds most updates away."""
 
     enable_gradient_checkpointing: bool = setting(True, decides=False, frees=("update",))
-    """Recompute each block's activations in the backward pass. This saves much memory for a third more work."""
+    """Recompute activations in the backward pass. This saves much memory for a third more work."""
 
     use_lora: bool = False
-    """Train low-rank adapters instead of all weights. configs/lora.yaml has the settings that suit them."""
+    """Train low-rank adapters instead of all weights. configs/lora.yaml has fitting settings."""
 
     lora_r: int = setting(8, within="[1, 8192]", read_when="use_lora = true")
     """Rank of the adapters."""
@@ -45,4 +45,4 @@ class ModelConfig:
     """The linear layers that get an adapter, by the end of their path."""
 
     pretrained_lora_path: str | None = None
-    """Folder with the pytorch_lora_weights.safetensors to start from. None starts a fresh adapter."""
+    """Folder with the pytorch_lora_weights.safetensors to start from."""

@@ -17,11 +17,11 @@ class ParallelConfig:
     """Full copies of the sharded model (HSDP). It must divide world size / sp_size."""
 
     enable_fsdp: bool = setting(True, decides=False, frees=EVERY_PHASE)
-    """Shard weights, gradients and optimizer state over the ranks. Otherwise every rank holds the whole model."""
+    """Shard weights, gradients and optimizer state. Otherwise every rank holds the whole model."""
 
     reshard_after_forward: bool = setting(True, decides=False, frees=EVERY_PHASE)
-    """Free a block's gathered weights after each forward pass. Keeping them saves communication but takes the memory of
-    a whole model."""
+    """Free a block's gathered weights after each forward pass. Keeping them saves communication but takes the whole
+    model's memory."""
 
     cpu_offload: bool = setting(False, decides=False)
     """Keep sharded weights, gradients and optimizer state in host memory. This is slow."""
@@ -32,14 +32,13 @@ class ParallelConfig:
     activation_checkpointing: Literal["full", "selective"] = setting(
         "full", decides=False, read_when="enable_gradient_checkpointing = true", frees=("update",)
     )
-    """What enable_gradient_checkpointing recomputes: whole blocks, or all but attention, which takes one more tensor
-    per block."""
+    """Recompute whole blocks, or all but attention, which takes one more tensor per block."""
 
     enable_compile: bool = setting(False, decides=False)
-    """Compile the transformer's blocks with torch.compile. The first steps then take minutes."""
+    """Compile the transformer's blocks. The first steps then take minutes."""
 
     collective_timeout: int = setting(1800, within="[1, 1e9]", unit="seconds", decides=False)
     """The run fails when a rank keeps the others waiting for this long."""
 
     stuck_after: int = setting(900, within="[0, 1e9]", unit="seconds", decides=False)
-    """Time in one phase after which a rank prints the stacks of its threads, repeatedly. 0 is never."""
+    """Time in one phase after which a rank prints its threads' stacks, repeatedly. 0 is never."""

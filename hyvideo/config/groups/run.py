@@ -20,13 +20,13 @@ class RunConfig:
     """Tags of the run in trackers."""
 
     trackers: list[str] = setting(["tensorboard"], decides=False)
-    """Experiment trackers by accelerate's names, such as wandb, which you must install yourself."""
+    """Experiment trackers by accelerate's names, such as wandb, which you install yourself."""
 
     max_steps: int = setting(10000, within="[1, inf)", unit="updates", decides=False)
-    """Length of the run, counted from its start and not from a resume. The last round is made whole."""
+    """Length of the run, counted from its start. The last round is made whole."""
 
     seed: int = setting(42, within="[0, 9223372036854775808)")
-    """Seed of prompt order, noise and choice of steps. Equal seeds give equal runs."""
+    """Seed of prompt order, noise and choice of steps."""
 
     save_interval: int = setting(100, within="[0, inf)", unit="updates", decides=False)
     """Time between checkpoints. 0 saves only at the end."""
@@ -48,7 +48,7 @@ class RunConfig:
     """Updates that may be skipped in a row. One more ends the run."""
 
     async_save: bool = setting(False, decides=False)
-    """Write checkpoints during the next round, from a copy in host memory. They count only when it ends."""
+    """Write checkpoints during the next round, from a copy in host memory."""
 
     profile: bool = setting(False, decides=False)
     """After the first round, write profiler traces and a table of the phases to `profile/`."""
@@ -57,15 +57,15 @@ class RunConfig:
     """Least time over which profile averages the phases. It ends with a round."""
 
     peak_tflops: float | None = setting(None, within="(0, inf)", unit="10^12 operations per second", decides=False)
-    """Peak of one device in matrix products, for perf/mfu_*. None uses the data sheet of a known GPU or measures."""
+    """Peak of one device for perf/mfu_*. None uses the data sheet of a known GPU or measures."""
 
     resume_from_checkpoint: str | None = setting(None, decides=False)
     """`latest` continues the newest checkpoint of output_dir, or starts fresh if there is none. A path continues that
     checkpoint. None needs a new or empty output_dir."""
 
     resume_may_change: list[str] = setting([], decides=False)
-    """Settings, such as learning_rate, that may differ from the resumed checkpoint's. Otherwise any difference that
-    decides the result is refused. LoRA, optimizer and precision can never change."""
+    """Settings that may differ from the resumed checkpoint's. Otherwise any difference that decides the result is
+    refused. LoRA, optimizer and precision can never change."""
 
     dry_run: bool = setting(False, decides=False)
-    """Check settings, files, free space and agreement of the ranks, print the plan and end. Nothing is written."""
+    """Check settings, files, free space and ranks, print the plan and end. Nothing is written."""

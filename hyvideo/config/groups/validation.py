@@ -22,10 +22,10 @@ class ValidationConfig:
     """Frames of a validation video, 4n + 1."""
 
     validation_fixed_size: str = setting("480x864", decides=False, frees=("validation",))
-    """HEIGHTxWIDTH of validation videos in pixels, multiples of the VAE's factor."""
+    """HEIGHTxWIDTH of validation videos in pixels."""
 
     validation_num_inference_steps: int = setting(40, within="[1, 10000]", decides=False)
-    """Denoising steps of a validation video, which add no noise."""
+    """Denoising steps of a validation video."""
 
     validation_timestep_shift: float = setting(5.0, within="(0, inf)", decides=False)
     """Timestep shift of validation."""
