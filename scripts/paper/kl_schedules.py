@@ -66,7 +66,7 @@ def describe(found: Mapping[str, Any]) -> str:
         KLs. `milder` does the same below a tenth of that ceiling, and `fixed` never moves. The panels show the
         controller at its defaults, for a KL at its target, at {LARGE:g} times the target, and at {LARGE:g} times until
         update {FALL} and {SMALL:g} times after it. A large KL *lowers* λ by a tenth per update, to the floor
-        {_updates_to_floor(large)} updates after the warm-up; a small KL raises it again. This is the paper's sign."""
+        {_updates_to_floor(large)} updates after the warm-up; a small KL raises it again."""
     )
 
 
