@@ -6,15 +6,15 @@ Example: `python -m scripts.flag_tables`
 import argparse
 from pathlib import Path
 
-from hyvideo.config.flags import METAVARS, range_text
+from hyvideo.config.flags import range_text
 from hyvideo.config.knobs import GROUPS, KNOBS, text_of
 
 TARGET = Path(__file__).parents[1] / "docs" / "flags.md"
 HEADER = """# Flags
 
-Every setting of `post_train.py`, as a flag (`--eta 0.4`) or as a key of a YAML file. The files of `--config` override
-the defaults from left to right, and flags override both. `python -m scripts.flag_tables` writes this page from
-`hyvideo/config`.
+Every setting of `post_train.py` is a flag (`--eta 0.4`) and a key of the YAML files. The files of `--config` override
+the defaults from left to right, and flags override both. Where a few words are allowed, the default is the bold one.
+`python -m scripts.flag_tables` writes this page from `hyvideo/config`.
 """
 
 
@@ -22,11 +22,12 @@ def flag_tables() -> str:
     """The whole page: one table per group, in the order of the schema."""
     parts = [HEADER]
     for group, about in GROUPS.items():
-        parts.append(f"\n## {group}\n\n{about}\n\n| flag | value | default | meaning |\n|---|---|---|---|\n")
+        parts.append(f"\n## {group}\n\n{about}\n\n| flag | default, range | meaning |\n|---|---|---|\n")
         for knob in (knob for knob in KNOBS.values() if knob.group == group):
-            choices = ", ".join(f"`{choice}`" for choice in knob.choices)
-            value = choices or f"{METAVARS[knob.kind]} {range_text(knob)}".strip()
-            cells = (f"`--{knob.name}`", value, f"`{text_of(knob.default)}`", knob.doc)
+            default = text_of(knob.default)
+            choices = ", ".join(f"**`{choice}`**" if choice == default else f"`{choice}`" for choice in knob.choices)
+            value = choices or ", ".join(filter(None, [f"`{default}`", range_text(knob)]))
+            cells = (f"`--{knob.name}`", value, knob.doc)
             parts.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n")  # a bar ends a cell
     return "".join(parts)
 

@@ -73,7 +73,7 @@ def describe(found: Mapping[str, Any]) -> str:
     """Say what was compared, with the gain of every arm."""
     text = paragraph(
         f"""The lines are the mean held-out reward over the updates, the bands its 95 % interval over seeds, and the
-        faint lines single seeds. The verdicts compare with and without, paired by seed. {setup_text(found)}"""
+        faint lines single seeds. {setup_text(found)}"""
     )
     rows = [
         f"| {name} | {' | '.join(_cell(found, sampler, word) for word in SWITCH)} |"

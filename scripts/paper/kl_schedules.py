@@ -63,11 +63,10 @@ def describe(found: Mapping[str, Any]) -> str:
     return paragraph(
         f"""`two_stage` raises λ linearly from {settings["kl_min_coef"]:g} to `kl_weight`
         {settings["kl_weight"]:g} over {settings["kl_warmup_updates"]} updates and then follows the mean of the last 10
-        KLs. `milder` does the same below a tenth of that ceiling (our choice, the paper gives no number), and `fixed`
-        never moves. The panels show the project's controller at its defaults, for a KL at its target, at {LARGE:g}
-        times the target, and at {LARGE:g} times until update {FALL} and {SMALL:g} times after it. A large KL *lowers* λ
-        by a tenth per update, to the floor {_updates_to_floor(large)} updates after the warm-up; a small KL raises it
-        again. Other controllers have the opposite sign, but this one is the paper's."""
+        KLs. `milder` does the same below a tenth of that ceiling, and `fixed` never moves. The panels show the
+        controller at its defaults, for a KL at its target, at {LARGE:g} times the target, and at {LARGE:g} times until
+        update {FALL} and {SMALL:g} times after it. A large KL *lowers* λ by a tenth per update, to the floor
+        {_updates_to_floor(large)} updates after the warm-up; a small KL raises it again."""
     )
 
 

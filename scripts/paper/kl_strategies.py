@@ -82,11 +82,9 @@ def describe(found: Mapping[str, Any]) -> str:
     size = f" The position KL is {min(positions):.0e} to {max(positions):.0e}." if positions else ""
     text = paragraph(
         f"""Lambda is held at kl_weight, and a moving anchor is refreshed every {ANCHOR_STEPS} updates.
-        {setup_text(found)} All arms sample the same number of videos. With one update per rollout there are half as
-        many updates, and the ratio is 1 in every replay. The velocity term is then 0 and its gradient has mean zero, so
-        that "step" and "dual" differ from "none" and "moving" only by its noise. Runs this short gain without any KL
-        term: what a trust region prevents would come later, and these runs show only what it costs.{size} The KL and
-        the spread of the rewards of each arm are in the raw numbers; these are the gains:"""
+        {setup_text(found)} With one update per rollout there are half as many updates and the velocity term is 0, so
+        that "step" and "dual" differ from "none" and "moving" only by its gradient's noise. What a trust region
+        prevents would come later, so these short runs show only what it costs.{size} Gains:"""
     )
     rows = [["updates", "kl_weight", *STRATEGIES], ["---"] * (2 + len(STRATEGIES))]
     for updates, weight in PANELS:

@@ -136,8 +136,7 @@ def describe(found: Mapping[str, Any]) -> str:
         f"""Every sampler is trained at {", ".join(f"{rate:.0e}" for rate in RATES)}, and the studies below use the rate
         with the largest mean gain: {chosen or "none until the grid is whole"}. Every run trains for {budget["rounds"]}
         rounds of 32 videos, with {seeds_text(len(budget["seeds"]))} per arm. Gains are measured on
-        {budget["held_out"]} training prompts and with separate seeds, so that no rate is tuned on the data that a study
-        reports."""
+        {budget["held_out"]} training prompts with separate seeds."""
     )
 
 

@@ -81,13 +81,13 @@ def describe(found: Mapping[str, Any]) -> str:
     first = {name: [regimes[name][sampler]["std"][0] for sampler in COMPARED] for name in regimes}
     one, both = first["one schedule"], first["both clamped"]
     return paragraph(
-        f"""The panels show the standard deviation of the noise that each step adds. In *one schedule*, every sampler
-        takes {settings["steps"]} steps at shift {settings["shift"]:g} and eta {settings["eta"]:g}. After the first step
-        Flow-GRPO adds {min(ratio):.2f} to {max(ratio):.2f} times the noise of SAGE, most at both ends. DanceGRPO's
-        noise depends only on the length of the step, so it is largest at the end. Both rules are singular at σ = 1, so
-        their first step depends on where they are cut: SAGE stops at 1 − {settings["sage_clamp"]:g} and adds
-        {one[0]:.2f}, while Flow-GRPO takes the level of the next step and adds {one[1]:.2f}. Cut where SAGE is (*both
-        clamped*), it adds {both[1]:.2f}. *Published settings* are {_published(settings, "sage_grpo")} for SAGE;
+        f"""The panels show the standard deviation of each step's noise. In *one schedule*, every sampler takes
+        {settings["steps"]} steps at shift {settings["shift"]:g} and eta {settings["eta"]:g}. After the first step
+        Flow-GRPO adds {min(ratio):.2f} to {max(ratio):.2f} times the noise of SAGE. At σ = 1 SAGE and Flow-GRPO are
+        singular, so their first step depends on where they are cut. SAGE stops at 1 − {settings["sage_clamp"]:g} and
+        adds {one[0]:.2f}, while Flow-GRPO takes the level of the next step and adds {one[1]:.2f}. Cut where SAGE is
+        (*both clamped*), it adds {both[1]:.2f}.
+        *Published settings* are {_published(settings, "sage_grpo")} for SAGE;
         {_published(settings, "flow_grpo")} for Flow-GRPO (Stable Diffusion 3.5);
         {_published(settings, "dance_grpo")} for DanceGRPO (HunyuanVideo)."""
     )

@@ -41,8 +41,8 @@ def draw(found: Mapping[str, Any]) -> Figure:
 def describe(found: Mapping[str, Any]) -> str:
     """Say what was compared; the gains are numbers of the results table."""
     return paragraph(
-        f"""SAGE's gains are those of the table above, here by metric. The metrics' units are standard deviations of
-        the base model's scores, so their weights are comparable. {setup_text(found)}"""
+        f"""The picture shows SAGE's gains of the table above by metric, in standard deviations of the base
+        model's scores. {setup_text(found)}"""
     )
 
 

@@ -238,6 +238,6 @@ def setup_text(found: Mapping[str, Any]) -> str:
     unfinished = "" if least == len(budget["seeds"]) else f" (not all {len(budget['seeds'])} are finished)"
     untuned = "" if found["tuned"] else " The learning rates are not tuned yet: they are those of configs/tiny.yaml."
     return (
-        f"Every run trains for {budget['rounds']} rounds of 32 videos, with {seeds} per arm{unfinished}. The base "
-        f"model's reward on the {budget['held_out']} held-out prompts is {found['base']['reward']:+.2f}.{untuned}"
+        f"Every run has {budget['rounds']} rounds of 32 videos, with {seeds} per arm{unfinished}. The base model's "
+        f"held-out reward is {found['base']['reward']:+.2f}.{untuned}"
     )

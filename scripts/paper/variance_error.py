@@ -111,9 +111,8 @@ def describe(found: Mapping[str, Any]) -> str:
         f"""SAGE adds the exact integral of σ / (1 − σ) over a step. Flow-GRPO multiplies the value at the start of the
         step by its length, which is always too much, because the diffusion falls along the step. The relative excess
         shrinks in proportion to the step size (left). On whole schedules it is {listed} (right, without the singular
-        first step). The last step, to σ = 0, always gets twice the integral, because it is as long as its own level.
-        SAGE's closed form agrees with numerical integration within {found["largest_error_of_closed_form"]:.0e} at
-        every step, including the clamped first one."""
+        first step). SAGE's closed form agrees with numerical integration within
+        {found["largest_error_of_closed_form"]:.0e} at every step."""
     )
 
 

@@ -10,10 +10,10 @@ class DataConfig:
     """Prompts: CSV files with a `prompt` column and optional `index`, `seed` and `ref_image_path`."""
 
     train_video_csv: list[str] = setting([])
-    """CSV files of training prompts. At least one is required."""
+    """CSV files of training prompts."""
 
     valid_video_csv: list[str] = setting([], decides=False)
-    """CSV files of validation prompts. At least one is required unless validation is off."""
+    """CSV files of validation prompts. They are required unless validation is off."""
 
     image_root: str | None = setting(None, decides=False)
-    """Folder in which every ref_image_path must lie after links are resolved. Set it for CSVs that you do not trust."""
+    """Folder in which every ref_image_path must lie. Set it for CSVs that you do not trust."""

@@ -11,42 +11,42 @@ class KLConfig:
     """Trust region: the KL penalty that holds the policy near its anchor (paper Eq. 11-15, A.6)."""
 
     kl_weight: float = setting(1e-5, within="[0, inf)")
-    """Ceiling of the penalty's coefficient lambda. 0 switches off everything in this group."""
+    """Largest value of lambda, the penalty's coefficient. 0 switches off this group."""
 
     use_moving_KL: bool = True
-    """Move the anchor to the policy every update_ref_model_step. Otherwise it stays the initial model."""
+    """Copy the policy to the anchor every update_ref_model_step. Otherwise the anchor stays the initial model."""
 
     use_dual_kl: bool = True
     """Add the velocity term to the position term."""
 
     dual_kl_moving_weight: float = setting(1.0, within="[0, inf)", read_when="use_dual_kl = true")
-    """Weight of the position term, the distance of denoising means to the anchor. 0 leaves only the velocity term."""
+    """Weight of the position term, the distance of denoising means to the anchor's."""
 
     dual_kl_step_weight: float = setting(0.1, within="[0, inf)", read_when="use_dual_kl = true")
-    """Weight of the velocity term, the log-probability at rollout minus the present one."""
+    """Weight of the velocity term, the log-probability at rollout minus the current one."""
 
     update_ref_model_step: int = setting(10, within="[1, inf)", unit="updates", read_when="use_moving_KL = true")
-    """Time between two moves of the anchor."""
+    """Time between two refreshes of the anchor."""
 
     kl_compute_mode: Literal["rollout_phase", "training_phase"] = "rollout_phase"
     """When the anchor's means are computed: once per round, or again in every update."""
 
     reference_mode_offload: bool = setting(False, decides=False, frees=("rollout", "update"))
-    """Keep the anchor's weights on the CPU while it does not compute. This saves GPU memory and costs transfers."""
+    """Keep the anchor on the CPU while it does not compute. This saves GPU memory and costs transfers."""
 
     kl_schedule: Literal["fixed", "two_stage", "milder"] = "two_stage"
-    """Schedule of lambda. fixed keeps it at kl_weight. two_stage warms it up, then steers the KL towards kl_target.
-    milder does so below a tenth of kl_weight."""
+    """fixed keeps lambda at kl_weight. two_stage warms it up, then steers the KL towards kl_target. milder does so
+    below a tenth of kl_weight."""
 
     kl_warmup_updates: int = setting(100, within="[0, inf)", unit="updates", read_when="kl_schedule != fixed")
-    """Time in which lambda rises from kl_coef to its ceiling."""
+    """Time in which lambda rises from kl_coef to its largest value."""
 
     kl_coef: float | None = setting(None, within="[0, inf)", read_when="kl_schedule != fixed")
-    """Start of lambda's warm-up. None starts at kl_min_coef. The metric kl/coef is the present lambda."""
+    """Lambda at the start of the warm-up. None is kl_min_coef."""
 
     kl_min_coef: float = setting(1e-7, within="[0, inf)", read_when="kl_schedule != fixed")
-    """Floor of lambda, below its ceiling."""
+    """Smallest value of lambda."""
 
     kl_target: float | None = setting(None, within="(0, inf)", read_when="kl_schedule != fixed")
-    """Desired KL. While the mean of the last 10 KLs is above 1.5 times this, lambda shrinks by 0.9 per update. Below
-    half of it, lambda grows by 1.1. None is kl_weight."""
+    """Desired KL. None is kl_weight. Lambda shrinks by 0.9 per update while the mean of the last 10 KLs is above 1.5
+    times this, and grows by 1.1 below half of it."""

@@ -14,23 +14,23 @@ class ModelConfig:
     """Model: which weights are trained, in which precision, fully or through LoRA."""
 
     pretrained_model_root: str = "./ckpts"
-    """Folder of the base model, in the original HunyuanVideo-1.5 layout or that of diffusers."""
+    """Folder of the base model, in the original layout or that of diffusers."""
 
     pretrained_transformer_version: str = "480p_t2v"
-    """Transformer below the root, such as 480p_t2v or 720p_i2v. Layouts with one transformer ignore it."""
+    """Version of the transformer, such as 720p_i2v. A diffusers folder has only one."""
 
     dtype: Literal["bf16", "fp32"] = "bf16"
-    """Precision of the transformer's matrix products on a GPU. A CPU always computes in fp32."""
+    """Precision of the transformer's matrix products on a GPU. A CPU uses fp32."""
 
     master_weight_type: Literal["fp32", "bf16"] = "fp32"
-    """Precision of the transformer's weights and optimizer state. bf16 halves their memory but rounds most updates
-    away, so it needs use_lora, whose adapters are always fp32."""
+    """Precision of the transformer's weights and optimizer state. bf16 halves their memory but needs use_lora, because
+    it rounds most updates away."""
 
     enable_gradient_checkpointing: bool = setting(True, decides=False, frees=("update",))
-    """Recompute each block's activations in the backward pass. This saves much memory for a third more work."""
+    """Recompute activations in the backward pass. This saves much memory for a third more work."""
 
     use_lora: bool = False
-    """Train low-rank adapters instead of all weights. They need other optimizer settings: see configs/lora.yaml."""
+    """Train low-rank adapters instead of all weights. configs/lora.yaml has fitting settings."""
 
     lora_r: int = setting(8, within="[1, 8192]", read_when="use_lora = true")
     """Rank of the adapters."""
@@ -39,10 +39,10 @@ class ModelConfig:
     """The adapters' output is multiplied by lora_alpha / lora_r."""
 
     lora_dropout: float = setting(0.0, within="[0, 0]")
-    """Dropout of the adapters. Only 0 is allowed, because the replay must repeat the rollout's log-probabilities."""
+    """Must be 0, because dropout would change the replayed log-probabilities."""
 
     lora_target_modules: list[str] = setting(_ATTENTION + _FEED_FORWARD, read_when="use_lora = true")
-    """Layers that get an adapter: all linear ones whose path ends in one of these names."""
+    """The linear layers that get an adapter, by the end of their path."""
 
     pretrained_lora_path: str | None = None
-    """Folder of the adapter to start from, with pytorch_lora_weights.safetensors. None starts a fresh adapter."""
+    """Folder with the pytorch_lora_weights.safetensors to start from."""

@@ -16,10 +16,10 @@ class OptimizerConfig:
     """Decoupled weight decay, as a share of the learning rate."""
 
     max_grad_norm: float = setting(1.0, within="(0, inf)")
-    """Largest norm of the whole gradient. A larger gradient is scaled down to it."""
+    """Largest norm of the whole gradient, to which a larger one is scaled down."""
 
     use_muon: bool = True
-    """Use Muon for weights with two or more dimensions and AdamW for the rest. Otherwise use AdamW for all."""
+    """Use Muon for weights with two or more dimensions, AdamW for the rest. Otherwise use AdamW for all."""
 
     lr_warmup_steps: int = setting(0, within="[0, inf)", unit="updates")
     """Time in which the learning rate rises linearly from 0."""

@@ -17,30 +17,28 @@ class ParallelConfig:
     """Full copies of the sharded model (HSDP). It must divide world size / sp_size."""
 
     enable_fsdp: bool = setting(True, decides=False, frees=EVERY_PHASE)
-    """Shard weights, gradients and optimizer state over the ranks. Otherwise every rank holds the whole model."""
+    """Shard weights, gradients and optimizer state. Otherwise every rank holds the whole model."""
 
     reshard_after_forward: bool = setting(True, decides=False, frees=EVERY_PHASE)
-    """Free a block's gathered weights after each forward pass. Keeping them saves communication, above all in rollouts,
-    but takes the memory of a whole model."""
+    """Free a block's gathered weights after each forward pass. Keeping them saves communication but takes the whole
+    model's memory."""
 
     cpu_offload: bool = setting(False, decides=False)
-    """Keep sharded weights, gradients and optimizer state in host memory. This is slow, and meant for few GPUs."""
+    """Keep sharded weights, gradients and optimizer state in host memory. This is slow."""
 
     encoder_offload: bool = setting(False, decides=False, frees=EVERY_PHASE)
-    """Keep text and vision encoders on the CPU while they do not encode. This saves 14 GiB and costs one transfer per
-    round."""
+    """Keep text and vision encoders on the CPU while they do not encode. This saves 14 GiB."""
 
     activation_checkpointing: Literal["full", "selective"] = setting(
         "full", decides=False, read_when="enable_gradient_checkpointing = true", frees=("update",)
     )
-    """What enable_gradient_checkpointing recomputes: the full block, or all but attention. Keeping attention's output
-    saves most of the work for one more tensor per block."""
+    """Recompute whole blocks, or all but attention, which takes one more tensor per block."""
 
     enable_compile: bool = setting(False, decides=False)
-    """Compile the transformer's blocks with torch.compile. The first steps then take minutes."""
+    """Compile the transformer's blocks. The first steps then take minutes."""
 
     collective_timeout: int = setting(1800, within="[1, 1e9]", unit="seconds", decides=False)
-    """Time after which the run fails because a rank keeps the others waiting."""
+    """The run fails when a rank keeps the others waiting for this long."""
 
     stuck_after: int = setting(900, within="[0, 1e9]", unit="seconds", decides=False)
-    """Time in one phase after which a rank prints the stacks of its threads, again and again. 0 is never."""
+    """Time in one phase after which a rank prints its threads' stacks, repeatedly. 0 is never."""

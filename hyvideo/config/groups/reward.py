@@ -11,52 +11,50 @@ class RewardConfig:
     """Reward: which model scores the videos and how its metrics are weighted."""
 
     reward_model: str = setting("videoalign_local", read_when="reward_config = none")
-    """Name of the reward: videoalign_local, clip_score, pick_score, clip_iqa, moving_shapes (for the bundled tiny
-    model), one that you registered, or one that the server of remote_reward_url has."""
+    """Reward: videoalign_local, clip_score, pick_score, clip_iqa, moving_shapes (for the tiny model), your own, or one
+    of the server."""
 
     reward_weights: dict[str, float] = setting({"VQ": 0.5, "MQ": 0.5, "TA": 1.0}, read_when="reward_config = none")
-    """Weight of each metric in the total: visual quality VQ, motion quality MQ, text alignment TA. The default is the
-    paper's setting B. Equal weights are setting A."""
+    """Weight of each metric: visual quality VQ, motion quality MQ, text alignment TA. The default is the paper's
+    setting B, equal weights are setting A."""
 
     reward_config: dict[str, Any] | None = None
-    """Several rewards at once, instead of reward_model and reward_weights: {"models": {NAME: {"weight": 1.0,
-    "sub_reward": {METRIC: WEIGHT}, "options": {...}, "url": ...}}}."""
+    """Several rewards, instead of reward_model and reward_weights: {"models": {NAME: {"weight": 1.0, "sub_reward":
+    {METRIC: WEIGHT}, "options": {...}, "url": ...}}}."""
 
     reward_aggregation: Literal["sum", "normalize_then_sum"] = "sum"
-    """How metrics become one reward. sum adds them with their weights (paper). normalize_then_sum first brings each to
-    mean 0 and spread 1 within its prompt's videos."""
+    """sum adds the weighted metrics (paper). normalize_then_sum first brings each to mean 0 and spread 1 within a
+    prompt's videos."""
 
     reward_checkpoint_path: str | None = None
     """Weights of reward_model. None looks for VideoReward below pretrained_model_root."""
 
     reward_checkpoint_mode: Literal["v3"] = "v3"
-    """Only v3, the released VideoReward, exists. The flag is kept for scripts that pass it."""
+    """Only v3 exists. The flag is kept for scripts that pass it."""
 
     reward_io: Literal["file", "memory"] = "file"
-    """How rewards on video files get their frames: through an mp4, as the published scorer reads them, or from memory,
-    without compression loss."""
+    """Rewards on video files read an mp4, as the published scorer does, or frames in memory."""
 
     reward_batch_size: int = setting(8, within="[1, inf)", frees=("reward", "validation"))
-    """Videos scored in one pass of a reward network, and in one request to a server."""
+    """Videos scored in one pass, or sent in one request."""
 
     reward_async: bool = setting(False, decides=False)
-    """Score videos while the next ones are sampled. It is faster where a server or another device scores."""
+    """Score videos while the next ones are sampled. This is faster where a server or another device scores."""
 
     reward_offload: bool = setting(False, decides=False, frees=EVERY_PHASE)
-    """Keep reward networks on the CPU while they do not score. This saves GPU memory and costs transfers."""
+    """Keep rewards on the CPU while they do not score. This saves GPU memory and costs transfers."""
 
     reward_max_failed: float = setting(0.5, within="[0, 1]", decides=False)
-    """Share of a round's videos that may lack a score. Above it the run stops. Videos without a score teach nothing."""
+    """Share of a round's videos that may lack a score. Above it the run stops."""
 
     remote_reward_url: str | None = setting(None, decides=False)
-    """http(s) address of a reward server. Its token is read from the environment variable REWARD_TOKEN. None scores in
-    this process."""
+    """http(s) address of a reward server. Its token is read from the variable REWARD_TOKEN."""
 
     remote_reward_timeout: float = setting(300.0, within="(0, 1e9]", unit="seconds", decides=False)
-    """Longest wait for one request. Over several ranks all its attempts must end within collective_timeout."""
+    """Longest wait for one request. On several ranks all attempts must fit into collective_timeout."""
 
     remote_reward_retries: int = setting(3, within="[0, inf)", decides=False)
-    """Times that a failed request is sent again, after waits that double from half a second."""
+    """Times that a failed request is sent again, after doubling waits."""
 
     remote_reward_in_flight: int = setting(4, within="[1, inf)", decides=False)
-    """Requests sent to the server at the same time."""
+    """Requests open at the same time."""

@@ -11,19 +11,18 @@ class RolloutConfig:
     """Exploration: how training videos are sampled and how much noise each denoising step adds."""
 
     sde_type: Literal["sage_grpo", "flow_grpo", "dance_grpo", "cps"] = "sage_grpo"
-    """How a denoising step adds noise. sage_grpo integrates the variance exactly (paper Eq. 5-7), flow_grpo to first
-    order. dance_grpo has constant diffusion. cps preserves the coefficients."""
+    """Sampler. sage_grpo integrates the variance exactly (paper Eq. 5-7), flow_grpo to first order. dance_grpo has
+    constant diffusion. cps preserves the coefficients."""
 
     eta: float = setting(0.5, within="(0, 100]")
-    """Strength of exploration, a factor on the noise of every step. cps takes at most 1."""
+    """Strength of the noise. cps takes at most 1."""
 
     sage_clamp: float = setting(3e-3, within="(0, 1)", read_when="sde_type = sage_grpo")
-    """Distance from noise level 1 at which sage_grpo cuts its infinite first step. A smaller one adds more noise
-    there."""
+    """sage_grpo starts at noise level 1 - sage_clamp, where its noise is finite. A smaller clamp adds more noise."""
 
     cfg_scale: float = setting(6.0, within="[1, inf)")
-    """Classifier-free guidance in rollout, replay and validation. 1 switches it off and halves the transformer's work.
-    Distilled weights need 1."""
+    """Classifier-free guidance in training and validation. 1 switches it off and halves the work. Distilled weights
+    need 1."""
 
     negative_prompt: str = ""
     """Text that guidance steers away from."""
@@ -32,33 +31,33 @@ class RolloutConfig:
     """Denoising steps of a rollout."""
 
     sample_n_frames: int = setting(81, within="[1, inf)", frees=EVERY_PHASE)
-    """Frames of a rollout video, 4n + 1, because the VAE packs 4 frames into one after the first."""
+    """Frames of a rollout video, 4n + 1."""
 
     rollout_size: str = "352x624"
-    """HEIGHTxWIDTH of rollout videos in pixels, multiples of the VAE's factor."""
+    """HEIGHTxWIDTH of rollout videos in pixels."""
 
     infer_flow_shift_video: float = setting(5.0, within="(0, inf)")
     """Timestep shift of the rollout. A larger shift spends more steps at high noise."""
 
     video_fps: int = setting(24, within="[1, 1000]", unit="frames per second")
-    """Speed of written videos, which is also what rewards on video files see."""
+    """Frame rate of written videos, which rewards on video files see."""
 
     use_same_noise: bool = False
-    """Start all videos of a prompt from the same noise, so that only the steps' noise tells them apart."""
+    """Start all videos of a prompt from the same noise."""
 
     rollout_micro_batch_size: int = setting(1, within="[0, inf)", frees=("rollout", "validation"))
-    """Videos that one rank denoises together, or 0 for all. More are faster and take more memory."""
+    """Videos that one rank denoises together; 0 is all. More are faster and take more memory."""
 
     sde_window: Literal["all", "first", "sliding", "per_group"] = "all"
-    """Which denoising steps draw noise and can be trained. The paper uses all. first takes the first sde_window_size.
-    sliding moves that window from the first steps to the last (MixGRPO, arXiv 2507.21802). per_group draws a new place
-    for each prompt and round (Flash-GRPO, arXiv 2605.15980, with size 1)."""
+    """Steps that draw noise and can be trained: all (the paper), the first sde_window_size, a window that moves from
+    first to last (MixGRPO, arXiv 2507.21802), or one drawn for each prompt and round (Flash-GRPO, arXiv 2605.15980,
+    with size 1)."""
 
     sde_window_size: int = setting(4, within="[1, inf)", read_when="sde_window != all")
-    """Denoising steps in the window. The work of update and anchor grows in proportion."""
+    """Steps in the window. The work of update and anchor grows with it."""
 
     sde_window_interval: int = setting(25, within="[1, inf)", unit="rounds", read_when="sde_window = sliding")
-    """Time after which a sliding window moves on by one step."""
+    """Time after which a sliding window moves by one step."""
 
     save_rollout_videos: bool = setting(True, decides=False)
-    """Write the videos of the first round, then of one round per save_interval, to `rollouts/` of the run folder."""
+    """Write the videos of the first round, and of one round per save_interval, to `rollouts/`."""

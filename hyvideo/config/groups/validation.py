@@ -16,22 +16,22 @@ class ValidationConfig:
     """Validate once before training, so that curves start at the base model."""
 
     validation_num_videos: int = setting(32, within="[1, inf)", decides=False)
-    """Videos per validation, from the first prompts of the validation CSVs."""
+    """Videos per validation, from the first prompts of the CSVs."""
 
     validate_video_length: int = setting(81, within="[1, inf)", decides=False, frees=("validation",))
     """Frames of a validation video, 4n + 1."""
 
     validation_fixed_size: str = setting("480x864", decides=False, frees=("validation",))
-    """HEIGHTxWIDTH of validation videos in pixels, multiples of the VAE's factor."""
+    """HEIGHTxWIDTH of validation videos in pixels."""
 
     validation_num_inference_steps: int = setting(40, within="[1, 10000]", decides=False)
-    """Denoising steps of a validation video. They add no noise."""
+    """Denoising steps of a validation video."""
 
     validation_timestep_shift: float = setting(5.0, within="(0, inf)", decides=False)
     """Timestep shift of validation."""
 
     validation_global_seed: int = setting(930, within="[0, 9223372036854775808)", decides=False)
-    """Seed of the noise for prompts to which the CSV gives none."""
+    """Seed of the noise for prompts without one in the CSV."""
 
     @property
     def is_on(self) -> bool:
