@@ -7,8 +7,9 @@ import resource
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 _OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-MAX_CONNECTIONS = min(_OPEN_FILES, 8192) // 2 if _OPEN_FILES != resource.RLIM_INFINITY else 4096
-"""Connections at once: half of the files that this process may open, 512 on most machines."""
+MAX_CONNECTIONS = min(_OPEN_FILES, 8192) // 3 if _OPEN_FILES != resource.RLIM_INFINITY else 2730
+"""Connections at once: a third of the files that this process may open, 341 on most machines. The rest is for its own
+files, and for connections that are accepted before those that are too many are closed."""
 
 HEAD_SECONDS = 10.0
 """Time in which a connection must bring the whole head of a request, from its beginning or the last answer."""
@@ -88,5 +89,5 @@ LOGGING = {
 }
 """For `logging.config.dictConfig`: everything that the server's process logs is bounded."""
 
-LIMITS = {"http": Protocol, "ws": "none", "backlog": 64}
+LIMITS = {"http": Protocol, "ws": "none", "backlog": 32}
 """For uvicorn: `backlog` bounds what is accepted before connections that are too many are closed."""
