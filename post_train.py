@@ -26,9 +26,10 @@ from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.planning.preflight import plan_on_main, preflight
 from hyvideo.training.assembly import build_training
 from hyvideo.training.device_memory import out_of_memory, out_of_memory_loading
+from hyvideo.training.replay_watch import ReplayMismatchError
 from hyvideo.training.stop_signal import PREEMPTED, PREEMPTIONS, listened_preemptions
 
-EXPLAINED = (NonFiniteUpdateError, RewardFailureError, SaveError)
+EXPLAINED = (NonFiniteUpdateError, ReplayMismatchError, RewardFailureError, SaveError)
 """Errors whose message says everything: no traceback."""
 
 STATUS_FILE = "POST_TRAIN_STATUS_FILE"

@@ -80,7 +80,8 @@ class GRPO(Algorithm):
         compared = self.compare(trajectory)
         replay: dict[str, float] = {}
         for pairs in compared.updates:
-            metrics = self.update(compared, pairs, self.controller.coefficient if self.controller else 0.0)
+            coefficient = self.controller.coefficient if self.controller else 0.0
+            metrics = self.update(compared, pairs, coefficient, on_policy=not replay)
             replay = replay or {name: metrics[name] for name in DEVIATIONS}
             yield metrics | replay | self.step_gradients.pop()
 
@@ -97,13 +98,17 @@ class GRPO(Algorithm):
         without_spread = int(groups_without_spread(rewards, grpo.num_generations).sum())
         return ComparedRound(trajectory, advantages, updates, anchor_means, without_spread)
 
-    def update(self, compared: ComparedRound, pairs: Pairs, coefficient: float) -> dict[str, float]:
+    def update(
+        self, compared: ComparedRound, pairs: Pairs, coefficient: float, *, on_policy: bool = False
+    ) -> dict[str, float]:
         """Make one optimizer update, then advance controller and anchor; return its metrics.
 
         Args:
             compared: the round.
             pairs: the (video, step) pairs to train.
             coefficient: weight of the KL term.
+            on_policy: the weights are still those of the rollout, as in a round's first update. Every ratio is then
+                exactly 1, also where other kernels or batch sizes let the replay round otherwise than the rollout.
 
         Raises:
             NonFiniteUpdateError: loss or gradient is not finite, on any rank, and no more updates may be skipped.
@@ -111,7 +116,7 @@ class GRPO(Algorithm):
         with self.timer("update"):
             measured, weights = [], []
             for micro_batch in self._micro_batches(pairs):
-                loss, numbers = self._loss(compared, micro_batch, coefficient)
+                loss, numbers = self._loss(compared, micro_batch, coefficient, on_policy)
                 weights.append(len(micro_batch.sample_index) / len(pairs.sample_index))
                 self.optimization.backward(loss, weights[-1])
                 measured.append(numbers)
@@ -133,7 +138,9 @@ class GRPO(Algorithm):
             "update/evaluations": float(len(pairs.sample_index)),
         }
 
-    def _loss(self, compared: ComparedRound, pairs: Pairs, coefficient: float) -> tuple[Tensor, dict[str, Tensor]]:
+    def _loss(
+        self, compared: ComparedRound, pairs: Pairs, coefficient: float, on_policy: bool
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Replay one micro-batch of pairs; return its loss, with gradient, and its numbers by their public names."""
         rows, index = pairs
         rollout, kl = compared.trajectory.rollout, self.config.kl
@@ -144,7 +151,8 @@ class GRPO(Algorithm):
             anchor_mean = self._anchor_mean(compared.anchor_means, rows, index, latents, conditioning)
         mean, std = self.policy.step(latents, index, conditioning)
         log_probs = self.policy.log_prob(rollout.latents[rows, index + 1], mean, std)
-        old_log_probs = rollout.log_probs[rows, index]
+        recorded = rollout.log_probs[rows, index]
+        old_log_probs = log_probs.detach() if on_policy else recorded
         policy_loss, diagnostics = clipped_policy_loss(
             log_probs,
             old_log_probs,
@@ -166,7 +174,7 @@ class GRPO(Algorithm):
             "kl/velocity": velocity,
             "kl/total": divergence,
             "clip_fraction": diagnostics.clip_fraction,
-            "ratio/max_deviation": diagnostics.ratio_max_deviation,
+            "ratio/max_deviation": ((log_probs.detach() - recorded).exp() - 1).abs().max(),
             "replay/mean_error": ((mean.detach() - rollout.means[rows, index].to(mean)).abs() / std).max(),
         }
 

@@ -24,17 +24,17 @@ class Muon(Optimizer):
     Where the whole gradient is zero the momentum fades and no step is taken: steps are of one size, however faint the
     momentum, so that one prompt with a quoted text would drive the glyph embedder through all updates without one.
 
-    Of a sharded parameter each rank keeps its shard of the momentum. Its direction is gathered in `iteration_dtype`,
-    every rank iterates on the whole matrix and keeps the rows of its shard: the same update as on one process. Per
-    update each of n ranks receives `(n - 1) / n` of all matrices once, in bf16 half of what a forward pass gathers in
-    float32.
+    Of a sharded parameter each rank keeps its shard of the momentum. The direction is gathered, every rank iterates on
+    the whole matrix and keeps the rows of its shard: the same update as on one process. Per update each of n ranks
+    receives `(n - 1) / n` of all matrices once, in bf16 half of what a forward pass gathers in float32.
 
     Args:
         parameters: matrices.
         lr: learning rate, as for AdamW.
         weight_decay: decoupled weight decay.
         momentum: Nesterov momentum.
-        iteration_dtype: dtype of the Newton-Schulz iteration.
+        iteration_dtype: dtype of the Newton-Schulz iteration. None takes bf16, but on a CPU float32: a CPU without
+            bf16 instructions multiplies such matrices about fifty times slower.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class Muon(Optimizer):
         lr: float,
         weight_decay: float,
         momentum: float = 0.95,
-        iteration_dtype: torch.dtype = torch.bfloat16,
+        iteration_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
-        self.iteration_dtype = iteration_dtype
+        self._iteration_dtype = iteration_dtype
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:
@@ -61,19 +61,20 @@ class Muon(Optimizer):
                 buffer = self.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
                 buffer.lerp_(parameter.grad, 1 - group["momentum"])
                 device = _device_of(parameter)
-                direction = parameter.grad.lerp(buffer, group["momentum"]).to(device, self.iteration_dtype)
+                dtype = self._iteration_dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
+                direction = parameter.grad.lerp(buffer, group["momentum"]).to(device, dtype)
                 reached = whole((parameter.grad != 0).sum().to(device)) > 0  # not read by the host
                 matrix = whole(direction).flatten(1).mul_(reached)
-                update = orthogonalize(matrix, dtype=self.iteration_dtype).to(parameter.dtype).view(parameter.shape)
+                update = orthogonalize(matrix, dtype=dtype).to(parameter.dtype).view(parameter.shape)
                 size = group["lr"] * 0.2 * max(matrix.shape) ** 0.5
                 shard = local_shard(parameter)
                 shard.mul_(1 - group["lr"] * group["weight_decay"])
                 shard.add_(own_part(parameter, update).to(shard.device), alpha=-size)
 
 
-def _device_of(parameter: Tensor) -> str | torch.device:
+def _device_of(parameter: Tensor) -> torch.device:
     """The device that computes with a parameter: not that of its shard, where `cpu_offload` keeps it in host memory."""
-    return parameter.device_mesh.device_type if isinstance(parameter, DTensor) else parameter.device
+    return torch.device(parameter.device_mesh.device_type) if isinstance(parameter, DTensor) else parameter.device
 
 
 def orthogonalize(matrix: Tensor, *, dtype: torch.dtype) -> Tensor:

@@ -48,6 +48,7 @@ from hyvideo.training.checks import check_config, check_guidance, rollout_schedu
 from hyvideo.training.code_version import CODE, code_version
 from hyvideo.training.journal import Journal
 from hyvideo.training.performance import Performance
+from hyvideo.training.replay_watch import ReplayWatch
 from hyvideo.training.rounds import Rounds
 from hyvideo.training.run import Run, Training
 from hyvideo.training.state import CONTENT, RunState, changed_settings
@@ -308,6 +309,7 @@ def _open_journal(
         Performance(policy, config, mesh, peak_tflops=peak, updates_per_round=state.algorithm.updates_per_round),
         profile,
         Watchdog(timer, rank=mesh.rank, seconds=config.parallel.stuck_after),
+        ReplayWatch(config),
     )
 
 

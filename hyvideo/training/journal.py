@@ -12,6 +12,7 @@ from hyvideo.observability.scored_videos import read_scored_videos
 from hyvideo.observability.watchdog import Watchdog
 from hyvideo.reports.report import report_runs
 from hyvideo.training.performance import Performance
+from hyvideo.training.replay_watch import ReplayWatch
 from hyvideo.training.reward_watch import RewardWatch
 
 TRACKED_VIDEOS = 8
@@ -29,6 +30,7 @@ class Journal:
         performance: turns the phases' seconds into `perf/*`.
         profile: None where the run is not profiled.
         watchdog: says where a rank is stuck.
+        replay_watch: says when the replay of a rollout differs from it.
         reward_watch: says when the reward may be exploited.
     """
 
@@ -38,6 +40,7 @@ class Journal:
     performance: Performance
     profile: Profile | None
     watchdog: Watchdog
+    replay_watch: ReplayWatch
     reward_watch: RewardWatch = field(default_factory=RewardWatch)
 
     def __post_init__(self) -> None:

@@ -17,6 +17,7 @@ from hyvideo.models.reward_models.rewards import WeightedReward
 from hyvideo.observability.phase_timer import PhaseTimer
 from hyvideo.training.collect import collect
 from hyvideo.training.journal import Journal
+from hyvideo.training.replay_watch import ReplayMismatchError
 from hyvideo.training.rounds import Rounds
 from hyvideo.training.state import RunState
 from hyvideo.training.stop_signal import StopSignal
@@ -53,7 +54,8 @@ class Run:
         """Validate the base model if asked to, then listen to stop signals while the `with` block trains.
 
         Raises:
-            RewardFailureError, NonFiniteUpdateError: from the block, after the checkpoint that was being written.
+            RewardFailureError, ReplayMismatchError, NonFiniteUpdateError: from the block, after the checkpoint that
+                was being written.
         """
         journal, state = self.journal, self.state
         self._stop, self._stopped_by = StopSignal(), None
@@ -66,7 +68,7 @@ class Run:
         with self._stop.listening(), journal.watchdog:
             try:
                 yield
-            except RewardFailureError:  # on all ranks: the checkpoint that is being written can be completed
+            except (RewardFailureError, ReplayMismatchError):  # on all ranks: the save under way can be completed
                 state.finish_save()
                 raise
             except NonFiniteUpdateError as error:
@@ -101,13 +103,19 @@ class Run:
         return True
 
     def log(self, trajectory: Trajectory, metrics: dict[str, float]) -> None:
-        """Write an update's row; that of the round's last update waits for its validation."""
+        """Write an update's row; that of the round's last update waits for its validation.
+
+        Raises:
+            ReplayMismatchError: the round's replay differs from its rollout, and `replay_mismatch` is `stop`.
+        """
         step = self.state.step
         if metrics.get("update/skipped"):
             self.journal.console.main_warning(
                 f"Update {step} skipped, {self.state.optimization.skipped_in_row} in a row: loss "
                 f"{metrics['loss/total']}, gradient norm {metrics['grad_norm']} are not finite."
             )
+        if warning := self.journal.replay_watch.observe(metrics):
+            self.journal.console.main_warning(warning)
         round_ends = step == self._first_step + self._updates_per_round
         row = self.journal.row(step, trajectory, metrics, self.timer.pop(), round_ends=round_ends)
         if round_ends:
@@ -224,6 +232,7 @@ class Training:
         Raises:
             NonFiniteUpdateError: loss or gradient became non-finite; the message names the last good checkpoint.
             RewardFailureError: too many videos could not be scored.
+            ReplayMismatchError: a replay differs from its rollout, and `replay_mismatch` is `stop`.
             SaveError: a checkpoint could not be written.
         """
         with self.run.under_way():

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 
-import torch
-
 from hyvideo.config.knobs import KNOBS, is_read, value_of
 from hyvideo.config.schema import Config, OptimizerConfig
 from hyvideo.config.sizes import parse_size
@@ -19,7 +17,6 @@ def warnings_about_settings(config: Config, prompts: Sequence[Prompt], valid: Se
     """Yield what a person may want to change before a run with these checked settings and prompts goes on."""
     yield from _weights(config)
     yield from _sampling(config)
-    yield from _micro_batches(config)
     yield from unread_settings(config)
     yield from _cropped("rollout_size", config.rollout.rollout_size, prompts)
     yield from _cropped("validation_fixed_size", config.validation.validation_fixed_size, valid)
@@ -69,18 +66,6 @@ def _sampling(config: Config) -> Iterator[str]:
     differing = [f"{name} is {ours:g}, the model's is {theirs:g}" for name, ours, theirs in pairs if ours != theirs]
     if differing:
         yield f"the model is meant to be sampled otherwise: {'; '.join(differing)}."
-
-
-def _micro_batches(config: Config) -> Iterator[str]:
-    """Other micro-batches in the replay than in the rollout, where rounding depends on them."""
-    rollout, update = videos_together(config), config.grpo.mini_batch_size_per_update
-    if torch.cuda.is_available() and config.model.dtype != "fp32" and rollout != update:
-        yield (
-            f"rollout_micro_batch_size is {rollout} and mini_batch_size_per_update {update}: in {config.model.dtype} "
-            "the replay rounds otherwise than the rollout, which lowers ratios before any update, perhaps below the "
-            "clip range, where videos worse than their group teach nothing. Make them equal, or look at "
-            "ratio/max_deviation."
-        )
 
 
 def _cropped(name: str, size: str, prompts: Sequence[Prompt]) -> Iterator[str]:

@@ -26,7 +26,7 @@ def moves(num_ranks: int) -> list[list[list[float]]]:
         return tensor if mesh is None else distribute_tensor(tensor, mesh, [Shard(0)])
 
     parameter = nn.Parameter(placed(start.clone()))
-    optimizer = Muon([parameter], lr=0.1, weight_decay=0.0, iteration_dtype=torch.float32)
+    optimizer = Muon([parameter], lr=0.1, weight_decay=0.0)
     moved = []
     for gradient in gradients:
         before = whole(parameter.detach()).clone()

@@ -11,7 +11,6 @@ from torch.distributed.tensor import DTensor
 
 from hyvideo.algorithms.algorithm import Trajectory
 from hyvideo.algorithms.grpo import ComparedRound
-from hyvideo.algorithms.optimizer import Muon
 from hyvideo.distributed.collectives import gather, whole
 from hyvideo.models.adapter import save_lora
 from hyvideo.models.loading import load_transformer
@@ -117,9 +116,7 @@ class Recording:
         self._training = training
         for optimizer in training.algorithm.optimization.optimizers:
             optimizer.register_step_pre_hook(self._keep_gradients)
-            if isinstance(optimizer, Muon):
-                optimizer.iteration_dtype = torch.float32  # bfloat16 would turn a last bit into 1 %
-            elif isinstance(optimizer, torch.optim.AdamW):  # its first step is as long for what is rounding alone
+            if isinstance(optimizer, torch.optim.AdamW):  # its first step is as long for what is rounding alone
                 optimizer.param_groups[0]["eps"] = 1e-4
         compare, log = training.algorithm.compare, training.run.journal.log
 

@@ -1,7 +1,7 @@
 """What an update learns from a scored round (paper arXiv 2603.21872)."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from hyvideo.config.setting import setting
 
@@ -24,6 +24,9 @@ class GrpoConfig:
 
     clip_range: float = setting(1e-4, within="(0, inf)")
     """Clip of the policy ratio around 1. It is small because log-probabilities are means over latent values."""
+
+    replay_mismatch: Literal["warn", "stop"] = setting("warn", decides=False)
+    """What happens when a replay without any update differs from its rollout by more than clip_range."""
 
     adv_clip_max: float = setting(5.0, within="(0, inf)", unit="standard deviations")
     """Largest magnitude of an advantage."""

@@ -22,7 +22,7 @@ def test_muon_is_pytorchs_on_matrices(shape: tuple[int, int]):
     ours, theirs = matrix(*shape), matrix(*shape)
     settings = {"lr": 0.05, "weight_decay": 0.1, "momentum": 0.95}
     optimizers = (
-        (Muon([ours], **settings), ours),
+        (Muon([ours], iteration_dtype=torch.bfloat16, **settings), ours),
         (torch.optim.Muon([theirs], nesterov=True, adjust_lr_fn="match_rms_adamw", **settings), theirs),
     )
     for seed in range(1, 5):
@@ -43,9 +43,10 @@ def test_muon_treats_a_convolution_as_its_flattened_matrix():
     assert torch.equal(convolution.flatten(1), flat)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(16, 48), (48, 16)])
-def test_orthogonalizing_pushes_all_singular_values_towards_1(shape: tuple[int, int]):
-    values = torch.linalg.svdvals(orthogonalize(matrix(*shape).detach() * 30, dtype=torch.float32))
+def test_orthogonalizing_pushes_all_singular_values_towards_1(shape: tuple[int, int], dtype: torch.dtype):
+    values = torch.linalg.svdvals(orthogonalize(matrix(*shape).detach() * 30, dtype=dtype))
     assert values.min() > 0.6
     assert values.max() < 1.3
 
