@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup
 from tqdm import tqdm
 from transformers.utils.logging import disable_progress_bar
 
@@ -31,7 +30,7 @@ from hyvideo.config.sizes import parse_size
 from hyvideo.data.images import check_images, check_task, read_image
 from hyvideo.data.prompts import Prompt, read_prompts
 from hyvideo.distributed.layout import Layout
-from hyvideo.distributed.mesh import build_mesh
+from hyvideo.distributed.mesh import Mesh, build_mesh
 from hyvideo.distributed.process_group import process_group
 from hyvideo.evaluation.generation import Job, jobs_of_csv, jobs_of_prompt
 from hyvideo.models.adapter import check_lora, load_lora
@@ -88,7 +87,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     add("--fps", type=int, default=24, help="frames per second of the file; default 24")
     add("--sde_type", default="ode", choices=sorted(SDE_TYPES), help="denoising step: ode, or one of the rollout's")
     add("--eta", type=float, default=0.5, help="noise level of the other sde types; default 0.5")
-    add("--sp_size", type=int, default=1, help="processes that share the tokens of one video (torchrun); default 1")
+    add("--sp_size", type=int, default=1, help="processes that share one video (torchrun); default 1")
     add("--offload", action="store_true", help="keep on the GPU only the network that is computing")
     return parser.parse_args(argv)
 
@@ -122,9 +121,14 @@ def main(argv: list[str]) -> int:
             if sp_size > 1:
                 ranks.enter_context(process_group(WAIT_SECONDS))
             done = dist.new_group(timeout=timedelta(days=365), backend="gloo") if dist.is_initialized() else None
-            mesh = build_mesh(sp_size=sp_size, device_type=_device().type, collective_timeout=WAIT_SECONDS)
+            mesh = build_mesh(
+                sp_size=sp_size,
+                guided=request.settings["guidance_scale"] != 1.0,
+                device_type=_device().type,
+                collective_timeout=WAIT_SECONDS,
+            )
             if request.jobs:  # there may be more processes than videos
-                _generate_all(request, mesh.sp_group)
+                _generate_all(request, mesh)
         except (ValueError, OSError) as error:
             complain(f"generate.py: {in_words(error)}")
             return 2
@@ -133,11 +137,11 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _generate_all(request: Request, sp_group: ProcessGroup | None) -> None:
+def _generate_all(request: Request, mesh: Mesh) -> None:
     """Load the model and make this process's share of the videos."""
     for folder in {job.path.parent for job in request.jobs}:
         folder.mkdir(parents=True, exist_ok=True)  # before minutes of loading and sampling
-    pipeline = _pipeline(request, sp_group)
+    pipeline = _pipeline(request, mesh)
     if request.writes and (cut := truncated_prompts_warning(pipeline, [job.prompt for job in request.jobs])):
         complain(f"generate.py: WARNING: {cut}")
     scale = request.settings["guidance_scale"]
@@ -216,7 +220,7 @@ def _device() -> torch.device:
     return torch.device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu")
 
 
-def _pipeline(request: Request, sp_group: ProcessGroup | None) -> HunyuanVideoGRPOPipeline:
+def _pipeline(request: Request, mesh: Mesh) -> HunyuanVideoGRPOPipeline:
     """Load the model, with trained weights when asked to, onto this process's device."""
     arguments, device = request.arguments, _device()
     placed = None if arguments.offload else device
@@ -237,7 +241,7 @@ def _pipeline(request: Request, sp_group: ProcessGroup | None) -> HunyuanVideoGR
         load_trained_policy(pipeline.transformer, arguments.checkpoint_path)
     if arguments.lora_path:
         load_lora(pipeline.transformer, arguments.lora_path)
-    install_attention(pipeline.transformer.eval(), sp_group)
+    install_attention(pipeline.transformer.eval(), mesh.sp_group, mesh.guidance_group)
     pipeline.autocast_dtype = dtype
     if not arguments.offload:
         return pipeline.to(device)

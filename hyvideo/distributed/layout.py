@@ -144,6 +144,15 @@ class Layout:
         return largest_share(count, self.sp_size)
 
 
+def guidance_ranks(sp_size: int, *, guided: bool) -> int:
+    """Return over how many of a video's ranks the two rows of guidance are split: 2 where `sp_size` is even, else 1.
+
+    The rows do not depend on each other, so that this needs no exchange within the network. What remains of `sp_size`
+    shares the tokens of a row.
+    """
+    return 2 if guided and sp_size % 2 == 0 else 1
+
+
 def layout_of(config: Config, world_size: int) -> Layout:
     """Return the layout of a run.
 

@@ -8,7 +8,8 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from hyvideo.distributed.layout import Layout
+from hyvideo.config.schema import Config
+from hyvideo.distributed.layout import Layout, guidance_ranks
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,9 @@ class Mesh:
     Attributes:
         rank: this process among all.
         layout: of the ranks; it knows nothing of a round.
-        sp_group: the ranks of this rank's videos; None when each has its own.
+        sp_group: the ranks that share the tokens of this rank's rows; None where each has whole rows.
+        guidance_group: two ranks, of which the first computes the prompted rows of their videos and the second the
+            negative ones; None where each computes both, or there is no guidance.
         weights: device mesh over which weights are sharded: `(shard,)`, or `(replicate, shard)` with several copies,
             where `shard` spans `layout.num_shards` ranks; None for one process.
     """
@@ -26,6 +29,7 @@ class Mesh:
     rank: int = 0
     layout: Layout = Layout()
     sp_group: ProcessGroup | None = None
+    guidance_group: ProcessGroup | None = None
     weights: DeviceMesh | None = None
 
     @property
@@ -44,6 +48,16 @@ class Mesh:
         return self.layout.sp_size
 
     @property
+    def guidance_ranks(self) -> int:
+        """Ranks over which the two rows of guidance are split."""
+        return self.guidance_group.size() if self.guidance_group else 1
+
+    @property
+    def token_ranks(self) -> int:
+        """Ranks that share the tokens of a row."""
+        return self.sp_group.size() if self.sp_group else 1
+
+    @property
     def sp_rank(self) -> int:
         """Which part of a video's tokens is this rank's."""
         return self.layout.sp_rank(self.rank)
@@ -60,13 +74,19 @@ class Mesh:
 
 
 def build_mesh(
-    *, sp_size: int = 1, dp_replicate: int = 1, device_type: str = "cpu", collective_timeout: int | None = None
+    *,
+    sp_size: int = 1,
+    dp_replicate: int = 1,
+    guided: bool = False,
+    device_type: str = "cpu",
+    collective_timeout: int | None = None,
 ) -> Mesh:
     """Lay the axes over all ranks of the process group; without one, the mesh of a single process.
 
     Args:
         sp_size: ranks per video.
         dp_replicate: copies of the sharded model.
+        guided: whether the model is called with classifier-free guidance.
         device_type: `cuda` or `cpu`, where the weights are.
         collective_timeout: seconds that its groups of some ranks wait for one of them, as `process_group` has it for
             all; a group does not inherit it. None: the library's own, 10 minutes for NCCL.
@@ -79,11 +99,25 @@ def build_mesh(
     if world_size == 1:
         return Mesh()
     timeout = None if collective_timeout is None else timedelta(seconds=collective_timeout)
+    rows = guidance_ranks(sp_size, guided=guided)
+    of_videos = torch.arange(world_size).reshape(-1, rows, sp_size // rows)
     return Mesh(
         rank,
         layout,
-        sp_group=_own_group(torch.arange(world_size).reshape(-1, sp_size), timeout) if sp_size > 1 else None,
+        sp_group=_own_group(of_videos.flatten(0, 1), timeout) if sp_size > rows else None,
+        guidance_group=_own_group(of_videos.transpose(1, 2).flatten(0, 1), timeout) if rows > 1 else None,
         weights=_weights_mesh(torch.arange(world_size).reshape(dp_replicate, -1), device_type, timeout),
+    )
+
+
+def mesh_of(config: Config, device_type: str) -> Mesh:
+    """Lay out the ranks as a run's settings say; a ValueError where they do not divide so."""
+    return build_mesh(
+        sp_size=config.parallel.sp_size,
+        dp_replicate=config.parallel.dp_replicate,
+        guided=config.rollout.is_guided,
+        device_type=device_type,
+        collective_timeout=config.parallel.collective_timeout,
     )
 
 
@@ -96,8 +130,9 @@ def _weights_mesh(ranks: torch.Tensor, device_type: str, timeout: timedelta | No
 
 
 def _own_group(rows: torch.Tensor, timeout: timedelta | None) -> ProcessGroup:
-    """Make a group of each row of ranks; return this rank's. One row, which has all ranks, has its group already."""
-    if len(rows) == 1:
-        return dist.group.WORLD
+    """Make a group of each row of ranks; return this rank's.
+
+    A row of all ranks too gets a group of its own: on the one of all, its messages would wait for those of FSDP.
+    """
     own, _ = dist.new_subgroups_by_enumeration(rows.tolist(), timeout=timeout)
     return own

@@ -27,7 +27,7 @@ def shard_tokens(tokens: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def gather_tokens(tokens: Tensor, num_tokens: int, group: ProcessGroup) -> Tensor:
-    """Join the ranks' `[B, S / P, D]` to `[B, S, D]`, S = `num_tokens`; the inverse of `shard_tokens`.
+    """Join the ranks' `[B, S / P, ...]` to `[B, S, ...]`, S = `num_tokens`; the inverse of `shard_tokens`.
 
     Its gradient is this rank's part of the output's gradient, which all ranks have whole.
     """
@@ -39,14 +39,14 @@ class _GatherTokens(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, tokens: Tensor, group: ProcessGroup) -> Tensor:
-        """Join the ranks' `[B, S / P, D]` to `[B, S, D]`."""
+        """Join the ranks' `[B, S / P, ...]` to `[B, S, ...]`."""
         ctx.rank, ctx.num_local = group.rank(), tokens.shape[1]
         parts = functional.all_gather_single(tokens.contiguous(), 0, group).unflatten(0, (group.size(), -1))
         return parts.transpose(0, 1).flatten(1, 2)
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> tuple[Tensor, None]:
-        """Return this rank's part of the gradient `[B, S, D]`."""
+        """Return this rank's part of the gradient `[B, S, ...]`."""
         return gradient.narrow(1, ctx.rank * ctx.num_local, ctx.num_local), None
 
 

@@ -33,10 +33,12 @@ class TrimmedAttnProcessor:
     Args:
         sp_group: the ranks that share the video tokens. Then S_video is this rank's padded part of them, while the
             condition tokens and the rotary tables are whole: the tables say how many tokens there really are.
+        row_group: the ranks that share the rows of a batch, which they do before the first block.
     """
 
-    def __init__(self, sp_group: ProcessGroup | None = None) -> None:
+    def __init__(self, sp_group: ProcessGroup | None = None, row_group: ProcessGroup | None = None) -> None:
         self.sp_group = sp_group
+        self.row_group = row_group
 
     def __call__(
         self,
@@ -104,7 +106,9 @@ def _attend(video: Sequence[Tensor], text: Sequence[Tensor]) -> Tensor:
 
 
 def install_attention(
-    transformer: HunyuanVideo15Transformer3DModel, sp_group: ProcessGroup | None = None
+    transformer: HunyuanVideo15Transformer3DModel,
+    sp_group: ProcessGroup | None = None,
+    row_group: ProcessGroup | None = None,
 ) -> HunyuanVideo15Transformer3DModel:
     """Replace the stock forward and attention of `transformer` in place; the video output is unchanged.
 
@@ -112,6 +116,7 @@ def install_attention(
         transformer: the diffusers HunyuanVideo-1.5 transformer.
         sp_group: ranks that share the tokens of one video, all of which then call the transformer with the same
             arguments. The true gradient of a loss that all of them compute is the sum of theirs.
+        row_group: ranks that share the rows of a batch, each an equal part of them, in the same way.
 
     Returns:
         The same transformer.
@@ -124,10 +129,10 @@ def install_attention(
     num_heads = transformer.config.num_attention_heads
     if sp_group is not None and num_heads % sp_group.size():
         raise ValueError(
-            f"sp_size {sp_group.size()} does not divide the {num_heads} attention heads of this transformer: set it to "
-            f"one of {', '.join(str(n) for n in range(1, num_heads + 1) if num_heads % n == 0)}."
+            f"{sp_group.size()} ranks cannot share the {num_heads} attention heads of this transformer: set sp_size so "
+            "that the ranks of a video (with guidance and an even sp_size half of them) divide the heads."
         )
     for block in transformer.transformer_blocks:
-        block.attn.set_processor(TrimmedAttnProcessor(sp_group))
+        block.attn.set_processor(TrimmedAttnProcessor(sp_group, row_group))
     transformer.forward = MethodType(forward, transformer)
     return transformer

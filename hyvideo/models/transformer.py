@@ -16,6 +16,7 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from diffusers.utils import apply_lora_scale
 from einops import rearrange
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.nn.utils.rnn import pad_sequence
 
 from hyvideo.distributed.ulysses import gather_tokens, shard_tokens
@@ -73,7 +74,7 @@ def forward(
         `[B, C, F', H', W']`.
 
     Raises:
-        ValueError: a mask is not right-padded.
+        ValueError: a mask is not right-padded, or the rows do not divide by the ranks that share them.
     """
     if isinstance(encoder_hidden_states, Tensor):
         encoder_hidden_states = _rows_of(encoder_hidden_states, encoder_attention_mask, "encoder_attention_mask")
@@ -81,10 +82,18 @@ def forward(
             encoder_hidden_states_2, encoder_attention_mask_2, "encoder_attention_mask_2"
         )
         image_embeds = image_embeds if bool(image_embeds.any()) else None
+    processor = self.transformer_blocks[0].attn.processor
+    group, row_group, num_rows = processor.sp_group, processor.row_group, hidden_states.shape[0]
+    if row_group is not None:
+        own = _own_rows(num_rows, row_group)
+        hidden_states, timestep = hidden_states[own], timestep[own]
+        timestep_r = None if timestep_r is None else timestep_r[own]
+        encoder_hidden_states, encoder_hidden_states_2 = encoder_hidden_states[own], encoder_hidden_states_2[own]
+        image_embeds = None if image_embeds is None else image_embeds[own]
     rotary = self.rope(hidden_states)
     embedded = self.time_embed(timestep, timestep_r=timestep_r)
     condition, equal_rows = _condition(self, timestep, encoder_hidden_states, encoder_hidden_states_2, image_embeds)
-    tokens, group = self.x_embedder(hidden_states), self.transformer_blocks[0].attn.processor.sp_group
+    tokens = self.x_embedder(hidden_states)
     if group is not None:
         num_tokens, tokens = tokens.shape[1], shard_tokens(tokens, group)
     for block in self.transformer_blocks:
@@ -104,7 +113,17 @@ def forward(
         ph=in_space,
         pw=in_space,
     )
+    if row_group is not None:
+        velocity = gather_tokens(velocity[None], num_rows, row_group)[0]
     return Transformer2DModelOutput(sample=velocity) if return_dict else (velocity,)
+
+
+def _own_rows(num_rows: int, group: ProcessGroup) -> slice:
+    """Return which rows of a batch are this rank's; a ValueError where they do not divide by the ranks."""
+    if num_rows % group.size():
+        raise ValueError(f"{group.size()} ranks share the rows of a batch, so it cannot have {num_rows}")
+    share = num_rows // group.size()
+    return slice(group.rank() * share, (group.rank() + 1) * share)
 
 
 def _condition(

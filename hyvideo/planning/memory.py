@@ -10,12 +10,12 @@ import torch
 
 from hyvideo.algorithms.anchor import anchor_kind
 from hyvideo.config.schema import Config
-from hyvideo.distributed.layout import layout_of
+from hyvideo.distributed.layout import guidance_ranks, layout_of
 from hyvideo.models.flops import video_tokens
 from hyvideo.planning.networks import Networks, make_vae
 from hyvideo.planning.peak_memory import PeakMemory
 from hyvideo.planning.simulation import Peaks, SimulatedCase, simulate
-from hyvideo.planning.workload import guidance_rows, latent_shape, validation_shape, validation_videos
+from hyvideo.planning.workload import latent_shape, validation_shape, validation_videos
 from hyvideo.training.warnings_about_settings import videos_together
 
 DEPTHS = (4, 5)
@@ -78,7 +78,7 @@ def predict_memory(
         num_text: text tokens of a prompt.
         peaks_of: estimates the transformer's peaks; None: extrapolates from simulations of two depths.
     """
-    shape, rows = latent_shape(config, networks), guidance_rows(config)
+    shape, rows = latent_shape(config, networks), 1 + config.rollout.is_guided
     grpo, rollout = config.grpo, config.rollout
     layout = layout_of(config, world_size)
     videos, micro_batch = layout.num_own_videos, videos_together(config)
@@ -145,11 +145,12 @@ class FittedPeaks:
     def __call__(self, config: Config, case: SimulatedCase, world_size: int) -> Peaks:
         """Return the peaks of a case on the line through those of the two that were simulated."""
         shapes = [(case.latent_shape[0], frames, 30, 54) for frames in (5, 21)]
-        ends = [SimulatedCase(case.transformer, shape, case.num_text, 1, 1, (shape, 1)) for shape in shapes]
-        key = repr((config.model, config.parallel, config.optimizer, world_size))
+        least = guidance_ranks(config.parallel.sp_size, guided=config.rollout.is_guided)  # one row on each rank
+        ends = [SimulatedCase(case.transformer, shape, case.num_text, least, least, (shape, least)) for shape in shapes]
+        key = repr((config.model, config.parallel, config.optimizer, least, world_size))
         if key not in self._ends:
             self._ends[key] = tuple(extrapolated_peaks(config, end, world_size) for end in ends)
-        low, high = (_tokens(end, end.latent_shape, 1) for end in ends)
+        low, high = (_tokens(end, end.latent_shape, least) for end in ends)
         rows = {"rollout": case.rollout_rows, "anchor": case.update_rows, "backward": case.update_rows}
         tokens = {name: _tokens(case, case.latent_shape, count) for name, count in rows.items()}
         if case.validation:

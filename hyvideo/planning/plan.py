@@ -7,13 +7,13 @@ from typing import Any
 from hyvideo.algorithms.anchor import anchor_kind
 from hyvideo.config.schema import Config
 from hyvideo.distributed.gpus import Gpu
-from hyvideo.distributed.layout import layout_of
+from hyvideo.distributed.layout import guidance_ranks, layout_of
 from hyvideo.planning.host_memory import HostMemory, host_memory
 from hyvideo.planning.memory import Memory, PeaksOf, predict_memory
 from hyvideo.planning.networks import Networks, read_networks
 from hyvideo.planning.simulation import policy_network
 from hyvideo.planning.traffic import ParameterCounts, count_parameters
-from hyvideo.planning.workload import PhaseWork, Workload, workload
+from hyvideo.planning.workload import PhaseWork, Workload, token_ranks, workload
 from hyvideo.training.assembly import DTYPES
 from hyvideo.training.checks import check_config
 
@@ -182,13 +182,15 @@ def check_plan(config: Config, networks: Networks, world_size: int) -> None:
     Raises:
         ValueError: every violated rule.
     """
-    vae, sp_size = networks.vae, config.parallel.sp_size
+    vae, guided = networks.vae, config.rollout.is_guided
     check_config(config, world_size, vae["spatial_compression_ratio"], vae["temporal_compression_ratio"], files=False)
     heads = networks.transformer["num_attention_heads"]
-    if heads % sp_size:
-        choices = [str(n) for n in range(1, heads + 1) if heads % n == 0 and world_size % n == 0]
+    if heads % token_ranks(config):
+        possible = (n for n in range(1, 2 * heads + 1) if world_size % n == 0)
+        choices = [str(n) for n in possible if heads % (n // guidance_ranks(n, guided=guided)) == 0]
         raise ValueError(
-            f"sp_size {sp_size} does not divide the {heads} attention heads: set it to one of {', '.join(choices)}."
+            f"sp_size {config.parallel.sp_size} lets {token_ranks(config)} ranks share the {heads} attention heads, "
+            f"which they do not divide: set it to one of {', '.join(choices)}."
         )
 
 

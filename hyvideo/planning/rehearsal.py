@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from diffusers import ClassifierFreeGuidance
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from transformers import (
     AutoTokenizer,
@@ -35,7 +35,7 @@ from hyvideo.algorithms.optimizer import Optimization
 from hyvideo.config.schema import Config
 from hyvideo.data.prompts import Prompt
 from hyvideo.distributed.layout import layout_of
-from hyvideo.distributed.mesh import build_mesh
+from hyvideo.distributed.mesh import mesh_of
 from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.models.reward_models.rewards import Scores
 from hyvideo.observability.phase_timer import PhaseTimer
@@ -44,7 +44,7 @@ from hyvideo.planning.networks import Networks, encoder_configs, make_vae
 from hyvideo.planning.own_process import in_own_process
 from hyvideo.planning.pretend_backend import NAME
 from hyvideo.planning.pretend_device import PretendDevice
-from hyvideo.planning.simulation import fake_ranks, policy_network
+from hyvideo.planning.simulation import fake_ranks, give_memory, policy_network
 from hyvideo.training.assembly import build_policy, compute_dtype
 from hyvideo.training.checks import rollout_scheduler
 from hyvideo.training.collect import collect
@@ -134,9 +134,9 @@ def _rehearse(
     network["num_layers"] = min(num_layers or network["num_layers"], network["num_layers"])
     with ExitStack() as stack:
         stack.enter_context(fake_ranks(world_size))
-        stack.enter_context(_told_by_this_rank())
+        stack.enter_context(told_by_this_rank())
         device = PretendDevice()
-        mesh = build_mesh(sp_size=config.parallel.sp_size, dp_replicate=config.parallel.dp_replicate, device_type=NAME)
+        mesh = mesh_of(config, NAME)
         stack.enter_context(device)
         timer = PhaseTimer(device.device)
         timer.around = device.during
@@ -193,7 +193,7 @@ def rehearse_extrapolated(config: Config, networks: Networks, *, depths: tuple[i
 
 
 @contextmanager
-def _told_by_this_rank() -> Iterator[None]:
+def told_by_this_rank() -> Iterator[None]:
     """Let what ranks tell each other be what this one says."""
 
     def gather(values: list, value: object, *args: object) -> None:
@@ -228,7 +228,7 @@ def _pipeline(
             )
         )
     for part in filter(None, (vae, text, glyph, vision)):
-        _give_memory(part)
+        give_memory(part)
     pipeline = HunyuanVideoGRPOPipeline(
         text_encoder=text,
         tokenizer=AutoTokenizer.from_pretrained(TOKENIZERS / "tokenizer", local_files_only=True),
@@ -243,17 +243,6 @@ def _pipeline(
     )
     pipeline.autocast_dtype = compute_dtype(config, NAME)
     return pipeline
-
-
-def _give_memory(network: nn.Module) -> None:
-    """Put a network's weights from the meta device on the pretended one."""
-    for module in network.modules():
-        for name, weight in module._parameters.items():
-            if weight is not None:
-                module._parameters[name] = nn.Parameter(torch.empty_like(weight, device=NAME), weight.requires_grad)
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = torch.empty_like(buffer, device=NAME)
 
 
 def reason_to_read(place: str) -> str | None:

@@ -12,7 +12,7 @@ from hyvideo.distributed.layout import layout_of
 from hyvideo.planning.memory import FittedPeaks, predict_memory
 from hyvideo.planning.networks import read_networks
 from hyvideo.planning.plan import GIB, Assumptions, Plan, make_plan
-from hyvideo.planning.workload import validation_videos
+from hyvideo.planning.workload import token_ranks, validation_videos
 from hyvideo.training.checks import check_config
 
 SIZES = ("240x432", "352x624", "480x864", "720x1280", "1088x1920")
@@ -130,8 +130,8 @@ class Search:
         config, ranks = self._config, self._world_size
         heads = self._networks.transformer["num_attention_heads"]
         videos = config.grpo.batch_size * layout_of(config, ranks).dp_size
-        for sp_size in range(least, min(heads, self._assumptions.gpus_per_node) + 1):
-            if ranks % sp_size or heads % sp_size:
+        for sp_size in range(least, self._assumptions.gpus_per_node + 1):
+            if ranks % sp_size or heads % token_ranks(with_settings(config, {"sp_size": sp_size})):
                 continue
             first = max(1, videos * sp_size // ranks)
             for batch_size in range(first, first + config.grpo.num_generations + 1):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hyvideo.algorithms.optimizer import build_optimizers
 from hyvideo.config.schema import Config
 from hyvideo.distributed.collectives import local_shard
-from hyvideo.distributed.mesh import Mesh, build_mesh
+from hyvideo.distributed.mesh import Mesh, mesh_of
 from hyvideo.models.diffusers_logging import without_diffusers_logs
 from hyvideo.models.parallelize import forget_gathered_weights, trainable_parameters
 from hyvideo.planning.networks import made_in
@@ -95,11 +95,10 @@ def simulate(config: Config, case: SimulatedCase, world_size: int) -> Peaks:
 
 def _simulate(config: Config, case: SimulatedCase, world_size: int) -> Peaks:
     """Simulate in this process."""
-    parallel = config.parallel
     with ExitStack() as stack:
         stack.enter_context(fake_ranks(world_size))
         memory = PretendDevice()
-        mesh = build_mesh(sp_size=parallel.sp_size, dp_replicate=parallel.dp_replicate, device_type=NAME)
+        mesh = mesh_of(config, NAME)
         stack.enter_context(memory)
         transformer = policy_network(config, case.transformer, mesh)
         parameters = trainable_parameters(transformer)
@@ -151,12 +150,24 @@ def policy_network(
     """
     model, parallel = replace(config.model, pretrained_lora_path=None), config.parallel
     config = replace(config, model=model, parallel=replace(parallel, cpu_offload=False, enable_compile=False))
-    whole = mesh is not None and not is_sharded(config, mesh)
-    with without_diffusers_logs(), made_in(DTYPES[model.master_weight_type]), torch.device(NAME if whole else "meta"):
+    with without_diffusers_logs(), made_in(DTYPES[model.master_weight_type]), torch.device("meta"):
         transformer = HunyuanVideo15Transformer3DModel.from_config(dict(network))
     with made_in(DTYPES[model.master_weight_type]):
         make_policy_of(transformer, config, mesh or Mesh(), draw=False)
+    if mesh is not None and not is_sharded(config, mesh):
+        give_memory(transformer)
     return transformer
+
+
+def give_memory(network: nn.Module) -> None:
+    """Put a network's weights from the meta device on the pretended one."""
+    for module in network.modules():
+        for name, weight in module._parameters.items():
+            if weight is not None:
+                module._parameters[name] = nn.Parameter(torch.empty_like(weight, device=NAME), weight.requires_grad)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.empty_like(buffer, device=NAME)
 
 
 def _velocity(
@@ -168,7 +179,7 @@ def _velocity(
         hidden_states=torch.empty(rows, settings.in_channels, *size),
         timestep=torch.empty(rows),
         timestep_r=torch.empty(rows) if settings.use_meanflow else None,
-        encoder_hidden_states=[torch.empty(num_text - row, settings.text_embed_dim) for row in range(rows)],
+        encoder_hidden_states=[torch.empty(max(1, num_text - row), settings.text_embed_dim) for row in range(rows)],
         encoder_hidden_states_2=[torch.empty(0, settings.text_embed_2_dim)] * rows,
         return_dict=False,
     )[0].float()

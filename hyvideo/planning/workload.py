@@ -9,7 +9,7 @@ import torch
 from hyvideo.algorithms.anchor import anchor_kind
 from hyvideo.config.schema import Config
 from hyvideo.config.sizes import parse_size
-from hyvideo.distributed.layout import layout_of
+from hyvideo.distributed.layout import guidance_ranks, layout_of
 from hyvideo.models.flops import transformer_flops, vae_decode_flops, video_tokens
 from hyvideo.planning.evaluations import evaluations_per_video
 from hyvideo.planning.networks import Networks, make_vae
@@ -85,8 +85,15 @@ def validation_videos(config: Config, world_size: int) -> tuple[int, int]:
 
 
 def guidance_rows(config: Config) -> int:
-    """Return the transformer's rows per video: two with guidance."""
-    return 1 if config.rollout.cfg_scale == 1.0 else 2
+    """Return the transformer's rows per video on one rank: two with guidance, unless two ranks share them."""
+    guided = config.rollout.is_guided
+    return (1 + guided) // guidance_ranks(config.parallel.sp_size, guided=guided)
+
+
+def token_ranks(config: Config) -> int:
+    """Return how many ranks share the tokens of a row."""
+    sp_size = config.parallel.sp_size
+    return sp_size // guidance_ranks(sp_size, guided=config.rollout.is_guided)
 
 
 def workload(
@@ -115,10 +122,11 @@ def workload(
     pairs = videos * evaluations.update
     shape = latent_shape(config, networks)
     num_video = video_tokens(networks.transformer, shape)
-    forward = transformer_flops(networks.transformer, num_video=num_video, num_text=num_text, sp_size=parallel.sp_size)
+    sharing = token_ranks(config)
+    forward = transformer_flops(networks.transformer, num_video=num_video, num_text=num_text, sp_size=sharing)
     recompute = parallel.activation_checkpointing if config.model.enable_gradient_checkpointing else "none"
     training = forward.training(recompute=recompute, weight_gradients=not config.model.use_lora)
-    sizes = {"num_video": num_video, "num_condition": num_text, "rows": rows, "sp_size": parallel.sp_size}
+    sizes = {"num_video": num_video, "num_condition": num_text, "rows": rows, "sp_size": sharing}
     sizes["token_bytes"] = DTYPES[config.model.dtype].itemsize
     tokens = token_traffic(networks.transformer, **sizes, training=False)
     trained_tokens = token_traffic(networks.transformer, **sizes, training=True, recompute=recompute != "none")
@@ -159,7 +167,7 @@ def _sampling(
 
     `weights` is what they cost in one pass.
     """
-    num_video, sp_size, rows = video_tokens(networks.transformer, shape), config.parallel.sp_size, guidance_rows(config)
+    num_video, sp_size, rows = video_tokens(networks.transformer, shape), token_ranks(config), guidance_rows(config)
     forward = transformer_flops(networks.transformer, num_video=num_video, num_text=num_text, sp_size=sp_size)
     tokens = token_traffic(
         networks.transformer,

@@ -27,7 +27,7 @@ from hyvideo.data.images import check_images, check_task
 from hyvideo.data.prompts import Prompt, read_prompts
 from hyvideo.distributed.collectives import all_or_none, broadcast_from_main, require_same
 from hyvideo.distributed.layout import layout_of
-from hyvideo.distributed.mesh import Mesh, build_mesh
+from hyvideo.distributed.mesh import Mesh, mesh_of
 from hyvideo.models.adapter import configured_adapter, draw_adapter, lora_facts
 from hyvideo.models.attention import install_attention
 from hyvideo.models.loading import load_pipeline
@@ -71,12 +71,7 @@ def build_training(config: Config) -> Training:
     prompts, valid, content = read_inputs(config)
     # With its index: rewards run in threads, and a new thread's current GPU is the first.
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    mesh = build_mesh(
-        sp_size=config.parallel.sp_size,
-        dp_replicate=config.parallel.dp_replicate,
-        device_type=device.type,
-        collective_timeout=config.parallel.collective_timeout,
-    )
+    mesh = mesh_of(config, device.type)
     folder, timer = open_folder(config, mesh.dp_size, content), PhaseTimer(device)
     with all_or_none():
         reward = get_reward_fn(
@@ -231,7 +226,7 @@ def make_policy_of(
     """
     model, parallel = config.model, config.parallel
     prepare_policy(
-        install_attention(transformer, mesh.sp_group),
+        install_attention(transformer, mesh.sp_group, mesh.guidance_group),
         gradient_checkpointing=model.enable_gradient_checkpointing,
         keep_attention=parallel.activation_checkpointing == "selective",
         lora=configured_adapter(model),
@@ -254,7 +249,7 @@ def make_policy_of(
 def build_policy(config: Config, pipeline: HunyuanVideoGRPOPipeline) -> Policy:
     """Bind the pipeline to the rollout's guidance, sampler and video shape."""
     rollout = config.rollout
-    negative = pipeline.encode([rollout.negative_prompt], glyphs=False) if rollout.cfg_scale != 1.0 else None
+    negative = pipeline.encode([rollout.negative_prompt], glyphs=False) if rollout.is_guided else None
     return Policy(
         pipeline,
         Guidance(rollout.cfg_scale, negative),

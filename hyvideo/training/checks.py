@@ -171,7 +171,7 @@ def _video_problems(cfg: Config, vae_spatial: int, vae_temporal: int) -> Iterato
 def _guidance_problems(cfg: Config) -> Iterator[str]:
     """Exploration and guidance settings that contradict each other."""
     rollout = cfg.rollout
-    if rollout.cfg_scale == 1.0 and rollout.negative_prompt:
+    if not rollout.is_guided and rollout.negative_prompt:
         yield (
             f"negative_prompt is {rollout.negative_prompt!r}, but cfg_scale 1.0 switches guidance off and nothing "
             "would read it: set cfg_scale above 1, or negative_prompt to ''"

@@ -62,13 +62,13 @@ class Performance:
         }
 
     def _flops(self, trajectory: Trajectory) -> list[PassFlops]:
-        """Count one evaluation of every sample, both rows of guidance."""
+        """Count one rank's part of an evaluation of every sample."""
         config, guidance = self._policy.transformer.config, self._policy.guidance
         images = trajectory.conditioning.images
         sizes = {
             "num_video": video_tokens(config, trajectory.rollout.latents.shape),
             "num_vision": 0 if images is None else images.states.shape[1],
-            "sp_size": self._mesh.sp_size,
+            "sp_size": self._mesh.token_ranks,
         }
 
         def passes(conditioning: Conditioning) -> list[PassFlops]:
@@ -81,5 +81,9 @@ class Performance:
         prompted = passes(trajectory.conditioning)
         if guidance.scale != 1.0:
             (negative,) = passes(guidance.negative)
-            prompted = [PassFlops(own.linear + negative.linear, own.attention + negative.attention) for own in prompted]
+            split = self._mesh.guidance_ranks  # then this rank computes one row: their mean stands for it
+            prompted = [
+                PassFlops((own.linear + negative.linear) // split, (own.attention + negative.attention) // split)
+                for own in prompted
+            ]
         return [prompted[row] for row in trajectory.conditioning_rows]

@@ -1,5 +1,6 @@
 """A run: everything that is true whatever the algorithm, and the loop over its rounds."""
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -235,7 +236,7 @@ class Training:
             ReplayMismatchError: a replay differs from its rollout, and `replay_mismatch` is `stop`.
             SaveError: a checkpoint could not be written.
         """
-        with self.run.under_way():
+        with self.run.under_way(), little_garbage_to_search():
             while self.run.continues():
                 self.make_round()
         return self.run.finish()
@@ -250,6 +251,21 @@ class Training:
         for metrics in self.algorithm.updates(trajectory):
             run.log(trajectory, metrics)
         run.end_round(trajectory)
+
+
+@contextmanager
+def little_garbage_to_search() -> Iterator[None]:
+    """Keep Python's garbage collector from searching everything that exists already.
+
+    Half a million objects take it some tenths of a second, on every rank at another moment, and all ranks wait for
+    each of them.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _crossed(before: int, after: int, interval: int) -> bool:

@@ -84,6 +84,7 @@ FOUR_RANKS: Cases = {
         "guidance",
         {**FSDP, "dp_replicate": 2, "sp_size": 2, "batch_size": 2, **ALL_BUT_ATTENTION},
     ),
+    "two rows of guidance, each over two ranks": ("guidance", {**SP_2, "sp_size": 4}),
 }
 MORE_ON_TWO: Cases = {
     "dp, weights whole": ("full", {"batch_size": 2}),

@@ -11,7 +11,8 @@ class ParallelConfig:
     """Ranks: world size = dp_replicate x sharded data parallel x sp_size. None of these settings changes the result."""
 
     sp_size: int = setting(1, within="[1, inf)", decides=False, frees=EVERY_PHASE)
-    """Ranks that share the tokens of one video. It must divide the world size."""
+    """Ranks that share one video: the two rows of guidance if it is even, then the tokens. It must divide the world
+    size."""
 
     dp_replicate: int = setting(1, within="[1, inf)", decides=False)
     """Full copies of the sharded model (HSDP). It must divide world size / sp_size."""

@@ -61,3 +61,8 @@ class RolloutConfig:
 
     save_rollout_videos: bool = setting(True, decides=False)
     """Write the videos of the first round, and of one round per save_interval, to `rollouts/`."""
+
+    @property
+    def is_guided(self) -> bool:
+        """Whether every evaluation has a prompted and a negative row."""
+        return self.cfg_scale != 1.0

@@ -125,7 +125,10 @@ def test_a_window_of_noisy_steps_costs_updates_and_anchor_in_proportion(sized_pl
     ("flags", "words"),
     [
         (["--sp_size", "3"], "sp_size to one of 1, 2, 4, 8"),
-        (["--sp_size", "8", "--batch_size", "4"], "does not divide the 2 attention heads: set it to one of 1, 2"),
+        (
+            ["--sp_size", "8", "--batch_size", "4"],
+            "share the 2 attention heads, which they do not divide: set it to one of 1, 2, 4",
+        ),
         (["--batch_size", "3"], "batch_size to a multiple of 4 or to one of 1, 2, 4"),
         (["--rollout_size", "60x64"], "use 64x64"),
     ],
@@ -181,7 +184,7 @@ def test_the_search_finds_the_largest_that_fits(sized_plan):
 
 def test_possible_sp_sizes_keep_the_videos_of_a_round(sized_plan):
     plans = Search(sized_plan("--batch_size", "2"), 8, GPU, Assumptions()).sp_sizes()
-    assert [(plan.sp_size, plan.videos) for plan in plans] == [(1, 16), (2, 16)]  # two heads
+    assert [(plan.sp_size, plan.videos) for plan in plans] == [(1, 16), (2, 16), (4, 16)]  # two rows, two heads
 
 
 @pytest.mark.parametrize("limit", [*range(0, 230, 7), 1e9])

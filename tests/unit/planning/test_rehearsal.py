@@ -25,6 +25,7 @@ def rehearsal_of(*flags: str, world_size: int = 2) -> Rehearsal:
     [
         pytest.param((), id="full"),
         pytest.param(("--use_lora", "true", "--use_muon", "false"), id="lora"),
+        pytest.param(("--use_lora", "true", "--enable_fsdp", "false"), id="an adapter and whole weights"),
         pytest.param(("--cfg_scale", "4.0", "--sp_size", "2", "--batch_size", "2"), id="guidance on two ranks"),
         pytest.param(("--sde_window", "per_group", "--sde_window_size", "1"), id="window"),
         pytest.param(("--use_muon", "true", "--reference_mode_offload", "true"), id="muon and an offloaded anchor"),

@@ -70,7 +70,7 @@ def test_a_simulated_adapter_takes_float32_whatever_the_other_weights_do():
 @pytest.fixture(scope="module")
 def real_size() -> Peaks:
     """Four blocks of the released size, 81 frames of 480x864, rank 0 of the paper's 64."""
-    config = load_config(["--config", "configs/sage_64gpu.yaml"])
+    config = load_config(["--config", "configs/sage_64gpu.yaml", "--cfg_scale", "1"])
     networks = read_networks(config.model, config.reward)
     case = SimulatedCase({**networks.transformer, "num_layers": 4}, (32, 21, 30, 54), 300, 1, 1)
     return simulate(config, case, world_size=64)
@@ -143,7 +143,7 @@ def test_ranks_that_do_not_divide_are_refused():
 @pytest.mark.slow
 def test_all_54_blocks_take_what_is_extrapolated_from_a_few(real_size):
     """Minutes: the prediction of every phase from two depths, against the simulation of all blocks."""
-    config = load_config(["--config", "configs/sage_64gpu.yaml"])
+    config = load_config(["--config", "configs/sage_64gpu.yaml", "--cfg_scale", "1"])
     networks = read_networks(config.model, config.reward)
     case = SimulatedCase(networks.transformer, (32, 21, 30, 54), 300, 1, 1)
     few = simulate(config, case.with_depth(DEPTHS[1]), 64)

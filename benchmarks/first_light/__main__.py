@@ -1,0 +1,108 @@
+"""Run the first 25 minutes on one GPU: what an 8-GPU run depends on, most doubtful first.
+
+Three parts of less than ten minutes each; no network and no released weights are needed, but 20 GB of disk. Every stage
+is a process of its own with a time limit, so that one that fails or hangs does not take the others with it. Without a
+part all three run. `--small` tries the program out on a CPU with small sizes.
+
+The findings become benchmarks/results/first_light/<GPU>.json and a table in docs/planning.md: please send both.
+
+Example: `python -m benchmarks.first_light 1`
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.first_light.stages import STAGES, Place, run_stage
+from benchmarks.paired import machine_kind
+from hyvideo.reports.markdown import replace_part
+from hyvideo.training.code_version import code_version
+
+RESULTS = Path(__file__).parents[1] / "results" / "first_light"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "planning.md"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run and write; returns the exit status (0, or 1 where a stage failed)."""
+    parser = argparse.ArgumentParser("first_light", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("part", nargs="?", type=int, choices=(1, 2, 3), help="default: all")
+    parser.add_argument("--small", action="store_true", help="small sizes on a CPU; the documents stay as they are")
+    parser.add_argument("--folder", type=Path, default=Path("outputs/first_light"), help="for runs, models, profiles")
+    parser.add_argument("--stage", choices=STAGES, help="only this one, in this process")
+    given = parser.parse_args(argv)
+    if not given.small and not torch.cuda.is_available():
+        parser.error("there is no GPU here; --small tries this program out on a CPU")
+    given.folder.mkdir(parents=True, exist_ok=True)
+    place, findings = Place(given.folder, given.small), given.folder / "findings.jsonl"
+    if given.stage:
+        run_stage(given.stage, place, findings)
+        return 0
+    findings.unlink(missing_ok=True)
+    chosen = {name: stage for name, stage in STAGES.items() if given.part in (None, stage.part)}
+    ended = {name: _run(name, stage.seconds, given) for name, stage in chosen.items()}
+    lines = findings.read_text(encoding="utf-8").splitlines() if findings.is_file() else []
+    facts = {line["name"]: line["facts"] for line in map(json.loads, lines)}
+    record = {"machine": machine_kind(), "code": code_version(), "stages": ended, "findings": facts}
+    if given.small:
+        (given.folder / "results.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    else:
+        _publish(record)
+    print(table(facts))
+    return 0 if all(how == "done" for how in ended.values()) else 1
+
+
+def _run(name: str, seconds: int, given: argparse.Namespace) -> str:
+    """Run a stage in a process of its own; return how it ended."""
+    command = [sys.executable, "-m", "benchmarks.first_light", "--stage", name, "--folder", str(given.folder)]
+    log, started = given.folder / f"{name}.log", time.monotonic()
+    with log.open("w", encoding="utf-8") as file:
+        try:
+            status = subprocess.run(
+                [*command, *(["--small"] if given.small else [])],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                timeout=seconds,
+                check=False,
+            ).returncode
+            how = "done" if status == 0 else f"failed with status {status}"
+        except subprocess.TimeoutExpired:
+            how = f"stopped after {seconds} s"
+    print(f"{name}: {how}, {time.monotonic() - started:.0f} s", flush=True)
+    if how != "done":
+        print(log.read_text(encoding="utf-8")[-2500:], flush=True)
+    return how
+
+
+def _publish(record: dict[str, Any]) -> None:
+    """Write the findings of this kind of machine, joined with those of parts that ran earlier, and their table."""
+    path = RESULTS / f"{record['machine']}.json"
+    if path.is_file():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        for key in ("stages", "findings"):
+            record[key] = before[key] | record[key]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    kind, text = f"first light on {record['machine']}", DOCUMENT.read_text(encoding="utf-8")
+    if f"<!-- {kind} -->" not in text:
+        text = f"{text.rstrip()}\n\n### {kind.capitalize()}\n"
+    DOCUMENT.write_text(replace_part(text, kind, table(record["findings"])), encoding="utf-8")
+
+
+def table(findings: Mapping[str, Mapping[str, Any]]) -> str:
+    """Lay findings out in Markdown."""
+    lines = ["| stage | found |", "|---|---|"]
+    for name, facts in findings.items():
+        shown = (f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in facts.items())
+        lines.append(f"| {name} | {', '.join(shown)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

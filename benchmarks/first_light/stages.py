@@ -1,0 +1,351 @@
+"""What is tried and measured, each stage in a process of its own. A stage yields findings: a name and numbers."""
+
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+import transformers
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
+from transformers import Qwen2_5_VLTextConfig, Qwen2_5_VLTextModel, Qwen2VLConfig
+
+from benchmarks.first_light.random_model import write_random_model
+from benchmarks.paired import device, now
+from hyvideo.config.loading import load_config
+from hyvideo.models.reward_models.videoalign.network import RewardNetwork
+from hyvideo.observability.metrics import read_metrics
+from hyvideo.planning.memory import predict_memory
+from hyvideo.planning.networks import encoder_configs, made_in, make_vae, read_networks
+from hyvideo.planning.rehearsal import told_by_this_rank
+from hyvideo.training.assembly import build_training
+from hyvideo.training.run import Training
+
+GIB = 2**30
+Findings = Iterator[tuple[str, dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a stage runs.
+
+    Attributes:
+        folder: for runs and models.
+        small: small sizes, for a CPU.
+    """
+
+    folder: Path
+    small: bool
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of first light.
+
+    Attributes:
+        part: 1, 2 or 3; each takes less than ten minutes.
+        seconds: after which it is stopped.
+        run: makes its findings.
+    """
+
+    part: int
+    seconds: int
+    run: Callable[[Place], Findings]
+
+
+def versions(place: Place) -> Findings:
+    """Versions, the GPU, and the order in which attention kernels are preferred."""
+    facts: dict[str, Any] = {"torch": torch.__version__, "diffusers": diffusers.__version__}
+    facts |= {"transformers": transformers.__version__}
+    if device().type == "cuda":
+        q = torch.randn(1, 8, 512, 128, device=device(), dtype=torch.bfloat16)
+        F.scaled_dot_product_attention(q, q, q)
+        order = [SDPBackend(number).name for number in torch._C._get_sdp_priority_order()]  # set by the first call
+        facts |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+        facts |= {"nccl": ".".join(map(str, torch.cuda.nccl.version())), "attention": " ".join(order)}
+        facts |= {"gpu": torch.cuda.get_device_name(), "gib": torch.cuda.get_device_properties(0).total_memory / GIB}
+    yield "versions", facts
+
+
+def attention(place: Place) -> Findings:
+    """Which kernel is fast, and does it give the same bits with and without gradients, as a replay needs?"""
+    on_gpu = device().type == "cuda"
+    dtype = torch.bfloat16 if on_gpu else torch.float32
+    kernels: dict[str, SDPBackend | None] = {"default": None}
+    if on_gpu:
+        kernels |= {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
+    sizes = ((2, 300),) if place.small else ((16, 18_318), (8, 18_318), (16, 34_320))
+    for heads, length in sizes:
+        shape = (1, heads, length, 128)
+        q, k, v = (torch.randn(shape, device=device(), dtype=dtype, requires_grad=True) for _ in range(3))
+        attend = partial(F.scaled_dot_product_attention, q, k, v)
+        for name, kernel in kernels.items():
+            with sdpa_kernel(kernel or list(SDPBackend.__members__.values())[1:5]):
+                with torch.no_grad():
+                    first, again = attend(), attend()
+                trained = attend()
+                gradient = torch.autograd.grad(trained, q, torch.ones_like(trained))[0]
+                forward = _seconds(torch.no_grad()(attend))
+                both = _seconds(lambda: torch.autograd.grad(attend(), (q, k, v), torch.ones_like(trained)))  # noqa: B023
+            flops = 4 * length**2 * heads * 128
+            yield (
+                f"attention/{heads} heads, {length} tokens, {name}",
+                {
+                    "same_bits_with_gradient": torch.equal(first, trained.detach()),
+                    "same_bits_again": torch.equal(first, again),
+                    "finite_gradient": bool(gradient.isfinite().all()),
+                    "forward_tflops": flops / forward / 1e12,
+                    "backward_tflops": 2.5 * flops / max(both - forward, 1e-9) / 1e12,
+                },
+            )
+    yield "attention/masked", {"nan_gradients": _masked_gradients_that_are_nan()}
+
+
+def _masked_gradients_that_are_nan() -> int:
+    """Count NaN gradients of a masked call with very negative rows (pytorch issue 196678); training masks nothing."""
+    dtype = torch.bfloat16 if device().type == "cuda" else torch.float32
+    q = torch.randn(1, 1, 704, 64, device=device(), dtype=dtype) * 0.1
+    k = q.clone()
+    q[..., 0], k[..., 0] = 1.0, -960.0
+    q.requires_grad_()
+    mask = torch.ones(1, 1, 1, 704, dtype=torch.bool, device=device())
+    out = F.scaled_dot_product_attention(q, k, torch.randn_like(k), attn_mask=mask)
+    out.backward(torch.ones_like(out))
+    return int((~q.grad.isfinite()).sum())
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    """Return the median time of five runs, after one to warm up."""
+    run()
+    times = []
+    for _ in range(5):
+        start = now()
+        run()
+        times.append(now() - start)
+    return sorted(times)[2]
+
+
+TINY = (
+    *("--config", "configs/tiny.yaml", "--dtype", "bf16", "--cfg_scale", "4", "--update_ref_model_step", "2"),
+    *("--updates_per_rollout", "1", "--batch_size", "8", "--save_interval", "2", "--validation_interval", "0"),
+    *("--rollout_micro_batch_size", "4", "--mini_batch_size_per_update", "4", "--grpo_sampling_steps", "4"),
+    *("--save_rollout_videos", "false", "--max_steps", "4"),
+)
+
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "muon": ("--use_muon", "true"),
+    "offloads": (
+        *("--encoder_offload", "true", "--reward_offload", "true", "--reference_mode_offload", "true"),
+        *("--async_save", "true", "--reward_async", "true"),
+    ),
+    "lora": (
+        *("--use_lora", "true", "--learning_rate", "1e-4", "--sde_window", "sliding", "--sde_window_size", "2"),
+        *("--use_muon", "false"),
+    ),
+    "selective": (
+        *("--enable_gradient_checkpointing", "true", "--activation_checkpointing", "selective"),
+        *("--kl_compute_mode", "training_phase"),
+    ),
+    "compiled": ("--enable_compile", "true", "--max_steps", "2"),
+}
+
+
+def program(place: Place, variants: Sequence[str]) -> Findings:
+    """Run `post_train.py` on the bundled model, and continue each run from its checkpoint."""
+    for variant in variants[:1] if place.small else variants:
+        folder = place.folder / f"program_{variant}"
+        flags = [*TINY, *VARIANTS[variant], "--output_dir", str(folder)]
+        facts: dict[str, Any] = {}
+        for step, more in (("run", ()), ("resume", ("--max_steps", "6", "--resume_from_checkpoint", "latest"))):
+            ended = subprocess.run(
+                [sys.executable, "post_train.py", *flags, *more], capture_output=True, text=True, check=False
+            )
+            facts |= {f"{step}_status": ended.returncode}
+            if ended.returncode:
+                facts |= {f"{step}_error": ended.stderr[-1500:]}
+                break
+        rows = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").is_file() else []
+        yield f"program/{variant}", facts | _of_rows(rows)
+
+
+def _of_rows(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Take what shows whether a run computes rightly from its metrics."""
+    if not rows:
+        return {}
+    worst = {name: max(row[name] for row in rows) for name in ("ratio/max_deviation", "replay/mean_error")}
+    return worst | {name: rows[-1][name] for name in ("grad_norm", "kl/position", "reward/mean")}
+
+
+def _flags_of_random_model(place: Place, steps: int, name: str) -> list[str]:
+    """Return the settings of a run of the random model: as many video tokens as 81 frames of 352x624 really have."""
+    root = write_random_model(place.folder / "model", small=place.small)
+    size, frames = ("64x64", "17") if place.small else ("176x312", "81")
+    return [
+        *("--config", "configs/tiny.yaml", "--pretrained_model_root", str(root), "--dtype", "bf16"),
+        *("--cfg_scale", "6", "--rollout_size", size, "--sample_n_frames", frames),
+        *("--grpo_sampling_steps", str(steps), "--num_generations", "2", "--batch_size", "2"),
+        *("--rollout_micro_batch_size", "1", "--mini_batch_size_per_update", "1", "--updates_per_rollout", "1"),
+        *("--enable_gradient_checkpointing", "true", "--update_ref_model_step", "100", "--max_steps", "100"),
+        *("--validation_interval", "0", "--save_rollout_videos", "false", "--learning_rate", "1e-5"),
+        *("--output_dir", str(place.folder / name)),
+    ]
+
+
+def _rounds(name: str, training: Training, count: int) -> Findings:
+    """Make rounds; of each its seconds, its phases and its peak."""
+    for number in range(count):
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+        start = time.monotonic()
+        training.make_round()
+        row = read_metrics(training.run.folder.path / "metrics.jsonl")[-1]
+        facts = {"seconds": time.monotonic() - start}
+        facts |= {key: value for key, value in row.items() if key.startswith(("time/", "perf/", "ratio/", "replay/"))}
+        if torch.cuda.is_available():
+            facts |= {"peak_gib": torch.cuda.max_memory_allocated() / GIB}
+            facts |= {"reserved_gib": torch.cuda.max_memory_reserved() / GIB}
+        yield f"{name}/round {number}", facts | {"grad_norm": row["grad_norm"]}
+
+
+RANKS = {
+    "full": ("--use_muon", "true"),
+    "selective": ("--use_muon", "true", "--activation_checkpointing", "selective"),
+    "compiled": ("--use_muon", "true", "--activation_checkpointing", "selective", "--enable_compile", "true"),
+}
+
+
+def rank(place: Place, variant: str) -> Findings:
+    """Be rank 0 of 8 that train all weights: the kernels and the memory are real, what other ranks send is not."""
+    flags = [*RANKS[variant], "--sp_size", "2", "--enable_fsdp", "true"]
+    config = load_config([*_flags_of_random_model(place, 3, f"rank_{variant}"), *flags])
+    planned = predict_memory(config, read_networks(config.model, config.reward), world_size=8, num_text=15)
+    dist.init_process_group("fake", rank=0, world_size=8)
+    with told_by_this_rank():
+        start = time.monotonic()
+        training = build_training(config)
+        yield f"rank/{variant}/built", {"seconds": time.monotonic() - start, "planned_peak_gib": planned.peak / GIB}
+        yield from _rounds(f"rank/{variant}", training, 2)
+        if torch.cuda.is_available():  # where the time of a round goes
+            with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+                training.make_round()
+            table = profiler.key_averages().table(sort_by="self_device_time_total", row_limit=40)
+            (place.folder / f"profile_{variant}.txt").write_text(table, encoding="utf-8")
+    dist.destroy_process_group()
+
+
+def adapter(place: Place) -> Findings:
+    """Train an adapter on one GPU, whole: save it, and load it again."""
+    flags = ["--use_lora", "true", "--use_muon", "false", "--use_moving_KL", "false", "--enable_fsdp", "false"]
+    config = load_config([*_flags_of_random_model(place, 2, "adapter"), *flags, "--learning_rate", "1e-4"])
+    planned = predict_memory(config, read_networks(config.model, config.reward), world_size=1, num_text=15)
+    training = build_training(config)
+    yield "adapter/built", {"planned_peak_gib": planned.peak / GIB}
+    yield from _rounds("adapter", training, 2)
+    state, checkpoints = training.run.state, training.run.folder.checkpoints
+    start = time.monotonic()
+    state.save(checkpoints, keep_last=1, keep_every=0)
+    state.finish_save()
+    state.load(checkpoints / f"step_{state.step}", may_change=())
+    yield "adapter/saved and loaded", {"seconds": time.monotonic() - start, "step": state.step}
+
+
+def decoder(place: Place) -> Findings:
+    """Decode one video with the released VAE's sizes: seconds and memory."""
+    settings = load_config(["--config", "configs/tiny.yaml"] if place.small else [])
+    with device():
+        network = make_vae(read_networks(settings.model, settings.reward).vae)
+    if device().type == "cpu":
+        network = network.float()
+    for size in ((3, 6, 6),) if place.small else ((21, 22, 39), (21, 30, 54)):
+        latents = torch.randn(1, network.config.latent_channels, *size, device=device(), dtype=network.dtype)
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+        with torch.no_grad():
+            seconds = _seconds(lambda: network.decode(latents))  # noqa: B023
+            facts = {"seconds": seconds, "finite": bool(network.decode(latents)[0].isfinite().all())}
+        if torch.cuda.is_available():
+            facts |= {"peak_gib": torch.cuda.max_memory_allocated() / GIB}
+        yield f"decoder/latents {'x'.join(map(str, size))}", facts
+
+
+def frozen(place: Place) -> Findings:
+    """Run the language model and the reward network at their released sizes, in half precision."""
+    on_gpu = device().type == "cuda"
+    text = encoder_configs(Path(), "t2v").text
+    scored = Qwen2VLConfig(
+        text_config=_language(1536, 8960, 28, 12, 2, 151_660),
+        vision_config={"hidden_size": 1536},
+        video_token_id=151_656,
+    )
+    if place.small:
+        text = Qwen2_5_VLTextConfig(**_language(64, 64, 4, 4, 2, 500))
+        vision = {"depth": 2, "embed_dim": 64, "num_heads": 4, "hidden_size": 64}
+        scored = Qwen2VLConfig(text_config=_language(64, 64, 4, 4, 2, 500), vision_config=vision, video_token_id=496)
+    with device(), torch.inference_mode(), made_in(torch.float16 if on_gpu else torch.float32):
+        model = Qwen2_5_VLTextModel(text).eval()
+        ids = torch.randint(0, 400, (1, 408))
+        seconds = _seconds(lambda: model(input_ids=ids))
+        states = model(input_ids=ids, output_hidden_states=True).hidden_states[-3]
+        yield "frozen/language model", {"seconds": seconds, "finite": bool(states.isfinite().all())}
+    with device(), torch.inference_mode(), made_in(torch.bfloat16 if on_gpu else torch.float32):
+        network = RewardNetwork(scored, 1).eval()
+        videos, grid = (1, (3, 4, 6)) if place.small else (4, (4, 24, 44))
+        tokens = math.prod(grid) // 4
+        ids = torch.randint(0, 400, (videos, tokens + 200))
+        ids[:, 20 : 20 + tokens] = scored.video_token_id
+        pixels, grids = torch.randn(videos * math.prod(grid), 1176), torch.tensor([grid] * videos)
+        where = torch.tensor([[tokens + 190, tokens + 192, tokens + 194]] * videos)
+        seconds = _seconds(lambda: network(ids, pixels, grids, where))
+        scores = network(ids, pixels, grids, where)
+        facts = {"videos": videos, "seconds": seconds, "finite": bool(scores.isfinite().all())}
+        yield "frozen/reward network", facts
+
+
+def _language(width: int, inner: int, layers: int, heads: int, key_heads: int, words: int) -> dict[str, Any]:
+    """Return the settings of a Qwen2 language model."""
+    half = width // heads // 2
+    return {
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_heads,
+        "vocab_size": words,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e6,
+            "mrope_section": [half // 4, half * 3 // 8, half * 3 // 8],
+        },
+    }
+
+
+STAGES: dict[str, Stage] = {
+    "versions": Stage(1, 60, versions),
+    "attention": Stage(1, 90, attention),
+    "program": Stage(1, 200, partial(program, variants=("muon", "offloads", "lora"))),
+    "rank_full": Stage(1, 220, partial(rank, variant="full")),
+    "rank_compiled": Stage(2, 400, partial(rank, variant="compiled")),
+    "rank_selective": Stage(2, 150, partial(rank, variant="selective")),
+    "decoder": Stage(3, 90, decoder),
+    "frozen": Stage(3, 90, frozen),
+    "adapter": Stage(3, 200, adapter),
+    "program_more": Stage(3, 180, partial(program, variants=("selective", "compiled"))),
+}
+"""In the order of risk retired per minute."""
+
+
+def run_stage(name: str, place: Place, results: Path) -> None:
+    """Run one stage in this process, and append each finding to a file as soon as it is made."""
+    for finding, facts in STAGES[name].run(place):
+        with results.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"name": finding, "facts": facts}) + "\n")

@@ -1,0 +1,53 @@
+"""First light runs at small sizes on a CPU, stage by stage, and a stage that fails does not take the others with it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.first_light import __main__ as first_light
+from benchmarks.first_light.stages import STAGES, Place, Stage, run_stage
+from tests.support.training import REPOSITORY
+
+
+def findings_of(stage: str, folder: Path) -> dict[str, dict]:
+    run_stage(stage, Place(folder, small=True), folder / "findings.jsonl")
+    return {line["name"]: line["facts"] for line in map(json.loads, (folder / "findings.jsonl").open())}
+
+
+@pytest.mark.parametrize("stage", ["versions", "attention", "decoder", "frozen"])
+def test_a_stage_without_training_finds_finite_values(stage: str, tmp_path: Path):
+    findings = findings_of(stage, tmp_path)
+    assert findings
+    truths = [value for facts in findings.values() for value in facts.values() if isinstance(value, bool)]
+    assert all(truths)
+
+
+def test_an_adapter_is_trained_over_a_random_model_saved_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(REPOSITORY)
+    findings = findings_of("adapter", tmp_path)
+    assert findings["adapter/built"]["planned_peak_gib"] > 0
+    assert [findings[f"adapter/round {number}"]["ratio/max_deviation"] for number in (0, 1)] == [0, 0]
+    assert findings["adapter/saved and loaded"]["step"] == 2
+
+
+def test_a_stage_that_fails_or_hangs_is_told_and_the_others_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Stages are found by name in their own process, so one that hangs is one whose time is over at once."""
+    monkeypatch.chdir(REPOSITORY)
+    chosen = {"versions": STAGES["versions"], "attention": Stage(1, 0, STAGES["attention"].run)}
+    monkeypatch.setattr(first_light, "STAGES", chosen)
+    assert first_light.main(["1", "--small", "--folder", str(tmp_path)]) == 1
+    told = capsys.readouterr().out
+    assert "versions: done" in told and "attention: stopped after 0 s" in told
+    assert "| versions | torch 2." in told
+    record = json.loads((tmp_path / "results.json").read_text())
+    assert record["stages"] == {"versions": "done", "attention": "stopped after 0 s"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["1", "2", "3"])
+def test_every_part_runs_whole_at_small_sizes(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(REPOSITORY)
+    assert first_light.main([part, "--small", "--folder", str(tmp_path)]) == 0
