@@ -78,7 +78,6 @@ TWO_RANKS: Cases = {
     ),
 }
 FOUR_RANKS: Cases = {
-    "groups over ranks": ("full", {**FSDP, "batch_size": 1}),
     "dp x sp, weights whole": ("lora", {"sp_size": 2, "batch_size": 2}),
     "copies x sp, all but attention recomputed": (
         "guidance",
@@ -96,6 +95,7 @@ MORE_ON_TWO: Cases = {
     "dp, lora": ("lora", {**FSDP, "batch_size": 2}),
 }
 MORE_ON_FOUR: Cases = {
+    "groups over ranks": ("full", {**FSDP, "batch_size": 1}),
     "dp x sp": ("full", {**SP_2, "batch_size": 2}),
     "copies": ("full", {**FSDP, "dp_replicate": 2, "batch_size": 1}),
     "sp": ("lora", {**SP_2, "sp_size": 4}),

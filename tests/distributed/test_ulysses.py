@@ -79,7 +79,7 @@ def errors_of(
     return output, gradient
 
 
-@pytest.mark.parametrize("sp_size", [2, 4])
+@pytest.mark.parametrize("sp_size", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_output_and_gradients_are_those_of_one_process(sp_size: int):
     answers = run_on_ranks(sp_size, largest_errors, sp_size)
     assert len(answers[0]) == (len(GRIDS) + 1) * len(CONDITIONS) + 1
