@@ -19,14 +19,13 @@ METAVARS = {bool: "BOOL", int: "INT", float: "NUMBER", str: "TEXT", list: "TEXT"
 
 _ABOUT = (
     "Every flag is also a key of the YAML files, by itself or under its group. Values come from the schema's defaults, "
-    "then the files of --config from left to right, then the flags. Booleans take true/false, yes/no or 1/0, and a "
-    "bare flag means true. A value that begins with '-' is written --flag=value; 'none' clears what may be none."
+    "then the files of --config from left to right, then the flags. Booleans take true/false, yes/no, on/off or 1/0, "
+    "and a bare flag means true. A value that begins with '-' is written --flag=value; 'none' clears what may be none."
 )
 
 
 RENAMED = {
     "post_train_type": "algorithm",
-    "warmup_steps": "lr_warmup_steps",
     "validation_video_length": "validate_video_length",
     "video_length": "validate_video_length",
 }
@@ -37,6 +36,7 @@ _SUPERVISED = "it belongs to supervised training, which is not part of this proj
 WITHOUT_EFFECT = {
     "num_workers": "prompts are read at once, and need no workers",
     "prefetch_factor": "prompts are read at once, and need no workers",
+    "warmup_steps": "the reference takes it and warms nothing up; --lr_warmup_steps does",
     "i2v_prob": _SUPERVISED,
     "train_timestep_shift": f"{_SUPERVISED}; rollouts follow --infer_flow_shift_video",
     "flow_snr_type": _SUPERVISED,
@@ -45,6 +45,26 @@ WITHOUT_EFFECT = {
     "debug_train_diagnostics_interval": "metrics.jsonl has every update",
 }
 """The reference's flags that set nothing here -> why, or what does instead."""
+
+OWN_SIZES = {"480p": "480x848", "720p": "720x1280"}
+"""Resolution of a version -> its size at 16:9, which the reference means by `--validation_fixed_size none`."""
+
+SYNONYMS = {
+    "beta": "kl_weight",
+    "cfg": "cfg_scale",
+    "fps": "video_fps",
+    "group_size": "num_generations",
+    "guidance_scale": "cfg_scale",
+    "lora_rank": "lora_r",
+    "lr": "learning_rate",
+    "model_path": "pretrained_model_root",
+    "num_frames": "sample_n_frames",
+    "num_inference_steps": "grpo_sampling_steps",
+    "resume": "resume_from_checkpoint",
+    "shift": "infer_flow_shift_video",
+    "steps": "max_steps",
+}
+"""What other projects call a setting -> its name here, which messages about unknown names give."""
 
 
 class _Ignore(argparse.Action):

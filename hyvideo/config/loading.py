@@ -2,14 +2,14 @@
 
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hyvideo.config.flags import RENAMED, build_parser
+from hyvideo.config.flags import OWN_SIZES, RENAMED, SYNONYMS, build_parser
 from hyvideo.config.knobs import GROUPS, KNOBS, Knob, nearest
 from hyvideo.config.outside import read_file
 from hyvideo.config.schema import Config
@@ -20,7 +20,7 @@ _UNREADABLE = (
 )
 """What reading a file may raise; the libraries raise the last ones for tags such as !!bool before something else."""
 
-_BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+_BOOLEANS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
 
 
 def load_config(argv: Sequence[str]) -> Config:
@@ -42,10 +42,15 @@ def load_config(argv: Sequence[str]) -> Config:
         if not rest[0].startswith("-"):
             advice = "it follows no flag (quote a value that contains spaces)"
             raise ValueError(f"unexpected value {_shown(rest[0])}: {advice}")
-        near = nearest(rest[0].lstrip("-").partition("=")[0], KNOBS)
-        raise ValueError(f"unknown flag {_shown(rest[0])}; the nearest is --{near} (--help lists all)")
+        unknown = [text for text in rest if text.startswith("--")] or rest[:1]
+        told = [f"{_shown(text)}; {_advice(text.lstrip('-').partition('=')[0], KNOBS, '--{}')}" for text in unknown]
+        if len(told) == 1:
+            raise ValueError(f"unknown flag {told[0]} (--help lists all)")
+        raise ValueError("\n  ".join([f"{len(told)} unknown flags (--help lists all):", *told]))
     values = vars(flags)
     files = values.pop("config")
+    if own_size := values.get("validation_fixed_size", "").lower() == "none":
+        del values["validation_fixed_size"]
     config = OmegaConf.structured(Config)
     for file in files:
         _merge_file(config, file)
@@ -54,6 +59,9 @@ def load_config(argv: Sequence[str]) -> Config:
         cleared = knob.optional and str(text).strip().lower() in ("none", "null")
         _assign(config, knob, None if cleared else text, f"--{name}")
     cfg = OmegaConf.to_object(config)
+    if own_size:
+        resolution = "720p" if "720p" in cfg.model.pretrained_transformer_version else "480p"
+        cfg.validation.validation_fixed_size = OWN_SIZES[resolution]
     if cfg.run.run_name is None:
         cfg.run.run_name = "-".join(Path(file).stem for file in files) or "default"
     return cfg
@@ -119,8 +127,16 @@ def _knob_named(key: object, where: str, candidates: Sequence[str]) -> Knob:
     """The knob of a YAML key, or an error that names the nearest candidate."""
     key = RENAMED.get(key, key)  # a config.yaml that an earlier version saved
     if key not in KNOBS:
-        raise ValueError(f"{where}: unknown key {_shown(key)}; the nearest is {nearest(str(key), candidates)!r}")
+        advice = _advice(str(key), candidates, "'{}'")
+        raise ValueError(f"{where}: unknown key {_shown(key)}; {advice}")
     return KNOBS[str(key)]
+
+
+def _advice(name: str, candidates: Iterable[str], form: str) -> str:
+    """Say which name was probably meant, in the form in which one writes it."""
+    if known := SYNONYMS.get(name.lower().replace("-", "_")):
+        return f"here it is called {form.format(known)}"
+    return f"the nearest is {form.format(nearest(name, candidates))}"
 
 
 def _assign(config: DictConfig, knob: Knob, value: object, where: str) -> None:

@@ -44,7 +44,9 @@ def test_flat_and_grouped_files_say_the_same(yaml_file):
     assert one == other != Config()
 
 
-@pytest.mark.parametrize(("texts", "value"), [("true True TRUE 1 yes YES", True), ("false False FALSE 0 no No", False)])
+@pytest.mark.parametrize(
+    ("texts", "value"), [("true True TRUE 1 yes YES on", True), ("false False FALSE 0 no No Off", False)]
+)
 def test_booleans_are_spelled_in_many_ways_and_a_bare_flag_means_true(texts, value):
     for text in texts.split():
         for flags in (["--use_lora", text, "--use_muon", text], [f"--use_lora={text}", f"--use_muon={text}"]):
@@ -105,6 +107,13 @@ def test_help_prints_the_manual_and_exits_with_zero(capsys):
         (["--etta", "1"], "unknown flag '--etta'; the nearest is --eta"),
         (["--sp-size=2"], "unknown flag '--sp-size=2'; the nearest is --sp_size"),
         (["--clip", "1"], "the nearest is --clip_range"),  # no silent abbreviation
+        (["--group_size", "4"], "unknown flag '--group_size'; here it is called --num_generations"),
+        (["--lr=1"], "here it is called --learning_rate"),
+        (
+            ["--beta", "-1", "--seed", "3", "--etta", "1", "--resume"],
+            "3 unknown flags (--help lists all):\n  '--beta'; here it is called --kl_weight\n  '--etta'; the nearest "
+            "is --eta\n  '--resume'; here it is called --resume_from_checkpoint",
+        ),
         (["--seed", "1", "2"], "unexpected value '2'"),
         (["--seed"], "--seed: expected one argument"),
         (["--negative_prompt", "-blurry"], "written --flag=value"),
@@ -138,6 +147,7 @@ def test_a_wrong_flag_is_named_with_what_was_expected_and_received(argv, message
         ("rollout: {etta: 0.5}", "run.yaml: rollout: unknown key 'etta'; the nearest is 'eta'"),
         ("grpo: {eta: 0.5}", "run.yaml: eta belongs to group rollout; received under grpo"),
         ("1: 2", "run.yaml: unknown key 1"),
+        ("lr: 1", "run.yaml: unknown key 'lr'; here it is called 'learning_rate'"),
         ("rollout: 5", "run.yaml: rollout is a group and expects settings below it; received 5"),
         ("rollout: {eta: much}", "run.yaml: rollout.eta: expected a number; received 'much'"),
         ("max_steps: 2.5", "run.yaml: max_steps: expected a whole number; received 2.5"),

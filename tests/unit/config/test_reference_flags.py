@@ -7,6 +7,7 @@ import pytest
 from hyvideo.config.flags import RENAMED, WITHOUT_EFFECT
 from hyvideo.config.knobs import KNOBS
 from hyvideo.config.loading import load_config
+from hyvideo.config.sizes import parse_size
 from hyvideo.training.checks import check_config
 
 README = """--pretrained_model_root ./ckpts --learning_rate 1e-5 --batch_size 2 --num_generations 4 --max_steps 10000
@@ -33,9 +34,22 @@ def test_the_references_commands_are_taken_as_they_stand(command: str, capsys: p
 
 
 def test_a_flag_of_another_name_sets_ours():
-    cfg = load_config(["--warmup_steps", "500", "--validation_video_length", "121"])
-    assert (cfg.optimizer.lr_warmup_steps, cfg.validation.validate_video_length) == (500, 121)
+    cfg = load_config(["--validation_video_length", "121", "--post_train_type", "grpo"])
+    assert (cfg.grpo.algorithm, cfg.validation.validate_video_length) == ("grpo", 121)
     assert load_config(["--video_length=33"]).validation.validate_video_length == 33
+
+
+@pytest.mark.parametrize(
+    ("version", "size", "taken"),
+    [
+        ("480p_t2v", "none", (480, 848)),
+        ("720p_i2v", "None", (720, 1280)),
+        ("720p_t2v", "480*864", (480, 864)),
+    ],
+)
+def test_a_size_is_taken_in_the_references_spellings(version: str, size: str, taken: tuple[int, int]):
+    cfg = load_config(["--validation_fixed_size", size, "--pretrained_transformer_version", version])
+    assert parse_size(cfg.validation.validation_fixed_size) == taken
 
 
 @pytest.mark.parametrize("name", WITHOUT_EFFECT)
