@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hyvideo.config.schema import Config, KLConfig, ModelConfig
 from hyvideo.distributed.collectives import as_shard_of, local_shard
-from hyvideo.grpo.kl_controller import KLController
+from hyvideo.grpo.kl_controller import MILDER_CEILING, KLController
 from hyvideo.models.parallelize import forget_gathered_weights, trainable_parameters
 
 
@@ -23,7 +23,17 @@ def anchor_kind(kl: KLConfig, model: ModelConfig) -> Literal["none", "base", "co
     """
     if kl.kl_weight == 0 or (kl.use_dual_kl and kl.dual_kl_moving_weight == 0):
         return "none"
-    return "base" if model.use_lora and model.pretrained_lora_path is None and not kl.use_moving_KL else "copy"
+    return "base" if model.use_lora and model.pretrained_lora_path is None and not kl.moves_anchor else "copy"
+
+
+def lambda_bounds(kl: KLConfig) -> tuple[float, float]:
+    """Return lambda's smallest value and that at the start, both brought to what its ceiling allows.
+
+    The reference does this too, so that a smaller `kl_weight` alone makes a run with a weaker penalty.
+    """
+    ceiling = kl.kl_weight * (MILDER_CEILING if kl.kl_schedule == "milder" else 1)
+    lowest = min(kl.kl_min_coef, ceiling)
+    return lowest, lowest if kl.kl_coef is None else min(max(kl.kl_coef, lowest), ceiling)
 
 
 def build_controller(kl: KLConfig) -> KLController | None:
@@ -34,10 +44,11 @@ def build_controller(kl: KLConfig) -> KLController | None:
     """
     if kl.kl_weight == 0:
         return None
+    lowest, first = lambda_bounds(kl)
     return KLController(
         max_coef=kl.kl_weight,
-        min_coef=kl.kl_min_coef,
-        start_coef=kl.kl_coef,
+        min_coef=lowest,
+        start_coef=first,
         warmup_updates=kl.kl_warmup_updates,
         target=kl.kl_target,
         schedule=kl.kl_schedule,

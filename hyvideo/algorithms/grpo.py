@@ -128,7 +128,7 @@ class GRPO(Algorithm):
                 self.controller.update(kl)
             if self.anchor:
                 self.anchor.policy_moved()
-        if self.anchor and self.config.kl.use_moving_KL:
+        if self.anchor and self.config.kl.moves_anchor:
             if self.optimization.updates % self.config.kl.update_ref_model_step == 0:
                 self.anchor.refresh()
         return metrics | {

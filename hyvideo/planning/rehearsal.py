@@ -155,7 +155,7 @@ def _rehearse(
             trajectory = collect(policy, _StandIn(), rounds.next(), algorithm, mesh, timer)
             for _ in algorithm.updates(trajectory):
                 pass
-            if anchor and config.kl.use_moving_KL:
+            if anchor and config.kl.moves_anchor:
                 with device.during("refresh"):
                     anchor.refresh()
             with device.during("checkpoint"):

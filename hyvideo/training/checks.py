@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyvideo.algorithms.anchor import build_controller
 from hyvideo.config.knobs import KNOBS, nearest, out_of_range
 from hyvideo.config.schema import Config, RewardConfig, RolloutConfig
 from hyvideo.config.sizes import parse_size
@@ -26,7 +25,6 @@ _STEPS = (
     *("grpo_sampling_steps", "infer_flow_shift_video", "sage_clamp", "eta", "sde_window_size", "sde_window_interval"),
     *("timestep_fraction", "updates_per_rollout", "batch_size", "gradient_accumulation_steps"),
 )
-_KL = ("kl_weight", "kl_min_coef", "kl_coef", "kl_target", "kl_warmup_updates")
 _WAITING = ("reward_batch_size", "remote_reward_in_flight", "remote_reward_timeout", "remote_reward_retries")
 
 
@@ -52,7 +50,6 @@ def check_config(
         *_refusals(cfg, _STEPS, lambda: _check_steps(cfg)),
         *_video_problems(cfg, vae_spatial, vae_temporal),
         *_guidance_problems(cfg),
-        *_refusals(cfg, _KL, lambda: build_controller(cfg.kl)),
         *_objective_problems(cfg),
         *_waiting_problems(cfg, world_size),
         *(_file_problems(cfg) if files else ()),

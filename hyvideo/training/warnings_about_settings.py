@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
+from hyvideo.algorithms.anchor import lambda_bounds
 from hyvideo.config.knobs import KNOBS, is_read, value_of
-from hyvideo.config.schema import Config, OptimizerConfig
+from hyvideo.config.schema import Config, KLConfig, OptimizerConfig
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.images import share_kept
 from hyvideo.data.prompts import Prompt
@@ -17,6 +18,7 @@ def warnings_about_settings(config: Config, prompts: Sequence[Prompt], valid: Se
     """Yield what a person may want to change before a run with these checked settings and prompts goes on."""
     yield from _weights(config)
     yield from _sampling(config)
+    yield from _lambda(config.kl)
     yield from unread_settings(config)
     yield from _cropped("rollout_size", config.rollout.rollout_size, prompts)
     yield from _cropped("validation_fixed_size", config.validation.validation_fixed_size, valid)
@@ -66,6 +68,17 @@ def _sampling(config: Config) -> Iterator[str]:
     differing = [f"{name} is {ours:g}, the model's is {theirs:g}" for name, ours, theirs in pairs if ours != theirs]
     if differing:
         yield f"the model is meant to be sampled otherwise: {'; '.join(differing)}."
+
+
+def _lambda(kl: KLConfig) -> Iterator[str]:
+    """Values of lambda that its ceiling does not allow."""
+    if kl.kl_weight == 0 or kl.kl_schedule == "fixed":
+        return
+    lowest, first = lambda_bounds(kl)
+    pairs = [("kl_min_coef", kl.kl_min_coef, lowest), ("kl_coef", first if kl.kl_coef is None else kl.kl_coef, first)]
+    for name, given, taken in pairs:
+        if given != taken:
+            yield f"{name} is {given:g}, but kl_weight {kl.kl_weight:g} with {kl.kl_schedule} allows {taken:g}."
 
 
 def _cropped(name: str, size: str, prompts: Sequence[Prompt]) -> Iterator[str]:

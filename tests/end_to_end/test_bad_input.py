@@ -67,10 +67,6 @@ def truncated_weights(folder: Path) -> dict[str, Any]:
 CASES: dict[str, tuple[dict[str, Any] | Callable[[Path], dict[str, Any]], str]] = {
     "unknown flag": ({"learning_rte": 1}, "unknown flag '--learning_rte'; the nearest is --learning_rate"),
     "groups that do not tile": ({"batch_size": 3}, "batch_size 3 and num_generations 2 must divide one another"),
-    "a floor above a lowered ceiling": (
-        {"kl_schedule": "milder", "kl_weight": 0.01, "kl_min_coef": 0.005},
-        "kl_min_coef must lie within [0, 0.001], up to lambda's ceiling for 'milder', got 0.005",
-    ),
     "an image outside of its folder": (image_outside, "given.csv, line 2: ref_image_path"),
     "unknown metric": ({"reward_weights": '{"XX": 1}'}, "has no metric XX; expected some of VQ, MQ, TA"),
     "used run folder": (used_folder, "'run' already holds a run (metrics.jsonl)"),

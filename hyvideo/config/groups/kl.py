@@ -25,8 +25,8 @@ class KLConfig:
     dual_kl_step_weight: float = setting(0.1, within="[0, inf)", read_when="use_dual_kl = true")
     """Weight of the velocity term, the log-probability at rollout minus the current one."""
 
-    update_ref_model_step: int = setting(10, within="[1, inf)", unit="updates", read_when="use_moving_KL = true")
-    """Time between two refreshes of the anchor."""
+    update_ref_model_step: int = setting(10, within="[0, inf)", unit="updates", read_when="use_moving_KL = true")
+    """Time between two refreshes of the anchor. 0 never refreshes it."""
 
     kl_compute_mode: Literal["rollout_phase", "training_phase"] = "rollout_phase"
     """When the anchor's means are computed: once per round, or again in every update."""
@@ -50,3 +50,8 @@ class KLConfig:
     kl_target: float | None = setting(None, within="(0, inf)", read_when="kl_schedule != fixed")
     """Desired KL. None is kl_weight. Lambda shrinks by 0.9 per update while the mean of the last 10 KLs is above 1.5
     times this, and grows by 1.1 below half of it."""
+
+    @property
+    def moves_anchor(self) -> bool:
+        """Whether the anchor follows the policy."""
+        return self.use_moving_KL and self.update_ref_model_step > 0

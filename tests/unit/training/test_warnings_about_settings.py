@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from hyvideo.algorithms.anchor import build_controller
 from hyvideo.config.loading import load_config, load_saved_config, save_config
 from hyvideo.config.schema import Config
 from hyvideo.data.images import share_kept
@@ -59,6 +60,28 @@ UNREAD = [
         ["--enable_gradient_checkpointing", "yes"],
     ),
 ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said_of_lambda", "bounds"),
+    [
+        (
+            ["--kl_weight", "1e-8"],
+            ["kl_min_coef is 1e-07, but kl_weight 1e-08 with two_stage allows 1e-08"],
+            [1e-8] * 2,
+        ),
+        (["--kl_coef", "1e-3"], ["kl_coef is 0.001, but kl_weight 1e-05 with two_stage allows 1e-05"], (1e-7, 1e-5)),
+        (["--kl_coef", "1e-8"], ["kl_coef is 1e-08, but kl_weight 1e-05 with two_stage allows 1e-07"], (1e-7, 1e-7)),
+        (["--kl_schedule", "milder", "--kl_min_coef", "5e-6"], ["kl_min_coef is 5e-06, but"], (1e-6, 1e-6)),
+        (["--kl_coef", "1e-7"], [], (1e-7, 1e-7)),
+    ],
+)
+def test_a_lambda_outside_of_what_its_ceiling_allows_is_brought_there_and_said(released, flags, said_of_lambda, bounds):
+    config = released("480p_t2v", *flags)
+    told = [message for message in said(config) if message.startswith("kl_")]
+    assert all(expected in message for expected, message in zip(said_of_lambda, told, strict=True))
+    controller = build_controller(config.kl)
+    assert (controller.min_coef, controller.start_coef) == pytest.approx(bounds)
 
 
 @pytest.mark.parametrize(("flags", "named", "partner"), UNREAD)
