@@ -70,7 +70,7 @@ def main() -> int:
         except torch.OutOfMemoryError as error:
             # Only on this rank: the others wait for it, and the launcher ends them.
             told = out_of_memory(error, run.timer.phase, run.state.step, run.mesh.rank, config)
-            run.journal.console.warning(told)
+            run.journal.console.error(told)
             raise SystemExit(1) from None
         except EXPLAINED as error:
             cause = error.__cause__
@@ -79,14 +79,14 @@ def main() -> int:
             if run.mesh.is_main:
                 for number in listened_preemptions():  # torchrun sends SIGTERM when the first rank has ended
                     signal.signal(number, signal.SIG_IGN)
-                run.journal.console.warning(str(error))
+                run.journal.console.error(str(error))
                 run.journal.write_report()
             return 1
         except OSError as error:
             if error.errno not in FULL:
                 error.add_note(run.whereabouts())
                 raise
-            run.journal.console.warning(  # on this rank alone: the launcher ends the others
+            run.journal.console.error(  # on this rank alone: the launcher ends the others
                 f"{in_words(error)}. Earlier checkpoints are intact. Make space, then continue with "
                 "--resume_from_checkpoint latest."
             )

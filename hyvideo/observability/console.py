@@ -46,6 +46,10 @@ class Console:
         """Warn of something that may need a person; every rank prints, naming itself unless it is rank 0."""
         self._write(f"WARNING{f' (rank {self._rank})' if self._rank else ''}: {message}")
 
+    def error(self, message: str) -> None:
+        """Say why the run ends; every rank prints, as in `warning`."""
+        self._write(f"ERROR{f' (rank {self._rank})' if self._rank else ''}: {message}")
+
     def main_warning(self, message: str) -> None:
         """Warn once for all ranks: rank 0 prints it, the others stay silent."""
         if self._rank == 0:

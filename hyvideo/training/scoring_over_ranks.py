@@ -1,5 +1,6 @@
 """Score videos over ranks: each video once, and every rank learns all scores."""
 
+import traceback
 from collections.abc import Sequence
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 from hyvideo.distributed.collectives import all_or_none, gather
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.reward_models.registry import RewardFailureError
-from hyvideo.models.reward_models.rewards import Scores, Scoring, WeightedReward
+from hyvideo.models.reward_models.rewards import Scores, Scoring, WeightedReward, frames_of_reward
 
 
 def score_over_ranks(
@@ -45,7 +46,10 @@ def score_over_ranks(
         except (RewardFailureError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            raise RewardFailureError(f"the reward failed: {type(error).__name__}: {error}") from error
+            own = traceback.extract_tb(error.with_traceback(frames_of_reward(error)).__traceback__)
+            at = [frame for frame in own if frame.filename == own[0].filename]  # not what it calls in libraries
+            place = f" ({at[-1].filename}, line {at[-1].lineno}, in {at[-1].name})" if at else ""
+            raise RewardFailureError(f"the reward failed: {type(error).__name__}: {error}{place}") from error
     parts, places = zip(*gather((part, positions[own.start : own.stop])), strict=True)
     parts = [part for part in parts if part is not None]
     metrics = {name: torch.cat([part.metrics[name] for part in parts]) for name in parts[0].metrics}

@@ -1,6 +1,7 @@
 """What a reward is, and the registry of their names. Every file beside this one that registers a reward is found."""
 
 import importlib
+import os
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hyvideo.config.knobs import nearest
-from hyvideo.config.outside import import_class
+from hyvideo.config.outside import complain, import_class
 from hyvideo.models import reward_models
 
 Videos = Tensor | Sequence[Path]
@@ -99,6 +100,9 @@ def checked_scores(name: str, reward: RewardModel, scores: Mapping[str, Tensor],
 
 _REWARDS: dict[str, type[RewardModel]] = {}
 
+_BROKEN: dict[str, str] = {}
+"""Files of this folder that cannot be imported -> why."""
+
 
 def register_reward(name: str) -> Callable[[type[RewardModel]], type[RewardModel]]:
     """Register a subclass of RewardModel as `reward_model: name`, which must be free.
@@ -133,12 +137,23 @@ def reward_class(name: str) -> type[RewardModel]:
         raise ValueError(
             f"reward_model: no reward named '{name}' is available; expected one of {', '.join(known)}, or module:Class "
             f"of your own. Nearest: {nearest(name, known)}."
+            + "".join(f" {file} was skipped: {reason}." for file, reason in _BROKEN.items())
         )
     return known[name]
 
 
 def registered_rewards() -> Mapping[str, type[RewardModel]]:
-    """Import every module of this package and return the rewards by name."""
+    """Import every module of this package and return the rewards by name; one that cannot be imported is named once."""
     for module in pkgutil.iter_modules(reward_models.__path__):
-        importlib.import_module(f"{reward_models.__name__}.{module.name}")
+        name = f"{reward_models.__name__}.{module.name}"
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            for reward in [reward for reward, owner in _REWARDS.items() if owner.__module__ == name]:
+                del _REWARDS[reward]
+            file = str(Path(module.module_finder.path) / module.name) + ("" if module.ispkg else ".py")
+            reason = f"{type(error).__name__}: {error}"
+            if _BROKEN.get(file) != reason and os.environ.get("RANK", "0") == "0":
+                complain(f"WARNING: rewards in {file} are skipped, because it cannot be imported: {reason}")
+            _BROKEN[file] = reason
     return dict(sorted(_REWARDS.items()))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -119,6 +120,14 @@ class Scoring:
                         write_video(path, video, self._video_fps)
         scores = scorer.model(paths if scorer.reads_files else videos, prompts)
         return checked_scores(scorer.choice.name, scorer.model, scores, len(prompts))
+
+
+def frames_of_reward(error: BaseException) -> TracebackType | None:
+    """Return the part of an error's traceback that begins where a reward was called; None where none was."""
+    trace = error.__traceback__
+    while trace and trace.tb_frame.f_code is not Scoring._score.__code__:
+        trace = trace.tb_next
+    return trace and trace.tb_next
 
 
 class WeightedReward:

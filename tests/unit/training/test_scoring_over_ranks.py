@@ -1,5 +1,7 @@
 """Scores over ranks: how many videos of all ranks may fail."""
 
+import re
+import traceback
 from collections.abc import Sequence
 
 import pytest
@@ -29,13 +31,17 @@ class Broken(Brightness):
         return super().__call__(videos, prompts)
 
 
+def broken_reward(error: Exception | None, max_failed: float = 0.5) -> WeightedReward:
+    choice = RequestedReward("brightness", 1.0, {"brightness": 2.0}, {}, None)
+    model = Broken(error) if error else Brightness()
+    return WeightedReward([choice], [model], RewardConfig(reward_max_failed=max_failed), RewardContext())
+
+
 def failures(prompts_of_ranks: list[list[str]], max_failed: float, error: Exception | None = None) -> int | str:
     """Score this rank's prompts; the failures of all ranks that were borne, or why they were not."""
     mesh = build_mesh()
     prompts = prompts_of_ranks[mesh.rank]
-    choice = RequestedReward("brightness", 1.0, {"brightness": 2.0}, {}, None)
-    model = Broken(error) if error else Brightness()
-    reward = WeightedReward([choice], [model], RewardConfig(reward_max_failed=max_failed), RewardContext())
+    reward = broken_reward(error, max_failed)
     before = sum(map(len, prompts_of_ranks[: mesh.rank]))
     positions = torch.arange(before, before + len(prompts))
     try:
@@ -66,12 +72,21 @@ ERRORS = [KeyError("VQ"), ValueError("no score"), OSError("the disk is full"), R
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
 def test_whatever_a_reward_raises_is_a_failure_of_the_reward(error: Exception):
-    assert failures([["raise"]], 1.0, error) == f"the reward failed: {type(error).__name__}: {error}"
+    told = failures([["raise"]], 1.0, error)
+    assert re.fullmatch(
+        rf"the reward failed: {type(error).__name__}: {error} \({__file__}, line \d+, in __call__\)", told
+    )
+
+
+def test_the_traceback_of_a_failed_reward_begins_in_its_own_file():
+    with pytest.raises(RewardFailureError) as failed:
+        score_over_ranks(broken_reward(ERRORS[0]), grey_videos(0), ["raise"], torch.arange(1), build_mesh())
+    assert traceback.extract_tb(failed.value.__cause__.__traceback__)[0].filename == __file__
 
 
 def test_an_error_of_one_ranks_reward_is_raised_on_all():
     of_ranks = run_on_ranks(2, failures, [["a"], ["raise"]], 1.0, ERRORS[0])
-    assert of_ranks == ["rank 1: the reward failed: KeyError: 'VQ'"] * 2
+    assert len(set(of_ranks)) == 1 and of_ranks[0].startswith("rank 1: the reward failed: KeyError: 'VQ' (")
 
 
 def test_memory_that_runs_out_keeps_its_kind():

@@ -1,11 +1,13 @@
 """Rewards as the configuration names them: weights, several at once, failures, files, overlap and offload."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from hyvideo.config.schema import RewardConfig
+from hyvideo.models import reward_models
 from hyvideo.models.reward_models.moving_shapes import MovingShapesReward
 from hyvideo.models.reward_models.registry import RewardModel, register_reward, registered_rewards
 from hyvideo.models.reward_models.rewards import WeightedReward, check_rewards, get_reward_fn
@@ -19,6 +21,21 @@ def reward_of(name: str = "brightness", **settings: Any) -> WeightedReward:
 
 def several(**models: dict[str, Any]) -> RewardConfig:
     return RewardConfig(reward_config={"models": models})
+
+
+def test_a_neighbours_file_that_cannot_be_imported_is_named_once_and_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    known = registered_rewards()
+    source = "from hyvideo.models.reward_models.registry import *\n@register_reward('half_done')\n"
+    source += "class HalfDone(RewardModel):\n    metrics = ('a',)\nimport no_such_library\n"
+    (tmp_path / "half_done.py").write_text(source)
+    monkeypatch.setattr(reward_models, "__path__", [*reward_models.__path__, str(tmp_path)])
+    assert registered_rewards() == registered_rewards() == known
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and f"rewards in {tmp_path}/half_done.py are skipped" in told
+    with pytest.raises(ValueError, match=r"half_done.py was skipped: ModuleNotFoundError: .*no_such_library"):
+        reward_of("half_done")
 
 
 def model_of(reward: WeightedReward) -> Any:
