@@ -30,6 +30,7 @@ def test_a_neighbours_file_that_cannot_be_imported_is_named_once_and_skipped(
     source = "from hyvideo.models.reward_models.registry import *\n@register_reward('half_done')\n"
     source += "class HalfDone(RewardModel):\n    metrics = ('a',)\nimport no_such_library\n"
     (tmp_path / "half_done.py").write_text(source)
+    monkeypatch.setattr("hyvideo.models.reward_models.registry._BROKEN", {})
     monkeypatch.setattr(reward_models, "__path__", [*reward_models.__path__, str(tmp_path)])
     assert registered_rewards() == registered_rewards() == known
     told = capsys.readouterr().err
