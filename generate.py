@@ -33,6 +33,7 @@ from hyvideo.distributed.layout import Layout
 from hyvideo.distributed.mesh import Mesh, build_mesh
 from hyvideo.distributed.process_group import process_group
 from hyvideo.evaluation.generation import Job, jobs_of_csv, jobs_of_prompt
+from hyvideo.evaluation.original_command import add_original_flags, boolean, translate
 from hyvideo.models.adapter import check_lora, load_lora
 from hyvideo.models.attention import install_attention
 from hyvideo.models.fingerprint import fingerprint
@@ -67,29 +68,35 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("--model_path", required=True, help="folder of the base model, in either layout, e.g. assets/tiny")
     add("--transformer_version", help="transformer in the original layout, e.g. 720p_i2v; default: the only one there")
-    source = parser.add_mutually_exclusive_group(required=True)
+    source = parser.add_mutually_exclusive_group()
     source.add_argument("--prompt", help="one prompt; writes the mp4 --output_path")
-    source.add_argument("--prompts_csv", help="CSV with a 'prompt' column; --output_path is then a folder")
-    add("--image_path", help="image that the video of --prompt starts from (i2v versions)")
+    source.add_argument("--prompts_csv", nargs="+", help="CSVs with a 'prompt' column; --output_path is then a folder")
+    add("--image_path", type=_or_none, help="image that the video of --prompt starts from (i2v versions)")
     add("--output_path", type=Path, required=True, help="FILE.mp4, or a folder with --prompts_csv")
     trained = parser.add_mutually_exclusive_group()
     trained.add_argument("--checkpoint_path", help="RUN/checkpoints/step_N, or a checkpoint-N of the original training")
-    trained.add_argument("--lora_path", help="folder with pytorch_lora_weights.safetensors, keys of either layout")
-    add("--seed", type=int, nargs="+", default=[42], help="seeds of the noise (overridden by a CSV's); default 42")
+    trained.add_argument("--lora_path", help="folder with an adapter of either layout, or RUN/checkpoints/step_N")
+    add("--seed", "--seeds", type=int, nargs="+", help="seeds of the noise (overridden by a CSV's); default 42")
     add("--num_inference_steps", type=int, help="denoising steps")
     add("--guidance_scale", type=float, help="classifier-free guidance; 1 is off")
     add("--negative_prompt", default="", help="what guidance steers away from; default empty")
     add("--shift", type=float, help="timestep shift of the schedule")
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument("--fixed_size", help="HEIGHTxWIDTH in pixels, e.g. 480x848")
-    size.add_argument("--aspect_ratio", help="WIDTH:HEIGHT, e.g. 9:16; default 16:9, or that of the image")
+    add("--fixed_size", type=_or_none, help="HEIGHTxWIDTH in pixels, e.g. 480x848")
+    add("--aspect_ratio", help="WIDTH:HEIGHT where --fixed_size is not given; default 16:9, or that of the image")
     add("--video_length", type=int, help="frames, 4 n + 1")
     add("--fps", type=int, default=24, help="frames per second of the file; default 24")
     add("--sde_type", default="ode", choices=sorted(SDE_TYPES), help="denoising step: ode, or one of the rollout's")
     add("--eta", type=float, default=0.5, help="noise level of the other sde types; default 0.5")
     add("--sp_size", type=int, default=1, help="processes that share one video (torchrun); default 1")
-    add("--offload", action="store_true", help="keep on the GPU only the network that is computing")
+    offload = {"type": boolean, "nargs": "?", "const": True, "default": False, "metavar": "BOOL"}
+    add("--offload", "--offloading", **offload, help="keep on the GPU only the network that is computing")
+    add_original_flags(parser)
     return parser.parse_args(argv)
+
+
+def _or_none(text: str) -> str | None:
+    """Read a value that the word none clears."""
+    return None if text.lower() == "none" else text
 
 
 @dataclass(frozen=True)
@@ -152,6 +159,9 @@ def _generate_all(request: Request, mesh: Mesh) -> None:
 
 def request_of(arguments: argparse.Namespace) -> Request:
     """Check the command line and read what it names, but no weights; a ValueError says what is wrong."""
+    translate(arguments)
+    if (arguments.prompt is None) == (arguments.prompts_csv is None):
+        raise ValueError("give one of --prompt and --prompts_csv (--help lists all flags).")
     for name in ("prompt", "negative_prompt"):
         try:
             (getattr(arguments, name) or "").encode()
@@ -163,7 +173,7 @@ def request_of(arguments: argparse.Namespace) -> Request:
     if arguments.checkpoint_path:
         check_checkpoint(arguments.checkpoint_path)
     if arguments.lora_path:
-        check_lora(arguments.lora_path)
+        arguments.lora_path = str(check_lora(arguments.lora_path).parent)
     arguments.seed = list(dict.fromkeys(arguments.seed))
     if arguments.prompt is not None:
         prompt = Prompt(arguments.prompt, index=0, seed=None, ref_image_path=arguments.image_path)
@@ -171,7 +181,7 @@ def request_of(arguments: argparse.Namespace) -> Request:
     elif arguments.image_path:
         raise ValueError("--image_path goes with --prompt; a CSV names images in its column ref_image_path.")
     else:
-        jobs = jobs_of_csv(arguments.output_path, read_prompts([arguments.prompts_csv]), arguments.seed)
+        jobs = jobs_of_csv(arguments.output_path, read_prompts(arguments.prompts_csv), arguments.seed)
     prompts = [job.prompt for job in jobs]
     check_task(prompts, task_of(root, arguments.transformer_version))
     check_images(prompts)

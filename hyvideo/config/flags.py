@@ -14,6 +14,9 @@ from typing import NoReturn
 from hyvideo.config.knobs import GROUPS, KNOBS, Knob, text_of
 from hyvideo.config.outside import printable
 
+BOOLEANS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
+"""Spelling of a boolean, in small letters -> its value."""
+
 METAVARS = {bool: "BOOL", int: "INT", float: "NUMBER", str: "TEXT", list: "TEXT", dict: "JSON"}
 """Type of a knob -> the placeholder of its value in `--help`."""
 

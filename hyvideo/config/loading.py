@@ -9,7 +9,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hyvideo.config.flags import OWN_SIZES, RENAMED, SYNONYMS, build_parser
+from hyvideo.config.flags import BOOLEANS, OWN_SIZES, RENAMED, SYNONYMS, build_parser
 from hyvideo.config.knobs import GROUPS, KNOBS, Knob, nearest
 from hyvideo.config.outside import read_file
 from hyvideo.config.schema import Config
@@ -19,8 +19,6 @@ _UNREADABLE = (
     *(AssertionError, AttributeError, LookupError, TypeError),
 )
 """What reading a file may raise; the libraries raise the last ones for tags such as !!bool before something else."""
-
-_BOOLEANS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
 
 
 def load_config(argv: Sequence[str]) -> Config:
@@ -164,7 +162,7 @@ def _prepared(knob: Knob, value: object) -> object:
         ValueError: with the reason, where the value alone does not show it.
     """
     if knob.kind is bool:
-        return _BOOLEANS.get(str(value).strip().lower())
+        return BOOLEANS.get(str(value).strip().lower())
     if knob.kind is dict and isinstance(value, str):
         value = json.loads(value)
     if knob.kind is list and isinstance(value, str):

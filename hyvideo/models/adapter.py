@@ -115,11 +115,12 @@ def draw_adapter(transformer: HunyuanVideo15Transformer3DModel, seed: int) -> No
 
 
 def check_lora(folder: str | Path) -> Path:
-    """Return the adapter's file in `folder`, or raise a ValueError."""
-    path = Path(folder) / ADAPTER_FILE
-    if not path.is_file():
-        raise ValueError(f"lora path: no adapter at '{path}'. Expected the folder that holds that file.")
-    return path
+    """Return the adapter's file in `folder`, which may be a checkpoint with one in `lora`, or raise a ValueError."""
+    places = [Path(folder) / inner / ADAPTER_FILE for inner in (".", "lora", f"lora/{ADAPTER}")]
+    for path in places:
+        if path.is_file():
+            return path
+    raise ValueError(f"lora path: no adapter at '{places[0]}', nor in lora below it. Name the folder that holds it.")
 
 
 def load_lora(transformer: HunyuanVideo15Transformer3DModel, folder: str | Path) -> None:

@@ -78,7 +78,7 @@ def test_a_checkpoint_gives_the_trained_policys_videos(
     trained = video(checkpoint_path=checkpoint)
     assert not torch.equal(trained, video())
     if use_lora:
-        assert torch.equal(video(lora_path=checkpoint / "lora"), trained)
+        assert torch.equal(video(lora_path=checkpoint), trained)
 
 
 def test_a_csv_gives_a_folder_of_videos_whose_own_seeds_count(
@@ -95,7 +95,7 @@ def test_a_csv_gives_a_folder_of_videos_whose_own_seeds_count(
 
 
 def test_several_seeds_give_a_file_each(generate: Generate, video: Callable, command_line: CommandLine):
-    finished = generate(output_path="red.mp4", seed=[7, 8])
+    finished = generate(output_path="red.mp4", seeds=[7, 8])
     assert finished.status == 0, finished.stderr
     for seed in (7, 8):
         assert torch.equal(read_video(command_line.folder / f"red_seed{seed}.mp4"), video(seed=seed))

@@ -1,5 +1,6 @@
 """What generate.py is asked for is checked, and shared among processes, before any weight is read."""
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from generate import Request, parse_arguments, request_of
+from hyvideo.evaluation.original_command import NOT_HERE
 from tests.support.training import PROMPTS, noisy_image, write_prompts
 
 
@@ -29,6 +31,46 @@ def test_settings_are_those_of_the_version_but_for_what_is_given(ask: Callable[.
     assert made.settings["num_inference_steps"] == 12
     assert (made.settings["guidance_scale"], made.settings["shift"]) == (1.0, 3.0)
     assert ask(**image, transformer_version="480p_i2v").settings["guidance_scale"] == 6.0
+
+
+RELEASE = """--prompt 'A girl holding a paper with words "Hello, world!"' --valid_video_csv assets/demo_sample.csv
+--resolution 480p --fixed_size 480x864 --aspect_ratio 16:9 --seed 930 --num_inference_steps 40 --offloading false
+--rewrite false --cfg_distilled false --enable_step_distill false --sparse_attn false --use_sageattn false
+--enable_cache false --cache_type deepcache --overlap_group_offloading false --sr false --save_pre_sr_video
+--output_path ./outputs/output_samples_864x480_step40_shift5_gs1_seed930 --model_path MODEL"""
+"""The arguments of the release's run_inference.sh."""
+
+
+def test_the_releases_sampling_command_is_taken_as_it_stands(
+    original_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "assets").mkdir()
+    write_prompts(tmp_path / "assets" / "demo_sample.csv", PROMPTS)
+    made = request_of(parse_arguments(shlex.split(RELEASE.replace("MODEL", str(original_root)))))
+    assert [(job.prompt.text, job.seed) for job in made.jobs] == [(prompt, 930) for prompt in PROMPTS]
+    assert made.arguments.transformer_version == "480p_t2v" and not made.arguments.offload
+    assert (made.settings["fixed_size"], made.settings["num_inference_steps"]) == ("480x864", 40)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_releases_form_has_its_seed_and_says_what_is_not_here(
+    ask: Callable[..., Request], capsys: pytest.CaptureFixture
+):
+    release = {"prompt": "a cat", "resolution": "480p", "valid_video_csv": "no.csv"}
+    made = ask(**release, enable_cache=True, use_sageattn="off", dtype="bf16", image_path="none")
+    assert [(job.prompt.text, job.seed) for job in made.jobs] == [("a cat", 930)]
+    told = capsys.readouterr().err.splitlines()
+    assert [line.partition(";")[0].partition(",")[0] for line in told] == [
+        "generate.py: --enable_cache has no effect: every step is computed",
+        "generate.py: The release makes super resolution by default",
+        "generate.py: --valid_video_csv: there is no file 'no.csv'",
+    ]
+    with pytest.raises(ValueError, match="720p_t2v_distilled"):
+        ask(prompt="a cat", resolution="720p", cfg_distilled=True, sr=0)
+    for name, advice in NOT_HERE.items():
+        with pytest.raises(ValueError, match=f"--{name} is not here. {advice}"):
+            ask(**release, **{name: True})
 
 
 def test_processes_share_the_videos(ask: Callable[..., Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,86 @@
+"""The sampling command of SAGE-GRPO's release, which generate.py takes as it stands."""
+
+import argparse
+import os
+from pathlib import Path
+
+from hyvideo.config.flags import BOOLEANS
+from hyvideo.config.outside import complain
+
+SEED = 930
+"""Seed of the release's command where none is given."""
+
+NOT_HERE = {
+    "rewrite": "Prompts are sampled as they are written: give rewritten ones.",
+    "sr": "There is no super resolution: take --resolution 720p, or the release's own upsampler afterwards.",
+    "sparse_attn": "Attention is dense: take --cfg_distilled true, which halves the work.",
+    "original_noise_dir": "The noise of a video is drawn from its --seed.",
+}
+"""Flags that ask for other videos than we can make -> what there is instead."""
+
+SLOWER = {
+    "enable_cache": "every step is computed; --cfg_distilled true, or --num_inference_steps, saves time",
+    "use_sageattn": "attention is PyTorch's",
+    "use_fp8_gemm": "a GPU computes in bfloat16",
+    "enable_torch_compile": "sampling is not compiled",
+    "group_offloading": "--offload moves whole networks",
+}
+"""Flags that would only change speed or memory -> what happens instead."""
+
+IGNORED = (
+    *("overlap_group_offloading", "save_pre_sr_video", "save_generation_config", "dtype", "sage_blocks_range"),
+    *("cache_type", "no_cache_block_id", "cache_start_step", "cache_end_step", "cache_step_interval", "total_steps"),
+    *("quant_type", "include_patterns"),
+)
+"""Flags that only refine those above, or ask for what always happens."""
+
+
+def boolean(text: str) -> bool:
+    """Read true/false, yes/no, on/off or 1/0; a ValueError for anything else."""
+    if text.lower() not in BOOLEANS:
+        raise ValueError(text)
+    return BOOLEANS[text.lower()]
+
+
+def add_original_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that only the release has; `translate` turns them into ours."""
+    about = f"with --resolution the default seed is {SEED}, and --fixed_size wins over --aspect_ratio"
+    group = parser.add_argument_group("the command of SAGE-GRPO's release", about)
+    group.add_argument("--resolution", choices=["480p", "720p"], help="with the task and the next two, the version")
+    for name in ("cfg_distilled", "enable_step_distill"):
+        group.add_argument(f"--{name}", type=boolean, nargs="?", const=True, default=False, metavar="BOOL")
+    group.add_argument("--valid_video_csv", nargs="+", metavar="CSV", help="as --prompts_csv; wins over --prompt")
+    for name in (*NOT_HERE, *SLOWER, *IGNORED):
+        group.add_argument(f"--{name}", nargs="?", const="true", help=argparse.SUPPRESS)
+
+
+def translate(arguments: argparse.Namespace) -> None:
+    """Turn the release's flags into ours, in place, and say on stderr which have no effect.
+
+    Raises:
+        ValueError: a flag asks for what is not here; the message says what is there instead.
+    """
+    theirs = {name: vars(arguments).pop(name) for name in (*NOT_HERE, *SLOWER, *IGNORED)}
+    asked = [name for name, value in theirs.items() if value is not None and BOOLEANS.get(value.lower(), True)]
+    if refused := [f"--{name} is not here. {NOT_HERE[name]}" for name in asked if name in NOT_HERE]:
+        raise ValueError(" ".join(refused))
+    resolution, csvs = arguments.resolution, arguments.valid_video_csv or []
+    told = [f"--{name} has no effect: {SLOWER[name]}." for name in asked if name in SLOWER]
+    if resolution and theirs["sr"] is None:
+        told.append("The release makes super resolution by default, and here is none; --sr false says so.")
+    found = [path for path in csvs if Path(path).is_file()]
+    told += [f"--valid_video_csv: there is no file '{path}', which is skipped." for path in csvs if path not in found]
+    if os.environ.get("RANK", "0") == "0":
+        for line in told:
+            complain(f"generate.py: {line}")
+    if found:
+        arguments.prompts_csv, arguments.prompt = found, None
+    if resolution:
+        kind = "_step_distilled" if arguments.enable_step_distill else "_distilled" if arguments.cfg_distilled else ""
+        task = "i2v" if arguments.image_path else "t2v"
+        arguments.transformer_version = arguments.transformer_version or f"{resolution}_{task}{kind}"
+    if arguments.checkpoint_path and Path(arguments.checkpoint_path).name == "transformer":
+        arguments.checkpoint_path = str(Path(arguments.checkpoint_path).parent)  # the release names the inner folder
+    arguments.seed = arguments.seed or [SEED if resolution else 42]
+    for name in ("resolution", "cfg_distilled", "enable_step_distill", "valid_video_csv"):
+        delattr(arguments, name)
