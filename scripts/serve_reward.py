@@ -57,7 +57,7 @@ def build_app(arguments: argparse.Namespace, token: str | None) -> FastAPI:
         device = torch.device(arguments.device)
     except RuntimeError as error:
         raise ValueError(f"--device: expected a device such as cuda or cpu, received '{arguments.device}'.") from error
-    context = RewardContext(device, arguments.model_root, arguments.video_fps, arguments.batch_size)
+    context = RewardContext(device, arguments.model_root, arguments.video_fps, arguments.batch_size, own_files=False)
     return create_app(
         dict(read_reward(text, context) for text in arguments.reward),
         token=token,

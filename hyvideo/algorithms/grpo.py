@@ -62,7 +62,7 @@ class GRPO(Algorithm):
         self.updates_per_round = config.grpo.updates_per_rollout
         self.anchor = build_anchor(config, policy.transformer)
         self.controller = build_controller(config.kl)
-        norms = policy.gradient_norms()
+        norms = policy.gradient_norms(published=config.grpo.cps_equalizer == "published")
         self.scales = equalizer_scales(norms) if config.grpo.use_grad_balancing else torch.ones_like(norms)
         self.step_gradients = StepGradients(policy.sensitivity())
 

@@ -113,9 +113,12 @@ class Policy:
         """Which steps draw noise and can be trained, `[K]` bool."""
         return self.pipeline.scheduler.trained_steps(sde_type=self.sde_type, eta=self.eta)
 
-    def gradient_norms(self) -> Tensor:
-        """Scale of the log-probability's gradient by the velocity at every step, `[K]` (paper Eq. 8, A.5)."""
-        return self.pipeline.scheduler.gradient_norms(sde_type=self.sde_type, eta=self.eta)
+    def gradient_norms(self, *, published: bool = False) -> Tensor:
+        """Scale of the log-probability's gradient by the velocity at every step, `[K]` (paper Eq. 8, A.5).
+
+        `published` is the reference's form for cps.
+        """
+        return self.pipeline.scheduler.gradient_norms(sde_type=self.sde_type, eta=self.eta, published=published)
 
     def sensitivity(self) -> Tensor:
         """`d mean / d v` of every step, `[K]`."""

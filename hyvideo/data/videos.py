@@ -1,9 +1,12 @@
 """Videos to and from mp4 files. In memory a video is a uint8 tensor [F, H, W, 3], RGB."""
 
 import errno
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import imageio.v2 as imageio
 import torch
@@ -11,9 +14,6 @@ from imageio.core.format import Format
 from imageio_ffmpeg import count_frames_and_secs
 
 from hyvideo.data.files import replacing
-
-# x264: 16 is visually lossless, so a reward that reads the file sees what the policy made.
-_CONSTANT_RATE_FACTOR = 16
 
 _EVERY_FRAME_ONCE = ["-fps_mode", "passthrough"]
 """Without it ffmpeg repeats and drops frames where the rate varies."""
@@ -26,13 +26,14 @@ class VideoTooLargeError(ValueError):
     """A video that would fill the memory when decoded."""
 
 
-def write_video(path: Path, frames: torch.Tensor, fps: float) -> None:
+def write_video(path: Path, frames: torch.Tensor, fps: float, crf: int = 16) -> None:
     """Write frames as H.264 that any browser plays. The file appears whole or not at all; its folder is made.
 
     Args:
         path: target, ending in `.mp4`.
         frames: uint8 [F, H, W, 3] RGB, H and W even, on any device; kept at exactly this size.
         fps: frames per second.
+        crf: x264's constant rate factor, from 0 (lossless) to 51; 16 is visually lossless.
 
     Raises:
         ValueError: frames of another type or shape, an odd size, another file extension.
@@ -47,7 +48,7 @@ def write_video(path: Path, frames: torch.Tensor, fps: float) -> None:
     if path.suffix != ".mp4":
         raise ValueError(f"Videos are written as .mp4, received the path {path}.")
     with replacing(path) as temporary:
-        _encode(temporary, frames, fps)
+        _encode(temporary, frames, fps, crf)
 
 
 def read_video(path: Path, indices: Sequence[int] | None = None, *, max_bytes: int | None = None) -> torch.Tensor:
@@ -86,6 +87,43 @@ def video_length(path: Path) -> tuple[int, float]:
         return reader.count_frames(), reader.get_meta_data()["fps"]
 
 
+def read_chosen(path: Path, choose: Callable[[int, float], Sequence[int]], *, own: bool = True) -> torch.Tensor:
+    """Frames of a video that depend on its length, as `read_video` gives them.
+
+    decord, where it is installed, reads them by their numbers, without decoding the others. It runs in this process and
+    reads 8-bit 4:2:0 only, so that other videos, and those of strangers, are read as `read_video` does.
+
+    Args:
+        path: the file.
+        choose: from the number of frames and the frames per second to the indices.
+        own: whether the file was made here.
+
+    Raises:
+        ValueError: as `read_video` and `video_length`.
+    """
+    if own and find_spec("decord"):
+        with _opened(path) as reader:
+            about = reader.get_meta_data()
+        expected = round(about["duration"] * about["fps"])
+        if about["pix_fmt"].partition("(")[0] == "yuv420p" and not about.get("rotate"):
+            with suppress(_decord().DECORDError):  # which the other reader puts into words
+                frames = _decord().VideoReader(str(path), num_threads=1)
+                if len(frames) == expected:  # else the file leaves some of its frames out
+                    indices = choose(len(frames), frames.get_avg_fps())
+                    check_video_size(path, len(indices), *frames[0].shape[:2])
+                    return torch.from_numpy(frames.get_batch(indices).asnumpy())
+    return read_video(path, choose(*video_length(path)))
+
+
+@cache
+def _decord() -> ModuleType:
+    """Import decord, which says nothing of its own on the console."""
+    import decord
+
+    decord.logging.set_level(decord.logging.QUIET)
+    return decord
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[Format.Reader]:
     """Open a video file; what cannot be read of it is a ValueError that names it."""
@@ -111,9 +149,9 @@ def check_video_size(path: Path, num_frames: int, height: int, width: int, max_b
         )
 
 
-def _encode(path: Path, frames: torch.Tensor, fps: float) -> None:
+def _encode(path: Path, frames: torch.Tensor, fps: float, crf: int) -> None:
     """Run the encoder and make sure that it finished: it reports no failure at its end."""
-    options = ["-crf", str(_CONSTANT_RATE_FACTOR), "-movflags", "+faststart"]
+    options = ["-crf", str(crf), "-movflags", "+faststart"]
     failure = None
     try:
         form = {"codec": "libx264", "quality": None, "pixelformat": "yuv420p", "macro_block_size": 2}

@@ -23,7 +23,7 @@ from hyvideo.config.schema import ModelConfig
 from hyvideo.data.randomness import seed_for
 from hyvideo.distributed.collectives import whole
 from hyvideo.models.diffusers_logging import without_diffusers_logs
-from hyvideo.models.lora_keys import adapter_to_diffusers, has_original_keys
+from hyvideo.models.lora_keys import adapter_to_diffusers, has_original_keys, modules_of_original
 
 ADAPTER = "default"
 ADAPTER_FILE = "pytorch_lora_weights.safetensors"
@@ -89,8 +89,15 @@ def configured_adapter(model: ModelConfig) -> LoraConfig | None:
 
 
 def lora_config(rank: int, alpha: int, target_modules: Sequence[str]) -> LoraConfig:
-    """Return the adapter's configuration; the second matrix starts at zero, so the policy starts as the base model."""
-    return LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(target_modules), init_lora_weights=True)
+    """Return the adapter's configuration; the second matrix starts at zero, so the policy starts as the base model.
+
+    The modules are named by the end of their path, here or in the original layout (`img_attn_q`).
+    """
+    theirs = {name: modules_of_original(name) for name in target_modules}
+    chosen = list(target_modules)
+    if any(theirs.values()):  # PEFT takes names, or one pattern
+        chosen = "|".join(pattern or rf"(.*\.)?{re.escape(name)}" for name, pattern in theirs.items())
+    return LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen, init_lora_weights=True)
 
 
 def base_weight(name: str) -> str | None:

@@ -14,7 +14,7 @@ from torch import Tensor
 REFINER = ("context_embedder.token_refiner.refiner_blocks.#", "txt_in.individual_token_refiner.blocks.#")
 BLOCK = ("transformer_blocks.#", "double_blocks.#")
 
-_TRANSFORMER_MODULES = (
+TRANSFORMER_MODULES = (
     ("x_embedder", "img_in"),
     ("time_embed.timestep_embedder.linear_1", "time_in.mlp.0"),
     ("time_embed.timestep_embedder.linear_2", "time_in.mlp.2"),
@@ -123,7 +123,7 @@ def _renamer(table: Sequence[tuple[str, str]]) -> Callable[[str], str]:
     return rename
 
 
-_to_original = _renamer(_TRANSFORMER_MODULES)
+_to_original = _renamer(TRANSFORMER_MODULES)
 _vae_to_original = _renamer(_VAE_MODULES)
 
 

@@ -14,7 +14,7 @@ import torch
 from peft.utils.other import get_pattern_key
 from torch import Tensor
 
-from hyvideo.models.conversion import Part, transformer_part
+from hyvideo.models.conversion import TRANSFORMER_MODULES, Part, transformer_part
 
 _ENDINGS = ("lora_A.weight", "lora_B.weight")
 _MATTERS = ("bias", "init_lora_weights", "lora_dropout", "peft_type", "task_type")
@@ -22,6 +22,26 @@ _MATTERS = ("bias", "init_lora_weights", "lora_dropout", "peft_type", "task_type
 Adapter = dict[str, Tensor]
 Settings = dict[str, Any]
 """Content of a `peft.LoraConfig`."""
+
+
+def modules_of_original(target: str) -> str | None:
+    """Return the pattern of the modules that the original calls `target`, by the end of their path; None for our names.
+
+    Example: `img_attn_q` is `transformer_blocks`, any number, `attn.to_q`, and not the text refiner's `to_q`.
+    """
+    if any(f".{ours}".endswith(f".{target}") for ours, _ in TRANSFORMER_MODULES):
+        return None
+    found, length = [], target.count(".") + 1
+    for ours, theirs in TRANSFORMER_MODULES:
+        parts = theirs.split(".")
+        end = re.escape(".".join(parts[-length:])).replace(r"\#", r"(\d+)")
+        if length <= len(parts) and (match := re.fullmatch(end, target)):
+            numbers = [r"\d+"] * ".".join(parts[:-length]).count("#") + list(match.groups())
+            pattern = re.escape(ours)
+            for number in numbers:
+                pattern = pattern.replace(r"\#", number, 1)
+            found.append(pattern)
+    return "|".join(found) or None
 
 
 def has_original_keys(names: Iterable[str]) -> bool:

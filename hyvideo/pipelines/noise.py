@@ -20,6 +20,7 @@ class SampleNoise:
         prompts: index of each sample's prompt, length B.
         generations: number of each sample within its prompt's group, length B.
         share_initial: samples of one prompt start from the same noise (`use_same_noise`).
+        repeat_initial: the starting noise is that of round 0 in every round (`initial_noise per_prompt`).
     """
 
     seeds: Sequence[int]
@@ -28,19 +29,20 @@ class SampleNoise:
     prompts: Sequence[int]
     generations: Sequence[int]
     share_initial: bool = False
+    repeat_initial: bool = False
 
     def initial(self, shape: Sequence[int]) -> Tensor:
         """Return the starting latents `[B, *shape]`, float32 on the CPU."""
-        return self._draw("initial", 0, shape, shared=self.share_initial)
+        return self._draw("initial", 0 if self.repeat_initial else self.round, 0, shape, shared=self.share_initial)
 
     def step(self, index: int, shape: Sequence[int]) -> Tensor:
         """Return the noise `[B, *shape]` injected at denoising step `index`, float32 on the CPU."""
-        return self._draw("step", index, shape, shared=False)
+        return self._draw("step", self.round, index, shape, shared=False)
 
-    def _draw(self, kind: str, index: int, shape: Sequence[int], *, shared: bool) -> Tensor:
+    def _draw(self, kind: str, round: int, index: int, shape: Sequence[int], *, shared: bool) -> Tensor:
         stream = f"{self.stream}/{kind}"
         generators = [
-            generator_for(seed, stream, self.round, prompt, 0 if shared else generation, index)
+            generator_for(seed, stream, round, prompt, 0 if shared else generation, index)
             for seed, prompt, generation in zip(self.seeds, self.prompts, self.generations, strict=True)
         ]
         return torch.stack([torch.randn(*shape, generator=generator) for generator in generators])

@@ -35,7 +35,7 @@ def sampler_of(config: Config) -> Sampler:
     scheduler = FlowMatchDiscreteScheduler(shift=rollout.infer_flow_shift_video, sage_clamp=rollout.sage_clamp)
     scheduler.set_timesteps(rollout.grpo_sampling_steps)
     flavour = {"sde_type": rollout.sde_type, "eta": rollout.eta}
-    norms = scheduler.gradient_norms(**flavour)
+    norms = scheduler.gradient_norms(**flavour, published=config.grpo.cps_equalizer == "published")
     scales = equalizer_scales(norms).numpy() if config.grpo.use_grad_balancing else np.ones(len(norms))
     return Sampler(scheduler.step_weights(**flavour).std.numpy(), scales)
 

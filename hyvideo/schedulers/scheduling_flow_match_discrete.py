@@ -261,15 +261,16 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         log_density = -0.5 * (error / safe_std).square() - safe_std.log() - 0.5 * math.log(2 * math.pi)
         return _mean_per_row(torch.where(stochastic, log_density, torch.zeros_like(log_density)))
 
-    def gradient_norms(self, *, sde_type: str, eta: float) -> Tensor:
+    def gradient_norms(self, *, sde_type: str, eta: float, published: bool = False) -> Tensor:
         """N_t, the scale of ``d log_prob / d v`` at every step (paper Eq. 8, A.5), [K] float32.
 
         With D values per row, ``|d log_prob / d v| * sqrt(D) = N_t * RMS(noise)``. N_t is ``|d mean / d v| / std``; for
-        ``cps``, whose log-prob is not divided by the variance, ``2 std |d mean / d v|``. Deterministic steps have 0.
+        ``cps``, whose log-prob is not divided by the variance, ``2 std |d mean / d v|``, unless `published` asks for
+        the reference's form, which is the first for ``cps`` too. Deterministic steps have 0.
         """
         weights = self.step_weights(sde_type=sde_type, eta=eta)
         sensitivity = weights.velocity.abs()
-        if _known_flavour(sde_type).is_density:
+        if published or _known_flavour(sde_type).is_density:
             norms = torch.where(weights.std > 0, sensitivity / weights.std, torch.zeros_like(sensitivity))
         else:
             norms = 2 * weights.std * sensitivity

@@ -16,6 +16,7 @@ from hyvideo.data.videos import MAX_VIDEO_BYTES
 from hyvideo.distributed.layout import layout_of
 from hyvideo.grpo.sde_window import noisy_steps
 from hyvideo.grpo.timesteps import check_updates, select_timesteps
+from hyvideo.models.lora_keys import modules_of_original
 from hyvideo.models.model_folder import is_diffusers_layout
 from hyvideo.pipelines.sampling_defaults import FILE, sampling_defaults
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
@@ -251,7 +252,8 @@ def _file_problems(cfg: Config) -> Iterator[str]:
 def _model_problems(cfg: Config) -> Iterator[str]:
     """Settings of adapter and precision that contradict each other or the method."""
     model, path = cfg.model, cfg.model.pretrained_lora_path
-    if model.use_lora and cfg.parallel.sp_size > 1 and "proj_out" in model.lora_target_modules:
+    joined = any("proj_out" in (name, modules_of_original(name)) for name in model.lora_target_modules)
+    if model.use_lora and cfg.parallel.sp_size > 1 and joined:
         yield (
             f"lora_target_modules has proj_out, where the ranks of a video join its tokens (sp_size "
             f"{cfg.parallel.sp_size}): leave it out, or set sp_size to 1"

@@ -74,6 +74,7 @@ def _noise(round: Round, block: Sequence[int]) -> SampleNoise:
         prompts=[video.prompt_index for video in videos],
         generations=[video.generation for video in videos],
         share_initial=round.share_initial_noise,
+        repeat_initial=round.repeat_initial_noise,
     )
 
 

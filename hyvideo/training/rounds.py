@@ -22,6 +22,7 @@ class Round:
         num_generations: videos per prompt.
         seed: the run's; with the round, the prompt and the generation it seeds a video's noise.
         share_initial_noise: whether the videos of a prompt start from the same noise.
+        repeat_initial_noise: whether a prompt's videos start from the same noise as in other rounds.
     """
 
     index: int
@@ -32,6 +33,7 @@ class Round:
     num_generations: int
     seed: int
     share_initial_noise: bool
+    repeat_initial_noise: bool
 
 
 class Rounds:
@@ -39,7 +41,7 @@ class Rounds:
 
     def __init__(self, config: Config, prompts: Sequence[Prompt], layout: Layout, dp_rank: int) -> None:
         self.prompts, self.layout, self.positions = prompts, layout, layout.positions(dp_rank)
-        self._seed, self._share_initial_noise = config.run.seed, config.rollout.use_same_noise
+        self._seed, self._rollout = config.run.seed, config.rollout
         sizes = (len(prompts), layout.num_groups, layout.num_generations)
         self.sampler = GroupSampler(*sizes, self.positions, self._seed)
 
@@ -54,5 +56,6 @@ class Rounds:
             num_videos=self.layout.num_videos,
             num_generations=self.layout.num_generations,
             seed=self._seed,
-            share_initial_noise=self._share_initial_noise,
+            share_initial_noise=self._rollout.use_same_noise,
+            repeat_initial_noise=self._rollout.initial_noise == "per_prompt",
         )

@@ -42,7 +42,7 @@ class ModelConfig:
     """Must be 0, because dropout would change the replayed log-probabilities."""
 
     lora_target_modules: list[str] = setting(_ATTENTION + _FEED_FORWARD, read_when="use_lora = true")
-    """The linear layers that get an adapter, by the end of their path."""
+    """The linear layers that get an adapter, by the end of their path, here or in the original layout."""
 
     pretrained_lora_path: str | None = None
     """Folder with the pytorch_lora_weights.safetensors to start from."""

@@ -45,6 +45,10 @@ class RolloutConfig:
     use_same_noise: bool = False
     """Start all videos of a prompt from the same noise."""
 
+    initial_noise: Literal["per_round", "per_prompt"] = "per_round"
+    """Where a video's first noise comes from. per_round draws it anew in every round. per_prompt repeats it for the
+    same prompt and place in the group, as the reference does."""
+
     rollout_micro_batch_size: int = setting(1, within="[0, inf)", frees=("rollout", "validation"))
     """Videos that one rank denoises together; 0 is all. More are faster and take more memory."""
 

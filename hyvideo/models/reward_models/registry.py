@@ -33,12 +33,14 @@ class RewardContext:
         model_root: folder of the base model, in which the reward weights of the original layout lie.
         video_fps: frames per second of videos that come in memory.
         batch_size: videos that run through a network together.
+        own_files: whether video files were made here; a server's come from others.
     """
 
     device: torch.device | str = "cpu"
     model_root: Path = Path("ckpts")
     video_fps: float = 24
     batch_size: int = 8
+    own_files: bool = True
 
 
 class RewardModel(ABC):

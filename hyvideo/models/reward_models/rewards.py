@@ -71,8 +71,8 @@ class Scoring:
     arrive, so neither do the scores.
     """
 
-    def __init__(self, scorers: Sequence[_Scorer], block_size: int, video_fps: float) -> None:
-        self._scorers, self._block_size, self._video_fps = scorers, block_size, video_fps
+    def __init__(self, scorers: Sequence[_Scorer], block_size: int, video_fps: float, crf: int) -> None:
+        self._scorers, self._block_size, self._video_fps, self._crf = scorers, block_size, video_fps, crf
         self._folder = tempfile.TemporaryDirectory(prefix="rewards-")
         self._waiting: list[tuple[Tensor, str]] = []
         self._results: list[list[Future[dict[str, Tensor]]]] = []
@@ -117,7 +117,7 @@ class Scoring:
             with lock:
                 for path, video in zip(paths, videos, strict=True):
                     if not path.exists():
-                        write_video(path, video, self._video_fps)
+                        write_video(path, video, self._video_fps, self._crf)
         scores = scorer.model(paths if scorer.reads_files else videos, prompts)
         return checked_scores(scorer.choice.name, scorer.model, scores, len(prompts))
 
@@ -176,7 +176,8 @@ class WeightedReward:
         """Start scoring a round whose videos arrive in parts: `add` them, then `finish`."""
         if self._config.reward_offload:
             self._move(self._context.device)
-        return Scoring(self._scorers, self._config.reward_batch_size, self._context.video_fps)
+        config = self._config
+        return Scoring(self._scorers, config.reward_batch_size, self._context.video_fps, config.reward_video_crf)
 
     def finish(self, scoring: Scoring) -> Scores:
         """Wait for a round's scores; as `__call__`, to which it is equal whenever the videos came."""

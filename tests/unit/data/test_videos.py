@@ -7,7 +7,7 @@ import pytest
 import torch
 from imageio_ffmpeg import get_ffmpeg_exe
 
-from hyvideo.data.videos import VideoTooLargeError, read_video, video_length, write_video
+from hyvideo.data.videos import VideoTooLargeError, read_chosen, read_video, video_length, write_video
 from tests.support.limits import limited
 from tests.support.videos import moving_square
 
@@ -34,6 +34,53 @@ def test_chosen_frames_are_those_of_the_whole_video(tmp_path):
     assert torch.equal(read_video(path, [8, 0, 3, 3]), read_video(path)[[8, 0, 3, 3]])
     with pytest.raises(ValueError, match=r"video\.mp4 .* cannot be decoded"):
         read_video(path, [9])
+
+
+@pytest.mark.parametrize(
+    ("start", "made_by", "num_frames"),
+    [
+        ("0", ["-c", "copy"], 33),  # as our encoder wrote it
+        ("0.5", ["-c", "copy"], None),  # an edit list leaves the first frames out
+        ("0", ["-pix_fmt", "yuv420p10le", "-c:v", "libx264"], 33),
+        ("0", ["-vf", "setpts=(N+gt(N\\,4)*7*(N-4))/(12*TB)", "-fps_mode", "vfr"], 33),
+    ],
+    ids=["ours", "edited", "10 bit", "varying rate"],
+)
+def test_frames_chosen_by_number_are_those_that_the_other_reader_gives(
+    tmp_path, start, made_by, num_frames, monkeypatch
+):
+    write_video(tmp_path / "ours.mp4", moving_square(33), fps=24)
+    path = tmp_path / "made.mp4"
+    command = [get_ffmpeg_exe(), "-ss", start, "-i", str(tmp_path / "ours.mp4"), *made_by, str(path)]
+    subprocess.run(command, check=True, capture_output=True)
+
+    def spread(total: int, fps: float) -> list[int]:
+        assert total == (num_frames or total)
+        return [0, total // 2, total - 1, total - 1]
+
+    read = [read_chosen(path, spread, own=own) for own in (True, False)]
+    assert torch.equal(*read)
+    monkeypatch.setattr("hyvideo.data.videos.find_spec", lambda name: None)
+    assert torch.equal(read_chosen(path, spread), read[0])
+
+
+def test_a_chosen_frame_is_read_by_its_number_where_decord_is_installed(tmp_path, monkeypatch):
+    pytest.importorskip("decord")
+    write_video(tmp_path / "a.mp4", moving_square(9), fps=12)
+    monkeypatch.setattr("hyvideo.data.videos.read_video", None)
+    assert len(read_chosen(tmp_path / "a.mp4", lambda total, fps: [0, total - 1])) == 2
+    (tmp_path / "b.mp4").write_bytes(b"no video")
+    with pytest.raises(ValueError, match=r"b\.mp4 .* cannot be decoded"):
+        read_chosen(tmp_path / "b.mp4", lambda total, fps: [0])
+
+
+@pytest.mark.parametrize("crf", [16, 25])
+def test_a_video_is_compressed_as_asked(tmp_path, crf):
+    noise = torch.randint(0, 256, (5, 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    write_video(tmp_path / "a.mp4", noise, 24, crf)
+    write_video(tmp_path / "usual.mp4", noise, 24)
+    sizes = [(tmp_path / name).stat().st_size for name in ("a.mp4", "usual.mp4")]
+    assert (sizes[0] < sizes[1]) == (crf == 25)
 
 
 def test_frames_of_a_varying_rate_are_read_once_each(tmp_path):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import HunyuanVideo15Transformer3DModel
+from peft.tuners.tuners_utils import check_target_module_exists
 from peft.utils import get_peft_model_state_dict
 from safetensors.torch import save_file
 from torch import Tensor
@@ -16,6 +17,7 @@ from hyvideo.models.conversion import original_tensors
 from hyvideo.models.lora_keys import adapter_to_diffusers, adapter_to_original, has_original_keys
 from tests.support.equal_runs import assert_same
 from tests.support.original_layout import original_transformer
+from tests.support.tiny_model import build_transformer
 
 RANK, ALPHA = 4, 6
 MODULES = (
@@ -135,3 +137,22 @@ def test_a_fused_module_needs_all_its_adapters(our_adapter: tuple):
     partial = {key: tensor for key, tensor in tensors.items() if not key.startswith(name)}
     with pytest.raises(ValueError, match="needs all 3 of query, key and value"):
         adapter_to_original(partial, settings)
+
+
+@pytest.mark.parametrize(
+    ("target", "chosen"),
+    [
+        ("img_attn_q", ["transformer_blocks.0.attn.to_q", "transformer_blocks.1.attn.to_q"]),
+        ("double_blocks.1.img_mlp.fc1", ["transformer_blocks.1.ff.net.0.proj"]),
+        ("self_attn_qkv", [f"context_embedder.token_refiner.refiner_blocks.0.attn.to_{part}" for part in "kqv"]),
+        ("byt5_in.fc2", ["context_embedder_2.linear_2"]),
+    ],
+)
+def test_modules_are_chosen_by_the_originals_names_and_by_ours_together(target: str, chosen: list[str]):
+    linear = [name for name, module in build_transformer().named_modules() if isinstance(module, torch.nn.Linear)]
+    both = lora_config(2, 4, [target, "ff_context.net.2"])
+    found = [name for name in linear if check_target_module_exists(both, name)]
+    blocks = [name for name in linear if name.endswith("ff_context.net.2")]
+    assert blocks and sorted(found) == sorted([*chosen, *blocks])
+    ours = lora_config(2, 4, ["to_q"])
+    assert ours.target_modules == {"to_q"}

@@ -54,6 +54,13 @@ def test_everything_a_sample_is_changes_its_noise():
         assert not any(torch.equal(first, second) for second in draws[:i])
 
 
+def test_a_prompts_start_may_repeat_in_every_round_but_its_steps_never():
+    second, third = (replace(NOISE, round=index, repeat_initial=True) for index in (2, 3))
+    assert torch.equal(second.initial(SHAPE), third.initial(SHAPE))
+    assert not torch.equal(second.initial(SHAPE)[0], second.initial(SHAPE)[1])
+    assert not torch.equal(second.step(0, SHAPE), third.step(0, SHAPE))
+
+
 def test_a_group_may_share_its_start_but_never_its_steps():
     shared = replace(NOISE, share_initial=True)
     start, step = shared.initial(SHAPE), shared.step(0, SHAPE)

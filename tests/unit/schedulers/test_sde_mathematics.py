@@ -117,6 +117,19 @@ def test_gaussian_marginals_are_preserved_as_steps_grow(sde_type, tolerance, shi
         assert variance_error < coarse[place][1]
 
 
+def test_the_published_norms_differ_for_cps_alone_and_spread_its_gradients():
+    scheduler = scheduled(16)
+    for sde_type in ("sage_grpo", "flow_grpo", "dance_grpo"):
+        own, published = (scheduler.gradient_norms(sde_type=sde_type, eta=0.5, published=p) for p in (False, True))
+        assert torch.equal(own, published)
+    weights = scheduler.step_weights(sde_type="cps", eta=0.5)
+    published = scheduler.gradient_norms(sde_type="cps", eta=0.5, published=True)
+    expected = (weights.velocity.abs() / weights.std)[:-1].float()
+    torch.testing.assert_close(published, torch.cat([expected, torch.zeros(1)]))
+    left = scheduler.gradient_norms(sde_type="cps", eta=0.5)[:-1] / published[:-1]
+    assert left.max() / left.min() > 10
+
+
 @pytest.mark.parametrize("sde_type", ["sage_grpo", "flow_grpo", "dance_grpo", "cps"])
 def test_gradient_norms_are_the_gradients_of_the_log_prob(sde_type):
     scheduler, generator = scheduled(16), torch.Generator().manual_seed(1)

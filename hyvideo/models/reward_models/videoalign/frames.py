@@ -1,14 +1,15 @@
 """Which frames of a video the network sees, at which size, and cut into which patches."""
 
-import math
+from functools import partial
 from pathlib import Path
 
 import torch
+from einops import rearrange
 from torch import Tensor
 from torch.nn.functional import interpolate
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-from hyvideo.data.videos import read_video, video_length
+from hyvideo.data.videos import read_chosen
 
 PATCH, TEMPORAL_PATCH, MERGE = 14, 2, 2
 MIN_PIXELS = 128 * 28 * 28
@@ -27,12 +28,15 @@ def frame_indices(total: int, video_fps: float, *, fps: float, num_frames: int |
         total: at least 1.
         video_fps: of the video.
         fps: frames wanted per second of video; at least 4 frames, if the video has them.
-        num_frames: frames wanted in all, instead of `fps`; rounded to even. More than there are is a ValueError.
+        num_frames: frames wanted in all, instead of `fps`; rounded to even, at least 2 (else a ValueError). Of a
+            shorter video all frames are shown, the last one twice where their number is odd, as in the original.
     """
     if num_frames is not None:
         count = round(num_frames / TEMPORAL_PATCH) * TEMPORAL_PATCH
-        if not TEMPORAL_PATCH <= count <= total:
-            raise ValueError(f"VideoAlign: num_frames is {num_frames}, but must be even and within 2 and {total}.")
+        if count < TEMPORAL_PATCH:
+            raise ValueError(f"VideoAlign: num_frames is {num_frames}, but must be even and at least 2.")
+        if count > total:
+            return [*range(total), *[total - 1] * (total % TEMPORAL_PATCH)]
     else:
         most = min(_MAX_FRAMES, total) // TEMPORAL_PATCH * TEMPORAL_PATCH
         wanted = min(max(total / video_fps * fps, _MIN_FRAMES), most)
@@ -40,9 +44,12 @@ def frame_indices(total: int, video_fps: float, *, fps: float, num_frames: int |
     return torch.linspace(0, total - 1, count).round().long().tolist()
 
 
-def read_frames(path: Path, *, fps: float, num_frames: int | None) -> Tensor:
-    """Read the shown frames of a file, uint8 `[N, H, W, 3]`; a damaged, too short or too large one is a ValueError."""
-    return read_video(path, frame_indices(*video_length(path), fps=fps, num_frames=num_frames))
+def read_frames(path: Path, *, fps: float, num_frames: int | None, own: bool = True) -> Tensor:
+    """Read the shown frames of a file, uint8 `[N, H, W, 3]`; a damaged or too large one is a ValueError.
+
+    `own` as in `read_chosen`.
+    """
+    return read_chosen(path, partial(frame_indices, fps=fps, num_frames=num_frames), own=own)
 
 
 def patches(frames: Tensor, max_pixels: int) -> tuple[Tensor, tuple[int, int, int]]:
@@ -60,5 +67,5 @@ def patches(frames: Tensor, max_pixels: int) -> tuple[Tensor, tuple[int, int, in
     pixels = torch.cat(resized).clamp(0, 255).round() / 255
     pixels = (pixels - torch.tensor(_MEAN).view(3, 1, 1)) / torch.tensor(_STD).view(3, 1, 1)
     grid = (len(frames) // TEMPORAL_PATCH, height // PATCH, width // PATCH)
-    split = pixels.view(grid[0], TEMPORAL_PATCH, 3, grid[1] // MERGE, MERGE, PATCH, grid[2] // MERGE, MERGE, PATCH)
-    return split.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(math.prod(grid), -1), grid
+    pattern = "(T t) c (h a p) (w b q) -> (T h w a b) (c t p q)"  # a, b: place among the 2x2 neighbours
+    return rearrange(pixels, pattern, t=TEMPORAL_PATCH, a=MERGE, b=MERGE, p=PATCH, q=PATCH), grid

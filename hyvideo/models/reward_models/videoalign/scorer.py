@@ -43,6 +43,7 @@ class VideoAlignScorer:
         device: where the network runs.
         dtype: precision of its weights and activations; the scores are float32.
         batch_size: videos that run through the network together.
+        own_files: whether video files were made here, and need not be read in a process of their own.
 
     Example:
         >>> scorer = VideoAlignScorer("ckpts/VideoReward", "cuda", torch.bfloat16)
@@ -56,13 +57,14 @@ class VideoAlignScorer:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         batch_size: int = 8,
+        own_files: bool = True,
     ) -> None:
         self.settings = read_settings(Path(checkpoint_root))
         self._tokenizer, special = _load_tokenizer(self.settings.checkpoint / "tokenizer")
         self._video_token, *self._reward_tokens = special
         # One `.to` converts the rotary frequencies as well, which the original rounds together with the weights.
         self._network = load_network(self.settings).to(device=device, dtype=dtype)
-        self._batch_size = batch_size
+        self._batch_size, self._own_files = batch_size, own_files
 
     def score(
         self,
@@ -90,7 +92,7 @@ class VideoAlignScorer:
             raise ValueError(f"VideoAlign: give fps or num_frames, not both; received {fps} and {num_frames}.")
         if num_frames is None and fps is None:
             num_frames = self.settings.num_frames
-        shown = {"fps": self.settings.fps if fps is None else fps, "num_frames": num_frames}
+        shown = {"fps": self.settings.fps if fps is None else fps, "num_frames": num_frames, "own": self._own_files}
         return self._score(lambda path: read_frames(Path(path), **shown), video_paths, prompts, normalize, max_pixels)
 
     def score_frames(
@@ -186,7 +188,8 @@ class VideoAlignReward(RewardModel):
         if name not in dtypes:
             raise ValueError(f"videoalign_local: expected dtype bf16 or fp32, received {dtype!r}.")
         folder = self._folder(context, checkpoint)
-        self._scorer, self._dtype = VideoAlignScorer(folder, context.device, dtypes[name], context.batch_size), name
+        at = (folder, context.device, dtypes[name], context.batch_size)
+        self._scorer, self._dtype = VideoAlignScorer(*at, own_files=context.own_files), name
 
     @classmethod
     def check(cls, context: RewardContext, checkpoint: str | None = None, dtype: str | None = None) -> None:
