@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Fetch the reward model VideoReward and its scoring text, and check both. All other weights: checkpoints-download.md.
+# Fetch the reward model VideoReward and its scoring text, and check both; with --all HunyuanVideo-1.5 and its encoders too.
 #
-# Usage: ./download_weights.sh [--dry-run | --verify] [ROOT]
+# Usage: ./download_weights.sh [--all VERSION] [--dry-run | --verify] [ROOT]
 #
 #   ROOT        folder of all weights [./ckpts]; the reward model goes into ROOT/VideoReward
+#   --all VERSION
+#               fetch everything for one version of the transformer, such as 480p_t2v, after saying the sizes
 #   --dry-run   print the commands, fetch nothing
 #   --verify    check what is there, fetch nothing
 #
@@ -11,6 +13,7 @@
 #
 #   PYTHON       interpreter [.venv/bin/python where `make setup` made it, else python3]
 #   HF           program that downloads from the hub [.venv/bin/hf, else hf]; it honours HF_ENDPOINT for a mirror
+#   MODELSCOPE   program that fetches the glyph encoder for --all [.venv/bin/modelscope, else modelscope]
 #   TEXT_URL     where the scoring text comes from [the authors' repository, at a fixed commit]
 set -euo pipefail
 
@@ -26,16 +29,23 @@ fail() {
   exit 1
 }
 
-mode=fetch root=
-for argument in "$@"; do
+mode=fetch root='' version=''
+while (($#)); do
+  argument=$1
+  shift
   case $argument in
+    --all)
+      [[ ${1-} =~ ^(480p|720p)_(t2v|i2v)[a-z0-9_]*$ ]] || fail "--all expects a version such as 480p_t2v; received '${1-}'."
+      version=$1
+      shift
+      ;;
     -h | --help)
       sed -n '2,/^set -/{/^#/s/^# \{0,1\}//p;}' "${BASH_SOURCE[0]}"
       exit 0
       ;;
     --dry-run) mode=dry-run ;;
     --verify) mode=verify ;;
-    -*) fail "unknown option '$argument'; expected --dry-run, --verify or --help." ;;
+    -*) fail "unknown option '$argument'; expected --all VERSION, --dry-run, --verify or --help." ;;
     *)
       [[ -z $root ]] || fail "one ROOT is expected; received '$root' and '$argument'."
       root=$argument
@@ -51,6 +61,10 @@ fi
 if [[ -z ${HF-} ]]; then
   HF=hf
   if [[ -x $here/.venv/bin/hf ]]; then HF=$here/.venv/bin/hf; fi
+fi
+if [[ -z ${MODELSCOPE-} ]]; then
+  MODELSCOPE=modelscope
+  if [[ -x $here/.venv/bin/modelscope ]]; then MODELSCOPE=$here/.venv/bin/modelscope; fi
 fi
 
 run() {
@@ -108,7 +122,29 @@ fi
 if [[ $mode == fetch ]]; then
   command -v "$HF" >/dev/null || fail "'$HF' is not installed. Run 'make setup', or set HF to the hub's program."
   command -v curl >/dev/null || fail "curl is not installed, and fetches the scoring text."
+  if [[ -n $version ]]; then
+    command -v "$MODELSCOPE" >/dev/null || fail "'$MODELSCOPE' is not installed, and fetches the glyph encoder: pip install modelscope"
+  fi
   mkdir -p "$folder"
+fi
+if [[ -n $version ]]; then
+  base="${root:-./ckpts}" total=61
+  echo "GB at most: transformer/$version 33.3, vae 5.0, text_encoder/llm 17, Glyph-SDXL-v2 1, VideoReward 5.0"
+  if [[ $version == *i2v* ]]; then
+    total=62
+    echo "and for i2v vision_encoder/siglip 1: ask for access on the page of black-forest-labs/FLUX.1-Redux-dev, then $HF auth login"
+  fi
+  echo "$total GB in all; free where '$base' lies: $(df -Ph "$(dirname "$folder")" 2>/dev/null | awk 'NR == 2 {print $4}' || true)"
+  run "$HF" download tencent/HunyuanVideo-1.5 --include config.json --include 'scheduler/*' --include 'vae/*' \
+    --include "transformer/$version/*" --local-dir "$base"
+  run "$HF" download Qwen/Qwen2.5-VL-7B-Instruct --local-dir "$base/text_encoder/llm"
+  run "$HF" download google/byt5-small --include '*.json' --local-dir "$base/text_encoder/byt5-small"
+  run "$MODELSCOPE" download --model AI-ModelScope/Glyph-SDXL-v2 --local_dir "$base/text_encoder/Glyph-SDXL-v2"
+  if [[ $version == *i2v* ]]; then
+    run "$HF" download black-forest-labs/FLUX.1-Redux-dev --include 'image_encoder/*' --include 'feature_extractor/*' \
+      --local-dir "$base/vision_encoder/siglip"
+  fi
+  run "$HF" download Qwen/Qwen2-VL-2B-Instruct config.json --local-dir "$folder/base"
 fi
 run "$HF" download "$REPOSITORY" --local-dir "$folder"
 text="$folder/prompt_template.py"

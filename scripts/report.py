@@ -2,7 +2,8 @@
 
   python -m scripts.report RUN                       report of a run folder: RUN/report.html
   python -m scripts.report RUN RUN ...               comparison of several runs: comparison.html
-  python -m scripts.report gallery A B ...           the same prompts and seeds side by side: gallery.html
+  python -m scripts.report gallery A B ...           the same prompts and seeds side by side: A/gallery.html
+  python -m scripts.report gallery A                 the seeds of each prompt side by side
   python -m scripts.report gallery A B ... --preference study
                                                      a blind study to hand out, and its key study.key.json
   python -m scripts.report winrates study.key.json VOTES ...
@@ -64,16 +65,17 @@ def _gallery(argv: Sequence[str]) -> int:
     """Write a gallery, or a preference study."""
     parser = _parser(" gallery")
     parser.add_argument("models", nargs="+", metavar="MODEL", help="folder of videos or run folder, or NAME=FOLDER")
-    parser.add_argument("--output", type=Path, default=Path("gallery.html"), help="HTML file; default gallery.html")
+    parser.add_argument("--output", type=Path, help="HTML file; default gallery.html in the first folder")
     parser.add_argument("--embed", action="store_true", help=EMBED)
     study = "write a blind preference study to a new folder"
     parser.add_argument("--preference", type=Path, metavar="FOLDER", help=study)
     parser.add_argument("--num_pairs", type=int, help="pairs of a study, drawn evenly over the models; default all")
     parser.add_argument("--seed", type=int, default=0, help="of that draw")
     arguments = parser.parse_args(argv)
-    models = [read_model(folder, name) for name, folder in map(_named_folder, arguments.models)]
+    named = [_named_folder(text) for text in arguments.models]
+    models = [read_model(folder, name) for name, folder in named]
     if arguments.preference is None:
-        print(write_gallery(arguments.output, models, embed=arguments.embed))
+        print(write_gallery(arguments.output or named[0][1] / "gallery.html", models, embed=arguments.embed))
         return 0
     key = write_study(arguments.preference, models, num_pairs=arguments.num_pairs, seed=arguments.seed)
     print(f"{arguments.preference / 'index.html'}\nkey, not for raters: {key}")

@@ -1,4 +1,4 @@
-"""A page that shows several models' videos of the same prompts and seeds side by side, playing in sync."""
+"""A page of videos side by side, playing in sync: several models' of one prompt and seed, or one model's seeds."""
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
@@ -70,24 +70,41 @@ def same_prompts(models: Sequence[Model]) -> list[tuple[ScoredVideo, ...]]:
 
 
 def write_gallery(path: Path, models: Sequence[Model], *, embed: bool = False) -> Path:
-    """Write the gallery of two or more models.
+    """Write the gallery of two or more models, or of one, whose seeds of a prompt then stand side by side.
 
     Args:
         path: the HTML file.
-        models: what to compare.
+        models: what to show.
         embed: put the videos into the file instead of linking them.
 
     Raises:
         ValueError: see `same_prompts`.
         OSError: the page cannot be written.
     """
-    rows = same_prompts(models)
+    rows = same_prompts(models) if len(models) > 1 else _seeds_of(models[0])
+    names = [model.name for model in models]
     placed = [
-        [place_video(video, path, embed=embed, label=model.name) for model, video in zip(models, row, strict=True)]
+        [
+            place_video(video, path, embed=embed, label=label)
+            for label, video in zip(names if len(models) > 1 else _seed_labels(row), row, strict=True)
+        ]
         for row in rows
     ]
-    left_out = sum(len(model.videos) - len(rows) for model in models)
-    return write_page(path, "gallery.html", names=[model.name for model in models], rows=placed, left_out=left_out)
+    left_out = sum(len(model.videos) for model in models) - sum(len(row) for row in rows)
+    return write_page(path, "gallery.html", names=names, rows=placed, left_out=left_out)
+
+
+def _seeds_of(model: Model) -> list[tuple[ScoredVideo, ...]]:
+    """Put a model's videos of one prompt together, prompts and seeds in file order."""
+    prompts: dict[str, list[ScoredVideo]] = {}
+    for video in model.videos:
+        prompts.setdefault(video.prompt, []).append(video)
+    return [tuple(row) for row in prompts.values()]
+
+
+def _seed_labels(row: Sequence[ScoredVideo]) -> list[str]:
+    """Name a prompt's videos by their seeds, or by their places where the folder does not say them."""
+    return [f"video {place}" if video.seed is None else f"seed {video.seed}" for place, video in enumerate(row, 1)]
 
 
 def _keyed(model: Model, with_seeds: bool) -> dict[Hashable, ScoredVideo]:

@@ -95,6 +95,17 @@ export NCCL_DEBUG="${NCCL_DEBUG:-WARN}" NCCL_IB_TIMEOUT="${NCCL_IB_TIMEOUT:-22}"
 run=(--config "$config" --output_dir "$(bash scripts/post_train/run_folder.sh "$config")")
 resume="${RESUME_FROM_CHECKPOINT-latest}"
 if [[ -n $resume ]]; then run+=(--resume_from_checkpoint "$resume"); fi
+# Prompts that neither a flag nor a config file names are the starter prompts.
+for csv in train valid; do
+  named=0
+  for text in "$config" "$@"; do
+    if [[ $text == "--${csv}_video_csv"* ]] || grep -qs "^[[:space:]]*${csv}_video_csv:" -- "$text"; then named=1; fi
+  done
+  if ((named == 0)) && [[ -f assets/prompts/$csv.csv ]]; then
+    run+=("--${csv}_video_csv" "assets/prompts/$csv.csv")
+    if ((node_rank == 0)); then echo "no --${csv}_video_csv: taking the starter prompts, assets/prompts/$csv.csv" >&2; fi
+  fi
+done
 run+=("$@")
 
 # Run a command; on one of several nodes leave nothing of it behind, whichever process dies, and end it when asked to or

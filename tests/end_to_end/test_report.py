@@ -29,7 +29,7 @@ def test_one_run_is_reported_in_its_folder_and_several_beside_each_other(here: P
 def test_a_study_goes_from_gallery_to_win_rates(here: Path, capsys: pytest.CaptureFixture):
     for name in ("base", "trained"):
         write_scored(here / name, PROMPTS, [0.0] * len(PROMPTS))
-    assert main(["gallery", "base", "trained"]) == 0 and (here / "gallery.html").is_file()
+    assert main(["gallery", "base", "trained"]) == 0 and (here / "base" / "gallery.html").is_file()
     assert main(["gallery", "base", "trained", "--preference", "study"]) == 0
     key = json.loads((here / "study.key.json").read_text())
     votes = [
@@ -59,7 +59,10 @@ def test_a_study_goes_from_gallery_to_win_rates(here: Path, capsys: pytest.Captu
     [
         (["nowhere"], "No metrics at nowhere/metrics.jsonl: expected the metrics.jsonl of a run folder."),
         (["gallery", "nowhere", "nowhere2"], "No folder of videos at 'nowhere'."),
-        (["gallery", "base"], "Expected two or more folders with names of their own; received base."),
+        (
+            ["gallery", "base", "--preference", "study"],
+            "Expected two or more folders with names of their own; received base.",
+        ),
         (["gallery", "=base", "base"], "expected FOLDER or NAME=FOLDER; received '=base'."),
         (["winrates", "base/scores.jsonl", "none.json"], "none.json: expected a JSON object with votes"),
     ],

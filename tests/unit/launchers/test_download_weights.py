@@ -55,6 +55,28 @@ def test_a_dry_run_prints_the_commands_and_fetches_nothing(project: Path):
     assert not (project / "calls").exists() and not (project / "my weights").exists()
 
 
+@pytest.mark.parametrize(("version", "total", "encoders"), [("480p_t2v", 61, 0), ("720p_i2v", 62, 1)])
+def test_everything_for_a_version_is_fetched_after_its_size_is_said(
+    project: Path, version: str, total: int, encoders: int
+):
+    shutil.copy(project / "bin" / "hf", project / "bin" / "modelscope")
+    lines = run(project, "--all", version, "--dry-run", "w").stdout.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("+"))
+    assert any(line.startswith(f"{total} GB in all; free where 'w' lies: ") for line in lines[:first])
+    finished = run(project, "--all", version, "w")
+    assert "the scoring text was not kept" in finished.stderr  # the last step, with this stub
+    calls = (project / "calls").read_text()
+    assert f"vae/* --include transformer/{version}/* --local-dir w\n" in calls
+    assert calls.count("FLUX.1-Redux-dev") == encoders and "AI-ModelScope/Glyph-SDXL-v2" in calls
+    assert calls.index("Qwen2.5-VL") < calls.index("KwaiVGI/VideoReward --local-dir w/VideoReward")
+
+
+def test_all_needs_the_program_for_the_glyph_encoder_before_anything_is_fetched(project: Path):
+    finished = run(project, "--all", "480p_t2v", MODELSCOPE="no-such-program")
+    assert finished.returncode == 1 and "pip install modelscope" in finished.stderr
+    assert not (project / "calls").exists()
+
+
 def test_a_text_that_is_not_the_authors_is_not_kept(project: Path):
     result = run(project)
     assert result.returncode == 1

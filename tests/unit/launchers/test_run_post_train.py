@@ -56,6 +56,21 @@ def launched(project, *flags, **settings):
     return [line[1:-1] for line in result.stdout.removesuffix("\n").split("\n")]
 
 
+def test_prompts_that_nobody_names_are_the_starter_prompts_and_it_says_so(project):
+    (project / "assets" / "prompts").mkdir(parents=True)
+    for name in ("train", "valid"):
+        (project / "assets" / "prompts" / f"{name}.csv").write_text("prompt\na cat\n")
+    taken = ["--train_video_csv", "assets/prompts/train.csv", "--valid_video_csv", "assets/prompts/valid.csv"]
+    result = launch(project, "--max_steps", "2")
+    received = [line[1:-1] for line in result.stdout.splitlines()]
+    assert received[-6:] == [*taken, "--max_steps", "2"]
+    assert result.stderr.count("taking the starter prompts, assets/prompts/") == 2
+    write_config(project, "own.yaml", "data:\n  train_video_csv: [a.csv]\n")
+    for named in (["--config", "configs/own.yaml"], ["--train_video_csv", "a.csv"], ["--train_video_csv=a.csv"]):
+        received = launched(project, *named)
+        assert "assets/prompts/train.csv" not in received and "assets/prompts/valid.csv" in received
+
+
 def test_without_weights_it_names_each_folder_the_way_to_get_it_and_the_tiny_command(tmp_path):
     """The real launcher with the real program, in a project folder that has everything but weights."""
     for name in ("post_train.py", "hyvideo", "configs"):

@@ -57,6 +57,14 @@ def test_a_gallery_links_every_model_of_a_prompt(tmp_path):
     assert text.count('src="base/') == text.count('src="trained/') == 8
 
 
+def test_one_folder_is_a_grid_of_the_seeds_of_each_prompt(tmp_path):
+    model = read_model(generated(tmp_path / "a", ["x", "y", "x", "x"], [7, 7, 8, 9]))
+    text = write_gallery(tmp_path / "gallery.html", [model]).read_text()
+    strips = text.split('<section class="strip"')[1:]
+    assert [[seed for seed in (7, 8, 9) if f"seed {seed}" in strip] for strip in strips] == [[7, 8, 9], [7]]
+    assert "2 prompts, the seeds of each side by side." in text
+
+
 def test_a_study_holds_copies_under_random_names_and_its_key_lies_beside(tmp_path):
     models = [read_model(write_scored(tmp_path / name, PROMPTS, [0.1] * 8)) for name in ("base", "dance", "sage")]
     key_path = write_study(tmp_path / "study", models, num_pairs=9)
