@@ -171,7 +171,7 @@ def _build_reward(text: str, arguments: argparse.Namespace) -> NamedReward:
     name, _, checkpoint = text.partition("=")
     options = {"checkpoint": checkpoint} if checkpoint else {}
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    context = RewardContext(device, arguments.model_root, batch_size=arguments.batch_size)
+    context = RewardContext(device, arguments.model_root, batch_size=arguments.batch_size, own_files=False)
     model = build_reward(name, options, context)
     model.to("cpu")
     torch.cuda.empty_cache()  # generate.py is another process, to which memory that is cached here is lost

@@ -11,6 +11,7 @@ sums the parts of it that the ranks' heads have found.
 
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed import _functional_collectives as functional
@@ -41,8 +42,8 @@ class _GatherTokens(torch.autograd.Function):
     def forward(ctx: torch.autograd.function.FunctionCtx, tokens: Tensor, group: ProcessGroup) -> Tensor:
         """Join the ranks' `[B, S / P, ...]` to `[B, S, ...]`."""
         ctx.rank, ctx.num_local = group.rank(), tokens.shape[1]
-        parts = functional.all_gather_single(tokens.contiguous(), 0, group).unflatten(0, (group.size(), -1))
-        return parts.transpose(0, 1).flatten(1, 2)
+        parts = functional.all_gather_single(tokens.contiguous(), 0, group)
+        return rearrange(parts, "(p b) s ... -> b (p s) ...", p=group.size())
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> tuple[Tensor, None]:
@@ -61,19 +62,18 @@ def tokens_to_heads(tensors: Tensor, num_tokens: int, group: ProcessGroup) -> Te
     Returns:
         `[T, B, S, N / P, D]`.
     """
-    num_ranks = group.size()
-    by_rank = tensors.unflatten(3, (num_ranks, -1)).movedim(3, 0).contiguous()  # [P, T, B, S / P, N / P, D]
+    by_rank = rearrange(tensors, "t b s (p n) d -> p t b s n d", p=group.size()).contiguous()
     received = functional.all_to_all_single_autograd(by_rank, None, None, group)
-    return received.movedim(0, 2).flatten(2, 3)[:, :, :num_tokens]
+    return rearrange(received, "p t b s n d -> t b (p s) n d")[:, :, :num_tokens]
 
 
 def heads_to_tokens(tensor: Tensor, group: ProcessGroup) -> Tensor:
     """Exchange all tokens with own heads `[B, S, N / P, D]` for own tokens with all heads `[B, ceil(S / P), N, D]`."""
     num_ranks = group.size()
     padded = F.pad(tensor, (0, 0, 0, 0, 0, -tensor.shape[1] % num_ranks))
-    by_rank = padded.unflatten(1, (num_ranks, -1)).movedim(1, 0).contiguous()  # [P, B, S / P, N / P, D]
+    by_rank = rearrange(padded, "b (p s) n d -> p b s n d", p=num_ranks).contiguous()
     received = functional.all_to_all_single_autograd(by_rank, None, None, group)
-    return received.movedim(0, 2).flatten(2, 3)
+    return rearrange(received, "p b s n d -> b s (p n) d")
 
 
 def own_heads(tensor: Tensor, group: ProcessGroup) -> Tensor:
@@ -87,5 +87,5 @@ def gather_heads_of_all(tensor: Tensor, group: ProcessGroup) -> Tensor:
     Its gradient is the sum over ranks of the gradients of the own heads: what follows is computed by all ranks, but
     each finds only the part of the gradient that passes through its own heads and tokens.
     """
-    parts = functional.all_gather_single_autograd(tensor.contiguous(), 0, group).unflatten(0, (group.size(), -1))
-    return parts.movedim(0, 2).flatten(2, 3)
+    parts = functional.all_gather_single_autograd(tensor.contiguous(), 0, group)
+    return rearrange(parts, "(p b) s n d -> b s (p n) d", p=group.size())

@@ -19,7 +19,8 @@ DIFFUSERS_IMAGE_COMPONENTS = ("image_encoder", "feature_extractor")
 """Further folders of an image-to-video model."""
 
 HOW_TO_GET = (
-    "How to get them: checkpoints-download.md. Without any download, the bundled tiny model trains on this machine: "
+    "Everything at once, with the reward VideoReward: ./download_weights.sh --all VERSION (61 GB; "
+    "checkpoints-download.md says more). Without any download, the bundled tiny model trains on this machine: "
     "python post_train.py --config configs/tiny.yaml"
 )
 

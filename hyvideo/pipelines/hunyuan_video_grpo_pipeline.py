@@ -14,6 +14,7 @@ from diffusers import (
     HunyuanVideo15Transformer3DModel,
 )
 from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import extract_glyph_texts, format_text_input
+from einops import rearrange
 from PIL import Image
 from torch import Tensor, nn
 from transformers import (
@@ -331,7 +332,7 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         videos = []
         for part in scaled.split(max(1, DECODE_CELLS // math.prod(scaled.shape[2:]))):
             pixels = (self.vae.decode(part, return_dict=False)[0].float().clamp(-1, 1) + 1) * 127.5
-            videos.append(pixels.round().to(torch.uint8).permute(0, 2, 3, 4, 1).contiguous().cpu())
+            videos.append(rearrange(pixels.round().to(torch.uint8), "b c f h w -> b f h w c").contiguous().cpu())
         self.vae.disable_tiling()
         return torch.cat(videos)
 
@@ -368,7 +369,7 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
 
     def _encode_frame(self, image: Image.Image) -> Tensor:
         """Return the scaled latents `[C, H', W']` of one image, the mode of the VAE's posterior."""
-        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None, :, None] / 127.5 - 1
+        pixels = rearrange(torch.from_numpy(np.array(image)), "h w c -> 1 c 1 h w") / 127.5 - 1
         pixels = pixels.to(self._execution_device, self.vae.dtype)
         mode = self.vae.encode(pixels).latent_dist.mode()[0, :, 0].float()
         return (mode - self._latent_shift) * self.vae.config.scaling_factor
