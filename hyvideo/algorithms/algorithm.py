@@ -92,9 +92,6 @@ class Algorithm(ABC):
         """Return which steps draw noise in each of the round's videos, `[num_videos, K]` bool; None: all steps."""
         return None
 
-    def before_scoring(self) -> None:  # noqa: B027 - most have nothing to fetch
-        """Use the time in which videos are scored: the rollout's memory is free by then."""
-
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return the tensors of the algorithm's state in named groups, sharded as the policy's are."""
         return {}

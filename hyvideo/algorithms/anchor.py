@@ -77,22 +77,17 @@ class Anchor:
         self._parameters = dict(parameters)
         self._weights_change = weights_change
         self._copy: dict[str, Tensor] = {}
-        self._prefetched: dict[str, Tensor] = {}
         for name, parameter in self._parameters.items():
             shard = local_shard(parameter.detach())
             pinned = offload and shard.device.type != "cpu"
             device = "cpu" if offload else shard.device
             self._copy[name] = torch.empty_like(shard, device=device, pin_memory=pinned).copy_(shard)
         on = {local_shard(parameter.detach()).device for parameter in self._parameters.values()}
-        gpus = [device for device in on if device.type != "cpu"]
-        self._in_host_memory = torch.cuda.is_available() and not gpus
-        self._gpu = torch.get_device_module(gpus[0]) if gpus else None
-        self._stream = self._gpu.Stream() if offload and gpus else None
+        self._in_host_memory = torch.cuda.is_available() and {device.type for device in on} == {"cpu"}
         self.equals_policy = True
 
     def refresh(self) -> None:
         """Move the anchor to the policy."""
-        self._prefetched.clear()
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 self._copy[name].copy_(local_shard(parameter), non_blocking=True)
@@ -101,16 +96,6 @@ class Anchor:
     def policy_moved(self) -> None:
         """Note that the policy was updated: the two differ from now on."""
         self.equals_policy = False
-
-    def prefetch(self) -> None:
-        """Start copying offloaded weights to the GPU, in parallel with what is computed until they are needed."""
-        if self._stream is None or self.equals_policy:
-            return
-        self._stream.wait_stream(self._gpu.current_stream())
-        with self._gpu.stream(self._stream):
-            for name, copy in self._copy.items():
-                device = local_shard(self._parameters[name].detach()).device
-                self._prefetched[name] = copy.to(device, non_blocking=True)
 
     @contextmanager
     def in_place_of_policy(self) -> Iterator[None]:
@@ -133,12 +118,7 @@ class Anchor:
     def _exchange(self, name: str) -> None:
         """Swap the values of one shard and its copy."""
         shard, copy = local_shard(self._parameters[name]), self._copy[name]
-        if name in self._prefetched:
-            incoming = self._prefetched.pop(name)
-            self._gpu.current_stream().wait_stream(self._stream)
-            incoming.record_stream(self._gpu.current_stream())
-        else:
-            incoming = copy.to(shard.device, non_blocking=True, copy=True)
+        incoming = copy.to(shard.device, non_blocking=True, copy=True)
         copy.copy_(shard, non_blocking=True)
         shard.copy_(incoming)
 
@@ -156,7 +136,6 @@ class Anchor:
             state: weights by name, as `state_dict` gave them.
             equals_policy: whether no update happened since the last refresh.
         """
-        self._prefetched.clear()
         for name, copy in self._copy.items():
             copy.copy_(local_shard(state[name]))
         self.equals_policy = equals_policy

@@ -70,11 +70,6 @@ class GRPO(Algorithm):
         """Return the window of steps in which each video draws noise; None for all steps."""
         return None if self.config.rollout.sde_window == "all" else self._window(round_index, num_videos)
 
-    def before_scoring(self) -> None:
-        """Start to copy an offloaded anchor back to the GPU."""
-        if self.anchor:
-            self.anchor.prefetch()
-
     def updates(self, trajectory: Trajectory) -> Iterator[dict[str, float]]:
         """Make the round's updates and yield their metrics."""
         compared = self.compare(trajectory)

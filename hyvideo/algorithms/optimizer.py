@@ -21,8 +21,8 @@ class Muon(Optimizer):
     Any parameter with at least two dims is a matrix `[d0, rest]`. The step is `lr * 0.2 sqrt(max(d0, d1))`, the
     size of an AdamW step; weight decay is decoupled. `torch.optim.Muon` does the same for 2-D parameters only.
 
-    Where the whole gradient is zero the momentum fades and no step is taken: steps are of one size, however faint the
-    momentum, so that one prompt with a quoted text would drive the glyph embedder through all updates without one.
+    A weight whose whole gradient is zero takes no step, and its momentum fades. Every Muon step has the same size, so
+    otherwise one prompt with a quoted text would move the glyph embedder in all later updates that have none.
 
     Of a sharded parameter each rank keeps its shard of the momentum. The direction is gathered, every rank iterates on
     the whole matrix and keeps the rows of its shard: the same update as on one process. Per update each of n ranks

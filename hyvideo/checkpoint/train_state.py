@@ -120,7 +120,7 @@ class PendingSave:
     def _superseded(self) -> list[Path]:
         """Return the checkpoints that this one supersedes.
 
-        Later ones, of a future that was given up, do not count: they must not push out the one the run went back to.
+        Checkpoints of later steps, which a resume has abandoned, must not evict the one that it went back to.
         """
         past = [old for old in checkpoints_of(self.target.parent) if _step_of(old) <= _step_of(self.target)]
         every, before = self.keep_every, [0, *map(_step_of, past)]  # the first one at or after each multiple stays

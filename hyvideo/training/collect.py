@@ -58,7 +58,6 @@ def collect(
         rollout = Rollout.join(parts)
         del parts  # gigabytes that the reward's model may need
     with timer("reward"):
-        algorithm.before_scoring()
         scores = score_over_ranks(reward, rollout.videos, texts, round.positions, mesh, scoring)
     metrics = _scores_metrics(scores) | _diversity_metrics(rollout.videos, round, mesh)
     return Trajectory(round.index, texts, round.positions, conditioning, rows, rollout, scores, metrics)

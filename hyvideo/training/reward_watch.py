@@ -14,10 +14,10 @@ LEAST_FALL = 0.2
 class RewardWatch:
     """Compares the halves of the last `window` rounds, an even number; after a warning it starts afresh.
 
-    The reward has risen when the means of the halves differ by more than two standard errors. Validation, measured
-    every few rounds on fixed noise, has fallen when its last value among these rounds lies below the one before them
-    (else the first among them) by more than the reward's standard error. Diversity has fallen when a fifth of it is
-    gone.
+    The reward has risen when the means of the halves differ by more than two standard errors. Validation is measured
+    every few rounds on fixed noise. It has fallen when the newest value lies more than the reward's standard error
+    below the last one from before these rounds, or below their first if there was none. Diversity has fallen when a
+    fifth of it is gone.
 
     Example:
         >>> warning = watch.observe({"reward/mean": 0.9, "rollout/diversity": 0.02})  # None, or a message

@@ -12,7 +12,8 @@ from tests.support.tiny_model import build_transformer, save_tiny_model
 def root_of_four_heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny random model with four attention heads. Read only.
 
-    No weight of its transformer starts at 0: it would be the sum of Adam's first steps, the signs of its gradients.
+    No weight of its transformer starts at 0. Adam's first steps depend only on the signs of the gradients, so such a
+    weight would differ between setups where rounding turns a sign.
     """
     transformer = build_transformer(num_attention_heads=4)
     generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""What is seldom meant is said when a run starts, what cannot be meant is refused, and documented runs are quiet."""
+"""Valid settings that are probably unintended are warned about, and documented runs warn of nothing."""
 
 import json
 from collections.abc import Callable
