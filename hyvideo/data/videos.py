@@ -18,6 +18,11 @@ from hyvideo.data.files import replacing
 _EVERY_FRAME_ONCE = ["-fps_mode", "passthrough"]
 """Without it ffmpeg repeats and drops frames where the rate varies."""
 
+_CONTAINERS = "mov,matroska,avi"  # ffmpeg's names: mp4 is one of mov's, webm of matroska's
+_LIMITS = ["-format_whitelist", _CONTAINERS, "-protocol_whitelist", "file", "-max_alloc", str(2**27)]
+"""Other formats are playlists of other files, whatever the file is called. An index may claim millions of frames in a
+few bytes: no single allocation of ffmpeg is larger than 128 MiB, which is a frame of 6,600 x 6,600."""
+
 MAX_VIDEO_BYTES = 4 * 2**30
 """Largest size of one decoded video in bytes: a file of a few kB may hold hours of one colour."""
 
@@ -131,7 +136,8 @@ def _opened(path: Path) -> Iterator[Format.Reader]:
     if not path.is_file():
         raise ValueError(f"No video at {path}.")
     try:
-        with imageio.get_reader(path, format="FFMPEG", output_params=_EVERY_FRAME_ONCE) as reader:
+        options = {"input_params": _LIMITS, "output_params": _EVERY_FRAME_ONCE}
+        with imageio.get_reader(path, format="FFMPEG", **options) as reader:
             yield reader
     except VideoTooLargeError:
         raise

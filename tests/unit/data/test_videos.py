@@ -1,11 +1,14 @@
 """Videos keep their frames, size and colours through mp4, and a file is whole or absent."""
 
 import resource
+import struct
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
-from imageio_ffmpeg import get_ffmpeg_exe
+from imageio_ffmpeg import count_frames_and_secs, get_ffmpeg_exe
 
 from hyvideo.data.videos import VideoTooLargeError, read_chosen, read_video, video_length, write_video
 from tests.support.limits import limited
@@ -164,3 +167,63 @@ def test_a_video_that_would_fill_the_memory_is_refused_while_it_is_read(tmp_path
     monkeypatch.setattr("hyvideo.data.videos.MAX_VIDEO_BYTES", 8 * 64 * 64 * 3)
     with pytest.raises(VideoTooLargeError, match=r"has 9 or more frames of 64x64, over .* GiB when decoded"):
         read_video(path)
+
+
+MANIFEST = """<?xml version="1.0"?>
+<MPD xmlns="urn:mpeg:dash:schema:mpd:2011" type="static" mediaPresentationDuration="PT1S" minBufferTime="PT1S"
+ profiles="urn:mpeg:dash:profile:isoff-on-demand:2011"><Period duration="PT1S"><AdaptationSet mimeType="video/mp4">
+<Representation id="1" bandwidth="1"><BaseURL>{}</BaseURL></Representation></AdaptationSet></Period></MPD>"""
+
+
+@pytest.mark.parametrize(
+    "content",
+    [MANIFEST.format("file://{secret}"), MANIFEST.format("../secret.mp4"), "ffconcat version 1.0\nfile other.mp4\n"],
+    ids=["address", "path", "list"],
+)
+def test_a_list_of_other_files_is_no_video_whatever_its_name(tmp_path, content):
+    path, secret = tmp_path / "videos" / "a.mp4", tmp_path / "secret.mp4"
+    for other in (secret, path.with_name("other.mp4")):
+        write_video(other, moving_square(9), fps=9)
+    path.write_text(content.replace("{secret}", str(secret)))
+    assert count_frames_and_secs(path)[0] > 0  # ffmpeg reads the other file, so the attack is a real one
+    for read in (read_video, video_length, lambda path: read_chosen(path, lambda *_: [0])):
+        with pytest.raises(ValueError, match=r"a\.mp4 .* cannot be decoded"):
+            read(path)
+
+
+@pytest.mark.parametrize("ending", ["mkv", "webm", "avi", "mov"])
+def test_other_containers_of_a_video_are_read(tmp_path, ending):
+    write_video(tmp_path / "a.mp4", moving_square(9), fps=24)
+    path = tmp_path / f"a.{ending}"
+    subprocess.run([get_ffmpeg_exe(), "-i", tmp_path / "a.mp4", path], check=True, capture_output=True)
+    assert read_video(path).shape == (9, 64, 64, 3)
+
+
+def claiming(content: bytes, num_frames: int) -> bytes:
+    """Return a video whose index says that it has so many frames of one byte each."""
+    for name, place, value in ((b"stts", 12, 0), (b"stsc", 16, 0), (b"stsz", 8, 1), (b"stsz", 12, 0)):
+        start = content.index(name) + place
+        content = content[:start] + struct.pack(">I", value or num_frames) + content[start + 4 :]
+    return content.replace(b"ctts", b"free")
+
+
+PEAK = """
+import resource, sys
+from pathlib import Path
+from hyvideo.data.videos import read_video
+try:
+    read_video(Path(sys.argv[1]))
+except ValueError as error:
+    print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, error)
+"""
+
+
+def test_an_index_of_more_frames_than_the_file_has_takes_little_memory(tmp_path):
+    path = tmp_path / "a.mp4"
+    write_video(path, moving_square(9), fps=24)
+    path.write_bytes(claiming(path.read_bytes(), 20_000_000))
+    command = [sys.executable, "-c", PEAK, path]
+    said = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=True).stdout
+    peak, message = said.split(" ", 1)
+    assert int(peak) < 500_000, f"{int(peak) / 1e6:.1f} GB for a file of {path.stat().st_size} bytes"
+    assert "a.mp4" in message and "cannot be decoded" in message
