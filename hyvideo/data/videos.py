@@ -1,6 +1,7 @@
 """Videos to and from mp4 files. In memory a video is a uint8 tensor [F, H, W, 3], RGB."""
 
 import errno
+import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -12,9 +13,11 @@ import imageio.v2 as imageio
 import torch
 from imageio.core.format import Format
 from imageio_ffmpeg import count_frames_and_secs
+from PIL import Image
 
 from hyvideo.data.files import replacing
 
+_POSTER_SIDE = 320  # pixels of its longer side
 _EVERY_FRAME_ONCE = ["-fps_mode", "passthrough"]
 """Without it ffmpeg repeats and drops frames where the rate varies."""
 
@@ -80,6 +83,27 @@ def read_video(path: Path, indices: Sequence[int] | None = None, *, max_bytes: i
         frames = torch.frombuffer(pixels, dtype=torch.uint8).view(len(places), height, width, 3)
         chosen = [places[index] for index in (indices or places)]
         return frames if chosen == list(range(len(places))) else frames[chosen]
+
+
+def poster_of(frame: torch.Tensor) -> bytes:
+    """Encode one frame, uint8 [H, W, 3], as a small JPEG: what a page shows in a video's place until it plays."""
+    image, encoded = Image.fromarray(frame.cpu().numpy()), io.BytesIO()
+    image.thumbnail((_POSTER_SIDE, _POSTER_SIDE))
+    image.save(encoded, "JPEG", quality=90)
+    return encoded.getvalue()
+
+
+def first_frame(path: Path) -> torch.Tensor:
+    """First frame of a video file, uint8 [H, W, 3], without decoding the others.
+
+    Raises:
+        ValueError: there is no file, or it is not a video that can be decoded.
+        VideoTooLargeError: a ValueError, the frame is more than MAX_VIDEO_BYTES.
+    """
+    with _opened(path) as reader:
+        width, height = reader.get_meta_data()["size"]
+        check_video_size(path, 1, height, width)
+        return torch.from_numpy(reader.get_data(0))
 
 
 def video_length(path: Path) -> tuple[int, float]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +10,13 @@ from pydantic import TypeAdapter
 from pydantic_core import to_json
 
 from hyvideo.data.files import replacing
-from hyvideo.evaluation.paired import Gain, PairedComparison, paired_gain
+from hyvideo.evaluation.paired import Gain, Pair, PairedComparison, paired_gain
 from hyvideo.observability.run_record import RunRecord
-from hyvideo.observability.scored_videos import ScoredVideo
+from hyvideo.observability.scored_videos import SCORES, ScoredVideo, read_scored_videos
 
 HELD_OUT = "gains.json"
+HELD_OUT_VIDEOS = ("held_out/before", "held_out/after")
+"""Folders of the videos of these gains, some of them left out: their scores, and prompts."""
 
 
 @dataclass(frozen=True)
@@ -60,22 +62,37 @@ def read_held_out(folder: Path) -> HeldOutGains:
 
 
 def improvement(run: RunRecord) -> PairedComparison | None:
-    """Compare a run with its beginning.
+    """Compare a run with its beginning, and name the videos that were compared.
 
     Held-out gains of its last update are preferred; else its last validation is compared with the earliest of the same
     prompts, seeds and settings. None when there is none with at least two pairs.
 
     Raises:
-        ValueError: the held-out gains cannot be read.
+        ValueError: the held-out gains or videos cannot be read.
     """
     if (run.folder / HELD_OUT).is_file() and (held_out := read_held_out(run.folder)).updates == run.num_updates:
-        return held_out.comparison
+        folders = [run.folder / name for name in HELD_OUT_VIDEOS]
+        there = all((folder / SCORES).is_file() for folder in folders)
+        return replace(held_out.comparison, pairs=_pairs(*map(read_scored_videos, folders)) if there else ())
     *earlier, last = run.samples or [None]
     for first in earlier:
         before = f"after update {first}" if first else "before training"
         if found := _compare(run.samples[first], run.samples[last], before, f"after update {last}"):
             return found
     return None
+
+
+def worst_median_best(before: Sequence[float], after: Sequence[float]) -> dict[str, int]:
+    """Return the numbers of the pairs of rewards [N] that gained least, the median, and most; failed ones left out.
+
+    Two pairs have no median, and fewer none of the three.
+    """
+    gains = np.asarray(after, dtype=float) - np.asarray(before, dtype=float)
+    order = [int(number) for number in np.argsort(gains, kind="stable") if np.isfinite(gains[number])]
+    if len(order) < 2:
+        return {}
+    middle = {"median": order[len(order) // 2]} if len(order) > 2 else {}
+    return {"worst": order[0], **middle, "best": order[-1]}
 
 
 def against(reference: RunRecord, run: RunRecord) -> PairedComparison | None:
@@ -89,21 +106,27 @@ def against(reference: RunRecord, run: RunRecord) -> PairedComparison | None:
     return _compare(first, second, reference.name, run.name)
 
 
+def _pairs(before: Sequence[ScoredVideo], after: Sequence[ScoredVideo]) -> tuple[Pair, ...]:
+    """Pair videos by number, prompt, and how they were sampled and scored: their noise depends on nothing else."""
+    earlier = {(video.path.name, video.prompt, video.how): video for video in before}
+    keys = [(video.path.name, video.prompt, video.how) for video in after]
+    return tuple((earlier[key], video) for key, video in zip(keys, after, strict=True) if key in earlier)
+
+
 def _compare(
     before: Sequence[ScoredVideo], after: Sequence[ScoredVideo], before_name: str, after_name: str
 ) -> PairedComparison | None:
-    """Pair videos by number, prompt, and how they were sampled and scored: their noise depends on nothing else."""
-    earlier = {(video.path.name, video.prompt, video.how): video.scores for video in before}
-    keys = [(video.path.name, video.prompt, video.how) for video in after]
-    pairs = [(earlier[key], video.scores) for key, video in zip(keys, after, strict=True) if key in earlier]
-    names = dict.fromkeys(name for scores in pairs for name in scores[0] if name in scores[1])
+    """Measure the gain of every score that both sides have; None without one of the reward."""
+    pairs = _pairs(before, after)
+    names = dict.fromkeys(name for first, second in pairs for name in first.scores if name in second.scores)
     gains = {name: gain for name in sorted(names, key=lambda name: name != "reward") if (gain := _gain(name, pairs))}
-    return PairedComparison(before_name, after_name, gains) if "reward" in gains else None
+    return PairedComparison(before_name, after_name, gains, pairs) if "reward" in gains else None
 
 
-def _gain(name: str, pairs: Sequence[tuple]) -> Gain | None:
+def _gain(name: str, pairs: Sequence[Pair]) -> Gain | None:
     """Measure one score's gain; None with fewer than two whole pairs."""
-    before, after = (np.array([pair[side].get(name, math.nan) for pair in pairs], dtype=float) for side in (0, 1))
+    scores = np.array([[video.scores.get(name, math.nan) for video in pair] for pair in pairs], dtype=float)
+    before, after = scores.reshape(-1, 2).T
     if (np.isfinite(before) & np.isfinite(after)).sum() < 2:
         return None
     return paired_gain(before, after)

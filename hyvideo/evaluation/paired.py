@@ -1,15 +1,21 @@
 """Is a trained model better than its base? Paired comparison on the same prompts and seeds, with its uncertainty."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from hyvideo.evaluation.intervals import bootstrap_interval
+from hyvideo.observability.scored_videos import ScoredVideo
 
 ENOUGH_PAIRS = 8
 """Below this many pairs an interval assumes more about the differences than they can show."""
+
+
+Pair = tuple[ScoredVideo, ScoredVideo]
+"""Videos of one prompt and seed, before and after."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,11 @@ class Gain:
         return f"{text}, {self.num_pairs} pairs{left_out}"
 
     @property
+    def base_std(self) -> float:
+        """Standard deviation of the first set's scores; NaN where no score changed or they do not vary."""
+        return self.mean / self.in_base_std if self.in_base_std else math.nan
+
+    @property
     def direction(self) -> str:
         """`better`, `worse`, or `unclear` where the interval includes 0 or there are too few pairs."""
         if self.num_pairs < ENOUGH_PAIRS or self.low <= 0 <= self.high:
@@ -57,11 +68,13 @@ class PairedComparison:
         before: what the first set is, as in "the base model".
         after: what the second set is.
         gains: that of `reward` first, then each metric's, by name.
+        pairs: the videos; none where only their numbers were kept.
     """
 
     before: str
     after: str
     gains: Mapping[str, Gain]
+    pairs: Sequence[Pair] = ()
 
 
 def paired_gain(before: ArrayLike, after: ArrayLike, num_resamples: int = 10_000, seed: int = 0) -> Gain:

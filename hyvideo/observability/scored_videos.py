@@ -10,6 +10,8 @@ from pydantic_core import from_json
 
 SCORES = "scores.jsonl"
 """Written after a folder's videos."""
+POSTER = ".jpg"
+"""Ending of the picture beside a video that training wrote: its first frame."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,9 @@ from PIL import Image, ImageDraw, ImageFont
 from hyvideo.data.files import replacing
 from hyvideo.data.videos import write_video
 
+BEFORE_AFTER = "before_after.mp4"
+"""What the demo writes to its run folder."""
+
 _SHOWN_SIZE = 192  # a video smaller than this is enlarged by a whole factor
 _GAP, _FRAME_GAP = 12, 2
 _LINE_HEIGHT, _CAPTION_LINES = 18, 2

@@ -1,6 +1,7 @@
 """Self-contained HTML pages: templates filled with everything escaped, videos linked or embedded."""
 
 import base64
+import io
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,10 +12,12 @@ from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
+from PIL import Image
 
 from hyvideo.config.outside import read_file
 from hyvideo.data.files import replacing
-from hyvideo.observability.scored_videos import ScoredVideo
+from hyvideo.data.videos import first_frame, poster_of
+from hyvideo.observability.scored_videos import POSTER, ScoredVideo
 from hyvideo.reports.charts import in_words
 from hyvideo.reports.verdict import signed
 
@@ -31,6 +34,8 @@ class VideoOnPage:
         prompt: its text.
         scores: name to number; NaN marks a failed score.
         label: its name on the page.
+        poster: url of its first frame, as `url`; empty when there is none.
+        size: width and height of that picture, which has the video's ratio.
     """
 
     url: str
@@ -38,6 +43,8 @@ class VideoOnPage:
     prompt: str
     scores: Mapping[str, float]
     label: str = ""
+    poster: str = ""
+    size: tuple[int, int] = (16, 9)
 
     @property
     def reward(self) -> float | None:
@@ -47,12 +54,37 @@ class VideoOnPage:
 
 def place_video(video: ScoredVideo, page: Path, *, embed: bool, label: str = "") -> VideoOnPage:
     """Prepare a video for a page at `page`: its url is relative, or with `embed` holds the file itself."""
-    relative = Path(os.path.relpath(video.path.resolve(), page.resolve().parent)).as_posix()
-    url = ""
-    if video.path.is_file() and video.path.stat().st_size:
-        held = base64.b64encode(read_file(video.path, None)).decode() if embed else ""
-        url = f"data:video/mp4;base64,{held}" if embed else quote(relative)
-    return VideoOnPage(url, relative, video.prompt, video.scores, label)
+    file = _relative(video.path, page)
+    if not (video.path.is_file() and video.path.stat().st_size):
+        return VideoOnPage("", file, video.prompt, video.scores, label)
+    url = _data("video/mp4", read_file(video.path, None)) if embed else relative_url(video.path, page)
+    return VideoOnPage(url, file, video.prompt, video.scores, label, *_poster(video.path, page, embed))
+
+
+def _poster(video: Path, page: Path, embed: bool) -> tuple[str, tuple[int, int]] | tuple[()]:
+    """Return url and size of a video's first frame: the picture beside it, else one that the page holds."""
+    beside = video.with_suffix(POSTER)
+    try:
+        linked = beside.is_file() and not beside.is_symlink()
+        picture = read_file(beside, None) if linked else poster_of(first_frame(video))
+        with Image.open(io.BytesIO(picture), formats=["JPEG"]) as image:
+            size = image.size
+    except (ValueError, OSError, Image.DecompressionBombError):  # the page says which videos cannot be played
+        return ()
+    return (relative_url(beside, page) if linked and not embed else _data("image/jpeg", picture)), size
+
+
+def relative_url(path: Path, page: Path) -> str:
+    """Return the link from a page to a file."""
+    return quote(_relative(path, page))
+
+
+def _relative(path: Path, page: Path) -> str:
+    return Path(os.path.relpath(path.resolve(), page.resolve().parent)).as_posix()
+
+
+def _data(kind: str, content: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def write_page(path: Path, template: str, **context: Any) -> Path:

@@ -12,13 +12,14 @@ import numpy as np
 
 from hyvideo.config.knobs import KNOBS, value_of
 from hyvideo.config.schema import Config
-from hyvideo.evaluation.improvement import against, improvement
+from hyvideo.evaluation.improvement import against, improvement, worst_median_best
 from hyvideo.evaluation.paired import PairedComparison
 from hyvideo.observability.metrics import METRIC_MEANINGS, stretches_in_words
 from hyvideo.observability.run_record import RunRecord, read_run
 from hyvideo.observability.scored_videos import ScoredVideo
+from hyvideo.reports.before_after import BEFORE_AFTER
 from hyvideo.reports.charts import evenly_spaced, line_style
-from hyvideo.reports.page import VideoOnPage, place_video, write_page
+from hyvideo.reports.page import VideoOnPage, place_video, relative_url, write_page
 from hyvideo.reports.panels import (
     optimizer_panels,
     reward_panels,
@@ -52,6 +53,21 @@ class Strip:
 
     prompt: str
     videos: Sequence[VideoOnPage]
+
+
+@dataclass(frozen=True)
+class ShownPair:
+    """Two videos of one prompt and seed.
+
+    Attributes:
+        place: which of all pairs it is, by its gain: `worst`, `median` or `best`.
+        gain: of the reward, in standard deviations of the first set's; in its own unit where these do not vary.
+        videos: before and after.
+    """
+
+    place: str
+    gain: float
+    videos: tuple[VideoOnPage, VideoOnPage]
 
 
 @dataclass(frozen=True)
@@ -163,11 +179,36 @@ def _of_one(path: Path, run: RunRecord, gain: PairedComparison | None, embed: bo
         "scale": common_range(gain.gains.values() if gain else []),
         "meanings": METRIC_MEANINGS,
         "facts": _facts(run),
+        "shown_pairs": _shown_pairs(path, gain, embed) if gain else [],
+        "film": _film(path, run.folder),
         "strips": _strips(path, columns, embed),
         "moments": steps,
         "gaps": stretches_in_words(run.gaps),
         "extremes": _extremes(path, run, embed),
     }
+
+
+def _shown_pairs(path: Path, gain: PairedComparison, embed: bool) -> list[ShownPair]:
+    """Pick the pairs of the worst, the median and the best gain."""
+    before, after = ([pair[side].reward for pair in gain.pairs] for side in (0, 1))
+    unit = gain.gains["reward"].base_std
+    return [
+        ShownPair(
+            place,
+            (after[number] - before[number]) / (unit if math.isfinite(unit) else 1.0),
+            tuple(
+                place_video(video, path, embed=embed, label=label)
+                for label, video in zip(("before", "after"), gain.pairs[number], strict=True)
+            ),
+        )
+        for place, number in worst_median_best(before, after).items()
+    ]
+
+
+def _film(path: Path, folder: Path) -> str:
+    """Return the url of the demo's videos side by side; empty where there are none."""
+    film = folder / BEFORE_AFTER
+    return relative_url(film, path) if film.is_file() else ""
 
 
 def _state(run: RunRecord) -> str:

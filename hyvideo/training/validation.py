@@ -1,7 +1,7 @@
 """Validation: the same prompts and seeds at an interval of updates, sampled with the ODE and scored."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,10 +12,11 @@ from hyvideo.algorithms.policy import Policy
 from hyvideo.config.schema import Config
 from hyvideo.data.files import writing
 from hyvideo.data.prompts import Prompt
-from hyvideo.data.videos import write_video
+from hyvideo.data.videos import poster_of, write_video
 from hyvideo.distributed.collectives import gather
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.reward_models.rewards import Scores, WeightedReward
+from hyvideo.observability.scored_videos import POSTER
 from hyvideo.training.scoring_over_ranks import score_over_ranks
 
 
@@ -55,13 +56,13 @@ class Validation:
             fps=self.config.rollout.video_fps,
             numbers=sampled.numbers,
             mesh=self.mesh,
-            how=self._how(),
+            how=self.how(),
         )
         means = {f"valid/{name}": float(values.nanmean()) for name, values in sampled.scores.metrics.items()}
         return {"valid/reward": float(sampled.scores.total.nanmean()), **means}
 
-    def _how(self) -> str:
-        """What decides a video and its scores besides prompt and policy: equal words, comparable videos."""
+    def how(self) -> str:
+        """Say what decides a video and its scores besides prompt and policy: equal words, comparable videos."""
         settings = self.config.validation
         return (
             f"{settings.validate_video_length}x{settings.validation_fixed_size}, "
@@ -94,8 +95,11 @@ def save_samples(
     numbers: Sequence[int],
     mesh: Mesh,
     how: str = "",
+    shown: Collection[int] | None = None,
 ) -> None:
     """Write videos `[b, F, H, W, 3]` as `000.mp4`, ... and the prompts and scores of all ranks as `scores.jsonl`.
+
+    Beside each video lies its first frame, `000.jpg`, for pages that show many videos.
 
     Args:
         folder: where all ranks write.
@@ -106,14 +110,17 @@ def save_samples(
         numbers: of this rank's videos among all.
         mesh: the ranks.
         how: they were sampled and scored, where that makes them comparable with others.
+        shown: numbers of the videos that are written, of others only prompt and scores; None writes all.
     """
     rows, about = [], {"how": how} if how else {}
     for video, text, number in zip(videos, texts, numbers, strict=True):
         name = f"{number:03d}.mp4"
         metrics = {metric: _number(values[number]) for metric, values in scores.metrics.items()}
         rows.append({"video": name, "prompt": text} | about | {"reward": _number(scores.total[number]), **metrics})
-        if mesh.sp_rank == 0:
+        if mesh.sp_rank == 0 and (shown is None or number in shown):
             write_video(folder / name, video, fps)
+            with writing(poster := (folder / name).with_suffix(POSTER)):
+                poster.write_bytes(poster_of(video[0]))
     of_ranks = gather(rows)[:: mesh.sp_size]
     if mesh.is_main:
         every = sorted((row for rows in of_ranks for row in rows), key=lambda row: row["video"])

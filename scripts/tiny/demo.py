@@ -19,13 +19,13 @@ from hyvideo.config.outside import complain
 from hyvideo.config.schema import Config
 from hyvideo.data.prompts import Prompt
 from hyvideo.distributed.process_group import process_group
-from hyvideo.evaluation.improvement import HeldOutGains, write_held_out
-from hyvideo.reports.before_after import side_by_side
+from hyvideo.evaluation.improvement import HELD_OUT_VIDEOS, HeldOutGains, worst_median_best, write_held_out
+from hyvideo.reports.before_after import BEFORE_AFTER, side_by_side
 from hyvideo.reports.plots import plot_reward_curve
 from hyvideo.reports.verdict import verdict_of
 from hyvideo.training.assembly import build_training
 from hyvideo.training.run import Training
-from hyvideo.training.validation import Sampled
+from hyvideo.training.validation import Sampled, save_samples
 from scripts.tiny.comparison import gains, held_out_prompts
 
 NUM_HELD_OUT = 128
@@ -69,10 +69,28 @@ def _train_and_compare(config: Config) -> None:
     training.train()
     training.run.journal.console.info("sampling the same prompts and seeds with the trained model ...")
     after = training.run.validation.sample(prompts)
+    _save_pairs(training, before, after, prompts)
     if training.run.mesh.is_main:
         _write(training, before, after, prompts)
         training.run.journal.console.info(f"{(time.monotonic() - started) / 60:.1f} minutes")
     training.run.journal.console.close()
+
+
+def _save_pairs(training: Training, before: Sampled, after: Sampled, prompts: Sequence[Prompt]) -> None:
+    """Write all scores for the report, and the videos of the pairs that it shows; every rank writes its own."""
+    shown = worst_median_best(before.scores.total, after.scores.total).values()
+    for name, sampled in zip(HELD_OUT_VIDEOS, (before, after), strict=True):
+        save_samples(
+            training.run.folder.path / name,
+            sampled.videos,
+            [prompts[number].text for number in sampled.numbers],
+            sampled.scores,
+            fps=training.run.config.rollout.video_fps,
+            numbers=sampled.numbers,
+            mesh=training.run.mesh,
+            how=training.run.validation.how(),
+            shown=shown,
+        )
 
 
 def _write(training: Training, before: Sampled, after: Sampled, prompts: Sequence[Prompt]) -> None:
@@ -85,7 +103,7 @@ def _write(training: Training, before: Sampled, after: Sampled, prompts: Sequenc
     totals = zip(prompts, before.scores.total, after.scores.total, strict=True)
     captions = [f"{prompt.text} ({old:+.1f} to {new:+.1f})" for prompt, old, new in totals][:NUM_SHOWN]
     # the first ones: none is selected by its result
-    side_by_side(before.videos[:NUM_SHOWN], after.videos[:NUM_SHOWN], captions, folder / "before_after.mp4")
+    side_by_side(before.videos[:NUM_SHOWN], after.videos[:NUM_SHOWN], captions, folder / BEFORE_AFTER)
     training.run.journal.write_report()
     verdict = verdict_of(comparison)
     training.run.journal.console.info(
@@ -93,7 +111,7 @@ def _write(training: Training, before: Sampled, after: Sampled, prompts: Sequenc
         + "\n".join(f"  {name:7s} {gain}" for name, gain in measured.gains.items())
         + f"\n{verdict.headline}\n{verdict.detail}\n"
         f"report: {folder / 'report.html'}\nreward curve: {folder / 'reward_curve.png'}\n"
-        f"before/after: {folder / 'before_after.mp4'} (and .png)"
+        f"before/after: {folder / BEFORE_AFTER} (and .png)"
     )
 
 

@@ -29,8 +29,21 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
     """A function that opens a file; at the end no page may have logged an error or asked for anything but files."""
     contexts, errors = [], []
 
-    def open_file(path: Path, *, size: dict[str, int] = DESKTOP, theme: str = "light") -> Page:
-        context = browser.new_context(viewport=size, color_scheme=theme, accept_downloads=True)
+    def open_file(
+        path: Path,
+        *,
+        size: dict[str, int] = DESKTOP,
+        theme: str = "light",
+        motion: str = "reduce",
+        scripts: bool = True,
+    ) -> Page:
+        context = browser.new_context(
+            viewport=size,
+            color_scheme=theme,
+            reduced_motion=motion,
+            java_script_enabled=scripts,
+            accept_downloads=True,
+        )
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)

@@ -88,16 +88,61 @@ def test_a_value_of_another_update_than_pointed_at_says_so(open_page: OpenPage, 
 def test_videos_play(run: Path, open_page: OpenPage, tmp_path: Path, embed: bool):
     path = report_runs([run], tmp_path / "alone.html" if embed else run / "report.html", embed=embed)
     page = open_page(path)
-    page.get_by_role("button", name="Play all").click()
+    page.locator("#samples").get_by_role("button", name="Play all").click()
     video = page.locator("#strips video").first
     page.wait_for_function("(video) => video.currentTime > 0.05", arg=video.element_handle(), timeout=10_000)
     assert page.locator("#rollouts video").count() == 8
 
 
+@pytest.mark.parametrize("reduced", [False, True], ids=["motion", "reduced motion"])
+def test_before_and_after_play_side_by_side_in_step_unless_motion_is_unwanted(
+    run: Path, open_page: OpenPage, reduced: bool
+):
+    page = open_page(report_runs([run], run / "report.html"), motion="reduce" if reduced else "no-preference")
+    pairs = page.locator("#pairs .pair")
+    assert pairs.count() == 3
+    assert page.locator("#pairs").bounding_box()["y"] < page.locator(".facts").bounding_box()["y"]
+    videos = page.locator("#pairs video")
+    assert videos.evaluate_all("(videos) => videos.every((video) => video.muted && video.loop)")
+    playing = "() => [...document.querySelectorAll('#pairs video')].map((video) => !video.paused)"
+    if reduced:
+        page.wait_for_function("() => [...document.querySelectorAll('#pairs video')].every((v) => v.readyState > 1)")
+        page.wait_for_timeout(500)
+        assert not any(page.evaluate(playing))
+        page.locator("#pairs").get_by_role("button", name="Play all").click()
+    page.wait_for_function(f"() => ({playing})().every(Boolean)")
+    first, second = (pairs.first.locator("video").nth(side).element_handle() for side in (0, 1))
+    page.evaluate("(video) => { video.currentTime = 0.5 * video.duration; }", second)
+    apart = "([a, b]) => { const d = Math.abs(a.currentTime - b.currentTime); return Math.min(d, a.duration - d); }"
+    page.wait_for_function(f"(pair) => ({apart})(pair) < 0.1", arg=[first, second])
+    pairs.first.locator("video").first.click()
+    assert [page.evaluate("(video) => video.paused", video) for video in (first, second)] == [True, True]
+    assert page.evaluate(playing)[2:] == [True] * 4
+
+
+@pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
+def test_videos_have_their_size_and_a_picture_before_they_are_loaded(run: Path, open_page: OpenPage, size: dict):
+    page = open_page(report_runs([run], run / "report.html"), size=size, scripts=False)
+    unloaded = [page.evaluate("document.body.scrollHeight")]
+    unloaded += page.locator("video").evaluate_all("(videos) => videos.map((video) => video.offsetHeight)")
+    page = open_page(run / "report.html", size=size)
+    for video in page.locator("video").all():
+        video.scroll_into_view_if_needed()
+        page.wait_for_function("(video) => video.readyState > 1", arg=video.element_handle())
+    loaded = [page.evaluate("document.body.scrollHeight")]
+    loaded += page.locator("video").evaluate_all("(videos) => videos.map((video) => video.offsetHeight)")
+    assert loaded == unloaded
+    page.emulate_media(reduced_motion="reduce")
+    page.evaluate("scrollTo(0, 0)")
+    page.get_by_role("link", name="Trust region").click()
+    page.wait_for_timeout(200)
+    assert abs(page.locator("#trust").bounding_box()["y"]) < 20
+
+
 def test_play_all_plays_what_is_near_the_screen_and_goes_on_where_one_scrolls(open_page: OpenPage, tmp_path: Path):
     run = write_run(tmp_path / "run", samples=dict.fromkeys(range(0, 60, 10), 0.0))
     page = open_page(report_runs([run], run / "report.html"))
-    page.get_by_role("button", name="Play all").click()
+    page.locator("#samples").get_by_role("button", name="Play all").click()
     strips = page.locator("#strips .strip")
     playing = "(videos) => videos.map((video) => !video.paused)"
     for strip in (strips.first, strips.last):
@@ -105,7 +150,7 @@ def test_play_all_plays_what_is_near_the_screen_and_goes_on_where_one_scrolls(op
         page.wait_for_function("(video) => video.currentTime > 0.05", arg=strip.locator("video").first.element_handle())
         assert strip.locator("video").evaluate_all(playing) == [True] * 5 + [False]  # six do not fit side by side
     assert not any(strips.first.locator("video").evaluate_all(playing))
-    page.get_by_role("button", name="Pause all").click()
+    page.locator("#samples").get_by_role("button", name="Pause all").click()
     assert not any(page.locator("#strips video").evaluate_all(playing))
 
 

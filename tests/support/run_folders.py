@@ -7,9 +7,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import torch
 
 from hyvideo.config.loading import load_config, save_config
-from hyvideo.data.videos import write_video
+from hyvideo.data.videos import poster_of, write_video
 from hyvideo.observability.phase_timer import PHASES
 from tests.support.training import REPOSITORY
 from tests.support.videos import moving_square
@@ -26,12 +27,16 @@ HOSTILE_PROMPTS = (
 PROMPTS = tuple(f"a {colour} circle moves to the {side}" for colour in ("red", "green") for side in "abcd")
 
 
+def square_of(number: int) -> torch.Tensor:
+    """A moving square in the colour of a number below 8: uint8 [F, H, W, 3]."""
+    return moving_square(height=32, width=32, colour=(30 * number, 240 - 30 * number, 40))
+
+
 @cache
 def video_file(number: int) -> bytes:
-    """The mp4 of a moving square in the colour of a number below 8, made once."""
-    square = moving_square(height=32, width=32, colour=(30 * number, 240 - 30 * number, 40))
+    """The mp4 of `square_of` a number, made once."""
     with TemporaryDirectory() as folder:
-        write_video(Path(folder) / "square.mp4", square, fps=24)
+        write_video(Path(folder) / "square.mp4", square_of(number), fps=24)
         return (Path(folder) / "square.mp4").read_bytes()
 
 
@@ -42,6 +47,7 @@ def write_scored(folder: Path, prompts: Sequence[str], rewards: Sequence[float |
     for number, (prompt, reward) in enumerate(zip(prompts, rewards, strict=True)):
         name = f"{number:03d}.mp4"
         (folder / name).write_bytes(video_file(number % 8))
+        (folder / name).with_suffix(".jpg").write_bytes(poster_of(square_of(number % 8)[0]))
         scores = {"reward": reward, "VQ": reward, "MQ": reward, "TA": reward}
         lines.append(json.dumps({"video": name, "prompt": prompt, **scores}, ensure_ascii=False))
     (folder / "scores.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")

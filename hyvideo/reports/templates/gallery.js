@@ -1,7 +1,6 @@
 "use strict";
 // All videos on the screen play in sync; the first of a row leads, the others follow.
 const FRAME = 1 / 24;
-const MOST_DRIFT = 0.08;
 const [play, restart, seek, speed, find] = ["play", "restart", "seek", "speed", "find"].map((id) => document.getElementById(id));
 const rows = [...document.querySelectorAll(".gallery .strip")];
 const videosOf = (row) => [...row.querySelectorAll("video")].filter((video) => near.has(video));
@@ -46,11 +45,7 @@ function follow() {
     }
     const leader = videos.find(canLead);
     if (!leader) continue;
-    for (const video of videos) {
-      const wanted = leader.currentTime % video.duration; // a shorter one repeats
-      const drift = Math.abs(video.currentTime - wanted);
-      if (canLead(video) && Math.min(drift, video.duration - drift) > MOST_DRIFT) video.currentTime = wanted;
-    }
+    keepInStep(videos.filter(canLead), leader);
   }
   if (playing) showPlace();
 }

@@ -74,10 +74,15 @@ for (const video of document.querySelectorAll("video")) {
   video.controls = false; // they would hide most of a small video: a click or a key plays it
   video.tabIndex = 0;
   video.title = "Click to play or pause, double-click for full screen";
-  const toggle = () => { if (video.paused) video.play().catch(() => {}); else video.pause(); };
+  const toggle = () => {
+    const starts = video.paused;
+    for (const one of video.closest(".together .pair")?.querySelectorAll("video") ?? [video]) {
+      if (starts) one.play().catch(() => {}); else one.pause();
+    }
+  };
   onPress(video, toggle);
   video.addEventListener("dblclick", () => video.requestFullscreen());
-  video.addEventListener("loadedmetadata", () => { video.style.aspectRatio = `${video.videoWidth} / ${video.videoHeight}`; }); // kept without a player
+  if (!video.width) video.addEventListener("loadedmetadata", () => { video.style.aspectRatio = `${video.videoWidth} / ${video.videoHeight}`; }); // kept without a player
   video.addEventListener("error", () => {
     const box = document.createElement("div");
     box.className = "no-video";
@@ -92,6 +97,22 @@ for (const video of document.querySelectorAll("video")) {
   });
   nearScreen.observe(video);
 }
+
+// Videos of one prompt keep to the time of the first: a shorter one repeats.
+const MOST_DRIFT = 0.08;
+function keepInStep(videos, leader) {
+  for (const video of videos) {
+    const wanted = leader.currentTime % video.duration;
+    const drift = Math.abs(video.currentTime - wanted);
+    if (Math.min(drift, video.duration - drift) > MOST_DRIFT) video.currentTime = wanted;
+  }
+}
+setInterval(() => {
+  for (const group of document.querySelectorAll(".together")) {
+    const videos = [...group.querySelectorAll("video")].filter((video) => near.has(video) && video.readyState > 1 && !video.paused);
+    if (videos.length) keepInStep(videos, videos[0]);
+  }
+}, 200);
 
 // Videos that play together, from their start.
 function playTogether(videos) {
@@ -108,6 +129,7 @@ for (const button of document.querySelectorAll(".play-all")) {
     else videos.forEach((video) => video.pause());
     button.textContent = playing ? "Pause all" : "Play all";
   });
+  if (group.matches(".together") && !matchMedia("(prefers-reduced-motion: reduce)").matches) button.click();
   group.addEventListener("loadeddata", (event) => { if (playing) event.target.play().catch(() => {}); }, true); // came near
 }
 

@@ -1,10 +1,18 @@
 """A run is compared with its own beginning, pair by pair."""
 
 import json
+import math
 
 import pytest
 
-from hyvideo.evaluation.improvement import HELD_OUT, against, improvement, read_held_out
+from hyvideo.evaluation.improvement import (
+    HELD_OUT,
+    HELD_OUT_VIDEOS,
+    against,
+    improvement,
+    read_held_out,
+    worst_median_best,
+)
 from hyvideo.observability.run_record import read_run
 from hyvideo.reports.verdict import verdict_of
 from tests.support.run_folders import PROMPTS, write_run, write_scored
@@ -50,12 +58,30 @@ def test_held_out_gains_are_preferred_and_must_be_readable(tmp_path):
     assert [(name, g.num_pairs) for name, g in found.gains.items()] == [("reward", 128), ("VQ", 128)]
     assert read_held_out(folder).comparison == found, "the demo says what its report says"
     assert "128 videos of the same prompts and seeds: the trained model against the base" in verdict_of(found).detail
+    assert found.pairs == (), "prove_learning keeps no videos"
+    for name in HELD_OUT_VIDEOS:
+        write_scored(folder / name, PROMPTS, [1.0] * 8)
+    pairs = improvement(read_run(folder)).pairs
+    assert len(pairs) == 8 and [video.path.parent.name for video in pairs[0]] == ["before", "after"]
     (folder / HELD_OUT).write_text(json.dumps({"updates": 31, "gains": {"VQ": gain, "reward": gain}}))
     assert improvement(read_run(folder)).after == "after update 30", "measured of another policy than the run's last"
     for broken in ('{"reward": {"mean": 1}}', json.dumps({"updates": 30, "gains": {"VQ": gain}})):
         (folder / HELD_OUT).write_text(broken)
         with pytest.raises(ValueError, match=r"gains\.json: expected paired gains by name"):
             improvement(read_run(folder))
+
+
+@pytest.mark.parametrize(
+    ("after", "chosen"),
+    [
+        ([0.5, -1.0, 3.0, 0.1, 0.2], {"worst": 1, "median": 4, "best": 2}),
+        ([0.5, math.nan, 3.0, 0.1, 0.2], {"worst": 3, "median": 0, "best": 2}),
+        ([math.nan, 0.5, 0.1], {"worst": 2, "best": 1}),
+        ([0.5], {}),
+    ],
+)
+def test_the_worst_median_and_best_gain_are_found_among_scores_that_did_not_fail(after, chosen):
+    assert worst_median_best([0.0] * len(after), after) == chosen
 
 
 def test_runs_are_compared_on_the_prompts_they_share(tmp_path):

@@ -1,13 +1,17 @@
 """What stands in a report, read without a browser."""
 
+import base64
+import io
 import json
 import re
 from html.parser import HTMLParser
+from urllib.parse import unquote
 
 import pytest
+from PIL import Image
 
 from hyvideo.reports.report import report_runs
-from tests.support.run_folders import HOSTILE_PROMPTS, write_run
+from tests.support.run_folders import HOSTILE_PROMPTS, PROMPTS, write_run, write_scored
 
 
 class Reader(HTMLParser):
@@ -36,8 +40,10 @@ def test_a_report_refers_to_nothing_but_its_videos_and_itself(tmp_path):
     page = read(report_runs([run], run / "report.html"))
     links = [value for _, name, value in page.attributes if name in ("src", "href")]
     videos = [link for link in links if link.endswith(".mp4")]
-    assert len(videos) == 2 * 8 + 8
-    assert all((run / link).is_file() for link in videos)
+    assert len(videos) == 2 * 8 + 8 + 2 * 3
+    posters = [value for _, name, value in page.attributes if name == "poster"]
+    assert [unquote(poster) for poster in posters] == [unquote(video)[:-3] + "jpg" for video in videos]
+    assert all((run / link).is_file() for link in (*videos, *posters))
     assert all(link.startswith(("#", "data:")) for link in links if link not in videos)
     elsewhere = read(report_runs([run], tmp_path / "pages" / "report.html"))
     assert ("video", "src", "../a%20run%20%23%201/samples/step_10/000.mp4") in elsewhere.attributes
@@ -56,7 +62,33 @@ def test_an_embedded_report_can_be_sent_alone(tmp_path):
     run = write_run(tmp_path / "run", samples={10: 0.0, 30: 0.5})
     page = read(report_runs([run], run / "report.html", embed=True))
     sources = [value for tag, name, value in page.attributes if (tag, name) == ("video", "src")]
-    assert len(sources) == 24 and all(source.startswith("data:video/mp4;base64,") for source in sources)
+    assert len(sources) == 30 and all(source.startswith("data:video/mp4;base64,") for source in sources)
+    posters = [value for tag, name, value in page.attributes if (tag, name) == ("video", "poster")]
+    assert len(posters) == 30 and all(poster.startswith("data:image/jpeg;base64,") for poster in posters)
+
+
+def test_a_video_without_a_picture_beside_it_gets_its_first_frame(tmp_path):
+    run = write_run(tmp_path / "run", samples={30: 0.5})
+    (run / "samples" / "step_30" / "001.jpg").unlink()
+    (run / "samples" / "step_30" / "002.jpg").write_bytes(b"not a picture")
+    (run / "samples" / "step_30" / "003.jpg").unlink()
+    (run / "samples" / "step_30" / "003.mp4").write_bytes(b"not a video")
+    page = read(report_runs([run], run / "report.html"))
+    posters = [value for tag, name, value in page.attributes if (tag, name) == ("video", "poster")]
+    assert [poster.partition(",")[0] for poster in posters[:2]] == ["samples/step_30/000.jpg", "data:image/jpeg;base64"]
+    assert len(posters) == 16 - 2, "neither a broken picture nor a broken video ends the page"
+    picture = Image.open(io.BytesIO(base64.b64decode(posters[1].partition(",")[2])))
+    assert picture.size == (32, 32)
+
+
+def test_the_worst_the_median_and_the_best_pair_of_the_verdict_are_shown(tmp_path):
+    run = write_run(tmp_path / "run", samples={30: 0.5})
+    for step, rewards in {0: range(8), 30: [0, 1, 2, 3 + 2, 4 - 3, 5, 6 + 1, None]}.items():
+        write_scored(run / "samples" / f"step_{step}", PROMPTS, list(rewards))
+    words = " ".join(" ".join(read(report_runs([run], run / "report.html")).words).split())
+    shown = re.findall(r"(Worst|Median|Best) gain (\S+) before (\S+)", words)
+    assert [(place, before) for place, _, before in shown] == [("Worst", "4"), ("Median", "2"), ("Best", "3")]
+    assert [gain[0] for _, gain, _ in shown] == ["−", "0", "+"]
 
 
 def test_every_video_and_chart_says_what_it_shows(tmp_path):
