@@ -85,7 +85,7 @@ class GRPO(Algorithm):
         grpo, reward, scores = self.config.grpo, self.config.reward, trajectory.scores
         rewards = scores.total
         if reward.reward_aggregation == "normalize_then_sum":
-            rewards = normalize_then_sum(scores.metrics, scores.weights, grpo.num_generations)
+            rewards = normalize_then_sum(scores.weighted(), scores.weights, grpo.num_generations)
         advantages = group_advantages(rewards, grpo.num_generations, grpo.adv_clip_max)[trajectory.positions]
         updates = self._choose_pairs(trajectory)
         with self.timer("anchor"):

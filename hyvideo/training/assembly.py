@@ -77,6 +77,7 @@ def build_training(config: Config) -> Training:
         reward = get_reward_fn(
             config.reward, device, model_root=config.model.pretrained_model_root, video_fps=config.rollout.video_fps
         )
+        not_judged = reward.check_prompts([prompt.text for prompt in prompts])
         policy = build_policy(config, build_pipeline(config, device, mesh))
     rounds = Rounds(config, prompts, layout_of(config, mesh.world_size), mesh.dp_rank)
     state = _build_state(config, policy, rounds, mesh, timer, content)
@@ -89,7 +90,7 @@ def build_training(config: Config) -> Training:
     journal.console.info(f"reward {reward.describe()}")
     if mesh.is_main:
         cut = truncated_prompts_warning(policy.pipeline, [*prompts, *valid])
-        for warning in filter(None, [*warnings_about_settings(config, prompts, valid), cut]):
+        for warning in filter(None, [*warnings_about_settings(config, prompts, valid), cut, not_judged]):
             journal.console.warning(warning)
     validation = _build_validation(config, policy, valid, reward, mesh)
     run = Run(config, folder, mesh, state, validation, journal, timer)

@@ -83,7 +83,7 @@ def _scores_metrics(scores: Scores) -> dict[str, float]:
     return {
         "reward/mean": float(valid.mean()),
         "reward/std": float(valid.std(correction=0)) if len(valid) else math.nan,
-        "reward/failed": float(len(scores) - len(valid)),
+        "reward/failed": float(scores.failed().sum()),
         **{f"reward/{name}": float(values.nanmean()) for name, values in scores.metrics.items()},
     }
 

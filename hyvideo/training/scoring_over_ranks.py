@@ -52,10 +52,8 @@ def score_over_ranks(
             raise RewardFailureError(f"the reward failed: {type(error).__name__}: {error}{place}") from error
     parts, places = zip(*gather((part, positions[own.start : own.stop])), strict=True)
     parts = [part for part in parts if part is not None]
-    metrics = {name: torch.cat([part.metrics[name] for part in parts]) for name in parts[0].metrics}
-    total = torch.cat([part.total for part in parts])
-    scores = Scores(metrics, total, parts[0].weights).at(torch.cat(places).argsort())
-    failed = int(scores.total.isnan().sum())
+    scores = Scores.join(parts).at(torch.cat(places).argsort())
+    failed = int(scores.failed().sum())
     if failed > reward.max_failed * len(scores):
         counts = {name: int(values.isnan().sum()) for name, values in scores.metrics.items()}
         listed = ", ".join(f"{name}: {count}" for name, count in counts.items() if count)

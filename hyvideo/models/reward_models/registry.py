@@ -68,6 +68,10 @@ class RewardModel(ABC):
     def __call__(self, videos: Videos, prompts: Sequence[str]) -> Mapping[str, Tensor]:
         """Score B videos for their B prompts: each metric `[B]`, NaN for an item that failed."""
 
+    def applies(self, prompt: str) -> bool:
+        """Whether the reward can judge videos of this prompt at all; where not, its NaN is no failure."""
+        return True
+
     def to(self, device: torch.device | str) -> None:  # noqa: B027 - most measures have no networks
         """Move networks to `device`; a reward without any has nothing to move."""
 

@@ -4,7 +4,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -20,6 +20,9 @@ from hyvideo.models.reward_models.requested import RequestedReward, check_metric
 
 T = TypeVar("T")
 
+_Answer = tuple[dict[str, Tensor], Tensor]
+"""A reward's metrics of a block of b videos, `[b]` each, and whether it applies to them, `[b]` bool."""
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -27,13 +30,16 @@ class Scores:
 
     Attributes:
         metrics: every raw score by name, each `[B]` float32 on the CPU.
-        total: `[B]` float32, the weighted sum; NaN where a weighted metric failed.
+        total: `[B]` float32, the weighted sum over the metrics that apply to the video's prompt; NaN where one of them
+            failed, or none applies.
         weights: weight, not 0, of every metric that is part of the total.
+        applies: `[B]` bool of every metric, whether it judges videos of this prompt; a metric that is not named does.
     """
 
     metrics: Mapping[str, Tensor]
     total: Tensor
     weights: Mapping[str, float]
+    applies: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Number of videos B."""
@@ -41,8 +47,31 @@ class Scores:
 
     def at(self, videos: Tensor) -> "Scores":
         """Return the scores of some videos, long `[b]`, in that order."""
-        metrics = {name: values[videos] for name, values in self.metrics.items()}
-        return Scores(metrics, self.total[videos], self.weights)
+        metrics, applies = (
+            {name: values[videos] for name, values in of.items()} for of in (self.metrics, self.applies)
+        )
+        return Scores(metrics, self.total[videos], self.weights, applies)
+
+    @classmethod
+    def join(cls, parts: Sequence["Scores"]) -> "Scores":
+        """Return the scores of all parts as one, in their order."""
+        metrics, applies = (
+            {name: torch.cat([getattr(part, of)[name] for part in parts]) for name in getattr(parts[0], of)}
+            for of in ("metrics", "applies")
+        )
+        return cls(metrics, torch.cat([part.total for part in parts]), parts[0].weights, applies)
+
+    def failed(self) -> Tensor:
+        """Which videos have no total though a weighted metric applies to their prompt, `[B]` bool."""
+        asked = [self.applies[name] for name in self.weights if name in self.applies]
+        return self.total.isnan() & (torch.stack(asked).any(0) if asked and len(asked) == len(self.weights) else True)
+
+    def weighted(self) -> dict[str, Tensor]:
+        """Return the metrics that have a weight, `[B]` each: 0 where one does not apply, which all of a group share."""
+        return {
+            name: self.metrics[name].masked_fill(~self.applies[name], 0) if name in self.applies else self.metrics[name]
+            for name in self.weights
+        }
 
 
 @dataclass(frozen=True)
@@ -75,7 +104,7 @@ class Scoring:
         self._scorers, self._block_size, self._video_fps, self._crf = scorers, block_size, video_fps, crf
         self._folder = tempfile.TemporaryDirectory(prefix="rewards-")
         self._waiting: list[tuple[Tensor, str]] = []
-        self._results: list[list[Future[dict[str, Tensor]]]] = []
+        self._results: list[list[Future[_Answer]]] = []
 
     def add(self, videos: Tensor, prompts: Sequence[str]) -> None:
         """Add videos `[b, F, H, W, 3]` uint8 and their prompts, and start scoring what fills a block."""
@@ -83,8 +112,11 @@ class Scoring:
         while len(self._waiting) >= self._block_size:
             self._start_block()
 
-    def result(self) -> dict[str, Tensor]:
-        """Wait for all videos: every metric, `[B]` float32 on the CPU in order of arrival, or what one raised."""
+    def result(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Wait for all videos: every metric, `[B]` float32, and whether it applies, `[B]` bool; or what one raised.
+
+        They are on the CPU in order of arrival.
+        """
         try:
             if self._waiting:
                 self._start_block()
@@ -95,11 +127,12 @@ class Scoring:
                 future.cancel()
             wait(futures)
             self._folder.cleanup()
-        return {
-            name: torch.cat([part[metric] for part in parts])
-            for scorer, parts in zip(self._scorers, zip(*blocks, strict=True), strict=True)
-            for metric, name in scorer.names.items()
-        }
+        metrics, applies = {}, {}
+        for scorer, parts in zip(self._scorers, zip(*blocks, strict=True), strict=True):
+            for metric, name in scorer.names.items():
+                metrics[name] = torch.cat([scores[metric] for scores, _ in parts])
+                applies[name] = torch.cat([applies_to for _, applies_to in parts])
+        return metrics, applies
 
     def _start_block(self) -> None:
         chosen, self._waiting = self._waiting[: self._block_size], self._waiting[self._block_size :]
@@ -110,7 +143,7 @@ class Scoring:
 
     def _score(
         self, scorer: _Scorer, videos: Tensor, prompts: Sequence[str], folder: Path, lock: threading.Lock
-    ) -> dict[str, Tensor]:
+    ) -> _Answer:
         """Run one reward on a block, whose files are written once, when the first reward asks for them."""
         paths = [folder / f"{index}.mp4" for index in range(len(videos))]
         if scorer.reads_files:
@@ -119,7 +152,8 @@ class Scoring:
                     if not path.exists():
                         write_video(path, video, self._video_fps, self._crf)
         scores = scorer.model(paths if scorer.reads_files else videos, prompts)
-        return checked_scores(scorer.choice.name, scorer.model, scores, len(prompts))
+        found = checked_scores(scorer.choice.name, scorer.model, scores, len(prompts))
+        return found, torch.tensor([scorer.model.applies(prompt) for prompt in prompts])
 
 
 def frames_of_reward(error: BaseException) -> TracebackType | None:
@@ -182,12 +216,33 @@ class WeightedReward:
     def finish(self, scoring: Scoring) -> Scores:
         """Wait for a round's scores; as `__call__`, to which it is equal whenever the videos came."""
         try:
-            metrics = scoring.result()
+            metrics, applies = scoring.result()
         finally:
             if self._config.reward_offload:
                 self._move("cpu")
-        total = torch.stack([weight * metrics[name] for name, weight in self.weights.items()]).sum(0)
-        return Scores(metrics, total, self.weights)
+        weighted = Scores(metrics, torch.empty(0), self.weights, applies).weighted()
+        total = torch.stack([weight * weighted[name] for name, weight in self.weights.items()]).sum(0)
+        judged = torch.stack([applies[name] for name in self.weights]).any(0)
+        return Scores(metrics, total.masked_fill(~judged, torch.nan), self.weights, applies)
+
+    def check_prompts(self, prompts: Sequence[str]) -> str | None:
+        """Return a warning if the weighted metrics judge no videos of some prompts; None if they judge all.
+
+        Rewards on a server say it only with their scores.
+
+        Raises:
+            ValueError: they judge no videos of any prompt.
+        """
+        weighted = [scorer for scorer in self._scorers if set(scorer.names.values()) & set(self.weights)]
+        without = [p for p in prompts if not any(scorer.model.applies(p) for scorer in weighted)]
+        if not without:
+            return None
+        names = " and ".join(scorer.choice.name for scorer in weighted)
+        told = f"{names} cannot judge the videos of {len(without)} of {len(prompts)} training prompts, such as"
+        told = f"{told} {without[0]!r:.200}"
+        if len(without) == len(prompts):
+            raise ValueError(f"reward_model: {told}. Choose other prompts, or add a reward that judges them.")
+        return f"{told}: nothing is learned from them. Leave them out, or add a reward that judges them."
 
     def describe(self) -> str:
         """Say in one line what is scored, how, and what the total is."""

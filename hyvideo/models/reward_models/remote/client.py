@@ -79,6 +79,7 @@ class RemoteReward(RewardModel):
             )
         self._max_body_bytes, facts = metadata.max_body_bytes, metadata.rewards[name]
         self.metrics, self.reads, self._description = facts.metrics, facts.reads, facts.description
+        self._not_for: set[str] = set()
 
     def __call__(self, videos: Videos, prompts: Sequence[str]) -> dict[str, Tensor]:
         """Score videos on the server; NaN for all of them, and a warning, where it keeps failing.
@@ -91,6 +92,10 @@ class RemoteReward(RewardModel):
         except _Fault as fault:
             _LOG.warning("%d videos have no score by %s: %s", len(prompts), self._name, fault)
             return {metric: torch.full((len(prompts),), torch.nan) for metric in self.metrics}
+
+    def applies(self, prompt: str) -> bool:
+        """Whether the server's reward judges videos of this prompt, as far as its answers have said."""
+        return prompt not in self._not_for
 
     def describe(self) -> str:
         """Say how the server's reward scores."""
@@ -127,13 +132,16 @@ class RemoteReward(RewardModel):
             )
             if answer.digests != sent:
                 raise _Fault("an answer about other videos than were sent")
-            if set(answer.metrics) != set(self.metrics) or any(len(v) != len(sent) for v in answer.metrics.values()):
+            lists = [*answer.metrics.values(), answer.applies or sent]
+            if set(answer.metrics) != set(self.metrics) or any(len(values) != len(sent) for values in lists):
                 raise _Fault(f"an answer without {len(sent)} scores for each of {', '.join(self.metrics)[:_SHOWN]}")
             return answer
 
+        answer = self._persistently(post)
+        self._not_for |= {p for p, applies in zip(prompts, answer.applies or sent, strict=True) if not applies}
         return {
             metric: torch.tensor([torch.nan if value is None else value for value in values])
-            for metric, values in self._persistently(post).metrics.items()
+            for metric, values in answer.metrics.items()
         }
 
     def _persistently(self, ask: Callable[[], _Answer]) -> _Answer:

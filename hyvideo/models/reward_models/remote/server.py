@@ -96,7 +96,7 @@ def create_app(
                 except ClientDisconnect as error:
                     raise HTTPException(499, "the client has gone") from error
         metrics = {key: [v if math.isfinite(v) else None for v in values.tolist()] for key, values in found.items()}
-        return ScoreResponse(metrics=metrics, digests=digests)
+        return ScoreResponse(metrics=metrics, digests=digests, applies=[*map(rewards[name].applies, asked.prompts)])
 
     return app
 

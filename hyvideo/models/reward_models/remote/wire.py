@@ -65,10 +65,12 @@ class ScoreResponse(_Message):
     Attributes:
         metrics: name -> one score per video.
         digests: `digest` of each video and prompt as the server received them.
+        applies: whether the reward judges videos of each prompt; empty: it judges all.
     """
 
     metrics: dict[str, list[float | None]]
     digests: list[str]
+    applies: list[bool] = []
 
 
 class RewardFacts(_Message):

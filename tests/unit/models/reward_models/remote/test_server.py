@@ -89,6 +89,27 @@ def test_a_remote_reward_scores_as_the_same_reward_here(url, reward, reward_io):
         torch.testing.assert_close(received, values, rtol=0, atol=0, equal_nan=True)
 
 
+def test_a_prompt_that_the_servers_reward_cannot_judge_is_no_failure():
+    class Short(Brightness):
+        """Judges prompts of one letter."""
+
+        def applies(self, prompt: str) -> bool:
+            return len(prompt) == 1
+
+        def __call__(self, videos: Videos, prompts: Sequence[str]) -> dict[str, Tensor]:
+            found = super().__call__(videos, prompts)["brightness"]
+            lengths = torch.tensor([len(prompt) for prompt in prompts])
+            return {"brightness": found.masked_fill(lengths > 1, torch.nan), "length": found}
+
+    with serving(create_app({"brightness": Short()})) as url:
+        models = {"brightness": {"sub_reward": {"brightness": 1.0}, "url": url}}
+        models["moving_shapes"] = {"sub_reward": {"MQ": 0.0}}
+        reward = get_reward_fn(RewardConfig(reward_config={"models": models}))
+        scores = reward(grey_videos(7, 8, 9), ["a", "bb", "c"])
+        assert scores.applies["brightness"].tolist() == [True, False, True]
+        assert scores.total.isnan().tolist() == [False, True, False] and not scores.failed().any()
+
+
 def test_health_and_metadata(url):
     assert httpx.get(f"{url}/health").json() == {"status": "ok"}
     metadata = httpx.get(f"{url}/metadata").json()
@@ -99,7 +120,11 @@ def test_health_and_metadata(url):
 
 def test_the_answer_names_what_was_scored(url):
     answer = ask(url, [GREY], prompts=["a"], **RAW).json()
-    assert answer == {"metrics": {"brightness": [7.0], "length": [1.0]}, "digests": [digest("a", GREY)]}
+    assert answer == {
+        "metrics": {"brightness": [7.0], "length": [1.0]},
+        "digests": [digest("a", GREY)],
+        "applies": [True],
+    }
     assert digest("a", b"bc") != digest("ab", b"c")
 
 
