@@ -15,7 +15,7 @@ from hyvideo.algorithms.policy import Policy
 from hyvideo.algorithms.step_gradients import StepGradients
 from hyvideo.config.schema import Config
 from hyvideo.data.randomness import generator_for
-from hyvideo.grpo.advantages import group_advantages, groups_without_spread, normalize_then_sum
+from hyvideo.grpo.advantages import gdpo_advantages, group_advantages, groups_without_spread, normalize_then_sum
 from hyvideo.grpo.clipped_loss import clipped_policy_loss
 from hyvideo.grpo.gradient_equalizer import equalizer_scales
 from hyvideo.grpo.sde_window import noisy_steps
@@ -83,10 +83,13 @@ class GRPO(Algorithm):
     def compare(self, trajectory: Trajectory) -> ComparedRound:
         """Compare the videos of each prompt, choose what every update trains, and make the anchor's pass."""
         grpo, reward, scores = self.config.grpo, self.config.reward, trajectory.scores
-        rewards = scores.total
-        if reward.reward_aggregation == "normalize_then_sum":
-            rewards = normalize_then_sum(scores.weighted(), scores.weights, grpo.num_generations)
-        advantages = group_advantages(rewards, grpo.num_generations, grpo.adv_clip_max)[trajectory.positions]
+        rewards, metrics = scores.total, (scores.weighted(), scores.weights, grpo.num_generations)
+        if reward.reward_aggregation != "sum":
+            rewards = normalize_then_sum(*metrics)
+        if reward.reward_aggregation == "gdpo":
+            advantages = gdpo_advantages(*metrics, grpo.adv_clip_max)[trajectory.positions]
+        else:
+            advantages = group_advantages(rewards, grpo.num_generations, grpo.adv_clip_max)[trajectory.positions]
         updates = self._choose_pairs(trajectory)
         with self.timer("anchor"):
             anchor_means = self._anchor_means(trajectory, updates)

@@ -1,6 +1,7 @@
 """Group-relative advantages (GRPO, paper Section 3.1): each video is judged against the others of its own prompt."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -58,6 +59,72 @@ def normalize_then_sum(metrics: Mapping[str, Tensor], weights: Mapping[str, floa
         centred, std = _spread(metrics[name].masked_fill(failed, torch.nan), num_generations)
         total += weight * (centred / std.clamp(min=SPREAD_FLOOR)).reshape(-1)
     return total.float().masked_fill(failed, torch.nan)
+
+
+def gdpo_advantages(
+    metrics: Mapping[str, Tensor], weights: Mapping[str, float], num_generations: int, clip_max: float = 5.0
+) -> Tensor:
+    """GDPO (arXiv 2601.05242): `normalize_then_sum`, then ``(S - mean) / max(std, 1e-6)`` over the whole round.
+
+    `group_advantages` of the sum would bring every group to spread 1. Here a group whose metrics contradict each other,
+    so that its sums lie close together, keeps smaller advantages than one whose metrics agree.
+
+    Arguments, result and errors as `normalize_then_sum` and `group_advantages`.
+    """
+    rewards = normalize_then_sum(metrics, weights, num_generations)
+    group_advantages(rewards, num_generations, clip_max)  # refuses what forms no groups
+    return group_advantages(rewards, len(rewards), clip_max)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one metric contributes to a round's advantages, over its groups.
+
+    Attributes:
+        spread: standard deviation within a group, in the metric's own unit.
+        correlation: with the sum of the other metrics' contributions, within groups; NaN where either is constant.
+        share: of the advantage. The shares of all metrics add up to 1. One below 0 pulls against the others.
+    """
+
+    spread: float
+    correlation: float
+    share: float
+
+
+def parts_of_advantage(
+    metrics: Mapping[str, Tensor], weights: Mapping[str, float], num_generations: int, *, normalized: bool
+) -> dict[str, Part]:
+    """Say what each weighted metric contributes: whether it decides nothing, or everything.
+
+    A metric's contribution to a video's reward is ``w_m (metric_m - mean)``, divided by its std if `normalized`. The
+    advantage is the sum of all contributions in standard deviations of its group, so a metric's share is the mean over
+    groups of ``cov(contribution, sum) / var(sum)``.
+
+    Args:
+        metrics: [B] each, as `normalize_then_sum` takes them; a video that failed in one is left out.
+        weights: Factor of every metric that counts.
+        num_generations: G, group size.
+        normalized: Whether each metric is brought to spread 1 within a group before the sum.
+    """
+    failed = torch.stack([metrics[name] for name in weights]).isnan().any(0)
+    centred, stds = zip(
+        *(_spread(metrics[name].masked_fill(failed, torch.nan), num_generations) for name in weights), strict=True
+    )
+    parts = torch.stack(
+        [
+            weight * (values / std.clamp(min=SPREAD_FLOOR) if normalized else values)
+            for weight, values, std in zip(weights.values(), centred, stds, strict=True)
+        ]
+    )  # [M, groups, G]
+    total = parts.sum(0)
+    variance = total.square().sum(1)
+    shares = ((parts * total).sum(2) / variance)[:, variance.sqrt() > SPREAD_FLOOR].mean(1)
+    others = total - parts
+    correlations = (parts * others).sum((1, 2)) / (parts.square().sum((1, 2)) * others.square().sum((1, 2))).sqrt()
+    return {
+        name: Part(float(stds[m].square().mean().sqrt()), float(correlations[m]), float(shares[m]))
+        for m, name in enumerate(weights)
+    }
 
 
 def groups_without_spread(rewards: Tensor, num_generations: int) -> Tensor:

@@ -11,6 +11,7 @@ from hyvideo.observability.metrics import METRIC_MEANINGS
 from hyvideo.observability.phase_timer import PHASES
 from hyvideo.observability.run_record import RunRecord
 from hyvideo.reports.charts import Chart, Drawing, Line, draw, smooth
+from hyvideo.reports.mixing import mixing_charts
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 
 Points = tuple[np.ndarray, np.ndarray]
@@ -61,6 +62,7 @@ def reward_panels(runs: Sequence[RunRecord]) -> list[Drawing]:
             _smooth(runs, lambda run: run.per_round("reward/std")),
         )
     )
+    charts += mixing_charts(runs[0]) if alone else []
     return _drawn(charts)
 
 

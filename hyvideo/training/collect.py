@@ -10,6 +10,7 @@ from hyvideo.algorithms.algorithm import Algorithm, Trajectory
 from hyvideo.algorithms.policy import Policy
 from hyvideo.distributed.collectives import gather
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.grpo.advantages import parts_of_advantage
 from hyvideo.models.reward_models.rewards import Scores, WeightedReward
 from hyvideo.observability.phase_timer import PhaseTimer
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout
@@ -60,6 +61,10 @@ def collect(
     with timer("reward"):
         scores = score_over_ranks(reward, rollout.videos, texts, round.positions, mesh, scoring)
     metrics = _scores_metrics(scores) | _diversity_metrics(rollout.videos, round, mesh)
+    if len(scores.weights) > 1:
+        normalized = algorithm.config.reward.reward_aggregation != "sum"
+        parts = parts_of_advantage(scores.weighted(), scores.weights, round.num_generations, normalized=normalized)
+        metrics |= {f"mixing/{of}_{name}": value for name, part in parts.items() for of, value in vars(part).items()}
     return Trajectory(round.index, texts, round.positions, conditioning, rows, rollout, scores, metrics)
 
 

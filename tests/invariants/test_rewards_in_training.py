@@ -42,10 +42,15 @@ def test_overlapped_and_remote_scoring_give_the_same_run(trained):
 
 
 def test_normalised_metrics_change_what_is_learnt_and_not_what_is_logged(trained):
-    group = {"num_generations": 4}  # of two videos one is better, whatever the scale
-    (plain, weight), (normal, other) = trained(**group), trained(**group, reward_aggregation="normalize_then_sum")
-    assert plain[0]["reward/mean"] == normal[0]["reward/mean"]
-    assert not torch.equal(weight, other)
+    group = {"num_generations": 4, "gradient_accumulation_steps": 2}  # of two, one is better whatever the scale
+    (plain, weight), *others = (
+        trained(**group, reward_aggregation=how) for how in ("sum", "normalize_then_sum", "gdpo")
+    )
+    for rows, other in others:
+        assert plain[0]["reward/mean"] == rows[0]["reward/mean"]
+        assert not torch.equal(weight, other)
+    assert not torch.equal(others[0][1], others[1][1])
+    assert sum(plain[0][f"mixing/share_{name}"] for name in ("VQ", "MQ", "TA")) == pytest.approx(1)
 
 
 def test_a_run_goes_on_without_the_scores_that_failed_or_stops_as_configured(make_training, monkeypatch):

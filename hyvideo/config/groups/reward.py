@@ -22,9 +22,10 @@ class RewardConfig:
     """Several rewards, instead of reward_model and reward_weights: {"models": {NAME: {"weight": 1.0, "sub_reward":
     {METRIC: WEIGHT}, "options": {...}, "url": ...}}}."""
 
-    reward_aggregation: Literal["sum", "normalize_then_sum"] = "sum"
+    reward_aggregation: Literal["sum", "normalize_then_sum", "gdpo"] = "sum"
     """sum adds the weighted metrics (paper). normalize_then_sum first brings each to mean 0 and spread 1 within a
-    prompt's videos."""
+    prompt's videos. gdpo (arXiv 2601.05242) does too, but then divides by the spread of the round, not of each prompt.
+    """
 
     reward_checkpoint_path: str | None = None
     """Weights of reward_model. None looks for VideoReward below pretrained_model_root."""

@@ -8,7 +8,13 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hyvideo.grpo.advantages import group_advantages, groups_without_spread, normalize_then_sum
+from hyvideo.grpo.advantages import (
+    gdpo_advantages,
+    group_advantages,
+    groups_without_spread,
+    normalize_then_sum,
+    parts_of_advantage,
+)
 
 NAN = math.nan
 
@@ -124,6 +130,42 @@ def test_normalised_metrics_are_summed_free_of_their_scales_and_one_without_spre
     assert rewards.tolist() == pytest.approx([-1 + 0.5, 1 - 0.5, -0.5, 0.5])
     rewards = normalize_then_sum({"a": torch.ones(2), "b": torch.tensor([1.0, 2.0])}, {"a": 9.0, "b": 1.0}, 2)
     assert rewards.tolist() == [-1, 1]
+
+
+def test_gdpo_divides_by_the_spread_of_the_round_so_that_contradicting_metrics_weigh_less():
+    agree, contradict = [0.0, 1.0, 0.0, 1.0], [0.0, 1.0, 5.0, -3.0]
+    metrics = {"a": torch.tensor(agree), "b": torch.tensor(contradict)}
+    weights = {"a": 1.0, "b": 0.5}
+    sums = torch.tensor([-1.5, 1.5, -0.5, 0.5])
+    expected = (sums / sums.std(correction=0)).tolist()
+    assert gdpo_advantages(metrics, weights, 2).tolist() == pytest.approx(expected)
+    assert gdpo_advantages(metrics, weights, 2, clip_max=0.3).tolist() == pytest.approx([-0.3, 0.3, -0.3, 0.3])
+    assert group_advantages(normalize_then_sum(metrics, weights, 2), 2).tolist() == pytest.approx([-1, 1, -1, 1])
+    with pytest.raises(ValueError, match="multiple of num_generations=3"):
+        gdpo_advantages(metrics, weights, 3)
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+def test_the_shares_of_the_advantage_add_up_and_name_the_metric_that_decides(normalized):
+    draw = torch.Generator().manual_seed(0)
+    large, small = 100 * torch.randn(8, generator=draw), torch.randn(8, generator=draw)
+    small[3] = torch.nan  # a video without a score takes no part
+    parts = parts_of_advantage({"large": large, "small": small}, {"large": 1.0, "small": 1.0}, 4, normalized=normalized)
+    assert parts["large"].share + parts["small"].share == pytest.approx(1)
+    assert (parts["large"].share > 0.98) == (not normalized)
+    kept = [0, 1, 2, 4, 5, 6, 7]
+    within = large[kept].split([3, 4])
+    spread = (sum(float(group.var(correction=0)) for group in within) / 2) ** 0.5
+    assert parts["large"].spread == pytest.approx(spread, rel=1e-5)
+
+
+def test_a_contradicting_metric_has_a_negative_correlation_and_share_and_a_constant_one_no_part():
+    up = torch.tensor([0.0, 1.0, 2.0, 3.0])
+    metrics, weights = {"up": up, "down": -0.5 * up, "flat": torch.ones(4)}, {"up": 1.0, "down": 1.0, "flat": 1.0}
+    parts = parts_of_advantage(metrics, weights, 4, normalized=False)
+    assert [parts[name].share for name in weights] == pytest.approx([2, -1, 0])
+    assert [parts[name].correlation for name in ("up", "down")] == pytest.approx([-1, -1])
+    assert parts["flat"].spread == 0 and math.isnan(parts["flat"].correlation)
 
 
 def test_a_video_that_failed_in_one_metric_is_left_out_of_all():
