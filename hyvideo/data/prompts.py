@@ -50,7 +50,7 @@ def read_prompts(paths: Sequence[str | Path], image_root: str | Path | None = No
     first_use: dict[int, str] = {}
     for path in map(Path, paths):
         count = len(prompts)
-        for where, row in _rows(path):
+        for where, row in rows_of_csv(path):
             prompt = _prompt(row, len(prompts), path, where, image_root)
             if prompt.index in first_use:
                 raise ValueError(
@@ -64,7 +64,7 @@ def read_prompts(paths: Sequence[str | Path], image_root: str | Path | None = No
     return prompts
 
 
-def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+def rows_of_csv(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield (file and line, column -> cell without surrounding blanks) of every row."""
     reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
     header: list[str] | None = None

@@ -73,7 +73,8 @@ def preflight(config: Config, planned: Plan | ValueError | None) -> str:
     require_same(_machine_facts())
     with all_or_none():
         _check_weights(config)
-        check_rewards(config.reward, config.model.pretrained_model_root, config.rollout.video_fps)
+        csvs = [*config.data.train_video_csv, *config.data.valid_video_csv]
+        check_rewards(config.reward, config.model.pretrained_model_root, config.rollout.video_fps, csvs)
     folder = open_folder(config, layout_of(config, world_size).dp_size, content)
     _check_folder(folder.path)
     plan = broadcast_from_main(lambda: _plan_or_raise(planned))

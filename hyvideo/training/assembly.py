@@ -75,7 +75,11 @@ def build_training(config: Config) -> Training:
     folder, timer = open_folder(config, mesh.dp_size, content), PhaseTimer(device)
     with all_or_none():
         reward = get_reward_fn(
-            config.reward, device, model_root=config.model.pretrained_model_root, video_fps=config.rollout.video_fps
+            config.reward,
+            device,
+            model_root=config.model.pretrained_model_root,
+            video_fps=config.rollout.video_fps,
+            prompt_csvs=[*config.data.train_video_csv, *config.data.valid_video_csv],
         )
         not_judged = reward.check_prompts([prompt.text for prompt in prompts])
         policy = build_policy(config, build_pipeline(config, device, mesh))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hyvideo.config.schema import RewardConfig
 from hyvideo.models.reward_models.registry import RewardContext, RewardFailureError
-from hyvideo.models.reward_models.remote import client
+from hyvideo.models.reward_models.remote import exchange
 from hyvideo.models.reward_models.remote.client import RemoteReward
 from hyvideo.models.reward_models.remote.server import create_app
 from hyvideo.models.reward_models.remote.wire import digest
@@ -56,7 +56,7 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
     """What all clients of this test talk to."""
     wire = Wire()
     transport = httpx.MockTransport(wire)
-    monkeypatch.setattr(client.httpx, "AsyncClient", partial(httpx.AsyncClient, transport=transport))
+    monkeypatch.setattr(exchange.httpx, "AsyncClient", partial(httpx.AsyncClient, transport=transport))
     return wire
 
 
@@ -123,7 +123,7 @@ def test_any_introduction_gives_a_reward_or_a_value_error(
 ):
     wire.say(body, status, headers)
     with only_value_errors("http://rewards"):
-        reward = RemoteReward(RewardContext(), "brightness", "http://rewards", CONFIG)
+        reward = RemoteReward(RewardContext(), "brightness", "http://rewards")
         assert all(type(metric) is str for metric in reward.metrics) and reward.reads in ("memory", "file")
 
 

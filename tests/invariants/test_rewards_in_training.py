@@ -10,7 +10,7 @@ import torch
 from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.models.reward_models.moving_shapes import MovingShapesReward
 from hyvideo.models.reward_models.registry import RewardFailureError
-from hyvideo.models.reward_models.remote import client
+from hyvideo.models.reward_models.remote import exchange
 from hyvideo.models.reward_models.remote.server import create_app
 from hyvideo.training.run import Training
 from tests.support.equal_runs import rows_of
@@ -54,7 +54,7 @@ def test_normalised_metrics_change_what_is_learnt_and_not_what_is_logged(trained
 
 
 def test_a_run_goes_on_without_the_scores_that_failed_or_stops_as_configured(make_training, monkeypatch):
-    monkeypatch.setattr(client, "_FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(exchange, "_FIRST_WAIT_SECONDS", 0.01)
     app = Faulty(create_app({"moving_shapes": MovingShapesReward()}), ["ok", "500", "500", "500", "500", "500"])
     settings = {"reward_batch_size": 2, "remote_reward_retries": 0, "remote_reward_in_flight": 1, "save_interval": 1}
     with serving(app) as url:

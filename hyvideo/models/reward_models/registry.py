@@ -34,6 +34,10 @@ class RewardContext:
         video_fps: frames per second of videos that come in memory.
         batch_size: videos that run through a network together.
         own_files: whether video files were made here; a server's come from others.
+        prompt_csvs: CSV files of the prompts, for a reward that reads a column of its own there.
+        timeout: seconds that a request to a server may take.
+        retries: times that a failed request is sent again.
+        in_flight: requests open at the same time.
     """
 
     device: torch.device | str = "cpu"
@@ -41,6 +45,10 @@ class RewardContext:
     video_fps: float = 24
     batch_size: int = 8
     own_files: bool = True
+    prompt_csvs: Sequence[str] = ()
+    timeout: float = 300.0
+    retries: int = 3
+    in_flight: int = 4
 
 
 class RewardModel(ABC):

@@ -264,6 +264,7 @@ def get_reward_fn(
     *,
     model_root: str | Path = "ckpts",
     video_fps: float = 24,
+    prompt_csvs: Sequence[str] = (),
 ) -> WeightedReward:
     """Build the rewards that `config` names.
 
@@ -272,17 +273,18 @@ def get_reward_fn(
         device: where reward networks run; with `reward_offload` only while they score.
         model_root: folder of the base model, where VideoAlign's weights lie by default.
         video_fps: frames per second of the videos.
+        prompt_csvs: CSV files of the prompts.
 
     Raises:
         ValueError: an unknown reward (the known ones are listed), weights that do not fit it, missing weights, or a
             reward server that does not answer.
     """
     choices = _checked_choices(config)
-    context = RewardContext(device, Path(model_root), video_fps, config.reward_batch_size)
+    context = _context(config, device, model_root, video_fps, prompt_csvs)
     models = [
         _with_options(reward_class(choice.name), choice.name, context, choice.options)
         if choice.url is None
-        else RemoteReward(context, choice.name, choice.url, config)
+        else RemoteReward(context, choice.name, choice.url)
         for choice in choices
     ]
     return WeightedReward(choices, models, config, context)
@@ -303,14 +305,35 @@ def _with_options(act: Callable[..., T], name: str, context: RewardContext, opti
         raise ValueError(f"reward_config: {name} cannot use its options {dict(options)}: {error}.") from error
 
 
-def check_rewards(config: RewardConfig, model_root: str | Path, video_fps: float) -> None:
+def _context(
+    config: RewardConfig,
+    device: torch.device | str,
+    model_root: str | Path,
+    video_fps: float,
+    prompt_csvs: Sequence[str],
+) -> RewardContext:
+    return RewardContext(
+        device,
+        Path(model_root),
+        video_fps,
+        config.reward_batch_size,
+        prompt_csvs=prompt_csvs,
+        timeout=config.remote_reward_timeout,
+        retries=config.remote_reward_retries,
+        in_flight=config.remote_reward_in_flight,
+    )
+
+
+def check_rewards(
+    config: RewardConfig, model_root: str | Path, video_fps: float, prompt_csvs: Sequence[str] = ()
+) -> None:
     """Refuse, by a ValueError, what `get_reward_fn` would refuse, as far as it shows without loading a network."""
-    context = RewardContext(model_root=Path(model_root), video_fps=video_fps)
+    context = _context(config, "cpu", model_root, video_fps, prompt_csvs)
     for choice in _checked_choices(config):
         if choice.url is None:
             _with_options(reward_class(choice.name).check, choice.name, context, choice.options)
         else:
-            check_metrics(choice, RemoteReward(context, choice.name, choice.url, config).metrics)
+            check_metrics(choice, RemoteReward(context, choice.name, choice.url).metrics)
 
 
 def _checked_choices(config: RewardConfig) -> list[RequestedReward]:

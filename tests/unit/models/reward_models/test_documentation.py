@@ -14,6 +14,7 @@ from hyvideo.models import reward_models
 from hyvideo.models.reward_models import registry
 from hyvideo.models.reward_models.requested import read_requested_rewards
 from hyvideo.models.reward_models.rewards import get_reward_fn
+from scripts import make_checks
 from scripts.serve_reward import parse_arguments
 
 SHIPPED = [name for name, reward in registry.registered_rewards().items() if reward.__module__.startswith("hyvideo.")]
@@ -54,8 +55,9 @@ def test_the_yaml_is_a_configuration_of_three_rewards(tmp_path):
 
 def test_every_flag_of_the_document_exists():
     served = vars(parse_arguments(["--reward", "moving_shapes"]))
+    written = vars(make_checks.parse_arguments(["--validate", "checks.csv"]))
     named = set(re.findall(r"--([a-z_]+)", TEXT))
-    assert {"reward_config", "max_body_mb"} <= named <= {*KNOBS, *served, "config", "seconds", "repeats"}
+    assert {"reward_config", "max_body_mb"} <= named <= {*KNOBS, *served, *written, "config", "seconds", "repeats"}
 
 
 @pytest.mark.parametrize("name", SHIPPED)

@@ -13,7 +13,7 @@ import torch
 
 from hyvideo.config.schema import RewardConfig
 from hyvideo.models.reward_models.registry import RewardFailureError
-from hyvideo.models.reward_models.remote import client
+from hyvideo.models.reward_models.remote import exchange
 from hyvideo.models.reward_models.remote.server import create_app
 from hyvideo.models.reward_models.rewards import WeightedReward, get_reward_fn
 from tests.support.reward_server import Faulty, server_process, serving, talking
@@ -25,7 +25,7 @@ TOKEN = "the token of the tests"
 @pytest.fixture(autouse=True)
 def quick_and_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits between attempts are short, and the token is in the environment."""
-    monkeypatch.setattr(client, "_FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(exchange, "_FIRST_WAIT_SECONDS", 0.01)
     monkeypatch.setenv("REWARD_TOKEN", TOKEN)
 
 

@@ -1,0 +1,320 @@
+"""Yes/no questions about a video, answered by the likelihood of "Yes" against "No" under a vision-language model."""
+
+import inspect
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from einops import rearrange, repeat
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.nn.functional import interpolate
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
+
+from hyvideo.config.outside import check_files
+from hyvideo.data.checks import Check, read_checks
+from hyvideo.models.reward_models.registry import RewardContext, RewardFailureError, RewardModel, register_reward
+from hyvideo.models.reward_models.remote.chat import ChatServer
+from hyvideo.models.reward_models.remote.exchange import Fault
+
+TEMPLATE = "These are frames of one video, in order. {question} Answer Yes or No."
+"""What is asked after the frames, unless the option `template` says otherwise."""
+
+FAMILIES = ("qwen2_5_vl", "qwen3_vl")
+"""Model types that run in this process; a server may run any."""
+
+_ANSWERS = ("yes", "no")
+_LOG = logging.getLogger(__name__)
+
+
+class Judge(Protocol):
+    """Answers a question about frames."""
+
+    def yes(self, frames: Tensor, text: str) -> Tensor:
+        """Return the probability of yes against no, 0-dim, for frames `[N, 3, H, W]` float in [0, 255]."""
+
+
+def chosen_frames(video: Tensor, num_frames: int) -> Tensor:
+    """Return the numbers `[N]` of the frames that are shown: spread over the whole video, each once."""
+    return torch.linspace(0, len(video) - 1, num_frames).round().long().unique()
+
+
+def odds_of_yes(log_probs: Mapping[str, float]) -> float:
+    """Return P(yes) / (P(yes) + P(no)) from log-probabilities of first tokens; NaN if neither is among them.
+
+    Every way to write the answers counts: `Yes`, `yes`, ` YES`. One that is not among the tokens has no probability.
+    """
+    mass = dict.fromkeys(_ANSWERS, 0.0)
+    for token, log_prob in log_probs.items():
+        if (word := _word(token)) in mass:
+            mass[word] += math.exp(log_prob)
+    total = sum(mass.values())
+    return mass["yes"] / total if total > 0 else math.nan
+
+
+class LocalJudge:
+    """A Qwen2.5-VL or Qwen3-VL in this process, which sees every frame as an image.
+
+    Args:
+        checkpoint: its folder.
+        max_pixels: largest frame that is shown; larger ones are made smaller.
+        device: where it runs.
+        dtype: precision of its weights.
+
+    Raises:
+        ValueError: the folder cannot be read, is of another family, or lacks weights or the answers' tokens.
+    """
+
+    def __init__(self, checkpoint: str, max_pixels: int, device: torch.device | str, dtype: torch.dtype) -> None:
+        try:
+            self.network, report = AutoModelForImageTextToText.from_pretrained(
+                checkpoint, dtype=dtype, output_loading_info=True
+            )
+            self._tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+            self._images = Qwen2VLImageProcessorPil.from_pretrained(checkpoint)
+        except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+            raise ValueError(f"vlm_checks: cannot read a model from '{checkpoint}': {error}") from error
+        if report["missing_keys"]:  # the library would draw them at random
+            listed = ", ".join(sorted(report["missing_keys"])[:3])
+            raise ValueError(f"vlm_checks: '{checkpoint}' lacks weights: {listed}, ...")
+        words = {id: _word(token) for token, id in self._tokenizer.get_vocab().items()}
+        self._answers = [[id for id, word in words.items() if word == answer] for answer in _ANSWERS]
+        if not all(self._answers):
+            raise ValueError(f"vlm_checks: the tokenizer in '{checkpoint}' has no single token for Yes or for No.")
+        self.network.eval().requires_grad_(False).to(device)
+        self._max_pixels = max_pixels
+
+    def yes(self, frames: Tensor, text: str) -> Tensor:
+        """Return the probability of yes against no, 0-dim float32, differentiable in the frames.
+
+        Args:
+            frames: `[N, 3, H, W]` float in [0, 255].
+            text: what is asked about them.
+        """
+        pixels, grid = self._patches(frames)
+        device, config = self.network.device, self.network.config
+        num_tokens = int(grid[0].prod()) // self._images.merge_size**2
+        content = [*[{"type": "image"}] * len(frames), {"type": "text", "text": text}]
+        asked = self._tokenizer.apply_chat_template(
+            [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
+        )
+        image = self._tokenizer.convert_ids_to_tokens(config.image_token_id)
+        tokens = self._tokenizer(asked.replace(image, image * num_tokens), return_tensors="pt").input_ids.to(device)
+        logits = self.network(
+            input_ids=tokens,
+            attention_mask=torch.ones_like(tokens),
+            mm_token_type_ids=(tokens == config.image_token_id).int(),
+            pixel_values=pixels.to(device, self.network.dtype),
+            image_grid_thw=grid.to(device),
+            use_cache=False,
+            logits_to_keep=1,
+        ).logits[0, -1]
+        yes, no = (logits[ids].float().logsumexp(0) for ids in self._answers)
+        return (yes - no).sigmoid()
+
+    def _patches(self, frames: Tensor) -> tuple[Tensor, Tensor]:
+        """Resize, normalise and cut frames as the checkpoint's image processor does.
+
+        Returns:
+            Patches `[N h w, D]`, grouped by merged neighbours, and their grids (1, h, w), `[N, 3]`.
+        """
+        images = self._images
+        patch, merge = images.patch_size, images.merge_size
+        height, width = smart_resize(*frames.shape[2:], patch * merge, (patch * merge) ** 2, self._max_pixels)
+        if frames.shape[2:] != (height, width):
+            frames = interpolate(frames, (height, width), mode="bicubic", antialias=True).clamp(0, 255)
+        mean, std = (torch.tensor(v).view(3, 1, 1).to(frames) for v in (images.image_mean, images.image_std))
+        cut = rearrange(
+            (frames / 255 - mean) / std,
+            "n c (h a p) (w b q) -> (n h w a b) c p q",
+            a=merge, b=merge, p=patch, q=patch,
+        )  # fmt: skip
+        cut = repeat(cut, "n c p q -> n (c t p q)", t=images.temporal_patch_size)  # an image is a still video
+        return cut, torch.tensor([[1, height // patch, width // patch]] * len(frames))
+
+
+class RemoteJudge:
+    """A model of a chat server that returns log-probabilities.
+
+    Raises:
+        ValueError: the server does not answer, refuses, or answers without log-probabilities.
+    """
+
+    def __init__(self, url: str, model: str, max_pixels: int, context: RewardContext) -> None:
+        self._server, self._max_pixels = ChatServer(url, model, context, "vlm_checks: server"), max_pixels
+        try:
+            self._server.first_token(torch.full((1, 56, 56, 3), 128, dtype=torch.uint8), "Is it grey? Yes or No.")
+        except (Fault, RewardFailureError) as error:
+            raise ValueError(f"vlm_checks: {error}") from error
+
+    def yes(self, frames: Tensor, text: str) -> Tensor:
+        """Return the probability of yes against no, 0-dim, for frames `[N, 3, H, W]`; a Fault where none can be had."""
+        height, width = frames.shape[2:]
+        scale = min(1.0, math.sqrt(self._max_pixels / (height * width)))
+        if scale < 1:
+            size = (max(1, int(height * scale)), max(1, int(width * scale)))
+            frames = interpolate(frames, size, mode="bicubic", antialias=True)
+        shown = frames.clamp(0, 255).round().to(torch.uint8).permute(0, 2, 3, 1)
+        odds = odds_of_yes(self._server.first_token(shown, text))
+        if math.isnan(odds):
+            raise Fault(f"neither Yes nor No is among the likeliest answers of {self._server.model} to {text!r:.200}")
+        return torch.tensor(odds)
+
+
+@register_reward("vlm_checks")
+class VlmChecks(RewardModel):
+    """Mean over a prompt's checks of the probability of the expected answer, 0 to 1 (VQAScore, Lin et al. 2024).
+
+    Args:
+        context: of the run; its prompt CSVs hold the checks.
+        checkpoint: folder of a Qwen2.5-VL or Qwen3-VL that runs in this process.
+        server: instead of it, address of a chat server, up to and with `/v1`.
+        model: the name that the server knows it by.
+        num_frames: frames that are shown, spread over the video.
+        max_pixels: of a shown frame.
+        template: what is asked, with `{question}` in it.
+        dtype: `bf16` or `fp32`; None: bf16 on a GPU, fp32 on the CPU.
+        csv: CSV files with the checks, instead of the run's.
+
+    Raises:
+        ValueError: see `check`, `LocalJudge` and `RemoteJudge`.
+    """
+
+    metrics = ("CHECKS",)
+
+    def __init__(
+        self,
+        context: RewardContext,
+        checkpoint: str | None = None,
+        server: str | None = None,
+        model: str | None = None,
+        num_frames: int = 8,
+        max_pixels: int = 200704,
+        template: str = TEMPLATE,
+        dtype: str | None = None,
+        csv: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(context)
+        self._checks = _checked(context, checkpoint, server, model, num_frames, max_pixels, template, dtype, csv)
+        self._num_frames, self._template = num_frames, template
+        on_gpu = torch.device(context.device).type != "cpu"
+        name = dtype or ("bf16" if on_gpu else "fp32")
+        self._judge: Judge
+        if server is None:
+            self._judge = LocalJudge(checkpoint, max_pixels, context.device, _DTYPES[name])
+            what = f"{Path(checkpoint).name}, {name}"
+        else:
+            self._judge = RemoteJudge(server, model, max_pixels, context)
+            what = f"{model} at {server}"
+        self._about = f"CHECKS by {what}, {num_frames} frames of at most {max_pixels} pixels, {template!r}"
+        self._threads = ThreadPoolExecutor(1 if server is None else context.in_flight, "vlm-checks")
+
+    @classmethod
+    def check(cls, context: RewardContext, **options: object) -> None:
+        """Read the checks and ask the server once; of a checkpoint read only what it is."""
+        bound = inspect.signature(cls).bind(context, **options)
+        bound.apply_defaults()
+        chosen = bound.arguments
+        _checked(**chosen)
+        if chosen["server"] is not None:
+            RemoteJudge(chosen["server"], chosen["model"], chosen["max_pixels"], context)
+
+    def applies(self, prompt: str) -> bool:
+        """Whether the prompt has checks."""
+        return prompt in self._checks
+
+    def __call__(self, videos: Tensor, prompts: Sequence[str]) -> dict[str, Tensor]:
+        """Score videos `[B, F, H, W, 3]` uint8; NaN and a warning where the server keeps failing."""
+        asked = [(video, check) for video, prompt in enumerate(prompts) for check in self._checks.get(prompt, ())]
+        shown = [_floats(video[chosen_frames(video, self._num_frames)]) for video in videos]
+        answers = self._threads.map(lambda one: self._likelihood(shown[one[0]], one[1]), asked)
+        of_videos: list[list[float]] = [[] for _ in prompts]
+        for (video, _), likelihood in zip(asked, answers, strict=True):
+            of_videos[video].append(likelihood)
+        return {"CHECKS": torch.tensor([sum(each) / len(each) if each else math.nan for each in of_videos])}
+
+    def to(self, device: torch.device | str) -> None:
+        """Move the network, if it is here."""
+        if isinstance(self._judge, LocalJudge):
+            self._judge.network.to(device)
+
+    def describe(self) -> str:
+        """Say who answers, what it sees and what it is asked."""
+        return self._about
+
+    @torch.no_grad()
+    def _likelihood(self, frames: Tensor, check: Check) -> float:
+        """Return the probability of the expected answer; NaN where the server failed."""
+        try:
+            yes = float(self._judge.yes(frames, self._template.format(question=check.question)))
+        except Fault as fault:
+            _LOG.warning("a video has no score by vlm_checks: %s", fault)
+            return math.nan
+        return yes if check.expected else 1 - yes
+
+
+_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def _word(token: str) -> str:
+    """Write a token without what marks a blank before it, and in lower case."""
+    return token.strip("Ġ▁ ").casefold()
+
+
+def _floats(frames: Tensor) -> Tensor:
+    """Turn frames `[N, H, W, 3]` into float32 `[N, 3, H, W]`."""
+    return rearrange(frames.cpu(), "n h w c -> n c h w").float()
+
+
+def _checked(
+    context: RewardContext,
+    checkpoint: str | None,
+    server: str | None,
+    model: str | None,
+    num_frames: int,
+    max_pixels: int,
+    template: str,
+    dtype: str | None,
+    csv: Sequence[str] | None,
+) -> dict[str, tuple[Check, ...]]:
+    """Refuse options that do not go together and a checkpoint of another family; return the prompts' checks."""
+    if (checkpoint is None) == (server is None):
+        raise ValueError("vlm_checks: give the option checkpoint, or server with model; exactly one of the two.")
+    if (server is None) != (model is None):
+        raise ValueError("vlm_checks: the options server and model belong together: the address and the model's name.")
+    if num_frames < 1 or max_pixels < 32 * 32:
+        raise ValueError(
+            f"vlm_checks: expected num_frames >= 1, max_pixels >= 1024; received {num_frames}, {max_pixels}."
+        )
+    try:
+        without = template.format(question="")
+    except (KeyError, IndexError, ValueError) as error:
+        raise ValueError(f"vlm_checks: the template {template!r} cannot be filled in: {error!r}.") from error
+    if without == template or not template.isprintable() or len(template) > 300:
+        raise ValueError(
+            f"vlm_checks: a template is one line of 300 characters with {{question}}; received {template!r}."
+        )
+    if dtype is not None and dtype not in _DTYPES:
+        raise ValueError(f"vlm_checks: expected dtype bf16 or fp32, received {dtype!r}.")
+    if checkpoint is not None:
+        if not Path(checkpoint).is_dir():
+            raise ValueError(f"vlm_checks: there is no folder '{checkpoint}'; expected that of a Qwen-VL.")
+        check_files(checkpoint)
+        try:
+            kind = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False).model_type
+        except (OSError, ValueError) as error:
+            raise ValueError(f"vlm_checks: cannot read the configuration in '{checkpoint}': {error}") from error
+        if kind not in FAMILIES:
+            raise ValueError(
+                f"vlm_checks: '{checkpoint}' is a {kind}; in this process runs {' or '.join(FAMILIES)}. Any other runs "
+                "on a server: give the options server and model."
+            )
+    paths = context.prompt_csvs if csv is None else csv
+    if not paths:
+        raise ValueError("vlm_checks: no prompt CSV is known here; give the option csv, a list of files.")
+    return read_checks(paths)

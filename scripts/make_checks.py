@@ -1,0 +1,139 @@
+"""Write yes/no questions for the reward vlm_checks into the column `checks` of a prompt CSV.
+
+A language model behind any server with OpenAI's chat protocol writes them. Started again, the script keeps rows that
+have checks. `--validate` only reads a file and names its bad rows.
+
+Example: `python -m scripts.make_checks --prompts_csv assets/prompts/train.csv --output train_checks.csv
+    --server http://127.0.0.1:8000/v1 --model Qwen3-VL-8B-Instruct`
+"""
+
+import argparse
+import csv
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from hyvideo.config.flags import Parser
+from hyvideo.config.outside import complain, in_words
+from hyvideo.data.checks import COLUMN, checks_as_text, parse_checks, read_checks
+from hyvideo.data.files import replacing
+from hyvideo.data.prompts import read_prompts, rows_of_csv
+from hyvideo.models.reward_models.registry import RewardContext, RewardFailureError
+from hyvideo.models.reward_models.remote.chat import ChatServer
+from hyvideo.models.reward_models.remote.exchange import Fault
+
+INSTRUCTION = """A video is to be made from this prompt:
+
+{prompt}
+
+Write {count} yes/no questions that check whether the video shows what the prompt asks for. Each asks about one thing \
+that can be seen: objects, their number, colours and places, actions, their order and direction, camera and style. \
+Ask about what is in the prompt, and expect "no" only for what it rules out. Answer with JSON alone:
+[{{"question": "...", "answer": "yes"}}, ...]"""
+
+_ATTEMPTS = 3  # a model that writes no JSON may do so the next time
+_SAVED_TOGETHER = 20
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write or validate; returns the exit status (1: some rows have no checks yet, 2: wrong input)."""
+    arguments = parse_arguments(argv)
+    try:
+        if arguments.validate is not None:
+            found = read_checks([arguments.validate])
+            print(f"{len(found)} prompts have {sum(map(len, found.values()))} checks in {arguments.validate}")
+            return 0
+        return _write(arguments)
+    except (ValueError, OSError) as error:
+        complain(f"make_checks: {in_words(error)}")
+        return 2
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = Parser("make_checks", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    add = parser.add_argument
+    add("--prompts_csv", type=Path, help="file with a column `prompt`; its other columns are kept")
+    add("--output", type=Path, help="CSV to write")
+    add("--server", help="address up to and with /v1; the variable OPENAI_API_KEY may hold its key")
+    add("--model", help="name of the model on the server")
+    add("--num_checks", type=int, default=5, help="questions per prompt; default 5")
+    add("--in_flight", type=int, default=4, help="requests at once; default 4")
+    add("--validate", type=Path, metavar="CSV", help="only read this file and name its bad rows")
+    arguments = parser.parse_args(argv)
+    needed = ("prompts_csv", "output", "server", "model")
+    missing = [f"--{name}" for name in needed if getattr(arguments, name) is None]
+    if arguments.validate is None and missing:
+        parser.error(f"needed, or --validate: {', '.join(missing)}")
+    if min(arguments.num_checks, arguments.in_flight) < 1:
+        parser.error(f"--num_checks {arguments.num_checks} and --in_flight {arguments.in_flight}: expected at least 1")
+    return arguments
+
+
+def ask_for_checks(server: ChatServer, prompt: str, count: int) -> str:
+    """Return the cell of a prompt.
+
+    Raises:
+        ValueError: the model wrote no checks, however often it was asked.
+        Fault, RewardFailureError: the server gave no answer, or refused.
+    """
+    for _ in range(_ATTEMPTS):
+        reply = server.reply(INSTRUCTION.format(prompt=prompt, count=count))
+        try:
+            return checks_as_text(parse_checks(reply[reply.find("[") : reply.rfind("]") + 1] or "[]"))
+        except ValueError as error:
+            last = error
+    raise ValueError(f"the model wrote no checks in {_ATTEMPTS} attempts: {last}")
+
+
+def _write(arguments: argparse.Namespace) -> int:
+    read_prompts([arguments.prompts_csv])  # refuses what is no prompt CSV
+    rows = [row for _, row in rows_of_csv(arguments.prompts_csv)]
+    for row in rows:
+        parse_checks(row.get(COLUMN, ""))
+    if arguments.output.exists():
+        done = {row["prompt"]: row.get(COLUMN, "") for _, row in rows_of_csv(arguments.output)}
+        for row in rows:
+            row[COLUMN] = row.get(COLUMN) or done.get(row["prompt"], "")
+    context = RewardContext(in_flight=arguments.in_flight)
+    server = ChatServer(arguments.server, arguments.model, context, "--server")
+    open_rows = [row for row in rows if not row.get(COLUMN)]
+
+    def fill(row: dict[str, str]) -> str | None:
+        """Write a row's cell; return why not."""
+        try:
+            row[COLUMN] = ask_for_checks(server, row["prompt"], arguments.num_checks)
+        except (ValueError, Fault) as error:
+            return f"{row['prompt']!r:.120}: {error}"
+        return None
+
+    failed = 0
+    with ThreadPoolExecutor(arguments.in_flight) as threads:
+        for start in range(0, len(open_rows), _SAVED_TOGETHER):
+            block = open_rows[start : start + _SAVED_TOGETHER]
+            try:
+                problems = [problem for problem in threads.map(fill, block) if problem]
+            except RewardFailureError as error:
+                raise ValueError(str(error)) from error
+            finally:
+                _save(arguments.output, rows)
+            failed += len(problems)
+            for problem in problems:
+                complain(f"make_checks: {problem}")
+            print(f"{start + len(block) - failed} of {len(open_rows)} rows written to {arguments.output}", flush=True)
+    if not open_rows:
+        _save(arguments.output, rows)
+    return int(failed > 0)
+
+
+def _save(path: Path, rows: Sequence[dict[str, str]]) -> None:
+    columns = [*dict.fromkeys(column for row in rows for column in row if column != COLUMN), COLUMN]
+    with replacing(path) as place, place.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, columns, restval="")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""Checks written by a language model behind a real chat server, resumed, and validated."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hyvideo.data.checks import Check, read_checks
+from hyvideo.models.reward_models.remote import exchange
+from scripts.make_checks import main
+from tests.support.reward_server import serving
+from tests.support.vision_language import chat_app, write_vision_language_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the server runs."""
+    return write_vision_language_model(tmp_path_factory.mktemp("model"), "qwen2_5_vl")
+
+
+def reply(question: str) -> str:
+    """What a model says, with words around its JSON."""
+    return f"Here they are:\n```json\n{json.dumps([{'question': question, 'answer': 'yes'}])}\n```"
+
+
+def test_checks_are_written_once_and_only_missing_ones_when_started_again(model, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(exchange, "_FIRST_WAIT_SECONDS", 0.01)
+    prompts, output = tmp_path / "prompts.csv", tmp_path / "checks.csv"
+    prompts.write_text('prompt,seed\n"a cat, grey",3\na dog,\n')
+    app = chat_app(model, replies=[reply("A cat?"), "I would rather not.", "[]", "[", reply("A dog?")])
+    with serving(app) as url:
+        command = ["--prompts_csv", str(prompts), "--output", str(output), "--server", f"{url}/v1", "--model", "tiny"]
+        command += ["--in_flight", "1", "--num_checks", "1"]
+        assert main(command) == 1
+        assert "'a dog': the model wrote no checks in 3 attempts" in capsys.readouterr().err
+        assert read_checks([output]) == {"a cat, grey": (Check("A cat?", True),)}
+        assert main(command) == 0
+        asked = len(app.state.asked)
+        assert main(command) == 0 and len(app.state.asked) == asked == 5
+    assert read_checks([output]) == {"a cat, grey": (Check("A cat?", True),), "a dog": (Check("A dog?", True),)}
+    assert output.read_text().splitlines()[0] == "prompt,seed,checks" and '"a cat, grey",3,' in output.read_text()
+    assert main(["--validate", str(output)]) == 0
+    assert "2 prompts have 2 checks" in capsys.readouterr().out
+
+
+def test_bad_rows_are_all_named_and_wrong_calls_refused(tmp_path, capsys):
+    bad = tmp_path / "bad.csv"
+    bad.write_text('prompt,checks\na,nothing\nb,\nc,"[{""question"": ""x?"", ""answer"": ""maybe""}]"\n')
+    assert main(["--validate", str(bad)]) == 2
+    told = capsys.readouterr().err
+    assert "line 2: checks: not JSON" in told and "line 4: checks: an answer must be yes or no" in told
+    with pytest.raises(SystemExit):
+        main(["--prompts_csv", str(bad)])
+    assert "needed, or --validate: --output, --server, --model" in capsys.readouterr().err

@@ -1,0 +1,137 @@
+"""Tiny random vision-language models of the real classes, and a chat server that answers by one of them."""
+
+import base64
+import io
+from pathlib import Path
+
+import numpy as np
+import torch
+from fastapi import FastAPI, HTTPException, Request
+from PIL import Image
+from torch import Tensor, nn
+from transformers import (
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+)
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from hyvideo.models.reward_models.vlm_checks import LocalJudge
+from scripts.tiny.components import build_tokenizer
+
+VISION_TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def write_vision_language_model(folder: Path, family: str) -> Path:
+    """Write a `qwen2_5_vl` or `qwen3_vl` whose likeliest first tokens are Yes and No, by how much the frames decide."""
+    tokenizer = build_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": [*VISION_TOKENS]})
+    tokenizer.add_tokens(["Yes", "No", "yes"])
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    start, end, image, video = tokenizer.convert_tokens_to_ids(VISION_TOKENS)
+    text = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    tower = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 32}
+    tokens = {
+        "vision_start_token_id": start,
+        "vision_end_token_id": end,
+        "image_token_id": image,
+        "video_token_id": video,
+        "tie_word_embeddings": False,
+    }
+    torch.manual_seed(0)
+    if family == "qwen2_5_vl":
+        tower |= {"fullatt_block_indexes": [1]}
+        network = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=tower, **tokens))
+        processor = Qwen2VLImageProcessorPil(patch_size=14)
+    else:
+        text |= {"head_dim": 16}
+        tower |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
+        network = Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=tower, **tokens))
+        processor = Qwen2VLImageProcessorPil(patch_size=16, image_mean=[0.5] * 3, image_std=[0.5] * 3)
+    for parameter in network.parameters():
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=1.5 * parameter[0].numel() ** -0.5)
+    nn.init.normal_(network.model.language_model.embed_tokens.weight)
+    processor.save_pretrained(folder)
+    network.save_pretrained(folder)
+    _lean_to_answers(folder, network)
+    return folder
+
+
+def _lean_to_answers(folder: Path, network: nn.Module) -> None:
+    """Point the rows of Yes and No where the last hidden state of a question points."""
+    judge = LocalJudge(str(folder), 10**6, "cpu", torch.float32)
+    kept: list[Tensor] = []
+    hook = judge.network.lm_head.register_forward_pre_hook(lambda module, inputs: kept.append(inputs[0][0, -1]))
+    with torch.no_grad():
+        for level in (30.0, 220.0):
+            judge.yes(torch.full((2, 3, 64, 64), level), "Is it bright?")
+        hook.remove()
+        middle = (kept[0] + kept[1]) / 2
+        for ids, side in zip(judge._answers, (1.0, -1.0), strict=True):
+            row = 20 * middle / middle.norm() ** 2 + side * torch.randn(32) * 0.1
+            network.lm_head.weight[ids] = row
+    network.save_pretrained(folder)
+
+
+def chat_app(folder: Path, *, log_probs: bool = True, replies: list[str] | None = None) -> FastAPI:
+    """Make a server of the chat protocol that runs a written model on the images it is sent.
+
+    Args:
+        folder: the model.
+        log_probs: whether it gives log-probabilities when asked for them.
+        replies: texts that it answers to requests without images, one after the other.
+    """
+    app, judge = FastAPI(), LocalJudge(str(folder), 10**6, "cpu", torch.float32)
+    app.state.asked = []
+
+    @app.post("/v1/chat/completions")
+    async def complete(request: Request) -> dict[str, object]:
+        asked = await request.json()
+        app.state.asked.append(asked | {"key": request.headers.get("Authorization")})
+        if asked["model"] != "tiny":
+            raise HTTPException(404, f"no model {asked['model']}")
+        parts = asked["messages"][0]["content"]
+        text = "".join(part["text"] for part in parts if part["type"] == "text")
+        images = [_image(part["image_url"]["url"]) for part in parts if part["type"] == "image_url"]
+        if not images:
+            return {"choices": [{"message": {"role": "assistant", "content": replies.pop(0)}}]}
+        logits: list[Tensor] = []
+        hook = judge.network.lm_head.register_forward_hook(lambda module, inputs, out: logits.append(out[0, -1]))
+        with torch.no_grad():
+            judge.yes(torch.stack(images), text)
+        hook.remove()
+        values, ids = logits[0].log_softmax(-1).topk(asked.get("top_logprobs", 0))
+        told = [
+            {"token": judge._tokenizer.decode([id]), "logprob": value, "bytes": None}
+            for id, value in zip(ids.tolist(), values.tolist(), strict=True)
+        ]
+        choice = {"index": 0, "message": {"role": "assistant", "content": told[0]["token"]}, "finish_reason": "length"}
+        if log_probs and asked.get("logprobs"):
+            choice["logprobs"] = {"content": [told[0] | {"top_logprobs": told}]}
+        return {"id": "1", "object": "chat.completion", "choices": [choice]}
+
+    return app
+
+
+def _image(url: str) -> Tensor:
+    """Decode an image of a request, `[3, H, W]` in [0, 255]."""
+    content = base64.b64decode(url.partition(",")[2])
+    return torch.from_numpy(np.array(Image.open(io.BytesIO(content)))).permute(2, 0, 1).float()
