@@ -76,10 +76,23 @@ def improvement(run: RunRecord) -> PairedComparison | None:
         return replace(held_out.comparison, pairs=_pairs(*map(read_scored_videos, folders)) if there else ())
     *earlier, last = run.samples or [None]
     for first in earlier:
-        before = f"after update {first}" if first else "before training"
-        if found := _compare(run.samples[first], run.samples[last], before, f"after update {last}"):
+        before = f"validation after update {first}" if first else "validation before training"
+        if found := _compare(run.samples[first], run.samples[last], before, f"validation after update {last}"):
             return found
     return None
+
+
+def gains_over_training(run: RunRecord) -> dict[int, Gain]:
+    """Compare the reward of every validation with the earliest one that the last can be compared with, by update.
+
+    The earliest compares with itself: 0. Empty without two validations of the same prompts, seeds and settings.
+    """
+    for first in run.samples:
+        found = {step: _compare(run.samples[first], after, "", "") for step, after in run.samples.items()}
+        gains = {step: comparison.gains["reward"] for step, comparison in found.items() if comparison and step >= first}
+        if len(gains) > 1 and max(gains) == max(run.samples):
+            return gains
+    return {}
 
 
 def worst_median_best(before: Sequence[float], after: Sequence[float]) -> dict[str, int]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hyvideo.evaluation.intervals import bootstrap_interval
+from hyvideo.evaluation.intervals import Interval, bootstrap_interval
 from hyvideo.observability.scored_videos import ScoredVideo
 
 ENOUGH_PAIRS = 8
@@ -51,6 +51,17 @@ class Gain:
     def base_std(self) -> float:
         """Standard deviation of the first set's scores; NaN where no score changed or they do not vary."""
         return self.mean / self.in_base_std if self.in_base_std else math.nan
+
+    @property
+    def relative(self) -> Interval:
+        """The gain and its interval in standard deviations of the first set's scores, or in their unit if unknown."""
+        unit = self.base_std if math.isfinite(self.base_std) else 1.0
+        return Interval(self.mean / unit, self.low / unit, self.high / unit, self.num_pairs)
+
+    @property
+    def unit(self) -> str:
+        """What `relative` counts: `base std`, or nothing."""
+        return "base std" if math.isfinite(self.base_std) else ""
 
     @property
     def direction(self) -> str:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -15,6 +15,9 @@ from hyvideo.observability.metrics import missing_updates, read_rows
 from hyvideo.observability.scored_videos import ScoredVideo, read_scored_videos, scored_steps
 
 _NOT_METRICS = ("mean", "std", "failed", "groups_without_spread")
+
+COMMAND = "command: "
+"""How the line of the console log begins that says how the run was started."""
 
 VideosByStep = Mapping[int, tuple[ScoredVideo, ...]]
 
@@ -31,6 +34,8 @@ class RunRecord:
         samples: validation videos by the update they were made after.
         rollouts: training videos of the newest kept round that can be read, by the update they were made after.
         config: its settings; None when they cannot be read.
+        command: that started or last resumed it; empty when it is not known.
+        commit: of the code it ran; empty when it is not known.
         warnings: lines of the console log that say WARNING, oldest first.
         problems: files that are missing or damaged, in words.
         num_discarded: logged updates that a resume made again.
@@ -44,6 +49,8 @@ class RunRecord:
     samples: VideosByStep
     rollouts: VideosByStep
     config: Config | None
+    command: str
+    commit: str
     warnings: tuple[str, ...]
     problems: tuple[str, ...]
     num_discarded: int
@@ -85,7 +92,7 @@ def read_run(folder: Path, name: str | None = None) -> RunRecord:
 
     Args:
         folder: holds `metrics.jsonl`, and usually `config.yaml`, `samples/`, `rollouts/` and `console.log`.
-        name: for the page; default `run_name` of the config, else the folder's name.
+        name: for the page; by default the folder's.
 
     Raises:
         ValueError: there is no `metrics.jsonl`.
@@ -97,17 +104,20 @@ def read_run(folder: Path, name: str | None = None) -> RunRecord:
         listed = ", ".join(str(number) for number in unreadable)
         problems.append(f"metrics.jsonl: no row in line {listed}; a killed run can leave a torn last line.")
     config = _read_config(folder / "config.yaml", problems)
-    discarded = folder / "metrics.discarded.jsonl"
+    discarded, console = folder / "metrics.discarded.jsonl", folder / "console.log"
+    log = console.read_text(encoding="utf-8", errors="replace").split("\n") if console.is_file() else []
     steps = [int(row["step"]) for row in rows]
     return RunRecord(
-        name=name or (config.run.run_name if config else None) or folder.resolve().name,
+        name=name or folder.resolve().name,
         folder=folder,
         columns=_columns(rows),
         gaps=tuple(missing_updates(steps, min(steps), max(steps))) if steps else (),
         samples=_read_videos(folder / "samples", problems),
         rollouts=_read_videos(folder / "rollouts", problems, newest_only=True),
         config=config,
-        warnings=_warnings(folder / "console.log"),
+        command=_last(log, rf"^[\d-]+ [\d:]+ {COMMAND}(.*)"),
+        commit=_last(log, r"\(commit (\w+(?:-dirty)?)\)$"),
+        warnings=tuple(line for line in log if re.match(r"[\d-]+ [\d:]+ WARNING", line)),
         problems=tuple(problems),
         num_discarded=len(discarded.read_bytes().splitlines()) if discarded.is_file() else 0,
         updated=datetime.fromtimestamp((folder / "metrics.jsonl").stat().st_mtime) if rows else None,
@@ -146,12 +156,9 @@ def _read_videos(folder: Path, problems: list[str], *, newest_only: bool = False
     return dict(sorted(found.items()))
 
 
-def _warnings(path: Path) -> tuple[str, ...]:
-    """Lines of the console log that warn."""
-    if not path.is_file():
-        return ()
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    return tuple(line for line in lines if re.match(r"[\d-]+ [\d:]+ WARNING", line))
+def _last(log: Sequence[str], pattern: str) -> str:
+    """Return what a pattern names in the last line that has it."""
+    return next((found[1] for line in reversed(log) if (found := re.search(pattern, line))), "")
 
 
 def _mean(values: list[float]) -> float:

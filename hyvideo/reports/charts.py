@@ -6,16 +6,47 @@ in percent, so that they keep their size on a phone.
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 NUM_COLOURS = 6
+LEAST_SMOOTHED = 10
 _SIDE = 1000
 _MAX_POINTS = 240
 _DASHES = ("", "7 4", "2 4", "9 3 2 3")
+
+
+def in_words(value: float) -> str:
+    """Write a number briefly, as a person would: at most 3 digits, powers of ten where it is tiny or huge."""
+    if not math.isfinite(value):
+        return "–"
+    size = abs(value)
+    if size and (size < 1e-3 or size >= 1e5):
+        digits, _, power = f"{value:.2e}".partition("e")
+        text = f"{digits.rstrip('0').rstrip('.')}e{int(power)}"
+    else:
+        text = f"{value:.3g}" if size < 999.5 else f"{value:.0f}"
+    return text.replace("-", "−")
+
+
+def fixed(value: float, decimals: int = 2) -> str:
+    """Write a number with that many decimals, so that those of a column stand under each other."""
+    return f"{round(value, decimals) + 0.0:.{decimals}f}".replace("-", "−") if math.isfinite(value) else "–"
+
+
+def signed(value: float) -> str:
+    """Write a difference with its sign and two decimals."""
+    return f"+{fixed(value)}" if round(value, 2) > 0 else fixed(value)
+
+
+def decimals_for(values: Collection[float]) -> int:
+    """Return the decimals that show two digits of the spread of some values: 2 to 6."""
+    finite = np.asarray([value for value in values if math.isfinite(value)])
+    spread = float(finite.std()) if len(finite) else 0.0
+    return min(max(2, 1 - math.floor(math.log10(spread))), 6) if spread > 0 else 2
 
 
 @dataclass(frozen=True)
@@ -28,7 +59,7 @@ class Line:
         y: [N]; NaN leaves a gap.
         colour: number of its colour; beyond the last the colours repeat with another dash.
         raw: [N] values before smoothing, drawn faintly; None for none.
-        spread: [N] half width of a band around y; None for none.
+        band: lower and upper edge of a band around y, [N] each; None for none.
         dots: mark every point.
         gaps: stretches of x, first and last of each, at which values are missing: shaded, and not drawn across.
     """
@@ -38,7 +69,7 @@ class Line:
     y: np.ndarray
     colour: int = 0
     raw: np.ndarray | None = None
-    spread: np.ndarray | None = None
+    band: tuple[np.ndarray, np.ndarray] | None = None
     dots: bool = False
     gaps: Sequence[tuple[int, int]] = ()
 
@@ -53,6 +84,7 @@ class Chart:
         lines: its curves.
         logarithmic: whether y is drawn by its logarithm; values that are not positive are gaps.
         x_label: what x counts.
+        words: how its values are written.
     """
 
     title: str
@@ -60,6 +92,7 @@ class Chart:
     lines: Sequence[Line]
     logarithmic: bool = False
     x_label: str = "update"
+    words: Callable[[float], str] = in_words
 
 
 @dataclass(frozen=True)
@@ -157,27 +190,14 @@ def draw(chart: Chart) -> Drawing | None:
         tuple(x_scale.ticks(5, whole=True)),
         tuple((100 - place, label) for place, label in y_scale.ticks(5)),
         tuple((line.label, *line_style(line.colour)) for line in lines),
-        json.dumps([_hover(line, x_scale, y_scale) for line in lines], separators=(",", ":")),
-        ". ".join([chart.title, *(_in_words(line, chart.x_label) for line in lines)]),
+        json.dumps([_hover(line, chart, x_scale, y_scale) for line in lines], separators=(",", ":")),
+        ". ".join([chart.title, *(_in_words(line, chart) for line in lines)]),
     )
 
 
 def line_style(number: int) -> tuple[int, str]:
     """Colour and dash of the n-th curve: when the colours are used up they repeat with another dash."""
     return number % NUM_COLOURS, _DASHES[number // NUM_COLOURS % len(_DASHES)]
-
-
-def in_words(value: float) -> str:
-    """Write a number briefly, as a person would: at most 3 digits, powers of ten where it is tiny or huge."""
-    if not math.isfinite(value):
-        return "–"
-    size = abs(value)
-    if size and (size < 1e-3 or size >= 1e5):
-        digits, _, power = f"{value:.2e}".partition("e")
-        text = f"{digits.rstrip('0').rstrip('.')}e{int(power)}"
-    else:
-        text = f"{value:.3g}" if size < 999.5 else f"{value:.0f}"
-    return text.replace("-", "−")
 
 
 def _x_scale(lines: Sequence[Line]) -> _Scale:
@@ -188,8 +208,7 @@ def _x_scale(lines: Sequence[Line]) -> _Scale:
 
 def _y_scale(lines: Sequence[Line], logarithmic: bool) -> _Scale:
     """Cover all finite values with a small margin; without any, the scale is NaN."""
-    parts = [part for line in lines for part in (line.y, line.raw) if part is not None]
-    parts += [line.y + sign * line.spread for line in lines if line.spread is not None for sign in (-1, 1)]
+    parts = [part for line in lines for part in (line.y, line.raw, *(line.band or ())) if part is not None]
     values = _Scale(0, 1, logarithmic).raw(np.concatenate(parts))
     values = values[np.isfinite(values)]
     if not len(values):
@@ -214,7 +233,7 @@ def _strokes(line: Line, x_scale: _Scale, y_scale: _Scale) -> list[Stroke]:
     if line.raw is not None:
         kept = extremes(line.raw, 2 * _MAX_POINTS)
         strokes.append(Stroke(_curve(line, line.raw, kept, x_scale, y_scale), "raw", colour, ""))
-    if line.spread is not None:
+    if line.band is not None:
         strokes.append(Stroke(_band(line, chosen, x_scale, y_scale), "band", colour, ""))
     if line.dots or len(line.x) == 1:
         strokes.append(Stroke(_dots(x_scale(line.x[chosen]), y_scale(line.y[chosen])), "dots", colour, ""))
@@ -242,7 +261,7 @@ def _polyline(x: np.ndarray, y: np.ndarray) -> str:
 
 def _band(line: Line, chosen: np.ndarray, x_scale: _Scale, y_scale: _Scale) -> str:
     """Outline the band around a curve, once around."""
-    low, high = y_scale(line.y - line.spread)[chosen], y_scale(line.y + line.spread)[chosen]
+    low, high = (y_scale(edge)[chosen] for edge in line.band)
     x = x_scale(line.x)[chosen]
     whole = np.isfinite(low) & np.isfinite(high)
     outline = _polyline(np.concatenate([x[whole], x[whole][::-1]]), np.concatenate([high[whole], low[whole][::-1]]))
@@ -255,8 +274,11 @@ def _dots(x: np.ndarray, y: np.ndarray) -> str:
     return "".join(f"M{px:.1f} {_SIDE - py:.1f}h0" for px, py in places)
 
 
-def _hover(line: Line, x_scale: _Scale, y_scale: _Scale) -> dict[str, object]:
-    """List the points a reader can hover over: x, place in 0..1000, and the value in words."""
+def _hover(line: Line, chart: Chart, x_scale: _Scale, y_scale: _Scale) -> dict[str, object]:
+    """List the points a reader can hover over: x, place in 0..1000, and the value in words.
+
+    Of a smoothed value the words also say what was logged, of one with an interval its ends.
+    """
     chosen = evenly_spaced(len(line.x), _MAX_POINTS)
     chosen = chosen[np.isfinite(y_scale(line.y[chosen]))]
     return {
@@ -264,16 +286,28 @@ def _hover(line: Line, x_scale: _Scale, y_scale: _Scale) -> dict[str, object]:
         "colour": line.colour % NUM_COLOURS,
         "x": [float(value) for value in line.x[chosen]],
         "px": [round(float(place), 1) for place in x_scale(line.x[chosen])],
-        "y": [in_words(float(value)) for value in line.y[chosen]],
+        "y": [_point_in_words(line, index, chart.words) for index in chosen],
     }
 
 
-def _in_words(line: Line, x_label: str) -> str:
+def _point_in_words(line: Line, index: int, words: Callable[[float], str]) -> str:
+    """Write the value of a curve at a point."""
+    value = words(float(line.y[index]))
+    if line.raw is not None and len(line.raw) >= LEAST_SMOOTHED:
+        return f"{value} smoothed, {words(float(line.raw[index]))} logged"
+    if line.band is not None and line.raw is None:
+        low, high = (words(float(edge[index])) for edge in line.band)
+        return f"{value} [{low}, {high}]"
+    return value
+
+
+def _in_words(line: Line, chart: Chart) -> str:
     """Say where a curve begins and ends."""
+    words, x_label = chart.words, chart.x_label
     finite = np.isfinite(line.y)
     (x, y), name = (line.x[finite], line.y[finite]), f"{line.label}: " if line.label else ""
-    start = f"{name}{in_words(float(y[0]))} at {x_label} {x[0]:g}"
-    return start if len(y) == 1 else f"{start}, {in_words(float(y[-1]))} at {x_label} {x[-1]:g}"
+    start = f"{name}{words(float(y[0]))} at {x_label} {x[0]:g}"
+    return start if len(y) == 1 else f"{start}, {words(float(y[-1]))} at {x_label} {x[-1]:g}"
 
 
 def moving_average(values: np.ndarray, window: int) -> np.ndarray:
@@ -289,9 +323,9 @@ def moving_average(values: np.ndarray, window: int) -> np.ndarray:
 def smooth(values: np.ndarray) -> np.ndarray:
     """Smooth [N] values over a tenth of them: a moving average taken twice, so that no zigzag of a round is left.
 
-    Fewer than 10 values are left as they are.
+    Fewer than LEAST_SMOOTHED values are left as they are.
     """
-    if len(values) < 10:
+    if len(values) < LEAST_SMOOTHED:
         return values
     half = (max(3, len(values) // 10) | 1) // 2 + 1
     return moving_average(moving_average(values, half), half)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyvideo.observability.scored_videos import ScoredVideo, read_scored_videos, scored_steps
+from hyvideo.reports.charts import decimals_for
 from hyvideo.reports.page import place_video, write_page
 
 _MAX_LISTED = 3
@@ -91,7 +92,8 @@ def write_gallery(path: Path, models: Sequence[Model], *, embed: bool = False) -
         for row in rows
     ]
     left_out = sum(len(model.videos) for model in models) - sum(len(row) for row in rows)
-    return write_page(path, "gallery.html", names=names, rows=placed, left_out=left_out)
+    decimals = decimals_for([video.reward for model in models for video in model.videos])
+    return write_page(path, "gallery.html", names=names, rows=placed, left_out=left_out, decimals=decimals)
 
 
 def _seeds_of(model: Model) -> list[tuple[ScoredVideo, ...]]:

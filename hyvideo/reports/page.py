@@ -18,8 +18,7 @@ from hyvideo.config.outside import read_file
 from hyvideo.data.files import replacing
 from hyvideo.data.videos import first_frame, poster_of
 from hyvideo.observability.scored_videos import POSTER, ScoredVideo
-from hyvideo.reports.charts import in_words
-from hyvideo.reports.verdict import signed
+from hyvideo.reports.charts import fixed, in_words, signed
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -115,6 +114,6 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": in_words, "signed": signed}
+    environment.filters |= {"number": in_words, "signed": signed, "fixed": fixed}
     environment.globals["inline"] = lambda name: Markup((_TEMPLATES / name).read_text(encoding="utf-8"))
     return environment

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from hyvideo.config.schema import Config
+from hyvideo.evaluation.improvement import gains_over_training
 from hyvideo.grpo.gradient_equalizer import equalizer_scales
 from hyvideo.observability.metrics import METRIC_MEANINGS
 from hyvideo.observability.phase_timer import PHASES
 from hyvideo.observability.run_record import RunRecord
-from hyvideo.reports.charts import Chart, Drawing, Line, draw, smooth
+from hyvideo.reports.charts import Chart, Drawing, Line, draw, signed, smooth
 from hyvideo.reports.mixing import mixing_charts
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 
@@ -41,11 +42,34 @@ def sampler_of(config: Config) -> Sampler:
     return Sampler(scheduler.step_weights(**flavour).std.numpy(), scales)
 
 
+def gain_panel(runs: Sequence[RunRecord]) -> Drawing | None:
+    """Draw by how much each validation's reward exceeds the first one's, with intervals for a run alone."""
+    lines = []
+    for number, run in enumerate(runs):
+        gains = gains_over_training(run)
+        found = [gain.relative for gain in gains.values()]
+        edges = [np.array([getattr(gain, edge) for gain in found]) for edge in ("mean", "low", "high")]
+        if gains:
+            x = np.array(list(gains), dtype=float)
+            band = tuple(edges[1:]) if len(runs) == 1 else None
+            lines.append(Line(_label(runs, run), x, edges[0], number, band=band, dots=True))
+    if not lines:
+        return None
+    about = "Validation videos against those of the same prompts and noise at the first validation, in base std."
+    if len(runs) == 1:
+        number, first = len(list(runs[0].samples.values())[-1]), "before training" if not x[0] else "at the first point"
+        about = f"{number} validation videos against those of the same prompts and noise {first}, with 95 % interval."
+    return draw(Chart("Validated gain", about, lines, words=signed))
+
+
 def reward_panels(runs: Sequence[RunRecord]) -> list[Drawing]:
     """Draw the training reward, its validation, and each of its metrics."""
     alone = len(runs) == 1
     band = " The band is one standard deviation of the round's videos." if alone else ""
-    about = f"Mean over each round's videos, sampled with noise. Faint: as logged; strong: smoothed.{band}"
+    about = (
+        "Mean over each round's videos, sampled with noise. Each round has other prompts, so it moves more than the "
+        f"validated gain. Faint: as logged; strong: smoothed.{band}"
+    )
     mean = _smooth(runs, lambda run: run.per_round("reward/mean"), spread="reward/std" if alone else None)
     charts = [Chart("Training reward", about, mean)]
     about = "The same prompts and seeds each time, sampled without noise."
@@ -164,8 +188,9 @@ def _smooth(runs: Sequence[RunRecord], points: Callable[[RunRecord], Points], sp
     for number, run in enumerate(runs):
         x, y = points(run)
         if np.isfinite(y).any():
-            width = smooth(run.per_round(spread)[1]) if spread else None
-            lines.append(Line(_label(runs, run), x, smooth(y), number, raw=y, spread=width, gaps=run.gaps))
+            centre, width = smooth(y), smooth(run.per_round(spread)[1]) if spread else None
+            band = None if width is None else (centre - width, centre + width)
+            lines.append(Line(_label(runs, run), x, centre, number, raw=y, band=band, gaps=run.gaps))
     return lines
 
 

@@ -2,9 +2,10 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from hyvideo.observability.metrics import METRIC_MEANINGS, stretches_in_words
 from hyvideo.observability.run_record import RunRecord, read_run
 from hyvideo.observability.scored_videos import ScoredVideo
 from hyvideo.reports.before_after import BEFORE_AFTER
-from hyvideo.reports.charts import evenly_spaced, line_style
+from hyvideo.reports.charts import decimals_for, evenly_spaced, fixed, in_words, line_style
 from hyvideo.reports.page import VideoOnPage, place_video, relative_url, write_page
 from hyvideo.reports.panels import (
+    gain_panel,
     optimizer_panels,
     reward_panels,
     sampler_panels,
@@ -90,6 +92,21 @@ class Extremes:
 
 
 @dataclass(frozen=True)
+class Fact:
+    """One tile.
+
+    Attributes:
+        value: a number, in words.
+        about: which videos or updates it is of.
+        alarming: whether it needs a person.
+    """
+
+    value: str
+    about: str
+    alarming: bool = False
+
+
+@dataclass(frozen=True)
 class Setting:
     """One line of the settings table.
 
@@ -100,6 +117,7 @@ class Setting:
         default: its default.
         about: its documentation.
         notable: whether it differs from the default, or between the runs.
+        decides: whether the result depends on it.
     """
 
     group: str
@@ -108,6 +126,7 @@ class Setting:
     default: str
     about: str
     notable: bool
+    decides: bool
 
 
 def report_runs(folders: Sequence[Path], path: Path, names: Sequence[str | None] = (), *, embed: bool = False) -> Path:
@@ -116,7 +135,7 @@ def report_runs(folders: Sequence[Path], path: Path, names: Sequence[str | None]
     Args:
         folders: of runs that are finished, in progress, or were killed.
         path: the HTML file.
-        names: what to call the runs; None, or no names, takes the configured ones.
+        names: what to call the runs; None, or no names, takes those of their folders.
         embed: put the videos into the file instead of linking them.
 
     Raises:
@@ -132,6 +151,7 @@ def report_runs(folders: Sequence[Path], path: Path, names: Sequence[str | None]
             "Name them, as in `sage=outputs/a dance=outputs/b`."
         )
     gains = [improvement(run) for run in runs]
+    settings = _settings([run.config for run in runs])
     context = {
         "runs": runs,
         "title": runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared",
@@ -144,17 +164,20 @@ def report_runs(folders: Sequence[Path], path: Path, names: Sequence[str | None]
             "Time": time_panels(runs),
         },
         "splits": [time_split(run) for run in runs],
-        "settings": _settings([run.config for run in runs]),
+        "settings": settings,
+        "headline": gain_panel(runs),
+        "decimals": decimals_for([video.reward for run in runs for videos in run.samples.values() for video in videos]),
         "troubles": [_troubles(run) for run in runs],
     }
     if len(runs) == 1:
         return write_page(path, "report.html", **context, **_of_one(path, runs[0], gains[0], embed))
+    differences = _differences(runs, settings)
     against_first = [against(runs[0], run) for run in runs[1:]]
     return write_page(
         path,
         "comparison.html",
         **context,
-        rows=list(zip(runs, gains, [None, *against_first], map(_facts, runs), strict=True)),
+        rows=list(zip(runs, gains, [None, *against_first], map(_facts, runs), differences, strict=True)),
         verdict=verdict_of_runs([run.name for run in runs], gains),
         scale=common_range([found.gains["reward"] for found in (*gains, *against_first) if found]),
         run_legend=[(run.name, *line_style(number)) for number, run in enumerate(runs)],
@@ -174,7 +197,7 @@ def _of_one(path: Path, run: RunRecord, gain: PairedComparison | None, embed: bo
     return {
         "run": run,
         "state": _state(run),
-        "verdict": verdict_of(gain) if gain else verdict_without_pairs(*ends),
+        "verdict": verdict_of(gain) if gain else verdict_without_pairs(*ends, _next_validation(run)),
         "gain": gain,
         "scale": common_range(gain.gains.values() if gain else []),
         "meanings": METRIC_MEANINGS,
@@ -211,6 +234,18 @@ def _film(path: Path, folder: Path) -> str:
     return relative_url(film, path) if film.is_file() else ""
 
 
+def _next_validation(run: RunRecord) -> str:
+    """Say when two validations can be compared."""
+    config = run.config
+    if config is None or config.validation.validation_interval < 1 or not config.data.valid_video_csv:
+        return "validation is off (validation_interval, valid_video_csv)"
+    interval = config.validation.validation_interval
+    step = (run.num_updates // interval + 1) * interval
+    if step > config.run.max_steps:
+        return "two validations of the same prompts are needed (validate_at_step0)"
+    return f"next validation at update {step}" + ("" if run.samples else ", to be compared with the one after it")
+
+
 def _state(run: RunRecord) -> str:
     """Say how far the run has got."""
     if run.config is None:
@@ -219,24 +254,40 @@ def _state(run: RunRecord) -> str:
     return f"{run.num_updates} of {total} updates, {'finished' if run.num_updates >= total else 'not finished'}"
 
 
-def _facts(run: RunRecord) -> dict[str, float]:
-    """Collect the numbers of the run's last tenth, and its failures."""
+def _facts(run: RunRecord) -> dict[str, Fact]:
+    """Collect the numbers of the run's last tenth, its last validation, and its failures."""
 
-    def recent(values: np.ndarray) -> float:
+    def recent(values: np.ndarray, unit: str, words: Callable[[float], str]) -> Fact:
         """Mean of the last tenth of the values there are: one per update, or one per round."""
-        finite = values[np.isfinite(values)]
-        return float(finite[-max(1, len(finite) // 10) :].mean()) if len(finite) else math.nan
+        last = (finite := values[np.isfinite(values)])[-max(1, len(finite) // 10) :]
+        of = f"last {unit}" if len(last) < 2 else f"mean of the last {len(last)} {unit}s"
+        return Fact(words(float(last.mean())) if len(last) else "–", of)
 
-    times = seconds(run)
-    validation = run.validation("reward")[1]
+    times, validations = seconds(run), run.validation("reward")
+    rewards, failed = run.per_round("reward/mean")[1], float(np.nansum(run.per_round("reward/failed")[1]))
+    words = partial(fixed, decimals=decimals_for(rewards))
+    step, last = (int(validations[0][-1]), float(validations[1][-1])) if len(validations[0]) else (0, math.nan)
+    videos = f"{len(run.samples[step])} videos" if step in run.samples else "mean"
     return {
-        "training reward": recent(run.per_round("reward/mean")[1]),
-        "validation reward": float(validation[-1]) if len(validation) else math.nan,
-        "KL to the anchor": recent(run.column("kl/position")),
-        "clipped share": recent(run.column("clip_fraction")),
-        "seconds per update": float(np.nanmean(times)) if np.isfinite(times).any() else math.nan,
-        "failed scores": float(np.nansum(run.per_round("reward/failed")[1])),
+        "training reward": recent(rewards, "round", words),
+        "validation reward": Fact(words(last), f"{videos} after update {step}" if math.isfinite(last) else "none yet"),
+        "KL to the anchor": recent(run.column("kl/position"), "update", in_words),
+        "clipped share": recent(run.column("clip_fraction"), "update", lambda share: f"{fixed(100 * share, 1)} %"),
+        "seconds per update": Fact(
+            fixed(float(np.nanmean(times)), 1) if np.isfinite(times).any() else "–", "mean of the run"
+        ),
+        "failed scores": Fact(f"{failed:.0f}", "videos of the whole run", alarming=failed > 0),
     }
+
+
+def _differences(runs: Sequence[RunRecord], settings: Sequence[Setting]) -> list[list[str]]:
+    """List each run's settings that decide the result and differ between the runs, as one would type them."""
+    known = [run for run in runs if run.config]
+    differing = [setting for setting in settings if setting.notable and setting.decides]
+    return [
+        [f"{setting.name} {setting.values[known.index(run)]}" for setting in differing] if run.config else []
+        for run in runs
+    ]
 
 
 def _troubles(run: RunRecord) -> list[tuple[str, str]]:
@@ -297,7 +348,15 @@ def _settings(configs: Sequence[Config | None]) -> list[Setting]:
         values = [value_of(config, knob.name) for config in known]
         notable = values[0] != knob.default if len(known) == 1 else any(value != values[0] for value in values)
         listed.append(
-            Setting(knob.group, knob.name, [_text(v) for v in values], _text(knob.default), knob.doc, notable)
+            Setting(
+                knob.group,
+                knob.name,
+                [_text(v) for v in values],
+                _text(knob.default),
+                knob.doc,
+                notable,
+                knob.facts.decides,
+            )
         )
     return listed
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from hyvideo.evaluation.paired import ENOUGH_PAIRS, Gain, PairedComparison
-from hyvideo.reports.charts import in_words
+from hyvideo.reports.charts import fixed, signed
 
 
 @dataclass(frozen=True)
@@ -24,22 +24,17 @@ class Verdict:
 
 
 def common_range(gains: Collection[Gain]) -> tuple[float, float]:
-    """Shared axis range of stacked interval plots: covers all intervals and 0, plus a margin."""
-    low = min([0.0, *(gain.low for gain in gains)])
-    high = max([0.0, *(gain.high for gain in gains)])
+    """Shared axis range of stacked interval plots in base std: covers all intervals and 0, plus a margin."""
+    low = min([0.0, *(gain.relative.low for gain in gains)])
+    high = max([0.0, *(gain.relative.high for gain in gains)])
     margin = 0.06 * (high - low) or 1.0
     return low - margin, high + margin
-
-
-def signed(value: float) -> str:
-    """Write a difference with its sign."""
-    return f"+{in_words(value)}" if value > 0 else in_words(value)
 
 
 def verdict_of(comparison: PairedComparison) -> Verdict:
     """Say what a comparison shows."""
     gain = comparison.gains["reward"]
-    amount = f"reward {signed(gain.mean)}, 95 % interval {signed(gain.low)} to {signed(gain.high)}"
+    amount = f"reward {_amount(gain)}, 95 % interval {_range(gain)}"
     pairs = f"{gain.num_pairs} videos of the same prompts and seeds: {comparison.after} against {comparison.before}."
     if gain.num_pairs < ENOUGH_PAIRS:
         few = f"Only {pairs} At least {ENOUGH_PAIRS} are needed for a verdict ({amount})."
@@ -55,26 +50,35 @@ def verdict_of(comparison: PairedComparison) -> Verdict:
 def verdict_of_runs(names: Sequence[str], comparisons: Sequence[PairedComparison | None]) -> Verdict:
     """Say which of several runs gained most since its start, and how many of them gained anything."""
     known = [(name, found.gains["reward"]) for name, found in zip(names, comparisons, strict=True) if found]
-    clear = sorted((pair for pair in known if pair[1].direction == "better"), key=lambda pair: -pair[1].mean)
+    clear = sorted((pair for pair in known if pair[1].direction == "better"), key=lambda pair: -pair[1].relative.mean)
     counted = f"{len(clear)} of {len(names)} runs clearly improved since their first validation."
     if not clear:
         return Verdict("unclear", "No run clearly improved", counted)
     name, gain = clear[0]
-    rest = [other for other, found in clear[1:] if found.high >= gain.low]
+    rest = [other for other, found in clear[1:] if found.relative.high >= gain.relative.low]
     overlap = f" The interval of {', '.join(rest)} overlaps with its." if rest else ""
-    headline = f"{name} gained most: reward {signed(gain.mean)}"
-    return Verdict("better", headline, f"95 % interval {signed(gain.low)} to {signed(gain.high)}. {counted}{overlap}")
+    headline = f"{name} gained most: reward {_amount(gain)}"
+    return Verdict("better", headline, f"95 % interval {_range(gain)}. {counted}{overlap}")
 
 
-def verdict_without_pairs(first: float, last: float) -> Verdict:
-    """Say what is known without validation videos: the training reward of a run's first and last tenth."""
+def verdict_without_pairs(first: float, last: float, when: str) -> Verdict:
+    """Say when there will be a verdict, and what is known: the training reward of a run's first and last tenth."""
+    headline = f"No verdict yet: {when}"
     if not (math.isfinite(first) and math.isfinite(last)):
-        return Verdict("unclear", "No rewards yet", "The first finished round will show here.")
+        return Verdict("unclear", headline, "The first finished round will show here.")
     detail = (
-        "There are not two validations of the same prompts and seeds to compare. These are means over the first and "
-        "the last tenth of the training rounds, whose prompts differ."
+        "A verdict compares two validations of the same prompts and seeds. The training reward was "
+        f"{fixed(first)} over the first and {fixed(last)} over the last tenth of the rounds, whose prompts differ."
     )
-    return Verdict("unclear", f"Training reward {in_words(first)} at first, {in_words(last)} at last", detail)
+    return Verdict("unclear", headline, detail)
+
+
+def _amount(gain: Gain) -> str:
+    return f"{signed(gain.relative.mean)} {gain.unit}".rstrip()
+
+
+def _range(gain: Gain) -> str:
+    return f"{signed(gain.relative.low)} to {signed(gain.relative.high)}"
 
 
 def _components(gains: Mapping[str, Gain]) -> list[str]:

@@ -4,6 +4,8 @@ Every rank builds one. A fault found on one rank stops all, with the same messag
 """
 
 import hashlib
+import shlex
+import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -39,6 +41,7 @@ from hyvideo.observability.matrix_peak import matrix_peak_tflops
 from hyvideo.observability.metrics import MetricsLog
 from hyvideo.observability.phase_timer import PhaseTimer
 from hyvideo.observability.profiling import Profile
+from hyvideo.observability.run_record import COMMAND
 from hyvideo.observability.trackers import Trackers, check_trackers
 from hyvideo.observability.watchdog import Watchdog
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
@@ -338,5 +341,7 @@ def _introduce(console: Console, folder: RunFolder, config: Config, state: RunSt
         f"{' (LoRA)' if state.lora else ''}, videos {config.rollout.sample_n_frames}x{height}x{width} in "
         f"{config.rollout.grpo_sampling_steps} steps, on {device}{ranks}; {CODE} is {state.noted[CODE]}"
     )
+    program, *rest = sys.orig_argv
+    console.info(COMMAND + shlex.join([Path(program).name, *rest]))
     if folder.resume_from:
         console.info(f"resumed from {folder.resume_from} at step {state.step}, round {state.sampler.round}")

@@ -3,12 +3,14 @@
 import json
 import math
 
+import numpy as np
 import pytest
 
 from hyvideo.evaluation.improvement import (
     HELD_OUT,
     HELD_OUT_VIDEOS,
     against,
+    gains_over_training,
     improvement,
     read_held_out,
     worst_median_best,
@@ -20,7 +22,7 @@ from tests.support.run_folders import PROMPTS, write_run, write_scored
 
 def test_the_first_and_the_last_validation_are_paired(tmp_path):
     found = improvement(read_run(write_run(tmp_path / "run", samples={0: 0.1, 10: 9.0, 30: 0.6})))
-    assert (found.before, found.after) == ("before training", "after update 30")
+    assert (found.before, found.after) == ("validation before training", "validation after update 30")
     reward = found.gains["reward"]
     assert (reward.num_pairs, reward.direction) == (8, "better")
     assert reward.mean == pytest.approx(0.5) and reward.low == pytest.approx(0.5)  # each pair gains as much
@@ -64,7 +66,9 @@ def test_held_out_gains_are_preferred_and_must_be_readable(tmp_path):
     pairs = improvement(read_run(folder)).pairs
     assert len(pairs) == 8 and [video.path.parent.name for video in pairs[0]] == ["before", "after"]
     (folder / HELD_OUT).write_text(json.dumps({"updates": 31, "gains": {"VQ": gain, "reward": gain}}))
-    assert improvement(read_run(folder)).after == "after update 30", "measured of another policy than the run's last"
+    assert improvement(read_run(folder)).after == "validation after update 30", (
+        "measured of another policy than the run's last"
+    )
     for broken in ('{"reward": {"mean": 1}}', json.dumps({"updates": 30, "gains": {"VQ": gain}})):
         (folder / HELD_OUT).write_text(broken)
         with pytest.raises(ValueError, match=r"gains\.json: expected paired gains by name"):
@@ -84,6 +88,20 @@ def test_the_worst_median_and_best_gain_are_found_among_scores_that_did_not_fail
     assert worst_median_best([0.0] * len(after), after) == chosen
 
 
+def test_every_validation_is_compared_with_the_first_that_the_last_can_be_compared_with(tmp_path):
+    folder = write_run(tmp_path / "run", samples={0: 0.0, 10: 0.25, 20: -0.5, 30: 1.0})
+    found = gains_over_training(read_run(folder))
+    assert [(step, gain.mean) for step, gain in found.items()] == [
+        (step, pytest.approx(mean)) for step, mean in {0: 0.0, 10: 0.25, 20: -0.5, 30: 1.0}.items()
+    ]
+    assert found[0].relative.low == found[0].relative.high == 0
+    spread = np.std([video.reward for video in read_run(folder).samples[0]], ddof=1)
+    assert found[30].relative.mean == pytest.approx(1.0 / spread)
+    write_scored(folder / "samples" / "step_0", ["another"] * 8, [0.0] * 8)
+    assert list(gains_over_training(read_run(folder))) == [10, 20, 30]
+    assert gains_over_training(read_run(write_run(tmp_path / "once", samples={30: 0.0}))) == {}
+
+
 def test_runs_are_compared_on_the_prompts_they_share(tmp_path):
     runs = [read_run(write_run(tmp_path / name, samples={30: mean})) for name, mean in (("sage", 0.5), ("cps", 0.2))]
     found = against(*runs)
@@ -99,6 +117,6 @@ def test_validations_of_other_settings_are_not_compared(tmp_path):
         rows = [json.loads(line) | {"how": "64x64, seed 2"} for line in scores.read_text().splitlines()]
         scores.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = improvement(read_run(folder))
-    assert (found.before, found.after) == ("after update 20", "after update 30")
+    assert (found.before, found.after) == ("validation after update 20", "validation after update 30")
     assert found.gains["reward"].mean == pytest.approx(0.1)
     assert against(read_run(write_run(tmp_path / "other", samples={30: 0.5})), read_run(folder)) is None

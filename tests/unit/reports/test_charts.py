@@ -6,7 +6,19 @@ import re
 import numpy as np
 import pytest
 
-from hyvideo.reports.charts import Chart, Line, draw, evenly_spaced, extremes, in_words, moving_average, smooth
+from hyvideo.reports.charts import (
+    Chart,
+    Line,
+    decimals_for,
+    draw,
+    evenly_spaced,
+    extremes,
+    fixed,
+    in_words,
+    moving_average,
+    signed,
+    smooth,
+)
 
 
 def places(data):
@@ -81,8 +93,8 @@ def test_a_curve_without_a_value_is_no_chart_and_a_single_one_is_a_dot():
 def test_five_thousand_updates_take_little_room():
     steps = np.arange(5000.0)
     noise = np.random.default_rng(0).normal(size=5000)
-    drawing = draw(Chart("t", "a", [Line("", steps, noise, raw=noise, spread=np.abs(noise))]))
-    assert sum(len(stroke.data) for stroke in drawing.strokes) + len(drawing.values) < 40_000
+    drawing = draw(Chart("t", "a", [Line("", steps, noise, raw=noise, band=(noise - 1, noise + 1))]))
+    assert sum(len(stroke.data) for stroke in drawing.strokes) + len(drawing.values) < 50_000
 
 
 def test_more_curves_than_colours_differ_by_their_dash():
@@ -100,6 +112,32 @@ def test_more_curves_than_colours_differ_by_their_dash():
 )
 def test_numbers_are_written_briefly(value, text):
     assert in_words(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "decimals", "text", "difference"),
+    [
+        *((0.4, 2, "0.40", "+0.40"), (-1.005, 3, "−1.005", "−1.00"), (-0.001, 2, "0.00", "0.00")),
+        *((0.004, 2, "0.00", "0.00"), (12.0, 2, "12.00", "+12.00"), (np.nan, 2, "–", "–")),
+    ],
+)
+def test_numbers_of_a_column_have_as_many_decimals(value, decimals, text, difference):
+    assert (fixed(value, decimals), signed(value)) == (text, difference)
+
+
+@pytest.mark.parametrize(("spread", "decimals"), [(40.0, 2), (1.0, 2), (0.1, 2), (0.05, 3), (1e-9, 6), (0.0, 2)])
+def test_decimals_show_two_digits_of_the_spread(spread, decimals):
+    assert decimals_for([1.0 - spread, 1.0 + spread, np.nan]) == decimals
+
+
+def test_a_point_says_what_was_logged_beside_its_smoothed_value_and_its_interval():
+    x, y = np.arange(12.0), np.linspace(0, 1, 12)
+    smoothed = draw(Chart("t", "a", [Line("", x, y, raw=y + 1, band=(y - 1, y + 1))]))
+    assert json.loads(smoothed.values)[0]["y"][-1] == "1 smoothed, 2 logged"
+    gains = draw(Chart("t", "a", [Line("", x, y, band=(y - 1, y + 1))], words=signed))
+    assert json.loads(gains.values)[0]["y"][-1] == "+1.00 [0.00, +2.00]"
+    short = draw(Chart("t", "a", [Line("", x[:3], y[:3], raw=y[:3])]))
+    assert json.loads(short.values)[0]["y"][0] == "0", "nothing was smoothed"
 
 
 def test_rounding_of_a_constant_is_drawn_as_a_constant():

@@ -7,6 +7,7 @@ import re
 from html.parser import HTMLParser
 from urllib.parse import unquote
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -83,12 +84,13 @@ def test_a_video_without_a_picture_beside_it_gets_its_first_frame(tmp_path):
 
 def test_the_worst_the_median_and_the_best_pair_of_the_verdict_are_shown(tmp_path):
     run = write_run(tmp_path / "run", samples={30: 0.5})
-    for step, rewards in {0: range(8), 30: [0, 1, 2, 3 + 2, 4 - 3, 5, 6 + 1, None]}.items():
+    for step, rewards in {0: range(8), 30: [0, 1, 2, 3 + 3, 4 - 2, 5, 6 + 1, None]}.items():
         write_scored(run / "samples" / f"step_{step}", PROMPTS, list(rewards))
     words = " ".join(" ".join(read(report_runs([run], run / "report.html")).words).split())
-    shown = re.findall(r"(Worst|Median|Best) gain (\S+) before (\S+)", words)
-    assert [(place, before) for place, _, before in shown] == [("Worst", "4"), ("Median", "2"), ("Best", "3")]
-    assert [gain[0] for _, gain, _ in shown] == ["−", "0", "+"]
+    shown = re.findall(r"(Worst|Median|Best) gain (\S+) base std before (\S+)", words)
+    assert [(place, before) for place, _, before in shown] == [("Worst", "4.00"), ("Median", "2.00"), ("Best", "3.00")]
+    unit = np.std([0, 1, 2, 3, 4, 5, 6], ddof=1)  # the eighth pair failed
+    assert [gain for _, gain, _ in shown] == [f"−{2 / unit:.2f}", "0.00", f"+{3 / unit:.2f}"]
 
 
 def test_every_video_and_chart_says_what_it_shows(tmp_path):
@@ -107,7 +109,56 @@ def test_the_last_tenth_of_rounds_is_that_of_the_run(tmp_path):
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     report_runs([run], tmp_path / "report.html")
     words = [word.strip() for word in read(tmp_path / "report.html").words]
-    assert words[words.index("training reward") + 1] == "9"
+    at = words.index("training reward")
+    assert [word for word in words[at + 1 : at + 3] if word] == ["9.00", "last round"]
+
+
+def test_a_page_says_where_its_run_comes_from(tmp_path):
+    run = write_run(tmp_path / "first", num_updates=2)
+    (run / "console.log").write_text(
+        "2026-01-01 10:00:00 the code in hyvideo/ is 1f0c3a5e7b9d2468 (commit b84b4cd-dirty)\n"
+        "2026-01-01 10:00:00 command: python post_train.py --config configs/tiny.yaml\n"
+        "2026-01-02 10:00:00 the code in hyvideo/ is 1f0c3a5e7b9d2468 (commit c95b4cd)\n"
+        "2026-01-02 10:00:00 command: python post_train.py --config configs/tiny.yaml --resume_from_checkpoint latest\n"
+    )
+    page = read(report_runs([run], run / "report.html"))
+    words = " ".join(" ".join(page.words).split())
+    assert "first: report (c95b4cd)" in words
+    assert "first 2 of 2 updates" in words
+    assert "python post_train.py --config configs/tiny.yaml --resume_from_checkpoint latest · commit c95b4cd" in words
+
+
+@pytest.mark.parametrize(
+    ("samples", "settings", "headline"),
+    [
+        ({}, (), "next validation at update 24, to be compared with the one after it"),
+        ({0: 0.1}, (), "next validation at update 24"),
+        ({}, ("--validation_interval", "0"), "validation is off (validation_interval, valid_video_csv)"),
+        ({}, ("--validation_interval", "64"), "two validations of the same prompts are needed (validate_at_step0)"),
+    ],
+)
+def test_a_young_run_says_when_there_will_be_a_verdict(tmp_path, samples, settings, headline):
+    run = write_run(tmp_path / "run", num_updates=5, samples=samples, settings=[*settings, "--max_steps", "60"])
+    words = [word.strip() for word in read(report_runs([run], run / "report.html")).words]
+    assert f"No verdict yet: {headline}" in words
+
+
+def test_the_gain_of_every_validation_is_the_first_chart(tmp_path):
+    run = write_run(tmp_path / "run", samples={0: 0.0, 10: 0.2, 30: 0.5})
+    page = read(report_runs([run], run / "report.html"))
+    charts = [value for tag, name, value in page.attributes if tag == "div" and name == "aria-label"]
+    first = next(label for label in charts if " at update " in label)
+    assert re.fullmatch(r"Validated gain\. 0\.00 at update 0, \+\d\.\d\d at update 30", first)
+
+
+def test_runs_that_are_compared_have_their_differing_settings_beside_their_names(tmp_path):
+    runs = [
+        write_run(tmp_path / eta, num_updates=2, settings=["--eta", eta, "--keep_last", str(n + 2)])
+        for n, eta in enumerate(("0.3", "0.7"))
+    ]
+    page = report_runs(runs, tmp_path / "comparison.html").read_text()
+    beside = re.findall(r'<bdi>(0\.\d)</bdi><span class="differs">([^<]*)</span></th>', page)
+    assert beside == [("0.3", "eta 0.3"), ("0.7", "eta 0.7")]
 
 
 def test_failures_are_listed(tmp_path):
@@ -117,6 +168,8 @@ def test_failures_are_listed(tmp_path):
     (run / "metrics.discarded.jsonl").write_text("{}\n{}\n{}\n")
     (run / "console.log").write_text("2026-01-01 10:00:01 WARNING: <b>Update 3: loss nan</b>\n")
     words = " ".join(read(report_runs([run], run / "report.html")).words)
+    assert "failed scores 4 videos of the whole run" in " ".join(words.split())
+    assert 'class="alarming"' in (run / "report.html").read_text()
     assert "4 videos in 2 rounds" in words and "3 rows in metrics.discarded.jsonl" in words
     assert "WARNING: <b>Update 3: loss nan</b>" in words
 

@@ -7,15 +7,15 @@ from hyvideo.reports.verdict import verdict_of, verdict_of_runs
 
 
 def gain(mean, low, high, num_pairs=16):
-    return Gain(0.0, mean, mean, low, high, 1.0, num_pairs, 0)
+    return Gain(0.0, mean, mean, low, high, mean / 2, num_pairs, 0)  # the base's scores have a spread of 2
 
 
 @pytest.mark.parametrize(
     ("reward", "direction", "words"),
     [
-        (gain(0.4, 0.3, 0.5), "better", "Improved: reward +0.4, 95 % interval +0.3 to +0.5"),
-        (gain(-0.4, -0.5, -0.3), "worse", "Got worse: reward −0.4"),
-        (gain(0.1, -0.1, 0.3), "unclear", "No clear change: reward +0.1"),
+        (gain(0.4, 0.3, 0.5), "better", "Improved: reward +0.20 base std, 95 % interval +0.15 to +0.25"),
+        (gain(-0.4, -0.5, -0.3), "worse", "Got worse: reward −0.20 base std"),
+        (gain(0.1, -0.1, 0.3), "unclear", "No clear change: reward +0.05 base std"),
         (gain(0.4, 0.3, 0.5, num_pairs=3), "unclear", "Too few videos to tell"),
     ],
 )
@@ -34,7 +34,7 @@ def test_of_several_runs_the_one_that_gained_most_is_named_and_those_that_may_eq
     gains = [gain(0.2, 0.1, 0.35), gain(0.4, 0.3, 0.5), gain(0.9, -0.1, 1.9), None]
     comparisons = [one and PairedComparison("a", "b", {"reward": one}) for one in gains]
     verdict = verdict_of_runs(["dance", "sage", "noisy", "unknown"], comparisons)
-    assert verdict.headline == "sage gained most: reward +0.4"
+    assert verdict.headline == "sage gained most: reward +0.20 base std"
     assert "2 of 4 runs clearly improved" in verdict.detail
     assert verdict.detail.endswith("The interval of dance overlaps with its.")
     assert verdict_of_runs(["noisy"], [comparisons[2]]).headline == "No run clearly improved"
