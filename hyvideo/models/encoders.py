@@ -1,13 +1,10 @@
 """The text and vision encoders of HunyuanVideo-1.5, frozen, from either layout."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import init_empty_weights
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoTokenizer,
@@ -22,13 +19,15 @@ from transformers import (
     T5EncoderModel,
 )
 
-from hyvideo.models.conversion import Part
-from hyvideo.models.model_folder import check_diffusers_layout, read_json
+from hyvideo.models.conversion import Naming, Part
+from hyvideo.models.model_folder import read_json, readable
 from hyvideo.models.streaming import fill
 from hyvideo.models.weight_files import SafetensorsFolder, StateDict, WeightSource, read_pickled
 
 GLYPH_PREFIX = "module.text_tower.encoder."
 """Prefix of the glyph encoder's tensors in `byt5_model.pt`; the rest of the file belongs to its training."""
+
+_SHARED, _EMBEDDING = "shared.weight", "encoder.embed_tokens.weight"
 
 
 def original_encoders(
@@ -46,7 +45,7 @@ def original_encoders(
         ValueError: weights that do not fit their config exactly.
     """
     text, siglip = root / "text_encoder", root / "vision_encoder" / "siglip"
-    with _readable(root):
+    with readable(root, "the encoders"):
         tokenizer_2 = _glyph_tokenizer(text)
         encoders = {
             "text_encoder": _language_model(text / "llm", dtype, device),
@@ -64,15 +63,15 @@ def diffusers_encoders(
     root: Path, dtype: torch.dtype | None, device: torch.device | None = None, *, vision: bool
 ) -> dict[str, Any]:
     """Load the encoders of the diffusers layout; arguments and errors as in `original_encoders`."""
-    with _readable(root):
+    with readable(root, "the encoders"):
         encoders = {
-            "text_encoder": _pretrained(Qwen2_5_VLTextModel, root, "text_encoder", dtype, device),
+            "text_encoder": _language_model(root / "text_encoder", dtype, device),
             "tokenizer": _tokenizer(AutoTokenizer, root / "tokenizer"),
-            "text_encoder_2": _pretrained(T5EncoderModel, root, "text_encoder_2", torch.float32, device),
+            "text_encoder_2": _glyph_model(root / "text_encoder_2", device),
             "tokenizer_2": _tokenizer(ByT5Tokenizer, root / "tokenizer_2"),
         }
         if vision:
-            encoders["image_encoder"] = _pretrained(SiglipVisionModel, root, "image_encoder", dtype, device)
+            encoders["image_encoder"] = _vision_model(root / "image_encoder", dtype, device)
             encoders["feature_extractor"] = SiglipImageProcessorPil.from_pretrained(root / "feature_extractor")
     return encoders
 
@@ -106,21 +105,12 @@ def _from_folder(kind: type, folder: Path) -> Any:
         raise ValueError(f"Cannot load '{folder}': {error} No code of a folder of weights is run.") from error
 
 
-@contextmanager
-def _readable(root: Path) -> Iterator[None]:
-    """Turn what the library raises for a damaged tokenizer or config into a ValueError."""
-    try:
-        yield
-    except OSError as error:
-        raise ValueError(f"Cannot load the encoders of '{root}': {error}. Download them again.") from error
-
-
 def _language_model(folder: Path, dtype: torch.dtype | None, device: torch.device | None) -> Qwen2_5_VLTextModel:
     """Load the text part of a Qwen2.5-VL; its vision tower and output layer are left on the disk."""
     config = _from_folder(AutoConfig, folder).get_text_config()
     source = SafetensorsFolder(folder)
-    language = "model.language_model."  # newer versions of the library
-    prefix = language if any(name.startswith(language) for name in source.shapes) else "model."
+    prefixes = ("model.language_model.", "model.")  # of a whole Qwen2.5-VL, by newer and older versions of the library
+    prefix = next((one for one in prefixes if any(name.startswith(one) for name in source.shapes)), "")
     with init_empty_weights():
         model = Qwen2_5_VLTextModel(config)
     return _filled(model, source, prefix, dtype, device, ignored=("visual.", "model.visual.", "lm_head."))
@@ -147,20 +137,31 @@ def _glyph_tokenizer(text: Path) -> ByT5Tokenizer:
 
 
 def _glyph_encoder(text: Path, vocab_size: int, device: torch.device | None) -> T5EncoderModel:
-    """Load the ByT5 encoder with the glyph weights, in float32 as the original keeps it."""
+    """Load the ByT5 encoder with the glyph weights of its training."""
     path = text / "Glyph-SDXL-v2" / "checkpoints" / "byt5_model.pt"
     mine = {name: tensor for name, tensor in read_pickled(path).items() if name.startswith(GLYPH_PREFIX)}
     config = T5Config.from_pretrained(text / "byt5-small", local_files_only=True)
     config.vocab_size = vocab_size
-    with init_empty_weights():
-        model = T5EncoderModel(config)
 
     def naming(name: str) -> Part:
         """Name a tensor of the encoder as the file does."""
-        shared = name == "shared.weight"
-        return Part(GLYPH_PREFIX + ("embed_tokens.weight" if shared else name.removeprefix("encoder.")))
+        return Part(GLYPH_PREFIX + ("embed_tokens.weight" if name == _SHARED else name.removeprefix("encoder.")))
 
-    fill(model, StateDict(mine, str(path)), naming, dtype=torch.float32, device=device)
+    return _filled_t5(config, StateDict(mine, str(path)), naming, device)
+
+
+def _glyph_model(folder: Path, device: torch.device | None) -> T5EncoderModel:
+    """Load the glyph encoder as the library saves one."""
+    config, source = T5Config.from_pretrained(folder, local_files_only=True), SafetensorsFolder(folder)
+    held = _SHARED if _SHARED in source.shapes else _EMBEDDING
+    return _filled_t5(config, source, lambda name: Part(held if name in (_SHARED, _EMBEDDING) else name), device)
+
+
+def _filled_t5(config: T5Config, source: WeightSource, naming: Naming, device: torch.device | None) -> T5EncoderModel:
+    """Make a T5 encoder in float32, as the original keeps it, whose token embedding has two names."""
+    with init_empty_weights():
+        model = T5EncoderModel(config)
+    fill(model, source, naming, dtype=torch.float32, device=device, ignored=(_EMBEDDING,))
     model.tie_weights()
     return model.eval().requires_grad_(False)
 
@@ -175,31 +176,4 @@ def _filled(
 ) -> PreTrainedModel:
     """Fill `model` from tensors that are named as its own below `prefix`, and freeze it."""
     fill(model, source, lambda name: Part(prefix + name), dtype=dtype, device=device, ignored=ignored)
-    return model.eval().requires_grad_(False)
-
-
-def _pretrained(
-    model_class: type[PreTrainedModel],
-    root: Path,
-    component: str,
-    dtype: torch.dtype | None,
-    device: torch.device | None,
-) -> PreTrainedModel:
-    """Load an encoder of the diffusers layout, frozen; a ValueError unless file and config agree on every weight."""
-    check_diffusers_layout(root, (component,))
-    # Mis-shaped weights then come back in the list of faults; otherwise the error does not say which they are.
-    options = {"ignore_mismatched_sizes": True, "output_loading_info": True, "use_safetensors": True}
-    places = {"dtype": dtype or "auto", "device_map": None if device is None else {"": device}}
-    try:
-        SafetensorsFolder(root / component)  # which names the file that is damaged
-        model, info = model_class.from_pretrained(root, subfolder=component, local_files_only=True, **places, **options)
-    except (ImportError, OSError, RuntimeError, ValueError, SafetensorError) as error:
-        raise ValueError(f"Cannot load the {component} of '{root}': {error}") from error
-    faults = {kind: sorted(map(str, keys)) for kind, keys in info.items() if keys and kind.endswith("keys")}
-    if faults:
-        listed = "; ".join(f"{kind.replace('_', ' ')}: {', '.join(keys)}" for kind, keys in faults.items())
-        raise ValueError(
-            f"The weights in '{root / component}' do not fit their config.json. {listed}. "
-            "Download this component again, or correct its config.json."
-        )
     return model.eval().requires_grad_(False)

@@ -25,6 +25,7 @@ from hyvideo.models.encoders import diffusers_encoders, original_encoders
 from hyvideo.models.model_folder import (
     check_diffusers_layout,
     check_layout,
+    check_sizes,
     is_diffusers_layout,
     read_json,
     task_of,
@@ -37,8 +38,6 @@ from hyvideo.models.weight_files import SafetensorsFolder
 
 _GLYPH_NORM = "byt5_in.layernorm.weight"  # of the original transformer: tells the width of the glyph text's states
 TILE_OVERLAP = 0.125  # share of a VAE tile (256 pixels wide) that overlaps the next
-_MAX_SIZE, _MAX_LAYERS = 2**20, 1000
-"""Bounds on what a config.json may ask for: a network is made before its weights can show that it is another."""
 
 
 def load_transformer(
@@ -171,11 +170,7 @@ def load_pipeline(
 
 def _empty(model_class: type[nn.Module], config: dict[str, Any], folder: Path) -> nn.Module:
     """Make a network of `config` without memory for its weights."""
-    for name, value in config.items():
-        limit = _MAX_LAYERS if "layers" in name else _MAX_SIZE
-        sizes = [size for size in (value if isinstance(value, list) else [value]) if isinstance(size, int | float)]
-        if not all(abs(size) < limit for size in sizes):
-            raise ValueError(f"'{folder / 'config.json'}': {name} is {value!r:.80}, expected less than {limit}.")
+    check_sizes(config, folder / "config.json")
     try:
         with init_empty_weights(), without_diffusers_logs():
             return model_class.from_config(config)

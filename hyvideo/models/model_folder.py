@@ -4,10 +4,12 @@ Two layouts are read. The original one is that of the authors' downloads, below 
 diffusers one holds one model, and the bundled tiny base is in it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic_core import from_json
 
 from hyvideo.config.outside import check_files, read_file
@@ -23,6 +25,9 @@ HOW_TO_GET = (
     "checkpoints-download.md says more). Without any download, the bundled tiny model trains on this machine: "
     "python post_train.py --config configs/tiny.yaml"
 )
+
+MAX_SIZE, MAX_LAYERS = 2**20, 1000
+"""Bounds on what a config.json may ask for: a network is made before its weights can show that it is another."""
 
 _SUGGESTED_VERSION = "480p_t2v"  # by messages, when the user named none
 _REPOSITORY = "hf download tencent/HunyuanVideo-1.5 --local-dir {root} --include '{folder}/*'"
@@ -73,7 +78,7 @@ def check_diffusers_layout(root: str | Path, components: Iterable[str] = DIFFUSE
             f"of {', '.join(components)}. {HOW_TO_GET}"
         )
     for name in components:
-        check_files(root / name)
+        check_component(root / name)
     return root
 
 
@@ -100,7 +105,7 @@ def check_layout(root: str | Path, version: str | None) -> Path:
     if listed:
         raise ValueError(f"pretrained_model_root: weights are missing for version {version}:\n{listed}\n{HOW_TO_GET}")
     for folder in original_files(version):
-        check_files(root / folder)
+        check_component(root / folder)
     return root
 
 
@@ -133,8 +138,51 @@ def transformer_folder(root: str | Path, version: str | None) -> Path:
     if is_diffusers_layout(root):
         return check_diffusers_layout(root, ("transformer",)) / "transformer"
     folder = root / "transformer" / chosen_version(root, version)
-    check_files(folder)
+    check_component(folder)
     return folder
+
+
+def check_component(folder: Path) -> None:
+    """Refuse a folder in which a library would wait for a pipe, follow a file to other weights or fill the memory.
+
+    Raises:
+        ValueError: one of these; it names the file.
+    """
+    check_files(folder)
+    for path in folder.rglob("adapter_config.json"):
+        raise ValueError(
+            f"'{path}' would make the library read other weights, at a place that it names. Move it away: adapters are "
+            "given by --pretrained_lora_path or --lora_path."
+        )
+    for path in folder.rglob("config.json"):
+        check_sizes(read_json(path), path)
+
+
+def check_sizes(config: Mapping[str, Any], path: Path) -> None:
+    """Raise a ValueError if a number in the configuration at `path` is larger than that of any network."""
+    for name, value in config.items():
+        limit = MAX_LAYERS if "layers" in name else MAX_SIZE
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, dict):
+                check_sizes(each, path)
+            elif isinstance(each, int | float) and not abs(each) < limit:
+                raise ValueError(f"'{path}': {name} is {value!r:.80}, expected less than {limit}.")
+
+
+@contextmanager
+def readable(folder: Path, what: str) -> Iterator[None]:
+    """Turn whatever a library raises for the files of `folder` into a ValueError that names it.
+
+    There is no list of what that may be: it reads damaged files until something does not fit.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        if isinstance(error, ValueError) and str(folder) in str(error):
+            raise
+        raise ValueError(f"Cannot load {what} from '{folder}': {error!s:.1000}. Download it again.") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from transformers import AutoConfig, Qwen2_5_VLTextConfig, SiglipVisionConfig, T
 from hyvideo.config.schema import ModelConfig, RewardConfig
 from hyvideo.models.diffusers_logging import without_diffusers_logs
 from hyvideo.models.loading import TILE_OVERLAP, open_transformer, open_vae
-from hyvideo.models.model_folder import is_diffusers_layout, versions_in
+from hyvideo.models.model_folder import check_layout, is_diffusers_layout, versions_in
 from hyvideo.models.reward_models.requested import read_requested_rewards
 from hyvideo.models.vae import allow_batches
 from hyvideo.models.weight_files import SafetensorsFolder
@@ -141,6 +141,7 @@ class EncoderConfigs:
 def encoder_configs(root: Path, task: str) -> EncoderConfigs:
     """Return the configurations in a folder of the diffusers layout, or those of the published encoders."""
     if is_diffusers_layout(root):
+        check_layout(root, None)
         text = AutoConfig.from_pretrained(root / "text_encoder", local_files_only=True, trust_remote_code=False)
         glyph = T5Config.from_pretrained(root / "text_encoder_2", local_files_only=True)
         seen = root / "image_encoder"

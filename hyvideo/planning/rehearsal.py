@@ -231,7 +231,7 @@ def _pipeline(
         give_memory(part)
     pipeline = HunyuanVideoGRPOPipeline(
         text_encoder=text,
-        tokenizer=AutoTokenizer.from_pretrained(TOKENIZERS / "tokenizer", local_files_only=True),
+        tokenizer=AutoTokenizer.from_pretrained(TOKENIZERS / "tokenizer", trust_remote_code=False),
         transformer=policy_network(config, network, mesh),
         vae=vae,
         scheduler=rollout_scheduler(config.rollout),

@@ -1,6 +1,7 @@
 """Limits that keep the code readable: lengths, names of folders, documentation of every public name."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,6 +63,22 @@ def undocumented(root: Path) -> list[str]:
     return found
 
 
+TRUSTING = {r"(\w+\.)*Auto[A-Z]\w+\.from_pretrained": "trust_remote_code=False", r"torch\.load": "weights_only=True"}
+"""Calls that could run a stranger's code, and what must stand in them; ruff finds eval, exec, pickle and yaml.load."""
+
+
+def trusting(root: Path) -> list[str]:
+    """Calls that could run a stranger's code."""
+    return [
+        f"{path.relative_to(root)}:{node.lineno} {ast.unparse(node.func)} without {wanted}"
+        for path in python_files(root)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        for pattern, wanted in TRUSTING.items()
+        if re.fullmatch(pattern, ast.unparse(node.func)) and wanted not in map(ast.unparse, node.keywords)
+    ]
+
+
 def nameless(root: Path) -> list[str]:
     """Folders and modules whose name does not say what is in them."""
     files = python_files(root, tests=True)
@@ -81,6 +98,10 @@ def test_every_public_name_has_a_docstring():
     assert undocumented(ROOT) == []
 
 
+def test_nothing_may_run_code_of_a_file_that_is_read():
+    assert trusting(ROOT) == []
+
+
 def test_every_folder_and_module_is_named_for_what_is_in_it():
     assert nameless(ROOT) == []
 
@@ -93,6 +114,8 @@ PLANTED = [
     (undocumented, "a.py", '"""A."""\nclass A:\n    """A."""\n    async def f(self):\n        pass\n'),
     (nameless, "hyvideo/data/utils/a.py", ""),
     (nameless, "tests/helpers.py", ""),
+    (trusting, "a.py", 'transformers.AutoModel.from_pretrained("a", local_files_only=True)\n'),
+    (trusting, "hyvideo/a.py", 'torch.load("a", weights_only=False)\n'),
 ]
 
 
@@ -107,6 +130,7 @@ def test_a_planted_fault_is_found_once(tmp_path, rule, file, text):
 def test_what_is_within_the_limits_passes(tmp_path):
     body = 'def f():\n    """One.\n\n    Two.\n    """\n' + "    x = 1\n" * 59
     inner = 'class A:\n    """A."""\n    def __init__(self):\n        def g(): ...\n    def _h(self): ...\n'
-    (tmp_path / "a.py").write_text('"""A."""\n' + body + inner)
-    for rule in (long_files, long_functions, undocumented, nameless):
+    careful = 'torch.load("a", mmap=True, weights_only=True)\n'
+    (tmp_path / "a.py").write_text('"""A."""\n' + body + inner + careful)
+    for rule in (long_files, long_functions, undocumented, nameless, trusting):
         assert rule(tmp_path) == []

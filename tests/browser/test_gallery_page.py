@@ -293,11 +293,19 @@ def test_votes_of_two_tabs_are_kept_together(study: Path, open_page: OpenPage, t
     assert len(votes) == len(CRITERIA) + 1 and [vote["choice"] for vote in votes].count("tie") == 1
 
 
+@pytest.mark.parametrize(
+    "storage",
+    [
+        "Storage.prototype.setItem = () => { throw new DOMException('full'); }",
+        "Object.defineProperty(window, 'localStorage', { get() { throw new DOMException('blocked'); } })",
+    ],
+    ids=["full", "blocked"],
+)
 def test_a_browser_that_keeps_no_votes_warns_at_once_and_offers_them_as_a_file(
-    study: Path, open_page: OpenPage, tmp_path: Path
+    study: Path, open_page: OpenPage, storage: str
 ):
     page = open_page(study)
-    page.evaluate("void (Storage.prototype.setItem = () => { throw new DOMException('full'); })")
+    page.evaluate(f"void ({storage})")
     assert not page.get_by_role("alert").is_visible()
     start_study(page)
     assert "does not keep your votes" in page.get_by_role("alert").inner_text()

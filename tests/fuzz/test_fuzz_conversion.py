@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from hyvideo.models.adapter import ADAPTER, load_lora
 from hyvideo.models.conversion import original_tensors, transformer_part, vae_part
+from hyvideo.models.encoders import diffusers_encoders
 from hyvideo.models.loading import load_transformer
+from hyvideo.models.model_folder import check_layout
 from hyvideo.models.original_config import diffusers_transformer_config, diffusers_vae_config
 from hyvideo.models.streaming import fill
 from hyvideo.models.weight_files import StateDict
@@ -138,6 +140,29 @@ def test_any_config_beside_weights_loads_or_is_refused_by_name(original_root: Pa
     (folder / "config.json").write_bytes(config)
     with only_value_errors(folder):
         load_transformer(tmp_path, "480p_t2v")
+
+
+ENCODERS = (
+    *("text_encoder/config.json", "text_encoder_2/config.json", "tokenizer/tokenizer.json"),
+    *("tokenizer/tokenizer_config.json", "tokenizer_2/tokenizer_config.json"),
+)
+
+
+@fuzz(5)
+@given(st.sampled_from(ENCODERS), st.data())
+def test_any_files_of_the_encoders_load_or_are_refused_by_name(
+    tiny_root: Path, tmp_path: Path, name: str, data: st.DataObject
+):
+    root, content = tmp_path / "root", (tiny_root / name).read_text()
+    if not root.exists():
+        shutil.copytree(tiny_root, root)
+    try:
+        (root / name).write_bytes(data.draw(json_files(json.loads(content))))
+        with only_value_errors(root):
+            check_layout(root, None)
+            diffusers_encoders(root, None, vision=False)
+    finally:
+        (root / name).write_text(content)
 
 
 MODULES = ("double_blocks.1.img_attn_q", "txt_in.individual_token_refiner.blocks.1.self_attn_qkv", "final_layer.linear")

@@ -2,16 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from pickle import UnpicklingError
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import CLIPModel, CLIPTokenizerFast
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from hyvideo.config.outside import check_files
+from hyvideo.models.model_folder import check_component, readable
 from hyvideo.models.reward_models.registry import RewardContext, RewardModel, register_reward
 
 
@@ -25,12 +23,11 @@ class _FrameReward(RewardModel):
     def __init__(self, context: RewardContext, checkpoint: str, num_frames: int = 8) -> None:
         super().__init__(context)
         self.check(context, checkpoint, num_frames)
-        try:
-            network, report = CLIPModel.from_pretrained(checkpoint, dtype=torch.float32, output_loading_info=True)
-            self._tokenizer = CLIPTokenizerFast.from_pretrained(checkpoint)
-            self._processor = CLIPImageProcessorPil.from_pretrained(checkpoint)
-        except (OSError, RuntimeError, ValueError, SafetensorError, UnpicklingError) as error:
-            raise ValueError(f"{self.metrics[0]}: cannot read a CLIP from '{checkpoint}': {error}") from error
+        with readable(Path(checkpoint), f"the CLIP for {self.metrics[0]}"):
+            options = {"dtype": torch.float32, "output_loading_info": True, "local_files_only": True}
+            network, report = CLIPModel.from_pretrained(checkpoint, **options)
+            self._tokenizer = CLIPTokenizerFast.from_pretrained(checkpoint, local_files_only=True)
+            self._processor = CLIPImageProcessorPil.from_pretrained(checkpoint, local_files_only=True)
         if report["missing_keys"]:  # the library would draw them at random
             listed = ", ".join(sorted(report["missing_keys"])[:3])
             raise ValueError(f"{self.metrics[0]}: '{checkpoint}' lacks weights of a CLIP: {listed}, ...")
@@ -44,7 +41,7 @@ class _FrameReward(RewardModel):
             raise ValueError(f"{cls.metrics[0]}: expected num_frames of at least 1, received {num_frames}.")
         if not Path(checkpoint).is_dir():
             raise ValueError(f"{cls.metrics[0]}: there is no folder '{checkpoint}'; expected that of a CLIP.")
-        check_files(checkpoint)
+        check_component(Path(checkpoint))
 
     @torch.inference_mode()
     def __call__(self, videos: Tensor, prompts: Sequence[str]) -> dict[str, Tensor]:

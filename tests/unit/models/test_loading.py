@@ -108,6 +108,10 @@ def test_a_weight_that_is_missing_left_over_or_of_another_shape_is_named(
         ("transformer", "mlp_ratio", 1e30, "mlp_ratio is .*, expected less than"),
         ("transformer", "rope_theta", float("nan"), "rope_theta is .*, expected less than"),
         ("vae", "block_out_channels", [2**40], "block_out_channels is .*, expected less than"),
+        ("text_encoder", "num_hidden_layers", 10**9, "num_hidden_layers is .*, expected less than"),
+        ("text_encoder", "rope_parameters", {"rope_theta": 1e30}, "rope_theta is .*, expected less than"),
+        ("text_encoder", "hidden_size", 2**12, r"mis-shaped keys: embed_tokens\.weight"),
+        ("text_encoder_2", "vocab_size", 2**20 - 1, r"mis-shaped keys: .*shared\.weight"),
     ],
 )
 def test_a_config_of_another_network_or_of_absurd_sizes_is_refused(

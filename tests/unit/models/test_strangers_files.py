@@ -12,15 +12,18 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import T5EncoderModel
 
 from hyvideo.checkpoint.train_state import begin_save
 from hyvideo.checkpoint.trained_policy import load_trained_policy
 from hyvideo.models.adapter import ADAPTER_FILE, load_lora, lora_config, save_lora
 from hyvideo.models.loading import load_pipeline
 from hyvideo.models.parallelize import prepare_policy, trainable_parameters
+from hyvideo.models.reward_models.clip import ClipScore
+from hyvideo.models.reward_models.registry import RewardContext
 from hyvideo.models.reward_models.videoalign.network import _load
 from hyvideo.models.weight_files import SafetensorsFolder, read_pickled
 from tests.support.tiny_model import ADAPTER, build_transformer
@@ -64,6 +67,23 @@ def test_no_code_of_a_folder_is_run_and_nobody_is_asked(tmp_path: Path):
     assert done.stdout.startswith("nothing was run or asked\n"), done.stdout + done.stderr
     assert "run the custom code" in done.stdout  # by the last line of CODE, so the attack is a real one
     assert (tmp_path / "ran").exists(), done.stderr
+
+
+def test_weights_are_not_taken_from_where_a_file_beside_them_says(tiny_root: Path, tmp_path: Path):
+    root, other = (shutil.copytree(tiny_root, tmp_path / name) for name in ("root", "other"))
+    folder, weights = root / "text_encoder_2", other / "text_encoder_2" / "model.safetensors"
+    weights.write_bytes(save({name: 0 * value + 7 for name, value in load_file(weights).items()}, {"format": "pt"}))
+    place = {"peft_type": "LORA", "r": 1, "target_modules": ["q"], "base_model_name_or_path": str(other)}
+    (folder / "adapter_config.json").write_text(json.dumps(place))
+    (folder / "adapter_model.safetensors").write_bytes(save({}))
+    misled = T5EncoderModel.from_pretrained(root, subfolder="text_encoder_2")
+    assert misled.shared.weight.unique().tolist() == [7]  # the attack is a real one
+    for read in (
+        lambda: load_pipeline(root, scheduler=None),
+        lambda: ClipScore.check(RewardContext(), str(folder)),
+    ):
+        with pytest.raises(ValueError, match="adapter_config.json' would make the library read other weights"):
+            read()
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from hyvideo.models.model_folder import readable
 from hyvideo.models.reward_models.registry import RewardContext, RewardModel, Videos, register_reward
 from hyvideo.models.reward_models.videoalign.frames import MERGE, frame_indices, patches, read_frames
 from hyvideo.models.reward_models.videoalign.network import load_network
@@ -59,11 +60,12 @@ class VideoAlignScorer:
         batch_size: int = 8,
         own_files: bool = True,
     ) -> None:
-        self.settings = read_settings(Path(checkpoint_root))
-        self._tokenizer, special = _load_tokenizer(self.settings.checkpoint / "tokenizer")
-        self._video_token, *self._reward_tokens = special
-        # One `.to` converts the rotary frequencies as well, which the original rounds together with the weights.
-        self._network = load_network(self.settings).to(device=device, dtype=dtype)
+        with readable(Path(checkpoint_root), "VideoReward"):
+            self.settings = read_settings(Path(checkpoint_root))
+            self._tokenizer, special = _load_tokenizer(self.settings.checkpoint / "tokenizer")
+            self._video_token, *self._reward_tokens = special
+            # One `.to` converts the rotary frequencies as well, which the original rounds together with the weights.
+            self._network = load_network(self.settings).to(device=device, dtype=dtype)
         self._batch_size, self._own_files = batch_size, own_files
 
     def score(
@@ -221,10 +223,8 @@ class VideoAlignReward(RewardModel):
 
 def _load_tokenizer(folder: Path) -> tuple[AutoTokenizer, list[int]]:
     """Return the tokenizer, and its ids of the video token and the three reward tokens."""
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"VideoAlign: cannot read the checkpoint's tokenizer in {folder}: {error}") from error
+    with readable(folder, "the tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     tokens = [_VIDEO, *(f"<|{metric}_reward|>" for metric in METRICS)]
     missing = [token for token in tokens if token not in tokenizer.get_vocab()]
     if missing:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hyvideo.config.outside import check_files, read_file
+from hyvideo.models.model_folder import check_component
 
 METRICS = ("VQ", "MQ", "TA")
 """Visual quality, motion quality, text alignment: the order of the reward tokens in the scoring text."""
@@ -57,8 +58,8 @@ def read_settings(root: Path) -> VideoAlignSettings:
         ValueError: a file is missing, unreadable or of another kind than the released VideoReward's.
     """
     path = root / "model_config.json"
-    for folder in (root, root / "base"):  # which may be a link
-        check_files(folder)
+    check_files(root)
+    check_component(root / "base")  # which may be a link
     try:
         content = json.loads(read_file(path))
         data, model, lora = (content[key] for key in ("data_config", "model_config", "peft_lora_config"))

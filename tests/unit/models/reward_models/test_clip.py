@@ -112,7 +112,7 @@ def test_wrong_options_are_named_with_and_without_loading_a_network(checkpoint, 
 
 
 def test_a_clip_with_missing_or_damaged_files_is_refused(checkpoint, tmp_path):
-    with pytest.raises(ValueError, match="cannot read a CLIP"):
+    with pytest.raises(ValueError, match="Cannot load the CLIP for PickScore from"):
         PickScore(RewardContext(), str(tmp_path))
     copy = shutil.copytree(checkpoint, tmp_path / "copy")
     weights = load_file(copy / "model.safetensors")
@@ -121,7 +121,7 @@ def test_a_clip_with_missing_or_damaged_files_is_refused(checkpoint, tmp_path):
     with pytest.raises(ValueError, match="lacks weights of a CLIP: visual_projection.weight"):
         ClipScore(RewardContext(), str(copy))
     (copy / "model.safetensors").write_bytes(b"123")
-    with pytest.raises(ValueError, match=f"cannot read a CLIP from '{copy}'"):
+    with pytest.raises(ValueError, match=f"Cannot load the CLIP for CLIPScore from '{copy}'"):
         ClipScore(RewardContext(), str(copy))
     (copy / "merges.txt").unlink(missing_ok=True)
     os.mkfifo(copy / "merges.txt")
