@@ -19,10 +19,9 @@ from hyvideo.grpo.advantages import gdpo_advantages, group_advantages, groups_wi
 from hyvideo.grpo.clipped_loss import clipped_policy_loss
 from hyvideo.grpo.gradient_equalizer import equalizer_scales
 from hyvideo.grpo.sde_window import noisy_steps
-from hyvideo.grpo.timesteps import Pairs, select_timesteps, split_updates
+from hyvideo.grpo.timesteps import Pairs, num_kept, select_timesteps, split_updates
 from hyvideo.grpo.trust_region import dual_kl, position_kl, velocity_kl
 from hyvideo.observability.phase_timer import PhaseTimer
-from hyvideo.pipelines.conditioning import Conditioning
 
 DEVIATIONS = ("ratio/max_deviation", "replay/mean_error")
 """How far a replay is from its rollout: the largest over an update, and of a round those of its first update."""
@@ -36,8 +35,10 @@ class ComparedRound:
         trajectory: B videos.
         advantages: `[B]`, relative to the videos of the same prompt; 0 for a failed score.
         updates: the (video, step) pairs that each update trains.
-        anchor_means: `[B, K, ...]` on the CPU, the anchor's means of those pairs; None where each update computes them,
-            or needs none.
+        anchor_means: `[B, K, ...]`, the anchor's means of those pairs; None where each update computes them, or needs
+            none.
+        anchor_weights: `[B, K]` on the CPU, weight of each pair's position term, 0 where it is not compared with the
+            anchor (`anchor_fraction`); None: all are 1.
         groups_without_spread: prompt groups of the round whose rewards are all equal.
     """
 
@@ -45,6 +46,7 @@ class ComparedRound:
     advantages: Tensor
     updates: list[Pairs]
     anchor_means: Tensor | None
+    anchor_weights: Tensor | None
     groups_without_spread: int
 
 
@@ -90,11 +92,15 @@ class GRPO(Algorithm):
             advantages = gdpo_advantages(*metrics, grpo.adv_clip_max)[trajectory.positions]
         else:
             advantages = group_advantages(rewards, grpo.num_generations, grpo.adv_clip_max)[trajectory.positions]
-        updates = self._choose_pairs(trajectory)
+        steps = self._choose_steps(trajectory)
+        in_group = math.gcd(grpo.num_generations, grpo.batch_size)  # this rank's part of a group lies together
+        updates = split_updates(steps, grpo.updates_per_rollout, num_generations=in_group)
+        weights = self._anchor_weights(trajectory, steps)
+        anchored = updates if weights is None else [pairs.where(weights > 0) for pairs in updates]
         with self.timer("anchor"):
-            anchor_means = self._anchor_means(trajectory, updates)
+            anchor_means = self._anchor_means(trajectory, anchored)
         without_spread = int(groups_without_spread(rewards, grpo.num_generations).sum())
-        return ComparedRound(trajectory, advantages, updates, anchor_means, without_spread)
+        return ComparedRound(trajectory, advantages, updates, anchor_means, weights, without_spread)
 
     def update(
         self, compared: ComparedRound, pairs: Pairs, coefficient: float, *, on_policy: bool = False
@@ -144,9 +150,12 @@ class GRPO(Algorithm):
         rollout, kl = compared.trajectory.rollout, self.config.kl
         conditioning = compared.trajectory.conditioning_of(rows)
         latents = rollout.latents[rows, index]
-        anchor_mean = None  # before the policy's pass: its weights must not change between forward and backward
-        if self.anchor is not None:
-            anchor_mean = self._anchor_mean(compared.anchor_means, rows, index, latents, conditioning)
+        weights = None if compared.anchor_weights is None else compared.anchor_weights[rows, index]
+        chosen = slice(None) if weights is None else weights.nonzero()[:, 0]
+        anchored, anchor_mean = Pairs(rows[chosen], index[chosen]), None
+        if self.anchor is not None and len(anchored.sample_index):
+            # before the policy's pass: its weights must not change between forward and backward
+            anchor_mean = self._anchor_mean(compared, anchored)
         mean, std = self.policy.step(latents, index, conditioning)
         log_probs = self.policy.log_prob(rollout.latents[rows, index + 1], mean, std)
         recorded = rollout.log_probs[rows, index]
@@ -159,7 +168,11 @@ class GRPO(Algorithm):
             self.scales[index].to(log_probs),
         )
         self.step_gradients.add(policy_loss, mean, index)
-        position = mean.new_zeros(()) if anchor_mean is None else position_kl(mean, anchor_mean, std)
+        position = mean.new_zeros(())
+        if anchor_mean is not None:
+            position = position_kl(mean[chosen], anchor_mean, std[chosen])
+        if weights is not None:
+            position = position * float(weights.mean())
         velocity = velocity_kl(old_log_probs, log_probs)
         divergence = position
         if kl.use_dual_kl:
@@ -190,8 +203,8 @@ class GRPO(Algorithm):
             generator=generator_for(seed, "sde_window", round_index, 0, 0, 0),
         )
 
-    def _choose_pairs(self, trajectory: Trajectory) -> list[Pairs]:
-        """Choose this rank's (video, step) pairs of every update of the round."""
+    def _choose_steps(self, trajectory: Trajectory) -> Tensor:
+        """Choose the steps `[B, T]` at which this rank's videos are trained in this round."""
         grpo, num_videos = self.config.grpo, len(trajectory.scores.total)
         steps = select_timesteps(
             self._window(trajectory.round, num_videos),
@@ -201,11 +214,25 @@ class GRPO(Algorithm):
             generator=generator_for(self.config.run.seed, "timesteps", trajectory.round, 0, 0, 0),
             spread=grpo.timestep_stride,
         )
-        in_group = math.gcd(grpo.num_generations, grpo.batch_size)  # this rank's part of a group lies together
-        return split_updates(steps[trajectory.positions], grpo.updates_per_rollout, num_generations=in_group)
+        return steps[trajectory.positions]
+
+    def _anchor_weights(self, trajectory: Trajectory, steps: Tensor) -> Tensor | None:
+        """Choose which of the trained steps `[B, T]` are compared with the anchor; None where all are.
+
+        They are the same of the T for all videos and ranks, so that all make equally many passes; which steps of the
+        schedule these are differs from video to video (`enable_timestep_permutation`). Each weighs as much more as
+        fewer are compared, so that the position term has the same mean.
+        """
+        num_steps = steps.shape[1]
+        kept = num_kept(self.config.kl.anchor_fraction, num_steps)
+        if self.anchor is None or kept == num_steps:
+            return None
+        generator = generator_for(self.config.run.seed, "anchor", trajectory.round, 0, 0, 0)
+        columns = torch.randperm(num_steps, generator=generator)[:kept]
+        return torch.zeros(len(steps), len(self.scales)).scatter_(1, steps[:, columns], num_steps / kept)
 
     def _anchor_means(self, trajectory: Trajectory, updates: list[Pairs]) -> Tensor | None:
-        """Return the anchor's means `[B, K, ...]` on the CPU (KL mode `rollout_phase`), 0 where no pair needs one.
+        """Return the anchor's means `[B, K, ...]` (KL mode `rollout_phase`), 0 where no pair needs one.
 
         While the anchor still equals the policy they are the rollout's own means, and nothing is computed.
         """
@@ -213,21 +240,21 @@ class GRPO(Algorithm):
             return None
         if self.anchor.equals_policy:
             return trajectory.rollout.means
-        means = torch.zeros_like(trajectory.rollout.means, device="cpu")
+        means = torch.zeros_like(trajectory.rollout.means)
         with torch.no_grad(), self.anchor.in_place_of_policy():
             for rows, index in (part for pairs in updates for part in self._micro_batches(pairs)):
                 latents = trajectory.rollout.latents[rows, index]
-                means[rows, index] = self.policy.step(latents, index, trajectory.conditioning_of(rows))[0].cpu()
+                means[rows, index] = self.policy.step(latents, index, trajectory.conditioning_of(rows))[0]
         return means
 
-    def _anchor_mean(
-        self, anchor_means: Tensor | None, rows: Tensor, index: Tensor, latents: Tensor, conditioning: Conditioning
-    ) -> Tensor:
-        """Look the anchor's mean up, or compute it on the fly."""
-        if anchor_means is not None:
-            return anchor_means[rows, index].to(latents.device)
+    def _anchor_mean(self, compared: ComparedRound, pairs: Pairs) -> Tensor:
+        """Look the anchor's means of some pairs up, or compute them on the fly."""
+        if compared.anchor_means is not None:
+            return compared.anchor_means[pairs]
+        trajectory = compared.trajectory
+        latents, conditioning = trajectory.rollout.latents[pairs], trajectory.conditioning_of(pairs.sample_index)
         with torch.no_grad(), self.anchor.in_place_of_policy():
-            return self.policy.step(latents, index, conditioning)[0]
+            return self.policy.step(latents, pairs.step_index, conditioning)[0]
 
     def _micro_batches(self, pairs: Pairs) -> Iterator[Pairs]:
         """Yield consecutive slices of `mini_batch_size_per_update` pairs."""

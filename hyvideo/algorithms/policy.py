@@ -58,19 +58,23 @@ class Policy:
         """
         return self.pipeline.encode_prompts(prompts, self.size)
 
-    def rollout(self, conditioning: Conditioning, noise: SampleNoise, noisy: Tensor | None = None) -> Rollout:
+    def rollout(
+        self, conditioning: Conditioning, noise: SampleNoise, noisy: Tensor | None = None, *, decode: bool = True
+    ) -> Rollout:
         """Sample one video per row of `conditioning` with the SDE, and keep what a replay needs.
 
         Args:
             conditioning: B rows.
             noise: of B videos.
             noisy: `[B, K]` bool, the steps at which each video draws noise; elsewhere it follows the ODE. None: all.
+            decode: whether to decode the videos.
         """
-        return self._roll_out(conditioning, noise, sde_type=self.sde_type, eta=self.eta, noisy=noisy)
+        how = {"sde_type": self.sde_type, "eta": self.eta, "noisy": noisy}
+        return self._roll_out(conditioning, noise, decode=decode, **how)
 
-    def final_latents(self, conditioning: Conditioning, noise: SampleNoise) -> Rollout:
+    def final_latents(self, conditioning: Conditioning, noise: SampleNoise, *, decode: bool = True) -> Rollout:
         """Sample one video per row of `conditioning` with the ODE, and keep only its last latents."""
-        return self._roll_out(conditioning, noise, sde_type="ode", eta=0.0, only_last=True)
+        return self._roll_out(conditioning, noise, sde_type="ode", eta=0.0, only_last=True, decode=decode)
 
     def _roll_out(self, conditioning: Conditioning, noise: SampleNoise, **how: Any) -> Rollout:
         shape = {"num_frames": self.num_frames, "size": self.size}

@@ -5,13 +5,15 @@ Without a process group every function acts for a single rank and costs nothing.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed import _functional_collectives as functional
 from torch.distributed.tensor import DTensor, Shard
 
 from hyvideo.distributed.layout import largest_share
@@ -26,6 +28,16 @@ def gather(value: T) -> list[T]:
     values: list[T] = [value] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
+
+
+def gather_rows(rows: Tensor, counts: Sequence[int], group: ProcessGroup | None) -> Tensor:
+    """Join the rows `[counts[rank], ...]` of the ranks of a group on all of them; without a group return `rows`."""
+    if group is None:
+        return rows
+    padded = rows.new_zeros(max(counts), *rows.shape[1:])
+    padded[: len(rows)] = rows
+    parts = functional.all_gather_single(padded, 0, group).split(max(counts))
+    return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
 
 @contextmanager

@@ -22,6 +22,7 @@ class Mesh:
         sp_group: the ranks that share the tokens of this rank's rows; None where each has whole rows.
         guidance_group: two ranks, of which the first computes the prompted rows of their videos and the second the
             negative ones; None where each computes both, or there is no guidance.
+        video_group: the ranks that share a video, in either way; None where each has its own.
         weights: device mesh over which weights are sharded: `(shard,)`, or `(replicate, shard)` with several copies,
             where `shard` spans `layout.num_shards` ranks; None for one process.
     """
@@ -30,6 +31,7 @@ class Mesh:
     layout: Layout = Layout()
     sp_group: ProcessGroup | None = None
     guidance_group: ProcessGroup | None = None
+    video_group: ProcessGroup | None = None
     weights: DeviceMesh | None = None
 
     @property
@@ -101,11 +103,15 @@ def build_mesh(
     timeout = None if collective_timeout is None else timedelta(seconds=collective_timeout)
     rows = guidance_ranks(sp_size, guided=guided)
     of_videos = torch.arange(world_size).reshape(-1, rows, sp_size // rows)
+    sp_group = _own_group(of_videos.flatten(0, 1), timeout) if sp_size > rows else None
+    guidance_group = _own_group(of_videos.transpose(1, 2).flatten(0, 1), timeout) if rows > 1 else None
+    both = sp_group is not None and guidance_group is not None
     return Mesh(
         rank,
         layout,
-        sp_group=_own_group(of_videos.flatten(0, 1), timeout) if sp_size > rows else None,
-        guidance_group=_own_group(of_videos.transpose(1, 2).flatten(0, 1), timeout) if rows > 1 else None,
+        sp_group=sp_group,
+        guidance_group=guidance_group,
+        video_group=_own_group(of_videos.flatten(1), timeout) if both else sp_group or guidance_group,
         weights=_weights_mesh(torch.arange(world_size).reshape(dp_replicate, -1), device_type, timeout),
     )
 

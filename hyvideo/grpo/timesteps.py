@@ -18,6 +18,11 @@ class Pairs(NamedTuple):
     sample_index: Tensor
     step_index: Tensor
 
+    def where(self, mask: Tensor) -> "Pairs":
+        """Return those of the pairs for which a bool `[B, K]` of (video, step) is true, in their order."""
+        chosen = mask[self]
+        return Pairs(self.sample_index[chosen], self.step_index[chosen])
+
 
 def select_timesteps(
     trained_mask: Tensor,

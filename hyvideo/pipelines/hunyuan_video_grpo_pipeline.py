@@ -38,6 +38,11 @@ DECODE_CELLS = 4096
 """Latent positions (frames x height x width) decoded at once: one 480p video has 34,000, a tiny one 320."""
 
 
+def decoded_together(shape: Sequence[int]) -> int:
+    """Return how many videos with latents `(..., F', H', W')` are decoded at once."""
+    return max(1, DECODE_CELLS // math.prod(shape[-3:]))
+
+
 @dataclass(frozen=True)
 class Guidance:
     """Classifier-free guidance: `v = v_negative + scale (v_prompt - v_negative)`.
@@ -61,14 +66,14 @@ class Rollout:
     """What sampling B videos in K steps leaves behind.
 
     Attributes:
-        videos: `[B, F, H, W, 3]` uint8 on the CPU.
+        videos: `[B, F, H, W, 3]` uint8 on the CPU; None before they are decoded.
         latents: `[B, K + 1, C, F', H', W']` float32; `latents[:, 0]` is pure noise. These exact tensors are replayed.
             `[B, 1, ...]`, the last ones, where only they were kept.
         means: `[B, K, C, F', H', W']` float32, mean of every transition; None where only the last latents were kept.
         log_probs: `[B, K]` float32, log-probability of every transition (mean over latent dims), or None likewise.
     """
 
-    videos: Tensor
+    videos: Tensor | None
     latents: Tensor
     means: Tensor | None = None
     log_probs: Tensor | None = None
@@ -269,6 +274,7 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         eta: float,
         noisy: Tensor | None = None,
         only_last: bool = False,
+        decode: bool = True,
         on_step: Callable[[int], None] = lambda index: None,
     ) -> Rollout:
         """Sample one video per row of `conditioning` over the steps set on the scheduler.
@@ -284,17 +290,18 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
             noisy: `[B, K]` bool, the steps at which each video draws noise; elsewhere it follows the ODE, with
                 log-probability 0. None: all steps.
             only_last: keep the videos and the last latents, not what a replay needs.
+            decode: whether to decode the videos.
             on_step: called with the index of every finished step.
         """
         shape = self.latent_shape(num_frames, size)
-        latents, means, log_probs = [noise.initial(shape).to(self._execution_device)], [], []
+        latents, means, log_probs = [noise.initial(shape, self._execution_device)], [], []
         for index in range(len(self.scheduler.timesteps)):
             drawn = None if noisy is None else noisy[:, index]
             mean, std = self.denoise_step(
                 latents[-1], index, conditioning, guidance, sde_type=sde_type, eta=eta, noisy=drawn
             )
             if sde_type != "ode" and (drawn is None or drawn.any()):
-                following = self.scheduler.sample_next(mean, std, noise.step(index, shape).to(mean.device))
+                following = self.scheduler.sample_next(mean, std, noise.step(index, shape, mean.device))
             else:
                 following = mean
             if only_last:
@@ -304,7 +311,7 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
                 means.append(mean)
                 log_probs.append(self.scheduler.log_prob(following, mean, std, sde_type=sde_type))
             on_step(index)
-        videos, kept = self.decode(latents[-1]), torch.stack(latents, 1)
+        videos, kept = self.decode(latents[-1]) if decode else None, torch.stack(latents, 1)
         if only_last:
             return Rollout(videos, kept)
         return Rollout(videos, kept, torch.stack(means, 1), torch.stack(log_probs, 1))
@@ -324,13 +331,12 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
     def decode(self, latents: Tensor) -> Tensor:
         """Decode latents `[B, C, F', H', W']` to videos `[B, F, H, W, 3]`, uint8 on the CPU.
 
-        Large videos are decoded one by one and in tiles, as in the original; small ones together, up to `DECODE_CELLS`
-        latent positions at a time.
+        Large videos are decoded one by one and in tiles, as in the original; small ones together.
         """
         scaled = latents.to(self.vae.dtype) / self.vae.config.scaling_factor + self._latent_shift
         self.vae.enable_tiling()
         videos = []
-        for part in scaled.split(max(1, DECODE_CELLS // math.prod(scaled.shape[2:]))):
+        for part in scaled.split(decoded_together(scaled.shape)):
             pixels = (self.vae.decode(part, return_dict=False)[0].float().clamp(-1, 1) + 1) * 127.5
             videos.append(rearrange(pixels.round().to(torch.uint8), "b c f h w -> b f h w c").contiguous().cpu())
         self.vae.disable_tiling()

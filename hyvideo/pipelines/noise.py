@@ -31,18 +31,23 @@ class SampleNoise:
     share_initial: bool = False
     repeat_initial: bool = False
 
-    def initial(self, shape: Sequence[int]) -> Tensor:
-        """Return the starting latents `[B, *shape]`, float32 on the CPU."""
-        return self._draw("initial", 0 if self.repeat_initial else self.round, 0, shape, shared=self.share_initial)
+    def initial(self, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+        """Return the starting latents `[B, *shape]`, float32."""
+        round = 0 if self.repeat_initial else self.round
+        return self._draw("initial", round, 0, shape, device, shared=self.share_initial)
 
-    def step(self, index: int, shape: Sequence[int]) -> Tensor:
-        """Return the noise `[B, *shape]` injected at denoising step `index`, float32 on the CPU."""
-        return self._draw("step", self.round, index, shape, shared=False)
+    def step(self, index: int, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+        """Return the noise `[B, *shape]` injected at denoising step `index`, float32."""
+        return self._draw("step", self.round, index, shape, device, shared=False)
 
-    def _draw(self, kind: str, round: int, index: int, shape: Sequence[int], *, shared: bool) -> Tensor:
+    def _draw(
+        self, kind: str, round: int, index: int, shape: Sequence[int], device: torch.device | str, *, shared: bool
+    ) -> Tensor:
+        """Draw on the CPU and copy to `device` from pinned memory, so that the host need not wait for the device."""
         stream = f"{self.stream}/{kind}"
         generators = [
             generator_for(seed, stream, round, prompt, 0 if shared else generation, index)
             for seed, prompt, generation in zip(self.seeds, self.prompts, self.generations, strict=True)
         ]
-        return torch.stack([torch.randn(*shape, generator=generator) for generator in generators])
+        drawn = torch.stack([torch.randn(*shape, generator=generator) for generator in generators])
+        return drawn if torch.device(device).type == "cpu" else drawn.pin_memory().to(device, non_blocking=True)

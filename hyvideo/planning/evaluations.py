@@ -27,6 +27,7 @@ def evaluations_per_video(
     window_size: int | None = None,
     timestep_fraction: float = 1.0,
     with_anchor: bool = True,
+    anchor_fraction: float = 1.0,
 ) -> Evaluations:
     """Count the evaluations of one video: every step once, and the trained steps once more per phase.
 
@@ -36,6 +37,7 @@ def evaluations_per_video(
         window_size: ``sde_window_size``; None where ``sde_window`` is all.
         timestep_fraction: share of the noisy steps that is trained.
         with_anchor: whether the loss has a position term and the anchor differs from the policy.
+        anchor_fraction: share of the trained steps that is compared with it.
 
     Example:
         >>> evaluations_per_video(20, 20)
@@ -44,4 +46,4 @@ def evaluations_per_video(
         Evaluations(rollout=20, anchor=4, update=4)
     """
     trained = num_kept(timestep_fraction, num_stochastic if window_size is None else window_size)
-    return Evaluations(num_steps, trained if with_anchor else 0, trained)
+    return Evaluations(num_steps, num_kept(anchor_fraction, trained) if with_anchor else 0, trained)

@@ -88,8 +88,10 @@ def predict_memory(
     case = SimulatedCase(networks.transformer, shape, num_text, rows * micro_batch, rows * pairs, validated)
     peaks = _in_host_memory((peaks_of or extrapolated_peaks)(config, case, world_size), config)
 
-    stored = 4 * torch.Size(shape).numel() * (2 * rollout.grpo_sampling_steps + 1)  # float32 latents and means
-    anchor = peaks.trained if anchor_kind(config.kl, config.model) == "copy" and not config.parallel.cpu_offload else 0
+    kind = anchor_kind(config.kl, config.model)
+    means = 2 if kind != "none" and config.kl.kl_compute_mode == "rollout_phase" else 1  # the policy's and the anchor's
+    stored = 4 * torch.Size(shape).numel() * ((1 + means) * rollout.grpo_sampling_steps + 1)  # latents too, float32
+    anchor = peaks.trained if kind == "copy" and not config.parallel.cpu_offload else 0
     reward = networks.reward_bytes
     resting_reward = 0 if config.reward.reward_offload else reward
     visitors = networks.encoder_bytes if config.parallel.encoder_offload else 0
@@ -118,7 +120,7 @@ def predict_memory(
         trajectory=videos * stored,
         rollout=beside + scored_beside + resting_anchor + max(peaks.rollout + micro_batch * stored, decoding, visited),
         reward=beside + anchor + reward + after_passes + scoring,
-        anchor_pass=around + anchor + peaks.anchor if anchor_kind(config.kl, config.model) != "none" else 0,
+        anchor_pass=around + anchor + peaks.anchor if kind != "none" else 0,
         update=around + resting_anchor + max(peaks.backward, resting + averaging, peaks.optimizer),
         validation=around + resting_anchor + validating if validated else 0,
     )

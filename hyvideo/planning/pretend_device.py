@@ -33,6 +33,9 @@ from hyvideo.planning.pretend_backend import NAME, register
 SMALL = 2**20
 """Elements up to which a host tensor is real; a larger one has no values either."""
 
+STAGED = 2**16
+"""Bytes up to which CUDA copies host memory that is not pinned without waiting for what the device has to do before."""
+
 MATRIX_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "convolution")
 
 _aten = torch.ops.aten
@@ -47,6 +50,7 @@ class PretendDevice(PeakMemory):
         phase: name that what happens now is counted under.
         peaks: the most by phase.
         reads: how often a value was read back, by (phase, place).
+        waits: how often the host waited for the device to copy more to it than is staged, likewise.
         mixes: how often a host tensor met a device tensor, by (phase, place).
         faults: other things that a GPU would punish, by (phase, what and where).
         flops: operations by phase.
@@ -64,6 +68,7 @@ class PretendDevice(PeakMemory):
         self.gathered = self.most_gathered = 0
         self.peaks: Counter[str] = Counter()
         self.reads: Counter[tuple[str, str]] = Counter()
+        self.waits: Counter[tuple[str, str]] = Counter()
         self.mixes: Counter[tuple[str, str]] = Counter()
         self.faults: Counter[tuple[str, str]] = Counter()
         self.flops: Counter[str] = Counter()
@@ -101,6 +106,8 @@ class PretendDevice(PeakMemory):
             return operation(*args, **kwargs)
         if operation is torch.ops.prim.device.default:  # asked for before every other operation
             return args[0].fake_device if isinstance(args[0], FakeTensor) else operation(*args)
+        if operation in (_aten._pin_memory.default, _aten.pin_memory.default):
+            return args[0]
         tensors = _tensors_in(args) + _tensors_in(kwargs.values())
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
@@ -114,7 +121,8 @@ class PretendDevice(PeakMemory):
         special = self._special(operation, args, kwargs)
         if special is not NotImplemented:
             return special
-        kwargs.pop("generator", None)
+        if kwargs.pop("generator", None) is not None and operation is _aten.randn.generator:
+            operation = _aten.randn.default
         result = self._run(operation, args, kwargs)
         if on_device:
             self._note(operation, args, kwargs, result)
@@ -152,8 +160,8 @@ class PretendDevice(PeakMemory):
             if args[0].device.type == NAME:
                 self.reads[self.phase, _place()] += 1
             return args[0].dtype.is_floating_point * 0.0 if args[0].dtype != torch.bool else False
-        if operation in (_aten.record_stream.default, _aten._pin_memory.default, _aten.pin_memory.default):
-            return None if operation is _aten.record_stream.default else args[0]
+        if operation is _aten.record_stream.default:
+            return None
         if operation is _aten.is_pinned.default:
             return False
         if operation is _aten._to_copy.default:
@@ -161,8 +169,11 @@ class PretendDevice(PeakMemory):
             if target is not None and torch.device(target).type != args[0].device.type:
                 return self._moved(args[0], torch.device(target), kwargs)
         if operation is _aten.copy_.default and args[0].device.type != args[1].device.type:
-            if args[1].device.type == NAME and not (args[2] if len(args) > 2 else kwargs.get("non_blocking")):
-                self.reads[self.phase, _place()] += 1
+            if not (args[2] if len(args) > 2 else kwargs.get("non_blocking")):
+                if args[1].device.type == NAME:
+                    self.reads[self.phase, _place()] += 1
+                elif args[1].nbytes > STAGED:
+                    self.waits[self.phase, _place()] += 1
             return args[0]
         return NotImplemented
 
@@ -170,6 +181,8 @@ class PretendDevice(PeakMemory):
         """Copy a tensor to the device, or back, where a blocking copy waits for the device."""
         dtype = kwargs.get("dtype") or tensor.dtype
         if target.type == NAME:
+            if not kwargs.get("non_blocking") and tensor.nbytes > STAGED:
+                self.waits[self.phase, _place()] += 1
             with self._fake:
                 moved = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=self.device)
             self._see(moved)

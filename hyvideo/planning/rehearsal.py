@@ -49,6 +49,7 @@ from hyvideo.training.assembly import build_policy, compute_dtype
 from hyvideo.training.checks import rollout_scheduler
 from hyvideo.training.collect import collect
 from hyvideo.training.rounds import Rounds
+from hyvideo.training.run import garbage_collected_on_request
 from hyvideo.training.state import RunState
 
 TOKENIZERS = Path(__file__).parents[2] / "assets" / "tiny"
@@ -63,11 +64,12 @@ HOT = ("rollout", "anchor", "update")
 ALLOWED = {
     ("hunyuan_video_grpo_pipeline.py", "decode"): "the videos go to the host, where rewards read them",
     ("algorithm.py", "over_micro_batches"): "the numbers of an update, read once when all its micro-batches are done",
+    ("hunyuan_video_grpo_pipeline.py", "_encode_vision"): "a first frame goes to the device, once per prompt",
+    ("hunyuan_video_grpo_pipeline.py", "_encode_frame"): "a first frame goes to the device, once per prompt",
     ("optimizer.py", "step"): "the gradient's norm, once per update: an update that is not finite is not made",
     ("step_gradients.py", "pop"): "the gradient of each denoising step, once per update",
-    ("grpo.py", "_anchor_means"): "the anchor's means rest in host memory until the updates",
 }
-"""Where values may be read back from the device, by file and function, and why; everywhere else it is a surprise."""
+"""Where the host may wait for the device, by file and function, and why; everywhere else it is a surprise."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,7 @@ def _rehearse(
         device = PretendDevice()
         mesh = mesh_of(config, NAME)
         stack.enter_context(device)
+        stack.enter_context(garbage_collected_on_request())
         timer = PhaseTimer(device.device)
         timer.around = device.during
         layout = layout_of(config, world_size)
@@ -170,7 +173,7 @@ def _rehearse(
         flops=dict(device.flops),
         sent=dict(device.sent),
         kernels=dict(device.kernels),
-        reads={key: count for key, count in device.reads.items() if reason_to_read(key[1])},
+        reads={key: count for key, count in device.reads.items() if reason_to_wait(key[1])},
         surprises=surprises,
     )
 
@@ -245,8 +248,8 @@ def _pipeline(
     return pipeline
 
 
-def reason_to_read(place: str) -> str | None:
-    """Return why a value may be read back at a place; None where it may not."""
+def reason_to_wait(place: str) -> str | None:
+    """Return why the host may wait for the device at a place; None where it may not."""
     reasons = (why for (file, name), why in ALLOWED.items() if f"/{file}:" in place and place.endswith(f" {name}"))
     return next(reasons, None)
 
@@ -260,7 +263,12 @@ def _surprises(device: PretendDevice, whole: int, shards: int) -> tuple[str, ...
     said += [
         f"{phase}: a value is read back from the device in {place} ({count} times)"
         for (phase, place), count in device.reads.items()
-        if phase in HOT and not reason_to_read(place)
+        if phase in HOT and not reason_to_wait(place)
+    ]
+    said += [
+        f"{phase}: the host waits for the device to copy memory that is not pinned in {place} ({count} times)"
+        for (phase, place), count in device.waits.items()
+        if phase in HOT and not reason_to_wait(place)
     ]
     if shards > 1 and device.most_gathered > 0.9 * whole:
         said.append(

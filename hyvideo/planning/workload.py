@@ -9,8 +9,9 @@ import torch
 from hyvideo.algorithms.anchor import anchor_kind
 from hyvideo.config.schema import Config
 from hyvideo.config.sizes import parse_size
-from hyvideo.distributed.layout import guidance_ranks, layout_of
+from hyvideo.distributed.layout import guidance_ranks, largest_share, layout_of
 from hyvideo.models.flops import transformer_flops, vae_decode_flops, video_tokens
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import decoded_together
 from hyvideo.planning.evaluations import evaluations_per_video
 from hyvideo.planning.networks import Networks, make_vae
 from hyvideo.planning.traffic import ParameterCounts, Traffic, token_traffic, weight_traffic
@@ -118,6 +119,7 @@ def workload(
         window_size=None if rollout.sde_window == "all" else rollout.sde_window_size,
         timestep_fraction=grpo.timestep_fraction,
         with_anchor=anchor_kind(config.kl, config.model) != "none",
+        anchor_fraction=config.kl.anchor_fraction,
     )
     pairs = videos * evaluations.update
     shape = latent_shape(config, networks)
@@ -132,7 +134,8 @@ def workload(
     trained_tokens = token_traffic(networks.transformer, **sizes, training=True, recompute=recompute != "none")
     batches = math.ceil(videos / videos_together(config))
     passes = math.ceil(pairs / grpo.mini_batch_size_per_update)
-    anchor_pairs, anchor_calls = videos * evaluations.anchor, passes if evaluations.anchor else 0
+    anchor_pairs = videos * evaluations.anchor
+    anchor_calls = math.ceil(anchor_pairs / grpo.mini_batch_size_per_update)
     if not parallel.reshard_after_forward:
         anchor_calls = min(1, anchor_calls)
     update_traffic = trained_tokens.times(pairs)
@@ -142,11 +145,15 @@ def workload(
     validation = None
     if own:
         num_steps = config.validation.validation_num_inference_steps
-        validation = sampling(validation_shape(config, networks), own, num_steps, math.ceil(own / together))
+        validation = sampling(validation_shape(config, networks), own, num_steps, math.ceil(own / together), own)
+    decoded = videos  # by every rank that shares them, if each block of them is scored at once
+    if not config.reward.reward_async:
+        at_once = min(videos_together(config), decoded_together(shape))
+        decoded = min(videos, at_once * largest_share(math.ceil(videos / at_once), parallel.sp_size))
     return Workload(
         videos,
         grpo.updates_per_rollout,
-        sampling(shape, videos, rollout.grpo_sampling_steps, batches),
+        sampling(shape, videos, rollout.grpo_sampling_steps, batches, decoded),
         PhaseWork(anchor_pairs * rows * forward.total, tokens.times(anchor_pairs) + inference.times(anchor_calls)),
         PhaseWork(pairs * rows * training, update_traffic),
         validation,
@@ -162,8 +169,9 @@ def _sampling(
     videos: int,
     num_steps: int,
     batches: int,
+    decoded: int,
 ) -> PhaseWork:
-    """Count what one rank does to sample and decode `videos` videos with latents `shape`, in so many batches.
+    """Count what one rank does to sample `videos` videos with latents `shape`, in so many batches, and decode some.
 
     `weights` is what they cost in one pass.
     """
@@ -182,7 +190,7 @@ def _sampling(
         decoding = vae_decode_flops(make_vae(networks.vae), shape)
     calls = batches * num_steps if config.parallel.reshard_after_forward else 1
     steps = videos * num_steps
-    return PhaseWork(steps * rows * forward.total + videos * decoding, tokens.times(steps) + weights.times(calls))
+    return PhaseWork(steps * rows * forward.total + decoded * decoding, tokens.times(steps) + weights.times(calls))
 
 
 def _weight_traffic(config: Config, parameters: ParameterCounts, world_size: int, *, training: bool = False) -> Traffic:

@@ -2,18 +2,19 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from hyvideo.algorithms.algorithm import Algorithm, Trajectory
 from hyvideo.algorithms.policy import Policy
-from hyvideo.distributed.collectives import gather
+from hyvideo.distributed.collectives import gather, gather_rows
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.advantages import parts_of_advantage
 from hyvideo.models.reward_models.rewards import Scores, WeightedReward
 from hyvideo.observability.phase_timer import PhaseTimer
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout, decoded_together
 from hyvideo.pipelines.noise import SampleNoise
 from hyvideo.training.diversity import group_diversity, thumbnails
 from hyvideo.training.rounds import Round
@@ -37,7 +38,8 @@ def collect(
         RewardFailureError: too many videos could not be scored.
     """
     own = mesh.layout.share_to_score(len(round.videos), mesh.rank)
-    scoring = reward.begin() if reward.asynchronous and own else None
+    at_once = reward.asynchronous  # otherwise the ranks of a video decode a part each, when all are sampled
+    scoring = reward.begin() if at_once and own else None
     unique = list(dict.fromkeys(video.prompt_index for video in round.videos))
     rows = tuple(unique.index(video.prompt_index) for video in round.videos)
     texts = tuple(prompt.text for prompt in round.prompts)
@@ -49,15 +51,17 @@ def collect(
             block = range(start, min(start + size, len(round.videos)))
             asked = conditioning.rows([rows[i] for i in block]), _noise(round, block)
             if algorithm.needs == "final_latents":
-                parts.append(policy.final_latents(*asked))
+                parts.append(policy.final_latents(*asked, decode=at_once))
             else:
                 drawn = None if noisy is None else noisy[round.positions[list(block)]]
-                parts.append(policy.rollout(*asked, drawn))
+                parts.append(policy.rollout(*asked, drawn, decode=at_once))
             inside = [i for i in block if i in own]
             if scoring and inside:
                 scoring.add(parts[-1].videos[[i - start for i in inside]], [texts[i] for i in inside])
         rollout = Rollout.join(parts)
         del parts  # gigabytes that the reward's model may need
+        if not at_once:
+            rollout = replace(rollout, videos=_decode_over_ranks(policy, rollout.latents[:, -1], size, mesh))
     with timer("reward"):
         scores = score_over_ranks(reward, rollout.videos, texts, round.positions, mesh, scoring)
     metrics = _scores_metrics(scores) | _diversity_metrics(rollout.videos, round, mesh)
@@ -66,6 +70,19 @@ def collect(
         parts = parts_of_advantage(scores.weighted(), scores.weights, round.num_generations, normalized=normalized)
         metrics |= {f"mixing/{of}_{name}": value for name, part in parts.items() for of, value in vars(part).items()}
     return Trajectory(round.index, texts, round.positions, conditioning, rows, rollout, scores, metrics)
+
+
+def _decode_over_ranks(policy: Policy, latents: Tensor, size: int, mesh: Mesh) -> Tensor:
+    """Decode latents `[B, C, F', H', W']` once among the ranks that share the videos; all of them get all videos.
+
+    Videos are decoded together as one rank alone would, `size` having been sampled together: then no pixel differs.
+    """
+    together = min(size, decoded_together(latents.shape))
+    parts = [part for block in latents.split(size) for part in block.split(together)]
+    of_ranks = [mesh.layout.share_to_score(len(parts), rank) for rank in range(mesh.sp_size)]
+    own = [policy.pipeline.decode(parts[i]) for i in of_ranks[mesh.sp_rank]]
+    videos = torch.cat(own) if own else torch.empty(0, policy.num_frames, *policy.size, 3, dtype=torch.uint8)
+    return gather_rows(videos, [sum(len(parts[i]) for i in share) for share in of_ranks], mesh.video_group)
 
 
 def _noise(round: Round, block: Sequence[int]) -> SampleNoise:

@@ -106,7 +106,8 @@ MORE_ON_FOUR: Cases = {
 class Recording:
     """Everything a run computed: this rank's rollouts, and gradients and weights joined over ranks.
 
-    `in_shards` says whether the weights were in shards after each rollout.
+    `in_shards` says whether the weights were in shards after each rollout, `decoded` how many videos this rank decoded
+    in each; all videos are what it would have decoded alone.
     """
 
     def __init__(self, training: Training) -> None:
@@ -114,17 +115,26 @@ class Recording:
         self.trajectories: list[dict[str, Tensor]] = []
         self.gradients: list[dict[str, Tensor]] = []
         self.in_shards: list[bool] = []
+        self.decoded: list[int] = []
         self._training = training
         for optimizer in training.algorithm.optimization.optimizers:
             optimizer.register_step_pre_hook(self._keep_gradients)
             if isinstance(optimizer, torch.optim.AdamW):  # its first step is as long for what is rounding alone
                 optimizer.param_groups[0]["eps"] = 1e-4
+        pipeline, decoded = training.policy.pipeline, []
+        pipeline.vae.decoder.register_forward_hook(
+            lambda *call: decoded.append(len(call[2])) if training.run.timer.phase == "rollout" else None
+        )
         compare, log = training.algorithm.compare, training.run.journal.log
 
         def keep_round(trajectory: Trajectory) -> ComparedRound:
             weight = training.policy.transformer.transformer_blocks[0].attn.to_q.weight
             self.in_shards.append(isinstance(weight, DTensor))
             compared, rollout = compare(trajectory), trajectory.rollout
+            self.decoded.append(sum(decoded))
+            decoded.clear()
+            alone = [pipeline.decode(part) for part in rollout.latents[:, -1].split(training.policy.videos_at_once)]
+            assert torch.equal(rollout.videos, torch.cat(alone))
             self.trajectories.append(
                 {"latents": rollout.latents, "log_probs": rollout.log_probs, "advantages": compared.advantages}
             )
@@ -168,6 +178,9 @@ def compare(argv: list[str], path: str) -> dict[str, float]:
     received, expected = Recording(training), torch.load(path)
     parallel = training.run.config.parallel
     assert set(received.in_shards) == {parallel.enable_fsdp and parallel.reshard_after_forward}
+    blocks = -(-training.rounds.layout.num_own_videos // training.policy.videos_at_once)
+    most = -(-blocks // training.run.mesh.sp_size) * training.policy.videos_at_once
+    assert 0 < max(gather(max(received.decoded))) <= most
     own = training.rounds.layout.positions(training.run.mesh.dp_rank)
     errors = {
         name: max(

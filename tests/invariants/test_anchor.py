@@ -1,6 +1,7 @@
 """The anchor is another set of weights in the policy's place: the same numbers as a second model, and no trace left."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hyvideo.algorithms.anchor import Anchor, anchor_kind
 from hyvideo.config.schema import KLConfig, ModelConfig
 from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.training.run import Training
-from tests.support.training import collect_round, pairs_of, update
+from tests.support.training import GradientRecorder, collect_round, pairs_of, update
 
 STEPS = range(4)
 
@@ -71,6 +72,46 @@ def test_the_anchor_is_asked_for_trained_pairs_alone(make_training: Callable[...
     assert sum(evaluated) == len(first.sample_index)
     assert means[first.sample_index, first.step_index].flatten(1).any(1).all()
     assert not means[second.sample_index, second.step_index].any()
+
+
+@pytest.mark.parametrize("kl_compute_mode", ["rollout_phase", "training_phase"])
+def test_a_share_of_the_anchors_passes_has_the_mean_of_all(
+    make_training: Callable[..., Training], kl_compute_mode: str
+):
+    """Over the choices of one step in four, loss and gradient average to those of all four."""
+    training = make_training(
+        anchor_fraction=0.25, kl_compute_mode=kl_compute_mode, max_grad_norm=1e9, update_ref_model_step=99
+    )
+    algorithm, evaluated = training.algorithm, []
+    move_policy(training)
+    trajectory = collect_round(training)
+    compared = algorithm.compare(trajectory)
+    steps = algorithm._choose_steps(trajectory)
+    recorder = GradientRecorder(algorithm.optimization.parameters.values(), lr=0.0)
+    algorithm.optimization.optimizers = [recorder]
+    counter = training.policy.transformer.register_forward_hook(lambda *call: evaluated.append(len(call[2][0])))
+
+    def measured(weights: Tensor | None) -> tuple[Tensor, Tensor, int]:
+        """Position term, gradient and rows of the passes without gradient."""
+        evaluated.clear()
+        chosen = compared.updates if weights is None else [pairs.where(weights > 0) for pairs in compared.updates]
+        algorithm.anchor.policy_moved()
+        means = algorithm._anchor_means(trajectory, chosen)
+        asked = replace(compared, anchor_weights=weights, anchor_means=means)
+        metrics = algorithm.update(asked, compared.updates[0], coefficient=1.0)
+        gradient = torch.cat([part.flatten() for part in recorder.gradients])
+        return torch.tensor(metrics["kl/position"]), gradient, sum(evaluated) - steps.numel()
+
+    drawn = [algorithm._anchor_weights(replace(trajectory, round=round), steps) for round in range(30)]
+    parts = [measured(weights) for weights in {str(weights): weights for weights in drawn}.values()]
+    of_all = measured(None)
+    counter.remove()
+    assert len(parts) == 4 and all(rows == steps.numel() // 4 for _, _, rows in parts)
+    assert of_all[2] == steps.numel()
+    for which in (0, 1):
+        mean = torch.stack([part[which] for part in parts]).mean(0)
+        torch.testing.assert_close(mean, of_all[which], rtol=1e-4, atol=1e-5 * float(mean.abs().max()))
+    assert len({float(part[0]) for part in parts}) == 4  # a choice alone has another value
 
 
 def test_an_anchor_that_equals_the_policy_has_the_rollouts_means(make_training: Callable[..., Training]):

@@ -31,6 +31,10 @@ class KLConfig:
     kl_compute_mode: Literal["rollout_phase", "training_phase"] = "rollout_phase"
     """When the anchor's means are computed: once per round, or again in every update."""
 
+    anchor_fraction: float = setting(1.0, within="(0, 1]")
+    """Share of the trained steps that is compared with the anchor. Each weighs more in return, so that the position
+    term keeps its mean but becomes noisier. 0.5 halves the anchor's pass."""
+
     reference_mode_offload: bool = setting(False, decides=False, frees=("rollout", "update"))
     """Keep the anchor on the CPU while it does not compute. This saves GPU memory and costs transfers."""
 

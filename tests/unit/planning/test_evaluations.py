@@ -14,6 +14,8 @@ from hyvideo.planning.evaluations import Evaluations, evaluations_per_video
         ({"window_size": 4}, Evaluations(20, 4, 4)),
         ({"window_size": 4, "timestep_fraction": 0.5}, Evaluations(20, 2, 2)),
         ({"window_size": 1}, Evaluations(20, 1, 1)),
+        ({"anchor_fraction": 0.25}, Evaluations(20, 5, 20)),
+        ({"anchor_fraction": 0.5, "window_size": 1}, Evaluations(20, 1, 1)),
     ],
     ids=str,
 )
