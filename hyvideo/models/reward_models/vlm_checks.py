@@ -10,14 +10,13 @@ from typing import Protocol
 
 import torch
 from einops import rearrange, repeat
-from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn.functional import interpolate
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
-from hyvideo.config.outside import check_files
 from hyvideo.data.checks import Check, read_checks
+from hyvideo.models.model_folder import check_component, readable
 from hyvideo.models.reward_models.registry import RewardContext, RewardFailureError, RewardModel, register_reward
 from hyvideo.models.reward_models.remote.chat import ChatServer
 from hyvideo.models.reward_models.remote.exchange import Fault
@@ -71,14 +70,12 @@ class LocalJudge:
     """
 
     def __init__(self, checkpoint: str, max_pixels: int, device: torch.device | str, dtype: torch.dtype) -> None:
-        try:
+        with readable(Path(checkpoint), "the model for vlm_checks"):
             self.network, report = AutoModelForImageTextToText.from_pretrained(
-                checkpoint, dtype=dtype, output_loading_info=True
+                checkpoint, dtype=dtype, output_loading_info=True, local_files_only=True, trust_remote_code=False
             )
-            self._tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-            self._images = Qwen2VLImageProcessorPil.from_pretrained(checkpoint)
-        except (OSError, RuntimeError, ValueError, SafetensorError) as error:
-            raise ValueError(f"vlm_checks: cannot read a model from '{checkpoint}': {error}") from error
+            self._tokenizer = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True, trust_remote_code=False)
+            self._images = Qwen2VLImageProcessorPil.from_pretrained(checkpoint, local_files_only=True)
         if report["missing_keys"]:  # the library would draw them at random
             listed = ", ".join(sorted(report["missing_keys"])[:3])
             raise ValueError(f"vlm_checks: '{checkpoint}' lacks weights: {listed}, ...")
@@ -304,11 +301,9 @@ def _checked(
     if checkpoint is not None:
         if not Path(checkpoint).is_dir():
             raise ValueError(f"vlm_checks: there is no folder '{checkpoint}'; expected that of a Qwen-VL.")
-        check_files(checkpoint)
-        try:
-            kind = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False).model_type
-        except (OSError, ValueError) as error:
-            raise ValueError(f"vlm_checks: cannot read the configuration in '{checkpoint}': {error}") from error
+        check_component(Path(checkpoint))
+        with readable(Path(checkpoint), "the configuration for vlm_checks"):
+            kind = AutoConfig.from_pretrained(checkpoint, local_files_only=True, trust_remote_code=False).model_type
         if kind not in FAMILIES:
             raise ValueError(
                 f"vlm_checks: '{checkpoint}' is a {kind}; in this process runs {' or '.join(FAMILIES)}. Any other runs "

@@ -158,7 +158,7 @@ def test_a_csv_without_usable_checks_is_refused_before_a_model_is_read(one, tmp_
         ({"server": "http://127.0.0.1:1/v1"}, "server and model belong together"),
         ({"server": "http://127.0.0.1:1/v1", "model": "m"}, r"no answer \(ConnectError"),
         ({"checkpoint": "nowhere"}, "there is no folder 'nowhere'"),
-        ({"checkpoint": "assets/tiny/transformer"}, "vlm_checks: "),
+        ({"checkpoint": "assets/tiny/transformer"}, "assets/tiny/transformer"),
         ({"checkpoint": "CHECKPOINT", "num_frames": 0}, "expected num_frames >= 1"),
         ({"checkpoint": "CHECKPOINT", "template": "Is it good?"}, "a template is one line"),
         ({"checkpoint": "CHECKPOINT", "template": "{quest}"}, "cannot be filled in"),
