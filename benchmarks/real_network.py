@@ -37,6 +37,9 @@ CASES = (
 STOCK_LAYERS = 8
 """Layers of the comparison with the stock attention, of which two networks are held."""
 
+RECOMPUTED = {"full": "full", "selective": "selective", "least": "least", "compiled": "least"}
+"""What of a block each variant recomputes in the backward pass."""
+
 
 def measure(cases: tuple[Case, ...] = CASES, **config: Any) -> list[Result]:
     """Measure utilisation of all layers, then the ratio to the stock attention with few of them.
@@ -47,9 +50,9 @@ def measure(cases: tuple[Case, ...] = CASES, **config: Any) -> list[Result]:
     """
     peak = measured_matrix_tflops(device(), fast_dtype())
     results = []
-    for variant in ("full", "selective", "compiled"):
+    for variant in RECOMPUTED:
         transformer = install_attention(build_transformer(fast_dtype(), **config))
-        prepare_policy(transformer, gradient_checkpointing=True, keep_attention=variant == "selective")
+        prepare_policy(transformer, gradient_checkpointing=True, recompute=RECOMPUTED[variant])
         if variant == "compiled":
             compile_blocks(transformer)
         for case in cases:

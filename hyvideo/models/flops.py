@@ -20,10 +20,14 @@ _REFINER_MLP_RATIO = 4  # width of the refiner's feed-forward layers relative to
 
 @dataclass(frozen=True)
 class PassFlops:
-    """Operations of one forward pass: of linear layers, and of the products with queries, keys and values."""
+    """Operations of one forward pass: of linear layers, and of the products with queries, keys and values.
+
+    Those of the blocks' second feed-forward layers are part of `linear` and also stand in `narrowing`.
+    """
 
     linear: int
     attention: int
+    narrowing: int = 0
 
     @property
     def total(self) -> int:
@@ -31,17 +35,18 @@ class PassFlops:
         return self.linear + self.attention
 
     def training(
-        self, *, recompute: Literal["none", "selective", "full"] = "none", weight_gradients: bool = True
+        self, *, recompute: Literal["none", "least", "selective", "full"] = "none", weight_gradients: bool = True
     ) -> int:
         """Return the operations of a forward and a backward pass as the hardware executes them.
 
         The backward pass of a linear layer is two products of its size (one without a gradient of its weight, as for
         layers under adapters); that of fused attention is five where the forward pass has two. `recompute` is what
-        `activation_checkpointing` computes again in it: nothing, all but attention, or all.
+        `activation_checkpointing` computes again in it: nothing, all but attention and second feed-forward layers, all
+        but attention, or all.
         """
-        again = {"none": 0, "selective": self.linear, "full": self.total}[recompute]
+        again = {"none": 0, "least": self.linear - self.narrowing, "selective": self.linear, "full": self.total}
         backward = (2 if weight_gradients else 1) * self.linear + 5 * self.attention // 2
-        return self.total + again + backward
+        return self.total + again[recompute] + backward
 
     @property
     def model(self) -> int:
@@ -91,7 +96,8 @@ def transformer_flops(
     glyph = 2 * num_glyph * _GLYPH_HIDDEN * (config["text_embed_2_dim"] + _GLYPH_HIDDEN + width)
     vision = 2 * num_vision * config["image_embed_dim"] * (config["image_embed_dim"] + width)
     linear = blocks + embedding + head + times + refiner + glyph + vision
-    return PassFlops(int(linear), int(attention) + refined_attention)
+    narrowing = config["num_layers"] * (own + condition) * 2 * config["mlp_ratio"] * width**2
+    return PassFlops(int(linear), int(attention) + refined_attention, int(narrowing))
 
 
 def video_tokens(config: Mapping[str, Any], latent_shape: tuple[int, ...]) -> int:

@@ -6,25 +6,35 @@ recomputed (`prepare_policy`), compilation (`compile_blocks`), sharded weights (
 
 import warnings
 from functools import partial
+from typing import Any, Literal
 
 import torch
 from diffusers import HunyuanVideo15Transformer3DModel
 from peft import LoraConfig
 from peft.tuners.tuners_utils import cast_adapter_dtype
 from torch import nn
+from torch._ops import OpOverload
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    SelectiveCheckpointContext,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from hyvideo.distributed.collectives import local_shard
 from hyvideo.models.adapter import ADAPTER, check_same_adapter, load_lora
+
+Recomputed = Literal["full", "selective", "least"]
+"""What of a block is computed again in the backward pass, see `prepare_policy`."""
 
 
 def prepare_policy(
     transformer: HunyuanVideo15Transformer3DModel,
     *,
     gradient_checkpointing: bool,
-    keep_attention: bool = False,
+    recompute: Recomputed = "full",
     lora: LoraConfig | None = None,
     pretrained_lora_path: str | None = None,
 ) -> HunyuanVideo15Transformer3DModel:
@@ -37,7 +47,9 @@ def prepare_policy(
     Args:
         transformer: the policy, attention installed.
         gradient_checkpointing: recompute every block in the backward pass instead of keeping its activations.
-        keep_attention: except what attention returned, which is kept: most of the work for one tensor per block.
+        recompute: all of it (`full`), all but what attention returned (`selective`), or also not the products that
+            narrow their input (`least`), as the second layer of a feed-forward network does: each time much work for
+            one tensor per block.
         lora: adapter to add, see `lora_config`.
         pretrained_lora_path: folder with the adapter to start from (as `save_lora` writes it); needs `lora`.
 
@@ -58,7 +70,7 @@ def prepare_policy(
         cast_adapter_dtype(transformer, ADAPTER)
     _freeze_unreached(transformer)
     if gradient_checkpointing:
-        _recompute_blocks(transformer, keep_attention=keep_attention)
+        _recompute_blocks(transformer, recompute)
     return transformer
 
 
@@ -72,15 +84,23 @@ ATTENTION_OPS = [
 """What scaled dot-product attention dispatches to."""
 
 
-def _recompute_blocks(transformer: HunyuanVideo15Transformer3DModel, *, keep_attention: bool) -> None:
-    """Let every block keep only its inputs, and with `keep_attention` what attention returned, for the backward pass.
+def _recompute_blocks(transformer: HunyuanVideo15Transformer3DModel, recompute: Recomputed) -> None:
+    """Let every block keep only its inputs, and what `recompute` leaves out, for the backward pass.
 
     The checkpoint lies inside the block's hooks, where it can be compiled with the block and weights are gathered
     around it once. No random number is drawn inside (`eval` mode), so no generator's state is kept.
     """
-    options = {"context_fn": partial(create_selective_checkpoint_contexts, ATTENTION_OPS)} if keep_attention else {}
+    kept = {"full": None, "selective": ATTENTION_OPS, "least": _keep_costly}[recompute]
+    options = {"context_fn": partial(create_selective_checkpoint_contexts, kept)} if kept else {}
     for block in transformer.transformer_blocks:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False, **options)
+
+
+def _keep_costly(context: SelectiveCheckpointContext, operation: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Keep what attention returned, and products with matrices that have more rows than columns."""
+    narrows = operation in (_aten.mm.default, _aten.addmm.default) and args[-1].shape[0] > args[-1].shape[1]
+    kept = narrows or operation in ATTENTION_OPS
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 COMPILED_VARIANTS = 64

@@ -2,8 +2,8 @@
 
 What is rehearsed: building and sharding the policy, encoding, rollout, decoding, the anchor's pass, updates, the
 anchor's refresh and collecting a checkpoint. What is not: reward networks (a stand-in scores the videos), reading
-weights, compiled blocks, and the offloading of encoders and shards, which stay on the device. What other ranks would
-say is what this one says.
+weights, compiled blocks, and the offloading of shards, which stay on the device. What other ranks would say is what
+this one says.
 """
 
 from collections import Counter
@@ -66,6 +66,7 @@ ALLOWED = {
     ("algorithm.py", "over_micro_batches"): "the numbers of an update, read once when all its micro-batches are done",
     ("hunyuan_video_grpo_pipeline.py", "_encode_vision"): "a first frame goes to the device, once per prompt",
     ("hunyuan_video_grpo_pipeline.py", "_encode_frame"): "a first frame goes to the device, once per prompt",
+    ("temporary_placement.py", "_frozen_copy"): "encoders that rest in host memory visit the device, once per round",
     ("optimizer.py", "step"): "the gradient's norm, once per update: an update that is not finite is not made",
     ("step_gradients.py", "pop"): "the gradient of each denoising step, once per update",
 }
@@ -207,12 +208,13 @@ def told_by_this_rank() -> Iterator[None]:
 
 
 def _prompts(networks: Networks, count: int, num_text: int, folder: Path) -> list[Prompt]:
-    """Make prompts of about `num_text` tokens, each its own; with an image for image-to-video."""
+    """Make prompts of `num_text` tokens, each its own; with an image for image-to-video."""
+    others = 6  # tokens: its number, and the end of the user's turn
     image = None
     if networks.transformer["task_type"] == "i2v":
         image = str(folder / "first.png")
         Image.new("RGB", (640, 360)).save(image)
-    return [Prompt(f"{number}" + " a" * (num_text // 2), number, None, image) for number in range(count)]
+    return [Prompt(f"{number}" + " a" * (num_text - others), number, None, image) for number in range(count)]
 
 
 def _pipeline(
@@ -230,8 +232,9 @@ def _pipeline(
                 (SiglipVisionModel, configs.vision, torch.float16),
             )
         )
-    for part in filter(None, (vae, text, glyph, vision)):
-        give_memory(part)
+    give_memory(vae)
+    for encoder in filter(None, (text, glyph, vision)):
+        give_memory(encoder, "cpu" if config.parallel.encoder_offload else NAME)
     pipeline = HunyuanVideoGRPOPipeline(
         text_encoder=text,
         tokenizer=AutoTokenizer.from_pretrained(TOKENIZERS / "tokenizer", trust_remote_code=False),
@@ -245,6 +248,7 @@ def _pipeline(
         feature_extractor=SiglipImageProcessorPil() if vision is not None else None,
     )
     pipeline.autocast_dtype = compute_dtype(config, NAME)
+    pipeline.encoder_offload = config.parallel.encoder_offload
     return pipeline
 
 

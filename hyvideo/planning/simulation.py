@@ -159,15 +159,19 @@ def policy_network(
     return transformer
 
 
-def give_memory(network: nn.Module) -> None:
-    """Put a network's weights from the meta device on the pretended one."""
+def give_memory(network: nn.Module, device: str = NAME) -> None:
+    """Put a network's weights from the meta device on the pretended one, or in pretended host memory (`cpu`)."""
+
+    def made(weight: Tensor) -> Tensor:
+        return torch.empty(weight.shape, dtype=weight.dtype, device=device)
+
     for module in network.modules():
         for name, weight in module._parameters.items():
             if weight is not None:
-                module._parameters[name] = nn.Parameter(torch.empty_like(weight, device=NAME), weight.requires_grad)
+                module._parameters[name] = nn.Parameter(made(weight), weight.requires_grad)
         for name, buffer in module._buffers.items():
             if buffer is not None:
-                module._buffers[name] = torch.empty_like(buffer, device=NAME)
+                module._buffers[name] = made(buffer)
 
 
 def _velocity(

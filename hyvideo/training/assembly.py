@@ -236,7 +236,7 @@ def make_policy_of(
     prepare_policy(
         install_attention(transformer, mesh.sp_group, mesh.guidance_group),
         gradient_checkpointing=model.enable_gradient_checkpointing,
-        keep_attention=parallel.activation_checkpointing == "selective",
+        recompute=parallel.activation_checkpointing,
         lora=configured_adapter(model),
         pretrained_lora_path=model.pretrained_lora_path,
     )

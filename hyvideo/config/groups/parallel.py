@@ -30,10 +30,11 @@ class ParallelConfig:
     encoder_offload: bool = setting(False, decides=False, frees=EVERY_PHASE)
     """Keep text and vision encoders on the CPU while they do not encode. This saves 14 GiB."""
 
-    activation_checkpointing: Literal["full", "selective"] = setting(
+    activation_checkpointing: Literal["full", "selective", "least"] = setting(
         "full", decides=False, read_when="enable_gradient_checkpointing = true", frees=("update",)
     )
-    """Recompute whole blocks, or all but attention, which takes one more tensor per block."""
+    """Recompute whole blocks, all but attention (selective), or also not the second feed-forward layer (least). Each
+    takes one more tensor per block."""
 
     enable_compile: bool = setting(False, decides=False)
     """Compile the transformer's blocks. The first steps then take minutes."""

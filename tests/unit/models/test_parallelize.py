@@ -1,5 +1,6 @@
 """From a loaded transformer to a policy: what is trained, what is frozen, and adapters that start as the base model."""
 
+import functools
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,13 +14,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hyvideo.models.adapter import save_lora
 from hyvideo.models.diffusers_logging import without_diffusers_logs
-from hyvideo.models.parallelize import ATTENTION_OPS, prepare_policy, trainable_parameters
+from hyvideo.models.parallelize import ATTENTION_OPS, compile_blocks, prepare_policy, trainable_parameters
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from tests.support.pipelines import PROMPTS
 from tests.support.tiny_model import ADAPTER, build_transformer, randomize
 
 LATENTS = torch.randn(3, 4, 2, 2, 2, generator=torch.Generator().manual_seed(0))
 
+
+FEED_FORWARD = (128, 32)
+"""Size of the second product of a block's feed-forward networks, input by output."""
 
 NUM_LENGTHS = 3
 """Numbers of condition tokens that the prompts have: rows of unlike lengths attend one by one."""
@@ -64,30 +68,56 @@ def test_the_policy_is_free_of_dropout(policy):
     assert not any(module.training for module in policy.modules())
 
 
-@pytest.mark.parametrize(("keep_attention", "attention_calls"), [(False, 2), (True, 1)], ids=["all", "but attention"])
-def test_recomputing_blocks_changes_no_gradient(policy, velocity: Callable, keep_attention: bool, attention_calls: int):
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("recompute", "attention_calls", "narrowing_calls"),
+    [
+        pytest.param("full", 2, 2, id="all"),
+        pytest.param("selective", 1, 2, id="but attention"),
+        pytest.param("least", 1, 1, id="but attention and second feed-forward layers"),
+    ],
+)
+def test_recomputing_blocks_changes_no_gradient(
+    policy,
+    velocity: Callable,
+    recompute: str,
+    attention_calls: int,
+    narrowing_calls: int,
+    compiled: bool,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     prepare_policy(policy, gradient_checkpointing=False)
     velocity().square().mean().backward()
     expected = [p.grad.clone() for p in trainable_parameters(policy).values()]
     policy.zero_grad()
 
-    prepare_policy(policy, gradient_checkpointing=True, keep_attention=keep_attention)
+    prepare_policy(policy, gradient_checkpointing=True, recompute=recompute)
+    if compiled:
+        compile_blocks(policy)
+        velocity().square().mean().backward()  # compiles, which also calls operations
+        policy.zero_grad()
     with OperationCounter() as calls:
         velocity().square().mean().backward()
-    assert all(torch.equal(p.grad, e) for p, e in zip(trainable_parameters(policy).values(), expected, strict=True))
-    of_blocks = attention_calls * len(policy.transformer_blocks) * NUM_LENGTHS
+    for parameter, gradient in zip(trainable_parameters(policy).values(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=1e-6 if compiled else 0)
+    num_blocks = len(policy.transformer_blocks)
+    of_blocks = attention_calls * num_blocks * NUM_LENGTHS
     assert sum(calls.counts[name] for name in ATTENTION_OPS) == of_blocks + NUM_LENGTHS  # the refiner's block
+    assert calls.narrowing == narrowing_calls * 2 * num_blocks + NUM_LENGTHS
 
 
 class OperationCounter(TorchDispatchMode):
-    """Counts the operations that are computed."""
+    """Counts the operations that are computed, and the second products of the blocks' feed-forward networks."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.counts = Counter()
+        self.counts, self.narrowing = Counter(), 0
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.counts[operation] += 1
+        if operation is torch.ops.aten.addmm.default:
+            self.narrowing += tuple(args[2].shape) == FEED_FORWARD
         return operation(*args, **(kwargs or {}))
 
 

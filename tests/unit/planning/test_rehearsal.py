@@ -1,10 +1,16 @@
 """A rehearsed round finds what a GPU would punish, and nothing where all is well."""
 
+from dataclasses import replace
+
 import pytest
 
 from hyvideo.config.loading import load_config
-from hyvideo.planning.networks import read_networks
+from hyvideo.config.schema import Config
+from hyvideo.planning.networks import Networks, read_networks
 from hyvideo.planning.rehearsal import Rehearsal, rehearse
+from hyvideo.planning.simulation import policy_network
+from hyvideo.planning.traffic import count_parameters
+from hyvideo.planning.workload import workload
 from scripts.rehearse import main
 
 TINY = (
@@ -14,38 +20,69 @@ TINY = (
 )
 
 
-def rehearsal_of(*flags: str, world_size: int = 2) -> Rehearsal:
-    """Rehearse two blocks of the bundled model."""
+NUM_TEXT = 60
+
+
+def small(*flags: str) -> tuple[Config, Networks]:
+    """The bundled model with two blocks."""
     config = load_config([*TINY, *flags])
-    return rehearse(config, read_networks(config.model, config.reward), world_size=world_size, num_layers=2)
+    networks = read_networks(config.model, config.reward)
+    return config, replace(networks, transformer={**networks.transformer, "num_layers": 2})
+
+
+def rehearsal_of(*flags: str, world_size: int = 2) -> Rehearsal:
+    return rehearse(*small(*flags), world_size=world_size, num_text=NUM_TEXT)
 
 
 @pytest.mark.parametrize(
-    "flags",
+    ("world_size", "flags"),
     [
-        pytest.param((), id="full"),
-        pytest.param(("--use_lora", "true", "--use_muon", "false"), id="lora"),
-        pytest.param(("--use_lora", "true", "--enable_fsdp", "false"), id="an adapter and whole weights"),
+        pytest.param(2, (), id="full"),
+        pytest.param(2, ("--use_lora", "true", "--use_muon", "false"), id="lora"),
+        pytest.param(2, ("--use_lora", "true", "--enable_fsdp", "false"), id="an adapter and whole weights"),
         pytest.param(
-            (*("--cfg_scale", "4.0", "--sp_size", "2", "--batch_size", "2"), *("--anchor_fraction", "0.5")),
+            2,
+            ("--cfg_scale", "4.0", "--sp_size", "2", "--batch_size", "2", "--anchor_fraction", "0.5"),
             id="guidance on two ranks, half of the anchor's pass",
         ),
         pytest.param(
-            ("--sde_type", "dance_grpo", "--sde_window", "per_group", "--sde_window_size", "1"), id="dance in a window"
+            4,
+            (
+                *("--cfg_scale", "4.0", "--sp_size", "4", "--batch_size", "2", "--gradient_accumulation_steps", "2"),
+                *("--encoder_offload", "true", "--enable_gradient_checkpointing", "true"),
+                *("--activation_checkpointing", "least", "--sde_window", "sliding", "--sde_window_size", "1"),
+            ),
+            id="guidance and tokens on four ranks, accumulated, in a window, least recomputed, encoders at rest",
         ),
         pytest.param(
+            2,
+            ("--sde_type", "dance_grpo", "--sde_window", "per_group", "--sde_window_size", "1"),
+            id="dance in a window",
+        ),
+        pytest.param(
+            2,
             ("--sde_type", "flow_grpo", "--use_muon", "true", "--reference_mode_offload", "true"),
             id="flow, muon and an offloaded anchor",
         ),
-        pytest.param(("--sde_type", "cps", "--dp_replicate", "2"), id="cps and copies"),
+        pytest.param(2, ("--sde_type", "cps", "--dp_replicate", "2"), id="cps and copies"),
     ],
 )
-def test_a_round_of_the_real_code_has_no_surprise(flags: tuple[str, ...]):
-    done = rehearsal_of(*flags)
+def test_a_round_of_the_real_code_has_no_surprise(world_size: int, flags: tuple[str, ...]):
+    done = rehearsal_of(*flags, world_size=world_size)
     assert done.surprises == ()
     assert not any("mask" in name for phase, name in done.kernels if phase in ("anchor", "update"))
     assert done.flops["update"] > 1.9 * done.flops["anchor"] > 0 and done.flops["rollout"] > 0
     assert done.peaks["update"] > done.peaks["resting"] > 0
+
+
+def test_a_plan_counts_what_is_rehearsed():
+    """Operations and gathered weights of the anchor's pass: its tokens, layers, micro-batches and shards."""
+    config, networks = small("--grpo_sampling_steps", "3", "--batch_size", "2", "--anchor_fraction", "0.67")
+    parameters = count_parameters(policy_network(config, networks.transformer))
+    planned = workload(config, networks, parameters, world_size=2, num_text=NUM_TEXT).anchor
+    done = rehearse(config, networks, world_size=2, num_text=NUM_TEXT)
+    assert done.flops["anchor"] == pytest.approx(planned.flops, rel=0.001)
+    assert done.sent["anchor", "all-gather"] == pytest.approx(planned.traffic.weights, rel=0.01)
 
 
 def test_values_are_read_back_once_per_decoding_and_update():
