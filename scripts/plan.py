@@ -15,7 +15,7 @@ from hyvideo.config.flags import TeachingParser
 from hyvideo.config.loading import load_config
 from hyvideo.config.outside import complain
 from hyvideo.distributed.gpus import GPUS, find_gpu
-from hyvideo.planning.plan import Assumptions, make_plan
+from hyvideo.planning.plan import Assumptions, Plan, make_plan
 from hyvideo.planning.search import Search, misfit
 from hyvideo.planning.simulation import simulate
 from hyvideo.planning.table import plan_table
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
     except (ValueError, OSError) as error:
         complain(f"scripts.plan: {error}")
         return 2
-    print(plan_table(plan))
+    print(f"{_verdict(plan)}\n\n{plan_table(plan)}", flush=True)
     numbers = plan.as_json()
     search = Search(config, arguments.world_size, gpu, assumptions) if gpu else None
     if arguments.search:
@@ -89,10 +89,26 @@ def _assumptions(arguments: argparse.Namespace) -> Assumptions:
     return Assumptions(**{name: getattr(arguments, name) for name in names})
 
 
+def _verdict(plan: Plan) -> str:
+    """Say in one line whether the run fits, how long an update takes, and what it needs of a GPU's memory."""
+    if plan.gpu is None:
+        return f"NEEDS {plan.needed:.1f} GiB per GPU | name the --gpu, for its time and whether the run fits"
+    parts = ["FITS" if plan.fits else "DOES NOT FIT"]
+    if plan.seconds is not None:
+        parts.append(f"{sum(plan.seconds.values()) / plan.workload.updates:.0f} s per update")
+    return " | ".join([*parts, f"{plan.needed:.1f} of {plan.gpu.memory:g} GiB"])
+
+
 def _print_search(search: Search) -> dict:
     """Print which `sp_size` costs least and the largest values that fit; returns them."""
-    print("ranks per video")
+
+    def begin(number: int, what: str) -> None:
+        """Say what is tried now, since each of them may take minutes."""
+        complain(f"scripts.plan: searching, {number} of {1 + len(SEARCHED)}: {what} ...")
+
+    begin(1, "sp_size")
     plans = search.sp_sizes()
+    print("ranks per video")
     for plan in plans:
         fits = "fits" if plan.fits else "does not fit"
         print(
@@ -101,11 +117,13 @@ def _print_search(search: Search) -> dict:
         )
     fitting = [plan for plan in plans if plan.fits]
     cheapest = min(fitting, key=lambda plan: plan.gpu_seconds_per_video, default=None)
-    print(f"  cheapest that fits: {cheapest and f'sp_size {cheapest.sp_size}'}")
-    print("largest that fits, all else unchanged")
-    largest = {name: search.largest(name) for name in SEARCHED}
-    for name, found in largest.items():
-        print(f"  {name}: {'none' if found is None else f'{found[0]} ({found[1]:.1f} GiB)'}")
+    print(f"  cheapest that fits: sp_size {cheapest.sp_size}" if cheapest else "  none of them fits")
+    print("largest that fits, all else unchanged", flush=True)
+    largest = {}
+    for number, name in enumerate(SEARCHED, start=2):
+        begin(number, name)
+        found = largest[name] = search.largest(name)
+        print(f"  {name}: {'no value fits' if found is None else f'{found[0]} ({found[1]:.1f} GiB)'}", flush=True)
     return {
         "cheapest_sp_size": cheapest and cheapest.sp_size,
         "sp_sizes": {plan.sp_size: plan.as_json() for plan in plans},

@@ -1,6 +1,7 @@
 """A plan's numbers by hand, what it says of what does not fit, and what the search finds."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from hyvideo.planning.plan import GIB, Assumptions, Plan, make_plan
 from hyvideo.planning.search import Search, _last_that_fits, misfit
 from hyvideo.planning.simulation import Peaks, SimulatedCase
 from hyvideo.planning.table import plan_table
-from scripts.plan import main
+from scripts.plan import SEARCHED, main
 
 GPU = Gpu("test", 4.0, 100.0, 100.0)
 
@@ -219,12 +220,23 @@ def test_the_planner_prints_a_table_and_writes_every_number(sized_plan, tiny_roo
     flags = ["--world_size", "8", "--gpu", "H100", "--pretrained_model_root", str(tiny_root), "--batch_size", "4"]
     flags += ["--reward_model", "moving_shapes", "--sample_n_frames", "9", "--rollout_size", "64x64"]
     assert main([*flags, "--search", "--json", str(tmp_path / "plan.json")]) == 0
-    printed, written = capsys.readouterr().out, json.loads((tmp_path / "plan.json").read_text())
+    (printed, progress), written = capsys.readouterr(), json.loads((tmp_path / "plan.json").read_text())
+    assert re.match(r"FITS \| \d+ s per update \| \d\.\d of 79 GiB\n\nlayout", printed)
+    assert re.findall(r"searching, (\d) of 4: (\w+)", progress) == [
+        ("1", "sp_size"),
+        *zip("234", SEARCHED, strict=True),
+    ]
     assert "8 = 1 x 8 x 1" in printed and "fits" in printed and "cheapest that fits: sp_size 1" in printed
     assert written["videos"] == 32 and written["fits"] and written["search"]["cheapest_sp_size"] == 1
     assert written["seconds"]["update"] > 0 and written["memory"]["update"] > 0
-    assert main([*flags, "--reserve", "200"]) == 1
-    assert "No change of its settings that was tried fits" in capsys.readouterr().err
+    assert main([*flags, "--reserve", "200", "--search"]) == 1
+    refused = capsys.readouterr()
+    assert refused.out.startswith("DOES NOT FIT | ") and " of 79 GiB\n" in refused.out
+    assert "none of them fits" in refused.out and "rollout_size: no value fits" in refused.out
+    assert "None" not in refused.out
+    assert "No change of its settings that was tried fits" in refused.err
+    assert main(flags[:2] + flags[4:]) == 0
+    assert re.match(r"NEEDS \d\.\d GiB per GPU \| name the --gpu", capsys.readouterr().out)
 
 
 def test_a_small_model_is_planned_by_real_simulations(config):
