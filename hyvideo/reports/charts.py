@@ -7,7 +7,7 @@ in percent, so that they keep their size on a phone.
 import json
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
@@ -104,12 +104,14 @@ class Stroke:
         kind: `gap`, `band`, `raw`, `line` or `dots`.
         colour: number of its colour.
         dash: the `stroke-dasharray`, empty for a solid line.
+        line: number of its curve among those drawn.
     """
 
     data: str
     kind: str
     colour: int
     dash: str
+    line: int = 0
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,8 @@ class Drawing:
         x_ticks: places in percent from the left, and their labels.
         y_ticks: places in percent from the top, and their labels.
         legend: (label, colour, dash) of every curve that has a value.
-        values: JSON of the curves' points for the hover labels.
+        values: JSON of the curves' points for the hover labels, and for other smoothing.
+        ends: JSON of the values at the edges of x and y (of their logarithm where `logarithmic`).
         description: the chart in words.
     """
 
@@ -132,6 +135,7 @@ class Drawing:
     y_ticks: tuple[tuple[float, str], ...]
     legend: tuple[tuple[str, int, str], ...]
     values: str
+    ends: str
     description: str
 
 
@@ -182,7 +186,9 @@ def draw(chart: Chart) -> Drawing | None:
     if not lines:
         return None
     x_scale, y_scale = _x_scale(lines), _y_scale(lines, chart.logarithmic)
-    strokes = [stroke for line in lines for stroke in _strokes(line, x_scale, y_scale)]
+    strokes = [
+        replace(stroke, line=number) for number, line in enumerate(lines) for stroke in _strokes(line, x_scale, y_scale)
+    ]
     order = {"gap": 0, "band": 1, "raw": 2, "line": 3, "dots": 4}
     return Drawing(
         chart,
@@ -191,6 +197,7 @@ def draw(chart: Chart) -> Drawing | None:
         tuple((100 - place, label) for place, label in y_scale.ticks(5)),
         tuple((line.label, *line_style(line.colour)) for line in lines),
         json.dumps([_hover(line, chart, x_scale, y_scale) for line in lines], separators=(",", ":")),
+        json.dumps({"x": [x_scale.low, x_scale.high], "y": [y_scale.low, y_scale.high]}),
         ". ".join([chart.title, *(_in_words(line, chart) for line in lines)]),
     )
 
@@ -277,28 +284,36 @@ def _dots(x: np.ndarray, y: np.ndarray) -> str:
 def _hover(line: Line, chart: Chart, x_scale: _Scale, y_scale: _Scale) -> dict[str, object]:
     """List the points a reader can hover over: x, place in 0..1000, and the value in words.
 
-    Of a smoothed value the words also say what was logged, of one with an interval its ends.
+    Of a smoothed curve it also lists what was logged, in words and as the places of means over stretches, which a page
+    smooths otherwise; of one with an interval the words say its ends.
     """
     chosen = evenly_spaced(len(line.x), _MAX_POINTS)
     chosen = chosen[np.isfinite(y_scale(line.y[chosen]))]
-    return {
+    found = {
         "label": line.label,
         "colour": line.colour % NUM_COLOURS,
         "x": [float(value) for value in line.x[chosen]],
         "px": [round(float(place), 1) for place in x_scale(line.x[chosen])],
         "y": [_point_in_words(line, index, chart.words) for index in chosen],
     }
+    if line.raw is None or len(line.raw) < LEAST_SMOOTHED:
+        return found
+    stretches = np.array_split(np.flatnonzero(np.isfinite(y_scale(line.raw))), min(len(line.raw), _MAX_POINTS))
+    means = [(line.x[stretch].mean(), line.raw[stretch].mean()) for stretch in stretches if len(stretch)]
+    places = zip(x_scale(np.array([x for x, _ in means])), y_scale(np.array([y for _, y in means])), strict=True)
+    return found | {
+        "logged": [chart.words(float(value)) for value in line.raw[chosen]],
+        "means": [[round(float(x), 1), round(float(_SIDE - y), 1)] for x, y in places],
+    }
 
 
 def _point_in_words(line: Line, index: int, words: Callable[[float], str]) -> str:
-    """Write the value of a curve at a point."""
+    """Write the value of a curve at a point, with its interval where it has one."""
     value = words(float(line.y[index]))
-    if line.raw is not None and len(line.raw) >= LEAST_SMOOTHED:
-        return f"{value} smoothed, {words(float(line.raw[index]))} logged"
-    if line.band is not None and line.raw is None:
-        low, high = (words(float(edge[index])) for edge in line.band)
-        return f"{value} [{low}, {high}]"
-    return value
+    if line.band is None or line.raw is not None:
+        return value
+    low, high = (words(float(edge[index])) for edge in line.band)
+    return f"{value} [{low}, {high}]"
 
 
 def _in_words(line: Line, chart: Chart) -> str:

@@ -1,5 +1,6 @@
 """Which curves a report draws, of one run or of several overlaid."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from hyvideo.grpo.gradient_equalizer import equalizer_scales
 from hyvideo.observability.metrics import METRIC_MEANINGS
 from hyvideo.observability.phase_timer import PHASES
 from hyvideo.observability.run_record import RunRecord
-from hyvideo.reports.charts import Chart, Drawing, Line, draw, signed, smooth
+from hyvideo.reports.charts import Chart, Drawing, Line, draw, evenly_spaced, signed, smooth
 from hyvideo.reports.mixing import mixing_charts
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 
@@ -174,6 +175,17 @@ def time_panels(runs: Sequence[RunRecord]) -> list[Drawing]:
 def seconds(run: RunRecord) -> np.ndarray:
     """Seconds of every logged update, [N]."""
     return np.sum([run.column(f"time/{phase}") for phase in PHASES], axis=0)
+
+
+def clocks(runs: Sequence[RunRecord]) -> str:
+    """Return JSON of the hours that were spent until each update, by the label of a run's curves."""
+    found = {}
+    for run in runs:
+        chosen = evenly_spaced(len(run.column("step")), 240)
+        hours = np.cumsum(np.nan_to_num(seconds(run))) / 3600
+        steps = [0.0, *run.column("step")[chosen].tolist()]
+        found[_label(runs, run)] = [steps, [0.0, *hours[chosen].round(5).tolist()]]
+    return json.dumps(found, separators=(",", ":"))
 
 
 def time_split(run: RunRecord) -> dict[str, float]:

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from hyvideo.reports.before_after import BEFORE_AFTER
 from hyvideo.reports.charts import decimals_for, evenly_spaced, fixed, in_words, line_style
 from hyvideo.reports.page import VideoOnPage, place_video, relative_url, write_page
 from hyvideo.reports.panels import (
+    clocks,
     gain_panel,
     optimizer_panels,
     reward_panels,
@@ -166,6 +167,8 @@ def report_runs(folders: Sequence[Path], path: Path, names: Sequence[str | None]
         "splits": [time_split(run) for run in runs],
         "settings": settings,
         "headline": gain_panel(runs),
+        "clocks": clocks(runs),
+        "in_progress": any(_in_progress(run) for run in runs),
         "decimals": decimals_for([video.reward for run in runs for videos in run.samples.values() for video in videos]),
         "troubles": [_troubles(run) for run in runs],
     }
@@ -232,6 +235,12 @@ def _film(path: Path, folder: Path) -> str:
     """Return the url of the demo's videos side by side; empty where there are none."""
     film = folder / BEFORE_AFTER
     return relative_url(film, path) if film.is_file() else ""
+
+
+def _in_progress(run: RunRecord) -> bool:
+    """Whether a run may still log something: it has updates to go, and logged one in the last day."""
+    young = run.updated is None or datetime.now() - run.updated < timedelta(days=1)
+    return run.config is not None and run.num_updates < run.config.run.max_steps and young
 
 
 def _next_validation(run: RunRecord) -> str:

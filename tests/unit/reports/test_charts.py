@@ -133,11 +133,15 @@ def test_decimals_show_two_digits_of_the_spread(spread, decimals):
 def test_a_point_says_what_was_logged_beside_its_smoothed_value_and_its_interval():
     x, y = np.arange(12.0), np.linspace(0, 1, 12)
     smoothed = draw(Chart("t", "a", [Line("", x, y, raw=y + 1, band=(y - 1, y + 1))]))
-    assert json.loads(smoothed.values)[0]["y"][-1] == "1 smoothed, 2 logged"
+    (line,) = json.loads(smoothed.values)
+    assert (line["y"][-1], line["logged"][-1]) == ("1", "2")
+    ends = json.loads(smoothed.ends)["y"]
+    logged = [ends[1] - (ends[1] - ends[0]) * py / 1000 for _, py in line["means"]]
+    np.testing.assert_allclose(logged, y + 1, atol=0.01)
     gains = draw(Chart("t", "a", [Line("", x, y, band=(y - 1, y + 1))], words=signed))
     assert json.loads(gains.values)[0]["y"][-1] == "+1.00 [0.00, +2.00]"
     short = draw(Chart("t", "a", [Line("", x[:3], y[:3], raw=y[:3])]))
-    assert json.loads(short.values)[0]["y"][0] == "0", "nothing was smoothed"
+    assert "logged" not in json.loads(short.values)[0], "nothing was smoothed"
 
 
 def test_rounding_of_a_constant_is_drawn_as_a_constant():

@@ -124,7 +124,7 @@ def test_a_page_says_where_its_run_comes_from(tmp_path):
     page = read(report_runs([run], run / "report.html"))
     words = " ".join(" ".join(page.words).split())
     assert "first: report (c95b4cd)" in words
-    assert "first 2 of 2 updates" in words
+    assert "first 2 of 2 updates" in words and "<footer data-reload" not in (run / "report.html").read_text()
     assert "python post_train.py --config configs/tiny.yaml --resume_from_checkpoint latest · commit c95b4cd" in words
 
 
@@ -141,6 +141,7 @@ def test_a_young_run_says_when_there_will_be_a_verdict(tmp_path, samples, settin
     run = write_run(tmp_path / "run", num_updates=5, samples=samples, settings=[*settings, "--max_steps", "60"])
     words = [word.strip() for word in read(report_runs([run], run / "report.html")).words]
     assert f"No verdict yet: {headline}" in words
+    assert "<footer data-reload" in (run / "report.html").read_text(), "it is in progress"
 
 
 def test_the_gain_of_every_validation_is_the_first_chart(tmp_path):
