@@ -32,7 +32,7 @@ from hyvideo.data.prompts import Prompt, read_prompts
 from hyvideo.distributed.layout import Layout
 from hyvideo.distributed.mesh import Mesh, build_mesh
 from hyvideo.distributed.process_group import process_group
-from hyvideo.evaluation.generation import Job, jobs_of_csv, jobs_of_prompt
+from hyvideo.evaluation.generation import FILE_NAMES, Job, jobs_of_csv, jobs_of_prompt
 from hyvideo.evaluation.original_command import add_original_flags, boolean, translate
 from hyvideo.models.adapter import check_lora, load_lora
 from hyvideo.models.attention import install_attention
@@ -71,6 +71,8 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--prompt", help="one prompt; writes the mp4 --output_path")
     source.add_argument("--prompts_csv", nargs="+", help="CSVs with a 'prompt' column; --output_path is then a folder")
+    names = "row: 0000.mp4; vbench: PROMPT-0.mp4, as VBench and VBench-2.0 read them; default row"
+    add("--file_names", choices=FILE_NAMES, default="row", help=f"names of a CSV's videos, {names}")
     add("--image_path", type=_or_none, help="image that the video of --prompt starts from (i2v versions)")
     add("--output_path", type=Path, required=True, help="FILE.mp4, or a folder with --prompts_csv")
     trained = parser.add_mutually_exclusive_group()
@@ -181,7 +183,9 @@ def request_of(arguments: argparse.Namespace) -> Request:
     elif arguments.image_path:
         raise ValueError("--image_path goes with --prompt; a CSV names images in its column ref_image_path.")
     else:
-        jobs = jobs_of_csv(arguments.output_path, read_prompts(arguments.prompts_csv), arguments.seed)
+        jobs = jobs_of_csv(
+            arguments.output_path, read_prompts(arguments.prompts_csv), arguments.seed, arguments.file_names
+        )
     prompts = [job.prompt for job in jobs]
     check_task(prompts, task_of(root, arguments.transformer_version))
     check_images(prompts)
@@ -264,7 +268,8 @@ def _generate(pipeline: HunyuanVideoGRPOPipeline, job: Job, request: Request, ne
     arguments, settings = request.arguments, request.settings
     size = _size(pipeline, job, request)
     note = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
-    del note["offload"], note["sp_size"]  # they change where the video is made, not the video
+    for name in ("offload", "sp_size", "file_names"):  # they change where the video is made, not the video
+        del note[name]
     note |= settings | {"prompt": job.prompt.text, "image_path": job.prompt.ref_image_path, "seed": job.seed}
     note |= {"fixed_size": f"{size[0]}x{size[1]}", "output_path": str(job.path), "weights": request.weights}
     if job.is_finished(note):

@@ -26,7 +26,7 @@ from hyvideo.config.flags import Parser
 from hyvideo.config.outside import complain, printable
 from hyvideo.data.prompts import Prompt, read_prompts
 from hyvideo.evaluation.comparison import compare, with_overall
-from hyvideo.evaluation.generation import Job, jobs_of_csv
+from hyvideo.evaluation.generation import FILE_NAMES, Job, jobs_of_csv
 from hyvideo.evaluation.scored_files import NamedReward, ScoreFile
 from hyvideo.models.fingerprint import fingerprint
 from hyvideo.models.model_folder import check_layout
@@ -88,6 +88,7 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
     add("--transformer_version", help="transformer in the original layout; default: the only one there")
     add("--model_root", type=Path, default=Path("ckpts"), help="folder that holds VideoReward; default ckpts")
     add("--batch_size", type=int, default=8, help="videos scored together; default 8")
+    add("--file_names", choices=FILE_NAMES, default="row", help="names of the videos, see generate.py; default row")
     add("--num_processes", type=int, default=max(1, torch.cuda.device_count()), help="to sample; default one per GPU")
     add("--output_dir", type=Path, required=True, help="receives videos, scores, evaluation.json and evaluation.md")
     return parser.parse_known_args(argv)
@@ -104,7 +105,11 @@ def main(argv: Sequence[str]) -> int:
         prompts = read_prompts([arguments.prompts_csv])
         numbers = _prompt_numbers(prompts, arguments)
         for entry in arguments.entries:
-            for job in jobs_of_csv(entry.root, prompts, arguments.seeds) if not entry.makes_videos else ():
+            for job in (
+                jobs_of_csv(entry.root, prompts, arguments.seeds, arguments.file_names)
+                if not entry.makes_videos
+                else ()
+            ):
                 job.check_note()
         for entry in arguments.entries:
             if entry.makes_videos and (status := _sample(entry, arguments, flags)):
@@ -113,7 +118,7 @@ def main(argv: Sequence[str]) -> int:
         for reward in rewards:  # not earlier: generate.py used the device
             reward.model.to(reward.model.context.device)
         for entry in arguments.entries:
-            jobs = jobs_of_csv(_folder(entry, arguments), prompts, arguments.seeds)
+            jobs = jobs_of_csv(_folder(entry, arguments), prompts, arguments.seeds, arguments.file_names)
             found = _scores(entry, jobs, rewards, arguments)
             scores[entry.name] = with_overall(found, weights) if weights else found
         comparison, folder = compare(scores, numbers), arguments.output_dir
@@ -134,7 +139,7 @@ def _prompt_numbers(prompts: Sequence[Prompt], arguments: argparse.Namespace) ->
         ValueError: fewer than two prompts, of which no interval can be given.
     """
     numbers: dict[tuple[str, str | None], int] = {}
-    jobs = jobs_of_csv(arguments.output_dir, prompts, arguments.seeds)
+    jobs = jobs_of_csv(arguments.output_dir, prompts, arguments.seeds, arguments.file_names)
     of_jobs = [numbers.setdefault((job.prompt.text, job.prompt.ref_image_path), len(numbers)) for job in jobs]
     if len(numbers) < 2:
         raise ValueError(f"--prompts_csv: intervals are over prompts, at least 2; '{arguments.prompts_csv}' has one.")
@@ -209,6 +214,7 @@ def _sample(entry: Entry, arguments: argparse.Namespace, flags: Sequence[str]) -
     command = [sys.executable, *(ranks if arguments.num_processes > 1 else []), str(REPOSITORY / "generate.py")]
     command += ["--model_path", str(entry.root), "--prompts_csv", arguments.prompts_csv]
     command += ["--output_path", str(_folder(entry, arguments)), "--seed", *map(str, arguments.seeds)]
+    command += ["--file_names", arguments.file_names]
     if arguments.transformer_version:
         command += ["--transformer_version", arguments.transformer_version]
     if entry.trained:

@@ -13,6 +13,12 @@ from hyvideo.data.prompts import Prompt
 from hyvideo.data.videos import write_video
 from hyvideo.observability.scored_videos import read_note
 
+FILE_NAMES = ("row", "vbench")
+"""How the videos of a CSV may be called."""
+
+VBENCH_CHARACTERS = 180
+"""Characters of a prompt in the names of VBench-2.0's videos."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -72,14 +78,44 @@ def jobs_of_prompt(path: Path, prompt: Prompt, seeds: Sequence[int]) -> list[Job
     return [Job(_with_seed(path, seed, seeds), replace(prompt, seed=seed), seed) for seed in seeds]
 
 
-def jobs_of_csv(folder: Path, prompts: Sequence[Prompt], seeds: Sequence[int]) -> list[Job]:
-    """Return the jobs of a CSV's rows: `<folder>/0000.mp4`, ...; a row with its own seed is made once."""
-    return [
-        Job(_with_seed(folder / f"{row:04d}.mp4", seed, chosen), prompt, seed)
+def jobs_of_csv(folder: Path, prompts: Sequence[Prompt], seeds: Sequence[int], names: str = "row") -> list[Job]:
+    """Return the jobs of a CSV's rows: `<folder>/0000.mp4`, ...; a row with its own seed is made once.
+
+    With `names` `vbench` they are called as VBench and VBench-2.0 expect it: `<prompt>-<number of the seed>.mp4`, the
+    prompt cut after 180 characters.
+
+    Raises:
+        ValueError: with `vbench`, two videos would have one name, or a prompt cannot be a file's name.
+    """
+    jobs = [
+        Job(
+            folder / f"{prompt.text[:VBENCH_CHARACTERS]}-{number}.mp4"
+            if names == "vbench"
+            else _with_seed(folder / f"{row:04d}.mp4", seed, chosen),
+            prompt,
+            seed,
+        )
         for row, prompt in enumerate(prompts)
         for chosen in [seeds if prompt.seed is None else [prompt.seed]]
-        for seed in chosen
+        for number, seed in enumerate(chosen)
     ]
+    if names == "vbench":
+        _check_names(folder, jobs)
+    return jobs
+
+
+def _check_names(folder: Path, jobs: Sequence[Job]) -> None:
+    """Refuse names that are no files of the folder, or those of two videos."""
+    seen: set[Path] = set()
+    for job in jobs:
+        if job.path.parent != folder or "\0" in job.path.name or len(job.path.name.encode()) > 255:
+            raise ValueError(f"--file_names vbench: the prompt {job.prompt.text!r:.120} cannot be the name of a file.")
+        if job.path in seen:
+            raise ValueError(
+                f"--file_names vbench: two videos would be '{job.path.name}'; give each prompt once, and the seeds by "
+                "--seed."
+            )
+        seen.add(job.path)
 
 
 def _with_seed(path: Path, seed: int, seeds: Sequence[int]) -> Path:
