@@ -24,7 +24,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from hyvideo.checkpoint.trained_policy import check_checkpoint, load_trained_policy
 from hyvideo.config.flags import Parser
-from hyvideo.config.outside import complain, in_words
+from hyvideo.config.outside import complain, in_words, printable
 from hyvideo.config.setting import lies_in
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.images import check_images, check_task, read_image
@@ -138,6 +138,8 @@ def main(argv: list[str]) -> int:
             )
             if request.jobs:  # there may be more processes than videos
                 _generate_all(request, mesh)
+                if request.writes:
+                    print(printable(_written(request)))
         except (ValueError, OSError) as error:
             complain(f"generate.py: {in_words(error)}")
             return 2
@@ -157,6 +159,14 @@ def _generate_all(request: Request, mesh: Mesh) -> None:
     negative = pipeline.encode([request.arguments.negative_prompt], glyphs=False) if scale != 1.0 else None
     for job in tqdm(request.jobs, desc="videos", unit="video", disable=len(request.jobs) < 2):
         _generate(pipeline, job, request, negative)
+
+
+def _written(request: Request) -> str:
+    """Say where the videos of this process lie."""
+    paths = [job.path for job in request.jobs]
+    if len(paths) == 1:
+        return f"wrote {paths[0]} (and how it was made: {paths[0].with_suffix('.json').name})"
+    return f"wrote {len(paths)} videos to {paths[0].parent}, each with a note of how it was made"
 
 
 def request_of(arguments: argparse.Namespace) -> Request:

@@ -11,26 +11,16 @@ import traceback
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
-import torch
-import torch.distributed as dist
-from transformers.utils.logging import disable_progress_bar
-
-from hyvideo.algorithms.optimizer import NonFiniteUpdateError
-from hyvideo.checkpoint.train_state import SaveError
 from hyvideo.config.loading import load_config
 from hyvideo.config.outside import complain, in_words, printable
+from hyvideo.config.schema import Config
 from hyvideo.data.files import FULL
-from hyvideo.distributed.process_group import process_group
-from hyvideo.models.reward_models.registry import RewardFailureError
-from hyvideo.planning.preflight import plan_on_main, preflight
-from hyvideo.training.assembly import build_training
-from hyvideo.training.device_memory import out_of_memory, out_of_memory_loading
-from hyvideo.training.replay_watch import ReplayMismatchError
 from hyvideo.training.stop_signal import PREEMPTED, PREEMPTIONS, listened_preemptions
 
-EXPLAINED = (NonFiniteUpdateError, ReplayMismatchError, RewardFailureError, SaveError)
-"""Errors whose message says everything: no traceback."""
+if TYPE_CHECKING:
+    from hyvideo.training.run import Training
 
 STATUS_FILE = "POST_TRAIN_STATUS_FILE"
 """Environment variable: file for the exit status of a node's ranks, which torchrun does not pass on."""
@@ -43,62 +33,97 @@ def main() -> int:
         The exit status: 0 finished, or stopped by Ctrl-C and saved; 1 the run failed; 2 wrong input; 75 preempted and
         saved, to be started again.
     """
-    disable_progress_bar()
     with ExitStack() as process:
         for number in listened_preemptions():
             process.callback(signal.signal, number, signal.signal(number, _leave))
         try:
             config = load_config(sys.argv[1:])
-            planned = plan_on_main(config) if config.run.dry_run else None
-            process.enter_context(process_group(config.parallel.collective_timeout))
-            if config.run.dry_run:
-                report = preflight(config, planned)
-                if not dist.is_initialized() or dist.get_rank() == 0:
-                    print(printable(report))
-                return 0
-            training = build_training(config)
-        except torch.OutOfMemoryError as error:
-            complain(f"post_train.py: {out_of_memory_loading(error)}")
-            raise SystemExit(1) from None
         except (ValueError, OSError) as error:
-            if not dist.is_initialized() or dist.get_rank() == 0:  # once the ranks have met, all print the same
-                complain(f"post_train.py: {in_words(error)}")
+            complain(f"post_train.py: {in_words(error)}")
             return 2
-        run = training.run
-        try:
-            stopped_by = training.train()
-        except torch.OutOfMemoryError as error:
-            # Only on this rank: the others wait for it, and the launcher ends them.
-            told = out_of_memory(error, run.timer.phase, run.state.step, run.mesh.rank, config)
-            run.journal.console.error(told)
-            raise SystemExit(1) from None
-        except EXPLAINED as error:
-            cause = error.__cause__
-            if isinstance(error, RewardFailureError) and cause and not isinstance(cause, RewardFailureError):
-                traceback.print_exception(cause)  # a custom reward that failed on this rank
-            if run.mesh.is_main:
-                for number in listened_preemptions():  # torchrun sends SIGTERM when the first rank has ended
-                    signal.signal(number, signal.SIG_IGN)
-                run.journal.console.error(str(error))
-                run.journal.write_report()
-            return 1
-        except OSError as error:
-            if error.errno not in FULL:
-                error.add_note(run.whereabouts())
-                raise
-            run.journal.console.error(  # on this rank alone: the launcher ends the others
-                f"{in_words(error)}. Earlier checkpoints are intact. Make space, then continue with "
-                "--resume_from_checkpoint latest."
-            )
-            raise SystemExit(1) from None
-        except Exception as error:
+        status = _work(config, process)
+    if status in (0, PREEMPTED) and not config.run.dry_run:
+        _tell_launcher(status)
+    return status
+
+
+def _work(config: Config, process: ExitStack) -> int:
+    """Rehearse or train what is configured; returns the exit status."""
+    # Imported only now, for it takes seconds: --help and a wrong flag are answered at once.
+    if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0":
+        complain("post_train.py: loading PyTorch and what depends on it ...")
+    import torch
+    import torch.distributed as dist
+    from transformers.utils.logging import disable_progress_bar
+
+    from hyvideo.distributed.process_group import process_group
+    from hyvideo.planning.preflight import plan_on_main, preflight
+    from hyvideo.training.assembly import build_training
+    from hyvideo.training.device_memory import out_of_memory_loading
+
+    disable_progress_bar()
+    try:
+        planned = plan_on_main(config) if config.run.dry_run else None
+        process.enter_context(process_group(config.parallel.collective_timeout))
+        if config.run.dry_run:
+            report = preflight(config, planned)
+            if not dist.is_initialized() or dist.get_rank() == 0:
+                print(printable(report))
+            return 0
+        training = build_training(config)
+    except torch.OutOfMemoryError as error:
+        complain(f"post_train.py: {out_of_memory_loading(error)}")
+        raise SystemExit(1) from None
+    except (ValueError, OSError) as error:
+        if not dist.is_initialized() or dist.get_rank() == 0:  # once the ranks have met, all print the same
+            complain(f"post_train.py: {in_words(error)}")
+        return 2
+    return _train(training)
+
+
+def _train(training: "Training") -> int:
+    """Train, and put what ends a run too early into words; returns the exit status."""
+    import torch
+
+    from hyvideo.algorithms.optimizer import NonFiniteUpdateError
+    from hyvideo.checkpoint.train_state import SaveError
+    from hyvideo.models.reward_models.registry import RewardFailureError
+    from hyvideo.training.device_memory import out_of_memory
+    from hyvideo.training.replay_watch import ReplayMismatchError
+
+    run = training.run
+    try:
+        stopped_by = training.train()
+    except torch.OutOfMemoryError as error:
+        # Only on this rank: the others wait for it, and the launcher ends them.
+        run.journal.console.error(out_of_memory(error, run.timer.phase, run.state.step, run.mesh.rank, run.config))
+        raise SystemExit(1) from None
+    except (NonFiniteUpdateError, ReplayMismatchError, RewardFailureError, SaveError) as error:
+        # Their message says everything: no traceback, but that of a custom reward that failed on this rank.
+        cause = error.__cause__
+        if isinstance(error, RewardFailureError) and cause and not isinstance(cause, RewardFailureError):
+            traceback.print_exception(cause)
+        if run.mesh.is_main:
+            for number in listened_preemptions():  # torchrun sends SIGTERM when the first rank has ended
+                signal.signal(number, signal.SIG_IGN)
+            run.journal.console.error(str(error))
+            run.journal.write_report()
+        return 1
+    except OSError as error:
+        if error.errno not in FULL:
             error.add_note(run.whereabouts())
             raise
-        finally:
-            run.journal.console.close()
-    status = PREEMPTED if stopped_by in PREEMPTIONS else 0
-    _tell_launcher(status)
-    return status
+        run.journal.console.error(  # on this rank alone: the launcher ends the others
+            f"{in_words(error)}. Earlier checkpoints are intact. Make space, then continue with "
+            "--resume_from_checkpoint latest."
+        )
+        raise SystemExit(1) from None
+    except Exception as error:
+        error.add_note(run.whereabouts())
+        raise
+    finally:
+        run.journal.console.close()
+    return PREEMPTED if stopped_by in PREEMPTIONS else 0
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -3,7 +3,7 @@
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -13,17 +13,21 @@ from tqdm import tqdm
 from hyvideo.config.outside import printable
 from hyvideo.observability.phase_timer import PHASES
 
+_BARS = "▁▂▃▄▅▆▇█"
+_MOST_BARS = 40
+
 
 class Console:
     """Messages and progress of one process. Rank 0 prints and keeps `console.log`; other ranks only warn.
 
     In a terminal the progress is one line that rewrites itself at every update. Without one (a pipe, a batch job) it is
-    a plain line every `log_interval` updates. `console.log` gets the plain lines either way, with date and time.
+    a plain line per round, or per `log_interval` updates where a round has fewer, with the shares of the time since the
+    line before. `console.log` gets the plain lines either way, with date and time.
 
     Args:
         run_dir: the run folder, where rank 0 appends to `console.log`.
         rank: rank of this process.
-        log_interval: updates per plain line; the last update always has its line.
+        log_interval: least updates per plain line; the last update always has its line.
     """
 
     def __init__(self, run_dir: Path, rank: int, *, log_interval: int = 1) -> None:
@@ -32,6 +36,7 @@ class Console:
         self._bar: tqdm | None = None
         self._log_file = None
         self._first_step, self._max_steps, self._started = 0, 0, time.monotonic()
+        self._printed, self._seconds = 0, dict.fromkeys(PHASES, 0.0)  # until the last plain line, and since
         if rank == 0:
             run_dir = Path(run_dir)
             run_dir.mkdir(parents=True, exist_ok=True)
@@ -58,23 +63,28 @@ class Console:
     def start_progress(self, step: int, max_steps: int) -> None:
         """Begin counting: `step` updates were done before (0, or the restored step) of `max_steps` in all."""
         self._first_step, self._max_steps, self._started = step, max_steps, time.monotonic()
+        self._printed = step
         if self._rank == 0 and sys.stderr.isatty():
             layout = "{percentage:3.0f}%|{bar:10}| {desc}"
             self._bar = tqdm(total=max_steps, initial=step, bar_format=layout, dynamic_ncols=True, file=sys.stderr)
 
-    def progress(self, step: int, metrics: Mapping[str, float]) -> None:
+    def progress(self, step: int, metrics: Mapping[str, float], *, round_ends: bool = True) -> None:
         """Show update `step` with the metrics of its row in `metrics.jsonl`; names that are missing are left out."""
         if self._rank != 0:
             return
+        for phase in PHASES:
+            self._seconds[phase] += metrics.get(f"time/{phase}", 0.0)
         seconds_per_step = (time.monotonic() - self._started) / max(step - self._first_step, 1)
-        line = progress_line(step, self._max_steps, metrics, seconds_per_step)
+        line = progress_line(step, self._max_steps, metrics, self._seconds, seconds_per_step)
         if self._bar is not None:
             self._bar.n = step
             self._bar.set_description_str(line)
-        if step % self._log_interval == 0 or step >= self._max_steps:
+        due = step // self._log_interval > self._printed // self._log_interval or step >= self._max_steps
+        if round_ends and due:
             if self._bar is None:
                 _print(line)
             self._log_line(line)
+            self._printed, self._seconds = step, dict.fromkeys(PHASES, 0.0)
 
     def close(self) -> None:
         """End the live line and close `console.log`."""
@@ -109,8 +119,10 @@ def _print(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def progress_line(step: int, max_steps: int, metrics: Mapping[str, float], seconds_per_step: float) -> str:
-    """One update in one line, the most important first: step, time left, reward, KL, pace, time split.
+def progress_line(
+    step: int, max_steps: int, metrics: Mapping[str, float], seconds: Mapping[str, float], seconds_per_step: float
+) -> str:
+    """One update in one line, the most important first: step, time left, reward, KL, pace, split of phases' seconds.
 
     Example: `step 12/120, 06:07 left | reward +0.314 | kl 1.2e-05 | 3.4 s/step: rollout 65% reward 9% update 26%`
     """
@@ -121,7 +133,27 @@ def progress_line(step: int, max_steps: int, metrics: Mapping[str, float], secon
     if math.isfinite(metrics.get("kl/position", math.nan)):
         parts.append(f"kl {metrics['kl/position']:.1e}")
     pace = f"{seconds_per_step:.3g} s/step"
-    seconds = {phase: metrics.get(f"time/{phase}", 0.0) for phase in PHASES}
     if total := sum(seconds.values()):
         pace += ": " + " ".join(f"{phase} {value / total:.0%}" for phase, value in seconds.items() if value)
     return " | ".join([*parts, pace])
+
+
+def validation_line(step: int, rewards: Sequence[float]) -> str:
+    """One validation in one line: its reward, the change since the first, and all rewards as a curve.
+
+    Args:
+        step: update it was made after.
+        rewards: of all validations so far, this one last; NaN where no video could be scored.
+
+    Example: `valid at 48: reward -0.12 (+0.13 since start) ▁▃▄▆█`
+    """
+    if not math.isfinite(rewards[-1]):
+        return f"valid at {step}: no video could be scored"
+    line = f"valid at {step}: reward {rewards[-1]:+.2f}"
+    known = [reward for reward in rewards if math.isfinite(reward)]
+    if len(known) == 1:
+        return line
+    low, high = min(known), max(known)
+    levels = [round((value - low) / (high - low) * (len(_BARS) - 1)) if high > low else 0 for value in known]
+    curve = "".join(_BARS[level] for level in levels[-_MOST_BARS:])
+    return f"{line} ({rewards[-1] - known[0]:+.2f} since start) {curve}"

@@ -5,9 +5,10 @@ from pathlib import Path
 
 from hyvideo.algorithms.algorithm import Trajectory
 from hyvideo.config.outside import in_words
-from hyvideo.observability.console import Console
+from hyvideo.observability.console import Console, validation_line
 from hyvideo.observability.metrics import MetricsLog, read_metrics
 from hyvideo.observability.profiling import Profile
+from hyvideo.observability.run_record import read_run
 from hyvideo.observability.scored_videos import read_scored_videos
 from hyvideo.observability.watchdog import Watchdog
 from hyvideo.reports.report import report_runs
@@ -48,6 +49,7 @@ class Journal:
         rows = read_metrics(self.metrics.path) if own else []  # those before a resume
         for row in {row["round"]: row for row in rows if "round" in row}.values():  # the last row of each round
             self.reward_watch.observe(row)
+        self._validations: list[float] = read_run(self.folder).validation("reward")[1].tolist() if own else []
 
     def row(
         self, step: int, trajectory: Trajectory, metrics: dict[str, float], times: dict[str, float], *, round_ends: bool
@@ -62,9 +64,21 @@ class Journal:
         """Write the row of update `step`, and warn if the rounds so far look as if the reward were exploited."""
         if self.metrics:
             self.metrics.log(step, row)
-        self.console.progress(step, row)
+        self.console.progress(step, row, round_ends=round_ends)
+        if round_ends and (failed := row.get("reward/failed", 0)):
+            self.console.main_warning(
+                f"{failed:.0f} videos of the round that ended with update {step} could not be scored and are left out "
+                "(reward/failed)."
+            )
+        if "valid/reward" in row:
+            self.tell_validation(step, row["valid/reward"])
         if round_ends and (warning := self.reward_watch.observe(row)):
             self.console.main_warning(warning)
+
+    def tell_validation(self, step: int, reward: float) -> None:
+        """Say what a validation found."""
+        self._validations.append(reward)
+        self.console.info(validation_line(step, self._validations))
 
     def log_videos(self, step: int, folder: Path) -> None:
         """Send the first validation videos of `folder` to the trackers."""

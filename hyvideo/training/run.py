@@ -62,7 +62,7 @@ class Run:
         self._stop, self._stopped_by = StopSignal(), None
         if state.step == 0 and self.validation and self.config.validation.validate_at_step0:
             means = self._validate()
-            journal.console.info("before training: " + ", ".join(f"{name} {v:+.3f}" for name, v in means.items()))
+            journal.tell_validation(0, means["valid/reward"])
             if journal.metrics and journal.metrics.trackers:  # metrics.jsonl has a row per update, so none for step 0
                 journal.metrics.trackers.log(0, means)
         journal.console.start_progress(state.step, self._last_step)

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from hyvideo.distributed.collectives import gather
-
 PREEMPTIONS = ("SIGTERM", "SIGUSR1", "SIGHUP")
 """Signals by which schedulers announce that the machine will be taken away, or the terminal is gone."""
 
@@ -60,6 +58,8 @@ class StopSignal:
 
     def of_all_ranks(self) -> str | None:
         """Return the name of the first signal that any rank received; all ranks call it, and get the same."""
+        from hyvideo.distributed.collectives import gather  # here, so that a command line is read before PyTorch
+
         return next(filter(None, gather(self.name)), None)
 
     def preempted(self) -> bool:

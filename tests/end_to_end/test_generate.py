@@ -51,6 +51,7 @@ def test_a_video_has_the_asked_size_and_a_note_of_how_it_was_made(generate: Gene
     assert video_length(command_line.folder / "sub" / "red.mp4") == (9, 12)
     note = json.loads((command_line.folder / "sub" / "red.json").read_text())
     assert (note["prompt"], note["seed"], note["num_inference_steps"]) == (PROMPTS[0], 7, 2)
+    assert finished.stdout == "wrote sub/red.mp4 (and how it was made: red.json)\n"
 
 
 def test_a_video_is_decided_by_prompt_seed_guidance_shift_and_steps(video: Callable[..., Tensor]):

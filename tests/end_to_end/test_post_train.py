@@ -124,6 +124,20 @@ def test_help_is_the_manual(command_line: CommandLine):
     assert list(command_line.folder.iterdir()) == []
 
 
+@pytest.mark.parametrize(("flag", "status"), [("--help", 0), ("--etta=1", 2)])
+def test_help_and_a_wrong_flag_are_answered_before_pytorch_is_imported(flag: str, status: int):
+    code = """
+import sys, post_train
+try:
+    status = post_train.main()
+except SystemExit as left:
+    status = left.code
+sys.exit(99 if {"torch", "diffusers", "transformers"} & set(sys.modules) else status)
+"""
+    finished = subprocess.run([sys.executable, "-c", code, flag], cwd=REPOSITORY, capture_output=True, text=True)
+    assert finished.returncode == status, finished.stderr
+
+
 def test_profile_mode_leaves_a_trace_and_a_table(
     command_line: CommandLine, tiny_root: Path, prompts_csv: Path, tmp_path: Path
 ):

@@ -8,7 +8,7 @@ from multiprocessing.context import ForkServerContext
 
 from tests.support.training import REPOSITORY
 
-PRELOADED = ["post_train", "generate", "tests.support.ranks", "tests.support.training"]
+PRELOADED = ["post_train", "generate", "hyvideo.planning.preflight", "tests.support.ranks", "tests.support.training"]
 
 
 @cache

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from hyvideo.observability.console import Console, progress_line
+from hyvideo.observability.console import Console, progress_line, validation_line
 
 METRICS = {
     "reward/mean": 0.3142,
@@ -27,7 +27,8 @@ class Terminal(io.StringIO):
 
 
 def test_a_progress_line_tells_step_time_left_reward_kl_and_where_the_time_went():
-    line = progress_line(12, 120, METRICS, seconds_per_step=3.4)
+    seconds = {"rollout": 6.0, "reward": 1.0, "anchor": 1.0, "update": 2.0}
+    line = progress_line(12, 120, METRICS, seconds, seconds_per_step=3.4)
     assert line == (
         "step 12/120, 06:07 left | reward +0.314 | kl 1.2e-05 | "
         "3.4 s/step: rollout 60% reward 10% anchor 10% update 20%"
@@ -36,7 +37,7 @@ def test_a_progress_line_tells_step_time_left_reward_kl_and_where_the_time_went(
 
 @pytest.mark.parametrize("metrics", [{}, {"reward/mean": math.nan, "kl/position": math.nan, "time/update": 0.0}])
 def test_what_was_not_measured_is_left_out_of_the_line(metrics):
-    assert progress_line(3, 3, metrics, seconds_per_step=0.5) == "step 3/3, 00:00 left | 0.5 s/step"
+    assert progress_line(3, 3, metrics, {"update": 0.0}, seconds_per_step=0.5) == "step 3/3, 00:00 left | 0.5 s/step"
 
 
 def test_a_console_that_nobody_reads_any_more_does_not_end_the_run(tmp_path, monkeypatch):
@@ -65,6 +66,32 @@ def test_without_a_terminal_progress_is_plain_lines_every_log_interval_and_at_th
     printed = capsys.readouterr().err
     assert re.findall(r"^step (\d)/5", printed, flags=re.MULTILINE) == ["2", "4", "5"]
     assert "\r" not in printed and "\x1b" not in printed
+
+
+def test_a_round_of_several_updates_is_one_line_with_the_shares_of_them_all(tmp_path, capsys):
+    console = Console(tmp_path, rank=0)
+    console.start_progress(0, max_steps=4)
+    for step in range(1, 5):
+        times = {"time/rollout": 6.0 if step % 2 else 0.0, "time/update": 2.0}
+        console.progress(step, times, round_ends=step % 2 == 0)
+    console.close()
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in lines] == ["step 2/4", "step 4/4"]
+    assert all(line.endswith(": rollout 60% update 40%") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "line"),
+    [
+        ([-0.25], "valid at 48: reward -0.25"),
+        ([-0.25, -0.125], "valid at 48: reward -0.12 (+0.12 since start) ▁█"),
+        ([0.0, 1.0, math.nan, 0.5, 0.25], "valid at 48: reward +0.25 (+0.25 since start) ▁█▅▃"),
+        ([0.5, 0.5], "valid at 48: reward +0.50 (+0.00 since start) ▁▁"),
+        ([0.5, math.nan], "valid at 48: no video could be scored"),
+    ],
+)
+def test_a_validation_line_tells_the_reward_its_change_and_its_curve(rewards, line):
+    assert validation_line(48, rewards) == line
 
 
 def test_in_a_terminal_one_line_rewrites_itself_and_messages_stand_above_it(tmp_path, monkeypatch):

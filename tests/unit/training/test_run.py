@@ -247,7 +247,14 @@ def test_the_watch_of_a_resumed_run_knows_the_rounds_before(tiny_root: Path, pro
     assert len(seen[0]) == 2 and seen[0] == seen[1]
 
 
-def test_validation_writes_videos_with_their_scores_and_logs_them_and_the_means(make_training: Make):
+def json_mean(folder: Path) -> float:
+    """The mean reward of a folder of scored videos."""
+    return statistics.fmean(json.loads(line)["reward"] for line in (folder / "scores.jsonl").read_text().splitlines())
+
+
+def test_validation_writes_videos_with_their_scores_and_logs_them_and_the_means(
+    make_training: Make, tiny_root: Path, prompts_csv: Path
+):
     training = make_training(max_steps=2, validation_interval=2, validate_at_step0=True, video_fps=12)
     training.train()
     assert sorted(path.name for path in training.run.folder.samples.iterdir()) == ["step_0", "step_2"]
@@ -263,6 +270,16 @@ def test_validation_writes_videos_with_their_scores_and_logs_them_and_the_means(
     events.Reload()
     assert [event.step for event in events.Images("samples/000")] == [0, 2]
     assert [event.step for event in events.Scalars("valid/reward")] == [0, 2]
+    log = (training.run.folder.path / "console.log").read_text()
+    start, end = json_mean(training.run.folder.samples / "step_0"), second["valid/reward"]
+    assert f" valid at 0: reward {start:+.2f}\n" in log
+    assert f" valid at 2: reward {end:+.2f} ({end - start:+.2f} since start) " in log
+    assert log.count(" step ") == 2 and " command: python" in log
+    argv = arguments(
+        tiny_root, prompts_csv, training.run.folder.path, max_steps=4, video_fps=12, resume_from_checkpoint="latest"
+    )
+    resumed = training_of(argv)
+    assert resumed.run.journal._validations == pytest.approx([start, end], abs=1e-5)
 
 
 def test_rollout_videos_are_kept_when_asked_for(make_training: Make):
@@ -280,6 +297,8 @@ def test_a_failed_score_is_counted_and_left_out(make_training: Make, tmp_path: P
     training.train()
     (row,) = metrics_of(training)
     assert row["reward/failed"] == 2
+    warning = "WARNING: 2 videos of the round that ended with update 1 could not be scored and are left out"
+    assert warning in (training.run.folder.path / "console.log").read_text()
     scores = collect_round(same).scores
     good = [total for total in scores.total.tolist() if not math.isnan(total)]
     assert row["reward/mean"] == pytest.approx(statistics.fmean(good))
