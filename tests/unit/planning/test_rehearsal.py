@@ -71,7 +71,7 @@ def test_a_round_of_the_real_code_has_no_surprise(world_size: int, flags: tuple[
     done = rehearsal_of(*flags, world_size=world_size)
     assert done.surprises == ()
     assert not any("mask" in name for phase, name in done.kernels if phase in ("anchor", "update"))
-    assert done.flops["update"] > 1.9 * done.flops["anchor"] > 0 and done.flops["rollout"] > 0
+    assert done.flops["update"] > 1.6 * done.flops["anchor"] > 0 and done.flops["rollout"] > 0
     assert done.peaks["update"] > done.peaks["resting"] > 0
 
 
