@@ -78,6 +78,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     trained = parser.add_mutually_exclusive_group()
     trained.add_argument("--checkpoint_path", help="RUN/checkpoints/step_N, or a checkpoint-N of the original training")
     trained.add_argument("--lora_path", help="folder with an adapter of either layout, or RUN/checkpoints/step_N")
+    add("--ema", action="store_true", help="the average of the checkpoint's weights, which runs with ema_decay keep")
     add("--seed", "--seeds", type=int, nargs="+", help="seeds of the noise (overridden by a CSV's); default 42")
     add("--num_inference_steps", type=int, help="denoising steps")
     add("--guidance_scale", type=float, help="classifier-free guidance; 1 is off")
@@ -183,7 +184,9 @@ def request_of(arguments: argparse.Namespace) -> Request:
         raise ValueError("--offload moves networks between GPU and host memory; this machine shows no GPU.")
     root = check_layout(arguments.model_path, arguments.transformer_version)
     if arguments.checkpoint_path:
-        check_checkpoint(arguments.checkpoint_path)
+        check_checkpoint(arguments.checkpoint_path, ema=arguments.ema)
+    elif arguments.ema:
+        raise ValueError("--ema takes the average in a checkpoint: give --checkpoint_path.")
     if arguments.lora_path:
         arguments.lora_path = str(check_lora(arguments.lora_path).parent)
     arguments.seed = list(dict.fromkeys(arguments.seed))
@@ -262,7 +265,7 @@ def _pipeline(request: Request, mesh: Mesh) -> HunyuanVideoGRPOPipeline:
         encoders_on=placed,
     )
     if arguments.checkpoint_path:
-        load_trained_policy(pipeline.transformer, arguments.checkpoint_path)
+        load_trained_policy(pipeline.transformer, arguments.checkpoint_path, ema=arguments.ema)
     if arguments.lora_path:
         load_lora(pipeline.transformer, arguments.lora_path)
     install_attention(pipeline.transformer.eval(), mesh.sp_group, mesh.guidance_group)
@@ -280,6 +283,7 @@ def _generate(pipeline: HunyuanVideoGRPOPipeline, job: Job, request: Request, ne
     note = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
     for name in ("offload", "sp_size", "file_names"):  # they change where the video is made, not the video
         del note[name]
+    note = {key: value for key, value in note.items() if key != "ema" or value}  # as notes were before it existed
     note |= settings | {"prompt": job.prompt.text, "image_path": job.prompt.ref_image_path, "seed": job.seed}
     note |= {"fixed_size": f"{size[0]}x{size[1]}", "output_path": str(job.path), "weights": request.weights}
     if job.is_finished(note):

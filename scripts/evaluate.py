@@ -81,6 +81,7 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
     add("--seeds", type=int, nargs="+", default=[42], help="videos per prompt, one each; default 42; a CSV's seed wins")
     entry = {"dest": "entries", "nargs": "+", "action": _AddEntry, "default": []}
     add("--model", metavar="NAME ROOT [TRAINED]", help="a model: base folder, and a checkpoint or LoRA folder", **entry)
+    add("--ema", metavar="NAME", nargs="+", default=[], help="models whose checkpoint's averaged weights sample")
     add("--videos", metavar="NAME FOLDER", help="existing videos, named as generate.py names those of a CSV", **entry)
     scorers = {"default": ["videoalign_local"], "metavar": "NAME[=CHECKPOINT]"}
     add("--rewards", nargs="+", help="rewards that score; default videoalign_local", **scorers)
@@ -156,6 +157,8 @@ def _check_entries(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
     names = [entry.name for entry in arguments.entries]
     if not names or len(set(names)) < len(names):
         raise ValueError(f"Give each --model and --videos a name of its own; received {', '.join(names) or 'none'}.")
+    if unknown := sorted({*arguments.ema} - {*names}):
+        raise ValueError(f"--ema {unknown[0]}: there is no --model of that name.")
     for entry in arguments.entries:
         if Path(entry.name).name != entry.name or entry.name in ("", ".."):
             raise ValueError(f"--model {entry.name}: the name becomes a folder below --output_dir, so no '/' or '..'.")
@@ -164,7 +167,9 @@ def _check_entries(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
         if entry.makes_videos:
             check_layout(entry.root, arguments.transformer_version)
         if entry.trained and not _is_adapter(entry.trained):
-            check_checkpoint(entry.trained)
+            check_checkpoint(entry.trained, ema=entry.name in arguments.ema)
+        elif entry.name in arguments.ema:
+            raise ValueError(f"--ema {entry.name}: only a --model with a run's checkpoint has an average of weights.")
 
 
 def _is_adapter(folder: Path) -> bool:
@@ -219,6 +224,7 @@ def _sample(entry: Entry, arguments: argparse.Namespace, flags: Sequence[str]) -
         command += ["--transformer_version", arguments.transformer_version]
     if entry.trained:
         command += ["--lora_path" if _is_adapter(entry.trained) else "--checkpoint_path", str(entry.trained)]
+    command += ["--ema"] if entry.name in arguments.ema else []
     return subprocess.call([*command, *flags])
 
 

@@ -42,6 +42,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     trained = parser.add_mutually_exclusive_group()
     trained.add_argument("--checkpoint_path", help="checkpoint of a run; without one (or a LoRA) the base is converted")
     trained.add_argument("--lora_path", help="folder with pytorch_lora_weights.safetensors, keys of either layout")
+    parser.add_argument("--ema", action="store_true", help="the average of the checkpoint's weights (ema_decay)")
     parser.add_argument("--format", required=True, choices=FORMATS)
     parser.add_argument("--output_path", type=Path, required=True, help="a new folder")
     parser.add_argument("--dtype", choices=DTYPES, help="of the transformer; default fp32, or as stored for a base")
@@ -55,7 +56,9 @@ def main(argv: list[str]) -> int:
     try:
         check_new(arguments.output_path)
         if arguments.checkpoint_path:
-            check_checkpoint(arguments.checkpoint_path)
+            check_checkpoint(arguments.checkpoint_path, ema=arguments.ema)
+        elif arguments.ema:
+            raise ValueError("--ema takes the average in a checkpoint: give --checkpoint_path.")
         if arguments.lora_path:
             check_lora(arguments.lora_path)
         if arguments.format == "original":
@@ -116,7 +119,7 @@ def _load_dtype(arguments: argparse.Namespace) -> torch.dtype | None:
 def _finish(transformer: torch.nn.Module, arguments: argparse.Namespace) -> None:
     """Put the trained weights in, merge an adapter unless it is what is asked for, and round."""
     if arguments.checkpoint_path:
-        load_trained_policy(transformer, arguments.checkpoint_path)
+        load_trained_policy(transformer, arguments.checkpoint_path, ema=arguments.ema)
     if arguments.lora_path:
         load_lora(transformer, arguments.lora_path)
     if not arguments.format.startswith("lora"):

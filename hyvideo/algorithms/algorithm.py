@@ -1,24 +1,26 @@
 """What an algorithm is: it says what a rollout must record, and turns a scored round into optimizer updates."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from hyvideo.algorithms.optimizer import Optimization
+from hyvideo.algorithms.optimizer import Optimization, Step
 from hyvideo.algorithms.policy import Policy
 from hyvideo.config.outside import import_class
 from hyvideo.config.schema import Config
 from hyvideo.distributed.collectives import gather
+from hyvideo.grpo.advantages import gdpo_advantages, group_advantages, groups_without_spread, normalize_then_sum
 from hyvideo.models.reward_models.rewards import Scores
 from hyvideo.observability.phase_timer import PhaseTimer
 from hyvideo.pipelines.conditioning import Conditioning
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout
 
-ALGORITHMS = {"grpo": "hyvideo.algorithms.grpo:GRPO"}
+ALGORITHMS = {"grpo": "hyvideo.algorithms.grpo:GRPO", "nft": "hyvideo.algorithms.nft:NFT"}
 """Name of an algorithm -> the module and class that implement it; another algorithm is one more line."""
 
 
@@ -56,6 +58,21 @@ class Trajectory:
         return self.conditioning.rows([self.conditioning_rows[i] for i in videos.tolist()])
 
 
+@dataclass(frozen=True)
+class Evaluations:
+    """Transformer evaluations per video of a round; guidance makes each of them two rows.
+
+    Attributes:
+        rollout: forward passes without gradient that sample the video, on average over rounds.
+        anchor: those of weights that are compared with the policy; none in a round in which they still equal it.
+        update: forward and backward passes, over all updates of the round.
+    """
+
+    rollout: float
+    anchor: int
+    update: int
+
+
 class Algorithm(ABC):
     """Turns scored rounds into updates; subclass it and name the class in `ALGORITHMS`, or with `--algorithm`.
 
@@ -88,9 +105,71 @@ class Algorithm(ABC):
             NonFiniteUpdateError: an update's loss or gradient is not finite, and no more may be skipped.
         """
 
+    @classmethod
+    def evaluations(cls, config: Config) -> Evaluations:
+        """Count what a video costs, for plans: every step once to sample, and once more to train, unless overridden.
+
+        Raises:
+            ValueError: nothing could be trained with these settings.
+        """
+        return Evaluations(config.rollout.grpo_sampling_steps, 0, config.rollout.grpo_sampling_steps)
+
+    @classmethod
+    def num_copies(cls, config: Config) -> int:
+        """Return how many copies of the trained weights the algorithm keeps, for plans."""
+        return 0
+
+    def sampling(self) -> AbstractContextManager[None]:
+        """Return the context in which rollouts are sampled, for algorithms that do not sample with the policy."""
+        return nullcontext()
+
     def noisy_steps(self, round_index: int, num_videos: int) -> Tensor | None:
         """Return which steps draw noise in each of the round's videos, `[num_videos, K]` bool; None: all steps."""
         return None
+
+    def advantages(self, trajectory: Trajectory) -> tuple[Tensor, int]:
+        """Compare the videos of each prompt by their rewards, aggregated as `reward_aggregation` says.
+
+        Returns:
+            Advantages `[B]` of this rank's videos, 0 for a failed score; prompt groups of the round without spread.
+        """
+        grpo, scores, aggregation = self.config.grpo, trajectory.scores, self.config.reward.reward_aggregation
+        rewards, metrics = scores.total, (scores.weighted(), scores.weights, grpo.num_generations)
+        if aggregation != "sum":
+            rewards = normalize_then_sum(*metrics)
+        if aggregation == "gdpo":
+            advantages = gdpo_advantages(*metrics, grpo.adv_clip_max)
+        else:
+            sizes = (grpo.num_generations, grpo.adv_clip_max)
+            advantages = group_advantages(rewards, *sizes, divisor=grpo.advantage_std)
+        without_spread = int(groups_without_spread(rewards, grpo.num_generations).sum())
+        return advantages[trajectory.positions], without_spread
+
+    def make_update(
+        self, losses: Iterable[tuple[float, Tensor, Mapping[str, Tensor]]], *, largest: Collection[str] = ()
+    ) -> tuple[dict[str, float], Step]:
+        """Make one optimizer update and time it as `update`; every rank calls it.
+
+        Args:
+            losses: of this rank's micro-batches, computed one after the other: their shares of its part of the update,
+                which add up to 1, their losses with gradient, and their numbers, among them `loss/total`.
+            largest: names of the numbers whose largest value counts; of the others the mean does.
+
+        Returns:
+            The numbers over all ranks and those of the step, by their names in `metrics.jsonl`; and the step.
+
+        Raises:
+            NonFiniteUpdateError: loss or gradient is not finite, and no more updates may be skipped.
+        """
+        measured, weights = [], []
+        with self.timer("update"):
+            for share, loss, numbers in losses:
+                self.optimization.backward(loss, share)
+                measured.append(numbers)
+                weights.append(share)
+            metrics = over_micro_batches(measured, weights, largest=largest)
+            step = self.optimization.step(metrics["loss/total"])
+        return metrics | step.metrics(), step
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return the tensors of the algorithm's state in named groups, sharded as the policy's are."""

@@ -9,7 +9,7 @@ import torch
 from peft.helpers import rescale_adapter_scale
 from torch import Tensor, nn
 
-from hyvideo.config.schema import Config, KLConfig, ModelConfig
+from hyvideo.config.schema import Config, KLConfig, ModelConfig, OptimizerConfig
 from hyvideo.distributed.collectives import as_shard_of, local_shard
 from hyvideo.grpo.kl_controller import MILDER_CEILING, KLController
 from hyvideo.models.parallelize import forget_gathered_weights, trainable_parameters
@@ -23,7 +23,12 @@ def anchor_kind(kl: KLConfig, model: ModelConfig) -> Literal["none", "base", "co
     """
     if kl.kl_weight == 0 or (kl.use_dual_kl and kl.dual_kl_moving_weight == 0):
         return "none"
-    return "base" if model.use_lora and model.pretrained_lora_path is None and not kl.moves_anchor else "copy"
+    return "base" if starts_at_base(model) and not kl.moves_anchor else "copy"
+
+
+def starts_at_base(model: ModelConfig) -> bool:
+    """Whether the policy is the base model under a fresh adapter, so that the base model needs no copy."""
+    return model.use_lora and model.pretrained_lora_path is None
 
 
 def lambda_bounds(kl: KLConfig) -> tuple[float, float]:
@@ -86,12 +91,16 @@ class Anchor:
         self._in_host_memory = torch.cuda.is_available() and {device.type for device in on} == {"cpu"}
         self.equals_policy = True
 
-    def refresh(self) -> None:
-        """Move the anchor to the policy."""
-        with torch.no_grad():
-            for name, parameter in self._parameters.items():
-                self._copy[name].copy_(local_shard(parameter), non_blocking=True)
-        self.equals_policy = True
+    @torch.no_grad()
+    def refresh(self, decay: float = 0.0) -> None:
+        """Move the anchor to the policy, or to `decay * anchor + (1 - decay) * policy`."""
+        for name, parameter in self._parameters.items():
+            shard, copy = local_shard(parameter), self._copy[name]
+            if decay:
+                copy.lerp_(shard.to(copy.device), 1 - decay)
+            else:
+                copy.copy_(shard, non_blocking=True)
+        self.equals_policy = decay == 0 or self.equals_policy
 
     def policy_moved(self) -> None:
         """Note that the policy was updated: the two differ from now on."""
@@ -154,7 +163,7 @@ class BaseModelAnchor(Anchor):
         super().__init__({}, offload=False)
         self._transformer = transformer
 
-    def refresh(self) -> None:
+    def refresh(self, decay: float = 0.0) -> None:
         """Refuse: this anchor cannot move.
 
         Raises:
@@ -180,8 +189,23 @@ def build_anchor(config: Config, transformer: nn.Module) -> Anchor | None:
         return None
     if kind == "base":
         return BaseModelAnchor(transformer)
-    return Anchor(
-        trainable_parameters(transformer),
-        offload=config.kl.reference_mode_offload,
-        weights_change=partial(forget_gathered_weights, transformer),
-    )
+    return copy_policy(transformer, offload=config.kl.reference_mode_offload)
+
+
+def copy_policy(transformer: nn.Module, *, offload: bool) -> Anchor:
+    """Copy the trained weights as they are; with `offload` the copy rests in host memory."""
+    forget = partial(forget_gathered_weights, transformer)
+    return Anchor(trainable_parameters(transformer), offload=offload, weights_change=forget)
+
+
+def build_ema(config: OptimizerConfig, transformer: nn.Module) -> Anchor | None:
+    """Begin the average of the trained weights at the policy as it is; None when `ema_decay` asks for none."""
+    return copy_policy(transformer, offload=config.ema_offload) if config.ema_decay else None
+
+
+def ramped_decay(decay: float, updates: int) -> float:
+    """``min(decay, (1 + n) / (10 + n))`` after n updates, so that an average soon forgets where it began.
+
+    Flow-GRPO and the EMA of diffusers have this ramp.
+    """
+    return min(decay, (1 + updates) / (10 + updates))

@@ -8,15 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyvideo.algorithms.algorithm import Algorithm, Trajectory, over_micro_batches
-from hyvideo.algorithms.anchor import build_anchor, build_controller
+from hyvideo.algorithms.algorithm import Algorithm, Evaluations, Trajectory
+from hyvideo.algorithms.anchor import anchor_kind, build_anchor, build_controller
 from hyvideo.algorithms.optimizer import Optimization
-from hyvideo.algorithms.policy import Policy
+from hyvideo.algorithms.policy import Policy, rollout_scheduler
 from hyvideo.algorithms.step_gradients import StepGradients
 from hyvideo.config.schema import Config
 from hyvideo.data.randomness import generator_for
-from hyvideo.grpo.advantages import gdpo_advantages, group_advantages, groups_without_spread, normalize_then_sum
-from hyvideo.grpo.clipped_loss import clipped_policy_loss
+from hyvideo.grpo.clipped_loss import clipped_policy_loss, normalized_log_ratio
 from hyvideo.grpo.gradient_equalizer import equalizer_scales
 from hyvideo.grpo.sde_window import noisy_steps
 from hyvideo.grpo.timesteps import Pairs, num_kept, select_timesteps, split_updates
@@ -65,12 +64,42 @@ class GRPO(Algorithm):
         self.anchor = build_anchor(config, policy.transformer)
         self.controller = build_controller(config.kl)
         norms = policy.gradient_norms(published=config.grpo.cps_equalizer == "published")
+        if config.grpo.ratio_norm:  # the normalized ratio's gradient by the velocity; GRPO-Guard divides by the step
+            norms = torch.where(norms > 0, policy.sensitivity().abs().to(norms), 0)
         self.scales = equalizer_scales(norms) if config.grpo.use_grad_balancing else torch.ones_like(norms)
         self.step_gradients = StepGradients(policy.sensitivity())
 
+    @classmethod
+    def evaluations(cls, config: Config) -> Evaluations:
+        """Count what a video costs: every step once, and the trained steps once more per phase.
+
+        Of a shared prefix each video has its part, with the mean length of prefixes over rounds.
+
+        Raises:
+            ValueError: no step draws noise, or the window is longer than there are such steps.
+        """
+        rollout, num_steps = config.rollout, config.rollout.grpo_sampling_steps
+        stochastic = rollout_scheduler(rollout).trained_steps(sde_type=rollout.sde_type, eta=rollout.eta)
+        noisy, anything = _window(config, stochastic, 0, num_videos=1), torch.Generator()
+        steps = select_timesteps(noisy, config.grpo.timestep_fraction, 1, permute=False, generator=anything)
+        trained = steps.shape[1]
+        if rollout.share_prefix:
+            places = stochastic.nonzero().squeeze(1)[: int(stochastic.sum()) - rollout.sde_window_size + 1]
+            siblings = math.gcd(config.grpo.num_generations, config.grpo.batch_size, rollout.rollout_micro_batch_size)
+            num_steps -= float(places.double().mean()) * (1 - 1 / siblings)
+        anchored = anchor_kind(config.kl, config.model) != "none"
+        return Evaluations(num_steps, num_kept(config.kl.anchor_fraction, trained) if anchored else 0, trained)
+
+    @classmethod
+    def num_copies(cls, config: Config) -> int:
+        """Return 1 where the anchor is a copy."""
+        return int(anchor_kind(config.kl, config.model) == "copy")
+
     def noisy_steps(self, round_index: int, num_videos: int) -> Tensor | None:
         """Return the window of steps in which each video draws noise; None for all steps."""
-        return None if self.config.rollout.sde_window == "all" else self._window(round_index, num_videos)
+        if self.config.rollout.sde_window == "all":
+            return None
+        return _window(self.config, self.policy.stochastic_steps(), round_index, num_videos=num_videos)
 
     def updates(self, trajectory: Trajectory) -> Iterator[dict[str, float]]:
         """Make the round's updates and yield their metrics."""
@@ -84,22 +113,14 @@ class GRPO(Algorithm):
 
     def compare(self, trajectory: Trajectory) -> ComparedRound:
         """Compare the videos of each prompt, choose what every update trains, and make the anchor's pass."""
-        grpo, reward, scores = self.config.grpo, self.config.reward, trajectory.scores
-        rewards, metrics = scores.total, (scores.weighted(), scores.weights, grpo.num_generations)
-        if reward.reward_aggregation != "sum":
-            rewards = normalize_then_sum(*metrics)
-        if reward.reward_aggregation == "gdpo":
-            advantages = gdpo_advantages(*metrics, grpo.adv_clip_max)[trajectory.positions]
-        else:
-            advantages = group_advantages(rewards, grpo.num_generations, grpo.adv_clip_max)[trajectory.positions]
-        steps = self._choose_steps(trajectory)
+        advantages, without_spread = self.advantages(trajectory)
+        grpo, steps = self.config.grpo, self._choose_steps(trajectory)
         in_group = math.gcd(grpo.num_generations, grpo.batch_size)  # this rank's part of a group lies together
         updates = split_updates(steps, grpo.updates_per_rollout, num_generations=in_group)
         weights = self._anchor_weights(trajectory, steps)
         anchored = updates if weights is None else [pairs.where(weights > 0) for pairs in updates]
         with self.timer("anchor"):
             anchor_means = self._anchor_means(trajectory, anchored)
-        without_spread = int(groups_without_spread(rewards, grpo.num_generations).sum())
         return ComparedRound(trajectory, advantages, updates, anchor_means, weights, without_spread)
 
     def update(
@@ -117,15 +138,14 @@ class GRPO(Algorithm):
         Raises:
             NonFiniteUpdateError: loss or gradient is not finite, on any rank, and no more updates may be skipped.
         """
-        with self.timer("update"):
-            measured, weights = [], []
-            for micro_batch in self._micro_batches(pairs):
-                loss, numbers = self._loss(compared, micro_batch, coefficient, on_policy)
-                weights.append(len(micro_batch.sample_index) / len(pairs.sample_index))
-                self.optimization.backward(loss, weights[-1])
-                measured.append(numbers)
-            metrics = over_micro_batches(measured, weights, largest=DEVIATIONS)
-            step = self.optimization.step(metrics["loss/total"])
+        losses = (
+            (
+                len(micro_batch.sample_index) / len(pairs.sample_index),
+                *self._loss(compared, micro_batch, coefficient, on_policy),
+            )
+            for micro_batch in pairs.micro_batches(self.config.grpo.mini_batch_size_per_update)
+        )
+        metrics, step = self.make_update(losses, largest=DEVIATIONS)
         kl = metrics.pop("kl/total")
         if not step.skipped:
             if self.controller:
@@ -136,7 +156,6 @@ class GRPO(Algorithm):
             if self.optimization.updates % self.config.kl.update_ref_model_step == 0:
                 self.anchor.refresh()
         return metrics | {
-            **step.metrics(),
             "kl/coef": coefficient,
             "reward/groups_without_spread": float(compared.groups_without_spread),
             "update/evaluations": float(len(pairs.sample_index)),
@@ -160,12 +179,17 @@ class GRPO(Algorithm):
         log_probs = self.policy.log_prob(rollout.latents[rows, index + 1], mean, std)
         recorded = rollout.log_probs[rows, index]
         old_log_probs = log_probs.detach() if on_policy else recorded
+        ratio = (log_probs, old_log_probs)
+        if self.config.grpo.ratio_norm:
+            old_mean = mean.detach() if on_policy else rollout.means[rows, index]
+            log_ratio = normalized_log_ratio(mean, old_mean, rollout.latents[rows, index + 1], std)
+            ratio = (log_ratio, torch.zeros_like(log_ratio))
         policy_loss, diagnostics = clipped_policy_loss(
-            log_probs,
-            old_log_probs,
+            *ratio,
             compared.advantages[rows].to(log_probs),
             self.config.grpo.clip_range,
             self.scales[index].to(log_probs),
+            clip_range_high=self.config.grpo.clip_range_high,
         )
         self.step_gradients.add(policy_loss, mean, index)
         position = mean.new_zeros(())
@@ -189,25 +213,11 @@ class GRPO(Algorithm):
             "replay/mean_error": ((mean.detach() - rollout.means[rows, index].to(mean)).abs() / std).max(),
         }
 
-    def _window(self, round_index: int, num_videos: int) -> Tensor:
-        """Choose the steps `[num_videos, K]` at which each video of a round draws noise and can be trained."""
-        rollout, seed = self.config.rollout, self.config.run.seed
-        return noisy_steps(
-            self.policy.stochastic_steps(),
-            rollout.sde_window,
-            rollout.sde_window_size,
-            num_samples=num_videos,
-            num_generations=self.config.grpo.num_generations,
-            round_index=round_index,
-            interval=rollout.sde_window_interval,
-            generator=generator_for(seed, "sde_window", round_index, 0, 0, 0),
-        )
-
     def _choose_steps(self, trajectory: Trajectory) -> Tensor:
         """Choose the steps `[B, T]` at which this rank's videos are trained in this round."""
         grpo, num_videos = self.config.grpo, len(trajectory.scores.total)
         steps = select_timesteps(
-            self._window(trajectory.round, num_videos),
+            _window(self.config, self.policy.stochastic_steps(), trajectory.round, num_videos=num_videos),
             grpo.timestep_fraction,
             num_videos,
             permute=grpo.enable_timestep_permutation,
@@ -242,7 +252,8 @@ class GRPO(Algorithm):
             return trajectory.rollout.means
         means = torch.zeros_like(trajectory.rollout.means)
         with torch.no_grad(), self.anchor.in_place_of_policy():
-            for rows, index in (part for pairs in updates for part in self._micro_batches(pairs)):
+            size = self.config.grpo.mini_batch_size_per_update
+            for rows, index in (part for pairs in updates for part in pairs.micro_batches(size)):
                 latents = trajectory.rollout.latents[rows, index]
                 means[rows, index] = self.policy.step(latents, index, trajectory.conditioning_of(rows))[0]
         return means
@@ -255,11 +266,6 @@ class GRPO(Algorithm):
         latents, conditioning = trajectory.rollout.latents[pairs], trajectory.conditioning_of(pairs.sample_index)
         with torch.no_grad(), self.anchor.in_place_of_policy():
             return self.policy.step(latents, pairs.step_index, conditioning)[0]
-
-    def _micro_batches(self, pairs: Pairs) -> Iterator[Pairs]:
-        """Yield consecutive slices of `mini_batch_size_per_update` pairs."""
-        size = self.config.grpo.mini_batch_size_per_update
-        yield from map(Pairs, pairs.sample_index.split(size), pairs.step_index.split(size))
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return the anchor's weights, where it holds any."""
@@ -287,3 +293,18 @@ class GRPO(Algorithm):
             self.anchor.load_state_dict(tensors.get("anchor", {}), equals_policy=facts["anchor_equals_policy"])
         if self.controller is not None:
             self.controller.load_state_dict(facts["controller"])
+
+
+def _window(config: Config, stochastic: Tensor, round_index: int, *, num_videos: int) -> Tensor:
+    """Choose among the steps that can draw noise, `stochastic` `[K]`, those in which each video of a round does."""
+    rollout = config.rollout
+    return noisy_steps(
+        stochastic,
+        rollout.sde_window,
+        rollout.sde_window_size,
+        num_samples=num_videos,
+        num_generations=config.grpo.num_generations,
+        round_index=round_index,
+        interval=rollout.sde_window_interval,
+        generator=generator_for(config.run.seed, "sde_window", round_index, 0, 0, 0),
+    )

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
+from hyvideo.algorithms.anchor import Anchor, ramped_decay
 from hyvideo.config.schema import OptimizerConfig
 from hyvideo.distributed.collectives import average_gradients, local_shard, own_part, whole
 
@@ -134,6 +135,7 @@ class Optimization:
         config: rate, decay, clipping.
         sp_size: ranks that share a video.
         max_skipped: updates in a row that may be skipped because they are not finite.
+        ema: average of the trained weights, which follows every update; None: there is none.
 
     Attributes:
         updates: number of updates made so far, skipped ones included; `--max_steps` counts them.
@@ -146,11 +148,18 @@ class Optimization:
     """
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], config: OptimizerConfig, *, sp_size: int = 1, max_skipped: int = 0
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        config: OptimizerConfig,
+        *,
+        sp_size: int = 1,
+        max_skipped: int = 0,
+        ema: Anchor | None = None,
     ) -> None:
         self.parameters = dict(parameters)
         self.optimizers = build_optimizers(parameters, config)
         self.updates = 0
+        self.ema = ema
         self._config = config
         self._sp_size = sp_size
         self._max_skipped = max_skipped
@@ -186,6 +195,8 @@ class Optimization:
         if not skipped:
             for optimizer in self.optimizers:
                 optimizer.step()
+            if self.ema:
+                self.ema.refresh(ramped_decay(self._config.ema_decay, self.updates + 1))
         self._zero_grad()
         self.skipped_in_row = self.skipped_in_row + 1 if skipped else 0
         self.updates += 1

@@ -7,6 +7,7 @@ from typing import Any
 from diffusers import HunyuanVideo15Transformer3DModel
 from torch import Tensor
 
+from hyvideo.config.schema import RolloutConfig
 from hyvideo.data.prompts import Prompt
 from hyvideo.pipelines.conditioning import Conditioning
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline, Rollout
@@ -29,6 +30,7 @@ class Policy:
         num_frames: frames per video, 4 n + 1.
         size: height and width in pixels.
         videos_at_once: videos that are denoised together in a rollout; 0 for all.
+        share_prefix: compute the steps before a window once for videos that start alike.
     """
 
     pipeline: HunyuanVideoGRPOPipeline
@@ -38,6 +40,7 @@ class Policy:
     num_frames: int
     size: tuple[int, int]
     videos_at_once: int = 0
+    share_prefix: bool = False
 
     @property
     def transformer(self) -> HunyuanVideo15Transformer3DModel:
@@ -69,7 +72,7 @@ class Policy:
             noisy: `[B, K]` bool, the steps at which each video draws noise; elsewhere it follows the ODE. None: all.
             decode: whether to decode the videos.
         """
-        how = {"sde_type": self.sde_type, "eta": self.eta, "noisy": noisy}
+        how = {"sde_type": self.sde_type, "eta": self.eta, "noisy": noisy, "share_prefix": self.share_prefix}
         return self._roll_out(conditioning, noise, decode=decode, **how)
 
     def final_latents(self, conditioning: Conditioning, noise: SampleNoise, *, decode: bool = True) -> Rollout:
@@ -127,3 +130,10 @@ class Policy:
     def sensitivity(self) -> Tensor:
         """`d mean / d v` of every step, `[K]`."""
         return self.pipeline.scheduler.step_weights(sde_type=self.sde_type, eta=self.eta).velocity
+
+
+def rollout_scheduler(rollout: RolloutConfig) -> FlowMatchDiscreteScheduler:
+    """Return the scheduler of the rollout, its steps set."""
+    scheduler = FlowMatchDiscreteScheduler(shift=rollout.infer_flow_shift_video, sage_clamp=rollout.sage_clamp)
+    scheduler.set_timesteps(rollout.grpo_sampling_steps)
+    return scheduler

@@ -75,7 +75,9 @@ class OriginalCheckpoint:
         self._held = {name: wanted[key] for name, (key, _) in self._keys.items() if key in wanted}
 
 
-def load_trained_policy(transformer: HunyuanVideo15Transformer3DModel, checkpoint: str | Path) -> None:
+def load_trained_policy(
+    transformer: HunyuanVideo15Transformer3DModel, checkpoint: str | Path, *, ema: bool = False
+) -> None:
     """Put the trained weights of a run's checkpoint into the base model it was trained from, in place.
 
     Those are all weights, or only the LoRA adapter, which is then added.
@@ -83,10 +85,13 @@ def load_trained_policy(transformer: HunyuanVideo15Transformer3DModel, checkpoin
     Args:
         transformer: the base model, fresh from `load_transformer`.
         checkpoint: folder `step_N` of a run's `checkpoints`, or a `checkpoint-N`.
+        ema: take the average of the weights instead.
 
     Raises:
-        ValueError: no readable checkpoint, one without its adapter's file, or one that was trained from another model.
+        ValueError: no readable checkpoint, one without its adapter's file or without an average, or one that was
+            trained from another model.
     """
+    check_checkpoint(checkpoint, ema=ema)
     checkpoint = Path(checkpoint)
     if _is_original(checkpoint):
         source, adapter = OriginalCheckpoint(checkpoint / "transformer"), checkpoint / "lora" / ADAPTER
@@ -117,7 +122,7 @@ def load_trained_policy(transformer: HunyuanVideo15Transformer3DModel, checkpoin
             "(pretrained_model_root in its config.yaml) as --model_path."
         )
     policy = {name: weights[name].detach() for name in facts["trained"]}
-    load_tensors(checkpoint, {"policy": policy}, alone=True)
+    load_tensors(checkpoint, {"ema" if ema else "policy": policy}, alone=True)
 
 
 def _check_adapter(transformer: HunyuanVideo15Transformer3DModel, checkpoint: Path, facts: dict[str, Any]) -> None:
@@ -140,10 +145,15 @@ def _check_adapter(transformer: HunyuanVideo15Transformer3DModel, checkpoint: Pa
         raise ValueError(f"it holds {count[True]:,} of the {sum(count.values()):,} weights that its {FACTS} asks for")
 
 
-def check_checkpoint(checkpoint: str | Path) -> None:
+def check_checkpoint(checkpoint: str | Path, *, ema: bool = False) -> None:
     """Raise a ValueError unless `checkpoint` is one that `load_trained_policy` reads; no weights are read."""
-    if not _is_original(Path(checkpoint)):
-        read_facts(Path(checkpoint))
+    checkpoint = Path(checkpoint)
+    if not _is_original(checkpoint):
+        read_facts(checkpoint)
+    if ema and (
+        _is_original(checkpoint) or not any(n.startswith("ema.") for n in TensorIndex.read(checkpoint).tensors)
+    ):
+        raise ValueError(f"'{checkpoint}' has no average of the weights: only runs with ema_decay above 0 keep one.")
 
 
 def _is_original(checkpoint: Path) -> bool:

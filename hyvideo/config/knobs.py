@@ -110,10 +110,17 @@ def text_of(value: object) -> str:
 
 def is_read(config: Config, knob: Knob) -> bool:
     """Whether the other settings let anything read this one (`Facts.read_when`)."""
+    return unmet_condition(config, knob) is None
+
+
+def unmet_condition(config: Config, knob: Knob) -> str | None:
+    """Return the condition that keeps a setting from being read: its own, or one of the setting that it names."""
     if not knob.facts.read_when:
-        return True
+        return None
     name, comparison, wanted = knob.facts.read_when.split()
-    return (text_of(value_of(config, name)) == wanted) == (comparison == "=")
+    if (text_of(value_of(config, name)) == wanted) != (comparison == "="):
+        return knob.facts.read_when
+    return unmet_condition(config, KNOBS[name])
 
 
 def out_of_range(config: Config, *names: str) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -10,7 +11,12 @@ SPREAD_FLOOR = 1e-6
 """Smallest standard deviation a group is divided by: equal rewards give advantage 0 instead of 0 / 0."""
 
 
-def group_advantages(rewards: Tensor, num_generations: int, clip_max: float = 5.0) -> Tensor:
+Divisor = Literal["group", "global", "none"]
+
+
+def group_advantages(
+    rewards: Tensor, num_generations: int, clip_max: float = 5.0, *, divisor: Divisor = "group"
+) -> Tensor:
     """``(R - mean) / max(std, 1e-6)`` within each group, clamped to ``+-clip_max``.
 
     The std is the population one (ddof 0). A failed score is NaN: it is left out of its group's mean and std and gets
@@ -20,6 +26,8 @@ def group_advantages(rewards: Tensor, num_generations: int, clip_max: float = 5.
         rewards: [B] composite rewards; the videos of one prompt lie next to each other.
         num_generations: G, group size; B must be a multiple of it.
         clip_max: Largest magnitude of an advantage, > 0.
+        divisor: ``group``; ``global``: the std of all rewards around their own mean (Flow-GRPO, arXiv 2505.05470), so
+            that groups in which little differs count less; ``none``: 1 (Dr. GRPO, arXiv 2503.20783).
 
     Returns:
         [B] advantages, dtype of rewards, always finite.
@@ -34,6 +42,10 @@ def group_advantages(rewards: Tensor, num_generations: int, clip_max: float = 5.
     if not clip_max > 0:
         raise ValueError(f"adv_clip_max must be positive (default 5.0), got {clip_max}")
     centred, std = _spread(rewards, num_generations)
+    if divisor == "global":
+        _, std = _spread(rewards, len(rewards))
+    if divisor == "none":
+        std = torch.ones_like(std)
     advantages = (centred / std.clamp(min=SPREAD_FLOOR)).clamp(-clip_max, clip_max)
     return advantages.reshape(-1).to(rewards.dtype)
 

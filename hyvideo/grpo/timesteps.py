@@ -23,6 +23,10 @@ class Pairs(NamedTuple):
         chosen = mask[self]
         return Pairs(self.sample_index[chosen], self.step_index[chosen])
 
+    def micro_batches(self, size: int) -> list["Pairs"]:
+        """Return consecutive slices of at most `size` pairs."""
+        return [Pairs(*parts) for parts in zip(self.sample_index.split(size), self.step_index.split(size), strict=True)]
+
 
 def select_timesteps(
     trained_mask: Tensor,

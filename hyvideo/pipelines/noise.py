@@ -36,6 +36,16 @@ class SampleNoise:
         round = 0 if self.repeat_initial else self.round
         return self._draw("initial", round, 0, shape, device, shared=self.share_initial)
 
+    def first_alike(self, apart: Sequence[bool]) -> list[int]:
+        """Return for each sample the first one with the same start and prompt; itself where it has drawn noise since.
+
+        Args:
+            apart: whether each sample has drawn noise of its own.
+        """
+        start = list(zip(self.seeds, self.prompts, self.generations, strict=True))
+        start = [key[:2] if self.share_initial else key for key in start]
+        return [row if apart[row] else start.index(key) for row, key in enumerate(start)]
+
     def step(self, index: int, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
         """Return the noise `[B, *shape]` injected at denoising step `index`, float32."""
         return self._draw("step", self.round, index, shape, device, shared=False)
@@ -43,11 +53,18 @@ class SampleNoise:
     def _draw(
         self, kind: str, round: int, index: int, shape: Sequence[int], device: torch.device | str, *, shared: bool
     ) -> Tensor:
-        """Draw on the CPU and copy to `device` from pinned memory, so that the host need not wait for the device."""
         stream = f"{self.stream}/{kind}"
         generators = [
             generator_for(seed, stream, round, prompt, 0 if shared else generation, index)
             for seed, prompt, generation in zip(self.seeds, self.prompts, self.generations, strict=True)
         ]
-        drawn = torch.stack([torch.randn(*shape, generator=generator) for generator in generators])
-        return drawn if torch.device(device).type == "cpu" else drawn.pin_memory().to(device, non_blocking=True)
+        return draw(generators, shape, device)
+
+
+def draw(generators: Sequence[torch.Generator], shape: Sequence[int], device: torch.device | str) -> Tensor:
+    """Draw `[B, *shape]` float32 on the CPU, one sample per generator.
+
+    It is copied to `device` from pinned memory, so that the host need not wait for the device.
+    """
+    drawn = torch.stack([torch.randn(*shape, generator=generator) for generator in generators])
+    return drawn if torch.device(device).type == "cpu" else drawn.pin_memory().to(device, non_blocking=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from hyvideo.algorithms.anchor import anchor_kind
+from hyvideo.algorithms.algorithm import algorithm_class
 from hyvideo.config.schema import Config
 from hyvideo.distributed.layout import layout_of
 from hyvideo.planning.networks import Networks
@@ -34,7 +34,7 @@ def host_memory(
         networks: sizes.
         parameters: of the transformer.
         world_size: ranks.
-        checkpoint_bytes: of one checkpoint: trained weights, optimizer states, and the anchor where it is a copy.
+        checkpoint_bytes: of one checkpoint: trained weights, optimizer states, and the algorithm's copies of them.
     """
     parallel, size = config.parallel, DTYPES[config.model.master_weight_type].itemsize
     sharded = parallel.enable_fsdp and world_size > 1
@@ -43,8 +43,10 @@ def host_memory(
     kept = 0
     if parallel.cpu_offload:
         kept = checkpoint_bytes + size * parameters.total  # the weights that are not trained, and gradients
-    elif config.kl.reference_mode_offload and anchor_kind(config.kl, config.model) == "copy":
-        kept = size * parameters.trained
+    elif config.kl.reference_mode_offload:
+        kept = size * parameters.trained * algorithm_class(config.grpo.algorithm).num_copies(config)
+    if config.optimizer.ema_decay and config.optimizer.ema_offload and not parallel.cpu_offload:
+        kept += size * parameters.trained
     kept += checkpoint_bytes if config.run.async_save else 0
     adapter = parameters.trained if config.model.use_lora else 0  # whole in every process, in float32
     base = size * (parameters.total - adapter) // shards if sharded and parallel.cpu_offload else 0

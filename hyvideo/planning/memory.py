@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hyvideo.algorithms.anchor import anchor_kind
+from hyvideo.algorithms.algorithm import algorithm_class
 from hyvideo.config.schema import Config
 from hyvideo.distributed.layout import guidance_ranks, layout_of
 from hyvideo.models.flops import video_tokens
@@ -42,6 +42,7 @@ class Memory:
         anchor_pass: the anchor's pass, likewise.
         update: the update, likewise.
         validation: sampling and decoding its videos, likewise; 0 without validation.
+        ema: shard of the average of the trained weights.
     """
 
     weights: int
@@ -55,6 +56,7 @@ class Memory:
     anchor_pass: int
     update: int
     validation: int = 0
+    ema: int = 0
 
     @property
     def peak(self) -> int:
@@ -88,15 +90,21 @@ def predict_memory(
     case = SimulatedCase(networks.transformer, shape, num_text, rows * micro_batch, rows * pairs, validated)
     peaks = _in_host_memory((peaks_of or extrapolated_peaks)(config, case, world_size), config)
 
-    kind = anchor_kind(config.kl, config.model)
-    means = 2 if kind != "none" and config.kl.kl_compute_mode == "rollout_phase" else 1  # the policy's and the anchor's
-    stored = 4 * torch.Size(shape).numel() * ((1 + means) * rollout.grpo_sampling_steps + 1)  # latents too, float32
-    anchor = peaks.trained if kind == "copy" and not config.parallel.cpu_offload else 0
+    algorithm = algorithm_class(grpo.algorithm)
+    evaluations, num_copies = algorithm.evaluations(config), algorithm.num_copies(config)
+    kept = 1 + evaluations.anchor  # float32 latents, and what other weights say of the trained pairs
+    if algorithm.needs == "transitions":  # all latents, and the policy's means and the anchor's
+        means = 2 if evaluations.anchor and config.kl.kl_compute_mode == "rollout_phase" else 1
+        kept = (1 + means) * rollout.grpo_sampling_steps + 1
+    stored = 4 * torch.Size(shape).numel() * kept
+    anchor = 0 if config.parallel.cpu_offload else peaks.trained * num_copies
+    ema = peaks.trained if config.optimizer.ema_decay and not config.optimizer.ema_offload else 0
+    ema = 0 if config.parallel.cpu_offload else ema
     reward = networks.reward_bytes
     resting_reward = 0 if config.reward.reward_offload else reward
     visitors = networks.encoder_bytes if config.parallel.encoder_offload else 0
     frozen = networks.frozen_bytes - visitors
-    beside = frozen + videos * stored
+    beside = frozen + ema + videos * stored
     around = beside + resting_reward
     # Gradients of whole weights are averaged over ranks in one flat copy.
     averaging = 2 * peaks.trained if world_size > 1 and not config.parallel.enable_fsdp else 0
@@ -115,12 +123,13 @@ def predict_memory(
         weights=peaks.weights,
         optimizer=peaks.states,
         anchor=anchor,
+        ema=ema,
         frozen=frozen,
         reward_networks=resting_reward,
         trajectory=videos * stored,
         rollout=beside + scored_beside + resting_anchor + max(peaks.rollout + micro_batch * stored, decoding, visited),
         reward=beside + anchor + reward + after_passes + scoring,
-        anchor_pass=around + anchor + peaks.anchor if kind != "none" else 0,
+        anchor_pass=around + anchor + peaks.anchor if evaluations.anchor else 0,
         update=around + resting_anchor + max(peaks.backward, resting + averaging, peaks.optimizer),
         validation=around + resting_anchor + validating if validated else 0,
     )

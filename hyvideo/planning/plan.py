@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hyvideo.algorithms.anchor import anchor_kind
+from hyvideo.algorithms.algorithm import algorithm_class
 from hyvideo.config.schema import Config
 from hyvideo.distributed.gpus import Gpu
 from hyvideo.distributed.layout import guidance_ranks, layout_of
@@ -195,12 +195,13 @@ def check_plan(config: Config, networks: Networks, world_size: int) -> None:
 
 
 def checkpoint_bytes(config: Config, parameters: ParameterCounts) -> int:
-    """Return the size of a checkpoint: trained weights, optimizer states, and the anchor where it is a copy."""
+    """Return the size of a checkpoint: trained weights, optimizer states, their average, the algorithm's copies."""
     matrices = parameters.trained_matrices if config.optimizer.use_muon else 0
     states = matrices + 2 * (parameters.trained - matrices)
-    anchor = parameters.trained if anchor_kind(config.kl, config.model) == "copy" else 0
+    num_copies = algorithm_class(config.grpo.algorithm).num_copies(config) + (config.optimizer.ema_decay > 0)
+    copies = parameters.trained * num_copies
     precision = "fp32" if config.model.use_lora else config.model.master_weight_type  # adapters are float32 always
-    return DTYPES[precision].itemsize * (parameters.trained + states + anchor)
+    return DTYPES[precision].itemsize * (parameters.trained + states + copies)
 
 
 def _clock(

@@ -31,7 +31,9 @@ from transformers import (
 )
 
 from hyvideo.algorithms.algorithm import algorithm_class
+from hyvideo.algorithms.anchor import build_ema
 from hyvideo.algorithms.optimizer import Optimization
+from hyvideo.algorithms.policy import rollout_scheduler
 from hyvideo.config.schema import Config
 from hyvideo.data.prompts import Prompt
 from hyvideo.distributed.layout import layout_of
@@ -46,7 +48,6 @@ from hyvideo.planning.pretend_backend import NAME
 from hyvideo.planning.pretend_device import PretendDevice
 from hyvideo.planning.simulation import fake_ranks, give_memory, policy_network
 from hyvideo.training.assembly import build_policy, compute_dtype
-from hyvideo.training.checks import rollout_scheduler
 from hyvideo.training.collect import collect
 from hyvideo.training.rounds import Rounds
 from hyvideo.training.run import garbage_collected_on_request
@@ -67,6 +68,7 @@ ALLOWED = {
     ("hunyuan_video_grpo_pipeline.py", "_encode_vision"): "a first frame goes to the device, once per prompt",
     ("hunyuan_video_grpo_pipeline.py", "_encode_frame"): "a first frame goes to the device, once per prompt",
     ("temporary_placement.py", "_frozen_copy"): "encoders that rest in host memory visit the device, once per round",
+    ("anchor.py", "refresh"): "an average that rests in host memory follows every update (`ema_offload`)",
     ("optimizer.py", "step"): "the gradient's norm, once per update: an update that is not finite is not made",
     ("step_gradients.py", "pop"): "the gradient of each denoising step, once per update",
 }
@@ -148,7 +150,12 @@ def _rehearse(
         folder = Path(stack.enter_context(TemporaryDirectory()))
         prompts = _prompts(networks, layout.num_groups, num_text, folder)
         policy = build_policy(config, _pipeline(config, networks, network, mesh, device))
-        optimization = Optimization(trainable_parameters(policy.transformer), config.optimizer, sp_size=mesh.sp_size)
+        optimization = Optimization(
+            trainable_parameters(policy.transformer),
+            config.optimizer,
+            sp_size=mesh.sp_size,
+            ema=build_ema(config.optimizer, policy.transformer),
+        )
         algorithm = algorithm_class(config.grpo.algorithm)(policy, optimization, config, timer)
         rounds = Rounds(config, prompts, layout, mesh.dp_rank)
         resting, device.phase = device.current, "between"

@@ -41,6 +41,7 @@ def _memory(plan: Plan) -> Rows:
         "resident: transformer's shard": memory.weights,
         "resident: optimizer's shard": memory.optimizer,
         "resident: anchor's shard": memory.anchor,
+        "resident: the weights' average, its shard": memory.ema,
         "resident: encoders and VAE": memory.frozen,
         "resident: reward networks": memory.reward_networks,
         "resident: a round's latents": memory.trajectory,

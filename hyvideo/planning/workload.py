@@ -6,17 +6,15 @@ from functools import partial
 
 import torch
 
-from hyvideo.algorithms.anchor import anchor_kind
+from hyvideo.algorithms.algorithm import algorithm_class
 from hyvideo.config.schema import Config
 from hyvideo.config.sizes import parse_size
 from hyvideo.distributed.layout import guidance_ranks, largest_share, layout_of
 from hyvideo.models.flops import transformer_flops, vae_decode_flops, video_tokens
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import decoded_together
-from hyvideo.planning.evaluations import evaluations_per_video
 from hyvideo.planning.networks import Networks, make_vae
 from hyvideo.planning.traffic import ParameterCounts, Traffic, token_traffic, weight_traffic
 from hyvideo.training.assembly import DTYPES
-from hyvideo.training.checks import stochastic_steps
 from hyvideo.training.warnings_about_settings import videos_together
 
 
@@ -113,14 +111,7 @@ def workload(
     inference = _weight_traffic(config, parameters, world_size)
     sampling = partial(_sampling, config, networks, num_text, inference)
     videos = layout_of(config, world_size).num_own_videos
-    evaluations = evaluations_per_video(
-        rollout.grpo_sampling_steps,
-        int(stochastic_steps(rollout).sum()),
-        window_size=None if rollout.sde_window == "all" else rollout.sde_window_size,
-        timestep_fraction=grpo.timestep_fraction,
-        with_anchor=anchor_kind(config.kl, config.model) != "none",
-        anchor_fraction=config.kl.anchor_fraction,
-    )
+    evaluations = algorithm_class(grpo.algorithm).evaluations(config)
     pairs = videos * evaluations.update
     shape = latent_shape(config, networks)
     num_video = video_tokens(networks.transformer, shape)
@@ -153,7 +144,7 @@ def workload(
     return Workload(
         videos,
         grpo.updates_per_rollout,
-        sampling(shape, videos, rollout.grpo_sampling_steps, batches, decoded),
+        sampling(shape, videos, rollout.grpo_sampling_steps, batches, decoded, evaluations.rollout),
         PhaseWork(anchor_pairs * rows * forward.total, tokens.times(anchor_pairs) + inference.times(anchor_calls)),
         PhaseWork(pairs * rows * training, update_traffic),
         validation,
@@ -170,10 +161,11 @@ def _sampling(
     num_steps: int,
     batches: int,
     decoded: int,
+    per_video: float | None = None,
 ) -> PhaseWork:
     """Count what one rank does to sample `videos` videos with latents `shape`, in so many batches, and decode some.
 
-    `weights` is what they cost in one pass.
+    `weights` is what they cost in one pass; `per_video` is the number of evaluations of a video, if not that of steps.
     """
     num_video, sp_size, rows = video_tokens(networks.transformer, shape), token_ranks(config), guidance_rows(config)
     forward = transformer_flops(networks.transformer, num_video=num_video, num_text=num_text, sp_size=sp_size)
@@ -189,7 +181,7 @@ def _sampling(
     with torch.device("meta"):
         decoding = vae_decode_flops(make_vae(networks.vae), shape)
     calls = batches * num_steps if config.parallel.reshard_after_forward else 1
-    steps = videos * num_steps
+    steps = round(videos * (num_steps if per_video is None else per_video))
     return PhaseWork(steps * rows * forward.total + decoded * decoding, tokens.times(steps) + weights.times(calls))
 
 

@@ -110,6 +110,8 @@ class _Logged:
 _TRUST = (
     _Logged("kl/position", "KL to the anchor", "How far the steps' means have moved from the anchor's.", True),
     _Logged("kl/velocity", "KL within a round", "Old minus new log-probability. 0 at a round's first update."),
+    _Logged("nft/old_distance", "Distance to the old policy", "Mean squared difference of velocities.", True),
+    _Logged("nft/base_distance", "Distance to the base", "Mean squared difference of velocities.", True),
     _Logged("kl/coef", "KL coefficient", "Weight of the KL term in the loss.", smoothed=False),
     _Logged("clip_fraction", "Clipped share", "Pairs of video and step whose gradient the clip removed."),
     _Logged("ratio/max_deviation", "Ratio before the first update", "Largest |ratio - 1| of the replay. Should be 0."),

@@ -16,8 +16,9 @@ from diffusers import HunyuanVideo15Transformer3DModel
 from torch import nn
 
 from hyvideo.algorithms.algorithm import algorithm_class
+from hyvideo.algorithms.anchor import build_ema
 from hyvideo.algorithms.optimizer import Optimization
-from hyvideo.algorithms.policy import Policy
+from hyvideo.algorithms.policy import Policy, rollout_scheduler
 from hyvideo.checkpoint.run_folder import RunFolder, open_run_folder
 from hyvideo.checkpoint.train_state import point_latest_at
 from hyvideo.config.knobs import deciding_fields, settings_of
@@ -47,7 +48,7 @@ from hyvideo.observability.watchdog import Watchdog
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from hyvideo.pipelines.prompt_lengths import truncated_prompts_warning
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
-from hyvideo.training.checks import check_config, check_guidance, rollout_scheduler
+from hyvideo.training.checks import check_config, check_guidance
 from hyvideo.training.code_version import CODE, code_version
 from hyvideo.training.journal import Journal
 from hyvideo.training.performance import Performance
@@ -266,6 +267,7 @@ def build_policy(config: Config, pipeline: HunyuanVideoGRPOPipeline) -> Policy:
         num_frames=rollout.sample_n_frames,
         size=parse_size(rollout.rollout_size),
         videos_at_once=rollout.rollout_micro_batch_size,
+        share_prefix=rollout.share_prefix,
     )
 
 
@@ -279,6 +281,7 @@ def _build_state(
         config.optimizer,
         sp_size=mesh.sp_size,
         max_skipped=run.max_skipped_updates if run.nonfinite_update == "skip" else 0,
+        ema=build_ema(config.optimizer, policy.transformer),
     )
     return RunState(
         transformer=policy.transformer,
@@ -336,8 +339,9 @@ def _introduce(console: Console, folder: RunFolder, config: Config, state: RunSt
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     ranks = f", {mesh.world_size} ranks (dp {mesh.dp_size} x sp {mesh.sp_size})" if mesh.world_size > 1 else ""
     height, width = parse_size(config.rollout.rollout_size)
+    method = config.rollout.sde_type if config.grpo.algorithm == "grpo" else config.grpo.algorithm
     console.info(
-        f"run folder {folder.path}: {config.rollout.sde_type}, {trained:,} trained parameters"
+        f"run folder {folder.path}: {method}, {trained:,} trained parameters"
         f"{' (LoRA)' if state.lora else ''}, videos {config.rollout.sample_n_frames}x{height}x{width} in "
         f"{config.rollout.grpo_sampling_steps} steps, on {device}{ranks}; {CODE} is {state.noted[CODE]}"
     )

@@ -6,20 +6,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from hyvideo.algorithms.algorithm import algorithm_class
 from hyvideo.config.knobs import KNOBS, nearest, out_of_range
-from hyvideo.config.schema import Config, RewardConfig, RolloutConfig
+from hyvideo.config.schema import Config, RewardConfig
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.videos import MAX_VIDEO_BYTES
 from hyvideo.distributed.layout import layout_of
-from hyvideo.grpo.sde_window import noisy_steps
-from hyvideo.grpo.timesteps import check_updates, select_timesteps
+from hyvideo.grpo.timesteps import check_updates
 from hyvideo.models.lora_keys import modules_of_original
 from hyvideo.models.model_folder import is_diffusers_layout
 from hyvideo.pipelines.sampling_defaults import FILE, sampling_defaults
-from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 
 _LAYOUT = ("sp_size", "dp_replicate", "batch_size", "num_generations", "gradient_accumulation_steps")
 _STEPS = (
@@ -51,6 +47,7 @@ def check_config(
         *_refusals(cfg, _STEPS, lambda: _check_steps(cfg)),
         *_video_problems(cfg, vae_spatial, vae_temporal),
         *_guidance_problems(cfg),
+        *_prefix_problems(cfg),
         *_objective_problems(cfg),
         *_waiting_problems(cfg, world_size),
         *(_file_problems(cfg) if files else ()),
@@ -85,18 +82,6 @@ def known_sampling(config: Config) -> Mapping[str, Any] | None:
     return sampling_defaults(root, config.model.pretrained_transformer_version)
 
 
-def rollout_scheduler(rollout: RolloutConfig) -> FlowMatchDiscreteScheduler:
-    """Return the scheduler of the rollout, its steps set."""
-    scheduler = FlowMatchDiscreteScheduler(shift=rollout.infer_flow_shift_video, sage_clamp=rollout.sage_clamp)
-    scheduler.set_timesteps(rollout.grpo_sampling_steps)
-    return scheduler
-
-
-def stochastic_steps(rollout: RolloutConfig) -> Tensor:
-    """Return which of the rollout's steps can draw noise, bool `[K]`."""
-    return rollout_scheduler(rollout).trained_steps(sde_type=rollout.sde_type, eta=rollout.eta)
-
-
 def _refusals(cfg: Config, names: Sequence[str], ask: Callable[[], object]) -> Iterator[str]:
     """Yield why a part of the run refuses its settings, unless one of them is out of its own range already."""
     if any(out_of_range(cfg, *names)):
@@ -108,21 +93,10 @@ def _refusals(cfg: Config, names: Sequence[str], ask: Callable[[], object]) -> I
 
 
 def _check_steps(cfg: Config) -> None:
-    """Choose the steps that one video is trained at, as the run does for all, and deal them to updates."""
-    rollout, grpo = cfg.rollout, cfg.grpo
-    noisy = noisy_steps(
-        stochastic_steps(rollout),
-        rollout.sde_window,
-        rollout.sde_window_size,
-        num_samples=1,
-        num_generations=1,
-        round_index=0,
-        interval=rollout.sde_window_interval,
-        generator=torch.Generator(),
-    )
-    steps = select_timesteps(noisy, grpo.timestep_fraction, 1, permute=False, generator=torch.Generator())
-    num_videos = grpo.batch_size * grpo.gradient_accumulation_steps
-    check_updates(grpo.updates_per_rollout, num_videos, steps.shape[1])
+    """Ask the algorithm what it trains of one video, and deal that to updates."""
+    trained = algorithm_class(cfg.grpo.algorithm).evaluations(cfg).update
+    num_videos = cfg.grpo.batch_size * cfg.grpo.gradient_accumulation_steps
+    check_updates(cfg.grpo.updates_per_rollout, num_videos, trained)
 
 
 def _sharding_problems(cfg: Config, world_size: int) -> Iterator[str]:
@@ -173,6 +147,22 @@ def _guidance_problems(cfg: Config) -> Iterator[str]:
         yield (
             f"negative_prompt is {rollout.negative_prompt!r}, but cfg_scale 1.0 switches guidance off and nothing "
             "would read it: set cfg_scale above 1, or negative_prompt to ''"
+        )
+
+
+def _prefix_problems(cfg: Config) -> Iterator[str]:
+    """A shared prefix where videos share none, or no two are denoised together."""
+    rollout = cfg.rollout
+    if rollout.share_prefix and not (rollout.use_same_noise and rollout.sde_window in ("sliding", "per_group")):
+        yield (
+            f"share_prefix computes what videos of a prompt have in common before their window, but sde_window is "
+            f"{rollout.sde_window} and use_same_noise {str(rollout.use_same_noise).lower()}: set them to per_group (or "
+            "sliding) and true"
+        )
+    if rollout.share_prefix and rollout.rollout_micro_batch_size == 1:
+        yield (
+            "share_prefix acts on videos that are denoised together, but rollout_micro_batch_size is 1: set it to "
+            "num_generations, or 0 for all"
         )
 
 
@@ -264,6 +254,10 @@ def _model_problems(cfg: Config) -> Iterator[str]:
         yield f"pretrained_lora_path is {path!r}, but use_lora is false and nothing would load it: set use_lora"
     if path is not None and not Path(path).is_dir():
         yield f"pretrained_lora_path: there is no folder {path!r}"
+    if cfg.optimizer.ema_decay and cfg.model.master_weight_type == "bf16" and not model.use_lora:
+        yield "ema_decay averages bf16 weights, which would round most of it away: set master_weight_type to fp32"
+    if cfg.validation.validation_weights == "ema" and not cfg.optimizer.ema_decay:
+        yield "validation_weights is ema, but ema_decay is 0 and there is no average: set ema_decay, such as 0.99"
     if cfg.model.dtype == "fp32" and cfg.model.master_weight_type == "bf16":
         yield "dtype fp32 computes with fp32 weights, but master_weight_type is bf16: set both to one of them"
 

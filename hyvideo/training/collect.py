@@ -43,7 +43,7 @@ def collect(
     unique = list(dict.fromkeys(video.prompt_index for video in round.videos))
     rows = tuple(unique.index(video.prompt_index) for video in round.videos)
     texts = tuple(prompt.text for prompt in round.prompts)
-    with timer("rollout"):
+    with timer("rollout"), algorithm.sampling():
         conditioning = policy.encode([round.prompts[rows.index(row)] for row in range(len(unique))])
         noisy = algorithm.noisy_steps(round.index, round.num_videos)
         parts, size = [], policy.videos_at_once or len(round.videos)

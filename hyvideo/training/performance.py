@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Mapping
 
-from hyvideo.algorithms.algorithm import Trajectory
+from hyvideo.algorithms.algorithm import Trajectory, algorithm_class
 from hyvideo.algorithms.policy import Policy
 from hyvideo.config.schema import Config
 from hyvideo.distributed.mesh import Mesh
@@ -32,7 +32,7 @@ class Performance:
         self._adapter = config.model.use_lora
         self._mesh = mesh
         self._peak = peak_tflops * 1e12
-        self._num_steps = config.rollout.grpo_sampling_steps
+        self._per_video = algorithm_class(config.grpo.algorithm).evaluations(config).rollout
         self._seconds: deque[float] = deque(maxlen=updates_per_round)
         self._mfu_rollout = 0.0
 
@@ -50,7 +50,7 @@ class Performance:
         """
         per_video = self._flops(trajectory)
         if times["time/rollout"]:
-            sampled = self._num_steps * sum(flops.total for flops in per_video)
+            sampled = self._per_video * sum(flops.total for flops in per_video)
             self._mfu_rollout = sampled / times["time/rollout"] / self._peak
         trained = sum(flops.model - (flops.linear if self._adapter else 0) for flops in per_video) / len(per_video)
         self._seconds.append(sum(times.values()))

@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 from hyvideo.algorithms.algorithm import Algorithm, Trajectory
@@ -201,7 +201,9 @@ class Run:
     def _validate(self) -> dict[str, float]:
         """Write this step's validation videos; returns the `valid/*` metrics."""
         folder = self.folder.samples / f"step_{self.state.step}"
-        means = self.validation(folder)
+        ema = self.state.optimization.ema if self.config.validation.validation_weights == "ema" else None
+        with ema.in_place_of_policy() if ema else nullcontext():
+            means = self.validation(folder)
         self.journal.log_videos(self.state.step, folder)
         return means
 

@@ -41,7 +41,7 @@ class RunState:
 
     Attributes:
         transformer: the policy's network; its trained parameters are saved.
-        optimization: its optimizers' moments and the number of updates made.
+        optimization: its optimizers' moments, the average of the weights and the number of updates made.
         algorithm: has a state of its own, such as an anchor.
         sampler: its position is the number of rounds drawn.
         settings: those that decide the result, by name, and the prompt files' content.
@@ -170,6 +170,8 @@ class RunState:
         forget_gathered_weights(self.transformer)
         try:
             self.algorithm.load_state(tensors, facts)
+            if self.optimization.ema:
+                self.optimization.ema.load_state_dict(tensors["ema"], equals_policy=False)
             self.sampler.load_state_dict(facts["sampler"])
             self.optimization.updates = facts["step"]
             self.began_at = facts.get("began_at", 0)
@@ -203,7 +205,8 @@ class RunState:
             "optimizer": {name: value for name, value in optimizer.items() if isinstance(value, Tensor)},
             "rng": rng_state(),
         }
-        return tensors | self.algorithm.tensors()
+        ema = self.optimization.ema
+        return tensors | ({"ema": ema.state_dict()} if ema else {}) | self.algorithm.tensors()
 
 
 def changed_settings(checkpoint: Path, settings: Mapping[str, object], may_change: Collection[str]) -> list[str]:

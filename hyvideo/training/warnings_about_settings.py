@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from hyvideo.algorithms.anchor import lambda_bounds
-from hyvideo.config.knobs import KNOBS, is_read, value_of
+from hyvideo.config.knobs import KNOBS, unmet_condition, value_of
 from hyvideo.config.schema import Config, KLConfig, OptimizerConfig
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.images import share_kept
@@ -34,8 +34,8 @@ def unread_settings(config: Config) -> Iterator[str]:
     """Settings that were changed, though another one keeps them from being read."""
     unread: dict[str, list[str]] = {}
     for name, knob in KNOBS.items():
-        if (value := value_of(config, name)) != knob.default and not is_read(config, knob):
-            unread.setdefault(knob.facts.read_when, []).append(f"{name} {value}")
+        if (value := value_of(config, name)) != knob.default and (condition := unmet_condition(config, knob)):
+            unread.setdefault(condition, []).append(f"{name} {value}")
     for condition, changed in unread.items():
         yield f"nothing reads {', '.join(changed)}: only runs with {condition} do."
 

@@ -21,6 +21,9 @@ from scripts.paper.drawing import interval_row, seeds_text
 from scripts.paper.runs import CONFIG, Run, train
 from scripts.paper.study import DOCS, FAILS, HOLDS, OPEN, Claim, Study, read_found
 
+PHASES = ("rollout", "reward", "anchor", "update")
+"""What a run's minutes count: not its validations."""
+
 METRICS = ("reward", "Overall", "VQ", "MQ", "TA")
 """The trained reward, and what VideoAlign would call Overall: the sum of the three scores whatever was trained."""
 
@@ -32,10 +35,12 @@ class Arm:
     Attributes:
         label: in tables and pictures.
         settings: fields of the schema that differ from configs/tiny.yaml.
+        rounds: how many it makes for each of the budget's, so that cheap and dear ones train for equal times.
     """
 
     label: str
     settings: Mapping[str, Any]
+    rounds: float = 1.0
 
 
 def parse_budget(argv: Sequence[str], description: str, rounds: int, looks: int = 1) -> argparse.Namespace:
@@ -91,8 +96,8 @@ def train_and_publish(study: Study, arms: Sequence[Arm], budget: argparse.Namesp
 
 def run_of(arm: Arm, seed: int, budget: argparse.Namespace) -> Run:
     """The run of an arm and a seed."""
-    updates = budget.rounds * updates_per_rollout(arm)
     looks = budget.looks if budget.rounds % budget.looks == 0 else 1  # a look ends a round
+    updates = looks * round(budget.rounds * arm.rounds / looks) * updates_per_rollout(arm)
     settings = {
         **arm.settings,
         "seed": seed,
@@ -162,18 +167,22 @@ def _found(
 
 
 def _read(run: Run) -> dict[str, Any]:
-    """A run's held-out means over its updates, its spread at the end, and the KL terms it saw."""
+    """A run's held-out means over its updates and minutes, its spread at the end, and the KL terms it saw."""
     last, interval = run.settings["max_steps"], run.settings["validation_interval"]
     steps = [step for step in range(interval, last + 1) if run.scores_at(step).is_file()]
     looks = [_means(run, step) for step in steps]
     rows = read_metrics(run.folder / "metrics.jsonl")
+    seconds = {row["step"]: sum(row.get(f"time/{phase}", 0.0) for phase in PHASES) for row in rows}
+    columns = {name: [row.get(name, np.nan) for row in rows] for name in ("kl/position", "kl/velocity")}
+    known = {name: np.array(values)[np.isfinite(values)] for name, values in columns.items()}
     return {
         "run": run.folder.name,
         "updates": steps,
+        "minutes": [sum(seconds[step] for step in seconds if step <= look) / 60 for look in steps],
         "held_out": {metric: [look[metric] for look in looks] for metric in METRICS},
         "spread": looks[-1]["spread"],
-        "kl_position": float(np.nanmean([row["kl/position"] for row in rows])),
-        "largest_kl_velocity": float(np.nanmax([abs(row["kl/velocity"]) for row in rows])),
+        "kl_position": float(known["kl/position"].mean()) if len(known["kl/position"]) else 0.0,
+        "largest_kl_velocity": float(np.abs(known["kl/velocity"]).max(initial=0.0)),
     }
 
 

@@ -8,6 +8,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,7 +20,7 @@ from hyvideo.checkpoint.train_state import checkpoints_of, latest_checkpoint
 from tests.support.command_line import Command, CommandLine
 from tests.support.equal_runs import assert_identical, tensors_of
 from tests.support.ranks import free_port, rank_environment, run_on_ranks
-from tests.support.training import arguments, training_of
+from tests.support.training import ALGORITHMS, arguments, training_of
 
 SMALL = {
     "enable_fsdp": True,
@@ -45,7 +46,7 @@ def train_all(runs: list[list[str]]) -> None:
 def largest_error(received: Path, expected: Path) -> float:
     """Largest relative error of a weight, of the policy or its anchor, in two checkpoints."""
     mine, theirs = tensors_of(received), tensors_of(expected)
-    names = [name for name in theirs if name.startswith(("policy.", "anchor."))]
+    names = [name for name in theirs if name.startswith(("policy.", "anchor.", "base.", "ema."))]
     assert names
     return max(float((mine[name] - theirs[name]).norm() / theirs[name].norm()) for name in names if theirs[name].any())
 
@@ -61,20 +62,26 @@ def run_of(tmp_path_factory: pytest.TempPathFactory, root_of_four_heads: Path, p
     return make
 
 
-def test_two_ranks_go_on_bit_for_bit_and_other_numbers_of_ranks_within_rounding(run_of):
-    whole, argv_whole = run_of("whole", async_save=True)
-    parts, argv_first = run_of("parts", max_steps=2)
-    argv_then = run_of("parts", resume_from_checkpoint="latest", async_save=True)[1]
-    split, argv_split = run_of("split", sp_size=2, batch_size=2)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_two_ranks_go_on_bit_for_bit_and_other_numbers_of_ranks_within_rounding(run_of, algorithm: str):
+    run_of = partial(run_of, **ALGORITHMS[algorithm])
+    whole, argv_whole = run_of(f"{algorithm}_whole", async_save=True)
+    parts, argv_first = run_of(f"{algorithm}_parts", max_steps=2)
+    argv_then = run_of(f"{algorithm}_parts", resume_from_checkpoint="latest", async_save=True)[1]
+    split, argv_split = run_of(f"{algorithm}_split", sp_size=2, batch_size=2)
     lora = {"use_lora": True, "max_steps": 2}
-    adapter, argv_lora = run_of("adapter", **lora)
+    adapter, argv_lora = run_of(f"{algorithm}_adapter", **lora)
     run_on_ranks(2, train_all, [argv_whole, argv_first, argv_then, argv_split, argv_lora])
     assert_identical(parts, whole)
     assert [path.name for path in checkpoints_of(whole / "checkpoints")] == ["step_2", "step_4"]
     assert (adapter / "checkpoints" / "step_2" / "lora" / "pytorch_lora_weights.safetensors").is_file()
 
-    alone, argv_alone = run_of("alone", batch_size=2, resume_from_checkpoint=split / "checkpoints" / "step_2")
-    fewer, argv_fewer = run_of("fewer", batch_size=2, resume_from_checkpoint=whole / "checkpoints" / "step_2")
+    alone, argv_alone = run_of(
+        f"{algorithm}_alone", batch_size=2, resume_from_checkpoint=split / "checkpoints" / "step_2"
+    )
+    fewer, argv_fewer = run_of(
+        f"{algorithm}_fewer", batch_size=2, resume_from_checkpoint=whole / "checkpoints" / "step_2"
+    )
     run_on_ranks(1, train_all, [argv_alone, argv_fewer])
     errors = {
         "sp 2 -> 1": largest_error(alone / "checkpoints" / "step_4", split / "checkpoints" / "step_4"),
@@ -132,13 +139,17 @@ def kill_at_random(ranks: list[Command], checkpoints: Path, chance: random.Rando
     return "during a save" if any(path.suffix == ".partial" for path in checkpoints.glob("step_*")) else "between saves"
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("num_kills", [2, pytest.param(30, marks=pytest.mark.slow)])
-def test_a_run_whose_ranks_are_killed_ends_as_the_uninterrupted_one(run_of, command_line: CommandLine, num_kills: int):
+def test_a_run_whose_ranks_are_killed_ends_as_the_uninterrupted_one(
+    run_of, command_line: CommandLine, num_kills: int, algorithm: str
+):
     settings = {"save_interval": 1, "keep_last": 2, "max_steps": num_kills + 10, "use_lora": True}
-    whole, argv_whole = run_of(f"uninterrupted{num_kills}", **settings)
+    settings |= ALGORITHMS[algorithm]
+    whole, argv_whole = run_of(f"uninterrupted{num_kills}{algorithm}", **settings)
     run_on_ranks(2, train_all, [argv_whole])
 
-    killed, argv = run_of(f"killed{num_kills}", resume_from_checkpoint="latest", **settings)
+    killed, argv = run_of(f"killed{num_kills}{algorithm}", resume_from_checkpoint="latest", **settings)
     chance, moments = random.Random(num_kills), Counter()
     for _ in range(num_kills):
         moments[kill_at_random(start_ranks(command_line, argv), killed / "checkpoints", chance)] += 1

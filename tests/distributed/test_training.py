@@ -1,5 +1,6 @@
 """Training over ranks equals training in one process: rollouts, log-probabilities, losses, gradients and weights."""
 
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from hyvideo.algorithms.algorithm import Trajectory
-from hyvideo.algorithms.grpo import ComparedRound
 from hyvideo.distributed.collectives import gather, whole
 from hyvideo.models.adapter import save_lora
 from hyvideo.models.loading import load_transformer
@@ -18,7 +18,7 @@ from hyvideo.models.parallelize import prepare_policy, trainable_parameters
 from hyvideo.training.run import Training
 from tests.support.ranks import run_on_ranks
 from tests.support.tiny_model import ADAPTER, randomize
-from tests.support.training import arguments, training_of
+from tests.support.training import ALGORITHMS, arguments, training_of
 
 TOLERANCE = 1e-5
 """Largest relative error, float32. (The refiner's key bias, whose true gradient is 0, is frozen.)"""
@@ -57,6 +57,16 @@ METHODS: dict[str, dict[str, Any]] = {
         "kl_weight": 1.0,
         "max_grad_norm": 10.0,
     },
+    "nft": ALGORITHMS["nft"],
+    "nft, guidance, adapter": {**ALGORITHMS["nft"], "cfg_scale": 3.0, "use_lora": True, "learning_rate": 1e-3},
+    "nft, two updates": {
+        **ALGORITHMS["nft"],
+        "timestep_fraction": 0.5,
+        "updates_per_rollout": 2,
+        "grpo_sampling_steps": 4,
+        "max_steps": 4,
+        "max_grad_norm": 100.0,
+    },
 }
 
 FSDP = {"enable_fsdp": True}
@@ -76,6 +86,11 @@ TWO_RANKS: Cases = {
         "two updates in windows",
         {**FSDP, "batch_size": 1, "gradient_accumulation_steps": 2},
     ),
+    "sp, nft": ("nft", SP_2),
+    "dp, nft, groups over ranks, accumulated": (
+        "nft, two updates",
+        {**FSDP, "batch_size": 1, "gradient_accumulation_steps": 2, "cpu_offload": True},
+    ),
 }
 FOUR_RANKS: Cases = {
     "dp x sp, weights whole": ("lora", {"sp_size": 2, "batch_size": 2}),
@@ -84,6 +99,10 @@ FOUR_RANKS: Cases = {
         {**FSDP, "dp_replicate": 2, "sp_size": 2, "batch_size": 2, **ALL_BUT_ATTENTION},
     ),
     "two rows of guidance, each over two ranks": ("guidance", {**SP_2, "sp_size": 4}),
+    "nft, copies x two rows of guidance": (
+        "nft, guidance, adapter",
+        {**FSDP, "dp_replicate": 2, "sp_size": 2, "batch_size": 2},
+    ),
 }
 MORE_ON_TWO: Cases = {
     "dp, weights whole": ("full", {"batch_size": 2}),
@@ -125,26 +144,25 @@ class Recording:
         pipeline.vae.decoder.register_forward_hook(
             lambda *call: decoded.append(len(call[2])) if training.run.timer.phase == "rollout" else None
         )
-        compare, log = training.algorithm.compare, training.run.journal.log
+        updates, log = training.algorithm.updates, training.run.journal.log
 
-        def keep_round(trajectory: Trajectory) -> ComparedRound:
+        def keep_round(trajectory: Trajectory) -> Iterator[dict[str, float]]:
             weight = training.policy.transformer.transformer_blocks[0].attn.to_q.weight
             self.in_shards.append(isinstance(weight, DTensor))
-            compared, rollout = compare(trajectory), trajectory.rollout
+            rollout = trajectory.rollout
             self.decoded.append(sum(decoded))
             decoded.clear()
             alone = [pipeline.decode(part) for part in rollout.latents[:, -1].split(training.policy.videos_at_once)]
             assert torch.equal(rollout.videos, torch.cat(alone))
-            self.trajectories.append(
-                {"latents": rollout.latents, "log_probs": rollout.log_probs, "advantages": compared.advantages}
-            )
-            return compared
+            log_probs = {} if rollout.log_probs is None else {"log_probs": rollout.log_probs}
+            self.trajectories.append({"latents": rollout.latents} | log_probs)
+            return updates(trajectory)
 
         def keep_row(step: int, row: dict[str, float], *, round_ends: bool) -> None:
             self.rows.append(dict(row))
             log(step, row, round_ends=round_ends)
 
-        training.algorithm.compare, training.run.journal.log = keep_round, keep_row
+        training.algorithm.updates, training.run.journal.log = keep_round, keep_row
         self._names = {parameter: name for name, parameter in self._parameters().items()}
         training.train()
         self.weights = {name: whole(p.detach()).clone() for name, p in self._parameters().items()}
@@ -187,7 +205,7 @@ def compare(argv: list[str], path: str) -> dict[str, float]:
             relative(r[name], e[name][own])
             for r, e in zip(received.trajectories, expected["trajectories"], strict=True)
         )
-        for name in ("latents", "log_probs", "advantages")
+        for name in expected["trajectories"][0]
     }
     pairs = list(zip(received.gradients, expected["gradients"], strict=True))
     assert all(r.keys() == e.keys() for r, e in pairs)
@@ -195,15 +213,16 @@ def compare(argv: list[str], path: str) -> dict[str, float]:
     errors["weights"] = max(relative(received.weights[name], value) for name, value in expected["weights"].items())
     rows = list(zip(received.rows, expected["rows"], strict=True))
     assert all(r.keys() == e.keys() for r, e in rows)
-    kinds = {"losses": ("loss/", "clip_fraction"), "kl": ("kl/",), "norm": ("grad_norm",)}
+    kinds = {"losses": ("loss/", "clip_fraction", "nft/"), "kl": ("kl/",), "norm": ("grad_norm",)}
     kinds["rewards"] = ("reward/", "valid/")
     for kind, prefixes in kinds.items():
-        errors[kind] = max(
+        of_kind = [
             abs(r[name] - e[name]) / max(abs(e[name]), FLOORS.get(kind, 0.1))
             for r, e in rows
             for name in e
             if name.startswith(prefixes)
-        )
+        ]
+        errors[kind] = max(of_kind, default=0.0)
     return {name: max(others) for name, others in ((name, [e[name] for e in gather(errors)]) for name in errors)}
 
 

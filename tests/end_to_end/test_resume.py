@@ -13,12 +13,12 @@ import pytest
 from hyvideo.checkpoint.manifest import hash_files, write_manifest
 from tests.support.command_line import CommandLine
 from tests.support.equal_runs import rows_of
-from tests.support.training import arguments
+from tests.support.training import ALGORITHMS, arguments
 
 Row = dict[str, float]
 METHODS = {
-    "full": {},
-    "lora": {"use_lora": True, "lora_r": 2},
+    **ALGORITHMS,
+    **{f"{name}, lora": {**settings, "use_lora": True, "lora_r": 2} for name, settings in ALGORITHMS.items()},
     "muon": {"use_muon": True},
     "guided, two updates per round, warm-up": {
         "cfg_scale": 4.0,
@@ -47,7 +47,7 @@ def train(command_line: CommandLine, tiny_root: Path, prompts_csv: Path):
 def test_a_resumed_run_is_the_uninterrupted_one(train, method: dict[str, Any]):
     whole = train("whole", max_steps=4, **method)
     assert [row["step"] for row in whole] == [1, 2, 3, 4]
-    assert any(row["kl/position"] for row in whole)
+    assert any(row.get("kl/position") or row.get("nft/old_distance") for row in whole)
     assert len({row["grad_norm"] for row in whole}) == 4
     train("parts", max_steps=2, **method)
     assert train("parts", max_steps=4, resume_from_checkpoint="latest", **method) == whole
@@ -61,18 +61,21 @@ def test_a_run_makes_its_last_round_whole_and_may_go_on(train):
     assert train("parts", max_steps=3, resume_from_checkpoint="latest", **method) == whole
 
 
-def test_a_killed_run_makes_the_lost_steps_again(train, command_line: CommandLine, tiny_root: Path, prompts_csv: Path):
+@pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
+def test_a_killed_run_makes_the_lost_steps_again(
+    train, command_line: CommandLine, tiny_root: Path, prompts_csv: Path, algorithm: dict[str, Any]
+):
     run = command_line.folder / "killed"
     metrics, latest = run / "metrics.jsonl", run / "checkpoints" / "latest"
-    endless = arguments(tiny_root, prompts_csv, run, max_steps=1000, save_interval=3)
+    endless = arguments(tiny_root, prompts_csv, run, max_steps=1000, save_interval=3, **algorithm)
     command = command_line.start("post_train.py", endless)
     command.signal_when(signal.SIGKILL, lambda: latest.exists() and len(metrics.read_text().splitlines()) >= 4)
     assert command.wait().status == -signal.SIGKILL
 
     saved = int(latest.read_text().removeprefix("step_"))
     last = rows_of(run)[-1]["step"] + 1
-    resumed = train("killed", max_steps=last, resume_from_checkpoint="latest")
-    assert resumed == train("whole", max_steps=last)
+    resumed = train("killed", max_steps=last, resume_from_checkpoint="latest", **algorithm)
+    assert resumed == train("whole", max_steps=last, **algorithm)
     discarded = (run / "metrics.discarded.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in discarded] == list(range(saved + 1, last))
 

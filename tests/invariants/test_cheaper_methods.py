@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from hyvideo.algorithms.grpo import GRPO
+from hyvideo.config.loading import load_config
 from hyvideo.observability.metrics import read_metrics
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout
-from hyvideo.planning.evaluations import evaluations_per_video
 from hyvideo.training import run as training_run
 from hyvideo.training.run import Training
+from tests.support.training import SETTINGS, flags_of
 
 NUM_STEPS, NUM_VIDEOS = 4, 4
 VARIANTS = {
@@ -53,17 +55,10 @@ def rounds(make_training: Callable[..., Training], monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS)
 def test_the_cost_is_what_the_formula_says_and_the_replay_is_exact(rounds: Callable[..., tuple], settings: dict):
     _, counts, rows = rounds(**settings)
-    window = settings.get("sde_window_size")
-    for count, differs in zip(counts, (False, True), strict=True):
-        cost = evaluations_per_video(
-            NUM_STEPS,
-            NUM_STEPS,
-            window_size=window,
-            timestep_fraction=settings.get("timestep_fraction", 1.0),
-            with_anchor=differs,
-        )
+    cost = GRPO.evaluations(load_config(flags_of({**SETTINGS, **settings})))
+    for count, anchor in zip(counts, (0, cost.anchor), strict=True):  # in the first round the anchor is the policy
         assert count["rollout"] == NUM_VIDEOS * cost.rollout
-        assert count["evaluations"] == NUM_VIDEOS * (cost.anchor + cost.update)
+        assert count["evaluations"] == NUM_VIDEOS * (anchor + cost.update)
     assert {row["ratio/max_deviation"] for row in rows} == {row["replay/mean_error"] for row in rows} == {0.0}
     assert all(row["grad_norm"] > 0 for row in rows)
 
@@ -98,6 +93,31 @@ def test_videos_of_a_group_are_one_until_their_step_and_then_part(rounds: Callab
             assert noisy[first].equal(noisy[first + 1])
             assert torch.allclose(rollout.latents[first, : step + 1], rollout.latents[first + 1, : step + 1])
             assert not torch.allclose(rollout.latents[first, step + 1 :], rollout.latents[first + 1, step + 1 :])
+
+
+def test_a_shared_prefix_is_computed_once_and_changes_nothing_else(rounds: Callable[..., tuple]):
+    window = {"sde_window": "per_group", "sde_window_size": 1, "use_same_noise": True, "seed": 1}
+    shared, counts, rows = rounds(share_prefix=True, **window)
+    plain, _, _ = rounds(**window)
+    spared = []
+    for rollout, reference, count in zip(shared[:1], plain[:1], counts[:1], strict=True):
+        assert torch.allclose(rollout.latents, reference.latents, atol=1e-5)
+        starts = noisy_steps_of(rollout).float().argmax(1)[::2].tolist()  # of each group of two
+        spared.append(count["rollout"] - NUM_VIDEOS * NUM_STEPS)
+        assert spared[-1] == -sum(starts) < 0
+    assert {row["ratio/max_deviation"] for row in rows} == {0.0}
+    expected = GRPO.evaluations(load_config(flags_of({**SETTINGS, **window, "share_prefix": True})))
+    assert expected.rollout == NUM_STEPS - (0 + 1 + 2 + 3) / 4 / 2
+
+
+@pytest.mark.parametrize("sde_type", ["sage_grpo", "cps"])
+def test_a_normalized_ratio_starts_at_1_and_the_later_update_of_a_round_leaves_it(
+    rounds: Callable[..., tuple], sde_type
+):
+    settings = {"ratio_norm": True, "clip_range": 1e-4, "clip_range_high": 2e-4, "advantage_std": "global"}
+    _, _, rows = rounds(updates_per_rollout=2, sde_type=sde_type, **settings)
+    assert [row["clip_fraction"] > 0 for row in rows] == [False, True]
+    assert all(row["grad_norm"] > 0 for row in rows)
 
 
 def test_a_window_of_all_steps_is_no_window(rounds: Callable[..., tuple]):

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from hyvideo.algorithms.algorithm import Evaluations
 from hyvideo.config.schema import Config
-from hyvideo.planning.evaluations import Evaluations, evaluations_per_video
 from hyvideo.training.run import Training
 
 DEFAULTS = Config()
@@ -42,11 +42,11 @@ def test_network_calls_of_the_default_method(make_training: Callable[..., Traini
     """One text encoding per prompt; K evaluations of two rows per video and phase; the anchor's if it differs."""
     training = make_training(**METHOD, max_steps=2)
     calls = count_calls(training)
-    costs = [evaluations_per_video(NUM_STEPS, NUM_STEPS, with_anchor=differs) for differs in (False, True)]
-    assert costs == [Evaluations(20, 0, 20), Evaluations(20, 20, 20)]
-    for cost in costs:
+    cost = training.algorithm.evaluations(training.run.config)
+    assert cost == Evaluations(20, 20, 20)
+    for anchor in (0, cost.anchor):  # in the first round the anchor is the policy
         training.make_round()
-        evaluations = NUM_VIDEOS * (cost.rollout + cost.anchor + cost.update)
+        evaluations = NUM_VIDEOS * (cost.rollout + anchor + cost.update)
         calls.pop("text_encoder_2", None)  # one of the prompts quotes a text
         assert calls == {"text_encoder": 1, "transformer": evaluations, "rows": 2 * evaluations, "videos": NUM_VIDEOS}
         calls.clear()
@@ -96,3 +96,13 @@ def test_the_negative_prompt_is_encoded_with_the_trainer(make_training: Callable
     training = make_training(cfg_scale=4.0, negative_prompt="blurred")
     expected = training.policy.pipeline.encode(["blurred"], glyphs=False)
     assert torch.equal(training.policy.guidance.negative.text[0], expected.text[0])
+
+
+@pytest.mark.parametrize("kl_weight", [0.0, 0.1], ids=["without KL", "with KL"])
+def test_nft_costs_what_it_says(make_training: Callable[..., Training], kl_weight: float):
+    training = make_training(algorithm="nft", nft_kl_weight=kl_weight, timestep_fraction=0.5)
+    calls, cost = count_calls(training), training.algorithm.evaluations(training.run.config)
+    for spared in (cost.update, 0):  # in the first round the old policy is the policy
+        training.make_round()
+        assert calls["rows"] == 4 * (cost.rollout + cost.anchor - spared + cost.update)
+        calls.clear()

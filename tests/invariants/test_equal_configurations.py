@@ -4,13 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from hyvideo.training.run import Training
 from tests.support.equal_runs import rows_of
-from tests.support.training import GradientRecorder, collect_round, pairs_of, update
+from tests.support.training import ALGORITHMS, GradientRecorder, collect_round, pairs_of, update
 
 Row = dict[str, float]
+for_every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
 
 
 @pytest.fixture
@@ -33,14 +35,16 @@ def assert_close(received: list[Row], expected: list[Row], tolerance: float) -> 
             assert row[name] == pytest.approx(reference[name], rel=tolerance, abs=tolerance), name
 
 
+@for_every_algorithm
 @pytest.mark.parametrize("use_lora", [False, True], ids=["full", "lora"])
-def test_equal_runs_are_equal_bit_for_bit(train: Callable[..., list[Row]], use_lora: bool):
-    rows = train(use_lora=use_lora)
+def test_equal_runs_are_equal_bit_for_bit(train: Callable[..., list[Row]], use_lora: bool, algorithm: dict[str, Any]):
+    rows = train(use_lora=use_lora, **algorithm)
     assert len(rows) == 3
-    assert rows[1]["kl/position"] > 0
-    assert rows == train(use_lora=use_lora)
+    assert rows[1].get("kl/position") or rows[1]["nft/old_distance"]
+    assert rows == train(use_lora=use_lora, **algorithm)
 
 
+@for_every_algorithm
 @pytest.mark.parametrize(
     "settings",
     [
@@ -50,9 +54,11 @@ def test_equal_runs_are_equal_bit_for_bit(train: Callable[..., list[Row]], use_l
     ],
     ids=["memory saved", "watched", "accumulated"],
 )
-def test_how_a_run_is_computed_and_watched_changes_no_bit(train: Callable[..., list[Row]], settings: dict[str, Any]):
-    rows = [{name: value for name, value in row.items() if not name.startswith("valid/")} for row in train(**settings)]
-    assert rows == train()
+def test_how_a_run_is_computed_and_watched_changes_no_bit(
+    train: Callable[..., list[Row]], settings: dict[str, Any], algorithm: dict[str, Any]
+):
+    rows = train(**settings, **algorithm)
+    assert [{name: row[name] for name in row if not name.startswith("valid/")} for row in rows] == train(**algorithm)
 
 
 @pytest.mark.parametrize("use_lora", [False, True], ids=["full", "lora"])
@@ -92,3 +98,17 @@ def test_gradients_do_not_depend_on_the_micro_batch(make_training: Callable[...,
     for micro_batch in (1, 5, 8):  # 5 leaves a smaller last one
         error = max((g - w).abs().max() for g, w in zip(gradients(micro_batch), whole, strict=True))
         assert error <= 1e-5 * scale, micro_batch
+
+
+def test_gradients_of_nft_do_not_depend_on_the_micro_batch(make_training: Callable[..., Training]):
+    training = make_training(max_grad_norm=1e9, **ALGORITHMS["nft"])
+    list(training.algorithm.updates(collect_round(training)))  # so that every term of the loss has a gradient
+    trajectory, recorded = collect_round(training), []
+    recorder = GradientRecorder(training.algorithm.optimization.parameters.values(), lr=0.0)
+    training.algorithm.optimization.optimizers = [recorder]
+    for training.run.config.grpo.mini_batch_size_per_update in (12, 5, 1):
+        training.algorithm.anchor.load_state_dict(training.algorithm.anchor.state_dict(), equals_policy=False)
+        next(training.algorithm.updates(trajectory))
+        recorded.append(torch.cat([gradient.flatten() for gradient in recorder.gradients]))
+    for gradients in recorded[1:]:
+        assert (gradients - recorded[0]).abs().max() <= 1e-5 * recorded[0].abs().max()

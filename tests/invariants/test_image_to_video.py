@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hyvideo.training.run import Training
-from tests.support.training import arguments, collect_round, pairs_of, training_of, update, write_prompts
+from tests.support.training import ALGORITHMS, arguments, collect_round, pairs_of, training_of, update, write_prompts
 
 
 @pytest.fixture
@@ -14,6 +14,16 @@ def training(original_root: Path, tmp_path: Path) -> Training:
     csv = write_prompts(tmp_path / "prompts.csv", images=True)
     settings = {"pretrained_transformer_version": "480p_i2v", "cfg_scale": 3.0, "batch_size": 4}
     return training_of(arguments(original_root, csv, tmp_path / "run", **settings))
+
+
+def test_nft_trains_from_images(original_root: Path, tmp_path: Path):
+    csv = write_prompts(tmp_path / "prompts.csv", images=True)
+    settings = {"pretrained_transformer_version": "480p_i2v", "batch_size": 4, **ALGORITHMS["nft"]}
+    training = training_of(arguments(original_root, csv, tmp_path / "run", **settings))
+    before = training.policy.transformer.image_embedder.linear_1.weight.clone()
+    rows = [row for _ in range(2) for row in training.algorithm.updates(collect_round(training))]
+    assert not before.equal(training.policy.transformer.image_embedder.linear_1.weight)
+    assert all(row["grad_norm"] > 0 for row in rows) and rows[1]["nft/old_distance"] > 0
 
 
 def test_replay_is_exact_and_the_vision_embedder_is_trained(training: Training):

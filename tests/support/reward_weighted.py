@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
-from hyvideo.algorithms.algorithm import Algorithm, Trajectory, over_micro_batches
+from hyvideo.algorithms.algorithm import Algorithm, Trajectory
 from hyvideo.data.randomness import generator_for
 from hyvideo.grpo.advantages import group_advantages
 
@@ -16,21 +17,20 @@ class RewardWeighted(Algorithm):
 
     def updates(self, trajectory: Trajectory) -> Iterator[dict[str, float]]:
         """Make one update."""
+        metrics, _ = self.make_update(self._losses(trajectory))
+        yield metrics
+
+    def _losses(self, trajectory: Trajectory) -> Iterator[tuple[float, Tensor, dict[str, Tensor]]]:
+        """Yield each video's share of the update, its loss and its numbers."""
         grpo, seed = self.config.grpo, self.config.run.seed
         weights = group_advantages(trajectory.scores.total, grpo.num_generations)[trajectory.positions].clamp(min=0)
-        with self.timer("update"):
-            losses, share = [], 1 / len(trajectory)
-            for video, position in enumerate(trajectory.positions.tolist()):
-                generator = generator_for(seed, "reward_weighted", trajectory.round, position, 0, 0)
-                clean = trajectory.rollout.latents[video : video + 1, -1]
-                noise = torch.randn(clean.shape, generator=generator)
-                index = int(torch.randint(len(self.policy.sigmas()) - 1, (), generator=generator))
-                sigma = self.policy.sigmas()[index]
-                conditioning = trajectory.conditioning_of(torch.tensor([video]))
-                velocity = self.policy.velocity((1 - sigma) * clean + sigma * noise, index, conditioning)
-                loss = weights[video] * (velocity - (noise - clean)).square().mean()
-                self.optimization.backward(loss, share)
-                losses.append({"loss/total": loss})
-            metrics = over_micro_batches(losses, [share] * len(losses))
-            step = self.optimization.step(metrics["loss/total"])
-        yield metrics | step.metrics()
+        for video, position in enumerate(trajectory.positions.tolist()):
+            generator = generator_for(seed, "reward_weighted", trajectory.round, position, 0, 0)
+            clean = trajectory.rollout.latents[video : video + 1, -1]
+            noise = torch.randn(clean.shape, generator=generator)
+            index = int(torch.randint(len(self.policy.sigmas()) - 1, (), generator=generator))
+            sigma = self.policy.sigmas()[index]
+            conditioning = trajectory.conditioning_of(torch.tensor([video]))
+            velocity = self.policy.velocity((1 - sigma) * clean + sigma * noise, index, conditioning)
+            loss = weights[video] * (velocity - (noise - clean)).square().mean()
+            yield 1 / len(trajectory), loss, {"loss/total": loss}

@@ -9,6 +9,7 @@ from scripts.paper.runs import Run
 from scripts.paper.sweep import Arm, base_run, parse_budget, run_of
 
 METRICS = ("VQ", "MQ", "TA")
+MINUTE = 60.0
 
 
 def budget_of(folder: Path, *flags: str) -> argparse.Namespace:
@@ -39,5 +40,6 @@ def finish_run(run: Run, looks: Sequence[int], gain: float) -> None:
             for video, value in values.items()
         ]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    row = {"step": run.settings["max_steps"], "kl/position": 1e-3, "kl/velocity": 0.0}
-    (run.folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    steps = sorted({run.settings["max_steps"], *looks} - {0})
+    rows = [{"step": step, "kl/position": 1e-3, "kl/velocity": 0.0, "time/rollout": MINUTE} for step in steps]
+    (run.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

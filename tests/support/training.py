@@ -54,6 +54,20 @@ SETTINGS: Mapping[str, Any] = {
 }
 """One round is 4 videos of 2 prompts in 4 steps; every part of the method acts within a few updates."""
 
+ALGORITHMS: Mapping[str, Mapping[str, Any]] = {
+    "grpo": {"ema_decay": 0.9},
+    "nft": {
+        "algorithm": "nft",
+        "ema_decay": 0.9,
+        "nft_old_ramp": 0.2,
+        "nft_kl_weight": 0.1,
+        "timestep_fraction": 0.75,
+        "adv_clip_max": 1.0,
+    },
+}
+"""Every built-in algorithm, with settings under which every part of it acts within a few updates. What holds for all
+algorithms is tested for each of these."""
+
 
 def write_prompts(path: Path, prompts: Sequence[str] = PROMPTS, *, images: bool = False) -> Path:
     """Write a prompt CSV; with `images` each row gets one of its own, beside the CSV."""

@@ -11,7 +11,7 @@ class GrpoConfig:
     """Policy update: group-relative advantages and the clipped loss over stored denoising steps."""
 
     algorithm: str = "grpo"
-    """grpo, or `module:Class` for a subclass of Algorithm of your own."""
+    """grpo, nft (DiffusionNFT, arXiv 2509.16117), or `module:Class` for a subclass of Algorithm of your own."""
 
     algorithm_options: dict[str, Any] | None = None
     """Options that an algorithm of your own reads, as JSON."""
@@ -22,17 +22,28 @@ class GrpoConfig:
     num_generations: int = setting(4, within="[2, 65536]")
     """Videos of one prompt, which are compared with each other."""
 
-    clip_range: float = setting(1e-4, within="(0, inf)")
+    clip_range: float = setting(1e-4, within="(0, inf)", read_when="algorithm != nft")
     """Clip of the policy ratio around 1. It is small because log-probabilities are means over latent values."""
 
-    replay_mismatch: Literal["warn", "stop"] = setting("warn", decides=False)
+    clip_range_high: float | None = setting(None, within="(0, inf)", read_when="algorithm != nft")
+    """Clip of the policy ratio above 1, where it shall differ from that below (DAPO, arXiv 2503.14476)."""
+
+    ratio_norm: bool = setting(False, read_when="algorithm != nft")
+    """Normalize the ratio at each step (GRPO-Guard, arXiv 2510.22319), so that it lies around 1 and its clip acts alike
+    at all steps. It shrinks by the step's noise and needs a smaller clip_range."""
+
+    replay_mismatch: Literal["warn", "stop"] = setting("warn", decides=False, read_when="algorithm != nft")
     """What happens when a replay without any update differs from its rollout by more than clip_range."""
 
     adv_clip_max: float = setting(5.0, within="(0, inf)", unit="standard deviations")
     """Largest magnitude of an advantage."""
 
+    advantage_std: Literal["group", "global", "none"] = setting("group", read_when="reward_aggregation != gdpo")
+    """What an advantage is divided by: the standard deviation of its group (paper), that of all rewards of the round
+    (Flow-GRPO, DiffusionNFT), or nothing (Dr. GRPO, arXiv 2503.20783)."""
+
     timestep_fraction: float = setting(1.0, within="(0, 1]")
-    """Share of the noisy steps that are trained, rounded down."""
+    """Share of the noisy steps that are trained, rounded down; with nft of all steps."""
 
     timestep_stride: bool = False
     """Train evenly spaced steps, the same for all videos, instead of random ones."""
@@ -40,7 +51,7 @@ class GrpoConfig:
     enable_timestep_permutation: bool = True
     """Train steps in random order. Otherwise a timestep_fraction without timestep_stride keeps the noisiest."""
 
-    use_grad_balancing: bool = True
+    use_grad_balancing: bool = setting(True, read_when="algorithm != nft")
     """Temporal gradient equalizer (paper Eq. 8-9): all steps' gradients get the same scale."""
 
     cps_equalizer: Literal["own_gradient", "published"] = setting("own_gradient", read_when="sde_type = cps")

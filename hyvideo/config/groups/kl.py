@@ -10,13 +10,13 @@ from hyvideo.config.setting import setting
 class KLConfig:
     """Trust region: the KL penalty that holds the policy near its anchor (paper Eq. 11-15, A.6)."""
 
-    kl_weight: float = setting(1e-5, within="[0, inf)")
+    kl_weight: float = setting(1e-5, within="[0, inf)", read_when="algorithm != nft")
     """Largest value of lambda, the penalty's coefficient. 0 switches off this group."""
 
-    use_moving_KL: bool = True
+    use_moving_KL: bool = setting(True, read_when="algorithm != nft")
     """Copy the policy to the anchor every update_ref_model_step. Otherwise the anchor stays the initial model."""
 
-    use_dual_kl: bool = True
+    use_dual_kl: bool = setting(True, read_when="algorithm != nft")
     """Add the velocity term to the position term."""
 
     dual_kl_moving_weight: float = setting(1.0, within="[0, inf)", read_when="use_dual_kl = true")
@@ -28,17 +28,18 @@ class KLConfig:
     update_ref_model_step: int = setting(10, within="[0, inf)", unit="updates", read_when="use_moving_KL = true")
     """Time between two refreshes of the anchor. 0 never refreshes it."""
 
-    kl_compute_mode: Literal["rollout_phase", "training_phase"] = "rollout_phase"
+    kl_compute_mode: Literal["rollout_phase", "training_phase"] = setting("rollout_phase", read_when="algorithm != nft")
     """When the anchor's means are computed: once per round, or again in every update."""
 
-    anchor_fraction: float = setting(1.0, within="(0, 1]")
+    anchor_fraction: float = setting(1.0, within="(0, 1]", read_when="algorithm != nft")
     """Share of the trained steps that is compared with the anchor. Each weighs more in return, so that the position
     term keeps its mean but becomes noisier. 0.5 halves the anchor's pass."""
 
     reference_mode_offload: bool = setting(False, decides=False, frees=("rollout", "update"))
-    """Keep the anchor on the CPU while it does not compute. This saves GPU memory and costs transfers."""
+    """Keep the anchor, or the old policy of nft, on the CPU while it does not compute. This saves GPU memory and costs
+    transfers."""
 
-    kl_schedule: Literal["fixed", "two_stage", "milder"] = "two_stage"
+    kl_schedule: Literal["fixed", "two_stage", "milder"] = setting("two_stage", read_when="algorithm != nft")
     """fixed keeps lambda at kl_weight. two_stage warms it up, then steers the KL towards kl_target. milder does so
     below a tenth of kl_weight."""
 

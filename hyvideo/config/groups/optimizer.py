@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from hyvideo.config.setting import setting
+from hyvideo.config.setting import EVERY_PHASE, setting
 
 
 @dataclass
@@ -23,3 +23,10 @@ class OptimizerConfig:
 
     lr_warmup_steps: int = setting(0, within="[0, inf)", unit="updates")
     """Time in which the learning rate rises linearly from 0."""
+
+    ema_decay: float = setting(0.0, within="[0, 1)")
+    """Keep an exponential average of the trained weights beside them, of which this share stays in every update, at
+    first less: (1 + n) / (10 + n) after n updates. It takes another copy of the trained weights. 0 keeps none."""
+
+    ema_offload: bool = setting(False, decides=False, read_when="ema_decay != 0.0", frees=EVERY_PHASE)
+    """Keep the average on the CPU. Every update then copies the trained weights there."""

@@ -10,11 +10,13 @@ from hyvideo.config.setting import EVERY_PHASE, setting
 class RolloutConfig:
     """Exploration: how training videos are sampled and how much noise each denoising step adds."""
 
-    sde_type: Literal["sage_grpo", "flow_grpo", "dance_grpo", "cps"] = "sage_grpo"
+    sde_type: Literal["sage_grpo", "flow_grpo", "dance_grpo", "cps"] = setting(
+        "sage_grpo", read_when="algorithm != nft"
+    )
     """Sampler. sage_grpo integrates the variance exactly (paper Eq. 5-7), flow_grpo to first order. dance_grpo has
     constant diffusion. cps preserves the coefficients."""
 
-    eta: float = setting(0.5, within="(0, 100]")
+    eta: float = setting(0.5, within="(0, 100]", read_when="algorithm != nft")
     """Strength of the noise. cps takes at most 1."""
 
     sage_clamp: float = setting(3e-3, within="(0, 1)", read_when="sde_type = sage_grpo")
@@ -52,13 +54,18 @@ class RolloutConfig:
     rollout_micro_batch_size: int = setting(1, within="[0, inf)", frees=("rollout", "validation"))
     """Videos that one rank denoises together; 0 is all. More are faster and take more memory."""
 
-    sde_window: Literal["all", "first", "sliding", "per_group"] = "all"
+    sde_window: Literal["all", "first", "sliding", "per_group"] = setting("all", read_when="algorithm != nft")
     """Steps that draw noise and can be trained: all (the paper), the first sde_window_size, a window that moves from
     first to last (MixGRPO, arXiv 2507.21802), or one drawn for each prompt and round (Flash-GRPO, arXiv 2605.15980,
     with size 1)."""
 
     sde_window_size: int = setting(4, within="[1, inf)", read_when="sde_window != all")
     """Steps in the window. The work of update and anchor grows with it."""
+
+    share_prefix: bool = setting(False, read_when="use_same_noise = true")
+    """Compute the steps before a window once for the videos of a prompt that are denoised together, which are one until
+    then. With per_group and size 1 siblings differ in one step only (TempFlow-GRPO, arXiv 2508.04324). It needs
+    use_same_noise, and rollout_micro_batch_size above 1."""
 
     sde_window_interval: int = setting(25, within="[1, inf)", unit="rounds", read_when="sde_window = sliding")
     """Time after which a sliding window moves by one step."""

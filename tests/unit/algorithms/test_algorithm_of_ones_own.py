@@ -43,7 +43,7 @@ def test_final_latents_are_those_that_the_ode_leaves(make_training: Callable[...
 
 def test_names_are_found_and_what_is_no_algorithm_is_refused():
     assert algorithm_class("grpo") is GRPO
-    with pytest.raises(ValueError, match="there is no 'standard'; expected one of grpo, or module:Class"):
+    with pytest.raises(ValueError, match="there is no 'standard'; expected one of grpo, nft, or module:Class"):
         algorithm_class("standard")
     with pytest.raises(ValueError, match="cannot be imported"):
         algorithm_class("tests.support.reward_weighted:Missing")

@@ -97,6 +97,16 @@ def test_equal_float32_rewards_give_exactly_zero_whatever_their_size(reward):
     assert advantages.dtype == torch.float32 and advantages.tolist() == [0.0] * 21
 
 
+def test_advantages_may_be_divided_by_the_spread_of_all_rewards_or_by_nothing():
+    rewards = torch.tensor([1.0, 3.0, 10.0, 10.5, NAN, 2.0])
+    spread = statistics.pstdev([1.0, 3.0, 10.0, 10.5, 2.0])
+    centred = [-1.0, 1.0, -0.25, 0.25, 0.0, 0.0]
+    assert group_advantages(rewards, 2, divisor="none").tolist() == centred
+    received = group_advantages(rewards, 2, divisor="global").tolist()
+    assert received == pytest.approx([value / spread for value in centred])
+    assert group_advantages(torch.ones(4), 2, divisor="global").tolist() == [0.0] * 4
+
+
 def test_an_outlier_is_clamped_to_the_largest_advantage():
     rewards = torch.zeros(50)
     rewards[0] = 1.0

@@ -7,17 +7,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hyvideo.grpo.clipped_loss import clipped_policy_loss
+from hyvideo.grpo.clipped_loss import clipped_policy_loss, normalized_log_ratio
 
 CLIP = 1e-2
 numbers = st.floats(-3, 3).map(lambda value: round(value, 6))
 
 
-def loop_loss(log_probs, old_log_probs, advantages, scales):
+def loop_loss(log_probs, old_log_probs, advantages, scales, high=CLIP):
     total = 0.0
     for new, old, advantage, scale in zip(log_probs, old_log_probs, advantages, scales, strict=True):
         ratio = math.exp(new - old)
-        clipped = min(max(ratio, 1 - CLIP), 1 + CLIP)
+        clipped = min(max(ratio, 1 - CLIP), 1 + high)
         total += scale * max(-advantage * ratio, -advantage * clipped)
     return total / len(log_probs)
 
@@ -37,6 +37,26 @@ def test_the_loss_is_the_one_computed_sample_by_sample(rows):
     ]
     assert diagnostics.clip_fraction.item() == pytest.approx(sum(beyond) / len(rows))
     assert diagnostics.ratio_max_deviation.item() == pytest.approx(max(abs(ratio - 1) for ratio in ratios), abs=1e-12)
+
+
+@pytest.mark.parametrize("high", [CLIP / 4, CLIP * 3])
+def test_the_bound_above_may_be_another_one(high):
+    change, advantages = [-0.05, -0.005, 0.001, 0.008, 0.02, 0.05], [-1.0, 2.0, 1.0, 1.0, 1.0, 1.0]
+    new, old = torch.tensor(change, dtype=torch.float64), torch.zeros(6, dtype=torch.float64)
+    loss, _ = clipped_policy_loss(new, old, torch.tensor(advantages), CLIP, 1.0, clip_range_high=high)
+    assert loss.item() == pytest.approx(loop_loss(change, [0.0] * 6, advantages, [1.0] * 6, high), rel=1e-9)
+
+
+def test_the_normalized_log_ratio_is_the_gaussians_without_its_negative_part_times_the_std():
+    drawn = torch.Generator().manual_seed(0)
+    mean, old, noise = (torch.randn(5, 3, 4, generator=drawn, dtype=torch.float64) for _ in range(3))
+    std = torch.tensor([0.02, 0.1, 0.5, 1.0, 3.0], dtype=torch.float64).view(-1, 1, 1)
+    reached = old + std * noise
+    laws = [torch.distributions.Normal(mu, std) for mu in (mean, old)]
+    log_ratio, distance = laws[0].log_prob(reached) - laws[1].log_prob(reached), (mean - old).square() / (2 * std**2)
+    expected = ((log_ratio + distance) * std).mean((1, 2))
+    torch.testing.assert_close(normalized_log_ratio(mean, old, reached, std), expected)
+    torch.testing.assert_close(expected, ((mean - old) * noise).mean((1, 2)))
 
 
 @pytest.mark.parametrize(
@@ -77,6 +97,7 @@ def test_before_the_first_update_the_loss_is_the_policy_gradient_and_nothing_is_
     ("changed", "message"),
     [
         ({"clip_range": 0.0}, "clip_range must be positive .* got 0.0"),
+        ({"clip_range_high": -1.0}, "clip_range must be positive .* got -1.0"),
         ({"old_log_probs": torch.zeros(4, 1)}, r"old_log_probs must have the shape .*\(4,\), got \(4, 1\)"),
         ({"advantages": torch.zeros(4, 1)}, r"advantages of shape \(4, 1\) does not broadcast"),
         ({"scale": torch.ones(3)}, r"scale of shape \(3,\) does not broadcast"),

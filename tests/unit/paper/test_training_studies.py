@@ -7,7 +7,15 @@ import pytest
 
 from hyvideo.config.loading import load_config
 from hyvideo.training.checks import check_config
-from scripts.paper import equalizer, kl_strategies, learning_rates, results_table, reward_settings
+from scripts.paper import (
+    algorithm_rates,
+    algorithms,
+    equalizer,
+    kl_strategies,
+    learning_rates,
+    results_table,
+    reward_settings,
+)
 from scripts.paper.drawing import SAMPLERS
 from scripts.paper.learning_rates import rate_of
 from scripts.paper.study import DOCS, FAILS, HOLDS, OPEN, read_found
@@ -22,6 +30,8 @@ STUDIES = {
     "results_table": (results_table.STUDY, results_table.arms),
     "kl_strategies": (kl_strategies.STUDY, kl_strategies.arms),
     "learning_rates": (learning_rates.STUDY, lambda docs: learning_rates.arms()),
+    "algorithms": (algorithms.STUDY, algorithms.arms),
+    "algorithm_rates": (algorithm_rates.STUDY, lambda docs: algorithms.grid()),
 }
 
 
@@ -54,6 +64,28 @@ def test_every_arm_is_a_configuration_that_can_be_trained(tmp_path, monkeypatch,
     for run in [base_run(STUDIES[name][1](budget.docs), budget), *runs]:
         check_config(load_config(run.command()[2:]), 1)
     assert len({run.folder for run in runs}) == len(runs)
+
+
+def test_algorithms_train_at_their_best_rates_and_are_compared_after_equal_times(tmp_path):
+    """Runs gain evenly over their looks, a minute each, and NFT has more of the same looks' length."""
+    best = dict(zip(("SAGE-GRPO", "Flow-GRPO", "GRPO-Guard", "NFT"), algorithms.RATES, strict=True))
+    published(
+        tmp_path,
+        "algorithm_rates",
+        *("--seeds", "101", "102"),
+        gain=lambda arm, seed: float(arm.label == f"{arm.label[:-6]} {best[arm.label[:-6]]:.0e}"),
+    )
+    arms = {arm.label: arm for arm in algorithms.arms(tmp_path / "docs")}
+    assert {name: arms[name].settings["learning_rate"] for name in best} == best
+    assert arms["NFT, EMA"].settings["learning_rate"] == best["NFT"]
+    assert arms["NFT"].rounds == pytest.approx(30 / 18)
+
+    reached = {"SAGE-GRPO": 0.2, "Flow-GRPO": 0.1, "GRPO-Guard": 0.1, "NFT": 0.3, "NFT, EMA": 0.3}
+    path = published(tmp_path, "algorithms", gain=lambda arm, seed: reached[arm.label] + NOISE[seed] / 10)
+    found = read_found(path)
+    assert algorithms.shortest(found) == 1.0
+    assert algorithms.gains_at(found, "NFT", 0.5)["3"] == pytest.approx(algorithms.gains_at(found, "NFT", 1.0)["3"] / 2)
+    assert verdicts(path) == [FAILS, HOLDS, OPEN]
 
 
 def test_a_difference_that_all_seeds_share_holds_whatever_the_seeds_add(tmp_path):

@@ -65,6 +65,12 @@ def rehearsal_of(*flags: str, world_size: int = 2) -> Rehearsal:
             id="flow, muon and an offloaded anchor",
         ),
         pytest.param(2, ("--sde_type", "cps", "--dp_replicate", "2"), id="cps and copies"),
+        pytest.param(2, ("--algorithm", "nft", "--ema_decay", "0.9"), id="nft and an average"),
+        pytest.param(
+            2,
+            ("--algorithm", "nft", "--use_lora", "--reference_mode_offload", "--cfg_scale", "4.0"),
+            id="nft, guided adapter and an offloaded old policy",
+        ),
     ],
 )
 def test_a_round_of_the_real_code_has_no_surprise(world_size: int, flags: tuple[str, ...]):

@@ -1,0 +1,228 @@
+"""DiffusionNFT (arXiv 2509.16117): flow matching that follows good videos and shuns bad ones, without likelihoods."""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hyvideo.algorithms.algorithm import Algorithm, Evaluations, Trajectory
+from hyvideo.algorithms.anchor import Anchor, BaseModelAnchor, copy_policy, starts_at_base
+from hyvideo.algorithms.optimizer import Optimization
+from hyvideo.algorithms.policy import Policy
+from hyvideo.config.schema import Config
+from hyvideo.data.randomness import generator_for
+from hyvideo.grpo.timesteps import Pairs, num_kept, select_timesteps, split_updates
+from hyvideo.observability.phase_timer import PhaseTimer
+from hyvideo.pipelines.noise import draw
+
+LEAST_ERROR = 1e-5
+"""Smallest mean error that the adaptive weighting divides by."""
+
+
+def optimality(advantages: Tensor, clip_max: float) -> Tensor:
+    """``r = 1/2 + clip(A / clip_max, -1, 1) / 2``: how likely each video is a good one (Section 3.3), `[B]` in [0, 1].
+
+    Args:
+        advantages: `[B]`, rewards less the mean of their group, in standard deviations.
+        clip_max: advantage of a video that is surely good.
+    """
+    return 0.5 + 0.5 * (advantages / clip_max).clamp(-1, 1)
+
+
+def nft_losses(
+    velocity: Tensor,
+    old_velocity: Tensor,
+    noised: Tensor,
+    clean: Tensor,
+    sigma: Tensor,
+    *,
+    beta: float,
+    adaptive: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return the flow-matching errors of the implicit good and bad policies (Eq. 5), `[N]` each.
+
+    ``v_good = (1 - beta) v_old + beta v`` and ``v_bad = (1 + beta) v_old - beta v`` predict ``(noised - clean) /
+    sigma``. With ``adaptive`` their clean latents ``noised - sigma v`` are compared instead, and the squared error is
+    divided by the mean absolute one, which has no gradient (Section 3.3).
+
+    Args:
+        velocity: `[N, ...]` of the policy, with gradient.
+        old_velocity: `[N, ...]` of the old policy, without.
+        noised: `[N, ...]`, ``(1 - sigma) clean + sigma noise``.
+        clean: `[N, ...]` final latents of the videos.
+        sigma: `[N, 1, ...]` noise levels in (0, 1].
+        beta: how far the two policies lie from the old one.
+        adaptive: see above.
+    """
+    losses = []
+    for implicit in ((1 - beta) * old_velocity + beta * velocity, (1 + beta) * old_velocity - beta * velocity):
+        error = noised - sigma * implicit - clean if adaptive else implicit - (noised - clean) / sigma
+        loss = error.square().flatten(1).mean(1)
+        losses.append(loss / error.detach().abs().flatten(1).mean(1).clamp(min=LEAST_ERROR) if adaptive else loss)
+    return losses[0], losses[1]
+
+
+class NFT(Algorithm):
+    """Negative-aware fine-tuning: the old policy samples with the ODE, and the policy moves from bad to good videos.
+
+    Every velocity, in sampling and in the loss, has the rollout's guidance. The paper trains without (`cfg_scale` 1).
+
+    Attributes:
+        anchor: the old policy, which follows the policy after every round.
+        base: the base model, for the KL term; None where `nft_kl_weight` is 0.
+    """
+
+    needs = "final_latents"
+
+    def __init__(self, policy: Policy, optimization: Optimization, config: Config, timer: PhaseTimer) -> None:
+        super().__init__(policy, optimization, config, timer)
+        self.updates_per_round = config.grpo.updates_per_rollout
+        offload, transformer = config.kl.reference_mode_offload, policy.transformer
+        self.anchor = copy_policy(transformer, offload=offload)
+        self.base: Anchor | None = None
+        if config.nft.nft_kl_weight:
+            fresh = starts_at_base(config.model)
+            self.base = BaseModelAnchor(transformer) if fresh else copy_policy(transformer, offload=offload)
+
+    @classmethod
+    def evaluations(cls, config: Config) -> Evaluations:
+        """Count what a video costs: the trained steps once more for the old policy, and for the base model."""
+        num_steps = config.rollout.grpo_sampling_steps
+        trained = num_kept(config.grpo.timestep_fraction, num_steps)
+        return Evaluations(num_steps, trained * (1 + bool(config.nft.nft_kl_weight)), trained)
+
+    @classmethod
+    def num_copies(cls, config: Config) -> int:
+        """Return 1 for the old policy, and 1 more where the base model needs a copy too."""
+        return 1 + (config.nft.nft_kl_weight > 0 and not starts_at_base(config.model))
+
+    def sampling(self) -> AbstractContextManager[None]:
+        """Let the old policy sample."""
+        return nullcontext() if self.anchor.equals_policy else self.anchor.in_place_of_policy()
+
+    def updates(self, trajectory: Trajectory) -> Iterator[dict[str, float]]:
+        """Make the round's updates and yield their metrics; after the last one the old policy follows."""
+        nft = self.config.nft
+        advantages, without_spread = self.advantages(trajectory)
+        optimal = optimality(advantages, self.config.grpo.adv_clip_max)
+        scored = ~trajectory.scores.total[trajectory.positions].isnan()
+        updates = self._choose_pairs(trajectory)
+        with self.timer("anchor"):
+            old = self._velocities(self.anchor, trajectory, updates, skip_first=self.anchor.equals_policy)
+            base = self._velocities(self.base, trajectory, updates) if self.base else {}
+        for number, micro_batches in enumerate(updates):
+            total = sum(len(pairs.sample_index) for pairs in micro_batches)
+            losses = (
+                (
+                    len(pairs.sample_index) / total,
+                    *self._loss(trajectory, pairs, old.get((number, part)), base.get((number, part)), optimal, scored),
+                )
+                for part, pairs in enumerate(micro_batches)
+            )
+            metrics, step = self.make_update(losses)
+            if not step.skipped:
+                self.anchor.policy_moved()
+            decay = min(nft.nft_old_ramp * self.optimization.updates, nft.nft_old_decay)
+            if number == len(updates) - 1:
+                self.anchor.refresh(decay)
+            yield metrics | {
+                "nft/old_decay": decay,
+                "reward/groups_without_spread": float(without_spread),
+                "update/evaluations": float(total),
+            }
+
+    def _loss(
+        self,
+        trajectory: Trajectory,
+        pairs: Pairs,
+        old_velocity: Tensor | None,
+        base_velocity: Tensor | None,
+        optimal: Tensor,
+        scored: Tensor,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of one micro-batch of pairs, with gradient, and its numbers by their public names.
+
+        The factor is the release's: at the old policy the gradient is that of ``A (v - target)^2``, whatever beta and
+        adv_clip_max are. A video without a score has no influence.
+        """
+        nft, clip_max, rows = self.config.nft, self.config.grpo.adv_clip_max, pairs.sample_index
+        noised, clean, sigma = self._noised(trajectory, pairs)
+        velocity = self.policy.velocity(noised, pairs.step_index, trajectory.conditioning_of(rows))
+        old_velocity = velocity.detach() if old_velocity is None else old_velocity
+        good, bad = nft_losses(
+            velocity, old_velocity, noised, clean, sigma, beta=nft.nft_beta, adaptive=nft.nft_adaptive_weighting
+        )
+        r, counts = optimal[rows].to(good), scored[rows].to(good)
+        loss = policy_loss = clip_max / nft.nft_beta * (counts * (r * good + (1 - r) * bad)).mean()
+        numbers = {"nft/old_distance": (velocity - old_velocity).square().mean()}
+        numbers |= {"nft/good_error": good.mean(), "nft/bad_error": bad.mean()}
+        if base_velocity is not None:
+            distance = (velocity - base_velocity).square().mean()
+            loss = policy_loss + nft.nft_kl_weight * distance
+            numbers["nft/base_distance"] = distance
+        return loss, {"loss/policy": policy_loss, "loss/total": loss, **numbers}
+
+    def _noised(self, trajectory: Trajectory, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
+        """Return noised and clean latents `[N, ...]` of some pairs, and their noise levels `[N, 1, ...]`.
+
+        The noise of a pair depends on the video and the step alone, so that all passes see the same.
+        """
+        clean = trajectory.rollout.latents[pairs.sample_index, -1]
+        places = trajectory.positions[pairs.sample_index].tolist()
+        generators = [
+            generator_for(self.config.run.seed, "nft", trajectory.round, place, 0, step)
+            for place, step in zip(places, pairs.step_index.tolist(), strict=True)
+        ]
+        noise = draw(generators, clean.shape[1:], clean.device)
+        sigma = self.policy.sigmas().cpu()[pairs.step_index].to(clean).view(-1, *[1] * (clean.ndim - 1))
+        return (1 - sigma) * clean + sigma * noise, clean, sigma
+
+    @torch.no_grad()
+    def _velocities(
+        self, weights: Anchor, trajectory: Trajectory, updates: list[list[Pairs]], *, skip_first: bool = False
+    ) -> dict[tuple[int, int], Tensor]:
+        """Return the velocities of other weights, by the numbers of update and micro-batch.
+
+        With `skip_first` those of the first update are left out: it computes them itself, with the same weights.
+        """
+        velocities, asked = {}, list(enumerate(updates))[skip_first:]
+        with weights.in_place_of_policy() if asked else nullcontext():
+            for number, micro_batches in asked:
+                for part, pairs in enumerate(micro_batches):
+                    noised, _, _ = self._noised(trajectory, pairs)
+                    conditioning = trajectory.conditioning_of(pairs.sample_index)
+                    velocities[number, part] = self.policy.velocity(noised, pairs.step_index, conditioning)
+        return velocities
+
+    def _choose_pairs(self, trajectory: Trajectory) -> list[list[Pairs]]:
+        """Choose this rank's (video, step) pairs of every update, in micro-batches; any of the schedule's steps."""
+        grpo, num_steps = self.config.grpo, self.config.rollout.grpo_sampling_steps
+        steps = select_timesteps(
+            torch.ones(num_steps, dtype=torch.bool),
+            grpo.timestep_fraction,
+            len(trajectory.scores.total),
+            permute=grpo.enable_timestep_permutation,
+            generator=generator_for(self.config.run.seed, "timesteps", trajectory.round, 0, 0, 0),
+            spread=grpo.timestep_stride,
+        )
+        in_group = math.gcd(grpo.num_generations, grpo.batch_size)
+        updates = split_updates(steps[trajectory.positions], grpo.updates_per_rollout, num_generations=in_group)
+        return [pairs.micro_batches(grpo.mini_batch_size_per_update) for pairs in updates]
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Return the weights of the old policy, and of the base model where it is a copy."""
+        base = self.base.state_dict() if self.base else {}
+        return {"anchor": self.anchor.state_dict()} | ({"base": base} if base else {})
+
+    def facts(self) -> dict[str, Any]:
+        """Return whether the old policy equals the policy."""
+        return {"anchor_equals_policy": self.anchor.equals_policy}
+
+    def load_state(self, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]) -> None:
+        """Restore the old policy and the base model."""
+        self.anchor.load_state_dict(tensors["anchor"], equals_policy=facts["anchor_equals_policy"])
+        if self.base:
+            self.base.load_state_dict(tensors.get("base", {}), equals_policy=False)

@@ -1,0 +1,195 @@
+"""DiffusionNFT against its formulas (arXiv 2509.16117), written again here in numpy and one pair at a time."""
+
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hyvideo.algorithms.algorithm import Trajectory
+from hyvideo.algorithms.nft import nft_losses, optimality
+from hyvideo.data.randomness import generator_for
+from hyvideo.models.parallelize import trainable_parameters
+from hyvideo.training.run import Training
+from tests.support.training import GradientRecorder, collect_round
+
+SHIFT, STEPS = 3.0, 4
+CLIP = 2.0
+TWO_UPDATES = {"algorithm": "nft", "updates_per_rollout": 2, "adv_clip_max": CLIP, "mini_batch_size_per_update": 3}
+
+
+def losses_by_hand(v: float, old: float, noised: float, clean: float, sigma: float, beta: float, adaptive: bool):
+    """Errors of the two implicit policies where a video is one number; the gradient of each by v."""
+    errors, slopes = [], []
+    for implicit, slope in (((1 - beta) * old + beta * v, beta), ((1 + beta) * old - beta * v, -beta)):
+        if adaptive:
+            difference = noised - sigma * implicit - clean
+            weight = max(abs(difference), 1e-5)
+            errors.append(difference**2 / weight)
+            slopes.append(-2 * difference * sigma * slope / weight)
+        else:
+            difference = implicit - (noised - clean) / sigma
+            errors.append(difference**2)
+            slopes.append(2 * difference * slope)
+    return errors, slopes
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("beta", [0.1, 1.0, 2.5])
+def test_errors_and_gradients_are_those_of_the_formula(beta: float, adaptive: bool):
+    drawn = np.random.default_rng(0).normal(size=(5, 4))
+    sigma = np.array([1.0, 0.9, 0.5, 0.1, 0.01])
+    v, old, noised, clean = (torch.tensor(column, dtype=torch.float64)[:, None] for column in drawn.T)
+    v.requires_grad_()
+    losses = nft_losses(v, old, noised, clean, torch.tensor(sigma)[:, None], beta=beta, adaptive=adaptive)
+    expected = [losses_by_hand(*row, level, beta, adaptive) for row, level in zip(drawn, sigma, strict=True)]
+    for kind, loss in enumerate(losses):
+        assert loss.tolist() == pytest.approx([errors[kind] for errors, _ in expected])
+        (gradient,) = torch.autograd.grad(loss.sum(), v, retain_graph=True)
+        assert gradient.flatten().tolist() == pytest.approx([slopes[kind] for _, slopes in expected])
+
+
+def test_a_video_of_several_numbers_has_the_mean_of_their_errors():
+    zero = torch.zeros(2, 3)
+    clean = torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 6.0]])
+    sigma = torch.full((2, 1), 0.5)
+    good, bad = nft_losses(zero, zero, zero, clean, sigma, beta=1.0, adaptive=True)
+    assert good.tolist() == bad.tolist() == pytest.approx([(14 / 3) / 2, 12 / 2])
+    good, _ = nft_losses(zero, zero, zero, clean, sigma, beta=1.0, adaptive=False)
+    assert good.tolist() == pytest.approx([4 * 14 / 3, 4 * 12])
+
+
+def test_at_the_old_policy_the_gradient_is_the_advantage_times_that_of_flow_matching_whatever_beta_and_clip():
+    """Theorem 3.2's direction, with the release's factor ``clip / beta``."""
+    drawn = torch.Generator().manual_seed(1)
+    old, clean, noise = (torch.randn(6, 8, generator=drawn, dtype=torch.float64) for _ in range(3))
+    sigma = torch.full((6, 1), 0.7, dtype=torch.float64)
+    noised = (1 - sigma) * clean + sigma * noise
+    advantages = torch.tensor([-1.9, -0.5, 0.0, 0.1, 1.0, 1.9], dtype=torch.float64)
+    gradients = []
+    for beta, clip in ((0.1, 2.0), (1.0, 5.0)):
+        v = old.clone().requires_grad_()
+        good, bad = nft_losses(v, old, noised, clean, sigma, beta=beta, adaptive=False)
+        r = optimality(advantages, clip)
+        gradients += torch.autograd.grad(clip / beta * (r * good + (1 - r) * bad).sum(), v)
+    v = old.clone().requires_grad_()
+    expected = torch.autograd.grad((advantages * (v - (noise - clean)).square().mean(1)).sum(), v)[0]
+    for gradient in gradients:
+        torch.testing.assert_close(gradient, expected)
+
+
+def test_advantages_become_probabilities():
+    assert optimality(torch.tensor([-9.0, -5.0, -2.5, 0.0, 2.5, 5.0, 9.0]), 5.0).tolist() == [
+        *(0.0, 0.0, 0.25, 0.5, 0.75, 1.0, 1.0)
+    ]
+
+
+def weights_of(training: Training) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in trainable_parameters(training.policy.transformer).items()}
+
+
+def reference(
+    policy: Training, old: Training, base: Training | None, trajectory: Trajectory, pairs: list[tuple[int, int]]
+) -> tuple[Tensor, dict[str, float]]:
+    """The loss of an update, its videos noised and compared one at a time, with three separate models."""
+    nft, seed = policy.run.config.nft, policy.run.config.run.seed
+    rewards = trajectory.scores.total.view(2, 2)
+    advantages = ((rewards - rewards.mean(1, keepdim=True)) / rewards.std(1, correction=0, keepdim=True)).flatten()
+    columns = []
+    for row, index in pairs:
+        linear = 1 - index / STEPS
+        sigma = SHIFT * linear / (1 + (SHIFT - 1) * linear)
+        clean = trajectory.rollout.latents[row, -1]
+        noise = torch.randn(clean.shape, generator=generator_for(seed, "nft", trajectory.round, row, 0, index))
+        noised, target = (1 - sigma) * clean + sigma * noise, noise - clean
+        asked = (noised[None], index, trajectory.conditioning_of(torch.tensor([row])))
+        v = policy.policy.velocity(*asked)[0]
+        with torch.no_grad():
+            v_old = old.policy.velocity(*asked)[0]
+            v_base = base.policy.velocity(*asked)[0] if base else v.detach()
+        errors = []
+        for implicit in ((1 - nft.nft_beta) * v_old + nft.nft_beta * v, (1 + nft.nft_beta) * v_old - nft.nft_beta * v):
+            error = (implicit - target).square()
+            if nft.nft_adaptive_weighting:
+                error = sigma**2 * error / (sigma * (implicit - target)).abs().mean().detach()
+            errors.append(error.mean())
+        r = 0.5 + 0.5 * max(-1.0, min(1.0, float(advantages[row]) / CLIP))
+        distance = (v - v_base).square().mean()
+        loss = CLIP / nft.nft_beta * (r * errors[0] + (1 - r) * errors[1])
+        columns.append((loss, errors[0], errors[1], (v - v_old).square().mean(), distance))
+    loss, good, bad, moved, distance = (torch.stack(column).mean() for column in zip(*columns, strict=True))
+    total = loss + nft.nft_kl_weight * distance
+    said = {"loss/policy": loss, "loss/total": total, "nft/good_error": good, "nft/bad_error": bad}
+    said |= {"nft/old_distance": moved} | ({"nft/base_distance": distance} if base else {})
+    return total, {name: value.item() for name, value in said.items()}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"nft_beta": 0.3, "nft_adaptive_weighting": False},
+        {"nft_kl_weight": 5.0},
+        {"nft_kl_weight": 5.0, "use_lora": True, "cfg_scale": 3.0},
+    ],
+    ids=["default", "plain errors", "KL to the base", "adapter, guidance, KL"],
+)
+def test_a_second_update_follows_the_gradient_of_the_formula(make_training: Callable[..., Training], settings: dict):
+    """Base, old policy and policy have different weights: the old one is of a round with a decay of one half."""
+    settings = TWO_UPDATES | {"nft_old_ramp": 1.0, "max_grad_norm": 0.1} | settings
+    training, old, base = (make_training(**settings) for _ in range(3))
+    list(training.algorithm.updates(collect_round(training)))
+    for name, weight in trainable_parameters(old.policy.transformer).items():
+        weight.data.copy_(training.algorithm.anchor.state_dict()[name])
+    trajectory = collect_round(training)
+    dealt = [part for part in training.algorithm._choose_pairs(trajectory)[1]]
+    pairs = [pair for part in dealt for pair in zip(*(index.tolist() for index in part), strict=True)]
+    updates = training.algorithm.updates(trajectory)
+    next(updates)
+    parameters = training.algorithm.optimization.parameters.values()
+    total, said = reference(training, old, base if training.run.config.nft.nft_kl_weight else None, trajectory, pairs)
+    expected = torch.cat([g.flatten() for g in torch.autograd.grad(total, parameters, materialize_grads=True)])
+    recorder = GradientRecorder(parameters, lr=0.0)
+    training.algorithm.optimization.optimizers = [recorder]
+    metrics = next(updates)
+    received = torch.cat([gradient.flatten() for gradient in recorder.gradients])
+    assert (received - expected * (0.1 / expected.norm())).norm() < 1e-3 * 0.1
+    said["grad_norm"] = expected.norm().item()
+    assert {name: metrics[name] for name in said} == pytest.approx(said, rel=1e-3, abs=1e-5)
+    assert said["nft/old_distance"] > 0 and expected.norm() > 0.1
+
+
+def test_the_old_policy_samples_and_follows_with_the_published_ramp(make_training: Callable[..., Training]):
+    training = make_training(algorithm="nft", nft_old_ramp=0.25, nft_old_decay=0.4)
+    old, decays, sampled_with = weights_of(training), [], []
+    training.policy.transformer.register_forward_pre_hook(lambda *_: sampled_with.append(weights_of(training)))
+    for _ in range(3):
+        sampled_with.clear()
+        trajectory = collect_round(training)
+        assert sampled_with and all(torch.equal(w[name], old[name]) for w in sampled_with for name in old)
+        (metrics,) = training.algorithm.updates(trajectory)
+        decays.append(metrics["nft/old_decay"])
+        policy = weights_of(training)
+        torch.testing.assert_close(
+            training.algorithm.anchor.state_dict(),
+            {name: decays[-1] * old[name] + (1 - decays[-1]) * policy[name] for name in old},
+        )
+        old = {name: weight.clone() for name, weight in training.algorithm.anchor.state_dict().items()}
+    assert decays == [0.25, 0.4, 0.4]
+
+
+def test_a_video_without_a_score_has_no_influence(make_training: Callable[..., Training]):
+    def gradients(latents: float) -> Iterator[Tensor]:
+        training = make_training(algorithm="nft", num_generations=4)
+        trajectory = collect_round(training)
+        trajectory.scores.total[1] = math.nan
+        trajectory.rollout.latents[1] += latents
+        recorder = GradientRecorder(training.algorithm.optimization.parameters.values(), lr=0.0)
+        training.algorithm.optimization.optimizers = [recorder]
+        list(training.algorithm.updates(trajectory))
+        return recorder.gradients
+
+    alike = zip(gradients(0.0), gradients(1.0), strict=True)
+    assert all(torch.equal(first, second) for first, second in alike)
