@@ -26,10 +26,12 @@ class Sampler:
     Attributes:
         std: [K] noise added at each step.
         scales: [K] what the equalizer multiplies each step's loss by (paper Eq. 9); ones when it is off.
+        left: noise in the finished latents if the velocity were exact and all steps drew noise.
     """
 
     std: np.ndarray
     scales: np.ndarray
+    left: float
 
 
 def sampler_of(config: Config) -> Sampler:
@@ -40,7 +42,7 @@ def sampler_of(config: Config) -> Sampler:
     flavour = {"sde_type": rollout.sde_type, "eta": rollout.eta}
     norms = scheduler.gradient_norms(**flavour, published=config.grpo.cps_equalizer == "published")
     scales = equalizer_scales(norms).numpy() if config.grpo.use_grad_balancing else np.ones(len(norms))
-    return Sampler(scheduler.step_weights(**flavour).std.numpy(), scales)
+    return Sampler(scheduler.step_weights(**flavour).std.numpy(), scales, float(scheduler.noise_left(**flavour)[-1]))
 
 
 def gain_panel(runs: Sequence[RunRecord]) -> Drawing | None:
@@ -141,7 +143,10 @@ def sampler_panels(runs: Sequence[RunRecord]) -> list[Drawing]:
     unscaled = {number: pull / known[number].scales for number, pull in pulls.items()}
     noise = {number: sampler.std for number, sampler in known.items()}
     about = "How hard each step pulls on the predicted velocity: mean gradient norm over the last tenth of the run"
-    charts = [("Noise of each step", "Standard deviation of the noise the sampler adds.", _by_step(runs, noise))]
+    about_noise = "Standard deviation of the noise the sampler adds."
+    if len(runs) == 1 and known:
+        about_noise += f" If the model were exact, the finished latents would hold {known[0].left:.2f}."
+    charts = [("Noise of each step", about_noise, _by_step(runs, noise))]
     if len(runs) > 1:
         charts.append(("Pull of each step, not equalized", f"{about}.", _by_step(runs, unscaled)))
         charts.append(("Pull of each step, as trained", f"{about}.", _by_step(runs, pulls)))

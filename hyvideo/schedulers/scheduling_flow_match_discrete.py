@@ -276,6 +276,33 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
             norms = 2 * weights.std * sensitivity
         return norms.to(self.sigmas)
 
+    def noise_left(self, *, sde_type: str, eta: float, noisy: Tensor | None = None) -> Tensor:
+        """Noise that the latents hold after every step if the velocity is exact, where the schedule says `sigmas[1:]`.
+
+        An exact velocity of one clean video ``x0`` is ``(x - x0) / sigma``, so the noise ``x - (1 - sigma) x0`` is
+        multiplied by ``sample + velocity / sigma`` of the step's weights, and noise of ``std`` is added. What is too
+        much is taken for part of the video by the network, and what is left at the end is seen.
+
+        Args:
+            sde_type: A key of `SDE_TYPES`.
+            eta: Strength of the noise.
+            noisy: [..., K] bool, the steps that draw noise; the others follow the ODE. None: all draw it.
+
+        Returns:
+            [..., K] float64, its standard deviation.
+        """
+        sigma = self._exact_sigmas[:-1]
+        weights = self.step_weights(sde_type=sde_type, eta=eta)
+        factors = weights.sample + weights.velocity / sigma
+        noisy = torch.ones(len(sigma), dtype=torch.bool) if noisy is None else noisy
+        factors = torch.where(noisy, factors, self._exact_sigmas[1:] / sigma)
+        added = torch.where(noisy, weights.std, 0.0)
+        left, levels = torch.ones(noisy.shape[:-1], dtype=torch.float64), []
+        for index in range(len(sigma)):
+            left = torch.sqrt((factors[..., index] * left).square() + added[..., index].square())
+            levels.append(left)
+        return torch.stack(levels, dim=-1)
+
     def trained_steps(self, *, sde_type: str, eta: float) -> Tensor:
         """Which steps are stochastic and can be trained, [K] bool on the CPU."""
         return self.step_weights(sde_type=sde_type, eta=eta).std > 0

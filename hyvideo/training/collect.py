@@ -85,6 +85,21 @@ def _decode_over_ranks(policy: Policy, latents: Tensor, size: int, mesh: Mesh) -
     return gather_rows(videos, [sum(len(parts[i]) for i in share) for share in of_ranks], mesh.video_group)
 
 
+def score_without_noise(
+    policy: Policy, reward: WeightedReward, round: Round, trajectory: Trajectory, mesh: Mesh
+) -> Scores:
+    """Score a round's videos as the ODE samples them from the same first noise; every rank learns the scores of all.
+
+    What training optimizes are the noisy videos, what people see are those without noise. Where these score much
+    higher (`rollout/ode_gap`), much of what training learns is to survive its own sampler.
+    """
+    size, videos = policy.videos_at_once or len(trajectory), []
+    for block in torch.arange(len(trajectory)).split(size):
+        noise = _noise(round, block.tolist())
+        videos.append(policy.final_latents(trajectory.conditioning_of(block), noise).videos)
+    return score_over_ranks(reward, torch.cat(videos), trajectory.prompts, trajectory.positions, mesh)
+
+
 def _noise(round: Round, block: Sequence[int]) -> SampleNoise:
     """Return the noise of some videos of the round."""
     videos = [round.videos[i] for i in block]

@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hyvideo.algorithms.algorithm import Algorithm, Trajectory
 from hyvideo.algorithms.optimizer import NonFiniteUpdateError
@@ -16,7 +16,7 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.models.reward_models.rewards import WeightedReward
 from hyvideo.observability.phase_timer import PhaseTimer
-from hyvideo.training.collect import collect
+from hyvideo.training.collect import collect, score_without_noise
 from hyvideo.training.journal import Journal
 from hyvideo.training.replay_watch import ReplayMismatchError
 from hyvideo.training.rounds import Rounds
@@ -87,6 +87,11 @@ class Run:
         if profile := self.journal.profile:
             profile.begin_round(last=self.state.step + self._updates_per_round >= self.config.run.max_steps)
 
+    def begins_interval(self, updates: int) -> bool:
+        """Whether this round is the first of the run, or since a multiple of `updates`."""
+        first = self._first_step
+        return first == 0 or _crossed(first - self._updates_per_round, first, updates)
+
     def gives_round_up(self) -> bool:
         """Give a round up that was only sampled, if a scheduler takes the machine away; whoever resumes makes it again.
 
@@ -136,9 +141,7 @@ class Run:
                 f"{type(self.state.algorithm).__name__} made {step - first} updates of a round, but its "
                 f"updates_per_round is {self._updates_per_round}: make them equal."
             )
-        before = first - self._updates_per_round
-        begins_interval = first == 0 or _crossed(before, first, config.run.save_interval)
-        if config.rollout.save_rollout_videos and begins_interval:
+        if config.rollout.save_rollout_videos and self.begins_interval(config.run.save_interval):
             save_samples(
                 self.folder.rollouts / f"step_{first}",
                 trajectory.rollout.videos,
@@ -248,9 +251,15 @@ class Training:
         """Sample and score the videos of the next round, and learn from them."""
         run = self.run
         run.begin_round()
-        trajectory = collect(self.policy, self.reward, self.rounds.next(), self.algorithm, run.mesh, run.timer)
+        round = self.rounds.next()
+        trajectory = collect(self.policy, self.reward, round, self.algorithm, run.mesh, run.timer)
         if run.gives_round_up():
             return
+        if run.validation and self.algorithm.needs != "final_latents":
+            if run.begins_interval(run.config.validation.validation_interval):
+                scores = score_without_noise(self.policy, self.reward, round, trajectory, run.mesh)
+                gap = float((scores.total - trajectory.scores.total).nanmean())
+                trajectory = replace(trajectory, metrics={**trajectory.metrics, "rollout/ode_gap": gap})
         for metrics in self.algorithm.updates(trajectory):
             run.log(trajectory, metrics)
         run.end_round(trajectory)

@@ -1,10 +1,16 @@
 """Warnings about settings that are valid but probably not intended. A run prints them when it starts."""
 
+import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+import torch
+
+from hyvideo.algorithms.algorithm import algorithm_class
 from hyvideo.algorithms.anchor import lambda_bounds
+from hyvideo.algorithms.policy import rollout_scheduler
 from hyvideo.config.knobs import KNOBS, unmet_condition, value_of
-from hyvideo.config.schema import Config, KLConfig, OptimizerConfig
+from hyvideo.config.schema import Config, KLConfig, OptimizerConfig, RolloutConfig
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.images import share_kept
 from hyvideo.data.prompts import Prompt
@@ -13,11 +19,19 @@ from hyvideo.training.checks import known_sampling
 LEAST_KEPT = 0.75
 """Share of a first frame that cropping should leave: from 4:3 to 16:9 it is just that."""
 
+MOST_NOISE_LEFT = 0.12
+"""Standard deviation of the noise that finished latents of unit spread should hold at most; the paper's leave 0.08."""
+
+MOST_EXCESS_NOISE = 1.15
+"""How many times the schedule's noise the latents should hold at most on the way; the paper's sampler holds 1.11."""
+
 
 def warnings_about_settings(config: Config, prompts: Sequence[Prompt], valid: Sequence[Prompt]) -> Iterator[str]:
     """Yield what a person may want to change before a run with these checked settings and prompts goes on."""
     yield from _weights(config)
     yield from _sampling(config)
+    if algorithm_class(config.grpo.algorithm).needs == "transitions":
+        yield from _noise_left(config.rollout)
     yield from _lambda(config.kl)
     yield from unread_settings(config)
     yield from _cropped("rollout_size", config.rollout.rollout_size, prompts)
@@ -68,6 +82,53 @@ def _sampling(config: Config) -> Iterator[str]:
     differing = [f"{name} is {ours:g}, the model's is {theirs:g}" for name, ours, theirs in pairs if ours != theirs]
     if differing:
         yield f"the model is meant to be sampled otherwise: {'; '.join(differing)}."
+
+
+def noise_left(rollout: RolloutConfig) -> tuple[float, float]:
+    """Return how much noise rollouts hold beyond the schedule, were the velocity exact.
+
+    Returns:
+        The most on the way, as a multiple of the schedule's, and the standard deviation in the finished latents; of all
+        places where a window of noisy steps can stand, the worst.
+    """
+    scheduler = rollout_scheduler(rollout)
+    flavour = {"sde_type": rollout.sde_type, "eta": rollout.eta}
+    noisy = scheduler.trained_steps(**flavour)
+    steps, places = noisy.nonzero().squeeze(1), [noisy]
+    if rollout.sde_window != "all" and len(steps):
+        starts = range(1 if rollout.sde_window == "first" else len(steps) - rollout.sde_window_size + 1)
+        windows = [steps[start : start + rollout.sde_window_size] for start in starts]
+        places = [torch.zeros_like(noisy).scatter(0, window, True) for window in windows]
+    left = scheduler.noise_left(**flavour, noisy=torch.stack(places))
+    excess = left[:, :-1] / scheduler.sigmas[1:-1]
+    return float(excess.max()) if excess.numel() else 1.0, float(left[:, -1].max())
+
+
+def _noise_left(rollout: RolloutConfig) -> Iterator[str]:
+    """A sampler that leaves its videos noisier than any that the model has learnt from."""
+    excess, left = noise_left(rollout)
+    if _is_usual(excess, left):
+        return
+    steps = rollout.grpo_sampling_steps
+    cures = {
+        "eta": [rollout.eta * tenths / 10 for tenths in range(9, 0, -1)],
+        "grpo_sampling_steps": range(steps, 4 * steps),
+    }
+    mended = []
+    for name, values in cures.items():
+        cured = (value for value in values if _is_usual(*noise_left(replace(rollout, **{name: value}))))
+        mended += [f"{name} {value:g}" for value in itertools.islice(cured, 1)]
+    yield (
+        f"{rollout.sde_type} with eta {rollout.eta:g} and {steps} steps leaves noise of standard deviation {left:.2f} "
+        f"in the finished latents (usual is at most {MOST_NOISE_LEFT}), and on the way up to {excess:.2f} times the "
+        f"schedule's noise (at most {MOST_EXCESS_NOISE}). The network takes it for a part of the video, so scores "
+        f"fall: see rollout/ode_gap. One of these would be enough: {', '.join([*mended, 'sde_type cps'])}."
+    )
+
+
+def _is_usual(excess: float, left: float) -> bool:
+    """Whether rollouts hold no more noise than those of the paper, roughly."""
+    return excess <= MOST_EXCESS_NOISE and left <= MOST_NOISE_LEFT
 
 
 def _lambda(kl: KLConfig) -> Iterator[str]:

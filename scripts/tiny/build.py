@@ -1,4 +1,4 @@
-"""Reproduce assets/tiny from scratch: prompts, VAE, transformer, export in bf16 (about 75 minutes on 2 CPU cores).
+"""Reproduce assets/tiny from scratch: prompts, VAE, transformer, export in bf16 (an hour and a half on 2 CPU cores).
 
 python -m scripts.tiny.build
 """

@@ -1,8 +1,8 @@
 """The demo: post-train the bundled tiny model on this machine and show what improved (`make demo`).
 
-It samples held-out prompts with the base model, trains with the flags of `configs/tiny.yaml` (any flag of post_train.py
-may follow), samples the same prompts and seeds again, and writes a reward curve and the videos side by side. Up to four
-cores work as data-parallel ranks: at this size they do twice as much as the threads of one process.
+It samples held-out prompts with the base model, trains with the settings of `configs/demo.yaml` (any flag of
+post_train.py may follow), samples the same prompts and seeds again, and writes a reward curve and the videos side by
+side. Up to four cores work as data-parallel ranks: at this size they do twice as much as the threads of one process.
 """
 
 import os
@@ -36,7 +36,7 @@ MAX_RANKS = 4
 def main(argv: list[str]) -> int:
     """Start the ranks, or be one of them; returns the exit status."""
     try:
-        config = load_config(["--config", "configs/tiny.yaml", *argv])
+        config = load_config(["--config", "configs/tiny.yaml", "configs/demo.yaml", *argv])
     except ValueError as error:
         complain(f"demo: {error}")
         return 2

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 WORLD_SIZES = {"configs/tiny.yaml": 1, "configs/sage_8gpu.yaml": 8, "configs/sage_64gpu.yaml": 64}
 PIECES = [f"configs/method/{name}.yaml" for name in ("sage", "dance", "flow", "cps", "nft")]
 PIECES += [f"configs/kl/{name}.yaml" for name in ("none", "fixed", "step", "moving", "dual")]
-PIECES += ["configs/lora.yaml"]
+PIECES += ["configs/lora.yaml", "configs/demo.yaml"]
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,6 @@
 """What the transitions must do whatever the code looks like: exact integrals, preserved marginals, true gradients."""
 
+import itertools
 import math
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from hyvideo.schedulers.scheduling_flow_match_discrete import SDE_TYPES, FlowMatchDiscreteScheduler
 
 CLAMP = 3e-3
 
@@ -144,3 +145,24 @@ def test_gradient_norms_are_the_gradients_of_the_log_prob(sde_type):
         (gradient,) = torch.autograd.grad(log_prob.sum(), velocity)
         expected = norms[index] * noise.square().mean().sqrt()
         torch.testing.assert_close(gradient.norm() * math.sqrt(300), expected, rtol=2e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("sde_type", SDE_TYPES)
+@pytest.mark.parametrize("window", [None, slice(1, 3)], ids=["all steps", "a window"])
+def test_the_noise_left_is_that_of_simulated_rollouts_with_an_exact_velocity(sde_type, window):
+    scheduler, clean = FlowMatchDiscreteScheduler(shift=3.0), 2.0
+    scheduler.set_timesteps(6)
+    noisy = torch.ones(6, dtype=torch.bool)
+    if window is not None:
+        noisy = torch.zeros(6, dtype=torch.bool)
+        noisy[window] = True
+    generator = torch.Generator().manual_seed(0)
+    sample = torch.randn(1, 400_000, generator=generator, dtype=torch.float64)
+    expected = scheduler.noise_left(sde_type=sde_type, eta=0.5, noisy=noisy)
+    for index, (sigma, after) in enumerate(itertools.pairwise(scheduler.sigmas)):
+        velocity = (sample - clean) / sigma
+        noise = torch.randn(sample.shape, generator=generator)
+        how = {"sde_type": sde_type, "eta": 0.5, "noisy": noisy[index : index + 1]}
+        sample = scheduler.sample_next(*scheduler.transition(velocity, sample, index, **how), noise)
+        left = sample - (1 - after) * clean
+        assert left.std().item() == pytest.approx(expected[index].item(), rel=0.01, abs=1e-5)

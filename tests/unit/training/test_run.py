@@ -63,6 +63,24 @@ def test_every_update_is_a_row_and_a_rounds_replay_error_is_that_before_its_firs
     assert 0 < rows[0]["rollout/least_diversity"] < rows[0]["rollout/diversity"] < 0.5
 
 
+def test_the_gap_to_the_ode_is_measured_where_a_validation_interval_begins(make_training: Make):
+    """A sampler without noise has none; the default's leaves noise in the latents, and nothing else changes."""
+    flags = {"max_steps": 4, "validation_interval": 2, "validation_num_videos": 2}
+    training, quiet = make_training(**flags), make_training(**flags, eta=1e-9, kl_weight=0)
+    training.train()
+    quiet.train()
+    rows = metrics_of(training)
+    assert [row["step"] for row in rows if "rollout/ode_gap" in row] == [1, 3]
+    assert all(row["rollout/ode_gap"] != 0 for row in rows[::2])
+    assert [row.get("rollout/ode_gap") for row in metrics_of(quiet)] == [pytest.approx(0, abs=1e-4), None] * 2
+    without = make_training(**flags | {"validation_interval": 0})
+    without.train()
+    compared = ("reward/mean", "loss/total", "grad_norm")
+    assert [[row[name] for name in compared] for row in metrics_of(without)] == [
+        [row[name] for name in compared] for row in rows
+    ]
+
+
 def test_the_coefficient_and_rate_of_a_row_are_those_its_update_used(make_training: Make):
     """The coefficient warms up for two updates, then falls: the divergence is above a target as small as this."""
     kl = {"kl_weight": 0.01, "kl_min_coef": 0.001, "kl_warmup_updates": 2, "kl_target": 1e-9}

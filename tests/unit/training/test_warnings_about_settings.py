@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from hyvideo.algorithms.anchor import build_controller
+from hyvideo.config.knobs import KNOBS
 from hyvideo.config.loading import load_config, load_saved_config, save_config
 from hyvideo.config.schema import Config
 from hyvideo.data.images import share_kept
@@ -101,7 +103,9 @@ def test_every_committed_config_is_read_whole(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(REPOSITORY)
     files = [str(path) for path in Path("configs").rglob("*.yaml")]
     assert len(files) > 10
-    merged = [[first, second] for first in files if "/" not in first.removeprefix("configs/") for second in files]
+    pieces = [file for file in files if not file.endswith(("tiny.yaml", "gpu.yaml"))]
+    whole = [file for file in files if file not in pieces]
+    merged = [[first, second] for first in [*whole, "configs/lora.yaml"] for second in pieces]
     for names in [*([file] for file in files), *merged]:
         if names != ["configs/tiny.yaml", "configs/method/nft.yaml"]:  # tiny.yaml also has settings of GRPO's KL
             assert list(unread_settings(load_config(["--config", *names]))) == [], names
@@ -134,8 +138,31 @@ def test_the_papers_recipe_and_the_bundled_model_start_without_a_warning(release
     monkeypatch.chdir(REPOSITORY)
     assert said(released("480p_t2v", "--config", "configs/sage_64gpu.yaml")) == []
     assert said(released("480p_i2v", "--config", "configs/sage_8gpu.yaml", "configs/lora.yaml")) == []
-    tiny = load_config(["--config", "configs/tiny.yaml"])
+    tiny = load_config(["--config", "configs/tiny.yaml", "configs/demo.yaml"])
     assert said(tiny, read_prompts(tiny.data.train_video_csv)) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "left", "cures"),
+    [
+        (["--grpo_sampling_steps", "6"], "0.23", ["eta 0.25", "grpo_sampling_steps 13"]),
+        (["--sde_type", "dance_grpo"], "0.27", ["eta 0.2"]),
+        (["--sde_window", "per_group", "--sde_window_size", "2", "--eta", "0.8"], "0.14", ["eta 0.64"]),
+    ],
+)
+def test_noise_that_the_sampler_leaves_is_said_with_what_mends_it(released, flags, left, cures):
+    config = released("480p_t2v", *flags)
+    (message,) = said(config)
+    assert f"standard deviation {left} in the finished latents" in message
+    for cure in cures:
+        assert cure in message
+        name, value = cure.split()
+        assert said(replace(config, rollout=replace(config.rollout, **{name: KNOBS[name].kind(value)}))) == []
+
+
+def test_a_window_of_the_first_steps_leaves_no_noise(released):
+    flags = ["--sde_window", "first", "--sde_window_size", "2", "--grpo_sampling_steps", "6"]
+    assert said(released("480p_t2v", *flags)) == []
 
 
 def test_settings_that_differ_from_the_versions_own_are_named_with_both_values(released):
@@ -147,7 +174,7 @@ def test_settings_that_differ_from_the_versions_own_are_named_with_both_values(r
 
 
 def test_a_model_that_does_not_say_how_it_is_sampled_is_left_alone(tiny_root: Path):
-    config = load_config(["--pretrained_model_root", str(tiny_root), "--infer_flow_shift_video", "11"])
+    config = load_config(["--pretrained_model_root", str(tiny_root), "--infer_flow_shift_video", "3"])
     check_guidance(config)
     assert said(config) == []
 
