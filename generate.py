@@ -22,6 +22,7 @@ import torch.distributed as dist
 from tqdm import tqdm
 from transformers.utils.logging import disable_progress_bar
 
+from hyvideo.checkpoint.train_state import named_checkpoint
 from hyvideo.checkpoint.trained_policy import check_checkpoint, load_trained_policy
 from hyvideo.config.flags import Parser
 from hyvideo.config.outside import complain, in_words, printable
@@ -76,7 +77,9 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     add("--image_path", type=_or_none, help="image that the video of --prompt starts from (i2v versions)")
     add("--output_path", type=Path, required=True, help="FILE.mp4, or a folder with --prompts_csv")
     trained = parser.add_mutually_exclusive_group()
-    trained.add_argument("--checkpoint_path", help="RUN/checkpoints/step_N, or a checkpoint-N of the original training")
+    trained.add_argument(
+        "--checkpoint_path", help="RUN/checkpoints/step_N, best or latest, or a checkpoint-N of the original training"
+    )
     trained.add_argument("--lora_path", help="folder with an adapter of either layout, or RUN/checkpoints/step_N")
     add("--ema", action="store_true", help="the average of the checkpoint's weights, which runs with ema_decay keep")
     add("--seed", "--seeds", type=int, nargs="+", help="seeds of the noise (overridden by a CSV's); default 42")
@@ -183,6 +186,9 @@ def request_of(arguments: argparse.Namespace) -> Request:
     if arguments.offload and not torch.cuda.is_available():
         raise ValueError("--offload moves networks between GPU and host memory; this machine shows no GPU.")
     root = check_layout(arguments.model_path, arguments.transformer_version)
+    for name in ("checkpoint_path", "lora_path"):
+        if given := getattr(arguments, name):
+            setattr(arguments, name, str(named_checkpoint(given)))  # what `best` stands for may change
     if arguments.checkpoint_path:
         check_checkpoint(arguments.checkpoint_path, ema=arguments.ema)
     elif arguments.ema:

@@ -21,6 +21,7 @@ import torch
 from pydantic_core import to_json
 from transformers.utils.logging import disable_progress_bar
 
+from hyvideo.checkpoint.train_state import named_checkpoint
 from hyvideo.checkpoint.trained_policy import check_checkpoint
 from hyvideo.config.flags import Parser
 from hyvideo.config.outside import complain, printable
@@ -69,7 +70,10 @@ class _AddEntry(argparse.Action):
         most = 3 if option_string == "--model" else 2
         if not 2 <= len(values) <= most:
             parser.error(f"{option_string} takes {self.metavar}; received {' '.join(values)}")
-        trained = Path(values[2]) if len(values) == 3 else None
+        try:
+            trained = named_checkpoint(values[2]) if len(values) == 3 else None
+        except (OSError, ValueError) as error:
+            parser.error(str(error))
         namespace.entries.append(Entry(values[0], Path(values[1]), trained, option_string == "--model"))
 
 

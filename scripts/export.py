@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from transformers.utils.logging import disable_progress_bar
 
 from hyvideo.checkpoint.export import check_new, export_diffusers, export_lora, export_original
+from hyvideo.checkpoint.train_state import named_checkpoint
 from hyvideo.checkpoint.trained_policy import check_checkpoint, load_trained_policy
 from hyvideo.config.flags import Parser
 from hyvideo.config.outside import complain
@@ -55,6 +56,9 @@ def main(argv: list[str]) -> int:
     arguments = parse_arguments(argv)
     try:
         check_new(arguments.output_path)
+        for name in ("checkpoint_path", "lora_path"):
+            if given := getattr(arguments, name):
+                setattr(arguments, name, named_checkpoint(given))
         if arguments.checkpoint_path:
             check_checkpoint(arguments.checkpoint_path, ema=arguments.ema)
         elif arguments.ema:

@@ -140,6 +140,7 @@ class Optimization:
     Attributes:
         updates: number of updates made so far, skipped ones included; `--max_steps` counts them.
         skipped_in_row: updates skipped since the last one that was made.
+        rate_scale: factor of the learning rate; below 1 after a rollback.
 
     Example:
         >>> optimization.backward(loss_of_first_half, weight=0.5)
@@ -164,6 +165,7 @@ class Optimization:
         self._sp_size = sp_size
         self._max_skipped = max_skipped
         self.skipped_in_row = 0
+        self.rate_scale = 1.0
 
     def backward(self, loss: Tensor, weight: float) -> None:
         """Add the gradients of a micro-batch whose loss counts `weight` of this rank's part of the update."""
@@ -181,7 +183,7 @@ class Optimization:
                 it, and no weight was changed.
         """
         parameters = self.parameters.values()
-        rate = set_learning_rate(self.optimizers, self._config, self.updates)
+        rate = set_learning_rate(self.optimizers, self._config, self.updates, self.rate_scale)
         average_gradients(parameters)
         norm = float(whole(nn.utils.clip_grad_norm_(parameters, self._config.max_grad_norm)))
         skipped = not (math.isfinite(norm) and math.isfinite(loss))
@@ -207,9 +209,9 @@ class Optimization:
             optimizer.zero_grad()
 
 
-def set_learning_rate(optimizers: Iterable[Optimizer], config: OptimizerConfig, step: int) -> float:
+def set_learning_rate(optimizers: Iterable[Optimizer], config: OptimizerConfig, step: int, scale: float = 1.0) -> float:
     """Set and return the learning rate of update `step` (0 is the first): linear warm-up, then constant."""
-    warmup = min(1.0, (step + 1) / config.lr_warmup_steps) if config.lr_warmup_steps else 1.0
+    warmup = scale * (min(1.0, (step + 1) / config.lr_warmup_steps) if config.lr_warmup_steps else 1.0)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = config.learning_rate * warmup

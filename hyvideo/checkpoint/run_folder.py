@@ -5,7 +5,7 @@ from datetime import datetime
 from itertools import count
 from pathlib import Path
 
-from hyvideo.checkpoint.train_state import LATEST, latest_checkpoint, read_facts
+from hyvideo.checkpoint.train_state import LATEST, latest_checkpoint, named_checkpoint, read_facts
 from hyvideo.config.loading import load_saved_config
 from hyvideo.config.schema import RunConfig
 from hyvideo.data.files import LOCK
@@ -94,7 +94,7 @@ def open_run_folder(config: RunConfig, now: datetime | None = None) -> RunFolder
     if wanted == "latest":
         checkpoint = latest_checkpoint(checkpoints) or _only_checkpoint(checkpoints)
     else:
-        checkpoint = _by_own_name(Path(wanted), checkpoints) if wanted else None
+        checkpoint = _by_own_name(named_checkpoint(wanted), checkpoints) if wanted else None
     if checkpoint:
         read_facts(checkpoint)
     folder, metrics = RunFolder(path, checkpoint), path / "metrics.jsonl"

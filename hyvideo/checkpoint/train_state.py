@@ -2,8 +2,8 @@
 
 A checkpoint is the folder `step_N`: tensors in PyTorch's distributed format (any number of ranks reads it) with their
 places in `index.json`, numbers and names in `facts.json`, sizes and hashes of all files in `manifest.json`. It is
-written under another name and renamed when complete, and `latest` is moved last: what `latest` names is whole. All
-ranks write and read the same folder.
+written under another name and renamed when complete, and `latest` is moved last: what `latest` names is whole. `best`
+names the best one by the judge of a reward guard, which is kept. All ranks write and read the same folder.
 """
 
 import json
@@ -36,6 +36,7 @@ from hyvideo.distributed.collectives import broadcast_from_main
 
 FACTS = "facts.json"
 LATEST = "latest"
+BEST = "best"
 FORMAT, READABLE = 3, (2, 3)
 """What is written, and what is read; format 2 has a pickle in the place of `index.json`."""
 
@@ -124,10 +125,11 @@ class PendingSave:
         """
         past = [old for old in checkpoints_of(self.target.parent) if _step_of(old) <= _step_of(self.target)]
         every, before = self.keep_every, [0, *map(_step_of, past)]  # the first one at or after each multiple stays
+        best = named_checkpoint(self.target.parent / BEST)
         return [
             old
             for step, old in zip(before, past[: -self.keep_last], strict=False)
-            if not every or step // every == _step_of(old) // every
+            if old != best and (not every or step // every == _step_of(old) // every)
         ]
 
 
@@ -198,10 +200,25 @@ def _group_of_writers(collective_timeout: int | None) -> dist.ProcessGroup:
     return dist.new_group(backend="gloo", timeout=collective_timeout and timedelta(seconds=collective_timeout))
 
 
-def point_latest_at(checkpoint: Path) -> None:
-    """Make a finished checkpoint the one that a resume from `latest` takes."""
-    with replacing(checkpoint.parent / LATEST) as latest:
+def point_latest_at(checkpoint: Path, name: str = LATEST) -> None:
+    """Make a finished checkpoint the one that a resume from `latest` takes, or the one that another name stands for."""
+    with replacing(checkpoint.parent / name) as latest:
         write_synced(latest, checkpoint.name.encode())
+
+
+def named_checkpoint(path: str | Path) -> Path:
+    """Return the checkpoint that `RUN/checkpoints/best` or `latest` stands for; any other path as it is.
+
+    Raises:
+        ValueError: the file names no finished checkpoint beside it.
+    """
+    path = Path(path)
+    if path.name not in (BEST, LATEST) or not path.is_file():
+        return path
+    name = read_file(path, 80).decode(errors="replace").strip()
+    if not (_FOLDER.fullmatch(name) and (path.parent / name / FACTS).is_file()):
+        raise ValueError(f"'{path}' names {name!r}, which is not a finished checkpoint beside it.")
+    return path.parent / name
 
 
 def checkpoints_of(folder: Path) -> list[Path]:

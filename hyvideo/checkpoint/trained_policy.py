@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hyvideo.checkpoint.tensor_index import TensorIndex
 from hyvideo.checkpoint.tensor_reader import TensorReader
-from hyvideo.checkpoint.train_state import FACTS, load_tensors, read_facts
+from hyvideo.checkpoint.train_state import FACTS, load_tensors, named_checkpoint, read_facts
 from hyvideo.models.adapter import ADAPTER, ADAPTER_FILE, base_weight, load_lora, lora_config, without_memory
 from hyvideo.models.conversion import transformer_part
 from hyvideo.models.streaming import fill
@@ -84,7 +84,7 @@ def load_trained_policy(
 
     Args:
         transformer: the base model, fresh from `load_transformer`.
-        checkpoint: folder `step_N` of a run's `checkpoints`, or a `checkpoint-N`.
+        checkpoint: folder `step_N` of a run's `checkpoints`, `best` or `latest` there, or a `checkpoint-N`.
         ema: take the average of the weights instead.
 
     Raises:
@@ -92,7 +92,7 @@ def load_trained_policy(
             trained from another model.
     """
     check_checkpoint(checkpoint, ema=ema)
-    checkpoint = Path(checkpoint)
+    checkpoint = named_checkpoint(checkpoint)
     if _is_original(checkpoint):
         source, adapter = OriginalCheckpoint(checkpoint / "transformer"), checkpoint / "lora" / ADAPTER
         has_file = (adapter / ADAPTER_FILE).is_file()
@@ -147,7 +147,7 @@ def _check_adapter(transformer: HunyuanVideo15Transformer3DModel, checkpoint: Pa
 
 def check_checkpoint(checkpoint: str | Path, *, ema: bool = False) -> None:
     """Raise a ValueError unless `checkpoint` is one that `load_trained_policy` reads; no weights are read."""
-    checkpoint = Path(checkpoint)
+    checkpoint = named_checkpoint(checkpoint)
     if not _is_original(checkpoint):
         read_facts(checkpoint)
     if ema and (

@@ -6,6 +6,7 @@ import platform
 import shutil
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -74,7 +75,9 @@ def preflight(config: Config, planned: Plan | ValueError | None) -> str:
     with all_or_none():
         _check_weights(config)
         csvs = [*config.data.train_video_csv, *config.data.valid_video_csv]
-        check_rewards(config.reward, config.model.pretrained_model_root, config.rollout.video_fps, csvs)
+        guard = config.reward.reward_guard
+        for judged in (config.reward, *([replace(config.reward, reward_config=guard)] if guard else ())):
+            check_rewards(judged, config.model.pretrained_model_root, config.rollout.video_fps, csvs)
     folder = open_folder(config, layout_of(config, world_size).dp_size, content)
     _check_folder(folder.path)
     plan = broadcast_from_main(lambda: _plan_or_raise(planned))

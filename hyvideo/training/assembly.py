@@ -7,6 +7,7 @@ import hashlib
 import shlex
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -53,6 +54,7 @@ from hyvideo.training.code_version import CODE, code_version
 from hyvideo.training.journal import Journal
 from hyvideo.training.performance import Performance
 from hyvideo.training.replay_watch import ReplayWatch
+from hyvideo.training.reward_guard import RewardGuard
 from hyvideo.training.rounds import Rounds
 from hyvideo.training.run import Run, Training
 from hyvideo.training.state import CONTENT, RunState, changed_settings
@@ -78,13 +80,15 @@ def build_training(config: Config) -> Training:
     mesh = mesh_of(config, device.type)
     folder, timer = open_folder(config, mesh.dp_size, content), PhaseTimer(device)
     with all_or_none():
-        reward = get_reward_fn(
-            config.reward,
-            device,
+        build_reward_of = partial(
+            get_reward_fn,
+            device=device,
             model_root=config.model.pretrained_model_root,
             video_fps=config.rollout.video_fps,
             prompt_csvs=[*config.data.train_video_csv, *config.data.valid_video_csv],
         )
+        reward, guarded = build_reward_of(config.reward), config.reward.reward_guard is not None
+        judge = build_reward_of(replace(config.reward, reward_config=config.reward.reward_guard)) if guarded else None
         not_judged = reward.check_prompts([prompt.text for prompt in prompts])
         policy = build_policy(config, build_pipeline(config, device, mesh))
     rounds = Rounds(config, prompts, layout_of(config, mesh.world_size), mesh.dp_rank)
@@ -96,11 +100,13 @@ def build_training(config: Config) -> Training:
     for change in changed:
         journal.console.info(f"changed: {change}")
     journal.console.info(f"reward {reward.describe()}")
+    if judge:
+        journal.console.info(f"judge {judge.describe()}")
     if mesh.is_main:
         cut = truncated_prompts_warning(policy.pipeline, [*prompts, *valid])
         for warning in filter(None, [*warnings_about_settings(config, prompts, valid), cut, not_judged]):
             journal.console.warning(warning)
-    validation = _build_validation(config, policy, valid, reward, mesh)
+    validation = _build_validation(config, policy, valid, reward, judge, mesh)
     run = Run(config, folder, mesh, state, validation, journal, timer)
     return Training(run, policy, state.algorithm, reward, rounds)
 
@@ -275,7 +281,7 @@ def _build_state(
     config: Config, policy: Policy, rounds: Rounds, mesh: Mesh, timer: PhaseTimer, content: Mapping[str, str]
 ) -> RunState:
     """Build the algorithm and its optimizers, and gather what a checkpoint holds of them."""
-    run, settings = config.run, _deciding_settings(config, mesh.dp_size, content)
+    run, reward, settings = config.run, config.reward, _deciding_settings(config, mesh.dp_size, content)
     optimization = Optimization(
         trainable_parameters(policy.transformer),
         config.optimizer,
@@ -293,6 +299,7 @@ def _build_state(
         | {name: content[name] for name in content if name not in settings},
         lora=lora_facts(config.model),
         collective_timeout=config.parallel.collective_timeout,
+        guard=RewardGuard(reward.reward_guard_action, reward.reward_guard_alpha) if reward.reward_guard else None,
     )
 
 
@@ -320,7 +327,12 @@ def _open_journal(
 
 
 def _build_validation(
-    config: Config, policy: Policy, prompts: list[Prompt], reward: WeightedReward, mesh: Mesh
+    config: Config,
+    policy: Policy,
+    prompts: list[Prompt],
+    reward: WeightedReward,
+    judge: WeightedReward | None,
+    mesh: Mesh,
 ) -> Validation | None:
     """Build validation with its own schedule over the same network; None when there are no prompts for it."""
     settings = config.validation
@@ -330,7 +342,7 @@ def _build_validation(
     scheduler.set_timesteps(settings.validation_num_inference_steps)
     size = parse_size(settings.validation_fixed_size)
     policy = policy.with_schedule(scheduler, num_frames=settings.validate_video_length, size=size)
-    return Validation(policy, prompts[: settings.validation_num_videos], reward, config, mesh)
+    return Validation(policy, prompts[: settings.validation_num_videos], reward, config, mesh, judge)
 
 
 def _introduce(console: Console, folder: RunFolder, config: Config, state: RunState, mesh: Mesh) -> None:

@@ -50,6 +50,7 @@ def check_config(
         *_prefix_problems(cfg),
         *_objective_problems(cfg),
         *_waiting_problems(cfg, world_size),
+        *_guard_problems(cfg),
         *(_file_problems(cfg) if files else ()),
         *_model_problems(cfg),
         *_run_problems(cfg),
@@ -208,6 +209,19 @@ def _waiting_problems(cfg: Config, world_size: int) -> Iterator[str]:
             f"a server ({retries + 1} attempts and the waits between them, {times} times, as at most {in_flight} "
             f"requests of {block} of its {videos} videos are in flight), but the others wait for it only "
             f"collective_timeout {limit} s: lower the first ones, or set collective_timeout above {seconds:g}"
+        )
+
+
+def _guard_problems(cfg: Config) -> Iterator[str]:
+    """A guard that would never look, or could not tell a fall."""
+    if cfg.reward.reward_guard is None:
+        return
+    if not cfg.validation.validation_interval:
+        yield "reward_guard judges validation videos, but validation_interval is 0: set an interval"
+    if cfg.validation.validation_num_videos < 8:
+        yield (
+            f"reward_guard compares {cfg.validation.validation_num_videos} validation videos, too few to tell a fall "
+            "from chance: set validation_num_videos to at least 8, better 32"
         )
 
 

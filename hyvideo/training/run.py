@@ -4,12 +4,13 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from hyvideo.algorithms.algorithm import Algorithm, Trajectory
 from hyvideo.algorithms.optimizer import NonFiniteUpdateError
 from hyvideo.algorithms.policy import Policy
 from hyvideo.checkpoint.run_folder import RunFolder
-from hyvideo.checkpoint.train_state import LATEST, latest_checkpoint
+from hyvideo.checkpoint.train_state import BEST, LATEST, latest_checkpoint, point_latest_at
 from hyvideo.config.schema import Config
 from hyvideo.distributed.collectives import broadcast_from_main
 from hyvideo.distributed.mesh import Mesh
@@ -19,10 +20,14 @@ from hyvideo.observability.phase_timer import PhaseTimer
 from hyvideo.training.collect import collect, score_without_noise
 from hyvideo.training.journal import Journal
 from hyvideo.training.replay_watch import ReplayMismatchError
+from hyvideo.training.reward_guard import ROLLBACK_RATE, Action, Look
 from hyvideo.training.rounds import Rounds
 from hyvideo.training.state import RunState
 from hyvideo.training.stop_signal import StopSignal
 from hyvideo.training.validation import Validation, save_samples
+
+GUARD = "reward_guard"
+"""What a run was stopped by, if not by a signal."""
 
 
 @dataclass(eq=False)
@@ -60,8 +65,11 @@ class Run:
         """
         journal, state = self.journal, self.state
         self._stop, self._stopped_by = StopSignal(), None
+        if state.guard and (best := state.guard.best()):  # an abandoned future may have had another
+            self._point_best_at(self.folder.checkpoints / f"step_{best.step}")
         if state.step == 0 and self.validation and self.config.validation.validate_at_step0:
-            means = self._validate()
+            means, look = self._validate()
+            self._guard(look)
             journal.tell_validation(0, means["valid/reward"])
             if journal.metrics and journal.metrics.trackers:  # metrics.jsonl has a row per update, so none for step 0
                 journal.metrics.trackers.log(0, means)
@@ -151,18 +159,24 @@ class Run:
                 numbers=trajectory.positions.tolist(),
                 mesh=self.mesh,
             )
+        look = None
         if self.validation and _crossed(first, step, config.validation.validation_interval):
-            self._last_row |= self._validate()
+            means, look = self._validate()
+            self._last_row |= means
         self.journal.log(step, self._last_row, round_ends=True)
         self.state.finish_save()
+        guarded = self._guard(look)
         stopped = self._stop.of_all_ranks()
-        if stopped or step >= config.run.max_steps or _crossed(first, step, config.run.save_interval):
+        if guarded or stopped or step >= config.run.max_steps or _crossed(first, step, config.run.save_interval):
             self._save()
-        if stopped:
+        if guarded == "stop":
+            self.state.finish_save()
+            self._stopped_by = GUARD
+        elif stopped:
             self._stop_between_rounds()
 
     def finish(self) -> str | None:
-        """Close the journal; return the name of the signal that stopped the run before its end, None without one."""
+        """Close the journal; return what stopped the run before its end, a signal or the guard; None without one."""
         self.journal.finish()
         return self._stopped_by if self.state.step < self.config.run.max_steps else None
 
@@ -201,14 +215,45 @@ class Run:
         self.state.save(self.folder.checkpoints, beside_training=run.async_save, **kept)
         self.journal.write_report()
 
-    def _validate(self) -> dict[str, float]:
-        """Write this step's validation videos; returns the `valid/*` metrics."""
+    def _validate(self) -> tuple[dict[str, float], Look | None]:
+        """Write this step's validation videos; returns the `valid/*` metrics, and what the guard looks at."""
         folder = self.folder.samples / f"step_{self.state.step}"
         ema = self.state.optimization.ema if self.config.validation.validation_weights == "ema" else None
         with ema.in_place_of_policy() if ema else nullcontext():
-            means = self.validation(folder)
+            validated = self.validation(folder, self.state.step)
         self.journal.log_videos(self.state.step, folder)
-        return means
+        return validated
+
+    def _guard(self, look: Look | None) -> Action | None:
+        """Let the guard look at a validation: keep the best checkpoint, and act on an alarm; return what was done."""
+        guard = self.state.guard
+        if guard is None or look is None:
+            return None
+        alarm = guard.observe(look)
+        if guard.best() is look:
+            self._save()
+            self.state.finish_save()
+            self._point_best_at(self.folder.checkpoints / f"step_{look.step}")
+        if alarm is None:
+            return None
+        best, action = self.folder.checkpoints / f"step_{alarm.best}", alarm.action
+        if action == "rollback" and not broadcast_from_main(best.is_dir):  # of the folder that this run continued
+            action = "stop"
+        self.journal.console.main_warning(alarm.message)
+        if action == "rollback":
+            self.state.put_policy_back(best)
+            self.state.optimization.rate_scale *= ROLLBACK_RATE
+            guard.rolled_back = True
+            self.journal.console.info(f"rolled back: the policy is again {best}, learning rate x {ROLLBACK_RATE:g}")
+        elif action == "stop":
+            self.journal.console.info(
+                f"stopped by reward_guard; use {self.folder.checkpoints / BEST}, which is {best.name}"
+            )
+        return action
+
+    def _point_best_at(self, checkpoint: Path) -> None:
+        """Let `best` name a checkpoint, if this folder has it."""
+        broadcast_from_main(lambda: point_latest_at(checkpoint, BEST) if checkpoint.is_dir() else None)
 
     def _advice(self) -> str:
         """Say how to go on after an update that is not finite."""

@@ -28,6 +28,7 @@ from hyvideo.data.samplers import GroupSampler
 from hyvideo.distributed.collectives import all_or_none, broadcast_from_main, gather, local_shard
 from hyvideo.models.adapter import adapter_weights, save_lora
 from hyvideo.models.parallelize import forget_gathered_weights, trainable_parameters
+from hyvideo.training.reward_guard import RewardGuard
 
 CONTENT = "the content of"
 """Prefix of the names of file hashes among the settings."""
@@ -50,6 +51,7 @@ class RunState:
         collective_timeout: seconds that a thread which writes a checkpoint waits for other ranks'.
         began_at: step at which the run folder's rows begin: 0, or that of another run's checkpoint it continued.
         pending: a checkpoint that is being written during training.
+        guard: what it has seen.
     """
 
     transformer: nn.Module
@@ -62,6 +64,7 @@ class RunState:
     collective_timeout: int | None = None
     began_at: int = 0
     pending: PendingSave | None = None
+    guard: RewardGuard | None = None
 
     @property
     def step(self) -> int:
@@ -88,6 +91,8 @@ class RunState:
             "lora": self.lora,
             "trained": list(trainable_parameters(self.transformer)),
             "sampler": self.sampler.state_dict(),
+            "rate_scale": self.optimization.rate_scale,
+            **({"guard": self.guard.facts()} if self.guard else {}),
             **self.algorithm.facts(),
         }
         adapter = adapter_weights(self.transformer) if self.lora is not None else {}
@@ -174,11 +179,29 @@ class RunState:
                 self.optimization.ema.load_state_dict(tensors["ema"], equals_policy=False)
             self.sampler.load_state_dict(facts["sampler"])
             self.optimization.updates = facts["step"]
+            self.optimization.rate_scale = float(facts.get("rate_scale", 1.0))
             self.began_at = facts.get("began_at", 0)
+            if self.guard and "guard" in facts:
+                self.guard.load(facts["guard"])
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise ValueError(f"'{checkpoint}' lacks facts that this run needs to continue: {error!r}.") from error
         set_rng_state(tensors["rng"])
         return changed
+
+    def put_policy_back(self, checkpoint: Path) -> None:
+        """Put weights, optimizer and the algorithm's state of an earlier checkpoint back; rounds and steps go on.
+
+        Raises:
+            ValueError: it is unreadable or damaged.
+        """
+        verify_files(checkpoint)
+        tensors = self.tensors()
+        del tensors["rng"]
+        load_tensors(checkpoint, tensors)
+        forget_gathered_weights(self.transformer)
+        self.algorithm.load_state(tensors, read_facts(checkpoint))
+        if self.optimization.ema:
+            self.optimization.ema.load_state_dict(tensors["ema"], equals_policy=False)
 
     def _require_finite(self, folder: Path) -> None:
         """Refuse to save a policy that is lost: older, good checkpoints would be deleted in its favour."""

@@ -1,5 +1,6 @@
 """Validation: the same prompts and seeds at an interval of updates, sampled with the ODE and scored."""
 
+import hashlib
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from hyvideo.distributed.collectives import gather
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.reward_models.rewards import Scores, WeightedReward
 from hyvideo.observability.scored_videos import POSTER
+from hyvideo.training.reward_guard import Look
 from hyvideo.training.scoring_over_ranks import score_over_ranks
 
 
@@ -37,6 +39,7 @@ class Validation:
         policy: the trained one, following the validation's schedule.
         prompts: the first `validation_num_videos` of the validation CSVs.
         reward: the training reward.
+        judge: the guard's reward, which is not trained on; None without a guard.
     """
 
     policy: Policy
@@ -44,10 +47,20 @@ class Validation:
     reward: WeightedReward
     config: Config
     mesh: Mesh
+    judge: WeightedReward | None = None
 
-    def __call__(self, folder: Path) -> dict[str, float]:
-        """Write the videos and their scores to `folder`; return `valid/*` means (NaN scores left out)."""
+    def __call__(self, folder: Path, step: int = 0) -> tuple[dict[str, float], Look | None]:
+        """Write the videos and their scores to `folder`.
+
+        Returns:
+            The `valid/*` means, NaN scores left out; and what the guard looks at after update `step`.
+        """
         sampled = self.sample(self.prompts)
+        judged = None
+        if self.judge:
+            texts = [self.prompts[number].text for number in sampled.numbers]
+            numbers = torch.tensor(sampled.numbers, dtype=torch.long)
+            judged = score_over_ranks(self.judge, sampled.videos, texts, numbers, self.mesh)
         save_samples(
             folder,
             sampled.videos,
@@ -59,7 +72,14 @@ class Validation:
             how=self.how(),
         )
         means = {f"valid/{name}": float(values.nanmean()) for name, values in sampled.scores.metrics.items()}
-        return {"valid/reward": float(sampled.scores.total.nanmean()), **means}
+        means = {"valid/reward": float(sampled.scores.total.nanmean()), **means}
+        if judged is None:
+            return means, None
+        means |= {"valid/judge": float(judged.total.nanmean())}
+        means |= {f"valid/judge/{name}": float(values.nanmean()) for name, values in judged.metrics.items()}
+        asked = "\n".join([self.how(), self.judge.describe(), *(prompt.text for prompt in self.prompts)])
+        key = hashlib.sha256(asked.encode()).hexdigest()[:16]
+        return means, Look(step, key, sampled.scores.total.tolist(), judged.total.tolist())
 
     def how(self) -> str:
         """Say what decides a video and its scores besides prompt and policy: equal words, comparable videos."""

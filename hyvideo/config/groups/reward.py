@@ -27,6 +27,17 @@ class RewardConfig:
     prompt's videos. gdpo (arXiv 2601.05242) does too, but then divides by the spread of the round, not of each prompt.
     """
 
+    reward_guard: dict[str, Any] | None = None
+    """Judge that is not trained on, in the form of reward_config. It scores the validation videos. The run acts when
+    the trained reward rises while the judge falls."""
+
+    reward_guard_action: Literal["warn", "stop", "rollback"] = setting("warn", read_when="reward_guard != none")
+    """stop ends the run and names the best checkpoint by the judge. rollback goes on from it at 0.3 of the rate,
+    and stops the next time."""
+
+    reward_guard_alpha: float = setting(0.05, within="(0, 1)", read_when="reward_guard != none")
+    """Largest probability that a run whose judge does not fall gets an alarm, over all its validations."""
+
     reward_checkpoint_path: str | None = None
     """Weights of reward_model. None looks for VideoReward below pretrained_model_root."""
 

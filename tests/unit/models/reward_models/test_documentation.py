@@ -56,7 +56,7 @@ def test_the_yaml_is_a_configuration_of_three_rewards(tmp_path):
 def test_every_flag_of_the_document_exists():
     served = vars(parse_arguments(["--reward", "moving_shapes"]))
     written = vars(make_checks.parse_arguments(["--validate", "checks.csv"]))
-    named = set(re.findall(r"--([a-z_]+)", TEXT))
+    named = set(re.findall(r"--([a-z0-9_]+)", TEXT))
     assert {"reward_config", "max_body_mb"} <= named <= {*KNOBS, *served, *written, "config", "seconds", "repeats"}
 
 

@@ -1,0 +1,168 @@
+"""The guard: its test's error over many looks, what it detects, and what a run does about it."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hyvideo.checkpoint.train_state import BEST, checkpoints_of, named_checkpoint
+from hyvideo.models.parallelize import trainable_parameters
+from hyvideo.training.reward_guard import ROLLBACK_RATE, Look, RewardGuard, probability_of_no_fall
+from hyvideo.training.run import Training
+from tests.support.equal_runs import assert_identical, rows_of, tensors_of
+from tests.support.training import PROMPTS, arguments, training_of, write_prompts
+
+BRIGHTNESS = "tests.support.rewards:Brightness"
+
+
+def looks(rng: np.random.Generator, count: int, reward: float, judge: float, videos: int = 32) -> list[Look]:
+    """Validations whose scores move by `reward` and `judge` per look, and by chance of each video."""
+    steps = rng.normal(size=(2, count, videos)) * 0.3 + np.array([reward, judge])[:, None, None]
+    levels = steps.cumsum(1) + rng.normal(size=(2, 1, videos))
+    return [Look(10 * k, "same", *levels[:, k].tolist()) for k in range(count)]
+
+
+def first_alarm(guard: RewardGuard, seen: list[Look]) -> int | None:
+    """Number of the look at which the guard alarms."""
+    return next((k for k, look in enumerate(seen) if guard.observe(look)), None)
+
+
+def test_over_many_looks_few_honest_runs_are_stopped():
+    rng, runs = np.random.default_rng(0), 150
+    alarms = sum(first_alarm(RewardGuard("stop", 0.05), looks(rng, 25, 0.05, 0.0)) is not None for _ in range(runs))
+    assert alarms <= 0.05 * runs
+
+
+def test_a_test_at_a_fixed_level_would_stop_many_honest_runs():
+    rng, runs = np.random.default_rng(0), 150
+    naive = 0
+    for _ in range(runs):
+        seen = looks(rng, 25, 0.05, 0.0)
+        for k in range(1, 25):
+            best = max(range(k), key=[look.mean for look in seen].__getitem__)
+            if probability_of_no_fall(np.subtract(seen[k].judge, seen[best].judge)) < 0.05:
+                naive += 1
+                break
+    assert naive > 0.3 * runs
+
+
+def test_a_judge_that_falls_while_the_reward_rises_is_seen_within_a_few_looks_and_an_honest_fall_is_none():
+    rng = np.random.default_rng(1)
+    delays = [first_alarm(RewardGuard("stop", 0.05), looks(rng, 20, 0.1, -0.15)) for _ in range(20)]
+    assert all(delay is not None and 1 <= delay <= 12 for delay in delays)
+    assert first_alarm(RewardGuard("stop", 0.05), looks(rng, 20, -0.1, -0.15)) is None  # no hacking: both fall
+
+
+def test_failed_scores_and_other_videos_are_not_compared():
+    guard, nan = RewardGuard("warn", 0.05), math.nan
+    good, bad = [1.0, 1.1, 0.9, 1.0], [0.0, 0.1, -0.1, 0.02]
+    guard.observe(Look(0, "a", bad, good))
+    assert guard.observe(Look(1, "b", good, bad)) is None  # of other videos
+    guard = RewardGuard("warn", 0.05)
+    guard.observe(Look(0, "a", bad, good))
+    assert guard.observe(Look(1, "a", good, [nan, nan, nan, 0.0])) is None  # one pair tells nothing
+    assert guard.observe(Look(2, "a", good, bad)).best == 0
+
+
+def test_its_state_survives_as_json():
+    guard = RewardGuard("rollback", 0.05, looks(np.random.default_rng(2), 3, 0, 0), rolled_back=True)
+    guard.looks.append(Look(99, "same", [math.nan, 1 / 3], [2 / 3, math.nan]))
+    other = RewardGuard("rollback", 0.05)
+    other.load(json.loads(json.dumps(guard.facts())))
+    assert repr(other) == repr(guard)
+    with pytest.raises(ValueError, match="reward_guard cannot be read"):
+        other.load({"looks": [{}], "rolled_back": False})
+
+
+Guarded = Callable[..., Training]
+
+
+@pytest.fixture
+def guarded(tiny_root: Path, tmp_path: Path) -> Guarded:
+    """Train for brightness; the judge is darkness, the planted flaw whose truth is exact, or `sign` +1, brightness."""
+    prompts = write_prompts(tmp_path / "prompts.csv", [f"{prompt} {n}" for n in range(2) for prompt in PROMPTS])
+
+    def make(name: str, sign: int = -1, **settings: object) -> Training:
+        judge = {"models": {BRIGHTNESS: {"sub_reward": {"brightness": float(sign)}}}}
+        planted = {
+            "reward_model": BRIGHTNESS,
+            "reward_weights": json.dumps({"brightness": 1.0}),
+            "reward_guard": json.dumps(judge),
+            "reward_guard_alpha": 0.5,
+            "validation_interval": 1,
+            "validation_num_videos": 8,
+            "validate_at_step0": True,
+            "learning_rate": 5e-3,
+            "lr_warmup_steps": 0,
+            "kl_weight": 0,
+            "max_steps": 8,
+        }
+        return training_of(arguments(tiny_root, prompts, tmp_path / name, **planted | settings))
+
+    return make
+
+
+def test_a_planted_flaw_stops_the_run_which_names_the_best_checkpoint_and_an_honest_judge_does_not(guarded: Guarded):
+    hacked = guarded("hacked", reward_guard_action="stop")
+    assert hacked.train() == "reward_guard"
+    rows, folder = rows_of(hacked.run.folder.path), hacked.run.folder.checkpoints
+    assert 1 <= len(rows) < 8
+    assert rows[-1]["valid/judge"] == pytest.approx(-rows[-1]["valid/reward"])
+    judged = [rows_of_judge(hacked), *(row["valid/judge"] for row in rows)]
+    best = named_checkpoint(folder / BEST)
+    assert best.name == f"step_{judged.index(max(judged))}"
+    told = (hacked.run.folder.path / "console.log").read_text()
+    assert "the judge fell by" in told and f"use {folder / BEST}, which is {best.name}" in told
+
+    honest = guarded("honest", sign=1, reward_guard_action="stop", max_steps=4)
+    assert honest.train() is None and len(rows_of(honest.run.folder.path)) == 4
+
+
+def rows_of_judge(training: Training) -> float:
+    """The judge's mean before training."""
+    return training.run.state.guard.looks[0].mean
+
+
+def test_after_a_rollback_the_next_alarm_stops():
+    guard = RewardGuard("rollback", 0.05)
+    good, bad = [1.0, 1.1, 0.9, 1.0], [0.0, 0.1, -0.1, 0.02]
+    guard.observe(Look(0, "a", bad, good))
+    assert guard.observe(Look(1, "a", good, bad)).action == "rollback"
+    guard.rolled_back = True
+    assert guard.observe(Look(2, "a", good, bad)).action == "stop"
+
+
+def test_a_rollback_goes_on_from_the_best_at_a_lower_rate(guarded: Guarded):
+    training = guarded("rolled", reward_guard_action="rollback", reward_guard_alpha=0.9, keep_last=1, max_steps=6)
+    guard, restored = training.run.state.guard, []
+    put_back = training.run.state.put_policy_back
+
+    def watched(checkpoint: Path) -> None:
+        put_back(checkpoint)
+        weights = {f"policy.{n}": p.detach() for n, p in trainable_parameters(training.policy.transformer).items()}
+        stored = tensors_of(checkpoint)
+        assert all(torch.equal(weights[name], stored[name]) for name in weights)
+        restored.append(len(guard.looks) - 1)
+
+    training.run.state.put_policy_back = watched
+    training.train()
+    (at,) = restored
+    rates = [row["lr"] for row in rows_of(training.run.folder.path)]
+    assert rates == pytest.approx([5e-3] * at + [5e-3 * ROLLBACK_RATE] * (len(rates) - at)) and 0 < at < len(rates)
+    assert named_checkpoint(training.run.folder.checkpoints / BEST) in checkpoints_of(training.run.folder.checkpoints)
+
+
+def test_a_run_that_is_resumed_after_a_rollback_is_the_run_that_was_not_stopped(guarded: Guarded):
+    settings = {"reward_guard_action": "rollback", "reward_guard_alpha": 0.9, "save_interval": 1, "keep_last": 100}
+    settings |= {"max_steps": 6}
+    whole = guarded("whole", **settings)
+    whole.train()
+    at = rows_of(whole.run.folder.path)
+    rolled = next(n for n, (a, b) in enumerate(zip(at, at[1:], strict=False), 1) if b["lr"] != a["lr"])
+    guarded("parts", **settings | {"max_steps": rolled}).train()
+    guarded("parts", **settings, resume_from_checkpoint="latest").train()
+    assert_identical(*(whole.run.folder.path.parent / name for name in ("parts", "whole")))
