@@ -32,7 +32,10 @@ def assert_close(received: list[Row], expected: list[Row], tolerance: float) -> 
     assert [row.keys() for row in received] == [row.keys() for row in expected]
     for row, reference in zip(received, expected, strict=True):
         for name in row.keys() - {"ratio/max_deviation", "replay/mean_error"}:
-            assert row[name] == pytest.approx(reference[name], rel=tolerance, abs=tolerance), name
+            expected_value = reference[name]
+            if expected_value is not None:  # null: no correlation of rewards where one has no spread
+                expected_value = pytest.approx(expected_value, rel=tolerance, abs=tolerance)
+            assert row[name] == expected_value, name
 
 
 @for_every_algorithm
@@ -58,7 +61,8 @@ def test_how_a_run_is_computed_and_watched_changes_no_bit(
     train: Callable[..., list[Row]], settings: dict[str, Any], algorithm: dict[str, Any]
 ):
     rows = train(**settings, **algorithm)
-    assert [{name: row[name] for name in row if not name.startswith("valid/")} for row in rows] == train(**algorithm)
+    watched = ("valid/", "rollout/ode_gap")  # what only a run with validations logs
+    assert [{name: row[name] for name in row if not name.startswith(watched)} for row in rows] == train(**algorithm)
 
 
 @pytest.mark.parametrize("use_lora", [False, True], ids=["full", "lora"])
@@ -106,8 +110,9 @@ def test_gradients_of_nft_do_not_depend_on_the_micro_batch(make_training: Callab
     trajectory, recorded = collect_round(training), []
     recorder = GradientRecorder(training.algorithm.optimization.parameters.values(), lr=0.0)
     training.algorithm.optimization.optimizers = [recorder]
+    old_policy = {name: weight.clone() for name, weight in training.algorithm.anchor.state_dict().items()}
     for training.run.config.grpo.mini_batch_size_per_update in (12, 5, 1):
-        training.algorithm.anchor.load_state_dict(training.algorithm.anchor.state_dict(), equals_policy=False)
+        training.algorithm.anchor.load_state_dict(old_policy, equals_policy=False)  # every round moves it
         next(training.algorithm.updates(trajectory))
         recorded.append(torch.cat([gradient.flatten() for gradient in recorder.gradients]))
     for gradients in recorded[1:]:

@@ -41,9 +41,9 @@ def fail(error: Exception) -> Call:
     return failing
 
 
-def lose_the_loss(call: Call, *args: Any) -> Any:
+def lose_the_loss(call: Call, *args: Any, **settings: Any) -> Any:
     """The policy loss is NaN."""
-    loss, diagnostics = call(*args)
+    loss, diagnostics = call(*args, **settings)
     return loss * torch.nan, diagnostics
 
 
@@ -55,9 +55,9 @@ def overflow_the_gradient(call: Call, parameters: Any) -> None:
     next(gradient for gradient in gradients if gradient.numel()).view(-1)[0] = torch.inf
 
 
-def lose_a_weight(call: Call, algorithm: GRPO, *args: Any) -> Any:
+def lose_a_weight(call: Call, algorithm: GRPO, *args: Any, **settings: Any) -> Any:
     """One weight is NaN after the update on this rank."""
-    metrics = call(algorithm, *args)
+    metrics = call(algorithm, *args, **settings)
     weights = [local_shard(p.detach()) for p in algorithm.optimization.parameters.values()]
     next(weight for weight in weights if weight.numel()).view(-1)[0] = torch.nan
     return metrics

@@ -12,7 +12,7 @@ def test_every_line_of_the_gpu_benchmark_can_be_measured(monkeypatch: pytest.Mon
     monkeypatch.setattr(real_network, "compile_blocks", lambda transformer: None)  # needs minutes
     results = measure((Case("small", (2, 4, 4), (9,)), Case("small_guided", (2, 4, 4), (9, 3))), **SMALL)
     names = [result.name for result in results]
-    assert len(set(names)) == len(names) == 2 * 3 * 2 + 2 * 2
+    assert len(set(names)) == len(names) == 2 * 4 * 2 + 2 * 2
     for result in results:
         if result.name.endswith("against_stock"):
             assert result.ratio.pairs == 5
