@@ -210,7 +210,7 @@ class Optimization:
 
 
 def set_learning_rate(optimizers: Iterable[Optimizer], config: OptimizerConfig, step: int, scale: float = 1.0) -> float:
-    """Set and return the learning rate of update `step` (0 is the first): linear warm-up, then constant."""
+    """Set and return the learning rate of update `step` (0 is the first): linear warm-up, then constant; by `scale`."""
     warmup = scale * (min(1.0, (step + 1) / config.lr_warmup_steps) if config.lr_warmup_steps else 1.0)
     for optimizer in optimizers:
         for group in optimizer.param_groups:

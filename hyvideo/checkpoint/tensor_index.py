@@ -109,6 +109,7 @@ class TensorIndex:
         places = metadata.storage_data
 
         def stored(name: str, entry: TensorStorageMetadata) -> StoredTensor:
+            """Return where the parts of one tensor lie."""
             parts = [(chunk, places[MetadataIndex(name, chunk.offsets)]) for chunk in entry.chunks]
             return StoredTensor(
                 str(entry.properties.dtype).removeprefix("torch."),

@@ -139,6 +139,7 @@ def _condition(
     """
 
     def with_kind(tokens: Tensor, kind: int) -> Tensor:
+        """Mark tokens `[B, T, D]` as TEXT, GLYPH or IMAGE."""
         return tokens + self.cond_type_embed(torch.full(tokens.shape[:-1], kind, device=tokens.device))
 
     refined, order = {}, sorted(range(len(text)), key=lambda row: len(text[row]))

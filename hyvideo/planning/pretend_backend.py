@@ -117,9 +117,11 @@ def _computed_in(operation: Any, dtype: torch.dtype | None) -> Callable[..., Any
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        """Compute the operation on arguments in the precision of autocast."""
         target = dtype or torch.get_autocast_dtype(NAME)
 
         def cast(value: Tensor) -> Tensor:
+            """Convert what autocast converts: floating-point tensors, but not float64."""
             return value.to(target) if value.is_floating_point() and value.dtype != torch.float64 else value
 
         with torch._C._ExcludeDispatchKeyGuard(keys):

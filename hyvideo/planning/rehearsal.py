@@ -195,6 +195,7 @@ def rehearse_extrapolated(config: Config, networks: Networks, *, depths: tuple[i
     share = (layers - depths[0]) / (depths[1] - depths[0])
 
     def on_line(name: str) -> dict[Any, float]:
+        """Extrapolate the counts of one kind along the line through the two depths."""
         first, second = Counter(getattr(few, name)), Counter(getattr(more, name))
         return {key: first[key] + share * (second[key] - first[key]) for key in second}
 
@@ -208,6 +209,7 @@ def told_by_this_rank() -> Iterator[None]:
     """Let what ranks tell each other be what this one says."""
 
     def gather(values: list, value: object, *args: object) -> None:
+        """Give every rank this one's value."""
         values[:] = [value] * len(values)
 
     with patch.object(dist, "all_gather_object", gather), patch.object(dist, "broadcast_object_list", lambda *_: None):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hyvideo.algorithms.policy import rollout_scheduler
 from hyvideo.config.schema import Config
 from hyvideo.evaluation.improvement import gains_over_training
 from hyvideo.grpo.gradient_equalizer import equalizer_scales
@@ -14,7 +15,6 @@ from hyvideo.observability.phase_timer import PHASES
 from hyvideo.observability.run_record import RunRecord
 from hyvideo.reports.charts import Chart, Drawing, Line, draw, evenly_spaced, signed, smooth
 from hyvideo.reports.mixing import mixing_charts
-from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 
 Points = tuple[np.ndarray, np.ndarray]
 
@@ -37,8 +37,7 @@ class Sampler:
 def sampler_of(config: Config) -> Sampler:
     """Compute the sampler's tables from the settings of a run."""
     rollout = config.rollout
-    scheduler = FlowMatchDiscreteScheduler(shift=rollout.infer_flow_shift_video, sage_clamp=rollout.sage_clamp)
-    scheduler.set_timesteps(rollout.grpo_sampling_steps)
+    scheduler = rollout_scheduler(rollout)
     flavour = {"sde_type": rollout.sde_type, "eta": rollout.eta}
     norms = scheduler.gradient_norms(**flavour, published=config.grpo.cps_equalizer == "published")
     scales = equalizer_scales(norms).numpy() if config.grpo.use_grad_balancing else np.ones(len(norms))

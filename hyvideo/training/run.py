@@ -54,6 +54,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self._stop, self._stopped_by = StopSignal(), None
+        self._saved_at: int | None = None
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
@@ -167,7 +168,8 @@ class Run:
         self.state.finish_save()
         guarded = self._guard(look)
         stopped = self._stop.of_all_ranks()
-        if guarded or stopped or step >= config.run.max_steps or _crossed(first, step, config.run.save_interval):
+        due = guarded or stopped or step >= config.run.max_steps or _crossed(first, step, config.run.save_interval)
+        if guarded == "rollback" or (due and self._saved_at != step):  # the best by the judge is saved already
             self._save()
         if guarded == "stop":
             self.state.finish_save()
@@ -213,6 +215,7 @@ class Run:
         run = self.config.run
         kept = {"keep_last": run.keep_last, "keep_every": run.keep_every}
         self.state.save(self.folder.checkpoints, beside_training=run.async_save, **kept)
+        self._saved_at = self.state.step
         self.journal.write_report()
 
     def _validate(self) -> tuple[dict[str, float], Look | None]:
@@ -300,11 +303,11 @@ class Training:
         trajectory = collect(self.policy, self.reward, round, self.algorithm, run.mesh, run.timer)
         if run.gives_round_up():
             return
-        if run.validation and self.algorithm.needs != "final_latents":
-            if run.begins_interval(run.config.validation.validation_interval):
-                scores = score_without_noise(self.policy, self.reward, round, trajectory, run.mesh)
-                gap = float((scores.total - trajectory.scores.total).nanmean())
-                trajectory = replace(trajectory, metrics={**trajectory.metrics, "rollout/ode_gap": gap})
+        noisy = self.algorithm.needs == "transitions"
+        if run.validation and noisy and run.begins_interval(run.config.validation.validation_interval):
+            scores = score_without_noise(self.policy, self.reward, round, trajectory, run.mesh)
+            gap = float((scores.total - trajectory.scores.total).nanmean())
+            trajectory = replace(trajectory, metrics={**trajectory.metrics, "rollout/ode_gap": gap})
         for metrics in self.algorithm.updates(trajectory):
             run.log(trajectory, metrics)
         run.end_round(trajectory)

@@ -14,6 +14,7 @@ from hyvideo.config.schema import Config, KLConfig, OptimizerConfig, RolloutConf
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.images import share_kept
 from hyvideo.data.prompts import Prompt
+from hyvideo.grpo.sde_window import noisy_steps
 from hyvideo.training.checks import known_sampling
 
 LEAST_KEPT = 0.75
@@ -93,13 +94,22 @@ def noise_left(rollout: RolloutConfig) -> tuple[float, float]:
     """
     scheduler = rollout_scheduler(rollout)
     flavour = {"sde_type": rollout.sde_type, "eta": rollout.eta}
-    noisy = scheduler.trained_steps(**flavour)
-    steps, places = noisy.nonzero().squeeze(1), [noisy]
-    if rollout.sde_window != "all" and len(steps):
-        starts = range(1 if rollout.sde_window == "first" else len(steps) - rollout.sde_window_size + 1)
-        windows = [steps[start : start + rollout.sde_window_size] for start in starts]
-        places = [torch.zeros_like(noisy).scatter(0, window, True) for window in windows]
-    left = scheduler.noise_left(**flavour, noisy=torch.stack(places))
+    stochastic = scheduler.trained_steps(**flavour)
+    moves = rollout.sde_window in ("sliding", "per_group")
+    windows = [
+        noisy_steps(
+            stochastic,
+            "sliding" if moves else rollout.sde_window,
+            rollout.sde_window_size,
+            num_samples=1,
+            num_generations=1,
+            round_index=place,
+            interval=1,
+            generator=torch.Generator(),
+        )
+        for place in range(int(stochastic.sum()) - rollout.sde_window_size + 1 if moves else 1)
+    ]
+    left = scheduler.noise_left(**flavour, noisy=torch.cat(windows))
     excess = left[:, :-1] / scheduler.sigmas[1:-1]
     return float(excess.max()) if excess.numel() else 1.0, float(left[:, -1].max())
 

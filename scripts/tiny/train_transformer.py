@@ -3,7 +3,7 @@
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -143,8 +143,7 @@ def train(vae_folder: Path, output: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     stream, losses, begin = batches(data, generator), [], time.monotonic()
     for step in range(1, NUM_STEPS + 1):
-        rate = OPTIMIZER.learning_rate * (1 - (step - 1) / NUM_STEPS)
-        set_learning_rate(optimizers, replace(OPTIMIZER, learning_rate=rate), step - 1)
+        set_learning_rate(optimizers, OPTIMIZER, step - 1, scale=1 - (step - 1) / NUM_STEPS)
         loss = flow_matching_loss(transformer, next(stream), generator)
         transformer.zero_grad(set_to_none=True)
         loss.backward()

@@ -6,9 +6,8 @@ from pathlib import Path
 from hyvideo.checkpoint.train_state import BEST, named_checkpoint
 from tests.support.equal_runs import assert_identical, rows_of
 from tests.support.ranks import run_on_ranks
+from tests.support.rewards import BRIGHTNESS, GUARDED
 from tests.support.training import PROMPTS, arguments, training_of, write_prompts
-
-BRIGHTNESS = "tests.support.rewards:Brightness"
 
 
 def train_all(runs: list[list[str]]) -> None:
@@ -20,17 +19,11 @@ def train_all(runs: list[list[str]]) -> None:
 def test_a_guarded_run_of_two_rewards_that_rolls_back_resumes_bit_for_bit_on_two_ranks(tiny_root: Path, tmp_path: Path):
     prompts = write_prompts(tmp_path / "prompts.csv", [f"{prompt} {n}" for n in range(2) for prompt in PROMPTS])
     bright = {"sub_reward": {"brightness": 1.0}}
-    settings = {
+    settings = GUARDED | {
         "reward_config": json.dumps({"models": {BRIGHTNESS: bright, "moving_shapes": {"sub_reward": {"MQ": 0.1}}}}),
         "reward_guard": json.dumps({"models": {BRIGHTNESS: {"sub_reward": {"brightness": -1.0}}}}),
         "reward_guard_action": "rollback",
         "reward_guard_alpha": 0.9,
-        "validation_interval": 1,
-        "validation_num_videos": 8,
-        "validate_at_step0": True,
-        "learning_rate": 5e-3,
-        "lr_warmup_steps": 0,
-        "kl_weight": 0,
         "batch_size": 2,
         "save_interval": 1,
         "keep_last": 20,

@@ -13,6 +13,18 @@ from hyvideo.data.videos import read_video
 from hyvideo.models.reward_models.registry import RewardContext, RewardModel, Videos
 from hyvideo.models.reward_models.rewards import Scores, WeightedReward
 
+BRIGHTNESS = "tests.support.rewards:Brightness"
+
+GUARDED = {
+    "validation_interval": 1,
+    "validation_num_videos": 8,
+    "validate_at_step0": True,
+    "learning_rate": 5e-3,
+    "lr_warmup_steps": 0,
+    "kl_weight": 0,
+}
+"""Settings with which a run learns brightness fast, and a guard looks at every update."""
+
 
 def grey_videos(*levels: int, frames: int = 5) -> Tensor:
     """One video per grey level, uint8 `[B, F, H, W, 3]`."""

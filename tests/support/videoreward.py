@@ -111,21 +111,26 @@ def write_model_config(root: Path, **changes: Any) -> None:
     (root / "model_config.json").write_text(json.dumps(content))
 
 
+def text_config(vocab_size: int) -> dict[str, Any]:
+    """Configure two text layers of any Qwen vision-language model."""
+    return {
+        "vocab_size": vocab_size,
+        "hidden_size": WIDTH,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+
+
 def _build_network(tokenizer: Qwen2Tokenizer) -> Qwen2VLForConditionalGeneration:
     """Two text layers and two vision blocks in which every part moves the scores."""
     start, end, image, video = tokenizer.convert_tokens_to_ids(VISION_TOKENS)
     config = Qwen2VLConfig(
-        text_config={
-            "vocab_size": len(tokenizer),
-            "hidden_size": WIDTH,
-            "intermediate_size": 48,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
-            "bos_token_id": None,
-            "eos_token_id": None,
-        },
+        text_config=text_config(len(tokenizer)),
         vision_config={"depth": 2, "embed_dim": 32, "hidden_size": WIDTH, "num_heads": 2, "mlp_ratio": 2},
         vision_start_token_id=start,
         vision_end_token_id=end,

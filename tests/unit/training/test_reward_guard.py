@@ -14,9 +14,8 @@ from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.training.reward_guard import ROLLBACK_RATE, Look, RewardGuard, probability_of_no_fall
 from hyvideo.training.run import Training
 from tests.support.equal_runs import assert_identical, rows_of, tensors_of
+from tests.support.rewards import BRIGHTNESS, GUARDED
 from tests.support.training import PROMPTS, arguments, training_of, write_prompts
-
-BRIGHTNESS = "tests.support.rewards:Brightness"
 
 
 def looks(rng: np.random.Generator, count: int, reward: float, judge: float, videos: int = 32) -> list[Look]:
@@ -88,17 +87,11 @@ def guarded(tiny_root: Path, tmp_path: Path) -> Guarded:
 
     def make(name: str, sign: int = -1, **settings: object) -> Training:
         judge = {"models": {BRIGHTNESS: {"sub_reward": {"brightness": float(sign)}}}}
-        planted = {
+        planted = GUARDED | {
             "reward_model": BRIGHTNESS,
             "reward_weights": json.dumps({"brightness": 1.0}),
             "reward_guard": json.dumps(judge),
             "reward_guard_alpha": 0.5,
-            "validation_interval": 1,
-            "validation_num_videos": 8,
-            "validate_at_step0": True,
-            "learning_rate": 5e-3,
-            "lr_warmup_steps": 0,
-            "kl_weight": 0,
             "max_steps": 8,
         }
         return training_of(arguments(tiny_root, prompts, tmp_path / name, **planted | settings))
