@@ -41,8 +41,8 @@ def main(argv: list[str]) -> int:
         complain(f"demo: {error}")
         return 2
     if "WORLD_SIZE" not in os.environ:
-        name = config.run.output_dir or f"outputs/demo-{time.strftime('%Y%m%d-%H%M%S')}"
-        return _start([*argv, "--output_dir", name])
+        folder = f"outputs/demo-{time.strftime('%Y%m%d-%H%M%S')}"
+        return _start(argv if config.run.output_dir else [*argv, "--output_dir", folder])
     disable_progress_bar()
     config.grpo.batch_size //= int(os.environ["WORLD_SIZE"])  # the ranks share the videos of a round
     with process_group(config.parallel.collective_timeout):

@@ -22,8 +22,9 @@ class NftConfig:
     """Compare predicted clean latents and divide by their mean error, instead of comparing velocities."""
 
     nft_old_ramp: float = setting(0.001, within="[0, 1]", unit="per update", read_when=_NFT)
-    """The old policy, which samples, keeps this share of itself times the number of updates when it follows the
-    policy after a round. 0 copies the policy. The release has 0.001, or 0.0075 after 75 updates."""
+    """After a round the old policy, which samples, becomes a mean of itself and the policy. Its own weight in it is
+    this number times the updates made so far, at most nft_old_decay. 0 copies the policy. The release has 0.001, or
+    0.0075 after 75 updates."""
 
     nft_old_decay: float = setting(0.5, within="[0, 1]", read_when=_NFT)
     """Largest share of itself that the old policy keeps. The release has 0.5, or 0.999."""
