@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -113,6 +114,19 @@ def test_a_planted_flaw_stops_the_run_which_names_the_best_checkpoint_and_an_hon
 
     honest = guarded("honest", sign=1, reward_guard_action="stop", max_steps=4)
     assert honest.train() is None and len(rows_of(honest.run.folder.path)) == 4
+
+
+def test_a_best_checkpoint_that_an_interval_asks_for_too_is_written_once(guarded: Guarded):
+    training = guarded("honest", sign=1, save_interval=1, keep_last=9, max_steps=3)
+    save, saved = training.run.state.save, []
+
+    def counted(*args: Any, **settings: Any) -> Path:
+        saved.append(training.run.state.step)
+        return save(*args, **settings)
+
+    training.run.state.save = counted
+    training.train()
+    assert saved == sorted(set(saved)) and {1, 2, 3} <= set(saved)
 
 
 def rows_of_judge(training: Training) -> float:
