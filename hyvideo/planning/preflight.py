@@ -76,7 +76,7 @@ def preflight(config: Config, planned: Plan | ValueError | None) -> str:
         _check_weights(config)
         csvs = [*config.data.train_video_csv, *config.data.valid_video_csv]
         guard = config.reward.reward_guard
-        for judged in (config.reward, *([replace(config.reward, reward_config=guard)] if guard else ())):
+        for judged in (config.reward, *([replace(config.reward, reward_config=guard)] if guard is not None else ())):
             check_rewards(judged, config.model.pretrained_model_root, config.rollout.video_fps, csvs)
     folder = open_folder(config, layout_of(config, world_size).dp_size, content)
     _check_folder(folder.path)

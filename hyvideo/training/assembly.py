@@ -299,7 +299,9 @@ def _build_state(
         | {name: content[name] for name in content if name not in settings},
         lora=lora_facts(config.model),
         collective_timeout=config.parallel.collective_timeout,
-        guard=RewardGuard(reward.reward_guard_action, reward.reward_guard_alpha) if reward.reward_guard else None,
+        guard=None
+        if reward.reward_guard is None
+        else RewardGuard(reward.reward_guard_action, reward.reward_guard_alpha),
     )
 
 

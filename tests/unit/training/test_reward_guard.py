@@ -129,6 +129,20 @@ def test_a_best_checkpoint_that_an_interval_asks_for_too_is_written_once(guarded
     assert saved == sorted(set(saved)) and {1, 2, 3} <= set(saved)
 
 
+@pytest.mark.parametrize(
+    ("judge", "settings", "message"),
+    [
+        ("{}", {}, "reward_guard: expected"),
+        ('{"models": {"moving_shapes": {}}}', {}, "reward_guard: models.moving_shapes.sub_reward: expected finite"),
+        ('{"models": {"moving_shapes": {"sub_reward": {"MQ": 1.0}}}}', {"validation_interval": 0}, "set an interval"),
+        ('{"models": {"moving_shapes": {"sub_reward": {"MQ": 1.0}}}}', {"validation_num_videos": 4}, "at least 8"),
+    ],
+)
+def test_a_guard_that_could_not_judge_is_refused(guarded: Guarded, judge: str, settings: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        guarded("refused", reward_guard=judge, **settings)
+
+
 def rows_of_judge(training: Training) -> float:
     """The judge's mean before training."""
     return training.run.state.guard.looks[0].mean
