@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -67,7 +67,14 @@ def parse_budget(argv: Sequence[str], description: str, rounds: int, looks: int 
     return parser.parse_args(argv)
 
 
-def train_and_publish(study: Study, arms: Sequence[Arm], budget: argparse.Namespace, **about: Any) -> int:
+def train_and_publish(
+    study: Study,
+    arms: Sequence[Arm],
+    budget: argparse.Namespace,
+    *,
+    more: Callable[[Run], Mapping[str, Any]] = lambda run: {},
+    **about: Any,
+) -> int:
     """Train what is missing, then publish what there is; returns the exit status (1 if a run failed).
 
     A run is not missing if any study has published its numbers: so a study may go on in another clone.
@@ -77,6 +84,7 @@ def train_and_publish(study: Study, arms: Sequence[Arm], budget: argparse.Namesp
         arms: all get the same seeds, rounds and held-out videos (those of `valid_video_csv`, which they share); a seed
             of all arms comes before the next seed.
         budget: from `parse_budget`.
+        more: what else to read of a finished run, as JSON can write it.
         about: settings to publish besides the budget.
     """
     base = base_run(arms, budget)
@@ -86,7 +94,8 @@ def train_and_publish(study: Study, arms: Sequence[Arm], budget: argparse.Namesp
     failures = train(missing, jobs=budget.jobs, minutes=budget.minutes)
     for failure in failures:
         print(f"failed: {failure}", flush=True)
-    found = _found(base, arms, runs, budget, known)
+    read = {key: {**_read(run), **more(run)} for key, run in runs.items() if run.is_finished}
+    found = _found(base, arms, runs, budget, known, read)
     if found is None:
         print("There is no finished run to draw yet: start the same command again to go on.")
     else:
@@ -147,10 +156,11 @@ def _found(
     runs: Mapping[tuple[str, int], Run],
     budget: argparse.Namespace,
     known: Mapping[str, Mapping[str, Any]],
+    finished: Mapping[tuple[str, int], Mapping[str, Any]],
 ) -> dict[str, Any] | None:
     """What the runs show that are finished here or known; None without a base or without any run."""
     of_base = _means(base, 0) if base.is_finished else known.get(base.folder.name)
-    shown = {key: _read(run) if run.is_finished else known.get(run.folder.name) for key, run in runs.items()}
+    shown = {key: finished.get(key) or known.get(run.folder.name) for key, run in runs.items()}
     read = {
         arm.label: {str(seed): shown[arm.label, seed] for seed in budget.seeds if shown[arm.label, seed]}
         for arm in arms

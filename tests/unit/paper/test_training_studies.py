@@ -1,8 +1,10 @@
 """Studies of training runs read what runs leave, compare arms by seed and say what can be said, whole or in part."""
 
+import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hyvideo.config.loading import load_config
@@ -11,6 +13,7 @@ from scripts.paper import (
     algorithm_rates,
     algorithms,
     equalizer,
+    guard,
     kl_strategies,
     learning_rates,
     results_table,
@@ -246,3 +249,32 @@ def test_another_setting_is_another_run(tmp_path):
     folders = {run_of(Arm("a", {"eta": eta}), seed, budget).folder for eta in (0.4, 0.5) for seed in (1, 2)}
     assert len(folders) == 4
     assert run_of(Arm("b", {"eta": 0.5}), 1, budget).folder in folders
+
+
+def test_a_guard_that_sees_the_planted_flaw_in_time_is_published_as_such(tmp_path, monkeypatch):
+    """In hackable runs the proxy rises and the truth falls by the same steps; honest runs move by chance."""
+    budget, arms = budget_of(tmp_path, "--rounds", "8"), guard.arms()
+    budget.looks = guard.LOOKS
+    monkeypatch.chdir(DOCS.parent)
+    for arm in arms:
+        check_config(load_config(run_of(arm, 1, budget).command()[2:]), 1)
+    finish(arms, budget, lambda arm, seed: NOISE[seed])
+    for arm in arms:
+        for seed in budget.seeds:
+            run = run_of(arm, seed, budget)
+            for look in range(0, 9, 2):
+                path = run.scores_at(look)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                rng = np.random.default_rng((seed, look))
+                fall = look / 2 if arm.label == "hackable" else 0.0
+                rows = [
+                    {"video": f"{n:03d}.mp4", "prompt": "", "reward": fall, **dict.fromkeys(("VQ", "MQ", "TA"), truth)}
+                    for n, truth in enumerate(rng.normal(size=32) / 3 - fall / 3)
+                ]
+                path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert train_and_publish(guard.STUDY, arms, budget, more=guard.watched) == 0
+    path = tmp_path / "docs/claims/guard.json"
+    assert verdicts(path) == [OPEN, HOLDS, OPEN]  # five of five and none of five runs are too few
+    hacked = read_found(path)["arms"]["hackable"]["runs"].values()
+    assert all(run["best"] < run["alarm"] <= 8 and run["kept"] > run["truth"][-1] for run in hacked)
+    assert not any(run["alarm"] for run in read_found(path)["arms"]["honest"]["runs"].values())
