@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic_core import from_json
+
 from hyvideo.data.prompts import rows_of_csv
 
 COLUMN = "checks"
@@ -29,9 +31,9 @@ def parse_checks(cell: str) -> tuple[Check, ...]:
         return ()
     shape = 'expected [{"question": "...", "answer": "yes" or "no"}, ...]'
     try:
-        entries = json.loads(cell)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON ({error.msg} at character {error.pos}); {shape}") from error
+        entries = from_json(cell)
+    except ValueError as error:
+        raise ValueError(f"not JSON ({error}); {shape}") from error
     if not isinstance(entries, list) or not entries:
         raise ValueError(f"{shape}; received {cell!r:.120}")
     checks = []

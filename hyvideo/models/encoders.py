@@ -54,8 +54,8 @@ def original_encoders(
             "tokenizer_2": tokenizer_2,
         }
         if vision:
-            encoders["image_encoder"] = _vision_model(siglip / "image_encoder", dtype, device)
-            encoders["feature_extractor"] = SiglipImageProcessorPil.from_pretrained(siglip / "feature_extractor")
+            encoders["image_encoder"] = vision_model = _vision_model(siglip / "image_encoder", dtype, device)
+            encoders["feature_extractor"] = _image_processor(siglip / "feature_extractor", vision_model)
     return encoders
 
 
@@ -71,8 +71,8 @@ def diffusers_encoders(
             "tokenizer_2": _tokenizer(ByT5Tokenizer, root / "tokenizer_2"),
         }
         if vision:
-            encoders["image_encoder"] = _vision_model(root / "image_encoder", dtype, device)
-            encoders["feature_extractor"] = SiglipImageProcessorPil.from_pretrained(root / "feature_extractor")
+            encoders["image_encoder"] = vision_model = _vision_model(root / "image_encoder", dtype, device)
+            encoders["feature_extractor"] = _image_processor(root / "feature_extractor", vision_model)
     return encoders
 
 
@@ -103,6 +103,15 @@ def _from_folder(kind: type, folder: Path) -> Any:
         return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except ValueError as error:
         raise ValueError(f"Cannot load '{folder}': {error} No code of a folder of weights is run.") from error
+
+
+def _image_processor(folder: Path, vision_model: SiglipVisionModel) -> SiglipImageProcessorPil:
+    """Load what prepares images for a vision model; a ValueError if it makes them larger or smaller than that takes."""
+    processor = _from_folder(SiglipImageProcessorPil, folder)
+    side = vision_model.config.image_size
+    if dict(processor.size) != {"height": side, "width": side}:
+        raise ValueError(f"'{folder}': size is {processor.size}, but the vision model takes {side} by {side} pixels.")
+    return processor
 
 
 def _language_model(folder: Path, dtype: torch.dtype | None, device: torch.device | None) -> Qwen2_5_VLTextModel:

@@ -10,6 +10,7 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 from hypothesis import example, given
 from hypothesis import strategies as st
+from torch import zeros
 
 from hyvideo.config.schema import RewardConfig
 from hyvideo.models.reward_models.registry import RewardContext, RewardFailureError
@@ -18,6 +19,7 @@ from hyvideo.models.reward_models.remote.client import RemoteReward
 from hyvideo.models.reward_models.remote.server import create_app
 from hyvideo.models.reward_models.remote.wire import digest
 from hyvideo.models.reward_models.rewards import WeightedReward, get_reward_fn
+from hyvideo.models.reward_models.vlm_checks import RemoteJudge
 from tests.support.fuzzing import TEXTS, changed, fuzz, json_files, only_value_errors
 from tests.support.rewards import Brightness, FileBrightness, grey_videos
 
@@ -127,6 +129,28 @@ def test_any_introduction_gives_a_reward_or_a_value_error(
         assert all(type(metric) is str for metric in reward.metrics) and reward.reads in ("memory", "file")
 
 
+TOKENS = [{"token": "Yes", "logprob": -1.0}, {"token": "no", "logprob": -0.5}]
+COMPLETION = {"choices": [{"logprobs": {"content": [{"top_logprobs": TOKENS}]}}]}
+
+
+@fuzz(2)
+@given(json_files(COMPLETION), STATUSES, HEADERS)
+@example(json.dumps(COMPLETION).replace("-1.0", "1e308").encode(), 200, {})
+@example(json.dumps(COMPLETION).replace("-1.0", "NaN").encode(), 200, {})
+def test_any_answer_of_a_chat_server_gives_a_probability_or_none(
+    wire: Wire, body: bytes, status: int, headers: dict[str, str]
+):
+    wire.say(json.dumps(COMPLETION).encode())
+    judge = RemoteJudge("http://rewards/v1", "m", 10**6, RewardContext(retries=0))
+    wire.say(body, status, headers)
+    try:
+        assert 0 <= judge.yes(zeros(1, 3, 8, 8), "Is it dark?") <= 1
+    except exchange.Fault:
+        pass
+    except RewardFailureError as error:
+        assert f"refused with status {status}" in str(error)
+
+
 CONTENT = VIDEOS[0].numpy().tobytes()
 REQUEST = {"prompts": ["a"], "format": "raw", "shape": [5, 32, 32, 3]}
 BY_PATH = {"prompts": ["a"], "format": "path", "paths": ["grey.mp4"]}
@@ -171,6 +195,7 @@ def refused(answer: httpx.Response) -> bool:
 )
 @example(json.dumps(REQUEST), "brightness", [("videos", None, CONTENT)])
 @example(json.dumps(REQUEST | {"prompts": []}), "brightness", [("other", "0", b"")])
+@example(json.dumps(REQUEST | {"prompts": ["“" * 2**15]}), "brightness", [("videos", None, CONTENT)])
 @example(json.dumps(BY_PATH | {"paths": ["loop"]}), "brightness", [])
 @example(json.dumps(BY_PATH | {"paths": ["a" * 5000]}), "file", [])
 def test_any_form_is_scored_or_refused_with_a_reason(ask: Callable, request: str | bytes, reward: str, parts: list):

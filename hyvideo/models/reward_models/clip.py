@@ -31,6 +31,10 @@ class _FrameReward(RewardModel):
         if report["missing_keys"]:  # the library would draw them at random
             listed = ", ".join(sorted(report["missing_keys"])[:3])
             raise ValueError(f"{self.metrics[0]}: '{checkpoint}' lacks weights of a CLIP: {listed}, ...")
+        side = network.config.vision_config.image_size
+        sizes = [*dict(self._processor.size).values(), *dict(self._processor.crop_size).values()]
+        if max(sizes) > 2 * side:  # the middle is cut out of an image that might fill the memory
+            raise ValueError(f"{self.metrics[0]}: '{checkpoint}' makes images of {sizes} for a CLIP of {side} pixels.")
         self._network = network.eval().to(context.device)
         self._num_frames = num_frames
 

@@ -79,6 +79,12 @@ class LocalJudge:
         if report["missing_keys"]:  # the library would draw them at random
             listed = ", ".join(sorted(report["missing_keys"])[:3])
             raise ValueError(f"vlm_checks: '{checkpoint}' lacks weights: {listed}, ...")
+        vision, images = self.network.config.vision_config, self._images
+        of_images = (images.patch_size, images.merge_size, images.temporal_patch_size)
+        if of_images != (vision.patch_size, vision.spatial_merge_size, vision.temporal_patch_size):
+            raise ValueError(  # others would not fit, and large ones would fill the memory
+                f"vlm_checks: the image processor in '{checkpoint}' cuts patches of other sizes than the model's."
+            )
         words = {id: _word(token) for token, id in self._tokenizer.get_vocab().items()}
         self._answers = [[id for id, word in words.items() if word == answer] for answer in _ANSWERS]
         if not all(self._answers):

@@ -127,6 +127,14 @@ def cut(length: int) -> Callable[[Path], object]:
 
 SHARD = "transformer/480p_i2v/diffusion_pytorch_model-0000{}-of-00003.safetensors"
 NO_JSON = ("llm/config.json", "byt5-small/config.json", "Glyph-SDXL-v2/assets/color_idx.json")
+SIZES = "vision_encoder/siglip/feature_extractor/preprocessor_config.json"
+
+
+def enlarge(path: Path) -> None:
+    """Make an image processor return images that fill the memory."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"size": {"height": 2**18, "width": 2**18}}))
+
+
 TOKENIZERS = ("llm/tokenizer.json", "llm/tokenizer_config.json", "byt5-small/tokenizer_config.json")
 
 
@@ -135,6 +143,7 @@ TOKENIZERS = ("llm/tokenizer.json", "llm/tokenizer_config.json", "byt5-small/tok
     [
         (SHARD.format(2), cut(-100), "Cannot read '{path}', {size:,} bytes"),
         (SHARD.format(3), Path.unlink, r"lacks diffusion_pytorch_model-00003-of-00003\.safetensors of the 3 files"),
+        (SIZES, enlarge, "size is .*262144.*, but the vision model takes 16 by 16 pixels"),
         (SHARD.format(2), lambda path: shutil.copy(str(path).replace("00002", "00001"), path), "disagree about"),
         ("text_encoder/Glyph-SDXL-v2/checkpoints/byt5_model.pt", cut(200), "Cannot read '{path}'"),
         *((f"text_encoder/{file}", cut(1), f"Cannot (load|read) .*{file.rpartition('/')[0]}") for file in NO_JSON),
@@ -146,7 +155,7 @@ def test_a_damaged_file_is_named(original_root: Path, tmp_path: Path, file: str,
     damage(path)
     size = path.stat().st_size if path.exists() else 0
     with pytest.raises(ValueError, match=message.format(path=path, size=size)):
-        load(tmp_path / "ckpts", "480p_i2v" if "i2v" in file else "480p_t2v")
+        load(tmp_path / "ckpts", "480p_i2v" if "i2v" in file or "vision" in file else "480p_t2v")
 
 
 def test_the_vision_encoder_is_loaded_for_image_to_video_alone(original_root: Path):

@@ -21,7 +21,7 @@ TOP = 20
 
 class _Token(BaseModel):
     token: str
-    logprob: float
+    logprob: Annotated[float, Field(le=0.01)]  # some servers round above 0; what is far above overflows its exponential
 
 
 class _Position(BaseModel):

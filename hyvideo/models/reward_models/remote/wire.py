@@ -14,6 +14,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 TOKEN_VARIABLE = "REWARD_TOKEN"
 """Environment variable that holds the bearer token, on both sides."""
 
+MAX_PROMPT = 2**14
+"""Characters of a prompt: rewards search it, some in a time that grows with its square."""
+
 
 def checked_token(token: str | None) -> str | None:
     """Return a token without the line end that a mounted secret has, or None; a ValueError does not repeat it."""
@@ -53,7 +56,7 @@ class ScoreRequest(_Message):
         paths: names of the videos, for the format `path`.
     """
 
-    prompts: list[str] = Field(min_length=1, fail_fast=True)
+    prompts: list[Annotated[str, Field(max_length=MAX_PROMPT)]] = Field(min_length=1, fail_fast=True)
     format: Literal["mp4", "raw", "path"]
     shape: tuple[int, int, int, Literal[3]] | None = None
     paths: list[str] = Field(default=[], fail_fast=True)

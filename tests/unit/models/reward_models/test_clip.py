@@ -115,6 +115,10 @@ def test_a_clip_with_missing_or_damaged_files_is_refused(checkpoint, tmp_path):
     with pytest.raises(ValueError, match="Cannot load the CLIP for PickScore from"):
         PickScore(RewardContext(), str(tmp_path))
     copy = shutil.copytree(checkpoint, tmp_path / "copy")
+    for large in ({"size": {"shortest_edge": 2**18}}, {"size": {"height": 2**18, "width": 2**18}}, {"crop_size": 65}):
+        CLIPImageProcessorPil(**{"size": {"shortest_edge": 32}, "crop_size": 32} | large).save_pretrained(copy)
+        with pytest.raises(ValueError, match="for a CLIP of 32 pixels"):
+            PickScore(RewardContext(), str(copy))
     weights = load_file(copy / "model.safetensors")
     weights.pop("visual_projection.weight")
     save_file(weights, copy / "model.safetensors", {"format": "pt"})

@@ -1,5 +1,6 @@
 """Text on screen, read by the recognizer's real weights in clips that are drawn here."""
 
+import random
 from pathlib import Path
 
 import matplotlib
@@ -9,6 +10,7 @@ from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import extra
 from PIL import Image, ImageDraw, ImageFont
 
 from hyvideo.config.schema import RewardConfig
+from hyvideo.models.reward_models import text_rendering
 from hyvideo.models.reward_models.registry import RewardContext
 from hyvideo.models.reward_models.rewards import check_rewards, get_reward_fn
 from hyvideo.models.reward_models.text_rendering import TextRendering, edit_distance, legibility, quoted_texts
@@ -93,6 +95,7 @@ def test_chinese_is_read(reward):
 def test_a_prompt_without_text_or_in_unknown_letters_is_left_to_the_other_rewards(reward):
     prompts = [SIGN, "a door", 'a sign "Живот"', 'a sign ""']
     assert [reward.applies(prompt) for prompt in prompts] == [True, False, False, False]
+    assert reward.applies(f'a page "{"a" * 256}"') and not reward.applies(f'a page "{"a" * 257}"')
     models = {"text_rendering": {"sub_reward": {"TEXT": 2.0}}, "brightness": {"sub_reward": {"length": 1.0}}}
     both = get_reward_fn(RewardConfig(reward_config={"models": models}))
     clips = video(frame(("OPEN LATE", 40, 70))).expand(4, -1, -1, -1, -1)
@@ -128,6 +131,17 @@ def test_surplus_letters_beside_a_text_count_and_other_lines_do_not():
     assert legibility(["open"], ["xx", "open", "yy"]) == 1
     assert legibility(["open"], ["openopen"]) == 0.5
     assert legibility(["open"], []) == 0
+
+
+def test_lines_that_cannot_be_nearer_than_what_was_found_are_not_compared(monkeypatch):
+    draw, compared = random.Random(1), []
+    lines = ["".join(draw.choices("abcdef", k=draw.randrange(1, 9))) for _ in range(40)]
+    texts = ["".join(draw.choices("abcdefg", k=5)) for _ in range(20)]
+    runs = ["".join(lines[i:j]) for i in range(40) for j in range(i + 1, 41)]
+    best = [max(1 - edit_distance(text, run) / max(len(text), len(run)) for run in runs) for text in texts]
+    monkeypatch.setattr(text_rendering, "edit_distance", lambda *pair: compared.append(pair) or edit_distance(*pair))
+    assert legibility(texts, lines) == pytest.approx(sum(best) / 20)
+    assert len(compared) < len(texts) * len(runs) / 10
 
 
 def test_wrong_options_are_refused_before_the_weights_are_read():

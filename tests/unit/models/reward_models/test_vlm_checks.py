@@ -1,6 +1,7 @@
 """Yes/no checks by tiny random models of the real classes, in this process and behind a real chat server."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,7 @@ def test_a_server_that_cannot_judge_is_refused_before_a_rollout(one, csv, served
         (["prompt", "a"], "prompts.csv: there is no column `checks`"),
         (["prompt,checks", "a,"], "prompts.csv: no prompt has any checks"),
         (["prompt,checks", "a,nothing"], "line 2: checks: not JSON"),
+        (["prompt,checks", "a," + "[" * 10**5], "line 2: checks: not JSON"),
         (["prompt,checks", 'a,"[]"'], "line 2: checks: expected"),
         (["prompt,checks", 'a,"[{""question"": ""x?""}]"'], "line 2: checks: expected .* received the entry"),
         (["prompt,checks", 'a,"[{""question"": ""x?"", ""answer"": true}]"'], "an answer must be yes or no"),
@@ -172,6 +174,14 @@ def test_wrong_options_are_refused_before_a_model_is_read(one, csv, options, mes
     config = RewardConfig(reward_config={"models": models}, remote_reward_retries=0)
     with pytest.raises(ValueError, match=message):
         check_rewards(config, "ckpts", 24, [csv])
+
+
+def test_an_image_processor_that_cuts_patches_of_another_size_is_refused_before_it_fills_the_memory(one, csv, tmp_path):
+    folder = shutil.copytree(one, tmp_path / "other")
+    path = folder / "preprocessor_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"patch_size": 2**20}))
+    with pytest.raises(ValueError, match="cuts patches of other sizes than the model's"):
+        VlmChecks(context(csv), checkpoint=str(folder))
 
 
 def test_every_way_to_write_an_answer_counts():
