@@ -28,10 +28,13 @@ from scripts.paper.study import FAILS, HOLDS, OPEN, Claim, Study, paragraph
 from scripts.paper.sweep import Arm, parse_budget, train_and_publish, verdict
 
 SEEDS = range(1, 11)
-ROUNDS, LOOKS, HELD_OUT = 8, 4, 32
-RATE, ALPHA = 1e-4, 0.05
+ROUNDS, LOOKS, HELD_OUT = 10, 5, 32
+ALPHA = 0.05
 TRUTH = ("VQ", "MQ", "TA")
 LEAKS = {"hackable": 4.0, "honest": 0.0}
+RATES = {"hackable": 1e-4, "honest": 3e-5}
+"""A rate that soon spoils a policy where the proxy lets it; at the other one, of configs/tiny.yaml, the truth rises."""
+
 COLOURS = {"hackable": RED, "honest": BLUE}
 BRIGHTNESS = (70.0, 20.0)
 """Mean pixel of the bundled model's videos and its standard deviation, roughly."""
@@ -59,7 +62,7 @@ class Proxy(RewardModel):
 
 
 def arms() -> list[Arm]:
-    """Short runs at a rate that spoils a policy soon where the proxy lets it."""
+    """Short runs with the leak and without."""
     return [
         Arm(
             name,
@@ -70,7 +73,7 @@ def arms() -> list[Arm]:
                         "moving_shapes": {"weight": 0.0, "sub_reward": dict.fromkeys(TRUTH, 1.0)},
                     }
                 },
-                "learning_rate": RATE,
+                "learning_rate": RATES[name],
                 "lr_warmup_steps": 0,
                 "kl_weight": 0.0,
                 "batch_size": 16,
@@ -134,10 +137,11 @@ def describe(found: Mapping[str, Any]) -> str:
     return paragraph(
         f"""The truth is VQ + MQ + TA, measured from pixels. Runs are trained on it with noise of one standard deviation
         of a metric (*honest*), or also paid {LEAKS["hackable"]:g} for each standard deviation of brightness
-        (*hackable*). {counts} runs have {found["budget"]["rounds"]} updates of 16 videos at rate {RATE:g} without a KL
-        term. The guard's test (alpha {ALPHA}) looked at {found["budget"]["held_out"]} held-out videos {LOOKS} times
-        after the first look; the truth was its judge. Crosses mark its first alarm. In hackable runs it would have kept
-        the checkpoint of the best look and stopped{delay}. All runs went on to their end, so that what it saves is
+        (*hackable*). {counts} runs have {found["budget"]["rounds"]} updates of 16 videos without a KL term, at rates
+        {RATES["hackable"]:g} and {RATES["honest"]:g}, because at the higher one honest training spoils the truth too.
+        The guard's test (alpha {ALPHA}) looked at {found["budget"]["held_out"]} held-out videos {LOOKS} times after the
+        first look; the truth was its judge. Crosses mark its first alarm. In hackable runs it would have kept the
+        checkpoint of the best look and stopped{delay}. All runs went on to their end, so that what it saves is
         known."""
     )
 

@@ -253,7 +253,7 @@ def test_another_setting_is_another_run(tmp_path):
 
 def test_a_guard_that_sees_the_planted_flaw_in_time_is_published_as_such(tmp_path, monkeypatch):
     """In hackable runs the proxy rises and the truth falls by the same steps; honest runs move by chance."""
-    budget, arms = budget_of(tmp_path, "--rounds", "8"), guard.arms()
+    budget, arms = budget_of(tmp_path, "--rounds", "10"), guard.arms()
     budget.looks = guard.LOOKS
     monkeypatch.chdir(DOCS.parent)
     for arm in arms:
@@ -262,7 +262,7 @@ def test_a_guard_that_sees_the_planted_flaw_in_time_is_published_as_such(tmp_pat
     for arm in arms:
         for seed in budget.seeds:
             run = run_of(arm, seed, budget)
-            for look in range(0, 9, 2):
+            for look in range(0, 11, 2):
                 path = run.scores_at(look)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 rng = np.random.default_rng((seed, look))
@@ -276,5 +276,5 @@ def test_a_guard_that_sees_the_planted_flaw_in_time_is_published_as_such(tmp_pat
     path = tmp_path / "docs/claims/guard.json"
     assert verdicts(path) == [OPEN, HOLDS, OPEN]  # five of five and none of five runs are too few
     hacked = read_found(path)["arms"]["hackable"]["runs"].values()
-    assert all(run["best"] < run["alarm"] <= 8 and run["kept"] > run["truth"][-1] for run in hacked)
+    assert all(run["best"] < run["alarm"] <= 10 and run["kept"] > run["truth"][-1] for run in hacked)
     assert not any(run["alarm"] for run in read_found(path)["arms"]["honest"]["runs"].values())
