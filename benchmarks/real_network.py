@@ -37,7 +37,7 @@ CASES = (
 STOCK_LAYERS = 8
 """Layers of the comparison with the stock attention, of which two networks are held."""
 
-RECOMPUTED = {"full": "full", "selective": "selective", "least": "least", "compiled": "least"}
+RECOMPUTED = {"full": "full", "cheap": "cheap", "elementwise": "elementwise", "compiled": "elementwise"}
 """What of a block each variant recomputes in the backward pass."""
 
 

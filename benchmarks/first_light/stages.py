@@ -152,8 +152,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         *("--use_lora", "true", "--learning_rate", "1e-4", "--sde_window", "sliding", "--sde_window_size", "2"),
         *("--use_muon", "false"),
     ),
-    "selective": (
-        *("--enable_gradient_checkpointing", "true", "--activation_checkpointing", "selective"),
+    "elementwise": (
+        *("--enable_gradient_checkpointing", "true", "--activation_checkpointing", "elementwise"),
         *("--kl_compute_mode", "training_phase"),
     ),
     "compiled": ("--enable_compile", "true", "--max_steps", "2"),
@@ -219,8 +219,8 @@ def _rounds(name: str, training: Training, count: int) -> Findings:
 
 RANKS = {
     "full": ("--use_muon", "true"),
-    "selective": ("--use_muon", "true", "--activation_checkpointing", "selective"),
-    "compiled": ("--use_muon", "true", "--activation_checkpointing", "selective", "--enable_compile", "true"),
+    "elementwise": ("--use_muon", "true", "--activation_checkpointing", "elementwise"),
+    "compiled": ("--use_muon", "true", "--activation_checkpointing", "elementwise", "--enable_compile", "true"),
 }
 
 
@@ -335,11 +335,11 @@ STAGES: dict[str, Stage] = {
     "program": Stage(1, 200, partial(program, variants=("muon", "offloads", "lora"))),
     "rank_full": Stage(1, 220, partial(rank, variant="full")),
     "rank_compiled": Stage(2, 400, partial(rank, variant="compiled")),
-    "rank_selective": Stage(2, 150, partial(rank, variant="selective")),
+    "rank_elementwise": Stage(2, 150, partial(rank, variant="elementwise")),
     "decoder": Stage(3, 90, decoder),
     "frozen": Stage(3, 90, frozen),
     "adapter": Stage(3, 200, adapter),
-    "program_more": Stage(3, 180, partial(program, variants=("selective", "compiled"))),
+    "program_more": Stage(3, 180, partial(program, variants=("elementwise", "compiled"))),
 }
 """In the order of risk retired per minute."""
 

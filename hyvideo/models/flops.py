@@ -35,16 +35,25 @@ class PassFlops:
         return self.linear + self.attention
 
     def training(
-        self, *, recompute: Literal["none", "least", "selective", "full"] = "none", weight_gradients: bool = True
+        self,
+        *,
+        recompute: Literal["none", "elementwise", "cheap", "selective", "full"] = "none",
+        weight_gradients: bool = True,
     ) -> int:
         """Return the operations of a forward and a backward pass as the hardware executes them.
 
         The backward pass of a linear layer is two products of its size (one without a gradient of its weight, as for
         layers under adapters); that of fused attention is five where the forward pass has two. `recompute` is what
-        `activation_checkpointing` computes again in it: nothing, all but attention and second feed-forward layers, all
-        but attention, or all.
+        `activation_checkpointing` computes again in it: nothing, no matrix product, all but attention and second
+        feed-forward layers, all but attention, or all.
         """
-        again = {"none": 0, "least": self.linear - self.narrowing, "selective": self.linear, "full": self.total}
+        again = {
+            "none": 0,
+            "elementwise": 0,
+            "cheap": self.linear - self.narrowing,
+            "selective": self.linear,
+            "full": self.total,
+        }
         backward = (2 if weight_gradients else 1) * self.linear + 5 * self.attention // 2
         return self.total + again[recompute] + backward
 

@@ -26,7 +26,7 @@ from torch.utils.checkpoint import (
 from hyvideo.distributed.collectives import local_shard
 from hyvideo.models.adapter import ADAPTER, check_same_adapter, load_lora
 
-Recomputed = Literal["full", "selective", "least"]
+Recomputed = Literal["full", "selective", "cheap", "elementwise"]
 """What of a block is computed again in the backward pass, see `prepare_policy`."""
 
 
@@ -48,8 +48,9 @@ def prepare_policy(
         transformer: the policy, attention installed.
         gradient_checkpointing: recompute every block in the backward pass instead of keeping its activations.
         recompute: all of it (`full`), all but what attention returned (`selective`), or also not the products that
-            narrow their input (`least`), as the second layer of a feed-forward network does: each time much work for
-            one tensor per block.
+            narrow their input (`cheap`), as the second layer of a feed-forward network does: each time much work for
+            one tensor per block. `elementwise` also keeps all other products but those
+            that widen an adapter's few channels: eight tensors more for the rest of the work.
         lora: adapter to add, see `lora_config`.
         pretrained_lora_path: folder with the adapter to start from (as `save_lora` writes it); needs `lora`.
 
@@ -83,6 +84,9 @@ ATTENTION_OPS = [
 ]
 """What scaled dot-product attention dispatches to."""
 
+PRODUCTS = [_aten.mm.default, _aten.addmm.default]
+"""What a linear layer dispatches to."""
+
 
 def _recompute_blocks(transformer: HunyuanVideo15Transformer3DModel, recompute: Recomputed) -> None:
     """Let every block keep only its inputs, and what `recompute` leaves out, for the backward pass.
@@ -90,16 +94,26 @@ def _recompute_blocks(transformer: HunyuanVideo15Transformer3DModel, recompute: 
     The checkpoint lies inside the block's hooks, where it can be compiled with the block and weights are gathered
     around it once. No random number is drawn inside (`eval` mode), so no generator's state is kept.
     """
-    kept = {"full": None, "selective": ATTENTION_OPS, "least": _keep_costly}[recompute]
+    kept = {
+        "full": None,
+        "selective": ATTENTION_OPS,
+        "cheap": partial(_keep_costly, 1),
+        "elementwise": partial(_keep_costly, 8),
+    }[recompute]
     options = {"context_fn": partial(create_selective_checkpoint_contexts, kept)} if kept else {}
     for block in transformer.transformer_blocks:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False, **options)
 
 
-def _keep_costly(context: SelectiveCheckpointContext, operation: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """Keep what attention returned, and products with matrices that have more rows than columns."""
-    narrows = operation in (_aten.mm.default, _aten.addmm.default) and args[-1].shape[0] > args[-1].shape[1]
-    kept = narrows or operation in ATTENTION_OPS
+def _keep_costly(
+    widest: int, context: SelectiveCheckpointContext, operation: OpOverload, *args: Any, **kwargs: Any
+) -> Any:
+    """Keep what attention returned, and products whose output is less than `widest` times as wide as their input.
+
+    The work of a product per element that is kept is the width of its input.
+    """
+    costly = operation in PRODUCTS and widest * args[-1].shape[0] > args[-1].shape[1]
+    kept = costly or operation in ATTENTION_OPS
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 

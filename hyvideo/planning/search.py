@@ -3,12 +3,13 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, get_args
 
 from hyvideo.config.knobs import KNOBS, value_of
 from hyvideo.config.schema import Config
 from hyvideo.distributed.gpus import Gpu
 from hyvideo.distributed.layout import layout_of
+from hyvideo.models.parallelize import Recomputed
 from hyvideo.planning.memory import FittedPeaks, predict_memory
 from hyvideo.planning.networks import read_networks
 from hyvideo.planning.plan import GIB, Assumptions, Plan, make_plan
@@ -107,18 +108,19 @@ class Search:
 
     def _remedies(self) -> Iterator[dict[str, Any]]:
         config = self._config
-        wanted = {
-            "enable_fsdp": self._world_size > 1 or config.parallel.enable_fsdp,
-            "enable_gradient_checkpointing": True,
-            "activation_checkpointing": "full",
-            "reshard_after_forward": True,
-            "mini_batch_size_per_update": 1,
-            "rollout_micro_batch_size": 1,
-            "reference_mode_offload": True,
-            "reward_offload": True,
-            "encoder_offload": True,
-        }
-        for name, value in wanted.items():
+        levels, recomputed = get_args(Recomputed)[::-1], config.parallel.activation_checkpointing
+        wanted = [
+            ("enable_fsdp", self._world_size > 1 or config.parallel.enable_fsdp),
+            ("enable_gradient_checkpointing", True),
+            *(("activation_checkpointing", level) for level in levels[levels.index(recomputed) :]),
+            ("reshard_after_forward", True),
+            ("mini_batch_size_per_update", 1),
+            ("rollout_micro_batch_size", 1),
+            ("reference_mode_offload", True),
+            ("reward_offload", True),
+            ("encoder_offload", True),
+        ]
+        for name, value in wanted:
             if value_of(config, name) != value:
                 yield {name: value}
         yield from self._sp_changes(config.parallel.sp_size + 1)

@@ -30,11 +30,11 @@ class ParallelConfig:
     encoder_offload: bool = setting(False, decides=False, frees=EVERY_PHASE)
     """Keep text and vision encoders on the CPU while they do not encode. This saves 14 GiB."""
 
-    activation_checkpointing: Literal["full", "selective", "least"] = setting(
+    activation_checkpointing: Literal["full", "selective", "cheap", "elementwise"] = setting(
         "full", decides=False, read_when="enable_gradient_checkpointing = true", frees=("update",)
     )
-    """Recompute whole blocks, all but attention (selective), or also not the second feed-forward layer (least). Each
-    takes one more tensor per block."""
+    """Recompute whole blocks, all but attention (selective), also not the second feed-forward layer (cheap), or no
+    matrix product (elementwise). That keeps 1, 2 and 10 tensors per block."""
 
     enable_compile: bool = setting(False, decides=False)
     """Compile the transformer's blocks. The first steps then take minutes."""

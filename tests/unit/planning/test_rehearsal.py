@@ -50,9 +50,9 @@ def rehearsal_of(*flags: str, world_size: int = 2) -> Rehearsal:
             (
                 *("--cfg_scale", "4.0", "--sp_size", "4", "--batch_size", "2", "--gradient_accumulation_steps", "2"),
                 *("--encoder_offload", "true", "--enable_gradient_checkpointing", "true"),
-                *("--activation_checkpointing", "least", "--sde_window", "sliding", "--sde_window_size", "1"),
+                *("--activation_checkpointing", "elementwise", "--sde_window", "sliding", "--sde_window_size", "1"),
             ),
-            id="guidance and tokens on four ranks, accumulated, in a window, least recomputed, encoders at rest",
+            id="guidance and tokens on four ranks, accumulated, in a window, no product recomputed, encoders at rest",
         ),
         pytest.param(
             2,

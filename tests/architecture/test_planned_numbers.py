@@ -1,0 +1,106 @@
+"""The numbers of plans in README.md and docs/planning.md are those that `scripts.plan` gives today."""
+
+import functools
+import re
+from pathlib import Path
+
+import pytest
+
+from hyvideo.config.loading import load_config
+from hyvideo.distributed.gpus import find_gpu
+from hyvideo.planning.plan import GIB, Assumptions, Plan, make_plan
+from hyvideo.planning.simulation import Peaks
+
+ROOT = Path(__file__).parents[2]
+PLANNING, README = ROOT / "docs" / "planning.md", ROOT / "README.md"
+ONE_GPU = "--sp_size 1 --activation_checkpointing full --batch_size 4 --validation_num_videos 4"
+TWO_GPUS = "--batch_size 4 --validation_num_videos 4"
+NFT = "configs/method/nft.yaml"
+
+
+def rows_of(page: Path, header: str) -> list[list[str]]:
+    """The cells of the table whose first column is called so, of those with as many columns as the header."""
+    _, _, rest = page.read_text(encoding="utf-8").partition(f"\n| {header} |")
+    lines = [line for line in rest.split("\n\n")[0].splitlines()[2:] if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def recipe(world_size: int, *more: str) -> list[str]:
+    """The flags of the recipe for so many GPUs."""
+    return ["--config", f"configs/sage_{max(8, world_size)}gpu.yaml", *more]
+
+
+@functools.cache
+def planned(world_size: int, flags: tuple[str, ...], simulated: bool) -> Plan:
+    """The plan on H100s; without a simulation its memory is no number."""
+    zero = None if simulated else lambda *_: Peaks(*[0] * 7)
+    config = load_config(list(flags))
+    return make_plan(config, world_size=world_size, gpu=find_gpu("H100"), assumptions=Assumptions(), peaks_of=zero)
+
+
+def seconds(world_size: int, *flags: str) -> float:
+    return sum(planned(world_size, tuple(flags), False).seconds.values())
+
+
+def flags_in(cell: str) -> list[str]:
+    """The flags that a cell names in backticks."""
+    named = re.search(r"`((?:--)?\w+ [\w.]+)`", cell)
+    return f"--{named[1].removeprefix('--')}".split() if named else []
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(ROOT)
+
+
+def slow_but(first: int, rows: list) -> list:
+    """All rows but one take minutes together."""
+    return [row if number == first else pytest.param(row, marks=pytest.mark.slow) for number, row in enumerate(rows)]
+
+
+@pytest.mark.parametrize("row", slow_but(3, rows_of(PLANNING, "GPUs | video")), ids=" ".join)
+def test_the_table_of_recipes(row: list[str]):
+    world_size = int(row[0])
+    plan = planned(world_size, (*recipe(world_size, "--rollout_size", row[1].split(",")[0]), *flags_in(row[1])), True)
+    memory, work, update = plan.memory, plan.workload, sum(plan.seconds.values())
+    peaks = [f"{peak / GIB:.1f}" for peak in (memory.rollout, memory.reward, memory.anchor_pass, memory.update)]
+    sent = sum(phase.traffic.weights for phase in (work.rollout, work.anchor, work.update)) / 1e9
+    operations = work.flops * world_size / plan.videos / 1e15
+    hourly = plan.videos * 3600 / update
+    assert row[2:] == [*peaks, f"{operations:.0f}", f"{sent:,.0f}", f"{update:.0f}", f"{hourly:,.0f}"]
+    assert plan.fits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", rows_of(README, "GPUs | trained"), ids=" ".join)
+def test_the_table_of_the_readme(row: list[str]):
+    world_size, adapter = int(row[0]), row[1] == "adapter"
+    more = {1: ONE_GPU, 2: TWO_GPUS}.get(world_size, "")
+    flags = recipe(world_size, *(["configs/lora.yaml"] if adapter else []), *more.split())
+    plan = planned(world_size, tuple(flags), True)
+    update = sum(plan.seconds.values())
+    time = f"{update:.0f} s" if update < 200 else f"{update / 60:.0f} min"
+    saved = f"{plan.checkpoint_bytes / 1e9:.1f}".removesuffix(".0")
+    saved = saved if plan.checkpoint_bytes < 1e10 else f"{plan.checkpoint_bytes / 1e9:.0f}"
+    assert row[2:] == [f"{plan.needed:.1f}", str(plan.videos), time, saved]
+    assert plan.fits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", rows_of(PLANNING, "GPUs | trained"), ids=" ".join)
+def test_the_table_of_algorithms(row: list[str]):
+    world_size = int(row[0])
+    pieces = ["configs/lora.yaml"] if row[1].startswith("adapter") else []
+    more = ONE_GPU.split() if world_size == 1 else []
+    told = [
+        seconds(world_size, *recipe(world_size, *pieces, *algorithm), *more, *guidance)
+        for algorithm, guidance in (([], []), ([NFT], []), ([NFT], ["--cfg_scale", "1"]))
+    ]
+    assert row[2:] == [f"{number:.0f}" for number in told]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", [row for row in rows_of(PLANNING, "setting") if flags_in(row[0])], ids=" ".join)
+def test_the_table_of_settings(row: list[str]):
+    told = [seconds(8, *recipe(8), *flags_in(row[0]), "--rollout_size", size) for size in ("352x624", "480x864")]
+    assert row[1:3] == [f"{number:.0f}" for number in told]
