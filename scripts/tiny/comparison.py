@@ -6,10 +6,10 @@ from hyvideo.evaluation.paired import Gain, paired_gain
 from hyvideo.models.reward_models.rewards import Scores
 
 
-def held_out_prompts(config: Config, count: int) -> list[Prompt]:
-    """Return `count` held-out prompts; the list is repeated when it is shorter, each prompt with its own noise."""
-    prompts = read_prompts(config.data.valid_video_csv)
-    return [Prompt(prompts[i % len(prompts)].text, i, None, None) for i in range(count)]
+def held_out_prompts(config: Config, count: int, *, first: int = 0) -> list[Prompt]:
+    """Return `count` held-out prompts from number `first` on, over and over, each with a noise of its own."""
+    prompts = read_prompts(config.data.valid_video_csv)[first:]
+    return [Prompt(prompts[i % len(prompts)].text, first + i, None, None) for i in range(count)]
 
 
 def gains(before: Scores, after: Scores) -> dict[str, Gain]:
