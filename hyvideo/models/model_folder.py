@@ -161,7 +161,7 @@ def check_component(folder: Path) -> None:
 def check_sizes(config: Mapping[str, Any], path: Path) -> None:
     """Raise a ValueError if a number in the configuration at `path` is larger than that of any network."""
     for name, value in config.items():
-        limit = MAX_LAYERS if "layers" in name else MAX_SIZE
+        limit = MAX_LAYERS if "layers" in name or "depth" in name else MAX_SIZE
         for each in value if isinstance(value, list) else [value]:
             if isinstance(each, dict):
                 check_sizes(each, path)

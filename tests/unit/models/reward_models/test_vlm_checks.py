@@ -176,6 +176,16 @@ def test_wrong_options_are_refused_before_a_model_is_read(one, csv, options, mes
         check_rewards(config, "ckpts", 24, [csv])
 
 
+def test_a_vision_tower_of_a_million_layers_is_refused_before_it_is_made(one, csv, tmp_path):
+    folder = shutil.copytree(one, tmp_path / "deep")
+    path = folder / "config.json"
+    content = json.loads(path.read_text())
+    content["vision_config"]["depth"] = 10**6
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="depth is 1000000, expected less than 1000"):
+        VlmChecks.check(context(csv), checkpoint=str(folder))
+
+
 def test_an_image_processor_that_cuts_patches_of_another_size_is_refused_before_it_fills_the_memory(one, csv, tmp_path):
     folder = shutil.copytree(one, tmp_path / "other")
     path = folder / "preprocessor_config.json"
