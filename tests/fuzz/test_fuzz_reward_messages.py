@@ -125,7 +125,7 @@ def test_any_introduction_gives_a_reward_or_a_value_error(
 ):
     wire.say(body, status, headers)
     with only_value_errors("http://rewards"):
-        reward = RemoteReward(RewardContext(), "brightness", "http://rewards")
+        reward = RemoteReward(RewardContext(retries=0), "brightness", "http://rewards")
         assert all(type(metric) is str for metric in reward.metrics) and reward.reads in ("memory", "file")
 
 
