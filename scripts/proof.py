@@ -45,6 +45,7 @@ RUNS = {
     "dance": f"{BASE} configs/method/dance.yaml configs/kl/fixed.yaml {FEW}",
     "flow": f"{BASE} configs/method/flow.yaml configs/kl/moving.yaml {FEW}",
     "cps": f"{BASE} configs/method/cps.yaml configs/kl/none.yaml {FEW}",
+    "nft": f"{BASE} configs/method/nft.yaml {FEW}",
     "image_to_video": f"{BASE} --pretrained_transformer_version 480p_i2v {FEW}",
 }
 """What is rehearsed: the first two in full, of the others two blocks and three steps, which shows what they change."""

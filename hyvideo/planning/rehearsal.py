@@ -2,8 +2,8 @@
 
 What is rehearsed: building and sharding the policy, encoding, rollout, decoding, the anchor's pass, updates, the
 anchor's refresh and collecting a checkpoint. What is not: reward networks (a stand-in scores the videos), reading
-weights, compiled blocks, and the offloading of shards, which stay on the device. What other ranks would say is what
-this one says.
+weights, the offloading of shards, which stay on the device, and what compiled blocks become: they are called as they
+are compiled, but PyTorch traces nothing on a device like this. What other ranks would say is what this one says.
 """
 
 from collections import Counter
@@ -115,7 +115,7 @@ class _StandIn:
 def rehearse(
     config: Config, networks: Networks, *, world_size: int, num_text: int = 300, num_layers: int | None = None
 ) -> Rehearsal:
-    """Rehearse one round as rank 0 of `world_size`.
+    """Rehearse one round as the first of `world_size` ranks that decodes as many videos as any.
 
     Args:
         config: the run's.
@@ -137,8 +137,10 @@ def _rehearse(
     """Rehearse in this process."""
     network = dict(networks.transformer)
     network["num_layers"] = min(num_layers or network["num_layers"], network["num_layers"])
+    layout = layout_of(config, world_size)
+    decoded = [len(layout.share_to_score(layout.num_own_videos, rank)) for rank in range(config.parallel.sp_size)]
     with ExitStack() as stack:
-        stack.enter_context(fake_ranks(world_size))
+        stack.enter_context(fake_ranks(world_size, decoded.index(max(decoded))))
         stack.enter_context(told_by_this_rank())
         device = PretendDevice()
         mesh = mesh_of(config, NAME)
@@ -146,7 +148,6 @@ def _rehearse(
         stack.enter_context(garbage_collected_on_request())
         timer = PhaseTimer(device.device)
         timer.around = device.during
-        layout = layout_of(config, world_size)
         folder = Path(stack.enter_context(TemporaryDirectory()))
         prompts = _prompts(networks, layout.num_groups, num_text, folder)
         policy = build_policy(config, _pipeline(config, networks, network, mesh, device))
@@ -244,6 +245,9 @@ def _pipeline(
     give_memory(vae)
     for encoder in filter(None, (text, glyph, vision)):
         give_memory(encoder, "cpu" if config.parallel.encoder_offload else NAME)
+    reads_images = None
+    if configs.vision is not None:
+        reads_images = SiglipImageProcessorPil(size=dict.fromkeys(("height", "width"), configs.vision.image_size))
     pipeline = HunyuanVideoGRPOPipeline(
         text_encoder=text,
         tokenizer=AutoTokenizer.from_pretrained(TOKENIZERS / "tokenizer", trust_remote_code=False),
@@ -254,7 +258,7 @@ def _pipeline(
         tokenizer_2=ByT5Tokenizer.from_pretrained(TOKENIZERS / "tokenizer_2", local_files_only=True),
         guider=ClassifierFreeGuidance(),
         image_encoder=vision,
-        feature_extractor=SiglipImageProcessorPil() if vision is not None else None,
+        feature_extractor=reads_images,
     )
     pipeline.autocast_dtype = compute_dtype(config, NAME)
     pipeline.encoder_offload = config.parallel.encoder_offload

@@ -132,9 +132,9 @@ def _simulate(config: Config, case: SimulatedCase, world_size: int) -> Peaks:
 
 
 @contextmanager
-def fake_ranks(world_size: int) -> Iterator[None]:
-    """Be rank 0 of a process group without other ranks."""
-    dist.init_process_group("fake", rank=0, world_size=world_size)
+def fake_ranks(world_size: int, rank: int = 0) -> Iterator[None]:
+    """Be one rank of a process group without other ranks."""
+    dist.init_process_group("fake", rank=rank, world_size=world_size)
     try:
         yield
     finally:
@@ -146,10 +146,10 @@ def policy_network(
 ) -> HunyuanVideo15Transformer3DModel:
     """Make the policy as a run does, on the pretended device, or without a mesh on meta.
 
-    Its shards stay on the device even with `cpu_offload`, an adapter is always a new one, and nothing is compiled.
+    Its shards stay on the device even with `cpu_offload`, and an adapter is always a new one.
     """
     model, parallel = replace(config.model, pretrained_lora_path=None), config.parallel
-    config = replace(config, model=model, parallel=replace(parallel, cpu_offload=False, enable_compile=False))
+    config = replace(config, model=model, parallel=replace(parallel, cpu_offload=False))
     with without_diffusers_logs(), made_in(DTYPES[model.master_weight_type]), torch.device("meta"):
         transformer = HunyuanVideo15Transformer3DModel.from_config(dict(network))
     with made_in(DTYPES[model.master_weight_type]):

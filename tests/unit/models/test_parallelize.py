@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 import torch
 from diffusers import HunyuanVideo15Transformer3DModel
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch.fx import GraphModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hyvideo.models.adapter import save_lora
@@ -68,7 +71,12 @@ def test_the_policy_is_free_of_dropout(policy):
     assert not any(module.training for module in policy.modules())
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+def gradients(policy: HunyuanVideo15Transformer3DModel, velocity: Callable) -> list[Tensor]:
+    policy.zero_grad()
+    velocity().square().mean().backward()
+    return [parameter.grad.clone() for parameter in trainable_parameters(policy).values()]
+
+
 @pytest.mark.parametrize(
     ("recompute", "attention_calls", "narrowing_calls"),
     [
@@ -79,35 +87,44 @@ def test_the_policy_is_free_of_dropout(policy):
     ],
 )
 def test_recomputing_blocks_changes_no_gradient(
-    policy,
-    velocity: Callable,
-    recompute: str,
-    attention_calls: int,
-    narrowing_calls: int,
-    compiled: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    policy, velocity: Callable, recompute: str, attention_calls: int, narrowing_calls: int
 ):
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     prepare_policy(policy, gradient_checkpointing=False)
     with OperationCounter() as needed:
-        velocity().square().mean().backward()
-    expected = [p.grad.clone() for p in trainable_parameters(policy).values()]
-    policy.zero_grad()
-
+        expected = gradients(policy, velocity)
     prepare_policy(policy, gradient_checkpointing=True, recompute=recompute)
-    if compiled:
-        compile_blocks(policy)
-        velocity().square().mean().backward()  # compiles, which also calls operations
-        policy.zero_grad()
     with OperationCounter() as calls:
-        velocity().square().mean().backward()
-    for parameter, gradient in zip(trainable_parameters(policy).values(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=1e-6 if compiled else 0)
+        torch.testing.assert_close(gradients(policy, velocity), expected, rtol=0, atol=0)
     num_blocks = len(policy.transformer_blocks)
     of_blocks = attention_calls * num_blocks * NUM_LENGTHS
     assert sum(calls.counts[name] for name in ATTENTION_OPS) == of_blocks + NUM_LENGTHS  # the refiner's block
     assert calls.narrowing == narrowing_calls * 2 * num_blocks + NUM_LENGTHS
     assert (calls.products == needed.products) == (recompute == "elementwise")
+
+
+@pytest.mark.parametrize("recompute", ["full", "selective", "cheap", "elementwise"])
+def test_compiled_blocks_are_whole_graphs_that_keep_what_is_to_be_kept(
+    policy, velocity: Callable, recompute: str, monkeypatch: pytest.MonkeyPatch
+):
+    backward = Counter()
+
+    def compiler(graph: GraphModule, inputs: Any, counts: Counter) -> Callable:
+        counts.update(node.target for node in graph.graph.nodes)
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(
+        fw_compiler=functools.partial(compiler, counts=Counter()),
+        bw_compiler=functools.partial(compiler, counts=backward),
+        partition_fn=min_cut_rematerialization_partition,  # as the default compiler has it
+    )
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend, fullgraph=True))
+    torch._dynamo.reset()  # what a mode of another test has run is not compiled any more
+    expected = gradients(prepare_policy(policy, gradient_checkpointing=False), velocity)
+    compile_blocks(prepare_policy(policy, gradient_checkpointing=True, recompute=recompute))
+    torch.testing.assert_close(gradients(policy, velocity), expected, rtol=0, atol=1e-6)
+    assert not any(backward[name] for name in ATTENTION_OPS)
+    assert (backward[torch.ops.aten.addmm.default] > 0) == (recompute != "elementwise")
+    assert backward[torch.ops.aten.mm.default] > 0
 
 
 class OperationCounter(TorchDispatchMode):

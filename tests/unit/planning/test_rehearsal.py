@@ -51,8 +51,22 @@ def rehearsal_of(*flags: str, world_size: int = 2) -> Rehearsal:
                 *("--cfg_scale", "4.0", "--sp_size", "4", "--batch_size", "2", "--gradient_accumulation_steps", "2"),
                 *("--encoder_offload", "true", "--enable_gradient_checkpointing", "true"),
                 *("--activation_checkpointing", "elementwise", "--sde_window", "sliding", "--sde_window_size", "1"),
+                *("--enable_compile", "true"),
             ),
-            id="guidance and tokens on four ranks, accumulated, in a window, no product recomputed, encoders at rest",
+            id="tokens on four ranks, accumulated, in a window, no product recomputed, compiled, encoders at rest",
+        ),
+        pytest.param(8, ("--cfg_scale", "4.0", "--sp_size", "8", "--batch_size", "2"), id="two videos on eight ranks"),
+        pytest.param(
+            2,
+            (
+                "--pretrained_model_root",
+                "absent",
+                "--pretrained_transformer_version",
+                "480p_i2v",
+                "--num_generations",
+                "1",
+            ),
+            id="image to video, with the published encoders",
         ),
         pytest.param(
             2,
