@@ -17,15 +17,17 @@ from hyvideo.planning.simulation import Peaks, SimulatedCase, simulate
 from hyvideo.planning.traffic import count_parameters
 from tests.support.tiny_model import LATENT_CHANNELS, build_transformer
 
-LATENTS = (LATENT_CHANNELS, 6, 16, 16)
+LATENTS = (LATENT_CHANNELS, 6, 40, 40)
 NUM_TEXT = 20
+WHOLE_BLOCKS = ["--config", "configs/sage_64gpu.yaml", "--cfg_scale", "1", "--activation_checkpointing", "full"]
 FLAGS = ["--dtype", "fp32", "--enable_fsdp", "false", "--use_muon", "false"]
 
 
 def real_peaks(config, transformer, rows):
     """What an update of `rows` rows takes with real tensors, the model's own forward pass and padding of nothing."""
     install_attention(transformer)
-    prepare_policy(transformer, gradient_checkpointing=config.model.enable_gradient_checkpointing)
+    recomputed = config.parallel.activation_checkpointing
+    prepare_policy(transformer, gradient_checkpointing=config.model.enable_gradient_checkpointing, recompute=recomputed)
     parameters = trainable_parameters(transformer)
     optimizers = build_optimizers(parameters, config.optimizer)
     with PeakMemory() as memory:
@@ -44,9 +46,12 @@ def real_peaks(config, transformer, rows):
     return backward, states, memory.peak
 
 
-@pytest.mark.parametrize("recompute", ["true", "false"])
+@pytest.mark.parametrize("recompute", ["none", "full", "elementwise"])
 def test_a_simulated_update_takes_what_a_real_one_takes(recompute):
-    config = load_config([*FLAGS, "--enable_gradient_checkpointing", recompute])
+    recomputing = ["--enable_gradient_checkpointing", "true", "--activation_checkpointing", recompute]
+    config = load_config(
+        [*FLAGS, *(["--enable_gradient_checkpointing", "false"] if recompute == "none" else recomputing)]
+    )
     transformer = build_transformer(num_layers=4)
     weights = sum(parameter.nbytes for parameter in transformer.parameters())
     simulated = simulate(config, SimulatedCase(dict(transformer.config), LATENTS, NUM_TEXT, 1, 1), world_size=1)
@@ -69,8 +74,8 @@ def test_a_simulated_adapter_takes_float32_whatever_the_other_weights_do():
 
 @pytest.fixture(scope="module")
 def real_size() -> Peaks:
-    """Four blocks of the released size, 81 frames of 480x864, rank 0 of the paper's 64."""
-    config = load_config(["--config", "configs/sage_64gpu.yaml", "--cfg_scale", "1"])
+    """Four blocks of the released size, recomputed whole, 81 frames of 480x864, rank 0 of 64."""
+    config = load_config(WHOLE_BLOCKS)
     networks = read_networks(config.model, config.reward)
     case = SimulatedCase({**networks.transformer, "num_layers": 4}, (32, 21, 30, 54), 300, 1, 1)
     return simulate(config, case, world_size=64)
@@ -143,7 +148,7 @@ def test_ranks_that_do_not_divide_are_refused():
 @pytest.mark.slow
 def test_all_54_blocks_take_what_is_extrapolated_from_a_few(real_size):
     """Minutes: the prediction of every phase from two depths, against the simulation of all blocks."""
-    config = load_config(["--config", "configs/sage_64gpu.yaml", "--cfg_scale", "1"])
+    config = load_config(WHOLE_BLOCKS)
     networks = read_networks(config.model, config.reward)
     case = SimulatedCase(networks.transformer, (32, 21, 30, 54), 300, 1, 1)
     few = simulate(config, case.with_depth(DEPTHS[1]), 64)
