@@ -18,8 +18,10 @@ from hyvideo.config.loading import load_config
 from hyvideo.config.outside import complain
 from hyvideo.config.schema import Config
 from hyvideo.data.prompts import Prompt
+from hyvideo.distributed.collectives import gather
 from hyvideo.distributed.process_group import process_group
 from hyvideo.evaluation.improvement import HELD_OUT_VIDEOS, HeldOutGains, worst_median_best, write_held_out
+from hyvideo.models.reward_models.moving_shapes import correct
 from hyvideo.reports.before_after import BEFORE_AFTER, side_by_side
 from hyvideo.reports.plots import plot_reward_curve
 from hyvideo.reports.verdict import verdict_of
@@ -70,10 +72,20 @@ def _train_and_compare(config: Config) -> None:
     training.run.journal.console.info("sampling the same prompts and seeds with the trained model ...")
     after = training.run.validation.sample(prompts)
     _save_pairs(training, before, after, prompts)
+    hits = [share_of_hits(sampled, prompts) for sampled in (before, after)]
     if training.run.mesh.is_main:
         _write(training, before, after, prompts)
+        training.run.journal.console.info(
+            f"videos with the right shape in its full colour: {hits[0]:.0%} before, {hits[1]:.0%} after"
+        )
         training.run.journal.console.info(f"{(time.monotonic() - started) / 60:.1f} minutes")
     training.run.journal.console.close()
+
+
+def share_of_hits(sampled: Sampled, prompts: Sequence[Prompt]) -> float:
+    """Return the share of the videos of all ranks that strictly show their prompt's shape and colour."""
+    own = correct(sampled.videos, [prompts[number].text for number in sampled.numbers])
+    return float(torch.cat(gather(own)).float().mean())
 
 
 def _save_pairs(training: Training, before: Sampled, after: Sampled, prompts: Sequence[Prompt]) -> None:
