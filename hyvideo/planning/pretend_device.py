@@ -111,7 +111,9 @@ class PretendDevice(PeakMemory):
         tensors = _tensors_in(args) + _tensors_in(kwargs.values())
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
-        on_device = any(value.device.type == NAME for value in tensors) or _is_pretend(kwargs.get("device"))
+        on_device = any(value.device.type == NAME for value in tensors) or (
+            torch.device(kwargs.get("device") or "cpu").type == NAME
+        )
         if (
             not on_device
             and not any(isinstance(value, FakeTensor) for value in tensors)
@@ -241,10 +243,6 @@ def _tensors_in(values: Iterable[Any]) -> list[Tensor]:
         elif isinstance(value, list | tuple):
             found += _tensors_in(value)
     return found
-
-
-def _is_pretend(device: object) -> bool:
-    return device is not None and torch.device(device).type == NAME
 
 
 def _is_large(operation: Any, args: tuple, kwargs: Mapping[str, Any]) -> bool:

@@ -41,8 +41,13 @@ def sized_plan(config, monkeypatch):
     """Make the memory of a plan a function of its settings, without simulations: quick, and known by hand."""
 
     def predicted(settings: Config, networks: object, **others: object) -> Memory:
-        """Take 1 GiB per ten frames and rows and halve it with each doubling of sp_size; offloading saves 0.5 GiB."""
-        rows = settings.grpo.mini_batch_size_per_update
+        """Take 1 GiB per ten frames and rows and halve it with each doubling of sp_size; offloading saves 0.5 GiB.
+
+        To keep matrix products takes as much again.
+        """
+        rows = settings.grpo.mini_batch_size_per_update * (
+            1 + (settings.parallel.activation_checkpointing == "elementwise")
+        )
         needed = settings.rollout.sample_n_frames / 10 * rows / settings.parallel.sp_size
         needed -= 0.5 * settings.kl.reference_mode_offload
         return Memory(0, 0, 0, 0, 0, 0, rollout=0, reward=0, anchor_pass=0, update=int(needed * GIB))
@@ -147,6 +152,12 @@ def test_what_does_not_fit_names_the_nearest_that_does(sized_plan):
     assert "needs 8.2 GiB" in said and "test has 4" in said
     assert "--mini_batch_size_per_update 1 --reference_mode_offload True" in said and "3.6 GiB" in said
     assert "--sp_size" not in said
+
+
+def test_what_is_kept_for_the_backward_pass_is_given_up_step_by_step(sized_plan):
+    settings = sized_plan("--sample_n_frames", "37", "--batch_size", "4", "--activation_checkpointing", "elementwise")
+    search = Search(settings, 1, GPU, Assumptions(reserve=0.0))
+    assert search.nearest_that_fits() == ({"activation_checkpointing": "cheap"}, pytest.approx(3.7))
 
 
 def test_where_validation_alone_does_not_fit_its_videos_become_the_rollouts(config, monkeypatch):
