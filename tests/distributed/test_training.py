@@ -71,7 +71,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 FSDP = {"enable_fsdp": True}
 SP_2 = {**FSDP, "sp_size": 2, "batch_size": 4}
-ALL_BUT_ATTENTION = {"enable_gradient_checkpointing": True, "activation_checkpointing": "selective"}
+AS_THE_RECIPES = {"enable_gradient_checkpointing": True, "activation_checkpointing": "elementwise"}
 
 Cases = dict[str, tuple[str, dict[str, Any]]]
 TWO_RANKS: Cases = {
@@ -94,9 +94,9 @@ TWO_RANKS: Cases = {
 }
 FOUR_RANKS: Cases = {
     "dp x sp, weights whole": ("lora", {"sp_size": 2, "batch_size": 2}),
-    "copies x sp, all but attention recomputed": (
+    "copies x sp, no product recomputed": (
         "guidance",
-        {**FSDP, "dp_replicate": 2, "sp_size": 2, "batch_size": 2, **ALL_BUT_ATTENTION},
+        {**FSDP, "dp_replicate": 2, "sp_size": 2, "batch_size": 2, **AS_THE_RECIPES},
     ),
     "two rows of guidance, each over two ranks": ("guidance", {**SP_2, "sp_size": 4}),
     "nft, copies x two rows of guidance": (

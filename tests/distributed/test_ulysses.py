@@ -49,7 +49,7 @@ def largest_errors(sp_size: int) -> dict[str, tuple[float, float]]:
         for name, condition in CONDITIONS.items()
     }
     errors = {name: errors_of(shared, alone, call) for name, call in calls.items()}
-    prepare_policy(shared, gradient_checkpointing=True, recompute="selective")
+    prepare_policy(shared, gradient_checkpointing=True, recompute="elementwise")
     errors |= {
         f"{name}, recomputed": errors_of(shared, alone, transformer_call(GRIDS["15 tokens"], **condition))
         for name, condition in CONDITIONS.items()
