@@ -23,7 +23,6 @@ ELSEWHERE = {
     r"(REWARD_TOKEN=secret )?\./run_post_train.sh --train_video_csv": "needs 8 GPUs and downloaded weights",
     ".*videoalign_local": "needs downloaded weights",
     ".* ckpts ": "needs downloaded weights",
-    "python -m benchmarks.plan_on_gpu": "needs a GPU",
     "python -m benchmarks.videoalign_parity": "needs downloaded weights and the original project",
     "NODE_IP_LIST=": "needs two machines; tests/distributed/test_two_nodes.py starts two nodes of one",
     ".* sbatch ": "needs SLURM; tests/unit/launchers/test_slurm_train.py runs the script without it",
