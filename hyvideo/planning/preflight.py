@@ -6,7 +6,6 @@ import platform
 import shutil
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,6 +20,7 @@ from hyvideo.distributed.gpus import this_gpu
 from hyvideo.distributed.layout import layout_of
 from hyvideo.models.loading import open_transformer, open_vae
 from hyvideo.models.model_folder import check_layout
+from hyvideo.models.reward_models.requested import judge_of
 from hyvideo.models.reward_models.rewards import check_rewards
 from hyvideo.models.streaming import check_fit
 from hyvideo.planning.plan import GIB, Assumptions, Plan, make_plan
@@ -75,8 +75,7 @@ def preflight(config: Config, planned: Plan | ValueError | None) -> str:
     with all_or_none():
         _check_weights(config)
         csvs = [*config.data.train_video_csv, *config.data.valid_video_csv]
-        guard = config.reward.reward_guard
-        for judged in (config.reward, *([replace(config.reward, reward_config=guard)] if guard is not None else ())):
+        for judged in filter(None, (config.reward, judge_of(config.reward))):
             check_rewards(judged, config.model.pretrained_model_root, config.rollout.video_fps, csvs)
     folder = open_folder(config, layout_of(config, world_size).dp_size, content)
     _check_folder(folder.path)

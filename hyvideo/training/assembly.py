@@ -7,7 +7,6 @@ import hashlib
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -37,6 +36,7 @@ from hyvideo.models.attention import install_attention
 from hyvideo.models.loading import load_pipeline
 from hyvideo.models.model_folder import check_layout, task_of
 from hyvideo.models.parallelize import compile_blocks, prepare_policy, shard_weights, trainable_parameters
+from hyvideo.models.reward_models.requested import judge_of
 from hyvideo.models.reward_models.rewards import WeightedReward, get_reward_fn
 from hyvideo.observability.console import Console
 from hyvideo.observability.matrix_peak import matrix_peak_tflops
@@ -87,10 +87,12 @@ def build_training(config: Config) -> Training:
             video_fps=config.rollout.video_fps,
             prompt_csvs=[*config.data.train_video_csv, *config.data.valid_video_csv],
         )
-        reward, guarded = build_reward_of(config.reward), config.reward.reward_guard is not None
-        judge = build_reward_of(replace(config.reward, reward_config=config.reward.reward_guard)) if guarded else None
-        not_judged = reward.check_prompts([prompt.text for prompt in prompts])
+        reward, judging = build_reward_of(config.reward), judge_of(config.reward)
+        judge = build_reward_of(judging) if judging else None
+        texts = [prompt.text for prompt in prompts]
+        not_judged = reward.check_prompts(texts)
         policy = build_policy(config, build_pipeline(config, device, mesh))
+        reward.check_credit(policy.num_frames, policy.size, policy.latent_grid(), texts)
     rounds = Rounds(config, prompts, layout_of(config, mesh.world_size), mesh.dp_rank)
     state = _build_state(config, policy, rounds, mesh, timer, content)
     changed = state.load(folder.resume_from, may_change=config.run.resume_may_change) if folder.resume_from else []

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from hyvideo.distributed.layout import layout_of
 from hyvideo.grpo.timesteps import check_updates
 from hyvideo.models.lora_keys import modules_of_original
 from hyvideo.models.model_folder import is_diffusers_layout
-from hyvideo.models.reward_models.requested import read_requested_rewards
+from hyvideo.models.reward_models.requested import judge_of, read_requested_rewards
 from hyvideo.pipelines.sampling_defaults import FILE, sampling_defaults
 
 _LAYOUT = ("sp_size", "dp_replicate", "batch_size", "num_generations", "gradient_accumulation_steps")
@@ -53,6 +53,7 @@ def check_config(
         *_objective_problems(cfg),
         *_waiting_problems(cfg, world_size),
         *_guard_problems(cfg),
+        *_credit_problems(cfg),
         *(_file_problems(cfg) if files else ()),
         *_model_problems(cfg),
         *_run_problems(cfg),
@@ -216,10 +217,10 @@ def _waiting_problems(cfg: Config, world_size: int) -> Iterator[str]:
 
 def _guard_problems(cfg: Config) -> Iterator[str]:
     """A guard whose judge cannot be read, that would never look, or could not tell a fall."""
-    if cfg.reward.reward_guard is None:
+    if (judge := judge_of(cfg.reward)) is None:
         return
     try:
-        read_requested_rewards(replace(cfg.reward, reward_config=cfg.reward.reward_guard))
+        read_requested_rewards(judge)
     except ValueError as error:
         yield str(error).replace("reward_config", "reward_guard")
     if not cfg.validation.validation_interval:
@@ -229,6 +230,21 @@ def _guard_problems(cfg: Config) -> Iterator[str]:
             f"reward_guard compares {cfg.validation.validation_num_videos} validation videos, too few to tell a fall "
             "from chance: set validation_num_videos to at least 8, better 32"
         )
+
+
+def _credit_problems(cfg: Config) -> Iterator[str]:
+    """A credit map of a reward that is not asked, or that the algorithm would not read."""
+    if cfg.reward.reward_credit is None:
+        return
+    with suppress(ValueError):  # told elsewhere
+        names = [choice.name for choice in read_requested_rewards(cfg.reward)]
+        if cfg.reward.reward_credit not in names:
+            yield f"reward_credit is {cfg.reward.reward_credit!r}, which does not score: name one of {', '.join(names)}"
+        if not algorithm_class(cfg.grpo.algorithm).weighs_credit:
+            yield (
+                f"reward_credit is set, but the algorithm {cfg.grpo.algorithm} weights all parts of a video alike: "
+                "leave it out, or read Trajectory.credit and set weighs_credit in the algorithm"
+            )
 
 
 def _asks_server(reward: RewardConfig) -> bool:

@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 from hyvideo.data.videos import read_video
+from hyvideo.models.reward_models.credit import Grid
+from hyvideo.models.reward_models.moving_shapes import MovingShapesReward
 from hyvideo.models.reward_models.registry import RewardContext, RewardModel, Videos
 from hyvideo.models.reward_models.rewards import Scores, WeightedReward
 
 BRIGHTNESS = "tests.support.rewards:Brightness"
+MAPPED = "tests.support.rewards:Mapped"
 
 GUARDED = {
     "validation_interval": 1,
@@ -109,3 +112,30 @@ class FileBrightness(Brightness):
     def __call__(self, videos: Videos, prompts: Sequence[str]) -> dict[str, Tensor]:
         self.paths += [] if isinstance(videos, Tensor) else videos
         return super().__call__(videos, prompts)
+
+
+class Mapped(MovingShapesReward):
+    """The reward of moving shapes with another credit map.
+
+    Args:
+        context: of the run.
+        kind: `own`; `uniform`; `shuffled`, its own at other latents; or a fault: `shape`,
+            `negative`, `nan`, `mean`, `nothing`.
+    """
+
+    def __init__(self, context: RewardContext = RewardContext(), kind: str = "own") -> None:  # noqa: B008
+        super().__init__(context)
+        self._kind = kind
+
+    def scores_and_credit(self, videos: Tensor, prompts: Sequence[str], grid: Grid) -> tuple[dict[str, Tensor], Tensor]:
+        scores, credit = super().scores_and_credit(videos, prompts, grid)
+        return scores, {
+            "own": lambda: credit,
+            "uniform": lambda: torch.ones_like(credit),
+            "shuffled": lambda: credit.flip(1, 2, 3),
+            "shape": lambda: credit[:, 1:],
+            "negative": lambda: 1 + 99 * (credit - 1),
+            "nan": lambda: credit.masked_fill(credit == credit.amax(), torch.nan),
+            "mean": lambda: 2 * credit,
+            "nothing": lambda: None,
+        }[self._kind]()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hyvideo.models.reward_models.credit import Grid, credit_map
 from hyvideo.models.reward_models.registry import RewardModel, register_reward
 
 COLOURS: dict[str, tuple[int, int, int]] = {
@@ -117,6 +118,8 @@ class Measurement:
 
     Attributes:
         colour: `[B, 3]` colour of the shape (0-255).
+        background: `[B, 3]` colour around it (0-255).
+        area: `[B]` pixels of the shape, mean over frames.
         centre: `[B, F, 2]` centroid (x, y) of the shape as a share of the frame's width and height.
         overlap: `[B, S]` mean soft intersection over union with each of SHAPES, in [0, 1].
         presence: `[B]` how far every frame shows something of plausible size and contrast, in [0, 1].
@@ -124,6 +127,8 @@ class Measurement:
     """
 
     colour: Tensor
+    background: Tensor
+    area: Tensor
     centre: Tensor
     overlap: Tensor
     presence: Tensor
@@ -152,6 +157,8 @@ def measure(videos: Tensor) -> Measurement:
     error = (offset - best[..., None] * colour[:, None, None, None]).square().sum((1, 2, 3, 4))
     return Measurement(
         colour=background + colour,
+        background=background,
+        area=area.mean(1),
         centre=centre / torch.tensor([share.shape[3], share.shape[2]]),
         overlap=overlap,
         presence=_presence(area / math.prod(share.shape[2:]), energy.sqrt()),
@@ -186,6 +193,7 @@ class MovingShapesReward(RewardModel):
     """
 
     metrics = ("VQ", "MQ", "TA")
+    gives_credit = True
 
     def __call__(self, videos: Tensor, prompts: Sequence[str]) -> dict[str, Tensor]:
         """Score uint8 videos `[B, F, H, W, 3]`: metric -> float32 `[B]`, NaN for a prompt that names no scene.
@@ -193,10 +201,20 @@ class MovingShapesReward(RewardModel):
         Raises:
             ValueError: videos of another dtype or shape, or another number of prompts.
         """
-        if len(videos) != len(prompts):
-            raise ValueError(f"moving_shapes: received {len(videos)} videos but {len(prompts)} prompts")
+        return self._scores(measure(videos), prompts)
+
+    def scores_and_credit(self, videos: Tensor, prompts: Sequence[str], grid: Grid) -> tuple[dict[str, Tensor], Tensor]:
+        """Score, and give as credit map how wrong the pixels are: `wrong_pixels` on the grid of the latents."""
+        seen = measure(videos)
+        wrong = wrong_pixels(videos, seen, [parse_prompt(prompt) or UNREAD for prompt in prompts])
+        return self._scores(seen, prompts), credit_map(wrong, videos.shape[1], grid)
+
+    @staticmethod
+    def _scores(seen: Measurement, prompts: Sequence[str]) -> dict[str, Tensor]:
+        if len(seen.colour) != len(prompts):
+            raise ValueError(f"moving_shapes: received {len(seen.colour)} videos but {len(prompts)} prompts")
         scenes = [parse_prompt(prompt) for prompt in prompts]
-        raw = raw_scores(measure(videos), [scene or UNREAD for scene in scenes])
+        raw = raw_scores(seen, [scene or UNREAD for scene in scenes])
         failed = torch.tensor([scene is None for scene in scenes])
         return {
             metric: ((raw[metric] - mean) / spread).masked_fill(failed, math.nan)
@@ -220,6 +238,29 @@ def raw_scores(seen: Measurement, scenes: Sequence[Scene]) -> dict[str, Tensor]:
         "MQ": seen.presence * _motion_score(seen.centre, scenes),
         "TA": seen.presence * (colour + shape) / 2,
     }
+
+
+def wrong_pixels(videos: Tensor, seen: Measurement, scenes: Sequence[Scene]) -> Tensor:
+    """How far each pixel is from the nearest right video: `[B, F, H, W]`, distance in colours of 0-255.
+
+    The right video has the background, the shape's size (within `AREA_RANGE`) and the middle of its path as they are
+    seen, and colour, outline and motion as asked. The distance is, up to a factor, the magnitude of the gradient of the
+    squared error by the pixel.
+
+    Args:
+        videos: uint8 `[B, F, H, W, 3]`.
+        seen: what `measure` says of them.
+        scenes: what was asked.
+    """
+    height, width = videos.shape[2:4]
+    area = seen.area.clamp(*(share * height * width for share in AREA_RANGE))
+    path = seen.centre.mean(1, keepdim=True) + _asked_velocity(scenes)[:, None] * _time(seen.centre)[:, None]
+    right = []
+    for background, size, centre, scene in zip(seen.background, area, path, scenes, strict=True):
+        radius = (size / SHAPES[scene.shape]).sqrt().expand(len(centre))
+        covered = coverage(scene.shape, centre * torch.tensor([width, height]), radius, height, width)[..., None]
+        right.append(background + covered * (torch.tensor(COLOURS[scene.colour]) - background))
+    return (videos.detach().cpu().float() - torch.stack(right)).norm(dim=-1)
 
 
 def _shape_offset(offset: Tensor) -> Tensor:
@@ -257,15 +298,25 @@ def _presence(share: Tensor, contrast: Tensor) -> Tensor:
 
 def _motion_score(centre: Tensor, scenes: Sequence[Scene]) -> Tensor:
     """Agreement of the straight-line motion with the asked one, times smoothness, in [0, 1]: `[B]`."""
-    asked = torch.tensor([MOTIONS[scene.motion] for scene in scenes], dtype=torch.float32)
+    asked, time = _asked_velocity(scenes), _time(centre)
     speed = torch.tensor([SPEEDS[scene.speed] / VIDEO_FPS for scene in scenes])
-    asked = asked / asked.norm(dim=1, keepdim=True) * speed[:, None]
-    time = torch.arange(centre.shape[1]) - (centre.shape[1] - 1) / 2
     middle = centre.mean(1, keepdim=True)
     velocity = (time[:, None] * (centre - middle)).sum(1) / time.square().sum().clamp_min(1e-6)
     jitter = (centre - middle - velocity[:, None] * time[:, None]).square().sum(-1).mean(1).sqrt()
     miss = ((velocity - asked).norm(dim=1) / speed - 0.12).clamp_min(0)
     return torch.exp(-miss / 0.7 - jitter / 0.015)
+
+
+def _asked_velocity(scenes: Sequence[Scene]) -> Tensor:
+    """Asked motion `[B, 2]` (x, y) per frame, as a share of the frame's width and height."""
+    asked = torch.tensor([MOTIONS[scene.motion] for scene in scenes], dtype=torch.float32)
+    speed = torch.tensor([SPEEDS[scene.speed] / VIDEO_FPS for scene in scenes])
+    return asked / asked.norm(dim=1, keepdim=True) * speed[:, None]
+
+
+def _time(centre: Tensor) -> Tensor:
+    """Number of every frame of centroids `[B, F, 2]`, counted from the middle of the video: `[F]`."""
+    return torch.arange(centre.shape[1]) - (centre.shape[1] - 1) / 2
 
 
 def _clarity(nearness: Tensor, logits: Tensor, asked: Sequence[int]) -> Tensor:

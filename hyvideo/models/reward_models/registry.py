@@ -15,6 +15,7 @@ from torch import Tensor
 from hyvideo.config.knobs import nearest
 from hyvideo.config.outside import complain, import_class
 from hyvideo.models import reward_models
+from hyvideo.models.reward_models.credit import Grid, checked_credit
 
 Videos = Tensor | Sequence[Path]
 """B videos: uint8 `[B, F, H, W, 3]` in memory, or mp4 files."""
@@ -60,10 +61,12 @@ class RewardModel(ABC):
         metrics: names of its scores; more is better.
         reads: `file` for a reward that is defined on mp4 files: it gets paths, or frames with `reward_io: memory`.
             `memory` for one that always gets frames.
+        gives_credit: whether it can say where in a video its scores come from (`scores_and_credit`).
     """
 
     metrics: ClassVar[Sequence[str]]
     reads: Literal["memory", "file"] = "memory"
+    gives_credit: bool = False
 
     def __init__(self, context: RewardContext = RewardContext()) -> None:
         self.context = context
@@ -75,6 +78,15 @@ class RewardModel(ABC):
     @abstractmethod
     def __call__(self, videos: Videos, prompts: Sequence[str]) -> Mapping[str, Tensor]:
         """Score B videos for their B prompts: each metric `[B]`, NaN for an item that failed."""
+
+    def scores_and_credit(
+        self, videos: Videos, prompts: Sequence[str], grid: Grid
+    ) -> tuple[Mapping[str, Tensor], Tensor]:
+        """Score as `__call__`, and give a credit map `[B, *grid]`: at least 0, with mean 1 for every video.
+
+        Called only if `gives_credit`. `hyvideo.models.reward_models.credit.credit_map` makes a map from pixels.
+        """
+        raise NotImplementedError
 
     def applies(self, prompt: str) -> bool:
         """Whether the reward can judge videos of this prompt at all; where not, its NaN is no failure."""
@@ -110,6 +122,17 @@ def checked_scores(name: str, reward: RewardModel, scores: Mapping[str, Tensor],
         values = values.detach().float().cpu()
         found[metric] = torch.where(values.isinf(), torch.nan, values)
     return found
+
+
+def checked_answer(
+    name: str, reward: RewardModel, videos: Videos, prompts: Sequence[str], grid: Grid | None
+) -> tuple[dict[str, Tensor], Tensor | None]:
+    """Score videos, with a credit map if `grid` asks for one; errors as `checked_scores` and `checked_credit`."""
+    if grid is None:
+        return checked_scores(name, reward, reward(videos, prompts), len(prompts)), None
+    scores, credit = reward.scores_and_credit(videos, prompts, grid)
+    found = checked_scores(name, reward, scores, len(prompts))
+    return found, checked_credit(name, credit, grid, torch.stack([*found.values()]).isnan().all(0))
 
 
 _REWARDS: dict[str, type[RewardModel]] = {}

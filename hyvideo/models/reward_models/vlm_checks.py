@@ -3,7 +3,7 @@
 import inspect
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
@@ -17,6 +17,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from hyvideo.data.checks import Check, read_checks
 from hyvideo.models.model_folder import check_component, readable
+from hyvideo.models.reward_models.credit import Grid, credit_map
 from hyvideo.models.reward_models.registry import RewardContext, RewardFailureError, RewardModel, register_reward
 from hyvideo.models.reward_models.remote.chat import ChatServer
 from hyvideo.models.reward_models.remote.exchange import Fault
@@ -26,6 +27,9 @@ TEMPLATE = "These are frames of one video, in order. {question} Answer Yes or No
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl")
 """Model types that run in this process; a server may run any."""
+
+WINDOW = 3
+"""Side of the square of latents over which a credit map is smoothed: single gradients of pixels are noise."""
 
 _ANSWERS = ("yes", "no")
 _LOG = logging.getLogger(__name__)
@@ -189,6 +193,7 @@ class VlmChecks(RewardModel):
     """
 
     metrics = ("CHECKS",)
+    gives_credit = True
 
     def __init__(
         self,
@@ -213,6 +218,7 @@ class VlmChecks(RewardModel):
             what = f"{Path(checkpoint).name}, {name}"
         else:
             self._judge = RemoteJudge(server, model, max_pixels, context)
+            self.gives_credit = False  # the protocol has no gradients
             what = f"{model} at {server}"
         self._about = f"CHECKS by {what}, {num_frames} frames of at most {max_pixels} pixels, {template!r}"
         self._threads = ThreadPoolExecutor(1 if server is None else context.in_flight, "vlm-checks")
@@ -233,12 +239,27 @@ class VlmChecks(RewardModel):
 
     def __call__(self, videos: Tensor, prompts: Sequence[str]) -> dict[str, Tensor]:
         """Score videos `[B, F, H, W, 3]` uint8; NaN and a warning where the server keeps failing."""
+        return self._scores(self._shown(videos), prompts, self._likelihood)
+
+    def scores_and_credit(self, videos: Tensor, prompts: Sequence[str], grid: Grid) -> tuple[dict[str, Tensor], Tensor]:
+        """Score, and give as credit map the magnitude of the score's gradient by the pixels that were shown."""
+        shown = [frames.requires_grad_() for frames in self._shown(videos)]
+        scores = self._scores(shown, prompts, self._likelihood_and_gradient)
+        gradients = [torch.zeros_like(frames) if frames.grad is None else frames.grad for frames in shown]
+        return scores, credit_map(torch.stack(gradients).norm(dim=2), videos.shape[1], grid, WINDOW)
+
+    def _shown(self, videos: Tensor) -> list[Tensor]:
+        """Return the frames `[N, 3, H, W]` of every video that are shown, float32."""
+        return [_floats(video[chosen_frames(video, self._num_frames)]) for video in videos]
+
+    def _scores(
+        self, shown: Sequence[Tensor], prompts: Sequence[str], likelihood: Callable[[Tensor, Check], float]
+    ) -> dict[str, Tensor]:
         asked = [(video, check) for video, prompt in enumerate(prompts) for check in self._checks.get(prompt, ())]
-        shown = [_floats(video[chosen_frames(video, self._num_frames)]) for video in videos]
-        answers = self._threads.map(lambda one: self._likelihood(shown[one[0]], one[1]), asked)
+        answers = self._threads.map(lambda one: likelihood(shown[one[0]], one[1]), asked)
         of_videos: list[list[float]] = [[] for _ in prompts]
-        for (video, _), likelihood in zip(asked, answers, strict=True):
-            of_videos[video].append(likelihood)
+        for (video, _), answer in zip(asked, answers, strict=True):
+            of_videos[video].append(answer)
         return {"CHECKS": torch.tensor([sum(each) / len(each) if each else math.nan for each in of_videos])}
 
     def to(self, device: torch.device | str) -> None:
@@ -259,6 +280,14 @@ class VlmChecks(RewardModel):
             _LOG.warning("a video has no score by vlm_checks: %s", fault)
             return math.nan
         return yes if check.expected else 1 - yes
+
+    def _likelihood_and_gradient(self, frames: Tensor, check: Check) -> float:
+        """Return the probability of the expected answer, and add its gradient to that of the frames."""
+        with torch.enable_grad():
+            yes = self._judge.yes(frames, self._template.format(question=check.question))
+            likelihood = yes if check.expected else 1 - yes
+            likelihood.backward()
+        return float(likelihood.detach())
 
 
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}

@@ -61,6 +61,15 @@ def test_a_video_of_several_numbers_has_the_mean_of_their_errors():
     assert good.tolist() == pytest.approx([4 * 14 / 3, 4 * 12])
 
 
+def test_weights_count_in_the_means_of_a_videos_errors():
+    zero, weight = torch.zeros(1, 3), torch.tensor([[0.0, 0.5, 2.5]])
+    clean, sigma = torch.tensor([[1.0, 2.0, 3.0]]), torch.full((1, 1), 0.5)
+    good, _ = nft_losses(zero, zero, zero, clean, sigma, beta=1.0, adaptive=True, weight=weight)
+    assert good.item() == pytest.approx((2 + 22.5) / (1 + 7.5))
+    good, _ = nft_losses(zero, zero, zero, clean, sigma, beta=1.0, adaptive=False, weight=weight)
+    assert good.item() == pytest.approx(4 * (2 + 22.5) / 3)
+
+
 def test_at_the_old_policy_the_gradient_is_the_advantage_times_that_of_flow_matching_whatever_beta_and_clip():
     """Theorem 3.2's direction, with the release's factor ``clip / beta``."""
     drawn = torch.Generator().manual_seed(1)

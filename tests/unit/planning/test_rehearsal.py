@@ -70,8 +70,11 @@ def rehearsal_of(*flags: str, world_size: int = 2) -> Rehearsal:
         ),
         pytest.param(
             2,
-            ("--sde_type", "dance_grpo", "--sde_window", "per_group", "--sde_window_size", "1"),
-            id="dance in a window",
+            (
+                *("--sde_type", "dance_grpo", "--sde_window", "per_group", "--sde_window_size", "1"),
+                *("--reward_credit", "moving_shapes"),
+            ),
+            id="dance in a window, with credit maps",
         ),
         pytest.param(
             2,
@@ -79,7 +82,11 @@ def rehearsal_of(*flags: str, world_size: int = 2) -> Rehearsal:
             id="flow, muon and an offloaded anchor",
         ),
         pytest.param(2, ("--sde_type", "cps", "--dp_replicate", "2"), id="cps and copies"),
-        pytest.param(2, ("--algorithm", "nft", "--ema_decay", "0.9"), id="nft and an average"),
+        pytest.param(
+            2,
+            ("--algorithm", "nft", "--ema_decay", "0.9", "--reward_credit", "moving_shapes"),
+            id="nft, an average and credit maps",
+        ),
         pytest.param(
             2,
             ("--algorithm", "nft", "--use_lora", "--reference_mode_offload", "--cfg_scale", "4.0"),

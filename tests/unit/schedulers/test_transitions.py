@@ -69,6 +69,29 @@ def test_mean_and_std_follow_the_written_formula(scheduler, tensors, sde_type, i
 
 
 @pytest.mark.parametrize("sde_type", FLAVOURS)
+def test_a_weight_multiplies_every_elements_term_and_its_gradient_and_ones_change_no_bit(scheduler, tensors, sde_type):
+    sample, velocity, noise = tensors
+    mean, std = scheduler.transition(velocity, sample, 3, sde_type=sde_type, eta=ETA)
+    stored, mean = scheduler.sample_next(mean, std, noise), (mean + 0.1 * sample).requires_grad_()
+    weight = torch.rand(SHAPE[0], 1, *SHAPE[2:], generator=torch.Generator().manual_seed(1))
+    log_prob = scheduler.log_prob(stored, mean, std, sde_type=sde_type, weight=weight)
+    (gradient,) = torch.autograd.grad(log_prob.sum(), mean)
+    error, count = (stored - mean).detach().double(), math.prod(SHAPE[1:])
+    if sde_type == "cps":
+        terms, slopes = -error.square(), 2 * error
+    else:
+        terms = torch.distributions.Normal(mean.detach().double(), std.double()).log_prob(stored.double())
+        slopes = error / std.double().square()
+    torch.testing.assert_close(log_prob.double(), (weight * terms).sum((1, 2, 3, 4)) / count, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradient.double(), weight * slopes / count, rtol=1e-4, atol=1e-7)
+    plain, ones = (
+        scheduler.log_prob(stored, mean, std, sde_type=sde_type, weight=w) for w in (None, torch.ones_like(weight))
+    )
+    assert torch.equal(plain, ones)
+    assert torch.equal(*(torch.autograd.grad(each.sum(), mean)[0] for each in (plain, ones)))
+
+
+@pytest.mark.parametrize("sde_type", FLAVOURS)
 def test_one_index_for_all_rows_equals_the_same_index_per_row_bit_for_bit(scheduler, tensors, sde_type):
     sample, velocity, noise = tensors
     for index in range(NUM_STEPS):

@@ -17,8 +17,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torch import Tensor
 
 from hyvideo.data.videos import VideoTooLargeError, read_video
-from hyvideo.models.reward_models.registry import RewardModel, Videos, checked_scores
-from hyvideo.models.reward_models.remote.wire import Metadata, RewardFacts, ScoreRequest, ScoreResponse, digest
+from hyvideo.models.reward_models.registry import RewardModel, Videos, checked_answer
+from hyvideo.models.reward_models.remote.wire import (
+    MAX_MAP_BYTES,
+    Metadata,
+    RewardFacts,
+    ScoreRequest,
+    ScoreResponse,
+    digest,
+    map_bytes,
+    packed_map,
+)
 
 BODY_SECONDS = 300.0
 """Time in which the body of a request must come; after as many a trainer gives up by default."""
@@ -51,10 +60,7 @@ def create_app(
     app.add_middleware(_BodyLimit, max_bytes=max_body_bytes)
     held = {name: asyncio.Semaphore(_REQUESTS_HELD) for name in rewards}  # who waits takes no worker thread
     locks = {name: asyncio.Lock() for name in rewards}
-    facts = {
-        name: RewardFacts(metrics=list(reward.metrics), reads=reward.reads, description=reward.describe())
-        for name, reward in rewards.items()
-    }
+    facts = {name: _facts(reward) for name, reward in rewards.items()}
 
     async def guard(request: Request) -> None:
         """Answer 401 to a request without the token."""
@@ -86,8 +92,7 @@ def create_app(
                     async with locks[name]:
                         if await request.is_disconnected():
                             raise ClientDisconnect
-                        scores = await run_in_threadpool(rewards[name], videos, asked.prompts)
-                    found = await run_in_threadpool(checked_scores, name, rewards[name], scores, len(digests))
+                        found, credit = await run_in_threadpool(_scored, name, rewards[name], videos, asked)
                 except VideoTooLargeError as error:
                     hint = "Or send fewer, or start the server with a higher --max_body_mb."
                     raise HTTPException(413, f"{error} {hint}") from error
@@ -96,9 +101,25 @@ def create_app(
                 except ClientDisconnect as error:
                     raise HTTPException(499, "the client has gone") from error
         metrics = {key: [v if math.isfinite(v) else None for v in values.tolist()] for key, values in found.items()}
-        return ScoreResponse(metrics=metrics, digests=digests, applies=[*map(rewards[name].applies, asked.prompts)])
+        applies = [*map(rewards[name].applies, asked.prompts)]
+        return ScoreResponse(metrics=metrics, digests=digests, applies=applies, credit=credit)
 
     return app
+
+
+def _facts(reward: RewardModel) -> RewardFacts:
+    return RewardFacts(
+        metrics=list(reward.metrics),
+        reads=reward.reads,
+        description=reward.describe(),
+        gives_credit=reward.gives_credit,
+    )
+
+
+def _scored(name: str, reward: RewardModel, videos: Videos, asked: ScoreRequest) -> tuple[dict[str, Tensor], list[str]]:
+    """Return a reward's scores, and its credit maps if they are wanted; a ValueError where they are not usable."""
+    found, credit = checked_answer(name, reward, videos, asked.prompts, asked.grid)
+    return found, [] if credit is None else [packed_map(each) for each in credit]
 
 
 async def _read_form(request: Request) -> tuple[ScoreRequest, list[bytes]]:
@@ -131,6 +152,10 @@ def _unpacked(
         ValueError: a video is not what the request says, too large, or a path leads out of the folder.
     """
     asked, contents = form
+    if asked.grid is not None and not reward.gives_credit:
+        raise ValueError("this reward gives no credit map")
+    if map_bytes(asked.grid, len(contents)) > MAX_MAP_BYTES:
+        raise ValueError(f"credit maps of {len(contents)} videos on {asked.grid} exceed {MAX_MAP_BYTES} bytes")
     digests = [digest(prompt, content) for prompt, content in zip(asked.prompts, contents, strict=True)]
     if asked.format == "raw":
         return asked, digests, _frames(asked.shape, contents)
