@@ -6,12 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from hyvideo.config.loading import load_config
+from hyvideo.models.reward_models.registry import RewardContext
 from hyvideo.training.checks import check_config
 from scripts.paper import (
     algorithm_rates,
     algorithms,
+    credit,
     equalizer,
     guard,
     kl_strategies,
@@ -34,6 +37,7 @@ STUDIES = {
     "kl_strategies": (kl_strategies.STUDY, kl_strategies.arms),
     "learning_rates": (learning_rates.STUDY, lambda docs: learning_rates.arms()),
     "algorithms": (algorithms.STUDY, algorithms.arms),
+    "credit": (credit.STUDY, credit.arms),
     "algorithm_rates": (algorithm_rates.STUDY, lambda docs: algorithms.grid()),
 }
 
@@ -278,3 +282,14 @@ def test_a_guard_that_sees_the_planted_flaw_in_time_is_published_as_such(tmp_pat
     hacked = read_found(path)["arms"]["hackable"]["runs"].values()
     assert all(run["best"] < run["alarm"] <= 10 and run["kept"] > run["truth"][-1] for run in hacked)
     assert not any(run["alarm"] for run in read_found(path)["arms"]["honest"]["runs"].values())
+
+
+def test_the_maps_of_the_credit_study_differ_only_in_where_they_are_high():
+    videos = torch.randint(256, (2, 5, 32, 32, 3), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    prompts, grid = ["a red circle moves slowly to the left"] * 2, (2, 2, 2)
+    true, shuffled, again, uniform = (
+        credit.Mapped(RewardContext(), kind).scores_and_credit(videos, prompts, grid)[1]
+        for kind in ("true", "shuffled", "shuffled", "uniform")
+    )
+    assert torch.equal(shuffled, again) and not torch.equal(shuffled, true) and (uniform == 1).all()
+    assert torch.equal(shuffled.flatten(1).sort(1).values, true.flatten(1).sort(1).values)
