@@ -64,7 +64,8 @@ def _work(config: Config, process: ExitStack) -> int:
     disable_progress_bar()
     try:
         planned = plan_on_main(config) if config.run.dry_run else None
-        process.enter_context(process_group(config.parallel.collective_timeout))
+        parallel = config.parallel
+        process.enter_context(process_group(parallel.collective_timeout, of_one=parallel.cpu_offload))
         if config.run.dry_run:
             report = preflight(config, planned)
             if not dist.is_initialized() or dist.get_rank() == 0:

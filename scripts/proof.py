@@ -46,9 +46,14 @@ RUNS = {
     "flow": f"{BASE} configs/method/flow.yaml configs/kl/moving.yaml {FEW}",
     "cps": f"{BASE} configs/method/cps.yaml configs/kl/none.yaml {FEW}",
     "nft": f"{BASE} configs/method/nft.yaml {FEW}",
+    "one_gpu_24gb": f"--world_size 1 --config configs/one_gpu_24gb.yaml {FEW}",
+    "one_gpu_48gb": f"--world_size 1 --config configs/one_gpu_48gb.yaml {FEW}",
     "image_to_video": f"{BASE} --pretrained_transformer_version 480p_i2v {FEW}",
 }
-"""What is rehearsed: the first two in full, of the others two blocks and three steps, which shows what they change."""
+"""What is rehearsed: the first two in full, of others three steps, which shows what they change."""
+
+WHOLE = ("sage_8gpu", "sage_64gpu", "one_gpu_24gb", "one_gpu_48gb")
+"""Those whose numbers are extrapolated to all blocks; of the others two are rehearsed."""
 
 SHOWN = ("blocks", "peak_gib", "operations_1e15", "sent_gb", "reads")
 """Numbers of the table."""
@@ -97,7 +102,7 @@ def _rehearse(name: str) -> Evidence:
     world_size, flags = int(words[1]), words[2:]
     config = load_config(flags)
     networks = read_networks(config.model, config.reward)
-    if name in ("sage_8gpu", "sage_64gpu"):
+    if name in WHOLE:
         done = rehearse_extrapolated(config, networks, depths=(4, 5), world_size=world_size)
     else:
         done = rehearse(config, networks, num_layers=2, world_size=world_size)

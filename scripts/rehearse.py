@@ -21,7 +21,7 @@ from hyvideo.config.loading import load_config
 from hyvideo.config.outside import complain
 from hyvideo.planning.networks import read_networks
 from hyvideo.planning.plan import check_plan
-from hyvideo.planning.rehearsal import PHASES, Rehearsal, reason_to_wait, rehearse, rehearse_extrapolated
+from hyvideo.planning.rehearsal import OFFLOADED, PHASES, Rehearsal, reason_to_wait, rehearse, rehearse_extrapolated
 
 DEPTHS = (4, 5)
 
@@ -83,7 +83,7 @@ def _table(done: Rehearsal) -> str:
     lines += [f"  {phase}: {name} {count:.0f} times" for (phase, name), count in done.kernels.items()]
     lines.append("values read back from the device, each for a reason")
     lines += [
-        f"  {phase}: {count:.0f} times in {place} ({reason_to_wait(place)})"
+        f"  {phase}: {count:.0f} times in {place} ({OFFLOADED.get(place) or reason_to_wait(place)})"
         for (phase, place), count in done.reads.items()
     ]
     lines.append(f"surprises: {len(done.surprises) or 'none'}")

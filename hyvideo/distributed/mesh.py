@@ -24,7 +24,7 @@ class Mesh:
             negative ones; None where each computes both, or there is no guidance.
         video_group: the ranks that share a video, in either way; None where each has its own.
         weights: device mesh over which weights are sharded: `(shard,)`, or `(replicate, shard)` with several copies,
-            where `shard` spans `layout.num_shards` ranks; None for one process.
+            where `shard` spans `layout.num_shards` ranks; None for one process, unless its weights rest in host memory.
     """
 
     rank: int = 0
@@ -82,6 +82,7 @@ def build_mesh(
     guided: bool = False,
     device_type: str = "cpu",
     collective_timeout: int | None = None,
+    one_shard: bool = False,
 ) -> Mesh:
     """Lay the axes over all ranks of the process group; without one, the mesh of a single process.
 
@@ -92,13 +93,14 @@ def build_mesh(
         device_type: `cuda` or `cpu`, where the weights are.
         collective_timeout: seconds that its groups of some ranks wait for one of them, as `process_group` has it for
             all; a group does not inherit it. None: the library's own, 10 minutes for NCCL.
+        one_shard: let FSDP hold the weights of a single process too, as `cpu_offload` needs; it must have a group.
 
     Raises:
         ValueError: the ranks do not divide into these axes; every rank raises it.
     """
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     layout = Layout(world_size, sp_size, dp_replicate)
-    if world_size == 1:
+    if world_size == 1 and not one_shard:
         return Mesh()
     timeout = None if collective_timeout is None else timedelta(seconds=collective_timeout)
     rows = guidance_ranks(sp_size, guided=guided)
@@ -124,6 +126,7 @@ def mesh_of(config: Config, device_type: str) -> Mesh:
         guided=config.rollout.is_guided,
         device_type=device_type,
         collective_timeout=config.parallel.collective_timeout,
+        one_shard=config.parallel.cpu_offload,
     )
 
 

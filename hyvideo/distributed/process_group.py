@@ -12,19 +12,25 @@ LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER
 
 
 @contextmanager
-def process_group(timeout_seconds: int) -> Iterator[None]:
-    """Be one of `WORLD_SIZE` ranks inside the block, as torchrun's variables say; one process needs no group.
+def process_group(timeout_seconds: int, *, of_one: bool = False) -> Iterator[None]:
+    """Be one of `WORLD_SIZE` ranks inside the block, as torchrun's variables say; one process has no group.
 
     GPUs, one per `LOCAL_RANK`, communicate over NCCL, and over gloo for small values and checkpoints; CPUs over gloo.
 
     Args:
         timeout_seconds: how long to wait for missing ranks, and later in any collective.
+        of_one: give one process a group too, which FSDP needs to keep weights in host memory.
 
     Raises:
         ValueError: a variable is missing or not a number, there is no GPU for this rank, or the ranks did not meet.
     """
     if os.environ.get("WORLD_SIZE", "1") == "1":
+        if of_one:
+            backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
         yield
+        if of_one:
+            dist.destroy_process_group()
         return
     missing = [name for name in LAUNCHER_VARIABLES if name not in os.environ]
     if missing:

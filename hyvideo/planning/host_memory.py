@@ -37,7 +37,7 @@ def host_memory(
         checkpoint_bytes: of one checkpoint: trained weights, optimizer states, and the algorithm's copies of them.
     """
     parallel, size = config.parallel, DTYPES[config.model.master_weight_type].itemsize
-    sharded = parallel.enable_fsdp and world_size > 1
+    sharded = parallel.enable_fsdp and (world_size > 1 or parallel.cpu_offload)
     shards = layout_of(config, world_size).num_shards if sharded else 1
     resting = networks.reward_bytes if config.reward.reward_offload else 0
     kept = 0

@@ -88,7 +88,7 @@ def predict_memory(
     together = validation_videos(config, world_size)[1]
     validated = (validation_shape(config, networks), rows * together) if together else None
     case = SimulatedCase(networks.transformer, shape, num_text, rows * micro_batch, rows * pairs, validated)
-    peaks = _in_host_memory((peaks_of or extrapolated_peaks)(config, case, world_size), config)
+    peaks = (peaks_of or extrapolated_peaks)(config, case, world_size)
 
     algorithm = algorithm_class(grpo.algorithm)
     evaluations, num_copies = algorithm.evaluations(config), algorithm.num_copies(config)
@@ -182,23 +182,6 @@ def _on_line(first: Peaks, second: Peaks, places: Mapping[str, float]) -> Peaks:
         low, high = getattr(first, field.name), getattr(second, field.name)
         values[field.name] = round(low + (high - low) * places.get(field.name, 1))
     return Peaks(**values)
-
-
-def _in_host_memory(peaks: Peaks, config: Config) -> Peaks:
-    """Take away what `cpu_offload` keeps in host memory: shards, their gradients' and the optimizer's work."""
-    if not config.parallel.cpu_offload:
-        return peaks
-    resident = peaks.weights + peaks.states
-    return replace(
-        peaks,
-        weights=0,
-        states=0,
-        rollout=peaks.rollout - resident,
-        anchor=peaks.anchor - resident,
-        backward=peaks.backward - resident - peaks.trained,
-        optimizer=0,
-        validation=max(0, peaks.validation - resident),
-    )
 
 
 def decoding_memory(vae: Mapping[str, Any], shape: tuple[int, int, int, int]) -> int:

@@ -2,12 +2,12 @@
 
 What is rehearsed: building and sharding the policy, encoding, rollout, decoding, the anchor's pass, updates, the
 anchor's refresh and collecting a checkpoint. What is not: reward networks (a stand-in scores the videos), reading
-weights, the offloading of shards, which stay on the device, and what compiled blocks become: they are called as they
-are compiled, but PyTorch traces nothing on a device like this. What other ranks would say is what this one says.
+weights, and what compiled blocks become: they are called as they are compiled, but PyTorch traces nothing on a device
+like this. What other ranks would say is what this one says.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -74,6 +74,9 @@ ALLOWED = {
     ("step_gradients.py", "pop"): "the gradient of each denoising step, once per update",
 }
 """Where the host may wait for the device, by file and function, and why; everywhere else it is a surprise."""
+
+OFFLOADED = {"the backward pass": "from the second micro-batch on, FSDP adds gradients in host memory (`cpu_offload`)"}
+"""Where it may also wait if weights rest in host memory."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +181,9 @@ def _rehearse(
                 RunState(policy.transformer, optimization, algorithm, rounds.sampler, {}, {}, None).tensors()
         whole = 2 * sum(parameter.numel() for parameter in policy.transformer.parameters())
         shards = layout.num_shards if config.parallel.enable_fsdp and mesh.weights is not None else 1
-        surprises = _surprises(device, whole, shards)
+        allowed = OFFLOADED if config.parallel.cpu_offload else {}
+        reads = {key: count for key, count in device.reads.items() if key[1] in allowed or reason_to_wait(key[1])}
+        surprises = _surprises(device, reads, whole, shards)
     return Rehearsal(
         num_layers=network["num_layers"],
         extrapolated_to=network["num_layers"],
@@ -186,7 +191,7 @@ def _rehearse(
         flops=dict(device.flops),
         sent=dict(device.sent),
         kernels=dict(device.kernels),
-        reads={key: count for key, count in device.reads.items() if reason_to_wait(key[1])},
+        reads=reads,
         surprises=surprises,
     )
 
@@ -275,7 +280,7 @@ def reason_to_wait(place: str) -> str | None:
     return next(reasons, None)
 
 
-def _surprises(device: PretendDevice, whole: int, shards: int) -> tuple[str, ...]:
+def _surprises(device: PretendDevice, allowed: Collection[tuple[str, str]], whole: int, shards: int) -> tuple[str, ...]:
     """Say what a GPU would punish."""
     said = [
         f"{phase}: host and device are mixed by {what} ({count} times)" for (phase, what), count in device.mixes.items()
@@ -284,7 +289,7 @@ def _surprises(device: PretendDevice, whole: int, shards: int) -> tuple[str, ...
     said += [
         f"{phase}: a value is read back from the device in {place} ({count} times)"
         for (phase, place), count in device.reads.items()
-        if phase in HOT and not reason_to_wait(place)
+        if phase in HOT and (phase, place) not in allowed
     ]
     said += [
         f"{phase}: the host waits for the device to copy memory that is not pinned in {place} ({count} times)"

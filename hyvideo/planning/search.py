@@ -120,6 +120,8 @@ class Search:
             ("reward_offload", True),
             ("encoder_offload", True),
         ]
+        if self._world_size == 1:  # more GPUs would rather hold a part of the weights each
+            wanted += [("enable_fsdp", True), ("cpu_offload", True)]
         for name, value in wanted:
             if value_of(config, name) != value:
                 yield {name: value}

@@ -146,10 +146,10 @@ def policy_network(
 ) -> HunyuanVideo15Transformer3DModel:
     """Make the policy as a run does, on the pretended device, or without a mesh on meta.
 
-    Its shards stay on the device even with `cpu_offload`, and an adapter is always a new one.
+    An adapter is always a new one.
     """
-    model, parallel = replace(config.model, pretrained_lora_path=None), config.parallel
-    config = replace(config, model=model, parallel=replace(parallel, cpu_offload=False))
+    config = replace(config, model=replace(config.model, pretrained_lora_path=None))
+    model = config.model
     with without_diffusers_logs(), made_in(DTYPES[model.master_weight_type]), torch.device("meta"):
         transformer = HunyuanVideo15Transformer3DModel.from_config(dict(network))
     with made_in(DTYPES[model.master_weight_type]):

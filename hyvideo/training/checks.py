@@ -109,8 +109,6 @@ def _sharding_problems(cfg: Config, world_size: int) -> Iterator[str]:
         for name, idle in (("dp_replicate", 1), ("cpu_offload", False)):
             if getattr(cfg.parallel, name) != idle:
                 yield f"{name} is {getattr(cfg.parallel, name)}, but nothing is sharded: set enable_fsdp"
-    elif world_size == 1 and cfg.parallel.cpu_offload:
-        yield "cpu_offload is True, but one process has no shards that could leave the device: start two or more"
 
 
 def _video_problems(cfg: Config, vae_spatial: int, vae_temporal: int) -> Iterator[str]:

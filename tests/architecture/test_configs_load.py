@@ -11,6 +11,7 @@ from hyvideo.training.checks import check_config
 
 ROOT = Path(__file__).parents[2]
 WORLD_SIZES = {"configs/tiny.yaml": 1, "configs/sage_8gpu.yaml": 8, "configs/sage_64gpu.yaml": 64}
+WORLD_SIZES |= {"configs/one_gpu_24gb.yaml": 1, "configs/one_gpu_48gb.yaml": 1}
 PIECES = [f"configs/method/{name}.yaml" for name in ("sage", "dance", "flow", "cps", "nft")]
 PIECES += [f"configs/kl/{name}.yaml" for name in ("none", "fixed", "step", "moving", "dual")]
 PIECES += ["configs/lora.yaml", "configs/demo.yaml"]

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from hyvideo.algorithms.algorithm import Trajectory
 from hyvideo.distributed.collectives import gather, whole
+from hyvideo.distributed.process_group import process_group
 from hyvideo.models.adapter import save_lora
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.parallelize import prepare_policy, trainable_parameters
@@ -287,6 +288,18 @@ def test_ranks_compute_what_one_process_computes(world_size: int, cases: Cases, 
         if not error <= SENSITIVE.get(kind, TOLERANCE)
     }
     assert too_large == {}
+
+
+def compare_offloaded(argv: list[str], path: str) -> dict[str, float]:
+    """Compare a run of one process whose weights rest in host memory."""
+    with process_group(60, of_one=True):
+        return compare(argv, path)
+
+
+def test_one_process_computes_the_same_bit_for_bit_with_its_weights_in_host_memory(run_of, recorded):
+    argv = run_of("lora", **FSDP, batch_size=NUM_VIDEOS, cpu_offload=True)
+    (errors,) = run_on_ranks(1, compare_offloaded, argv, recorded("lora"))
+    assert set(errors.values()) == {0.0}, errors
 
 
 def test_every_term_of_the_loss_acts_in_the_run_of_two_updates(recorded):

@@ -9,6 +9,7 @@ import pytest
 
 from generate import Request, parse_arguments, request_of
 from hyvideo.evaluation.original_command import NOT_HERE
+from tests.support.release import SAMPLING
 from tests.support.training import PROMPTS, noisy_image, write_prompts
 
 
@@ -33,21 +34,13 @@ def test_settings_are_those_of_the_version_but_for_what_is_given(ask: Callable[.
     assert ask(**image, transformer_version="480p_i2v").settings["guidance_scale"] == 6.0
 
 
-RELEASE = """--prompt 'A girl holding a paper with words "Hello, world!"' --valid_video_csv assets/demo_sample.csv
---resolution 480p --fixed_size 480x864 --aspect_ratio 16:9 --seed 930 --num_inference_steps 40 --offloading false
---rewrite false --cfg_distilled false --enable_step_distill false --sparse_attn false --use_sageattn false
---enable_cache false --cache_type deepcache --overlap_group_offloading false --sr false --save_pre_sr_video
---output_path ./outputs/output_samples_864x480_step40_shift5_gs1_seed930 --model_path MODEL"""
-"""The arguments of the release's run_inference.sh."""
-
-
 def test_the_releases_sampling_command_is_taken_as_it_stands(
     original_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "assets").mkdir()
     write_prompts(tmp_path / "assets" / "demo_sample.csv", PROMPTS)
-    made = request_of(parse_arguments(shlex.split(RELEASE.replace("MODEL", str(original_root)))))
+    made = request_of(parse_arguments(shlex.split(SAMPLING.replace("MODEL", str(original_root)))))
     assert [(job.prompt.text, job.seed) for job in made.jobs] == [(prompt, 930) for prompt in PROMPTS]
     assert made.arguments.transformer_version == "480p_t2v" and not made.arguments.offload
     assert (made.settings["fixed_size"], made.settings["num_inference_steps"]) == ("480x864", 40)

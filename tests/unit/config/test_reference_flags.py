@@ -9,23 +9,17 @@ from hyvideo.config.knobs import KNOBS
 from hyvideo.config.loading import load_config
 from hyvideo.config.sizes import parse_size
 from hyvideo.training.checks import check_config
-
-README = """--pretrained_model_root ./ckpts --learning_rate 1e-5 --batch_size 2 --num_generations 4 --max_steps 10000
---output_dir ./outputs --enable_fsdp --enable_gradient_checkpointing --sp_size 2 --sde_type "sage_grpo"
---use_grad_balancing True --enable_timestep_permutation True --kl_weight 1e-5 --kl_coef 1e-7 --use_moving_KL True
---update_ref_model_step 10 --use_dual_kl True --dual_kl_moving_weight 1.0 --dual_kl_step_weight 0.1
---reference_mode_offload True"""
-"""The arguments of the 8-GPU command in the reference's README."""
+from tests.support.release import TRAINING
 
 LAUNCHER = (
-    README
+    TRAINING
     + """ --reward_checkpoint_mode "v3" --validate_at_step0 False --validate_video_length 121
 --validation_timestep_shift 5.0"""
 )
-"""Those of its launcher."""
+"""The arguments of its launcher."""
 
 
-@pytest.mark.parametrize("command", [README, LAUNCHER], ids=["readme", "launcher"])
+@pytest.mark.parametrize("command", [TRAINING, LAUNCHER], ids=["readme", "launcher"])
 def test_the_references_commands_are_taken_as_they_stand(command: str, capsys: pytest.CaptureFixture):
     cfg = load_config(shlex.split(command))
     check_config(cfg, 8, files=False)

@@ -87,6 +87,7 @@ def rehearsal_of(*flags: str, world_size: int = 2) -> Rehearsal:
             ("--algorithm", "nft", "--ema_decay", "0.9", "--reward_credit", "moving_shapes"),
             id="nft, an average and credit maps",
         ),
+        pytest.param(1, ("--use_lora", "--cpu_offload", "--batch_size", "2"), id="one GPU, an adapter in host memory"),
         pytest.param(
             2,
             ("--algorithm", "nft", "--use_lora", "--reference_mode_offload", "--cfg_scale", "4.0"),
