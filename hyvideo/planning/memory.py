@@ -103,7 +103,7 @@ def predict_memory(
     reward = networks.reward_bytes
     resting_reward = 0 if config.reward.reward_offload else reward
     visitors = networks.encoder_bytes if config.parallel.encoder_offload else 0
-    frozen = networks.frozen_bytes - visitors
+    frozen = networks.encoder_bytes + networks.vae_bytes - visitors
     beside = frozen + ema + videos * stored
     around = beside + resting_reward
     # Gradients of whole weights are averaged over ranks in one flat copy.

@@ -63,11 +63,6 @@ class Networks:
     reward_bytes: int
     unknown_rewards: tuple[str, ...] = ()
 
-    @property
-    def frozen_bytes(self) -> int:
-        """Weights of encoders and VAE together."""
-        return self.encoder_bytes + self.vae_bytes
-
 
 def read_networks(model: ModelConfig, reward: RewardConfig) -> Networks:
     """Return the sizes of the networks a configuration names; without a model folder, those of the published model.

@@ -50,7 +50,6 @@ class Plan:
     Attributes:
         world_size: ranks.
         sp_size: ranks per video.
-        dp_degree: data-parallel ranks.
         dp_replicate: copies of the model.
         videos: videos of a round over all ranks.
         prompts: prompt groups of a round.
@@ -71,7 +70,6 @@ class Plan:
 
     world_size: int
     sp_size: int
-    dp_degree: int
     dp_replicate: int
     videos: int
     prompts: int
@@ -154,7 +152,6 @@ def make_plan(
     return Plan(
         world_size=world_size,
         sp_size=config.parallel.sp_size,
-        dp_degree=layout.dp_size,
         dp_replicate=config.parallel.dp_replicate,
         videos=layout.num_videos,
         prompts=layout.num_groups,
