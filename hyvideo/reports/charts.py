@@ -242,8 +242,10 @@ def _strokes(line: Line, x_scale: _Scale, y_scale: _Scale) -> list[Stroke]:
         strokes.append(Stroke(_curve(line, line.raw, kept, x_scale, y_scale), "raw", colour, ""))
     if line.band is not None:
         strokes.append(Stroke(_band(line, chosen, x_scale, y_scale), "band", colour, ""))
-    if line.dots or len(line.x) == 1:
-        strokes.append(Stroke(_dots(x_scale(line.x[chosen]), y_scale(line.y[chosen])), "dots", colour, ""))
+    x, y = x_scale(line.x[chosen]), y_scale(line.y[chosen])
+    alone = np.ones(len(y), dtype=bool) if line.dots else _isolated(y)
+    if alone.any():
+        strokes.append(Stroke(_dots(x[alone], y[alone]), "dots", colour, ""))
     return strokes
 
 
@@ -273,6 +275,12 @@ def _band(line: Line, chosen: np.ndarray, x_scale: _Scale, y_scale: _Scale) -> s
     whole = np.isfinite(low) & np.isfinite(high)
     outline = _polyline(np.concatenate([x[whole], x[whole][::-1]]), np.concatenate([high[whole], low[whole][::-1]]))
     return f"{outline}Z" if outline else ""
+
+
+def _isolated(y: np.ndarray) -> np.ndarray:
+    """Find points between two that are missing: the pen is lifted on both sides, so that they would not be seen."""
+    beside = np.isfinite(np.concatenate([[math.nan], y, [math.nan]]))
+    return beside[1:-1] & ~beside[:-2] & ~beside[2:]
 
 
 def _dots(x: np.ndarray, y: np.ndarray) -> str:

@@ -91,9 +91,11 @@ def write_gallery(path: Path, models: Sequence[Model], *, embed: bool = False) -
         ]
         for row in rows
     ]
+    there = [row for row in placed if any(video.url for video in row)]
     left_out = sum(len(model.videos) for model in models) - sum(len(row) for row in rows)
     decimals = decimals_for([video.reward for model in models for video in model.videos])
-    return write_page(path, "gallery.html", names=names, rows=placed, left_out=left_out, decimals=decimals)
+    shown = {"rows": there, "left_out": left_out, "not_there": len(placed) - len(there)}
+    return write_page(path, "gallery.html", names=names, decimals=decimals, **shown)
 
 
 def _seeds_of(model: Model) -> list[tuple[ScoredVideo, ...]]:

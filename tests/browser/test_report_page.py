@@ -58,6 +58,20 @@ def test_every_chart_has_a_visible_curve_and_the_page_fits(run: Path, open_page:
     assert contrast_of(page, ".chart .line") >= 3
 
 
+def test_on_a_phone_nothing_is_cut_and_no_name_breaks_inside_a_word(run: Path, open_page: OpenPage):
+    page = open_page(report_runs([run], run / "report.html"), size=PHONE)
+    cut = """(selector) => [...document.querySelectorAll(selector)]
+        .filter((part) => part.getBoundingClientRect().right > innerWidth).map((part) => part.innerText)"""
+    assert page.evaluate(cut, "nav a, .gains th, .gains td, .facts div, .chart, code span") == []
+    broken = """() => [...document.querySelectorAll(".settings th")].flatMap((name) => [...name.childNodes])
+        .filter((piece) => piece.nodeType === Node.TEXT_NODE).map((piece) => {
+          const range = document.createRange();
+          range.selectNodeContents(piece);
+          return [piece.textContent, new Set([...range.getClientRects()].map((line) => line.top)).size];
+        }).filter(([, lines]) => lines > 1)"""
+    assert page.evaluate(broken) == []
+
+
 def test_pointing_at_a_chart_shows_the_value_there(run: Path, open_page: OpenPage):
     page = open_page(report_runs([run], run / "report.html"))
     area = page.locator(".chart", has_text="Validation reward").locator(".area")

@@ -47,6 +47,13 @@ def test_a_missing_value_lifts_the_pen():
     assert json.loads(drawing.values)[0]["x"] == [1, 3, 4]
 
 
+def test_a_value_between_missing_ones_is_a_dot():
+    drawing = chart_of([1, 2, 3, 4, 5], [1.0, np.nan, 2.0, np.nan, 3.0])
+    (dots,) = (stroke.data for stroke in drawing.strokes if stroke.kind == "dots")
+    assert [round(x) for x, _ in places(dots)] == [0, 500, 1000]
+    assert not [stroke for stroke in chart_of([1, 2, 3], [1.0, 2.0, 3.0]).strokes if stroke.kind == "dots"]
+
+
 def test_lost_updates_are_shaded_and_no_curve_crosses_them():
     x, y = np.array([0.0, 1, 2, 8, 9, 10]), np.linspace(0, 1, 6)
     drawing = draw(Chart("title", "about", [Line("a", x, y, raw=y, gaps=[(3, 7)])]))

@@ -65,6 +65,16 @@ def test_one_folder_is_a_grid_of_the_seeds_of_each_prompt(tmp_path):
     assert "2 prompts, the seeds of each side by side." in text
 
 
+def test_prompts_whose_videos_were_not_kept_are_counted_and_left_out(tmp_path):
+    models = [read_model(write_scored(tmp_path / name, PROMPTS, [0.1] * 8)) for name in ("base", "sage")]
+    for model in models:
+        for video in model.videos[1:]:
+            video.path.unlink()
+    text = write_gallery(tmp_path / "gallery.html", models).read_text()
+    assert text.count('<section class="strip"') == 1 and 'class="no-video"' not in text
+    assert f"1 prompt, the same seeds for all models; {len(models[0].videos) - 1} prompts whose videos" in text
+
+
 def test_a_study_holds_copies_under_random_names_and_its_key_lies_beside(tmp_path):
     models = [read_model(write_scored(tmp_path / name, PROMPTS, [0.1] * 8)) for name in ("base", "dance", "sage")]
     key_path = write_study(tmp_path / "study", models, num_pairs=9)
