@@ -1,26 +1,39 @@
-"""A guarded run on two ranks with two rewards, stopped and resumed."""
+"""A guarded run of the bundled model on two ranks with two rewards and credit maps, killed and resumed."""
 
 import json
+import os
+import signal
 from pathlib import Path
+
+import pytest
 
 from hyvideo.checkpoint.train_state import BEST, named_checkpoint
 from tests.support.equal_runs import assert_identical, rows_of
 from tests.support.ranks import run_on_ranks
 from tests.support.rewards import BRIGHTNESS, GUARDED
-from tests.support.training import PROMPTS, arguments, training_of, write_prompts
+from tests.support.training import PROMPTS, REPOSITORY, arguments, training_of, write_prompts
 
 
-def train_all(runs: list[list[str]]) -> None:
-    """Train several runs one after another."""
-    for argv in runs:
-        training_of(argv).train()
+def train(argv: list[str], killed_after: int | None = None) -> None:
+    """Train a run; every rank is killed when it has made as many updates, before it saves the last one."""
+    training = training_of(argv)
+    run, log = training.run, training.run.log
+
+    def log_or_die(*args: object) -> None:
+        if run.state.step == killed_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        log(*args)
+
+    run.log = log_or_die
+    training.train()
 
 
-def test_a_guarded_run_of_two_rewards_that_rolls_back_resumes_bit_for_bit_on_two_ranks(tiny_root: Path, tmp_path: Path):
+def test_a_guarded_run_with_credit_maps_that_rolls_back_is_killed_and_resumes_bit_for_bit(tmp_path: Path):
     prompts = write_prompts(tmp_path / "prompts.csv", [f"{prompt} {n}" for n in range(2) for prompt in PROMPTS])
     bright = {"sub_reward": {"brightness": 1.0}}
     settings = GUARDED | {
         "reward_config": json.dumps({"models": {BRIGHTNESS: bright, "moving_shapes": {"sub_reward": {"MQ": 0.1}}}}),
+        "reward_credit": "moving_shapes",
         "reward_guard": json.dumps({"models": {BRIGHTNESS: {"sub_reward": {"brightness": -1.0}}}}),
         "reward_guard_action": "rollback",
         "reward_guard_alpha": 0.9,
@@ -29,16 +42,18 @@ def test_a_guarded_run_of_two_rewards_that_rolls_back_resumes_bit_for_bit_on_two
         "keep_last": 20,
         "max_steps": 5,
     }
-    whole, parts = (
-        [arguments(tiny_root, prompts, tmp_path / name, **{**settings, **changes}) for changes in runs]
-        for name, runs in {
-            "whole": [{}],
-            "parts": [{"max_steps": 3}, {"resume_from_checkpoint": "latest"}],
-        }.items()
+    whole, killed, resumed = (
+        arguments(REPOSITORY / "assets" / "tiny", prompts, tmp_path / name, **settings, **changes)
+        for name, changes in (("whole", {}), ("parts", {}), ("parts", {"resume_from_checkpoint": "latest"}))
     )
-    run_on_ranks(2, train_all, [*whole, *parts])
+    run_on_ranks(2, train, whole)
+    with pytest.raises(AssertionError, match="rank 1: ended without a result"):
+        run_on_ranks(2, train, killed, 4)
+    assert len(rows_of(tmp_path / "parts")) == 3
+    run_on_ranks(2, train, resumed)
     assert_identical(tmp_path / "parts", tmp_path / "whole")
-    rates = {row["lr"] for row in rows_of(tmp_path / "whole")}
-    assert len(rates) == 2, "no rollback"
+    rows = rows_of(tmp_path / "whole")
+    assert len({row["lr"] for row in rows}) == 2, "no rollback"
+    assert all(row["reward/credit_focus"] > 1.01 for row in rows)
     best = [named_checkpoint(tmp_path / name / "checkpoints" / BEST).name for name in ("parts", "whole")]
     assert best[0] == best[1]
