@@ -97,7 +97,8 @@ def test_before_the_first_update_the_loss_is_the_policy_gradient_and_nothing_is_
     ("changed", "message"),
     [
         ({"clip_range": 0.0}, "clip_range must be positive .* got 0.0"),
-        ({"clip_range_high": -1.0}, "clip_range must be positive .* got -1.0"),
+        ({"clip_range": 0.0, "clip_range_high": 0.1}, "clip_range must be positive .* got 0.0"),
+        ({"clip_range_high": 0.0}, "clip_range must be positive .* got 0.0"),
         ({"old_log_probs": torch.zeros(4, 1)}, r"old_log_probs must have the shape .*\(4,\), got \(4, 1\)"),
         ({"advantages": torch.zeros(4, 1)}, r"advantages of shape \(4, 1\) does not broadcast"),
         ({"scale": torch.ones(3)}, r"scale of shape \(3,\) does not broadcast"),

@@ -39,6 +39,7 @@ def test_a_group_shares_its_step_and_groups_and_rounds_draw_their_own():
     drawn = torch.tensor([rows[start][0] for rows in rounds for start in range(0, 40, 2)]).bincount(minlength=5)
     assert drawn.min() > 0.75 * 200  # each of five steps in 1000 draws
     assert rounds[0] != rounds[1]
+    assert rounds[1] == windows("per_group", size=1, round_index=1, num_samples=40)
 
 
 def test_a_rank_may_hold_a_part_of_one_group():

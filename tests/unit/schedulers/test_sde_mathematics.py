@@ -166,3 +166,14 @@ def test_the_noise_left_is_that_of_simulated_rollouts_with_an_exact_velocity(sde
         sample = scheduler.sample_next(*scheduler.transition(velocity, sample, index, **how), noise)
         left = sample - (1 - after) * clean
         assert left.std().item() == pytest.approx(expected[index].item(), rel=0.01, abs=1e-5)
+
+
+def test_the_noise_left_is_that_of_all_steps_unless_windows_say_otherwise_row_by_row():
+    scheduler, how = FlowMatchDiscreteScheduler(shift=3.0), {"sde_type": "sage_grpo", "eta": 0.5}
+    scheduler.set_timesteps(4)
+    every, one = torch.ones(4, dtype=torch.bool), torch.tensor([True, False, False, False])
+    rows = torch.stack([every, one])[None]
+    both = scheduler.noise_left(**how, noisy=rows)
+    assert both.shape == (1, 2, 4) and both.dtype == torch.float64
+    assert torch.equal(both[0, 0], scheduler.noise_left(**how)) and both[0, 1, -1] < both[0, 0, -1]
+    assert torch.equal(both[0, 1], scheduler.noise_left(**how, noisy=one))

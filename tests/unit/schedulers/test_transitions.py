@@ -210,6 +210,7 @@ def test_a_velocity_of_another_shape_and_an_unknown_flavour_are_refused(schedule
 def test_a_noise_strength_out_of_range_is_refused(scheduler, sde_type, eta):
     with pytest.raises(ValueError, match=f"eta must be .*{sde_type}.*got {eta}"):
         scheduler.trained_steps(sde_type=sde_type, eta=eta)
+    scheduler.trained_steps(sde_type="cps", eta=1.0)
 
 
 @pytest.mark.parametrize("sde_type", ["sage_grpo", "cps"])
