@@ -181,10 +181,13 @@ class Scoring:
 
 def frames_of_reward(error: BaseException) -> TracebackType | None:
     """Return the part of an error's traceback that begins where a reward was called; None where none was."""
+    callers, found = (Scoring._score.__code__, checked_answer.__code__), None
     trace = error.__traceback__
-    while trace and trace.tb_frame.f_code is not Scoring._score.__code__:
+    while trace:
+        if trace.tb_frame.f_code in callers:
+            found = trace.tb_next
         trace = trace.tb_next
-    return trace and trace.tb_next
+    return found
 
 
 class WeightedReward:
