@@ -3,7 +3,6 @@
 import contextlib
 import random
 import re
-import shutil
 import signal
 import time
 from collections import Counter
@@ -51,13 +50,12 @@ def largest_error(received: Path, expected: Path) -> float:
     return max(float((mine[name] - theirs[name]).norm() / theirs[name].norm()) for name in names if theirs[name].any())
 
 
-@pytest.fixture(scope="module")
-def run_of(tmp_path_factory: pytest.TempPathFactory, root_of_four_heads: Path, prompts_csv: Path):
+@pytest.fixture
+def run_of(tmp_path: Path, root_of_four_heads: Path, prompts_csv: Path):
     """Command line of a run in the folder of a name, which is returned too."""
-    folder = tmp_path_factory.mktemp("runs")
 
     def make(name: str, **settings: Any) -> tuple[Path, list[str]]:
-        return folder / name, arguments(root_of_four_heads, prompts_csv, folder / name, **{**SMALL, **settings})
+        return tmp_path / name, arguments(root_of_four_heads, prompts_csv, tmp_path / name, **{**SMALL, **settings})
 
     return make
 
@@ -65,23 +63,19 @@ def run_of(tmp_path_factory: pytest.TempPathFactory, root_of_four_heads: Path, p
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_two_ranks_go_on_bit_for_bit_and_other_numbers_of_ranks_within_rounding(run_of, algorithm: str):
     run_of = partial(run_of, **ALGORITHMS[algorithm])
-    whole, argv_whole = run_of(f"{algorithm}_whole", async_save=True)
-    parts, argv_first = run_of(f"{algorithm}_parts", max_steps=2)
-    argv_then = run_of(f"{algorithm}_parts", resume_from_checkpoint="latest", async_save=True)[1]
-    split, argv_split = run_of(f"{algorithm}_split", sp_size=2, batch_size=2)
+    whole, argv_whole = run_of("whole", async_save=True)
+    parts, argv_first = run_of("parts", max_steps=2)
+    argv_then = run_of("parts", resume_from_checkpoint="latest", async_save=True)[1]
+    split, argv_split = run_of("split", sp_size=2, batch_size=2)
     lora = {"use_lora": True, "max_steps": 2}
-    adapter, argv_lora = run_of(f"{algorithm}_adapter", **lora)
+    adapter, argv_lora = run_of("adapter", **lora)
     run_on_ranks(2, train_all, [argv_whole, argv_first, argv_then, argv_split, argv_lora])
     assert_identical(parts, whole)
     assert [path.name for path in checkpoints_of(whole / "checkpoints")] == ["step_2", "step_4"]
     assert (adapter / "checkpoints" / "step_2" / "lora" / "pytorch_lora_weights.safetensors").is_file()
 
-    alone, argv_alone = run_of(
-        f"{algorithm}_alone", batch_size=2, resume_from_checkpoint=split / "checkpoints" / "step_2"
-    )
-    fewer, argv_fewer = run_of(
-        f"{algorithm}_fewer", batch_size=2, resume_from_checkpoint=whole / "checkpoints" / "step_2"
-    )
+    alone, argv_alone = run_of("alone", batch_size=2, resume_from_checkpoint=split / "checkpoints" / "step_2")
+    fewer, argv_fewer = run_of("fewer", batch_size=2, resume_from_checkpoint=whole / "checkpoints" / "step_2")
     run_on_ranks(1, train_all, [argv_alone, argv_fewer])
     errors = {
         "sp 2 -> 1": largest_error(alone / "checkpoints" / "step_4", split / "checkpoints" / "step_4"),
@@ -146,10 +140,10 @@ def test_a_run_whose_ranks_are_killed_ends_as_the_uninterrupted_one(
 ):
     settings = {"save_interval": 1, "keep_last": 2, "max_steps": num_kills + 10, "use_lora": True}
     settings |= ALGORITHMS[algorithm]
-    whole, argv_whole = run_of(f"uninterrupted{num_kills}{algorithm}", **settings)
+    whole, argv_whole = run_of("uninterrupted", **settings)
     run_on_ranks(2, train_all, [argv_whole])
 
-    killed, argv = run_of(f"killed{num_kills}{algorithm}", resume_from_checkpoint="latest", **settings)
+    killed, argv = run_of("killed", resume_from_checkpoint="latest", **settings)
     chance, moments = random.Random(num_kills), Counter()
     for _ in range(num_kills):
         moments[kill_at_random(start_ranks(command_line, argv), killed / "checkpoints", chance)] += 1
@@ -179,14 +173,12 @@ def test_a_rank_killed_in_a_save_leaves_the_checkpoint_before_and_the_same_end(
     run_of, command_line: CommandLine, saves: list[tuple[str, int, bool]]
 ):
     settings = {"save_interval": 1, "max_steps": len(saves) + 1}
-    whole, argv_whole = run_of(f"never_killed{len(saves)}", **settings)
+    whole, argv_whole = run_of("never_killed", **settings)
     run_on_ranks(2, train_all, [argv_whole])
 
     killed = None
     for number, (fault, victim, async_save) in enumerate(saves):
-        killed, argv = run_of(
-            f"killed_in_save{len(saves)}", async_save=async_save, resume_from_checkpoint="latest", **settings
-        )
+        killed, argv = run_of("killed_in_save", async_save=async_save, resume_from_checkpoint="latest", **settings)
         files = 0 if number == 0 else 1  # the first save of the run is killed, then the second one of a start
         ranks = start_ranks(command_line, argv, {"FAULT": fault, "FAULT_AFTER": str(files)}, victim)
         assert ranks[victim].wait().status == -signal.SIGKILL, ranks[victim].read("stderr")
@@ -225,4 +217,3 @@ def test_when_one_rank_dies_the_other_ends_too(run_of, command_line: CommandLine
     ranks[1].signal_when(signal.SIGKILL, lambda: metrics.exists() and metrics.read_text())
     assert ranks[1].wait().status == -signal.SIGKILL
     assert ranks[0].wait().status == 1
-    shutil.rmtree(run)

@@ -39,7 +39,7 @@ def test_a_guarded_run_with_credit_maps_that_rolls_back_is_killed_and_resumes_bi
         "reward_guard_alpha": 0.9,
         "batch_size": 2,
         "save_interval": 1,
-        "keep_last": 20,
+        "keep_last": 2,
         "max_steps": 5,
     }
     whole, killed, resumed = (

@@ -1,5 +1,6 @@
 """Training over ranks equals training in one process: rollouts, log-probabilities, losses, gradients and weights."""
 
+import shutil
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -234,7 +235,7 @@ def compare_all(cases: dict[str, tuple[list[str], str]]) -> dict[str, dict[str, 
 
 @pytest.fixture(scope="module")
 def run_of(tmp_path_factory: pytest.TempPathFactory, root_of_four_heads: Path, prompts_csv: Path):
-    """Command line of a run of a method, in a folder of its own."""
+    """Command line of a run of a method, in a folder of its own that ends with the module."""
     folder, number = tmp_path_factory.mktemp("runs"), count()
     transformer = load_transformer(root_of_four_heads)
     prepare_policy(transformer, gradient_checkpointing=False, lora=ADAPTER)
@@ -247,7 +248,8 @@ def run_of(tmp_path_factory: pytest.TempPathFactory, root_of_four_heads: Path, p
             chosen["pretrained_lora_path"] = folder / "adapter"
         return arguments(root_of_four_heads, prompts_csv, folder / f"{next(number)}", **chosen)
 
-    return argv
+    yield argv
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="module")
