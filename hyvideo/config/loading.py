@@ -47,7 +47,7 @@ def load_config(argv: Sequence[str]) -> Config:
         raise ValueError("\n  ".join([f"{len(told)} unknown flags (--help lists all):", *told]))
     values = vars(flags)
     files = values.pop("config")
-    if own_size := values.get("validation_fixed_size", "").lower() == "none":
+    if own_size := str(values.get("validation_fixed_size", "")).lower() == "none":
         del values["validation_fixed_size"]
     config = OmegaConf.structured(Config)
     for file in files:

@@ -22,7 +22,7 @@ from scripts.paper.runs import CONFIG
 from scripts.paper.study import Claim, Study, paragraph, read_found
 from scripts.paper.sweep import Arm, claim_ahead, gains, parse_budget, setup_text, tiny_config, train_and_publish
 
-ROUNDS, LOOKS = 24, 6
+ROUNDS, LOOKS = 16, 4
 RATES = (1e-5, 3e-5, 1e-4, 3e-4)
 _FLOW = {"sde_type": "flow_grpo", "use_grad_balancing": False, "advantage_std": "global", "kl_weight": 0.0}
 _NFT = {"algorithm": "nft", "timestep_fraction": 0.5, "advantage_std": "global"}
@@ -173,5 +173,6 @@ def claims(found: Mapping[str, Any]) -> Sequence[Claim]:
 STUDY = Study("algorithms", "Algorithms side by side", draw, describe, claims)
 
 if __name__ == "__main__":
-    budget = parse_budget(sys.argv[1:], __doc__, ROUNDS, LOOKS)
+    anew = ["--anew", *sys.argv[1:]]  # the older studies' numbers are of another base model
+    budget = parse_budget(anew, __doc__, ROUNDS, LOOKS)
     sys.exit(train_and_publish(STUDY, arms(budget.docs), budget, tuned=bool(best_rates(budget.docs))))
