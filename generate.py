@@ -154,7 +154,7 @@ def main(argv: list[str]) -> int:
 
 def _generate_all(request: Request, mesh: Mesh) -> None:
     """Load the model and make this process's share of the videos."""
-    for folder in {job.path.parent for job in request.jobs}:
+    for folder in {path.parent for job in request.jobs for path in (job.path, job.note)}:
         folder.mkdir(parents=True, exist_ok=True)  # before minutes of loading and sampling
     pipeline = _pipeline(request, mesh)
     if request.writes and (cut := truncated_prompts_warning(pipeline, [job.prompt for job in request.jobs])):
@@ -167,10 +167,11 @@ def _generate_all(request: Request, mesh: Mesh) -> None:
 
 def _written(request: Request) -> str:
     """Say where the videos of this process lie."""
-    paths = [job.path for job in request.jobs]
-    if len(paths) == 1:
-        return f"wrote {paths[0]} (and how it was made: {paths[0].with_suffix('.json').name})"
-    return f"wrote {len(paths)} videos to {paths[0].parent}, each with a note of how it was made"
+    first, *others = request.jobs
+    if not others:
+        return f"wrote {first.path} (and how it was made: {first.note.name})"
+    notes = "each with a note of how it was made" if not first.note_apart else f"notes on them to {first.note.parent}"
+    return f"wrote {len(request.jobs)} videos to {first.path.parent}, {notes}"
 
 
 def request_of(arguments: argparse.Namespace) -> Request:

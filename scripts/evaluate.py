@@ -185,7 +185,13 @@ def _build_reward(text: str, arguments: argparse.Namespace) -> NamedReward:
     name, _, checkpoint = text.partition("=")
     options = {"checkpoint": checkpoint} if checkpoint else {}
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    context = RewardContext(device, arguments.model_root, batch_size=arguments.batch_size, own_files=False)
+    context = RewardContext(
+        device,
+        arguments.model_root,
+        batch_size=arguments.batch_size,
+        own_files=False,
+        prompt_csvs=[arguments.prompts_csv],
+    )
     model = build_reward(name, options, context)
     model.to("cpu")
     torch.cuda.empty_cache()  # generate.py is another process, to which memory that is cached here is lost
@@ -236,7 +242,8 @@ def _scores(
     entry: Entry, jobs: Sequence[Job], rewards: Sequence[NamedReward], arguments: argparse.Namespace
 ) -> dict[str, np.ndarray]:
     """Score an entry's videos: each metric [N]."""
-    book = ScoreFile(arguments.output_dir / entry.name / "evaluation_scores.jsonl")
+    apart = "_notes" if arguments.file_names == "vbench" else ""  # its toolkit takes every file for a video
+    book = ScoreFile(arguments.output_dir / f"{entry.name}{apart}" / "evaluation_scores.jsonl")
     videos, prompts = [job.path for job in jobs], [job.prompt.text for job in jobs]
     found: dict[str, np.ndarray] = {}
     for reward in rewards:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hyvideo.data.prompts import Prompt
 from hyvideo.data.videos import write_video
-from hyvideo.observability.scored_videos import read_note
+from hyvideo.observability.scored_videos import note_path, read_note
 
 FILE_NAMES = ("row", "vbench")
 """How the videos of a CSV may be called."""
@@ -25,22 +25,28 @@ class Job:
     """One video to make.
 
     Attributes:
-        path: the mp4 to write; a JSON file of the same name says how it was made.
+        path: the mp4 to write.
         prompt: text, number and image.
         seed: of its noise; the prompt's own where it has one.
+        note_apart: whether the note lies in `<folder>_notes`: VBench-2.0 takes every file of a folder for a video.
     """
 
     path: Path
     prompt: Prompt
     seed: int
+    note_apart: bool = False
+
+    @property
+    def note(self) -> Path:
+        """The JSON file that says how the video was made."""
+        return note_path(self.path, apart=self.note_apart)
 
     def is_finished(self, note: dict[str, Any]) -> bool:
         """Whether the file is there and was made exactly as `note` says."""
-        beside = self.path.with_suffix(".json")
-        if not (self.path.is_file() and beside.is_file()):
+        if not (self.path.is_file() and self.note.is_file()):
             return False
         try:
-            return from_json(beside.read_bytes()) == json.loads(json.dumps(note))
+            return from_json(self.note.read_bytes()) == json.loads(json.dumps(note))
         except ValueError:
             return False
 
@@ -50,8 +56,7 @@ class Job:
         Raises:
             ValueError: names the file and what differs.
         """
-        beside = self.path.with_suffix(".json")
-        note = read_note(beside.read_bytes(), str(beside)) if beside.is_file() else {}
+        note = read_note(self.note.read_bytes(), str(self.note)) if self.note.is_file() else {}
         for name, wanted in (("prompt", self.prompt.text), ("seed", self.seed)):
             if note.get(name, wanted) != wanted:
                 raise ValueError(
@@ -61,10 +66,9 @@ class Job:
 
     def write(self, video: Tensor, fps: int, note: dict[str, Any]) -> None:
         """Write the video `[F, H, W, 3]`, then its note: a video without one was not finished."""
-        self.path.with_suffix(".json").unlink(missing_ok=True)
+        self.note.unlink(missing_ok=True)
         write_video(self.path, video, fps)
-        text = json.dumps(note, indent=1, ensure_ascii=False)
-        self.path.with_suffix(".json").write_text(text, encoding="utf-8")
+        self.note.write_text(json.dumps(note, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
 def jobs_of_prompt(path: Path, prompt: Prompt, seeds: Sequence[int]) -> list[Job]:
@@ -94,6 +98,7 @@ def jobs_of_csv(folder: Path, prompts: Sequence[Prompt], seeds: Sequence[int], n
             else _with_seed(folder / f"{row:04d}.mp4", seed, chosen),
             prompt,
             seed,
+            note_apart=names == "vbench",
         )
         for row, prompt in enumerate(prompts)
         for chosen in [seeds if prompt.seed is None else [prompt.seed]]

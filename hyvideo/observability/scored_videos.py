@@ -48,8 +48,8 @@ def scored_steps(folder: Path) -> dict[int, Path]:
 def read_scored_videos(folder: Path) -> tuple[ScoredVideo, ...]:
     """Read a folder of videos in file order.
 
-    Understood are `scores.jsonl` (written by training), a JSON note beside each mp4 (written by `generate.py`), and
-    bare mp4 files, which are named by their file.
+    Understood are `scores.jsonl` (written by training), a JSON note of each mp4 (written by `generate.py`), and bare
+    mp4 files, which are named by their file.
 
     Raises:
         ValueError: there is no such folder, it holds no video, or a note cannot be read.
@@ -85,11 +85,16 @@ def _of_row(folder: Path, row: Mapping[str, object], where: str) -> ScoredVideo:
 
 
 def _of_file(path: Path) -> ScoredVideo:
-    """Make the record of an mp4, with the note beside it where there is one."""
-    note_path = path.with_suffix(".json")
-    note = read_note(note_path.read_bytes(), str(note_path)) if note_path.is_file() else {}
+    """Make the record of an mp4, with its note where there is one."""
+    places = [place for apart in (False, True) if (place := note_path(path, apart=apart)).is_file()]
+    note = read_note(places[0].read_bytes(), str(places[0])) if places else {}
     prompt = note.get("prompt")
     return ScoredVideo(path, prompt if isinstance(prompt, str) else path.stem, _seed_of(note))
+
+
+def note_path(video: Path, *, apart: bool) -> Path:
+    """Return where the note of a video stands: beside it, or apart in `<folder>_notes`."""
+    return Path(f"{video.parent.absolute()}_notes" if apart else video.parent) / f"{video.stem}.json"
 
 
 def read_note(text: bytes, where: str) -> Mapping[str, object]:

@@ -27,6 +27,7 @@ ELSEWHERE = {
     "NODE_IP_LIST=": "needs two machines; tests/distributed/test_two_nodes.py starts two nodes of one",
     ".* sbatch ": "needs SLURM; tests/unit/launchers/test_slurm_train.py runs the script without it",
     ".*report winrates": "needs people's votes; tests/end_to_end/test_report.py has some",
+    "for list in VBench": "needs downloaded weights and VBench-2.0",
     "pip install wandb": "needs the network",
     ".*--trackers tensorboard wandb": "needs wandb; tests/unit/observability/test_trackers.py tries it if it is there",
 }

@@ -1,5 +1,6 @@
 """scripts/evaluate.py: what a run trained and existing videos in one table; a second call makes nothing again."""
 
+import csv
 import json
 import re
 import shutil
@@ -14,6 +15,8 @@ from hyvideo.observability.scored_videos import read_scored_videos
 from hyvideo.training.run import Training
 from scripts.evaluate import main
 from tests.support.rewards import grey_videos
+from tests.support.training import PROMPTS
+from tests.support.vision_language import write_vision_language_model
 
 Captured = pytest.CaptureFixture
 Evaluate = Callable[..., int]
@@ -74,6 +77,32 @@ def test_a_checkpoint_and_existing_videos_are_compared_and_nothing_is_made_twice
     assert capfd.readouterr().err.count("is finished already") == 4
     assert {path: path.stat().st_mtime_ns for path in made} == made
     assert json.loads((folder / "evaluation.json").read_text()) == result
+
+
+def test_a_folder_for_vbench_holds_its_videos_and_nothing_else(
+    evaluate: Evaluate, tiny_root: Path, tmp_path: Path, capfd: Captured
+):
+    base = ["--model", "base", tiny_root, *SAMPLING, "--file_names", "vbench", "--seeds", "0", "1"]
+    assert evaluate(*base) == 0
+    videos = tmp_path / "evaluation" / "base"
+    assert {path.name for path in videos.iterdir()} == {f"{text}-{n}.mp4" for text in PROMPTS for n in (0, 1)}
+    assert {(video.prompt, video.seed) for video in read_scored_videos(videos)} == {
+        (text, seed) for text in PROMPTS for seed in (0, 1)
+    }
+    capfd.readouterr()
+    assert evaluate(*base) == 0
+    assert capfd.readouterr().err.count("is finished already") == 2 * len(PROMPTS)
+
+
+def test_questions_of_the_csv_are_asked(greys: Path, tmp_path: Path, evaluate: Evaluate):
+    judge = write_vision_language_model(tmp_path / "judge", "qwen3_vl")
+    checks = json.dumps([{"question": "Is it bright?", "answer": "yes"}])
+    with (tmp_path / "checks.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("prompt", "checks"), *((text, checks) for text in PROMPTS)])
+    asked = ["--prompts_csv", tmp_path / "checks.csv", "--rewards", f"vlm_checks={judge}", "--videos", "greys", greys]
+    assert evaluate(*asked) == 0
+    result = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
+    assert 0 < result["means"]["greys"]["CHECKS"]["mean"] < 1
 
 
 def test_weights_of_overall_are_the_users(evaluate: Evaluate, greys: Path, tmp_path: Path):
