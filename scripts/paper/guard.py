@@ -133,6 +133,8 @@ def describe(found: Mapping[str, Any]) -> str:
     counts = " and ".join(f"{len(_runs(found, arm))} {arm}" for arm in LEAKS)
     hacked = _stopped(found, "hackable")
     delays = [run["alarm"] - run["best"] for run in hacked]
+    fallen = [run for run in _runs(found, "hackable") if run["proxy"][-1] < run["proxy"][0]]
+    silent = sum(not run["alarm"] for run in fallen)
     delay = f" {np.median(delays):g} updates after it (median; {min(delays)} to {max(delays)})" if delays else ""
     return paragraph(
         f"""The truth is VQ + MQ + TA, measured from pixels. Runs are trained on it with noise of one standard deviation
@@ -141,8 +143,9 @@ def describe(found: Mapping[str, Any]) -> str:
         {RATES["hackable"]:g} and {RATES["honest"]:g}, because at the higher one honest training spoils the truth too.
         The guard's test (alpha {ALPHA}) looked at {found["budget"]["held_out"]} held-out videos {LOOKS} times after the
         first look; the truth was its judge. Crosses mark its first alarm. In hackable runs it would have kept the
-        checkpoint of the best look and stopped{delay}. All runs went on to their end, so that what it saves is
-        known."""
+        checkpoint of the best look and stopped{delay}. In {len(fallen)} hackable runs the proxy had fallen
+        too at the end, so nothing was exploited, and the guard, which waits for a proxy that rises, was silent in
+        {silent} of them. All runs went on to their end, so that what it saves is known."""
     )
 
 
