@@ -89,11 +89,9 @@ def ask_for_checks(server: ChatServer, prompt: str, count: int) -> str:
 
 def _write(arguments: argparse.Namespace) -> int:
     read_prompts([arguments.prompts_csv])  # refuses what is no prompt CSV
-    rows = [row for _, row in rows_of_csv(arguments.prompts_csv)]
-    for row in rows:
-        parse_checks(row.get(COLUMN, ""))
+    rows = _checked_rows(arguments.prompts_csv)
     if arguments.output.exists():
-        done = {row["prompt"]: row.get(COLUMN, "") for _, row in rows_of_csv(arguments.output)}
+        done = {row["prompt"]: row.get(COLUMN, "") for row in _checked_rows(arguments.output)}
         for row in rows:
             row[COLUMN] = row.get(COLUMN) or done.get(row["prompt"], "")
     context = RewardContext(in_flight=arguments.in_flight)
@@ -125,6 +123,18 @@ def _write(arguments: argparse.Namespace) -> int:
     if not open_rows:
         _save(arguments.output, rows)
     return int(failed > 0)
+
+
+def _checked_rows(path: Path) -> list[dict[str, str]]:
+    """Read a CSV; a malformed cell is a ValueError that names its line."""
+    rows = []
+    for where, row in rows_of_csv(path):
+        try:
+            parse_checks(row.get(COLUMN, ""))
+        except ValueError as error:
+            raise ValueError(f"{where}: {COLUMN}: {error}") from error
+        rows.append(row)
+    return rows
 
 
 def _save(path: Path, rows: Sequence[dict[str, str]]) -> None:

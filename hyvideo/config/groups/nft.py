@@ -23,8 +23,8 @@ class NftConfig:
 
     nft_old_ramp: float = setting(0.001, within="[0, 1]", unit="per update", read_when=_NFT)
     """After a round the old policy, which samples, becomes a mean of itself and the policy. Its own weight in it is
-    this number times the updates made so far, at most nft_old_decay. 0 copies the policy. The release has 0.001, or
-    0.0075 after 75 updates."""
+    this number times the updates made so far, at most nft_old_decay. 0 copies the policy. The release has 0.001,
+    and for some rewards a faster ramp that begins later."""
 
     nft_old_decay: float = setting(0.5, within="[0, 1]", read_when=_NFT)
     """Largest share of itself that the old policy keeps. The release has 0.5, or 0.999."""
