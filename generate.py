@@ -75,7 +75,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     names = "row: 0000.mp4; vbench: PROMPT-0.mp4, as VBench and VBench-2.0 read them; default row"
     add("--file_names", choices=FILE_NAMES, default="row", help=f"names of a CSV's videos, {names}")
     add("--image_path", type=_or_none, help="image that the video of --prompt starts from (i2v versions)")
-    add("--output_path", type=Path, required=True, help="FILE.mp4, or a folder with --prompts_csv")
+    add("--output_path", type=Path, help="FILE.mp4, or a folder with --prompts_csv")
     trained = parser.add_mutually_exclusive_group()
     trained.add_argument(
         "--checkpoint_path", help="RUN/checkpoints/step_N, best or latest, or a checkpoint-N of the original training"

@@ -7,7 +7,8 @@
 #   CONFIG=configs/tiny.yaml OUTPUT_DIR=outputs/first ./run_post_train.sh
 #
 # Flags pass through unchanged and win over the settings below; python post_train.py --help explains them. Missing weights
-# are named, with the way to get them. Without CSVs the starter prompts in assets/prompts are used. Relative paths start at the folder of this script. Settings, from the environment:
+# are named, with the way to get them. Without CSVs the starter prompts in assets/prompts are used. Relative paths start
+# at the folder of this script. Settings, from the environment:
 #
 #   CONFIG                  config file [configs/sage_8gpu.yaml]
 #   OUTPUT_DIR              run folder [outputs/<name of CONFIG>, or where CONFIG is the config.yaml that a run has

@@ -1,7 +1,7 @@
 """Look at runs and models: reports, galleries, blind preference studies. Every page is one file that works offline.
 
   python -m scripts.report RUN                       report of a run folder: RUN/report.html
-  python -m scripts.report RUN RUN ...               comparison of several runs: comparison.html
+  python -m scripts.report RUN RUN ...               comparison of several runs: first RUN/comparison.html
   python -m scripts.report gallery A B ...           the same prompts and seeds side by side: A/gallery.html
   python -m scripts.report gallery A                 the seeds of each prompt side by side
   python -m scripts.report gallery A B ... --preference study
@@ -49,14 +49,15 @@ def _report(argv: Sequence[str]) -> int:
     """Write the report of one run, or the comparison of several."""
     parser = _parser("")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folder, or NAME=FOLDER")
-    parser.add_argument("--output", type=Path, help="HTML file; default RUN/report.html, for several comparison.html")
+    default = "report.html in RUN, comparison.html in the first of several"
+    parser.add_argument("--output", type=Path, help=f"HTML file; default {default}")
     parser.add_argument("--embed", action="store_true", help=EMBED)
     arguments = parser.parse_args(argv)
     named = [_named_folder(text) for text in arguments.runs]
     folders = [folder for _, folder in named]
     alone = len(named) == 1
     names = [name or (None if alone else folder.resolve().name) for name, folder in named]
-    default = folders[0] / "report.html" if alone else Path("comparison.html")
+    default = folders[0] / ("report.html" if alone else "comparison.html")
     print(report_runs(folders, arguments.output or default, names, embed=arguments.embed))
     return 0
 

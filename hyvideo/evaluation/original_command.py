@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from datetime import datetime
 from pathlib import Path
 
 from hyvideo.config.flags import BOOLEANS
@@ -44,7 +45,10 @@ def boolean(text: str) -> bool:
 
 def add_original_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that only the release has; `translate` turns them into ours."""
-    about = f"with --resolution the default seed is {SEED}, and --fixed_size wins over --aspect_ratio"
+    about = (
+        f"with --resolution the default seed is {SEED}, the default --output_path a new file in outputs, and "
+        "--fixed_size wins over --aspect_ratio"
+    )
     group = parser.add_argument_group("the command of SAGE-GRPO's release", about)
     group.add_argument("--resolution", choices=["480p", "720p"], help="with the task and the next two, the version")
     for name in ("cfg_distilled", "enable_step_distill"):
@@ -69,7 +73,12 @@ def translate(arguments: argparse.Namespace) -> None:
     if resolution and theirs["sr"] is None:
         told.append("The release makes super resolution by default, and here is none; --sr false says so.")
     found = [path for path in csvs if Path(path).is_file()]
-    told += [f"--valid_video_csv: there is no file '{path}', which is skipped." for path in csvs if path not in found]
+    starter = "skipped; starter prompts are in assets/prompts/valid.csv"
+    told += [f"--valid_video_csv: there is no file '{path}', {starter}." for path in csvs if path not in found]
+    output = arguments.output_path
+    if csvs and not found and arguments.prompt is not None and output and output.suffix != ".mp4":
+        arguments.output_path = output.with_name(f"{output.name}.mp4")  # which was to be a folder of the CSV's videos
+        told.append(f"The video of --prompt is '{arguments.output_path}'.")
     if os.environ.get("RANK", "0") == "0":
         for line in told:
             complain(f"generate.py: {line}")
@@ -79,6 +88,11 @@ def translate(arguments: argparse.Namespace) -> None:
         kind = "_step_distilled" if arguments.enable_step_distill else "_distilled" if arguments.cfg_distilled else ""
         task = "i2v" if arguments.image_path else "t2v"
         arguments.transformer_version = arguments.transformer_version or f"{resolution}_{task}{kind}"
+    if arguments.output_path is None:
+        if not resolution or arguments.prompt is None:
+            raise ValueError("give --output_path: FILE.mp4, or a folder with --prompts_csv.")
+        name = f"output_{arguments.transformer_version}_{datetime.now():%Y-%m-%d_%H-%M-%S}.mp4"
+        arguments.output_path = Path("outputs") / name
     if arguments.checkpoint_path and Path(arguments.checkpoint_path).name == "transformer":
         arguments.checkpoint_path = str(Path(arguments.checkpoint_path).parent)  # the release names the inner folder
     arguments.seed = arguments.seed or [SEED if resolution else 42]

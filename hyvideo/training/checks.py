@@ -264,7 +264,11 @@ def _csv_problems(name: str, paths: Sequence[str], advice: str) -> Iterator[str]
 
 def _file_problems(cfg: Config) -> Iterator[str]:
     """Inputs that are missing on disk. The model's own files are checked by its loader."""
-    yield from _csv_problems("train_video_csv", cfg.data.train_video_csv, "give one or more CSVs with a prompt column")
+    advice = (
+        "give one or more CSVs with a prompt column (starter prompts: assets/prompts/train.csv; the release's "
+        "own are not here)"
+    )
+    yield from _csv_problems("train_video_csv", cfg.data.train_video_csv, advice)
     if cfg.validation.is_on:
         advice = "give one or more CSVs, or set validation_interval to 0 (and validate_at_step0 to false)"
         yield from _csv_problems("valid_video_csv", cfg.data.valid_video_csv, advice)

@@ -59,7 +59,7 @@ def test_the_large_configs_say_that_prompts_are_missing(file):
         check_config(load_config(["--config", file]), WORLD_SIZES[file])
 
 
-def test_the_64_gpu_config_samples_64_videos_of_16_prompts_as_the_paper_does():
+def test_the_64_gpu_config_samples_64_videos_of_16_prompts_as_the_release_recommends():
     config = load_config(["--config", "configs/sage_64gpu.yaml"])
     layout = layout_of(config, 64)
     assert (layout.num_videos // layout.num_rollouts, layout.num_groups // layout.num_rollouts) == (64, 16)

@@ -1,5 +1,6 @@
 """What generate.py is asked for is checked, and shared among processes, before any weight is read."""
 
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -45,6 +46,25 @@ def test_the_releases_sampling_command_is_taken_as_it_stands(
     assert made.arguments.transformer_version == "480p_t2v" and not made.arguments.offload
     assert (made.settings["fixed_size"], made.settings["num_inference_steps"]) == ("480x864", 40)
     assert capsys.readouterr().err == ""
+
+
+def test_without_its_csv_the_releases_sampling_command_makes_the_video_of_its_prompt(
+    original_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    monkeypatch.chdir(tmp_path)
+    command = shlex.split(SAMPLING.replace("MODEL", str(original_root)))
+    (job,) = request_of(parse_arguments(command)).jobs
+    assert (job.prompt.text, job.seed) == ('A girl holding a paper with words "Hello, world!"', 930)
+    assert job.path == Path("outputs/output_samples_864x480_step40_shift5_gs1_seed930.mp4")
+    skipped, written = capsys.readouterr().err.splitlines()
+    assert "no file 'assets/demo_sample.csv'" in skipped and "assets/prompts/valid.csv" in skipped
+    assert str(job.path) in written
+
+    output = command.index("--output_path")
+    (job,) = request_of(parse_arguments(command[:output] + command[output + 2 :])).jobs
+    assert re.fullmatch(r"outputs/output_480p_t2v_\d{4}(-\d\d){2}_\d\d(-\d\d){2}\.mp4", str(job.path))
+    with pytest.raises(ValueError, match="give --output_path: FILE.mp4, or a folder"):
+        request_of(parse_arguments(["--model_path", str(original_root), "--prompt", "a cat"]))
 
 
 def test_the_releases_form_has_its_seed_and_says_what_is_not_here(

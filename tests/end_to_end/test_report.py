@@ -21,8 +21,10 @@ def test_one_run_is_reported_in_its_folder_and_several_beside_each_other(here: P
         write_run(here / name, num_updates=5)
     assert main(["sage"]) == 0
     assert (here / "sage" / "report.html").is_file()
+    assert main(["sage", "ours=dance"]) == 0
     assert main(["sage", "ours=dance", "--output", "pages/both.html"]) == 0
-    assert capsys.readouterr().out == "sage/report.html\npages/both.html\n"
+    assert capsys.readouterr().out == "sage/report.html\nsage/comparison.html\npages/both.html\n"
+    assert {path.name for path in here.iterdir()} == {"sage", "dance", "pages"}
     assert "ours" in (here / "pages" / "both.html").read_text()
 
 

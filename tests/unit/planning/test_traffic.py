@@ -15,7 +15,7 @@ REAL = {
 }
 
 
-def test_the_papers_64_gpus_send_what_the_formulas_of_sharding_give():
+def test_64_gpus_send_what_the_formulas_of_sharding_give():
     """8.33e9 weights over 64 ranks: bf16 gathered twice, float32 gradients once; 34,020 tokens over two ranks."""
     parameters = ParameterCounts(8_165_000_000, 165_000_000, 8_330_000_000, 0)
     sizes = {"num_shards": 64, "block_bytes": 2, "around_bytes": 4}

@@ -171,7 +171,8 @@ def test_prompts_are_needed_and_without_validation_none_for_it(base):
     assert problems(off) == []
     assert "valid_video_csv is empty" in only_problem(base[:4])
     assert "valid_video_csv is empty" in only_problem([*off, "--validate_at_step0"])
-    assert "train_video_csv is empty" in only_problem([*base[:2], *base[4:]])
+    missing = only_problem([*base[:2], *base[4:]])
+    assert "train_video_csv is empty" in missing and "starter prompts: assets/prompts/train.csv" in missing
 
 
 def test_the_factors_are_those_of_the_vae_in_use(base):

@@ -134,7 +134,7 @@ def test_training_refuses_guidance_for_a_distilled_version(original_root: Path, 
         read_inputs(load_config(arguments(tmp_path / "ckpts", csv, tmp_path / "out", **flags)))
 
 
-def test_the_papers_recipe_and_the_bundled_model_start_without_a_warning(released, monkeypatch):
+def test_the_released_recipe_and_the_bundled_model_start_without_a_warning(released, monkeypatch):
     monkeypatch.chdir(REPOSITORY)
     assert said(released("480p_t2v", "--config", "configs/sage_64gpu.yaml")) == []
     assert said(released("480p_i2v", "--config", "configs/sage_8gpu.yaml", "configs/lora.yaml")) == []
