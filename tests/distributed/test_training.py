@@ -19,6 +19,7 @@ from hyvideo.models.loading import load_transformer
 from hyvideo.models.parallelize import prepare_policy, trainable_parameters
 from hyvideo.training.run import Training
 from tests.support.ranks import run_on_ranks
+from tests.support.rewards import with_map
 from tests.support.tiny_model import ADAPTER, randomize
 from tests.support.training import ALGORITHMS, arguments, training_of
 
@@ -37,6 +38,7 @@ NUM_VIDEOS = 4
 RUN = {"grpo_sampling_steps": 3, "max_steps": 3, "update_ref_model_step": 2, "kl_weight": 0.1, "learning_rate": 1e-4}
 
 METHODS: dict[str, dict[str, Any]] = {
+    **{f"{name}, credit maps": {**settings, **with_map("prompt")} for name, settings in ALGORITHMS.items()},
     "full": {},
     "guidance": {"cfg_scale": 3.0, "validation_interval": 2, "validation_num_videos": 3},
     "lora": {
@@ -59,7 +61,6 @@ METHODS: dict[str, dict[str, Any]] = {
         "kl_weight": 1.0,
         "max_grad_norm": 10.0,
     },
-    "nft": ALGORITHMS["nft"],
     "nft, guidance, adapter": {**ALGORITHMS["nft"], "cfg_scale": 3.0, "use_lora": True, "learning_rate": 1e-3},
     "nft, two updates": {
         **ALGORITHMS["nft"],
@@ -77,7 +78,11 @@ AS_THE_RECIPES = {"enable_gradient_checkpointing": True, "activation_checkpointi
 
 Cases = dict[str, tuple[str, dict[str, Any]]]
 TWO_RANKS: Cases = {
-    "dp": ("full", {**FSDP, "batch_size": 2}),
+    **{
+        f"{where}, {name}, credit maps": (f"{name}, credit maps", settings)
+        for name in ALGORITHMS
+        for where, settings in (("dp", {**FSDP, "batch_size": 2}), ("sp", SP_2))
+    },
     "sp, guidance, blocks recomputed, weights kept and saved after a validation": (
         "guidance",
         {**SP_2, "enable_gradient_checkpointing": True, "reshard_after_forward": False, "save_interval": 2},
@@ -88,7 +93,6 @@ TWO_RANKS: Cases = {
         "two updates in windows",
         {**FSDP, "batch_size": 1, "gradient_accumulation_steps": 2},
     ),
-    "sp, nft": ("nft", SP_2),
     "dp, nft, groups over ranks, accumulated": (
         "nft, two updates",
         {**FSDP, "batch_size": 1, "gradient_accumulation_steps": 2, "cpu_offload": True},
@@ -107,6 +111,7 @@ FOUR_RANKS: Cases = {
     ),
 }
 MORE_ON_TWO: Cases = {
+    "dp": ("full", {**FSDP, "batch_size": 2}),
     "dp, weights whole": ("full", {"batch_size": 2}),
     "dp, weights in host memory": (
         "full",

@@ -1,6 +1,5 @@
 """Credit maps in training: a uniform one changes no bit, another one does, and all that holds for runs holds for it."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from hyvideo.models.reward_models.remote.server import create_app
 from hyvideo.training.run import Training
 from tests.support.equal_runs import assert_identical, rows_of
 from tests.support.reward_server import serving
-from tests.support.rewards import BRIGHTNESS, MAPPED, Mapped
+from tests.support.rewards import BRIGHTNESS, Mapped, with_map
 from tests.support.training import ALGORITHMS, arguments, collect_round, training_of
 
 TWO_UPDATES = {"updates_per_rollout": 2, "kl_weight": 1.0}
@@ -39,13 +38,6 @@ METHODS = {
     },
     "nft": ALGORITHMS["nft"],
 }
-
-
-def with_map(kind: str) -> dict[str, object]:
-    """Settings of a run whose credit map is of this kind."""
-    weights = {"VQ": 0.5, "MQ": 0.5, "TA": 1.0}
-    models = {MAPPED: {"sub_reward": weights, "options": {"kind": kind}}}
-    return {"reward_config": json.dumps({"models": models}), "reward_credit": MAPPED if kind != "none" else None}
 
 
 Trained = Callable[..., tuple[list[dict[str, float]], Tensor]]

@@ -1,6 +1,8 @@
 """Small real rewards for tests of what surrounds a reward, and videos whose scores are known."""
 
 import copy
+import json
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -120,8 +122,8 @@ class Mapped(MovingShapesReward):
 
     Args:
         context: of the run.
-        kind: `own`; `uniform`; `shuffled`, its own at other latents; or a fault: `shape`,
-            `negative`, `nan`, `mean`, `nothing`.
+        kind: `own`; `uniform`; `shuffled`, its own at other latents; `prompt`, a ramp over the latents that depends on
+            the prompt and on no pixel; or a fault: `shape`, `negative`, `nan`, `mean`, `nothing`.
     """
 
     def __init__(self, context: RewardContext = RewardContext(), kind: str = "own") -> None:  # noqa: B008
@@ -130,13 +132,22 @@ class Mapped(MovingShapesReward):
 
     def scores_and_credit(self, videos: Tensor, prompts: Sequence[str], grid: Grid) -> tuple[dict[str, Tensor], Tensor]:
         scores, credit = super().scores_and_credit(videos, prompts, grid)
+        steepness = torch.tensor([len(prompt) % 8 / 8 for prompt in prompts]).view(-1, 1, 1, 1)
         return scores, {
             "own": lambda: credit,
             "uniform": lambda: torch.ones_like(credit),
             "shuffled": lambda: credit.flip(1, 2, 3),
+            "prompt": lambda: 1 + steepness * torch.linspace(-1, 1, math.prod(grid)).view(grid),
             "shape": lambda: credit[:, 1:],
             "negative": lambda: 1 + 99 * (credit - 1),
             "nan": lambda: credit.masked_fill(credit == credit.amax(), torch.nan),
             "mean": lambda: 2 * credit,
             "nothing": lambda: None,
         }[self._kind]()
+
+
+def with_map(kind: str) -> dict[str, object]:
+    """Return settings of a run whose credit map is of this kind; `none` leaves the map out."""
+    weights = {"VQ": 0.5, "MQ": 0.5, "TA": 1.0}
+    models = {MAPPED: {"sub_reward": weights, "options": {"kind": kind}}}
+    return {"reward_config": json.dumps({"models": models}), "reward_credit": MAPPED if kind != "none" else None}
