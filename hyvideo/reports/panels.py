@@ -76,6 +76,8 @@ def reward_panels(runs: Sequence[RunRecord]) -> list[Drawing]:
     charts = [Chart("Training reward", about, mean)]
     about = "The same prompts and seeds each time, sampled without noise."
     charts.append(Chart("Validation reward", about, _lines(runs, lambda run: run.validation("reward"), dots=True)))
+    about = "Mean score of the same videos by the judge of reward_guard, which the policy is not trained on."
+    charts.append(Chart("Validation by the judge", about, _lines(runs, lambda run: run.validation("judge"), dots=True)))
     for name in dict.fromkeys(name for run in runs for name in run.metric_names):
         meaning = METRIC_MEANINGS.get(name)
         title = f"{name}: {meaning}" if meaning else name
@@ -88,6 +90,8 @@ def reward_panels(runs: Sequence[RunRecord]) -> list[Drawing]:
             _smooth(runs, lambda run: run.per_round("reward/std")),
         )
     )
+    about = "Root mean square of the credit maps: 1 if all parts of a video count alike, more if few do."
+    charts.append(Chart("Focus of the credit", about, _smooth(runs, lambda run: run.per_round("reward/credit_focus"))))
     charts += mixing_charts(runs[0]) if alone else []
     return _drawn(charts)
 
@@ -120,7 +124,7 @@ _TRUST = (
 )
 _OPTIMIZER = (
     _Logged("grad_norm", "Gradient norm", "Over all trained weights, before clipping.", True),
-    _Logged("loss/policy", "Policy loss", "Clipped and equalized; its level says little, its jumps much."),
+    _Logged("loss/policy", "Policy loss", "Its level says little, its jumps much."),
     _Logged("lr", "Learning rate", "As used by each update.", smoothed=False),
 )
 

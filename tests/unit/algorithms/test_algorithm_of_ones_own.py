@@ -1,6 +1,7 @@
 """An algorithm named by its import path trains, saves and resumes as the built-in one does."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,28 +12,38 @@ from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.training.run import Training
 from tests.support.equal_runs import rows_of
 from tests.support.reward_weighted import RewardWeighted
-from tests.support.training import collect_round
+from tests.support.training import REPOSITORY, arguments, collect_round, training_of
 
 PATH = "tests.support.reward_weighted:RewardWeighted"
 
 
-def test_an_algorithm_of_ones_own_trains_and_a_resumed_run_equals_an_uninterrupted_one(
-    make_training: Callable[..., Training],
+def test_an_algorithm_of_ones_own_trains_the_bundled_model_and_a_resumed_run_equals_an_uninterrupted_one(
+    prompts_csv: Path, tmp_path: Path
 ):
-    settings = {"algorithm": PATH, "save_interval": 2}
-    whole, first = make_training(max_steps=4, **settings), make_training(max_steps=2, **settings)
+    def bundled(name: str, **settings: object) -> Training:
+        root = REPOSITORY / "assets" / "tiny"
+        return training_of(arguments(root, prompts_csv, tmp_path / name, algorithm=PATH, **settings))
+
+    whole, first = bundled("whole", max_steps=2), bundled("first", max_steps=1)
     before = {name: p.detach().clone() for name, p in trainable_parameters(whole.policy.transformer).items()}
     whole.train()
     after = trainable_parameters(whole.policy.transformer)
     assert isinstance(whole.algorithm, RewardWeighted)
     assert any(not torch.equal(after[name], before[name]) for name in before)
     first.train()
-    saved = first.run.folder.checkpoints / "step_2"
-    resumed = make_training(max_steps=4, **settings, resume_from_checkpoint=saved)
+    saved = first.run.folder.checkpoints / "step_1"
+    resumed = bundled("resumed", max_steps=2, resume_from_checkpoint=saved)
     resumed.train()
-    assert rows_of(resumed.run.folder.path) == rows_of(whole.run.folder.path)[2:]
+    assert rows_of(resumed.run.folder.path) == rows_of(whole.run.folder.path)[1:]
     resumed_weights = trainable_parameters(resumed.policy.transformer)
     assert all(torch.equal(resumed_weights[name], after[name]) for name in after)
+
+
+@pytest.mark.parametrize(
+    ("file", "lines"), [("tests/support/reward_weighted.py", 60), ("hyvideo/algorithms/nft.py", 250)]
+)
+def test_an_algorithm_is_a_short_file(file: str, lines: int):
+    assert len((REPOSITORY / file).read_text().splitlines()) < lines
 
 
 def test_final_latents_are_those_that_the_ode_leaves(make_training: Callable[..., Training]):

@@ -152,6 +152,46 @@ def test_the_gain_of_every_validation_is_the_first_chart(tmp_path):
     assert re.fullmatch(r"Validated gain\. 0\.00 at update 0, \+\d\.\d\d at update 30", first)
 
 
+def charts_of(page):
+    labels = [value for tag, name, value in page.attributes if (tag, name) == ("div", "aria-label")]
+    return {title: text for title, dot, text in (label.partition(". ") for label in labels) if "at update" in text}
+
+
+OF_BOTH = "VQ: 0 at update 1, 0 at update 3. TA: 0.125 at update 1, 0.125 at update 3"
+PARTS = {
+    "two metrics": (
+        {
+            f"mixing/{of}_{name}": y
+            for of in ("share", "spread", "correlation")
+            for name, y in (("VQ", 0), ("TA", 1 / 8))
+        },
+        {
+            "Share of each metric in the advantage": OF_BOTH,
+            "Spread of each metric within a prompt": OF_BOTH,
+            "Correlation of each metric with the others": OF_BOTH,
+        },
+    ),
+    "nft": (
+        {"nft/old_distance": 0.1, "nft/base_distance": 0.2},
+        {
+            "Distance to the old policy": "0.1 at update 1, 0.1 at update 3",
+            "Distance to the base": "0.2 at update 1, 0.2 at update 3",
+        },
+    ),
+    "credit maps": ({"reward/credit_focus": 2}, {"Focus of the credit": "2 at update 1, 2 at update 3"}),
+    "a guard": ({"valid/judge": 0.5}, {"Validation by the judge": "0.5 at update 1, 0.5 at update 3"}),
+}
+
+
+@pytest.mark.parametrize(("logged", "charts"), PARTS.values(), ids=PARTS)
+def test_what_only_some_runs_log_is_drawn_for_these_alone(tmp_path, logged, charts):
+    runs = [write_run(tmp_path / name, num_updates=3, samples={0: 0.1, 3: 0.2}) for name in ("plain", "more")]
+    rows = [json.loads(line) | logged for line in (runs[1] / "metrics.jsonl").read_text().splitlines()]
+    (runs[1] / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    plain, more = (charts_of(read(report_runs([run], run / "report.html"))) for run in runs)
+    assert more == plain | charts and not plain.keys() & charts.keys()
+
+
 def test_runs_that_are_compared_have_their_differing_settings_beside_their_names(tmp_path):
     runs = [
         write_run(tmp_path / eta, num_updates=2, settings=["--eta", eta, "--keep_last", str(n + 2)])
