@@ -85,6 +85,7 @@ class Chart:
         logarithmic: whether y is drawn by its logarithm; values that are not positive are gaps.
         x_label: what x counts.
         words: how its values are written.
+        of: which videos its values are of; empty where they are of none.
     """
 
     title: str
@@ -93,6 +94,7 @@ class Chart:
     logarithmic: bool = False
     x_label: str = "update"
     words: Callable[[float], str] = in_words
+    of: str = ""
 
 
 @dataclass(frozen=True)

@@ -30,5 +30,5 @@ def mixing_charts(run: RunRecord) -> list[Chart]:
             x, y = run.per_round(f"mixing/{of}_{name}")
             if np.isfinite(y).any():
                 lines.append(Line(name, x, smooth(y), number, raw=y, gaps=run.gaps))
-        charts.append(Chart(title, about, lines))
+        charts.append(Chart(title, about, lines, of="the round's videos"))
     return charts

@@ -4,7 +4,7 @@ import base64
 import io
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -57,20 +57,33 @@ def place_video(video: ScoredVideo, page: Path, *, embed: bool, label: str = "")
     if not (video.path.is_file() and video.path.stat().st_size):
         return VideoOnPage("", file, video.prompt, video.scores, label)
     url = _data("video/mp4", read_file(video.path, None)) if embed else relative_url(video.path, page)
-    return VideoOnPage(url, file, video.prompt, video.scores, label, *_poster(video.path, page, embed))
+    placed = VideoOnPage(url, file, video.prompt, video.scores, label)
+    found, beside = picture_of(video.path), video.path.with_suffix(POSTER)
+    if not found:
+        return placed
+    linked = _is_own(beside) and not embed
+    return replace(
+        placed, poster=relative_url(beside, page) if linked else _data("image/jpeg", found[0]), size=found[1]
+    )
 
 
-def _poster(video: Path, page: Path, embed: bool) -> tuple[str, tuple[int, int]] | tuple[()]:
-    """Return url and size of a video's first frame: the picture beside it, else one that the page holds."""
+def picture_of(video: Path) -> tuple[bytes, tuple[int, int]] | None:
+    """Return a JPEG of a video's first frame, and its width and height: the picture beside the video, or a new one.
+
+    Without a picture it returns None instead of raising, because the page itself says which videos cannot be played.
+    """
     beside = video.with_suffix(POSTER)
     try:
-        linked = beside.is_file() and not beside.is_symlink()
-        picture = read_file(beside, None) if linked else poster_of(first_frame(video))
+        picture = read_file(beside, None) if _is_own(beside) else poster_of(first_frame(video))
         with Image.open(io.BytesIO(picture), formats=["JPEG"]) as image:
-            size = image.size
-    except (ValueError, OSError, Image.DecompressionBombError):  # the page says which videos cannot be played
-        return ()
-    return (relative_url(beside, page) if linked and not embed else _data("image/jpeg", picture)), size
+            return picture, image.size
+    except (ValueError, OSError, Image.DecompressionBombError):
+        return None
+
+
+def _is_own(file: Path) -> bool:
+    """Whether a file is there, and no link to another one."""
+    return file.is_file() and not file.is_symlink()
 
 
 def relative_url(path: Path, page: Path) -> str:

@@ -17,6 +17,7 @@ from hyvideo.reports.charts import Chart, Drawing, Line, draw, evenly_spaced, si
 from hyvideo.reports.mixing import mixing_charts
 
 Points = tuple[np.ndarray, np.ndarray]
+_ROUND = "the round's videos"
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,12 @@ def gain_panel(runs: Sequence[RunRecord]) -> Drawing | None:
             lines.append(Line(_label(runs, run), x, edges[0], number, band=band, dots=True))
     if not lines:
         return None
+    videos = _validation_videos(runs)
     about = "Validation videos against those of the same prompts and noise at the first validation, in base std."
     if len(runs) == 1:
-        number, first = len(list(runs[0].samples.values())[-1]), "before training" if not x[0] else "at the first point"
-        about = f"{number} validation videos against those of the same prompts and noise {first}, with 95 % interval."
-    return draw(Chart("Validated gain", about, lines, words=signed))
+        first = "before training" if not x[0] else "at the first point"
+        about = f"{videos.capitalize()} against those of the same prompts and noise {first}, with 95 % interval."
+    return draw(Chart("Validated gain", about, lines, words=signed, of=f"{videos} against the first ones"))
 
 
 def reward_panels(runs: Sequence[RunRecord]) -> list[Drawing]:
@@ -73,25 +75,29 @@ def reward_panels(runs: Sequence[RunRecord]) -> list[Drawing]:
         f"validated gain. Faint: as logged; strong: smoothed.{band}"
     )
     mean = _smooth(runs, lambda run: run.per_round("reward/mean"), spread="reward/std" if alone else None)
-    charts = [Chart("Training reward", about, mean)]
+    charts = [Chart("Training reward", about, mean, of=_ROUND)]
     about = "The same prompts and seeds each time, sampled without noise."
-    charts.append(Chart("Validation reward", about, _lines(runs, lambda run: run.validation("reward"), dots=True)))
+    videos, validated = _validation_videos(runs), _lines(runs, lambda run: run.validation("reward"), dots=True)
+    charts.append(Chart("Validation reward", about, validated, of=videos))
     about = "Mean score of the same videos by the judge of reward_guard, which the policy is not trained on."
-    charts.append(Chart("Validation by the judge", about, _lines(runs, lambda run: run.validation("judge"), dots=True)))
+    judged = _lines(runs, lambda run: run.validation("judge"), dots=True)
+    charts.append(Chart("Validation by the judge", about, judged, of=videos))
     for name in dict.fromkeys(name for run in runs for name in run.metric_names):
         meaning = METRIC_MEANINGS.get(name)
         title = f"{name}: {meaning}" if meaning else name
         lines = _smooth(runs, lambda run, name=name: run.per_round(f"reward/{name}"))
-        charts.append(Chart(title, "Mean over each round's videos.", lines))
+        charts.append(Chart(title, "Mean over each round's videos.", lines, of=_ROUND))
     charts.append(
         Chart(
             "Spread of the reward",
             "Standard deviation over a round's videos. Near 0 there is nothing left to compare.",
             _smooth(runs, lambda run: run.per_round("reward/std")),
+            of=_ROUND,
         )
     )
     about = "Root mean square of the credit maps: 1 if all parts of a video count alike, more if few do."
-    charts.append(Chart("Focus of the credit", about, _smooth(runs, lambda run: run.per_round("reward/credit_focus"))))
+    focus = _smooth(runs, lambda run: run.per_round("reward/credit_focus"))
+    charts.append(Chart("Focus of the credit", about, focus, of=_ROUND))
     charts += mixing_charts(runs[0]) if alone else []
     return _drawn(charts)
 
@@ -224,6 +230,12 @@ def _lines(runs: Sequence[RunRecord], points: Callable[[RunRecord], Points], *, 
         for number, run, x, y in found
         if np.isfinite(y).any()
     ]
+
+
+def _validation_videos(runs: Sequence[RunRecord]) -> str:
+    """Say how many videos a validation has, where it is the same number everywhere."""
+    numbers = {len(videos) for run in runs for videos in run.samples.values()}
+    return f"{numbers.pop()} validation videos" if len(numbers) == 1 else "validation videos"
 
 
 def _label(runs: Sequence[RunRecord], run: RunRecord) -> str:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from hyvideo.data.files import nearest_existing
 from hyvideo.evaluation.win_rates import CRITERIA
-from hyvideo.observability.scored_videos import ScoredVideo
+from hyvideo.observability.scored_videos import POSTER, ScoredVideo
 from hyvideo.reports.gallery import Model, same_prompts
-from hyvideo.reports.page import write_page
+from hyvideo.reports.page import picture_of, write_page
 
 Pair = tuple[tuple[str, ScoredVideo], ...]
 """The (model, video) of both sides."""
@@ -50,17 +50,22 @@ def write_study(folder: Path, models: Sequence[Model], *, num_pairs: int | None 
     models_of: dict[str, str] = {}
     videos_of: dict[str, list[str]] = {}
     prompts_of: dict[str, str] = {}
+    sizes: dict[str, tuple[int, int]] = {}
     shown = []
     for pair in pairs:
         names = [secrets.token_hex(6) for _ in pair]
         for name, (model, video) in zip(names, pair, strict=True):
             models_of[name] = model
             shutil.copyfile(video.path, folder / "videos" / f"{name}.mp4")
+            if found := picture_of(video.path):
+                picture, sizes[name] = found
+                (folder / "videos" / f"{name}{POSTER}").write_bytes(picture)
         pair_name = secrets.token_hex(6)
         videos_of[pair_name], prompts_of[pair_name] = names, pair[0][1].prompt
         shown.append({"pair": pair_name, "prompt": pair[0][1].prompt, "videos": sorted(names)})  # no order to read
     study = secrets.token_hex(6)
-    write_page(folder / "index.html", "preference.html", study=study, pairs=shown, criteria=CRITERIA)
+    page = {"study": study, "pairs": shown, "sizes": dict(sorted(sizes.items())), "criteria": CRITERIA}
+    write_page(folder / "index.html", "preference.html", **page)
     key = {"study": study, "models": models_of, "pairs": videos_of, "prompts": prompts_of}
     key_path.write_text(json.dumps(key, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return key_path

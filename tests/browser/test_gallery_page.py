@@ -254,6 +254,24 @@ def study(models: list[Path], tmp_path: Path) -> Path:
     return tmp_path / "study" / "index.html"
 
 
+def test_a_pair_has_its_size_and_pictures_before_it_is_loaded(study: Path, open_page: OpenPage):
+    places = """() => [...document.querySelectorAll(".pair video, #questions")]
+        .map((part) => part.getBoundingClientRect().bottom)"""
+    page = open_page(study)
+    page.evaluate("""() => {  // nothing is loaded
+        Object.defineProperty(HTMLMediaElement.prototype, "src", { set() {} });
+        Object.defineProperty(HTMLVideoElement.prototype, "poster", { set(url) { this.dataset.url = url; } });
+    }""")
+    start_study(page)
+    posters = page.locator(".pair video").evaluate_all("(videos) => videos.map((video) => video.dataset.url)")
+    assert all((study.parent / poster).is_file() for poster in posters)
+    unloaded = page.evaluate(places)
+    page = open_page(study)
+    start_study(page)
+    page.wait_for_function("() => [...document.querySelectorAll('.pair video')].every((v) => v.readyState > 1)")
+    assert page.evaluate(places) == unloaded
+
+
 def test_keys_do_not_press_the_button_that_the_mouse_pressed_last(study: Path, open_page: OpenPage):
     page = open_page(study)
     start_study(page)

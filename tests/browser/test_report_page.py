@@ -78,12 +78,15 @@ def test_pointing_at_a_chart_shows_the_value_there(run: Path, open_page: OpenPag
     area.scroll_into_view_if_needed()
     box = area.bounding_box()
     page.mouse.move(box["x"] + box["width"] - 2, box["y"] + 20)
-    assert "update 30" in area.locator(".tip").inner_text()
+    assert area.locator(".tip").inner_text().startswith("update 30\n\n8 validation videos\n")
     page.mouse.move(box["x"] + 2, box["y"] + 20)
     assert "update 10" in area.locator(".tip").inner_text()
     page.locator(".chart", has_text="Validation reward").locator(".plot").focus()
     page.keyboard.press("ArrowRight")
     assert "update 20" in area.locator(".tip").inner_text()
+    page.locator(".chart", has_text="Training reward").locator(".plot").focus()
+    page.keyboard.press("ArrowRight")
+    assert "the round's videos" in page.locator(".tip:visible").inner_text()
 
 
 def test_a_reader_chooses_the_smoothing_counts_hours_and_zooms(run: Path, open_page: OpenPage):
@@ -128,9 +131,9 @@ def test_a_value_of_another_update_than_pointed_at_says_so(open_page: OpenPage, 
     shown = []
     for _ in range(3):
         page.keyboard.press("ArrowRight")
-        shown.append(chart.locator(".tip").inner_text().split("\n"))
+        shown.append([line for line in chart.locator(".tip").inner_text().split("\n") if line])
     assert [tip[0] for tip in shown] == ["update 10", "update 20", "update 30"]
-    assert [[line.partition("(")[2] for line in tip[1:]] for tip in shown] == [["", ""], ["", "at 10)"], ["at 20)", ""]]
+    assert [[line.partition("(")[2] for line in tip[2:]] for tip in shown] == [["", ""], ["", "at 10)"], ["at 20)", ""]]
 
 
 @pytest.mark.parametrize("embed", [False, True], ids=["linked", "embedded"])

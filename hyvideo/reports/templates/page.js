@@ -77,6 +77,7 @@ for (const figure of document.querySelectorAll(".chart")) {
     const x = there.x[there.places.indexOf(place)];
     const left = ((place - zoom[0]) / (zoom[1] - zoom[0])) * 100;
     tip.replaceChildren(`${figure.dataset.x} ${x}${timed ? `, ${brief(xEnds[0] + (place / 1000) * (xEnds[1] - xEnds[0]))} h` : ""}`);
+    if (figure.dataset.of) tip.append(Object.assign(document.createElement("p"), { className: "muted", textContent: figure.dataset.of }));
     for (const line of lines) {
       const at = nearest(line.places, place);
       const row = document.createElement("div");

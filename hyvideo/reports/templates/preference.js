@@ -1,5 +1,5 @@
 "use strict";
-const { study, pairs, criteria } = JSON.parse(document.getElementById("study").textContent);
+const { study, pairs, sizes, criteria } = JSON.parse(document.getElementById("study").textContent);
 const at = (id) => document.getElementById(id);
 const questions = [...document.querySelectorAll(".question")];
 let rater = "", order = [], votes = {}, place = 0, asked = 0;
@@ -72,6 +72,7 @@ function show() {
 function playerOf(name, side) {
   const video = document.createElement("video");
   Object.assign(video, { muted: true, loop: true, playsInline: true, preload: "auto", src: `videos/${name}.mp4` });
+  if (sizes[name]) Object.assign(video, { poster: `videos/${name}.jpg`, width: sizes[name][0], height: sizes[name][1] });
   video.setAttribute("aria-label", `${side} video`);
   video.addEventListener("error", () => {
     const box = document.createElement("div");
