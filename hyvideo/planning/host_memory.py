@@ -40,13 +40,14 @@ def host_memory(
     sharded = parallel.enable_fsdp and (world_size > 1 or parallel.cpu_offload)
     shards = layout_of(config, world_size).num_shards if sharded else 1
     resting = networks.reward_bytes if config.reward.reward_offload else 0
+    trained = (4 if config.model.use_lora else size) * parameters.trained  # adapters are float32 always
     kept = 0
     if parallel.cpu_offload:
         kept = checkpoint_bytes + size * parameters.total  # the weights that are not trained, and gradients
     elif config.kl.reference_mode_offload:
-        kept = size * parameters.trained * algorithm_class(config.grpo.algorithm).num_copies(config)
+        kept = trained * algorithm_class(config.grpo.algorithm).num_copies(config)
     if config.optimizer.ema_decay and config.optimizer.ema_offload and not parallel.cpu_offload:
-        kept += size * parameters.trained
+        kept += trained
     kept += checkpoint_bytes if config.run.async_save else 0
     adapter = parameters.trained if config.model.use_lora else 0  # whole in every process, in float32
     base = size * (parameters.total - adapter) // shards if sharded and parallel.cpu_offload else 0

@@ -281,10 +281,16 @@ def test_host_memory_is_what_is_read_there_and_what_stays(sized_plan):
     assert host("--cpu_offload") == (whole // 4, (whole + saved) // 4)
     assert host("--cpu_offload", "--dp_replicate", "2") == (whole // 2, (whole + saved) // 2)
     assert host("--reference_mode_offload") == (0, plan.parameters.trained)  # 4 bytes, 4 shards
+    average = ("--ema_decay", "0.9")
+    assert host(*average) == (0, 0)
+    assert host(*average, "--ema_offload") == (0, plan.parameters.trained)
+    assert host(*average, "--cpu_offload") == (whole // 4, (whole + saved) // 4 + plan.parameters.trained)
     assert host("--async_save") == (0, saved // 4)
     adapted = plan_of(sized_plan("--batch_size", "4", "--use_lora"), world_size=4).parameters
     assert host("--use_lora") == host("--use_lora", world_size=1) == (4 * adapted.trained, 0)
     assert 4 * adapted.trained > 0
+    rounded = ("--use_lora", "--dtype", "bf16", "--master_weight_type", "bf16")  # an adapter never is
+    assert host(*rounded, *average, "--ema_offload") == (4 * adapted.trained, adapted.trained)
     encoders = read_networks((settings := sized_plan()).model, settings.reward).encoder_bytes
     assert host("--encoder_offload") == (encoders, encoders) and encoders > 0
     reward = REWARD_BYTES["videoalign_local"]
@@ -320,6 +326,8 @@ def test_what_is_on_the_gpu_beside_the_rollout(config):
         return predict_memory(settings, networks, world_size=1, num_text=20, peaks_of=lambda *_: peaks).rollout
 
     assert rollout() - rollout("--reference_mode_offload") == 100
+    assert rollout("--ema_decay", "0.9") - rollout() == 100
+    assert rollout("--ema_decay", "0.9", "--ema_offload") == rollout()
     assert rollout() - rollout("--reward_offload") == 1000
     assert rollout() - rollout("--encoder_offload") == 10**8
     assert rollout("--encoder_offload", encoders=10**10) > 10**10  # they are there before the videos

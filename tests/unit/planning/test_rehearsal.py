@@ -84,8 +84,8 @@ def rehearsal_of(*flags: str, world_size: int = 2) -> Rehearsal:
         pytest.param(2, ("--sde_type", "cps", "--dp_replicate", "2"), id="cps and copies"),
         pytest.param(
             2,
-            ("--algorithm", "nft", "--ema_decay", "0.9", "--reward_credit", "moving_shapes"),
-            id="nft, an average and credit maps",
+            ("--algorithm", "nft", "--ema_decay", "0.9", "--ema_offload", "--reward_credit", "moving_shapes"),
+            id="nft, an average in host memory and credit maps",
         ),
         pytest.param(1, ("--use_lora", "--cpu_offload", "--batch_size", "2"), id="one GPU, an adapter in host memory"),
         pytest.param(

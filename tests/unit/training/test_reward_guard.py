@@ -116,6 +116,20 @@ def test_a_planted_flaw_stops_the_run_which_names_the_best_checkpoint_and_an_hon
     assert honest.train() is None and len(rows_of(honest.run.folder.path)) == 4
 
 
+def test_a_guard_that_only_warns_changes_nothing_but_names_the_best_checkpoint(guarded: Guarded):
+    training = guarded("warned", reward_guard_action="warn", reward_guard_alpha=0.9, max_steps=5)
+    assert training.train() is None
+    rows, folder = rows_of(training.run.folder.path), training.run.folder.checkpoints
+    told = (training.run.folder.path / "console.log").read_text()
+    assert "to 4 the trained reward rose" in told and "the judge fell by" in told
+    judged = [rows_of_judge(training), *(row["valid/judge"] for row in rows)]
+    assert named_checkpoint(folder / BEST).name == f"step_{judged.index(max(judged))}"
+    unguarded = guarded("unguarded", reward_guard=None, validation_interval=0, max_steps=5)
+    unguarded.train()
+    for row, plain in zip(rows, rows_of(unguarded.run.folder.path), strict=True):
+        assert {name: row[name] for name in plain} == plain
+
+
 def test_a_best_checkpoint_that_an_interval_asks_for_too_is_written_once(guarded: Guarded):
     training = guarded("honest", sign=1, save_interval=1, keep_last=9, max_steps=3)
     save, saved = training.run.state.save, []
