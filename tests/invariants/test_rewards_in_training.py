@@ -1,5 +1,6 @@
 """Where and when videos are scored changes no result; failed scores stop a run or teach nothing, as configured."""
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +10,10 @@ import torch
 
 from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.models.reward_models.moving_shapes import MovingShapesReward
-from hyvideo.models.reward_models.registry import RewardFailureError
+from hyvideo.models.reward_models.registry import RewardContext, RewardFailureError
 from hyvideo.models.reward_models.remote import exchange
 from hyvideo.models.reward_models.remote.server import create_app
+from hyvideo.models.reward_models.text_rendering import TextRendering
 from hyvideo.training.run import Training
 from tests.support.equal_runs import rows_of
 from tests.support.reward_server import Faulty, serving
@@ -30,12 +32,19 @@ def trained(make_training: Callable[..., Training]) -> Callable[..., tuple[list[
 
 
 def test_overlapped_and_remote_scoring_give_the_same_run(trained):
-    plain = trained(reward_batch_size=3)
-    with serving(create_app({"moving_shapes": MovingShapesReward()})) as url:
+    """With two rewards, one of which scores only the videos of a prompt that quotes a text."""
+    reading = {"num_frames": 1, "threads": 1}
+    served = {"moving_shapes": MovingShapesReward(), "text_rendering": TextRendering(RewardContext(), **reading)}
+    sums = {"moving_shapes": {"VQ": 0.5, "MQ": 0.5, "TA": 1.0}, "text_rendering": {"TEXT": 1.0}}
+    remote = {"models": {name: {"sub_reward": weights} for name, weights in sums.items()}}
+    here = {"models": remote["models"] | {"text_rendering": {"sub_reward": {"TEXT": 1.0}, "options": reading}}}
+    plain = trained(reward_batch_size=3, reward_config=json.dumps(here))
+    with serving(create_app(served)) as url:
         others = [
-            trained(reward_batch_size=3, reward_async=True),
-            trained(reward_batch_size=3, reward_async=True, remote_reward_url=url),
+            trained(reward_batch_size=3, reward_config=json.dumps(here), reward_async=True),
+            trained(reward_batch_size=3, reward_config=json.dumps(remote), reward_async=True, remote_reward_url=url),
         ]
+    assert {row["reward/TEXT"] is None for row in plain[0]} == {False, True}
     for rows, weight in others:
         assert rows == plain[0]
         assert torch.equal(weight, plain[1])
