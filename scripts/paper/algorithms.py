@@ -23,7 +23,7 @@ from scripts.paper.study import Claim, Study, paragraph, read_found
 from scripts.paper.sweep import Arm, claim_ahead, gains, parse_budget, setup_text, tiny_config, train_and_publish
 
 ROUNDS, LOOKS = 16, 4
-RATES = (1e-5, 3e-5, 1e-4, 3e-4)
+RATES = (1e-5, 3e-5, 1e-4)
 _FLOW = {"sde_type": "flow_grpo", "use_grad_balancing": False, "advantage_std": "global", "kl_weight": 0.0}
 _NFT = {"algorithm": "nft", "timestep_fraction": 0.5, "advantage_std": "global"}
 _EMA = {"ema_decay": 0.9, "validation_weights": "ema"}
