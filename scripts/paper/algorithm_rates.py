@@ -16,7 +16,7 @@ from scripts.paper.learning_rates import SEEDS
 from scripts.paper.study import Claim, Study, paragraph
 from scripts.paper.sweep import gains, parse_budget, setup_text, train_and_publish
 
-ROUNDS = 8
+ROUNDS = 6
 
 
 def draw(found: Mapping[str, Any]) -> Figure:

@@ -22,7 +22,7 @@ from scripts.paper.runs import CONFIG
 from scripts.paper.study import Claim, Study, paragraph, read_found
 from scripts.paper.sweep import Arm, claim_ahead, gains, parse_budget, setup_text, tiny_config, train_and_publish
 
-ROUNDS, LOOKS = 16, 4
+ROUNDS, LOOKS = 12, 3
 RATES = (1e-5, 3e-5, 1e-4)
 _FLOW = {"sde_type": "flow_grpo", "use_grad_balancing": False, "advantage_std": "global", "kl_weight": 0.0}
 _NFT = {"algorithm": "nft", "timestep_fraction": 0.5, "advantage_std": "global"}
