@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from hyvideo.config.loading import load_config
-from hyvideo.config.outside import complain, in_words, printable
+from hyvideo.config.outside import complain, in_words, printable, say_loading
 from hyvideo.config.schema import Config
 from hyvideo.data.files import FULL
 from hyvideo.training.stop_signal import PREEMPTED, PREEMPTIONS, listened_preemptions
@@ -50,8 +50,7 @@ def main() -> int:
 def _work(config: Config, process: ExitStack) -> int:
     """Rehearse or train what is configured; returns the exit status."""
     # Imported only now, for it takes seconds: --help and a wrong flag are answered at once.
-    if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0":
-        complain("post_train.py: loading PyTorch and what depends on it ...")
+    say_loading("post_train.py")
     import torch
     import torch.distributed as dist
     from transformers.utils.logging import disable_progress_bar

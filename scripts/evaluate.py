@@ -13,27 +13,22 @@ import math
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from pydantic_core import to_json
-from transformers.utils.logging import disable_progress_bar
 
-from hyvideo.checkpoint.train_state import named_checkpoint
-from hyvideo.checkpoint.trained_policy import check_checkpoint
 from hyvideo.config.flags import Parser
-from hyvideo.config.outside import complain, printable
+from hyvideo.config.outside import complain, printable, say_loading
 from hyvideo.data.prompts import Prompt, read_prompts
-from hyvideo.evaluation.comparison import compare, with_overall
 from hyvideo.evaluation.generation import FILE_NAMES, Job, jobs_of_csv
-from hyvideo.evaluation.scored_files import NamedReward, ScoreFile
 from hyvideo.models.fingerprint import fingerprint
 from hyvideo.models.model_folder import check_layout
-from hyvideo.models.reward_models.registry import RewardContext
-from hyvideo.models.reward_models.rewards import build_reward
-from hyvideo.reports.markdown import markdown_of
+
+if TYPE_CHECKING:
+    from hyvideo.evaluation.scored_files import NamedReward
 
 REPOSITORY = Path(__file__).parents[1]
 SUMMED = ("VQ", "MQ", "TA")
@@ -70,10 +65,7 @@ class _AddEntry(argparse.Action):
         most = 3 if option_string == "--model" else 2
         if not 2 <= len(values) <= most:
             parser.error(f"{option_string} takes {self.metavar}; received {' '.join(values)}")
-        try:
-            trained = named_checkpoint(values[2]) if len(values) == 3 else None
-        except (OSError, ValueError) as error:
-            parser.error(str(error))
+        trained = Path(values[2]) if len(values) == 3 else None
         namespace.entries.append(Entry(values[0], Path(values[1]), trained, option_string == "--model"))
 
 
@@ -94,17 +86,24 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
     add("--model_root", type=Path, default=Path("ckpts"), help="folder that holds VideoReward; default ckpts")
     add("--batch_size", type=int, default=8, help="videos scored together; default 8")
     add("--file_names", choices=FILE_NAMES, default="row", help="names of the videos, see generate.py; default row")
-    add("--num_processes", type=int, default=max(1, torch.cuda.device_count()), help="to sample; default one per GPU")
+    add("--num_processes", type=int, help="to sample; default one per GPU")
     add("--output_dir", type=Path, required=True, help="receives videos, scores, evaluation.json and evaluation.md")
     return parser.parse_known_args(argv)
 
 
 def main(argv: Sequence[str]) -> int:
     """Sample, score, compare; returns the exit status (0 done, 2 wrong input)."""
-    disable_progress_bar()
     arguments, flags = parse_arguments(argv)
     try:
         _check_entries(arguments, flags)
+        say_loading("evaluate")
+        from transformers.utils.logging import disable_progress_bar  # only now, for it takes seconds
+
+        from hyvideo.evaluation.comparison import compare, with_overall
+        from hyvideo.reports.markdown import markdown_of
+
+        disable_progress_bar()
+        _check_trained(arguments)
         rewards = [_build_reward(text, arguments) for text in arguments.rewards]
         weights = _overall_weights(arguments.overall, [metric for r in rewards for metric in r.model.metrics])
         prompts = read_prompts([arguments.prompts_csv])
@@ -170,6 +169,18 @@ def _check_entries(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
             raise ValueError(f"--videos {entry.name}: there is no folder '{entry.root}'.")
         if entry.makes_videos:
             check_layout(entry.root, arguments.transformer_version)
+
+
+def _check_trained(arguments: argparse.Namespace) -> None:
+    """Find what is wrong with the trained weights, and which checkpoint `best` and `latest` stand for by now."""
+    from hyvideo.checkpoint.train_state import named_checkpoint
+    from hyvideo.checkpoint.trained_policy import check_checkpoint
+
+    arguments.entries = [
+        replace(entry, trained=named_checkpoint(entry.trained)) if entry.trained else entry
+        for entry in arguments.entries
+    ]
+    for entry in arguments.entries:
         if entry.trained and not _is_adapter(entry.trained):
             check_checkpoint(entry.trained, ema=entry.name in arguments.ema)
         elif entry.name in arguments.ema:
@@ -180,8 +191,14 @@ def _is_adapter(folder: Path) -> bool:
     return (folder / "pytorch_lora_weights.safetensors").is_file()
 
 
-def _build_reward(text: str, arguments: argparse.Namespace) -> NamedReward:
+def _build_reward(text: str, arguments: argparse.Namespace) -> "NamedReward":
     """Build the reward of `NAME` or `NAME=CHECKPOINT`, and put it aside in host memory."""
+    import torch
+
+    from hyvideo.evaluation.scored_files import NamedReward
+    from hyvideo.models.reward_models.registry import RewardContext
+    from hyvideo.models.reward_models.rewards import build_reward
+
     name, _, checkpoint = text.partition("=")
     options = {"checkpoint": checkpoint} if checkpoint else {}
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -225,8 +242,11 @@ def _folder(entry: Entry, arguments: argparse.Namespace) -> Path:
 
 def _sample(entry: Entry, arguments: argparse.Namespace, flags: Sequence[str]) -> int:
     """Run generate.py, over several processes if asked; returns its exit status."""
-    ranks = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={arguments.num_processes}"]
-    command = [sys.executable, *(ranks if arguments.num_processes > 1 else []), str(REPOSITORY / "generate.py")]
+    import torch
+
+    number = max(1, torch.cuda.device_count()) if arguments.num_processes is None else arguments.num_processes
+    ranks = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={number}"]
+    command = [sys.executable, *(ranks if number > 1 else []), str(REPOSITORY / "generate.py")]
     command += ["--model_path", str(entry.root), "--prompts_csv", arguments.prompts_csv]
     command += ["--output_path", str(_folder(entry, arguments)), "--seed", *map(str, arguments.seeds)]
     command += ["--file_names", arguments.file_names]
@@ -239,9 +259,11 @@ def _sample(entry: Entry, arguments: argparse.Namespace, flags: Sequence[str]) -
 
 
 def _scores(
-    entry: Entry, jobs: Sequence[Job], rewards: Sequence[NamedReward], arguments: argparse.Namespace
+    entry: Entry, jobs: Sequence[Job], rewards: "Sequence[NamedReward]", arguments: argparse.Namespace
 ) -> dict[str, np.ndarray]:
     """Score an entry's videos: each metric [N]."""
+    from hyvideo.evaluation.scored_files import ScoreFile
+
     apart = "_notes" if arguments.file_names == "vbench" else ""  # its toolkit takes every file for a video
     book = ScoreFile(arguments.output_dir / f"{entry.name}{apart}" / "evaluation_scores.jsonl")
     videos, prompts = [job.path for job in jobs], [job.prompt.text for job in jobs]

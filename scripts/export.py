@@ -13,26 +13,20 @@ Example: `python -m scripts.export --model_path ckpts --transformer_version 480p
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError
-from transformers.utils.logging import disable_progress_bar
 
-from hyvideo.checkpoint.export import check_new, export_diffusers, export_lora, export_original
-from hyvideo.checkpoint.train_state import named_checkpoint
-from hyvideo.checkpoint.trained_policy import check_checkpoint, load_trained_policy
 from hyvideo.config.flags import Parser
-from hyvideo.config.outside import complain
-from hyvideo.models.adapter import check_lora, load_lora, merge_lora
-from hyvideo.models.loading import load_pipeline, load_transformer
+from hyvideo.config.outside import complain, say_loading
 from hyvideo.models.model_folder import is_diffusers_layout, read_json, transformer_folder
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
-from hyvideo.pipelines.sampling_defaults import sampling_defaults
-from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+
+if TYPE_CHECKING:
+    import torch
 
 FORMATS = ("diffusers", "original", "lora", "lora_original")
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""Name of a dtype here -> in PyTorch."""
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
@@ -52,8 +46,16 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: list[str]) -> int:
     """Export; returns the exit status (0 done, 2 wrong input)."""
-    disable_progress_bar()
     arguments = parse_arguments(argv)
+    say_loading("scripts.export")
+    from transformers.utils.logging import disable_progress_bar  # only now, for it takes seconds
+
+    from hyvideo.checkpoint.export import check_new
+    from hyvideo.checkpoint.train_state import named_checkpoint
+    from hyvideo.checkpoint.trained_policy import check_checkpoint
+    from hyvideo.models.adapter import check_lora
+
+    disable_progress_bar()
     try:
         check_new(arguments.output_path)
         for name in ("checkpoint_path", "lora_path"):
@@ -77,6 +79,12 @@ def main(argv: list[str]) -> int:
 
 def _export(arguments: argparse.Namespace) -> None:
     """Load, put the trained weights in, and write."""
+    from hyvideo.checkpoint.export import export_diffusers, export_lora, export_original
+    from hyvideo.models.loading import load_pipeline, load_transformer
+    from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
+    from hyvideo.pipelines.sampling_defaults import sampling_defaults
+    from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+
     root, version = arguments.model_path, arguments.transformer_version
     if arguments.format == "diffusers":
         defaults = sampling_defaults(root, version)
@@ -105,6 +113,8 @@ def _check_name(arguments: argparse.Namespace) -> None:
     Raises:
         ValueError: the base has its guidance in its weights, and the new folder's name does not say so.
     """
+    from hyvideo.pipelines.sampling_defaults import sampling_defaults
+
     root, version = arguments.model_path, arguments.transformer_version
     config = _original_config(root, version) or {}
     distilled = sampling_defaults(root, version)["guidance_scale"] == 1 and not config.get("use_meanflow")
@@ -115,13 +125,20 @@ def _check_name(arguments: argparse.Namespace) -> None:
         )
 
 
-def _load_dtype(arguments: argparse.Namespace) -> torch.dtype | None:
+def _load_dtype(arguments: argparse.Namespace) -> "torch.dtype | None":
     """Return the dtype to load in: float32 where weights are trained or merged, else as stored."""
+    import torch
+
     return torch.float32 if arguments.checkpoint_path or arguments.lora_path else None
 
 
-def _finish(transformer: torch.nn.Module, arguments: argparse.Namespace) -> None:
+def _finish(transformer: "torch.nn.Module", arguments: argparse.Namespace) -> None:
     """Put the trained weights in, merge an adapter unless it is what is asked for, and round."""
+    import torch
+
+    from hyvideo.checkpoint.trained_policy import load_trained_policy
+    from hyvideo.models.adapter import load_lora, merge_lora
+
     if arguments.checkpoint_path:
         load_trained_policy(transformer, arguments.checkpoint_path, ema=arguments.ema)
     if arguments.lora_path:
@@ -129,7 +146,7 @@ def _finish(transformer: torch.nn.Module, arguments: argparse.Namespace) -> None
     if not arguments.format.startswith("lora"):
         merge_lora(transformer)
     if arguments.dtype:
-        transformer.to(DTYPES[arguments.dtype])
+        transformer.to(getattr(torch, DTYPES[arguments.dtype]))
 
 
 def _original_config(root: Path, version: str | None) -> dict[str, Any] | None:

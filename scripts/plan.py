@@ -10,15 +10,17 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hyvideo.config.flags import TeachingParser
 from hyvideo.config.loading import load_config
-from hyvideo.config.outside import complain
+from hyvideo.config.outside import complain, say_loading
 from hyvideo.distributed.gpus import GPUS, find_gpu
-from hyvideo.planning.plan import Assumptions, Plan, make_plan
-from hyvideo.planning.search import Search, misfit
-from hyvideo.planning.simulation import simulate
-from hyvideo.planning.table import plan_table
+from hyvideo.planning.assumptions import Assumptions
+
+if TYPE_CHECKING:
+    from hyvideo.planning.plan import Plan
+    from hyvideo.planning.search import Search
 
 SEARCHED = ("mini_batch_size_per_update", "sample_n_frames", "rollout_size")
 
@@ -54,6 +56,12 @@ def main(argv: list[str]) -> int:
             arguments.json.parent.mkdir(parents=True, exist_ok=True)
             arguments.json.touch()
         assumptions = _assumptions(arguments)
+        say_loading("scripts.plan")
+        from hyvideo.planning.plan import make_plan  # only now, for it takes seconds
+        from hyvideo.planning.search import Search, misfit
+        from hyvideo.planning.simulation import simulate
+        from hyvideo.planning.table import plan_table
+
         peaks_of = simulate if arguments.full_depth else None
         plan = make_plan(config, world_size=arguments.world_size, gpu=gpu, assumptions=assumptions, peaks_of=peaks_of)
     except (ValueError, OSError) as error:
@@ -89,7 +97,7 @@ def _assumptions(arguments: argparse.Namespace) -> Assumptions:
     return Assumptions(**{name: getattr(arguments, name) for name in names})
 
 
-def _verdict(plan: Plan) -> str:
+def _verdict(plan: "Plan") -> str:
     """Say in one line whether the run fits, how long an update takes, and what it needs of a GPU's memory."""
     if plan.gpu is None:
         return f"NEEDS {plan.needed:.1f} GiB per GPU | name the --gpu, for its time and whether the run fits"
@@ -99,7 +107,7 @@ def _verdict(plan: Plan) -> str:
     return " | ".join([*parts, f"{plan.needed:.1f} of {plan.gpu.memory:g} GiB"])
 
 
-def _print_search(search: Search) -> dict:
+def _print_search(search: "Search") -> dict:
     """Print which `sp_size` costs least and the largest values that fit; returns them."""
 
     def begin(number: int, what: str) -> None:

@@ -15,13 +15,14 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hyvideo.config.flags import TeachingParser
 from hyvideo.config.loading import load_config
-from hyvideo.config.outside import complain
-from hyvideo.planning.networks import read_networks
-from hyvideo.planning.plan import check_plan
-from hyvideo.planning.rehearsal import OFFLOADED, PHASES, Rehearsal, reason_to_wait, rehearse, rehearse_extrapolated
+from hyvideo.config.outside import complain, say_loading
+
+if TYPE_CHECKING:
+    from hyvideo.planning.rehearsal import Rehearsal
 
 DEPTHS = (4, 5)
 
@@ -40,6 +41,11 @@ def main(argv: list[str]) -> int:
     try:
         arguments, flags = parser.parse_known_args(argv)
         config = load_config(flags)
+        say_loading("scripts.rehearse")
+        from hyvideo.planning.networks import read_networks  # only now, for it takes seconds
+        from hyvideo.planning.plan import check_plan
+        from hyvideo.planning.rehearsal import rehearse, rehearse_extrapolated
+
         networks = read_networks(config.model, config.reward)
         check_plan(config, networks, arguments.world_size)
     except (ValueError, OSError) as error:
@@ -65,8 +71,10 @@ def main(argv: list[str]) -> int:
     return 1 if done.surprises else 0
 
 
-def _table(done: Rehearsal) -> str:
+def _table(done: "Rehearsal") -> str:
     """Lay the numbers out by phase."""
+    from hyvideo.planning.rehearsal import OFFLOADED, PHASES, reason_to_wait
+
     rehearsed = f"{done.extrapolated_to} blocks"
     if done.num_layers < done.extrapolated_to:
         rehearsed += f", extrapolated from {done.num_layers - 1} and {done.num_layers}"

@@ -18,13 +18,13 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hyvideo.config.flags import Parser
-from hyvideo.config.outside import complain, printable
-from hyvideo.evaluation.win_rates import CRITERIA, WinRate, read_votes, win_rates, write_votes
-from hyvideo.reports.gallery import read_model, write_gallery
-from hyvideo.reports.preference import write_study
-from hyvideo.reports.report import report_runs
+from hyvideo.config.outside import complain, printable, say_loading
+
+if TYPE_CHECKING:
+    from hyvideo.evaluation.win_rates import WinRate
 
 EMBED = "put the videos into the file, so that it can be sent alone"
 
@@ -54,6 +54,9 @@ def _report(argv: Sequence[str]) -> int:
     parser.add_argument("--embed", action="store_true", help=EMBED)
     arguments = parser.parse_args(argv)
     named = [_named_folder(text) for text in arguments.runs]
+    say_loading("scripts.report")
+    from hyvideo.reports.report import report_runs  # only now, for it takes seconds
+
     folders = [folder for _, folder in named]
     alone = len(named) == 1
     names = [name or (None if alone else folder.resolve().name) for name, folder in named]
@@ -74,6 +77,10 @@ def _gallery(argv: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of that draw")
     arguments = parser.parse_args(argv)
     named = [_named_folder(text) for text in arguments.models]
+    say_loading("scripts.report")
+    from hyvideo.reports.gallery import read_model, write_gallery
+    from hyvideo.reports.preference import write_study
+
     models = [read_model(folder, name) for name, folder in named]
     if arguments.preference is None:
         print(write_gallery(arguments.output or named[0][1] / "gallery.html", models, embed=arguments.embed))
@@ -91,6 +98,8 @@ def _winrates(argv: Sequence[str]) -> int:
     parser.add_argument("--raters", nargs="+", metavar="NAME", help="who was asked; votes of others are refused")
     parser.add_argument("--merged", type=Path, help="write all votes to one file")
     arguments = parser.parse_args(argv)
+    from hyvideo.evaluation.win_rates import read_votes, win_rates, write_votes
+
     votes = read_votes(arguments.votes)
     num_votes = Counter(vote.rater for vote in votes)
     if arguments.raters and (others := sorted(set(num_votes) - set(arguments.raters))):
@@ -105,8 +114,10 @@ def _winrates(argv: Sequence[str]) -> int:
     return 0
 
 
-def _in_words(rate: WinRate) -> str:
+def _in_words(rate: "WinRate") -> str:
     """Say one win rate in a line."""
+    from hyvideo.evaluation.win_rates import CRITERIA
+
     return (
         f"{CRITERIA[rate.criterion][0]:20s} {rate.first} preferred to {rate.second}: {rate.rate:.1%} "
         f"[{rate.low:.1%}, {rate.high:.1%}], {rate.num_pairs} pairs, {rate.num_raters} rater(s), "

@@ -9,26 +9,24 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 import uvicorn
 from fastapi import FastAPI
-from transformers.utils.logging import disable_progress_bar
 
 from hyvideo.config.flags import Parser
-from hyvideo.config.outside import complain
-from hyvideo.models.reward_models.registry import RewardContext, RewardModel
+from hyvideo.config.outside import complain, say_loading
 from hyvideo.models.reward_models.remote.connections import LIMITS, LOGGING
-from hyvideo.models.reward_models.remote.server import create_app
 from hyvideo.models.reward_models.remote.wire import TOKEN_VARIABLE, checked_token
-from hyvideo.models.reward_models.rewards import build_reward
+
+if TYPE_CHECKING:
+    from hyvideo.models.reward_models.registry import RewardContext, RewardModel
 
 _LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
 
 
 def main(argv: Sequence[str]) -> int:
     """Serve until a signal; returns the exit status (2: wrong input)."""
-    disable_progress_bar()
     arguments = parse_arguments(argv)
     try:
         app = build_app(arguments, os.environ.get(TOKEN_VARIABLE))
@@ -53,8 +51,16 @@ def build_app(arguments: argparse.Namespace, token: str | None) -> FastAPI:
         raise ValueError(f"--host {arguments.host} is open to others: set {TOKEN_VARIABLE} to a token they must show.")
     if arguments.video_folder is not None and not arguments.video_folder.is_dir():
         raise ValueError(f"--video_folder: there is no folder '{arguments.video_folder}'.")
+    say_loading("serve_reward")
+    import torch  # only now, for it takes seconds
+    from transformers.utils.logging import disable_progress_bar
+
+    from hyvideo.models.reward_models.registry import RewardContext
+    from hyvideo.models.reward_models.remote.server import create_app
+
+    disable_progress_bar()
     try:
-        device = torch.device(arguments.device)
+        device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError as error:
         raise ValueError(f"--device: expected a device such as cuda or cpu, received '{arguments.device}'.") from error
     context = RewardContext(device, arguments.model_root, arguments.video_fps, arguments.batch_size, own_files=False)
@@ -67,7 +73,7 @@ def build_app(arguments: argparse.Namespace, token: str | None) -> FastAPI:
     )
 
 
-def read_reward(text: str, context: RewardContext) -> tuple[str, RewardModel]:
+def read_reward(text: str, context: "RewardContext") -> tuple[str, "RewardModel"]:
     """Build the reward that `NAME` or `NAME=JSON` asks for; JSON holds its options.
 
     Raises:
@@ -82,6 +88,8 @@ def read_reward(text: str, context: RewardContext) -> tuple[str, RewardModel]:
         raise ValueError(
             f'--reward {name}: expected its options as a JSON object such as {{"seconds": 2}}, received {written!r}.'
         )
+    from hyvideo.models.reward_models.rewards import build_reward
+
     return name, build_reward(name, options, context)
 
 
@@ -89,12 +97,12 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
     description = f"Serve rewards over HTTP. The token is read from the environment: {TOKEN_VARIABLE}."
     parser = Parser("serve_reward", description=description)
-    add, device = parser.add_argument, "cuda" if torch.cuda.is_available() else "cpu"
+    add = parser.add_argument
     reward = "a reward, with options; may be repeated"
     add("--reward", action="append", required=True, metavar="NAME[=JSON]", help=reward)
     add("--host", default="127.0.0.1", help="address to listen on; default 127.0.0.1, this machine only")
     add("--port", type=int, default=8000, help="default 8000")
-    add("--device", default=device, help="default: a GPU where there is one")
+    add("--device", help="default: a GPU where there is one")
     add("--model_root", type=Path, default=Path("ckpts"), help="default ckpts")
     add("--batch_size", type=int, default=8, help="videos scored together; default 8")
     add("--video_fps", type=float, default=24, help="of videos sent as frames; default 24")

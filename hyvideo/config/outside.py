@@ -70,6 +70,12 @@ def complain(message: str) -> None:
     print(printable(message), file=sys.stderr, flush=True)
 
 
+def say_loading(program: str) -> None:
+    """Tell the person at a terminal, on the first rank alone, what the seconds until the next message are for."""
+    if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0":
+        complain(f"{program}: loading PyTorch and what depends on it ...")
+
+
 def import_class(setting: str, path: str, base: type[T]) -> type[T]:
     """Import the subclass of `base` that `setting` names as `module:Class`; the module's folder is on PYTHONPATH.
 

@@ -3,8 +3,6 @@
 import re
 from dataclasses import dataclass, replace
 
-import torch
-
 from hyvideo.config.knobs import nearest
 
 
@@ -60,6 +58,8 @@ def find_gpu(name: str) -> Gpu:
 
 def this_gpu() -> Gpu | None:
     """Return this process's GPU with the memory it really has, its speed 0 where it is not listed; None without one."""
+    import torch  # here, so that the others answer without waiting for it
+
     if not torch.cuda.is_available():
         return None
     found = torch.cuda.get_device_properties(torch.cuda.current_device())

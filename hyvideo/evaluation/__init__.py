@@ -1,1 +1,1 @@
-"""How good a model is, with the uncertainty of the answer."""
+"""Sampling a model for generate.py, and how good it is, with the uncertainty of the answer."""

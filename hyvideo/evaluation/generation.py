@@ -4,14 +4,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic_core import from_json
-from torch import Tensor
 
 from hyvideo.data.prompts import Prompt
-from hyvideo.data.videos import write_video
 from hyvideo.observability.scored_videos import note_path, read_note
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FILE_NAMES = ("row", "vbench")
 """How the videos of a CSV may be called."""
@@ -64,8 +65,10 @@ class Job:
                     "and the seeds that the videos were made with."
                 )
 
-    def write(self, video: Tensor, fps: int, note: dict[str, Any]) -> None:
+    def write(self, video: "Tensor", fps: int, note: dict[str, Any]) -> None:
         """Write the video `[F, H, W, 3]`, then its note: a video without one was not finished."""
+        from hyvideo.data.videos import write_video  # here, so that jobs are planned without waiting for PyTorch
+
         self.note.unlink(missing_ok=True)
         write_video(self.path, video, fps)
         self.note.write_text(json.dumps(note, indent=1, ensure_ascii=False), encoding="utf-8")

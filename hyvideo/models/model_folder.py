@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic_core import from_json
 
 from hyvideo.config.outside import check_files, read_file
@@ -175,6 +174,8 @@ def readable(folder: Path, what: str) -> Iterator[None]:
 
     There is no list of what that may be: it reads damaged files until something does not fit.
     """
+    import torch  # here, so that missing weights are named without waiting for it
+
     try:
         yield
     except torch.OutOfMemoryError:

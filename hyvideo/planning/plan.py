@@ -8,6 +8,7 @@ from hyvideo.algorithms.algorithm import algorithm_class
 from hyvideo.config.schema import Config
 from hyvideo.distributed.gpus import Gpu
 from hyvideo.distributed.layout import guidance_ranks, layout_of
+from hyvideo.planning.assumptions import Assumptions
 from hyvideo.planning.host_memory import HostMemory, host_memory
 from hyvideo.planning.memory import Memory, PeaksOf, predict_memory
 from hyvideo.planning.networks import Networks, read_networks
@@ -18,29 +19,6 @@ from hyvideo.training.assembly import DTYPES
 from hyvideo.training.checks import check_config
 
 GIB = 2**30
-
-
-@dataclass(frozen=True)
-class Assumptions:
-    """What a plan assumes.
-
-    Attributes:
-        num_text: text tokens of a prompt.
-        utilisation: share of a GPU's operations per second that is reached.
-        gpus_per_node: GPUs of a machine.
-        network: GB/s that a GPU sends to other machines.
-        reserve: GiB for what the simulation leaves out; None: 1 and a quarter of what it finds, at most 8.
-    """
-
-    num_text: int = 300
-    utilisation: float = 0.4
-    gpus_per_node: int = 8
-    network: float = 50.0
-    reserve: float | None = None
-
-    def reserved(self, peak: float) -> float:
-        """Return the GiB in reserve beside a simulated peak of so many."""
-        return min(8.0, 1 + peak / 4) if self.reserve is None else self.reserve
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ from hyvideo.models.model_folder import check_layout
 from hyvideo.models.reward_models.requested import judge_of
 from hyvideo.models.reward_models.rewards import check_rewards
 from hyvideo.models.streaming import check_fit
-from hyvideo.planning.plan import GIB, Assumptions, Plan, make_plan
+from hyvideo.planning.assumptions import Assumptions
+from hyvideo.planning.plan import GIB, Plan, make_plan
 from hyvideo.planning.search import Search, misfit
 from hyvideo.planning.table import plan_table
 from hyvideo.training.assembly import open_folder, read_inputs

@@ -10,9 +10,10 @@ from hyvideo.config.schema import Config
 from hyvideo.distributed.gpus import Gpu
 from hyvideo.distributed.layout import layout_of
 from hyvideo.models.parallelize import Recomputed
+from hyvideo.planning.assumptions import Assumptions
 from hyvideo.planning.memory import FittedPeaks, predict_memory
 from hyvideo.planning.networks import read_networks
-from hyvideo.planning.plan import GIB, Assumptions, Plan, make_plan
+from hyvideo.planning.plan import GIB, Plan, make_plan
 from hyvideo.planning.workload import token_ranks, validation_videos
 from hyvideo.training.checks import check_config
 

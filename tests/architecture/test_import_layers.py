@@ -18,14 +18,14 @@ LAYERS = {
     "pipelines": 3,
     "algorithms": 4,
     "checkpoint": 4,
-    "evaluation": 4,
-    "reports": 5,
-    "training": 6,
-    "planning": 7,
-    "scripts": 8,
-    "benchmarks": 8,
-    "post_train": 8,
-    "generate": 8,
+    "evaluation": 5,
+    "reports": 6,
+    "training": 7,
+    "planning": 8,
+    "scripts": 9,
+    "benchmarks": 9,
+    "post_train": 9,
+    "generate": 9,
 }
 FORBIDDEN = {
     # The paper's mathematics is importable and testable alone.

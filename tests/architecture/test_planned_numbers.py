@@ -8,7 +8,8 @@ import pytest
 
 from hyvideo.config.loading import load_config
 from hyvideo.distributed.gpus import find_gpu
-from hyvideo.planning.plan import GIB, Assumptions, Plan, make_plan
+from hyvideo.planning.assumptions import Assumptions
+from hyvideo.planning.plan import GIB, Plan, make_plan
 from hyvideo.planning.simulation import Peaks
 
 ROOT = Path(__file__).parents[2]

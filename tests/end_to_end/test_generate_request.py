@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from generate import Request, parse_arguments, request_of
+from generate import parse_arguments
+from hyvideo.evaluation.generate import Request, request_of
 from hyvideo.evaluation.original_command import NOT_HERE
 from tests.support.release import SAMPLING
 from tests.support.training import PROMPTS, noisy_image, write_prompts
@@ -131,7 +132,10 @@ BAD = {
         {"transformer_version": "480p_t2v", "sp_size": 2},
         "world size 1 is not divisible by sp_size 2",
     ),
-    "offload without a GPU": ({"offload": True}, "--offload moves networks between GPU and host memory"),
+    "offload without a GPU": (
+        {"transformer_version": "480p_t2v", "offload": True},
+        "--offload moves networks between GPU and host memory",
+    ),
 }
 
 

@@ -14,7 +14,7 @@ from hyvideo.checkpoint.trained_policy import load_trained_policy
 from hyvideo.config.loading import load_config, load_saved_config
 from hyvideo.models.loading import load_transformer
 from tests.support.command_line import CommandLine
-from tests.support.training import REPOSITORY, arguments
+from tests.support.training import REPOSITORY, arguments, write_prompts
 
 PUBLIC_KEYS = {
     *("step", "reward/mean", "reward/std", "reward/VQ", "reward/MQ", "reward/TA", "loss/policy", "loss/total"),
@@ -78,6 +78,21 @@ def test_a_loss_that_is_not_finite_ends_the_run_naming_a_checkpoint_that_loads(
     assert json.loads(rows[-1])["step"] == int(good.name.removeprefix("step_"))
 
 
+def test_a_reward_that_raises_ends_the_run_with_its_own_traceback_and_one_error_line(
+    command_line: CommandLine, tiny_root: Path
+):
+    csv = write_prompts(command_line.folder / "prompts.csv", ["raise"])
+    reward = {"reward_model": "tests.support.rewards:Brightness", "reward_weights": '{"brightness": 1}'}
+    argv = arguments(tiny_root, csv, command_line.folder / "run", **reward, validation_interval=0)
+    finished = command_line.run("post_train.py", argv)
+    assert finished.status == 1
+    lines = finished.stderr.splitlines()
+    frames = [line for line in lines if line.startswith("  File ")]
+    assert "tests/support/rewards.py" in frames[0], finished.stderr
+    assert [line for line in lines if "ERROR" in line] == lines[-1:], finished.stderr
+    assert "the reward failed: RuntimeError: the reward broke" in lines[-1]
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)])
 def test_a_signal_saves_the_run_and_the_exit_status_says_whether_to_start_it_again(
     command_line: CommandLine, tiny_root: Path, prompts_csv: Path, number: signal.Signals, status: int
@@ -122,20 +137,6 @@ def test_help_is_the_manual(command_line: CommandLine):
     assert finished.status == 0
     assert "--sde_type" in finished.stdout
     assert list(command_line.folder.iterdir()) == []
-
-
-@pytest.mark.parametrize(("flag", "status"), [("--help", 0), ("--etta=1", 2)])
-def test_help_and_a_wrong_flag_are_answered_before_pytorch_is_imported(flag: str, status: int):
-    code = """
-import sys, post_train
-try:
-    status = post_train.main()
-except SystemExit as left:
-    status = left.code
-sys.exit(99 if {"torch", "diffusers", "transformers"} & set(sys.modules) else status)
-"""
-    finished = subprocess.run([sys.executable, "-c", code, flag], cwd=REPOSITORY, capture_output=True, text=True)
-    assert finished.returncode == status, finished.stderr
 
 
 def test_profile_mode_leaves_a_trace_and_a_table(

@@ -8,7 +8,13 @@ from multiprocessing.context import ForkServerContext
 
 from tests.support.training import REPOSITORY
 
-PRELOADED = ["post_train", "generate", "hyvideo.planning.preflight", "tests.support.ranks", "tests.support.training"]
+PRELOADED = [
+    "post_train",
+    "hyvideo.evaluation.generate",
+    "hyvideo.planning.preflight",
+    "tests.support.ranks",
+    "tests.support.training",
+]
 
 
 @cache

@@ -104,6 +104,7 @@ class FileBrightness(Brightness):
 
     Attributes:
         paths: of all videos, empty for those in memory.
+        sizes: of these files, in bytes.
     """
 
     reads = "file"
@@ -111,9 +112,12 @@ class FileBrightness(Brightness):
     def __init__(self, context: RewardContext = RewardContext()) -> None:  # noqa: B008
         super().__init__(context)
         self.paths: list[Path] = []
+        self.sizes: list[int] = []
 
     def __call__(self, videos: Videos, prompts: Sequence[str]) -> dict[str, Tensor]:
-        self.paths += [] if isinstance(videos, Tensor) else videos
+        paths = [] if isinstance(videos, Tensor) else videos
+        self.paths += paths
+        self.sizes += [path.stat().st_size for path in paths]
         return super().__call__(videos, prompts)
 
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from generate import parse_arguments, request_of
+from generate import parse_arguments
 from hyvideo.checkpoint.trained_policy import load_trained_policy
+from hyvideo.evaluation.generate import request_of
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.training.run import Training

@@ -12,9 +12,10 @@ from hyvideo.config.loading import load_config
 from hyvideo.config.schema import Config
 from hyvideo.distributed.gpus import Gpu
 from hyvideo.models.flops import transformer_flops
+from hyvideo.planning.assumptions import Assumptions
 from hyvideo.planning.memory import REWARD_ACTIVATIONS, Memory, predict_memory
 from hyvideo.planning.networks import REWARD_BYTES, read_networks
-from hyvideo.planning.plan import GIB, Assumptions, Plan, make_plan
+from hyvideo.planning.plan import GIB, Plan, make_plan
 from hyvideo.planning.search import Search, _last_that_fits, misfit
 from hyvideo.planning.simulation import Peaks, SimulatedCase
 from hyvideo.planning.table import plan_table

@@ -23,12 +23,16 @@ from tests.support.training import arguments, training_of, write_prompts
 Make = Callable[..., Training]
 
 
-@pytest.mark.parametrize("sde_type", ["sage_grpo", "dance_grpo", "flow_grpo", "cps"])
-def test_the_equalizer_is_that_of_the_runs_own_steps(make_training: Make, sde_type: str):
-    training = make_training(sde_type=sde_type, eta=0.3, sage_clamp=0.02)
+@pytest.mark.parametrize(
+    ("sde_type", "published"),
+    [("sage_grpo", False), ("dance_grpo", False), ("flow_grpo", False), ("cps", False), ("cps", True)],
+)
+def test_the_equalizer_is_that_of_the_runs_own_steps(make_training: Make, sde_type: str, published: bool):
+    form = {"cps_equalizer": "published"} if published else {}
+    training = make_training(sde_type=sde_type, eta=0.3, sage_clamp=0.02, **form)
     scheduler = FlowMatchDiscreteScheduler(shift=3.0, sage_clamp=0.02)
     scheduler.set_timesteps(4)
-    norms = scheduler.gradient_norms(sde_type=sde_type, eta=0.3)
+    norms = scheduler.gradient_norms(sde_type=sde_type, eta=0.3, published=published)
     assert torch.equal(training.algorithm.scales, equalizer_scales(norms))
 
 

@@ -10,14 +10,15 @@ import hashlib
 import math
 import re
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
-import torch
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-from torch import Tensor
 
-from hyvideo.models.reward_models.credit import Grid
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hyvideo.models.reward_models.credit import Grid
 
 TOKEN_VARIABLE = "REWARD_TOKEN"
 """Environment variable that holds the bearer token, on both sides."""
@@ -117,18 +118,20 @@ class Metadata(_Message):
     max_body_bytes: int
 
 
-def map_bytes(grid: Grid | None, count: int) -> int:
+def map_bytes(grid: "Grid | None", count: int) -> int:
     """Return the size of the credit maps of `count` videos, before base64."""
     return 0 if grid is None else 4 * math.prod(grid) * count
 
 
-def packed_map(credit: Tensor) -> str:
+def packed_map(credit: "Tensor") -> str:
     """Write one video's credit map `[F', H', W']`."""
     return base64.b64encode(credit.numpy().astype("<f4").tobytes()).decode()
 
 
-def unpacked_maps(texts: Sequence[str], grid: Grid) -> Tensor:
+def unpacked_maps(texts: Sequence[str], grid: "Grid") -> "Tensor":
     """Read the credit maps `[B, *grid]` of an answer; a ValueError where one has another size or is no base64."""
+    import torch  # here, so that the server reads its command line without waiting for it
+
     values = [np.frombuffer(base64.b64decode(text, validate=True), "<f4").reshape(grid) for text in texts]
     return torch.from_numpy(np.stack(values).astype(np.float32))
 

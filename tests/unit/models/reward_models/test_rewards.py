@@ -183,6 +183,15 @@ def test_a_file_reward_reads_mp4_files_which_are_gone_afterwards_or_frames_when_
     assert not any(path.exists() for path in paths)
 
 
+def test_the_files_of_a_reward_are_compressed_as_the_setting_says():
+    noise = torch.randint(256, (1, 9, 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    rewards = [reward_of("file_brightness", reward_video_crf=crf) for crf in (16, 25)]
+    for reward in rewards:
+        reward(noise, ["a"])
+    (ours,), (published,) = (model_of(reward).sizes for reward in rewards)
+    assert published < 0.8 * ours
+
+
 def test_an_offloaded_reward_is_on_its_device_only_while_it_scores_and_others_do_not_move():
     settled = reward_of()
     settled(grey_videos(1), ["a"])

@@ -1,0 +1,266 @@
+"""The work of generate.py: check what is asked for, load the model, sample and write."""
+
+import argparse
+import os
+import re
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tqdm import tqdm
+from transformers.utils.logging import disable_progress_bar
+
+from hyvideo.checkpoint.train_state import named_checkpoint
+from hyvideo.checkpoint.trained_policy import check_checkpoint, load_trained_policy
+from hyvideo.config.outside import complain, printable
+from hyvideo.config.setting import lies_in
+from hyvideo.config.sizes import parse_size
+from hyvideo.data.images import check_images, check_task, read_image
+from hyvideo.data.prompts import Prompt, read_prompts
+from hyvideo.distributed.layout import Layout
+from hyvideo.distributed.mesh import Mesh, build_mesh
+from hyvideo.distributed.process_group import process_group
+from hyvideo.evaluation.generation import Job, jobs_of_csv, jobs_of_prompt
+from hyvideo.models.adapter import check_lora, load_lora
+from hyvideo.models.attention import install_attention
+from hyvideo.models.fingerprint import fingerprint
+from hyvideo.models.loading import load_pipeline, read_vae_config
+from hyvideo.models.model_folder import task_of, transformer_folder
+from hyvideo.pipelines.conditioning import Conditioning
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
+from hyvideo.pipelines.prompt_lengths import truncated_prompts_warning
+from hyvideo.pipelines.resolution import bucket_size, check_video_shape
+from hyvideo.pipelines.sampling import sample_prompts
+from hyvideo.pipelines.sampling_defaults import sampling_defaults
+from hyvideo.schedulers.scheduling_flow_match_discrete import SDE_TYPES, FlowMatchDiscreteScheduler
+
+WAIT_SECONDS = 7200
+"""How long processes that share videos wait for each other: two hours, more than any of them takes for one video."""
+
+INTERVALS = {
+    "num_inference_steps": "[1, inf)",
+    "guidance_scale": "[1, inf)",
+    "shift": "(0, inf)",
+    "video_length": "[1, inf)",
+    "fps": "[1, inf)",
+    "eta": "[0, inf)",
+    "seed": "[0, 9223372036854775808)",
+}
+"""The interval each number must lie in; a round bracket leaves its end out."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for, checked before any weight is loaded.
+
+    Attributes:
+        arguments: the command line.
+        settings: steps, guidance, shift, size and length: what was given, else the model's defaults.
+        weights: fingerprint of all that decide a video: base, checkpoint or adapter.
+        jobs: this process's share of the videos.
+        writes: whether this process writes them; of those that share a video, the first does.
+    """
+
+    arguments: argparse.Namespace
+    settings: dict[str, Any]
+    weights: str
+    jobs: list[Job]
+    writes: bool
+
+
+def generate(arguments: argparse.Namespace) -> None:
+    """Make the videos of a command line that was read by generate.py, this process its share of them.
+
+    Raises:
+        ValueError: a file, number or combination of flags is wrong; the message says which, before weights are loaded.
+    """
+    disable_progress_bar()
+    with ExitStack() as ranks:
+        request = request_of(arguments)
+        sp_size = arguments.sp_size
+        if sp_size > 1:
+            ranks.enter_context(process_group(WAIT_SECONDS))
+        done = dist.new_group(timeout=timedelta(days=365), backend="gloo") if dist.is_initialized() else None
+        mesh = build_mesh(
+            sp_size=sp_size,
+            guided=request.settings["guidance_scale"] != 1.0,
+            device_type=_device().type,
+            collective_timeout=WAIT_SECONDS,
+        )
+        if request.jobs:  # there may be more processes than videos
+            _generate_all(request, mesh)
+            if request.writes:
+                print(printable(_written(request)))
+        if done is not None:
+            dist.barrier(done)  # the first process may host what the others meet by, who may have hours to go
+
+
+def _generate_all(request: Request, mesh: Mesh) -> None:
+    """Load the model and make this process's share of the videos."""
+    for folder in {path.parent for job in request.jobs for path in (job.path, job.note)}:
+        folder.mkdir(parents=True, exist_ok=True)  # before minutes of loading and sampling
+    pipeline = _pipeline(request, mesh)
+    if request.writes and (cut := truncated_prompts_warning(pipeline, [job.prompt for job in request.jobs])):
+        complain(f"generate.py: WARNING: {cut}")
+    scale = request.settings["guidance_scale"]
+    negative = pipeline.encode([request.arguments.negative_prompt], glyphs=False) if scale != 1.0 else None
+    for job in tqdm(request.jobs, desc="videos", unit="video", disable=len(request.jobs) < 2):
+        _generate(pipeline, job, request, negative)
+
+
+def _written(request: Request) -> str:
+    """Say where the videos of this process lie."""
+    first, *others = request.jobs
+    if not others:
+        return f"wrote {first.path} (and how it was made: {first.note.name})"
+    notes = "each with a note of how it was made" if not first.note_apart else f"notes on them to {first.note.parent}"
+    return f"wrote {len(request.jobs)} videos to {first.path.parent}, {notes}"
+
+
+def request_of(arguments: argparse.Namespace) -> Request:
+    """Check what a command line names, but read no weights; a ValueError says what is wrong."""
+    if arguments.offload and not torch.cuda.is_available():
+        raise ValueError("--offload moves networks between GPU and host memory; this machine shows no GPU.")
+    root = Path(arguments.model_path)
+    for name in ("checkpoint_path", "lora_path"):
+        if given := getattr(arguments, name):
+            setattr(arguments, name, str(named_checkpoint(given)))  # what `best` stands for may change
+    if arguments.checkpoint_path:
+        check_checkpoint(arguments.checkpoint_path, ema=arguments.ema)
+    elif arguments.ema:
+        raise ValueError("--ema takes the average in a checkpoint: give --checkpoint_path.")
+    if arguments.lora_path:
+        arguments.lora_path = str(check_lora(arguments.lora_path).parent)
+    arguments.seed = list(dict.fromkeys(arguments.seed))
+    if arguments.prompt is not None:
+        prompt = Prompt(arguments.prompt, index=0, seed=None, ref_image_path=arguments.image_path)
+        jobs = jobs_of_prompt(arguments.output_path, prompt, arguments.seed)
+    elif arguments.image_path:
+        raise ValueError("--image_path goes with --prompt; a CSV names images in its column ref_image_path.")
+    else:
+        jobs = jobs_of_csv(
+            arguments.output_path, read_prompts(arguments.prompts_csv), arguments.seed, arguments.file_names
+        )
+    prompts = [job.prompt for job in jobs]
+    check_task(prompts, task_of(root, arguments.transformer_version))
+    check_images(prompts)
+    defaults = sampling_defaults(root, arguments.transformer_version)
+    given = {name: value for name in defaults if (value := getattr(arguments, name)) is not None}
+    settings = {**defaults, **given}
+    _check_numbers(arguments, settings, root)
+    rank, world_size = (int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
+    layout = Layout(world_size, arguments.sp_size)
+    share = [jobs[i] for i in layout.share_to_sample(len(jobs), rank)]
+    return Request(arguments, settings, _fingerprint(arguments, root), share, writes=layout.sp_rank(rank) == 0)
+
+
+def _check_numbers(arguments: argparse.Namespace, settings: dict[str, Any], root: Path) -> None:
+    """Refuse numbers that no video can be made with; the ValueError names the flag and what it must be."""
+    given = vars(arguments) | settings
+    for name, interval in INTERVALS.items():
+        for value in given[name] if name == "seed" else [given[name]]:
+            if not (isinstance(value, int | float) and lies_in(value, interval)):
+                raise ValueError(f"--{name} must be a number in {interval}; received {value!r}.")
+    highest = SDE_TYPES[arguments.sde_type].highest_eta
+    if arguments.eta > highest:
+        raise ValueError(f"--eta must be at most {highest:g} for {arguments.sde_type}; received {arguments.eta}.")
+    ratio = arguments.aspect_ratio
+    if ratio is not None and not re.fullmatch(r"[1-9]\d*:[1-9]\d*", ratio, re.ASCII):
+        raise ValueError(f"--aspect_ratio is WIDTH:HEIGHT in positive whole numbers, as 16:9; received {ratio!r}.")
+    vae = read_vae_config(root)
+    ratios = {name: vae.get(f"{name}_compression_ratio", usual) for name, usual in (("temporal", 4), ("spatial", 16))}
+    try:
+        check_video_shape(settings["video_length"], parse_size(settings["fixed_size"]), **ratios)
+    except ValueError as error:
+        raise ValueError(f"--video_length, --fixed_size: {error}") from error
+
+
+def _fingerprint(arguments: argparse.Namespace, root: Path) -> str:
+    """Return the fingerprint of the weights that decide a video; a path alone does not say what lies there by now."""
+    folders = [transformer_folder(root, arguments.transformer_version)]
+    of_images = ("image_encoder", "vision_encoder") if task_of(root, arguments.transformer_version) == "i2v" else ()
+    folders += [root / name for name in ("vae", "text_encoder", "text_encoder_2", *of_images)]
+    trained = arguments.checkpoint_path or arguments.lora_path
+    return fingerprint([*folders, Path(trained)] if trained else folders)
+
+
+def _device() -> torch.device:
+    """Return this process's GPU, or the CPU where there is none."""
+    return torch.device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu")
+
+
+def _pipeline(request: Request, mesh: Mesh) -> HunyuanVideoGRPOPipeline:
+    """Load the model, with trained weights when asked to, onto this process's device."""
+    arguments, device = request.arguments, _device()
+    placed = None if arguments.offload else device
+    dtype, encoder_dtype = (torch.bfloat16, torch.float16) if device.type == "cuda" else (torch.float32,) * 2
+    scheduler = FlowMatchDiscreteScheduler(shift=request.settings["shift"])
+    scheduler.set_timesteps(request.settings["num_inference_steps"])
+    pipeline = load_pipeline(
+        arguments.model_path,
+        arguments.transformer_version,
+        pipeline_class=HunyuanVideoGRPOPipeline,
+        scheduler=scheduler,
+        transformer_dtype=dtype,
+        encoder_dtype=encoder_dtype,
+        device=placed,
+        encoders_on=placed,
+    )
+    if arguments.checkpoint_path:
+        load_trained_policy(pipeline.transformer, arguments.checkpoint_path, ema=arguments.ema)
+    if arguments.lora_path:
+        load_lora(pipeline.transformer, arguments.lora_path)
+    install_attention(pipeline.transformer.eval(), mesh.sp_group, mesh.guidance_group)
+    pipeline.autocast_dtype = dtype
+    if not arguments.offload:
+        return pipeline.to(device)
+    pipeline.enable_model_cpu_offload(device=device)
+    return pipeline
+
+
+def _generate(pipeline: HunyuanVideoGRPOPipeline, job: Job, request: Request, negative: Conditioning | None) -> None:
+    """Write one video and a note of how it was made, unless that is done already."""
+    arguments, settings = request.arguments, request.settings
+    size = _size(pipeline, job, request)
+    note = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
+    for name in ("offload", "sp_size", "file_names"):  # they change where the video is made, not the video
+        del note[name]
+    note = {key: value for key, value in note.items() if key != "ema" or value}  # as notes were before it existed
+    note |= settings | {"prompt": job.prompt.text, "image_path": job.prompt.ref_image_path, "seed": job.seed}
+    note |= {"fixed_size": f"{size[0]}x{size[1]}", "output_path": str(job.path), "weights": request.weights}
+    if job.is_finished(note):
+        complain(f"{job.path} is finished already")
+        return
+    with tqdm(total=settings["num_inference_steps"], desc=job.path.name, leave=False) as bar:
+        videos = sample_prompts(
+            pipeline,
+            [job.prompt],
+            Guidance(settings["guidance_scale"], negative),
+            num_frames=settings["video_length"],
+            size=size,
+            seed=job.seed,
+            batch_size=1,
+            sde_type=arguments.sde_type,
+            eta=arguments.eta,
+            on_step=lambda index: bar.update(),
+        )
+    pipeline.maybe_free_model_hooks()
+    if request.writes:
+        job.write(videos[0], arguments.fps, note)
+
+
+def _size(pipeline: HunyuanVideoGRPOPipeline, job: Job, request: Request) -> tuple[int, int]:
+    """Return height and width: those given, else the model's for the ratio given, of the image, or 16:9."""
+    arguments, image = request.arguments, job.prompt.ref_image_path
+    if arguments.fixed_size or not (arguments.aspect_ratio or image):
+        return parse_size(request.settings["fixed_size"])
+    if arguments.aspect_ratio:
+        width, height = arguments.aspect_ratio.split(":")
+    else:
+        width, height = read_image(image).size
+    target = pipeline.transformer.config.target_size
+    return bucket_size(target, pipeline.vae_scale_factor_spatial, width=int(width), height=int(height))

@@ -1,0 +1,26 @@
+"""What a plan assumes; apart from the plan, so that its command line is read without PyTorch."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """What a plan assumes.
+
+    Attributes:
+        num_text: text tokens of a prompt.
+        utilisation: share of a GPU's operations per second that is reached.
+        gpus_per_node: GPUs of a machine.
+        network: GB/s that a GPU sends to other machines.
+        reserve: GiB for what the simulation leaves out; None: 1 and a quarter of what it finds, at most 8.
+    """
+
+    num_text: int = 300
+    utilisation: float = 0.4
+    gpus_per_node: int = 8
+    network: float = 50.0
+    reserve: float | None = None
+
+    def reserved(self, peak: float) -> float:
+        """Return the GiB in reserve beside a simulated peak of so many."""
+        return min(8.0, 1 + peak / 4) if self.reserve is None else self.reserve
