@@ -63,7 +63,7 @@ def gain_panel(runs: Sequence[RunRecord]) -> Drawing | None:
     if len(runs) == 1:
         first = "before training" if not x[0] else "at the first point"
         about = f"{videos.capitalize()} against those of the same prompts and noise {first}, with 95 % interval."
-    return draw(Chart("Validated gain", about, lines, words=signed, of=f"{videos} against the first ones"))
+    return draw(Chart("Validated gain", about, lines, words=signed, of=videos))
 
 
 def reward_panels(runs: Sequence[RunRecord]) -> list[Drawing]:

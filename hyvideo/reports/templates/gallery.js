@@ -23,7 +23,8 @@ for (const kind of ["click", "keydown"]) {
 // A video that comes near the screen takes the place of its row, the first of a row that of all.
 gallery.addEventListener("loadedmetadata", (event) => {
   const other = videosOf(event.target.closest(".strip")).find((video) => video !== event.target && placed.has(video)); // even one that is still seeking
-  event.target.currentTime = other ? other.currentTime : place * event.target.duration;
+  const wanted = other ? other.currentTime : place * event.target.duration;
+  if (wanted !== event.target.currentTime) event.target.currentTime = wanted; // a seek would take the picture away
   placed.add(event.target);
 }, true);
 gallery.addEventListener("emptied", (event) => placed.delete(event.target), true);

@@ -87,10 +87,19 @@ def test_the_worst_the_median_and_the_best_pair_of_the_verdict_are_shown(tmp_pat
     for step, rewards in {0: range(8), 30: [0, 1, 2, 3 + 3, 4 - 2, 5, 6 + 1, None]}.items():
         write_scored(run / "samples" / f"step_{step}", PROMPTS, list(rewards))
     words = " ".join(" ".join(read(report_runs([run], run / "report.html")).words).split())
+    assert "eight more pairs" not in words
     shown = re.findall(r"(Worst|Median|Best) gain (\S+) base std before (\S+)", words)
     assert [(place, before) for place, _, before in shown] == [("Worst", "4.00"), ("Median", "2.00"), ("Best", "3.00")]
     unit = np.std([0, 1, 2, 3, 4, 5, 6], ddof=1)  # the eighth pair failed
     assert [gain for _, gain, _ in shown] == [f"−{2 / unit:.2f}", "0.00", f"+{3 / unit:.2f}"]
+
+
+def test_the_film_of_the_demo_is_linked_where_it_is(tmp_path):
+    run = write_run(tmp_path / "run", samples={0: 0.0, 30: 0.5})
+    (run / "before_after.mp4").write_bytes(b"video")
+    page = read(report_runs([run], run / "report.html"))
+    assert page.words[page.words.index("eight more pairs") - 1].endswith("the median and most; ")
+    assert ("a", "href", "before_after.mp4") in page.attributes
 
 
 def test_every_video_and_chart_says_what_it_shows(tmp_path):
