@@ -34,6 +34,7 @@ _COMMANDS = {
     "text_encoder/llm": "hf download Qwen/Qwen2.5-VL-7B-Instruct --local-dir {root}/{folder}",
     "text_encoder/byt5-small": "hf download google/byt5-small --local-dir {root}/{folder}",
     "text_encoder/Glyph-SDXL-v2": "modelscope download --model AI-ModelScope/Glyph-SDXL-v2 --local_dir {root}/{folder}",
+    "VideoReward": "./download_weights.sh {root}",
     "vision_encoder/siglip": "hf download black-forest-labs/FLUX.1-Redux-dev --local-dir {root}/{folder}",
 }
 
@@ -81,8 +82,10 @@ def check_diffusers_layout(root: str | Path, components: Iterable[str] = DIFFUSE
     return root
 
 
-def check_layout(root: str | Path, version: str | None) -> Path:
+def check_layout(root: str | Path, version: str | None, *, with_reward: bool = False) -> Path:
     """Return `root` as a path after checking that it holds a whole model; `version` as in `transformer_folder`.
+
+    With `with_reward` the original layout must also hold VideoReward, so that one message names all that is missing.
 
     Raises:
         ValueError: files are missing (each is named, with the command that fetches it), or the version is not there.
@@ -96,9 +99,10 @@ def check_layout(root: str | Path, version: str | None) -> Path:
             check_diffusers_layout(root, DIFFUSERS_COMPONENTS + DIFFUSERS_IMAGE_COMPONENTS)
         return root
     version = chosen_version(root, version) if versions_in(root) else version or _SUGGESTED_VERSION
+    reward = {"VideoReward": ("model_config.json", "checkpoint-*")} if with_reward else {}
     listed = "\n".join(
         f"  {root / folder}: {', '.join(absent)}\n    {download_command(root, folder)}"
-        for folder, patterns in original_files(version).items()
+        for folder, patterns in (original_files(version) | reward).items()
         if (absent := [pattern for pattern in patterns if not any((root / folder).glob(pattern))])
     )
     if listed:

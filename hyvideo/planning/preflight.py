@@ -19,7 +19,6 @@ from hyvideo.distributed.collectives import all_or_none, broadcast_from_main, re
 from hyvideo.distributed.gpus import this_gpu
 from hyvideo.distributed.layout import layout_of
 from hyvideo.models.loading import open_transformer, open_vae
-from hyvideo.models.model_folder import check_layout
 from hyvideo.models.reward_models.requested import judge_of
 from hyvideo.models.reward_models.rewards import check_rewards
 from hyvideo.models.streaming import check_fit
@@ -27,7 +26,7 @@ from hyvideo.planning.assumptions import Assumptions
 from hyvideo.planning.plan import GIB, Plan, make_plan
 from hyvideo.planning.search import Search, misfit
 from hyvideo.planning.table import plan_table
-from hyvideo.training.assembly import open_folder, read_inputs
+from hyvideo.training.assembly import check_weights, open_folder, read_inputs
 from hyvideo.training.checks import check_config
 from hyvideo.training.code_version import CODE, code_hash
 from hyvideo.training.warnings_about_settings import warnings_about_settings
@@ -46,7 +45,7 @@ def plan_on_main(config: Config) -> Plan | ValueError | None:
     world_size, gpu = int(os.environ.get("WORLD_SIZE", "1")), this_gpu()
     assumptions = Assumptions(gpus_per_node=int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size))))
     try:
-        check_layout(config.model.pretrained_model_root, config.model.pretrained_transformer_version)
+        check_weights(config)
         check_config(config, world_size)
         plan = make_plan(config, world_size=world_size, gpu=gpu, assumptions=assumptions)
         if not plan.fits:

@@ -113,6 +113,18 @@ def build_training(config: Config) -> Training:
     return Training(run, policy, state.algorithm, reward, rounds)
 
 
+def check_weights(config: Config) -> None:
+    """Refuse a model folder that lacks a network, or VideoReward where the run looks for it there.
+
+    Raises:
+        ValueError: it names all that is missing, with the commands that fetch it.
+    """
+    model, reward = config.model, config.reward
+    local = reward.reward_config is None and reward.reward_model == "videoalign_local"
+    there = local and reward.reward_checkpoint_path is None and reward.remote_reward_url is None
+    check_layout(model.pretrained_model_root, model.pretrained_transformer_version, with_reward=there)
+
+
 def read_inputs(config: Config) -> tuple[list[Prompt], list[Prompt], dict[str, str]]:
     """Check the configuration and the model's files, and read the prompts for training and validation.
 
@@ -125,7 +137,7 @@ def read_inputs(config: Config) -> tuple[list[Prompt], list[Prompt], dict[str, s
     root, version = config.model.pretrained_model_root, config.model.pretrained_transformer_version
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     with all_or_none():
-        check_layout(root, version)
+        check_weights(config)
         check_config(config, world_size)
         algorithm_class(config.grpo.algorithm)
         check_trackers(config.run.trackers)

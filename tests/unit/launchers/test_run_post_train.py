@@ -82,7 +82,7 @@ def test_without_weights_it_names_each_folder_the_way_to_get_it_and_the_tiny_com
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert result.returncode == 2 and result.stdout == ""
     for folder in (
-        *("scheduler", "transformer/480p_t2v", "vae"),
+        *("scheduler", "transformer/480p_t2v", "vae", "VideoReward"),
         *(f"text_encoder/{name}" for name in ("llm", "byt5-small", "Glyph-SDXL-v2")),
     ):
         assert f"\n  ckpts/{folder}: " in result.stderr
