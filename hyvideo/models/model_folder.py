@@ -22,7 +22,7 @@ DIFFUSERS_IMAGE_COMPONENTS = ("image_encoder", "feature_extractor")
 HOW_TO_GET = (
     "Everything at once, with the reward VideoReward: ./download_weights.sh --all VERSION (61 GB; "
     "checkpoints-download.md says more). Without any download, the bundled tiny model trains on this machine: "
-    "python post_train.py --config configs/tiny.yaml"
+    "python post_train.py --config configs/tiny.yaml configs/demo.yaml"
 )
 
 MAX_SIZE, MAX_LAYERS = 2**20, 1000

@@ -43,7 +43,9 @@ def test_a_folder_without_any_model_lists_the_commands_that_fetch_the_published_
     for folder in original_files("720p_i2v"):
         assert download_command(tmp_path / root, folder) in message
     assert "siglip" in message
-    assert "assets/tiny" in message or "configs/tiny.yaml" in message
+    assert message.endswith("python post_train.py --config configs/tiny.yaml configs/demo.yaml"), (
+        "whose samples begin with the base"
+    )
 
 
 def test_only_what_is_missing_of_the_published_layout_is_listed(tmp_path: Path):
