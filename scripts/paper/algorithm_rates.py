@@ -48,6 +48,5 @@ def claims(found: Mapping[str, Any]) -> Sequence[Claim]:
 STUDY = Study("algorithm_rates", "Learning rates of the algorithms, tuned equally", draw, describe, claims)
 
 if __name__ == "__main__":
-    anew = ["--anew", "--seeds", *map(str, SEEDS)]  # the older studies' numbers are of another base model
-    budget = parse_budget([*anew, *sys.argv[1:]], __doc__, ROUNDS)
+    budget = parse_budget(["--seeds", *map(str, SEEDS), *sys.argv[1:]], __doc__, ROUNDS)
     sys.exit(train_and_publish(STUDY, grid(), budget, tuned=True))

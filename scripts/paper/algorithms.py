@@ -23,7 +23,7 @@ from scripts.paper.study import Claim, Study, paragraph, read_found
 from scripts.paper.sweep import Arm, claim_ahead, gains, parse_budget, setup_text, tiny_config, train_and_publish
 
 ROUNDS, LOOKS = 12, 3
-RATES = (1e-5, 3e-5, 1e-4)
+RATES = (1e-5, 3e-5, 1e-4, 3e-4)
 _FLOW = {"sde_type": "flow_grpo", "use_grad_balancing": False, "advantage_std": "global", "kl_weight": 0.0}
 _NFT = {"algorithm": "nft", "timestep_fraction": 0.5, "advantage_std": "global"}
 _EMA = {"ema_decay": 0.9, "validation_weights": "ema"}
@@ -173,6 +173,5 @@ def claims(found: Mapping[str, Any]) -> Sequence[Claim]:
 STUDY = Study("algorithms", "Algorithms side by side", draw, describe, claims)
 
 if __name__ == "__main__":
-    anew = ["--anew", *sys.argv[1:]]  # the older studies' numbers are of another base model
-    budget = parse_budget(anew, __doc__, ROUNDS, LOOKS)
+    budget = parse_budget(sys.argv[1:], __doc__, ROUNDS, LOOKS)
     sys.exit(train_and_publish(STUDY, arms(budget.docs), budget, tuned=bool(best_rates(budget.docs))))

@@ -93,5 +93,4 @@ def claims(found: Mapping[str, Any]) -> Sequence[Claim]:
 STUDY = Study("credit", "Credit where the pixels are wrong", draw, describe, claims)
 
 if __name__ == "__main__":
-    anew = ["--anew", *sys.argv[1:]]  # the older studies' numbers are of another base model
-    sys.exit(publish_tuned(STUDY, arms, anew, __doc__, ROUNDS))
+    sys.exit(publish_tuned(STUDY, arms, sys.argv[1:], __doc__, ROUNDS))

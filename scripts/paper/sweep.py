@@ -1,6 +1,7 @@
 """Arms x seeds: what a study of training runs asks for, what it reads back, and how arms are compared."""
 
 import argparse
+import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from hyvideo.evaluation.intervals import Interval, seed_interval
 from hyvideo.observability.metrics import read_metrics
 from hyvideo.observability.scored_videos import read_scored_videos
 from scripts.paper.drawing import interval_row, seeds_text
-from scripts.paper.runs import CONFIG, Run, train
+from scripts.paper.runs import CONFIG, REPOSITORY, Run, train
 from scripts.paper.study import DOCS, FAILS, HOLDS, OPEN, Claim, Study, read_found
 
 PHASES = ("rollout", "reward", "anchor", "update")
@@ -77,7 +78,8 @@ def train_and_publish(
 ) -> int:
     """Train what is missing, then publish what there is; returns the exit status (1 if a run failed).
 
-    A run is not missing if any study has published its numbers: so a study may go on in another clone.
+    A run is not missing if any study has published its numbers with this base model, so a study may go on in another
+    clone.
 
     Args:
         study: what the runs are for.
@@ -142,10 +144,17 @@ def tiny_config() -> Config:
     return load_config(["--config", str(CONFIG)])
 
 
+@cache
+def base_model() -> str:
+    """The first digits of the SHA-256 of the bundled transformer's weights."""
+    weights = REPOSITORY / "assets" / "tiny" / "transformer" / "diffusion_pytorch_model.safetensors"
+    return hashlib.sha256(weights.read_bytes()).hexdigest()[:10]
+
+
 def published_runs(docs: Path) -> dict[str, dict[str, Any]]:
-    """Name of a run's folder -> what it showed, from the raw numbers of all studies below `docs`."""
+    """Name of a run's folder -> what it showed, from the raw numbers of all studies of this base model below `docs`."""
     studies = [read_found(path) for path in sorted((docs / "claims").glob("*.json"))]
-    trained = [found for found in studies if "arms" in found]
+    trained = [found for found in studies if "arms" in found and found["base"].get("model") == base_model()]
     runs = [run for found in trained for arm in found["arms"].values() for run in arm["runs"].values()]
     return {record["run"]: record for record in (*runs, *(found["base"] for found in trained))}
 
@@ -169,7 +178,7 @@ def _found(
         return None
     return {
         "budget": {"rounds": budget.rounds, "seeds": budget.seeds, "held_out": budget.num_held_out},
-        "base": {**of_base, "run": base.folder.name},
+        "base": {**of_base, "run": base.folder.name, "model": base_model()},
         "arms": {
             arm.label: {"settings": dict(arm.settings), "runs": read[arm.label]} for arm in arms if read[arm.label]
         },
