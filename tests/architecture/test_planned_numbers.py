@@ -10,6 +10,7 @@ from hyvideo.config.loading import load_config
 from hyvideo.distributed.gpus import find_gpu
 from hyvideo.planning.assumptions import Assumptions
 from hyvideo.planning.plan import GIB, Plan, make_plan
+from hyvideo.planning.search import Search
 from hyvideo.planning.simulation import Peaks
 
 ROOT = Path(__file__).parents[2]
@@ -32,11 +33,11 @@ def recipe(world_size: int, *more: str) -> list[str]:
 
 
 @functools.cache
-def planned(world_size: int, flags: tuple[str, ...], simulated: bool) -> Plan:
-    """The plan on H100s; without a simulation its memory is no number."""
+def planned(world_size: int, flags: tuple[str, ...], simulated: bool, gpu: str = "H100") -> Plan:
+    """The plan on such GPUs; without a simulation its memory is no number."""
     zero = None if simulated else lambda *_: Peaks(*[0] * 7)
     config = load_config(list(flags))
-    return make_plan(config, world_size=world_size, gpu=find_gpu("H100"), assumptions=Assumptions(), peaks_of=zero)
+    return make_plan(config, world_size=world_size, gpu=find_gpu(gpu), assumptions=Assumptions(), peaks_of=zero)
 
 
 def seconds(world_size: int, *flags: str) -> float:
@@ -70,6 +71,27 @@ def test_the_table_of_recipes(row: list[str]):
     hourly = plan.videos * 3600 / update
     assert row[2:] == [*peaks, f"{operations:.0f}", f"{sent:,.0f}", f"{update:.0f}", f"{hourly:,.0f}"]
     assert plan.fits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", [row for row in rows_of(PLANNING, "GPUs | video") if flags_in(row[1])], ids=" ".join)
+def test_the_first_advice_for_a_recipe_that_does_not_fit_is_the_pages_flag(row: list[str]):
+    world_size, (flag, value) = int(row[0]), flags_in(row[1])
+    config = load_config(recipe(world_size, "--rollout_size", row[1].split(",")[0]))
+    advice = Search(config, world_size, find_gpu("H100"), Assumptions()).nearest_that_fits()
+    assert advice is not None and advice[0] == {flag.removeprefix("--"): value}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("config", "gpu"), [("one_gpu_48gb", "L40S"), ("one_gpu_24gb", "RTX 4090")])
+def test_the_paragraph_and_the_config_of_one_gpu(config: str, gpu: str):
+    plan = planned(1, ("--config", f"configs/{config}.yaml"), True, gpu)
+    assert plan.fits and plan.seconds is not None
+    peak, update = f"{plan.memory.peak / GIB:.1f}", sum(plan.seconds.values())
+    page = " ".join(PLANNING.read_text(encoding="utf-8").split("**One GPU of 48 GB**")[1].split("\n\n")[0].split())
+    assert f"{peak} GiB" in page and f"{update:.0f} s" in page
+    comment = (ROOT / "configs" / f"{config}.yaml").read_text(encoding="utf-8")
+    assert f"{peak} GiB ({plan.needed:.1f} with the reserve)" in comment and f"{update / 60:.0f} minutes" in comment
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ class Ranks:
         return Scores({"VQ": -places}, places, {"VQ": -1.0})
 
 
+@pytest.mark.slow
 def test_both_kinds_are_trained_once_and_reported_over_seeds(tmp_path: Path, capsys: pytest.CaptureFixture):
     where = ["--output_dir", str(tmp_path), "--seeds", "1", "2", *SMALL]
     assert main(where) == 0
