@@ -11,7 +11,9 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from PIL import Image, ImageDraw
 from torch import nn
 from transformers import (
     CLIPConfig,
@@ -22,7 +24,8 @@ from transformers import (
 )
 
 from benchmarks.paired import device, machine_kind, now
-from hyvideo.models.reward_models.registry import RewardContext, RewardModel
+from hyvideo.models.reward_models.moving_shapes import MovingShapesReward
+from hyvideo.models.reward_models.registry import RewardContext
 from hyvideo.models.reward_models.text_rendering import TextRendering
 from hyvideo.models.reward_models.videoalign.network import RewardNetwork
 from hyvideo.planning.networks import made_in
@@ -118,10 +121,18 @@ def vision_language(width: int, inner: int, layers: int, heads: int, tower: tupl
     return _cost(network, lambda: [ask() for _ in range(NUM_QUESTIONS)])
 
 
-def whole(reward: RewardModel, prompt: str) -> Cost:
-    """A reward that runs whole."""
-    videos = torch.randint(0, 256, (1, 81, 352, 624, 3), dtype=torch.uint8)
-    return _cost(nn.Module(), lambda: reward(videos, [prompt]))
+def text_rendering() -> Cost:
+    """The reward that reads texts, on a sign that all frames show."""
+    sign = Image.new("RGB", (624, 352), "grey")
+    ImageDraw.Draw(sign).text((200, 130), "OPEN", font_size=90)
+    videos, reward = torch.tensor(np.array(sign)).expand(1, 81, -1, -1, -1), TextRendering(RewardContext(), threads=2)
+    return _cost(nn.Module(), lambda: reward(videos, ['a sign that says "OPEN"']))
+
+
+def moving_shapes() -> Cost:
+    """The tiny model's reward on videos of its size."""
+    videos, reward = torch.randint(0, 256, (1, 17, 64, 64, 3), dtype=torch.uint8), MovingShapesReward()
+    return _cost(nn.Module(), lambda: reward(videos, ["a red circle moves slowly to the left"]))
 
 
 COSTS: dict[str, Callable[[], Cost]] = {
@@ -132,7 +143,8 @@ COSTS: dict[str, Callable[[], Cost]] = {
     "vlm_checks, Qwen3-VL-8B": lambda: vision_language(
         4096, 12288, 36, 32, (1152, 4304, 27), run=torch.cuda.is_available()
     ),
-    "text_rendering, PP-OCRv6": lambda: whole(TextRendering(RewardContext(), threads=2), 'a sign that says "OPEN"'),
+    "text_rendering, PP-OCRv6": text_rendering,
+    "moving_shapes, 17 frames of 64x64": moving_shapes,
 }
 """Reward and network -> how it is measured."""
 
