@@ -14,7 +14,7 @@ from pathlib import Path
 from hyvideo.config.flags import Parser
 from hyvideo.config.knobs import KNOBS
 from hyvideo.config.outside import complain, in_words, say_loading
-from hyvideo.evaluation.generation import FILE_NAMES
+from hyvideo.evaluation.jobs import FILE_NAMES
 from hyvideo.evaluation.original_command import add_original_flags, boolean, translate
 from hyvideo.models.model_folder import check_layout
 

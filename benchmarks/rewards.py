@@ -10,11 +10,12 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image, ImageDraw
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     CLIPConfig,
     CLIPModel,
@@ -32,6 +33,9 @@ from hyvideo.planning.networks import made_in
 
 NUM_FRAMES = 8
 """What `clip_score`, `pick_score`, `vlm_checks`, and VideoAlign at its 2 frames per second see of a video."""
+
+GRID = (NUM_FRAMES // 2, 24, 44)
+"""Patches over time, height and width that VideoAlign makes of the video."""
 
 NUM_QUESTIONS = 3
 REPEATS = 3
@@ -60,25 +64,53 @@ def clip(width: int, vision: tuple[int, int, int], projection: int) -> Cost:
 
 
 def videoalign() -> Cost:
-    """The reward network of VideoReward, a Qwen2-VL of 2 B parameters, in bfloat16."""
-    language = {
-        "hidden_size": 1536,
-        "intermediate_size": 8960,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 2,
-        "vocab_size": 151_660,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
-    }
-    config = Qwen2VLConfig(text_config=language, vision_config={"hidden_size": 1536}, video_token_id=151_656)
-    grid = (NUM_FRAMES // 2, 24, 44)
+    """The reward network of VideoReward in bfloat16."""
+    return _cost(*video_reward(videoreward_config(), GRID, 1, torch.bfloat16))
+
+
+def videoreward_config() -> Qwen2VLConfig:
+    """The configuration of VideoReward's base, a Qwen2-VL of 2 B parameters."""
+    language = qwen2_language(1536, 8960, 28, 12, 2, 151_660)
+    return Qwen2VLConfig(text_config=language, vision_config={"hidden_size": 1536}, video_token_id=151_656)
+
+
+def video_reward(
+    config: Qwen2VLConfig, grid: tuple[int, int, int], videos: int, dtype: torch.dtype
+) -> tuple[RewardNetwork, Callable[[], Tensor]]:
+    """Make a random reward network, and what scores as many random videos by it.
+
+    Args:
+        config: of its base.
+        grid: patches of a video over time, height and width.
+        videos: how many.
+        dtype: of the weights.
+    """
     tokens = math.prod(grid) // 4
-    with device(), made_in(torch.bfloat16):
+    with device(), made_in(dtype):
         network = RewardNetwork(config, 1).eval()
-        ids = torch.randint(0, 400, (1, tokens + 200))
+        ids = torch.randint(0, 400, (videos, tokens + 200))
         ids[:, 20 : 20 + tokens] = config.video_token_id
-        pixels, where = torch.randn(math.prod(grid), 1176), torch.tensor([[tokens + 190, tokens + 192, tokens + 194]])
-    return _cost(network, lambda: network(ids, pixels, torch.tensor([grid], device=device()), where))
+        pixels, grids = torch.randn(videos * math.prod(grid), 1176), torch.tensor([grid] * videos)
+        where = torch.tensor([[tokens + 190, tokens + 192, tokens + 194]] * videos)
+    return network, lambda: network(ids, pixels, grids, where)
+
+
+def qwen2_language(width: int, inner: int, layers: int, heads: int, key_heads: int, words: int) -> dict[str, Any]:
+    """Return the settings of a Qwen2 language model."""
+    half = width // heads // 2
+    return {
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_heads,
+        "vocab_size": words,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e6,
+            "mrope_section": [half // 4, half * 3 // 8, half * 3 // 8],
+        },
+    }
 
 
 def vision_language(width: int, inner: int, layers: int, heads: int, tower: tuple[int, int, int], *, run: bool) -> Cost:
@@ -117,8 +149,9 @@ def vision_language(width: int, inner: int, layers: int, heads: int, tower: tupl
         grids = torch.tensor([grid] * NUM_FRAMES)
     images = (ids == config.image_token_id).int()
     asked = {"input_ids": ids, "mm_token_type_ids": images, "image_grid_thw": grids, "use_cache": False}
-    ask = lambda: network(pixel_values=pixels, logits_to_keep=1, **asked)  # noqa: E731
-    return _cost(network, lambda: [ask() for _ in range(NUM_QUESTIONS)])
+    return _cost(
+        network, lambda: [network(pixel_values=pixels, logits_to_keep=1, **asked) for _ in range(NUM_QUESTIONS)]
+    )
 
 
 def text_rendering() -> Cost:

@@ -23,9 +23,12 @@ from pydantic_core import to_json
 from hyvideo.config.flags import Parser
 from hyvideo.config.outside import complain, printable, say_loading
 from hyvideo.data.prompts import Prompt, read_prompts
-from hyvideo.evaluation.generation import FILE_NAMES, Job, jobs_of_csv
+from hyvideo.evaluation.comparison import compare, with_overall
+from hyvideo.evaluation.jobs import FILE_NAMES, Job, jobs_of_csv
 from hyvideo.models.fingerprint import fingerprint
 from hyvideo.models.model_folder import check_layout
+from hyvideo.observability.scored_videos import notes_folder
+from hyvideo.reports.markdown import markdown_of
 
 if TYPE_CHECKING:
     from hyvideo.evaluation.scored_files import NamedReward
@@ -98,9 +101,6 @@ def main(argv: Sequence[str]) -> int:
         _check_entries(arguments, flags)
         say_loading("evaluate")
         from transformers.utils.logging import disable_progress_bar  # only now, for it takes seconds
-
-        from hyvideo.evaluation.comparison import compare, with_overall
-        from hyvideo.reports.markdown import markdown_of
 
         disable_progress_bar()
         _check_trained(arguments)
@@ -264,8 +264,8 @@ def _scores(
     """Score an entry's videos: each metric [N]."""
     from hyvideo.evaluation.scored_files import ScoreFile
 
-    apart = "_notes" if arguments.file_names == "vbench" else ""  # its toolkit takes every file for a video
-    book = ScoreFile(arguments.output_dir / f"{entry.name}{apart}" / "evaluation_scores.jsonl")
+    folder = notes_folder(arguments.output_dir / entry.name, apart=jobs[0].note_apart)
+    book = ScoreFile(folder / "evaluation_scores.jsonl")
     videos, prompts = [job.path for job in jobs], [job.prompt.text for job in jobs]
     found: dict[str, np.ndarray] = {}
     for reward in rewards:

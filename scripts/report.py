@@ -18,13 +18,10 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hyvideo.config.flags import Parser
 from hyvideo.config.outside import complain, printable, say_loading
-
-if TYPE_CHECKING:
-    from hyvideo.evaluation.win_rates import WinRate
+from hyvideo.evaluation.win_rates import CRITERIA, WinRate, read_votes, win_rates, write_votes
 
 EMBED = "put the videos into the file, so that it can be sent alone"
 
@@ -98,8 +95,6 @@ def _winrates(argv: Sequence[str]) -> int:
     parser.add_argument("--raters", nargs="+", metavar="NAME", help="who was asked; votes of others are refused")
     parser.add_argument("--merged", type=Path, help="write all votes to one file")
     arguments = parser.parse_args(argv)
-    from hyvideo.evaluation.win_rates import read_votes, win_rates, write_votes
-
     votes = read_votes(arguments.votes)
     num_votes = Counter(vote.rater for vote in votes)
     if arguments.raters and (others := sorted(set(num_votes) - set(arguments.raters))):
@@ -114,10 +109,8 @@ def _winrates(argv: Sequence[str]) -> int:
     return 0
 
 
-def _in_words(rate: "WinRate") -> str:
+def _in_words(rate: WinRate) -> str:
     """Say one win rate in a line."""
-    from hyvideo.evaluation.win_rates import CRITERIA
-
     return (
         f"{CRITERIA[rate.criterion][0]:20s} {rate.first} preferred to {rate.second}: {rate.rate:.1%} "
         f"[{rate.low:.1%}, {rate.high:.1%}], {rate.num_pairs} pairs, {rate.num_raters} rater(s), "

@@ -1,7 +1,6 @@
 """What is tried and measured, each stage in a process of its own. A stage yields findings: a name and numbers."""
 
 import json
-import math
 import subprocess
 import sys
 import time
@@ -22,8 +21,8 @@ from transformers import Qwen2_5_VLTextConfig, Qwen2_5_VLTextModel, Qwen2VLConfi
 
 from benchmarks.first_light.random_model import write_random_model
 from benchmarks.paired import device, now
+from benchmarks.rewards import GRID, qwen2_language, video_reward, videoreward_config
 from hyvideo.config.loading import load_config
-from hyvideo.models.reward_models.videoalign.network import RewardNetwork
 from hyvideo.observability.metrics import read_metrics
 from hyvideo.planning.memory import predict_memory
 from hyvideo.planning.networks import encoder_configs, made_in, make_vae, read_networks
@@ -282,51 +281,23 @@ def frozen(place: Place) -> Findings:
     """Run the language model and the reward network at their released sizes, in half precision."""
     on_gpu = device().type == "cuda"
     text = encoder_configs(Path(), "t2v").text
-    scored = Qwen2VLConfig(
-        text_config=_language(1536, 8960, 28, 12, 2, 151_660),
-        vision_config={"hidden_size": 1536},
-        video_token_id=151_656,
-    )
+    scored = videoreward_config()
     if place.small:
-        text = Qwen2_5_VLTextConfig(**_language(64, 64, 4, 4, 2, 500))
+        language = qwen2_language(64, 64, 4, 4, 2, 500)
         vision = {"depth": 2, "embed_dim": 64, "num_heads": 4, "hidden_size": 64}
-        scored = Qwen2VLConfig(text_config=_language(64, 64, 4, 4, 2, 500), vision_config=vision, video_token_id=496)
+        text = Qwen2_5_VLTextConfig(**language)
+        scored = Qwen2VLConfig(text_config=language, vision_config=vision, video_token_id=496)
     with device(), torch.inference_mode(), made_in(torch.float16 if on_gpu else torch.float32):
         model = Qwen2_5_VLTextModel(text).eval()
         ids = torch.randint(0, 400, (1, 408))
         seconds = _seconds(lambda: model(input_ids=ids))
         states = model(input_ids=ids, output_hidden_states=True).hidden_states[-3]
         yield "frozen/language model", {"seconds": seconds, "finite": bool(states.isfinite().all())}
-    with device(), torch.inference_mode(), made_in(torch.bfloat16 if on_gpu else torch.float32):
-        network = RewardNetwork(scored, 1).eval()
-        videos, grid = (1, (3, 4, 6)) if place.small else (4, (4, 24, 44))
-        tokens = math.prod(grid) // 4
-        ids = torch.randint(0, 400, (videos, tokens + 200))
-        ids[:, 20 : 20 + tokens] = scored.video_token_id
-        pixels, grids = torch.randn(videos * math.prod(grid), 1176), torch.tensor([grid] * videos)
-        where = torch.tensor([[tokens + 190, tokens + 192, tokens + 194]] * videos)
-        seconds = _seconds(lambda: network(ids, pixels, grids, where))
-        scores = network(ids, pixels, grids, where)
-        facts = {"videos": videos, "seconds": seconds, "finite": bool(scores.isfinite().all())}
-        yield "frozen/reward network", facts
-
-
-def _language(width: int, inner: int, layers: int, heads: int, key_heads: int, words: int) -> dict[str, Any]:
-    """Return the settings of a Qwen2 language model."""
-    half = width // heads // 2
-    return {
-        "hidden_size": width,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": key_heads,
-        "vocab_size": words,
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 1e6,
-            "mrope_section": [half // 4, half * 3 // 8, half * 3 // 8],
-        },
-    }
+    videos, grid = (1, (3, 4, 6)) if place.small else (4, GRID)
+    _, score = video_reward(scored, grid, videos, torch.bfloat16 if on_gpu else torch.float32)
+    with torch.inference_mode():
+        facts = {"videos": videos, "seconds": _seconds(score), "finite": bool(score().isfinite().all())}
+    yield "frozen/reward network", facts
 
 
 STAGES: dict[str, Stage] = {

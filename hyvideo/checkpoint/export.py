@@ -3,6 +3,7 @@
 An export appears under its name only when complete, and never replaces anything.
 """
 
+import argparse
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from diffusers import (
     ClassifierFreeGuidance,
     FlowMatchEulerDiscreteScheduler,
@@ -22,15 +24,107 @@ from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
 from huggingface_hub import save_torch_state_dict
 from peft.utils import get_peft_model_state_dict
 from safetensors.torch import save_file
+from transformers.utils.logging import disable_progress_bar
 
-from hyvideo.models.adapter import ADAPTER, ADAPTER_FILE, save_lora
+from hyvideo.checkpoint.train_state import named_checkpoint
+from hyvideo.checkpoint.trained_policy import check_checkpoint, load_trained_policy
+from hyvideo.models.adapter import ADAPTER, ADAPTER_FILE, check_lora, load_lora, merge_lora, save_lora
 from hyvideo.models.conversion import original_tensors
 from hyvideo.models.diffusers_logging import without_diffusers_logs
+from hyvideo.models.loading import load_pipeline, load_transformer
 from hyvideo.models.lora_keys import adapter_to_original
+from hyvideo.models.model_folder import is_diffusers_layout, read_json, transformer_folder
 from hyvideo.models.original_config import original_transformer_config
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
+from hyvideo.pipelines.sampling_defaults import sampling_defaults
+from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 MAX_SHARD_SIZE = "5GB"
+
+
+def export(arguments: argparse.Namespace) -> None:
+    """Write what a command line of scripts.export asks for.
+
+    Raises:
+        ValueError: a folder or combination of flags is wrong; the message says which, before weights are loaded.
+    """
+    disable_progress_bar()
+    check_new(arguments.output_path)
+    for name in ("checkpoint_path", "lora_path"):
+        if given := getattr(arguments, name):
+            setattr(arguments, name, named_checkpoint(given))
+    if arguments.checkpoint_path:
+        check_checkpoint(arguments.checkpoint_path, ema=arguments.ema)
+    elif arguments.ema:
+        raise ValueError("--ema takes the average in a checkpoint: give --checkpoint_path.")
+    if arguments.lora_path:
+        check_lora(arguments.lora_path)
+    if arguments.format == "original":
+        _check_name(arguments)
+    _export(arguments)
+
+
+def _export(arguments: argparse.Namespace) -> None:
+    """Load, put the trained weights in, and write."""
+    root, version = arguments.model_path, arguments.transformer_version
+    if arguments.format == "diffusers":
+        defaults = sampling_defaults(root, version)
+        pipeline = load_pipeline(
+            root,
+            version,
+            pipeline_class=HunyuanVideoGRPOPipeline,
+            scheduler=FlowMatchDiscreteScheduler(shift=defaults["shift"]),
+            transformer_dtype=_load_dtype(arguments),
+            encoder_dtype=None,
+        )
+        _finish(pipeline.transformer, arguments)
+        export_diffusers(pipeline, arguments.output_path, guidance_scale=defaults["guidance_scale"])
+        return
+    transformer = load_transformer(root, version, dtype=_load_dtype(arguments))
+    _finish(transformer, arguments)
+    if arguments.format == "original":
+        export_original(transformer, arguments.output_path, _original_config(root, version))
+    else:
+        export_lora(transformer, arguments.output_path, original_keys=arguments.format == "lora_original")
+
+
+def _check_name(arguments: argparse.Namespace) -> None:
+    """Refuse a name that hides what only the name of an original folder tells.
+
+    Raises:
+        ValueError: the base has its guidance in its weights, and the new folder's name does not say so.
+    """
+    root, version = arguments.model_path, arguments.transformer_version
+    config = _original_config(root, version) or {}
+    distilled = sampling_defaults(root, version)["guidance_scale"] == 1 and not config.get("use_meanflow")
+    if distilled and "distilled" not in arguments.output_path.name:
+        raise ValueError(
+            f"--output_path: the base is distilled and must be sampled without guidance, which in the original layout "
+            f"only the folder's name tells: put 'distilled' into '{arguments.output_path.name}'."
+        )
+
+
+def _load_dtype(arguments: argparse.Namespace) -> torch.dtype | None:
+    """Return the dtype to load in: float32 where weights are trained or merged, else as stored."""
+    return torch.float32 if arguments.checkpoint_path or arguments.lora_path else None
+
+
+def _finish(transformer: torch.nn.Module, arguments: argparse.Namespace) -> None:
+    """Put the trained weights in, merge an adapter unless it is what is asked for, and round."""
+    if arguments.checkpoint_path:
+        load_trained_policy(transformer, arguments.checkpoint_path, ema=arguments.ema)
+    if arguments.lora_path:
+        load_lora(transformer, arguments.lora_path)
+    if not arguments.format.startswith("lora"):
+        merge_lora(transformer)
+    if arguments.dtype:
+        transformer.to(_DTYPES[arguments.dtype])
+
+
+def _original_config(root: Path, version: str | None) -> dict[str, Any] | None:
+    """Return the base's own config.json where it is in the original layout."""
+    return None if is_diffusers_layout(root) else read_json(transformer_folder(root, version) / "config.json")
 
 
 def export_diffusers(pipeline: HunyuanVideoGRPOPipeline, folder: Path, *, guidance_scale: float) -> None:

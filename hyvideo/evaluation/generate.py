@@ -24,7 +24,7 @@ from hyvideo.data.prompts import Prompt, read_prompts
 from hyvideo.distributed.layout import Layout
 from hyvideo.distributed.mesh import Mesh, build_mesh
 from hyvideo.distributed.process_group import process_group
-from hyvideo.evaluation.generation import Job, jobs_of_csv, jobs_of_prompt
+from hyvideo.evaluation.jobs import Job, jobs_of_csv, jobs_of_prompt
 from hyvideo.models.adapter import check_lora, load_lora
 from hyvideo.models.attention import install_attention
 from hyvideo.models.fingerprint import fingerprint
@@ -116,7 +116,7 @@ def _written(request: Request) -> str:
     """Say where the videos of this process lie."""
     first, *others = request.jobs
     if not others:
-        return f"wrote {first.path} (and how it was made: {first.note.name})"
+        return f"wrote {first.path} (and how it was made: {first.note if first.note_apart else first.note.name})"
     notes = "each with a note of how it was made" if not first.note_apart else f"notes on them to {first.note.parent}"
     return f"wrote {len(request.jobs)} videos to {first.path.parent}, {notes}"
 

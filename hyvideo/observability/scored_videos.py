@@ -92,9 +92,14 @@ def _of_file(path: Path) -> ScoredVideo:
     return ScoredVideo(path, prompt if isinstance(prompt, str) else path.stem, _seed_of(note))
 
 
+def notes_folder(videos: Path, *, apart: bool) -> Path:
+    """Return where notes on the videos of a folder lie: in it, or apart in `<folder>_notes`."""
+    return Path(f"{videos.absolute()}_notes") if apart else videos
+
+
 def note_path(video: Path, *, apart: bool) -> Path:
-    """Return where the note of a video stands: beside it, or apart in `<folder>_notes`."""
-    return Path(f"{video.parent.absolute()}_notes" if apart else video.parent) / f"{video.stem}.json"
+    """Return the file that says how a video was made."""
+    return notes_folder(video.parent, apart=apart) / f"{video.stem}.json"
 
 
 def read_note(text: bytes, where: str) -> Mapping[str, object]:

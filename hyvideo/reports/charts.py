@@ -74,6 +74,10 @@ class Line:
     gaps: Sequence[tuple[int, int]] = ()
 
 
+ROUND = "the round's videos"
+"""What most charts are of."""
+
+
 @dataclass(frozen=True)
 class Chart:
     """What a chart shows.

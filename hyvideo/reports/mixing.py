@@ -3,7 +3,7 @@
 import numpy as np
 
 from hyvideo.observability.run_record import RunRecord
-from hyvideo.reports.charts import Chart, Line, smooth
+from hyvideo.reports.charts import ROUND, Chart, Line, smooth
 
 _CHARTS = {
     "share": (
@@ -30,5 +30,5 @@ def mixing_charts(run: RunRecord) -> list[Chart]:
             x, y = run.per_round(f"mixing/{of}_{name}")
             if np.isfinite(y).any():
                 lines.append(Line(name, x, smooth(y), number, raw=y, gaps=run.gaps))
-        charts.append(Chart(title, about, lines, of="the round's videos"))
+        charts.append(Chart(title, about, lines, of=ROUND))
     return charts

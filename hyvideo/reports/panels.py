@@ -13,11 +13,10 @@ from hyvideo.grpo.gradient_equalizer import equalizer_scales
 from hyvideo.observability.metrics import METRIC_MEANINGS
 from hyvideo.observability.phase_timer import PHASES
 from hyvideo.observability.run_record import RunRecord
-from hyvideo.reports.charts import Chart, Drawing, Line, draw, evenly_spaced, signed, smooth
+from hyvideo.reports.charts import ROUND, Chart, Drawing, Line, draw, evenly_spaced, signed, smooth
 from hyvideo.reports.mixing import mixing_charts
 
 Points = tuple[np.ndarray, np.ndarray]
-_ROUND = "the round's videos"
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def reward_panels(runs: Sequence[RunRecord]) -> list[Drawing]:
         f"validated gain. Faint: as logged; strong: smoothed.{band}"
     )
     mean = _smooth(runs, lambda run: run.per_round("reward/mean"), spread="reward/std" if alone else None)
-    charts = [Chart("Training reward", about, mean, of=_ROUND)]
+    charts = [Chart("Training reward", about, mean, of=ROUND)]
     about = "The same prompts and seeds each time, sampled without noise."
     videos, validated = _validation_videos(runs), _lines(runs, lambda run: run.validation("reward"), dots=True)
     charts.append(Chart("Validation reward", about, validated, of=videos))
@@ -86,18 +85,18 @@ def reward_panels(runs: Sequence[RunRecord]) -> list[Drawing]:
         meaning = METRIC_MEANINGS.get(name)
         title = f"{name}: {meaning}" if meaning else name
         lines = _smooth(runs, lambda run, name=name: run.per_round(f"reward/{name}"))
-        charts.append(Chart(title, "Mean over each round's videos.", lines, of=_ROUND))
+        charts.append(Chart(title, "Mean over each round's videos.", lines, of=ROUND))
     charts.append(
         Chart(
             "Spread of the reward",
             "Standard deviation over a round's videos. Near 0 there is nothing left to compare.",
             _smooth(runs, lambda run: run.per_round("reward/std")),
-            of=_ROUND,
+            of=ROUND,
         )
     )
     about = "Root mean square of the credit maps: 1 if all parts of a video count alike, more if few do."
     focus = _smooth(runs, lambda run: run.per_round("reward/credit_focus"))
-    charts.append(Chart("Focus of the credit", about, focus, of=_ROUND))
+    charts.append(Chart("Focus of the credit", about, focus, of=ROUND))
     charts += mixing_charts(runs[0]) if alone else []
     return _drawn(charts)
 

@@ -36,7 +36,7 @@ from hyvideo.models.attention import install_attention
 from hyvideo.models.loading import load_pipeline
 from hyvideo.models.model_folder import check_layout, task_of
 from hyvideo.models.parallelize import compile_blocks, prepare_policy, shard_weights, trainable_parameters
-from hyvideo.models.reward_models.requested import judge_of
+from hyvideo.models.reward_models.requested import judge_of, read_requested_rewards
 from hyvideo.models.reward_models.rewards import WeightedReward, get_reward_fn
 from hyvideo.observability.console import Console
 from hyvideo.observability.matrix_peak import matrix_peak_tflops
@@ -119,10 +119,11 @@ def check_weights(config: Config) -> None:
     Raises:
         ValueError: it names all that is missing, with the commands that fetch it.
     """
-    model, reward = config.model, config.reward
-    local = reward.reward_config is None and reward.reward_model == "videoalign_local"
-    there = local and reward.reward_checkpoint_path is None and reward.remote_reward_url is None
-    check_layout(model.pretrained_model_root, model.pretrained_transformer_version, with_reward=there)
+    there = any(
+        choice.name == "videoalign_local" and choice.url is None and choice.options.get("checkpoint") is None
+        for choice in read_requested_rewards(config.reward)
+    )
+    check_layout(config.model.pretrained_model_root, config.model.pretrained_transformer_version, with_reward=there)
 
 
 def read_inputs(config: Config) -> tuple[list[Prompt], list[Prompt], dict[str, str]]:

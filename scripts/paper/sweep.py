@@ -1,7 +1,6 @@
 """Arms x seeds: what a study of training runs asks for, what it reads back, and how arms are compared."""
 
 import argparse
-import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from matplotlib.axes import Axes
 from hyvideo.config.loading import load_config
 from hyvideo.config.schema import Config
 from hyvideo.evaluation.intervals import Interval, seed_interval
+from hyvideo.models.fingerprint import fingerprint
 from hyvideo.observability.metrics import read_metrics
 from hyvideo.observability.scored_videos import read_scored_videos
 from scripts.paper.drawing import interval_row, seeds_text
@@ -146,9 +146,8 @@ def tiny_config() -> Config:
 
 @cache
 def base_model() -> str:
-    """The first digits of the SHA-256 of the bundled transformer's weights."""
-    weights = REPOSITORY / "assets" / "tiny" / "transformer" / "diffusion_pytorch_model.safetensors"
-    return hashlib.sha256(weights.read_bytes()).hexdigest()[:10]
+    """The fingerprint of the bundled transformer."""
+    return fingerprint([REPOSITORY / "assets" / "tiny" / "transformer"])
 
 
 def published_runs(docs: Path) -> dict[str, dict[str, Any]]:

@@ -25,7 +25,7 @@ from scripts.paper import (
 from scripts.paper.drawing import SAMPLERS
 from scripts.paper.learning_rates import rate_of
 from scripts.paper.study import DOCS, FAILS, HOLDS, OPEN, read_found
-from scripts.paper.sweep import Arm, base_run, run_of, tiny_config, train_and_publish
+from scripts.paper.sweep import Arm, base_model, base_run, run_of, tiny_config, train_and_publish
 from tests.support.trained_arms import budget_of, finish, finish_run
 
 NOISE = {1: 0.02, 2: -0.01, 3: 0.0, 4: 0.01, 5: -0.02, 101: 0.0, 102: 0.01}
@@ -173,6 +173,14 @@ def test_a_study_takes_runs_that_another_has_published(tmp_path):
 def test_published_numbers_of_another_budget_are_not_taken_and_none_are_on_request(tmp_path, capsys, flags):
     published(tmp_path, "equalizer")
     budget = budget_of(tmp_path, "--runs_dir", str(tmp_path / "elsewhere"), *flags)
+    assert train_and_publish(equalizer.STUDY, equalizer.arms(budget.docs), budget, tuned=False) == 0
+    assert "no finished run" in capsys.readouterr().out
+
+
+def test_published_numbers_of_another_base_model_are_not_taken(tmp_path, capsys):
+    path = published(tmp_path, "equalizer")
+    path.write_text(path.read_text().replace(base_model(), "another"))
+    budget = budget_of(tmp_path, "--runs_dir", str(tmp_path / "elsewhere"))
     assert train_and_publish(equalizer.STUDY, equalizer.arms(budget.docs), budget, tuned=False) == 0
     assert "no finished run" in capsys.readouterr().out
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hyvideo.data.prompts import Prompt
-from hyvideo.evaluation.generation import jobs_of_csv
+from hyvideo.evaluation.jobs import jobs_of_csv
 
 
 def names(texts: list[str], seeds: list[int], names: str = "vbench", own: int | None = None) -> list[str]:
