@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from generate import parse_arguments
-from hyvideo.evaluation.generate import Request, request_of
+from hyvideo.evaluation.generate import Request, _written, request_of
 from hyvideo.evaluation.original_command import NOT_HERE
 from tests.support.release import SAMPLING
 from tests.support.training import PROMPTS, noisy_image, write_prompts
@@ -182,3 +182,18 @@ def test_images_of_a_csv_stand_in_the_csv(ask: Callable[..., Request], tmp_path:
         ask(prompts_csv=csv, image_path="x.png", transformer_version="480p_i2v")
     jobs = ask(prompts_csv=csv, output_path=tmp_path / "out", transformer_version="480p_i2v", seed=3).jobs
     assert [Path(job.prompt.ref_image_path).name for job in jobs] == [f"prompts_{row}.png" for row in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("names", "seed", "said"),
+    [
+        ("row", "1", "wrote {made}/0000.mp4 (and how it was made: 0000.json)"),
+        ("vbench", "1", "wrote {made}/a cat-0.mp4 (and how it was made: {made}_notes/a cat-0.json)"),
+        ("vbench", "1 2", "wrote 2 videos to {made}, notes on them to {made}_notes"),
+    ],
+)
+def test_it_says_where_videos_and_notes_lie(original_root: Path, tmp_path: Path, names: str, seed: str, said: str):
+    csv, made = write_prompts(tmp_path / "prompts.csv", ["a cat"]), tmp_path / "made"
+    argv = ["--model_path", original_root, "--prompts_csv", csv, "--output_path", made, "--file_names", names]
+    argv = [*map(str, argv), "--transformer_version", "480p_t2v", "--seed", *seed.split()]
+    assert _written(request_of(parse_arguments(argv))) == said.format(made=made)
