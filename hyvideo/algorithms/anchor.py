@@ -198,6 +198,13 @@ def copy_policy(transformer: nn.Module, *, offload: bool) -> Anchor:
     return Anchor(trainable_parameters(transformer), offload=offload, weights_change=forget)
 
 
+def build_base(config: Config, transformer: nn.Module) -> Anchor | None:
+    """Keep the policy as it is before its checkpoint is read, to compare with; None without `base_interval`."""
+    if not config.rollout.base_interval:
+        return None
+    return BaseModelAnchor(transformer) if starts_at_base(config.model) else copy_policy(transformer, offload=True)
+
+
 def build_ema(config: OptimizerConfig, transformer: nn.Module) -> Anchor | None:
     """Begin the average of the trained weights at the policy as it is; None when `ema_decay` asks for none."""
     return copy_policy(transformer, offload=config.ema_offload) if config.ema_decay else None

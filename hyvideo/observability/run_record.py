@@ -14,7 +14,7 @@ from hyvideo.config.schema import Config
 from hyvideo.observability.metrics import missing_updates, read_rows
 from hyvideo.observability.scored_videos import ScoredVideo, read_scored_videos, scored_steps
 
-_NOT_METRICS = ("mean", "std", "failed", "groups_without_spread", "credit_focus")
+_NOT_METRICS = ("mean", "std", "failed", "groups_without_spread", "credit_focus", "over_base")
 
 COMMAND = "command: "
 """How the line of the console log begins that says how the run was started."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from hyvideo.algorithms.algorithm import algorithm_class
+from hyvideo.algorithms.anchor import starts_at_base
 from hyvideo.config.schema import Config
 from hyvideo.distributed.layout import layout_of
 from hyvideo.planning.networks import Networks
@@ -47,6 +48,8 @@ def host_memory(
     elif config.kl.reference_mode_offload:
         kept = trained * algorithm_class(config.grpo.algorithm).num_copies(config)
     if config.optimizer.ema_decay and config.optimizer.ema_offload and not parallel.cpu_offload:
+        kept += trained
+    if config.rollout.base_interval and not starts_at_base(config.model):
         kept += trained
     kept += checkpoint_bytes if config.run.async_save else 0
     adapter = parameters.trained if config.model.use_lora else 0  # whole in every process, in float32

@@ -75,6 +75,11 @@ def reward_panels(runs: Sequence[RunRecord]) -> list[Drawing]:
     )
     mean = _smooth(runs, lambda run: run.per_round("reward/mean"), spread="reward/std" if alone else None)
     charts = [Chart("Training reward", about, mean, of=ROUND)]
+    about = (
+        "How much more the round's videos score than the base model's of the same prompts and noise (base_interval)."
+    )
+    over = _lines(runs, lambda run: _finite(*run.per_round("reward/over_base")), dots=True)
+    charts.append(Chart("Training reward over the base", about, over, words=signed, of=ROUND))
     about = "The same prompts and seeds each time, sampled without noise."
     videos, validated = _validation_videos(runs), _lines(runs, lambda run: run.validation("reward"), dots=True)
     charts.append(Chart("Validation reward", about, validated, of=videos))
@@ -229,6 +234,12 @@ def _lines(runs: Sequence[RunRecord], points: Callable[[RunRecord], Points], *, 
         for number, run, x, y in found
         if np.isfinite(y).any()
     ]
+
+
+def _finite(x: np.ndarray, y: np.ndarray) -> Points:
+    """Leave out the points without a value."""
+    there = np.isfinite(y)
+    return x[there], y[there]
 
 
 def _validation_videos(runs: Sequence[RunRecord]) -> str:

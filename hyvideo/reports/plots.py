@@ -1,6 +1,7 @@
 """The picture of a run: its reward over the updates, in total and per component."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,10 @@ _BLUE, _BLACK = "C0", "0.15"
 
 
 def plot_reward_curve(metrics: Path, png: Path, *, held_out: Mapping[str, Gain]) -> None:
-    """Draw `reward/mean` with a band of one `reward/std`, and beside it VQ, MQ and TA.
+    """Draw the reward over the base model's where that was logged twice, else `reward/mean`, and beside it VQ, MQ, TA.
 
-    Faint lines are the values as logged, strong lines smoothed over a tenth of the run, as in the report.
+    Faint lines are the values as logged, strong lines smoothed over a tenth of the run, as in the report. The band of
+    `reward/mean` is one `reward/std`.
 
     Args:
         metrics: the `metrics.jsonl` of a run.
@@ -35,14 +37,25 @@ def plot_reward_curve(metrics: Path, png: Path, *, held_out: Mapping[str, Gain])
         raise ValueError(f"{metrics} holds no 'reward/mean' in its {len(rows)} rows: nothing to draw.")
     figure = Figure(figsize=(11, 5.5), layout="constrained")
     panels = figure.subplot_mosaic([["reward", name] for name in METRIC_MEANINGS], width_ratios=(2.2, 1))
-    centre, width = smooth(mean), smooth(_column(rows, "reward/std"))
-    panels["reward"].fill_between(steps, centre - width, centre + width, color=_BLUE, alpha=0.12, linewidth=0)
-    _draw_curve(panels["reward"], steps, mean)
+    over = _column(rows, "reward/over_base")
+    compared = np.isfinite(over) & (np.diff(_column(rows, "round"), prepend=-1) != 0)
+    if compared.sum() > 1:
+        label = "training videos, less the base model's of the same prompts and noise"
+        panels["reward"].plot(steps[compared], over[compared], "o-", color=_BLUE, markersize=4, label=label)
+        panels["reward"].axhline(0, color="0.6", linewidth=0.8)
+        title = "Reward over the base model's"
+        if gain := held_out.get("reward"):
+            held_out = {**held_out, "reward": replace(gain, before=0.0, after=gain.mean)}
+    else:
+        centre, width = smooth(mean), smooth(_column(rows, "reward/std"))
+        panels["reward"].fill_between(steps, centre - width, centre + width, color=_BLUE, alpha=0.12, linewidth=0)
+        _draw_curve(panels["reward"], steps, mean)
+        title = "Reward during training"
     for name in METRIC_MEANINGS:
         _draw_curve(panels[name], steps, _column(rows, f"reward/{name}"))
     for name in panels.keys() & held_out:
         _draw_gain(panels[name], steps[-1], held_out[name])
-    _label(panels)
+    _label(panels, title)
     with replacing(Path(png)) as temporary:
         figure.savefig(temporary, dpi=150)
 
@@ -63,13 +76,13 @@ def _draw_gain(axes: Axes, last: float, gain: Gain) -> None:
     axes.plot([last] * 2, [gain.before + gain.low, gain.before + gain.high], color=_BLACK, linewidth=2.5)
 
 
-def _label(panels: Mapping[str, Axes]) -> None:
+def _label(panels: Mapping[str, Axes], title: str) -> None:
     for axes in panels.values():
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", alpha=0.25)
         axes.margins(x=0.01)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    panels["reward"].set(title="Reward during training", ylabel="reward", xlabel="optimizer update")
+    panels["reward"].set(title=title, ylabel="reward", xlabel="optimizer update")
     panels["reward"].margins(y=0.12)  # room for the legend
     panels["reward"].legend(frameon=False, fontsize=8, loc="upper left")
     for name, meaning in METRIC_MEANINGS.items():

@@ -16,7 +16,7 @@ from diffusers import HunyuanVideo15Transformer3DModel
 from torch import nn
 
 from hyvideo.algorithms.algorithm import algorithm_class
-from hyvideo.algorithms.anchor import build_ema
+from hyvideo.algorithms.anchor import build_base, build_ema
 from hyvideo.algorithms.optimizer import Optimization
 from hyvideo.algorithms.policy import Policy, rollout_scheduler
 from hyvideo.checkpoint.run_folder import RunFolder, open_run_folder
@@ -95,6 +95,7 @@ def build_training(config: Config) -> Training:
         reward.check_credit(policy.num_frames, policy.size, policy.latent_grid(), texts)
     rounds = Rounds(config, prompts, layout_of(config, mesh.world_size), mesh.dp_rank)
     state = _build_state(config, policy, rounds, mesh, timer, content)
+    base = build_base(config, policy.transformer)  # before a checkpoint replaces the weights
     changed = state.load(folder.resume_from, may_change=config.run.resume_may_change) if folder.resume_from else []
     state.began_at = state.began_at if folder.continues_itself else state.step
     journal = _open_journal(config, folder, policy, state, mesh, timer)
@@ -110,7 +111,7 @@ def build_training(config: Config) -> Training:
             journal.console.warning(warning)
     validation = _build_validation(config, policy, valid, reward, judge, mesh)
     run = Run(config, folder, mesh, state, validation, journal, timer)
-    return Training(run, policy, state.algorithm, reward, rounds)
+    return Training(run, policy, state.algorithm, reward, rounds, base)
 
 
 def check_weights(config: Config) -> None:

@@ -15,6 +15,7 @@ from hyvideo.grpo.advantages import parts_of_advantage
 from hyvideo.grpo.gradient_equalizer import credit_norms
 from hyvideo.models.reward_models.rewards import Scores, WeightedReward
 from hyvideo.observability.phase_timer import PhaseTimer
+from hyvideo.pipelines.conditioning import Conditioning
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout, decoded_together
 from hyvideo.pipelines.noise import SampleNoise
 from hyvideo.training.diversity import group_diversity, thumbnails
@@ -52,11 +53,7 @@ def collect(
         for start in range(0, len(round.videos), size):
             block = range(start, min(start + size, len(round.videos)))
             asked = conditioning.rows([rows[i] for i in block]), _noise(round, block)
-            if algorithm.needs == "final_latents":
-                parts.append(policy.final_latents(*asked, decode=at_once))
-            else:
-                drawn = None if noisy is None else noisy[round.positions[list(block)]]
-                parts.append(policy.rollout(*asked, drawn, decode=at_once))
+            parts.append(_sample(policy, algorithm, *asked, noisy, round.positions[list(block)], decode=at_once))
             inside = [i for i in block if i in own]
             if scoring and inside:
                 scoring.add(parts[-1].videos[[i - start for i in inside]], [texts[i] for i in inside])
@@ -87,19 +84,55 @@ def _decode_over_ranks(policy: Policy, latents: Tensor, size: int, mesh: Mesh) -
     return gather_rows(videos, [sum(len(parts[i]) for i in share) for share in of_ranks], mesh.video_group)
 
 
-def score_without_noise(
-    policy: Policy, reward: WeightedReward, round: Round, trajectory: Trajectory, mesh: Mesh
-) -> Scores:
-    """Score a round's videos as the ODE samples them from the same first noise; every rank learns the scores of all.
+def _sample(
+    policy: Policy,
+    algorithm: Algorithm,
+    conditioning: Conditioning,
+    noise: SampleNoise,
+    noisy: Tensor | None,
+    positions: Tensor,
+    *,
+    decode: bool,
+) -> Rollout:
+    """Sample the videos at `positions` of a round as its algorithm needs them; `noisy` is of the whole round."""
+    if algorithm.needs == "final_latents":
+        return policy.final_latents(conditioning, noise, decode=decode)
+    return policy.rollout(conditioning, noise, None if noisy is None else noisy[positions], decode=decode)
 
-    What training optimizes are the noisy videos, what people see are those without noise. Where these score much
-    higher (`rollout/ode_gap`), much of what training learns is to survive its own sampler.
+
+def gain_over(
+    policy: Policy,
+    reward: WeightedReward,
+    round: Round,
+    trajectory: Trajectory,
+    algorithm: Algorithm,
+    mesh: Mesh,
+    *,
+    without_noise: bool = False,
+) -> float:
+    """Sample and score a round's videos again, by the weights as they are now; return how much more they scored before.
+
+    They start from the same noise, and every rank returns the same.
+
+    Args:
+        policy: with other weights than those that sampled the round, or the same.
+        reward: as in the round.
+        round: which videos.
+        trajectory: the round as it was sampled.
+        algorithm: says how.
+        mesh: the ranks.
+        without_noise: sample with the ODE, whatever the algorithm does. What training optimizes are the noisy videos,
+            what people see are those without noise.
     """
-    size, videos = policy.videos_at_once or len(trajectory), []
-    for block in torch.arange(len(trajectory)).split(size):
-        noise = _noise(round, block.tolist())
-        videos.append(policy.final_latents(trajectory.conditioning_of(block), noise).videos)
-    return score_over_ranks(reward, torch.cat(videos), trajectory.prompts, trajectory.positions, mesh)
+    noisy, videos = algorithm.noisy_steps(round.index, round.num_videos), []
+    for block in torch.arange(len(trajectory)).split(policy.videos_at_once or len(trajectory)):
+        asked = trajectory.conditioning_of(block), _noise(round, block.tolist())
+        if without_noise:
+            videos.append(policy.final_latents(*asked).videos)
+        else:
+            videos.append(_sample(policy, algorithm, *asked, noisy, round.positions[block], decode=True).videos)
+    scores = score_over_ranks(reward, torch.cat(videos), trajectory.prompts, trajectory.positions, mesh)
+    return float((trajectory.scores.total - scores.total).nanmean())
 
 
 def _noise(round: Round, block: Sequence[int]) -> SampleNoise:

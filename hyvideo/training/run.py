@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hyvideo.algorithms.algorithm import Algorithm, Trajectory
+from hyvideo.algorithms.anchor import Anchor
 from hyvideo.algorithms.optimizer import NonFiniteUpdateError
 from hyvideo.algorithms.policy import Policy
 from hyvideo.checkpoint.run_folder import RunFolder
@@ -17,11 +18,11 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.models.reward_models.rewards import WeightedReward
 from hyvideo.observability.phase_timer import PhaseTimer
-from hyvideo.training.collect import collect, score_without_noise
+from hyvideo.training.collect import collect, gain_over
 from hyvideo.training.journal import Journal
 from hyvideo.training.replay_watch import ReplayMismatchError
 from hyvideo.training.reward_guard import ROLLBACK_RATE, Action, Look
-from hyvideo.training.rounds import Rounds
+from hyvideo.training.rounds import Round, Rounds
 from hyvideo.training.state import RunState
 from hyvideo.training.stop_signal import StopSignal
 from hyvideo.training.validation import Validation, save_samples
@@ -276,6 +277,8 @@ class Training:
     algorithm: Algorithm
     reward: WeightedReward
     rounds: Rounds
+    base: Anchor | None = None
+    """The model that training began with, where `base_interval` asks to compare with it."""
 
     def train(self) -> str | None:
         """Train to the end, or until a signal asks to stop.
@@ -303,14 +306,22 @@ class Training:
         trajectory = collect(self.policy, self.reward, round, self.algorithm, run.mesh, run.timer)
         if run.gives_round_up():
             return
-        noisy = self.algorithm.needs == "transitions"
-        if run.validation and noisy and run.begins_interval(run.config.validation.validation_interval):
-            scores = score_without_noise(self.policy, self.reward, round, trajectory, run.mesh)
-            gap = float((scores.total - trajectory.scores.total).nanmean())
-            trajectory = replace(trajectory, metrics={**trajectory.metrics, "rollout/ode_gap": gap})
+        trajectory = replace(trajectory, metrics={**trajectory.metrics, **self._comparisons(round, trajectory)})
         for metrics in self.algorithm.updates(trajectory):
             run.log(trajectory, metrics)
         run.end_round(trajectory)
+
+    def _comparisons(self, round: Round, trajectory: Trajectory) -> dict[str, float]:
+        """Compare a round, where an interval begins, with the base model's and with one sampled by the ODE."""
+        run, config, found = self.run, self.run.config, {}
+        parts = (self.policy, self.reward, round, trajectory, self.algorithm, run.mesh)
+        noisy = self.algorithm.needs == "transitions"
+        if run.validation and noisy and run.begins_interval(config.validation.validation_interval):
+            found["rollout/ode_gap"] = -gain_over(*parts, without_noise=True)
+        if self.base and run.begins_interval(config.rollout.base_interval):
+            with self.base.in_place_of_policy():
+                found["reward/over_base"] = gain_over(*parts)
+        return found
 
 
 @contextmanager

@@ -55,10 +55,11 @@ SETTINGS: Mapping[str, Any] = {
 """One round is 4 videos of 2 prompts in 4 steps; every part of the method acts within a few updates."""
 
 ALGORITHMS: Mapping[str, Mapping[str, Any]] = {
-    "grpo": {"ema_decay": 0.9},
+    "grpo": {"ema_decay": 0.9, "base_interval": 2},
     "nft": {
         "algorithm": "nft",
         "ema_decay": 0.9,
+        "base_interval": 2,
         "nft_old_ramp": 0.2,
         "nft_kl_weight": 0.1,
         "timestep_fraction": 0.75,

@@ -70,6 +70,11 @@ class RolloutConfig:
     sde_window_interval: int = setting(25, within="[1, inf)", unit="rounds", read_when="sde_window = sliding")
     """Time after which a sliding window moves by one step."""
 
+    base_interval: int = setting(0, within="[0, inf)", unit="updates", decides=False)
+    """Time between rounds that the base model samples too, from the same prompts and noise. `reward/over_base` is what
+    the policy's videos score more: a training curve without the luck of the prompts. A copy of the trained weights
+    rests in host memory, unless they are a fresh adapter. 0 switches it off."""
+
     save_rollout_videos: bool = setting(True, decides=False)
     """Write the videos of the first round, and of one round per save_interval, to `rollouts/`."""
 

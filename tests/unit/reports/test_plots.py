@@ -39,6 +39,20 @@ def test_a_held_out_gain_is_drawn_over_the_curve_of_its_name(tmp_path):
     assert more[2] > 500 and max(abs(more[0]), abs(more[1])) < 100  # TA is the lowest of the three
 
 
+def test_the_curve_over_the_base_replaces_that_of_the_training_reward(tmp_path):
+    """Beside hundreds the training reward of a single round shows how far the axes reach."""
+    gain = Gain(before=300.0, after=301.0, mean=1.0, low=0.5, high=1.5, in_base_std=1.0, num_pairs=8, num_left_out=0)
+    log = MetricsLog(tmp_path)
+    for step in range(1, 13):
+        over = {"reward/over_base": 0.1 * step} if step % 4 == 1 else {}
+        log.log(step, over | {"round": (step - 1) // 2, "reward/mean": 300.0 + step, "reward/std": 50.0})
+    log.close()
+    plot_reward_curve(log.path, tmp_path / "curve.png", held_out={"reward": gain})
+    picture = np.array(Image.open(tmp_path / "curve.png").convert("RGB")).astype(int)[:, :1100]
+    rows = np.nonzero((picture[..., 2] - picture[..., 0] > 100).any(1))[0]
+    assert rows.max() - rows.min() > 300  # from 0 to 1, and not a line at the upper end
+
+
 def test_a_single_update_can_be_drawn(tmp_path):
     plot_reward_curve(logged_run(tmp_path, num_steps=1), tmp_path / "curve.png", held_out={})
     assert (tmp_path / "curve.png").exists()

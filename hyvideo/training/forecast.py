@@ -1,0 +1,425 @@
+"""Forecast what a training will gain, from a few rounds without an update and trial steps along their gradients.
+
+The model behind it has three parts. What training can gain at most is what the best video of a group has more than the
+group's mean. How fast it comes there is what a step along a round's gradient gains on held-out prompts. What it costs
+is what a random walk of the run's length loses, since most of each update is noise.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from hyvideo.algorithms.algorithm import Algorithm, Trajectory
+from hyvideo.algorithms.anchor import Anchor, copy_policy
+from hyvideo.algorithms.grpo import GRPO
+from hyvideo.algorithms.optimizer import Optimization, Step, build_optimizers, set_learning_rate
+from hyvideo.config.schema import Config
+from hyvideo.data.prompts import Prompt
+from hyvideo.distributed.collectives import average_gradients, gather, whole
+from hyvideo.evaluation.intervals import Interval, bootstrap_interval
+from hyvideo.grpo.advantages import groups_without_spread
+from hyvideo.grpo.timesteps import Pairs
+from hyvideo.training.collect import collect, gain_over
+from hyvideo.training.run import Training
+from hyvideo.training.warnings_about_settings import MOST_EXCESS_NOISE, MOST_NOISE_LEFT, noise_left
+
+Gradient = dict[str, Tensor]
+"""Gradient of every trained parameter by name, sharded as the parameter is."""
+
+FACTORS = (1 / 3, 1.0, 3.0)
+"""Learning rates that are tried unless others are given, as multiples of the configured one."""
+
+ADAM_OVER_SIGN = math.sqrt(math.pi / 2)
+"""How far Adam's later steps follow a weak signal in normal noise, as a multiple of its first step, which is a sign."""
+
+MOST_DEAD = 0.3
+"""Share of groups without spread above which the advice is about the groups."""
+
+_RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Groups:
+    """What the rewards of the rounds leave to be found.
+
+    Attributes:
+        spread: standard deviation of the reward within a group, on average.
+        share: of the reward's variance that lies within groups; the rest is how hard the prompts are.
+        dead: share of groups whose rewards are all equal.
+        best: how much more the best video of a group scores than its mean, on average.
+    """
+
+    spread: float
+    share: float
+    dead: float
+    best: float
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far the gradients of independent rounds agree, for one denoising step or for all.
+
+    Attributes:
+        cosine: mean product of two rounds' gradients over their mean square: the share of signal in a round's gradient.
+        videos: of a round whose gradient holds as much signal as noise; infinite where no signal was seen.
+    """
+
+    cosine: float
+    videos: float
+
+    @classmethod
+    def of(cls, products: Tensor, num_videos: int) -> "Agreement":
+        """Measure it from the rounds' inner products `[R, R]`, of `num_videos` each."""
+        size, num_rounds = float(products.diagonal().mean()), len(products)
+        between = float((products.sum() - products.diagonal().sum()) / (num_rounds * (num_rounds - 1)))
+        cosine = between / size if size > 0 else 0.0
+        return cls(cosine, num_videos * (1 - cosine) / cosine if cosine > 0 else math.inf)
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What a run at one learning rate is expected to gain on held-out prompts, in the reward's unit.
+
+    Attributes:
+        rate: learning rate.
+        length: of each weight's random walk over the run, ``sqrt(sum of squared rates)``, which the trial steps have.
+        taught: what a trial step along a round's gradient gains, less what it does by its size alone.
+        spoilt: what a trial step loses by its size alone, in whatever direction.
+        gain: of the whole run.
+    """
+
+    rate: float
+    length: float
+    taught: Interval
+    spoilt: Interval
+    gain: Interval
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The forecast of a run.
+
+    Attributes:
+        updates: of the run, over which the gains are expected.
+        videos: in the gradient of one update.
+        base_std: standard deviation of the held-out rewards before training.
+        groups: what there is to be found.
+        gradient: agreement of whole rounds.
+        steps: agreement by denoising step; empty where an algorithm's loss is not a sum over steps.
+        noise: excess on the way and standard deviation left in the finished latents of an SDE; None for an ODE.
+        ode_gap: what the rounds' videos would score more without the sampler's noise; None for an ODE.
+        outlooks: one per learning rate, in their order.
+        held_out: rewards behind the outlooks: `base` `[N]`, and for each rate `[rounds, 2, N]`, steps up and down.
+    """
+
+    updates: int
+    videos: float
+    base_std: float
+    groups: Groups
+    gradient: Agreement
+    steps: Mapping[int, Agreement]
+    noise: tuple[float, float] | None
+    ode_gap: float | None
+    outlooks: Sequence[Outlook]
+    held_out: Mapping[str, list] = field(repr=False, default_factory=dict)
+
+    def in_base_std(self, gain: Interval) -> str:
+        """Write a gain in standard deviations of the base model's held-out rewards."""
+        low, high = gain.low / self.base_std, gain.high / self.base_std
+        return f"{gain.mean / self.base_std:+.2f} base std [{low:+.2f}, {high:+.2f}]"
+
+    @property
+    def best(self) -> Outlook:
+        """The outlook with the largest gain."""
+        return max(self.outlooks, key=lambda outlook: outlook.gain.mean)
+
+    def at(self, rate: float) -> Outlook:
+        """Return the outlook whose rate is nearest."""
+        return min(self.outlooks, key=lambda outlook: abs(math.log(outlook.rate / rate)))
+
+
+class GradientCollector(Optimization):
+    """Adds the gradients of updates up instead of following them, so that an algorithm makes none."""
+
+    def __init__(self, optimization: Optimization, config: Config) -> None:
+        super().__init__(optimization.parameters, config.optimizer, sp_size=config.parallel.sp_size)
+        self.collected: Gradient = {}
+
+    def step(self, loss: float) -> Step:
+        """Average the gradient over ranks, add it to what was collected, and skip the update."""
+        average_gradients(self.parameters.values())
+        for name, parameter in self.parameters.items():
+            if parameter.grad is not None:
+                gradient = parameter.grad.detach().clone()
+                self.collected[name] = self.collected[name] + gradient if name in self.collected else gradient
+                parameter.grad = None
+        return Step(math.nan, 0.0, skipped=True)
+
+    def pop(self, factor: float = 1.0) -> Gradient:
+        """Return what was collected since the last time, times `factor`."""
+        collected, self.collected = self.collected, {}
+        return {name: gradient * factor for name, gradient in collected.items()}
+
+
+def forecast(
+    training: Training,
+    prompts: Sequence[Prompt],
+    *,
+    num_rounds: int = 2,
+    rates: Sequence[float] = (),
+    say: Callable[[str], None] = lambda message: None,
+) -> Forecast:
+    """Forecast a training that has validation; the policy is afterwards what it was. Every rank calls it.
+
+    Besides the run's own memory it takes that of 2 `num_rounds` gradients and a copy of the trained weights.
+
+    Args:
+        training: the run as it begins, or goes on.
+        prompts: N held-out prompts.
+        num_rounds: rounds to sample, at least 2.
+        rates: learning rates to try; the configured one and a third and three times of it unless given.
+        say: told what is done next.
+    """
+    config, mesh = training.run.config, training.run.mesh
+    rates = rates or [config.optimizer.learning_rate * factor for factor in FACTORS]
+    trajectories, gap = [], None
+    for number in range(num_rounds):
+        say(f"round {number + 1} of {num_rounds}: sampling and scoring")
+        round = training.rounds.next()
+        parts = (training.policy, training.reward, round, training.algorithm, mesh, training.run.timer)
+        trajectories.append(collect(*parts))
+        if number == 0 and training.algorithm.needs == "transitions":
+            gap = -gain_over(*parts[:3], trajectories[0], training.algorithm, mesh, without_noise=True)
+    say(f"gradients of {num_rounds} rounds")
+    gradients, agreement, steps = measure_gradients(training.algorithm, trajectories, config)
+    trials = _Trials(training, prompts, 1 + 2 * num_rounds * len(rates), say)
+    base = trials.held_out()
+    rewards = {rate: trials.along(gradients, walk(config, rate)[1]) for rate in rates}
+    groups = find_groups([trajectory.scores.total for trajectory in trajectories], config.grpo.num_generations)
+    return Forecast(
+        updates=config.run.max_steps,
+        videos=len(trajectories[0].scores.total) / training.algorithm.updates_per_round,
+        base_std=float(np.nanstd(base, ddof=1)),
+        groups=groups,
+        gradient=agreement,
+        steps=steps,
+        noise=noise_left(config.rollout) if gap is not None else None,
+        ode_gap=gap,
+        outlooks=[outlook_of(config, rate, base, rewards[rate], groups.best) for rate in rates],
+        held_out={"base": base.tolist(), **{f"{rate:g}": tried.tolist() for rate, tried in rewards.items()}},
+    )
+
+
+def find_groups(rounds: Sequence[Tensor], num_generations: int) -> Groups:
+    """Measure what the rewards of some rounds, `[B]` each with NaN for a failed score, leave to be found."""
+    rewards = torch.cat(list(rounds)).double()
+    groups = rewards.reshape(-1, num_generations)
+    groups = groups[(~groups.isnan()).sum(1) > 1]
+    counts = (~groups.isnan()).sum(1)
+    means = groups.nanmean(1)
+    inside = (groups - means[:, None]).square().nansum(1) / (counts - 1)
+    centred = rewards[~rewards.isnan()] - rewards.nanmean()
+    overall = float(centred.square().mean()) or math.nan
+    within = float(((groups - means[:, None]).square().nansum(1) / counts).mean())
+    best = float((groups.nan_to_num(-math.inf).max(1).values - means).mean())
+    dead = float(groups_without_spread(rewards, num_generations).double().mean())
+    return Groups(float(inside.sqrt().mean()), within / overall, dead, best)
+
+
+def measure_gradients(
+    algorithm: Algorithm, trajectories: Sequence[Trajectory], config: Config
+) -> tuple[list[Gradient], Agreement, dict[int, Agreement]]:
+    """Compute the gradient of each of R rounds, and how far they agree.
+
+    Returns:
+        The gradients, their agreement in all, and that by denoising step: of GRPO, where every rank trains equally many
+        videos at each step, for all ranks make each pass together.
+    """
+    num_videos, own = len(trajectories[0].scores.total), algorithm.optimization
+    algorithm.optimization = collector = GradientCollector(own, config)
+    totals: list[Gradient] = [{} for _ in trajectories]
+    steps: dict[int, Agreement] = {}
+    try:
+        compared = [algorithm.compare(t) for t in trajectories] if isinstance(algorithm, GRPO) else []
+        trained = [Pairs(*map(torch.cat, zip(*one.updates, strict=True))) for one in compared]
+        counts = [torch.bincount(pairs.step_index, minlength=config.rollout.grpo_sampling_steps) for pairs in trained]
+        if compared and len({tuple(map(tuple, one)) for one in gather([count.tolist() for count in counts])}) == 1:
+            for step in range(config.rollout.grpo_sampling_steps):
+                gradients: list[Gradient] = []
+                for one, pairs, count in zip(compared, trained, counts, strict=True):
+                    if count[step]:
+                        chosen = pairs.step_index == step
+                        here = Pairs(pairs.sample_index[chosen], pairs.step_index[chosen])
+                        algorithm.update(one, here, 0.0, on_policy=True)
+                    gradients.append(collector.pop(float(count[step] / count.sum())))
+                if all(gradients):
+                    steps[step] = Agreement.of(inner_products(gradients), num_videos)
+                for total, gradient in zip(totals, gradients, strict=True):
+                    add(total, gradient)
+        else:
+            for total, trajectory in zip(totals, trajectories, strict=True):
+                for _ in algorithm.updates(trajectory):
+                    pass
+                add(total, collector.pop())
+    finally:
+        algorithm.optimization = own
+    return totals, Agreement.of(inner_products(totals), num_videos), steps
+
+
+def add(total: Gradient, gradient: Gradient) -> None:
+    """Add a gradient to a total that may lack some of its parameters, in place."""
+    for name, value in gradient.items():
+        total[name] = total[name].add_(value) if name in total else value
+
+
+def inner_products(gradients: Sequence[Gradient]) -> Tensor:
+    """Return the inner products of R gradients over all parameters and ranks, `[R, R]` float64."""
+    products = torch.zeros(len(gradients), len(gradients), dtype=torch.float64)
+    for i, first in enumerate(gradients):
+        for j, second in enumerate(gradients[: i + 1]):
+            shared = [(first[name] * second[name]).sum(dtype=torch.float64) for name in first.keys() & second.keys()]
+            kinds = ([p for p in shared if isinstance(p, DTensor) == sharded] for sharded in (True, False))
+            products[i, j] = products[j, i] = sum(float(whole(sum(kind))) for kind in kinds if kind)
+    return products
+
+
+def walk(config: Config, rate: float) -> tuple[float, float]:
+    """Return the sum of the learning rates of a run at `rate`, warm-up included, and the root of that of squares."""
+    optimizer = replace(config.optimizer, learning_rate=rate)
+    rates = np.array([set_learning_rate([], optimizer, update) for update in range(config.run.max_steps)])
+    return float(rates.sum()), float(np.sqrt(np.square(rates).sum()))
+
+
+def outlook_of(config: Config, rate: float, base: np.ndarray, tried: np.ndarray, most: float) -> Outlook:
+    """Work out what a run at one rate is expected to gain.
+
+    Args:
+        config: the run's; `max_steps` and the warm-up say how far it walks.
+        rate: its learning rate.
+        base: held-out rewards of the policy as it is, `[N]`; NaN for a failed score.
+        tried: those after a step up and one down along each of R rounds' gradients, `[R, 2, N]`.
+        most: what there is to gain.
+    """
+    up, down = tried.mean(0) if len(tried) else tried
+    taught, spoilt = (up - down) / 2, base - (up + down) / 2
+    whole_pairs = np.isfinite(taught) & np.isfinite(spoilt)
+    taught, spoilt = taught[whole_pairs], spoilt[whole_pairs]
+    travelled, length = walk(config, rate)
+    follows = ADAM_OVER_SIGN * travelled / length / math.sqrt(config.grpo.updates_per_rollout)
+    drawn = np.random.default_rng(0).integers(0, len(taught), (_RESAMPLES, len(taught)))
+    gains = expected_gain(follows * taught[drawn].mean(1), spoilt[drawn].mean(1), most)
+    gain = float(expected_gain(follows * taught.mean(), spoilt.mean(), most))
+    low, high = (float(end) for end in np.percentile(gains, (2.5, 97.5)))
+    interval = Interval(gain, low, high, len(taught))
+    return Outlook(rate, length, bootstrap_interval(taught), bootstrap_interval(spoilt), interval)
+
+
+def expected_gain(signal: np.ndarray | float, spoilt: np.ndarray | float, most: float) -> np.ndarray:
+    """Return ``most (1 - exp(-n)) - spoilt (1 - exp(-n)) / n`` with ``n = signal / most``.
+
+    `signal` is what the run would gain if it learnt as fast as in its first update all the time. Learning slows down as
+    there is less to be found, and what is learnt repairs a part of what the walk spoils. A signal below 0 only loses.
+    """
+    n = np.maximum(np.asarray(signal, dtype=float) / max(most, 1e-12), 0.0)
+    reached = -np.expm1(-n)
+    kept = np.divide(reached, n, out=np.ones_like(n), where=n > 0)
+    return np.minimum(signal, 0.0) + most * reached - np.asarray(spoilt) * kept
+
+
+class _Trials:
+    """Steps away from the policy and back, with the held-out rewards at each place."""
+
+    def __init__(self, training: Training, prompts: Sequence[Prompt], count: int, say: Callable[[str], None]) -> None:
+        self._training, self._prompts, self._count, self._say = training, prompts, count, say
+        offload = training.run.config.kl.reference_mode_offload
+        self._scratch: Anchor = copy_policy(training.policy.transformer, offload=offload)
+        self._done = 0
+
+    def held_out(self) -> np.ndarray:
+        """Return the rewards `[N]` of the held-out prompts by the weights as they are."""
+        self._done += 1
+        self._say(f"held-out videos, {self._done} of {self._count}")
+        return self._training.run.validation.sample(self._prompts).scores.total.double().numpy()
+
+    def along(self, gradients: Sequence[Gradient], length: float) -> np.ndarray:
+        """Return the rewards `[R, 2, N]` after a step up, and one down, along each of R gradients."""
+        return np.array([[self._step(gradient, sign * length) for sign in (1, -1)] for gradient in gradients])
+
+    def _step(self, gradient: Gradient, length: float) -> np.ndarray:
+        """Make the optimizer's first step along a gradient with `length` as its rate, look, and step back."""
+        optimization, config = self._training.algorithm.optimization, self._training.run.config.optimizer
+        with self._scratch.in_place_of_policy():
+            for name, parameter in optimization.parameters.items():
+                parameter.grad = gradient[name] * math.copysign(1, length) if name in gradient else None
+            how = replace(config, learning_rate=abs(length), weight_decay=0.0)
+            for optimizer in build_optimizers(optimization.parameters, how):
+                optimizer.step()
+                optimizer.zero_grad()
+            rewards = self.held_out()
+        self._scratch.refresh()
+        return rewards
+
+
+def advice(found: Forecast, config: Config) -> list[str]:
+    """Say in three lines what to change: the groups and sampler, the videos per update, and the learning rate."""
+    return [_about_groups(found), _about_videos(found), _about_rate(found, config.optimizer.learning_rate)]
+
+
+def _about_groups(found: Forecast) -> str:
+    """Say whether rewards leave anything to be found, and whether the sampler hides it."""
+    groups = found.groups
+    if groups.dead > MOST_DEAD:
+        return (
+            f"Groups: {groups.dead:.0%} have no spread and teach nothing. Use more num_generations, harder prompts or "
+            "a reward that tells their videos apart."
+        )
+    noisy = found.noise is not None and (found.noise[0] > MOST_EXCESS_NOISE or found.noise[1] > MOST_NOISE_LEFT)
+    if found.ode_gap is not None and found.ode_gap > found.base_std / 2 and noisy:
+        return (
+            f"Sampler: its noise costs the rollouts {found.ode_gap:.2f} of reward, which training would learn to "
+            "survive first. Use a smaller eta, more grpo_sampling_steps, or sde_window first."
+        )
+    return (
+        f"Groups: the best video scores {groups.best:.2f} more than its group's mean "
+        f"({groups.best / found.base_std:.2f} base std), which is about what there is to gain. Change nothing here."
+    )
+
+
+def _about_videos(found: Forecast) -> str:
+    """Say how many videos an update should have."""
+    needed = found.gradient.videos
+    passed = needed / found.videos
+    if math.isinf(needed):
+        return (
+            f"Videos: the gradients of the rounds do not agree, so {found.videos:.0f} videos per update show no "
+            "signal. Use many more (batch_size, gradient_accumulation_steps), or measure with more --num_rounds."
+        )
+    text = (
+        f"Videos: signal equals noise at about {needed:.0f} videos, which are {passed:.0f} updates of "
+        f"{found.videos:.0f}, and the run has {found.updates}."
+    )
+    if passed > found.updates:
+        return f"{text} Use more videos per update (batch_size, gradient_accumulation_steps), or train for longer."
+    return f"{text} That is enough."
+
+
+def _about_rate(found: Forecast, rate: float) -> str:
+    """Say which learning rate to take."""
+    best, own = found.best, found.at(rate)
+    if best.gain.low <= 0:
+        return (
+            f"Rate: at none of the tried rates is a gain sure in {found.updates} updates (at {best.rate:.2g} "
+            f"{found.in_base_std(best.gain)}). Change what stands above, or train for longer, first."
+        )
+    if best.rate == own.rate:
+        kept = f"learning_rate {rate:g} is the best of the tried ones"
+        return f"Rate: {kept}. Expect {found.in_base_std(best.gain)}."
+    return (
+        f"Rate: use learning_rate {best.rate:.2g}. Expect {found.in_base_std(best.gain)} instead of "
+        f"{found.in_base_std(own.gain)}."
+    )

@@ -1,0 +1,146 @@
+"""Will it learn? Forecast what a run will gain, before it is paid for.
+
+Two rounds are sampled and scored without an update. From them come the spread within groups, what the sampler's noise
+costs, and how far the rounds' gradients agree. Then the weights make trial steps along these gradients, as long as the
+run's own walk at some learning rates, and held-out videos show what such a step gains and spoils. The last three lines
+say what to change.
+
+All flags of post_train.py are accepted too. It starts like post_train.py, over several ranks with torchrun, and takes
+about as long as a few rounds and 13 validations.
+
+Example: `python -m scripts.forecast --config configs/tiny.yaml configs/demo.yaml`
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from hyvideo.config.flags import TeachingParser
+from hyvideo.config.loading import load_config
+from hyvideo.config.outside import complain, in_words, say_loading
+from hyvideo.config.schema import Config
+
+if TYPE_CHECKING:
+    from hyvideo.data.prompts import Prompt
+    from hyvideo.training.forecast import Agreement, Forecast
+
+FILE = "forecast.json"
+
+
+def main(argv: list[str]) -> int:
+    """Print the forecast and write it to the run folder; returns the exit status (0 done, 2 wrong input)."""
+    try:
+        arguments, config = parse_arguments(argv)
+    except (ValueError, OSError) as error:
+        complain(f"scripts.forecast: {in_words(error)}")
+        return 2
+    say_loading("scripts.forecast")
+    from transformers.utils.logging import disable_progress_bar  # only now, for it takes seconds
+
+    from hyvideo.distributed.process_group import process_group
+
+    disable_progress_bar()
+    try:
+        with process_group(config.parallel.collective_timeout, of_one=config.parallel.cpu_offload):
+            write_forecast(arguments, config)
+    except (ValueError, OSError) as error:
+        complain(f"scripts.forecast: {in_words(error)}")
+        return 2
+    return 0
+
+
+def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, Config]:
+    """Read the forecast's own flags, and the run's configuration, which gets validation and a folder of its own.
+
+    Raises:
+        ValueError: a flag or setting is wrong, or there are no held-out prompts.
+        OSError: a configuration file cannot be read.
+    """
+    parser = TeachingParser(
+        "forecast", description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("--num_rounds", type=int, default=2, help="rounds without an update; default %(default)s")
+    add("--num_held_out", type=int, default=64, help="videos after each trial step; default %(default)s")
+    add("--rates", type=float, nargs="+", default=[], help="learning rates to try; default a third, 1 and 3 times")
+    arguments, flags = parser.parse_known_args(argv)
+    for name in ("num_rounds", "num_held_out"):
+        if getattr(arguments, name) < 2:
+            raise ValueError(f"--{name} must be at least 2; received {getattr(arguments, name)}.")
+    if any(not 0 < rate < 1 for rate in arguments.rates):
+        raise ValueError(f"--rates must lie between 0 and 1; received {' '.join(map(str, arguments.rates))}.")
+    config = load_config(flags)
+    if not config.data.valid_video_csv:
+        raise ValueError("a forecast needs held-out prompts: name a CSV with --valid_video_csv.")
+    return arguments, replace(
+        config,
+        validation=replace(config.validation, validate_at_step0=True),
+        reward=replace(config.reward, reward_guard=None),
+        run=replace(config.run, run_name=f"forecast-{config.run.run_name}", profile=False),
+    )
+
+
+def write_forecast(arguments: argparse.Namespace, config: Config) -> None:
+    """Build the run, forecast it, and write and print what was found."""
+    from pydantic_core import to_json
+
+    from hyvideo.data.files import replacing
+    from hyvideo.data.prompts import read_prompts
+    from hyvideo.training.assembly import build_training
+    from hyvideo.training.forecast import advice, forecast
+
+    training = build_training(config)
+    run = training.run
+    prompts = repeated(read_prompts(config.data.valid_video_csv, config.data.image_root), arguments.num_held_out)
+    sizes = {"num_rounds": arguments.num_rounds, "rates": arguments.rates}
+    found = forecast(training, prompts, **sizes, say=run.journal.console.info)
+    if run.mesh.is_main:
+        with replacing(run.folder.path / FILE) as path:
+            path.write_bytes(to_json(found, indent=1, inf_nan_mode="constants") + b"\n")
+        run.journal.console.info(f"\n{table(found)}\n\n" + "\n".join(advice(found, config)))
+        run.journal.console.info(f"numbers: {run.folder.path / FILE}")
+    run.journal.console.close()
+
+
+def repeated(prompts: Sequence["Prompt"], count: int) -> list["Prompt"]:
+    """Return `count` of the prompts, from the first on again where there are fewer, each with another noise."""
+    return [
+        prompts[i] if i < len(prompts) else replace(prompts[i % len(prompts)], index=i, seed=None) for i in range(count)
+    ]
+
+
+def table(found: "Forecast") -> str:
+    """Lay the forecast out, gains in standard deviations of the base model's held-out rewards."""
+    groups, unit = found.groups, found.base_std
+    lines = [
+        f"groups      spread {groups.spread:.3f}, {groups.share:.0%} of the variance lies within; "
+        f"{groups.dead:.0%} have no spread; best above mean {groups.best:.3f}"
+    ]
+    if found.noise is not None:
+        excess, left = found.noise
+        lines.append(
+            f"sampler     noise left in the latents {left:.3f}, on the way at most {excess:.2f} times the schedule's; "
+            f"the ODE scores {found.ode_gap:+.3f} more"
+        )
+    lines.append(f"gradient    {_agreement(found.gradient)}; an update has {found.videos:g} videos")
+    lines += [f"  step {step:<4} {_agreement(one)}" for step, one in found.steps.items()]
+    lines.append(f"outlook     over {found.updates} updates, in base std ({unit:.3f} of the reward)")
+    lines.append("  rate      a trial step teaches    and spoils              gain of the run")
+    for one in found.outlooks:
+        parts = (one.taught, one.spoilt, one.gain)
+        cells = [f"{p.mean / unit:+.2f} [{p.low / unit:+.2f}, {p.high / unit:+.2f}]" for p in parts]
+        lines.append(f"  {one.rate:<9.3g} {cells[0]:<23} {cells[1]:<23} {cells[2]}")
+    return "\n".join(lines)
+
+
+def _agreement(one: "Agreement") -> str:
+    """Say how far gradients agree."""
+    seen = "no signal seen" if math.isinf(one.videos) else f"signal equals noise at {one.videos:.0f} videos"
+    return f"cosine {one.cosine:+.3f} between rounds, {seen}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

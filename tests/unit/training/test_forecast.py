@@ -1,0 +1,140 @@
+"""The forecast: what it measures in closed form, and that a training is afterwards what it was."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from hyvideo.config.loading import load_config
+from hyvideo.data.prompts import Prompt
+from hyvideo.evaluation.intervals import Interval
+from hyvideo.models.parallelize import trainable_parameters
+from hyvideo.training.forecast import (
+    Agreement,
+    Forecast,
+    GradientCollector,
+    Groups,
+    Outlook,
+    advice,
+    expected_gain,
+    find_groups,
+    forecast,
+    measure_gradients,
+    outlook_of,
+    walk,
+)
+from hyvideo.training.run import Training
+from tests.support.training import ALGORITHMS, PROMPTS, collect_round
+
+Make = Callable[..., Training]
+
+
+def test_a_small_signal_is_gained_whole_and_a_large_one_up_to_what_there_is():
+    assert float(expected_gain(1e-3, 0.0, 2.0)) == pytest.approx(1e-3, rel=1e-3)
+    assert float(expected_gain(1e3, 0.0, 2.0)) == pytest.approx(2.0)
+    assert float(expected_gain(2.0, 1.0, 2.0)) == pytest.approx((2.0 - 1.0) * (1 - math.exp(-1)))
+    assert float(expected_gain(0.0, 1.0, 2.0)) == -1.0
+    assert float(expected_gain(-0.5, 1.0, 2.0)) == -1.5
+    assert float(expected_gain(0.5, 0.1, 0.0)) == pytest.approx(0, abs=1e-9)
+
+
+def test_signal_equals_noise_at_the_videos_where_it_does():
+    """Gradients of rounds of 64 videos: a common part of square length 1, and noise of variance 640 per video."""
+    generator = torch.Generator().manual_seed(0)
+    common = torch.randn(4000, generator=generator) / 4000**0.5
+    noise = torch.randn(2, 200, 4000, generator=generator) * (640 / 64 / 4000) ** 0.5
+    found = [Agreement.of(g @ g.T, 64) for g in (common + noise).transpose(0, 1)]
+    cosine = float(np.mean([one.cosine for one in found]))
+    assert cosine == pytest.approx(1 / 11, abs=0.005)
+    expected = torch.tensor([[11.0, 1.0], [1.0, 11.0]])
+    assert Agreement.of(expected, 64).videos == pytest.approx(640)
+    assert math.isinf(Agreement.of(torch.tensor([[1.0, -0.1], [-0.1, 1.0]]), 64).videos)
+
+
+def test_groups_say_what_is_left_to_be_found():
+    groups = find_groups([torch.tensor([1.0, 3.0, 5.0, 5.0]), torch.tensor([0.0, 4.0, 2.0, math.nan])], 2)
+    assert groups.spread == pytest.approx((2**0.5 + 0 + 8**0.5) / 3)
+    assert groups.best == pytest.approx((1 + 0 + 2) / 3)
+    assert groups.dead == pytest.approx(2 / 4)  # a group with one score teaches nothing either
+    valid = np.array([1, 3, 5, 5, 0, 4, 2.0])
+    assert groups.share == pytest.approx(((1 + 0 + 4) / 3) / valid.var())
+
+
+def test_the_walk_is_that_of_the_runs_learning_rates():
+    config = load_config(["--config", "configs/tiny.yaml", "--max_steps", "4", "--lr_warmup_steps", "2"])
+    assert walk(config, 1e-4) == pytest.approx((3.5e-4, 1e-4 * (0.25 + 3) ** 0.5))
+
+
+def test_an_outlook_follows_from_steps_up_and_down():
+    config = load_config(["--config", "configs/tiny.yaml", "--max_steps", "4", "--lr_warmup_steps", "0"])
+    base, taught, spoilt = np.linspace(-1, 1, 40), 0.2, 0.1
+    tried = np.stack([base + taught - spoilt, base - taught - spoilt])[None]
+    found = outlook_of(config, 1e-4, base, tried, most=2.0)
+    assert (found.taught.mean, found.spoilt.mean) == pytest.approx((taught, spoilt))
+    signal = taught * 2 * math.sqrt(math.pi / 2) / math.sqrt(2)  # 4 rates over a walk of 2, two updates per round
+    assert found.gain.mean == pytest.approx(float(expected_gain(signal, spoilt, 2.0)))
+    assert found.gain.low == pytest.approx(found.gain.mean)
+    tried[0, 0, 0] = math.nan
+    assert outlook_of(config, 1e-4, base, tried, most=2.0).gain.num == 39
+
+
+@pytest.mark.parametrize("method", ALGORITHMS)
+def test_gradients_are_those_of_the_rounds_updates_and_none_is_followed(make_training: Make, method: str):
+    training = make_training(**ALGORITHMS[method], updates_per_rollout=2)
+    algorithm, weights = training.algorithm, trainable_parameters(training.policy.transformer)
+    before = {name: weight.detach().clone() for name, weight in weights.items()}
+    rounds, config = [collect_round(training) for _ in range(2)], training.run.config
+    gradients, agreement, steps = measure_gradients(algorithm, rounds, config)
+    own = algorithm.optimization
+    algorithm.optimization = collector = GradientCollector(own, config)
+    for _ in algorithm.updates(rounds[1]):
+        pass
+    expected = collector.pop(0.5 if steps else 1.0)  # by steps it is a mean over pairs, by updates a sum of two
+    algorithm.optimization = own
+    for name, gradient in gradients[1].items():
+        torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-6)
+    assert set(steps) == (set(range(4)) if method == "grpo" else set())
+    assert -1 <= agreement.cosine <= 1 and all(-1 <= one.cosine <= 1 for one in steps.values())
+    assert all(torch.equal(weight, before[name]) for name, weight in weights.items())
+    assert own.updates == 0 and all(weight.grad is None for weight in weights.values())
+
+
+def test_a_forecast_leaves_the_policy_as_it_was(make_training: Make):
+    training = make_training(validation_interval=2)
+    weights = trainable_parameters(training.policy.transformer)
+    before, said = {name: weight.detach().clone() for name, weight in weights.items()}, []
+    prompts = [Prompt(text, number, None, None) for number, text in enumerate(PROMPTS)]
+    found = forecast(training, prompts, rates=[1e-3], say=said.append)
+    assert all(torch.equal(weight, before[name]) for name, weight in weights.items())
+    assert [outlook.rate for outlook in found.outlooks] == [1e-3] and said[-1] == "held-out videos, 5 of 5"
+    tried = np.array(found.held_out["0.001"])
+    assert tried.shape == (2, 2, 4) and (tried != np.array(found.held_out["base"])).any()
+    assert found.noise is not None and found.ode_gap != 0
+    assert found.outlooks[0].taught.mean == pytest.approx((tried[:, 0] - tried[:, 1]).mean() / 2)
+
+
+def a_forecast(**changes: object) -> Forecast:
+    gain = Interval(1.0, 0.8, 1.2, 64)
+    outlooks = [Outlook(rate, 1e-4, gain, gain, gain) for rate in (1e-5, 3e-5)]
+    groups = Groups(1.0, 0.8, changes.pop("dead", 0.0), 1.5)
+    shown = {"gradient": Agreement(0.1, 300.0), "noise": (1.05, 0.05), "ode_gap": 0.0, "outlooks": outlooks} | changes
+    return Forecast(updates=40, videos=16, base_std=2.0, groups=groups, steps={}, **shown)
+
+
+def test_advice_names_what_holds_a_run_back():
+    config = load_config(["--config", "configs/tiny.yaml", "--learning_rate", "1e-5"])
+    fine = advice(a_forecast(), config)
+    assert "Change nothing here" in fine[0] and "That is enough" in fine[1] and "1e-05 is the best" in fine[2]
+    assert "num_generations" in advice(a_forecast(dead=0.5), config)[0]
+    assert "eta" in advice(a_forecast(noise=(1.4, 0.3), ode_gap=1.5), config)[0]
+    assert "more videos per update" in advice(a_forecast(gradient=Agreement(0.001, 1e4)), config)[1]
+    assert "--num_rounds" in advice(a_forecast(gradient=Agreement(-0.1, math.inf)), config)[1]
+    outlooks = a_forecast().outlooks
+    better = [outlooks[0], Outlook(1e-4, 1e-4, *[Interval(1.4, 1.2, 1.6, 64)] * 3)]
+    assert advice(a_forecast(outlooks=better), config)[2] == (
+        "Rate: use learning_rate 0.0001. Expect +0.70 base std [+0.60, +0.80] instead of +0.50 base std [+0.40, +0.60]."
+    )
+    unsure = [Outlook(1e-5, 1e-4, *[Interval(0.1, -0.1, 0.3, 64)] * 3)]
+    assert "at none of the tried rates is a gain sure" in advice(a_forecast(outlooks=unsure), config)[2]
