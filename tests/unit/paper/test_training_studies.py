@@ -16,6 +16,7 @@ from scripts.paper import (
     algorithms,
     credit,
     equalizer,
+    forecast,
     guard,
     kl_strategies,
     learning_rates,
@@ -71,6 +72,37 @@ def test_every_arm_is_a_configuration_that_can_be_trained(tmp_path, monkeypatch,
     for run in [base_run(STUDIES[name][1](budget.docs), budget), *runs]:
         check_config(load_config(run.command()[2:]), 1)
     assert len({run.folder for run in runs}) == len(runs)
+
+
+def test_a_forecast_is_judged_by_the_order_of_what_came(tmp_path):
+    """Half of what was foretold comes: the order is right, so the correlation is 1 whatever the size."""
+    budget = budget_of(tmp_path, "--seeds", "1", "2")
+    foretold = {(name, rate): 0.1 * i for i, (name, rate) in enumerate(forecast.cells_asked())}
+    for number, name in enumerate(forecast.SETUPS):
+        for seed in budget.seeds:
+            folder = tmp_path / "runs" / f"forecast-{number}-seed{seed}"
+            folder.mkdir(parents=True)
+            outlooks = [{"rate": rate, "gain": {"mean": foretold[name, rate]}} for rate in forecast.RATES]
+            found = {"base_std": 2.0, "gradient": {"videos": 300.0}, "outlooks": outlooks}
+            (folder / "forecast.json").write_text(json.dumps(found))
+    by_label = {forecast.label_of(name, rate): gain for (name, rate), gain in foretold.items()}
+    finish(forecast.grid(), budget, lambda arm, seed: by_label[arm.label] / 4)  # the reward is twice the metric
+    path = tmp_path / "docs" / "claims" / "forecast.json"
+    for _ in range(2):  # the second time from what was published
+        assert forecast.publish(budget) == 0
+        found = read_found(path)
+        assert verdicts(path) == [HOLDS]
+        assert forecast.rank_correlation(list(forecast.cells(found).values())).mean == pytest.approx(1)
+        name, rate = forecast.cells_asked()[-1]
+        assert forecast.cells(found)[name, rate] == pytest.approx((0.05 * 23, 0.025 * 23))
+        shutil.rmtree(tmp_path / "runs", ignore_errors=True)
+    assert "8 of 8 set-ups" in " ".join((tmp_path / "docs/claims.md").read_text().split())
+
+
+def test_a_forecast_without_order_does_not_hold():
+    rng = np.random.default_rng(1)
+    found = forecast.rank_correlation(rng.normal(size=(24, 2)).tolist())
+    assert found.low < 0 < found.high and found.high < forecast.BAR
 
 
 def test_algorithms_train_at_their_best_rates_and_are_compared_after_equal_times(tmp_path):
