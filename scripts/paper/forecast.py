@@ -151,10 +151,10 @@ def describe(found: Mapping[str, Any]) -> str:
     )
     error = np.mean([abs(predicted - observed) for predicted, observed in pairs.values()])
     text = paragraph(
-        f"""{setup_text(found)} Those of *16 videos* have half as many. Each set-up is forecast from 2 rounds and trial steps with
-        {found["budget"]["held_out"]} held-out videos, with the seeds of its runs. A point is the mean over seeds. The
-        forecast is off by {error:.2f} base std on average. In {right} of {len(whole)} set-ups the rate that it
-        calls best is the best of the {len(RATES)} observed ones."""
+        f"""{setup_text(found)} Those of *16 videos* have half as many. Each set-up is forecast from 2 rounds and trial
+        steps with {found["budget"]["held_out"]} held-out videos, with the seeds of its runs. A point is the mean over
+        seeds. The forecast is off by {error:.2f} base std on average. In {right} of {len(whole)} set-ups the rate that
+        it calls best is the best of the {len(RATES)} observed ones."""
     )
     rows = [["set-up", *(f"{rate:.1e}: predicted, observed" for rate in RATES)], ["---"] * (1 + len(RATES))]
     for name in SETUPS:
