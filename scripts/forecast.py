@@ -16,6 +16,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hyvideo.config.flags import TeachingParser
@@ -75,6 +76,12 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, Config]:
     config = load_config(flags)
     if not config.data.valid_video_csv:
         raise ValueError("a forecast needs held-out prompts: name a CSV with --valid_video_csv.")
+    resumed, folder = config.run.resume_from_checkpoint, config.run.output_dir
+    if resumed == "latest" or (resumed and folder and Path(folder).resolve() in Path(resumed).resolve().parents):
+        raise ValueError(
+            "a forecast needs a folder of its own: leave --output_dir out, and name the checkpoint to go on from as "
+            "--resume_from_checkpoint RUN/checkpoints/step_N."
+        )
     return arguments, replace(
         config,
         validation=replace(config.validation, validate_at_step0=True),

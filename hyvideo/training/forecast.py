@@ -105,7 +105,7 @@ class Forecast:
     """The forecast of a run.
 
     Attributes:
-        updates: of the run, over which the gains are expected.
+        updates: that the run has before it, over which the gains are expected.
         videos: in the gradient of one update.
         base_std: standard deviation of the held-out rewards before training.
         groups: what there is to be found.
@@ -185,7 +185,7 @@ def forecast(
         rates: learning rates to try; the configured one and a third and three times of it unless given.
         say: told what is done next.
     """
-    config, mesh = training.run.config, training.run.mesh
+    config, mesh, first = training.run.config, training.run.mesh, training.run.state.step
     rates = rates or [config.optimizer.learning_rate * factor for factor in FACTORS]
     trajectories, gap = [], None
     for number in range(num_rounds):
@@ -199,10 +199,10 @@ def forecast(
     gradients, agreement, steps = measure_gradients(training.algorithm, trajectories, config)
     trials = _Trials(training, prompts, 1 + 2 * num_rounds * len(rates), say)
     base = trials.held_out()
-    rewards = {rate: trials.along(gradients, walk(config, rate)[1]) for rate in rates}
+    rewards = {rate: trials.along(gradients, walk(config, rate, first)[1]) for rate in rates}
     groups = find_groups([trajectory.scores.total for trajectory in trajectories], config.grpo.num_generations)
     return Forecast(
-        updates=config.run.max_steps,
+        updates=config.run.max_steps - first,
         videos=len(trajectories[0].scores.total) / training.algorithm.updates_per_round,
         base_std=float(np.nanstd(base, ddof=1)),
         groups=groups,
@@ -210,7 +210,7 @@ def forecast(
         steps=steps,
         noise=noise_left(config.rollout) if gap is not None else None,
         ode_gap=gap,
-        outlooks=[outlook_of(config, rate, base, rewards[rate], groups.best) for rate in rates],
+        outlooks=[outlook_of(config, rate, base, rewards[rate], groups.best, first) for rate in rates],
         held_out={"base": base.tolist(), **{f"{rate:g}": tried.tolist() for rate, tried in rewards.items()}},
     )
 
@@ -288,14 +288,19 @@ def inner_products(gradients: Sequence[Gradient]) -> Tensor:
     return products
 
 
-def walk(config: Config, rate: float) -> tuple[float, float]:
-    """Return the sum of the learning rates of a run at `rate`, warm-up included, and the root of that of squares."""
+def walk(config: Config, rate: float, first: int = 0) -> tuple[float, float]:
+    """Return the sum of a run's learning rates after update `first`, warm-up included, and the root of that of squares.
+
+    `rate` takes the place of the configured one.
+    """
     optimizer = replace(config.optimizer, learning_rate=rate)
-    rates = np.array([set_learning_rate([], optimizer, update) for update in range(config.run.max_steps)])
+    rates = np.array([set_learning_rate([], optimizer, update) for update in range(first, config.run.max_steps)])
     return float(rates.sum()), float(np.sqrt(np.square(rates).sum()))
 
 
-def outlook_of(config: Config, rate: float, base: np.ndarray, tried: np.ndarray, most: float) -> Outlook:
+def outlook_of(
+    config: Config, rate: float, base: np.ndarray, tried: np.ndarray, most: float, first: int = 0
+) -> Outlook:
     """Work out what a run at one rate is expected to gain.
 
     Args:
@@ -304,12 +309,13 @@ def outlook_of(config: Config, rate: float, base: np.ndarray, tried: np.ndarray,
         base: held-out rewards of the policy as it is, `[N]`; NaN for a failed score.
         tried: those after a step up and one down along each of R rounds' gradients, `[R, 2, N]`.
         most: what there is to gain.
+        first: updates that are made already.
     """
-    up, down = tried.mean(0) if len(tried) else tried
+    up, down = tried.mean(0)
     taught, spoilt = (up - down) / 2, base - (up + down) / 2
     whole_pairs = np.isfinite(taught) & np.isfinite(spoilt)
     taught, spoilt = taught[whole_pairs], spoilt[whole_pairs]
-    travelled, length = walk(config, rate)
+    travelled, length = walk(config, rate, first)
     follows = ADAM_OVER_SIGN * travelled / length / math.sqrt(config.grpo.updates_per_rollout)
     drawn = np.random.default_rng(0).integers(0, len(taught), (_RESAMPLES, len(taught)))
     gains = expected_gain(follows * taught[drawn].mean(1), spoilt[drawn].mean(1), most)

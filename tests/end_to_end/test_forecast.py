@@ -31,6 +31,18 @@ def test_a_forecast_is_printed_and_written(tiny_root: Path, prompts_csv: Path, t
         (["--rates", "1e-5", "-1"], "--rates"),
         (["--config", "configs/tiny.yaml", "--etta", "1"], "etta"),
         ([], "a forecast needs held-out prompts: name a CSV with --valid_video_csv"),
+        (["--config", "configs/tiny.yaml", "--resume_from_checkpoint", "latest"], "a folder of its own"),
+        (
+            [
+                "--config",
+                "configs/tiny.yaml",
+                "--output_dir",
+                "run",
+                "--resume_from_checkpoint",
+                "run/checkpoints/step_2",
+            ],
+            "a folder of its own",
+        ),
     ],
 )
 def test_what_cannot_be_forecast_is_refused(flags: list[str], told: str, capsys: Capture):

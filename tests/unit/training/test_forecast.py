@@ -65,6 +65,7 @@ def test_groups_say_what_is_left_to_be_found():
 def test_the_walk_is_that_of_the_runs_learning_rates():
     config = load_config(["--config", "configs/tiny.yaml", "--max_steps", "4", "--lr_warmup_steps", "2"])
     assert walk(config, 1e-4) == pytest.approx((3.5e-4, 1e-4 * (0.25 + 3) ** 0.5))
+    assert walk(config, 1e-4, first=2) == pytest.approx((2e-4, 1e-4 * 2**0.5))
 
 
 def test_an_outlook_follows_from_steps_up_and_down():
