@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from hyvideo.training.forecast import Agreement, Forecast
 
 FILE = "forecast.json"
+MOST_DEAD = 0.3
+"""Share of groups without spread above which the advice is about the groups."""
 
 
 def main(argv: list[str]) -> int:
@@ -97,7 +99,7 @@ def write_forecast(arguments: argparse.Namespace, config: Config) -> None:
     from hyvideo.data.files import replacing
     from hyvideo.data.prompts import read_prompts
     from hyvideo.training.assembly import build_training
-    from hyvideo.training.forecast import advice, forecast
+    from hyvideo.training.forecast import forecast
 
     training = build_training(config)
     run = training.run
@@ -147,6 +149,65 @@ def _agreement(one: "Agreement") -> str:
     """Say how far gradients agree."""
     seen = "no signal seen" if math.isinf(one.videos) else f"signal equals noise at {one.videos:.0f} videos"
     return f"cosine {one.cosine:+.3f} between rounds, {seen}"
+
+
+def advice(found: "Forecast", config: Config) -> list[str]:
+    """Say in three lines what to change: the groups and sampler, the videos per update, and the learning rate."""
+    return [_about_groups(found), _about_videos(found), _about_rate(found, config.optimizer.learning_rate)]
+
+
+def _about_groups(found: "Forecast") -> str:
+    """Say whether rewards leave anything to be found, and whether the sampler hides it."""
+    groups = found.groups
+    if groups.dead > MOST_DEAD:
+        return (
+            f"Groups: {groups.dead:.0%} have no spread and teach nothing. Use more num_generations, harder prompts or "
+            "a reward that tells their videos apart."
+        )
+    if found.is_noisy:
+        return (
+            f"Sampler: its noise costs the rollouts {found.ode_gap:.2f} of reward, which training would learn to "
+            "survive first. Use a smaller eta, more grpo_sampling_steps, or sde_window first."
+        )
+    return (
+        f"Groups: the best video scores {groups.best:.2f} more than its group's mean "
+        f"({groups.best / found.base_std:.2f} base std), which is about what there is to gain. Change nothing here."
+    )
+
+
+def _about_videos(found: "Forecast") -> str:
+    """Say how many videos an update should have."""
+    needed = found.gradient.videos
+    passed = needed / found.videos
+    if math.isinf(needed):
+        return (
+            f"Videos: the gradients of the rounds do not agree, so {found.videos:.0f} videos per update show no "
+            "signal. Use many more (batch_size, gradient_accumulation_steps), or measure with more --num_rounds."
+        )
+    text = (
+        f"Videos: signal equals noise at about {needed:.0f} videos, which are {passed:.0f} updates of "
+        f"{found.videos:.0f}, and the run has {found.updates}."
+    )
+    if passed > found.updates:
+        return f"{text} Use more videos per update (batch_size, gradient_accumulation_steps), or train for longer."
+    return f"{text} That is enough."
+
+
+def _about_rate(found: "Forecast", rate: float) -> str:
+    """Say which learning rate to take."""
+    best, own = found.best, found.at(rate)
+    if best.gain.low <= 0:
+        return (
+            f"Rate: at none of the tried rates is a gain sure in {found.updates} updates (at {best.rate:.2g} "
+            f"{found.in_base_std(best.gain)}). Change what stands above, or train for longer, first."
+        )
+    if best.rate == own.rate:
+        kept = f"learning_rate {rate:g} is the best of the tried ones"
+        return f"Rate: {kept}. Expect {found.in_base_std(best.gain)}."
+    return (
+        f"Rate: use learning_rate {best.rate:.2g}. Expect {found.in_base_std(best.gain)} instead of "
+        f"{found.in_base_std(own.gain)}."
+    )
 
 
 if __name__ == "__main__":

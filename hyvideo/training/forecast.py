@@ -37,9 +37,6 @@ FACTORS = (1 / 3, 1.0, 3.0)
 ADAM_OVER_SIGN = math.sqrt(math.pi / 2)
 """How far Adam's later steps follow a weak signal in normal noise, as a multiple of its first step, which is a sign."""
 
-MOST_DEAD = 0.3
-"""Share of groups without spread above which the advice is about the groups."""
-
 _RESAMPLES = 2000
 
 
@@ -132,6 +129,13 @@ class Forecast:
         """Write a gain in standard deviations of the base model's held-out rewards."""
         low, high = gain.low / self.base_std, gain.high / self.base_std
         return f"{gain.mean / self.base_std:+.2f} base std [{low:+.2f}, {high:+.2f}]"
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether the sampler leaves more noise than usual, and that costs half a standard deviation of the reward."""
+        if self.noise is None or not self.ode_gap > self.base_std / 2:
+            return False
+        return self.noise[0] > MOST_EXCESS_NOISE or self.noise[1] > MOST_NOISE_LEFT
 
     @property
     def best(self) -> Outlook:
@@ -369,63 +373,3 @@ class _Trials:
             rewards = self.held_out()
         self._scratch.refresh()
         return rewards
-
-
-def advice(found: Forecast, config: Config) -> list[str]:
-    """Say in three lines what to change: the groups and sampler, the videos per update, and the learning rate."""
-    return [_about_groups(found), _about_videos(found), _about_rate(found, config.optimizer.learning_rate)]
-
-
-def _about_groups(found: Forecast) -> str:
-    """Say whether rewards leave anything to be found, and whether the sampler hides it."""
-    groups = found.groups
-    if groups.dead > MOST_DEAD:
-        return (
-            f"Groups: {groups.dead:.0%} have no spread and teach nothing. Use more num_generations, harder prompts or "
-            "a reward that tells their videos apart."
-        )
-    noisy = found.noise is not None and (found.noise[0] > MOST_EXCESS_NOISE or found.noise[1] > MOST_NOISE_LEFT)
-    if found.ode_gap is not None and found.ode_gap > found.base_std / 2 and noisy:
-        return (
-            f"Sampler: its noise costs the rollouts {found.ode_gap:.2f} of reward, which training would learn to "
-            "survive first. Use a smaller eta, more grpo_sampling_steps, or sde_window first."
-        )
-    return (
-        f"Groups: the best video scores {groups.best:.2f} more than its group's mean "
-        f"({groups.best / found.base_std:.2f} base std), which is about what there is to gain. Change nothing here."
-    )
-
-
-def _about_videos(found: Forecast) -> str:
-    """Say how many videos an update should have."""
-    needed = found.gradient.videos
-    passed = needed / found.videos
-    if math.isinf(needed):
-        return (
-            f"Videos: the gradients of the rounds do not agree, so {found.videos:.0f} videos per update show no "
-            "signal. Use many more (batch_size, gradient_accumulation_steps), or measure with more --num_rounds."
-        )
-    text = (
-        f"Videos: signal equals noise at about {needed:.0f} videos, which are {passed:.0f} updates of "
-        f"{found.videos:.0f}, and the run has {found.updates}."
-    )
-    if passed > found.updates:
-        return f"{text} Use more videos per update (batch_size, gradient_accumulation_steps), or train for longer."
-    return f"{text} That is enough."
-
-
-def _about_rate(found: Forecast, rate: float) -> str:
-    """Say which learning rate to take."""
-    best, own = found.best, found.at(rate)
-    if best.gain.low <= 0:
-        return (
-            f"Rate: at none of the tried rates is a gain sure in {found.updates} updates (at {best.rate:.2g} "
-            f"{found.in_base_std(best.gain)}). Change what stands above, or train for longer, first."
-        )
-    if best.rate == own.rate:
-        kept = f"learning_rate {rate:g} is the best of the tried ones"
-        return f"Rate: {kept}. Expect {found.in_base_std(best.gain)}."
-    return (
-        f"Rate: use learning_rate {best.rate:.2g}. Expect {found.in_base_std(best.gain)} instead of "
-        f"{found.in_base_std(own.gain)}."
-    )

@@ -1,11 +1,15 @@
 """The forecast as a program: what it prints and writes, and what it refuses."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 
-from scripts.forecast import main
+from hyvideo.config.loading import load_config
+from hyvideo.evaluation.intervals import Interval
+from hyvideo.training.forecast import Agreement, Forecast, Groups, Outlook
+from scripts.forecast import advice, main
 from tests.support.training import arguments
 
 Capture = pytest.CaptureFixture[str]
@@ -48,3 +52,28 @@ def test_a_forecast_is_printed_and_written(tiny_root: Path, prompts_csv: Path, t
 def test_what_cannot_be_forecast_is_refused(flags: list[str], told: str, capsys: Capture):
     assert main(flags) == 2
     assert told in capsys.readouterr().err
+
+
+def a_forecast(**changes: object) -> Forecast:
+    gain = Interval(1.0, 0.8, 1.2, 64)
+    outlooks = [Outlook(rate, 1e-4, gain, gain, gain) for rate in (1e-5, 3e-5)]
+    groups = Groups(1.0, 0.8, changes.pop("dead", 0.0), 1.5)
+    shown = {"gradient": Agreement(0.1, 300.0), "noise": (1.05, 0.05), "ode_gap": 0.0, "outlooks": outlooks} | changes
+    return Forecast(updates=40, videos=16, base_std=2.0, groups=groups, steps={}, **shown)
+
+
+def test_advice_names_what_holds_a_run_back():
+    config = load_config(["--config", "configs/tiny.yaml", "--learning_rate", "1e-5"])
+    fine = advice(a_forecast(), config)
+    assert "Change nothing here" in fine[0] and "That is enough" in fine[1] and "1e-05 is the best" in fine[2]
+    assert "num_generations" in advice(a_forecast(dead=0.5), config)[0]
+    assert "eta" in advice(a_forecast(noise=(1.4, 0.3), ode_gap=1.5), config)[0]
+    assert "more videos per update" in advice(a_forecast(gradient=Agreement(0.001, 1e4)), config)[1]
+    assert "--num_rounds" in advice(a_forecast(gradient=Agreement(-0.1, math.inf)), config)[1]
+    outlooks = a_forecast().outlooks
+    better = [outlooks[0], Outlook(1e-4, 1e-4, *[Interval(1.4, 1.2, 1.6, 64)] * 3)]
+    assert advice(a_forecast(outlooks=better), config)[2] == (
+        "Rate: use learning_rate 0.0001. Expect +0.70 base std [+0.60, +0.80] instead of +0.50 base std [+0.40, +0.60]."
+    )
+    unsure = [Outlook(1e-5, 1e-4, *[Interval(0.1, -0.1, 0.3, 64)] * 3)]
+    assert "at none of the tried rates is a gain sure" in advice(a_forecast(outlooks=unsure), config)[2]

@@ -9,15 +9,10 @@ import torch
 
 from hyvideo.config.loading import load_config
 from hyvideo.data.prompts import Prompt
-from hyvideo.evaluation.intervals import Interval
 from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.training.forecast import (
     Agreement,
-    Forecast,
     GradientCollector,
-    Groups,
-    Outlook,
-    advice,
     expected_gain,
     find_groups,
     forecast,
@@ -114,28 +109,3 @@ def test_a_forecast_leaves_the_policy_as_it_was(make_training: Make):
     assert tried.shape == (2, 2, 4) and (tried != np.array(found.held_out["base"])).any()
     assert found.noise is not None and found.ode_gap != 0
     assert found.outlooks[0].taught.mean == pytest.approx((tried[:, 0] - tried[:, 1]).mean() / 2)
-
-
-def a_forecast(**changes: object) -> Forecast:
-    gain = Interval(1.0, 0.8, 1.2, 64)
-    outlooks = [Outlook(rate, 1e-4, gain, gain, gain) for rate in (1e-5, 3e-5)]
-    groups = Groups(1.0, 0.8, changes.pop("dead", 0.0), 1.5)
-    shown = {"gradient": Agreement(0.1, 300.0), "noise": (1.05, 0.05), "ode_gap": 0.0, "outlooks": outlooks} | changes
-    return Forecast(updates=40, videos=16, base_std=2.0, groups=groups, steps={}, **shown)
-
-
-def test_advice_names_what_holds_a_run_back():
-    config = load_config(["--config", "configs/tiny.yaml", "--learning_rate", "1e-5"])
-    fine = advice(a_forecast(), config)
-    assert "Change nothing here" in fine[0] and "That is enough" in fine[1] and "1e-05 is the best" in fine[2]
-    assert "num_generations" in advice(a_forecast(dead=0.5), config)[0]
-    assert "eta" in advice(a_forecast(noise=(1.4, 0.3), ode_gap=1.5), config)[0]
-    assert "more videos per update" in advice(a_forecast(gradient=Agreement(0.001, 1e4)), config)[1]
-    assert "--num_rounds" in advice(a_forecast(gradient=Agreement(-0.1, math.inf)), config)[1]
-    outlooks = a_forecast().outlooks
-    better = [outlooks[0], Outlook(1e-4, 1e-4, *[Interval(1.4, 1.2, 1.6, 64)] * 3)]
-    assert advice(a_forecast(outlooks=better), config)[2] == (
-        "Rate: use learning_rate 0.0001. Expect +0.70 base std [+0.60, +0.80] instead of +0.50 base std [+0.40, +0.60]."
-    )
-    unsure = [Outlook(1e-5, 1e-4, *[Interval(0.1, -0.1, 0.3, 64)] * 3)]
-    assert "at none of the tried rates is a gain sure" in advice(a_forecast(outlooks=unsure), config)[2]
