@@ -70,7 +70,7 @@ class Agreement:
     videos: float
 
     @classmethod
-    def of(cls, products: Tensor, num_videos: int) -> "Agreement":
+    def of(cls, products: Tensor, num_videos: float) -> "Agreement":
         """Measure it from the rounds' inner products `[R, R]`, of `num_videos` each."""
         size, num_rounds = float(products.diagonal().mean()), len(products)
         between = float((products.sum() - products.diagonal().sum()) / (num_rounds * (num_rounds - 1)))
@@ -262,7 +262,8 @@ def measure_gradients(
                         algorithm.update(one, here, 0.0, on_policy=True)
                     gradients.append(collector.pop(float(count[step] / count.sum())))
                 if all(gradients):
-                    steps[step] = Agreement.of(inner_products(gradients), num_videos)
+                    share = sum(int(count[step]) for count in counts) / sum(map(len, trajectories))
+                    steps[step] = Agreement.of(inner_products(gradients), share * num_videos)
                 for total, gradient in zip(totals, gradients, strict=True):
                     add(total, gradient)
         else:
@@ -286,9 +287,13 @@ def inner_products(gradients: Sequence[Gradient]) -> Tensor:
     products = torch.zeros(len(gradients), len(gradients), dtype=torch.float64)
     for i, first in enumerate(gradients):
         for j, second in enumerate(gradients[: i + 1]):
-            shared = [(first[name] * second[name]).sum(dtype=torch.float64) for name in first.keys() & second.keys()]
-            kinds = ([p for p in shared if isinstance(p, DTensor) == sharded] for sharded in (True, False))
-            products[i, j] = products[j, i] = sum(float(whole(sum(kind))) for kind in kinds if kind)
+            shared = [(first[name] * second[name]).sum(dtype=torch.float64) for name in first if name in second]
+            of_shards = [product for product in shared if isinstance(product, DTensor)]
+            total = float(sum(product for product in shared if not isinstance(product, DTensor)))
+            if of_shards:
+                device = of_shards[0].device_mesh.device_type  # shards may rest in host memory
+                total += float(whole(sum(of_shards).to(device)))
+            products[i, j] = products[j, i] = total
     return products
 
 
