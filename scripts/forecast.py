@@ -202,7 +202,7 @@ def _about_rate(found: "Forecast", rate: float) -> str:
             f"{found.in_base_std(best.gain)}). Change what stands above, or train for longer, first."
         )
     if best.rate == own.rate:
-        kept = f"learning_rate {rate:g} is the best of the tried ones"
+        kept = f"learning_rate {best.rate:.2g} is the best of the tried ones"
         return f"Rate: {kept}. Expect {found.in_base_std(best.gain)}."
     return (
         f"Rate: use learning_rate {best.rate:.2g}. Expect {found.in_base_std(best.gain)} instead of "
