@@ -148,7 +148,7 @@ def table(found: "Forecast") -> str:
 def _agreement(one: "Agreement") -> str:
     """Say how far gradients agree."""
     seen = "no signal seen" if math.isinf(one.videos) else f"signal equals noise at {one.videos:.0f} videos"
-    return f"cosine {one.cosine:+.3f} between rounds, {seen}"
+    return f"rounds correlate by {one.correlation:+.3f}, {seen}"
 
 
 def advice(found: "Forecast", config: Config) -> list[str]:
@@ -180,6 +180,11 @@ def _about_videos(found: "Forecast") -> str:
     needed = found.gradient.videos
     passed = needed / found.videos
     if math.isinf(needed):
+        if found.best.gain.low > 0:
+            return (
+                "Videos: the gradients of these rounds do not agree, but steps along them teach. How many videos an "
+                "update needs takes more --num_rounds to see."
+            )
         return (
             f"Videos: the gradients of the rounds do not agree, so {found.videos:.0f} videos per update show no "
             "signal. Use many more (batch_size, gradient_accumulation_steps), or measure with more --num_rounds."

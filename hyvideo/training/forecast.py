@@ -61,21 +61,26 @@ class Groups:
 class Agreement:
     """How far the gradients of independent rounds agree, for one denoising step or for all.
 
+    Only their signs are compared. Adam follows signs rather than sizes, and a few large elements would hide the rest.
+
     Attributes:
-        cosine: mean product of two rounds' gradients over their mean square: the share of signal in a round's gradient.
+        correlation: of two rounds' gradients, if both are normal: the share of signal in the variance of one.
         videos: of a round whose gradient holds as much signal as noise; infinite where no signal was seen.
     """
 
-    cosine: float
+    correlation: float
     videos: float
 
     @classmethod
     def of(cls, products: Tensor, num_videos: float) -> "Agreement":
-        """Measure it from the rounds' inner products `[R, R]`, of `num_videos` each."""
+        """Measure it from the inner products `[R, R]` of the signs of R rounds' gradients, of `num_videos` each.
+
+        Two normal variables of correlation c have a mean product of signs of ``2 / pi asin(c)``.
+        """
         size, num_rounds = float(products.diagonal().mean()), len(products)
         between = float((products.sum() - products.diagonal().sum()) / (num_rounds * (num_rounds - 1)))
-        cosine = between / size if size > 0 else 0.0
-        return cls(cosine, num_videos * (1 - cosine) / cosine if cosine > 0 else math.inf)
+        correlation = math.sin(math.pi / 2 * between / size) if size > 0 else 0.0
+        return cls(correlation, num_videos * (1 - correlation) / correlation if correlation > 0 else math.inf)
 
 
 @dataclass(frozen=True)
@@ -263,7 +268,7 @@ def measure_gradients(
                     gradients.append(collector.pop(float(count[step] / count.sum())))
                 if all(gradients):
                     share = sum(int(count[step]) for count in counts) / sum(map(len, trajectories))
-                    steps[step] = Agreement.of(inner_products(gradients), share * num_videos)
+                    steps[step] = Agreement.of(sign_products(gradients), share * num_videos)
                 for total, gradient in zip(totals, gradients, strict=True):
                     add(total, gradient)
         else:
@@ -273,7 +278,7 @@ def measure_gradients(
                 add(total, collector.pop())
     finally:
         algorithm.optimization = own
-    return totals, Agreement.of(inner_products(totals), num_videos), steps
+    return totals, Agreement.of(sign_products(totals), num_videos), steps
 
 
 def add(total: Gradient, gradient: Gradient) -> None:
@@ -282,12 +287,13 @@ def add(total: Gradient, gradient: Gradient) -> None:
         total[name] = total[name].add_(value) if name in total else value
 
 
-def inner_products(gradients: Sequence[Gradient]) -> Tensor:
-    """Return the inner products of R gradients over all parameters and ranks, `[R, R]` float64."""
+def sign_products(gradients: Sequence[Gradient]) -> Tensor:
+    """Return the inner products of the signs of R gradients, over all parameters and ranks, `[R, R]` float64."""
     products = torch.zeros(len(gradients), len(gradients), dtype=torch.float64)
     for i, first in enumerate(gradients):
         for j, second in enumerate(gradients[: i + 1]):
-            shared = [(first[name] * second[name]).sum(dtype=torch.float64) for name in first if name in second]
+            signs = [(first[name].sign(), second[name].sign()) for name in first if name in second]
+            shared = [(one * other).sum(dtype=torch.float64) for one, other in signs]
             of_shards = [product for product in shared if isinstance(product, DTensor)]
             total = float(sum(product for product in shared if not isinstance(product, DTensor)))
             if of_shards:

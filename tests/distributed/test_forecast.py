@@ -33,9 +33,9 @@ def test_two_ranks_forecast_what_one_does(
     argv = arguments(root_of_four_heads, prompts_csv, tmp_path / "ranks", **setup)
     run_on_ranks(2, forecast_of, [*argv, *SMALL])
     found = json.loads((tmp_path / "ranks" / "forecast.json").read_text())
-    assert found["gradient"]["cosine"] == pytest.approx(alone["gradient"]["cosine"], abs=1e-3)
+    assert found["gradient"]["correlation"] == pytest.approx(alone["gradient"]["correlation"], abs=1e-3)
     assert found["steps"].keys() == alone["steps"].keys()
     for step, one in found["steps"].items():
-        assert one["cosine"] == pytest.approx(alone["steps"][step]["cosine"], abs=1e-3)
+        assert one["correlation"] == pytest.approx(alone["steps"][step]["correlation"], abs=1e-3)
     assert found["groups"] == pytest.approx(alone["groups"], rel=1e-2, abs=1e-3)
     assert found["held_out"]["base"] == pytest.approx(alone["held_out"]["base"], abs=0.02)

@@ -69,7 +69,8 @@ def test_advice_names_what_holds_a_run_back():
     assert "num_generations" in advice(a_forecast(dead=0.5), config)[0]
     assert "eta" in advice(a_forecast(noise=(1.4, 0.3), ode_gap=1.5), config)[0]
     assert "more videos per update" in advice(a_forecast(gradient=Agreement(0.001, 1e4)), config)[1]
-    assert "--num_rounds" in advice(a_forecast(gradient=Agreement(-0.1, math.inf)), config)[1]
+    unseen = Agreement(-0.1, math.inf)
+    assert "steps along them teach" in advice(a_forecast(gradient=unseen), config)[1]
     outlooks = a_forecast().outlooks
     better = [outlooks[0], Outlook(1e-4, 1e-4, *[Interval(1.4, 1.2, 1.6, 64)] * 3)]
     assert advice(a_forecast(outlooks=better), config)[2] == (
@@ -77,3 +78,4 @@ def test_advice_names_what_holds_a_run_back():
     )
     unsure = [Outlook(1e-5, 1e-4, *[Interval(0.1, -0.1, 0.3, 64)] * 3)]
     assert "at none of the tried rates is a gain sure" in advice(a_forecast(outlooks=unsure), config)[2]
+    assert "Use many more" in advice(a_forecast(gradient=unseen, outlooks=unsure), config)[1]

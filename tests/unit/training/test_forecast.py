@@ -40,11 +40,10 @@ def test_signal_equals_noise_at_the_videos_where_it_does():
     generator = torch.Generator().manual_seed(0)
     common = torch.randn(4000, generator=generator) / 4000**0.5
     noise = torch.randn(2, 200, 4000, generator=generator) * (640 / 64 / 4000) ** 0.5
-    found = [Agreement.of(g @ g.T, 64) for g in (common + noise).transpose(0, 1)]
-    cosine = float(np.mean([one.cosine for one in found]))
-    assert cosine == pytest.approx(1 / 11, abs=0.005)
-    expected = torch.tensor([[11.0, 1.0], [1.0, 11.0]])
-    assert Agreement.of(expected, 64).videos == pytest.approx(640)
+    found = [Agreement.of(g @ g.T, 64) for g in (common + noise).transpose(0, 1).sign()]
+    assert float(np.mean([one.correlation for one in found])) == pytest.approx(1 / 11, abs=0.007)
+    product = 2 / math.pi * math.asin(1 / 11)
+    assert Agreement.of(torch.tensor([[1.0, product], [product, 1.0]]), 64).videos == pytest.approx(640, rel=1e-4)
     assert math.isinf(Agreement.of(torch.tensor([[1.0, -0.1], [-0.1, 1.0]]), 64).videos)
 
 
@@ -92,7 +91,7 @@ def test_gradients_are_those_of_the_rounds_updates_and_none_is_followed(make_tra
     for name, gradient in gradients[1].items():
         torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-6)
     assert set(steps) == (set(range(4)) if method == "grpo" else set())
-    assert -1 <= agreement.cosine <= 1 and all(-1 <= one.cosine <= 1 for one in steps.values())
+    assert all(-1 <= one.correlation <= 1 for one in (agreement, *steps.values()))
     assert all(torch.equal(weight, before[name]) for name, weight in weights.items())
     assert own.updates == 0 and all(weight.grad is None for weight in weights.values())
 
