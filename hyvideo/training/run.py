@@ -319,8 +319,10 @@ class Training:
         if run.validation and noisy and run.begins_interval(config.validation.validation_interval):
             found["rollout/ode_gap"] = -gain_over(*parts, without_noise=True)
         if self.base and run.begins_interval(config.rollout.base_interval):
-            with self.base.in_place_of_policy():
-                found["reward/over_base"] = gain_over(*parts)
+            found["reward/over_base"] = 0.0  # before the first update the policy is the base
+            if run.state.step:
+                with self.base.in_place_of_policy():
+                    found["reward/over_base"] = gain_over(*parts)
         return found
 
 
