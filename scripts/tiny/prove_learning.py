@@ -33,7 +33,7 @@ from scripts.tiny.comparison import gains, held_out_prompts
 from scripts.tiny.drift import appearance
 
 KINDS = ("true", "shuffled")
-SETTINGS = ("--config", "configs/tiny.yaml", "configs/demo.yaml", "--validation_interval", "0")
+SETTINGS = ("--config", "configs/tiny.yaml", "configs/demo.yaml", "--validation_interval", "0", "--base_interval", "0")
 TUNED_ON = 128
 """Held-out prompts that the demo's settings were chosen by: the first ones."""
 
