@@ -1,9 +1,9 @@
 """Will it learn? Forecast what a run will gain, before it is paid for.
 
 Two rounds are sampled and scored without an update. From them come the spread within groups, what the sampler's noise
-costs, and how far the rounds' gradients agree. Then the rounds' updates are made and undone at some learning rates. The
-weights step up and down along them, as far as the whole run would walk, and held-out videos show what such a step gains
-and spoils. The last three lines say what to change.
+costs, and how far the rounds' gradients agree. Then the weights make trial steps along these gradients, as long as the
+run's own walk at some learning rates, and held-out videos show what such a step gains and spoils. The last three lines
+say what to change.
 
 All flags of post_train.py are accepted too. It starts like post_train.py, over several ranks with torchrun, and takes
 about as long as a few rounds and 13 validations.

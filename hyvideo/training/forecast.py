@@ -12,24 +12,32 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
-from hyvideo.algorithms.algorithm import Trajectory
+from hyvideo.algorithms.algorithm import Algorithm, Trajectory
 from hyvideo.algorithms.anchor import Anchor, copy_policy
-from hyvideo.algorithms.optimizer import set_learning_rate
+from hyvideo.algorithms.grpo import GRPO
+from hyvideo.algorithms.optimizer import Optimization, Step, build_optimizers, set_learning_rate
 from hyvideo.config.schema import Config
 from hyvideo.data.prompts import Prompt
-from hyvideo.distributed.collectives import local_shard
+from hyvideo.distributed.collectives import average_gradients, gather, whole
 from hyvideo.evaluation.intervals import Interval, bootstrap_interval
 from hyvideo.grpo.advantages import groups_without_spread
+from hyvideo.grpo.timesteps import Pairs
 from hyvideo.training.collect import collect, gain_over
-from hyvideo.training.round_gradients import Agreement, Gradient, GradientFollower, add, measure_agreement
 from hyvideo.training.run import Training
 from hyvideo.training.warnings_about_settings import MOST_EXCESS_NOISE, MOST_NOISE_LEFT, noise_left
+
+Gradient = dict[str, Tensor]
+"""Gradient of every trained parameter by name, sharded as the parameter is."""
 
 FACTORS = (1 / 3, 1.0, 3.0)
 """Learning rates that are tried unless others are given, as multiples of the configured one."""
 
-_RESAMPLES, _TINY = 2000, 1e-20
+ADAM_OVER_SIGN = math.sqrt(math.pi / 2)
+"""How far Adam's later steps follow a weak signal in normal noise, as a multiple of its first step, which is a sign."""
+
+_RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -47,6 +55,32 @@ class Groups:
     share: float
     dead: float
     best: float
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far the gradients of independent rounds agree, for one denoising step or for all.
+
+    Only their signs are compared. Adam follows signs rather than sizes, and a few large elements would hide the rest.
+
+    Attributes:
+        correlation: of two rounds' gradients, if both are normal: the share of signal in the variance of one.
+        videos: of a round whose gradient holds as much signal as noise; infinite where no signal was seen.
+    """
+
+    correlation: float
+    videos: float
+
+    @classmethod
+    def of(cls, products: Tensor, num_videos: float) -> "Agreement":
+        """Measure it from the inner products `[R, R]` of the signs of R rounds' gradients, of `num_videos` each.
+
+        Two normal variables of correlation c have a mean product of signs of ``2 / pi asin(c)``.
+        """
+        size, num_rounds = float(products.diagonal().mean()), len(products)
+        between = float((products.sum() - products.diagonal().sum()) / (num_rounds * (num_rounds - 1)))
+        correlation = math.sin(math.pi / 2 * between / size) if size > 0 else 0.0
+        return cls(correlation, num_videos * (1 - correlation) / correlation if correlation > 0 else math.inf)
 
 
 @dataclass(frozen=True)
@@ -118,6 +152,29 @@ class Forecast:
         return min(self.outlooks, key=lambda outlook: abs(math.log(outlook.rate / rate)))
 
 
+class GradientCollector(Optimization):
+    """Adds the gradients of updates up instead of following them, so that an algorithm makes none."""
+
+    def __init__(self, optimization: Optimization, config: Config) -> None:
+        super().__init__(optimization.parameters, config.optimizer, sp_size=config.parallel.sp_size)
+        self.collected: Gradient = {}
+
+    def step(self, loss: float) -> Step:
+        """Average the gradient over ranks, add it to what was collected, and skip the update."""
+        average_gradients(self.parameters.values())
+        for name, parameter in self.parameters.items():
+            if parameter.grad is not None:
+                gradient = parameter.grad.detach().clone()
+                self.collected[name] = self.collected[name] + gradient if name in self.collected else gradient
+                parameter.grad = None
+        return Step(math.nan, 0.0, skipped=True)
+
+    def pop(self, factor: float = 1.0) -> Gradient:
+        """Return what was collected since the last time, times `factor`."""
+        collected, self.collected = self.collected, {}
+        return {name: gradient * factor for name, gradient in collected.items()}
+
+
 def forecast(
     training: Training,
     prompts: Sequence[Prompt],
@@ -128,8 +185,7 @@ def forecast(
 ) -> Forecast:
     """Forecast a training that has validation; the policy is afterwards what it was. Every rank calls it.
 
-    Besides the run's own memory it takes that of a gradient for each update of these rounds and two for each round, and
-    copies of the trained weights and of the algorithm's state.
+    Besides the run's own memory it takes that of 2 `num_rounds` gradients and a copy of the trained weights.
 
     Args:
         training: the run as it begins, or goes on.
@@ -149,10 +205,10 @@ def forecast(
         if number == 0 and training.algorithm.needs == "transitions":
             gap = -gain_over(*parts[:3], trajectories[0], training.algorithm, mesh, without_noise=True)
     say(f"gradients of {num_rounds} rounds")
-    agreement, steps = measure_agreement(training.algorithm, trajectories, config)
+    gradients, agreement, steps = measure_gradients(training.algorithm, trajectories, config)
     trials = _Trials(training, prompts, 1 + 2 * num_rounds * len(rates), say)
     base = trials.held_out()
-    rewards = {rate: trials.at(rate, trajectories, walk(config, rate, first)[1]) for rate in rates}
+    rewards = {rate: trials.along(gradients, walk(config, rate, first)[1]) for rate in rates}
     groups = find_groups([trajectory.scores.total for trajectory in trajectories], config.grpo.num_generations)
     return Forecast(
         updates=config.run.max_steps - first,
@@ -184,6 +240,69 @@ def find_groups(rounds: Sequence[Tensor], num_generations: int) -> Groups:
     return Groups(float(inside.sqrt().mean()), within / overall, dead, best)
 
 
+def measure_gradients(
+    algorithm: Algorithm, trajectories: Sequence[Trajectory], config: Config
+) -> tuple[list[Gradient], Agreement, dict[int, Agreement]]:
+    """Compute the gradient of each of R rounds, and how far they agree.
+
+    Returns:
+        The gradients, their agreement in all, and that by denoising step: of GRPO, where every rank trains equally many
+        videos at each step, for all ranks make each pass together.
+    """
+    num_videos, own = len(trajectories[0].scores.total), algorithm.optimization
+    algorithm.optimization = collector = GradientCollector(own, config)
+    totals: list[Gradient] = [{} for _ in trajectories]
+    steps: dict[int, Agreement] = {}
+    try:
+        compared = [algorithm.compare(t) for t in trajectories] if isinstance(algorithm, GRPO) else []
+        trained = [Pairs(*map(torch.cat, zip(*one.updates, strict=True))) for one in compared]
+        counts = [torch.bincount(pairs.step_index, minlength=config.rollout.grpo_sampling_steps) for pairs in trained]
+        if compared and len({tuple(map(tuple, one)) for one in gather([count.tolist() for count in counts])}) == 1:
+            for step in range(config.rollout.grpo_sampling_steps):
+                gradients: list[Gradient] = []
+                for one, pairs, count in zip(compared, trained, counts, strict=True):
+                    if count[step]:
+                        chosen = pairs.step_index == step
+                        here = Pairs(pairs.sample_index[chosen], pairs.step_index[chosen])
+                        algorithm.update(one, here, 0.0, on_policy=True)
+                    gradients.append(collector.pop(float(count[step] / count.sum())))
+                if all(gradients):
+                    share = sum(int(count[step]) for count in counts) / sum(map(len, trajectories))
+                    steps[step] = Agreement.of(sign_products(gradients), share * num_videos)
+                for total, gradient in zip(totals, gradients, strict=True):
+                    add(total, gradient)
+        else:
+            for total, trajectory in zip(totals, trajectories, strict=True):
+                for _ in algorithm.updates(trajectory):
+                    pass
+                add(total, collector.pop())
+    finally:
+        algorithm.optimization = own
+    return totals, Agreement.of(sign_products(totals), num_videos), steps
+
+
+def add(total: Gradient, gradient: Gradient) -> None:
+    """Add a gradient to a total that may lack some of its parameters, in place."""
+    for name, value in gradient.items():
+        total[name] = total[name].add_(value) if name in total else value
+
+
+def sign_products(gradients: Sequence[Gradient]) -> Tensor:
+    """Return the inner products of the signs of R gradients, over all parameters and ranks, `[R, R]` float64."""
+    products = torch.zeros(len(gradients), len(gradients), dtype=torch.float64)
+    for i, first in enumerate(gradients):
+        for j, second in enumerate(gradients[: i + 1]):
+            signs = [(first[name].sign(), second[name].sign()) for name in first if name in second]
+            shared = [(one * other).sum(dtype=torch.float64) for one, other in signs]
+            of_shards = [product for product in shared if isinstance(product, DTensor)]
+            total = float(sum(product for product in shared if not isinstance(product, DTensor)))
+            if of_shards:
+                device = of_shards[0].device_mesh.device_type  # shards may rest in host memory
+                total += float(whole(sum(of_shards).to(device)))
+            products[i, j] = products[j, i] = total
+    return products
+
+
 def walk(config: Config, rate: float, first: int = 0) -> tuple[float, float]:
     """Return the sum of a run's learning rates after update `first`, warm-up included, and the root of that of squares.
 
@@ -212,25 +331,13 @@ def outlook_of(
     whole_pairs = np.isfinite(taught) & np.isfinite(spoilt)
     taught, spoilt = taught[whole_pairs], spoilt[whole_pairs]
     travelled, length = walk(config, rate, first)
-    updates = config.grpo.updates_per_rollout
-    follows = travelled / length / math.sqrt(updates) / weak_signal_kept(len(tried) * updates)
+    follows = ADAM_OVER_SIGN * travelled / length / math.sqrt(config.grpo.updates_per_rollout)
     drawn = np.random.default_rng(0).integers(0, len(taught), (_RESAMPLES, len(taught)))
     gains = expected_gain(follows * taught[drawn].mean(1), spoilt[drawn].mean(1), most)
     gain = float(expected_gain(follows * taught.mean(), spoilt.mean(), most))
     low, high = (float(end) for end in np.percentile(gains, (2.5, 97.5)))
     interval = Interval(gain, low, high, len(taught))
     return Outlook(rate, length, bootstrap_interval(taught), bootstrap_interval(spoilt), interval)
-
-
-def weak_signal_kept(count: int) -> float:
-    """Return what is kept of a weak signal in normal noise when it is divided by the root mean square of `count` draws.
-
-    It is 0.8 for one draw, which leaves the sign alone, 0.94 for four, and 1 for the many that Adam has.
-    """
-    if count == 1:
-        return math.sqrt(2 / math.pi)
-    ratio = math.exp(math.lgamma((count - 1) / 2) - math.lgamma(count / 2))
-    return (count - 1) / math.sqrt(2 * count) * ratio
 
 
 def expected_gain(signal: np.ndarray | float, spoilt: np.ndarray | float, most: float) -> np.ndarray:
@@ -260,52 +367,20 @@ class _Trials:
         self._say(f"held-out videos, {self._done} of {self._count}")
         return self._training.run.validation.sample(self._prompts).scores.total.double().numpy()
 
-    def at(self, rate: float, trajectories: Sequence[Trajectory], length: float) -> np.ndarray:
-        """Return the rewards `[R, 2, N]` after a step of `length` up, and one down, along each of R rounds' updates.
+    def along(self, gradients: Sequence[Gradient], length: float) -> np.ndarray:
+        """Return the rewards `[R, 2, N]` after a step up, and one down, along each of R gradients."""
+        return np.array([[self._step(gradient, sign * length) for sign in (1, -1)] for gradient in gradients])
 
-        A round's direction is the sum of its updates' gradients, made one after the other at `rate` as the run would,
-        since the later ones are off policy. As in Adam each weight's gradient is divided by its root mean square, here
-        over the updates of these rounds; with Muon, whose steps have the same size, too.
-        """
-        rounds = [self._updates(rate, trajectory) for trajectory in trajectories]
-        every = [gradient for gradients in rounds for gradient in gradients]
-        squares: Gradient = {}
-        for gradient in every:
-            add(squares, {name: value.square() for name, value in gradient.items()})
-        found = []
-        for gradients in rounds:
-            direction: Gradient = {}
-            for gradient in gradients:
-                add(direction, {name: value.clone() for name, value in gradient.items()})
-            size = length / math.sqrt(len(gradients))
-            for name, value in direction.items():
-                value.mul_(size).div_((squares[name] / len(every)).sqrt_().clamp_(min=_TINY))
-            found.append([self._look(direction, sign) for sign in (1, -1)])
-        return np.array(found)
-
-    def _updates(self, rate: float, trajectory: Trajectory) -> list[Gradient]:
-        """Make a round's updates at `rate` and undo them; return the gradient of each."""
-        algorithm, config = self._training.algorithm, self._training.run.config
-        own, facts = algorithm.optimization, algorithm.facts()
-        tensors = {group: {n: t.clone() for n, t in named.items()} for group, named in algorithm.tensors().items()}
-        algorithm.optimization = follower = GradientFollower(own, config, rate)
+    def _step(self, gradient: Gradient, length: float) -> np.ndarray:
+        """Make the optimizer's first step along a gradient with `length` as its rate, look, and step back."""
+        optimization, config = self._training.algorithm.optimization, self._training.run.config.optimizer
         with self._scratch.in_place_of_policy():
-            try:
-                for _ in algorithm.updates(trajectory):
-                    pass
-            finally:
-                algorithm.optimization = own
-        self._scratch.refresh()
-        algorithm.load_state(tensors, facts)
-        return follower.gradients
-
-    @torch.no_grad()
-    def _look(self, direction: Gradient, sign: int) -> np.ndarray:
-        """Return the held-out rewards at the end of a step along `direction`, or against it."""
-        with self._scratch.in_place_of_policy():
-            for name, parameter in self._training.algorithm.optimization.parameters.items():
-                if name in direction:
-                    local_shard(parameter).add_(local_shard(direction[name]), alpha=sign)
+            for name, parameter in optimization.parameters.items():
+                parameter.grad = gradient[name] * math.copysign(1, length) if name in gradient else None
+            how = replace(config, learning_rate=abs(length), weight_decay=0.0)
+            for optimizer in build_optimizers(optimization.parameters, how):
+                optimizer.step()
+                optimizer.zero_grad()
             rewards = self.held_out()
         self._scratch.refresh()
         return rewards

@@ -8,8 +8,7 @@ import pytest
 
 from hyvideo.config.loading import load_config
 from hyvideo.evaluation.intervals import Interval
-from hyvideo.training.forecast import Forecast, Groups, Outlook
-from hyvideo.training.round_gradients import Agreement
+from hyvideo.training.forecast import Agreement, Forecast, Groups, Outlook
 from scripts.forecast import advice, main
 from tests.support.training import arguments
 
