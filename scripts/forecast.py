@@ -13,8 +13,8 @@ Example: `python -m scripts.forecast --config configs/tiny.yaml configs/demo.yam
 
 import argparse
 import math
+import os
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +25,6 @@ from hyvideo.config.outside import complain, in_words, say_loading
 from hyvideo.config.schema import Config
 
 if TYPE_CHECKING:
-    from hyvideo.data.prompts import Prompt
     from hyvideo.training.forecast import Agreement, Forecast
 
 FILE = "forecast.json"
@@ -34,7 +33,11 @@ MOST_DEAD = 0.3
 
 
 def main(argv: list[str]) -> int:
-    """Print the forecast and write it to the run folder; returns the exit status (0 done, 2 wrong input)."""
+    """Print the forecast and write it to the run folder.
+
+    Returns:
+        The exit status: 0 done, 1 too many videos could not be scored, 2 wrong input.
+    """
     try:
         arguments, config = parse_arguments(argv)
     except (ValueError, OSError) as error:
@@ -44,14 +47,16 @@ def main(argv: list[str]) -> int:
     from transformers.utils.logging import disable_progress_bar  # only now, for it takes seconds
 
     from hyvideo.distributed.process_group import process_group
+    from hyvideo.models.reward_models.registry import RewardFailureError
 
     disable_progress_bar()
     try:
         with process_group(config.parallel.collective_timeout, of_one=config.parallel.cpu_offload):
             write_forecast(arguments, config)
-    except (ValueError, OSError) as error:
-        complain(f"scripts.forecast: {in_words(error)}")
-        return 2
+    except (ValueError, OSError, RewardFailureError) as error:
+        if os.environ.get("RANK", "0") == "0":  # all ranks have the same to say
+            complain(f"scripts.forecast: {in_words(error)}")
+        return 1 if isinstance(error, RewardFailureError) else 2
     return 0
 
 
@@ -97,7 +102,7 @@ def write_forecast(arguments: argparse.Namespace, config: Config) -> None:
     from pydantic_core import to_json
 
     from hyvideo.data.files import replacing
-    from hyvideo.data.prompts import read_prompts
+    from hyvideo.data.prompts import read_prompts, repeated
     from hyvideo.training.assembly import build_training
     from hyvideo.training.forecast import forecast
 
@@ -112,13 +117,6 @@ def write_forecast(arguments: argparse.Namespace, config: Config) -> None:
         run.journal.console.info(f"\n{table(found)}\n\n" + "\n".join(advice(found, config)))
         run.journal.console.info(f"numbers: {run.folder.path / FILE}")
     run.journal.console.close()
-
-
-def repeated(prompts: Sequence["Prompt"], count: int) -> list["Prompt"]:
-    """Return `count` of the prompts, from the first on again where there are fewer, each with another noise."""
-    return [
-        prompts[i] if i < len(prompts) else replace(prompts[i % len(prompts)], index=i, seed=None) for i in range(count)
-    ]
 
 
 def table(found: "Forecast") -> str:

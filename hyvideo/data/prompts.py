@@ -3,7 +3,7 @@
 import csv
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hyvideo.config.outside import read_file
@@ -27,6 +27,13 @@ class Prompt:
     index: int
     seed: int | None
     ref_image_path: str | None
+
+
+def repeated(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
+    """Return `count` of the prompts, from the first on again where there are fewer, each with another noise."""
+    unused = 1 + max(prompt.index for prompt in prompts) - len(prompts)
+    again = (replace(prompts[i % len(prompts)], index=unused + i, seed=None) for i in range(len(prompts), count))
+    return [*prompts[:count], *again]
 
 
 def read_prompts(paths: Sequence[str | Path], image_root: str | Path | None = None) -> list[Prompt]:

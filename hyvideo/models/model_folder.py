@@ -187,7 +187,8 @@ def readable(folder: Path, what: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, ValueError) and str(folder) in str(error):
             raise
-        raise ValueError(f"Cannot load {what} from '{folder}': {error!s:.1000}. Download it again.") from error
+        reason = f"{error!s:.1000} ({type(error).__name__})"
+        raise ValueError(f"Cannot load {what} from '{folder}': {reason}. Download it again.") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -109,7 +109,7 @@ class Forecast:
     Attributes:
         updates: that the run has before it, over which the gains are expected.
         videos: in the gradient of one update.
-        base_std: standard deviation of the held-out rewards before training.
+        base_std: standard deviation of the held-out rewards before training; NaN where they are all equal.
         groups: what there is to be found.
         gradient: agreement of whole rounds.
         steps: agreement by denoising step; empty where an algorithm's loss is not a sum over steps.
@@ -213,7 +213,7 @@ def forecast(
     return Forecast(
         updates=config.run.max_steps - first,
         videos=len(trajectories[0].scores.total) / training.algorithm.updates_per_round,
-        base_std=float(np.nanstd(base, ddof=1)),
+        base_std=float(np.nanstd(base, ddof=1)) or math.nan,
         groups=groups,
         gradient=agreement,
         steps=steps,

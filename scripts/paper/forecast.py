@@ -61,19 +61,23 @@ def grid() -> list[Arm]:
     return [Arm(label_of(name, rate), {**SETUPS[name], "learning_rate": rate}) for name, rate in cells_asked()]
 
 
-def make_forecasts(budget: Namespace) -> dict[str, dict[str, Any]]:
-    """Forecast what is not forecast yet, until the budget's minutes end; return set-up -> seed -> what was foretold."""
+def make_forecasts(budget: Namespace) -> tuple[dict[str, dict[str, Any]], int]:
+    """Forecast what is not forecast yet, until the budget's minutes end.
+
+    Returns:
+        Set-up -> seed -> what was foretold; and how many forecasts failed.
+    """
     deadline = time.monotonic() + 60 * budget.minutes if budget.minutes is not None else float("inf")
     path = budget.docs / "claims" / "forecast.json"
     known = read_found(path) if path.is_file() and not budget.anew else {"base": {}}
     made = known["forecasts"] if known["base"].get("model") == base_model() else {}
-    arms = {arm.label: arm for arm in grid()}
+    arms, failures = {arm.label: arm for arm in grid()}, []
 
     def one(name: str, seed: int) -> Mapping[str, Any] | None:
         """Forecast a set-up in a process of its own, as the trainings are."""
         folder = budget.runs_dir.resolve() / f"forecast-{list(SETUPS).index(name)}-seed{seed}"
         if not (folder / "forecast.json").is_file() and time.monotonic() < deadline:
-            print(f"forecasting {name}, seed {seed}", flush=True)
+            print(f"forecasting {name}, seed {seed}\n", end="", flush=True)
             run = run_of(arms[label_of(name, RATES[0])], seed, budget)
             settings = {**SETUPS[name], "seed": seed, "max_steps": run.settings["max_steps"], "output_dir": folder}
             flags = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
@@ -83,7 +87,10 @@ def make_forecasts(budget: Namespace) -> dict[str, dict[str, Any]]:
             log.parent.mkdir(parents=True, exist_ok=True)
             with log.open("w") as file:
                 env = {**os.environ, "OMP_NUM_THREADS": "1"}
-                subprocess.run(command, cwd=REPOSITORY, env=env, stdout=file, stderr=file, check=False)
+                ended = subprocess.run(command, cwd=REPOSITORY, env=env, stdout=file, stderr=file, check=False)
+            if ended.returncode:
+                failures.append(log)
+                print(f"failed: {name}, seed {seed}: status {ended.returncode}, see {log}\n", end="", flush=True)
         if not (folder / "forecast.json").is_file():
             return made.get(name, {}).get(str(seed))
         found = json.loads((folder / "forecast.json").read_text())
@@ -100,7 +107,7 @@ def make_forecasts(budget: Namespace) -> dict[str, dict[str, Any]]:
     for (name, seed), result in zip(asked, results, strict=True):
         if result:
             found.setdefault(name, {})[str(seed)] = result
-    return found
+    return found, len(failures)
 
 
 def cells(found: Mapping[str, Any]) -> dict[tuple[str, float], tuple[float, float]]:
@@ -177,10 +184,12 @@ STUDY = Study("forecast", "Forecasts against what came", draw, describe, claims)
 
 def publish(budget: Namespace) -> int:
     """Forecast, train, and publish what there is; returns the exit status."""
-    started, forecasts = time.monotonic(), make_forecasts(budget)
+    started = time.monotonic()
+    forecasts, failed = make_forecasts(budget)
     if budget.minutes:
         budget.minutes = max(0.0, budget.minutes - (time.monotonic() - started) / 60)
-    return train_and_publish(STUDY, grid(), budget, tuned=True, forecasts=forecasts)
+    status = train_and_publish(STUDY, grid(), budget, tuned=True, forecasts=forecasts)
+    return 1 if failed else status
 
 
 if __name__ == "__main__":

@@ -1,15 +1,14 @@
 """Compare a trained tiny model with its base on held-out prompts; demo and learning proof share it."""
 
 from hyvideo.config.schema import Config
-from hyvideo.data.prompts import Prompt, read_prompts
+from hyvideo.data.prompts import Prompt, read_prompts, repeated
 from hyvideo.evaluation.paired import Gain, paired_gain
 from hyvideo.models.reward_models.rewards import Scores
 
 
 def held_out_prompts(config: Config, count: int, *, first: int = 0) -> list[Prompt]:
     """Return `count` held-out prompts from number `first` on, over and over, each with a noise of its own."""
-    prompts = read_prompts(config.data.valid_video_csv)[first:]
-    return [Prompt(prompts[i % len(prompts)].text, first + i, None, None) for i in range(count)]
+    return repeated(read_prompts(config.data.valid_video_csv)[first:], count)
 
 
 def gains(before: Scores, after: Scores) -> dict[str, Gain]:

@@ -10,7 +10,8 @@ from hyvideo.config.loading import load_config
 from hyvideo.evaluation.intervals import Interval
 from hyvideo.training.forecast import Agreement, Forecast, Groups, Outlook
 from scripts.forecast import advice, main
-from tests.support.training import arguments
+from tests.support.rewards import BRIGHTNESS
+from tests.support.training import arguments, write_prompts
 
 Capture = pytest.CaptureFixture[str]
 
@@ -26,6 +27,19 @@ def test_a_forecast_is_printed_and_written(tiny_root: Path, prompts_csv: Path, t
     assert [outlook["rate"] for outlook in found["outlooks"]] == pytest.approx([1e-3 / 3, 1e-3, 3e-3])
     assert len(found["held_out"]["base"]) == 6 and found["updates"] == 3 and found["videos"] == 4
     assert not list((tmp_path / "run").glob("checkpoints/*"))
+
+
+def test_a_reward_that_fails_and_an_empty_file_are_said(
+    tiny_root: Path, prompts_csv: Path, tmp_path: Path, capsys: Capture
+):
+    failing = write_prompts(tmp_path / "failing.csv", ["raise"])
+    reward = {"reward_model": BRIGHTNESS, "reward_weights": '{"brightness": 1.0}'}
+    argv = arguments(tiny_root, prompts_csv, tmp_path / "run", **reward)
+    assert main([*argv, "--train_video_csv", str(failing)]) == 1
+    assert "scripts.forecast: the reward failed: RuntimeError: the reward broke" in capsys.readouterr().err
+    (tmp_path / "empty.csv").touch()
+    assert main([*argv, "--valid_video_csv", str(tmp_path / "empty.csv")]) == 2
+    assert f"{tmp_path / 'empty.csv'}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

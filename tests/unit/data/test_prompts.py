@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.data.prompts import Prompt, read_prompts
+from hyvideo.data.prompts import Prompt, read_prompts, repeated
 
 
 @pytest.fixture
@@ -23,6 +23,13 @@ def csv_file(tmp_path):
 def test_a_prompt_column_is_enough(csv_file):
     prompts = read_prompts([csv_file("prompt\na cat\na dog\n")])
     assert prompts == [Prompt("a cat", 0, None, None), Prompt("a dog", 1, None, None)]
+
+
+def test_prompts_begin_again_with_noise_of_their_own(csv_file):
+    prompts = read_prompts([csv_file("prompt,index,seed\na cat,7,\na dog,2,5\n")])
+    assert repeated(prompts, 1) == prompts[:1]
+    again = [Prompt("a cat", 8, None, None), Prompt("a dog", 9, None, None), Prompt("a cat", 10, None, None)]
+    assert repeated(prompts, 5) == [*prompts, *again]
 
 
 def test_all_columns_are_read_and_others_left_alone(csv_file, tmp_path):

@@ -96,6 +96,29 @@ def test_gradients_are_those_of_the_rounds_updates_and_none_is_followed(make_tra
     assert own.updates == 0 and all(weight.grad is None for weight in weights.values())
 
 
+def test_trial_steps_go_down_the_loss_first_and_then_up(make_training: Make, monkeypatch: pytest.MonkeyPatch):
+    """Where the weights are, whenever held-out videos are sampled."""
+    training, again = (make_training(validation_interval=2, lr_warmup_steps=0, use_muon=False) for _ in range(2))
+    weights, seen = trainable_parameters(training.policy.transformer), []
+    sample = type(training.run.validation).sample
+
+    def look(validation: object, prompts: list[Prompt]) -> object:
+        seen.append({name: weight.detach().clone() for name, weight in weights.items()})
+        return sample(validation, prompts)
+
+    monkeypatch.setattr(type(training.run.validation), "sample", look)
+    prompts = [Prompt(text, number, None, None) for number, text in enumerate(PROMPTS)]
+    forecast(training, prompts, rates=[1e-3])
+    rounds = [collect_round(again) for _ in range(2)]
+    gradients, _, _ = measure_gradients(again.algorithm, rounds, again.run.config)
+    base, length = seen[0], walk(again.run.config, 1e-3)[1]
+    assert length == pytest.approx(1e-3 * 3**0.5)
+    for number, sign in enumerate((-1, 1, -1, 1)):
+        for name, gradient in gradients[number // 2].items():
+            moved, large = seen[1 + number][name] - base[name], gradient.abs() > 1e-5  # of which 1e-8 is little
+            torch.testing.assert_close(moved[large], (sign * length * gradient.sign())[large], rtol=2e-3, atol=1e-6)
+
+
 def test_a_forecast_leaves_the_policy_as_it_was(make_training: Make):
     training = make_training(validation_interval=2)
     weights = trainable_parameters(training.policy.transformer)

@@ -81,34 +81,6 @@ def test_the_gap_to_the_ode_is_measured_where_a_validation_interval_begins(make_
     ]
 
 
-def test_a_round_is_compared_with_the_base_models_of_the_same_prompts_and_noise(make_training: Make):
-    """At the first update the two are one; later ones differ, and comparing changes nothing else."""
-    flags = {"max_steps": 5, "learning_rate": 1e-2, "save_interval": 3}
-    training, without = make_training(**flags, base_interval=2), make_training(**flags)
-    training.train()
-    without.train()
-    rows = metrics_of(training)
-    assert [row["step"] for row in rows if "reward/over_base" in row] == [1, 3, 5]
-    assert rows[0]["reward/over_base"] == 0.0
-    assert rows[2]["reward/over_base"] != 0.0 != rows[4]["reward/over_base"]
-    left = [
-        {name: value for name, value in row.items() if name != "reward/over_base"}
-        for row in rows_of(training.run.folder.path)
-    ]
-    assert left == rows_of(without.run.folder.path)
-
-
-@pytest.mark.parametrize("adapter", [{}, {"use_lora": True}], ids=["all weights", "a fresh adapter"])
-def test_a_resumed_run_is_compared_with_the_same_base(make_training: Make, adapter: dict[str, Any]):
-    flags = {"max_steps": 5, "learning_rate": 1e-2, "save_interval": 2, "base_interval": 2, "keep_last": 9} | adapter
-    whole = make_training(**flags)
-    whole.train()
-    checkpoint = whole.run.folder.checkpoints / "step_2"
-    resumed = make_training(**flags, resume_from_checkpoint=checkpoint)
-    resumed.train()
-    assert rows_of(resumed.run.folder.path) == rows_of(whole.run.folder.path)[2:]
-
-
 def test_the_coefficient_and_rate_of_a_row_are_those_its_update_used(make_training: Make):
     """The coefficient warms up for two updates, then falls: the divergence is above a target as small as this."""
     kl = {"kl_weight": 0.01, "kl_min_coef": 0.001, "kl_warmup_updates": 2, "kl_target": 1e-9}

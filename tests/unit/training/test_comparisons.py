@@ -1,0 +1,57 @@
+"""Rounds are compared with those of other weights on the same prompts and noise."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from hyvideo.models.parallelize import trainable_parameters
+from hyvideo.observability.metrics import read_metrics
+from hyvideo.training.collect import collect, gain_over
+from hyvideo.training.run import Training
+from tests.support.equal_runs import rows_of
+
+Make = Callable[..., Training]
+
+
+def test_a_round_is_compared_with_the_base_models_of_the_same_prompts_and_noise(make_training: Make):
+    """At the first update the two are one; later ones differ, and comparing changes nothing else."""
+    flags = {"max_steps": 5, "learning_rate": 1e-2, "save_interval": 3}
+    training, without = make_training(**flags, base_interval=2), make_training(**flags)
+    training.train()
+    without.train()
+    rows = read_metrics(training.run.folder.path / "metrics.jsonl")
+    assert [row["step"] for row in rows if "reward/over_base" in row] == [1, 3, 5]
+    assert rows[0]["reward/over_base"] == 0.0
+    assert rows[2]["reward/over_base"] != 0.0 != rows[4]["reward/over_base"]
+    left = [
+        {name: value for name, value in row.items() if name != "reward/over_base"}
+        for row in rows_of(training.run.folder.path)
+    ]
+    assert left == rows_of(without.run.folder.path)
+
+
+def test_a_gain_is_what_the_round_scores_more_than_the_same_noise_by_other_weights(make_training: Make):
+    training = make_training()
+    round, parts = training.rounds.next(), (training.policy, training.reward)
+    rest = (training.algorithm, training.run.mesh)
+    before = collect(*parts, round, *rest, training.run.timer)
+    assert gain_over(*parts, round, before, *rest) == 0.0
+    with torch.no_grad():
+        for weight in trainable_parameters(training.policy.transformer).values():
+            weight.mul_(1.05)
+    after = collect(*parts, round, *rest, training.run.timer)
+    expected = float((before.scores.total - after.scores.total).mean())
+    assert gain_over(*parts, round, before, *rest) == expected != 0.0
+
+
+@pytest.mark.parametrize("adapter", [{}, {"use_lora": True}], ids=["all weights", "a fresh adapter"])
+def test_a_resumed_run_is_compared_with_the_same_base(make_training: Make, adapter: dict[str, Any]):
+    flags = {"max_steps": 5, "learning_rate": 1e-2, "save_interval": 2, "base_interval": 2, "keep_last": 9} | adapter
+    whole = make_training(**flags)
+    whole.train()
+    checkpoint = whole.run.folder.checkpoints / "step_2"
+    resumed = make_training(**flags, resume_from_checkpoint=checkpoint)
+    resumed.train()
+    assert rows_of(resumed.run.folder.path) == rows_of(whole.run.folder.path)[2:]
