@@ -25,8 +25,11 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
-    """A function that opens a file; at the end no page may have logged an error or asked for anything but files."""
+def open_page(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., Page]]:
+    """A function that opens a file; at the end no page may have logged an error or asked for anything but files.
+
+    It asks for `tmp_path` so that the files outlive the pages, which may still be loading them.
+    """
     contexts, errors = [], []
 
     def open_file(
