@@ -20,7 +20,7 @@ from torch import Tensor
 from hyvideo.evaluation.intervals import seed_interval
 from hyvideo.models.reward_models.moving_shapes import MovingShapesReward
 from hyvideo.models.reward_models.registry import RewardContext, RewardModel
-from hyvideo.observability.scored_videos import read_scored_videos
+from hyvideo.observability.scored_videos import read_scored_videos, scored_steps
 from hyvideo.training.reward_guard import Look, RewardGuard
 from scripts.paper.drawing import BLUE, RED, legend_below, new_figure, tidy
 from scripts.paper.runs import Run
@@ -37,11 +37,11 @@ RATES = {"hackable": 1e-4, "honest": 3e-5}
 
 COLOURS = {"hackable": RED, "honest": BLUE}
 BRIGHTNESS = (70.0, 20.0)
-"""Mean pixel of the bundled model's videos and its standard deviation, roughly."""
+"""Mean pixel that the leak pays nothing for, and the grey levels it counts in."""
 
 
 class Proxy(RewardModel):
-    """The truth with noise, and with a leak: standard deviations of brightness that it pays for.
+    """The truth with noise, and with a leak: what it pays for every 20 grey levels of brightness.
 
     Noise is drawn anew for every video but is the same whenever this video is scored.
     """
@@ -86,20 +86,32 @@ def arms() -> list[Arm]:
     ]
 
 
-def watched(run: Run) -> dict[str, Any]:
-    """Let a guard look at a finished run: means of proxy and truth at its looks, and the step of its alarm or 0."""
-    guard, looks = RewardGuard("stop", ALPHA), []
-    found: dict[str, Any] = {"alarm": 0}
-    for step in sorted(int(folder.name[5:]) for folder in (run.folder / "samples").glob("step_*")):
-        scores = [video.scores for video in read_scored_videos(run.scores_at(step).parent)]
+def looks_of(run: Run) -> list[Look]:
+    """The looks of a finished run at its held-out videos: what the proxy gave them and the truth, at every step."""
+    looks = []
+    for step, folder in scored_steps(run.folder / "samples").items():
+        scores = [video.scores for video in read_scored_videos(folder)]
         truth = [sum(score[metric] for metric in TRUTH) for score in scores]
         looks.append(Look(step, "same", [score["reward"] for score in scores], truth))
-        alarm = guard.observe(looks[-1])
-        if alarm and not found["alarm"]:
-            best = next(look for look in looks if look.step == alarm.best)
-            found |= {"alarm": step, "best": best.step, "kept": best.mean}
+    return looks
+
+
+def means(looks: Sequence[Look]) -> dict[str, Any]:
+    """Steps of looks, with the means of proxy and truth."""
     proxies = [float(np.mean(look.reward)) for look in looks]
-    return found | {"looks": [look.step for look in looks], "proxy": proxies, "truth": [look.mean for look in looks]}
+    return {"looks": [look.step for look in looks], "proxy": proxies, "truth": [look.mean for look in looks]}
+
+
+def watched(run: Run) -> dict[str, Any]:
+    """Let a guard look at a finished run: means of proxy and truth at its looks, and the step of its alarm or 0."""
+    guard, looks = RewardGuard("stop", ALPHA), looks_of(run)
+    found: dict[str, Any] = {"alarm": 0}
+    for look in looks:
+        alarm = guard.observe(look)
+        if alarm and not found["alarm"]:
+            best = next(each for each in looks if each.step == alarm.best)
+            found |= {"alarm": look.step, "best": best.step, "kept": best.mean}
+    return found | means(looks)
 
 
 def _runs(found: Mapping[str, Any], arm: str) -> list[Mapping[str, Any]]:
@@ -138,7 +150,7 @@ def describe(found: Mapping[str, Any]) -> str:
     delay = f" {np.median(delays):g} updates after it (median; {min(delays)} to {max(delays)})" if delays else ""
     return paragraph(
         f"""The truth is VQ + MQ + TA, measured from pixels. Runs are trained on it with noise of one standard deviation
-        of a metric (*honest*), or also paid {LEAKS["hackable"]:g} for each standard deviation of brightness
+        of a metric (*honest*), or also paid {LEAKS["hackable"]:g} for every {BRIGHTNESS[1]:g} grey levels of brightness
         (*hackable*). {counts} runs have {found["budget"]["rounds"]} updates of 16 videos without a KL term, at rates
         {RATES["hackable"]:g} and {RATES["honest"]:g}, because at the higher one honest training spoils the truth too.
         The guard's test (alpha {ALPHA}) looked at {found["budget"]["held_out"]} held-out videos {LOOKS} times after the

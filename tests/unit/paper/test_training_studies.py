@@ -20,6 +20,7 @@ from scripts.paper import (
     guard,
     kl_strategies,
     learning_rates,
+    over_optimization,
     results_table,
     reward_settings,
 )
@@ -295,6 +296,23 @@ def test_another_setting_is_another_run(tmp_path):
     assert run_of(Arm("b", {"eta": 0.5}), 1, budget).folder in folders
 
 
+def write_looks(arms, budget, means) -> None:
+    """Finish all runs with 32 scores at each of six looks, whose proxy and truth have these means."""
+    finish(arms, budget, lambda arm, seed: NOISE[seed])
+    for arm in arms:
+        for seed in budget.seeds:
+            run = run_of(arm, seed, budget)
+            last = run.settings["max_steps"]
+            for look in range(0, last + 1, last // 5):
+                path = run.scores_at(look)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                proxy, truth = means(arm, look / last)
+                drawn = truth / 3 + np.random.default_rng((seed, look)).normal(size=32) / 3
+                rows = [{"video": f"{n:03d}.mp4", "prompt": "", "reward": proxy} for n in range(32)]
+                scores = [row | dict.fromkeys(guard.TRUTH, each) for row, each in zip(rows, drawn, strict=True)]
+                path.write_text("".join(json.dumps(row) + "\n" for row in scores))
+
+
 def test_a_guard_that_sees_the_planted_flaw_in_time_is_published_as_such(tmp_path, monkeypatch):
     """In hackable runs the proxy rises and the truth falls by the same steps; honest runs move by chance."""
     budget, arms = budget_of(tmp_path, "--rounds", "10"), guard.arms()
@@ -302,26 +320,33 @@ def test_a_guard_that_sees_the_planted_flaw_in_time_is_published_as_such(tmp_pat
     monkeypatch.chdir(DOCS.parent)
     for arm in arms:
         check_config(load_config(run_of(arm, 1, budget).command()[2:]), 1)
-    finish(arms, budget, lambda arm, seed: NOISE[seed])
-    for arm in arms:
-        for seed in budget.seeds:
-            run = run_of(arm, seed, budget)
-            for look in range(0, 11, 2):
-                path = run.scores_at(look)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                rng = np.random.default_rng((seed, look))
-                fall = look / 2 if arm.label == "hackable" else 0.0
-                rows = [
-                    {"video": f"{n:03d}.mp4", "prompt": "", "reward": fall, **dict.fromkeys(("VQ", "MQ", "TA"), truth)}
-                    for n, truth in enumerate(rng.normal(size=32) / 3 - fall / 3)
-                ]
-                path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_looks(arms, budget, lambda arm, time: (5 * time, -5 * time) if arm.label == "hackable" else (0.0, 0.0))
     assert train_and_publish(guard.STUDY, arms, budget, more=guard.watched) == 0
     path = tmp_path / "docs/claims/guard.json"
     assert verdicts(path) == [OPEN, HOLDS, OPEN]  # five of five and none of five runs are too few
     hacked = read_found(path)["arms"]["hackable"]["runs"].values()
     assert all(run["best"] < run["alarm"] <= 10 and run["kept"] > run["truth"][-1] for run in hacked)
     assert not any(run["alarm"] for run in read_found(path)["arms"]["honest"]["runs"].values())
+
+
+def test_a_proxy_that_is_over_optimised_is_published_with_what_each_kl_keeps(tmp_path, monkeypatch):
+    """Without a KL the truth rises and falls again; a small weight keeps half of the fall away, and dual all of it."""
+    budget, arms = budget_of(tmp_path, "--rounds", "10"), over_optimization.arms()
+    budget.looks = 5
+    monkeypatch.chdir(DOCS.parent)
+    for arm in arms:
+        check_config(load_config(run_of(arm, 1, budget).command()[2:]), 1)
+
+    def means(arm, time):
+        fall = {"none": 20.0, "fixed": 10.0, "moving": 10.0, "dual": 0.0}[arm.label.split(",")[0]]
+        return 9 * time, 5 * min(time, 0.4) - fall * max(0.0, time - 0.4)
+
+    write_looks(arms, budget, means)
+    assert over_optimization.publish(arms, budget) == 0
+    path = tmp_path / "docs/claims/over_optimization.json"
+    assert verdicts(path) == [HOLDS] * 9
+    assert "at update 8 " in (tmp_path / "docs/claims.md").read_text()  # two fifths of 20 updates
+    assert path.with_suffix(".png").stat().st_size < 150_000
 
 
 def test_the_maps_of_the_credit_study_differ_only_in_where_they_are_high():

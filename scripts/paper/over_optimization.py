@@ -1,0 +1,156 @@
+"""Runs that go on until they over-optimise a proxy of the reward: what the KL to an anchor saves (paper, section 3.3).
+
+Example: `python -m scripts.paper.over_optimization`
+
+The truth is the sum of VQ, MQ and TA, which is measured from pixels, and training sees a proxy that also pays for
+brightness. A run first learns what proxy and truth share and then what only the proxy pays.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from hyvideo.evaluation.intervals import Interval, seed_interval
+from scripts.paper.drawing import legend_below, new_figure, tidy
+from scripts.paper.guard import BRIGHTNESS, TRUTH, looks_of, means
+from scripts.paper.kl_strategies import ANCHOR_STEPS, COLOURS, STRATEGIES
+from scripts.paper.study import FAILS, HOLDS, OPEN, Claim, Study, paragraph
+from scripts.paper.sweep import Arm, claim_ahead, difference, parse_budget, setup_text, train_and_publish
+
+ROUNDS, LOOKS, HELD_OUT = 18, 6, 64
+LEAK, RATE = 2.0, 1e-4
+ANCHORED = ("fixed", "moving", "dual")
+WEIGHTS = (0.03, 0.3)
+
+
+def arms() -> list[Arm]:
+    """No KL term, and each kind of anchor at each weight, all with the sampler settings of the demo."""
+    return [_arm("none", 0.0), *(_arm(strategy, weight) for weight in WEIGHTS for strategy in ANCHORED)]
+
+
+def label_of(strategy: str, weight: float) -> str:
+    """The arm's name."""
+    return strategy if strategy == "none" else f"{strategy}, weight {weight:g}"
+
+
+def _arm(strategy: str, weight: float) -> Arm:
+    settings = {
+        "reward_config": {
+            "models": {
+                "scripts.paper.guard:Proxy": {"sub_reward": {"proxy": 1.0}, "options": {"leak": LEAK}},
+                "moving_shapes": {"weight": 0.0, "sub_reward": dict.fromkeys(TRUTH, 1.0)},
+            }
+        },
+        "learning_rate": RATE,
+        "use_same_noise": True,
+        "sde_window": "first",
+        "sde_window_size": 3,
+        "kl_schedule": "fixed",
+        "update_ref_model_step": ANCHOR_STEPS,
+        "kl_weight": weight,
+        "validate_at_step0": True,
+        "validation_num_inference_steps": 6,
+        **STRATEGIES[strategy],
+    }
+    return Arm(label_of(strategy, weight), settings)
+
+
+def _curves(found: Mapping[str, Any], arm: str, what: str) -> np.ndarray:
+    """Gain over the first look, `[seeds, looks]`."""
+    runs = found["arms"].get(arm, {"runs": {}})["runs"].values()
+    return np.array([np.array(run[what]) - run[what][0] for run in runs])
+
+
+def _second_half(found: Mapping[str, Any], arm: str, what: str) -> Interval:
+    """What the second half of the run adds."""
+    curves = _curves(found, arm, what)
+    return seed_interval((curves[:, -1] - curves[:, curves.shape[1] // 2]).tolist())
+
+
+def draw(found: Mapping[str, Any]) -> Figure:
+    """One row per weight: proxy and truth over the updates, and the truth over the proxy."""
+    figure = new_figure(10, 6)
+    panels = figure.subplots(len(WEIGHTS), 3, sharex="col", sharey="col")
+    for row, weight in zip(panels, WEIGHTS, strict=True):
+        for strategy in ("none", *ANCHORED):
+            if label_of(strategy, weight) in found["arms"]:
+                _draw_arm(row, found, strategy, weight)
+        tidy(row[0], title=f"proxy, kl_weight {weight:g}", xlabel="optimizer update", ylabel="gain on held-out videos")
+        tidy(row[1], title="truth", xlabel="optimizer update")
+        tidy(row[2], title="truth over proxy", xlabel="gain in proxy")
+    legend_below(figure, panels[0, 0], columns=1 + len(ANCHORED))
+    return figure
+
+
+def _draw_arm(row: Sequence[Axes], found: Mapping[str, Any], strategy: str, weight: float) -> None:
+    """Draw means over seeds, with the interval where there are several."""
+    label, colour = label_of(strategy, weight), COLOURS[strategy]
+    updates = next(iter(found["arms"][label]["runs"].values()))["looks"]
+    curves = {what: _curves(found, label, what) for what in ("proxy", "truth")}
+    for axes, of_seeds in zip(row, curves.values(), strict=False):
+        axes.plot(updates, of_seeds.mean(0), color=colour, linewidth=1.6, label=strategy)
+        bands = [seed_interval(values) for values in of_seeds.T.tolist()]
+        axes.fill_between(updates, [b.low for b in bands], [b.high for b in bands], color=colour, alpha=0.12)
+    row[2].plot(curves["proxy"].mean(0), curves["truth"].mean(0), "o-", color=colour, linewidth=1.6, markersize=3)
+
+
+def describe(found: Mapping[str, Any]) -> str:
+    """Say what was planted, and what every arm gained at its best look and at its end."""
+    text = paragraph(
+        f"""The truth is VQ + MQ + TA, measured from pixels. Training sees it with noise of one standard deviation of a
+        metric, and is also paid {LEAK:g} for every {BRIGHTNESS[1]:g} grey levels of brightness. The sampler settings
+        are those of the demo, the rate is {RATE:g} for every arm, lambda is held at kl_weight, and a moving anchor is
+        refreshed every {ANCHOR_STEPS} updates. {setup_text(found)} The means of {found["budget"]["held_out"]}
+        held-out videos are taken {LOOKS} times. "Best look" is the highest mean over seeds of the truth. The last
+        column is the truth that is gained or lost in the second half of the run."""
+    )
+    rows = [["arm", "proxy at the end", "truth at the best look", "truth at the end", "second half"], ["---"] * 5]
+    for arm in arms():
+        truth = _curves(found, arm.label, "truth")
+        if len(truth):
+            best = int(truth.mean(0).argmax())
+            shown = [_curves(found, arm.label, "proxy")[:, -1], truth[:, best], truth[:, -1]]
+            update = next(iter(found["arms"][arm.label]["runs"].values()))["looks"][best]
+            cells = [str(seed_interval(values.tolist())) for values in shown]
+            cells[1] += f" at update {update}"
+            rows.append([arm.label, *cells, str(_second_half(found, arm.label, "truth"))])
+    return "\n\n".join([text, "\n".join(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def claims(found: Mapping[str, Any]) -> Sequence[Claim]:
+    """Without a KL the truth falls while the proxy rises; each anchor keeps more of it; dual keeps the most."""
+    result = []
+    if len(_curves(found, "none", "truth")) > 1:
+        proxy, truth = (_second_half(found, "none", what) for what in ("proxy", "truth"))
+        told = HOLDS if proxy.low > 0 > truth.high else FAILS if proxy.high < 0 or truth.low > 0 else OPEN
+        text = "without a KL term the truth falls in the second half of a run while the proxy rises"
+        result.append(Claim(text, told, f"proxy {proxy}, truth {truth}"))
+    for weight in WEIGHTS:
+        label = {strategy: label_of(strategy, weight) for strategy in ("none", *ANCHORED)}
+        for strategy in ANCHORED:
+            ahead = {"none": difference(found, label[strategy], "none", "Overall")}
+            text = f"at kl_weight {weight:g}, the {strategy} KL ends with more truth than none"
+            result.append(claim_ahead(text, strategy, ahead))
+        ahead = {name: difference(found, label["dual"], label[name], "Overall") for name in ("fixed", "moving")}
+        text = f"at kl_weight {weight:g}, dual moving KL ends with more truth than the other anchors"
+        result.append(claim_ahead(text, "dual", ahead))
+    return result
+
+
+STUDY = Study("over_optimization", "A proxy that is over-optimised", draw, describe, claims)
+
+
+def publish(arms: Sequence[Arm], budget: argparse.Namespace) -> int:
+    """Train what is missing and publish it with the looks of every run; returns the exit status."""
+    return train_and_publish(STUDY, arms, budget, more=lambda run: means(looks_of(run)), tuned=True)
+
+
+if __name__ == "__main__":
+    defaults = ["--num_held_out", str(HELD_OUT)]
+    budget = parse_budget([*defaults, *sys.argv[1:]], __doc__, ROUNDS, LOOKS)
+    sys.exit(publish(arms(), budget))
