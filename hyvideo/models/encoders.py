@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from hyvideo.models.conversion import Naming, Part
-from hyvideo.models.model_folder import read_json, readable
+from hyvideo.models.model_folder import is_diffusers_layout, read_json, readable
 from hyvideo.models.streaming import fill
 from hyvideo.models.weight_files import SafetensorsFolder, StateDict, WeightSource, read_pickled
 
@@ -30,13 +30,13 @@ GLYPH_PREFIX = "module.text_tower.encoder."
 _SHARED, _EMBEDDING = "shared.weight", "encoder.embed_tokens.weight"
 
 
-def original_encoders(
+def load_encoders(
     root: Path, dtype: torch.dtype | None, device: torch.device | None = None, *, vision: bool
 ) -> dict[str, Any]:
-    """Load the encoders of the original layout, by the component names of the diffusers pipeline.
+    """Load the encoders of a folder that was checked (`check_layout`), by the names of the diffusers pipeline.
 
     Args:
-        root: folder that was checked (`check_layout`).
+        root: the folder, in either layout.
         dtype: dtype of the language and vision model; None keeps that of the files.
         device: where the weights are put as they are read; None: in host memory.
         vision: whether to load the vision encoder of image-to-video.
@@ -44,50 +44,31 @@ def original_encoders(
     Raises:
         ValueError: weights that do not fit their config exactly.
     """
-    text, siglip = root / "text_encoder", root / "vision_encoder" / "siglip"
+    if is_diffusers_layout(root):
+        text, tokenizer = root / "text_encoder", root / "tokenizer"
+        image_encoder, image_processor = root / "image_encoder", root / "feature_extractor"
+    else:
+        text = tokenizer = root / "text_encoder" / "llm"
+        siglip = root / "vision_encoder" / "siglip"
+        image_encoder, image_processor = siglip / "image_encoder", siglip / "feature_extractor"
     with readable(root, "the encoders"):
-        tokenizer_2 = _glyph_tokenizer(text)
-        encoders = {
-            "text_encoder": _language_model(text / "llm", dtype, device),
-            "tokenizer": _tokenizer(AutoTokenizer, text / "llm"),
-            "text_encoder_2": _glyph_encoder(text, len(tokenizer_2), device),
-            "tokenizer_2": tokenizer_2,
-        }
+        glyphs = _glyph_encoder(root, device) if is_diffusers_layout(root) else _original_glyphs(text.parent, device)
+        encoders = dict(zip(("text_encoder_2", "tokenizer_2"), glyphs, strict=True))
+        encoders["text_encoder"] = _language_model(text, dtype, device)
+        encoders["tokenizer"] = _tokenizer(AutoTokenizer, tokenizer)
         if vision:
-            encoders["image_encoder"] = vision_model = _vision_model(siglip / "image_encoder", dtype, device)
-            encoders["feature_extractor"] = _image_processor(siglip / "feature_extractor", vision_model)
-    return encoders
-
-
-def diffusers_encoders(
-    root: Path, dtype: torch.dtype | None, device: torch.device | None = None, *, vision: bool
-) -> dict[str, Any]:
-    """Load the encoders of the diffusers layout; arguments and errors as in `original_encoders`."""
-    with readable(root, "the encoders"):
-        encoders = {
-            "text_encoder": _language_model(root / "text_encoder", dtype, device),
-            "tokenizer": _tokenizer(AutoTokenizer, root / "tokenizer"),
-            "text_encoder_2": _glyph_model(root / "text_encoder_2", device),
-            "tokenizer_2": _tokenizer(ByT5Tokenizer, root / "tokenizer_2"),
-        }
-        if vision:
-            encoders["image_encoder"] = vision_model = _vision_model(root / "image_encoder", dtype, device)
-            encoders["feature_extractor"] = _image_processor(root / "feature_extractor", vision_model)
+            encoders["image_encoder"] = vision_model = _vision_model(image_encoder, dtype, device)
+            encoders["feature_extractor"] = _image_processor(image_processor, vision_model)
     return encoders
 
 
 def check_tokenizer(folder: Path) -> None:
-    """Check that the files of a tokenizer are whole: the library does not name the one that is not.
-
-    Raises:
-        ValueError: a file is not JSON.
-    """
+    """Raise a ValueError unless the files of a tokenizer are JSON: the library does not name the one that is not."""
     for path in sorted(folder.glob("*.json")):
         read_json(path)
 
 
 def _tokenizer(kind: type, folder: Path) -> PreTrainedTokenizerBase:
-    """Load a tokenizer."""
     check_tokenizer(folder)
     return _from_folder(kind, folder)
 
@@ -117,53 +98,62 @@ def _image_processor(folder: Path, vision_model: SiglipVisionModel) -> SiglipIma
 def _language_model(folder: Path, dtype: torch.dtype | None, device: torch.device | None) -> Qwen2_5_VLTextModel:
     """Load the text part of a Qwen2.5-VL; its vision tower and output layer are left on the disk."""
     config = _from_folder(AutoConfig, folder).get_text_config()
-    source = SafetensorsFolder(folder)
-    prefixes = ("model.language_model.", "model.")  # of a whole Qwen2.5-VL, by newer and older versions of the library
-    prefix = next((one for one in prefixes if any(name.startswith(one) for name in source.shapes)), "")
     with init_empty_weights():
         model = Qwen2_5_VLTextModel(config)
-    return _filled(model, source, prefix, dtype, device, ignored=("visual.", "model.visual.", "lm_head."))
+    prefixes = ("model.language_model.", "model.")  # of a whole Qwen2.5-VL, by newer and older versions of the library
+    return _filled(model, folder, prefixes, dtype, device, ignored=("visual.", "model.visual.", "lm_head."))
 
 
 def _vision_model(folder: Path, dtype: torch.dtype | None, device: torch.device | None) -> SiglipVisionModel:
     """Load a SigLIP; checkpoints of other versions of the library keep its tensors below `vision_model.`."""
-    source = SafetensorsFolder(folder)
-    prefix = "vision_model." if any(name.startswith("vision_model.") for name in source.shapes) else ""
     with init_empty_weights():
         model = SiglipVisionModel(SiglipVisionConfig.from_pretrained(folder, local_files_only=True))
-    return _filled(model, source, prefix, dtype, device)
+    return _filled(model, folder, ("vision_model.",), dtype, device)
 
 
-def _glyph_tokenizer(text: Path) -> ByT5Tokenizer:
-    """Load the ByT5 tokenizer and add the colour and font tokens with which the glyph encoder was trained."""
-    tokenizer = _tokenizer(ByT5Tokenizer, text / "byt5-small")
-    assets = text / "Glyph-SDXL-v2" / "assets"
-    colours, fonts = (read_json(assets / name) for name in ("color_idx.json", "multilingual_10-lang_idx.json"))
+def _filled(
+    model: PreTrainedModel,
+    folder: Path,
+    prefixes: tuple[str, ...],
+    dtype: torch.dtype | None,
+    device: torch.device | None,
+    ignored: tuple[str, ...] = (),
+) -> PreTrainedModel:
+    """Fill `model` from tensors that are named as its own, or so below the first of `prefixes` there is; freeze it."""
+    source = SafetensorsFolder(folder)
+    prefix = next((one for one in prefixes if any(name.startswith(one) for name in source.shapes)), "")
+    fill(model, source, lambda name: Part(prefix + name), dtype=dtype, device=device, ignored=ignored)
+    return model.eval().requires_grad_(False)
+
+
+def _glyph_encoder(root: Path, device: torch.device | None) -> tuple[T5EncoderModel, PreTrainedTokenizerBase]:
+    """Load the glyph encoder and its tokenizer as the library saves them."""
+    folder = root / "text_encoder_2"
+    config, source = T5Config.from_pretrained(folder, local_files_only=True), SafetensorsFolder(folder)
+    held = _SHARED if _SHARED in source.shapes else _EMBEDDING
+    model = _filled_t5(config, source, lambda name: Part(held if name in (_SHARED, _EMBEDDING) else name), device)
+    return model, _tokenizer(ByT5Tokenizer, root / "tokenizer_2")
+
+
+def _original_glyphs(text: Path, device: torch.device | None) -> tuple[T5EncoderModel, PreTrainedTokenizerBase]:
+    """Load ByT5 with the glyph weights of its training, and its tokenizer with the tokens of colours and fonts."""
+    tokenizer, glyph = _tokenizer(ByT5Tokenizer, text / "byt5-small"), text / "Glyph-SDXL-v2"
+    colours, fonts = (
+        read_json(glyph / "assets" / f"{name}.json") for name in ("color_idx", "multilingual_10-lang_idx")
+    )
     tokens = [f"<color-{index}>" for index in range(len(colours))]
     tokens += [f"<{font[:2]}-font-{index}>" for font, index in fonts.items()]
     tokenizer.add_tokens(tokens, special_tokens=True)
-    return tokenizer
-
-
-def _glyph_encoder(text: Path, vocab_size: int, device: torch.device | None) -> T5EncoderModel:
-    """Load the ByT5 encoder with the glyph weights of its training."""
-    path = text / "Glyph-SDXL-v2" / "checkpoints" / "byt5_model.pt"
+    path = glyph / "checkpoints" / "byt5_model.pt"
     mine = {name: tensor for name, tensor in read_pickled(path).items() if name.startswith(GLYPH_PREFIX)}
     config = T5Config.from_pretrained(text / "byt5-small", local_files_only=True)
-    config.vocab_size = vocab_size
+    config.vocab_size = len(tokenizer)
 
     def naming(name: str) -> Part:
         """Name a tensor of the encoder as the file does."""
         return Part(GLYPH_PREFIX + ("embed_tokens.weight" if name == _SHARED else name.removeprefix("encoder.")))
 
-    return _filled_t5(config, StateDict(mine, str(path)), naming, device)
-
-
-def _glyph_model(folder: Path, device: torch.device | None) -> T5EncoderModel:
-    """Load the glyph encoder as the library saves one."""
-    config, source = T5Config.from_pretrained(folder, local_files_only=True), SafetensorsFolder(folder)
-    held = _SHARED if _SHARED in source.shapes else _EMBEDDING
-    return _filled_t5(config, source, lambda name: Part(held if name in (_SHARED, _EMBEDDING) else name), device)
+    return _filled_t5(config, StateDict(mine, str(path)), naming, device), tokenizer
 
 
 def _filled_t5(config: T5Config, source: WeightSource, naming: Naming, device: torch.device | None) -> T5EncoderModel:
@@ -172,17 +162,4 @@ def _filled_t5(config: T5Config, source: WeightSource, naming: Naming, device: t
         model = T5EncoderModel(config)
     fill(model, source, naming, dtype=torch.float32, device=device, ignored=(_EMBEDDING,))
     model.tie_weights()
-    return model.eval().requires_grad_(False)
-
-
-def _filled(
-    model: PreTrainedModel,
-    source: WeightSource,
-    prefix: str,
-    dtype: torch.dtype | None,
-    device: torch.device | None,
-    ignored: tuple[str, ...] = (),
-) -> PreTrainedModel:
-    """Fill `model` from tensors that are named as its own below `prefix`, and freeze it."""
-    fill(model, source, lambda name: Part(prefix + name), dtype=dtype, device=device, ignored=ignored)
     return model.eval().requires_grad_(False)

@@ -21,7 +21,7 @@ from torch import nn
 from hyvideo.models.adapter import base_weight
 from hyvideo.models.conversion import Naming, Part, transformer_part, vae_part
 from hyvideo.models.diffusers_logging import without_diffusers_logs
-from hyvideo.models.encoders import diffusers_encoders, original_encoders
+from hyvideo.models.encoders import load_encoders
 from hyvideo.models.model_folder import (
     check_diffusers_layout,
     check_layout,
@@ -48,13 +48,13 @@ def load_transformer(
     device: torch.device | None = None,
     prepare: Callable[[HunyuanVideo15Transformer3DModel], object] | None = None,
 ) -> HunyuanVideo15Transformer3DModel:
-    """Load the video transformer of `root` in `dtype`.
+    """Load the video transformer of `root`, a model folder in either layout.
 
     Args:
-        root: model folder in either layout.
+        root: the folder.
         version: name of the transformer in the original layout (`480p_t2v`, ...; None: the only one there). The
             diffusers layout holds one, and ignores it.
-        dtype: dtype of the weights; None keeps that of the files.
+        dtype: of the weights; None keeps that of the files.
         device: where whole weights are put as they are read; None: in host memory.
         prepare: called with the network on the meta device: to add an adapter, which keeps its weights, or to shard
             it (`shard_weights`): every rank then reads only the rows of its own shards, to where these are.
@@ -81,22 +81,20 @@ def load_transformer(
 def open_transformer(
     root: str | Path, version: str | None = None
 ) -> tuple[HunyuanVideo15Transformer3DModel, SafetensorsFolder, Naming]:
-    """Make the transformer of `root` without memory for its weights, and open their files; arguments as above.
+    """Return the transformer of `root` on the meta device, its files, and where they keep a tensor: what `fill` takes.
 
-    It returns the network on the meta device, its files, and where they keep the tensor of a name: what `fill` takes. A
-    missing folder, a damaged file or a config.json of another network is a ValueError.
+    A missing folder, a damaged file or a config.json of another network is a ValueError.
     """
-    folder = transformer_folder(root, version)
+    folder, naming = transformer_folder(root, version), Part
     source, config = SafetensorsFolder(folder), read_json(folder / "config.json")
-    if is_diffusers_layout(Path(root)):
-        return _empty(HunyuanVideo15Transformer3DModel, config, folder), source, Part
-    glyph_width = source.shapes.get(_GLYPH_NORM, (1472,))[0]
-    config = diffusers_transformer_config(config, glyph_width, str(folder / "config.json"))
-    return _empty(HunyuanVideo15Transformer3DModel, config, folder), source, transformer_part
+    if not is_diffusers_layout(Path(root)):
+        glyph_width, naming = source.shapes.get(_GLYPH_NORM, (1472,))[0], transformer_part
+        config = diffusers_transformer_config(config, glyph_width, str(folder / "config.json"))
+    return _empty(HunyuanVideo15Transformer3DModel, config, folder), source, naming
 
 
 def open_vae(root: str | Path) -> tuple[AutoencoderKLHunyuanVideo15, SafetensorsFolder, Naming]:
-    """Make the VAE of `root` without memory for its weights, and open their files; as `open_transformer`."""
+    """Return the VAE of `root`, its files and where they keep a tensor; as `open_transformer`."""
     folder = check_diffusers_layout(root, ("vae",)) / "vae"
     source, config = SafetensorsFolder(folder), read_vae_config(root)
     vae = _empty(AutoencoderKLHunyuanVideo15, config, folder)
@@ -116,8 +114,7 @@ def load_vae(
 ) -> AutoencoderKLHunyuanVideo15:
     """Load the VAE of `root`, frozen; it takes batches. Tiling is set up as in the original, and off.
 
-    Raises:
-        ValueError: missing folder, or weights that do not fit the config exactly.
+    A missing folder, or weights that do not fit the config exactly, is a ValueError.
     """
     vae, source, naming = open_vae(root)
     fill(vae, source, naming, dtype=dtype, device=device)
@@ -140,30 +137,25 @@ def load_pipeline(
 ) -> HunyuanVideo15Pipeline:
     """Load every component of `root` into a `pipeline_class`; encoders and VAE are frozen.
 
-    Args:
-        root: model folder in either layout.
-        version: see `load_transformer`.
-        pipeline_class: the diffusers pipeline class or a subclass. Of an image-to-video model it must also take
-            `image_encoder` and `feature_extractor`.
-        scheduler: the scheduler instance the pipeline is to use.
-        transformer_dtype: dtype of the policy's weights; None keeps that of the files.
-        encoder_dtype: likewise of VAE, language and vision model; ByT5 keeps float32, as in the original.
-        device: where weights are put as they are read, never all in host memory; None: there. Buffers, and what
-            `prepare` adds, are for the caller to move.
-        encoders_on: likewise of the encoders.
-        prepare: see `load_transformer`.
+    The arguments are those of `load_transformer`. `encoder_dtype` is that of VAE, language and vision model; ByT5 keeps
+    float32, as in the original. Transformer and VAE are put on `device` as they are read and the encoders on
+    `encoders_on`, never all in host memory; buffers, and what `prepare` adds, are for the caller to move. For an
+    image-to-video model `pipeline_class` must also take `image_encoder` and `feature_extractor`.
 
     Raises:
         ValueError: missing files (all are named), or weights that do not fit their config exactly.
     """
     root = check_layout(root, version)
-    load_encoders = diffusers_encoders if is_diffusers_layout(root) else original_encoders
+    with without_diffusers_logs():
+        guider = ClassifierFreeGuidance()
+        if (root / "guider").is_dir():
+            guider = ClassifierFreeGuidance.from_pretrained(root, subfolder="guider", local_files_only=True)
     encoders = load_encoders(root, encoder_dtype, encoders_on, vision=task_of(root, version) == "i2v")
     return pipeline_class(
         transformer=load_transformer(root, version, dtype=transformer_dtype, device=device, prepare=prepare),
         vae=load_vae(root, dtype=encoder_dtype, device=device),
         scheduler=scheduler,
-        guider=_guider(root),
+        guider=guider,
         **encoders,
     )
 
@@ -176,11 +168,3 @@ def _empty(model_class: type[nn.Module], config: dict[str, Any], folder: Path) -
             return model_class.from_config(config)
     except (TypeError, ValueError, RuntimeError, ZeroDivisionError) as error:
         raise ValueError(f"'{folder / 'config.json'}' describes no {model_class.__name__}: {error}.") from error
-
-
-def _guider(root: Path) -> ClassifierFreeGuidance:
-    """Load the guidance settings of `root`, or the class's defaults."""
-    with without_diffusers_logs():
-        if (root / "guider").is_dir():
-            return ClassifierFreeGuidance.from_pretrained(root, subfolder="guider", local_files_only=True)
-        return ClassifierFreeGuidance()

@@ -1,7 +1,7 @@
 """Which files a weights folder must hold, what is missing from one, and which transformer versions it has.
 
-Two layouts are read. The original one is that of the authors' downloads, below one root with several transformers; the
-diffusers one holds one model, and the bundled tiny base is in it.
+The original layout is that of the authors' downloads, below one root with several transformers; the diffusers layout
+holds one model, and the bundled tiny base is in it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,10 +14,7 @@ from pydantic_core import from_json
 from hyvideo.config.outside import check_files, read_file
 
 DIFFUSERS_COMPONENTS = ("transformer", "vae", "text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")
-"""Folders of the diffusers layout, which the bundled tiny model shares."""
-
-DIFFUSERS_IMAGE_COMPONENTS = ("image_encoder", "feature_extractor")
-"""Further folders of an image-to-video model."""
+"""Folders of the diffusers layout, to which an image-to-video model adds two."""
 
 HOW_TO_GET = (
     "Everything at once, with the reward VideoReward: ./download_weights.sh --all VERSION (61 GB; "
@@ -71,8 +68,7 @@ def is_diffusers_layout(root: Path) -> bool:
 def check_diffusers_layout(root: str | Path, components: Iterable[str] = DIFFUSERS_COMPONENTS) -> Path:
     """Return `root` if it holds `components` in the diffusers layout; a ValueError names all that are missing."""
     root = Path(root)
-    missing = [name for name in components if not any((root / name).glob("*.json"))]
-    if missing:
+    if missing := [name for name in components if not any((root / name).glob("*.json"))]:
         raise ValueError(
             f"pretrained_model_root: '{root}' lacks {', '.join(missing)}; expected a folder with config files for each "
             f"of {', '.join(components)}. {HOW_TO_GET}"
@@ -85,10 +81,8 @@ def check_diffusers_layout(root: str | Path, components: Iterable[str] = DIFFUSE
 def check_layout(root: str | Path, version: str | None, *, with_reward: bool = False) -> Path:
     """Return `root` as a path after checking that it holds a whole model; `version` as in `transformer_folder`.
 
-    With `with_reward` the original layout must also hold VideoReward, so that one message names all that is missing.
-
-    Raises:
-        ValueError: files are missing (each is named, with the command that fetches it), or the version is not there.
+    With `with_reward` the original layout must also hold VideoReward, so that one message names all that is missing. A
+    ValueError names each missing file with the command that fetches it, or says that the version is not there.
     """
     root = Path(root)
     if is_diffusers_layout(root):
@@ -96,7 +90,7 @@ def check_layout(root: str | Path, version: str | None, *, with_reward: bool = F
         for name in ("guider", "scheduler"):  # these may be missing
             check_files(root / name)
         if task_of(root, version) == "i2v":
-            check_diffusers_layout(root, DIFFUSERS_COMPONENTS + DIFFUSERS_IMAGE_COMPONENTS)
+            check_diffusers_layout(root, (*DIFFUSERS_COMPONENTS, "image_encoder", "feature_extractor"))
         return root
     version = chosen_version(root, version) if versions_in(root) else version or _SUGGESTED_VERSION
     reward = {"VideoReward": ("model_config.json", "checkpoint-*")} if with_reward else {}
@@ -146,11 +140,7 @@ def transformer_folder(root: str | Path, version: str | None) -> Path:
 
 
 def check_component(folder: Path) -> None:
-    """Refuse a folder in which a library would wait for a pipe, follow a file to other weights or fill the memory.
-
-    Raises:
-        ValueError: one of these; it names the file.
-    """
+    """Refuse a folder in which a library would wait for a pipe, follow a file to other weights or fill the memory."""
     check_files(folder)
     for path in folder.rglob("adapter_config.json"):
         raise ValueError(

@@ -51,12 +51,9 @@ def diffusers_transformer_config(original: Mapping[str, Any], glyph_width: int, 
     `glyph_width`, of the glyph text's states, is the one size the file leaves out (1472 in all releases). A ValueError
     says that a setting is missing, or that the model has parts that this project has no network for.
     """
-    different = [
-        f"{name} is {original[name]!r}, expected {value!r}"
-        for name, value in _FIXED.items()
-        if name in original and original[name] != value
-    ]
-    if different:
+    others = {name: original[name] for name, value in _FIXED.items() if original.get(name, value) != value}
+    if others:
+        different = (f"{name} is {value!r}, expected {_FIXED[name]!r}" for name, value in others.items())
         raise ValueError(
             f"'{where}' describes a network this project has no code for: {'; '.join(different)}. "
             "Expected one of the published HunyuanVideo-1.5 text- or image-to-video versions."
@@ -114,8 +111,7 @@ def diffusers_vae_config(original: Mapping[str, Any], where: str) -> dict[str, A
 
     `where` is the file, for the ValueError that names missing settings.
     """
-    missing = sorted(set(_VAE_SIZES) - set(original))
-    if missing:
+    if missing := sorted(set(_VAE_SIZES) - set(original)):
         raise ValueError(f"'{where}' lacks {', '.join(missing)}. Download the VAE's config.json again.")
     shift = {"shift_factor": original["shift_factor"]} if original.get("shift_factor") else {}
     return {ours: original[theirs] for theirs, ours in _VAE_SIZES.items()} | shift

@@ -30,14 +30,9 @@ def fill(
 ) -> None:
     """Give every tensor of `module`'s state dict its value from `source`; nothing is read before all fit.
 
-    Args:
-        module: on the meta device (`accelerate.init_empty_weights`); or a network with weights, whole or sharded with
-            FSDP2, which are overwritten.
-        source: the files.
-        naming: where the source keeps the tensor of a given name; None: it does not, and the tensor stays as it is.
-        dtype: dtype of weights that have no memory yet; None keeps that of the files.
-        device: where these get memory, tensor by tensor; None: in host memory. Buffers stay where they are.
-        ignored: prefixes of names that may be left over in the source.
+    Weights that `module` has, whole or sharded with FSDP2, are overwritten. Those on the meta device get memory on
+    `device` (None: in host memory) in `dtype` (None: that of the files). Buffers stay where they are, and so do tensors
+    that `naming` finds nowhere in the source. Names with the prefixes `ignored` may be left over there.
 
     Raises:
         ValueError: missing, unexpected or mis-shaped tensors; the message lists them by the source's own names.
@@ -61,7 +56,7 @@ def _fill_one(
         if local.numel():
             local.copy_(source.read(part.name, part.rows(offset[0], offset[0] + local.shape[0], parameter.shape[0])))
         return
-    whole = part.count == 1 and not part.swapped
+    whole = part == Part(part.name)
     stored = source.read(part.name, None if whole else part.rows(0, parameter.shape[0], parameter.shape[0]))
     if not parameter.is_meta:
         parameter.copy_(stored)
@@ -71,10 +66,7 @@ def _fill_one(
 
 
 def check_fit(module: nn.Module, source: WeightSource, naming: Naming = Part, ignored: Sequence[str] = ()) -> None:
-    """Raise a ValueError unless `source` holds exactly the tensors of `module`, by name and shape.
-
-    The arguments are those of `fill`; nothing is read but names and shapes.
-    """
+    """Raise a ValueError unless `source` holds exactly the tensors of `module`; arguments and error as in `fill`."""
     parts = _parts(module, naming)
     wanted = {part.name: part.shape(module.get_parameter(name).shape) for name, part in parts.items()}
     held = source.shapes
@@ -87,16 +79,16 @@ def check_fit(module: nn.Module, source: WeightSource, naming: Naming = Part, ig
             if wanted[name] != held[name]
         ],
     }
-    listed = "; ".join(f"{kind}: {_listed(names)}" for kind, names in faults.items() if names)
+    listed = []
+    for kind, names in faults.items():
+        rest = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+        listed += [f"{kind}: {', '.join(names[:LISTED])}{rest}"] if names else []
     if listed:
-        raise ValueError(f"The weights in '{source.where}' do not fit {source.fits}. {listed}. {source.advice}")
+        raise ValueError(
+            f"The weights in '{source.where}' do not fit their config.json. {'; '.join(listed)}. Download this "
+            "component again, or correct its config.json."
+        )
 
 
 def _parts(module: nn.Module, naming: Naming) -> dict[str, Part]:
     return {name: part for name in module.state_dict() if (part := naming(name)) is not None}
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Join names; of a long list the first ones and the number of the rest."""
-    rest = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return ", ".join(names[:LISTED]) + rest

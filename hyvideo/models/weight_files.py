@@ -1,9 +1,8 @@
 """Weights on disk that are read tensor by tensor, or by rows of one, without ever holding a whole file in memory."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from pickle import UnpicklingError
+from typing import Protocol
 
 import torch
 from pydantic_core import from_json
@@ -15,29 +14,18 @@ from hyvideo.config.outside import read_file
 MAPPED_BYTES = 2**28
 """A file is reopened after this many bytes: what was read from a mapped file stays in memory until it is closed."""
 
-_DAMAGES = (
-    *(UnpicklingError, EOFError, OSError, RuntimeError, ValueError, TypeError),
-    *(ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError),
-)
-"""What `torch.load` fails with on a damaged file."""
 
-
-class WeightSource(ABC):
+class WeightSource(Protocol):
     """Named tensors that can be read piecewise.
 
     Attributes:
         where: what messages call it.
-        fits: what the tensors must fit, in messages.
-        advice: what to do if they do not, in messages.
         shapes: shape of every tensor; iteration gives the order in which reading is cheap.
     """
 
     where: str
-    fits = "their config.json"
-    advice = "Download this component again, or correct its config.json."
     shapes: Mapping[str, tuple[int, ...]]
 
-    @abstractmethod
     def read(self, name: str, rows: Sequence[tuple[int, int]] | None) -> Tensor:
         """Return tensor `name`, or its row ranges `rows` one after the other."""
 
@@ -52,7 +40,7 @@ class SafetensorsFolder(WeightSource):
     def __init__(self, folder: Path) -> None:
         self.where = str(folder)
         self._file_of: dict[str, Path] = {}
-        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.shapes = {}
         self._open: tuple[Path, safe_open] | None = None
         self._bytes_read = 0
         for path in _safetensors_files(folder):
@@ -108,16 +96,20 @@ def read_pickled(path: Path) -> dict[str, Tensor]:
     What it has beside tensors is left out. PyTorch's restricted unpickler reads it, and only files that can be mapped;
     what it refuses is a ValueError.
     """
-    if not path.is_file():
-        raise ValueError(f"'{path}' is no file but a folder, pipe or device. Download it again.")
+    _require_file(path)
     try:
         content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except _DAMAGES as error:
+    except Exception as error:  # it reads a damaged file until something does not fit
         raise ValueError(f"Cannot read '{path}': {error}. The file is damaged; download it again.") from error
     content = content.get("state_dict", content) if isinstance(content, dict) else content
     if not isinstance(content, dict):
         raise ValueError(f"'{path}' holds a {type(content).__name__}; expected named tensors. Download it again.")
     return {name: value for name, value in content.items() if isinstance(name, str) and isinstance(value, Tensor)}
+
+
+def _require_file(path: Path) -> None:
+    if not path.is_file():
+        raise ValueError(f"'{path}' is no file but a folder, pipe or device. Download it again.")
 
 
 def _safetensors_files(folder: Path) -> list[Path]:
@@ -149,8 +141,7 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 def _opened(path: Path) -> safe_open:
     """Open a file whose header and length are right."""
-    if not path.is_file():
-        raise ValueError(f"'{path}' is no file but a folder, pipe or device. Download it again.")
+    _require_file(path)
     try:
         return safe_open(path, framework="pt")
     except (OSError, SafetensorError) as error:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hyvideo.models.adapter import ADAPTER, load_lora
 from hyvideo.models.conversion import original_tensors, transformer_part, vae_part
-from hyvideo.models.encoders import diffusers_encoders
+from hyvideo.models.encoders import load_encoders
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.model_folder import check_layout, check_sizes
 from hyvideo.models.original_config import diffusers_transformer_config, diffusers_vae_config
@@ -161,7 +161,7 @@ def test_any_files_of_the_encoders_load_or_are_refused_by_name(
         (root / name).write_bytes(data.draw(json_files(json.loads(content))))
         with only_value_errors(root):
             check_layout(root, None)
-            diffusers_encoders(root, None, vision=False)
+            load_encoders(root, None, vision=False)
     finally:
         (root / name).write_text(content)
 

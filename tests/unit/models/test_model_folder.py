@@ -1,7 +1,6 @@
 """A weights folder that cannot be loaded is refused with everything that is missing and how to get it."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -19,12 +18,8 @@ from hyvideo.models.model_folder import (
 from tests.support.original_layout import VERSIONS
 
 
-@pytest.fixture
-def copied_root(tiny_root: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(tiny_root, tmp_path / "copy")
-
-
-def test_all_missing_components_are_named_at_once_with_the_way_to_get_them(copied_root: Path, tmp_path: Path):
+def test_all_missing_components_are_named_at_once_with_the_way_to_get_them(tiny_root, tmp_path):
+    copied_root = shutil.copytree(tiny_root, tmp_path / "copy")
     shutil.rmtree(copied_root / "vae")
     for file in (copied_root / "tokenizer_2").iterdir():  # an empty folder is missing, too
         file.unlink()
@@ -36,7 +31,7 @@ def test_all_missing_components_are_named_at_once_with_the_way_to_get_them(copie
 
 
 @pytest.mark.parametrize("root", ["absent", "."])
-def test_a_folder_without_any_model_lists_the_commands_that_fetch_the_published_layout(tmp_path: Path, root: str):
+def test_a_folder_without_any_model_lists_the_commands_that_fetch_the_published_layout(tmp_path, root):
     with pytest.raises(ValueError, match="missing for version 720p_i2v") as error:
         check_layout(tmp_path / root, "720p_i2v")
     message = str(error.value)
@@ -48,7 +43,7 @@ def test_a_folder_without_any_model_lists_the_commands_that_fetch_the_published_
     )
 
 
-def test_only_what_is_missing_of_the_published_layout_is_listed(tmp_path: Path):
+def test_only_what_is_missing_of_the_published_layout_is_listed(tmp_path):
     for folder, patterns in original_files("480p_t2v").items():
         for pattern in patterns:
             path = tmp_path / folder / pattern.replace("*", "model")
@@ -60,7 +55,7 @@ def test_only_what_is_missing_of_the_published_layout_is_listed(tmp_path: Path):
     assert "text_encoder" not in str(error.value) and "siglip" not in str(error.value)
 
 
-def test_both_layouts_are_accepted_and_tell_what_a_transformer_is_made_for(tiny_root: Path, original_root: Path):
+def test_both_layouts_are_accepted_and_tell_what_a_transformer_is_made_for(tiny_root, original_root):
     assert is_diffusers_layout(tiny_root) and not is_diffusers_layout(original_root)
     assert check_layout(tiny_root, "480p_t2v") == tiny_root
     assert task_of(tiny_root, None) == "t2v"
@@ -69,13 +64,13 @@ def test_both_layouts_are_accepted_and_tell_what_a_transformer_is_made_for(tiny_
         assert task_of(original_root, version) == changes["task_type"]
 
 
-def test_a_version_that_is_not_there_is_refused_with_those_that_are(original_root: Path):
+def test_a_version_that_is_not_there_is_refused_with_those_that_are(original_root):
     with pytest.raises(ValueError, match=f"received '720p_t2v', .* holds {', '.join(sorted(VERSIONS))}") as error:
         check_layout(original_root, "720p_t2v")
     assert "--include 'transformer/720p_t2v/*'" in str(error.value)
 
 
-def test_without_a_version_the_only_one_is_chosen_and_several_are_listed(original_root: Path, tmp_path: Path):
+def test_without_a_version_the_only_one_is_chosen_and_several_are_listed(original_root, tmp_path):
     with pytest.raises(ValueError, match=f"none was named, .* holds {', '.join(sorted(VERSIONS))}"):
         transformer_folder(original_root, None)
     shutil.copytree(original_root / "transformer" / "480p_i2v", tmp_path / "transformer" / "mine")

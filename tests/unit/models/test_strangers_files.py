@@ -54,7 +54,7 @@ AutoTokenizer.from_pretrained(folder)
 """
 
 
-def test_no_code_of_a_folder_is_run_and_nobody_is_asked(tmp_path: Path):
+def test_no_code_of_a_folder_is_run_and_nobody_is_asked(tmp_path):
     folder = tmp_path / "weights"
     folder.mkdir()
     (folder / "own.py").write_text("open('ran', 'w')\nclass Own: ...\n")
@@ -69,7 +69,7 @@ def test_no_code_of_a_folder_is_run_and_nobody_is_asked(tmp_path: Path):
     assert (tmp_path / "ran").exists(), done.stderr
 
 
-def test_weights_are_not_taken_from_where_a_file_beside_them_says(tiny_root: Path, tmp_path: Path):
+def test_weights_are_not_taken_from_where_a_file_beside_them_says(tiny_root, tmp_path):
     root, other = (shutil.copytree(tiny_root, tmp_path / name) for name in ("root", "other"))
     folder, weights = root / "text_encoder_2", other / "text_encoder_2" / "model.safetensors"
     weights.write_bytes(save({name: 0 * value + 7 for name, value in load_file(weights).items()}, {"format": "pt"}))
@@ -119,7 +119,6 @@ FIRST = "transformer_blocks.0.attn.to_q.lora_A.weight"
 @pytest.mark.parametrize(
     ("changed", "settings", "said"),
     [
-        ({FIRST: torch.zeros(2, 3)}, {}, "size mismatch"),
         ({FIRST: torch.zeros(2)}, {}, "size mismatch"),
         ({FIRST: torch.zeros(0, 32)}, {}, "size mismatch"),
         ({FIRST: torch.full((2, 32), torch.nan)}, {}, f"{FIRST} has values that are not finite"),
@@ -132,11 +131,12 @@ FIRST = "transformer_blocks.0.attn.to_q.lora_A.weight"
         ({}, {"r": 0}, "greater than or equal to 1"),
         ({}, {"lora_alpha": 10**400}, "too large"),
         ({}, {"modules_to_save": ["proj_out"]}, "it sets modules_to_save"),
-        ({}, {"megatron_core": "os"}, "it sets megatron_core"),
+        ({}, {"megatron_config": {}, "megatron_core": "os"}, "it sets megatron_config, megatron_core, which this proj"),
         ({}, {"target_modules": "(a+)+$"}, "repeats too much"),
+        ({}, {"alpha_pattern": {"(a+)+$": 1}}, "repeats too much"),
     ],
 )
-def test_a_harmful_adapter_is_refused_by_name(adapter, tmp_path: Path, changed: dict, settings: dict, said: str):
+def test_a_harmful_adapter_is_refused_by_name(adapter, tmp_path, changed, settings, said):
     tensors, note = adapter
     (tmp_path / ADAPTER_FILE).write_bytes(of(tensors | changed, note | settings))
     with pytest.raises(ValueError) as refused:
@@ -146,7 +146,7 @@ def test_a_harmful_adapter_is_refused_by_name(adapter, tmp_path: Path, changed: 
 
 
 @pytest.mark.parametrize("settings", [{"r": 8192}, {"rank_pattern": {".*": 8192}}])
-def test_a_rank_beyond_the_tensors_takes_no_memory(adapter, tmp_path: Path, settings: dict):
+def test_a_rank_beyond_the_tensors_takes_no_memory(adapter, tmp_path, settings):
     tensors, note = adapter
     (tmp_path / ADAPTER_FILE).write_bytes(of(tensors, note | settings))
     network = build_transformer()
@@ -156,7 +156,7 @@ def test_a_rank_beyond_the_tensors_takes_no_memory(adapter, tmp_path: Path, sett
 
 
 @pytest.mark.parametrize("facts", [{"rank": 8192}, {"target_modules": [".*"]}, {"target_modules": ["proj_out"]}])
-def test_facts_beyond_the_tensors_take_no_memory(tmp_path: Path, facts: dict):
+def test_facts_beyond_the_tensors_take_no_memory(tmp_path, facts):
     policy = prepare_policy(build_transformer(), gradient_checkpointing=False, lora=ADAPTER)
     trained = trainable_parameters(policy)
     lora = {"rank": 2, "alpha": 4, "target_modules": sorted(ADAPTER.target_modules)}
@@ -186,16 +186,11 @@ def entry(start: int, stop: int, shape: tuple[int, ...] = (2,), dtype: str = "F3
     "content",
     [
         b"",
-        b"123",
         struct.pack("<Q", 2**62) + b"{}",
-        struct.pack("<Q", 99_000_000) + b"{}",
         header(b"no JSON"),
-        header([]),
         header(b"[" * 100_000),
         header({"a": entry(0, 8), "b": entry(4, 12)}, bytes(12)),
-        header({"a": entry(8, 16)}, bytes(16)),
         header({"a": entry(0, 8)}, bytes(4)),
-        header({"a": entry(0, 8)}, bytes(9)),
         header({"a": entry(0, 8, (-2,))}, bytes(8)),
         header({"a": entry(0, 0, (2**62, 4))}),
         header({"a": entry(0, 1, (2,), "F4")}, bytes(1)),
@@ -203,7 +198,7 @@ def entry(start: int, stop: int, shape: tuple[int, ...] = (2,), dtype: str = "F3
         header({"__metadata__": {"a": 3}, "a": entry(0, 8)}, bytes(8)),
     ],
 )
-def test_damaged_safetensors_are_named(tmp_path: Path, content: bytes):
+def test_damaged_safetensors_are_named(tmp_path, content):
     path = tmp_path / ADAPTER_FILE
     path.write_bytes(content)
 
@@ -219,7 +214,7 @@ def test_damaged_safetensors_are_named(tmp_path: Path, content: bytes):
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
-def test_what_is_no_file_is_not_read(tiny_root: Path, tmp_path: Path, kind: str):
+def test_what_is_no_file_is_not_read(tiny_root, tmp_path, kind):
     def put(path: Path) -> Path:
         if kind == "folder":
             path.mkdir()
@@ -228,9 +223,14 @@ def test_what_is_no_file_is_not_read(tiny_root: Path, tmp_path: Path, kind: str)
         return path
 
     path = put(tmp_path / ADAPTER_FILE)
-    for read in (SafetensorsFolder, lambda folder: load_lora(build_transformer(), folder), lambda _: _load(path)):
+    for read in (
+        lambda: SafetensorsFolder(tmp_path),
+        lambda: load_lora(build_transformer(), tmp_path),
+        lambda: _load(path),
+        lambda: read_pickled(path),
+    ):
         with pytest.raises(ValueError, match=str(path)):
-            read(tmp_path)
+            read()
     root = shutil.copytree(tiny_root, tmp_path / "root")
     template = "tokenizer_config.json" if kind == "folder" else "chat_template.jinja"
     for name in (f"tokenizer/{template}", "text_encoder/model.safetensors", "vae/config.json"):
@@ -252,7 +252,7 @@ class _Runs:
         return os.mkdir, (str(self._folder),)
 
 
-def test_pickled_weights_are_tensors_or_named(tmp_path: Path):
+def test_pickled_weights_are_tensors_or_named(tmp_path):
     path, weight = tmp_path / "byt5_model.pt", torch.ones(3)
     torch.save({"state_dict": {"w": weight, "step": 3}, "epoch": 4}, path)
     assert {name: value.tolist() for name, value in read_pickled(path).items()} == {"w": weight.tolist()}
@@ -267,7 +267,3 @@ def test_pickled_weights_are_tensors_or_named(tmp_path: Path):
             with pytest.raises(ValueError, match=str(path)):
                 read(path)
     assert not (tmp_path / "ran").exists()
-    path.unlink()
-    os.mkfifo(path)
-    with pytest.raises(ValueError, match=str(path)):
-        read_pickled(path)
