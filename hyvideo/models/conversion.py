@@ -70,9 +70,6 @@ def _vae_modules(side: str, direction: str, sampler: str) -> tuple[tuple[str, st
     )
 
 
-_VAE_MODULES = _vae_modules("encoder", "down", "downsample") + _vae_modules("decoder", "up", "upsample")
-
-
 @dataclass(frozen=True)
 class Part:
     """Where a tensor lies in a weights file.
@@ -106,25 +103,24 @@ Naming = Callable[[str], Part | None]
 """Finds the part of the file for the name of a module's tensor; a KeyError means that the layout has none."""
 
 
-def _renamer(table: Sequence[tuple[str, str]]) -> Callable[[str], str]:
-    """Return a function that renames by `table`: `#` is a number, and what follows the module's name is kept."""
-    compiled = [(re.compile(re.escape(ours).replace(r"\#", r"(\d+)") + r"(\.[^#]+)"), theirs) for ours, theirs in table]
-
-    def rename(name: str) -> str:
-        """Rename by the first entry that matches; a KeyError if none does."""
-        for pattern, target in compiled:
-            if match := pattern.fullmatch(name):
-                *numbers, rest = match.groups()
-                for number in numbers:
-                    target = target.replace("#", number, 1)
-                return target + rest
-        raise KeyError(name)
-
-    return rename
+def _patterns(table: Sequence[tuple[str, str]]) -> list[tuple[re.Pattern[str], str]]:
+    """Compile a table in which `#` is a number; what follows the module's name is kept."""
+    return [(re.compile(re.escape(ours).replace(r"\#", r"(\d+)") + r"(\.[^#]+)"), theirs) for ours, theirs in table]
 
 
-_to_original = _renamer(TRANSFORMER_MODULES)
-_vae_to_original = _renamer(_VAE_MODULES)
+_TRANSFORMER_PATTERNS = _patterns(TRANSFORMER_MODULES)
+_VAE_PATTERNS = _patterns(_vae_modules("encoder", "down", "downsample") + _vae_modules("decoder", "up", "upsample"))
+
+
+def _renamed(name: str, patterns: Sequence[tuple[re.Pattern[str], str]]) -> str:
+    """Rename by the first pattern that matches; a KeyError if none does."""
+    for pattern, target in patterns:
+        if match := pattern.fullmatch(name):
+            *numbers, rest = match.groups()
+            for number in numbers:
+                target = target.replace("#", number, 1)
+            return target + rest
+    raise KeyError(name)
 
 
 def transformer_part(name: str) -> Part:
@@ -133,7 +129,7 @@ def transformer_part(name: str) -> Part:
     Example: `transformer_part("context_embedder.token_refiner.refiner_blocks.0.attn.to_k.bias")` is piece 1 of 3 of
     `txt_in.individual_token_refiner.blocks.0.self_attn_qkv.bias`.
     """
-    original = _to_original(name)
+    original = _renamed(name, _TRANSFORMER_PATTERNS)
     if ".self_attn_qkv." in original:
         return Part(original, "qkv".index(name.rpartition(".attn.to_")[2][0]), 3)
     return Part(original, swapped=name.startswith("norm_out.linear."))
@@ -141,11 +137,11 @@ def transformer_part(name: str) -> Part:
 
 def vae_part(name: str) -> Part:
     """Return where the original layout keeps the VAE's tensor `name` (a diffusers name), or raise a KeyError."""
-    return Part(_vae_to_original(name))
+    return Part(_renamed(name, _VAE_PATTERNS))
 
 
-def original_tensors(state: Mapping[str, Tensor], naming: Naming = transformer_part) -> Iterator[tuple[str, Tensor]]:
-    """Yield (original name, tensor) of a whole diffusers state dict; tensors that only change names are not copied.
+def original_tensors(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Yield (original name, tensor) of a transformer's whole state dict; what only changes its name is not copied.
 
     Raises:
         KeyError: a name the layout does not have.
@@ -153,7 +149,7 @@ def original_tensors(state: Mapping[str, Tensor], naming: Naming = transformer_p
     """
     pieces: dict[str, dict[int, Tensor]] = {}
     for name, tensor in state.items():
-        part = naming(name)
+        part = transformer_part(name)
         if tensor.ndim == 0 and part != Part(part.name):
             raise ValueError(f"{name} is one number, of shape (); expected rows. Pass the state dict of a network.")
         if part.swapped:
