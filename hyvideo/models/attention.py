@@ -30,10 +30,8 @@ class TrimmedAttnProcessor:
     the latter are valid in which rows (None: all), and rotary tables for the video tokens. Returns both streams, same
     shapes; what is returned for padding is never attended to.
 
-    Args:
-        sp_group: the ranks that share the video tokens. Then S_video is this rank's padded part of them, while the
-            condition tokens and the rotary tables are whole: the tables say how many tokens there really are.
-        row_group: the ranks that share the rows of a batch, which they do before the first block.
+    With an `sp_group` S_video is this rank's padded part of the video tokens, while the condition tokens and the rotary
+    tables are whole: the tables say how many tokens there really are. A `row_group` shares rows before the first block.
     """
 
     def __init__(self, sp_group: ProcessGroup | None = None, row_group: ProcessGroup | None = None) -> None:
@@ -76,15 +74,10 @@ class TrimmedAttnProcessor:
 def attend_jointly(
     video: Sequence[Tensor], text: Sequence[Tensor], equal_rows: Sequence[EqualRows] | None
 ) -> tuple[Tensor, Tensor]:
-    """Attend jointly, each row to its own valid tokens.
+    """Attend jointly, each row to its own valid tokens, of which `equal_rows` tells the numbers (None: all are valid).
 
-    Args:
-        video: query, key and value `[B, S, N, D]` of the video tokens.
-        text: those of the condition tokens, `[B, T, N, D]`.
-        equal_rows: which of the T are valid; None: all.
-
-    Returns:
-        `[B, S, N, D]` and `[B, T, N, D]`; the latter is zero where a row has padding.
+    `video` are query, key and value `[B, S, N, D]` and `text` those `[B, T, N, D]` of the condition tokens. Both come
+    back in these shapes, the latter zero where a row has padding.
     """
     num_text, num_video = text[0].shape[1], video[0].shape[1]
     if equal_rows is None:
@@ -110,16 +103,11 @@ def install_attention(
     sp_group: ProcessGroup | None = None,
     row_group: ProcessGroup | None = None,
 ) -> HunyuanVideo15Transformer3DModel:
-    """Replace the stock forward and attention of `transformer` in place; the video output is unchanged.
+    """Replace the stock forward and attention of `transformer` in place, and return it; its video output is unchanged.
 
-    Args:
-        transformer: the diffusers HunyuanVideo-1.5 transformer.
-        sp_group: ranks that share the tokens of one video, all of which then call the transformer with the same
-            arguments. The true gradient of a loss that all of them compute is the sum of theirs.
-        row_group: ranks that share the rows of a batch, each an equal part of them, in the same way.
-
-    Returns:
-        The same transformer.
+    The ranks of `sp_group` share the tokens of one video: all of them call the transformer with the same arguments, and
+    the true gradient of a loss that all of them compute is the sum of theirs. Those of `row_group` share the rows of a
+    batch, each an equal part of them, in the same way.
 
     Raises:
         ValueError: the attention was installed before, or the ranks do not divide the heads.

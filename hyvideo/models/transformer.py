@@ -16,7 +16,6 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from diffusers.utils import apply_lora_scale
 from einops import rearrange
 from torch import Tensor
-from torch.distributed import ProcessGroup
 from torch.nn.utils.rnn import pad_sequence
 
 from hyvideo.distributed.ulysses import gather_tokens, shard_tokens
@@ -54,24 +53,13 @@ def forward(
     attention_kwargs: dict | None = None,
     return_dict: bool = True,
 ) -> Transformer2DModelOutput | tuple[Tensor]:
-    """Return the velocity of every row; called as the stock forward, or with unpadded rows of condition tokens.
+    """Return the velocity of every row, `[B, C, F', H', W']`; called as the stock forward, or with unpadded conditions.
 
-    Args:
-        self: the transformer, with `install_attention`.
-        hidden_states: `[B, C_in, F', H', W']`.
-        timestep: `[B]`.
-        encoder_hidden_states: the text, B tensors `[S_b, D]`; or padded `[B, S, D]` with its mask, as the stock forward
-            takes it. Then the mask is read back from the device, which waits for it.
-        encoder_attention_mask: `[B, S]` of a padded text.
-        timestep_r: `[B]`, where the step leads to (step-distilled models).
-        encoder_hidden_states_2: the quoted texts, likewise.
-        encoder_attention_mask_2: likewise.
-        image_embeds: `[B, S_v, D_v]` states of the first frames; None, or all zero as in the stock forward, for none.
-        attention_kwargs: `scale` of a LoRA adapter.
-        return_dict: as in diffusers.
-
-    Returns:
-        `[B, C, F', H', W']`.
+    Latents and condition channels are `[B, C_in, F', H', W']`, timesteps `[B]`; `timestep_r` is where the step of a
+    step-distilled model leads to. Text, and likewise the quoted texts `_2`, are B tensors `[S_b, D]`; or padded
+    `[B, S, D]` with masks `[B, S]`, as the stock forward takes them: then the masks are read back from the device, and
+    the host waits for it. `image_embeds` are `[B, S_v, D_v]` states of the first frames; None, or all zero as in the
+    stock forward, for none.
 
     Raises:
         ValueError: a mask is not right-padded, or the rows do not divide by the ranks that share them.
@@ -85,7 +73,10 @@ def forward(
     processor = self.transformer_blocks[0].attn.processor
     group, row_group, num_rows = processor.sp_group, processor.row_group, hidden_states.shape[0]
     if row_group is not None:
-        own = _own_rows(num_rows, row_group)
+        if num_rows % row_group.size():
+            raise ValueError(f"{row_group.size()} ranks share the rows of a batch, so it cannot have {num_rows}")
+        share = num_rows // row_group.size()
+        own = slice(row_group.rank() * share, (row_group.rank() + 1) * share)
         hidden_states, timestep = hidden_states[own], timestep[own]
         timestep_r = None if timestep_r is None else timestep_r[own]
         encoder_hidden_states, encoder_hidden_states_2 = encoder_hidden_states[own], encoder_hidden_states_2[own]
@@ -116,14 +107,6 @@ def forward(
     if row_group is not None:
         velocity = gather_tokens(velocity[None], num_rows, row_group)[0]
     return Transformer2DModelOutput(sample=velocity) if return_dict else (velocity,)
-
-
-def _own_rows(num_rows: int, group: ProcessGroup) -> slice:
-    """Return which rows of a batch are this rank's; a ValueError where they do not divide by the ranks."""
-    if num_rows % group.size():
-        raise ValueError(f"{group.size()} ranks share the rows of a batch, so it cannot have {num_rows}")
-    share = num_rows // group.size()
-    return slice(group.rank() * share, (group.rank() + 1) * share)
 
 
 def _condition(

@@ -55,7 +55,7 @@ def assert_gradients_agree(stock: torch.nn.Module, trimmed: torch.nn.Module) -> 
 
 
 @pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
-def test_output_and_every_gradient_are_those_of_the_stock_attention(batch: dict[str, Any]):
+def test_output_and_every_gradient_are_those_of_the_stock_attention(batch):
     stock, trimmed = stock_and_trimmed()
     call = inputs(**batch)
     expected, received = stock(**call)[0], trimmed(**call)[0]
@@ -78,53 +78,32 @@ def test_gradients_agree_when_blocks_are_recomputed_after_two_forward_passes():
     assert_gradients_agree(stock, trimmed)
 
 
-def test_what_lies_in_the_padding_does_not_matter():
+def test_what_lies_in_the_padding_does_not_matter_and_arguments_may_be_positional():
     _, trimmed = stock_and_trimmed()
     call = inputs([7, 20, 3], [4, 0, 9])
     expected = trimmed(**call)[0]
     for suffix in ("", "_2"):
         padding = call[f"encoder_attention_mask{suffix}"] == 0
         call[f"encoder_hidden_states{suffix}"][padding] = 1e3
-    assert torch.equal(trimmed(**call)[0], expected)
-
-
-def test_arguments_may_be_positional():
-    _, trimmed = stock_and_trimmed()
-    call = inputs([7, 3], [4, 0])
     names = ("hidden_states", "timestep", "encoder_hidden_states", "encoder_attention_mask")
-    positional = [call[name] for name in names]
-    rest = {name: value for name, value in call.items() if name not in names}
-    assert torch.equal(trimmed(*positional, **rest)[0], trimmed(**call)[0])
+    positional = [call.pop(name) for name in names]
+    assert torch.equal(trimmed(*positional, **call)[0], expected)
 
 
-@pytest.fixture
-def attention_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, tuple[int, ...] | None]]:
-    """Record (number of keys, shape of the mask) of every call of scaled dot-product attention."""
-    calls = []
-    attend = F.scaled_dot_product_attention
+@pytest.mark.parametrize(("lengths", "in_refiner", "in_block"), [([9, 9], [9], [9]), ([9, 4, 9, 9], [4, 9], [9, 4, 9])])
+def test_neighbours_of_one_length_attend_together_without_a_mask_or_padded_keys(
+    monkeypatch, lengths, in_refiner, in_block
+):
+    keys, attend = [], F.scaled_dot_product_attention
 
     def spy(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
-        calls.append((key.shape[-2], None if attn_mask is None else tuple(attn_mask.shape)))
-        return attend(query, key, value, attn_mask=attn_mask, **kwargs)
+        assert attn_mask is None
+        keys.append(key.shape[-2])
+        return attend(query, key, value, **kwargs)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
-    return calls
-
-
-def test_prompts_of_one_length_need_no_mask_and_no_padded_key(attention_calls: list):
-    _, trimmed = stock_and_trimmed()
-    trimmed(**inputs([9, 9], [0, 0]))
-    refiner, *blocks = attention_calls
-    assert refiner == (9, None)
-    assert blocks == [(NUM_VIDEO + 9, None)] * 2
-
-
-def test_each_row_attends_to_its_own_prompt_and_neighbours_of_one_length_together(attention_calls: list):
-    _, trimmed = stock_and_trimmed()
-    trimmed(**inputs([9, 4, 9, 9], [0, 0, 0, 0]))
-    *refiner, first, second, third = attention_calls[:5]
-    assert refiner == [(4, None), (9, None)]
-    assert [first, second, third] == [(NUM_VIDEO + length, None) for length in (9, 4, 9)]
+    stock_and_trimmed()[1](**inputs(lengths, [0] * len(lengths)))
+    assert keys == [*in_refiner, *[NUM_VIDEO + length for length in in_block] * 2]
 
 
 def test_unpadded_rows_give_what_padded_ones_with_masks_give():
@@ -139,7 +118,7 @@ def test_unpadded_rows_give_what_padded_ones_with_masks_give():
 
 
 @pytest.mark.parametrize("name", ["encoder_attention_mask", "encoder_attention_mask_2"])
-def test_a_mask_with_a_gap_is_refused(name: str):
+def test_a_mask_with_a_gap_is_refused(name):
     _, trimmed = stock_and_trimmed()
     call = inputs([7, 20, 3], [4, 6, 9])
     call[name][1, 2] = 0
@@ -147,7 +126,7 @@ def test_a_mask_with_a_gap_is_refused(name: str):
         trimmed(**call)
 
 
-def test_a_compiled_block_takes_any_number_of_tokens(monkeypatch: pytest.MonkeyPatch):
+def test_a_compiled_block_takes_any_number_of_tokens(monkeypatch):
     """Compiled for the first length, again with open sizes for the second, and then no more."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     stock, trimmed = stock_and_trimmed()

@@ -19,7 +19,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "weights"
 
 
-def test_where_weights_lie_and_when_they_were_downloaded_does_not_count(folder: Path, tmp_path: Path):
+def test_where_weights_lie_and_when_they_were_downloaded_does_not_count(folder, tmp_path):
     before = fingerprint([folder])
     assert fingerprint([shutil.copytree(folder, tmp_path / "copy")]) == before
     note = folder / ".cache" / "huggingface" / "download" / "large.bin.metadata"
@@ -28,7 +28,7 @@ def test_where_weights_lie_and_when_they_were_downloaded_does_not_count(folder: 
     assert fingerprint([folder]) == before
 
 
-def test_a_small_file_is_read_whole_and_a_large_one_sampled_from_its_first_byte_to_its_last(folder: Path):
+def test_a_small_file_is_read_whole_and_a_large_one_sampled_from_its_first_byte_to_its_last(folder):
     found = [fingerprint([folder])]
     in_small = [(place, place + 1) for place in (0, 2**20 + 3, 2**21 - 1)]
     in_large = [(0, 1), (LARGE // 2, LARGE // 2 + 2**18), (LARGE - 1, LARGE)]
@@ -41,14 +41,13 @@ def test_a_small_file_is_read_whole_and_a_large_one_sampled_from_its_first_byte_
     assert len(set(found)) == len(found) == 7
 
 
-def test_names_sizes_and_the_order_of_folders_count(folder: Path, tmp_path: Path):
+def test_names_sizes_and_the_order_of_folders_count(folder, tmp_path):
     before, other = fingerprint([folder]), tmp_path / "other"
     assert fingerprint([folder, other]) == before  # not there
     other.mkdir()
     (other / "file").write_bytes(b"x")
     assert fingerprint([folder, other]) != fingerprint([other, folder])
     (folder / "large.bin").rename(folder / "renamed.bin")
-    assert fingerprint([folder]) != before
     renamed = fingerprint([folder])
     (folder / "renamed.bin").write_bytes(bytes(LARGE + 1))
-    assert fingerprint([folder]) != renamed
+    assert len({before, renamed, fingerprint([folder])}) == 3

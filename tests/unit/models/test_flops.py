@@ -2,45 +2,25 @@
 
 import pytest
 import torch
-from diffusers import AutoencoderKLHunyuanVideo15
+from diffusers import AutoencoderKLHunyuanVideo15, HunyuanVideo15Transformer3DModel
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from hyvideo.models.attention import install_attention
 from hyvideo.models.flops import PassFlops, transformer_flops, vae_decode_flops, video_tokens
-from tests.support.tiny_model import GLYPH_WIDTH, IMAGE_WIDTH, LATENT_CHANNELS, TEXT_WIDTH, build_transformer
+from tests.support.tiny_model import build_transformer, transformer_call
 
 LATENTS = (3, 4, 6)
-REAL = {
-    "in_channels": 65,
-    "out_channels": 32,
-    "num_attention_heads": 16,
-    "attention_head_dim": 128,
-    "num_layers": 54,
-    "num_refiner_layers": 2,
-    "mlp_ratio": 4.0,
-    "patch_size": 1,
-    "patch_size_t": 1,
-    "text_embed_dim": 3584,
-    "text_embed_2_dim": 1472,
-    "image_embed_dim": 1152,
-    "use_meanflow": False,
-}
+with torch.device("meta"):  # the defaults are those of the published model
+    REAL = dict(HunyuanVideo15Transformer3DModel(num_layers=1).config) | {"num_layers": 54}
 
 
 def forward(transformer, num_text, num_glyph, num_vision):
     """One forward pass of one row with so many valid condition tokens."""
-    return transformer(
-        hidden_states=torch.randn(1, 2 * LATENT_CHANNELS + 1, *LATENTS),
-        timestep=torch.tensor([500.0]),
-        timestep_r=torch.tensor([400.0]) if transformer.config.use_meanflow else None,
-        encoder_hidden_states=torch.randn(1, num_text, TEXT_WIDTH),
-        encoder_attention_mask=torch.ones(1, num_text, dtype=torch.bool),
-        encoder_hidden_states_2=torch.randn(1, num_glyph, GLYPH_WIDTH),
-        encoder_attention_mask_2=torch.ones(1, num_glyph, dtype=torch.bool),
-        image_embeds=torch.ones(1, num_vision, IMAGE_WIDTH),
-        return_dict=False,
-    )[0]
+    tokens = (num_text, num_glyph, num_vision)
+    call = transformer_call(LATENTS, [num_text], [num_glyph], image=True, padded_to=tokens)
+    call["timestep_r"] = torch.tensor([400.0]) if transformer.config.use_meanflow else None
+    return transformer(**call)[0]
 
 
 def counted(run):

@@ -17,7 +17,7 @@ def vae() -> AutoencoderKLHunyuanVideo15:
 
 
 @torch.no_grad()
-def test_a_batch_equals_its_videos_one_by_one(vae: AutoencoderKLHunyuanVideo15) -> None:
+def test_a_batch_equals_its_videos_one_by_one(vae):
     latents, videos = torch.randn(3, 4, 2, 4, 4), torch.randn(3, 3, 5, 16, 16)
     alone = torch.cat([vae.decode(one).sample for one in latents.split(1)])
     modes = torch.cat([vae.encode(one).latent_dist.mode() for one in videos.split(1)])
@@ -26,7 +26,7 @@ def test_a_batch_equals_its_videos_one_by_one(vae: AutoencoderKLHunyuanVideo15) 
     torch.testing.assert_close(batched.encode(videos).latent_dist.mode(), modes, atol=1e-5, rtol=1e-5)
 
 
-def test_the_mask_is_the_stock_mask(vae: AutoencoderKLHunyuanVideo15) -> None:
+def test_the_mask_is_the_stock_mask(vae):
     stock = HunyuanVideo15AttnBlock.prepare_causal_attention_mask(3, 4, torch.float32, "cpu")
     blocks = [module for module in allow_batches(vae).modules() if isinstance(module, HunyuanVideo15AttnBlock)]
     assert blocks
