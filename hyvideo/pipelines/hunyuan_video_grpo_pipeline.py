@@ -46,18 +46,15 @@ def decoded_together(shape: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class Guidance:
-    """Classifier-free guidance: `v = v_negative + scale (v_prompt - v_negative)`.
+    """Classifier-free guidance: `v = v_negative + scale (v_prompt - v_negative)`, `negative` being one row.
 
-    Attributes:
-        scale: guidance scale; 1 means no guidance, and one transformer row per sample instead of two.
-        negative: one row; needed when `scale` is not 1.
+    Scale 1 means no guidance: one transformer row per sample instead of two, and no need of `negative`.
     """
 
     scale: float = 1.0
     negative: Conditioning | None = None
 
     def __post_init__(self) -> None:
-        """Check that guidance has something to guide away from."""
         if self.scale != 1.0 and self.negative is None:
             raise ValueError(f"Guidance with scale {self.scale} needs a negative conditioning; received None.")
 
@@ -90,8 +87,7 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
     """The diffusers HunyuanVideo-1.5 pipeline with the three things GRPO needs from it.
 
     `encode` turns prompts into a `Conditioning`; `denoise_step` is the one transition that rollout, anchor pass and
-    update all call, so replay equals rollout; `rollout` and `sample` return videos. The components are those of
-    the parent class, except that `scheduler` is a `FlowMatchDiscreteScheduler`.
+    update all call, so replay equals rollout; `rollout` returns videos.
     """
 
     model_cpu_offload_seq = "image_encoder->text_encoder->text_encoder_2->transformer->vae"
@@ -136,14 +132,9 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         return temporarily_on(self.encoders, self._execution_device) if self.encoder_offload else nullcontext()
 
     def encode_prompts(self, prompts: Sequence[Prompt], size: tuple[int, int]) -> Conditioning:
-        """Encode the texts of `prompts` and the images they name, one row each.
+        """Encode the texts of `prompts` and the images they name, scaled and cropped to `size` (height, width).
 
-        Args:
-            prompts: all with an image (image-to-video) or all without.
-            size: height and width of the videos, to which the images are scaled and cropped.
-
-        Raises:
-            ValueError: they do not suit the transformer's task, or an image cannot be read.
+        Prompts that do not suit the transformer's task, or an image that cannot be read, are a ValueError.
         """
         check_task(prompts, self.task)
         images = [read_image(prompt.ref_image_path) for prompt in prompts] if self.task == "i2v" else None
@@ -152,16 +143,10 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], *, glyphs: bool = True) -> Conditioning:
-        """Encode `prompts`, one row each.
+        """Encode `prompts`, each alone and without padding: a row does not depend on its neighbours.
 
-        Every prompt is encoded alone and without padding: the result does not depend on its neighbours.
-
-        Args:
-            prompts: the texts; an empty one is encoded as a blank, as the model was trained.
-            glyphs: encode quoted texts with ByT5. The original model never does for the negative prompt.
-
-        Raises:
-            Exception: an encoder failed; a note names the prompt.
+        An empty prompt is encoded as a blank, as the model was trained. `glyphs` encodes quoted texts with ByT5, which
+        the original model never does for the negative prompt. A note on an encoder's error names the prompt.
         """
         rows = []
         with self._encoders_at_work():
@@ -178,7 +163,11 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         """Encode first frames of videos of `size` (height, width): vision states, and the mode of the VAE's latents."""
         cropped = [crop_to_size(image, size) for image in images]
         with self._encoders_at_work():
-            states = [self._encode_vision(image) for image in cropped]
+            states = []
+            for image in cropped:
+                pixels = self.feature_extractor(images=image, return_tensors="pt")["pixel_values"]
+                pixels = pixels.to(self._execution_device, self.image_encoder.dtype)
+                states.append(self.image_encoder(pixel_values=pixels).last_hidden_state[0].float())
         return FirstFrames(torch.stack(states), torch.stack([self._encode_frame(image) for image in cropped]))
 
     @property
@@ -222,7 +211,10 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         if guided:
             conditioning = conditioning.with_negative(guidance.negative)
             latents, index = torch.cat([latents, latents]), torch.cat([index, index])
-        timestep, following = self._timesteps(index, latents.device)
+        timesteps = self.scheduler.timesteps.cpu()
+        timestep, following = timesteps[index].to(latents.device), None
+        if self.transformer.config.use_meanflow:  # a step-distilled model is told where the step leads: 0 at the end
+            following = torch.cat([timesteps[1:], timesteps.new_zeros(1)])[index].to(latents.device)
         condition = self._condition_channels(latents, conditioning.images)
         with torch.autocast(latents.device.type, self.autocast_dtype, enabled=self.autocast_dtype != torch.float32):
             velocity = self.transformer(
@@ -239,19 +231,8 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         prompted, negative = velocity.chunk(2)
         return negative + guidance.scale * (prompted - negative)
 
-    def _timesteps(self, index: Tensor, device: torch.device) -> tuple[Tensor, Tensor | None]:
-        """Return float32 timesteps `[B]`, and for a step-distilled model those the steps lead to (0 at the end)."""
-        timesteps = self.scheduler.timesteps.cpu()
-        timestep = timesteps[index].to(device)
-        if not self.transformer.config.use_meanflow:
-            return timestep, None
-        return timestep, torch.cat([timesteps[1:], timesteps.new_zeros(1)])[index].to(device)
-
     def _condition_channels(self, latents: Tensor, images: FirstFrames | None) -> Tensor:
-        """Return the condition channels `[B, C + 1, F', H', W']`.
-
-        They are the first frame's latents and a mask that is 1 there; all zero for text-to-video.
-        """
+        """Return `[B, C + 1, F', H', W']`: the first frame's latents and a mask that is 1 there; else all zero."""
         if (images is None) == (self.task == "i2v"):
             received = "no image" if images is None else "an image"
             raise ValueError(f"The transformer is made for {self.task}; received conditioning with {received}.")
@@ -324,11 +305,7 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         return Rollout(videos, kept, torch.stack(means, 1), torch.stack(log_probs, 1))
 
     def latent_shape(self, num_frames: int, size: tuple[int, int]) -> tuple[int, int, int, int]:
-        """Return `(C, F', H', W')` of the latents of a video of `num_frames` frames of `size` (height, width).
-
-        Raises:
-            ValueError: the VAE has no latents for such a video.
-        """
+        """Return `(C, F', H', W')` of the latents of a video; a ValueError if the VAE has none for its sizes."""
         temporal, spatial = self.vae_scale_factor_temporal, self.vae_scale_factor_spatial
         check_video_shape(num_frames, size, temporal=temporal, spatial=spatial)
         frames = (num_frames - 1) // temporal + 1
@@ -373,12 +350,6 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
             glyphs, truncation=True, max_length=self.tokenizer_2_max_length, return_tensors="pt"
         ).to(self._execution_device)
         return encoder(**tokens)[0][0].float()
-
-    def _encode_vision(self, image: Image.Image) -> Tensor:
-        """Return the vision encoder's states `[S_v, D_v]` of one image."""
-        pixels = self.feature_extractor(images=image, return_tensors="pt")["pixel_values"]
-        pixels = pixels.to(self._execution_device, self.image_encoder.dtype)
-        return self.image_encoder(pixel_values=pixels).last_hidden_state[0].float()
 
     def _encode_frame(self, image: Image.Image) -> Tensor:
         """Return the scaled latents `[C, H', W']` of one image, the mode of the VAE's posterior."""

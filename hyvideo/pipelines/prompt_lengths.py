@@ -21,7 +21,11 @@ def truncated_prompts_warning(pipeline: HunyuanVideoGRPOPipeline, prompts: Seque
     """
     texts = list(dict.fromkeys(prompt.text for prompt in prompts))
     limit, glyph_limit = pipeline.tokenizer_max_length, pipeline.tokenizer_2_max_length - 1
-    counts = _token_counts(pipeline, texts, limit)
+    long, counts = [text for text in texts if len(text.encode()) > limit], {}  # no token is less than a byte
+    for start in range(0, len(long), TOKENIZED):
+        part = long[start : start + TOKENIZED]
+        found = pipeline.tokenizer(part, add_special_tokens=False, verbose=False).input_ids
+        counts |= zip(part, map(len, found), strict=True)
     quoted = {text: len((extract_glyph_texts(text) or "").encode()) for text in texts}
     said = []
     for text in texts:
@@ -36,13 +40,3 @@ def truncated_prompts_warning(pipeline: HunyuanVideoGRPOPipeline, prompts: Seque
         f"{len(said)} prompt(s) are longer than the model reads. It never sees their end, but a reward may score it: "
         f"shorten them. {listed}"
     )
-
-
-def _token_counts(pipeline: HunyuanVideoGRPOPipeline, texts: Sequence[str], limit: int) -> dict[str, int]:
-    """Return the tokens of those texts that may have more than `limit`: none is less than a byte."""
-    long, counts = [text for text in texts if len(text.encode()) > limit], {}
-    for start in range(0, len(long), TOKENIZED):
-        part = long[start : start + TOKENIZED]
-        found = pipeline.tokenizer(part, add_special_tokens=False, verbose=False).input_ids
-        counts |= zip(part, map(len, found), strict=True)
-    return counts

@@ -26,19 +26,8 @@ def sample_prompts(
     """Sample one video per prompt, with the ODE unless told otherwise: `[N, F, H, W, 3]` uint8 on the CPU.
 
     A prompt with its own seed starts from the noise of that seed only; the others from that of `seed` and their index.
-    The videos depend on `batch_size` only by rounding.
-
-    Args:
-        pipeline: its scheduler's steps set.
-        prompts: N prompts.
-        guidance: scale and negative conditioning.
-        num_frames: frames per video, 4 n + 1.
-        size: height and width in pixels.
-        seed: base seed.
-        batch_size: videos denoised together.
-        sde_type: `ode`, or a rollout's transition to look at, see `HunyuanVideoGRPOPipeline.denoise_step`.
-        eta: noise level of the SDE.
-        on_step: called with the index of every finished denoising step of every batch.
+    The videos depend on `batch_size`, the number that is denoised together, only by rounding. The other arguments are
+    those of `HunyuanVideoGRPOPipeline.rollout`; `on_step` is called for every step of every batch.
     """
     videos = []
     for start in range(0, len(prompts), batch_size):
@@ -52,16 +41,6 @@ def sample_prompts(
         )
         conditioning = pipeline.encode_prompts(batch, size)
         pipeline.maybe_free_model_hooks()  # offloaded encoders leave the GPU: each would wait for the next one
-        rollout = pipeline.rollout(
-            conditioning,
-            noise,
-            guidance,
-            num_frames=num_frames,
-            size=size,
-            sde_type=sde_type,
-            eta=eta,
-            only_last=True,
-            on_step=on_step,
-        )
-        videos.append(rollout.videos)
+        how = {"num_frames": num_frames, "size": size, "sde_type": sde_type, "eta": eta, "on_step": on_step}
+        videos.append(pipeline.rollout(conditioning, noise, guidance, **how, only_last=True).videos)
     return torch.cat(videos)

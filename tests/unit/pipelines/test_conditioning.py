@@ -15,11 +15,8 @@ def assert_same_tokens(received: Conditioning, rows: list[int]) -> None:
         assert torch.equal(glyph, GLYPH[row])
 
 
-def test_rows_are_picked_in_any_order_with_repeats():
+def test_rows_are_picked_in_any_order_with_repeats_and_a_negative_row_follows_for_every_row():
     assert_same_tokens(Conditioning(TEXT, GLYPH).rows([1, 0, 1]), [1, 0, 1])
-
-
-def test_a_negative_row_follows_for_every_row():
     positive = Conditioning(TEXT[:2], GLYPH[:2])
     negative = Conditioning(TEXT[2:], GLYPH[2:])
     assert_same_tokens(positive.with_negative(negative), [0, 1, 2, 2])

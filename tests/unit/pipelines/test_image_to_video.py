@@ -43,9 +43,7 @@ def load_stock(root: Path, version: str, crop: int, scale: float) -> HunyuanVide
 
 
 @pytest.mark.parametrize(("version", "scale"), [("480p_i2v", 1.0), ("480p_i2v", 6.0), ("480p_i2v_step_distilled", 1.0)])
-def test_latents_are_those_of_the_stock_pipeline(
-    original_root: Path, prompts: list[Prompt], version: str, scale: float
-):
+def test_latents_are_those_of_the_stock_pipeline(original_root, prompts, version, scale):
     pipeline = load_tiny_pipeline(original_root, version)
     guidance = Guidance(scale, pipeline.encode([""], glyphs=False))
     conditioning = pipeline.encode_prompts(prompts, (32, 32))
@@ -64,14 +62,14 @@ def test_latents_are_those_of_the_stock_pipeline(
         assert error <= 1e-5
 
 
-def test_an_images_latents_are_less_the_vaes_shift(pipeline: HunyuanVideoGRPOPipeline):
+def test_an_images_latents_are_less_the_vaes_shift(pipeline):
     latents = [pipeline.encode_images([noisy_image(0)], (32, 32)).latents]
     pipeline.vae.register_to_config(shift_factor=0.25)
     latents.append(pipeline.encode_images([noisy_image(0)], (32, 32)).latents)
     torch.testing.assert_close(latents[1], latents[0] - 0.25 * pipeline.vae.config.scaling_factor)
 
 
-def test_rows_are_the_images_alone(pipeline: HunyuanVideoGRPOPipeline, prompts: list[Prompt]):
+def test_rows_are_the_images_alone(pipeline, prompts):
     together = pipeline.encode_prompts(prompts, (32, 48)).images
     assert together.states.shape == (2, 4, 20)
     assert together.latents.shape == (2, 4, 2, 3)
@@ -82,7 +80,7 @@ def test_rows_are_the_images_alone(pipeline: HunyuanVideoGRPOPipeline, prompts: 
 
 
 @torch.no_grad()
-def test_a_step_distilled_model_is_told_where_the_step_leads(original_root: Path, prompts: list[Prompt]):
+def test_a_step_distilled_model_is_told_where_the_step_leads(original_root, prompts):
     pipeline = load_tiny_pipeline(original_root, "480p_i2v_step_distilled")
     seen = []
     pipeline.transformer.time_embed.register_forward_pre_hook(
@@ -95,9 +93,7 @@ def test_a_step_distilled_model_is_told_where_the_step_leads(original_root: Path
     assert seen == [([times[1], times[3]], [times[2], 0.0])]
 
 
-def test_prompts_of_the_other_task_are_refused(
-    pipeline: HunyuanVideoGRPOPipeline, tiny_root: Path, prompts: list[Prompt]
-):
+def test_prompts_of_the_other_task_are_refused(pipeline, tiny_root, prompts):
     with pytest.raises(ValueError, match="image-to-video model was given 1 of 1 prompts without an image"):
         pipeline.encode_prompts([Prompt("a cat", 7, None, None)], (32, 32))
     with pytest.raises(ValueError, match="text-to-video model was given 2 of 2 prompts with an image"):
@@ -106,7 +102,7 @@ def test_prompts_of_the_other_task_are_refused(
         pipeline.velocity(torch.zeros(1, 4, 2, 2, 2), 0, pipeline.encode(["a cat"]), Guidance())
 
 
-def test_large_videos_are_decoded_in_tiles_and_images_encoded_whole(pipeline: HunyuanVideoGRPOPipeline):
+def test_large_videos_are_decoded_in_tiles_and_images_encoded_whole(pipeline):
     calls = []
     pipeline.vae.decoder.register_forward_pre_hook(lambda module, args: calls.append(tuple(args[0].shape[3:])))
     pipeline.vae.encoder.register_forward_pre_hook(lambda module, args: calls.append(tuple(args[0].shape[3:])))

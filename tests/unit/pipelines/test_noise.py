@@ -10,20 +10,13 @@ from hyvideo.distributed.layout import Layout
 from hyvideo.pipelines.noise import SampleNoise
 
 SHAPE = (4, 2, 2, 2)
-NOISE = SampleNoise(
-    seeds=[7, 7, 7, 8], stream="rollout", round=2, prompts=[5, 5, 6, 5], generations=[0, 1, 0, 0], share_initial=False
-)
-
-
-def of_samples(noise: SampleNoise, rows: list[int]) -> SampleNoise:
-    return replace(
-        noise, **{name: [getattr(noise, name)[i] for i in rows] for name in ("seeds", "prompts", "generations")}
-    )
+NOISE = SampleNoise(seeds=[7, 7, 7, 8], stream="rollout", round=2, prompts=[5, 5, 6, 5], generations=[0, 1, 0, 0])
 
 
 @pytest.mark.parametrize("rows", [[0], [3, 1], [2, 2, 0]])
-def test_a_sample_has_its_noise_in_any_batch_and_order(rows: list[int]):
-    part = of_samples(NOISE, rows)
+def test_a_sample_has_its_noise_in_any_batch_and_order(rows):
+    names = ("seeds", "prompts", "generations")
+    part = replace(NOISE, **{name: [getattr(NOISE, name)[row] for row in rows] for name in names})
     assert torch.equal(part.step(1, SHAPE), NOISE.step(1, SHAPE)[rows])
     assert torch.equal(part.initial(SHAPE), NOISE.initial(SHAPE)[rows])
 
@@ -54,14 +47,11 @@ def test_everything_a_sample_is_changes_its_noise():
         assert not any(torch.equal(first, second) for second in draws[:i])
 
 
-def test_a_prompts_start_may_repeat_in_every_round_but_its_steps_never():
+def test_a_start_may_repeat_in_every_round_or_be_shared_by_a_group_but_a_step_never():
     second, third = (replace(NOISE, round=index, repeat_initial=True) for index in (2, 3))
     assert torch.equal(second.initial(SHAPE), third.initial(SHAPE))
     assert not torch.equal(second.initial(SHAPE)[0], second.initial(SHAPE)[1])
     assert not torch.equal(second.step(0, SHAPE), third.step(0, SHAPE))
-
-
-def test_a_group_may_share_its_start_but_never_its_steps():
     shared = replace(NOISE, share_initial=True)
     start, step = shared.initial(SHAPE), shared.step(0, SHAPE)
     assert torch.equal(start[0], start[1])

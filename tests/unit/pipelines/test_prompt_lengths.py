@@ -7,7 +7,6 @@ import pytest
 from hyvideo.data.prompts import Prompt
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
 from hyvideo.pipelines.prompt_lengths import truncated_prompts_warning
-from hyvideo.training.run import Training
 
 
 @pytest.fixture
@@ -25,7 +24,7 @@ def words_of(pipeline: HunyuanVideoGRPOPipeline, num_tokens: int) -> str:
     return pipeline.tokenizer.decode(ids)
 
 
-def test_the_limit_is_the_encoders_own(pipeline: HunyuanVideoGRPOPipeline, told: Callable[..., str | None]):
+def test_the_limit_is_the_encoders_own(pipeline, told):
     whole, cut = words_of(pipeline, 1000), words_of(pipeline, 1001)
     assert told(whole) is None
     assert "1 prompt(s)" in told(whole, cut) and "1,001 tokens of 1,000 in 'a red red" in told(whole, cut)
@@ -34,7 +33,7 @@ def test_the_limit_is_the_encoders_own(pipeline: HunyuanVideoGRPOPipeline, told:
     assert full.equal(longer)  # its end is not seen
 
 
-def test_quoted_texts_have_a_limit_of_their_own(pipeline: HunyuanVideoGRPOPipeline, told: Callable[..., str | None]):
+def test_quoted_texts_have_a_limit_of_their_own(pipeline, told):
     around = len('Text "". ')
     whole, cut = (f'a wall that says "{"x" * (length - around)}"' for length in (255, 256))
     assert told(whole) is None
@@ -43,14 +42,12 @@ def test_quoted_texts_have_a_limit_of_their_own(pipeline: HunyuanVideoGRPOPipeli
     assert len(pipeline.encode([whole]).glyph[0]) == 256
 
 
-def test_many_are_counted_and_a_few_are_named(told: Callable[..., str | None]):
+def test_many_are_counted_and_a_few_are_named(told):
     said = told(*(f"{number} " + "red " * 1200 for number in range(20)), "0 " + "red " * 1200)
     assert said.startswith("20 prompt(s)") and said.endswith("; ...") and said.count(" tokens of ") == 5
 
 
-def test_training_says_it_when_it_begins(
-    make_training: Callable[..., Training], tmp_path, capsys: pytest.CaptureFixture
-):
+def test_training_says_it_when_it_begins(make_training, tmp_path, capsys):
     csv = tmp_path / "long.csv"
     csv.write_text("prompt\na red circle\nblue " + "square " * 1200 + "\n")
     make_training(train_video_csv=csv)

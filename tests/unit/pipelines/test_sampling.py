@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import pytest
 import torch
 from accelerate.hooks import CpuOffload
 from torch import Tensor, nn
@@ -27,7 +26,7 @@ def differ(first: Tensor, second: Tensor) -> bool:
     return bool((first.int() - second.int()).abs().max() > 1)
 
 
-def test_batch_size_and_order_change_at_most_rounding(pipeline: HunyuanVideoGRPOPipeline):
+def test_batch_size_and_order_change_at_most_rounding(pipeline):
     chosen = prompts(None, None, 5)
     expected = videos_of(pipeline, chosen)
     for batch_size in (1, 2, 3):
@@ -35,16 +34,11 @@ def test_batch_size_and_order_change_at_most_rounding(pipeline: HunyuanVideoGRPO
     assert not differ(videos_of(pipeline, [chosen[2], chosen[0]]), expected[[2, 0]])
 
 
-def test_the_seed_changes_videos_but_those_of_prompts_with_their_own(pipeline: HunyuanVideoGRPOPipeline):
+def test_a_prompts_own_seed_counts_wherever_it_stands_and_others_do_not_share_noise(pipeline):
     chosen = prompts(None, 5)
     first, second = videos_of(pipeline, chosen, seed=1), videos_of(pipeline, chosen, seed=2)
     assert differ(first[0], second[0])
     assert torch.equal(first[1], second[1])
-
-
-def test_a_prompts_own_seed_counts_wherever_it_stands_and_others_do_not_share_noise(
-    pipeline: HunyuanVideoGRPOPipeline,
-):
     seeded, unseeded = (
         [Prompt(PROMPTS[0], index=i, seed=seed, ref_image_path=None) for i in (0, 9)] for seed in (5, None)
     )
@@ -52,9 +46,7 @@ def test_a_prompts_own_seed_counts_wherever_it_stands_and_others_do_not_share_no
     assert differ(*videos_of(pipeline, unseeded))
 
 
-def test_offloaded_encoders_leave_the_gpu_before_the_transformer_comes(
-    pipeline: HunyuanVideoGRPOPipeline, monkeypatch: pytest.MonkeyPatch
-):
+def test_offloaded_encoders_leave_the_gpu_before_the_transformer_comes(pipeline, monkeypatch):
     """On a CPU with a record of who would be on the GPU. A prompt without quotes leaves the second encoder out."""
     names = {module: name for name, module in pipeline.components.items() if isinstance(module, nn.Module)}
     there, seen = set(), {}
@@ -79,7 +71,7 @@ def test_offloaded_encoders_leave_the_gpu_before_the_transformer_comes(
     assert seen == {name: {name} for name in ("text_encoder", "transformer", "vae")}
 
 
-def test_every_finished_step_of_every_batch_is_reported(pipeline: HunyuanVideoGRPOPipeline):
+def test_every_finished_step_of_every_batch_is_reported(pipeline):
     steps = []
     sample_prompts(pipeline, prompts(None, None, None), Guidance(), **VIDEO, seed=1, batch_size=2, on_step=steps.append)
     assert steps == [*range(NUM_STEPS)] * 2

@@ -28,7 +28,7 @@ def write_version(root: Path, version: str, **config: object) -> Path:
 
 
 @pytest.mark.parametrize(("key", "expected"), PUBLISHED.items(), ids=str)
-def test_published_versions_are_sampled_as_their_authors_do(tmp_path: Path, key: tuple, expected: tuple):
+def test_published_versions_are_sampled_as_their_authors_do(tmp_path, key, expected):
     version, resolution, task, meanflow = key
     root = write_version(tmp_path, version, ideal_resolution=resolution, ideal_task=task, use_meanflow=meanflow)
     defaults = sampling_defaults(root, version)
@@ -38,18 +38,18 @@ def test_published_versions_are_sampled_as_their_authors_do(tmp_path: Path, key:
     assert sampling_defaults(root) == defaults  # the only version there
 
 
-def test_a_resolution_without_published_settings_is_refused(tmp_path: Path):
+def test_a_resolution_without_published_settings_is_refused(tmp_path):
     root = write_version(tmp_path, "x", ideal_resolution="1080p", ideal_task="t2v")
     with pytest.raises(ValueError, match="received '1080p' 't2v'"):
         sampling_defaults(root)
 
 
-def test_a_diffusers_model_carries_them_in_scheduler_and_guider(tiny_root: Path):
+def test_a_diffusers_model_carries_them_in_scheduler_and_guider(tiny_root):
     own = {"shift": 3.0, "guidance_scale": 1.0, "fixed_size": "16x32"}
     assert sampling_defaults(tiny_root) == HUNYUAN_480P_T2V | own
 
 
-def test_the_models_own_file_wins_and_one_that_is_not_those_settings_is_named(tmp_path: Path):
+def test_the_models_own_file_wins_and_one_that_is_not_those_settings_is_named(tmp_path):
     own = HUNYUAN_480P_T2V | {"guidance_scale": 1.0, "fixed_size": "64x64"}
     (tmp_path / FILE).write_text(json.dumps(own))
     assert sampling_defaults(tmp_path) == own
