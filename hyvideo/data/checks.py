@@ -22,11 +22,7 @@ class Check:
 
 
 def parse_checks(cell: str) -> tuple[Check, ...]:
-    """Read the checks of one cell; none from an empty one.
-
-    Raises:
-        ValueError: it is not a JSON list of objects with a `question` and an `answer` that is yes or no.
-    """
+    """Read the checks of one cell, none from an empty one; a ValueError if it is not as `COLUMN` says."""
     if not cell:
         return ()
     shape = 'expected [{"question": "...", "answer": "yes" or "no"}, ...]'
@@ -62,9 +58,8 @@ def checks_as_text(checks: Sequence[Check]) -> str:
 def read_checks(paths: Sequence[str | Path]) -> dict[str, tuple[Check, ...]]:
     """Return the checks of every prompt that has some, by its text.
 
-    Raises:
-        ValueError: a file cannot be read or has no such column, a cell is malformed, one prompt has two different sets
-            of checks, or no prompt has any. The message names file and line, of all malformed cells.
+    A ValueError names file and line: a file cannot be read or has no such column, cells are malformed, one prompt has
+    two different sets of checks, or no prompt has any.
     """
     found: dict[str, tuple[Check, ...]] = {}
     problems = []

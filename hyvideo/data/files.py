@@ -56,12 +56,9 @@ def nearest_existing(path: Path) -> Path:
 
 
 def claim(folder: Path) -> TextIO:
-    """Claim `folder` for this process until the returned file is closed or the process has ended.
+    """Claim `folder` until the returned file is closed or the process has ended; a ValueError if another has it.
 
     File systems without locks let anyone in.
-
-    Raises:
-        ValueError: another process has claimed it.
     """
     file = (folder / LOCK).open("w", encoding="utf-8")
     try:

@@ -24,8 +24,7 @@ UNREADABLE = (
 def read_image(path: str) -> Image.Image:
     """Read an image file as RGB, upright: cameras write how they were held.
 
-    Raises:
-        ValueError: the file is missing, not an image, damaged, of 16 bits, or larger than MAX_PIXELS.
+    A file that is missing, not an image, damaged, of 16 bits, or larger than MAX_PIXELS is a ValueError.
     """
     try:
         check_file(path)
@@ -56,12 +55,7 @@ def share_kept(path: str, size: tuple[int, int]) -> float:
 
 
 def check_task(prompts: Sequence[Prompt], task: str) -> None:
-    """Raise a ValueError unless `prompts` have images where a model of `task` needs them, and only there.
-
-    Args:
-        prompts: rows of prompt CSVs, or one made from a command line.
-        task: `t2v` (no prompt has an image) or `i2v` (every one has).
-    """
+    """Raise a ValueError unless no prompt has an image for a model of `task` t2v, and every one has for i2v."""
     wrong = [prompt for prompt in prompts if (prompt.ref_image_path is None) == (task == "i2v")]
     if wrong and task == "i2v":
         raise ValueError(

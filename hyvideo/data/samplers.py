@@ -43,13 +43,10 @@ class GroupSampler:
         on from the first, so that no two videos of a round are alike; the same holds with fewer prompts than groups.
 
     Args:
-        num_prompts, num_groups: prompts in all, and groups of a round over all ranks.
+        num_prompts, num_groups: prompts in all (a ValueError if there are none), and groups of a round over all ranks.
         num_generations: group size.
         positions: where in the round this rank's videos stand (`hyvideo.distributed.layout.Layout.positions`).
         seed: of the run.
-
-    Raises:
-        ValueError: there are no prompts.
     """
 
     def __init__(self, num_prompts: int, num_groups: int, num_generations: int, positions: Tensor, seed: int) -> None:
@@ -89,11 +86,7 @@ class GroupSampler:
         return {"round": self.round, "groups_dealt": self._groups_dealt}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue at the position of `state`.
-
-        Raises:
-            ValueError: the state has other keys than `state_dict` writes, or a negative position.
-        """
+        """Continue at the position of `state`; a ValueError if it has other keys, or a negative position."""
         names = {"round", "groups_dealt"}
         whole = isinstance(state, dict) and set(state) == names and all(type(n) is int for n in state.values())
         if not whole or min(state.values()) < 0:

@@ -47,7 +47,6 @@ def write_video(path: Path, frames: torch.Tensor, fps: float, crf: int = 16) -> 
         ValueError: frames of another type or shape, an odd size, another file extension.
         OSError: the encoder could not finish, for example on a full disk.
     """
-    path = Path(path)
     if frames.dtype != torch.uint8 or frames.dim() != 4 or frames.shape[-1] != 3 or 0 in frames.shape:
         raise ValueError(f"Expected uint8 frames [F, H, W, 3], received {frames.dtype} {list(frames.shape)}.")
     height, width = frames.shape[1:3]
@@ -60,16 +59,11 @@ def write_video(path: Path, frames: torch.Tensor, fps: float, crf: int = 16) -> 
 
 
 def read_video(path: Path, indices: Sequence[int] | None = None, *, max_bytes: int | None = None) -> torch.Tensor:
-    """Frames of a video file as uint8 [F, H, W, 3] RGB on the CPU.
-
-    Args:
-        path: the file.
-        indices: which frames, in any order, as often as named; None: all.
-        max_bytes: largest size of the frames; None: MAX_VIDEO_BYTES.
+    """Frames of a video file as uint8 [F, H, W, 3] RGB on the CPU: all, or `indices` in any order, as often as named.
 
     Raises:
         ValueError: there is no file, it is not a video that can be decoded or has no such frame.
-        VideoTooLargeError: a ValueError, the frames are more than `max_bytes`.
+        VideoTooLargeError: a ValueError, the frames are more than `max_bytes`, by default MAX_VIDEO_BYTES.
     """
     with _opened(path) as reader:
         width, height = reader.get_meta_data()["size"]
@@ -94,12 +88,7 @@ def poster_of(frame: torch.Tensor) -> bytes:
 
 
 def first_frame(path: Path) -> torch.Tensor:
-    """First frame of a video file, uint8 [H, W, 3], without decoding the others.
-
-    Raises:
-        ValueError: there is no file, or it is not a video that can be decoded.
-        VideoTooLargeError: a ValueError, the frame is more than MAX_VIDEO_BYTES.
-    """
+    """First frame of a video file, uint8 [H, W, 3], without decoding the others; errors as of `read_video`."""
     with _opened(path) as reader:
         width, height = reader.get_meta_data()["size"]
         check_video_size(path, 1, height, width)
@@ -107,11 +96,7 @@ def first_frame(path: Path) -> torch.Tensor:
 
 
 def video_length(path: Path) -> tuple[int, float]:
-    """Number of frames of a video file, and frames per second.
-
-    Raises:
-        ValueError: there is no file, or it is not a video that can be decoded.
-    """
+    """Number of frames of a video file, and frames per second; errors as of `read_video`."""
     with _opened(path) as reader:
         return reader.count_frames(), reader.get_meta_data()["fps"]
 
@@ -120,15 +105,8 @@ def read_chosen(path: Path, choose: Callable[[int, float], Sequence[int]], *, ow
     """Frames of a video that depend on its length, as `read_video` gives them.
 
     decord, where it is installed, reads them by their numbers, without decoding the others. It runs in this process and
-    reads 8-bit 4:2:0 only, so that other videos, and those of strangers, are read as `read_video` does.
-
-    Args:
-        path: the file.
-        choose: from the number of frames and the frames per second to the indices.
-        own: whether the file was made here.
-
-    Raises:
-        ValueError: as `read_video` and `video_length`.
+    reads 8-bit 4:2:0 only, so that other videos, and those not made here (`own`), are read as `read_video` does.
+    `choose` gives the indices for a number of frames and the frames per second.
     """
     if own and find_spec("decord"):
         with _opened(path) as reader:
@@ -156,7 +134,6 @@ def _decord() -> ModuleType:
 @contextmanager
 def _opened(path: Path) -> Iterator[Format.Reader]:
     """Open a video file; what cannot be read of it is a ValueError that names it."""
-    path = Path(path)
     if not path.is_file():
         raise ValueError(f"No video at {path}.")
     try:
@@ -190,10 +167,9 @@ def _encode(path: Path, frames: torch.Tensor, fps: float, crf: int) -> None:
                 writer.append_data(frame)
     except OSError as error:  # the encoder's whole command line, without what was wrong
         failure = error
-    try:
+    num_written = 0
+    with suppress(RuntimeError):  # what was written is not even the beginning of a video
         num_written, _ = count_frames_and_secs(path)
-    except RuntimeError:  # what was written is not even the beginning of a video
-        num_written = 0
     if failure or num_written != len(frames):
         reason = f"the encoder wrote {num_written} of {len(frames)} frames; is the disk full?"
         raise OSError(errno.ENOSPC, reason) from failure

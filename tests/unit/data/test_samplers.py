@@ -74,12 +74,14 @@ def test_the_order_is_shuffled_and_differs_between_seeds_and_epochs():
     assert len({tuple(order) for order in orders}) == len(orders)
 
 
-def test_the_videos_of_a_round_do_not_depend_on_how_ranks_share_them():
+def test_the_videos_of_a_round_do_not_depend_on_how_ranks_share_them_and_fewer_prompts_repeat():
     def rounds(batch_size, dp_size):
         ranks = samplers(num_prompts=7, batch_size=batch_size, num_generations=4, dp_size=dp_size)
         return [joined_round(ranks) for _ in range(5)]
 
     assert rounds(8, 1) == rounds(4, 2) == rounds(2, 4) == rounds(1, 8)
+    (rank,) = samplers(num_prompts=1, batch_size=4, num_generations=2, dp_size=1)
+    assert rank.next_round() == [Assignment(0, generation) for generation in range(4)]
 
 
 def test_a_state_continues_the_epoch_on_another_number_of_ranks():
@@ -105,19 +107,11 @@ def test_rollouts_of_one_round_are_dealt_in_turn_and_hold_no_video_twice(layout,
     assert together[0].round == 1
 
 
-def test_fewer_prompts_than_groups_give_further_generations():
-    (rank,) = samplers(num_prompts=1, batch_size=4, num_generations=2, dp_size=1)
-    assert rank.next_round() == [Assignment(0, generation) for generation in range(4)]
-
-
-def test_without_prompts_there_is_nothing_to_sample():
-    with pytest.raises(ValueError, match="received num_prompts 0"):
-        samplers(0, 2, 2, 1)
-
-
 @pytest.mark.parametrize(
     "state", [{}, {"round": 1}, {"round": -1, "groups_dealt": 0}, {"round": 0, "groups_dealt": 0, "x": 1}]
 )
-def test_a_foreign_state_is_refused(state):
+def test_no_prompts_and_a_foreign_state_are_refused(state):
+    with pytest.raises(ValueError, match="received num_prompts 0"):
+        samplers(0, 2, 2, 1)
     with pytest.raises(ValueError, match="round and groups_dealt"):
         samplers(5, 2, 2, 1)[0].load_state_dict(state)

@@ -14,13 +14,21 @@ from hyvideo.data.videos import VideoTooLargeError, read_chosen, read_video, vid
 from tests.support.limits import limited
 from tests.support.videos import moving_square
 
+VARYING_RATE = ["-vf", "setpts=(N+gt(N\\,4)*7*(N-4))/(12*TB)", "-fps_mode", "vfr"]
+"""Options of ffmpeg after which all frames but the first ones come at an eighth of the rate."""
+
+
+def noise(num_frames):
+    """Frames that hardly compress."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (num_frames, 64, 64, 3), dtype=torch.uint8, generator=generator)
+
 
 def psnr(a, b):
     return 10 * torch.log10(255**2 / (a.float() - b.float()).square().mean()).item()
 
 
-@pytest.mark.parametrize(("height", "width"), [(64, 64), (40, 24), (24, 40), (34, 50)])
-@pytest.mark.parametrize("num_frames", [1, 9])
+@pytest.mark.parametrize(("num_frames", "height", "width"), [(1, 64, 64), (9, 40, 24), (9, 24, 40), (9, 34, 50)])
 def test_frames_come_back_in_number_size_order_and_colour(tmp_path, num_frames, height, width):
     frames = moving_square(num_frames, height, width)
     write_video(tmp_path / "video.mp4", frames, fps=24)
@@ -45,7 +53,7 @@ def test_chosen_frames_are_those_of_the_whole_video(tmp_path):
         ("0", ["-c", "copy"], 33),  # as our encoder wrote it
         ("0.5", ["-c", "copy"], None),  # an edit list leaves the first frames out
         ("0", ["-pix_fmt", "yuv420p10le", "-c:v", "libx264"], 33),
-        ("0", ["-vf", "setpts=(N+gt(N\\,4)*7*(N-4))/(12*TB)", "-fps_mode", "vfr"], 33),
+        ("0", VARYING_RATE, 33),
     ],
     ids=["ours", "edited", "10 bit", "varying rate"],
 )
@@ -79,9 +87,8 @@ def test_a_chosen_frame_is_read_by_its_number_where_decord_is_installed(tmp_path
 
 @pytest.mark.parametrize("crf", [16, 25])
 def test_a_video_is_compressed_as_asked(tmp_path, crf):
-    noise = torch.randint(0, 256, (5, 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    write_video(tmp_path / "a.mp4", noise, 24, crf)
-    write_video(tmp_path / "usual.mp4", noise, 24)
+    write_video(tmp_path / "a.mp4", noise(5), 24, crf)
+    write_video(tmp_path / "usual.mp4", noise(5), 24)
     sizes = [(tmp_path / name).stat().st_size for name in ("a.mp4", "usual.mp4")]
     assert (sizes[0] < sizes[1]) == (crf == 25)
 
@@ -89,44 +96,35 @@ def test_a_video_is_compressed_as_asked(tmp_path, crf):
 def test_frames_of_a_varying_rate_are_read_once_each(tmp_path):
     constant, varying = tmp_path / "constant.mp4", tmp_path / "varying.mp4"
     write_video(constant, moving_square(9), fps=12)
-    later = "setpts=(N+gt(N\\,4)*7*(N-4))/(12*TB)"  # the last frames come at an eighth of the rate
-    command = [get_ffmpeg_exe(), "-i", str(constant), "-vf", later, "-fps_mode", "vfr", "-crf", "1", str(varying)]
+    command = [get_ffmpeg_exe(), "-i", str(constant), *VARYING_RATE, "-crf", "1", str(varying)]
     subprocess.run(command, check=True, capture_output=True)
     assert video_length(varying)[0] == 9
     assert psnr(read_video(varying), read_video(constant)) > 40
 
 
-def test_writing_makes_the_folder_replaces_the_old_file_and_leaves_no_other(tmp_path):
+def test_writing_makes_the_folder_and_replaces_the_old_file_unless_the_encoder_stops_early(tmp_path, monkeypatch):
     path = tmp_path / "rollouts" / "step 1" / "a.mp4"
     write_video(path, moving_square(3), fps=24)
     write_video(path, moving_square(5), fps=24)
     assert len(read_video(path)) == 5
-    assert list(path.parent.iterdir()) == [path]
-
-
-def test_an_encoder_that_stops_early_is_an_error_and_the_old_video_stays(tmp_path, monkeypatch):
-    path = tmp_path / "a.mp4"
-    write_video(path, moving_square(3), fps=24)
     before = path.read_bytes()
     monkeypatch.setattr("hyvideo.data.videos.count_frames_and_secs", lambda _: (4, 0.2))
     with pytest.raises(OSError, match="wrote 4 of 9 frames"):
         write_video(path, moving_square(9), fps=24)
-    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("limit", [500, 20000])
 def test_a_disk_that_fills_while_a_video_is_written_is_an_error_that_says_so(tmp_path, limit):
-    frames = torch.randint(0, 256, (9, 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     said = "wrote 0 of 9 frames; is the disk full.*a.mp4"
     with limited(resource.RLIMIT_FSIZE, limit), pytest.raises(OSError, match=said):
-        write_video(tmp_path / "a.mp4", frames, fps=24)
+        write_video(tmp_path / "a.mp4", noise(9), fps=24)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_video_whose_later_frames_are_damaged_is_named_by_who_counts_them(tmp_path):
     path = tmp_path / "a.mp4"
-    noise = torch.randint(0, 256, (24, 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    write_video(path, noise, fps=24)
+    write_video(path, noise(24), fps=24)
     content = path.read_bytes()
     whole = content.index(b"mdat") + 20_000
     path.write_bytes(content[:whole] + b"\xff" * (len(content) - whole))
