@@ -71,18 +71,10 @@ def test_an_adapter_with_other_settings_than_the_runs_is_refused(policy, tmp_pat
         prepare_policy(policy, gradient_checkpointing=False, lora=wanted, pretrained_lora_path=str(tmp_path))
 
 
-def test_a_missing_or_damaged_adapter_file_is_named(policy, tmp_path):
-    with pytest.raises(ValueError, match=f"no adapter at '{tmp_path}"):
-        load_lora(policy, tmp_path)
-    save(policy, tmp_path)
-    file = tmp_path / ADAPTER_FILE
-    file.write_bytes(file.read_bytes()[:-64])
-    with pytest.raises(ValueError, match=str(file)):
-        load_lora(policy, tmp_path)
-
-
 @pytest.mark.parametrize("matrix", ["lora_A", "lora_B"])
-def test_an_adapter_that_is_not_whole_is_refused(either, policy, tmp_path, matrix):
+def test_an_adapter_that_is_missing_or_not_whole_is_refused(either, policy, tmp_path, matrix):
+    with pytest.raises(ValueError, match=f"no adapter at '{tmp_path}"):
+        load_lora(either, tmp_path)
     save(policy, tmp_path)
     tensors, note = read(tmp_path)
     gone = next(name for name in tensors if matrix in name)
