@@ -47,22 +47,17 @@ def scoring_with(reward: WeightedReward, score: Callable[[Tensor, Sequence[str]]
 class Brightness(RewardModel):
     """The mean pixel; a prompt `fail` gives NaN, `infinite` infinity, `raise` an error.
 
-    Attributes:
-        devices: every device it was moved to.
-        calls: size of every batch it scored.
-        threads: most calls that ran at once.
+    It notes every device it was moved to, the size of every batch, and the most calls that ran at once (`threads`).
     """
 
     metrics = ("brightness", "length")
 
     def __init__(self, context: RewardContext = RewardContext(), seconds: float = 0.0) -> None:  # noqa: B008
         super().__init__(context)
-        self._seconds = seconds
+        self._seconds, self._lock = seconds, threading.Lock()
         self.devices: list[str] = []
         self.calls: list[int] = []
-        self.threads = 0
-        self._running = 0
-        self._lock = threading.Lock()
+        self.threads = self._running = 0
 
     def __call__(self, videos: Videos, prompts: Sequence[str]) -> dict[str, Tensor]:
         with self._lock:
@@ -100,12 +95,7 @@ class Corner(RewardModel):
 
 
 class FileBrightness(Brightness):
-    """The mean pixel of what it is given, with the files it read.
-
-    Attributes:
-        paths: of all videos, empty for those in memory.
-        sizes: of these files, in bytes.
-    """
+    """The mean pixel of what it is given; it notes paths and sizes, in bytes, of the files it reads."""
 
     reads = "file"
 
@@ -124,10 +114,8 @@ class FileBrightness(Brightness):
 class Mapped(MovingShapesReward):
     """The reward of moving shapes with another credit map.
 
-    Args:
-        context: of the run.
-        kind: `own`; `uniform`; `shuffled`, its own at other latents; `prompt`, a ramp over the latents that depends on
-            the prompt and on no pixel; or a fault: `shape`, `negative`, `nan`, `mean`, `nothing`.
+    Its `kind` is `own`; `uniform`; `shuffled`, its own at other latents; `prompt`, a ramp over the latents that depends
+    on the prompt and on no pixel; or a fault: `shape`, `nan`.
     """
 
     def __init__(self, context: RewardContext = RewardContext(), kind: str = "own") -> None:  # noqa: B008
@@ -143,10 +131,7 @@ class Mapped(MovingShapesReward):
             "shuffled": lambda: credit.flip(1, 2, 3),
             "prompt": lambda: 1 + steepness * torch.linspace(-1, 1, math.prod(grid)).view(grid),
             "shape": lambda: credit[:, 1:],
-            "negative": lambda: 1 + 99 * (credit - 1),
             "nan": lambda: credit.masked_fill(credit == credit.amax(), torch.nan),
-            "mean": lambda: 2 * credit,
-            "nothing": lambda: None,
         }[self._kind]()
 
 

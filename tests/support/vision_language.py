@@ -84,10 +84,7 @@ def _lean_to_answers(folder: Path, network: nn.Module) -> None:
 def chat_app(folder: Path, *, log_probs: bool = True, replies: list[str] | None = None) -> FastAPI:
     """Make a server of the chat protocol that runs a written model on the images it is sent.
 
-    Args:
-        folder: the model.
-        log_probs: whether it gives log-probabilities when asked for them.
-        replies: texts that it answers to requests without images, one after the other.
+    It gives log-probabilities when asked for them, unless `log_probs` is off, and `replies` to requests without images.
     """
     app, judge = FastAPI(), LocalJudge(str(folder), 10**6, "cpu", torch.float32)
     app.state.asked = []

@@ -1,5 +1,6 @@
 """Scores of single frames by a CLIP of the transformers library: fit to the prompt, and visual quality."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -50,8 +51,11 @@ class _FrameReward(RewardModel):
     @torch.inference_mode()
     def __call__(self, videos: Tensor, prompts: Sequence[str]) -> dict[str, Tensor]:
         """Score videos `[B, F, H, W, 3]` uint8; texts are cut at the CLIP's context length."""
-        texts = self._text_vectors(prompts)
-        scores = [self._score(self._frame_vectors(video), text) for video, text in zip(videos, texts, strict=True)]
+        scores, chosen = [], torch.linspace(0, videos.shape[1] - 1, self._num_frames).round().long()
+        for video, text in zip(videos, self._text_vectors(prompts), strict=True):
+            pixels = self._processor(list(video[chosen].cpu().numpy()), return_tensors="pt").pixel_values
+            frames = self._network.get_image_features(pixels.to(self._network.device)).pooler_output
+            scores.append(self._score(F.normalize(frames, dim=-1), text))
         return {self.metrics[0]: torch.stack(scores).mean(1).cpu()}
 
     def to(self, device: torch.device | str) -> None:
@@ -63,15 +67,9 @@ class _FrameReward(RewardModel):
         tokens = self._tokenizer(list(texts), padding=True, truncation=True, return_tensors="pt")
         return F.normalize(self._network.get_text_features(**tokens.to(self._network.device)).pooler_output, dim=-1)
 
-    def _frame_vectors(self, video: Tensor) -> Tensor:
-        """Return the unit vectors `[N, D]` of the frames that are looked at."""
-        chosen = torch.linspace(0, len(video) - 1, self._num_frames).round().long()
-        pixels = self._processor(list(video[chosen].cpu().numpy()), return_tensors="pt").pixel_values
-        return F.normalize(self._network.get_image_features(pixels.to(self._network.device)).pooler_output, dim=-1)
-
+    @abstractmethod
     def _score(self, frames: Tensor, text: Tensor) -> Tensor:
-        """Return the score of every frame `[N]` from their vectors `[N, D]` and the prompt's of `_text_vectors`."""
-        raise NotImplementedError
+        """Return the score of every frame `[N]` from their unit vectors `[N, D]` and the prompt's `[D]`."""
 
 
 @register_reward("clip_score")

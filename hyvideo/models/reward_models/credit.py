@@ -40,17 +40,10 @@ def credit_map(saliency: Tensor, num_frames: int, grid: Grid, window: int = 1) -
 
 
 def checked_credit(name: str, credit: object, grid: Grid, failed: Tensor) -> Tensor:
-    """Return the map that a reward gave, float32 on the CPU, 1 everywhere for videos without a score.
+    """Return the map `[B, *grid]` that a reward gave, float32 on the CPU, 1 for the videos that `failed`, `[B]` bool.
 
-    Args:
-        name: of the reward.
-        credit: what it gave, `[B, *grid]`.
-        grid: of the videos' latents.
-        failed: `[B]` bool.
-
-    Raises:
-        ValueError: it has another shape, or a video's map has negative or infinite values, NaN, or a mean that is not
-            1; the message names the reward.
+    A ValueError names a reward whose map has another shape, or for one video negative or infinite values, NaN, or a
+    mean that is not 1.
     """
     shape = [len(failed), *grid]
     if not isinstance(credit, Tensor) or list(credit.shape) != shape:

@@ -196,26 +196,19 @@ class MovingShapesReward(RewardModel):
     gives_credit = True
 
     def __call__(self, videos: Tensor, prompts: Sequence[str]) -> dict[str, Tensor]:
-        """Score uint8 videos `[B, F, H, W, 3]`: metric -> float32 `[B]`, NaN for a prompt that names no scene.
-
-        Raises:
-            ValueError: videos of another dtype or shape, or another number of prompts.
-        """
-        return self._scores(measure(videos), prompts)
+        """Score uint8 videos `[B, F, H, W, 3]`: metric -> float32 `[B]`, NaN for a prompt that names no scene."""
+        return self._scores(measure(videos), [parse_prompt(prompt) or UNREAD for prompt in prompts])
 
     def scores_and_credit(self, videos: Tensor, prompts: Sequence[str], grid: Grid) -> tuple[dict[str, Tensor], Tensor]:
         """Score, and give as credit map how wrong the pixels are: `wrong_pixels` on the grid of the latents."""
-        seen = measure(videos)
-        wrong = wrong_pixels(videos, seen, [parse_prompt(prompt) or UNREAD for prompt in prompts])
-        return self._scores(seen, prompts), credit_map(wrong, videos.shape[1], grid)
+        seen, scenes = measure(videos), [parse_prompt(prompt) or UNREAD for prompt in prompts]
+        return self._scores(seen, scenes), credit_map(wrong_pixels(videos, seen, scenes), videos.shape[1], grid)
 
     @staticmethod
-    def _scores(seen: Measurement, prompts: Sequence[str]) -> dict[str, Tensor]:
-        if len(seen.colour) != len(prompts):
-            raise ValueError(f"moving_shapes: received {len(seen.colour)} videos but {len(prompts)} prompts")
-        scenes = [parse_prompt(prompt) for prompt in prompts]
-        raw = raw_scores(seen, [scene or UNREAD for scene in scenes])
-        failed = torch.tensor([scene is None for scene in scenes])
+    def _scores(seen: Measurement, scenes: Sequence[Scene]) -> dict[str, Tensor]:
+        if len(seen.colour) != len(scenes):
+            raise ValueError(f"moving_shapes: received {len(seen.colour)} videos but {len(scenes)} prompts")
+        raw, failed = raw_scores(seen, scenes), torch.tensor([scene is UNREAD for scene in scenes])
         return {
             metric: ((raw[metric] - mean) / spread).masked_fill(failed, math.nan)
             for metric, (mean, spread) in CALIBRATION.items()
@@ -246,11 +239,6 @@ def wrong_pixels(videos: Tensor, seen: Measurement, scenes: Sequence[Scene]) -> 
     The right video has the background, the shape's size (within `AREA_RANGE`) and the middle of its path as they are
     seen, and colour, outline and motion as asked. The distance is, up to a factor, the magnitude of the gradient of the
     squared error by the pixel.
-
-    Args:
-        videos: uint8 `[B, F, H, W, 3]`.
-        seen: what `measure` says of them.
-        scenes: what was asked.
     """
     height, width = videos.shape[2:4]
     area = seen.area.clamp(*(share * height * width for share in AREA_RANGE))

@@ -103,8 +103,7 @@ class RewardModel(ABC):
 def checked_scores(name: str, reward: RewardModel, scores: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
     """Return what a reward gave for `count` videos: each of its metrics `[count]` float32 on the CPU, NaN for infinity.
 
-    Raises:
-        ValueError: a metric is missing, no tensor or has another shape; the message names the reward.
+    A metric that is missing, no tensor or of another shape is a ValueError that names the reward.
     """
     if not isinstance(scores, Mapping):
         raise ValueError(f"The reward {name} must return a mapping of its metrics; it returned {scores!r:.80}.")
@@ -154,7 +153,6 @@ def register_reward(name: str) -> Callable[[type[RewardModel]], type[RewardModel
     """
 
     def register(reward: type[RewardModel]) -> type[RewardModel]:
-        """Put the class into the registry, unchanged."""
         if name in _REWARDS:
             raise ValueError(
                 f"register_reward: '{name}' is {_REWARDS[name].__qualname__} already; choose another name."
@@ -171,10 +169,10 @@ def reward_class(name: str) -> type[RewardModel]:
         return import_class("reward_model", name, RewardModel)
     known = registered_rewards()
     if name not in known:
+        skipped = "".join(f" {file} was skipped: {reason}." for file, reason in _BROKEN.items())
         raise ValueError(
             f"reward_model: no reward named '{name}' is available; expected one of {', '.join(known)}, or module:Class "
-            f"of your own. Nearest: {nearest(name, known)}."
-            + "".join(f" {file} was skipped: {reason}." for file, reason in _BROKEN.items())
+            f"of your own. Nearest: {nearest(name, known)}.{skipped}"
         )
     return known[name]
 

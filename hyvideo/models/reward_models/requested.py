@@ -35,8 +35,7 @@ class RequestedReward:
 def read_requested_rewards(config: RewardConfig) -> list[RequestedReward]:
     """Read `reward_config`, or where it is None the short form `reward_model` with `reward_weights`.
 
-    Raises:
-        ValueError: unknown keys, or weights that are missing, not finite numbers or all 0.
+    Unknown keys, or weights that are missing, not finite numbers or all 0, are a ValueError.
     """
     if config.reward_config is None:
         options = {} if config.reward_checkpoint_path is None else {"checkpoint": config.reward_checkpoint_path}
@@ -64,8 +63,7 @@ def judge_of(config: RewardConfig) -> RewardConfig | None:
 
 def check_metrics(choice: RequestedReward, metrics: Sequence[str]) -> None:
     """Refuse, by a ValueError that lists what there is, weights for metrics that a reward does not give."""
-    unknown = [metric for metric in choice.sub_reward if metric not in metrics]
-    if unknown:
+    if unknown := [metric for metric in choice.sub_reward if metric not in metrics]:
         raise ValueError(
             f"reward_weights: {choice.name} has no metric {', '.join(unknown)}; expected some of {', '.join(metrics)}."
         )
@@ -109,8 +107,7 @@ def _read_choice(name: str, entry: object, url: str | None) -> RequestedReward:
     where = f"reward_config: models.{name}"
     if not isinstance(entry, Mapping):
         raise ValueError(f"{where}: expected a mapping with some of {', '.join(_KEYS)}; received {entry!r}.")
-    unknown = [key for key in entry if key not in _KEYS]
-    if unknown:
+    if unknown := [key for key in entry if key not in _KEYS]:
         raise ValueError(f"{where}: unknown key {', '.join(map(str, unknown))}; expected some of {', '.join(_KEYS)}.")
     options = entry.get("options", {})
     if not isinstance(options, Mapping):

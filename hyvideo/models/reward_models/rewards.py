@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,8 +24,6 @@ from hyvideo.models.reward_models.requested import (
     check_options,
     read_requested_rewards,
 )
-
-T = TypeVar("T")
 
 _Answer = tuple[dict[str, Tensor], Tensor, Tensor | None]
 """A reward's metrics of a block of b videos, `[b]` each, whether it applies to them, `[b]` bool, and its credit map."""
@@ -87,14 +85,9 @@ class Scores:
 
 @dataclass(frozen=True)
 class _Scorer:
-    """One reward at work.
+    """One reward at work, whether it gets mp4 files, and its metrics -> their names among those of all rewards.
 
-    Attributes:
-        choice: its name and weights.
-        model: the reward.
-        names: its metrics -> their names among those of all rewards.
-        reads_files: whether it gets mp4 files.
-        threads: one for a reward in this process, as many as requests may be in flight for a remote one.
+    It has one thread in this process, or as many as requests may be in flight to its server.
     """
 
     choice: RequestedReward
@@ -238,9 +231,9 @@ class WeightedReward:
 
     def begin(self, grid: Grid | None = None) -> Scoring:
         """Start scoring a round whose videos arrive in parts: `add` them, then `finish`."""
-        if self._config.reward_offload:
-            self._move(self._context.device)
         config = self._config
+        if config.reward_offload:
+            self._move(self._context.device)
         how = (config.reward_batch_size, self._context.video_fps, config.reward_video_crf)
         return Scoring(self._scorers, *how, self.credited, grid)
 
@@ -259,8 +252,7 @@ class WeightedReward:
     def check_credit(self, num_frames: int, size: tuple[int, int], grid: Grid, prompts: Sequence[str]) -> None:
         """Ask for the credit map of one grey video, so that a reward without a usable one is refused at the start.
 
-        Raises:
-            ValueError: the map is not as `checked_credit` wants it; as well as what the reward raises.
+        Errors are those of `checked_credit`, and what the reward raises.
         """
         applies = [scorer.model.applies for scorer in self._scorers if scorer.choice.name == self.credited]
         judged = [prompt for prompt in prompts if all(each(prompt) for each in applies)]
@@ -268,20 +260,19 @@ class WeightedReward:
             self(torch.full((1, num_frames, *size, 3), 128, dtype=torch.uint8), judged[:1], grid)
 
     def check_prompts(self, prompts: Sequence[str]) -> str | None:
-        """Return a warning if the weighted metrics judge no videos of some prompts; None if they judge all.
+        """Return a warning if the weighted metrics judge no videos of some prompts; a ValueError if of none at all.
 
         Rewards on a server say it only with their scores.
-
-        Raises:
-            ValueError: they judge no videos of any prompt.
         """
         weighted = [scorer for scorer in self._scorers if set(scorer.names.values()) & set(self.weights)]
         without = [p for p in prompts if not any(scorer.model.applies(p) for scorer in weighted)]
         if not without:
             return None
         names = " and ".join(scorer.choice.name for scorer in weighted)
-        told = f"{names} cannot judge the videos of {len(without)} of {len(prompts)} training prompts, such as"
-        told = f"{told} {without[0]!r:.200}"
+        told = (
+            f"{names} cannot judge the videos of {len(without)} of {len(prompts)} training prompts, such as "
+            f"{without[0]!r:.200}"
+        )
         if len(without) == len(prompts):
             raise ValueError(f"reward_model: {told}. Choose other prompts, or add a reward that judges them.")
         return f"{told}: nothing is learned from them. Leave them out, or add a reward that judges them."
@@ -308,21 +299,17 @@ def get_reward_fn(
     video_fps: float = 24,
     prompt_csvs: Sequence[str] = (),
 ) -> WeightedReward:
-    """Build the rewards that `config` names.
+    """Build the rewards that `config`, the reward group of the configuration, names.
 
-    Args:
-        config: the reward group of the configuration.
-        device: where reward networks run; with `reward_offload` only while they score.
-        model_root: folder of the base model, where VideoAlign's weights lie by default.
-        video_fps: frames per second of the videos.
-        prompt_csvs: CSV files of the prompts.
+    Their networks run on `device`, with `reward_offload` only while they score. VideoAlign's weights lie below
+    `model_root` by default; `prompt_csvs` are the files of the prompts.
 
     Raises:
         ValueError: an unknown reward (the known ones are listed), weights that do not fit it, missing weights, or a
             reward server that does not answer.
     """
     choices = _checked_choices(config)
-    context = _context(config, device, model_root, video_fps, prompt_csvs)
+    context = _context(config, device=device, model_root=Path(model_root), video_fps=video_fps, prompt_csvs=prompt_csvs)
     models = [
         _with_options(reward_class(choice.name), choice.name, context, choice.options)
         if choice.url is None
@@ -339,7 +326,7 @@ def build_reward(name: str, options: Mapping[str, Any], context: RewardContext) 
     return _with_options(reward, name, context, options)
 
 
-def _with_options(act: Callable[..., T], name: str, context: RewardContext, options: Mapping[str, Any]) -> T:
+def _with_options(act: Callable[..., Any], name: str, context: RewardContext, options: Mapping[str, Any]) -> Any:
     """Build or check a reward; an option of another type than it takes is a ValueError."""
     try:
         return act(context, **options)
@@ -347,19 +334,11 @@ def _with_options(act: Callable[..., T], name: str, context: RewardContext, opti
         raise ValueError(f"reward_config: {name} cannot use its options {dict(options)}: {error}.") from error
 
 
-def _context(
-    config: RewardConfig,
-    device: torch.device | str,
-    model_root: str | Path,
-    video_fps: float,
-    prompt_csvs: Sequence[str],
-) -> RewardContext:
+def _context(config: RewardConfig, **where: Any) -> RewardContext:
+    """Add what the settings say to where and for what a reward runs."""
     return RewardContext(
-        device,
-        Path(model_root),
-        video_fps,
-        config.reward_batch_size,
-        prompt_csvs=prompt_csvs,
+        **where,
+        batch_size=config.reward_batch_size,
         timeout=config.remote_reward_timeout,
         retries=config.remote_reward_retries,
         in_flight=config.remote_reward_in_flight,
@@ -370,7 +349,7 @@ def check_rewards(
     config: RewardConfig, model_root: str | Path, video_fps: float, prompt_csvs: Sequence[str] = ()
 ) -> None:
     """Refuse, by a ValueError, what `get_reward_fn` would refuse, as far as it shows without loading a network."""
-    context = _context(config, "cpu", model_root, video_fps, prompt_csvs)
+    context = _context(config, model_root=Path(model_root), video_fps=video_fps, prompt_csvs=prompt_csvs)
     for choice in _checked_choices(config):
         if choice.url is None:
             _with_options(reward_class(choice.name).check, choice.name, context, choice.options)

@@ -48,27 +48,21 @@ def legibility(asked: Sequence[str], lines: Sequence[str]) -> float:
     """Return how well a frame shows the asked texts, 0 to 1: the mean over them of 1 - distance / longer length.
 
     A text is compared with the line, or the lines in a row, that come nearest to it, because a sign may break it. So
-    surplus letters next to a text count against it, and other texts elsewhere in the frame do not.
-
-    Args:
-        asked: one or more texts, see `quoted_texts`.
-        lines: what was read, from top to bottom, as `comparable` writes it.
+    surplus letters next to a text count against it, and other texts elsewhere in the frame do not. `lines` are what was
+    read, from top to bottom; all texts are as `comparable` writes them.
     """
     runs = {"".join(lines[i:j]) for i in range(len(lines)) for j in range(i + 1, len(lines) + 1)}
     total = 0.0
     for text in asked:
-        best = 0.0
-        for at_most, run in sorted(((_most(text, run), run) for run in runs), reverse=True):
-            if at_most <= best:
+        best, letters = 0.0, Counter(text)
+        # No similarity exceeds the share of letters that both have, whatever their order.
+        limits = (((letters & Counter(run)).total() / max(len(text), len(run)), run) for run in runs)
+        for limit, run in sorted(limits, reverse=True):
+            if limit <= best:
                 break
             best = max(best, 1 - edit_distance(text, run) / max(len(text), len(run)))
         total += best
     return total / len(asked)
-
-
-def _most(text: str, run: str) -> float:
-    """Return what the similarity of two texts cannot exceed, by the letters that both have, whatever their order."""
-    return (Counter(text) & Counter(run)).total() / max(len(text), len(run))
 
 
 @register_reward("text_rendering")

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from einops import rearrange, repeat
@@ -35,18 +34,6 @@ _ANSWERS = ("yes", "no")
 _LOG = logging.getLogger(__name__)
 
 
-class Judge(Protocol):
-    """Answers a question about frames."""
-
-    def yes(self, frames: Tensor, text: str) -> Tensor:
-        """Return the probability of yes against no, 0-dim, for frames `[N, 3, H, W]` float in [0, 255]."""
-
-
-def chosen_frames(video: Tensor, num_frames: int) -> Tensor:
-    """Return the numbers `[N]` of the frames that are shown: spread over the whole video, each once."""
-    return torch.linspace(0, len(video) - 1, num_frames).round().long().unique()
-
-
 def odds_of_yes(log_probs: Mapping[str, float]) -> float:
     """Return P(yes) / (P(yes) + P(no)) from log-probabilities of first tokens; NaN if neither is among them.
 
@@ -61,16 +48,9 @@ def odds_of_yes(log_probs: Mapping[str, float]) -> float:
 
 
 class LocalJudge:
-    """A Qwen2.5-VL or Qwen3-VL in this process, which sees every frame as an image.
+    """A Qwen2.5-VL or Qwen3-VL in this process, which sees every frame as an image of at most `max_pixels`.
 
-    Args:
-        checkpoint: its folder.
-        max_pixels: largest frame that is shown; larger ones are made smaller.
-        device: where it runs.
-        dtype: precision of its weights.
-
-    Raises:
-        ValueError: the folder cannot be read, is of another family, or lacks weights or the answers' tokens.
+    A ValueError says that the folder cannot be read, or lacks weights or the answers' tokens.
     """
 
     def __init__(self, checkpoint: str, max_pixels: int, device: torch.device | str, dtype: torch.dtype) -> None:
@@ -97,11 +77,9 @@ class LocalJudge:
         self._max_pixels = max_pixels
 
     def yes(self, frames: Tensor, text: str) -> Tensor:
-        """Return the probability of yes against no, 0-dim float32, differentiable in the frames.
+        """Return the probability of yes against no, 0-dim float32, differentiable in `frames`.
 
-        Args:
-            frames: `[N, 3, H, W]` float in [0, 255].
-            text: what is asked about them.
+        These are `[N, 3, H, W]` float in [0, 255], and `text` is what is asked about them.
         """
         pixels, grid = self._patches(frames)
         device, config = self.network.device, self.network.config
@@ -146,11 +124,7 @@ class LocalJudge:
 
 
 class RemoteJudge:
-    """A model of a chat server that returns log-probabilities.
-
-    Raises:
-        ValueError: the server does not answer, refuses, or answers without log-probabilities.
-    """
+    """A model of a chat server; a ValueError if it does not answer, refuses, or answers without log-probabilities."""
 
     def __init__(self, url: str, model: str, max_pixels: int, context: RewardContext) -> None:
         self._server, self._max_pixels = ChatServer(url, model, context, "vlm_checks: server"), max_pixels
@@ -210,9 +184,7 @@ class VlmChecks(RewardModel):
         super().__init__(context)
         self._checks = _checked(context, checkpoint, server, model, num_frames, max_pixels, template, dtype, csv)
         self._num_frames, self._template = num_frames, template
-        on_gpu = torch.device(context.device).type != "cpu"
-        name = dtype or ("bf16" if on_gpu else "fp32")
-        self._judge: Judge
+        name = dtype or ("fp32" if torch.device(context.device).type == "cpu" else "bf16")
         if server is None:
             self._judge = LocalJudge(checkpoint, max_pixels, context.device, _DTYPES[name])
             what = f"{Path(checkpoint).name}, {name}"
@@ -249,8 +221,9 @@ class VlmChecks(RewardModel):
         return scores, credit_map(torch.stack(gradients).norm(dim=2), videos.shape[1], grid, WINDOW)
 
     def _shown(self, videos: Tensor) -> list[Tensor]:
-        """Return the frames `[N, 3, H, W]` of every video that are shown, float32."""
-        return [_floats(video[chosen_frames(video, self._num_frames)]) for video in videos]
+        """Return the frames `[N, 3, H, W]` of every video that are shown, float32: spread over all of it, each once."""
+        chosen = torch.linspace(0, videos.shape[1] - 1, self._num_frames).round().long().unique()
+        return [rearrange(video[chosen].cpu(), "n h w c -> n c h w").float() for video in videos]
 
     def _scores(
         self, shown: Sequence[Tensor], prompts: Sequence[str], likelihood: Callable[[Tensor, Check], float]
@@ -296,11 +269,6 @@ _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 def _word(token: str) -> str:
     """Write a token without what marks a blank before it, and in lower case."""
     return token.strip("Ġ▁ ").casefold()
-
-
-def _floats(frames: Tensor) -> Tensor:
-    """Turn frames `[N, H, W, 3]` into float32 `[N, 3, H, W]`."""
-    return rearrange(frames.cpu(), "n h w c -> n c h w").float()
 
 
 def _checked(

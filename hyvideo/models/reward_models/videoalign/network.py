@@ -30,9 +30,7 @@ class _VisionAngles(Qwen2VLVisionRotaryEmbedding):
 class RewardNetwork(nn.Module):
     """Qwen2-VL whose last hidden state at three tokens becomes three scores.
 
-    Args:
-        config: of the base model, its vocabulary that of the checkpoint.
-        output_dim: 1: one output per token; 3: one output per metric, of which each token gives its own.
+    With `output_dim` 1 there is one output per token; with 3 one per metric, of which each token gives its own.
     """
 
     def __init__(self, config: Qwen2VLConfig, output_dim: int) -> None:

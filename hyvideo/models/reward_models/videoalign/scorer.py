@@ -101,13 +101,8 @@ class VideoAlignScorer:
         self, videos: Sequence[Tensor], video_fps: float, prompts: Sequence[str]
     ) -> dict[str, list[float]]:
         """Score B videos in memory, uint8 `[F, H, W, 3]` at `video_fps` frames per second, as `score` by default."""
-
-        def shown(video: Tensor) -> Tensor:
-            """Return the frames that are shown."""
-            choice = {"fps": self.settings.fps, "num_frames": self.settings.num_frames}
-            return video[frame_indices(len(video), video_fps, **choice)].cpu()
-
-        return self._score(shown, videos, prompts)
+        choice = {"fps": self.settings.fps, "num_frames": self.settings.num_frames}
+        return self._score(lambda video: video[frame_indices(len(video), video_fps, **choice)].cpu(), videos, prompts)
 
     def to(self, device: torch.device | str) -> None:
         """Move the network."""
@@ -135,7 +130,7 @@ class VideoAlignScorer:
         for start in range(0, len(by_length), self._batch_size):
             chosen = by_length[start : start + self._batch_size]
             raw[chosen] = self._run([items[index] for index in chosen])
-        scores: dict[str, list[float]] = {}
+        scores = {}
         for metric, values in zip(METRICS, raw.T.tolist(), strict=True):
             mean, std = self.settings.statistics[metric] if normalize else (0.0, 1.0)
             scores[metric] = [(value - mean) / std for value in values]

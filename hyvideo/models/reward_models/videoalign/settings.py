@@ -113,8 +113,7 @@ def read_scoring_text(root: Path) -> str:
             "checkpoint's authors (checkpoints-download.md says where it is)."
         )
     wanted = ["{text_prompt}", *(f"<|{metric}_reward|>" for metric in METRICS)]
-    wrong = [part for part in wanted if text.count(part) != 1]
-    if wrong:
+    if wrong := [part for part in wanted if text.count(part) != 1]:
         raise ValueError(f"VideoAlign: the scoring text in {path} must contain {', '.join(wrong)} exactly once.")
     if hashlib.sha256(text.encode()).hexdigest() != TEXT_SHA256:
         _LOG.warning("VideoAlign: the scoring text in %s is not the published one; scores will differ from it.", path)

@@ -77,12 +77,6 @@ def test_quality_is_the_share_of_a_good_photo_whatever_the_prompt(checkpoint, vi
     assert 0 < float(scores.min()) < float(scores.max()) < 1
 
 
-def test_a_score_does_not_depend_on_its_batch(checkpoint, videos):
-    reward = PickScore(RewardContext(), str(checkpoint))
-    alone = torch.cat([reward(videos[i : i + 1], PROMPTS[i : i + 1])["PickScore"] for i in range(2)])
-    torch.testing.assert_close(reward(videos, PROMPTS)["PickScore"], alone, atol=1e-4, rtol=0)
-
-
 def test_both_at_once_load_from_their_paths(checkpoint, videos):
     entry = {"options": {"checkpoint": str(checkpoint), "num_frames": 2}}
     models = {

@@ -14,7 +14,7 @@ GRID = (3, 4, 6)
 @pytest.mark.parametrize(
     ("frame", "latent_frame"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2)], ids=lambda number: str(number)
 )
-def test_a_pixel_counts_for_its_latent_and_in_a_window_for_its_neighbours_in_the_frame(frame: int, latent_frame: int):
+def test_a_pixel_counts_for_its_latent_and_in_a_window_for_its_neighbours_in_the_frame(frame, latent_frame):
     saliency = torch.zeros(2, 9, 64, 96)
     saliency[0, frame, 2 * 16, 5 * 16 + 15] = 7.0
     found = credit_map(saliency, 9, GRID, window=3)
@@ -46,7 +46,7 @@ def test_frames_that_were_not_shown_lie_on_the_line_between_their_neighbours():
     ],
     ids=["frames", "videos", "nothing", "negative", "mean", "nan", "infinite"],
 )
-def test_a_map_that_is_not_usable_is_refused_with_its_numbers(change, message: str):
+def test_a_map_that_is_not_usable_is_refused_with_its_numbers(change, message):
     good = torch.ones(2, *GRID)
     good[1, :, :2], good[1, :, 2:] = 0, 2
     nothing_failed = torch.zeros(2, dtype=torch.bool)
@@ -65,13 +65,9 @@ def config_of(name: str, **options: object) -> RewardConfig:
     return RewardConfig(reward_config={"models": models}, reward_credit=name)
 
 
-@pytest.mark.parametrize("kind", ["shape", "negative", "nan", "mean", "nothing"])
-def test_a_reward_without_a_usable_map_is_refused_before_a_rollout(kind: str):
-    reward = get_reward_fn(config_of(MAPPED, kind=kind))
+def test_a_reward_without_a_usable_map_or_without_any_is_refused_before_a_rollout():
+    reward = get_reward_fn(config_of(MAPPED, kind="nan"))
     with pytest.raises(ValueError, match=f"The reward {MAPPED} must give"):
         reward.check_credit(9, (64, 96), GRID, ["a red circle moves slowly to the left"])
-
-
-def test_a_reward_that_cannot_give_a_map_is_refused():
     with pytest.raises(ValueError, match=f"reward_credit: {BRIGHTNESS} gives no credit map"):
         get_reward_fn(config_of(BRIGHTNESS))

@@ -38,13 +38,17 @@ OTHER_MOTION = {
 }
 
 
-def clips(wanted: list[Scene] = SCENES) -> list[Clip]:
+def clips(wanted: list[Scene] = SCENES, **changes: object) -> list[Clip]:
     rng = random.Random(1)
-    return [sample_clip(scene, rng) for scene in wanted]
+    return [dataclasses.replace(sample_clip(scene, rng), **changes) for scene in wanted]
 
 
 def raw(videos: Tensor) -> dict[str, Tensor]:
-    return raw_scores(measure(videos), [parse_prompt(text) for text in PROMPTS])
+    return raw_scores(measure(videos), SCENES)
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
 
 
 def next_of(vocabulary: dict, word: str) -> str:
@@ -63,11 +67,11 @@ def truth() -> Tensor:
 
 
 @given(st.sampled_from(scenes()), st.integers(0, len(WORDINGS) - 1))
-def test_every_wording_of_every_scene_is_read_back(scene: Scene, wording: int) -> None:
+def test_every_wording_of_every_scene_is_read_back(scene, wording):
     assert parse_prompt(prompt(scene, wording)) == scene
 
 
-def test_a_prompt_without_exactly_one_of_each_word_is_not_read() -> None:
+def test_a_prompt_without_exactly_one_of_each_word_is_not_read():
     for text in ("", "a cat", "a red circle", "a red circle moves slowly"):
         assert parse_prompt(text) is None, text
     for doubled in ("red blue circle moves slowly", "red circle moves slowly quickly", "red circle moves slowly right"):
@@ -75,7 +79,7 @@ def test_a_prompt_without_exactly_one_of_each_word_is_not_read() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_drawn_area_and_centroid_are_those_asked_for(shape: str) -> None:
+def test_the_drawn_area_and_centroid_are_those_asked_for(shape):
     mask = coverage(shape, torch.tensor([31.3, 33.8]), torch.tensor(9.0), 64, 64)
     assert mask.sum().item() == pytest.approx(SHAPES[shape] * 81, rel=0.02)
     grid = torch.arange(64) + 0.5
@@ -83,7 +87,7 @@ def test_the_drawn_area_and_centroid_are_those_asked_for(shape: str) -> None:
     assert (mask.sum(1) * grid).sum() / mask.sum() == pytest.approx(33.8, abs=0.1)
 
 
-def test_rendered_ground_truth_scores_at_the_top_of_every_metric_in_units_of_the_bases_spread(truth: Tensor) -> None:
+def test_rendered_ground_truth_scores_at_the_top_of_every_metric_in_units_of_the_bases_spread(truth):
     scores, normal = raw(truth), MovingShapesReward()(truth, PROMPTS)
     assert correct(truth, PROMPTS).all()
     for metric, mean, spread in (("VQ", 0.323, 0.090), ("MQ", 0.340, 0.134), ("TA", 0.677, 0.195)):
@@ -94,12 +98,11 @@ def test_rendered_ground_truth_scores_at_the_top_of_every_metric_in_units_of_the
 
 
 def noisy(videos: Tensor, spread: float) -> Tensor:
-    noise = torch.randn(videos.shape, generator=torch.Generator().manual_seed(0))
-    return (videos + spread * noise).clamp(0, 255).to(torch.uint8)
+    return (videos + spread * torch.randn(videos.shape, generator=seeded())).clamp(0, 255).to(torch.uint8)
 
 
 def jittery(wanted: list[Scene]) -> Tensor:
-    generator, frames = torch.Generator().manual_seed(0), []
+    generator, frames = seeded(), []
     for index in range(17):
         shift = 3 * torch.randn(len(wanted), 2, generator=generator)
         moved = []
@@ -111,7 +114,7 @@ def jittery(wanted: list[Scene]) -> Tensor:
 
 
 def flickering(videos: Tensor) -> Tensor:
-    gain = 1 + 0.1 * torch.randn(len(videos), 17, 1, 1, 1, generator=torch.Generator().manual_seed(0))
+    gain = 1 + 0.1 * torch.randn(len(videos), 17, 1, 1, 1, generator=seeded())
     return (videos * gain).clamp(0, 255).to(torch.uint8)
 
 
@@ -121,7 +124,7 @@ FAULTS = {
     "static": ("MQ", lambda videos: videos[:, :1].expand_as(videos)),
     "reversed": ("MQ", lambda videos: videos.flip(1)),
     "jittery": ("MQ", lambda videos: jittery(SCENES)),
-    "teleporting": ("MQ", lambda videos: videos[:, torch.randperm(17, generator=torch.Generator().manual_seed(0))]),
+    "teleporting": ("MQ", lambda videos: videos[:, torch.randperm(17, generator=seeded())]),
     "wrong colour": ("TA", lambda videos: changed("colour", partial(next_of, COLOURS))),
     "wrong shape": ("TA", lambda videos: changed("shape", partial(next_of, SHAPES))),
     "wrong direction": ("MQ", lambda videos: changed("motion", OTHER_MOTION.get)),
@@ -130,16 +133,13 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_costs_every_video_on_the_metric_that_should_notice_it(truth: Tensor, fault: str) -> None:
+def test_a_fault_costs_every_video_on_the_metric_that_should_notice_it(truth, fault):
     metric, spoil = FAULTS[fault]
-    loss = raw(truth)[metric] - raw(spoil(truth))[metric]
+    spoilt = raw(spoil(truth))
+    loss = raw(truth)[metric] - spoilt[metric]
     assert loss.min() > 0.1 and loss.mean() > 0.3
-
-
-@pytest.mark.parametrize("fault", ["static", "reversed", "wrong direction", "wrong speed"])
-def test_a_fault_of_motion_costs_nothing_on_quality_and_alignment(truth: Tensor, fault: str) -> None:
-    spoilt = raw(FAULTS[fault][1](truth))
-    assert spoilt["VQ"].min() > 0.75 and spoilt["TA"].min() > 0.9
+    if fault in ("static", "reversed", "wrong direction", "wrong speed"):
+        assert spoilt["VQ"].min() > 0.75 and spoilt["TA"].min() > 0.9
 
 
 def full_frame_colour() -> Tensor:
@@ -150,30 +150,26 @@ def full_frame_colour() -> Tensor:
 EXPLOITS = {
     "black": lambda videos: torch.zeros_like(videos),
     "frozen bright frame": lambda videos: torch.full_like(videos, 255),
-    "pure noise": lambda videos: torch.randint(
-        0, 256, videos.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
-    ),
+    "pure noise": lambda videos: torch.randint(0, 256, videos.shape, dtype=torch.uint8, generator=seeded()),
     "full-frame colour": lambda videos: full_frame_colour(),
     "half the frame in the colour": lambda videos: torch.cat(
         [videos[:, :, :, :32], full_frame_colour()[:, :, :, 32:]], 3
     ),
-    "specks": lambda videos: render([dataclasses.replace(clip, radius=2.0) for clip in clips()]),
-    "giants": lambda videos: render([dataclasses.replace(clip, radius=26.0) for clip in clips()]),
-    "faint": lambda videos: (
-        128 + (render([dataclasses.replace(clip, background=(128,) * 3) for clip in clips()]).float() - 128) * 0.12
-    ).to(torch.uint8),
-    "off screen": lambda videos: render([dataclasses.replace(clip, start=(-30.0, -30.0)) for clip in clips()]),
+    "specks": lambda videos: render(clips(radius=2.0)),
+    "giants": lambda videos: render(clips(radius=26.0)),
+    "faint": lambda videos: (128 + (render(clips(background=(128,) * 3)).float() - 128) * 0.12).to(torch.uint8),
+    "off screen": lambda videos: render(clips(start=(-30.0, -30.0))),
 }
 
 
 @pytest.mark.parametrize("exploit", EXPLOITS)
-def test_a_cheap_exploit_loses_to_a_mediocre_honest_video_on_every_metric(truth: Tensor, exploit: str) -> None:
+def test_a_cheap_exploit_loses_to_a_mediocre_honest_video_on_every_metric(truth, exploit):
     honest = changed("colour", partial(next_of, COLOURS))
     mediocre, cheap = raw(noisy(honest, 6)), raw(EXPLOITS[exploit](truth))
     assert all((mediocre[metric] > cheap[metric]).all() for metric in METRICS)
 
 
-def test_between_two_colours_or_two_shapes_the_score_lies_between(truth: Tensor) -> None:
+def test_between_two_colours_or_two_shapes_the_score_lies_between(truth):
     blend = []
     for clip, scene in zip(clips(), SCENES, strict=True):
         other = COLOURS[next_of(COLOURS, scene.colour)]
@@ -184,7 +180,7 @@ def test_between_two_colours_or_two_shapes_the_score_lies_between(truth: Tensor)
     assert (right > half).all() and (half.mean() > wrong.mean())
 
 
-def test_an_unreadable_prompt_is_nan_for_its_item_alone(truth: Tensor) -> None:
+def test_an_unreadable_prompt_is_nan_for_its_item_alone_and_wrong_input_refused(truth):
     reward = MovingShapesReward()
     scores = reward(truth[:3], [PROMPTS[0], "a cat", PROMPTS[2]])
     alone = reward(truth[2:3], PROMPTS[2:3])
@@ -192,9 +188,6 @@ def test_an_unreadable_prompt_is_nan_for_its_item_alone(truth: Tensor) -> None:
         assert scores[metric].dtype == torch.float32
         assert scores[metric].isnan().tolist() == [False, True, False]
         torch.testing.assert_close(scores[metric][2:], alone[metric])
-
-
-def test_wrong_input_is_refused_with_what_was_received(truth: Tensor) -> None:
     with pytest.raises(ValueError, match=r"uint8 .* received torch.float32"):
         measure(truth.float())
     with pytest.raises(ValueError, match="2 videos but 1 prompts"):
@@ -203,7 +196,7 @@ def test_wrong_input_is_refused_with_what_was_received(truth: Tensor) -> None:
         correct(truth[:1], ["a cat"])
 
 
-def test_sixty_four_videos_are_scored_in_about_a_second(truth: Tensor) -> None:
+def test_sixty_four_videos_are_scored_in_about_a_second(truth):
     videos, prompts = truth.repeat(3, 1, 1, 1, 1)[:64], (PROMPTS * 3)[:64]
     MovingShapesReward()(videos[:2], prompts[:2])
     begin = time.process_time()
@@ -211,7 +204,7 @@ def test_sixty_four_videos_are_scored_in_about_a_second(truth: Tensor) -> None:
     assert time.process_time() - begin < 4
 
 
-def test_pixels_are_wrong_by_their_distance_from_what_was_asked(truth: Tensor) -> None:
+def test_pixels_are_wrong_by_their_distance_from_what_was_asked(truth):
     def wrong(videos: Tensor) -> Tensor:
         return wrong_pixels(videos, measure(videos), SCENES)
 
@@ -229,7 +222,7 @@ def test_pixels_are_wrong_by_their_distance_from_what_was_asked(truth: Tensor) -
     assert late[0] > 3 * late[8] and late[16] > 3 * late[8], "the middle of the path is where it should be"
 
 
-def test_the_credit_map_says_how_wrong_the_pixels_of_every_latent_are() -> None:
+def test_the_credit_map_says_how_wrong_the_pixels_of_every_latent_are():
     videos = changed("motion", OTHER_MOTION.get)
     scores, credit = MovingShapesReward().scores_and_credit(videos, PROMPTS, (5, 4, 4))
     assert all(torch.equal(scores[metric], MovingShapesReward()(videos, PROMPTS)[metric]) for metric in METRICS)

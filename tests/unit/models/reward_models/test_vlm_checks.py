@@ -195,22 +195,18 @@ def test_wrong_options_are_refused_before_a_model_is_read(one, csv, options, mes
         check_rewards(config, "ckpts", 24, [csv])
 
 
-def test_a_vision_tower_of_a_million_layers_is_refused_before_it_is_made(one, csv, tmp_path):
-    folder = shutil.copytree(one, tmp_path / "deep")
-    path = folder / "config.json"
-    content = json.loads(path.read_text())
-    content["vision_config"]["depth"] = 10**6
-    path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="depth is 1000000, expected less than 1000"):
-        VlmChecks.check(context(csv), checkpoint=str(folder))
-
-
-def test_an_image_processor_that_cuts_patches_of_another_size_is_refused_before_it_fills_the_memory(one, csv, tmp_path):
-    folder = shutil.copytree(one, tmp_path / "other")
-    path = folder / "preprocessor_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"patch_size": 2**20}))
-    with pytest.raises(ValueError, match="cuts patches of other sizes than the model's"):
-        VlmChecks(context(csv), checkpoint=str(folder))
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("config.json", {"vision_config": {"depth": 10**6}}, "depth is 1000000, expected less than 1000"),
+        ("preprocessor_config.json", {"patch_size": 2**20}, "cuts patches of other sizes than the model's"),
+    ],
+)
+def test_a_checkpoint_that_would_fill_the_memory_is_refused_before_it_does(one, csv, tmp_path, file, change, message):
+    path = shutil.copytree(one, tmp_path / "other") / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ValueError, match=message):
+        VlmChecks(context(csv), checkpoint=str(path.parent))
 
 
 def test_every_way_to_write_an_answer_counts():

@@ -46,7 +46,7 @@ def test_both_forms_score_as_the_librarys_network_with_merged_adapters(form, cli
     assert len({round(score, 3) for metric in METRICS for score in scores[metric]}) == 9, "scores that tell nothing"
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 8])
+@pytest.mark.parametrize("batch_size", [1, 2])
 def test_a_score_does_not_depend_on_its_batch(whole, scorer, clips, batch_size):
     single = [scorer.score([path], [prompt]) for path, prompt in zip(clips, PROMPTS, strict=True)]
     batched = VideoAlignScorer(whole.root, batch_size=batch_size).score(clips[::-1], PROMPTS[::-1])
@@ -64,8 +64,7 @@ def test_normalised_scores_are_standardised_raw_ones_and_overall_is_their_sum(sc
 
 
 def test_frames_in_memory_score_as_the_file_they_come_from(scorer, clips):
-    frames = read_frames(clips[1], fps=8, num_frames=None)
-    assert len(frames) == 24
+    frames = read_video(clips[1])
     assert scorer.score_frames([frames], 8, PROMPTS[:1]) == scorer.score(clips[1:2], PROMPTS[:1])
 
 
@@ -150,13 +149,6 @@ def test_weights_that_are_not_exactly_the_networks_are_refused(whole, tmp_path, 
         VideoAlignScorer(damaged(whole, tmp_path, change))
 
 
-def test_a_tokenizer_without_the_reward_tokens_is_refused(whole, tmp_path):
-    root = damaged(whole, tmp_path, lambda weights: None)
-    build_tokenizer().save_pretrained(root / "checkpoint-20" / "tokenizer")
-    with pytest.raises(ValueError, match=r"has no <\|video_pad\|>, <\|VQ_reward\|>, <\|MQ_reward\|>, <\|TA_reward\|>"):
-        VideoAlignScorer(root)
-
-
 class Evil:
     """Pickles to a call."""
 
@@ -164,8 +156,11 @@ class Evil:
         return (print, ("executed",))
 
 
-def test_a_pickle_that_runs_code_is_refused_and_not_run(whole, tmp_path, capsys):
+def test_a_pickle_that_runs_code_and_a_tokenizer_without_the_reward_tokens_are_refused(whole, tmp_path, capsys):
     root = damaged(whole, tmp_path, lambda weights: weights.update(evil=Evil()))
     with pytest.raises(ValueError, match="model.pth cannot be read as weights"):
         VideoAlignScorer(root)
     assert "executed" not in capsys.readouterr().out
+    build_tokenizer().save_pretrained(root / "checkpoint-20" / "tokenizer")
+    with pytest.raises(ValueError, match=r"has no <\|video_pad\|>, <\|VQ_reward\|>, <\|MQ_reward\|>, <\|TA_reward\|>"):
+        VideoAlignScorer(root)
