@@ -42,14 +42,9 @@ def serving(app: ASGIApp) -> Iterator[str]:
 def server_process(
     seconds: float, port: int | None = None, reward: str = "Brightness", faults: Sequence[str] = (), **options: object
 ) -> Iterator[tuple[str, subprocess.Popen]]:
-    """Serve a reward of `tests.support.rewards` in a process of its own that can be killed.
+    """Serve a reward of `tests.support.rewards`, built with `seconds`, in a process of its own that can be killed.
 
-    Args:
-        seconds: what it is built with.
-        port: any free one by default.
-        reward: its class; it is served under its name in lower case.
-        faults: of `Faulty`.
-        options: of `create_app`.
+    It is served under the name of its class in lower case; `faults` are of `Faulty`, `options` of `create_app`.
     """
     port = port or free_port()
     program = (
@@ -80,11 +75,9 @@ def started(command: Sequence[str], url: str, **options: object) -> Iterator[sub
 
 @contextlib.contextmanager
 def talking(introduction: str, behave: Callable[[socket.socket], None]) -> Iterator[str]:
-    """Speak no HTTP library's language: send `introduction` to who asks for it, and let `behave` treat other requests.
+    """Answer `/metadata` with `introduction`, and let `behave` treat the sockets of other requests, heads read.
 
-    Args:
-        introduction: the body of `/metadata`.
-        behave: gets the socket of a request whose head was read; a client that has gone ends it.
+    A client that has gone ends that.
     """
 
     class Handler(socketserver.BaseRequestHandler):
@@ -116,23 +109,14 @@ def talking(introduction: str, behave: Callable[[socket.socket], None]) -> Itera
 class Faulty:
     """Passes requests to `app`, but for scoring requests takes the next of `faults` first.
 
-    Faults: `hang`, `500`, `429`, `401`, `malformed` (half an answer), `nan` (every score), `stale` (the answer to an
-    earlier request), `fewer` (a score is missing), `map` (a credit map of another size), `die` (the process is
-    killed) and `ok`. After the last
-    one all goes well.
-
-    Attributes:
-        requests: scoring requests so far.
-        most_at_once: most of them that were open at one time.
+    Faults: `hang`, a status, `malformed` (half an answer), `nan` (every score), `stale` (the answer to an earlier
+    request), `fewer` (a score is missing), `map` (a credit map of another size), `die` (the process is killed) and
+    `ok`. After the last one all goes well. It counts scoring requests, and the most that were open at one time.
     """
 
     def __init__(self, app: ASGIApp, faults: Sequence[str] = ()) -> None:
-        self._app = app
-        self._faults = list(faults)
-        self._answer = b"{}"
-        self._open = 0
-        self.requests = 0
-        self.most_at_once = 0
+        self._app, self._faults, self._answer = app, list(faults), b"{}"
+        self._open = self.requests = self.most_at_once = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not scope.get("path", "").startswith("/score"):

@@ -65,15 +65,12 @@ class RemoteReward(RewardModel):
         What is larger than the server reads is sent in two halves. A refusal, which trying again would not change, is a
         RewardFailureError.
         """
-        return self._persistent(videos, prompts, None)[0]
+        return self.scores_and_credit(videos, prompts, None)[0]
 
-    def scores_and_credit(self, videos: Videos, prompts: Sequence[str], grid: Grid) -> tuple[dict[str, Tensor], Tensor]:
-        """Score videos and get their credit maps; as `__call__`, where the server keeps failing with maps of ones."""
-        return self._persistent(videos, prompts, grid)
-
-    def _persistent(
+    def scores_and_credit(
         self, videos: Videos, prompts: Sequence[str], grid: Grid | None
     ) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Score videos and get their credit maps; as `__call__`, where the server keeps failing with maps of ones."""
         try:
             return self._score(videos, prompts, grid)
         except Fault as fault:
@@ -113,8 +110,8 @@ class RemoteReward(RewardModel):
             )
         sent = [digest(prompt, content) for prompt, content in zip(prompts, contents, strict=True)]
 
-        def post() -> ScoreResponse:
-            """Ask once, and refuse an answer that is not about exactly what was sent."""
+        def post() -> tuple[ScoreResponse, Tensor | None]:
+            """Ask once, and refuse an answer that is not about exactly what was sent, or without usable credit maps."""
             answer = self._server.answer(
                 ScoreResponse,
                 "POST",
@@ -127,22 +124,19 @@ class RemoteReward(RewardModel):
             lists = [*answer.metrics.values(), answer.applies or sent, sent if grid is None else answer.credit]
             if set(answer.metrics) != set(self.metrics) or any(len(values) != len(sent) for values in lists):
                 raise Fault(f"an answer without {len(sent)} scores for each of {', '.join(self.metrics)[:SHOWN]}")
-            self._maps(answer, grid)
-            return answer
+            if grid is None:
+                return answer, None
+            failed = [all(value is None for value in values) for values in zip(*answer.metrics.values(), strict=True)]
+            try:
+                maps = unpacked_maps(answer.credit, grid)
+                return answer, checked_credit(self._name, maps, grid, torch.tensor(failed))
+            except ValueError as error:
+                raise Fault(f"an answer without usable credit maps: {str(error)[:SHOWN]}") from error
 
-        answer = self._server.persistently(post)
+        answer, credit = self._server.persistently(post)
         self._not_for |= {p for p, applies in zip(prompts, answer.applies or sent, strict=True) if not applies}
         scores = {
             metric: torch.tensor([torch.nan if value is None else value for value in values])
             for metric, values in answer.metrics.items()
         }
-        return scores, self._maps(answer, grid)
-
-    def _maps(self, answer: ScoreResponse, grid: Grid | None) -> Tensor | None:
-        """Read the credit maps of an answer, if they were wanted; a Fault where they are not usable."""
-        failed = [all(value is None for value in values) for values in zip(*answer.metrics.values(), strict=True)]
-        try:
-            maps = None if grid is None else unpacked_maps(answer.credit, grid)
-            return None if grid is None else checked_credit(self._name, maps, grid, torch.tensor(failed))
-        except ValueError as error:
-            raise Fault(f"an answer without usable credit maps: {str(error)[:SHOWN]}") from error
+        return scores, credit

@@ -72,12 +72,9 @@ class BoundedFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return a message, with the end of a traceback that belongs to it."""
         first, *others = super().format(record).splitlines() or [""]
-        return "\n".join(map(_bounded, [first, *(f"    {line}" for line in others[-_MAX_LINES:])]))
-
-
-def _bounded(line: str) -> str:
-    escaped = repr(line[: MAX_LINE + 1])[1:-1]
-    return escaped if len(escaped) <= MAX_LINE else f"{escaped[: MAX_LINE - 3]}..."
+        lines = [first, *(f"    {line}" for line in others[-_MAX_LINES:])]
+        escaped = [repr(line[: MAX_LINE + 1])[1:-1] for line in lines]
+        return "\n".join(line if len(line) <= MAX_LINE else f"{line[: MAX_LINE - 3]}..." for line in escaped)
 
 
 LOGGING = {

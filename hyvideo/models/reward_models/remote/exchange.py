@@ -20,6 +20,7 @@ SHOWN = 300
 
 _FIRST_WAIT_SECONDS = 0.5
 _Answer = TypeVar("_Answer", bound=BaseModel)
+_Asked = TypeVar("_Asked")
 
 
 class Fault(Exception):
@@ -27,17 +28,9 @@ class Fault(Exception):
 
 
 class Exchange:
-    """Asks one server, within the context's limits; many threads may ask at once.
+    """Asks one server, within the context's limits; many threads may ask at once. A wrong `url` is a ValueError.
 
-    Args:
-        url: its address.
-        token: bearer token, or None.
-        context: how often, how long and how many requests at once.
-        setting: what names the address, for messages.
-        variable: environment variable of the token, for messages.
-
-    Raises:
-        ValueError: `url` is no address.
+    `setting` names the address in messages, and `variable` the environment variable of the bearer token.
     """
 
     def __init__(self, url: str, token: str | None, context: RewardContext, *, setting: str, variable: str) -> None:
@@ -54,7 +47,7 @@ class Exchange:
             raise ValueError(f"{setting}: '{url}' is not an address ({error}).") from error
         self._loop = _event_loop()
 
-    def persistently(self, ask: Callable[[], _Answer]) -> _Answer:
+    def persistently(self, ask: Callable[[], _Asked]) -> _Asked:
         """Ask until there is an answer, with waits that double; a Fault after all retries."""
         for attempt in range(self._retries + 1):
             try:

@@ -43,7 +43,7 @@ def create_app(
     max_body_bytes: int = 256 * 2**20,
     video_folder: Path | None = None,
 ) -> FastAPI:
-    """Make the application.
+    """Make the application, which serves rewards by name.
 
     `GET /health` answers anyone. `GET /metadata` and `POST /score/{reward}` require the bearer token. A reward scores
     one request at a time, while one more is read and decoded. The bodies of others wait with their clients; those that
@@ -57,7 +57,7 @@ def create_app(
         video_folder: where requests may name videos, instead of sending them; None: nowhere.
     """
     app = FastAPI(title="SAGE-GRPO reward server", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(_BodyLimit, max_bytes=max_body_bytes)
+    app.add_middleware(_limited, max_bytes=max_body_bytes)
     held = {name: asyncio.Semaphore(_REQUESTS_HELD) for name in rewards}  # who waits takes no worker thread
     locks = {name: asyncio.Lock() for name in rewards}
     facts = {name: _facts(reward) for name, reward in rewards.items()}
@@ -92,7 +92,9 @@ def create_app(
                     async with locks[name]:
                         if await request.is_disconnected():
                             raise ClientDisconnect
-                        found, credit = await run_in_threadpool(_scored, name, rewards[name], videos, asked)
+                        found, credit = await run_in_threadpool(
+                            checked_answer, name, rewards[name], videos, asked.prompts, asked.grid
+                        )
                 except VideoTooLargeError as error:
                     hint = "Or send fewer, or start the server with a higher --max_body_mb."
                     raise HTTPException(413, f"{error} {hint}") from error
@@ -102,24 +104,15 @@ def create_app(
                     raise HTTPException(499, "the client has gone") from error
         metrics = {key: [v if math.isfinite(v) else None for v in values.tolist()] for key, values in found.items()}
         applies = [*map(rewards[name].applies, asked.prompts)]
-        return ScoreResponse(metrics=metrics, digests=digests, applies=applies, credit=credit)
+        maps = [] if credit is None else [packed_map(each) for each in credit]
+        return ScoreResponse(metrics=metrics, digests=digests, applies=applies, credit=maps)
 
     return app
 
 
 def _facts(reward: RewardModel) -> RewardFacts:
-    return RewardFacts(
-        metrics=list(reward.metrics),
-        reads=reward.reads,
-        description=reward.describe(),
-        gives_credit=reward.gives_credit,
-    )
-
-
-def _scored(name: str, reward: RewardModel, videos: Videos, asked: ScoreRequest) -> tuple[dict[str, Tensor], list[str]]:
-    """Return a reward's scores, and its credit maps if they are wanted; a ValueError where they are not usable."""
-    found, credit = checked_answer(name, reward, videos, asked.prompts, asked.grid)
-    return found, [] if credit is None else [packed_map(each) for each in credit]
+    about = {"reads": reward.reads, "description": reward.describe(), "gives_credit": reward.gives_credit}
+    return RewardFacts(metrics=list(reward.metrics), **about)
 
 
 async def _read_form(request: Request) -> tuple[ScoreRequest, list[bytes]]:
@@ -148,8 +141,7 @@ def _unpacked(
 ) -> tuple[ScoreRequest, list[str], Videos]:
     """Return what is asked, the digests, and the videos as the reward reads them, `most` bytes of frames at most.
 
-    Raises:
-        ValueError: a video is not what the request says, too large, or a path leads out of the folder.
+    A ValueError says that a video is not what the request says or too large, or that a path leads out of the folder.
     """
     asked, contents = form
     if asked.grid is not None and not reward.gives_credit:
@@ -207,24 +199,20 @@ def _inside(folder: Path | None, name: str) -> Path:
     raise ValueError(f"there is no video {name!r} in the server's folder")
 
 
-class _BodyLimit:
-    """Answers 413 to a request that turns out to be too large, without storing it."""
+def _limited(app: ASGIApp, max_bytes: int) -> ASGIApp:
+    """Answer 413 to a request that turns out to be too large, without storing it."""
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
-        self._app = app
-        self._max_bytes = max_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, counting what it sends."""
+    async def limited(scope: Scope, receive: Receive, send: Send) -> None:
         received = 0
 
         async def counted() -> Message:
-            """Receive the next piece; answer 413 when they have become too many bytes."""
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
-            if received > self._max_bytes:
-                raise HTTPException(413, f"the request is larger than {self._max_bytes} bytes")
+            if received > max_bytes:
+                raise HTTPException(413, f"the request is larger than {max_bytes} bytes")
             return message
 
-        await self._app(scope, counted, send)
+        await app(scope, counted, send)
+
+    return limited

@@ -61,15 +61,10 @@ _Side = Annotated[int, Field(ge=1, le=4096)]
 
 
 class ScoreRequest(_Message):
-    """Videos to score.
+    """Videos to score, one per prompt.
 
-    Attributes:
-        prompts: one per video.
-        format: `mp4`: the files are mp4; `raw`: they are uint8 frames of `shape`; `path`: no files, but names in the
-            server's folder.
-        shape: [F, H, W, 3] of every raw video.
-        paths: names of the videos, for the format `path`.
-        grid: frames, height and width of the videos' latents, if a credit map is wanted.
+    By the `format` they are mp4 files, raw uint8 frames of `shape` [F, H, W, 3], or no files but `paths`: names in the
+    server's folder. `grid` is frames, height and width of their latents, if a credit map is wanted.
     """
 
     prompts: list[Annotated[str, Field(max_length=MAX_PROMPT)]] = Field(min_length=1, fail_fast=True)
@@ -105,13 +100,7 @@ class RewardFacts(_Message):
 
 
 class Metadata(_Message):
-    """What a server offers.
-
-    Attributes:
-        rewards: by name.
-        video_fps: frames per second it takes raw videos to have.
-        max_body_bytes: largest request it reads.
-    """
+    """Rewards by name, frames per second that raw videos are taken to have, and the largest request that is read."""
 
     rewards: dict[Name, RewardFacts] = Field(max_length=100)
     video_fps: float

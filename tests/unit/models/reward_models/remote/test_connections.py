@@ -35,7 +35,6 @@ def score(url: str, reward: str = "brightness", content: bytes = VIDEO, **reques
 
 
 def scoring(seconds: float = 0) -> contextlib.AbstractContextManager[str]:
-    """A server of one reward."""
     return serving(create_app({"brightness": Brightness(seconds=seconds)}, token="secret"))
 
 
