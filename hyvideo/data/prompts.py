@@ -41,10 +41,15 @@ def read_prompts(paths: Sequence[str | Path], image_root: str | Path | None = No
 
     UTF-8 with or without a byte order mark. Columns: `prompt`, and optionally `index`, `seed` (whole numbers from 0)
     and `ref_image_path` (relative to the folder of its CSV). Empty cells count as not given, empty lines are skipped.
-    With `image_root` all images must lie in that folder, links followed.
+
+    Args:
+        paths: the files.
+        image_root: folder in which all images must lie, links followed; None: anywhere.
 
     Raises:
-        ValueError: whatever cannot be read or is not as above; the message names file and line.
+        ValueError: no files, a file that is missing, not UTF-8, not proper CSV or without prompts, no `prompt` column,
+            a row with a blank prompt or surplus values, a bad number, an index given twice, an image that does not
+            exist or lies outside `image_root`. The message names file and line.
     """
     if not paths:
         raise ValueError("no prompt CSV given: name at least one file with a `prompt` column")

@@ -24,7 +24,12 @@ def seed_for(*parts: int | str) -> int:
 def generator_for(seed: int, stream: str, round: int, prompt: int, generation: int, step: int) -> torch.Generator:
     """A fresh CPU generator for one noise tensor.
 
-    `stream` says what the noise is for, such as `rollout/initial`; streams never share noise. `round` is 0 outside
-    training, `generation` counts the videos of a prompt in it, and `step` is the denoising step that adds the noise.
+    Args:
+        seed: the run's seed.
+        stream: what the noise is for, such as `rollout/initial`; streams never share noise.
+        round: number of the rollout; 0 outside training.
+        prompt: index of the prompt.
+        generation: number of the video among those of its prompt in this round.
+        step: denoising step that adds the noise.
     """
     return torch.Generator().manual_seed(seed_for(seed, stream, round, prompt, generation, step))

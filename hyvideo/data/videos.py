@@ -59,11 +59,16 @@ def write_video(path: Path, frames: torch.Tensor, fps: float, crf: int = 16) -> 
 
 
 def read_video(path: Path, indices: Sequence[int] | None = None, *, max_bytes: int | None = None) -> torch.Tensor:
-    """Frames of a video file as uint8 [F, H, W, 3] RGB on the CPU: all, or `indices` in any order, as often as named.
+    """Frames of a video file as uint8 [F, H, W, 3] RGB on the CPU.
+
+    Args:
+        path: the file.
+        indices: which frames, in any order, as often as named; None: all.
+        max_bytes: largest size of the frames; None: MAX_VIDEO_BYTES.
 
     Raises:
         ValueError: there is no file, it is not a video that can be decoded or has no such frame.
-        VideoTooLargeError: a ValueError, the frames are more than `max_bytes`, by default MAX_VIDEO_BYTES.
+        VideoTooLargeError: a ValueError, the frames are more than `max_bytes`.
     """
     with _opened(path) as reader:
         width, height = reader.get_meta_data()["size"]
@@ -105,8 +110,15 @@ def read_chosen(path: Path, choose: Callable[[int, float], Sequence[int]], *, ow
     """Frames of a video that depend on its length, as `read_video` gives them.
 
     decord, where it is installed, reads them by their numbers, without decoding the others. It runs in this process and
-    reads 8-bit 4:2:0 only, so that other videos, and those not made here (`own`), are read as `read_video` does.
-    `choose` gives the indices for a number of frames and the frames per second.
+    reads 8-bit 4:2:0 only, so that other videos, and those of strangers, are read as `read_video` does.
+
+    Args:
+        path: the file.
+        choose: from the number of frames and the frames per second to the indices.
+        own: whether the file was made here.
+
+    Raises:
+        ValueError: as `read_video` and `video_length`.
     """
     if own and find_spec("decord"):
         with _opened(path) as reader:

@@ -74,10 +74,15 @@ class TrimmedAttnProcessor:
 def attend_jointly(
     video: Sequence[Tensor], text: Sequence[Tensor], equal_rows: Sequence[EqualRows] | None
 ) -> tuple[Tensor, Tensor]:
-    """Attend jointly, each row to its own valid tokens, of which `equal_rows` tells the numbers (None: all are valid).
+    """Attend jointly, each row to its own valid tokens.
 
-    `video` are query, key and value `[B, S, N, D]` and `text` those `[B, T, N, D]` of the condition tokens. Both come
-    back in these shapes, the latter zero where a row has padding.
+    Args:
+        video: query, key and value `[B, S, N, D]` of the video tokens.
+        text: those of the condition tokens, `[B, T, N, D]`.
+        equal_rows: which of the T are valid; None: all.
+
+    Returns:
+        `[B, S, N, D]` and `[B, T, N, D]`; the latter is zero where a row has padding.
     """
     num_text, num_video = text[0].shape[1], video[0].shape[1]
     if equal_rows is None:
@@ -103,11 +108,16 @@ def install_attention(
     sp_group: ProcessGroup | None = None,
     row_group: ProcessGroup | None = None,
 ) -> HunyuanVideo15Transformer3DModel:
-    """Replace the stock forward and attention of `transformer` in place, and return it; its video output is unchanged.
+    """Replace the stock forward and attention of `transformer` in place; the video output is unchanged.
 
-    The ranks of `sp_group` share the tokens of one video: all of them call the transformer with the same arguments, and
-    the true gradient of a loss that all of them compute is the sum of theirs. Those of `row_group` share the rows of a
-    batch, each an equal part of them, in the same way.
+    Args:
+        transformer: the diffusers HunyuanVideo-1.5 transformer.
+        sp_group: ranks that share the tokens of one video, all of which then call the transformer with the same
+            arguments. The true gradient of a loss that all of them compute is the sum of theirs.
+        row_group: ranks that share the rows of a batch, each an equal part of them, in the same way.
+
+    Returns:
+        The same transformer.
 
     Raises:
         ValueError: the attention was installed before, or the ranks do not divide the heads.

@@ -114,7 +114,8 @@ def load_vae(
 ) -> AutoencoderKLHunyuanVideo15:
     """Load the VAE of `root`, frozen; it takes batches. Tiling is set up as in the original, and off.
 
-    A missing folder, or weights that do not fit the config exactly, is a ValueError.
+    Raises:
+        ValueError: missing folder, or weights that do not fit the config exactly.
     """
     vae, source, naming = open_vae(root)
     fill(vae, source, naming, dtype=dtype, device=device)
@@ -137,10 +138,18 @@ def load_pipeline(
 ) -> HunyuanVideo15Pipeline:
     """Load every component of `root` into a `pipeline_class`; encoders and VAE are frozen.
 
-    The arguments are those of `load_transformer`. `encoder_dtype` is that of VAE, language and vision model; ByT5 keeps
-    float32, as in the original. Transformer and VAE are put on `device` as they are read and the encoders on
-    `encoders_on`, never all in host memory; buffers, and what `prepare` adds, are for the caller to move. For an
-    image-to-video model `pipeline_class` must also take `image_encoder` and `feature_extractor`.
+    Args:
+        root: model folder in either layout.
+        version: see `load_transformer`.
+        pipeline_class: the diffusers pipeline class or a subclass. Of an image-to-video model it must also take
+            `image_encoder` and `feature_extractor`.
+        scheduler: the scheduler instance the pipeline is to use.
+        transformer_dtype: dtype of the policy's weights; None keeps that of the files.
+        encoder_dtype: likewise of VAE, language and vision model; ByT5 keeps float32, as in the original.
+        device: where weights are put as they are read, never all in host memory; None: there. Buffers, and what
+            `prepare` adds, are for the caller to move.
+        encoders_on: likewise of the encoders.
+        prepare: see `load_transformer`.
 
     Raises:
         ValueError: missing files (all are named), or weights that do not fit their config exactly.

@@ -38,18 +38,24 @@ def prepare_policy(
     lora: LoraConfig | None = None,
     pretrained_lora_path: str | None = None,
 ) -> HunyuanVideo15Transformer3DModel:
-    """Make `transformer`, whose attention is installed, ready for training, in place.
+    """Make `transformer` ready for training, in place.
 
     Full fine-tuning trains every weight that can receive a gradient; with `lora` only the adapters, which are float32
-    whatever the network is: bfloat16 would round most of their updates away. They may start as the one in the folder
-    `pretrained_lora_path`; a ValueError says that it is missing or does not fit the model or `lora`. Dropout of the
-    network stays off in rollout and replay alike (`eval` mode): the two must agree exactly.
+    whatever the network is: bfloat16 would round most of their updates away. Dropout of the network stays off in
+    rollout and replay alike (`eval` mode): the two must agree exactly.
 
-    With `gradient_checkpointing` the backward pass computes every block again instead of keeping its activations: all
-    of it (`full`), all but what attention returned (`selective`), or also not the products that narrow their input
-    (`cheap`), as the second layer of a feed-forward network does: each time much work for one tensor per block.
-    `elementwise` also keeps all other products but those that widen an adapter's few channels: eight tensors more for
-    the rest of the work.
+    Args:
+        transformer: the policy, attention installed.
+        gradient_checkpointing: recompute every block in the backward pass instead of keeping its activations.
+        recompute: all of it (`full`), all but what attention returned (`selective`), or also not the products that
+            narrow their input (`cheap`), as the second layer of a feed-forward network does: each time much work for
+            one tensor per block. `elementwise` also keeps all other products but those
+            that widen an adapter's few channels: eight tensors more for the rest of the work.
+        lora: adapter to add, see `lora_config`.
+        pretrained_lora_path: folder with the adapter to start from (as `save_lora` writes it); needs `lora`.
+
+    Raises:
+        ValueError: the adapter to start from is missing or does not fit the model or `lora`.
     """
     transformer.eval().requires_grad_(False)
     if lora is None:
@@ -137,14 +143,18 @@ def shard_weights(
 ) -> None:
     """Shard weights, gradients and optimizer state over `mesh` in place (FSDP2); weights move to the mesh's device.
 
-    The mesh has one axis to shard over, or two: copies, and shards of each. Gradients are averaged over it in float32.
-    Weights on the meta device get memory there: shards to be filled. With `cpu_offload` shards, gradients and optimizer
-    state are in host memory.
-
-    The blocks' weights are gathered in `compute_dtype`. What lies outside of them (2 % of the weights, among them the
+    Weights on the meta device get memory there, or with `cpu_offload` in host memory: shards to be filled.
+    Gradients are averaged over the mesh in float32. What lies outside of the blocks (2 % of the weights, among them the
     timestep and condition embeddings) is gathered in its own dtype, so that timesteps and the condition stream keep
-    theirs. `reshard_after_forward` frees a block's gathered weights after its forward pass. False keeps them until they
-    change: no communication from one denoising step to the next, for the memory of a whole model.
+    theirs.
+
+    Args:
+        transformer: the prepared policy.
+        mesh: one axis to shard over, or two: copies, and shards of each.
+        compute_dtype: dtype in which the blocks' weights are gathered; None: their own.
+        reshard_after_forward: free a block's gathered weights after its forward pass. False keeps them until they
+            change: no communication from one denoising step to the next, for the memory of a whole model.
+        cpu_offload: keep shards, gradients and optimizer state in host memory.
     """
     shared = {
         "mesh": mesh,

@@ -53,13 +53,24 @@ def forward(
     attention_kwargs: dict | None = None,
     return_dict: bool = True,
 ) -> Transformer2DModelOutput | tuple[Tensor]:
-    """Return the velocity of every row, `[B, C, F', H', W']`; called as the stock forward, or with unpadded conditions.
+    """Return the velocity of every row; called as the stock forward, or with unpadded rows of condition tokens.
 
-    Latents and condition channels are `[B, C_in, F', H', W']`, timesteps `[B]`; `timestep_r` is where the step of a
-    step-distilled model leads to. Text, and likewise the quoted texts `_2`, are B tensors `[S_b, D]`; or padded
-    `[B, S, D]` with masks `[B, S]`, as the stock forward takes them: then the masks are read back from the device, and
-    the host waits for it. `image_embeds` are `[B, S_v, D_v]` states of the first frames; None, or all zero as in the
-    stock forward, for none.
+    Args:
+        self: the transformer, with `install_attention`.
+        hidden_states: `[B, C_in, F', H', W']`.
+        timestep: `[B]`.
+        encoder_hidden_states: the text, B tensors `[S_b, D]`; or padded `[B, S, D]` with its mask, as the stock forward
+            takes it. Then the mask is read back from the device, which waits for it.
+        encoder_attention_mask: `[B, S]` of a padded text.
+        timestep_r: `[B]`, where the step leads to (step-distilled models).
+        encoder_hidden_states_2: the quoted texts, likewise.
+        encoder_attention_mask_2: likewise.
+        image_embeds: `[B, S_v, D_v]` states of the first frames; None, or all zero as in the stock forward, for none.
+        attention_kwargs: `scale` of a LoRA adapter.
+        return_dict: as in diffusers.
+
+    Returns:
+        `[B, C, F', H', W']`.
 
     Raises:
         ValueError: a mask is not right-padded, or the rows do not divide by the ranks that share them.

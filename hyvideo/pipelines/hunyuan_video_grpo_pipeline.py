@@ -46,9 +46,11 @@ def decoded_together(shape: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class Guidance:
-    """Classifier-free guidance: `v = v_negative + scale (v_prompt - v_negative)`, `negative` being one row.
+    """Classifier-free guidance: `v = v_negative + scale (v_prompt - v_negative)`.
 
-    Scale 1 means no guidance: one transformer row per sample instead of two, and no need of `negative`.
+    Attributes:
+        scale: guidance scale; 1 means no guidance, and one transformer row per sample instead of two.
+        negative: one row; needed when `scale` is not 1.
     """
 
     scale: float = 1.0
@@ -132,9 +134,14 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         return temporarily_on(self.encoders, self._execution_device) if self.encoder_offload else nullcontext()
 
     def encode_prompts(self, prompts: Sequence[Prompt], size: tuple[int, int]) -> Conditioning:
-        """Encode the texts of `prompts` and the images they name, scaled and cropped to `size` (height, width).
+        """Encode the texts of `prompts` and the images they name, one row each.
 
-        Prompts that do not suit the transformer's task, or an image that cannot be read, are a ValueError.
+        Args:
+            prompts: all with an image (image-to-video) or all without.
+            size: height and width of the videos, to which the images are scaled and cropped.
+
+        Raises:
+            ValueError: they do not suit the transformer's task, or an image cannot be read.
         """
         check_task(prompts, self.task)
         images = [read_image(prompt.ref_image_path) for prompt in prompts] if self.task == "i2v" else None
@@ -143,10 +150,16 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[str], *, glyphs: bool = True) -> Conditioning:
-        """Encode `prompts`, each alone and without padding: a row does not depend on its neighbours.
+        """Encode `prompts`, one row each.
 
-        An empty prompt is encoded as a blank, as the model was trained. `glyphs` encodes quoted texts with ByT5, which
-        the original model never does for the negative prompt. A note on an encoder's error names the prompt.
+        Every prompt is encoded alone and without padding: the result does not depend on its neighbours.
+
+        Args:
+            prompts: the texts; an empty one is encoded as a blank, as the model was trained.
+            glyphs: encode quoted texts with ByT5. The original model never does for the negative prompt.
+
+        Raises:
+            Exception: an encoder failed; a note names the prompt.
         """
         rows = []
         with self._encoders_at_work():

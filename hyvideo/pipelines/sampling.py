@@ -26,8 +26,19 @@ def sample_prompts(
     """Sample one video per prompt, with the ODE unless told otherwise: `[N, F, H, W, 3]` uint8 on the CPU.
 
     A prompt with its own seed starts from the noise of that seed only; the others from that of `seed` and their index.
-    The videos depend on `batch_size`, the number that is denoised together, only by rounding. The other arguments are
-    those of `HunyuanVideoGRPOPipeline.rollout`; `on_step` is called for every step of every batch.
+    The videos depend on `batch_size` only by rounding.
+
+    Args:
+        pipeline: its scheduler's steps set.
+        prompts: N prompts.
+        guidance: scale and negative conditioning.
+        num_frames: frames per video, 4 n + 1.
+        size: height and width in pixels.
+        seed: base seed.
+        batch_size: videos denoised together.
+        sde_type: `ode`, or a rollout's transition to look at, see `HunyuanVideoGRPOPipeline.denoise_step`.
+        eta: noise level of the SDE.
+        on_step: called with the index of every finished denoising step of every batch.
     """
     videos = []
     for start in range(0, len(prompts), batch_size):

@@ -61,10 +61,15 @@ _Side = Annotated[int, Field(ge=1, le=4096)]
 
 
 class ScoreRequest(_Message):
-    """Videos to score, one per prompt.
+    """Videos to score.
 
-    By the `format` they are mp4 files, raw uint8 frames of `shape` [F, H, W, 3], or no files but `paths`: names in the
-    server's folder. `grid` is frames, height and width of their latents, if a credit map is wanted.
+    Attributes:
+        prompts: one per video.
+        format: `mp4`: the files are mp4; `raw`: they are uint8 frames of `shape`; `path`: no files, but names in the
+            server's folder.
+        shape: [F, H, W, 3] of every raw video.
+        paths: names of the videos, for the format `path`.
+        grid: frames, height and width of the videos' latents, if a credit map is wanted.
     """
 
     prompts: list[Annotated[str, Field(max_length=MAX_PROMPT)]] = Field(min_length=1, fail_fast=True)
