@@ -13,8 +13,6 @@ import typing
 from collections.abc import Iterable, Iterator
 from difflib import SequenceMatcher
 
-from omegaconf import OmegaConf
-
 from hyvideo.config.schema import Config
 from hyvideo.config.setting import Facts, lies_in
 
@@ -133,8 +131,7 @@ def out_of_range(config: Config, *names: str) -> Iterator[str]:
 
 def settings_of(cfg: Config) -> dict[str, object]:
     """Name -> value of every setting, in plain types."""
-    groups = OmegaConf.to_container(OmegaConf.structured(cfg))
-    return {name: value for group in groups.values() for name, value in group.items()}
+    return {name: value for group in dataclasses.asdict(cfg).values() for name, value in group.items()}
 
 
 def deciding_fields(cfg: Config, dp_size: int = 1) -> dict[str, object]:

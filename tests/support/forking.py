@@ -8,14 +8,6 @@ from multiprocessing.context import ForkServerContext
 
 from tests.support.training import REPOSITORY
 
-PRELOADED = [
-    "post_train",
-    "hyvideo.evaluation.generate",
-    "hyvideo.planning.preflight",
-    "tests.support.ranks",
-    "tests.support.training",
-]
-
 
 @cache
 def forking_context() -> ForkServerContext:
@@ -26,6 +18,6 @@ def forking_context() -> ForkServerContext:
     path = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPOSITORY), path]))
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context.set_forkserver_preload(["tests.support.preloaded"])
     forkserver.ensure_running()
     return context

@@ -1,0 +1,20 @@
+# ruff: noqa: F401
+"""What the server of `tests.support.forking` holds when it forks, so that no process of a test pays for it again."""
+
+import gc
+
+import torch.utils.tensorboard
+from transformers import CLIPModel, Qwen2VLForConditionalGeneration
+
+import hyvideo.algorithms.grpo
+import hyvideo.algorithms.nft
+import hyvideo.evaluation.generate
+import hyvideo.planning.preflight
+import hyvideo.training.device_memory
+import post_train
+from hyvideo.models.reward_models import clip, text_rendering, videoalign, vlm_checks
+from hyvideo.reports.page import _environment
+from tests.support import ranks, training
+
+_environment().get_template("report.html")  # compiled once
+gc.freeze()  # or every collection in a forked process would walk through all of this, and copy it
