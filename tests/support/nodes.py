@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.programs import write_program
+
 ADDRESSES = {"grpo-test-a": "10.213.7.1", "grpo-test-b": "10.213.7.2"}
 """Namespace -> its address."""
 
@@ -49,9 +51,7 @@ def two_nodes(folder: Path) -> Iterator[dict[str, str]]:
                 _ip("-n", name, *command)
             _ip("-n", name, "link", "set", "lo", "up")
         cases = "\n".join(f"{address}) node={name} ;;" for name, address in ADDRESSES.items())
-        stand_in = folder / "ssh"
-        stand_in.write_text(SSH % cases)
-        stand_in.chmod(0o755)
+        write_program(folder / "ssh", SSH % cases)
         nodes = {"NODE_IP_LIST": ",".join(ADDRESSES.values()), "GLOO_SOCKET_IFNAME": "eth0"}
         yield {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": os.environ["HOME"], **nodes}
     finally:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.programs import write_program
+
 ROOT = Path(__file__).parents[3]
 
 HF = """#!/usr/bin/env bash
@@ -29,9 +31,7 @@ def project(tmp_path: Path) -> Path:
     """A folder with the script, stub programs `hf` and `curl`, and a scoring text that is not the authors'."""
     shutil.copy(ROOT / "download_weights.sh", tmp_path)
     for name, text in (("hf", HF), ("curl", CURL)):
-        (tmp_path / "bin").mkdir(exist_ok=True)
-        (tmp_path / "bin" / name).write_text(text)
-        (tmp_path / "bin" / name).chmod(0o755)
+        write_program(tmp_path / "bin" / name, text)
     (tmp_path / "text.py").write_text('DETAILED_PROMPT_WITH_SPECIAL_TOKEN = "another text"\n')
     return tmp_path
 
@@ -56,9 +56,7 @@ def test_a_dry_run_prints_the_commands_and_fetches_nothing(project: Path):
 
 
 @pytest.mark.parametrize(("version", "total", "encoders"), [("480p_t2v", 61, 0), ("720p_i2v", 62, 1)])
-def test_everything_for_a_version_is_fetched_after_its_size_is_said(
-    project: Path, version: str, total: int, encoders: int
-):
+def test_everything_for_a_version_is_fetched_after_its_size_is_said(project, version, total, encoders):
     shutil.copy(project / "bin" / "hf", project / "bin" / "modelscope")
     lines = run(project, "--all", version, "--dry-run", "w").stdout.splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith("+"))

@@ -6,13 +6,14 @@ Nodes are local shells: pdsh is the real one, and a stand-in for ssh runs the co
 import os
 import shutil
 import signal
-import stat
 import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
+from tests.support.programs import write_program
 
 ROOT = Path(__file__).parents[3]
 needs_pdsh = pytest.mark.skipif(shutil.which("pdsh") is None, reason="pdsh is not installed (apt-get install pdsh)")
@@ -33,12 +34,6 @@ if [[ -n ${DEAF-} ]]; then trap '' TERM; fi
 sleep "${SECONDS_LONG:-0}" &
 wait
 """
-
-
-def write_program(path, text):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
 @pytest.fixture

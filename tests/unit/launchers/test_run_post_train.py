@@ -3,13 +3,13 @@
 import os
 import shutil
 import socket
-import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.programs import write_program
 from tests.support.ranks import free_port
 
 ROOT = Path(__file__).parents[3]
@@ -37,9 +37,7 @@ def project(tmp_path):
     write_config(project, "sage_8gpu.yaml", "parallel:\n  sp_size: 2\n")
     shutil.copy(ROOT / "run_post_train.sh", project)
     shutil.copytree(ROOT / "scripts" / "post_train", project / "scripts" / "post_train")
-    stub = project / "stub-python"
-    stub.write_text(STUB)
-    stub.chmod(stub.stat().st_mode | stat.S_IXUSR)
+    write_program(project / "stub-python", STUB)
     return project
 
 

@@ -3,13 +3,14 @@
 import os
 import re
 import shutil
-import stat
 import subprocess
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+
+from tests.support.programs import write_program
 
 ROOT = Path(__file__).parents[3]
 LINES = (line.partition("#")[0].strip() for line in (ROOT / "requirements.txt").read_text().splitlines())
@@ -22,13 +23,6 @@ def make(folder, *arguments):
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
 
 
-def stub(path, script):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/usr/bin/env bash\n{script}\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return path
-
-
 @pytest.fixture
 def fresh_clone(tmp_path):
     for name in ("Makefile", "requirements.txt"):
@@ -39,10 +33,11 @@ def fresh_clone(tmp_path):
 @pytest.fixture
 def python_that_records(tmp_path):
     """A Python whose environments contain itself; it writes down what it is asked to run."""
-    script = f"""
+    script = f"""#!/usr/bin/env bash
 if [[ $1 == -m && $2 == venv ]]; then mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; fi
-if [[ $1 != -c ]]; then echo "$@" >> {tmp_path}/calls; fi"""
-    return stub(tmp_path / "python-that-records", script)
+if [[ $1 != -c ]]; then echo "$@" >> {tmp_path}/calls; fi
+"""
+    return write_program(tmp_path / "python-that-records", script)
 
 
 def calls(folder):
@@ -85,7 +80,8 @@ def test_an_installation_that_failed_is_tried_again(fresh_clone, python_that_rec
 def test_an_old_or_missing_python_is_refused_with_its_version_and_the_way_on(fresh_clone):
     result = make(fresh_clone, "setup", "PYTHON=no-such-python")
     assert result.returncode != 0 and "No 'no-such-python' found" in result.stderr
-    old = stub(fresh_clone / "old-python", '[[ $1 == -V ]] && echo "Python 3.8.10" && exit; exit 1')
+    script = '#!/usr/bin/env bash\n[[ $1 == -V ]] && echo "Python 3.8.10" && exit; exit 1\n'
+    old = write_program(fresh_clone / "old-python", script)
     result = make(fresh_clone, "setup", f"PYTHON={old}")
     assert result.returncode != 0
     assert "Python 3.11 or newer is needed" in result.stderr and "Python 3.8.10" in result.stderr

@@ -5,11 +5,12 @@ Stand-ins take the place of srun and scontrol: srun runs what it is given for tw
 
 import os
 import shutil
-import stat
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.support.programs import write_program
 
 ROOT = Path(__file__).parents[3]
 SCONTROL = """#!/usr/bin/env bash
@@ -39,9 +40,7 @@ def run_job(tmp_path: Path, status: int, **settings: object) -> subprocess.Compl
         scripts / "train_grpo.sh": NODE,
     }
     for path, text in programs.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        write_program(path, text)
     for name in ("slurm_train.sbatch", "run_folder.sh", "checks.sh"):
         shutil.copy(ROOT / "scripts" / "post_train" / name, scripts)
     ours = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "CALLS": tmp_path / "calls", "STATUS": status}
