@@ -154,9 +154,7 @@ def failures(argvs: dict[str, list[str]]) -> dict[str, Any]:
     return ended
 
 
-def test_a_signal_a_loss_or_a_full_disk_on_one_rank_is_an_end_of_all(
-    tmp_path: Path, root_of_four_heads: Path, prompts_csv: Path
-):
+def test_a_signal_a_loss_or_a_full_disk_on_one_rank_is_an_end_of_all(tmp_path, root_of_four_heads, prompts_csv):
     def argv(name: str, **settings: Any) -> list[str]:
         return arguments(root_of_four_heads, prompts_csv, tmp_path / name, **{**SMALL, **settings})
 
@@ -214,9 +212,7 @@ def test_a_port_in_use_is_named():
         (None, "RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT is not set.*torchrun"),
     ],
 )
-def test_a_launchers_variable_that_is_missing_or_no_number_is_named(
-    monkeypatch: pytest.MonkeyPatch, change: dict[str, str] | None, expected: str
-):
+def test_a_launchers_variable_that_is_missing_or_no_number_is_named(monkeypatch, change, expected):
     for name in (given := rank_environment(0, 2, 1)):
         monkeypatch.delenv(name, raising=False)
     for name, value in ({"WORLD_SIZE": "2"} if change is None else given | change).items():

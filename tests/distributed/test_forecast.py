@@ -27,9 +27,7 @@ def alone(root_of_four_heads: Path, prompts_csv: Path, tmp_path_factory: pytest.
 
 
 @pytest.mark.parametrize("setup", [{"batch_size": 2}, {"sp_size": 2, "enable_fsdp": True}], ids=["dp", "sharded, sp"])
-def test_two_ranks_forecast_what_one_does(
-    setup: dict[str, Any], alone: dict[str, Any], root_of_four_heads: Path, prompts_csv: Path, tmp_path: Path
-):
+def test_two_ranks_forecast_what_one_does(setup, alone, root_of_four_heads, prompts_csv, tmp_path):
     argv = arguments(root_of_four_heads, prompts_csv, tmp_path / "ranks", **setup)
     run_on_ranks(2, forecast_of, [*argv, *SMALL])
     found = json.loads((tmp_path / "ranks" / "forecast.json").read_text())

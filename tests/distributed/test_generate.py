@@ -34,9 +34,7 @@ def sample(
     return sorted(folder.glob("*.mp4"))
 
 
-def test_videos_made_together_are_those_of_one_process(
-    tmp_path: Path, command_line: CommandLine, root_of_four_heads: Path
-):
+def test_videos_made_together_are_those_of_one_process(tmp_path, command_line, root_of_four_heads):
     csv = write_prompts(tmp_path / "prompts.csv")
     alone = sample(command_line, root_of_four_heads, csv, tmp_path / "alone", num_ranks=1, sp_size=1)
     pairs = sample(command_line, root_of_four_heads, csv, tmp_path / "pairs", num_ranks=4, sp_size=2)
@@ -46,9 +44,7 @@ def test_videos_made_together_are_those_of_one_process(
         assert (read_video(mine).int() - read_video(theirs).int()).abs().max() <= 2, mine.name
 
 
-def test_ranks_without_a_video_wait_for_those_with_one(
-    tmp_path: Path, command_line: CommandLine, root_of_four_heads: Path
-):
+def test_ranks_without_a_video_wait_for_those_with_one(tmp_path, command_line, root_of_four_heads):
     csv = tmp_path / "one.csv"
     csv.write_text("prompt\na red circle moves slowly to the left\n")
     run = arguments(root_of_four_heads, csv, tmp_path / "run", max_steps=1)

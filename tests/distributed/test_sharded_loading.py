@@ -88,8 +88,10 @@ def adapter_folder(original_root: Path, tmp_path: Path) -> str:
     return str(tmp_path / "adapter")
 
 
-@pytest.mark.parametrize("adapter", [None, "fresh", "loaded"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("dtype", "adapter"),
+    [(torch.float32, None), (torch.float32, "loaded"), (torch.bfloat16, None), (torch.bfloat16, "fresh")],
+)
 def test_together_the_ranks_hold_the_network_and_each_reads_its_share_alone(
     original_root: Path, adapter_folder: str, dtype: torch.dtype, adapter: str | None
 ):
@@ -119,9 +121,7 @@ def bytes_of_a_run(argv: list[str]) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("settings", [{}, {"use_lora": True}, {"cpu_offload": True}], ids=str)
-def test_a_run_reads_its_shards_alone(
-    tmp_path: Path, root_of_four_heads: Path, prompts_csv: Path, settings: dict[str, object]
-):
+def test_a_run_reads_its_shards_alone(tmp_path, root_of_four_heads, prompts_csv, settings):
     argv = arguments(root_of_four_heads, prompts_csv, tmp_path / "run", batch_size=2, enable_fsdp=True, **settings)
     ranks = run_on_ranks(2, bytes_of_a_run, argv)
     assert [read for read, _ in ranks] == [held for _, held in ranks]

@@ -38,7 +38,7 @@ NUM_VIDEOS = 4
 RUN = {"grpo_sampling_steps": 3, "max_steps": 3, "update_ref_model_step": 2, "kl_weight": 0.1, "learning_rate": 1e-4}
 
 METHODS: dict[str, dict[str, Any]] = {
-    **{f"{name}, credit maps": {**settings, **with_map("prompt")} for name, settings in ALGORITHMS.items()},
+    "grpo, credit maps": {**ALGORITHMS["grpo"], **with_map("prompt")},
     "full": {},
     "guidance": {"cfg_scale": 3.0, "validation_interval": 2, "validation_num_videos": 3},
     "lora": {
@@ -50,6 +50,7 @@ METHODS: dict[str, dict[str, Any]] = {
     },
     "lora, fixed anchor": {"use_lora": True, "use_moving_KL": False},
     "muon": {"use_muon": True},
+    "muon, adapter": {"use_muon": True, "use_lora": True},
     "two updates in windows": {
         "sde_window": "per_group",
         "sde_window_size": 2,
@@ -62,8 +63,9 @@ METHODS: dict[str, dict[str, Any]] = {
         "max_grad_norm": 10.0,
     },
     "nft, guidance, adapter": {**ALGORITHMS["nft"], "cfg_scale": 3.0, "use_lora": True, "learning_rate": 1e-3},
-    "nft, two updates": {
+    "nft, credit maps, two updates": {
         **ALGORITHMS["nft"],
+        **with_map("prompt"),
         "timestep_fraction": 0.5,
         "updates_per_rollout": 2,
         "grpo_sampling_steps": 4,
@@ -78,23 +80,20 @@ AS_THE_RECIPES = {"enable_gradient_checkpointing": True, "activation_checkpointi
 
 Cases = dict[str, tuple[str, dict[str, Any]]]
 TWO_RANKS: Cases = {
-    **{
-        f"{where}, {name}, credit maps": (f"{name}, credit maps", settings)
-        for name in ALGORITHMS
-        for where, settings in (("dp", {**FSDP, "batch_size": 2}), ("sp", SP_2))
-    },
+    "dp, credit maps": ("grpo, credit maps", {**FSDP, "batch_size": 2}),
+    "sp, credit maps": ("grpo, credit maps", SP_2),
     "sp, guidance, blocks recomputed, weights kept and saved after a validation": (
         "guidance",
         {**SP_2, "enable_gradient_checkpointing": True, "reshard_after_forward": False, "save_interval": 2},
     ),
     "sp, fresh adapter with a fixed anchor": ("lora, fixed anchor", SP_2),
-    "dp, muon": ("muon", {**FSDP, "batch_size": 2}),
+    "dp, muon": ("muon, adapter", {**FSDP, "batch_size": 2}),
     "dp, groups over ranks, accumulated": (
         "two updates in windows",
         {**FSDP, "batch_size": 1, "gradient_accumulation_steps": 2},
     ),
-    "dp, nft, groups over ranks, accumulated": (
-        "nft, two updates",
+    "dp, nft, credit maps, groups over ranks, accumulated": (
+        "nft, credit maps, two updates",
         {**FSDP, "batch_size": 1, "gradient_accumulation_steps": 2, "cpu_offload": True},
     ),
 }

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from hyvideo.checkpoint.train_state import begin_save
-from tests.support.command_line import CommandLine
 from tests.support.training import arguments
 
 
@@ -86,9 +85,7 @@ def contents(folder: Path) -> dict[Path, bytes | None]:
 
 
 @pytest.mark.parametrize(("case", "message"), CASES.values(), ids=CASES)
-def test_bad_input_is_named_and_leaves_nothing(
-    command_line: CommandLine, tiny_root: Path, prompts_csv: Path, case: Any, message: str
-):
+def test_bad_input_is_named_and_leaves_nothing(command_line, tiny_root, prompts_csv, case, message):
     folder = command_line.folder
     (folder.parent / "model").symlink_to(tiny_root)
     settings = case(folder) if callable(case) else case

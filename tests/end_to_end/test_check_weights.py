@@ -33,9 +33,7 @@ def test_the_diffusers_layout_is_checked_too(tiny_root: Path, capsys: pytest.Cap
         ("tiny_root", "tokenizer/tokenizer.json"),
     ],
 )
-def test_a_file_that_was_cut_short_is_named(
-    request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture, layout: str, file: str
-):
+def test_a_file_that_was_cut_short_is_named(request, tmp_path, capsys, layout, file):
     root = shutil.copytree(request.getfixturevalue(layout), tmp_path / "ckpts")
     (root / file).write_bytes((root / file).read_bytes()[:-10])
     version = ["--transformer_version", "480p_t2v"] if layout == "original_root" else []

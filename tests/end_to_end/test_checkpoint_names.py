@@ -28,9 +28,7 @@ def loaded(root: Path, checkpoint: Path, *, ema: bool) -> nn.Module:
     return transformer
 
 
-def test_every_program_takes_the_best_checkpoint_and_the_average_by_name(
-    tiny_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-):
+def test_every_program_takes_the_best_checkpoint_and_the_average_by_name(tiny_root, tmp_path, capsys):
     """At this learning rate the second update makes the videos worse, so the judge prefers the first."""
     prompts = write_prompts(tmp_path / "prompts.csv", [f"{prompt} {n}" for n in range(2) for prompt in PROMPTS])
     guard = json.dumps({"models": {BRIGHTNESS: {"sub_reward": {"brightness": 1.0}}}})

@@ -33,9 +33,7 @@ def dry_run(tiny_root: Path, prompts_csv: Path, tmp_path: Path) -> Callable[...,
     return check
 
 
-def test_the_command_prints_the_plan_and_writes_nothing(
-    command_line: CommandLine, tiny_root: Path, prompts_csv: Path, tmp_path: Path
-):
+def test_the_command_prints_the_plan_and_writes_nothing(command_line, tiny_root, prompts_csv, tmp_path):
     flags = arguments(tiny_root, prompts_csv, tmp_path / "runs" / "new")
     before = sorted(tmp_path.rglob("*"))
     finished = command_line.run("post_train.py", [*flags, "--dry_run"])

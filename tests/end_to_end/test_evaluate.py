@@ -79,9 +79,7 @@ def test_a_checkpoint_and_existing_videos_are_compared_and_nothing_is_made_twice
     assert json.loads((folder / "evaluation.json").read_text()) == result
 
 
-def test_a_folder_for_vbench_holds_its_videos_and_nothing_else(
-    evaluate: Evaluate, tiny_root: Path, tmp_path: Path, capfd: Captured
-):
+def test_a_folder_for_vbench_holds_its_videos_and_nothing_else(evaluate, tiny_root, tmp_path, capfd):
     base = ["--model", "base", tiny_root, *SAMPLING, "--file_names", "vbench", "--seeds", "0", "1"]
     assert evaluate(*base) == 0
     videos = tmp_path / "evaluation" / "base"
@@ -132,9 +130,7 @@ def test_weights_of_overall_are_the_users(evaluate: Evaluate, greys: Path, tmp_p
         (["--videos", "a", "GREYS", "--rewards", "clip_score=nowhere"], "there is no folder 'nowhere'"),
     ],
 )
-def test_wrong_input_ends_with_status_2_and_says_what_to_do(
-    evaluate: Evaluate, greys: Path, tiny_root: Path, capsys: Captured, flags: list[str], message: str
-):
+def test_wrong_input_ends_with_status_2_and_says_what_to_do(evaluate, greys, tiny_root, capsys, flags, message):
     places = {"GREYS": str(greys), "ROOT": str(tiny_root)}
     assert evaluate(*[places.get(word, word) for word in flags]) == 2
     error = capsys.readouterr().err
@@ -170,9 +166,7 @@ def test_scores_of_other_weights_are_not_reused(evaluate: Evaluate, greys: Path,
     assert len(scores.read_text().splitlines()) == 12
 
 
-def test_videos_of_another_prompt_or_seed_are_refused_before_any_is_made(
-    evaluate: Evaluate, greys: Path, tiny_root: Path, tmp_path: Path, capsys: Captured
-):
+def test_videos_of_another_prompt_or_seed_are_refused_before_any_is_made(evaluate, greys, tiny_root, tmp_path, capsys):
     note = greys / "0001.json"
     note.write_text('{"prompt": "another prompt", "seed": 42}')
     assert evaluate("--model", "base", tiny_root, "--videos", "greys", greys, *SAMPLING) == 2
@@ -191,9 +185,7 @@ def test_rows_of_one_text_are_one_prompt(evaluate: Evaluate, greys: Path, tmp_pa
     assert (result["num_prompts"], result["num_videos"]) == (2, 4)
 
 
-def test_one_prompt_is_too_few_and_said_before_anything_is_made(
-    evaluate: Evaluate, greys: Path, tmp_path: Path, capsys: Captured
-):
+def test_one_prompt_is_too_few_and_said_before_anything_is_made(evaluate, greys, tmp_path, capsys):
     (tmp_path / "one.csv").write_text("prompt\nalone\n")
     assert evaluate("--videos", "greys", greys, "--prompts_csv", tmp_path / "one.csv") == 2
     assert "at least 2" in capsys.readouterr().err

@@ -2,8 +2,8 @@
 
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -28,18 +28,21 @@ from tests.support.training import arguments, training_of, write_prompts
 VERSION = "480p_t2v"
 
 
-@pytest.fixture
-def train(original_root: Path, tmp_path: Path) -> Callable[..., Path]:
-    """Train two updates from the original checkpoint; returns the last checkpoint."""
+@pytest.fixture(scope="module")
+def checkpoint_of(original_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The last checkpoint of a run of two updates from the original weights; each run is made once."""
+    folder = tmp_path_factory.mktemp("trained")
+    csv = write_prompts(folder / "prompts.csv")
 
-    def run(**settings: Any) -> Path:
-        csv = write_prompts(tmp_path / "prompts.csv")
-        flags = {"pretrained_transformer_version": VERSION, "max_steps": 2, "learning_rate": 0.01, **settings}
-        training = training_of(arguments(original_root, csv, tmp_path / "run", **flags))
+    @cache
+    def train(use_lora: bool = False) -> Path:
+        settings = {"pretrained_transformer_version": VERSION, "max_steps": 2, "learning_rate": 0.01}
+        argv = arguments(original_root, csv, folder / f"run {use_lora}", use_lora=use_lora, **settings)
+        training = training_of(argv)
         training.train()
         return training.run.folder.checkpoints / "step_2"
 
-    return run
+    return train
 
 
 def trained_transformer(root: Path, checkpoint: Path) -> nn.Module:
@@ -60,8 +63,8 @@ def frames(pipeline: HunyuanVideoGRPOPipeline) -> tuple[Tensor, Tensor]:
     return made.latents[:, 0], made.videos[0]
 
 
-def test_plain_diffusers_makes_the_trained_policys_frames(train: Callable, original_root: Path, tmp_path: Path):
-    checkpoint = train()
+def test_plain_diffusers_makes_the_trained_policys_frames(checkpoint_of, original_root: Path, tmp_path: Path):
+    checkpoint = checkpoint_of()
     scheduler = FlowMatchDiscreteScheduler(shift=5.0)
     scheduler.set_timesteps(NUM_STEPS)
     ours = load_pipeline(original_root, VERSION, pipeline_class=HunyuanVideoGRPOPipeline, scheduler=scheduler)
@@ -82,8 +85,8 @@ def test_plain_diffusers_makes_the_trained_policys_frames(train: Callable, origi
     assert_same(load_transformer(tmp_path / "out").state_dict(), expected)
 
 
-def test_the_original_layout_round_trips(train: Callable, original_root: Path, tmp_path: Path):
-    checkpoint = train()
+def test_the_original_layout_round_trips(checkpoint_of, original_root: Path, tmp_path: Path):
+    checkpoint = checkpoint_of()
     export(original_root, tmp_path / "transformer" / "mine", "original", "--checkpoint_path", checkpoint)
     expected = trained_transformer(original_root, checkpoint).state_dict()
     assert_same(load_transformer(tmp_path, "mine").state_dict(), expected)
@@ -93,8 +96,8 @@ def test_the_original_layout_round_trips(train: Callable, original_root: Path, t
 
 
 @pytest.mark.parametrize("form", ["lora", "lora_original"])
-def test_an_adapter_round_trips(train: Callable, original_root: Path, tmp_path: Path, form: str):
-    checkpoint = train(use_lora=True)
+def test_an_adapter_round_trips(checkpoint_of, original_root: Path, tmp_path: Path, form: str):
+    checkpoint = checkpoint_of(use_lora=True)
     export(original_root, tmp_path / "out", form, "--checkpoint_path", checkpoint)
     received = load_transformer(original_root, VERSION)
     load_lora(received, tmp_path / "out")
@@ -109,8 +112,8 @@ def test_an_adapter_round_trips(train: Callable, original_root: Path, tmp_path: 
     assert_same({n: received.state_dict()[n] for n in weights}, {n: fused.state_dict()[n] for n in weights})
 
 
-def test_a_merged_adapter_is_the_policy_up_to_rounding(train: Callable, original_root: Path, tmp_path: Path):
-    checkpoint = train(use_lora=True)
+def test_a_merged_adapter_is_the_policy_up_to_rounding(checkpoint_of, original_root: Path, tmp_path: Path):
+    checkpoint = checkpoint_of(use_lora=True)
     export(original_root, tmp_path / "transformer" / "mine", "original", "--checkpoint_path", checkpoint)
     expected = trained_transformer(original_root, checkpoint)
     expected.fuse_lora()
@@ -118,9 +121,7 @@ def test_a_merged_adapter_is_the_policy_up_to_rounding(train: Callable, original
     assert_same(load_transformer(tmp_path, "mine").state_dict(), expected.state_dict())
 
 
-def test_a_distilled_model_keeps_the_name_that_says_so(
-    original_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-):
+def test_a_distilled_model_keeps_the_name_that_says_so(original_root, tmp_path, capsys):
     shutil.copytree(original_root, tmp_path / "ckpts")
     (tmp_path / "ckpts" / "transformer" / VERSION).rename(tmp_path / "ckpts" / "transformer" / f"{VERSION}_distilled")
     argv = ["--model_path", str(tmp_path / "ckpts"), "--transformer_version", f"{VERSION}_distilled"]
@@ -153,20 +154,13 @@ def test_an_image_to_video_model_takes_its_vision_encoder_along(original_root: P
     assert ours.task == "i2v"
 
 
-def test_what_cannot_be_exported_leaves_nothing(
-    train: Callable, original_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-):
-    checkpoint = train()
-    common = [
-        "--model_path",
-        str(original_root),
-        "--transformer_version",
-        VERSION,
-        "--checkpoint_path",
-        str(checkpoint),
-    ]
-    assert main([*common, "--format", "lora", "--output_path", str(tmp_path / "out")]) == 2
-    assert "no LoRA adapter to write" in capsys.readouterr().err
-    assert main([*common, "--format", "original", "--output_path", str(tmp_path / "run")]) == 2
-    assert f"'{tmp_path / 'run'}' exists already" in capsys.readouterr().err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["prompts.csv", "run"]
+def test_what_cannot_be_exported_leaves_nothing(checkpoint_of, original_root: Path, tmp_path: Path, capsys):
+    where = ["--model_path", original_root, "--transformer_version", VERSION, "--checkpoint_path", checkpoint_of()]
+    (tmp_path / "there").mkdir()
+    for form, name, told in (
+        ("lora", "out", "no LoRA adapter to write"),
+        ("original", "there", f"'{tmp_path / 'there'}' exists already"),
+    ):
+        assert main([*map(str, where), "--format", form, "--output_path", str(tmp_path / name)]) == 2
+        assert told in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]

@@ -17,13 +17,9 @@ import post_train
 from hyvideo.checkpoint.train_state import begin_save
 from hyvideo.models.model_folder import DIFFUSERS_COMPONENTS, original_files
 from scripts import check_weights, evaluate, report
-from tests.support.command_line import CommandLine
 from tests.support.limits import bounded_memory
 from tests.support.run_folders import write_run, write_scored
 from tests.support.training import arguments, write_prompts
-
-Captured = pytest.CaptureFixture[str]
-Patch = pytest.MonkeyPatch
 
 Main = Callable[..., int]
 
@@ -51,7 +47,7 @@ def pipe_at(path: Path) -> Iterator[Path]:
             kept.rename(path)
 
 
-def run_main(main: Main, argv: list[str], monkeypatch: Patch) -> int:
+def run_main(main: Main, argv: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
     """Call an entry point in this process."""
     if main is post_train.main:  # reads its command line itself
         monkeypatch.setattr(sys, "argv", ["post_train.py", *argv])
@@ -60,7 +56,7 @@ def run_main(main: Main, argv: list[str], monkeypatch: Patch) -> int:
 
 
 @pytest.fixture
-def place(tiny_root: Path, original_root: Path, tmp_path: Path, monkeypatch: Patch) -> Path:
+def place(tiny_root: Path, original_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with an input of each kind."""
     monkeypatch.chdir(tmp_path)
     Path("model").symlink_to(tiny_root)
@@ -69,6 +65,11 @@ def place(tiny_root: Path, original_root: Path, tmp_path: Path, monkeypatch: Pat
     write_prompts(Path("images.csv"), images=True)
     Path("given.yaml").write_text("eta: 0.3\n")
     begin_save(Path("saved"), 5, {"policy": {}}, {}).finish()
+    for step, said in ((6, {"format": EVIL}), (7, {"lora": None, "trained": [EVIL]})):
+        facts = begin_save(Path("saved"), step, {"policy": {}}, {}).finish() / "facts.json"
+        facts.write_text(json.dumps({**json.loads(facts.read_text()), **said}))
+    Path("evil.csv").write_text(f"text{EVIL},other\na,b\n")
+    Path("evil.yaml").write_text('"eta\\e]0;owned\\a": 1\n')
     Path("lora").mkdir()
     write_run(Path("run"), num_updates=3)
     write_scored(Path("videos"), ["a", "b"], [0.1, 0.2])
@@ -84,72 +85,49 @@ def train(**settings: object) -> list[str]:
 
 SAMPLE = ["--model_path", "model", "--output_path", "out.mp4", "--prompt", "a"]
 IMAGES = {"pretrained_model_root": "original", "pretrained_transformer_version": "480p_i2v"}
+IMAGES |= {"train_video_csv": "images.csv", "valid_video_csv": "images.csv"}
 CLIP = {"reward_config": '{"models": {"clip_score": {"checkpoint": "clip"}}}', "reward_weights": '{"clip_score": 1}'}
 EVALUATE = ["--prompts_csv", "prompts.csv", "--output_dir", "out", "--rewards", "moving_shapes"]
-CASES: dict[str, tuple[str, Main, Callable[[], list[str]]]] = {
-    "config": ("given.yaml", post_train.main, lambda: train(config="given.yaml")),
-    "training prompts": ("prompts.csv", post_train.main, train),
-    "validation prompts": ("v.csv", post_train.main, lambda: train(valid_video_csv="v.csv", validation_interval=1)),
-    "an image of a CSV": (
-        "images_0.png",
-        post_train.main,
-        lambda: train(**IMAGES, train_video_csv="images.csv", valid_video_csv="images.csv"),
-    ),
-    "facts of a checkpoint": (
-        "saved/step_5/facts.json",
-        post_train.main,
-        lambda: train(resume_from_checkpoint="saved/step_5"),
-    ),
-    "an adapter": (
-        "lora/pytorch_lora_weights.safetensors",
-        post_train.main,
-        lambda: train(use_lora=True, pretrained_lora_path="lora"),
-    ),
-    "weights of a CLIP": ("clip/model.safetensors", post_train.main, lambda: train(**CLIP)),
+ADAPTER, FACTS = "lora/pytorch_lora_weights.safetensors", "saved/step_5/facts.json"
+CASES: dict[str, tuple[str, Main, list[str]]] = {
+    "config": ("given.yaml", post_train.main, train(config="given.yaml")),
+    "training prompts": ("prompts.csv", post_train.main, train()),
+    "validation prompts": ("v.csv", post_train.main, train(valid_video_csv="v.csv", validation_interval=1)),
+    "an image of a CSV": ("images_0.png", post_train.main, train(**IMAGES)),
+    "facts of a checkpoint": (FACTS, post_train.main, train(resume_from_checkpoint="saved/step_5")),
+    "an adapter": (ADAPTER, post_train.main, train(use_lora=True, pretrained_lora_path="lora")),
+    "weights of a CLIP": ("clip/model.safetensors", post_train.main, train(**CLIP)),
     "settings of VideoReward": (
         "reward/VideoReward/model_config.json",
         evaluate.main,
-        lambda: [*EVALUATE[:4], "--videos", "a", "videos", "--rewards", "videoalign_local", "--model_root", "reward"],
+        [*EVALUATE[:4], "--videos", "a", "videos", "--rewards", "videoalign_local", "--model_root", "reward"],
     ),
     "prompts to sample": (
         "prompts.csv",
         generate.main,
-        lambda: ["--model_path", "model", "--prompts_csv", "prompts.csv", "--output_path", "out"],
+        ["--model_path", "model", "--prompts_csv", "prompts.csv", "--output_path", "out"],
     ),
     "an image to start from": (
         "first.png",
         generate.main,
-        lambda: [
-            *("--model_path", "original", "--transformer_version", "480p_i2v", "--prompt", "a"),
-            *("--image_path", "first.png", "--output_path", "out.mp4"),
-        ],
+        ["--model_path", "original", *SAMPLE[2:], "--transformer_version", "480p_i2v", "--image_path", "first.png"],
     ),
-    "an adapter to sample with": (
-        "lora/pytorch_lora_weights.safetensors",
-        generate.main,
-        lambda: [*SAMPLE, "--lora_path", "lora"],
-    ),
-    "a checkpoint to sample with": (
-        "saved/step_5/facts.json",
-        generate.main,
-        lambda: [*SAMPLE, "--checkpoint_path", "saved/step_5"],
-    ),
-    "prompts to compare by": ("prompts.csv", evaluate.main, lambda: [*EVALUATE, "--videos", "a", "videos"]),
-    "a video to score": ("videos/0000_seed42.mp4", evaluate.main, lambda: [*EVALUATE, "--videos", "a", "videos"]),
-    "metrics of a run": ("run/metrics.jsonl", report.main, lambda: ["run"]),
-    "a key": ("study.key.json", report.main, lambda: ["winrates", "study.key.json", "votes.json"]),
-    "votes": ("votes.json", report.main, lambda: ["winrates", "study.key.json", "votes.json"]),
-    "scores of a gallery": ("videos/scores.jsonl", report.main, lambda: ["gallery", "videos", "videos", "--embed"]),
-    "a video of a gallery": ("videos/000.mp4", report.main, lambda: ["gallery", "videos", "videos", "--embed"]),
+    "an adapter to sample with": (ADAPTER, generate.main, [*SAMPLE, "--lora_path", "lora"]),
+    "a checkpoint to sample with": (FACTS, generate.main, [*SAMPLE, "--checkpoint_path", "saved/step_5"]),
+    "prompts to compare by": ("prompts.csv", evaluate.main, [*EVALUATE, "--videos", "a", "videos"]),
+    "a video to score": ("videos/0000_seed42.mp4", evaluate.main, [*EVALUATE, "--videos", "a", "videos"]),
+    "metrics of a run": ("run/metrics.jsonl", report.main, ["run"]),
+    "a key": ("study.key.json", report.main, ["winrates", "study.key.json", "votes.json"]),
+    "votes": ("votes.json", report.main, ["winrates", "study.key.json", "votes.json"]),
+    "scores of a gallery": ("videos/scores.jsonl", report.main, ["gallery", "videos", "videos", "--embed"]),
+    "a video of a gallery": ("videos/000.mp4", report.main, ["gallery", "videos", "videos", "--embed"]),
 }
 
 
 @pytest.mark.parametrize(("path", "main", "argv"), CASES.values(), ids=CASES)
-def test_a_pipe_in_the_place_of_an_input_is_refused_and_not_opened(
-    place: Path, path: str, main: Main, argv: Callable[[], list[str]], monkeypatch: Patch
-):
+def test_a_pipe_in_the_place_of_an_input_is_refused_and_not_opened(place, path, main, argv, monkeypatch):
     with pipe_at(Path(path)) as opened:
-        status = run_main(main, argv(), monkeypatch)
+        status = run_main(main, argv, monkeypatch)
         assert not opened.exists()
     assert status == 2
 
@@ -163,9 +141,7 @@ def test_a_report_does_without_what_is_a_pipe(place: Path, path: str):
 
 
 @pytest.mark.parametrize("layout", ["tiny_root", "original_root"])
-def test_a_pipe_among_the_weights_is_refused_and_not_opened(
-    layout: str, tmp_path: Path, request: pytest.FixtureRequest
-):
+def test_a_pipe_among_the_weights_is_refused_and_not_opened(layout, tmp_path, request):
     root = shutil.copytree(request.getfixturevalue(layout), tmp_path / "model")
     version = [] if layout == "tiny_root" else ["--transformer_version", "480p_t2v"]
     folders = DIFFUSERS_COMPONENTS if layout == "tiny_root" else original_files("480p_t2v")
@@ -178,47 +154,23 @@ def test_a_pipe_among_the_weights_is_refused_and_not_opened(
             assert statuses == [2, 2] and not opened.exists(), path
 
 
-def csv_header() -> list[str]:
-    Path("evil.csv").write_text(f"text{EVIL},other\na,b\n")
-    return train(train_video_csv="evil.csv")
-
-
-def yaml_key() -> list[str]:
-    Path("evil.yaml").write_text('"eta\\e]0;owned\\a": 1\n')
-    return train(config="evil.yaml")
-
-
-def facts() -> list[str]:
-    path = Path("saved/step_5/facts.json")
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": EVIL}))
-    return train(resume_from_checkpoint="saved/step_5")
-
-
-def trained() -> list[str]:
-    path = Path("saved/step_5/facts.json")
-    path.write_text(json.dumps({**json.loads(path.read_text()), "lora": None, "trained": [EVIL]}))
-    return [*SAMPLE, "--checkpoint_path", "saved/step_5"]
-
-
-MESSAGES: dict[str, tuple[Main, Callable[[], list[str]]]] = {
-    "a CSV's header": (post_train.main, csv_header),
-    "a key of a YAML file": (post_train.main, yaml_key),
-    "facts of a checkpoint": (post_train.main, facts),
-    "a weight's name": (generate.main, trained),
-    "the name of a file": (post_train.main, lambda: train(train_video_csv=f"{EVIL}.csv")),
-    "a folder's name": (check_weights.main, lambda: ["--model_path", EVIL]),
-    "an unknown flag": (generate.main, lambda: [*SAMPLE, f"--{EVIL}"]),
-    "a run's name": (report.main, lambda: [EVIL]),
-    "a reward's name": (evaluate.main, lambda: [*EVALUATE, EVIL, "--videos", "a", "videos"]),
+MESSAGES: dict[str, tuple[Main, list[str]]] = {
+    "a CSV's header": (post_train.main, train(train_video_csv="evil.csv")),
+    "a key of a YAML file": (post_train.main, train(config="evil.yaml")),
+    "facts of a checkpoint": (post_train.main, train(resume_from_checkpoint="saved/step_6")),
+    "a weight's name": (generate.main, [*SAMPLE, "--checkpoint_path", "saved/step_7"]),
+    "the name of a file": (post_train.main, train(train_video_csv=f"{EVIL}.csv")),
+    "a folder's name": (check_weights.main, ["--model_path", EVIL]),
+    "an unknown flag": (generate.main, [*SAMPLE, f"--{EVIL}"]),
+    "a run's name": (report.main, [EVIL]),
+    "a reward's name": (evaluate.main, [*EVALUATE, EVIL, "--videos", "a", "videos"]),
 }
 
 
 @pytest.mark.parametrize(("main", "argv"), MESSAGES.values(), ids=MESSAGES)
-def test_what_a_message_quotes_is_shown_and_not_obeyed(
-    place: Path, main: Main, argv: Callable[[], list[str]], monkeypatch: Patch, capsys: Captured
-):
+def test_what_a_message_quotes_is_shown_and_not_obeyed(place, main, argv, monkeypatch, capsys):
     try:
-        status = run_main(main, argv(), monkeypatch)
+        status = run_main(main, argv, monkeypatch)
     except SystemExit as end:  # of argparse
         status = end.code
     told = capsys.readouterr().err
@@ -239,9 +191,7 @@ ABSURD: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize(("words", "settings"), ABSURD.items(), ids=ABSURD)
-def test_what_cannot_be_held_in_memory_is_refused(
-    place: Path, words: str, settings: dict[str, object], monkeypatch: Patch, capsys: Captured
-):
+def test_what_cannot_be_held_in_memory_is_refused(place, words, settings, monkeypatch, capsys):
     Path("large.csv").write_text(f"prompt\n{'a' * 200_000}\n")
     with bounded_memory():
         assert run_main(post_train.main, train(**settings), monkeypatch) == 2
@@ -249,9 +199,7 @@ def test_what_cannot_be_held_in_memory_is_refused(
 
 
 @pytest.mark.parametrize("room", [0, 16])
-def test_a_full_disk_is_told_by_the_file_and_the_reason(
-    command_line: CommandLine, tiny_root: Path, prompts_csv: Path, room: int
-):
+def test_a_full_disk_is_told_by_the_file_and_the_reason(command_line, tiny_root, prompts_csv, room):
     """With room for so many kB: none for the first file, or some for the settings and not for all that comes."""
     folder = command_line.folder / "out"
     folder.mkdir()

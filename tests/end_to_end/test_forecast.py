@@ -29,9 +29,7 @@ def test_a_forecast_is_printed_and_written(tiny_root: Path, prompts_csv: Path, t
     assert not list((tmp_path / "run").glob("checkpoints/*"))
 
 
-def test_a_reward_that_fails_and_an_empty_file_are_said(
-    tiny_root: Path, prompts_csv: Path, tmp_path: Path, capsys: Capture
-):
+def test_a_reward_that_fails_and_an_empty_file_are_said(tiny_root, prompts_csv, tmp_path, capsys):
     failing = write_prompts(tmp_path / "failing.csv", ["raise"])
     reward = {"reward_model": BRIGHTNESS, "reward_weights": '{"brightness": 1.0}'}
     argv = arguments(tiny_root, prompts_csv, tmp_path / "run", **reward)
@@ -51,14 +49,7 @@ def test_a_reward_that_fails_and_an_empty_file_are_said(
         ([], "a forecast needs held-out prompts: name a CSV with --valid_video_csv"),
         (["--config", "configs/tiny.yaml", "--resume_from_checkpoint", "latest"], "a folder of its own"),
         (
-            [
-                "--config",
-                "configs/tiny.yaml",
-                "--output_dir",
-                "run",
-                "--resume_from_checkpoint",
-                "run/checkpoints/step_2",
-            ],
+            "--config configs/tiny.yaml --output_dir run --resume_from_checkpoint run/checkpoints/step_2".split(),
             "a folder of its own",
         ),
     ],

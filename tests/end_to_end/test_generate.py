@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from hyvideo.data.videos import read_video, video_length
-from hyvideo.training.run import Training
 from tests.support.command_line import CommandLine, Finished
 from tests.support.training import PROMPTS, flags_of, noisy_image, write_prompts
 
@@ -69,22 +68,16 @@ def test_a_video_is_decided_by_prompt_seed_guidance_shift_and_steps(video: Calla
     assert not any(torch.equal(a, b) for i, a in enumerate(videos) for b in videos[:i])
 
 
-@pytest.mark.parametrize("use_lora", [False, True], ids=["full", "lora"])
-def test_a_checkpoint_gives_the_trained_policys_videos(
-    video: Callable[..., Tensor], make_training: Callable[..., Training], use_lora: bool
-):
-    training = make_training(max_steps=2, use_lora=use_lora, learning_rate=0.02)
+def test_an_adapters_checkpoint_gives_the_trained_policys_videos(video, make_training):
+    training = make_training(max_steps=2, use_lora=True, learning_rate=0.02)
     training.train()
     checkpoint = training.run.folder.checkpoints / "step_2"
     trained = video(checkpoint_path=checkpoint)
     assert not torch.equal(trained, video())
-    if use_lora:
-        assert torch.equal(video(lora_path=checkpoint), trained)
+    assert torch.equal(video(lora_path=checkpoint), trained)
 
 
-def test_a_csv_gives_a_folder_of_videos_whose_own_seeds_count(
-    generate: Generate, video: Callable[..., Tensor], command_line: CommandLine
-):
+def test_a_csv_gives_a_folder_of_videos_whose_own_seeds_count(generate, video, command_line):
     csv = command_line.folder / "prompts.csv"
     csv.write_text(f"prompt,seed\n{PROMPTS[0]},7\n{PROMPTS[3]!r},\n".replace("'", '"'))
     finished = generate(prompt=None, prompts_csv=csv, output_path="videos", seed=1)
@@ -117,7 +110,7 @@ def test_what_is_finished_is_not_made_again_but_with_other_settings(generate: Ge
 
 
 def test_other_weights_in_the_same_place_make_the_videos_again_and_a_copy_of_them_does_not(
-    generate: Generate, make_training: Callable[..., Training], tmp_path: Path
+    generate, video, make_training, command_line, tmp_path
 ):
     training = make_training(max_steps=2, learning_rate=0.02, save_interval=1)
     training.train()
@@ -125,6 +118,7 @@ def test_other_weights_in_the_same_place_make_the_videos_again_and_a_copy_of_the
     flags = {"output_path": "red.mp4", "checkpoint_path": checkpoint}
     shutil.copytree(training.run.folder.checkpoints / "step_1", checkpoint)
     assert generate(**flags).status == 0
+    assert not torch.equal(read_video(command_line.folder / "red.mp4"), video())
     checkpoint.rename(tmp_path / "moved")
     shutil.copytree(tmp_path / "moved", checkpoint)
     assert "finished already" in generate(**flags).stderr
@@ -152,9 +146,7 @@ def image(tmp_path: Path) -> Path:
     return tmp_path / "image.png"
 
 
-def test_a_video_starts_from_an_image_in_its_ratio(
-    video: Callable[..., Tensor], original_root: Path, tmp_path: Path, image: Path
-):
+def test_a_video_starts_from_an_image_in_its_ratio(video, original_root, tmp_path, image):
     flags = {"model_path": original_root, "transformer_version": "480p_i2v_step_distilled", "video_length": 1}
     flags |= {"fixed_size": None, "num_inference_steps": 1, "image_path": image}
     first = video(**flags)
@@ -174,9 +166,7 @@ BAD_INPUT = {
 
 
 @pytest.mark.parametrize(("flags", "message"), BAD_INPUT.values(), ids=BAD_INPUT)
-def test_bad_input_is_named_and_leaves_nothing(
-    generate: Generate, command_line: CommandLine, flags: dict[str, Any], message: str
-):
+def test_bad_input_is_named_and_leaves_nothing(generate, command_line, flags, message):
     finished = generate(**{"output_path": "video.mp4", **flags})
     assert finished.status == 2
     assert message in finished.stderr

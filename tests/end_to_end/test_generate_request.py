@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,7 @@ def test_settings_are_those_of_the_version_but_for_what_is_given(ask: Callable[.
     assert ask(**image, transformer_version="480p_i2v").settings["guidance_scale"] == 6.0
 
 
-def test_the_releases_sampling_command_is_taken_as_it_stands(
-    original_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-):
+def test_the_releases_sampling_command_is_taken_as_it_stands(original_root, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "assets").mkdir()
     write_prompts(tmp_path / "assets" / "demo_sample.csv", PROMPTS)
@@ -68,9 +66,7 @@ def test_without_its_csv_the_releases_sampling_command_makes_the_video_of_its_pr
         request_of(parse_arguments(["--model_path", str(original_root), "--prompt", "a cat"]))
 
 
-def test_the_releases_form_has_its_seed_and_says_what_is_not_here(
-    ask: Callable[..., Request], capsys: pytest.CaptureFixture
-):
+def test_the_releases_form_has_its_seed_and_says_what_is_not_here(ask, capsys):
     release = {"prompt": "a cat", "resolution": "480p", "valid_video_csv": "no.csv"}
     made = ask(**release, enable_cache=True, use_sageattn="off", dtype="bf16", image_path="none")
     assert [(job.prompt.text, job.seed) for job in made.jobs] == [("a cat", 930)]
@@ -87,34 +83,25 @@ def test_the_releases_form_has_its_seed_and_says_what_is_not_here(
             ask(**release, **{name: True})
 
 
-def test_processes_share_the_videos(ask: Callable[..., Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_processes_share_the_videos_and_those_that_make_one_together_have_one_that_writes(ask, tmp_path, monkeypatch):
     csv = write_prompts(tmp_path / "prompts.csv", PROMPTS)
     flags = {"prompts_csv": csv, "output_path": tmp_path / "videos", "transformer_version": "480p_t2v"}
     everything = ask(**flags).jobs
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    shares = []
-    for rank in range(3):
-        monkeypatch.setenv("RANK", str(rank))
-        shares.append(ask(**flags).jobs)
+
+    def asked_by_each(world_size: int, sp_size: int) -> Iterator[Request]:
+        monkeypatch.setenv("WORLD_SIZE", str(world_size))
+        for rank in range(world_size):
+            monkeypatch.setenv("RANK", str(rank))
+            yield ask(**flags, sp_size=sp_size)
+
+    shares = [made.jobs for made in asked_by_each(3, 1)]
     assert sorted((job for share in shares for job in share), key=lambda job: job.path) == everything
     assert [len(share) for share in shares] == [1, 1, 2]
-
-
-def test_processes_that_make_one_video_together_have_the_same_share_and_one_writes(
-    ask: Callable[..., Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    csv = write_prompts(tmp_path / "prompts.csv", PROMPTS)
-    flags = {"prompts_csv": csv, "output_path": tmp_path / "videos", "transformer_version": "480p_t2v", "sp_size": 2}
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    requests = []
-    for rank in range(4):
-        monkeypatch.setenv("RANK", str(rank))
-        requests.append(ask(**flags))
-    assert requests[0].jobs == requests[1].jobs != requests[2].jobs == requests[3].jobs
-    assert [made.writes for made in requests] == [True, False, True, False]
-    monkeypatch.setenv("WORLD_SIZE", "3")
+    first, second, third, fourth = asked_by_each(4, 2)
+    assert first.jobs == second.jobs != third.jobs == fourth.jobs
+    assert [made.writes for made in (first, second, third, fourth)] == [True, False, True, False]
     with pytest.raises(ValueError, match="world size 3 is not divisible by sp_size 2"):
-        ask(**flags)
+        next(asked_by_each(3, 2))
 
 
 BAD = {
@@ -139,19 +126,6 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("flags", "message"), BAD.values(), ids=BAD)
-def test_bad_input_is_named(ask: Callable[..., Request], tmp_path: Path, flags: dict[str, Any], message: str):
-    with pytest.raises(ValueError, match=message):
-        ask(prompt="a cat", **flags)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("flag", ["prompt", "negative_prompt"])
-def test_text_of_a_terminal_without_utf8_is_refused(ask: Callable[..., Request], flag: str):
-    with pytest.raises(ValueError, match=f"--{flag}: expected UTF-8"):
-        ask(**{"prompt": "a cat", "transformer_version": "480p_t2v", flag: "caf\udce9"})
-
-
 NUMBERS = {
     "frames": ({"video_length": 10}, "--video_length.* must have 4 n \\+ 1 frames.*received 10 frames"),
     "no frames": ({"video_length": -3}, r"--video_length must be a number in \[1, inf\); received -3"),
@@ -166,14 +140,21 @@ NUMBERS = {
     "steps": ({"num_inference_steps": 0}, r"--num_inference_steps must be a number in \[1, inf\); received 0"),
     "shift": ({"shift": "inf"}, r"--shift must be a number in \(0, inf\); received inf"),
 }
+T2V = {"transformer_version": "480p_t2v", "video_length": 81}
+BAD |= {name: (T2V | flags, message) for name, (flags, message) in NUMBERS.items()}
 
 
-@pytest.mark.parametrize(("flags", "message"), NUMBERS.values(), ids=NUMBERS)
-def test_numbers_are_checked_before_any_weight_is_read(
-    ask: Callable[..., Request], flags: dict[str, Any], message: str
-):
+@pytest.mark.parametrize(("flags", "message"), BAD.values(), ids=BAD)
+def test_bad_input_is_named(ask: Callable[..., Request], tmp_path: Path, flags: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
-        ask(prompt="a cat", transformer_version="480p_t2v", **{"video_length": 81, **flags})
+        ask(prompt="a cat", **flags)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("flag", ["prompt", "negative_prompt"])
+def test_text_of_a_terminal_without_utf8_is_refused(ask: Callable[..., Request], flag: str):
+    with pytest.raises(ValueError, match=f"--{flag}: expected UTF-8"):
+        ask(**{"prompt": "a cat", "transformer_version": "480p_t2v", flag: "caf\udce9"})
 
 
 def test_images_of_a_csv_stand_in_the_csv(ask: Callable[..., Request], tmp_path: Path):

@@ -49,17 +49,11 @@ def test_bad_rows_are_all_named_and_wrong_calls_refused(tmp_path, capsys):
     assert main(["--validate", str(bad)]) == 2
     told = capsys.readouterr().err
     assert "line 2: checks: not JSON" in told and "line 4: checks: an answer must be yes or no" in told
-    writes = [
-        "--prompts_csv",
-        str(bad),
-        "--output",
-        str(tmp_path / "new.csv"),
-        "--server",
-        "http://x/v1",
-        "--model",
-        "x",
-    ]
-    assert main(writes) == 2 and "bad.csv, line 2: checks: not JSON" in capsys.readouterr().err
+    writes = ["--prompts_csv", str(bad), "--output", str(tmp_path / "new.csv")]
+    assert (
+        main([*writes, "--server", "http://x/v1", "--model", "x"]) == 2
+        and "bad.csv, line 2: checks: not JSON" in capsys.readouterr().err
+    )
     with pytest.raises(SystemExit):
         main(["--prompts_csv", str(bad)])
     assert "needed, or --validate: --output, --server, --model" in capsys.readouterr().err

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from hyvideo.checkpoint.train_state import latest_checkpoint
 from hyvideo.checkpoint.trained_policy import load_trained_policy
 from hyvideo.config.loading import load_config, load_saved_config
@@ -24,18 +22,14 @@ PUBLIC_KEYS = {
 }
 
 
-def python(script: str, argv: list[str], folder: Path) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(REPOSITORY / script), *argv]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
-
-
-def test_a_run_leaves_its_rows_config_log_curves_and_checkpoint(tiny_root: Path, prompts_csv: Path, tmp_path: Path):
+def test_a_run_leaves_its_rows_config_log_curves_and_checkpoint(command_line, tiny_root, prompts_csv):
     """In a plain process, imports included; then once more, into the same folder."""
     argv = arguments(tiny_root, prompts_csv, Path("run"), max_steps=3, validation_interval=3)
-    first = python("post_train.py", argv, tmp_path)
+    command, here = [sys.executable, str(REPOSITORY / "post_train.py"), *argv], command_line.folder
+    first = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=300)
     assert first.returncode == 0, first.stderr
 
-    run = tmp_path / "run"
+    run = here / "run"
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3]
     for row in rows:
@@ -50,16 +44,14 @@ def test_a_run_leaves_its_rows_config_log_curves_and_checkpoint(tiny_root: Path,
     assert len(list((run / "samples" / "step_3").glob("*.mp4"))) == 2
 
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    second = python("post_train.py", argv, tmp_path)
-    assert second.returncode == 2
+    second = command_line.run("post_train.py", argv)
+    assert second.status == 2
     (line,) = second.stderr.splitlines()
     assert line.startswith("post_train.py: output_dir: 'run' already holds a run")
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_naming_a_checkpoint_that_loads(
-    command_line: CommandLine, tiny_root: Path, prompts_csv: Path
-):
+def test_a_loss_that_is_not_finite_ends_the_run_naming_a_checkpoint_that_loads(command_line, tiny_root, prompts_csv):
     run = command_line.folder / "run"
     argv = arguments(tiny_root, prompts_csv, run, learning_rate=1e30, save_interval=1, max_steps=9)
     command = command_line.start("post_train.py", argv)
@@ -78,9 +70,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_naming_a_checkpoint_that_loads(
     assert json.loads(rows[-1])["step"] == int(good.name.removeprefix("step_"))
 
 
-def test_a_reward_that_raises_ends_the_run_with_its_own_traceback_and_one_error_line(
-    command_line: CommandLine, tiny_root: Path
-):
+def test_a_reward_that_raises_ends_the_run_with_its_own_traceback_and_one_error_line(command_line, tiny_root):
     csv = write_prompts(command_line.folder / "prompts.csv", ["raise"])
     reward = {"reward_model": "tests.support.rewards:Brightness", "reward_weights": '{"brightness": 1}'}
     argv = arguments(tiny_root, csv, command_line.folder / "run", **reward, validation_interval=0)
@@ -93,28 +83,28 @@ def test_a_reward_that_raises_ends_the_run_with_its_own_traceback_and_one_error_
     assert "the reward failed: RuntimeError: the reward broke" in lines[-1]
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)])
-def test_a_signal_saves_the_run_and_the_exit_status_says_whether_to_start_it_again(
-    command_line: CommandLine, tiny_root: Path, prompts_csv: Path, number: signal.Signals, status: int
-):
-    run = command_line.folder / "run"
-    metrics = run / "metrics.jsonl"
-    command = command_line.start("post_train.py", arguments(tiny_root, prompts_csv, run, max_steps=1000))
-    command.signal_when(number, lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 2)
-    finished = command.wait()
-    assert finished.status == status, finished.stderr
-    steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
-    assert latest_checkpoint(run / "checkpoints").name == f"step_{steps[-1]}"
-    assert f"{number.name}: saved and stopped after step {steps[-1]}" in finished.stderr
-
-    argv = arguments(tiny_root, prompts_csv, run, max_steps=steps[-1] + 1, resume_from_checkpoint="latest")
-    assert command_line.run("post_train.py", argv).status == 0
-    assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == [*steps, steps[-1] + 1]
-
-
-def test_a_preemption_before_the_first_round_asks_to_be_started_again(
+def test_a_signal_saves_the_run_which_goes_on_and_the_exit_status_says_whether_to_start_it_again(
     command_line: CommandLine, tiny_root: Path, prompts_csv: Path
 ):
+    run = command_line.folder / "run"
+    argv = arguments(tiny_root, prompts_csv, run, max_steps=1000, resume_from_checkpoint="latest")
+
+    def steps() -> list[int]:
+        return [json.loads(line)["step"] for line in _text(run / "metrics.jsonl").splitlines()]
+
+    for number, status in ((signal.SIGINT, 0), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)):
+        more = len(steps()) + 2
+        command = command_line.start("post_train.py", argv)
+        command.signal_when(number, lambda more=more: _text(run / "metrics.jsonl").count("\n") >= more)
+        finished = command.wait()
+        assert finished.status == status, finished.stderr
+        last = steps()[-1]
+        assert steps() == list(range(1, last + 1))
+        assert latest_checkpoint(run / "checkpoints").name == f"step_{last}"
+        assert f"{number.name}: saved and stopped after step {last}" in finished.stderr
+
+
+def test_a_preemption_before_the_first_round_asks_to_be_started_again(command_line, tiny_root, prompts_csv):
     run = command_line.folder / "run"
     long = {"validate_at_step0": True, "validation_num_inference_steps": 10_000}
     command = command_line.start("post_train.py", arguments(tiny_root, prompts_csv, run, **long))
@@ -139,9 +129,7 @@ def test_help_is_the_manual(command_line: CommandLine):
     assert list(command_line.folder.iterdir()) == []
 
 
-def test_profile_mode_leaves_a_trace_and_a_table(
-    command_line: CommandLine, tiny_root: Path, prompts_csv: Path, tmp_path: Path
-):
+def test_profile_mode_leaves_a_trace_and_a_table(command_line, tiny_root, prompts_csv, tmp_path):
     run = tmp_path / "run"
     argv = arguments(tiny_root, prompts_csv, run, max_steps=3, profile=True, profile_steps=1)
     finished = command_line.run("post_train.py", argv)

@@ -69,9 +69,7 @@ def test_a_study_goes_from_gallery_to_win_rates(here: Path, capsys: pytest.Captu
         (["winrates", "base/scores.jsonl", "none.json"], "none.json: expected a JSON object with votes"),
     ],
 )
-def test_wrong_input_is_named_without_a_traceback(
-    here: Path, capsys: pytest.CaptureFixture, argv: list[str], message: str
-):
+def test_wrong_input_is_named_without_a_traceback(here, capsys, argv, message):
     write_scored(here / "base", PROMPTS[:1], [0.0])
     assert main(argv) == 2
     error = capsys.readouterr().err

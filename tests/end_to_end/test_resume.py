@@ -13,14 +13,15 @@ import pytest
 from hyvideo.checkpoint.manifest import hash_files, write_manifest
 from tests.support.command_line import CommandLine
 from tests.support.equal_runs import rows_of
-from tests.support.training import ALGORITHMS, arguments
+from tests.support.training import ALGORITHMS, arguments, training_of
 
 Row = dict[str, float]
 METHODS = {
-    **ALGORITHMS,
-    **{f"{name}, lora": {**settings, "use_lora": True, "lora_r": 2} for name, settings in ALGORITHMS.items()},
-    "muon": {"use_muon": True},
-    "guided, two updates per round, warm-up": {
+    "grpo": ALGORITHMS["grpo"],
+    "nft, adapter": {**ALGORITHMS["nft"], "use_lora": True, "lora_r": 2},
+    "muon, adapter, guided, two updates per round, warm-up": {
+        "use_muon": True,
+        "use_lora": True,
         "cfg_scale": 4.0,
         "updates_per_rollout": 2,
         "lr_warmup_steps": 3,
@@ -43,6 +44,14 @@ def train(command_line: CommandLine, tiny_root: Path, prompts_csv: Path):
     return run
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(tiny_root, prompts_csv, tmp_path_factory) -> list[Row]:
+    """The rows of a run of six updates."""
+    training = training_of(arguments(tiny_root, prompts_csv, tmp_path_factory.mktemp("whole") / "run", max_steps=6))
+    training.train()
+    return rows_of(training.run.folder.path)
+
+
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_a_resumed_run_is_the_uninterrupted_one(train, method: dict[str, Any]):
     whole = train("whole", max_steps=4, **method)
@@ -62,9 +71,7 @@ def test_a_run_makes_its_last_round_whole_and_may_go_on(train):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
-def test_a_killed_run_makes_the_lost_steps_again(
-    train, command_line: CommandLine, tiny_root: Path, prompts_csv: Path, algorithm: dict[str, Any]
-):
+def test_a_killed_run_makes_the_lost_steps_again(train, command_line, tiny_root, prompts_csv, algorithm):
     run = command_line.folder / "killed"
     metrics, latest = run / "metrics.jsonl", run / "checkpoints" / "latest"
     endless = arguments(tiny_root, prompts_csv, run, max_steps=1000, save_interval=3, **algorithm)
@@ -80,18 +87,16 @@ def test_a_killed_run_makes_the_lost_steps_again(
     assert [json.loads(line)["step"] for line in discarded] == list(range(saved + 1, last))
 
 
-def test_a_checkpoint_by_path_goes_on_in_a_new_folder(train, command_line: CommandLine):
+def test_a_checkpoint_by_path_goes_on_in_a_new_folder(train, uninterrupted, command_line: CommandLine):
     train("first", max_steps=2)
     checkpoint = command_line.folder / "first" / "checkpoints" / "step_2"
     train("second", max_steps=3, resume_from_checkpoint=checkpoint)
     onward = train("second", max_steps=4, resume_from_checkpoint="latest")
-    assert onward == train("whole", max_steps=4)[2:]
+    assert onward == uninterrupted[2:4]
     assert "lost" not in (command_line.folder / "second" / "console.log").read_text()
 
 
-def test_rows_that_were_lost_are_told_and_the_run_goes_on(
-    train, command_line: CommandLine, tiny_root: Path, prompts_csv: Path
-):
+def test_rows_that_were_lost_are_told_and_the_run_goes_on(train, uninterrupted, command_line, tiny_root, prompts_csv):
     whole = train("torn", max_steps=4)
     run = command_line.folder / "torn"
     first, second, third, fourth = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
@@ -108,7 +113,7 @@ def test_rows_that_were_lost_are_told_and_the_run_goes_on(
     argv = arguments(tiny_root, prompts_csv, run, max_steps=6, resume_from_checkpoint="latest")
     resumed = command_line.run("post_train.py", argv)
     assert resumed.status == 0 and "has no row of updates 1 to 5: these rows" in resumed.stderr
-    assert rows_of(run)[0] == train("whole", max_steps=6)[5]
+    assert rows_of(run)[0] == uninterrupted[5]
 
 
 EDITS: dict[str, Callable[[bytes], bytes]] = {
@@ -118,9 +123,7 @@ EDITS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def test_edited_prompts_are_refused_and_edited_validation_prompts_are_told(
-    command_line: CommandLine, tiny_root: Path, prompts_csv: Path
-):
+def test_edited_prompts_are_refused_and_edited_validation_prompts_are_told(command_line, tiny_root, prompts_csv):
     run, trained, valid = (command_line.folder / name for name in ("run", "trained.csv", "valid.csv"))
     for csv in (trained, valid):
         shutil.copyfile(prompts_csv, csv)

@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,7 @@ from tests.support.command_line import Command, CommandLine, Finished
 from tests.support.equal_runs import assert_identical, rows_of, tensors_of
 from tests.support.ranks import free_port, rank_environment
 from tests.support.reward_server import server_process
-from tests.support.tiny_model import save_tiny_model
-from tests.support.training import arguments, write_prompts
+from tests.support.training import arguments
 
 WORLD_SIZE = 2
 HANG = 240.0
@@ -319,11 +318,10 @@ FEW = ("the disk is full", "a file cannot be read back", "the encoder raises", "
     "names", [pytest.param(FEW, id="few"), pytest.param(sorted(FAULTS) * 5, id="many", marks=pytest.mark.slow)]
 )
 def test_a_run_under_faults_ends_as_the_undisturbed_one(
-    command_line: CommandLine, server: Callable, small_disk: Path, tmp_path: Path, names: Sequence[str]
+    command_line, server, small_disk, tiny_root, prompts_csv, tmp_path, names
 ):
-    root, csv = save_tiny_model(tmp_path / "model"), write_prompts(tmp_path / "prompts.csv")
     settings = {"max_steps": 10_000, "remote_reward_url": server.url}
-    run = Run(command_line, small_disk / "run", root, csv, settings, server())
+    run = Run(command_line, small_disk / "run", tiny_root, prompts_csv, settings, server())
     run.start()
     run.go_on_for(3)
     run.signal_all(signal.SIGTERM)
@@ -340,19 +338,16 @@ def test_a_run_under_faults_ends_as_the_undisturbed_one(
         assert_nothing_lost(run, logged)
 
     last = run.num_rows() + 2
-    whole = Run(command_line, tmp_path / "whole", root, csv, settings, server())
+    whole = Run(command_line, tmp_path / "whole", tiny_root, prompts_csv, settings, server())
     for one in (run, whole):
         one.start(max_steps=last)
         assert [rank.status for rank in one.wait()] == [0, 0]
     assert_identical(run.folder, whole.folder)
 
 
-def test_an_update_that_one_rank_cannot_make_is_skipped_by_all(
-    command_line: CommandLine, server: Callable, tmp_path: Path
-):
-    root, csv = save_tiny_model(tmp_path / "model"), write_prompts(tmp_path / "prompts.csv")
+def test_an_update_that_one_rank_cannot_make_is_skipped_by_all(command_line, server, tiny_root, prompts_csv, tmp_path):
     settings = {"max_steps": 3, "remote_reward_url": server.url, "nonfinite_update": "skip"}
-    run = Run(command_line, tmp_path / "run", root, csv, settings, server())
+    run = Run(command_line, tmp_path / "run", tiny_root, prompts_csv, settings, server())
     run.start("the loss is NaN", after=2, faulty_rank=1)  # two steps of one video in each update
     finished = run.wait()
     assert [rank.status for rank in finished] == [0, 0], finished

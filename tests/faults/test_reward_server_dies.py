@@ -1,7 +1,7 @@
 """A reward server that is killed within a round of a real run: it comes back, or it stays away; the end is the same."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,53 +33,48 @@ DIES = ("ok", "ok", "ok", "die")
 
 @pytest.fixture
 def train(command_line: CommandLine, tiny_root: Path, prompts_csv: Path, tmp_path: Path) -> Callable[..., Finished]:
-    """Start a run with servers, one after another at one address, of the given faults; return how it ended."""
+    """Run in a folder of a name, with a reward server at an address; return how it ended."""
 
-    def train(name: str, *servers: Sequence[str], **settings: object) -> Finished:
-        port, ended = free_port(), threading.Event()
+    def run(name: str, url: str, **settings: object) -> Finished:
+        chosen = {**SETTINGS, "remote_reward_url": url, **settings}
+        return command_line.run("post_train.py", arguments(tiny_root, prompts_csv, tmp_path / name, **chosen))
 
-        def serve_next() -> None:
-            for faults in servers[1:]:
-                process.wait()
-                with server_process(0.0, port, faults=faults):
-                    ended.wait()
-
-        settings = {**SETTINGS, "remote_reward_url": f"http://127.0.0.1:{port}", **settings}
-        with server_process(0.0, port, faults=servers[0]) as (_, process):
-            others = threading.Thread(target=serve_next)
-            others.start()
-            argv = arguments(tiny_root, prompts_csv, tmp_path / name, **settings)
-            try:
-                return command_line.run("post_train.py", argv)
-            finally:
-                ended.set()
-                process.kill()
-                others.join()
-
-    return train
-
-
-@pytest.fixture
-def undisturbed(train: Callable[..., Finished], tmp_path: Path) -> Path:
-    """The folder of a run whose server lived."""
-    assert train("undisturbed", ()).status == 0
-    return tmp_path / "undisturbed"
+    return run
 
 
 @pytest.mark.slow
-def test_a_killed_server_that_comes_back_changes_nothing(train, undisturbed, tmp_path):
-    finished = train("run", DIES, ("ok", "stale", "fewer", "malformed"), remote_reward_retries=8)
+def test_a_killed_server_that_comes_back_changes_nothing(train: Callable[..., Finished], tmp_path: Path):
+    with server_process(0.0) as (url, _):
+        assert train("undisturbed", url).status == 0
+    port, ended = free_port(), threading.Event()
+
+    def serve_again() -> None:
+        process.wait()
+        with server_process(0.0, port, faults=("ok", "stale", "fewer", "malformed")):
+            ended.wait()
+
+    with server_process(0.0, port, faults=DIES) as (url, process):
+        again = threading.Thread(target=serve_again)
+        again.start()
+        try:
+            finished = train("run", url, remote_reward_retries=8)
+        finally:
+            ended.set()
+            process.kill()
+            again.join()
     assert finished.status == 0, finished.stderr
     assert "have no score" not in finished.stderr
-    assert_identical(tmp_path / "run", undisturbed)
+    assert_identical(tmp_path / "run", tmp_path / "undisturbed")
 
 
-def test_a_killed_server_that_stays_away_ends_the_run_which_goes_on_with_another(train, undisturbed, tmp_path):
-    finished = train("run", DIES, remote_reward_retries=1)
-    assert finished.status == 1
-    assert "2 videos have no score by brightness: reward server http://127.0.0.1:" in finished.stderr
-    assert "2 of 4 videos could not be scored" in finished.stderr
-    assert len(rows_of(tmp_path / "run")) == 1
-    verify_files(latest_checkpoint(tmp_path / "run" / "checkpoints"))
-    assert train("run", ()).status == 0
-    assert_identical(tmp_path / "run", undisturbed)
+def test_a_killed_server_that_stays_away_ends_the_run_which_goes_on_with_another(train, tmp_path):
+    with server_process(0.0) as (living, _), server_process(0.0, faults=DIES) as (dying, _):
+        assert train("undisturbed", living).status == 0
+        finished = train("run", dying, remote_reward_retries=1)
+        assert finished.status == 1
+        assert f"2 videos have no score by brightness: reward server {dying}" in finished.stderr
+        assert "2 of 4 videos could not be scored" in finished.stderr
+        assert len(rows_of(tmp_path / "run")) == 1
+        verify_files(latest_checkpoint(tmp_path / "run" / "checkpoints"))
+        assert train("run", living).status == 0
+    assert_identical(tmp_path / "run", tmp_path / "undisturbed")

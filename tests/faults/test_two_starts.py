@@ -54,18 +54,20 @@ def test_of_two_that_start_at_once_one_trains_alone(start, command_line: Command
     assert len(list((both / "tb").glob("events*"))) == 1 + used
 
 
-@pytest.mark.parametrize("wanted", ["latest", None])
-def test_a_run_that_ended_while_another_was_loading_is_left_as_it_is(
-    start, command_line: CommandLine, wanted: str | None
-):
-    slow = start("run", "it is stopped while it loads", seed=2, resume_from_checkpoint=wanted)
+def test_runs_that_ended_while_others_were_loading_are_left_as_they_are(start, command_line: CommandLine):
+    slow = [
+        start("run", "it is stopped while it loads", seed=2, resume_from_checkpoint=wanted)
+        for wanted in ("latest", None)
+    ]
     deadline = time.monotonic() + 120
-    while "\nState:\tT" not in Path(f"/proc/{slow.pid}/status").read_text():
-        assert slow.is_alive() and time.monotonic() < deadline, slow.read("stderr")
-        time.sleep(0.05)
+    for run in slow:
+        while "\nState:\tT" not in Path(f"/proc/{run.pid}/status").read_text():
+            assert run.is_alive() and time.monotonic() < deadline, run.read("stderr")
+            time.sleep(0.05)
     assert start("run", seed=1).wait().status == 0
     before = contents(command_line.folder / "run")
-    slow.signal(signal.SIGCONT)
-    refused = slow.wait()
-    assert refused.status == 2 and re.search(REFUSALS, refused.stderr), refused.stderr
+    for run in slow:
+        run.signal(signal.SIGCONT)
+        refused = run.wait()
+        assert refused.status == 2 and re.search(REFUSALS, refused.stderr), refused.stderr
     assert contents(command_line.folder / "run") == before

@@ -107,9 +107,7 @@ def trained(make_training) -> tuple[Training, Path]:
 
 @fuzz(20)
 @given(st.data())
-def test_any_facts_with_a_true_manifest_load_or_are_refused_by_name(
-    trained: tuple[Training, Path], data: st.DataObject
-):
+def test_any_facts_with_a_true_manifest_load_or_are_refused_by_name(trained, data):
     training, checkpoint = trained
     before = (checkpoint / FACTS).read_bytes()
     facts = json.loads(before)

@@ -151,9 +151,7 @@ ENCODERS = (
 
 @fuzz(5)
 @given(st.sampled_from(ENCODERS), st.data())
-def test_any_files_of_the_encoders_load_or_are_refused_by_name(
-    tiny_root: Path, tmp_path: Path, name: str, data: st.DataObject
-):
+def test_any_files_of_the_encoders_load_or_are_refused_by_name(tiny_root, tmp_path, name, data):
     root, content = tmp_path / "root", (tiny_root / name).read_text()
     if not root.exists():
         shutil.copytree(tiny_root, root)

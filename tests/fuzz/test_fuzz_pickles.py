@@ -100,9 +100,7 @@ def test_any_operations_give_plain_data_or_are_refused(program: list[bytes]):
 
 @fuzz(2)
 @given(PROGRAMS, st.data())
-def test_any_operations_within_an_index_leave_it_or_are_refused(
-    checkpoint: Path, program: list[bytes], data: st.DataObject
-):
+def test_any_operations_within_an_index_leave_it_or_are_refused(checkpoint, program, data):
     path = checkpoint / PICKLED_INDEX
     honest, before, index = path.read_bytes(), attributes(), TensorIndex.read(checkpoint)
     place = data.draw(st.sampled_from([position for _, _, position in pickletools.genops(honest)]))

@@ -90,9 +90,7 @@ def said(body: bytes, metric: str, video: int) -> float:
 @example(json.dumps(SCORES).replace("10.0", "true").encode(), 200, {})
 @example(b"x", 200, {"Content-Encoding": "gzip"})
 @example(b"x", 404, {"Content-Type": "text/plain; charset=zlib"})
-def test_any_answer_gives_its_own_scores_or_none(
-    wire: Wire, reward: WeightedReward, body: bytes, status: int, headers: dict[str, str]
-):
+def test_any_answer_gives_its_own_scores_or_none(wire, reward, body, status, headers):
     wire.say(body, status, headers)
     try:
         scores = reward(VIDEOS, PROMPTS)
@@ -120,9 +118,7 @@ def test_an_answer_without_an_end_is_given_up(reward: WeightedReward, monkeypatc
 
 @fuzz(4)
 @given(json_files(METADATA), STATUSES, HEADERS)
-def test_any_introduction_gives_a_reward_or_a_value_error(
-    wire: Wire, body: bytes, status: int, headers: dict[str, str]
-):
+def test_any_introduction_gives_a_reward_or_a_value_error(wire, body, status, headers):
     wire.say(body, status, headers)
     with only_value_errors("http://rewards"):
         reward = RemoteReward(RewardContext(retries=0), "brightness", "http://rewards")
@@ -137,9 +133,7 @@ COMPLETION = {"choices": [{"logprobs": {"content": [{"top_logprobs": TOKENS}]}}]
 @given(json_files(COMPLETION), STATUSES, HEADERS)
 @example(json.dumps(COMPLETION).replace("-1.0", "1e308").encode(), 200, {})
 @example(json.dumps(COMPLETION).replace("-1.0", "NaN").encode(), 200, {})
-def test_any_answer_of_a_chat_server_gives_a_probability_or_none(
-    wire: Wire, body: bytes, status: int, headers: dict[str, str]
-):
+def test_any_answer_of_a_chat_server_gives_a_probability_or_none(wire, body, status, headers):
     wire.say(json.dumps(COMPLETION).encode())
     judge = RemoteJudge("http://rewards/v1", "m", 10**6, RewardContext(retries=0))
     wire.say(body, status, headers)

@@ -45,9 +45,12 @@ def test_the_policy_comes_back_bit_for_bit_even_after_an_error(make_training: Ca
     assert [p.data_ptr() for p in training.algorithm.optimization.parameters.values()] == storage
 
 
-def test_anchor_means_are_those_of_a_second_model(make_training: Callable[..., Training]):
+def test_anchor_means_are_those_of_a_second_model_and_asked_for_trained_pairs_alone(make_training):
     training, second = make_training(), make_training()
-    move_policy(training)
+    trajectory = collect_round(training)
+    same = training.algorithm._anchor_means(trajectory, pairs_of(training, trajectory))
+    assert same is trajectory.rollout.means  # the anchor still equals the policy
+    update(training, trajectory, pairs_of(training, trajectory)[0])
     trajectory = collect_round(training)
     means = training.algorithm._anchor_means(trajectory, pairs_of(training, trajectory, permute=False))
     for index in STEPS:
@@ -58,26 +61,17 @@ def test_anchor_means_are_those_of_a_second_model(make_training: Callable[..., T
             assert torch.equal(means[part, index], mean)
     assert not torch.allclose(means, trajectory.rollout.means)
 
-
-def test_the_anchor_is_asked_for_trained_pairs_alone(make_training: Callable[..., Training]):
-    training = make_training()
-    move_policy(training)
-    trajectory = collect_round(training)
-    first, second = pairs_of(training, trajectory, num_updates=2)
+    asked, other = pairs_of(training, trajectory, num_updates=2)
     evaluated = []
-    training.policy.pipeline.transformer.register_forward_hook(
-        lambda module, args, kwargs, output: evaluated.append(len(output[0])), with_kwargs=True
-    )
-    means = training.algorithm._anchor_means(trajectory, [first])
-    assert sum(evaluated) == len(first.sample_index)
-    assert means[first.sample_index, first.step_index].flatten(1).any(1).all()
-    assert not means[second.sample_index, second.step_index].any()
+    training.policy.transformer.register_forward_hook(lambda *call: evaluated.append(len(call[2][0])))
+    means = training.algorithm._anchor_means(trajectory, [asked])
+    assert sum(evaluated) == len(asked.sample_index)
+    assert means[asked.sample_index, asked.step_index].flatten(1).any(1).all()
+    assert not means[other.sample_index, other.step_index].any()
 
 
 @pytest.mark.parametrize("kl_compute_mode", ["rollout_phase", "training_phase"])
-def test_a_share_of_the_anchors_passes_has_the_mean_of_all(
-    make_training: Callable[..., Training], kl_compute_mode: str
-):
+def test_a_share_of_the_anchors_passes_has_the_mean_of_all(make_training, kl_compute_mode):
     """Over the choices of one step in four, loss and gradient average to those of all four."""
     training = make_training(
         anchor_fraction=0.25, kl_compute_mode=kl_compute_mode, max_grad_norm=1e9, update_ref_model_step=99
@@ -114,12 +108,6 @@ def test_a_share_of_the_anchors_passes_has_the_mean_of_all(
     assert len({float(part[0]) for part in parts}) == 4  # a choice alone has another value
 
 
-def test_an_anchor_that_equals_the_policy_has_the_rollouts_means(make_training: Callable[..., Training]):
-    training = make_training()
-    trajectory = collect_round(training)
-    assert training.algorithm._anchor_means(trajectory, pairs_of(training, trajectory)) is trajectory.rollout.means
-
-
 def test_with_an_adapter_the_anchor_is_the_adapter_alone(make_training: Callable[..., Training]):
     training = make_training(use_lora=True)
     weights = training.algorithm.anchor.state_dict()
@@ -134,9 +122,7 @@ def test_with_an_adapter_the_anchor_is_the_adapter_alone(make_training: Callable
         assert torch.equal(anchored, base.policy.velocity(*arguments))
 
 
-def test_the_fixed_anchor_of_a_fresh_adapter_is_the_base_model_and_copies_nothing(
-    make_training: Callable[..., Training],
-):
+def test_the_fixed_anchor_of_a_fresh_adapter_is_the_base_model_and_copies_nothing(make_training):
     training, copying = (make_training(use_lora=True, use_moving_KL=False) for _ in range(2))
     assert training.algorithm.anchor.state_dict() == {}
     copying.algorithm.anchor = Anchor(trainable_parameters(copying.policy.transformer), offload=False)
@@ -165,9 +151,7 @@ def test_the_fixed_anchor_of_an_adapter_trained_before_is_that_adapter():
     [(2, [False, True, False, True, False]), (0, [False] * 5)],
     ids=["every second update", "never"],
 )
-def test_the_anchor_follows_at_its_interval(
-    make_training: Callable[..., Training], monkeypatch: pytest.MonkeyPatch, interval: int, expected: list[bool]
-):
+def test_the_anchor_follows_at_its_interval(make_training, monkeypatch, interval, expected):
     training = make_training(max_steps=5, update_ref_model_step=interval)
     start, followed = trained_weights(training), []
     log = training.run.journal.metrics.log

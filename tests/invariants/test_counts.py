@@ -65,9 +65,7 @@ def train_and_count(make_training: Callable[..., Training]) -> Callable[..., Cou
     return train
 
 
-def test_a_round_of_several_prompts_encodes_each_once_and_decodes_each_video_once(
-    train_and_count: Callable[..., Counter[str]],
-):
+def test_a_round_of_several_prompts_encodes_each_once_and_decodes_each_video_once(train_and_count):
     assert train_and_count(max_steps=1) == {
         "text_encoder": 4,  # the CSV's prompts, two videos each
         "text_encoder_2": 1,  # one of them quotes a text
@@ -77,18 +75,14 @@ def test_a_round_of_several_prompts_encodes_each_once_and_decodes_each_video_onc
     }
 
 
-def test_guidance_encodes_the_negative_prompt_once_and_doubles_rows_not_calls(
-    train_and_count: Callable[..., Counter[str]],
-):
+def test_guidance_encodes_the_negative_prompt_once_and_doubles_rows_not_calls(train_and_count):
     unguided, guided = train_and_count(max_steps=2), train_and_count(max_steps=2, cfg_scale=4.0)
     assert guided.pop("rows") == 2 * unguided.pop("rows")
     assert unguided == guided  # the negative prompt was encoded before the first round
 
 
 @pytest.mark.parametrize("settings", [{"kl_weight": 0}, {"dual_kl_moving_weight": 0}], ids=str)
-def test_without_a_position_term_there_is_no_anchor_pass(
-    train_and_count: Callable[..., Counter[str]], settings: dict[str, float]
-):
+def test_without_a_position_term_there_is_no_anchor_pass(train_and_count, settings):
     assert train_and_count(max_steps=2, update_ref_model_step=10, **settings)["transformer"] == 2 * 2 * 4 * 8 // 2
 
 

@@ -13,7 +13,7 @@ from tests.support.training import REPOSITORY
 def forking_context() -> ForkServerContext:
     """Start the server; return the context whose processes it forks.
 
-    There is one server per test process, and what it imports is decided when it starts: hence one list for all.
+    There is one server per test process, and what it imports is decided when it starts: hence one module for all.
     """
     path = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPOSITORY), path]))
