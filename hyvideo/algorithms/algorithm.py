@@ -1,5 +1,6 @@
 """What an algorithm is: it says what a rollout must record, and turns a scored round into optimizer updates."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,8 +14,10 @@ from hyvideo.algorithms.optimizer import Optimization, Step
 from hyvideo.algorithms.policy import Policy
 from hyvideo.config.outside import import_class
 from hyvideo.config.schema import Config
+from hyvideo.data.randomness import generator_for
 from hyvideo.distributed.collectives import gather
 from hyvideo.grpo.advantages import gdpo_advantages, group_advantages, groups_without_spread, normalize_then_sum
+from hyvideo.grpo.timesteps import Pairs, select_timesteps, split_updates
 from hyvideo.models.reward_models.rewards import Scores
 from hyvideo.observability.phase_timer import PhaseTimer
 from hyvideo.pipelines.conditioning import Conditioning
@@ -154,6 +157,25 @@ class Algorithm(ABC):
             advantages = group_advantages(rewards, *sizes, divisor=grpo.advantage_std)
         without_spread = int(groups_without_spread(rewards, grpo.num_generations).sum())
         return advantages[trajectory.positions], without_spread
+
+    def choose_steps(self, trajectory: Trajectory, trainable: Tensor) -> Tensor:
+        """Choose the steps `[B, T]` at which this rank's videos are trained, among `trainable` `[K]` or `[N, K]`."""
+        grpo, num_videos = self.config.grpo, len(trajectory.scores.total)
+        steps = select_timesteps(
+            trainable,
+            grpo.timestep_fraction,
+            num_videos,
+            permute=grpo.enable_timestep_permutation,
+            generator=generator_for(self.config.run.seed, "timesteps", trajectory.round, 0, 0, 0),
+            spread=grpo.timestep_stride,
+        )
+        return steps[trajectory.positions]
+
+    def deal(self, steps: Tensor) -> list[Pairs]:
+        """Deal this rank's videos at the chosen steps `[B, T]` to the updates of the round."""
+        grpo = self.config.grpo
+        in_group = math.gcd(grpo.num_generations, grpo.batch_size)  # this rank's part of a group lies together
+        return split_updates(steps, grpo.updates_per_rollout, num_generations=in_group)
 
     def make_update(
         self, losses: Iterable[tuple[float, Tensor, Mapping[str, Tensor]]], *, largest: Collection[str] = ()

@@ -208,11 +208,3 @@ def build_base(config: Config, transformer: nn.Module) -> Anchor | None:
 def build_ema(config: OptimizerConfig, transformer: nn.Module) -> Anchor | None:
     """Begin the average of the trained weights at the policy as it is; None when `ema_decay` asks for none."""
     return copy_policy(transformer, offload=config.ema_offload) if config.ema_decay else None
-
-
-def ramped_decay(decay: float, updates: int) -> float:
-    """``min(decay, (1 + n) / (10 + n))`` after n updates, so that an average soon forgets where it began.
-
-    Flow-GRPO and the EMA of diffusers have this ramp.
-    """
-    return min(decay, (1 + updates) / (10 + updates))

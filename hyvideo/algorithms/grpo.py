@@ -18,7 +18,7 @@ from hyvideo.data.randomness import generator_for
 from hyvideo.grpo.clipped_loss import clipped_policy_loss, normalized_log_ratio
 from hyvideo.grpo.gradient_equalizer import credit_norms, equalizer_scales
 from hyvideo.grpo.sde_window import noisy_steps
-from hyvideo.grpo.timesteps import Pairs, num_kept, select_timesteps, split_updates
+from hyvideo.grpo.timesteps import Pairs, num_kept, select_timesteps
 from hyvideo.grpo.trust_region import dual_kl, position_kl, velocity_kl
 from hyvideo.observability.phase_timer import PhaseTimer
 
@@ -120,15 +120,14 @@ class GRPO(Algorithm):
     def compare(self, trajectory: Trajectory) -> ComparedRound:
         """Compare the videos of each prompt, choose what every update trains, and make the anchor's pass."""
         advantages, without_spread = self.advantages(trajectory)
-        grpo, steps = self.config.grpo, self._choose_steps(trajectory)
-        in_group = math.gcd(grpo.num_generations, grpo.batch_size)  # this rank's part of a group lies together
-        updates = split_updates(steps, grpo.updates_per_rollout, num_generations=in_group)
+        steps = self._choose_steps(trajectory)
+        updates = self.deal(steps)
         weights = self._anchor_weights(trajectory, steps)
         anchored = updates if weights is None else [pairs.where(weights > 0) for pairs in updates]
         with self.timer("anchor"):
             anchor_means = self._anchor_means(trajectory, anchored)
         credit = trajectory.credit()
-        norms = None if credit is None or not grpo.use_grad_balancing else credit_norms(credit)
+        norms = None if credit is None or not self.config.grpo.use_grad_balancing else credit_norms(credit)
         return ComparedRound(trajectory, advantages, updates, anchor_means, weights, without_spread, credit, norms)
 
     def update(
@@ -146,12 +145,10 @@ class GRPO(Algorithm):
         Raises:
             NonFiniteUpdateError: loss or gradient is not finite, on any rank, and no more updates may be skipped.
         """
+        num_pairs = len(pairs.sample_index)
         losses = (
-            (
-                len(micro_batch.sample_index) / len(pairs.sample_index),
-                *self._loss(compared, micro_batch, coefficient, on_policy),
-            )
-            for micro_batch in pairs.micro_batches(self.config.grpo.mini_batch_size_per_update)
+            (len(part.sample_index) / num_pairs, *self._loss(compared, part, coefficient, on_policy))
+            for part in pairs.micro_batches(self.config.grpo.mini_batch_size_per_update)
         )
         metrics, step = self.make_update(losses, largest=DEVIATIONS)
         kl = metrics.pop("kl/total")
@@ -166,7 +163,7 @@ class GRPO(Algorithm):
         return metrics | {
             "kl/coef": coefficient,
             "reward/groups_without_spread": float(compared.groups_without_spread),
-            "update/evaluations": float(len(pairs.sample_index)),
+            "update/evaluations": float(num_pairs),
         }
 
     def _loss(
@@ -230,16 +227,9 @@ class GRPO(Algorithm):
 
     def _choose_steps(self, trajectory: Trajectory) -> Tensor:
         """Choose the steps `[B, T]` at which this rank's videos are trained in this round."""
-        grpo, num_videos = self.config.grpo, len(trajectory.scores.total)
-        steps = select_timesteps(
-            _window(self.config, self.policy.stochastic_steps(), trajectory.round, num_videos=num_videos),
-            grpo.timestep_fraction,
-            num_videos,
-            permute=grpo.enable_timestep_permutation,
-            generator=generator_for(self.config.run.seed, "timesteps", trajectory.round, 0, 0, 0),
-            spread=grpo.timestep_stride,
-        )
-        return steps[trajectory.positions]
+        stochastic, num_videos = self.policy.stochastic_steps(), len(trajectory.scores.total)
+        noisy = _window(self.config, stochastic, trajectory.round, num_videos=num_videos)
+        return self.choose_steps(trajectory, noisy)
 
     def _anchor_weights(self, trajectory: Trajectory, steps: Tensor) -> Tensor | None:
         """Choose which of the trained steps `[B, T]` are compared with the anchor; None where all are.

@@ -1,6 +1,5 @@
 """DiffusionNFT (arXiv 2509.16117): flow matching that follows good videos and shuns bad ones, without likelihoods."""
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -14,7 +13,7 @@ from hyvideo.algorithms.optimizer import Optimization
 from hyvideo.algorithms.policy import Policy
 from hyvideo.config.schema import Config
 from hyvideo.data.randomness import generator_for
-from hyvideo.grpo.timesteps import Pairs, num_kept, select_timesteps, split_updates
+from hyvideo.grpo.timesteps import Pairs, num_kept
 from hyvideo.observability.phase_timer import PhaseTimer
 from hyvideo.pipelines.noise import draw
 
@@ -219,18 +218,9 @@ class NFT(Algorithm):
 
     def _choose_pairs(self, trajectory: Trajectory) -> list[list[Pairs]]:
         """Choose this rank's (video, step) pairs of every update, in micro-batches; any of the schedule's steps."""
-        grpo, num_steps = self.config.grpo, self.config.rollout.grpo_sampling_steps
-        steps = select_timesteps(
-            torch.ones(num_steps, dtype=torch.bool),
-            grpo.timestep_fraction,
-            len(trajectory.scores.total),
-            permute=grpo.enable_timestep_permutation,
-            generator=generator_for(self.config.run.seed, "timesteps", trajectory.round, 0, 0, 0),
-            spread=grpo.timestep_stride,
-        )
-        in_group = math.gcd(grpo.num_generations, grpo.batch_size)
-        updates = split_updates(steps[trajectory.positions], grpo.updates_per_rollout, num_generations=in_group)
-        return [pairs.micro_batches(grpo.mini_batch_size_per_update) for pairs in updates]
+        every = torch.ones(self.config.rollout.grpo_sampling_steps, dtype=torch.bool)
+        updates = self.deal(self.choose_steps(trajectory, every))
+        return [pairs.micro_batches(self.config.grpo.mini_batch_size_per_update) for pairs in updates]
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return the weights of the old policy, and of the base model where it is a copy."""

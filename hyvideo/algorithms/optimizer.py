@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
-from hyvideo.algorithms.anchor import Anchor, ramped_decay
+from hyvideo.algorithms.anchor import Anchor
 from hyvideo.config.schema import OptimizerConfig
 from hyvideo.distributed.collectives import average_gradients, local_shard, own_part, whole
 
@@ -61,7 +61,9 @@ class Muon(Optimizer):
                     continue
                 buffer = self.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
                 buffer.lerp_(parameter.grad, 1 - group["momentum"])
-                device = _device_of(parameter)
+                # A mesh's device computes, also where `cpu_offload` keeps its shards in host memory.
+                sharded = isinstance(parameter, DTensor)
+                device = torch.device(parameter.device_mesh.device_type) if sharded else parameter.device
                 dtype = self._iteration_dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
                 direction = parameter.grad.lerp(buffer, group["momentum"]).to(device, dtype)
                 reached = whole((parameter.grad != 0).sum().to(device)) > 0  # not read by the host
@@ -71,11 +73,6 @@ class Muon(Optimizer):
                 shard = local_shard(parameter)
                 shard.mul_(1 - group["lr"] * group["weight_decay"])
                 shard.add_(own_part(parameter, update).to(shard.device), alpha=-size)
-
-
-def _device_of(parameter: Tensor) -> torch.device:
-    """The device that computes with a parameter: not that of its shard, where `cpu_offload` keeps it in host memory."""
-    return torch.device(parameter.device_mesh.device_type) if isinstance(parameter, DTensor) else parameter.device
 
 
 def orthogonalize(matrix: Tensor, *, dtype: torch.dtype) -> Tensor:
@@ -198,7 +195,8 @@ class Optimization:
             for optimizer in self.optimizers:
                 optimizer.step()
             if self.ema:
-                self.ema.refresh(ramped_decay(self._config.ema_decay, self.updates + 1))
+                n = self.updates + 1  # the ramp, which Flow-GRPO and diffusers have too, soon forgets the beginning
+                self.ema.refresh(min(self._config.ema_decay, (1 + n) / (10 + n)))
         self._zero_grad()
         self.skipped_in_row = self.skipped_in_row + 1 if skipped else 0
         self.updates += 1
