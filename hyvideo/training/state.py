@@ -172,11 +172,8 @@ class RunState:
         # A run that was begun without a GPU has no state of its generator.
         tensors["rng"] = {name: value for name, value in tensors["rng"].items() if f"rng.{name}" in saved}
         load_tensors(checkpoint, tensors)
-        forget_gathered_weights(self.transformer)
         try:
-            self.algorithm.load_state(tensors, facts)
-            if self.optimization.ema:
-                self.optimization.ema.load_state_dict(tensors["ema"], equals_policy=False)
+            self._take_over(tensors, facts)
             self.sampler.load_state_dict(facts["sampler"])
             self.optimization.updates = facts["step"]
             self.optimization.rate_scale = float(facts.get("rate_scale", 1.0))
@@ -198,8 +195,12 @@ class RunState:
         tensors = self.tensors()
         del tensors["rng"]
         load_tensors(checkpoint, tensors)
+        self._take_over(tensors, read_facts(checkpoint))
+
+    def _take_over(self, tensors: Tensors, facts: Mapping[str, Any]) -> None:
+        """Restore what depends on weights and moments that were loaded in place."""
         forget_gathered_weights(self.transformer)
-        self.algorithm.load_state(tensors, read_facts(checkpoint))
+        self.algorithm.load_state(tensors, facts)
         if self.optimization.ema:
             self.optimization.ema.load_state_dict(tensors["ema"], equals_policy=False)
 
