@@ -48,8 +48,7 @@ def check_config(
         *_sharding_problems(cfg, world_size),
         *_refusals(cfg, _STEPS, lambda: _check_steps(cfg)),
         *_video_problems(cfg, vae_spatial, vae_temporal),
-        *_guidance_problems(cfg),
-        *_prefix_problems(cfg),
+        *_rollout_problems(cfg),
         *_objective_problems(cfg),
         *_waiting_problems(cfg, world_size),
         *_guard_problems(cfg),
@@ -142,19 +141,14 @@ def _video_problems(cfg: Config, vae_spatial: int, vae_temporal: int) -> Iterato
             )
 
 
-def _guidance_problems(cfg: Config) -> Iterator[str]:
-    """Exploration and guidance settings that contradict each other."""
+def _rollout_problems(cfg: Config) -> Iterator[str]:
+    """A negative prompt without guidance; a shared prefix where videos share none, or none are denoised together."""
     rollout = cfg.rollout
     if not rollout.is_guided and rollout.negative_prompt:
         yield (
             f"negative_prompt is {rollout.negative_prompt!r}, but cfg_scale 1.0 switches guidance off and nothing "
             "would read it: set cfg_scale above 1, or negative_prompt to ''"
         )
-
-
-def _prefix_problems(cfg: Config) -> Iterator[str]:
-    """A shared prefix where videos share none, or no two are denoised together."""
-    rollout = cfg.rollout
     if rollout.share_prefix and not (rollout.use_same_noise and rollout.sde_window in ("sliding", "per_group")):
         yield (
             f"share_prefix computes what videos of a prompt have in common before their window, but sde_window is "

@@ -28,13 +28,8 @@ def collect(
 ) -> Trajectory:
     """Sample and score this rank's videos of one round; every rank learns the scores of all.
 
-    Args:
-        policy: samples the videos.
-        reward: scores them.
-        round: which prompt and generation each video is.
-        algorithm: says which steps draw noise and what must be recorded.
-        mesh: the ranks that sample the round together.
-        timer: records the time under `rollout` and `reward`; with `reward_async` the latter is only the remaining wait.
+    The algorithm says which steps draw noise and what must be recorded. The timer's phases are `rollout` and `reward`;
+    with `reward_async` the latter is only the remaining wait.
 
     Raises:
         RewardFailureError: too many videos could not be scored.
@@ -112,17 +107,8 @@ def gain_over(
 ) -> float:
     """Sample and score a round's videos again, by the weights as they are now; return how much more they scored before.
 
-    They start from the same noise, and every rank returns the same.
-
-    Args:
-        policy: with other weights than those that sampled the round, or the same.
-        reward: as in the round.
-        round: which videos.
-        trajectory: the round as it was sampled.
-        algorithm: says how.
-        mesh: the ranks.
-        without_noise: sample with the ODE, whatever the algorithm does. What training optimizes are the noisy videos,
-            what people see are those without noise.
+    They start from the same noise, and every rank returns the same. With `without_noise` the ODE samples them, whatever
+    the algorithm does: what training optimizes are the noisy videos, what people see are those without noise.
     """
     noisy, videos = algorithm.noisy_steps(round.index, round.num_videos), []
     for block in torch.arange(len(trajectory)).split(policy.videos_at_once or len(trajectory)):

@@ -4,6 +4,8 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 
+import numpy as np
+
 WINDOW = 40
 """Rounds that are compared, the first half with the second."""
 
@@ -57,10 +59,8 @@ class RewardWatch:
     def _halves(self, name: str) -> tuple[float, float, float]:
         """Return the means of both halves of a metric and the standard error of their difference."""
         values = [row.get(name, math.nan) for row in self._rows]
-        halves = values[: self._half], values[self._half :]
-        before, after = (sum(half) / len(half) for half in halves)
-        squares = sum((v - mean) ** 2 for half, mean in zip(halves, (before, after), strict=True) for v in half)
-        return before, after, math.sqrt(squares / len(values) * 2 / self._half)
+        before, after = np.array(values).reshape(2, -1)
+        return float(before.mean()), float(after.mean()), math.sqrt((before.var() + after.var()) / self._half)
 
 
 def _validations(rows: Iterable[Mapping[str, float]]) -> list[float]:

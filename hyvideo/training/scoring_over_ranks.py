@@ -29,7 +29,7 @@ def score_over_ranks(
         videos: `[B, F, H, W, 3]`, the same on all ranks of one data-parallel rank.
         texts: their prompts.
         positions: `[B]` long, where each stands among the videos of all ranks.
-        mesh: who shares what.
+        mesh: the ranks.
         scoring: has this rank's share of the videos already, where they are scored while others are sampled.
         grid: of the videos' latents, if a credit map is wanted.
 

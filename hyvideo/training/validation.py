@@ -56,15 +56,14 @@ class Validation:
             The `valid/*` means, NaN scores left out; and what the guard looks at after update `step`.
         """
         sampled = self.sample(self.prompts)
-        judged = None
+        texts, judged = [self.prompts[number].text for number in sampled.numbers], None
         if self.judge:
-            texts = [self.prompts[number].text for number in sampled.numbers]
             numbers = torch.tensor(sampled.numbers, dtype=torch.long)
             judged = score_over_ranks(self.judge, sampled.videos, texts, numbers, self.mesh)
         save_samples(
             folder,
             sampled.videos,
-            [self.prompts[number].text for number in sampled.numbers],
+            texts,
             sampled.scores,
             fps=self.config.rollout.video_fps,
             numbers=sampled.numbers,
