@@ -237,10 +237,7 @@ def over_micro_batches(
 ) -> dict[str, float]:
     """Reduce the numbers of all ranks' micro-batches with one read from the device: means, or maxima where named.
 
-    Args:
-        measured: scalars of each of this rank's micro-batches, with the same names everywhere.
-        weights: share of each micro-batch in this rank's part of the update; they add up to 1.
-        largest: names whose largest value counts.
+    All ranks have the same names. `weights` are the micro-batches' shares in this rank's part of the update, in sum 1.
     """
     names = list(measured[0])
     table = torch.stack([torch.stack([part[name].detach() for name in names]) for part in measured]).double().cpu()

@@ -139,12 +139,7 @@ class Anchor:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor], *, equals_policy: bool) -> None:
-        """Restore the anchor's weights.
-
-        Args:
-            state: weights by name, as `state_dict` gave them.
-            equals_policy: whether no update happened since the last refresh.
-        """
+        """Restore what `state_dict` returned, and whether no update has happened since the last refresh."""
         for name, copy in self._copy.items():
             copy.copy_(local_shard(state[name]))
         self.equals_policy = equals_policy

@@ -24,9 +24,7 @@ LEAST_ERROR = 1e-5
 def optimality(advantages: Tensor, clip_max: float) -> Tensor:
     """``r = 1/2 + clip(A / clip_max, -1, 1) / 2``: how likely each video is a good one (Section 3.3), `[B]` in [0, 1].
 
-    Args:
-        advantages: `[B]`, rewards less the mean of their group, in standard deviations.
-        clip_max: advantage of a video that is surely good.
+    A video with the advantage `clip_max` is surely good.
     """
     return 0.5 + 0.5 * (advantages / clip_max).clamp(-1, 1)
 

@@ -170,10 +170,7 @@ class Optimization:
         (loss * (weight * self._sp_size)).backward()
 
     def step(self, loss: float) -> Step:
-        """Make the update; every rank calls it, with the same loss.
-
-        Args:
-            loss: mean over the update, only to see whether it is finite.
+        """Make the update; every rank calls it, with the same mean loss, to see whether it is finite.
 
         Raises:
             NonFiniteUpdateError: loss or gradient is not finite, and no more updates may be skipped; all ranks raise

@@ -62,12 +62,9 @@ def export(arguments: argparse.Namespace) -> None:
         check_lora(arguments.lora_path)
     if arguments.format == "original":
         _check_name(arguments)
-    _export(arguments)
-
-
-def _export(arguments: argparse.Namespace) -> None:
-    """Load, put the trained weights in, and write."""
     root, version = arguments.model_path, arguments.transformer_version
+    merged = arguments.checkpoint_path or arguments.lora_path
+    dtype = torch.float32 if merged else None  # as stored, where nothing is computed
     if arguments.format == "diffusers":
         defaults = sampling_defaults(root, version)
         pipeline = load_pipeline(
@@ -75,13 +72,13 @@ def _export(arguments: argparse.Namespace) -> None:
             version,
             pipeline_class=HunyuanVideoGRPOPipeline,
             scheduler=FlowMatchDiscreteScheduler(shift=defaults["shift"]),
-            transformer_dtype=_load_dtype(arguments),
+            transformer_dtype=dtype,
             encoder_dtype=None,
         )
         _finish(pipeline.transformer, arguments)
         export_diffusers(pipeline, arguments.output_path, guidance_scale=defaults["guidance_scale"])
         return
-    transformer = load_transformer(root, version, dtype=_load_dtype(arguments))
+    transformer = load_transformer(root, version, dtype=dtype)
     _finish(transformer, arguments)
     if arguments.format == "original":
         export_original(transformer, arguments.output_path, _original_config(root, version))
@@ -105,11 +102,6 @@ def _check_name(arguments: argparse.Namespace) -> None:
         )
 
 
-def _load_dtype(arguments: argparse.Namespace) -> torch.dtype | None:
-    """Return the dtype to load in: float32 where weights are trained or merged, else as stored."""
-    return torch.float32 if arguments.checkpoint_path or arguments.lora_path else None
-
-
 def _finish(transformer: torch.nn.Module, arguments: argparse.Namespace) -> None:
     """Put the trained weights in, merge an adapter unless it is what is asked for, and round."""
     if arguments.checkpoint_path:
@@ -130,10 +122,8 @@ def _original_config(root: Path, version: str | None) -> dict[str, Any] | None:
 def export_diffusers(pipeline: HunyuanVideoGRPOPipeline, folder: Path, *, guidance_scale: float) -> None:
     """Write a whole model that plain diffusers loads, and samples as this project does.
 
-    Args:
-        pipeline: all components; an adapter of the transformer must have been merged. Its scheduler's shift is kept.
-        folder: where to, a new one.
-        guidance_scale: scale of the classifier-free guidance that diffusers uses by default.
+    An adapter must have been merged. The scheduler's shift is kept, and diffusers guides by `guidance_scale` unless
+    told otherwise.
 
     Raises:
         ValueError: `folder` exists.
@@ -157,10 +147,8 @@ def export_original(
 ) -> None:
     """Write a transformer in the original layout: a new `ckpts/transformer/<version>`.
 
-    Args:
-        transformer: an adapter must have been merged.
-        folder: its name is the version's.
-        config: config.json of the original version it was trained from; None makes one of the transformer's.
+    An adapter must have been merged. `config` is the config.json of the original version that it was trained from;
+    None makes one of the transformer's.
 
     Raises:
         ValueError: `folder` exists, or the original layout has no such transformer.

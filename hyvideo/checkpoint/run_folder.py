@@ -68,18 +68,14 @@ class RunFolder:
                     folder.rename(place)
 
 
-def open_run_folder(config: RunConfig, now: datetime | None = None) -> RunFolder:
+def open_run_folder(config: RunConfig) -> RunFolder:
     """Choose the run folder, which the run's first file makes, and find the checkpoint to resume from.
-
-    Args:
-        config: `output_dir`, `run_name`, `resume_from_checkpoint` and `max_steps` are read.
-        now: time for the default name.
 
     Raises:
         ValueError: the folder holds another run and `resume_from_checkpoint` is not given, or something else where the
             run writes, or the checkpoint to resume from cannot be read.
     """
-    default = Path("outputs") / f"{config.run_name or 'run'}-{now or datetime.now():%Y%m%d-%H%M%S}"
+    default = Path("outputs") / f"{config.run_name or 'run'}-{datetime.now():%Y%m%d-%H%M%S}"
     path = Path(config.output_dir) if config.output_dir else default
     if path.exists() and not path.is_dir():
         raise ValueError(f"output_dir: '{path}' is a file; expected a folder or a new path.")

@@ -133,18 +133,6 @@ class _Slice(io.RawIOBase):
     def __init__(self, file: BinaryIO, start: int, length: int) -> None:
         self._file, self._start, self._length, self._position = file, start, length, 0
 
-    def readable(self) -> bool:
-        """Whether it can be read."""
-        return True
-
-    def seekable(self) -> bool:
-        """Whether its position can be set."""
-        return True
-
-    def tell(self) -> int:
-        """Return the position."""
-        return self._position
-
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Set the position."""
         position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}[whence]

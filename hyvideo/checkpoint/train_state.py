@@ -288,11 +288,8 @@ def load_tensors(
 ) -> None:
     """Fill `tensors` in place from `checkpoint`; all ranks call it, each with its shards.
 
-    Args:
-        checkpoint: a finished checkpoint's folder.
-        tensors: groups of named tensors of the right shapes; every one must be in the checkpoint.
-        alone: the tensors are whole, and other ranks need not call.
-        reader: by whose index `tensors` were made; None: they are those of a run.
+    Every tensor must be in the checkpoint, in its shape. With `alone` they are whole, and other ranks need not call.
+    `reader` is the one by whose index `tensors` were made; None: they are those of a run.
 
     Raises:
         ValueError: a file is damaged, or a tensor is missing or of another shape.

@@ -106,13 +106,8 @@ def text_of(value: object) -> str:
     return "none" if value is None else str(value) or "empty"
 
 
-def is_read(config: Config, knob: Knob) -> bool:
-    """Whether the other settings let anything read this one (`Facts.read_when`)."""
-    return unmet_condition(config, knob) is None
-
-
 def unmet_condition(config: Config, knob: Knob) -> str | None:
-    """Return the condition that keeps a setting from being read: its own, or one of the setting that it names."""
+    """Return the `Facts.read_when` that keeps a setting from being read: its own, or that of the setting it names."""
     if not knob.facts.read_when:
         return None
     name, comparison, wanted = knob.facts.read_when.split()

@@ -118,10 +118,6 @@ class Layout:
         """Return the data-parallel rank that a rank belongs to."""
         return rank // self.sp_size
 
-    def ranks_of(self, dp_rank: int) -> range:
-        """Return the ranks that share the videos of `dp_rank`."""
-        return range(dp_rank * self.sp_size, (dp_rank + 1) * self.sp_size)
-
     def positions(self, dp_rank: int) -> Tensor:
         """Return where in the round the videos of `dp_rank` stand, in its order: long `[num_own_videos]`."""
         grid = torch.arange(self.num_videos).reshape(self.num_rollouts, self.dp_size, self.batch_size)

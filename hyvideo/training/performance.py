@@ -17,12 +17,7 @@ class Performance:
     It counts the transformer's matrix products that the method needs, for valid tokens only: forward passes of the
     rollout, three times as much for a trained pair (less the weights' gradients under an adapter). Recomputed
     activations, text encoders and VAE do not count, while the phases' seconds include everything. The numbers are this
-    rank's.
-
-    Args:
-        policy, config, mesh: what is evaluated, the run's settings and ranks.
-        peak_tflops: 10^12 operations per second of one device.
-        updates_per_round: updates that a round has.
+    rank's. `peak_tflops` is one device's, in 10^12 operations per second.
     """
 
     def __init__(

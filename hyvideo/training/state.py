@@ -140,12 +140,8 @@ class RunState:
     def load(self, checkpoint: Path, *, may_change: Collection[str] = ()) -> list[str]:
         """Put `checkpoint` back: after this the run goes on as if it had never stopped. All ranks call it.
 
-        Args:
-            checkpoint: a finished one.
-            may_change: names of settings that may differ from its.
-
         Returns:
-            What differs: one line per setting or note, with both values.
+            What differs: one line per setting, of those that `may_change`, or note, with both values.
 
         Raises:
             ValueError: unreadable or damaged, or made with other settings.

@@ -94,18 +94,12 @@ def test_a_run_is_named_after_its_config_files_unless_it_has_a_name(yaml_file):
     assert load_config(["--config", *files, "--run_name", "mine"]).run.run_name == "mine"
 
 
-def test_help_prints_the_manual_and_exits_with_zero(capsys):
-    with pytest.raises(SystemExit) as exit_:
-        load_config(["--eta", "0.1", "--help"])
-    assert exit_.value.code == 0
-    assert "--eta NUMBER" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
         (["--etta", "1"], "unknown flag '--etta'; the nearest is --eta"),
         (["--sp-size=2"], "unknown flag '--sp-size=2'; the nearest is --sp_size"),
+        (["--USE_MOVING_kl", "1"], "the nearest is --use_moving_KL"),
         (["--clip", "1"], "the nearest is --clip_range"),  # no silent abbreviation
         (["--group_size", "4"], "unknown flag '--group_size'; here it is called --num_generations"),
         (["--lr=1"], "here it is called --learning_rate"),
@@ -177,16 +171,12 @@ def test_a_wrong_file_is_named_with_its_key_and_what_was_received(yaml_file, tex
         load_saved_config(yaml_file(text))
 
 
-def test_a_file_that_is_not_utf8_is_refused(tmp_path):
+def test_a_file_that_is_not_utf8_is_refused_and_of_a_huge_value_only_the_beginning_is_shown(tmp_path):
     (tmp_path / "latin.yaml").write_bytes(b"negative_prompt: caf\xe9")
     with pytest.raises(ValueError, match="latin.yaml' cannot be read as YAML settings"):
         load_config(["--config", str(tmp_path / "latin.yaml")])
-
-
-def test_a_message_shows_only_the_beginning_of_a_huge_value():
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=r"^.{0,200}$"):
         load_config(["--eta", "x" * 10000])
-    assert len(str(error.value)) < 200
 
 
 def test_a_saved_config_reads_back_unchanged_and_serves_as_a_config_file(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from hyvideo.config.flags import build_parser, range_text
-from hyvideo.config.knobs import GROUPS, KNOBS, deciding_fields, is_read, nearest, out_of_range, text_of
+from hyvideo.config.knobs import GROUPS, KNOBS, deciding_fields, out_of_range, text_of, unmet_condition
 from hyvideo.config.loading import load_config
 from hyvideo.config.schema import Config, RolloutConfig
 from hyvideo.config.sizes import parse_size
@@ -62,19 +62,14 @@ def test_the_manual_shows_every_flag_with_group_text_and_default(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     manual = build_parser().format_help()
     flat = " ".join(manual.split())
+    prose = [line for line in manual.splitlines() if not line.lstrip().startswith("-")]
+    assert 88 < max(map(len, prose)) <= 100  # as wide as the terminal
     for knob in KNOBS.values():
         assert f"--{knob.name} " in manual
     for about in GROUPS.values():
         assert " ".join(about.split()) in flat
     assert "[in (0, 100]; default: 0.5]" in flat and '[default: {"VQ": 0.5, "MQ": 0.5, "TA": 1.0}]' in flat
     assert f"{{{','.join(KNOBS['sde_type'].choices)}}}" in manual
-
-
-@pytest.mark.parametrize("columns", [72, 80, 140])
-def test_the_manual_is_as_wide_as_the_terminal(monkeypatch, columns):
-    monkeypatch.setenv("COLUMNS", str(columns))
-    prose = [line for line in build_parser().format_help().splitlines() if not line.lstrip().startswith("-")]
-    assert columns - 12 < max(map(len, prose)) <= columns
 
 
 RANGES = {name: knob.facts.within for name, knob in KNOBS.items() if knob.facts.within}
@@ -107,7 +102,7 @@ def test_the_defaults_lie_in_their_ranges_and_only_the_asked_settings_are_looked
 def test_a_condition_names_another_setting_and_one_of_its_values(name: str):
     other, comparison, value = KNOBS[name].facts.read_when.split()
     config = load_config([f"--{other}={value}"])  # it refuses a value that the setting cannot have
-    assert is_read(config, KNOBS[name]) == (comparison == "=") and comparison in ("=", "!=")
+    assert (unmet_condition(config, KNOBS[name]) is None) == (comparison == "=") and comparison in ("=", "!=")
 
 
 @pytest.mark.parametrize(
@@ -171,7 +166,6 @@ def test_what_leaves_the_result_alone_is_none(argv):
 def test_a_run_may_go_on_over_other_ranks_with_as_many_videos():
     two, four = (load_config(["--batch_size", size]) for size in ("2", "4"))
     assert deciding_fields(two, dp_size=4) == deciding_fields(four, dp_size=2)
-    assert deciding_fields(two, dp_size=4) != deciding_fields(two, dp_size=2)
     assert deciding_fields(two, dp_size=4)["batch_size"] == 8
 
 
@@ -180,27 +174,11 @@ def test_how_a_number_was_written_does_not_matter():
     assert deciding_fields(written) == deciding_fields(Config()) == deciding_fields(load_config(["--cfg_scale", "6"]))
 
 
-def test_a_size_is_height_then_width():
-    assert parse_size("352x624") == (352, 624)
-
-
 @pytest.mark.parametrize(
     "text", ["", "352", "352X624", "352x", "x624", "0x16", "-16x16", "352x624x3", "352 x 624", "1e3x64", "٣x٣"]
 )
-def test_anything_else_is_refused_with_what_was_received(text):
+def test_a_size_is_height_then_width_and_anything_else_is_refused_with_what_was_received(text):
+    assert parse_size("352x624") == (352, 624)
     with pytest.raises(ValueError, match="HEIGHTxWIDTH") as error:
         parse_size(text)
     assert repr(text) in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "right"),
-    [
-        ("etta", "eta"),
-        ("sp-size", "sp_size"),
-        ("USE_MOVING_kl", "use_moving_KL"),
-        ("num_generation", "num_generations"),
-    ],
-)
-def test_nearest_ignores_case_and_hyphens(wrong, right):
-    assert nearest(wrong, KNOBS) == right
