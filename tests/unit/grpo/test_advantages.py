@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hyvideo.grpo.advantages import (
@@ -32,10 +32,10 @@ def by_hand(rewards: list[float], num_generations: int, clip_max: float) -> list
 
 
 @st.composite
-def grouped_rewards(draw, failures=True):
+def grouped_rewards(draw):
     num_generations = draw(st.integers(1, 6))
     score = st.floats(-10, 10, width=32).map(lambda value: round(value, 3))
-    item = st.one_of(score, st.just(NAN)) if failures else score
+    item = st.one_of(score, st.just(NAN))
     size = num_generations * draw(st.integers(1, 4))
     return draw(st.lists(item, min_size=size, max_size=size)), num_generations
 
@@ -47,41 +47,6 @@ def test_advantages_equal_the_formula_computed_group_by_group(case, clip_max):
     advantages = group_advantages(torch.tensor(rewards, dtype=torch.float64), num_generations, clip_max)
     expected = torch.tensor(by_hand(rewards, num_generations, clip_max), dtype=torch.float64)
     torch.testing.assert_close(advantages, expected, rtol=1e-6, atol=1e-6)
-
-
-@given(grouped_rewards(), st.floats(0.1, 50), st.floats(-20, 20))
-@settings(deadline=None)
-def test_advantages_ignore_the_unit_and_origin_of_the_reward(case, slope, offset):
-    rewards, num_generations = case
-    rewards = torch.tensor(rewards, dtype=torch.float64)
-    spread = ~groups_without_spread(rewards, num_generations)
-    changed = group_advantages(slope * rewards + offset, num_generations)
-    unchanged = group_advantages(rewards, num_generations)
-    with_spread = spread.repeat_interleave(num_generations)
-    torch.testing.assert_close(changed[with_spread], unchanged[with_spread], rtol=1e-6, atol=1e-6)
-
-
-@given(grouped_rewards(), st.randoms(use_true_random=False))
-@settings(deadline=None)
-def test_permuting_the_videos_of_a_group_permutes_their_advantages(case, random):
-    rewards, num_generations = case
-    order = []
-    for start in range(0, len(rewards), num_generations):
-        block = list(range(start, start + num_generations))
-        random.shuffle(block)
-        order += block
-    rewards = torch.tensor(rewards, dtype=torch.float64)
-    permuted = group_advantages(rewards[order], num_generations)
-    torch.testing.assert_close(permuted, group_advantages(rewards, num_generations)[order], rtol=1e-9, atol=1e-9)
-
-
-@given(grouped_rewards(failures=False))
-@settings(deadline=None)
-def test_unclipped_advantages_of_a_group_sum_to_zero(case):
-    rewards, num_generations = case
-    advantages = group_advantages(torch.tensor(rewards, dtype=torch.float64), num_generations, clip_max=100)
-    assume(advantages.abs().max() < 100)
-    assert advantages.reshape(-1, num_generations).sum(dim=1).abs().max() < 1e-6
 
 
 def test_a_failed_score_leaves_the_others_as_if_it_had_not_been_drawn():

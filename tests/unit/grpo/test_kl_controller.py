@@ -56,10 +56,6 @@ def test_floor_start_and_ceiling_may_be_one():
     assert KLController(max_coef=1.0, min_coef=1.0, start_coef=1.0).coefficient == 1.0
 
 
-def test_the_default_target_is_the_ceiling():
-    assert KLController(max_coef=3e-4).target == 3e-4
-
-
 def test_fixed_never_moves():
     controller = KLController(schedule="fixed", max_coef=2e-5, warmup_updates=5)
     assert controller.coefficient == 2e-5

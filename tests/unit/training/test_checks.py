@@ -40,12 +40,6 @@ def only_problem(argv, world_size=1):
     return line
 
 
-def test_every_rule_of_the_layout_that_is_broken_has_its_line(base):
-    lines = problems([*base, "--batch_size", "6", "--dp_replicate", "3"], 2)
-    assert len(lines) == 2
-    assert "dp_replicate 3" in lines[0] and "batch_size 6 and num_generations 4" in lines[1]
-
-
 def test_an_adapter_cannot_stand_where_ranks_join_a_videos_tokens(base):
     for name in ("proj_out", "final_layer.linear"):  # as the original calls it
         adapter = [*base, "--use_lora", "--lora_target_modules", name]
@@ -59,7 +53,6 @@ def test_an_adapter_cannot_stand_where_ranks_join_a_videos_tokens(base):
         (["--sample_n_frames", "80"], "sample_n_frames is 80, but must be 4n + 1: use 77 or 81"),
         (["--validate_video_length", "2"], "validate_video_length is 2, but must be 4n + 1: use 1 or 5"),
         (["--rollout_size", "350x624"], "rollout_size is 350x624, but height and width must be multiples of 16"),
-        (["--rollout_size", "350x624"], "use 352x624"),
         (["--rollout_size", "4x624"], "use 16x624"),
         (["--validation_fixed_size", "480p"], "validation_fixed_size: a size is HEIGHTxWIDTH in pixels"),
         (["--cfg_scale", "1", "--negative_prompt", "blurry"], "negative_prompt is 'blurry', but cfg_scale 1.0"),
@@ -85,7 +78,6 @@ def test_an_adapter_cannot_stand_where_ranks_join_a_videos_tokens(base):
         (["--updates_per_rollout", "77", "--sde_type", "cps"], "(4 samples x 19 steps), got 77"),
         (["--updates_per_rollout", "41", "--timestep_fraction", "0.5"], "(4 samples x 10 steps), got 41"),
         (["--dual_kl_moving_weight", "0", "--dual_kl_step_weight", "0"], "dual_kl_step_weight are both 0"),
-        (["--reward_weights", "{}"], "reward_weights needs at least one metric"),
         (["--reward_weights", '{"VQ": 0}'], "reward_weights needs at least one metric"),
         (["--reward_weights", '{"VQ": NaN}'], "reward_weights must be finite"),
         (["--remote_reward_url", "localhost:8000"], "must begin with http:// or https://"),
@@ -178,18 +170,18 @@ def test_prompts_are_needed_and_without_validation_none_for_it(base):
 def test_the_factors_are_those_of_the_vae_in_use(base):
     argv = [*base, "--sample_n_frames", "9", "--rollout_size", "24x40"]
     assert problems(argv, vae_spatial=8, vae_temporal=8) == []
-    assert len(problems(argv, vae_spatial=16, vae_temporal=8)) == 1
-    assert len(problems(argv, vae_spatial=8, vae_temporal=16)) == 1
+    assert len(problems(argv, vae_spatial=16, vae_temporal=16)) == 2
 
 
-def test_all_problems_come_in_one_error(base):
-    argv = ["--sp_size", "3", "--eta", "0", "--sample_n_frames", "80", "--cfg_scale", "1", "--negative_prompt", "x"]
+def test_all_problems_come_in_one_error_a_line_each(base):
+    argv = ["--sample_n_frames", "80", "--cfg_scale", "1", "--negative_prompt", "x", "--eta", "0"]
+    argv += ["--batch_size", "6", "--dp_replicate", "3"]  # two rules of the layout
     with pytest.raises(ValueError, match=re.escape("cannot run on 8 rank(s)")):
         check_config(load_config([*base, *argv]), 8)
     lines = problems([*base, *argv], 8)
-    for name in ("sp_size", "eta", "sample_n_frames", "cfg_scale"):
+    for name in ("eta", "dp_replicate", "batch_size", "sample_n_frames", "cfg_scale"):
         assert any(f" {name} " in line for line in lines)
-    assert len(lines) == 4
+    assert len(lines) == 5
 
 
 def test_a_zero_that_would_divide_is_reported_as_a_number_out_of_range(base):
@@ -202,13 +194,10 @@ DRIFTED = ["--infer_flow_shift_video", "9", "--grpo_sampling_steps", "50", "--sd
 """At this shift the first step of sage_grpo lies wholly above its clamp, and 49 of 50 steps draw noise."""
 
 
-def test_a_window_is_compared_with_the_steps_that_the_shift_leaves_noisy(base):
-    (line,) = problems([*base, *DRIFTED, "--sde_window_size", "50"])
-    assert "sde_window_size must lie within [1, 49]" in line
+def test_a_window_must_fit_the_steps_that_the_shift_leaves_noisy_before_a_model_is_loaded(
+    base, tiny_root: Path, tmp_path: Path
+):
     assert problems([*base, *DRIFTED, "--sde_window_size", "49"]) == []
-
-
-def test_a_window_that_does_not_fit_is_refused_before_a_model_is_loaded(tiny_root: Path, tmp_path: Path):
     csv = write_prompts(tmp_path / "prompts.csv")
     argv = [*arguments(tiny_root, csv, tmp_path / "out"), *DRIFTED, "--sde_window_size", "50"]
     with pytest.raises(ValueError, match=r"cannot run on 1 rank.*\n.*sde_window_size must lie within \[1, 49\]"):

@@ -20,7 +20,5 @@ def test_thumbnails_keep_colours_and_places_and_forget_the_size():
     red = half_red.view(4, 3, 16, 16)
     assert red[:, 0, :, 8:].min() == 1
     assert red[:, 0, :, :8].max() == red[:, 1:].max() == 0
-
-
-def test_short_videos_have_fewer_frames():
+    # A shorter video has fewer frames.
     assert thumbnails(torch.zeros(1, 1, 16, 16, 3, dtype=torch.uint8)).shape == (1, 3 * 16 * 16)

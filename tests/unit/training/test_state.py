@@ -79,37 +79,25 @@ def test_a_save_before_the_first_update_leaves_the_optimizer_at_its_start(make_t
     assert not any(moments["step"] for each in state.optimization.optimizers for moments in each.state.values())
 
 
-def test_a_run_that_was_begun_without_a_gpu_goes_on_with_one(make_training: Make, monkeypatch: pytest.MonkeyPatch):
-    first = make_training(max_steps=1)
-    first.train()
-    with_gpu = {"cpu": torch.get_rng_state(), "cuda": torch.zeros(16, dtype=torch.uint8)}
-    monkeypatch.setattr("hyvideo.training.state.rng_state", lambda: with_gpu)
-    second = make_training(max_steps=1)
-    second.run.state.load(first.run.folder.checkpoints / "step_1")
-    assert second.run.state.step == 1
-
-
-def test_a_resume_cannot_add_what_other_kl_settings_need(make_training: Make):
+def test_a_resume_may_add_a_gpu_and_cannot_add_what_other_kl_settings_need(
+    make_training: Make, monkeypatch: pytest.MonkeyPatch
+):
     first = make_training(max_steps=1, kl_weight=0.0)
     first.train()
+    checkpoint = first.run.folder.checkpoints / "step_1"
+    with_gpu = {"cpu": torch.get_rng_state(), "cuda": torch.zeros(16, dtype=torch.uint8)}
+    monkeypatch.setattr("hyvideo.training.state.rng_state", lambda: with_gpu)
+    second = make_training(max_steps=1, kl_weight=0.0)
+    second.run.state.load(checkpoint)
+    assert second.run.state.step == 1
     with pytest.raises(ValueError, match="was made without the anchor that this run's settings need"):
-        make_training(max_steps=1).run.state.load(first.run.folder.checkpoints / "step_1", may_change=["kl_weight"])
+        make_training(max_steps=1).run.state.load(checkpoint, may_change=["kl_weight"])
 
 
 def test_the_base_model_as_an_anchor_is_not_the_policy_of_a_checkpoint():
     anchor = BaseModelAnchor(nn.Linear(2, 2))
     anchor.load_state_dict({}, equals_policy=True)
     assert not anchor.equals_policy
-
-
-def test_other_settings_are_refused(make_training: Make):
-    training = make_training(max_steps=1)
-    training.train()
-    checkpoint = training.run.folder.checkpoints / "step_1"
-    with pytest.raises(ValueError, match=rf"(?s)'{checkpoint}' was made with other settings.*config\.yaml") as error:
-        make_training(eta=0.4, dtype="bf16", master_weight_type="bf16").run.state.load(checkpoint)
-    assert "eta is 0.4, the checkpoint has 0.5" in str(error.value)
-    assert "master_weight_type is 'bf16', the checkpoint has 'fp32'" in str(error.value)
 
 
 def test_settings_change_where_they_are_named_and_nowhere_else(make_training: Make):
@@ -171,10 +159,14 @@ def test_what_shapes_the_trained_tensors_cannot_change(make_training: Make):
         wide.run.state.load(narrow.run.folder.checkpoints / "step_1", may_change=["lora_target_modules"])
 
 
-def test_a_damaged_checkpoint_is_refused(make_training: Make):
+def test_a_checkpoint_of_other_settings_or_a_damaged_one_is_refused(make_training: Make):
     training = make_training(max_steps=1)
     training.train()
     checkpoint = training.run.folder.checkpoints / "step_1"
+    with pytest.raises(ValueError, match=rf"(?s)'{checkpoint}' was made with other settings.*config\.yaml") as error:
+        make_training(eta=0.4, dtype="bf16", master_weight_type="bf16").run.state.load(checkpoint)
+    assert "eta is 0.4, the checkpoint has 0.5" in str(error.value)
+    assert "master_weight_type is 'bf16', the checkpoint has 'fp32'" in str(error.value)
     (file,) = checkpoint.glob("*.distcp")
     content = file.read_bytes()
     file.write_bytes(content[:1000] + bytes([content[1000] ^ 1]) + content[1001:])

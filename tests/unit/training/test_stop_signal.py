@@ -26,12 +26,14 @@ def _python_listens() -> Iterator[None]:
     [(signal.SIGINT, False), (signal.SIGTERM, True), (signal.SIGUSR1, True), (signal.SIGHUP, True)],
 )
 def test_the_first_signal_is_remembered_by_name(number: signal.Signals, preempted: bool):
+    former = signal.getsignal(number)
     with StopSignal().listening() as stop:
         assert stop.of_all_ranks() is None
-        assert not stop.preempted()
+        assert not stop.preempted() and signal.getsignal(number) is not former
         signal.raise_signal(number)
         assert stop.of_all_ranks() == number.name
         assert stop.preempted() is preempted
+    assert signal.getsignal(number) is former
 
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
@@ -71,10 +73,3 @@ def test_a_lost_terminal_is_ignored_under_nohup():
             assert stop.name is None
     finally:
         signal.signal(signal.SIGHUP, former)
-
-
-def test_former_handlers_come_back():
-    former = signal.getsignal(signal.SIGINT)
-    with StopSignal().listening():
-        assert signal.getsignal(signal.SIGINT) is not former
-    assert signal.getsignal(signal.SIGINT) is former

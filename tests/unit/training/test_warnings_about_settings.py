@@ -43,7 +43,6 @@ def said(config: Config, prompts: list[Prompt] | None = None) -> list[str]:
 
 UNREAD = [
     (["--sde_window_size", "2"], "sde_window_size 2", ["--sde_window", "first"]),
-    (["--sde_window_interval", "5"], "sde_window_interval 5", ["--sde_window", "sliding"]),
     (["--sde_window", "first", "--sde_window_interval", "5"], "sde_window_interval 5", ["--sde_window", "sliding"]),
     (["--lora_r", "4", "--lora_alpha", "4"], "lora_r 4, lora_alpha 4", ["--use_lora", "--learning_rate", "1e-4"]),
     (["--lora_target_modules", "to_q"], "lora_target_modules ['to_q']", ["--use_lora", "--learning_rate", "1e-4"]),
