@@ -101,17 +101,13 @@ class KLController:
             progress = self._num_updates / self.warmup_updates
             self._coefficient = self.start_coef + progress * (self.ceiling - self.start_coef)
         elif self.schedule != "fixed":
-            self._coefficient = min(max(self._coefficient * self._reaction(), self.min_coef), self.ceiling)
+            recent = sum(self._recent) / len(self._recent)
+            if recent > 1.5 * self.target:
+                self._coefficient *= 0.9
+            elif recent < 0.5 * self.target:
+                self._coefficient *= 1.1
+            self._coefficient = min(max(self._coefficient, self.min_coef), self.ceiling)
         return self._coefficient
-
-    def _reaction(self) -> float:
-        """Factor on lambda from the recent mean KL."""
-        recent = sum(self._recent) / len(self._recent)
-        if recent > 1.5 * self.target:
-            return 0.9
-        if recent < 0.5 * self.target:
-            return 1.1
-        return 1.0
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides later coefficients, besides the constructor's arguments."""

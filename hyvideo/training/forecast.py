@@ -162,11 +162,9 @@ class GradientCollector(Optimization):
     def step(self, loss: float) -> Step:
         """Average the gradient over ranks, add it to what was collected, and skip the update."""
         average_gradients(self.parameters.values())
-        for name, parameter in self.parameters.items():
-            if parameter.grad is not None:
-                gradient = parameter.grad.detach().clone()
-                self.collected[name] = self.collected[name] + gradient if name in self.collected else gradient
-                parameter.grad = None
+        reached = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+        add(self.collected, {name: gradient.detach().clone() for name, gradient in reached.items()})
+        self._zero_grad()
         return Step(math.nan, 0.0, skipped=True)
 
     def pop(self, factor: float = 1.0) -> Gradient:

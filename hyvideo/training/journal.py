@@ -24,15 +24,7 @@ TRACKED_VIDEOS = 8
 class Journal:
     """Writes one row per update, and what people read of them.
 
-    Attributes:
-        folder: the run folder.
-        console: of this rank.
-        metrics: None on all ranks but the main one.
-        performance: turns the phases' seconds into `perf/*`.
-        profile: None where the run is not profiled.
-        watchdog: says where a rank is stuck.
-        replay_watch: says when the replay of a rollout differs from it.
-        reward_watch: says when the reward may be exploited.
+    Only the main rank has `metrics`, and `profile` is None where the run is not profiled.
     """
 
     folder: Path

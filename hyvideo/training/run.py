@@ -37,12 +37,6 @@ class Run:
 
     A round is atomic: checkpoints and a requested stop fall between rounds, and the round that reaches `max_steps`
     is made whole.
-
-    Attributes:
-        mesh: the ranks that run in lockstep.
-        state: what a checkpoint holds.
-        journal: what the run tells.
-        timer: of the phases.
     """
 
     config: Config

@@ -35,11 +35,8 @@ class Sampled:
 class Validation:
     """Fixed prompts and how they are sampled and scored; data-parallel ranks sample a part of them each.
 
-    Attributes:
-        policy: the trained one, following the validation's schedule.
-        prompts: the first `validation_num_videos` of the validation CSVs.
-        reward: the training reward.
-        judge: the guard's reward, which is not trained on; None without a guard.
+    The policy is the trained one, following the validation's schedule. The judge is the guard's reward, which is not
+    trained on; None without a guard.
     """
 
     policy: Policy

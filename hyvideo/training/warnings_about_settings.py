@@ -40,7 +40,7 @@ def warnings_about_settings(config: Config, prompts: Sequence[Prompt], valid: Se
 
 
 def videos_together(config: Config) -> int:
-    """Return how many of a round's videos one rank denoises together (`hyvideo.training.rollout.collect`)."""
+    """Return how many of a round's videos one rank denoises together (`hyvideo.training.collect`)."""
     videos = config.grpo.batch_size * config.grpo.gradient_accumulation_steps
     return min(config.rollout.rollout_micro_batch_size or videos, videos)
 
