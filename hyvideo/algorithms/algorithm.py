@@ -87,11 +87,7 @@ class Evaluations:
 class Algorithm(ABC):
     """Turns scored rounds into updates; subclass it and name the class in `ALGORITHMS`, or with `--algorithm`.
 
-    Args:
-        policy: what is trained.
-        optimization: its trained parameters and their optimizers.
-        config: the run's configuration.
-        timer: times the phases `anchor` and `update`.
+    The timer's phases are `anchor` and `update`.
 
     Attributes:
         needs: what a rollout must record. `transitions`: the SDE's latents, means and log-probabilities of every step;

@@ -149,9 +149,6 @@ class BaseModelAnchor(Anchor):
     """The fixed anchor of a fresh adapter: the base model, which is the policy with its adapter's output times 0.
 
     Nothing is copied. (The library's own call to disable adapters would afterwards train what was frozen.)
-
-    Args:
-        transformer: the policy with its adapter.
     """
 
     def __init__(self, transformer: nn.Module) -> None:
@@ -159,11 +156,7 @@ class BaseModelAnchor(Anchor):
         self._transformer = transformer
 
     def refresh(self, decay: float = 0.0) -> None:
-        """Refuse: this anchor cannot move.
-
-        Raises:
-            ValueError: always.
-        """
+        """Raise a ValueError: this anchor cannot move."""
         raise ValueError("the base model is a fixed anchor: use_moving_KL must be false.")
 
     def load_state_dict(self, state: Mapping[str, Tensor], *, equals_policy: bool) -> None:

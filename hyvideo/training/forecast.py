@@ -316,13 +316,9 @@ def outlook_of(
 ) -> Outlook:
     """Work out what a run at one rate is expected to gain.
 
-    Args:
-        config: the run's; `max_steps` and the warm-up say how far it walks.
-        rate: its learning rate.
-        base: held-out rewards of the policy as it is, `[N]`; NaN for a failed score.
-        tried: those after a step up and one down along each of R rounds' gradients, `[R, 2, N]`.
-        most: what there is to gain.
-        first: updates that are made already.
+    `base` are the held-out rewards `[N]` of the policy as it is, with NaN for a failed score, and `tried` `[R, 2, N]`
+    those after a step up and one down along each of R rounds' gradients. `most` is there to be gained, and `first`
+    updates are made already.
     """
     up, down = tried.mean(0)
     taught, spoilt = (up - down) / 2, base - (up + down) / 2

@@ -34,10 +34,8 @@ class Performance:
     def row(self, trajectory: Trajectory, evaluations: float, times: Mapping[str, float]) -> dict[str, float]:
         """Return the metrics of one update.
 
-        Args:
-            trajectory: of the round.
-            evaluations: passes with gradient that the update made, each of one video at one step.
-            times: seconds by phase since the last row (`PhaseTimer.pop`); the rollout lies in the round's first row.
+        The update made so many `evaluations`: passes with gradient, each of one video at one step. `times` are seconds
+        by phase since the last row (`PhaseTimer.pop`); the rollout lies in the round's first row.
 
         Returns:
             `perf/mfu_rollout` of the round, `perf/mfu_update`, and `perf/videos_per_gpu_hour` over this row and those
