@@ -87,7 +87,11 @@ class Evaluations:
 class Algorithm(ABC):
     """Turns scored rounds into updates; subclass it and name the class in `ALGORITHMS`, or with `--algorithm`.
 
-    The timer's phases are `anchor` and `update`.
+    Args:
+        policy: what is trained.
+        optimization: its trained parameters and their optimizers.
+        config: the run's configuration.
+        timer: times the phases `anchor` and `update`.
 
     Attributes:
         needs: what a rollout must record. `transitions`: the SDE's latents, means and log-probabilities of every step;
@@ -233,7 +237,10 @@ def over_micro_batches(
 ) -> dict[str, float]:
     """Reduce the numbers of all ranks' micro-batches with one read from the device: means, or maxima where named.
 
-    All ranks have the same names. `weights` are the micro-batches' shares in this rank's part of the update, in sum 1.
+    Args:
+        measured: scalars of each of this rank's micro-batches, with the same names everywhere.
+        weights: share of each micro-batch in this rank's part of the update; they add up to 1.
+        largest: names whose largest value counts.
     """
     names = list(measured[0])
     table = torch.stack([torch.stack([part[name].detach() for name in names]) for part in measured]).double().cpu()

@@ -133,11 +133,14 @@ class GRPO(Algorithm):
     def update(
         self, compared: ComparedRound, pairs: Pairs, coefficient: float, *, on_policy: bool = False
     ) -> dict[str, float]:
-        """Make one optimizer update of some pairs, then advance controller and anchor; return its metrics.
+        """Make one optimizer update, then advance controller and anchor; return its metrics.
 
-        `coefficient` weighs the KL term. With `on_policy` the weights are still those of the rollout, as in a round's
-        first update. Every ratio is then exactly 1, also where other kernels or batch sizes let the replay round
-        otherwise than the rollout.
+        Args:
+            compared: the round.
+            pairs: the (video, step) pairs to train.
+            coefficient: weight of the KL term.
+            on_policy: the weights are still those of the rollout, as in a round's first update. Every ratio is then
+                exactly 1, also where other kernels or batch sizes let the replay round otherwise than the rollout.
 
         Raises:
             NonFiniteUpdateError: loss or gradient is not finite, on any rank, and no more updates may be skipped.

@@ -29,8 +29,13 @@ class Muon(Optimizer):
     the whole matrix and keeps the rows of its shard: the same update as on one process. Per update each of n ranks
     receives `(n - 1) / n` of all matrices once, in bf16 half of what a forward pass gathers in float32.
 
-    The momentum is Nesterov's. Unless `iteration_dtype` says otherwise the Newton-Schulz iteration is in bf16, but on a
-    CPU in float32: a CPU without bf16 instructions multiplies such matrices about fifty times slower.
+    Args:
+        parameters: matrices.
+        lr: learning rate, as for AdamW.
+        weight_decay: decoupled weight decay.
+        momentum: Nesterov momentum.
+        iteration_dtype: dtype of the Newton-Schulz iteration. None takes bf16, but on a CPU float32: a CPU without
+            bf16 instructions multiplies such matrices about fifty times slower.
     """
 
     def __init__(
@@ -122,8 +127,12 @@ class NonFiniteUpdateError(RuntimeError):
 class Optimization:
     """The trained parameters and their optimizers: gradients of all ranks, clipping, warm-up and the step itself.
 
-    `sp_size` ranks share a video. At most `max_skipped` updates in a row may be skipped because they are not finite.
-    `ema`, the average of the trained weights, follows every update.
+    Args:
+        parameters: the trained parameters by name.
+        config: rate, decay, clipping.
+        sp_size: ranks that share a video.
+        max_skipped: updates in a row that may be skipped because they are not finite.
+        ema: average of the trained weights, which follows every update; None: there is none.
 
     Attributes:
         updates: number of updates made so far, skipped ones included; `--max_steps` counts them.

@@ -66,7 +66,11 @@ class Policy:
     ) -> Rollout:
         """Sample one video per row of `conditioning` with the SDE, and keep what a replay needs.
 
-        `noisy` `[B, K]` bool says at which steps each video draws noise (None: all); elsewhere it follows the ODE.
+        Args:
+            conditioning: B rows.
+            noise: of B videos.
+            noisy: `[B, K]` bool, the steps at which each video draws noise; elsewhere it follows the ODE. None: all.
+            decode: whether to decode the videos.
         """
         how = {"sde_type": self.sde_type, "eta": self.eta, "noisy": noisy, "share_prefix": self.share_prefix}
         return self._roll_out(conditioning, noise, decode=decode, **how)

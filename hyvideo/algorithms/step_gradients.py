@@ -19,7 +19,13 @@ class StepGradients:
         self._sums: Tensor | None = None
 
     def add(self, policy_loss: Tensor, mean: Tensor, index: Tensor) -> None:
-        """Add a micro-batch: its loss, the mean over N pairs; their transitions' means [N, ...]; their steps [N]."""
+        """Add one micro-batch.
+
+        Args:
+            policy_loss: mean over its N pairs, with gradient.
+            mean: [N, ...] of their transitions.
+            index: [N] their steps, on the CPU.
+        """
         norms = velocity_gradients(policy_loss, mean, self._sensitivity[index])
         if self._sums is None:
             self._sums = norms.new_zeros(2, len(self._sensitivity))

@@ -122,8 +122,10 @@ def _original_config(root: Path, version: str | None) -> dict[str, Any] | None:
 def export_diffusers(pipeline: HunyuanVideoGRPOPipeline, folder: Path, *, guidance_scale: float) -> None:
     """Write a whole model that plain diffusers loads, and samples as this project does.
 
-    An adapter must have been merged. The scheduler's shift is kept, and diffusers guides by `guidance_scale` unless
-    told otherwise.
+    Args:
+        pipeline: all components; an adapter of the transformer must have been merged. Its scheduler's shift is kept.
+        folder: where to, a new one.
+        guidance_scale: scale of the classifier-free guidance that diffusers uses by default.
 
     Raises:
         ValueError: `folder` exists.
@@ -147,8 +149,10 @@ def export_original(
 ) -> None:
     """Write a transformer in the original layout: a new `ckpts/transformer/<version>`.
 
-    An adapter must have been merged. `config` is the config.json of the original version that it was trained from;
-    None makes one of the transformer's.
+    Args:
+        transformer: an adapter must have been merged.
+        folder: its name is the version's.
+        config: config.json of the original version it was trained from; None makes one of the transformer's.
 
     Raises:
         ValueError: `folder` exists, or the original layout has no such transformer.

@@ -211,6 +211,7 @@ def named_checkpoint(path: str | Path) -> Path:
 
     Raises:
         ValueError: the file names no finished checkpoint beside it.
+        OSError: it cannot be read, or is too long to be a name.
     """
     path = Path(path)
     if path.name not in (BEST, LATEST) or not path.is_file():
@@ -288,8 +289,11 @@ def load_tensors(
 ) -> None:
     """Fill `tensors` in place from `checkpoint`; all ranks call it, each with its shards.
 
-    Every tensor must be in the checkpoint, in its shape. With `alone` they are whole, and other ranks need not call.
-    `reader` is the one by whose index `tensors` were made; None: they are those of a run.
+    Args:
+        checkpoint: a finished checkpoint's folder.
+        tensors: groups of named tensors of the right shapes; every one must be in the checkpoint.
+        alone: the tensors are whole, and other ranks need not call.
+        reader: by whose index `tensors` were made; None: they are those of a run.
 
     Raises:
         ValueError: a file is damaged, or a tensor is missing or of another shape.

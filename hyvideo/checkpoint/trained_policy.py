@@ -80,8 +80,12 @@ def load_trained_policy(
 ) -> None:
     """Put the trained weights of a run's checkpoint into the base model it was trained from, in place.
 
-    Those are all weights, or only the LoRA adapter, which is then added; with `ema` their average. `checkpoint` is a
-    folder `step_N` of a run's `checkpoints`, `best` or `latest` there, or a `checkpoint-N`.
+    Those are all weights, or only the LoRA adapter, which is then added.
+
+    Args:
+        transformer: the base model, fresh from `load_transformer`.
+        checkpoint: folder `step_N` of a run's `checkpoints`, `best` or `latest` there, or a `checkpoint-N`.
+        ema: take the average of the weights instead.
 
     Raises:
         ValueError: no readable checkpoint, one without its adapter's file or without an average, or one that was

@@ -86,9 +86,14 @@ def build_mesh(
 ) -> Mesh:
     """Lay the axes over all ranks of the process group; without one, the mesh of a single process.
 
-    Groups of some ranks wait `collective_timeout` seconds for one of them, as `process_group` has it for all; a group
-    does not inherit it. None: the library's own, 10 minutes for NCCL. With `one_shard` FSDP holds the weights of a
-    single process too, as `cpu_offload` needs; it must have a group.
+    Args:
+        sp_size: ranks per video.
+        dp_replicate: copies of the sharded model.
+        guided: whether the model is called with classifier-free guidance.
+        device_type: `cuda` or `cpu`, where the weights are.
+        collective_timeout: seconds that its groups of some ranks wait for one of them, as `process_group` has it for
+            all; a group does not inherit it. None: the library's own, 10 minutes for NCCL.
+        one_shard: let FSDP hold the weights of a single process too, as `cpu_offload` needs; it must have a group.
 
     Raises:
         ValueError: the ranks do not divide into these axes; every rank raises it.

@@ -156,7 +156,9 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
     def set_timesteps(self, num_inference_steps: int, device: str | torch.device | None = None) -> None:
         """Lay out K steps: ``linspace(1, 0, K + 1)``, then ``s -> shift s / (1 + (shift - 1) s)``.
 
-        `sigmas` and `timesteps` are made on `device`, by default the CPU.
+        Args:
+            num_inference_steps: K, at least 1.
+            device: Where `sigmas`, `timesteps` and the per-step tables live; the CPU by default.
 
         Raises:
             ValueError: If K is below 1.
@@ -170,10 +172,12 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         self.timesteps = self.sigmas[:-1] * self.config.num_train_timesteps
 
     def step_weights(self, *, sde_type: str, eta: float) -> StepWeights:
-        """All K steps of one flavour, a key of `SDE_TYPES`, in float64 on the CPU.
+        """All K steps of one flavour in float64 on the CPU.
 
-        The noise grows with ``eta`` >= 0 (within [0, 1] for ``cps``, unused by ``ode``); 0 makes every step
-        deterministic.
+        Args:
+            sde_type: A key of `SDE_TYPES`.
+            eta: Strength of the noise, >= 0 (within [0, 1] for ``cps``, unused by ``ode``). 0 makes every step
+                deterministic.
 
         Raises:
             ValueError: If the flavour is unknown, eta is out of range, or `set_timesteps` was not called.
@@ -282,8 +286,13 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         multiplied by ``sample + velocity / sigma`` of the step's weights, and noise of ``std`` is added. What is too
         much is taken for part of the video by the network, and what is left at the end is seen.
 
-        ``noisy`` [..., K] bool says which steps draw noise (None: all); the others follow the ODE. Returns the noise's
-        standard deviation, [..., K] float64.
+        Args:
+            sde_type: A key of `SDE_TYPES`.
+            eta: Strength of the noise.
+            noisy: [..., K] bool, the steps that draw noise; the others follow the ODE. None: all draw it.
+
+        Returns:
+            [..., K] float64, its standard deviation.
         """
         sigma = self._exact_sigmas[:-1]
         weights = self.step_weights(sde_type=sde_type, eta=eta)

@@ -30,10 +30,14 @@ _WAITING = ("reward_batch_size", "remote_reward_in_flight", "remote_reward_timeo
 def check_config(
     cfg: Config, world_size: int, vae_spatial: int = 16, vae_temporal: int = 4, *, files: bool = True
 ) -> None:
-    """Refuse a configuration that could not run on so many ranks, or whose settings contradict each other.
+    """Refuse a configuration that could not run, or whose settings contradict each other.
 
-    The VAE has `vae_spatial` pixels per latent element, in height and width, and `vae_temporal` frames per latent frame
-    after the first. With `files` the prompts, and a checkpoint to resume, must be there.
+    Args:
+        cfg: the configuration.
+        world_size: number of ranks.
+        vae_spatial: pixels per latent element, in height and width.
+        vae_temporal: frames per latent frame, after the first.
+        files: whether the prompts, and a checkpoint to resume, must be there.
 
     Raises:
         ValueError: lists every violated rule with its numbers and how to fix it.

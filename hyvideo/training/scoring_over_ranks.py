@@ -24,10 +24,17 @@ def score_over_ranks(
 ) -> Scores:
     """Score the videos of all ranks; the ranks that share a video's tokens score a part of their videos each.
 
-    `videos` `[B, F, H, W, 3]` are the same on all ranks of one data-parallel rank. `positions` `[B]` long are theirs
-    among the videos of all ranks, and in this order every rank gets the scores of all. `scoring` has this rank's share
-    of the videos already, where they are scored while others are sampled. `grid` is that of the videos' latents, if a
-    credit map is wanted.
+    Args:
+        reward: the reward.
+        videos: `[B, F, H, W, 3]`, the same on all ranks of one data-parallel rank.
+        texts: their prompts.
+        positions: `[B]` long, where each stands among the videos of all ranks.
+        mesh: who shares what.
+        scoring: has this rank's share of the videos already, where they are scored while others are sampled.
+        grid: of the videos' latents, if a credit map is wanted.
+
+    Returns:
+        The scores of the videos of all ranks in the order of their positions, the same on every rank.
 
     Raises:
         RewardFailureError: the reward failed on a rank, or too many videos have no total; all raise it.

@@ -115,10 +115,18 @@ def save_samples(
 ) -> None:
     """Write videos `[b, F, H, W, 3]` as `000.mp4`, ... and the prompts and scores of all ranks as `scores.jsonl`.
 
-    Beside each video lies its first frame, `000.jpg`, for pages that show many videos. Videos, `texts` and `numbers`
-    are this rank's; of ranks that share videos one writes them. `scores` are of the videos of all ranks, by number.
-    `how` says how they were sampled and scored, where that makes them comparable with others. Of videos that are not
-    `shown` only prompt and scores are written; None shows all.
+    Beside each video lies its first frame, `000.jpg`, for pages that show many videos.
+
+    Args:
+        folder: where all ranks write.
+        videos: this rank's; of ranks that share them one writes.
+        texts: their prompts.
+        scores: of the videos of all ranks, by their numbers.
+        fps: frames per second.
+        numbers: of this rank's videos among all.
+        mesh: the ranks.
+        how: they were sampled and scored, where that makes them comparable with others.
+        shown: numbers of the videos that are written, of others only prompt and scores; None writes all.
     """
     rows, about = [], {"how": how} if how else {}
     for video, text, number in zip(videos, texts, numbers, strict=True):

@@ -4,6 +4,8 @@ import io
 import os
 import pickle
 import pickletools
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path, PosixPath
@@ -11,6 +13,7 @@ from pathlib import Path, PosixPath
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from imageio_ffmpeg import get_ffmpeg_exe
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 from hyvideo.checkpoint import plain_pickle, tensor_index
@@ -92,20 +95,54 @@ def changing_paths(**attributes: object) -> bytes:
     return b"cpathlib\nPosixPath\n" + state[2:-1] + b"b0"
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"name": "../victim"}, {"parent": PosixPath("elsewhere")}, {"_str": "victim", "exists": torch.Size}],
-    ids=["leave the folder", "run a program", "delete a folder"],
-)
-def test_an_index_cannot_change_a_class(checkpoint: Path, changes: dict[str, object]):
+UNPICKLE_ALLOWED = """
+import pickle, shutil, sys
+import torch.distributed.checkpoint
+from pathlib import Path
+class Careful(pickle.Unpickler):
+    def find_class(self, module, name):
+        assert name in ALLOWED[module]
+        return super().find_class(module, name)
+ALLOWED = {allowed!r}
+with open(sys.argv[1], "rb") as file:
+    Careful(file).load()
+{then}
+"""
+
+
+@pytest.mark.parametrize("attack", ["leave the folder", "run a program", "delete a folder"])
+def test_an_index_cannot_change_a_class(checkpoint: Path, tmp_path: Path, attack: str):
     """With a list of allowed names alone, `PosixPath` would be another class for the whole program."""
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    changes, then, said = {
+        "leave the folder": ({"name": "../victim"}, "print(Path('../victim').name == '../victim')", "True"),
+        "run a program": (
+            {"parent": PosixPath(checkpoint)},
+            "from imageio_ffmpeg import get_ffmpeg_exe; print(Path(get_ffmpeg_exe()))",
+            str(checkpoint),
+        ),
+        "delete a folder": (
+            {"_str": str(victim), "exists": torch.Size},
+            "shutil.rmtree(Path('new.partial')); print(bool(Path('new').exists()))",
+            "False",
+        ),
+    }[attack]
     index = checkpoint / PICKLED_INDEX
-    honest, before = index.read_bytes(), dict(vars(PosixPath))
-    index.write_bytes(changing_paths(**changes) + honest)
+    index.write_bytes(changing_paths(**changes) + index.read_bytes())
+    before = dict(vars(PosixPath))
     for read in (lambda: load_tensors(checkpoint, {"policy": {}}, alone=True), lambda: OriginalCheckpoint(checkpoint)):
         with pytest.raises(ValueError, match=r"changes pathlib\.PosixPath, which no checkpoint needs"):
             read()
     assert dict(vars(PosixPath)) == before
+    if attack == "run a program":
+        program = checkpoint / Path(get_ffmpeg_exe()).name
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
+    script = UNPICKLE_ALLOWED.format(allowed=ALLOWED, then=then)
+    done = subprocess.run([sys.executable, "-c", script, index], capture_output=True, text=True, check=True, env={})
+    assert said in done.stdout  # the attack is a real one
+    assert victim.exists() == (attack != "delete a folder")
 
 
 def test_a_pickle_that_says_little_many_times_costs_little(checkpoint: Path, monkeypatch: pytest.MonkeyPatch):
