@@ -189,7 +189,6 @@ def _fingerprint(arguments: argparse.Namespace, root: Path) -> str:
 
 
 def _device() -> torch.device:
-    """Return this process's GPU, or the CPU where there is none."""
     return torch.device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu")
 
 

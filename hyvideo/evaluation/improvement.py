@@ -132,14 +132,9 @@ def _compare(
     """Measure the gain of every score that both sides have; None without one of the reward."""
     pairs = _pairs(before, after)
     names = dict.fromkeys(name for first, second in pairs for name in first.scores if name in second.scores)
-    gains = {name: gain for name in sorted(names, key=lambda name: name != "reward") if (gain := _gain(name, pairs))}
+    gains = {}
+    for name in sorted(names, key=lambda name: name != "reward"):
+        scores = np.array([[video.scores.get(name, math.nan) for video in pair] for pair in pairs], dtype=float)
+        if np.isfinite(scores).all(1).sum() >= 2:  # whole pairs
+            gains[name] = paired_gain(*scores.T)
     return PairedComparison(before_name, after_name, gains, pairs) if "reward" in gains else None
-
-
-def _gain(name: str, pairs: Sequence[Pair]) -> Gain | None:
-    """Measure one score's gain; None with fewer than two whole pairs."""
-    scores = np.array([[video.scores.get(name, math.nan) for video in pair] for pair in pairs], dtype=float)
-    before, after = scores.reshape(-1, 2).T
-    if (np.isfinite(before) & np.isfinite(after)).sum() < 2:
-        return None
-    return paired_gain(before, after)

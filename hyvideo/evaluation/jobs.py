@@ -94,38 +94,25 @@ def jobs_of_csv(folder: Path, prompts: Sequence[Prompt], seeds: Sequence[int], n
     Raises:
         ValueError: with `vbench`, two videos would have one name, or a prompt cannot be a file's name.
     """
-    jobs = [
-        Job(
-            folder / f"{prompt.text[:VBENCH_CHARACTERS]}-{number}.mp4"
-            if names == "vbench"
-            else _with_seed(folder / f"{row:04d}.mp4", seed, chosen),
-            prompt,
-            seed,
-            note_apart=names == "vbench",
-        )
-        for row, prompt in enumerate(prompts)
-        for chosen in [seeds if prompt.seed is None else [prompt.seed]]
-        for number, seed in enumerate(chosen)
-    ]
-    if names == "vbench":
-        _check_names(folder, jobs)
-    return jobs
-
-
-def _check_names(folder: Path, jobs: Sequence[Job]) -> None:
-    """Refuse names that are no files of the folder, or those of two videos."""
-    seen: set[Path] = set()
-    for job in jobs:
-        if job.path.parent != folder or "\0" in job.path.name or len(job.path.name.encode()) > 255:
-            raise ValueError(f"--file_names vbench: the prompt {job.prompt.text!r:.120} cannot be the name of a file.")
-        if job.path in seen:
-            raise ValueError(
-                f"--file_names vbench: two videos would be '{job.path.name}'; give each prompt once, and the seeds by "
-                "--seed."
-            )
-        seen.add(job.path)
+    jobs: dict[Path, Job] = {}
+    for row, prompt in enumerate(prompts):
+        chosen = seeds if prompt.seed is None else [prompt.seed]
+        for number, seed in enumerate(chosen):
+            path = _with_seed(folder / f"{row:04d}.mp4", seed, chosen)
+            if names == "vbench":
+                path = folder / f"{prompt.text[:VBENCH_CHARACTERS]}-{number}.mp4"
+                if path.parent != folder or "\0" in path.name or len(path.name.encode()) > 255:
+                    raise ValueError(
+                        f"--file_names vbench: the prompt {prompt.text!r:.120} cannot be the name of a file."
+                    )
+                if path in jobs:
+                    raise ValueError(
+                        f"--file_names vbench: two videos would be '{path.name}'; give each prompt once, and the seeds "
+                        "by --seed."
+                    )
+            jobs[path] = Job(path, prompt, seed, note_apart=names == "vbench")
+    return list(jobs.values())
 
 
 def _with_seed(path: Path, seed: int, seeds: Sequence[int]) -> Path:
-    """Add the seed to a file's name where there are several."""
     return path if len(seeds) == 1 else path.with_name(f"{path.stem}_seed{seed}{path.suffix}")

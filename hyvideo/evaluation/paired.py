@@ -23,11 +23,9 @@ class Gain:
     """How one score changed between two sets of videos of the same prompts and seeds.
 
     Attributes:
-        before: mean of the first set over the pairs.
-        after: mean of the second set over the pairs.
+        before, after: means of both sets over the pairs.
         mean: mean paired difference, after minus before, in the score's own units.
-        low: lower end of the 95 % interval of `mean`.
-        high: upper end of the 95 % interval of `mean`.
+        low, high: ends of the 95 % interval of `mean`.
         in_base_std: `mean` divided by the standard deviation of the first set's scores; NaN when these do not vary.
         num_pairs: pairs that were compared.
         num_left_out: pairs with a NaN on either side (a failed score), left out.
@@ -76,8 +74,7 @@ class PairedComparison:
     """Two sets of videos, compared pair by pair.
 
     Attributes:
-        before: what the first set is, as in "the base model".
-        after: what the second set is.
+        before, after: what the sets are, as in "the base model".
         gains: that of `reward` first, then each metric's, by name.
         pairs: the videos; none where only their numbers were kept.
     """
@@ -88,18 +85,11 @@ class PairedComparison:
     pairs: Sequence[Pair] = ()
 
 
-def paired_gain(before: ArrayLike, after: ArrayLike, num_resamples: int = 10_000, seed: int = 0) -> Gain:
-    """Compare scores of the same prompts and seeds before and after training.
+def paired_gain(before: ArrayLike, after: ArrayLike) -> Gain:
+    """Compare scores [N] of the same prompts and seeds before and after training; NaN marks a failed score.
 
-    The interval is the percentile bootstrap over pairs: N pairs are drawn with replacement and their mean difference is
-    taken, `num_resamples` times; below 30 pairs it is Student's t. Both assume that pairs are independent, so give
-    every pair its own seed.
-
-    Args:
-        before: scores of the base [N]; NaN marks a failed score.
-        after: scores of the trained model [N], same order.
-        num_resamples: bootstrap draws.
-        seed: of the bootstrap; the same input gives the same interval.
+    The interval is `bootstrap_interval` of the differences. It assumes that pairs are independent, so give every pair
+    its own seed.
 
     Raises:
         ValueError: shapes differ or are not [N], a score is infinite, or fewer than 2 whole pairs remain.
@@ -115,14 +105,14 @@ def paired_gain(before: ArrayLike, after: ArrayLike, num_resamples: int = 10_000
         raise ValueError(f"Expected at least 2 pairs without NaN, received {num_pairs} of {len(before)}.")
     first, second = before[whole], after[whole]
     base_std = first.std(ddof=1)
-    interval = bootstrap_interval(second - first, num_resamples, seed)
+    interval = bootstrap_interval(second - first)
     return Gain(
         before=float(first.mean()),
         after=float(second.mean()),
         mean=interval.mean,
         low=interval.low,
         high=interval.high,
-        in_base_std=float(interval.mean / base_std) if base_std > 0 else float("nan"),
+        in_base_std=float(interval.mean / base_std) if base_std > 0 else math.nan,
         num_pairs=num_pairs,
         num_left_out=len(before) - num_pairs,
     )

@@ -40,13 +40,10 @@ class _Row(BaseModel):
 
 
 class ScoreFile:
-    """A JSON Lines file with one row per video and reward.
+    """A JSON Lines file with one row per video and reward, created with the first score.
 
     A row counts for a file of the same content, the same prompt, and the same reward from the same source. Rows are
     written block by block, so a stopped run continues where it was.
-
-    Args:
-        path: the file; created with the first score.
 
     Raises:
         ValueError: a line of the file is not a row.
@@ -68,18 +65,15 @@ class ScoreFile:
         for start in range(0, len(missing), size):
             block = missing[start : start + size]
             found = _score_block(reward, [videos[n] for n in block], [prompts[n] for n in block])
-            self._append([(keys[n], videos[n], row) for n, row in zip(block, found, strict=True)])
-        rows = [self._scores[key] for key in keys]
-        return {name: [_number(row[name]) for row in rows] for name in reward.model.metrics}
-
-    def _append(self, rows: Sequence[tuple[str, Path, dict[str, float]]]) -> None:
-        """Remember rows of (key, video, scores) and write them."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a", encoding="utf-8") as file:
-            for key, video, scores in rows:
-                valid = {name: None if math.isnan(value) else value for name, value in scores.items()}
-                file.write(json.dumps({"video": video.name, "key": key, "scores": valid}, allow_nan=False) + "\n")
-                self._scores[key] = valid
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a", encoding="utf-8") as file:
+                for n, scores in zip(block, found, strict=True):
+                    valid = {name: None if math.isnan(value) else value for name, value in scores.items()}
+                    row = {"video": videos[n].name, "key": keys[n], "scores": valid}
+                    file.write(json.dumps(row, allow_nan=False) + "\n")
+                    self._scores[keys[n]] = valid
+        columns = {name: [self._scores[key][name] for key in keys] for name in reward.model.metrics}
+        return {name: [math.nan if value is None else value for value in column] for name, column in columns.items()}
 
 
 def _rows(path: Path) -> list[_Row]:
@@ -122,11 +116,6 @@ def _score_block(reward: NamedReward, videos: Sequence[Path], prompts: Sequence[
 
 
 def _by_video(reward: NamedReward, videos: Videos, prompts: Sequence[str]) -> list[dict[str, float]]:
-    """Score B videos; one mapping for each."""
     scores = checked_scores(reward.name, reward.model, reward.model(videos, prompts), len(prompts))
     columns = {name: values.tolist() for name, values in scores.items()}
     return [{name: column[row] for name, column in columns.items()} for row in range(len(prompts))]
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value

@@ -54,15 +54,12 @@ class WinRate:
         first: the model whose rate it is.
         second: the model it was compared with.
         criterion: what was judged.
-        wins: votes for the first.
-        ties: votes for neither.
-        losses: votes for the second.
+        wins, ties, losses: votes for the first, for neither, for the second.
         num_pairs: pairs of videos judged.
         num_raters: people who judged them.
         rate: share of raters who preferred the first, a tie counted half: mean over prompts of the mean over their
             pairs.
-        low: lower end of its 95 % interval.
-        high: upper end of its 95 % interval.
+        low, high: ends of its 95 % interval.
     """
 
     first: str
@@ -131,10 +128,6 @@ def win_rates(key_path: Path, votes: Sequence[Vote]) -> list[WinRate]:
     of its pairs, each of these that of its raters, and the interval is Wilson's for that many prompts. It is over
     prompts for these raters: how far others would judge otherwise is not in it.
 
-    Args:
-        key_path: the key that `write_study` wrote.
-        votes: of that study.
-
     Raises:
         ValueError: the key cannot be read, or a vote does not belong to it.
     """
@@ -199,7 +192,6 @@ def _models_of(vote: Vote, key: _Key, key_path: Path) -> tuple[str, str]:
 
 
 def _read(kind: type[_File], path: Path, what: str) -> _File:
-    """Read a JSON file of one kind."""
     try:
         return kind.model_validate_json(read_file(path))
     except (OSError, ValueError) as error:

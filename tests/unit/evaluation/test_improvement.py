@@ -45,16 +45,8 @@ def test_without_two_validations_there_is_nothing_to_compare(tmp_path):
 
 def test_held_out_gains_are_preferred_and_must_be_readable(tmp_path):
     folder = write_run(tmp_path / "run", samples={0: 0.0, 30: -1.0})
-    gain = {
-        "before": 0.1,
-        "after": 0.5,
-        "mean": 0.4,
-        "low": 0.3,
-        "high": 0.5,
-        "in_base_std": 0.3,
-        "num_pairs": 128,
-        "num_left_out": 0,
-    }
+    gain = {"before": 0.1, "after": 0.5, "mean": 0.4, "low": 0.3, "high": 0.5}
+    gain |= {"in_base_std": 0.3, "num_pairs": 128, "num_left_out": 0}
     (folder / HELD_OUT).write_text(json.dumps({"updates": 30, "gains": {"VQ": gain, "reward": gain}}))
     found = improvement(read_run(folder))
     assert [(name, g.num_pairs) for name, g in found.gains.items()] == [("reward", 128), ("VQ", 128)]
@@ -66,9 +58,7 @@ def test_held_out_gains_are_preferred_and_must_be_readable(tmp_path):
     pairs = improvement(read_run(folder)).pairs
     assert len(pairs) == 8 and [video.path.parent.name for video in pairs[0]] == ["before", "after"]
     (folder / HELD_OUT).write_text(json.dumps({"updates": 31, "gains": {"VQ": gain, "reward": gain}}))
-    assert improvement(read_run(folder)).after == "validation after update 30", (
-        "measured of another policy than the run's last"
-    )
+    assert improvement(read_run(folder)).after == "validation after update 30", "measured of another policy"
     for broken in ('{"reward": {"mean": 1}}', json.dumps({"updates": 30, "gains": {"VQ": gain}})):
         (folder / HELD_OUT).write_text(broken)
         with pytest.raises(ValueError, match=r"gains\.json: expected paired gains by name"):

@@ -52,10 +52,12 @@ def test_a_stopped_run_keeps_its_whole_blocks_and_drops_a_torn_line(tmp_path, vi
     assert len(path.read_text().splitlines()) == 3
 
 
-def test_a_reward_that_reads_files_gets_the_files_themselves(tmp_path, videos):
-    reward = FileBrightness()
-    ScoreFile(tmp_path / "scores.jsonl").score(named(reward), videos, ["a", "b", "c"])
+def test_a_reward_that_reads_files_gets_the_files_themselves_and_a_missing_one_is_named(tmp_path, videos):
+    book, reward = ScoreFile(tmp_path / "scores.jsonl"), FileBrightness()
+    book.score(named(reward), videos, ["a", "b", "c"])
     assert reward.paths == videos
+    with pytest.raises(ValueError, match=r"no video '.*0009\.mp4'"):
+        book.score(named(reward), [tmp_path / "0009.mp4"], ["a"])
 
 
 def test_videos_of_other_shapes_are_scored_apart(tmp_path, videos):
@@ -71,11 +73,6 @@ def test_a_failed_score_stays_nan_and_is_not_tried_again(tmp_path, videos):
         found = ScoreFile(path).score(named(reward), videos, prompts)
         assert [math.isnan(value) for value in found["brightness"]] == [True, True, False]
     assert reward.calls == [3]
-
-
-def test_a_missing_video_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"no video '.*0009\.mp4'"):
-        ScoreFile(tmp_path / "scores.jsonl").score(named(Brightness()), [tmp_path / "0009.mp4"], ["a"])
 
 
 @pytest.mark.parametrize("given", [{"brightness": [1.0]}, {"brightness": torch.ones(4), "length": torch.ones(3)}, None])
