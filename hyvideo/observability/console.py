@@ -22,12 +22,8 @@ class Console:
 
     In a terminal the progress is one line that rewrites itself at every update. Without one (a pipe, a batch job) it is
     a plain line per round, or per `log_interval` updates where a round has fewer, with the shares of the time since the
-    line before. `console.log` gets the plain lines either way, with date and time.
-
-    Args:
-        run_dir: the run folder, where rank 0 appends to `console.log`.
-        rank: rank of this process.
-        log_interval: least updates per plain line; the last update always has its line.
+    line before; the last update always has its line. `console.log` in the run folder gets the plain lines either way,
+    with date and time.
     """
 
     def __init__(self, run_dir: Path, rank: int, *, log_interval: int = 1) -> None:
@@ -141,9 +137,7 @@ def progress_line(
 def validation_line(step: int, rewards: Sequence[float]) -> str:
     """One validation in one line: its reward, the change since the first, and all rewards as a curve.
 
-    Args:
-        step: update it was made after.
-        rewards: of all validations so far, this one last; NaN where no video could be scored.
+    `rewards` are of all validations so far, this one last; NaN where no video could be scored.
 
     Example: `valid at 48: reward -0.12 (+0.13 since start) ▁▃▄▆█`
     """

@@ -72,11 +72,7 @@ class MetricsLog:
 
     A row is on disk when `log` returns, so a checkpoint never knows more than the log. Rows come in increasing order of
     step. Whatever is not a row (the torn last line of a killed process) moves to `metrics.discarded.jsonl` on opening.
-    Until it is closed no other process can open one there.
-
-    Args:
-        run_dir: the run folder; receives `metrics.jsonl` and `metrics.discarded.jsonl`.
-        trackers: get every row, nulls as NaN; None for the files only.
+    Until it is closed no other process can open one there. Trackers get every row, nulls as NaN.
 
     Raises:
         ValueError: another process has claimed the folder.
@@ -99,9 +95,7 @@ class MetricsLog:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Append the row of one update. NaN and infinities become null, since strict JSON has no word for them.
 
-        Args:
-            step: the optimizer update the values belong to; larger than every step logged before.
-            values: metric name to number (a 0-dim tensor will do); nulls stay gaps in the curves.
+        A value may be a 0-dim tensor.
 
         Raises:
             ValueError: the step was logged before, or a value is named "step".
@@ -163,12 +157,12 @@ class MetricsLog:
         lines = read_file(self.path, None).splitlines()
         rows = [_parse_row(line) for line in lines]
         keep = [row is not None and row["step"] <= step for row in rows]
-        moved = _joined(line for line, kept in zip(lines, keep, strict=True) if not kept)
+        moved = b"".join(line + b"\n" for line, kept in zip(lines, keep, strict=True) if not kept)
         if moved:
             discarded = read_file(self.discarded_path, None) if self.discarded_path.exists() else b""
             if not discarded.endswith(moved):  # else: killed below, after the copy and before the cut
                 _replace(self.discarded_path, discarded + moved)
-        kept_lines = _joined(line for line, kept in zip(lines, keep, strict=True) if kept)
+        kept_lines = b"".join(line + b"\n" for line, kept in zip(lines, keep, strict=True) if kept)
         if kept_lines != self.path.read_bytes():
             _replace(self.path, kept_lines)
         return max((row["step"] for row, kept in zip(rows, keep, strict=True) if kept), default=None)
@@ -180,17 +174,12 @@ def _parse_row(line: bytes) -> dict[str, float | None] | None:
         row = from_json(line)
     except ValueError:
         return None
-    whole = isinstance(row, dict) and type(row.get("step")) is int and abs(row["step"]) < 2**63
-    return row if whole and all(value is None or _is_number(value) for value in row.values()) else None
-
-
-def _is_number(value: object) -> bool:
-    """Whether a value is a number that a float can hold."""
-    return type(value) is float or (type(value) is int and abs(value) < 2**1023)
-
-
-def _joined(lines: Iterable[bytes]) -> bytes:
-    return b"".join(line + b"\n" for line in lines)
+    if not isinstance(row, dict) or type(row.get("step")) is not int or abs(row["step"]) >= 2**63:
+        return None
+    for value in row.values():  # null, or what a float can hold
+        if not (value is None or type(value) is float or (type(value) is int and abs(value) < 2**1023)):
+            return None
+    return row
 
 
 def _replace(path: Path, content: bytes) -> None:

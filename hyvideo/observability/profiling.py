@@ -22,12 +22,7 @@ NUM_OPERATIONS = 15
 
 @dataclass(frozen=True)
 class Recorded:
-    """The beginning of a phase.
-
-    Attributes:
-        profiler: stopped.
-        seconds: that it covers.
-    """
+    """The beginning of a phase: a profiler that has stopped, and the seconds that it covers."""
 
     profiler: profile
     seconds: float
@@ -38,14 +33,8 @@ class Profile:
 
     The second round is profiled, or the first if it is the last one, and as many whole rounds after it as the updates
     need: what a round's updates share is timed with its first one. Of each phase the profiler sees the first `PASSES`
-    passes through the transformer with all that is around them; the seconds of whole phases are the timer's.
-
-    Args:
-        folder: made when the profile is written.
-        rank: this process.
-        num_updates: updates that the seconds are at least of.
-        timer: of the phases.
-        transformer: whose passes are counted.
+    passes through the transformer with all that is around them; the seconds of whole phases are the timer's, of at
+    least `num_updates` updates.
 
     Example:
         >>> profile = Profile(run_folder / "profile", rank=0, num_updates=2, timer=timer, transformer=transformer)
@@ -128,12 +117,7 @@ class Profile:
 
 
 def phase_table(recorded: Mapping[str, Recorded], times: Sequence[Mapping[str, float]]) -> str:
-    """Write a profile as Markdown: the seconds of the phases, then the most expensive operations of each.
-
-    Args:
-        recorded: the beginning of each phase that there was.
-        times: of each update.
-    """
+    """Write a profile as Markdown: the seconds of the phases, then the most expensive operations of each."""
     count = max(1, len(times))
     seconds = {phase: sum(of_update[f"time/{phase}"] for of_update in times) / count for phase in PHASES}
     whole = sum(seconds.values()) or 1.0

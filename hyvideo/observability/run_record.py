@@ -88,11 +88,7 @@ class RunRecord:
 
 
 def read_run(folder: Path, name: str | None = None) -> RunRecord:
-    """Read a run folder; the run may still be in progress, or have been killed.
-
-    Args:
-        folder: holds `metrics.jsonl`, and usually `config.yaml`, `samples/`, `rollouts/` and `console.log`.
-        name: for the page; by default the folder's.
+    """Read a run folder, whose name is also the run's by default; the run may be in progress, or have been killed.
 
     Raises:
         ValueError: there is no `metrics.jsonl`.
@@ -107,10 +103,11 @@ def read_run(folder: Path, name: str | None = None) -> RunRecord:
     discarded, console = folder / "metrics.discarded.jsonl", folder / "console.log"
     log = console.read_text(encoding="utf-8", errors="replace").split("\n") if console.is_file() else []
     steps = [int(row["step"]) for row in rows]
+    names = dict.fromkeys(["step", *(name for row in rows for name in row)])
     return RunRecord(
         name=name or folder.resolve().name,
         folder=folder,
-        columns=_columns(rows),
+        columns={name: np.array([row.get(name, math.nan) for row in rows], dtype=float) for name in names},
         gaps=tuple(missing_updates(steps, min(steps), max(steps))) if steps else (),
         samples=_read_videos(folder / "samples", problems),
         rollouts=_read_videos(folder / "rollouts", problems, newest_only=True),
@@ -124,15 +121,7 @@ def read_run(folder: Path, name: str | None = None) -> RunRecord:
     )
 
 
-def _columns(rows: list[dict[str, float]]) -> dict[str, np.ndarray]:
-    """Turn rows into columns, NaN where a row lacks a name."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    columns = {name: np.array([row.get(name, math.nan) for row in rows], dtype=float) for name in names}
-    return {"step": np.array([], dtype=float)} | columns
-
-
 def _read_config(path: Path, problems: list[str]) -> Config | None:
-    """Read the settings, or say why not."""
     if not path.is_file():
         problems.append("config.yaml is missing: settings and sampler are not shown.")
         return None
@@ -162,6 +151,5 @@ def _last(log: Sequence[str], pattern: str) -> str:
 
 
 def _mean(values: list[float]) -> float:
-    """Mean without NaNs; NaN of nothing."""
     finite = [value for value in values if math.isfinite(value)]
     return sum(finite) / len(finite) if finite else math.nan

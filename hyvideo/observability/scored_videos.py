@@ -72,15 +72,17 @@ def read_scored_videos(folder: Path) -> tuple[ScoredVideo, ...]:
 
 
 def _of_row(folder: Path, row: Mapping[str, object], where: str) -> ScoredVideo:
-    """Make the record of one row of `scores.jsonl`."""
     video, prompt = row.get("video"), row.get("prompt")
     if not (isinstance(video, str) and isinstance(prompt, str)):
         raise ValueError(f"{where}: expected rows with the texts 'video' and 'prompt'; received keys {sorted(row)}.")
     if Path(video).name != video or video in ("", "..") or len(video) > 255 or (folder / video).is_symlink():
         raise ValueError(f"{where}: video {video!r} lies elsewhere; expected the name of a file beside {SCORES}.")
-    how = row.get("how", "")
-    named = {name: value for name, value in row.items() if name not in ("video", "prompt", "seed")}
-    scores = {name: _score(value) for name, value in named.items() if _is_score(value)}
+    how, scores = row.get("how", ""), {}
+    for name, value in row.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if name not in ("video", "prompt", "seed") and (value is None or number):
+            failed = value is None or not abs(value) < 1e308  # too large for a float
+            scores[name] = math.nan if failed else float(value)
     return ScoredVideo(folder / video, prompt, _seed_of(row), how if isinstance(how, str) else "", scores)
 
 
@@ -121,13 +123,3 @@ def _seed_of(note: Mapping[str, object]) -> int | None:
     """Return the seed a note gives, if it is one."""
     seed = note.get("seed")
     return seed if isinstance(seed, int) else None
-
-
-def _score(value: float | None) -> float:
-    """Return a score; NaN for a failed one, and for one too large for a float."""
-    return math.nan if value is None or not abs(value) < 1e308 else float(value)
-
-
-def _is_score(value: object) -> bool:
-    """Whether a value of a row is a score: a number, or null for a failed one."""
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))

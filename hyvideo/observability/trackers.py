@@ -47,16 +47,8 @@ class Trackers:
     """Sends what one run logs to its trackers; only rank 0 uses it.
 
     A tracker that fails while the run trains is dropped from then on, with a warning: its numbers are in the run
-    folder too, and a service that is down must not cost a round.
-
-    Args:
-        names: accelerate's names, such as `tensorboard` and `wandb`; see `check_trackers`.
-        run_dir: the run folder; TensorBoard writes to its `tb/`, and `tracker_id` keeps the run's name at trackers
-            over resumes.
-        run_name: the run's name there.
-        tags: to find it by.
-        settings: name to value, shown with the run.
-        warn: called with a message when a tracker fails.
+    folder too, and a service that is down must not cost a round. In the run folder TensorBoard writes to `tb/`, and
+    `tracker_id` keeps the run's name at trackers over resumes.
 
     Example:
         >>> trackers = Trackers(["tensorboard"], run_dir, run_name="first", tags=["tiny"], warn=console.warning)
@@ -111,9 +103,10 @@ class Trackers:
         """Log videos with their prompts and rewards, where the tracker shows videos."""
 
         def show(tracker: GeneralTracker) -> None:
-            """Show the videos, or nothing."""
-            if tracker.name in _SHOW_VIDEOS:
-                _SHOW_VIDEOS[tracker.name](tracker, step, videos)
+            if tracker.name == "tensorboard":
+                _show_in_tensorboard(tracker, step, videos)
+            elif tracker.name == "wandb":
+                _show_in_wandb(tracker, step, videos)
 
         self._each(show)
 
@@ -132,7 +125,6 @@ class Trackers:
                 self._warn(f"tracker '{tracker.name}' is left out from now on: {type(error).__name__}: {error}")
 
     def _start(self, name: str, step: int) -> GeneralTracker:
-        """Start one tracker at a step."""
         with nullcontext() if dist.is_initialized() else patch_environment(local_rank=-1):
             PartialState()  # the trackers ask it who they are; for a single process of torchrun it would make a group
         tracker_class = LOGGER_TYPE_TO_CLASS[name]
@@ -174,17 +166,10 @@ def _show_in_tensorboard(tracker: GeneralTracker, step: int, videos: Sequence[Sc
 
 
 def _show_in_wandb(tracker: GeneralTracker, step: int, videos: Sequence[ScoredVideo]) -> None:
-    """Log the video files."""
     import wandb  # installed where it is asked for
 
     shown = {f"samples/{v.path.stem}": wandb.Video(str(v.path), caption=_caption(v), format="mp4") for v in videos}
     tracker.log(shown, step=step)
-
-
-_SHOW_VIDEOS: Mapping[str, Callable[[GeneralTracker, int, Sequence[ScoredVideo]], None]] = {
-    "tensorboard": _show_in_tensorboard,
-    "wandb": _show_in_wandb,
-}
 
 
 def _as_gif(path: Path) -> tuple[bytes, int, int]:
@@ -200,12 +185,10 @@ def _as_gif(path: Path) -> tuple[bytes, int, int]:
 
 
 def _caption(video: ScoredVideo) -> str:
-    """Prompt and reward in one line."""
     return f"{video.prompt} ({video.reward:+.3f})"
 
 
 def _as_table(settings: Mapping[str, Any]) -> str:
-    """Write settings as a Markdown table."""
     rows = "".join(f"| {name} | {_escaped(str(value))} |\n" for name, value in settings.items())
     return f"| setting | value |\n|---|---|\n{rows}"
 

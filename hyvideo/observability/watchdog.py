@@ -15,11 +15,8 @@ class Watchdog:
     A rank that waits for others in a collective is stuck as well: the culprit is the one whose stack is not in a
     collective, or that is silent (stopped or dead).
 
-    Args:
-        timer: knows the phase.
-        rank: this process.
-        seconds: in one phase after which it prints, repeated at that interval; 0: never.
-        output: where it prints; a real file, since stacks are written to its descriptor.
+    It prints after so many seconds in one phase, and again at that interval; 0: never. The output is a real file, since
+    stacks are written to its descriptor.
 
     Example:
         >>> with Watchdog(timer, rank=3, seconds=900):

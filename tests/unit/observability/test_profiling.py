@@ -21,7 +21,7 @@ def run_rounds(
     updates_per_round: int = 1,
     passes: int = 1,
     rank: int = 0,
-    seconds: float = 0.02,
+    seconds=0.02,
 ) -> list[bool]:
     """Go through rounds of a rollout that sleeps and multiplies and updates; return when the profile was finished."""
     timer, finished, transformer = PhaseTimer("cpu"), [], nn.Linear(64, 64)

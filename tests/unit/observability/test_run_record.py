@@ -50,14 +50,11 @@ def test_a_killed_runs_torn_line_and_missing_files_are_named(tmp_path):
     assert run.warnings == ("2026-01-01 10:00:01 WARNING: reward server slow",)
 
 
-def test_updates_whose_rows_were_lost_are_gaps(tmp_path):
+def test_updates_whose_rows_were_lost_are_gaps_and_a_folder_without_rows_is_no_run(tmp_path):
     folder = write_run(tmp_path / "run", num_updates=12)
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_text("".join([*lines[1:4], lines[4][:20] + "\n", *lines[8:]]))
     assert read_run(folder).gaps == ((5, 8),)
-
-
-def test_a_folder_that_is_no_run_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"No metrics at .*metrics\.jsonl"):
         read_run(tmp_path)
 

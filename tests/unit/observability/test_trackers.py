@@ -38,12 +38,19 @@ def log_rows(run_dir: Path, steps: range, value: float) -> None:
     log.close()
 
 
-def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path):
+def test_tensorboard_shows_each_step_once_after_a_resume_and_the_runs_name_tags_and_settings(tmp_path):
     log_rows(tmp_path, range(1, 7), 1.0)
     time.sleep(1 - time.time() % 1)  # TensorBoard orders files by the second in their names
     log_rows(tmp_path, range(4, 6), -1.0)
-    curve = [(event.step, event.value) for event in events_of(tmp_path).Scalars("reward/mean")]
+    events = events_of(tmp_path)
+    curve = [(event.step, event.value) for event in events.Scalars("reward/mean")]
     assert curve == [(1, 1.0), (2, 2.0), (3, 3.0), (4, -4.0), (5, -5.0)]
+    texts = {
+        name: events.Tensors(f"{name}/text_summary")[0].tensor_proto.string_val[0].decode()
+        for name in ("run/name", "run/tags", "run/settings")
+    }
+    assert texts["run/name"] == "first" and texts["run/tags"] == "tiny, demo"
+    assert r"3e\-05" in texts["run/settings"] and r"\<b\>\|x\|" in texts["run/settings"]
 
 
 def test_a_single_process_of_torchrun_gets_no_process_group_from_its_trackers(tmp_path, monkeypatch):
@@ -51,17 +58,6 @@ def test_a_single_process_of_torchrun_gets_no_process_group_from_its_trackers(tm
     PartialState._reset_state()
     trackers_of(tmp_path).close()
     assert not dist.is_initialized() and os.environ["LOCAL_RANK"] == "0"
-
-
-def test_tensorboard_knows_the_runs_name_tags_and_settings(tmp_path):
-    log_rows(tmp_path, range(1, 2), 1.0)
-    events = events_of(tmp_path)
-    texts = {
-        name: events.Tensors(f"{name}/text_summary")[0].tensor_proto.string_val[0].decode()
-        for name in ("run/name", "run/tags", "run/settings")
-    }
-    assert texts["run/name"] == "first" and texts["run/tags"] == "tiny, demo"
-    assert r"3e\-05" in texts["run/settings"] and r"\<b\>\|x\|" in texts["run/settings"]
 
 
 def test_tensorboard_shows_sample_videos_with_their_prompts(tmp_path):
