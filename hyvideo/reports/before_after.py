@@ -28,14 +28,8 @@ _INK, _PALE_INK = (20, 20, 20), (110, 110, 110)
 def side_by_side(before: torch.Tensor, after: torch.Tensor, captions: Sequence[str], path: Path) -> Path:
     """Write a grid of captioned video pairs to `path` (mp4), and frames spread over each video to a png beside it.
 
-    Args:
-        before: uint8 [N, F, H, W, 3], one video per caption.
-        after: uint8 of the same shape; pair n shares prompt and seed.
-        captions: N texts, shown above the pairs, cut where they do not fit.
-        path: the mp4; the contact sheet gets the extension `.png`.
-
-    Returns:
-        The path of the contact sheet, one pair per row.
+    `before` and `after` are uint8 [N, F, H, W, 3], of N prompts and seeds; captions are cut where they do not fit. The
+    contact sheet, whose path is returned, has one pair per row.
 
     Raises:
         ValueError: the shapes differ, or there is not one caption per pair.
@@ -89,7 +83,6 @@ def _grid(videos: torch.Tensor, captions: Sequence[str], columns: int) -> torch.
 
 
 def _draw_header(canvas: Image.Image, caption: str, top: int, left: int, width: int) -> None:
-    """Write the caption, and each title above its half of the pair."""
     draw, font = ImageDraw.Draw(canvas), ImageFont.load_default(size=14)
     for number, line in enumerate(_wrapped(caption, lambda text: draw.textlength(text, font) <= width)):
         draw.text((left, top + number * _LINE_HEIGHT), line, fill=_INK, font=font)

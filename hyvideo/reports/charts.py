@@ -7,7 +7,7 @@ in percent, so that they keep their size on a phone.
 import json
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
@@ -106,18 +106,22 @@ class Stroke:
     """One SVG path.
 
     Attributes:
+        kind: one of `STROKES`.
         data: the `d` attribute.
-        kind: `gap`, `band`, `raw`, `line` or `dots`.
         colour: number of its colour.
         dash: the `stroke-dasharray`, empty for a solid line.
         line: number of its curve among those drawn.
     """
 
-    data: str
     kind: str
+    data: str
     colour: int
     dash: str
-    line: int = 0
+    line: int
+
+
+STROKES = ("gap", "band", "raw", "line", "dots")
+"""Kinds of strokes, in drawing order."""
 
 
 @dataclass(frozen=True)
@@ -192,13 +196,14 @@ def draw(chart: Chart) -> Drawing | None:
     if not lines:
         return None
     x_scale, y_scale = _x_scale(lines), _y_scale(lines, chart.logarithmic)
-    strokes = [
-        replace(stroke, line=number) for number, line in enumerate(lines) for stroke in _strokes(line, x_scale, y_scale)
-    ]
-    order = {"gap": 0, "band": 1, "raw": 2, "line": 3, "dots": 4}
+    strokes = []
+    for number, line in enumerate(lines):
+        colour, dash = line_style(line.colour)
+        for kind, data in _strokes(line, x_scale, y_scale).items():
+            strokes.append(Stroke(kind, data, colour, dash if kind == "line" else "", number))
     return Drawing(
         chart,
-        tuple(sorted(strokes, key=lambda stroke: order[stroke.kind])),
+        tuple(sorted(strokes, key=lambda stroke: STROKES.index(stroke.kind))),
         tuple(x_scale.ticks(5, whole=True)),
         tuple((100 - place, label) for place, label in y_scale.ticks(5)),
         tuple((line.label, *line_style(line.colour)) for line in lines),
@@ -234,25 +239,24 @@ def _y_scale(lines: Sequence[Line], logarithmic: bool) -> _Scale:
     return _Scale(-0.06 if flat_zero else low - margin, 1.0 if flat_zero else high + margin, logarithmic)
 
 
-def _strokes(line: Line, x_scale: _Scale, y_scale: _Scale) -> list[Stroke]:
-    """Make the strokes of one curve."""
-    colour, dash = line_style(line.colour)
+def _strokes(line: Line, x_scale: _Scale, y_scale: _Scale) -> dict[str, str]:
+    """Make the paths of one curve, by the kind of their stroke."""
     chosen = evenly_spaced(len(line.x), _MAX_POINTS)
-    strokes = [Stroke(_curve(line, line.y, chosen, x_scale, y_scale), "line", colour, dash)]
+    paths = {"line": _curve(line, line.y, chosen, x_scale, y_scale)}
     if line.gaps:
         edges = x_scale(np.array(line.gaps, dtype=float) + [-1, 1])  # from the value before to the value after
-        shaded = "".join(f"M{left:.1f} 0H{right:.1f}V{_SIDE}H{left:.1f}Z" for left, right in edges)
-        strokes.append(Stroke(shaded, "gap", colour, ""))
+        paths["gap"] = "".join(f"M{left:.1f} 0H{right:.1f}V{_SIDE}H{left:.1f}Z" for left, right in edges)
     if line.raw is not None:
-        kept = extremes(line.raw, 2 * _MAX_POINTS)
-        strokes.append(Stroke(_curve(line, line.raw, kept, x_scale, y_scale), "raw", colour, ""))
+        paths["raw"] = _curve(line, line.raw, extremes(line.raw, 2 * _MAX_POINTS), x_scale, y_scale)
     if line.band is not None:
-        strokes.append(Stroke(_band(line, chosen, x_scale, y_scale), "band", colour, ""))
+        paths["band"] = _band(line, chosen, x_scale, y_scale)
     x, y = x_scale(line.x[chosen]), y_scale(line.y[chosen])
-    alone = np.ones(len(y), dtype=bool) if line.dots else _isolated(y)
-    if alone.any():
-        strokes.append(Stroke(_dots(x[alone], y[alone]), "dots", colour, ""))
-    return strokes
+    there = np.isfinite(x) & np.isfinite(y)
+    beside = np.pad(there, 1)
+    alone = there if line.dots else there & ~beside[:-2] & ~beside[2:]  # the pen is lifted on both sides of these
+    if alone.any():  # lines of no length, whose round ends keep their shape when the picture is stretched
+        paths["dots"] = "".join(f"M{px:.1f} {_SIDE - py:.1f}h0" for px, py in zip(x[alone], y[alone], strict=True))
+    return paths
 
 
 def _curve(line: Line, values: np.ndarray, chosen: np.ndarray, x_scale: _Scale, y_scale: _Scale) -> str:
@@ -283,18 +287,6 @@ def _band(line: Line, chosen: np.ndarray, x_scale: _Scale, y_scale: _Scale) -> s
     return f"{outline}Z" if outline else ""
 
 
-def _isolated(y: np.ndarray) -> np.ndarray:
-    """Find points between two that are missing: the pen is lifted on both sides, so that they would not be seen."""
-    beside = np.isfinite(np.concatenate([[math.nan], y, [math.nan]]))
-    return beside[1:-1] & ~beside[:-2] & ~beside[2:]
-
-
-def _dots(x: np.ndarray, y: np.ndarray) -> str:
-    """Mark points: lines of no length, whose round ends keep their shape when the picture is stretched."""
-    places = [(px, py) for px, py in zip(x, y, strict=True) if math.isfinite(px) and math.isfinite(py)]
-    return "".join(f"M{px:.1f} {_SIDE - py:.1f}h0" for px, py in places)
-
-
 def _hover(line: Line, chart: Chart, x_scale: _Scale, y_scale: _Scale) -> dict[str, object]:
     """List the points a reader can hover over: x, place in 0..1000, and the value in words.
 
@@ -308,8 +300,11 @@ def _hover(line: Line, chart: Chart, x_scale: _Scale, y_scale: _Scale) -> dict[s
         "colour": line.colour % NUM_COLOURS,
         "x": [float(value) for value in line.x[chosen]],
         "px": [round(float(place), 1) for place in x_scale(line.x[chosen])],
-        "y": [_point_in_words(line, index, chart.words) for index in chosen],
+        "y": [chart.words(float(value)) for value in line.y[chosen]],
     }
+    if line.band is not None and line.raw is None:
+        low, high = ([chart.words(float(value)) for value in edge[chosen]] for edge in line.band)
+        found["y"] = [f"{value} [{low}, {high}]" for value, low, high in zip(found["y"], low, high, strict=True)]
     if line.raw is None or len(line.raw) < LEAST_SMOOTHED:
         return found
     stretches = np.array_split(np.flatnonzero(np.isfinite(y_scale(line.raw))), min(len(line.raw), _MAX_POINTS))
@@ -319,15 +314,6 @@ def _hover(line: Line, chart: Chart, x_scale: _Scale, y_scale: _Scale) -> dict[s
         "logged": [chart.words(float(value)) for value in line.raw[chosen]],
         "means": [[round(float(x), 1), round(float(_SIDE - y), 1)] for x, y in places],
     }
-
-
-def _point_in_words(line: Line, index: int, words: Callable[[float], str]) -> str:
-    """Write the value of a curve at a point, with its interval where it has one."""
-    value = words(float(line.y[index]))
-    if line.band is None or line.raw is not None:
-        return value
-    low, high = (words(float(edge[index])) for edge in line.band)
-    return f"{value} [{low}, {high}]"
 
 
 def _in_words(line: Line, chart: Chart) -> str:

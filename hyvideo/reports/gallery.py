@@ -14,24 +14,17 @@ _MAX_LISTED = 3
 
 @dataclass(frozen=True)
 class Model:
-    """A model as its videos show it.
-
-    Attributes:
-        name: what it is called.
-        videos: its videos in file order.
-    """
+    """A model as its videos show it, which are in file order."""
 
     name: str
     videos: tuple[ScoredVideo, ...]
 
 
 def read_model(folder: Path, name: str | None = None) -> Model:
-    """Read the videos of one model.
+    """Read the videos of one model, which is called as its folder by default.
 
-    Args:
-        folder: videos as `generate.py --prompts_csv` or validation write them, or a run folder, of which the last
-            validation is taken.
-        name: by default the folder's name.
+    The folder holds videos as `generate.py --prompts_csv` or validation write them, or is a run folder, of which the
+    last validation is taken.
 
     Raises:
         ValueError: there are no videos.
@@ -73,37 +66,29 @@ def same_prompts(models: Sequence[Model]) -> list[tuple[ScoredVideo, ...]]:
 def write_gallery(path: Path, models: Sequence[Model], *, embed: bool = False) -> Path:
     """Write the gallery of two or more models, or of one, whose seeds of a prompt then stand side by side.
 
-    Args:
-        path: the HTML file.
-        models: what to show.
-        embed: put the videos into the file instead of linking them.
+    With `embed` the videos are put into the file instead of being linked.
 
     Raises:
         ValueError: see `same_prompts`.
         OSError: the page cannot be written.
     """
-    rows = same_prompts(models) if len(models) > 1 else _seeds_of(models[0])
+    if len(models) > 1:
+        rows = same_prompts(models)
+    else:
+        prompts: dict[str, list[ScoredVideo]] = {}
+        for video in models[0].videos:
+            prompts.setdefault(video.prompt, []).append(video)
+        rows = list(prompts.values())
     names = [model.name for model in models]
-    placed = [
-        [
-            place_video(video, path, embed=embed, label=label)
-            for label, video in zip(names if len(models) > 1 else _seed_labels(row), row, strict=True)
-        ]
-        for row in rows
-    ]
+    placed = []
+    for row in rows:
+        labelled = zip(names if len(models) > 1 else _seed_labels(row), row, strict=True)
+        placed.append([place_video(video, path, embed=embed, label=label) for label, video in labelled])
     there = [row for row in placed if any(video.url for video in row)]
     left_out = sum(len(model.videos) for model in models) - sum(len(row) for row in rows)
     decimals = decimals_for([video.reward for model in models for video in model.videos])
     shown = {"rows": there, "left_out": left_out, "not_there": len(placed) - len(there)}
     return write_page(path, "gallery.html", names=names, decimals=decimals, **shown)
-
-
-def _seeds_of(model: Model) -> list[tuple[ScoredVideo, ...]]:
-    """Put a model's videos of one prompt together, prompts and seeds in file order."""
-    prompts: dict[str, list[ScoredVideo]] = {}
-    for video in model.videos:
-        prompts.setdefault(video.prompt, []).append(video)
-    return [tuple(row) for row in prompts.values()]
 
 
 def _seed_labels(row: Sequence[ScoredVideo]) -> list[str]:

@@ -1,7 +1,8 @@
 """Comparisons as markdown tables, and documents in which programs write a part."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from hyvideo.evaluation.comparison import Comparison
 from hyvideo.evaluation.intervals import Interval
@@ -16,11 +17,10 @@ def markdown_of(comparison: Comparison) -> str:
     parts = [
         f"{comparison.num_prompts} prompts, {comparison.num_videos} videos of each model. Means with 95 % intervals "
         f"(over prompts: bootstrap, below 30 Student's t; win rates Wilson's). {said}",
-        _table(["model", *metrics], [[m, *_cells(comparison.means[m])] for m in models]),
+        markdown_table(["model", *metrics], [[m, *_cells(comparison.means[m])] for m in models]),
     ]
 
     def share(model: str, other: str) -> str:
-        """Write how often one model wins against another; nothing for a model against itself."""
         if model == other:
             return ""
         rate = comparison.win_rates[metrics[0]][model][other]
@@ -29,9 +29,9 @@ def markdown_of(comparison: Comparison) -> str:
     if len(models) > 1:
         parts += [
             f"Gain over {models[0]}, paired by prompt and seed:",
-            _table(["model", *metrics], [[m, *_cells(gains)] for m, gains in comparison.gains.items()]),
+            markdown_table(["model", *metrics], [[m, *_cells(gains)] for m, gains in comparison.gains.items()]),
             f"How often the row's model scores higher than the column's ({metrics[0]}; 0.5 is even):",
-            _table(["", *models], [[m, *(share(m, other) for other in models)] for m in models]),
+            markdown_table(["", *models], [[m, *(share(m, other) for other in models)] for m in models]),
         ]
     return "\n\n".join(parts) + "\n"
 
@@ -40,8 +40,8 @@ def _cells(intervals: Mapping[str, Interval]) -> list[str]:
     return [str(interval) for interval in intervals.values()]
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A markdown table."""
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of cells that are written already."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -53,3 +53,11 @@ def replace_part(text: str, name: str, content: str) -> str:
     if pattern.search(text):
         return pattern.sub(lambda match: part, text)
     return f"{text.rstrip()}\n\n{part}\n"
+
+
+def write_part(document: Path, name: str, content: str, *, heading: str = "") -> None:
+    """Put `content` into a file as `replace_part` does, below a new heading where the file has no such part yet."""
+    text = document.read_text(encoding="utf-8")
+    if heading and f"<!-- {name} -->" not in text:
+        text = f"{text.rstrip()}\n\n### {heading}\n"
+    document.write_text(replace_part(text, name, content), encoding="utf-8")

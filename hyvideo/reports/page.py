@@ -61,10 +61,9 @@ def place_video(video: ScoredVideo, page: Path, *, embed: bool, label: str = "")
     found, beside = picture_of(video.path), video.path.with_suffix(POSTER)
     if not found:
         return placed
+    picture, size = found
     linked = _is_own(beside) and not embed
-    return replace(
-        placed, poster=relative_url(beside, page) if linked else _data("image/jpeg", found[0]), size=found[1]
-    )
+    return replace(placed, poster=relative_url(beside, page) if linked else _data("image/jpeg", picture), size=size)
 
 
 def picture_of(video: Path) -> tuple[bytes, tuple[int, int]] | None:
@@ -102,10 +101,7 @@ def _data(kind: str, content: bytes) -> str:
 def write_page(path: Path, template: str, **context: Any) -> Path:
     """Fill a template of `templates/` and write it; a reader sees the old page or the new one, never a part.
 
-    Args:
-        path: the HTML file; its folder is made.
-        template: file name.
-        context: what the template shows; all text is escaped.
+    All text in the context is escaped.
 
     Raises:
         OSError: the page cannot be written.

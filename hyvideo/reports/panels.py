@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,9 +14,24 @@ from hyvideo.observability.metrics import METRIC_MEANINGS
 from hyvideo.observability.phase_timer import PHASES
 from hyvideo.observability.run_record import RunRecord
 from hyvideo.reports.charts import ROUND, Chart, Drawing, Line, draw, evenly_spaced, signed, smooth
-from hyvideo.reports.mixing import mixing_charts
 
 Points = tuple[np.ndarray, np.ndarray]
+
+_MIXING = {
+    "share": (
+        "Share of each metric in the advantage",
+        "All shares add up to 1. Near 0 a metric decides nothing, near 1 everything; below 0 it is overruled.",
+    ),
+    "spread": (
+        "Spread of each metric within a prompt",
+        "Standard deviation, in the metric's unit. The sum follows the metric whose spread times weight is largest.",
+    ),
+    "correlation": (
+        "Correlation of each metric with the others",
+        "Within prompts, with the others' weighted sum. Near 1 it adds little; below 0 it contradicts them.",
+    ),
+}
+"""How the metrics share in what a run learns (`mixing/*`): one that decides nothing, or everything, is seen here."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +117,12 @@ def reward_panels(runs: Sequence[RunRecord]) -> list[Drawing]:
     about = "Root mean square of the credit maps: 1 if all parts of a video count alike, more if few do."
     focus = _smooth(runs, lambda run: run.per_round("reward/credit_focus"))
     charts.append(Chart("Focus of the credit", about, focus, of=ROUND))
-    charts += mixing_charts(runs[0]) if alone else []
+    for of, (title, about) in _MIXING.items() if alone else ():
+        lines = []
+        for number, name in enumerate(runs[0].metric_names):
+            points = runs[0].per_round(f"mixing/{of}_{name}")
+            lines += [replace(line, label=name, colour=number) for line in _smooth(runs, lambda run, xy=points: xy)]
+        charts.append(Chart(title, about, lines, of=ROUND))
     return _drawn(charts)
 
 
@@ -170,7 +190,6 @@ def sampler_panels(runs: Sequence[RunRecord]) -> list[Drawing]:
 
 
 def _by_step(runs: Sequence[RunRecord], values: Mapping[int, np.ndarray]) -> list[Line]:
-    """Make a line over the denoising steps per run."""
     return [_step_line(_label(runs, runs[number]), y, number) for number, y in values.items()]
 
 
@@ -237,7 +256,6 @@ def _lines(runs: Sequence[RunRecord], points: Callable[[RunRecord], Points], *, 
 
 
 def _finite(x: np.ndarray, y: np.ndarray) -> Points:
-    """Leave out the points without a value."""
     there = np.isfinite(y)
     return x[there], y[there]
 
@@ -249,10 +267,8 @@ def _validation_videos(runs: Sequence[RunRecord]) -> str:
 
 
 def _label(runs: Sequence[RunRecord], run: RunRecord) -> str:
-    """Name the run, if there are several."""
     return run.name if len(runs) > 1 else ""
 
 
 def _drawn(charts: Sequence[Chart]) -> list[Drawing]:
-    """Lay out the charts that have something to show."""
     return [drawing for chart in charts if chart.lines and (drawing := draw(chart))]

@@ -21,12 +21,8 @@ def plot_reward_curve(metrics: Path, png: Path, *, held_out: Mapping[str, Gain])
     """Draw the reward over the base model's where that was logged twice, else `reward/mean`, and beside it VQ, MQ, TA.
 
     Faint lines are the values as logged, strong lines smoothed over a tenth of the run, as in the report. The band of
-    `reward/mean` is one `reward/std`.
-
-    Args:
-        metrics: the `metrics.jsonl` of a run.
-        png: the picture to write.
-        held_out: gains by name from before the first update to after the last, drawn over the curves.
+    `reward/mean` is one `reward/std`. `held_out` gains from before the first update to after the last are drawn over
+    the curves of their names.
 
     Raises:
         ValueError: the file is missing or holds no reward.

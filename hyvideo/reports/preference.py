@@ -22,13 +22,8 @@ def write_study(folder: Path, models: Sequence[Model], *, num_pairs: int | None 
     """Write a study for raters, and beside it the key that says which video is whose.
 
     The folder holds `index.html` and copies of the videos under random names, and can be handed out as it is. Every
-    rater sees the pairs and their sides in a different order.
-
-    Args:
-        folder: a new folder.
-        models: two or more; every two of them are compared.
-        num_pairs: pairs in all, drawn evenly over the models; None takes all.
-        seed: of that draw.
+    rater sees the pairs and their sides in a different order. Every two models are compared, by `num_pairs` pairs in
+    all, drawn evenly over the models; None takes all.
 
     Returns:
         The path of the key, `<folder>.key.json`.
@@ -42,8 +37,8 @@ def write_study(folder: Path, models: Sequence[Model], *, num_pairs: int | None 
     if folder.exists() or key_path.exists():
         raise ValueError(f"'{folder}' or its key '{key_path.name}' exists already: give a new folder.")
     pairs = _draw_pairs(models, num_pairs, seed)
-    missing = sorted({str(video.path) for pair in pairs for _, video in pair if not _is_there(video.path)})
-    if missing:
+    paths = {video.path for pair in pairs for _, video in pair}
+    if missing := sorted(str(path) for path in paths if not (path.is_file() and path.stat().st_size)):
         raise ValueError(f"{len(missing)} of the videos are missing or empty, such as '{missing[0]}': make them again.")
     _check_space(folder, pairs)
     (folder / "videos").mkdir(parents=True)
@@ -91,8 +86,3 @@ def _check_space(folder: Path, pairs: Sequence[Pair]) -> None:
             f"'{folder}': the videos of {len(pairs)} pairs need {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are "
             "free. Take fewer pairs (--num_pairs), free space, or give a folder elsewhere."
         )
-
-
-def _is_there(path: Path) -> bool:
-    """Whether a file exists and is not empty."""
-    return path.is_file() and path.stat().st_size > 0

@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from hyvideo.observability.run_record import RunRecord, read_run
 from hyvideo.observability.scored_videos import ScoredVideo
 from hyvideo.reports.before_after import BEFORE_AFTER
 from hyvideo.reports.charts import decimals_for, evenly_spaced, fixed, in_words, line_style
-from hyvideo.reports.page import VideoOnPage, place_video, relative_url, write_page
+from hyvideo.reports.page import place_video, relative_url, write_page
 from hyvideo.reports.panels import (
     clocks,
     gain_panel,
@@ -32,12 +31,7 @@ from hyvideo.reports.panels import (
     time_split,
     trust_panels,
 )
-from hyvideo.reports.verdict import (
-    common_range,
-    verdict_of,
-    verdict_of_runs,
-    verdict_without_pairs,
-)
+from hyvideo.reports.verdict import common_range, verdict_of, verdict_of_runs, verdict_without_pairs
 
 _MAX_MOMENTS = 6
 _MAX_PROMPTS = 32
@@ -45,99 +39,15 @@ _NUM_EXTREMES = 4
 _MAX_WARNINGS = 50
 
 
-@dataclass(frozen=True)
-class Strip:
-    """The videos of one prompt, side by side.
-
-    Attributes:
-        prompt: its text.
-        videos: over training, or over runs.
-    """
-
-    prompt: str
-    videos: Sequence[VideoOnPage]
-
-
-@dataclass(frozen=True)
-class ShownPair:
-    """Two videos of one prompt and seed.
-
-    Attributes:
-        place: which of all pairs it is, by its gain: `worst`, `median` or `best`.
-        gain: of the reward, in standard deviations of the first set's; in its own unit where these do not vary.
-        videos: before and after.
-    """
-
-    place: str
-    gain: float
-    videos: tuple[VideoOnPage, VideoOnPage]
-
-
-@dataclass(frozen=True)
-class Extremes:
-    """The best and the worst of the last kept round.
-
-    Attributes:
-        step: update the round began after.
-        best: highest reward first.
-        worst: lowest reward first.
-        failed: videos that could not be scored.
-        num_videos: of the round.
-    """
-
-    step: int
-    best: Sequence[VideoOnPage]
-    worst: Sequence[VideoOnPage]
-    failed: Sequence[VideoOnPage]
-    num_videos: int
-
-
-@dataclass(frozen=True)
-class Fact:
-    """One tile.
-
-    Attributes:
-        value: a number, in words.
-        about: which videos or updates it is of.
-        alarming: whether it needs a person.
-    """
-
-    value: str
-    about: str
-    alarming: bool = False
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One line of the settings table.
-
-    Attributes:
-        group: where it belongs.
-        name: the flag.
-        values: one text per run.
-        default: its default.
-        about: its documentation.
-        notable: whether it differs from the default, or between the runs.
-        decides: whether the result depends on it.
-    """
-
-    group: str
-    name: str
-    values: Sequence[str]
-    default: str
-    about: str
-    notable: bool
-    decides: bool
+Shown = dict[str, Any]
+"""What a template shows of one thing, by the names that it uses."""
 
 
 def report_runs(folders: Sequence[Path], path: Path, names: Sequence[str | None] = (), *, embed: bool = False) -> Path:
     """Write the report of one run folder, or the comparison of several.
 
-    Args:
-        folders: of runs that are finished, in progress, or were killed.
-        path: the HTML file.
-        names: what to call the runs; None, or no names, takes those of their folders.
-        embed: put the videos into the file instead of linking them.
+    The runs may be finished, in progress, or killed. A name that is None, or no names, takes that of the folder. With
+    `embed` the videos are put into the file instead of being linked.
 
     Raises:
         ValueError: a folder is not a run folder, or two runs have the same name.
@@ -188,7 +98,7 @@ def report_runs(folders: Sequence[Path], path: Path, names: Sequence[str | None]
     )
 
 
-def _of_one(path: Path, run: RunRecord, gain: PairedComparison | None, embed: bool) -> dict[str, Any]:
+def _of_one(path: Path, run: RunRecord, gain: PairedComparison | None, embed: bool) -> Shown:
     """Collect what only the report of one run shows."""
     rewards = run.per_round("reward/mean")[1]
     rewards = rewards[np.isfinite(rewards)]
@@ -197,6 +107,7 @@ def _of_one(path: Path, run: RunRecord, gain: PairedComparison | None, embed: bo
     shown = [steps[i] for i in evenly_spaced(len(steps), _MAX_MOMENTS)]
     columns = [(f"update {step}" if step else "before training", run.samples[step]) for step in shown]
     ends = [float(part.mean()) if len(part) else math.nan for part in (rewards[:tenth], rewards[-tenth:])]
+    film = run.folder / BEFORE_AFTER
     return {
         "run": run,
         "state": _state(run),
@@ -206,7 +117,7 @@ def _of_one(path: Path, run: RunRecord, gain: PairedComparison | None, embed: bo
         "meanings": METRIC_MEANINGS,
         "facts": _facts(run),
         "shown_pairs": _shown_pairs(path, gain, embed) if gain else [],
-        "film": _film(path, run.folder),
+        "film": relative_url(film, path) if film.is_file() else "",
         "strips": _strips(path, columns, embed),
         "moments": steps,
         "gaps": stretches_in_words(run.gaps),
@@ -214,27 +125,17 @@ def _of_one(path: Path, run: RunRecord, gain: PairedComparison | None, embed: bo
     }
 
 
-def _shown_pairs(path: Path, gain: PairedComparison, embed: bool) -> list[ShownPair]:
-    """Pick the pairs of the worst, the median and the best gain."""
+def _shown_pairs(path: Path, gain: PairedComparison, embed: bool) -> list[Shown]:
+    """Pick the pairs of the worst, the median and the best gain, which is in base std, or in the reward's own unit."""
     before, after = ([pair[side].reward for pair in gain.pairs] for side in (0, 1))
     unit = gain.gains["reward"].base_std
-    return [
-        ShownPair(
-            place,
-            (after[number] - before[number]) / (unit if math.isfinite(unit) else 1.0),
-            tuple(
-                place_video(video, path, embed=embed, label=label)
-                for label, video in zip(("before", "after"), gain.pairs[number], strict=True)
-            ),
-        )
-        for place, number in worst_median_best(before, after).items()
-    ]
-
-
-def _film(path: Path, folder: Path) -> str:
-    """Return the url of the demo's videos side by side; empty where there are none."""
-    film = folder / BEFORE_AFTER
-    return relative_url(film, path) if film.is_file() else ""
+    shown = []
+    for place, number in worst_median_best(before, after).items():
+        relative = (after[number] - before[number]) / (unit if math.isfinite(unit) else 1.0)
+        pair = zip(("before", "after"), gain.pairs[number], strict=True)
+        videos = [place_video(video, path, embed=embed, label=label) for label, video in pair]
+        shown.append({"place": place, "gain": relative, "videos": videos})
+    return shown
 
 
 def _in_progress(run: RunRecord) -> bool:
@@ -256,21 +157,23 @@ def _next_validation(run: RunRecord) -> str:
 
 
 def _state(run: RunRecord) -> str:
-    """Say how far the run has got."""
     if run.config is None:
         return f"{run.num_updates} updates"
     total = run.config.run.max_steps
     return f"{run.num_updates} of {total} updates, {'finished' if run.num_updates >= total else 'not finished'}"
 
 
-def _facts(run: RunRecord) -> dict[str, Fact]:
-    """Collect the numbers of the run's last tenth, its last validation, and its failures."""
+def _facts(run: RunRecord) -> dict[str, Shown]:
+    """Collect the numbers of the run's last tenth, its last validation, and its failures, and what they are of."""
 
-    def recent(values: np.ndarray, unit: str, words: Callable[[float], str]) -> Fact:
+    def fact(value: str, about: str, *, alarming: bool = False) -> Shown:
+        return {"value": value, "about": about, "alarming": alarming}
+
+    def recent(values: np.ndarray, unit: str, words: Callable[[float], str]) -> Shown:
         """Mean of the last tenth of the values there are: one per update, or one per round."""
         last = (finite := values[np.isfinite(values)])[-max(1, len(finite) // 10) :]
         of = f"last {unit}" if len(last) < 2 else f"mean of the last {len(last)} {unit}s"
-        return Fact(words(float(last.mean())) if len(last) else "–", of)
+        return fact(words(float(last.mean())) if len(last) else "–", of)
 
     times, validations = seconds(run), run.validation("reward")
     rewards, failed = run.per_round("reward/mean")[1], float(np.nansum(run.per_round("reward/failed")[1]))
@@ -279,22 +182,22 @@ def _facts(run: RunRecord) -> dict[str, Fact]:
     videos = f"{len(run.samples[step])} videos" if step in run.samples else "mean"
     return {
         "training reward": recent(rewards, "round", words),
-        "validation reward": Fact(words(last), f"{videos} after update {step}" if math.isfinite(last) else "none yet"),
+        "validation reward": fact(words(last), f"{videos} after update {step}" if math.isfinite(last) else "none yet"),
         "KL to the anchor": recent(run.column("kl/position"), "update", in_words),
         "clipped share": recent(run.column("clip_fraction"), "update", lambda share: f"{fixed(100 * share, 1)} %"),
-        "seconds per update": Fact(
+        "seconds per update": fact(
             fixed(float(np.nanmean(times)), 1) if np.isfinite(times).any() else "–", "mean of the run"
         ),
-        "failed scores": Fact(f"{failed:.0f}", "videos of the whole run", alarming=failed > 0),
+        "failed scores": fact(f"{failed:.0f}", "videos of the whole run", alarming=failed > 0),
     }
 
 
-def _differences(runs: Sequence[RunRecord], settings: Sequence[Setting]) -> list[list[str]]:
+def _differences(runs: Sequence[RunRecord], settings: Sequence[Shown]) -> list[list[str]]:
     """List each run's settings that decide the result and differ between the runs, as one would type them."""
     known = [run for run in runs if run.config]
-    differing = [setting for setting in settings if setting.notable and setting.decides]
+    differing = [setting for setting in settings if setting["notable"] and setting["decides"]]
     return [
-        [f"{setting.name} {setting.values[known.index(run)]}" for setting in differing] if run.config else []
+        [f"{setting['name']} {setting['values'][known.index(run)]}" for setting in differing] if run.config else []
         for run in runs
     ]
 
@@ -322,33 +225,35 @@ def _troubles(run: RunRecord) -> list[tuple[str, str]]:
     return listed + [("Warning", line) for line in run.warnings[-_MAX_WARNINGS:]]
 
 
-def _strips(path: Path, columns: Sequence[tuple[str, Sequence[ScoredVideo]]], embed: bool) -> list[Strip]:
+def _strips(path: Path, columns: Sequence[tuple[str, Sequence[ScoredVideo]]], embed: bool) -> list[Shown]:
     """Put videos of one prompt and number side by side."""
     by_key = [(label, {(video.path.name, video.prompt): video for video in videos}) for label, videos in columns]
     keys = list(dict.fromkeys(key for _, videos in by_key for key in videos))[:_MAX_PROMPTS]
-    return [
-        Strip(key[1], [place_video(v[key], path, embed=embed, label=label) for label, v in by_key if key in v])
-        for key in keys
-    ]
+    strips = []
+    for key in keys:
+        videos = [place_video(v[key], path, embed=embed, label=label) for label, v in by_key if key in v]
+        strips.append({"prompt": key[1], "videos": videos})
+    return strips
 
 
-def _extremes(path: Path, run: RunRecord, embed: bool) -> Extremes | None:
-    """Pick the best and the worst videos of the last kept round."""
+def _extremes(path: Path, run: RunRecord, embed: bool) -> Shown | None:
+    """Pick the best and the worst videos of the last kept round, and some that could not be scored."""
     if not run.rollouts:
         return None
     step, videos = list(run.rollouts.items())[-1]
     scored = sorted((v for v in videos if math.isfinite(v.reward)), key=lambda v: v.reward, reverse=True)
     count = min(_NUM_EXTREMES, len(scored) // 2)
     failed = [video for video in videos if not math.isfinite(video.reward)]
-    best, worst, failed = (
-        [place_video(video, path, embed=embed) for video in chosen]
-        for chosen in (scored[:count], scored[::-1][:count], failed[:_NUM_EXTREMES])
-    )
-    return Extremes(step, best, worst, failed, len(videos))
+    chosen = {"best": scored[:count], "worst": scored[::-1][:count], "failed": failed[:_NUM_EXTREMES]}
+    placed = {name: [place_video(video, path, embed=embed) for video in some] for name, some in chosen.items()}
+    return {"step": step, "num_videos": len(videos), **placed}
 
 
-def _settings(configs: Sequence[Config | None]) -> list[Setting]:
-    """List every setting of the runs whose settings are known."""
+def _settings(configs: Sequence[Config | None]) -> list[Shown]:
+    """List every setting of the runs whose settings are known, as one would type it.
+
+    One is notable if it differs from its default, or between the runs.
+    """
     known = [config for config in configs if config]
     if not known:
         return []
@@ -356,20 +261,11 @@ def _settings(configs: Sequence[Config | None]) -> list[Setting]:
     for knob in KNOBS.values():
         values = [value_of(config, knob.name) for config in known]
         notable = values[0] != knob.default if len(known) == 1 else any(value != values[0] for value in values)
-        listed.append(
-            Setting(
-                knob.group,
-                knob.name,
-                [_text(v) for v in values],
-                _text(knob.default),
-                knob.doc,
-                notable,
-                knob.facts.decides,
-            )
-        )
+        written, default = [_text(value) for value in values], _text(knob.default)
+        about = {"group": knob.group, "name": knob.name, "about": knob.doc, "decides": knob.facts.decides}
+        listed.append(about | {"values": written, "default": default, "notable": notable})
     return listed
 
 
 def _text(value: object) -> str:
-    """Write a setting as one would type it."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -10,13 +10,7 @@ from hyvideo.reports.charts import fixed, signed
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer in words.
-
-    Attributes:
-        direction: `better`, `worse` or `unclear`.
-        headline: one short sentence.
-        detail: what was compared, and what else moved.
-    """
+    """The answer in words; `direction` is `better`, `worse` or `unclear`."""
 
     direction: str
     headline: str
@@ -39,12 +33,8 @@ def verdict_of(comparison: PairedComparison) -> Verdict:
     if gain.num_pairs < ENOUGH_PAIRS:
         few = f"Only {pairs} At least {ENOUGH_PAIRS} are needed for a verdict ({amount})."
         return Verdict("unclear", "Too few videos to tell", few)
-    headline = {
-        "better": f"Improved: {amount}",
-        "worse": f"Got worse: {amount}",
-        "unclear": f"No clear change: {amount}",
-    }[gain.direction]
-    return Verdict(gain.direction, headline, " ".join([pairs, *_components(comparison.gains)]))
+    said = {"better": "Improved", "worse": "Got worse", "unclear": "No clear change"}[gain.direction]
+    return Verdict(gain.direction, f"{said}: {amount}", " ".join([pairs, *_components(comparison.gains)]))
 
 
 def verdict_of_runs(names: Sequence[str], comparisons: Sequence[PairedComparison | None]) -> Verdict:
@@ -83,9 +73,8 @@ def _range(gain: Gain) -> str:
 
 def _components(gains: Mapping[str, Gain]) -> list[str]:
     """Name the metrics that clearly rose and those that clearly fell."""
-    words = {"better": "rose", "worse": "fell"}
     sentences = []
-    for direction, verb in words.items():
+    for direction, verb in {"better": "rose", "worse": "fell"}.items():
         names = [name for name, gain in gains.items() if name != "reward" and gain.direction == direction]
         if names:
             listed = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

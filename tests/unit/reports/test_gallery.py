@@ -33,14 +33,10 @@ def test_without_seeds_videos_of_a_prompt_are_matched_in_order(tmp_path):
 
 
 def test_of_a_run_folder_the_last_validation_is_shown(tmp_path):
-    model = read_model(write_run(tmp_path / "run", samples={8: 0.0, 10: 0.5}), "trained")
-    assert model.name == "trained" and {video.path.parent.name for video in model.videos} == {"step_10"}
-
-
-def test_a_copy_beside_the_validations_is_none_of_them(tmp_path):
     run = write_run(tmp_path / "run", samples={8: 0.0, 10: 0.5})
-    shutil.copytree(run / "samples" / "step_10", run / "samples" / "step_10.bak")
-    assert {video.path.parent.name for video in read_model(run).videos} == {"step_10"}
+    shutil.copytree(run / "samples" / "step_10", run / "samples" / "step_10.bak")  # none of the validations
+    model = read_model(run, "trained")
+    assert model.name == "trained" and {video.path.parent.name for video in model.videos} == {"step_10"}
 
 
 def test_models_without_a_common_prompt_or_a_name_of_their_own_are_refused(tmp_path):
@@ -49,12 +45,6 @@ def test_models_without_a_common_prompt_or_a_name_of_their_own_are_refused(tmp_p
         same_prompts([first, read_model(generated(tmp_path / "b", ["y"], [1]))])
     with pytest.raises(ValueError, match="folders with names of their own; received a, a"):
         same_prompts([first, first])
-
-
-def test_a_gallery_links_every_model_of_a_prompt(tmp_path):
-    models = [read_model(write_scored(tmp_path / name, PROMPTS, [0.1] * 8)) for name in ("base", "trained")]
-    text = write_gallery(tmp_path / "gallery.html", models).read_text()
-    assert text.count('src="base/') == text.count('src="trained/') == 8
 
 
 def test_one_folder_is_a_grid_of_the_seeds_of_each_prompt(tmp_path):
@@ -67,6 +57,8 @@ def test_one_folder_is_a_grid_of_the_seeds_of_each_prompt(tmp_path):
 
 def test_prompts_whose_videos_were_not_kept_are_counted_and_left_out(tmp_path):
     models = [read_model(write_scored(tmp_path / name, PROMPTS, [0.1] * 8)) for name in ("base", "sage")]
+    text = write_gallery(tmp_path / "gallery.html", models).read_text()
+    assert text.count('src="base/') == text.count('src="sage/') == 8
     for model in models:
         for video in model.videos[1:]:
             video.path.unlink()
@@ -81,11 +73,7 @@ def test_a_study_holds_copies_under_random_names_and_its_key_lies_beside(tmp_pat
     key = json.loads(key_path.read_text())
     assert key_path == tmp_path / "study.key.json"
     couples = [tuple(key["models"][video] for video in videos) for videos in key["pairs"].values()]
-    assert {couple: couples.count(couple) for couple in couples} == {
-        ("base", "dance"): 3,
-        ("base", "sage"): 3,
-        ("dance", "sage"): 3,
-    }
+    assert sorted(couples) == 3 * [("base", "dance")] + 3 * [("base", "sage")] + 3 * [("dance", "sage")]
     assert set(key["prompts"]) == set(key["pairs"]) and len(set(key["prompts"].values())) == 3
     handed_out = {path.stem for path in (tmp_path / "study" / "videos").iterdir()}
     assert handed_out == set(key["models"]) and len(handed_out) == 18

@@ -27,6 +27,8 @@ def test_a_run_becomes_a_picture_with_ink_in_every_panel(tmp_path):
     large, small = blue[:, :1100], blue[:, 1100:]
     assert large.any() and all(part.any() for part in np.array_split(small, 3))
     assert list((tmp_path / "plots").iterdir()) == [tmp_path / "plots" / "curve.png"]
+    plot_reward_curve(logged_run(tmp_path / "short", num_steps=1), tmp_path / "short.png", held_out={})
+    assert (tmp_path / "short.png").exists(), "a single update can be drawn"
 
 
 def test_a_held_out_gain_is_drawn_over_the_curve_of_its_name(tmp_path):
@@ -51,11 +53,6 @@ def test_the_curve_over_the_base_replaces_that_of_the_training_reward(tmp_path):
     picture = np.array(Image.open(tmp_path / "curve.png").convert("RGB")).astype(int)[:, :1100]
     rows = np.nonzero((picture[..., 2] - picture[..., 0] > 100).any(1))[0]
     assert rows.max() - rows.min() > 300  # from 0 to 1, and not a line at the upper end
-
-
-def test_a_single_update_can_be_drawn(tmp_path):
-    plot_reward_curve(logged_run(tmp_path, num_steps=1), tmp_path / "curve.png", held_out={})
-    assert (tmp_path / "curve.png").exists()
 
 
 def test_a_log_without_a_reward_is_refused(tmp_path):

@@ -36,7 +36,7 @@ def read(path):
     return reader
 
 
-def test_a_report_refers_to_nothing_but_its_videos_and_itself(tmp_path):
+def test_a_report_refers_to_nothing_but_its_videos_and_itself_and_says_what_they_show(tmp_path):
     run = write_run(tmp_path / "a run # 1", samples={10: 0.0, 30: 0.5})
     page = read(report_runs([run], run / "report.html"))
     links = [value for _, name, value in page.attributes if name in ("src", "href")]
@@ -48,6 +48,9 @@ def test_a_report_refers_to_nothing_but_its_videos_and_itself(tmp_path):
     assert all(link.startswith(("#", "data:")) for link in links if link not in videos)
     elsewhere = read(report_runs([run], tmp_path / "pages" / "report.html"))
     assert ("video", "src", "../a%20run%20%23%201/samples/step_10/000.mp4") in elsewhere.attributes
+    labels = [value for tag, name, value in page.attributes if name == "aria-label"]
+    assert sum(label.startswith("update 10: a ") for label in labels) == 8
+    assert any(re.match(r"Training reward\. .*at update 1, .* at update 30", label) for label in labels)
 
 
 def test_prompts_add_no_tag_and_no_attribute(tmp_path):
@@ -94,27 +97,10 @@ def test_the_worst_the_median_and_the_best_pair_of_the_verdict_are_shown(tmp_pat
     assert [gain for _, gain, _ in shown] == [f"−{2 / unit:.2f}", "0.00", f"+{3 / unit:.2f}"]
 
 
-def test_the_film_of_the_demo_is_linked_where_it_is(tmp_path):
-    run = write_run(tmp_path / "run", samples={0: 0.0, 30: 0.5})
-    (run / "before_after.mp4").write_bytes(b"video")
-    page = read(report_runs([run], run / "report.html"))
-    assert page.words[page.words.index("eight more pairs") - 1].endswith("the median and most; ")
-    assert ("a", "href", "before_after.mp4") in page.attributes
-
-
-def test_every_video_and_chart_says_what_it_shows(tmp_path):
-    run = write_run(tmp_path / "run", samples={10: 0.0, 30: 0.5})
-    page = read(report_runs([run], run / "report.html"))
-    labels = [value for tag, name, value in page.attributes if name == "aria-label"]
-    assert sum(label.startswith("update 10: a ") for label in labels) == 8
-    assert any(re.match(r"Training reward\. .*at update 1, .* at update 30", label) for label in labels)
-
-
 def test_the_last_tenth_of_rounds_is_that_of_the_run(tmp_path):
     run = write_run(tmp_path / "run", num_updates=2)
-    rows = [
-        {"step": step, "round": float((step - 1) // 4), "reward/mean": float((step - 1) // 4)} for step in range(1, 41)
-    ]
+    rounds = {step: float((step - 1) // 4) for step in range(1, 41)}
+    rows = [{"step": step, "round": number, "reward/mean": number} for step, number in rounds.items()]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     report_runs([run], tmp_path / "report.html")
     words = [word.strip() for word in read(tmp_path / "report.html").words]
@@ -153,9 +139,12 @@ def test_a_young_run_says_when_there_will_be_a_verdict(tmp_path, samples, settin
     assert "<footer data-reload" in (run / "report.html").read_text(), "it is in progress"
 
 
-def test_the_gain_of_every_validation_is_the_first_chart(tmp_path):
+def test_the_film_of_the_demo_is_linked_and_the_gain_of_every_validation_is_the_first_chart(tmp_path):
     run = write_run(tmp_path / "run", samples={0: 0.0, 10: 0.2, 30: 0.5})
+    (run / "before_after.mp4").write_bytes(b"video")
     page = read(report_runs([run], run / "report.html"))
+    assert page.words[page.words.index("eight more pairs") - 1].endswith("the median and most; ")
+    assert ("a", "href", "before_after.mp4") in page.attributes
     charts = [value for tag, name, value in page.attributes if tag == "div" and name == "aria-label"]
     first = next(label for label in charts if " at update " in label)
     assert re.fullmatch(r"Validated gain\. 0\.00 at update 0, \+\d\.\d\d at update 30", first)
