@@ -32,21 +32,9 @@ def open_page(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., Page]]
     """
     contexts, errors = [], []
 
-    def open_file(
-        path: Path,
-        *,
-        size: dict[str, int] = DESKTOP,
-        theme: str = "light",
-        motion: str = "reduce",
-        scripts: bool = True,
-    ) -> Page:
-        context = browser.new_context(
-            viewport=size,
-            color_scheme=theme,
-            reduced_motion=motion,
-            java_script_enabled=scripts,
-            accept_downloads=True,
-        )
+    def open_file(path: Path, *, size: dict = DESKTOP, theme="light", motion="reduce", scripts: bool = True) -> Page:
+        settings = {"viewport": size, "color_scheme": theme, "reduced_motion": motion, "java_script_enabled": scripts}
+        context = browser.new_context(**settings, accept_downloads=True)
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
@@ -55,7 +43,6 @@ def open_page(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., Page]]
         page.goto(path.resolve().as_uri())
         return page
 
-    open_file.errors = errors
     yield open_file
     for context in contexts:
         context.close()

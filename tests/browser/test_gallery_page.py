@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from playwright.sync_api import Page
+from playwright.sync_api import ElementHandle, Page
 
 from hyvideo.data.videos import write_video
 from hyvideo.evaluation.win_rates import CRITERIA, read_votes, win_rates
-from hyvideo.reports.gallery import read_model, write_gallery
+from hyvideo.reports.gallery import Model, read_model, write_gallery
 from hyvideo.reports.preference import write_study
 from tests.browser.conftest import PHONE
 from tests.support.run_folders import HOSTILE_PROMPTS, PROMPTS, write_scored
@@ -19,21 +19,39 @@ OpenPage = Callable[..., Page]
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[Model]:
     """The same prompts from two models."""
     folder = tmp_path_factory.mktemp("models")
-    return [write_scored(folder / name, PROMPTS, [0.1] * len(PROMPTS)) for name in ("base", "trained")]
+    return [read_model(write_scored(folder / name, PROMPTS, [0.1] * 8)) for name in ("base", "trained")]
 
 
-def test_videos_of_a_row_play_together(models: list[Path], open_page: OpenPage, tmp_path: Path):
-    page = open_page(write_gallery(tmp_path / "gallery.html", [read_model(folder) for folder in models]))
+@pytest.fixture(scope="module")
+def gallery(models: list[Model]) -> Path:
+    """A gallery of both."""
+    return write_gallery(models[0].videos[0].path.parents[1] / "gallery.html", models)
+
+
+def wait_for_data(page: Page, *videos: ElementHandle) -> None:
+    """Wait until the videos could play."""
+    page.wait_for_function("(videos) => videos.every((video) => video.readyState > 1)", arg=list(videos))
+
+
+def seek(page: Page, place: float) -> None:
+    """Move all videos to a place in thousandths."""
+    page.locator("#seek").evaluate(
+        "(seek, place) => { seek.value = place; seek.dispatchEvent(new Event('input')); }", place
+    )
+
+
+def test_videos_of_a_row_play_together(gallery: Path, open_page: OpenPage):
+    page = open_page(gallery)
     page.keyboard.press("Space")
     row = page.locator(".gallery .strip").first
     page.wait_for_function(
         "(row) => [...row.querySelectorAll('video')].every((video) => video.currentTime > 0.05 && !video.paused)",
         arg=row.element_handle(),
     )
-    page.locator("#seek").evaluate("(seek) => { seek.value = 500; seek.dispatchEvent(new Event('input')); }")
+    seek(page, 500)
     times = row.locator("video").evaluate_all("(videos) => videos.map((video) => video.currentTime / video.duration)")
     assert times == pytest.approx([0.5, 0.5], abs=0.02)
     assert row.locator("video").evaluate_all("(videos) => videos.every((video) => video.paused)")
@@ -53,19 +71,16 @@ def test_videos_far_from_the_screen_give_their_player_back_and_return_where_the_
 ):
     page = open_page(tall)
     first = page.locator("video").first.element_handle()
-    page.wait_for_function("(first) => first.readyState > 1", arg=first)
+    wait_for_data(page, first)
     loaded = []
     for row in range(0, 60, 3):
         shown = page.locator(".strip").nth(row)
         shown.scroll_into_view_if_needed()
-        page.wait_for_function(
-            "(row) => [...row.querySelectorAll('video')].every((video) => video.readyState > 1)",
-            arg=shown.element_handle(),
-        )
+        wait_for_data(page, *shown.locator("video").element_handles())
         loaded.append(page.evaluate("[...document.querySelectorAll('video')].filter((v) => v.readyState > 0).length"))
     assert max(loaded) < 40
     page.wait_for_function("(first) => first.readyState === 0", arg=first)
-    page.locator("#seek").evaluate("(seek) => { seek.value = 500; seek.dispatchEvent(new Event('input')); }")
+    seek(page, 500)
     page.evaluate("scrollTo(0, 0)")
     page.wait_for_function("(first) => Math.abs(first.currentTime / first.duration - 0.5) < 0.02", arg=first)
     assert first.evaluate("(first) => first.paused")
@@ -78,8 +93,7 @@ def test_a_video_that_returns_follows_its_row(tall: Path, open_page: OpenPage):
     page = open_page(tall)
     row = page.locator(".strip").first
     first, second = (row.locator("video").nth(number).element_handle() for number in (0, 1))
-    page.wait_for_function("(video) => video.readyState > 1", arg=second)
-    page.wait_for_function("(video) => video.readyState > 1", arg=first)
+    wait_for_data(page, second, first)
     # At once: between two calls the first video, at its start, could lead the second one back.
     page.evaluate(
         """([first, second]) => {
@@ -96,8 +110,7 @@ def test_a_video_with_data_but_no_place_yet_leads_no_other_back_to_the_start(tal
     page = open_page(tall)
     row = page.locator(".strip").first
     first, second = (row.locator("video").nth(number).element_handle() for number in (0, 1))
-    page.wait_for_function("(video) => video.readyState > 1", arg=second)
-    page.wait_for_function("(video) => video.readyState > 1", arg=first)
+    wait_for_data(page, second, first)
     page.evaluate(
         """async ([video, second]) => {
       place = 0.4;
@@ -128,10 +141,10 @@ def test_rows_far_from_the_screen_are_not_measured(tall: Path, open_page: OpenPa
     assert any(measured[:4]) and not any(measured[40:])
 
 
-def test_keys_play_and_pause_all_whatever_was_clicked_before(models: list[Path], open_page: OpenPage, tmp_path: Path):
-    page = open_page(write_gallery(tmp_path / "gallery.html", [read_model(folder) for folder in models]))
+def test_keys_play_and_pause_all_whatever_was_clicked_before(gallery: Path, open_page: OpenPage):
+    page = open_page(gallery)
     video = page.locator("video").first
-    page.wait_for_function("(video) => video.readyState > 1", arg=video.element_handle())
+    wait_for_data(page, video.element_handle())
     video.click()
     assert page.evaluate("playing")
     page.keyboard.press("Space")
@@ -149,17 +162,14 @@ def test_a_shorter_video_repeats_instead_of_standing_at_its_end(open_page: OpenP
     write_video(models[0].videos[0].path, torch.zeros(15, 16, 16, 3, dtype=torch.uint8), fps=24)
     page = open_page(write_gallery(tmp_path / "gallery.html", models))
     long, short = (page.locator("video").nth(number).element_handle() for number in (0, 1))
-    page.wait_for_function("(video) => video.readyState > 1", arg=long)
-    page.wait_for_function("(video) => video.readyState > 1", arg=short)
+    wait_for_data(page, long, short)
     place = page.evaluate("([long, short]) => 1250 * short.duration / long.duration", [long, short])
-    page.locator("#seek").evaluate(
-        "(seek, place) => { seek.value = place; seek.dispatchEvent(new Event('input')); }", place
-    )
+    seek(page, place)
     page.wait_for_function("(short) => Math.abs(short.currentTime / short.duration - 0.25) < 0.02", arg=short)
 
 
-def test_a_gallery_is_searched_by_words_of_the_prompt(models: list[Path], open_page: OpenPage, tmp_path: Path):
-    page = open_page(write_gallery(tmp_path / "gallery.html", [read_model(folder) for folder in models]), size=PHONE)
+def test_a_gallery_is_searched_by_words_of_the_prompt(gallery: Path, open_page: OpenPage):
+    page = open_page(gallery, size=PHONE)
     page.locator("#find").fill("GREEN")
     assert page.locator(".gallery .strip:visible").count() == 4
     page.locator("#find").fill("purple")
@@ -248,9 +258,9 @@ def test_a_study_hides_names_keeps_votes_over_a_reload_and_shows_hostile_prompts
 
 
 @pytest.fixture
-def study(models: list[Path], tmp_path: Path) -> Path:
+def study(models: list[Model], tmp_path: Path) -> Path:
     """A study's page."""
-    write_study(tmp_path / "study", [read_model(folder) for folder in models])
+    write_study(tmp_path / "study", models)
     return tmp_path / "study" / "index.html"
 
 

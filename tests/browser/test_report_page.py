@@ -22,22 +22,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("runs") / "sage", samples={10: 0.0, 20: 0.3, 30: 0.5})
 
 
-def pixels_beyond_the_screen(page: Page) -> int:
-    """By how much the page is wider than the screen."""
-    return page.evaluate("document.documentElement.scrollWidth - innerWidth")
-
-
-def test_every_chart_has_a_visible_curve(run: Path, open_page: OpenPage):
+def test_on_a_phone_every_chart_has_a_visible_curve_and_no_name_breaks_inside_a_word(run: Path, open_page: OpenPage):
     page = open_page(report_runs([run], run / "report.html"), size=PHONE)
     charts = page.locator(".chart")
     assert charts.count() >= 15
     for number in range(charts.count()):
         line = charts.nth(number).locator("path.line").first.bounding_box()
         assert line["width"] > 100, charts.nth(number).inner_text()
-
-
-def test_on_a_phone_no_name_breaks_inside_a_word(run: Path, open_page: OpenPage):
-    page = open_page(report_runs([run], run / "report.html"), size=PHONE)
     broken = """() => [...document.querySelectorAll(".settings th")].flatMap((name) => [...name.childNodes])
         .filter((piece) => piece.nodeType === Node.TEXT_NODE).map((piece) => {
           const range = document.createRange();
@@ -210,7 +201,7 @@ def test_hostile_prompts_are_text(open_page: OpenPage, tmp_path: Path):
     shown = page.locator("#strips .prompt").evaluate_all("(prompts) => prompts.map((prompt) => prompt.textContent)")
     assert shown == list(HOSTILE_PROMPTS)
     assert "owned" not in page.title() and page.locator("h1").inner_text() == "<b>name</b>"
-    assert pixels_beyond_the_screen(page) <= 0
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
     long = page.locator("#strips .prompt").last
     cut = long.bounding_box()["height"]
     long.click()
@@ -252,22 +243,17 @@ def test_a_run_of_5000_updates_opens_within_three_seconds(open_page: OpenPage, t
 
 def test_four_runs_are_compared_in_colours_of_their_own(open_page: OpenPage, tmp_path: Path):
     samplers = {"sage": 0.02, "dance": 0.01, "flow": 0.0, "cps": -0.01}
-    runs = [
-        write_run(
-            tmp_path / name,
-            slope=slope,
-            samples={10: 0.0, 30: 30 * slope},
-            settings=["--sde_type", name if name == "cps" else f"{name}_grpo"],
-        )
-        for name, slope in samplers.items()
-    ]
+    runs = []
+    for name, slope in samplers.items():
+        settings = ["--sde_type", name if name == "cps" else f"{name}_grpo"]
+        samples = {10: 0.0, 30: 30 * slope}
+        runs.append(write_run(tmp_path / name, slope=slope, samples=samples, settings=settings))
     shutil.rmtree(runs[3] / "samples")
     for theme in ("light", "dark"):
         page = open_page(report_runs(runs, tmp_path / "comparison.html"), theme=theme)
         chart = page.locator(".chart", has_text="Training reward")
-        colours = chart.locator("path.line").evaluate_all(
-            "(lines) => lines.map((line) => getComputedStyle(line).stroke)"
-        )
+        strokes = "(lines) => lines.map((line) => getComputedStyle(line).stroke)"
+        colours = chart.locator("path.line").evaluate_all(strokes)
         assert len(set(colours)) == 4
         assert chart.locator(".legend li").all_inner_texts() == list(samplers)
     rows = page.locator("table.gains tbody tr")
@@ -276,9 +262,5 @@ def test_four_runs_are_compared_in_colours_of_their_own(open_page: OpenPage, tmp
     assert "−0.80" in rows.nth(1).inner_text()  # dance against sage
     assert "not comparable" in rows.nth(3).inner_text()
     assert "are over videos and tell nothing about another training seed" in page.locator("header + main").inner_text()
-    assert page.locator("#settings tr.notable").first.inner_text().split()[:4] == [
-        "rollout.sde_type",
-        "sage_grpo",
-        "dance_grpo",
-        "flow_grpo",
-    ]
+    differing = page.locator("#settings tr.notable").first.inner_text().split()
+    assert differing[:4] == ["rollout.sde_type", "sage_grpo", "dance_grpo", "flow_grpo"]
