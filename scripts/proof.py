@@ -27,8 +27,8 @@ from omegaconf import OmegaConf
 
 from hyvideo.config.loading import load_config
 from hyvideo.planning.networks import read_networks
-from hyvideo.planning.rehearsal import Rehearsal, rehearse, rehearse_extrapolated
-from hyvideo.reports.markdown import replace_part
+from hyvideo.planning.rehearsal import rehearse, rehearse_extrapolated
+from hyvideo.reports.markdown import markdown_table, write_part
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "planning.md"
@@ -92,18 +92,17 @@ def main(argv: list[str]) -> int:
         folder.mkdir(exist_ok=True)
         (folder / f"{name}.json").write_text(json.dumps(vars(found), indent=1) + "\n", encoding="utf-8")
         surprised |= bool(found.numbers["surprises"])
-    DOCUMENT.write_text(replace_part(DOCUMENT.read_text(encoding="utf-8"), "proof", table()), encoding="utf-8")
+    write_part(DOCUMENT, "proof", table())
     return int(surprised)
 
 
 def _rehearse(name: str) -> Evidence:
-    """Rehearse a run and keep what is worth comparing."""
     words = shlex.split(RUNS[name])
     world_size, flags = int(words[1]), words[2:]
     config = load_config(flags)
     networks = read_networks(config.model, config.reward)
     if name in WHOLE:
-        done = rehearse_extrapolated(config, networks, depths=(4, 5), world_size=world_size)
+        done = rehearse_extrapolated(config, networks, world_size=world_size)
     else:
         done = rehearse(config, networks, num_layers=2, world_size=world_size)
     commit = subprocess.run(
@@ -115,20 +114,15 @@ def _rehearse(name: str) -> Evidence:
         date=date.today().isoformat(),
         commit=commit.stdout.strip(),
         configs={word: digest_of(ROOT / word) for word in flags if word.startswith("configs/")},
-        numbers=_numbers(done),
+        numbers={
+            "blocks": done.extrapolated_to,
+            "peak_gib": round(max(done.peaks.values()) / 2**30, 2),
+            "operations_1e15": round(sum(done.flops.values()) / 1e15, 2),
+            "sent_gb": round(sum(done.sent.values()) / 1e9, 1),
+            "reads": round(sum(done.reads.values())),
+            "surprises": list(done.surprises),
+        },
     )
-
-
-def _numbers(done: Rehearsal) -> dict[str, Any]:
-    """Return the numbers of a rehearsal."""
-    return {
-        "blocks": done.extrapolated_to,
-        "peak_gib": round(max(done.peaks.values()) / 2**30, 2),
-        "operations_1e15": round(sum(done.flops.values()) / 1e15, 2),
-        "sent_gb": round(sum(done.sent.values()) / 1e9, 1),
-        "reads": round(sum(done.reads.values())),
-        "surprises": list(done.surprises),
-    }
 
 
 def digest_of(config: Path) -> str:
@@ -143,7 +137,6 @@ def all_evidence(root: Path = ROOT) -> dict[str, Evidence]:
     read = {path.stem: Evidence(**json.loads(path.read_text(encoding="utf-8"))) for path in paths}
 
     def holds(found: Evidence) -> bool:
-        """Whether the run went well, and its files still say what they said."""
         same = all(digest == digest_of(root / config) for config, digest in found.configs.items())
         return same and NEEDED[found.level] in found.numbers and not found.numbers.get("surprises")
 
@@ -172,14 +165,14 @@ def overclaims(root: Path = ROOT) -> Iterator[str]:
 def table() -> str:
     """Lay out the evidence in Markdown, one row for each run."""
     header = ("run", "files", "level", "date, commit", "blocks", "GiB", "1e15 operations", "GB sent", "reads")
-    lines = [header, ["---"] * len(header)]
+    rows = []
     for name, found in all_evidence().items():
         files = " ".join(f"`{Path(config).relative_to('configs')}`" for config in found.configs)
         level = f"{found.level} {LEVELS[found.level]}"
-        lines.append(
+        rows.append(
             (name, files, level, f"{found.date}, {found.commit}", *(str(found.numbers.get(key, "")) for key in SHOWN))
         )
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown_table(header, rows)
 
 
 if __name__ == "__main__":

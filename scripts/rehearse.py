@@ -24,8 +24,6 @@ from hyvideo.config.outside import complain, say_loading
 if TYPE_CHECKING:
     from hyvideo.planning.rehearsal import Rehearsal
 
-DEPTHS = (4, 5)
-
 
 def main(argv: list[str]) -> int:
     """Print what the rank did; returns the exit status (0 no surprise, 1 surprises, 2 wrong input)."""
@@ -34,9 +32,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--world_size", type=int, required=True, help="number of GPUs")
     parser.add_argument("--num_text", type=int, default=300, help="tokens of a prompt; default %(default)s")
-    parser.add_argument(
-        "--full_depth", action="store_true", help=f"all blocks; default: extrapolated from {DEPTHS[0]} and {DEPTHS[1]}"
-    )
+    parser.add_argument("--full_depth", action="store_true", help="all blocks; default: extrapolated from 4 and 5")
     parser.add_argument("--json", type=Path, help="file to write all numbers to")
     try:
         arguments, flags = parser.parse_known_args(argv)
@@ -52,18 +48,13 @@ def main(argv: list[str]) -> int:
         complain(f"scripts.rehearse: {error}")
         return 2
     sizes = {"world_size": arguments.world_size, "num_text": arguments.num_text}
-    if arguments.full_depth:
-        done = rehearse(config, networks, **sizes)
-    else:
-        done = rehearse_extrapolated(config, networks, depths=DEPTHS, **sizes)
+    make = rehearse if arguments.full_depth else rehearse_extrapolated
+    done = make(config, networks, **sizes)
     print(_table(done))
     if arguments.json:
-        numbers = {
-            name: {" ".join(key) if isinstance(key, tuple) else key: number for key, number in value.items()}
-            if isinstance(value, dict)
-            else value
-            for name, value in asdict(done).items()
-        }
+        numbers = asdict(done)
+        for name in ("sent", "kernels", "reads"):
+            numbers[name] = {" ".join(key): number for key, number in numbers[name].items()}
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
     for surprise in done.surprises:
@@ -72,7 +63,6 @@ def main(argv: list[str]) -> int:
 
 
 def _table(done: "Rehearsal") -> str:
-    """Lay the numbers out by phase."""
     from hyvideo.planning.rehearsal import OFFLOADED, PHASES, reason_to_wait
 
     rehearsed = f"{done.extrapolated_to} blocks"
@@ -80,11 +70,8 @@ def _table(done: "Rehearsal") -> str:
         rehearsed += f", extrapolated from {done.num_layers - 1} and {done.num_layers}"
     lines = [f"one rank, one round, {rehearsed}", "phase        peak GiB      TFLOP  sent"]
     for phase in (phase for phase in PHASES if phase in done.peaks):
-        sent = [
-            f"{kind} {count / 1e9:.2f} GB"
-            for (place, kind), count in done.sent.items()
-            if place == phase and count > 1e6
-        ]
+        of_phase = {kind: count for (place, kind), count in done.sent.items() if place == phase}
+        sent = [f"{kind} {count / 1e9:.2f} GB" for kind, count in of_phase.items() if count > 1e6]
         peak, flops = done.peaks[phase] / 2**30, done.flops.get(phase, 0) / 1e12
         lines.append(f"{phase:<12} {peak:8.2f} {flops:10.1f}  {', '.join(sent)}".rstrip())
     lines.append("attention kernels")

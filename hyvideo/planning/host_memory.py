@@ -30,12 +30,7 @@ def host_memory(
 ) -> HostMemory:
     """Work out the host memory of one process.
 
-    Args:
-        config: the run's.
-        networks: sizes.
-        parameters: of the transformer.
-        world_size: ranks.
-        checkpoint_bytes: of one checkpoint: trained weights, optimizer states, and the algorithm's copies of them.
+    `checkpoint_bytes` are of one checkpoint: trained weights, optimizer states, and the algorithm's copies of them.
     """
     parallel, size = config.parallel, DTYPES[config.model.master_weight_type].itemsize
     sharded = parallel.enable_fsdp and (world_size > 1 or parallel.cpu_offload)

@@ -71,14 +71,9 @@ PeaksOf = Callable[[Config, SimulatedCase, int], Peaks]
 def predict_memory(
     config: Config, networks: Networks, *, world_size: int, num_text: int, peaks_of: PeaksOf | None = None
 ) -> Memory:
-    """Predict the memory of rank 0.
+    """Predict the memory of rank 0, with prompts of `num_text` tokens.
 
-    Args:
-        config: the run's.
-        networks: sizes.
-        world_size: ranks.
-        num_text: text tokens of a prompt.
-        peaks_of: estimates the transformer's peaks; None: extrapolates from simulations of two depths.
+    `peaks_of` estimates the transformer's peaks; None extrapolates from simulations of two depths.
     """
     shape, rows = latent_shape(config, networks), 1 + config.rollout.is_guided
     grpo, rollout = config.grpo, config.rollout
@@ -171,7 +166,6 @@ class FittedPeaks:
 
 
 def _tokens(case: SimulatedCase, latent_shape: tuple[int, ...], rows: int) -> int:
-    """Return the tokens of a pass."""
     return rows * (video_tokens(case.transformer, latent_shape) + case.num_text)
 
 

@@ -120,13 +120,7 @@ def make_vae(config: Mapping[str, Any]) -> AutoencoderKLHunyuanVideo15:
 
 @dataclass(frozen=True)
 class EncoderConfigs:
-    """Configurations of the encoders.
-
-    Attributes:
-        text: of the language model.
-        glyph: of ByT5.
-        vision: of SigLIP; None for text-to-video.
-    """
+    """Configurations of the language model, of ByT5, and of SigLIP; None for text-to-video."""
 
     text: Qwen2_5_VLTextConfig
     glyph: T5Config
@@ -186,7 +180,6 @@ def _encoder_bytes(root: Path, task: str) -> int:
 
 
 def _in_files(folder: Path, ignored: tuple[str, ...] = ()) -> int:
-    """Count the weights in a folder's safetensors files; 0 where there are none yet."""
     if not any(folder.glob("*.safetensors")):
         return 0
     source = SafetensorsFolder(folder)

@@ -92,11 +92,15 @@ class Plan:
 
     def as_json(self) -> dict[str, Any]:
         """Return all numbers, and what follows from them."""
-        derived = {"needed_gib": self.needed, "fits": self.fits, "gpu_seconds_per_video": self.gpu_seconds_per_video}
         total = self.workload.flops * self.world_size
-        derived |= {"processes_per_machine": self.processes_per_machine}
-        derived |= {"flops_per_update": total // self.workload.updates, "flops_per_video": total // self.videos}
-        return asdict(self) | derived
+        return asdict(self) | {
+            "needed_gib": self.needed,
+            "fits": self.fits,
+            "gpu_seconds_per_video": self.gpu_seconds_per_video,
+            "processes_per_machine": self.processes_per_machine,
+            "flops_per_update": total // self.workload.updates,
+            "flops_per_video": total // self.videos,
+        }
 
 
 def make_plan(
@@ -107,14 +111,9 @@ def make_plan(
     assumptions: Assumptions,
     peaks_of: PeaksOf | None = None,
 ) -> Plan:
-    """Plan a run; prompts and weights need not be there.
+    """Plan a run; prompts and weights need not be there. Without a `gpu`, time and fit are not predicted.
 
-    Args:
-        config: the run's.
-        world_size: ranks.
-        gpu: what it runs on; without one, time and fit are not predicted.
-        assumptions: what to assume.
-        peaks_of: see `predict_memory`; `hyvideo.planning.simulation.simulate` simulates all blocks (minutes).
+    `peaks_of` is that of `predict_memory`; `hyvideo.planning.simulation.simulate` simulates all blocks (minutes).
 
     Raises:
         ValueError: the configuration cannot run on that many ranks; the message says what can.
@@ -125,7 +124,6 @@ def make_plan(
     work = workload(config, networks, parameters, world_size=world_size, num_text=assumptions.num_text)
     layout = layout_of(config, world_size)
     seconds_of = _clock(config, world_size, gpu, assumptions)
-    phases = {"rollout": work.rollout, "anchor": work.anchor, "update": work.update}
     saved = checkpoint_bytes(config, parameters)
     return Plan(
         world_size=world_size,
@@ -144,7 +142,7 @@ def make_plan(
         host=host_memory(config, networks, parameters, world_size=world_size, checkpoint_bytes=saved),
         workload=work,
         checkpoint_bytes=saved,
-        seconds=seconds_of and {name: seconds_of(phase) for name, phase in phases.items()},
+        seconds=seconds_of and {name: seconds_of(phase) for name, phase in work.phases.items()},
         validation_seconds=seconds_of(work.validation) if seconds_of and work.validation else None,
         gpu=gpu,
         assumptions=assumptions,

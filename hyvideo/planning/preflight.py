@@ -56,11 +56,7 @@ def plan_on_main(config: Config) -> Plan | ValueError | None:
 
 
 def preflight(config: Config, planned: Plan | ValueError | None) -> str:
-    """Check everything that a run needs, on all of its ranks.
-
-    Args:
-        config: the run's.
-        planned: what `plan_on_main` returned on this rank.
+    """Check everything that a run needs, on all of its ranks; `planned` is what `plan_on_main` returned on this one.
 
     Returns:
         the plan as a table, and what was checked.
@@ -110,11 +106,7 @@ def _machine_facts() -> dict[str, object]:
 
 
 def _check_weights(config: Config) -> None:
-    """Compare the shapes in the weight files with the networks'; no weight is read.
-
-    Raises:
-        ValueError: files are damaged or do not fit.
-    """
+    """Compare the shapes in the weight files with the networks'; no weight is read."""
     root, version = config.model.pretrained_model_root, config.model.pretrained_transformer_version
     for network, source, naming in (open_transformer(root, version), open_vae(root)):
         check_fit(network, source, naming)
@@ -122,11 +114,7 @@ def _check_weights(config: Config) -> None:
 
 
 def _check_folder(path: Path) -> None:
-    """Check that every rank can write where the run folder will be, and that it is one folder for all.
-
-    Raises:
-        ValueError: a rank cannot write there, or does not see what the first rank wrote.
-    """
+    """Check that every rank can write where the run folder will be, and that it is one folder for all."""
     parent = nearest_existing(path)
     with all_or_none():
         try:
@@ -145,11 +133,7 @@ def _check_folder(path: Path) -> None:
 
 
 def _await(marker: Path) -> None:
-    """Wait until this rank sees a file that the first rank has made.
-
-    Raises:
-        ValueError: it does not come.
-    """
+    """Wait until this rank sees a file that the first rank has made."""
     deadline = time.monotonic() + SEEN_WITHIN
     while not marker.exists():
         if time.monotonic() > deadline:
@@ -162,11 +146,6 @@ def _await(marker: Path) -> None:
 
 def check_space(folder: RunFolder, run: RunConfig, checkpoint_bytes: int) -> None:
     """Check that there is room for the checkpoints that the run will keep at one time.
-
-    Args:
-        folder: of the run.
-        run: how often checkpoints are written and how many are kept.
-        checkpoint_bytes: of one.
 
     Raises:
         ValueError: they do not; the message says how many would.
@@ -187,11 +166,7 @@ def check_space(folder: RunFolder, run: RunConfig, checkpoint_bytes: int) -> Non
 
 
 def _check_host(plan: Plan) -> None:
-    """Check that this machine has as much memory as its processes take there; without a GPU that is everything.
-
-    Raises:
-        ValueError: it has not, and the system would kill processes while they load.
-    """
+    """Check that this machine has as much memory as its processes take there; without a GPU that is everything."""
     has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     elsewhere = 0 if torch.cuda.is_available() else plan.memory.peak
@@ -205,11 +180,7 @@ def _check_host(plan: Plan) -> None:
 
 
 def _check_gpu(plan: Plan) -> None:
-    """Check that this rank's GPU has as much free memory as the plan needs.
-
-    Raises:
-        ValueError: it does not, for example because another process uses it.
-    """
+    """Check that this rank's GPU has as much free memory as the plan needs: another process may use it."""
     if not torch.cuda.is_available():
         return
     free = torch.cuda.mem_get_info()[0] / GIB
@@ -221,11 +192,7 @@ def _check_gpu(plan: Plan) -> None:
 
 
 def _check_collective() -> None:
-    """Add up one number over all ranks on the device they will train on.
-
-    Raises:
-        ValueError: the sum is wrong.
-    """
+    """Add up one number over all ranks on the device they will train on."""
     if not dist.is_initialized():
         return
     one = torch.ones(1, device="cuda" if torch.cuda.is_available() else "cpu")

@@ -15,7 +15,10 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 NAME = "pretend"
 
-IN_HALF = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "conv1d", "conv2d", "conv3d")
+IN_HALF = (
+    *("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "conv1d", "conv2d", "conv3d"),
+    "scaled_dot_product_attention",
+)
 """Operations that CUDA's autocast computes in the lower precision, of those that the project uses."""
 
 IN_FLOAT32 = ("layer_norm", "group_norm", "pow", "rsqrt", "exp", "log", "softmax", "cumsum")
@@ -35,62 +38,37 @@ class _Stream:
     def __exit__(self, *error: object) -> None: ...
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        return lambda *args, **kwargs: self if name == "record_event" else None
+        answers = {"record_event": self, "query": True}
+        return lambda *args, **kwargs: answers.get(name)
 
-    def query(self) -> bool:
-        """Say that all is done."""
-        return True
+
+_STREAM = _Stream()
+
+_ANSWERS = {
+    "is_available": True,
+    "is_initialized": True,
+    "_is_in_bad_fork": False,
+    "device_count": 1,
+    "current_device": 0,
+    "current_stream": _STREAM,
+    "default_stream": _STREAM,
+    "stream": nullcontext(),
+    "device": nullcontext(),
+    "get_amp_supported_dtype": [torch.bfloat16, torch.float16],
+    "get_rng_state": torch.zeros(16, dtype=torch.uint8),  # nothing draws from it
+    **dict.fromkeys(("synchronize", "empty_cache", "set_device", "set_rng_state", "manual_seed_all")),
+}
 
 
 class _Device:
-    """What PyTorch, FSDP2 and autocast ask of `torch.<device>`."""
+    """What PyTorch, FSDP2 and autocast ask of `torch.<device>`: one device that is ready, with one stream."""
 
     Stream = Event = _Stream
-    _stream = _Stream()
 
-    def is_available(self) -> bool:
-        """There it is."""
-        return True
-
-    def is_initialized(self) -> bool:
-        """And ready."""
-        return True
-
-    def _is_in_bad_fork(self) -> bool:
-        return False
-
-    def device_count(self) -> int:
-        """One, that of this rank."""
-        return 1
-
-    def current_device(self) -> int:
-        """Its index."""
-        return 0
-
-    def current_stream(self, device: object = None) -> _Stream:
-        """The one stream."""
-        return self._stream
-
-    def stream(self, stream: object) -> nullcontext:
-        """Compute on a stream."""
-        return nullcontext()
-
-    def device(self, device: object) -> nullcontext:
-        """Compute on a device."""
-        return nullcontext()
-
-    def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        """Return what autocast may compute in."""
-        return [torch.bfloat16, torch.float16]
-
-    def get_rng_state(self, *args: object) -> Tensor:
-        """Return a state that nothing draws from."""
-        return torch.zeros(16, dtype=torch.uint8)
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        if name in ("default_stream", "synchronize", "empty_cache", "set_device", "set_rng_state", "manual_seed_all"):
-            return (lambda *args: self._stream) if name == "default_stream" else (lambda *args: None)
-        raise AttributeError(name)
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name not in _ANSWERS:
+            raise AttributeError(name)
+        return lambda *args, **kwargs: _ANSWERS[name]
 
 
 @cache
@@ -104,11 +82,6 @@ def register() -> tuple[torch.library.Library, ...]:
             for overload in (getattr(packet, name) for name in packet.overloads() if "out" not in name):
                 aten.impl(overload, _computed_in(overload, dtype), "AutocastPrivateUse1")
     aten.impl(_aten.scaled_dot_product_attention.default, _attention, "AutogradPrivateUse1")
-    aten.impl(
-        _aten.scaled_dot_product_attention.default,
-        _computed_in(_aten.scaled_dot_product_attention.default, None),
-        "AutocastPrivateUse1",
-    )
     return fallback, aten
 
 
@@ -117,7 +90,6 @@ def _computed_in(operation: Any, dtype: torch.dtype | None) -> Callable[..., Any
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        """Compute the operation on arguments in the precision of autocast."""
         target = dtype or torch.get_autocast_dtype(NAME)
 
         def cast(value: Tensor) -> Tensor:

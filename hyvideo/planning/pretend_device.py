@@ -137,10 +137,9 @@ class PretendDevice(PeakMemory):
         if not all(isinstance(value, FakeTensor) for value in _tensors_in(args) + _tensors_in(kwargs.values())):
 
             def enter(value: Tensor) -> Tensor:
-                """Take a tensor that was made outside into the rehearsal."""
                 return value if isinstance(value, FakeTensor) else self._fake.from_tensor(value)
 
-            args, kwargs = tree_map_only(Tensor, enter, (args, kwargs))
+            args, kwargs = tree_map_only(Tensor, enter, (args, kwargs))  # those that were made outside
         try:
             with self._fake:
                 return operation(*args, **kwargs)
@@ -208,7 +207,7 @@ class PretendDevice(PeakMemory):
             masked = " with a mask" if "efficient" in name and args[3] is not None else ""
             self.kernels[self.phase, name.removeprefix("_scaled_dot_product_") + masked] += 1
         if operation.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd"):
-            kind, count = _sent(name, args, result)
+            kind, count = sent_bytes(name, args, result)
             self.sent[self.phase, kind] += count
             if operation.namespace != "c10d" and kind == "all-gather":
                 size = [0]
@@ -253,7 +252,7 @@ def _is_large(operation: Any, args: tuple, kwargs: Mapping[str, Any]) -> bool:
     return makes and math.prod(sizes) > SMALL and torch.device(kwargs.get("device") or "cpu").type == "cpu"
 
 
-def _sent(name: str, args: tuple, result: Any) -> tuple[str, int]:
+def sent_bytes(name: str, args: tuple, result: Any) -> tuple[str, int]:
     """Return the kind of a collective and the bytes that one rank of a ring sends."""
     largest = max((tensor.nbytes for tensor in _tensors_in([*args, result])), default=0)
     ranks = next((_size_of(value) for value in reversed(args) if _size_of(value)), 1)

@@ -43,6 +43,7 @@ from hyvideo.models.reward_models.credit import Grid
 from hyvideo.models.reward_models.rewards import Scores
 from hyvideo.observability.phase_timer import PhaseTimer
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
+from hyvideo.planning.memory import DEPTHS
 from hyvideo.planning.networks import Networks, encoder_configs, make_vae
 from hyvideo.planning.own_process import in_own_process
 from hyvideo.planning.pretend_backend import NAME
@@ -124,12 +125,7 @@ def rehearse(
 ) -> Rehearsal:
     """Rehearse one round as the first of `world_size` ranks that decodes as many videos as any.
 
-    Args:
-        config: the run's.
-        networks: sizes.
-        world_size: ranks.
-        num_text: tokens of a prompt.
-        num_layers: transformer blocks; None: all of them.
+    Prompts have `num_text` tokens, and the network `num_layers` blocks; None: all of them.
 
     Raises:
         ValueError: the ranks do not divide as `config.parallel` says.
@@ -141,7 +137,6 @@ def rehearse(
 def _rehearse(
     config: Config, networks: Networks, *, world_size: int, num_text: int, num_layers: int | None
 ) -> Rehearsal:
-    """Rehearse in this process."""
     network = dict(networks.transformer)
     network["num_layers"] = min(num_layers or network["num_layers"], network["num_layers"])
     layout = layout_of(config, world_size)
@@ -196,16 +191,15 @@ def _rehearse(
     )
 
 
-def rehearse_extrapolated(config: Config, networks: Networks, *, depths: tuple[int, int], **sizes: int) -> Rehearsal:
+def rehearse_extrapolated(config: Config, networks: Networks, **sizes: int) -> Rehearsal:
     """Rehearse two depths and extrapolate to the network's: every block but the first and the last does the same."""
     layers = networks.transformer["num_layers"]
-    if layers <= max(depths):
+    if layers <= max(DEPTHS):
         return rehearse(config, networks, **sizes)
-    few, more = (rehearse(config, networks, num_layers=depth, **sizes) for depth in depths)
-    share = (layers - depths[0]) / (depths[1] - depths[0])
+    few, more = (rehearse(config, networks, num_layers=depth, **sizes) for depth in DEPTHS)
+    share = (layers - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0])
 
     def on_line(name: str) -> dict[Any, float]:
-        """Extrapolate the counts of one kind along the line through the two depths."""
         first, second = Counter(getattr(few, name)), Counter(getattr(more, name))
         return {key: first[key] + share * (second[key] - first[key]) for key in second}
 
@@ -219,7 +213,6 @@ def told_by_this_rank() -> Iterator[None]:
     """Let what ranks tell each other be what this one says."""
 
     def gather(values: list, value: object, *args: object) -> None:
-        """Give every rank this one's value."""
         values[:] = [value] * len(values)
 
     with patch.object(dist, "all_gather_object", gather), patch.object(dist, "broadcast_object_list", lambda *_: None):
@@ -281,7 +274,6 @@ def reason_to_wait(place: str) -> str | None:
 
 
 def _surprises(device: PretendDevice, allowed: Collection[tuple[str, str]], whole: int, shards: int) -> tuple[str, ...]:
-    """Say what a GPU would punish."""
     said = [
         f"{phase}: host and device are mixed by {what} ({count} times)" for (phase, what), count in device.mixes.items()
     ]

@@ -1,7 +1,8 @@
 """What else would fit: other ranks per video, larger videos and batches, the least change to a plan that does not."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import Any, get_args
 
@@ -25,14 +26,7 @@ MOST_FRAMES, MOST_ROWS = 481, 64
 
 
 class Search:
-    """Plans variations of one configuration on one kind of GPU.
-
-    Args:
-        config: what is varied.
-        world_size: ranks.
-        gpu: must hold the plans.
-        assumptions: as for the plan.
-    """
+    """Plans variations of one configuration on one kind of GPU, which must hold them."""
 
     def __init__(self, config: Config, world_size: int, gpu: Gpu, assumptions: Assumptions) -> None:
         self._config = config
@@ -48,9 +42,8 @@ class Search:
         Raises:
             ValueError: the changed configuration cannot run.
         """
-        changed = with_settings(self._config, changes)
         return make_plan(
-            changed,
+            with_settings(self._config, changes),
             world_size=self._world_size,
             gpu=self._gpu,
             assumptions=self._assumptions,
@@ -63,27 +56,22 @@ class Search:
 
     def needed(self, changes: Mapping[str, Any]) -> float:
         """Return the GiB that a GPU must have with some settings changed."""
-        config = with_settings(self._config, changes)
-        memory = predict_memory(
-            config,
-            self._networks,
-            world_size=self._world_size,
-            num_text=self._assumptions.num_text,
-            peaks_of=self._peaks_of,
-        )
-        peak = memory.peak / GIB
+        config, num_text = with_settings(self._config, changes), self._assumptions.num_text
+        sizes = {"world_size": self._world_size, "num_text": num_text, "peaks_of": self._peaks_of}
+        peak = predict_memory(config, self._networks, **sizes).peak / GIB
         return peak + self._assumptions.reserved(peak)
 
     def largest(self, knob: str) -> tuple[Any, float] | None:
         """Return the largest value of a setting that fits, all else unchanged, and its GiB; None where none does.
 
-        Args:
-            knob: `sample_n_frames`, `rollout_size` or `mini_batch_size_per_update` (with it go the rollout's
-                micro-batches, and `batch_size` where it is smaller).
+        With `mini_batch_size_per_update` go the rollout's micro-batches, and `batch_size` where it is smaller.
         """
         candidates = self._candidates(knob)
-        position = _last_that_fits(candidates, self.needed, self._gpu.memory)
-        return None if position is None else (candidates[position][knob], self.needed(candidates[position]))
+        num_fitting = bisect_right(candidates, self._gpu.memory, key=self.needed)  # later ones need more
+        if num_fitting == 0:
+            return None
+        last = candidates[num_fitting - 1]
+        return last[knob], self.needed(last)
 
     def nearest_that_fits(self) -> tuple[dict[str, Any], float] | None:
         """Return the first changes that make it fit, tried from harmless to costly, and its GiB; None: none do.
@@ -188,22 +176,3 @@ def _can_run(config: Config, world_size: int) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _last_that_fits(candidates: Sequence[Any], needed: Callable[[Any], float], limit: float) -> int | None:
-    """Return the position of the last candidate that needs at most `limit`, which later ones need more of.
-
-    What is needed grows about linearly, so the next candidate to look at is where a straight line meets the limit.
-    """
-    low, high = 0, len(candidates) - 1
-    needs = {low: needed(candidates[low]), high: needed(candidates[high])}
-    if needs[low] > limit:
-        return None
-    if needs[high] <= limit:
-        return high
-    while high - low > 1:
-        share = (limit - needs[low]) / (needs[high] - needs[low])
-        middle = min(max(low + int(share * (high - low)), low + 1), high - 1)
-        needs[middle] = needed(candidates[middle])
-        low, high = (middle, high) if needs[middle] <= limit else (low, middle)
-    return low

@@ -82,11 +82,6 @@ class Peaks:
 def simulate(config: Config, case: SimulatedCase, world_size: int) -> Peaks:
     """Run a rollout's and a validation's forward pass and an update on rank 0 of `world_size` ranks that do not exist.
 
-    Args:
-        config: what is trained and how it is sharded, recomputed and updated.
-        case: sizes.
-        world_size: number of ranks.
-
     Raises:
         ValueError: the ranks do not divide as `config.parallel` says.
     """
@@ -94,7 +89,6 @@ def simulate(config: Config, case: SimulatedCase, world_size: int) -> Peaks:
 
 
 def _simulate(config: Config, case: SimulatedCase, world_size: int) -> Peaks:
-    """Simulate in this process."""
     with ExitStack() as stack:
         stack.enter_context(fake_ranks(world_size))
         memory = PretendDevice()
@@ -163,7 +157,6 @@ def give_memory(network: nn.Module, device: str = NAME) -> None:
     """Put a network's weights from the meta device on the pretended one, or in pretended host memory (`cpu`)."""
 
     def made(weight: Tensor) -> Tensor:
-        """Return a weight of the same shape and dtype that has memory."""
         return torch.empty(weight.shape, dtype=weight.dtype, device=device)
 
     for module in network.modules():

@@ -66,7 +66,7 @@ def _host_memory(plan: Plan) -> Rows:
 
 def _operations(plan: Plan) -> Rows:
     work, ranks = plan.workload, plan.world_size
-    for name, phase in (("rollout", work.rollout), ("anchor", work.anchor), ("update", work.update)):
+    for name, phase in work.phases.items():
         yield f"{name}, per rank and round", f"{phase.flops / 1e15:.3g}"
     yield "all ranks, per update", f"{work.flops * ranks / work.updates / 1e15:.4g}"
     yield "per video, with its training", f"{work.flops * ranks / plan.videos / 1e15:.4g}"
@@ -74,7 +74,7 @@ def _operations(plan: Plan) -> Rows:
 
 def _traffic(plan: Plan) -> Rows:
     work = plan.workload
-    for name, phase in (("rollout", work.rollout), ("anchor", work.anchor), ("update", work.update)):
+    for name, phase in work.phases.items():
         sent = phase.traffic
         yield f"{name}: weights", f"{(sent.weights + sent.copies) / 1e9:.1f}"
         yield f"{name}: tokens", f"{(sent.tokens + sent.condition) / 1e9:.1f}"

@@ -5,7 +5,7 @@ twice that, all-to-all of m bytes `m (n - 1) / n`. `benchmarks/communication.py`
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from torch import nn
@@ -66,16 +66,11 @@ class Traffic:
     condition: int = 0
 
     def __add__(self, other: "Traffic") -> "Traffic":
-        return Traffic(
-            self.weights + other.weights,
-            self.copies + other.copies,
-            self.tokens + other.tokens,
-            self.condition + other.condition,
-        )
+        return Traffic(*(ours + theirs for ours, theirs in zip(astuple(self), astuple(other), strict=True)))
 
     def times(self, count: int) -> "Traffic":
         """Return the bytes of `count` such passes."""
-        return Traffic(*(count * part for part in (self.weights, self.copies, self.tokens, self.condition)))
+        return Traffic(*(count * part for part in astuple(self)))
 
 
 def weight_traffic(
@@ -89,15 +84,8 @@ def weight_traffic(
 ) -> Traffic:
     """Return what sharded weights cost in one forward pass, or with `training` one forward and backward pass.
 
-    They are gathered for each pass and freed after it; gradients are reduced in float32 once.
-
-    Args:
-        parameters: of the transformer.
-        num_shards: ranks over which one copy is sharded.
-        dp_replicate: copies.
-        block_bytes: bytes of a block's weight as it is gathered.
-        around_bytes: likewise of the other weights.
-        training: with the backward pass.
+    They are gathered for each pass and freed after it, at `block_bytes` of each weight in a block and `around_bytes` of
+    each other one; gradients are reduced in float32 once, between `dp_replicate` copies too.
     """
     gathered = parameters.blocks * block_bytes + parameters.around * around_bytes
     reduced = 4 * parameters.trained if training else 0
@@ -120,17 +108,7 @@ def token_traffic(
 
     Per block, query, key, value and output change between tokens and heads, and the condition's heads are gathered; the
     backward pass does the same with the gradients, but for the last block's condition; the output's tokens are gathered
-    once.
-
-    Args:
-        config: of `HunyuanVideo15Transformer3DModel`.
-        num_video: video tokens.
-        num_condition: condition tokens.
-        rows: rows of the batch; guidance has two per video.
-        sp_size: ranks that share a video.
-        token_bytes: bytes of an activation.
-        training: with the backward pass.
-        recompute: blocks are recomputed in the backward pass.
+    once. `sp_size` ranks share a row, and an activation has `token_bytes`.
     """
     width = config["num_attention_heads"] * config["attention_head_dim"]
     passes = 1 + (1 + recompute if training else 0)

@@ -10,7 +10,7 @@ from hyvideo.algorithms.algorithm import algorithm_class
 from hyvideo.config.schema import Config
 from hyvideo.config.sizes import parse_size
 from hyvideo.distributed.layout import guidance_ranks, largest_share, layout_of
-from hyvideo.models.flops import transformer_flops, vae_decode_flops, video_tokens
+from hyvideo.models.flops import PassFlops, transformer_flops, vae_decode_flops, video_tokens
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import decoded_together
 from hyvideo.planning.networks import Networks, make_vae
 from hyvideo.planning.traffic import ParameterCounts, Traffic, token_traffic, weight_traffic
@@ -20,12 +20,7 @@ from hyvideo.training.warnings_about_settings import videos_together
 
 @dataclass(frozen=True)
 class PhaseWork:
-    """What one rank does in one phase of a round.
-
-    Attributes:
-        flops: operations.
-        traffic: bytes sent.
-    """
+    """What one rank does in one phase of a round: its operations, and the bytes that it sends."""
 
     flops: int
     traffic: Traffic
@@ -52,9 +47,14 @@ class Workload:
     validation: PhaseWork | None
 
     @property
+    def phases(self) -> dict[str, PhaseWork]:
+        """The phases of the round by name."""
+        return {"rollout": self.rollout, "anchor": self.anchor, "update": self.update}
+
+    @property
     def flops(self) -> int:
         """Operations of the round on this rank."""
-        return self.rollout.flops + self.anchor.flops + self.update.flops
+        return sum(phase.flops for phase in self.phases.values())
 
 
 def latent_shape(config: Config, networks: Networks) -> tuple[int, int, int, int]:
@@ -83,12 +83,6 @@ def validation_videos(config: Config, world_size: int) -> tuple[int, int]:
     return count, min(config.rollout.rollout_micro_batch_size or count, count)
 
 
-def guidance_rows(config: Config) -> int:
-    """Return the transformer's rows per video on one rank: two with guidance, unless two ranks share them."""
-    guided = config.rollout.is_guided
-    return (1 + guided) // guidance_ranks(config.parallel.sp_size, guided=guided)
-
-
 def token_ranks(config: Config) -> int:
     """Return how many ranks share the tokens of a row."""
     sp_size = config.parallel.sp_size
@@ -98,29 +92,17 @@ def token_ranks(config: Config) -> int:
 def workload(
     config: Config, networks: Networks, parameters: ParameterCounts, *, world_size: int, num_text: int
 ) -> Workload:
-    """Count one rank's round.
-
-    Args:
-        config: the run's.
-        networks: sizes.
-        parameters: of the transformer.
-        world_size: ranks.
-        num_text: text tokens of a prompt.
-    """
-    grpo, parallel, rollout, rows = config.grpo, config.parallel, config.rollout, guidance_rows(config)
+    """Count one rank's round, with prompts of `num_text` tokens."""
+    grpo, parallel, rollout = config.grpo, config.parallel, config.rollout
     inference = _weight_traffic(config, parameters, world_size)
     sampling = partial(_sampling, config, networks, num_text, inference)
     videos = layout_of(config, world_size).num_own_videos
     evaluations = algorithm_class(grpo.algorithm).evaluations(config)
     pairs = videos * evaluations.update
     shape = latent_shape(config, networks)
-    num_video = video_tokens(networks.transformer, shape)
-    sharing = token_ranks(config)
-    forward = transformer_flops(networks.transformer, num_video=num_video, num_text=num_text, sp_size=sharing)
+    forward, sizes = _one_pass(config, networks, num_text, shape)
     recompute = parallel.activation_checkpointing if config.model.enable_gradient_checkpointing else "none"
     training = forward.training(recompute=recompute, weight_gradients=not config.model.use_lora)
-    sizes = {"num_video": num_video, "num_condition": num_text, "rows": rows, "sp_size": sharing}
-    sizes["token_bytes"] = DTYPES[config.model.dtype].itemsize
     tokens = token_traffic(networks.transformer, **sizes, training=False)
     trained_tokens = token_traffic(networks.transformer, **sizes, training=True, recompute=recompute != "none")
     batches = math.ceil(videos / videos_together(config))
@@ -145,10 +127,28 @@ def workload(
         videos,
         grpo.updates_per_rollout,
         sampling(shape, videos, rollout.grpo_sampling_steps, batches, decoded, evaluations.rollout),
-        PhaseWork(anchor_pairs * rows * forward.total, tokens.times(anchor_pairs) + inference.times(anchor_calls)),
-        PhaseWork(pairs * rows * training, update_traffic),
+        PhaseWork(
+            anchor_pairs * sizes["rows"] * forward.total, tokens.times(anchor_pairs) + inference.times(anchor_calls)
+        ),
+        PhaseWork(pairs * sizes["rows"] * training, update_traffic),
         validation,
     )
+
+
+def _one_pass(
+    config: Config, networks: Networks, num_text: int, shape: tuple[int, int, int, int]
+) -> tuple[PassFlops, dict[str, int]]:
+    """Return the operations of a forward pass over one row of a video, and the sizes that its traffic depends on."""
+    num_video, sp_size = video_tokens(networks.transformer, shape), token_ranks(config)
+    guided = config.rollout.is_guided
+    flops = transformer_flops(networks.transformer, num_video=num_video, num_text=num_text, sp_size=sp_size)
+    return flops, {
+        "num_video": num_video,
+        "num_condition": num_text,
+        "rows": (1 + guided) // guidance_ranks(config.parallel.sp_size, guided=guided),  # unless two ranks share them
+        "sp_size": sp_size,
+        "token_bytes": DTYPES[config.model.dtype].itemsize,
+    }
 
 
 def _sampling(
@@ -167,22 +167,14 @@ def _sampling(
 
     `weights` is what they cost in one pass; `per_video` is the number of evaluations of a video, if not that of steps.
     """
-    num_video, sp_size, rows = video_tokens(networks.transformer, shape), token_ranks(config), guidance_rows(config)
-    forward = transformer_flops(networks.transformer, num_video=num_video, num_text=num_text, sp_size=sp_size)
-    tokens = token_traffic(
-        networks.transformer,
-        num_video=num_video,
-        num_condition=num_text,
-        rows=rows,
-        sp_size=sp_size,
-        token_bytes=DTYPES[config.model.dtype].itemsize,
-        training=False,
-    )
+    forward, sizes = _one_pass(config, networks, num_text, shape)
+    tokens = token_traffic(networks.transformer, **sizes, training=False)
     with torch.device("meta"):
         decoding = vae_decode_flops(make_vae(networks.vae), shape)
     calls = batches * num_steps if config.parallel.reshard_after_forward else 1
     steps = round(videos * (num_steps if per_video is None else per_video))
-    return PhaseWork(steps * rows * forward.total + decoded * decoding, tokens.times(steps) + weights.times(calls))
+    flops = steps * sizes["rows"] * forward.total + decoded * decoding
+    return PhaseWork(flops, tokens.times(steps) + weights.times(calls))
 
 
 def _weight_traffic(config: Config, parameters: ParameterCounts, world_size: int, *, training: bool = False) -> Traffic:

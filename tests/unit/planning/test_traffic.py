@@ -42,13 +42,10 @@ def test_one_rank_sends_nothing():
     assert token_traffic(REAL, **sizes, training=True, recompute=True) == Traffic()
 
 
-def test_copies_reduce_each_shards_gradients():
+def test_copies_reduce_each_shards_gradients_and_traffic_adds_up():
     parameters = ParameterCounts(800, 0, 800, 0)
     assert weight_traffic(parameters, num_shards=4, dp_replicate=2, training=True).copies == 2 * (4 * 800 // 4) // 2
     assert weight_traffic(parameters, num_shards=4, dp_replicate=2, training=False).copies == 0
-
-
-def test_traffic_adds_up():
     assert (Traffic(1, 2, 3, 4) + Traffic(10, 20, 30, 40)).times(2) == Traffic(22, 44, 66, 88)
 
 
