@@ -15,15 +15,14 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from diffusers import HunyuanVideo15Transformer3DModel
-from torch.distributed import ProcessGroup
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.network import SMALL, build_inputs, build_transformer, training_pass
-from hyvideo.distributed.mesh import Mesh, build_mesh
+from hyvideo.distributed.mesh import build_mesh
 from hyvideo.distributed.process_group import process_group
 from hyvideo.models.attention import install_attention
 from hyvideo.models.parallelize import prepare_policy, shard_weights
+from hyvideo.planning.pretend_device import sent_bytes
 from hyvideo.planning.traffic import count_parameters, token_traffic, weight_traffic
 
 TEXT_TOKENS = 8
@@ -51,22 +50,8 @@ class SentBytes(TorchDispatchMode):
         result = operation(*args, **(kwargs or {}))
         name = operation.overloadpacket.__name__
         if operation.namespace in ("c10d", "_c10d_functional") and name in PATHS:
-            self.sent[PATHS[name]] += sent_bytes(name, args)
+            self.sent[PATHS[name]] += sent_bytes(name, args, result)[1]
         return result
-
-
-def sent_bytes(name: str, args: tuple) -> int:
-    """Return what one rank of a ring sends in a collective with these arguments."""
-    if name in ("_allgather_base_", "_reduce_scatter_base_"):  # output, input: the larger one is whole
-        sizes = sorted(tensor.nbytes for tensor in args[:2])
-        return sizes[1] - sizes[0]
-    if name == "allreduce_":
-        whole, num_ranks = sum(tensor.nbytes for tensor in args[0]), ProcessGroup.unbox(args[1]).size()
-        return 2 * whole * (num_ranks - 1) // num_ranks
-    group = torch.distributed.distributed_c10d._resolve_process_group(args[-1])
-    if name == "all_gather_into_tensor":  # of a part
-        return args[0].nbytes * (group.size() - 1)
-    return args[0].nbytes * (group.size() - 1) // group.size()
 
 
 def measure(
@@ -74,39 +59,21 @@ def measure(
 ) -> dict[str, dict[str, int]]:
     """Return bytes counted and bytes at least needed, of each kind, for one micro-batch of one video of 4x4 patches.
 
-    Args:
-        sp_size: ranks per video.
-        dp_replicate: copies of the sharded model.
-        frames: latent frames.
-        num_layers: transformer blocks.
-        recompute: recompute blocks in the backward pass; Ulysses then sends its forward pass's bytes twice.
+    With `recompute` blocks are recomputed in the backward pass: Ulysses then sends its forward pass's bytes twice.
     """
     mesh = build_mesh(sp_size=sp_size, dp_replicate=dp_replicate)
     transformer = build_transformer(torch.float32, **SMALL | {"num_layers": num_layers}).cpu()
     install_attention(transformer, mesh.sp_group)
     prepare_policy(transformer, gradient_checkpointing=recompute)
-    needed = least_bytes(transformer, mesh, num_tokens=frames * 16, recompute=recompute)
+    shards = {"num_shards": mesh.layout.num_shards, "dp_replicate": mesh.layout.dp_replicate}
+    weights = weight_traffic(count_parameters(transformer), **shards, training=True)
+    sizes = {"num_video": frames * 16, "num_condition": TEXT_TOKENS, "sp_size": mesh.sp_size}
+    tokens = token_traffic(transformer.config, **sizes, training=True, recompute=recompute)
     shard_weights(transformer, mesh.weights)
     with SentBytes() as counter:
         training_pass(transformer, build_inputs(transformer, (frames, 4, 4), [TEXT_TOKENS]))()
-    return {kind: {"counted": counter.sent[kind], "least": least} for kind, least in needed.items()}
-
-
-def least_bytes(
-    transformer: HunyuanVideo15Transformer3DModel, mesh: Mesh, *, num_tokens: int, recompute: bool
-) -> dict[str, int]:
-    """Return what one rank must send in a forward and a backward pass of one video, float32, by the formulas."""
-    shards = {"num_shards": mesh.layout.num_shards, "dp_replicate": mesh.layout.dp_replicate}
-    weights = weight_traffic(count_parameters(transformer), **shards, training=True)
-    tokens = token_traffic(
-        transformer.config,
-        num_video=num_tokens,
-        num_condition=TEXT_TOKENS,
-        sp_size=mesh.sp_size,
-        training=True,
-        recompute=recompute,
-    )
-    return asdict(weights + tokens)
+    least = asdict(weights + tokens)
+    return {kind: {"counted": counter.sent[kind], "least": least[kind]} for kind in least}
 
 
 def main() -> None:

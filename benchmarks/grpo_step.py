@@ -35,6 +35,10 @@ SIZES = {
 }
 """tiny: the bundled model, 80 video tokens. mid: a random transformer of 720 tokens, with guidance."""
 
+MID = {"num_attention_heads": 4, "attention_head_dim": 32, "num_layers": 4, "patch_size": 1, "target_size": 96}
+MID |= {"rope_axes_dim": (8, 12, 12)}
+"""How the transformer of mid differs from the bundled one."""
+
 SHARED = [
     *["--config", "configs/tiny.yaml", "--updates_per_rollout", "1", "--reward_model", "mean_of_frames"],
     *["--reward_weights", '{"mean": 1}', "--validation_interval", "0", "--save_rollout_videos", "false"],
@@ -129,20 +133,8 @@ def model_folder(size: str) -> Iterator[Path]:
         root = Path(folder) / "model"
         shutil.copytree(TINY, root, ignore=shutil.ignore_patterns("transformer"))
         torch.manual_seed(0)
-        HunyuanVideo15Transformer3DModel(
-            in_channels=17,
-            out_channels=8,
-            num_attention_heads=4,
-            attention_head_dim=32,
-            num_layers=4,
-            num_refiner_layers=1,
-            text_embed_dim=128,
-            text_embed_2_dim=32,
-            image_embed_dim=16,
-            rope_axes_dim=(8, 12, 12),
-            target_size=96,
-            task_type="t2v",
-        ).save_pretrained(root / "transformer")
+        config = HunyuanVideo15Transformer3DModel.load_config(TINY / "transformer") | MID
+        HunyuanVideo15Transformer3DModel.from_config(config).save_pretrained(root / "transformer")
         yield root
 
 

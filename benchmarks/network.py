@@ -1,6 +1,7 @@
 """Random transformers, inputs for them, and passes through them, which the benchmarks share."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,9 +37,7 @@ def fast_dtype() -> torch.dtype:
 def build_transformer(dtype: torch.dtype, **config: Any) -> HunyuanVideo15Transformer3DModel:
     """Make a text-to-video transformer with random weights on the benchmark's device.
 
-    Args:
-        dtype: of its weights.
-        config: replaces settings of the published network.
+    `config` replaces settings of the published network.
     """
     torch.manual_seed(0)
     with device(), made_in(dtype):
@@ -54,11 +53,8 @@ def build_inputs(
 ) -> dict[str, Any]:
     """Make the network's arguments from float32 noise; every process makes the same.
 
-    Args:
-        transformer: whose channels and device to take.
-        latents: latent frames, height and width.
-        text: valid text tokens of each row.
-        padded: pad conditions as the stock pipeline does, instead of to the longest row.
+    `latents` are frames, height and width, `text` the valid tokens of each row. Conditions may be padded as the stock
+    pipeline does it, instead of to the longest row.
     """
     config, rows, options = transformer.config, len(text), {"device": transformer.device}
     generator = torch.Generator(transformer.device).manual_seed(0)
@@ -66,7 +62,6 @@ def build_inputs(
     num_glyph, num_vision = (PADDED["glyph"], PADDED["vision"]) if padded else (0, 0)
 
     def normal(*shape: int) -> Tensor:
-        """Return noise of `rows` rows."""
         return torch.randn(rows, *shape, generator=generator, **options)
 
     return {
@@ -83,20 +78,13 @@ def build_inputs(
 
 def forward_pass(transformer: nn.Module, inputs: dict[str, Any]) -> Callable[[], Tensor]:
     """Return a forward pass without gradient, under autocast where the weights are bf16."""
-
-    @torch.no_grad()
-    def run() -> Tensor:
-        """Return the output."""
-        return _output(transformer, inputs)
-
-    return run
+    return torch.no_grad()(partial(_output, transformer, inputs))
 
 
 def training_pass(transformer: nn.Module, inputs: dict[str, Any]) -> Callable[[], None]:
     """Return a forward and backward pass, under autocast where the weights are bf16."""
 
     def run() -> None:
-        """Leave no gradients behind."""
         _output(transformer, inputs).float().square().mean().backward()
         transformer.zero_grad(set_to_none=True)
 

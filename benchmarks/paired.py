@@ -17,11 +17,7 @@ from hyvideo.observability.phase_timer import clock
 class Spread:
     """A ratio baseline / ours: above 1, ours is faster.
 
-    Attributes:
-        median: over the pairs.
-        low: first quartile (of fewer than four pairs the lowest).
-        high: third quartile (the highest).
-        pairs: how many.
+    `low` and `high` are the first and the third quartile, or of fewer than four pairs the lowest and the highest.
     """
 
     median: float
@@ -75,14 +71,8 @@ def compare(
 ) -> Result:
     """Run both in turns, after once each to warm up; the order alternates from pair to pair.
 
-    Args:
-        name: see `Result`.
-        compares: see `Result`.
-        baseline: one run of it.
-        ours: one run of ours, the same work.
-        pairs: how often.
-        settle: called after every run, not timed.
-        facts: further numbers for the result, besides the median seconds of both.
+    `settle` is called after every run, not timed. `facts` are further numbers for the result, besides the median
+    seconds of both.
     """
     for run in (baseline, ours):
         run()
@@ -112,6 +102,16 @@ def on_shared_cpu() -> None:
 def now() -> float:
     """Return the clock, on a GPU after synchronising with it."""
     return time.process_time() if _shared else clock(device())
+
+
+def median_seconds(run: Callable[[], object], repeats: int = 5) -> float:
+    """Return the median time of several runs, after one to warm up."""
+    seconds = []
+    for _ in range(1 + repeats):
+        start = now()
+        run()
+        seconds.append(now() - start)
+    return statistics.median(seconds[1:])
 
 
 def peak_bytes(run: Callable[[], object]) -> int:

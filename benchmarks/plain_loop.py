@@ -133,7 +133,6 @@ class PlainLoop:
         return self.scheduler.transition(velocity, latents, index, sde_type=settings.sde_type, eta=settings.eta)
 
     def _decode(self, latents: Tensor) -> Tensor:
-        """Decode one video with the stock VAE."""
         pixels = self.pipeline.vae.decode(latents / self.pipeline.vae.config.scaling_factor, return_dict=False)[0]
         return ((pixels.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 4, 1).cpu()
 

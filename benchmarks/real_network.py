@@ -5,7 +5,6 @@ Example: `python -m benchmarks.real_network`
 """
 
 import copy
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from diffusers import HunyuanVideo15Transformer3DModel
 
 from benchmarks.network import PASSES, build_inputs, build_transformer, fast_dtype
-from benchmarks.paired import Result, compare, device, now, peak_bytes, print_results
+from benchmarks.paired import Result, compare, device, median_seconds, peak_bytes, print_results
 from hyvideo.models.attention import install_attention
 from hyvideo.models.flops import PassFlops, transformer_flops, video_tokens
 from hyvideo.models.parallelize import compile_blocks, prepare_policy
@@ -44,9 +43,7 @@ RECOMPUTED = {"full": "full", "cheap": "cheap", "elementwise": "elementwise", "c
 def measure(cases: tuple[Case, ...] = CASES, **config: Any) -> list[Result]:
     """Measure utilisation of all layers, then the ratio to the stock attention with few of them.
 
-    Args:
-        cases: what to send through.
-        config: replaces settings of the network's own, to try this out on a small one.
+    `config` replaces settings of the network's own, to try this out on a small one.
     """
     peak = measured_matrix_tflops(device(), fast_dtype())
     results = []
@@ -69,21 +66,16 @@ def _utilisation(
     """Time a pass; count the operations it needs, recomputation not counted, against the measured matrix peak."""
     run = PASSES[kind](transformer, build_inputs(transformer, case.latents, case.text))
     memory = peak_bytes(run)
-    seconds = []
-    for _ in range(5):
-        start = now()
-        run()
-        seconds.append(now() - start)
+    seconds = median_seconds(run)
     needed = sum(flops.total if kind == "forward" else flops.model for flops in _flops(transformer.config, case))
-    tflops = needed / statistics.median(seconds) / 1e12
+    tflops = needed / seconds / 1e12
     facts = {"mfu_of_measured_peak": tflops / peak, "tflops": tflops, "measured_peak_tflops": peak}
-    facts |= {"seconds": statistics.median(seconds), "peak_gb_beyond_weights": memory / 1e9}
+    facts |= {"seconds": seconds, "peak_gb_beyond_weights": memory / 1e9}
     name = f"real_network/{case.name}/{kind}_{variant}"
     return Result(name, "operations needed / measured matrix peak", None, facts)
 
 
 def _flops(config: Mapping[str, Any], case: Case) -> list[PassFlops]:
-    """Count one pass of each row."""
     num_video = video_tokens(config, case.latents)
     return [transformer_flops(config, num_video=num_video, num_text=length) for length in case.text]
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from benchmarks.paired import Result
-from hyvideo.reports.markdown import replace_part
+from hyvideo.reports.markdown import markdown_table, write_part
 
 RESULTS = Path(__file__).parent / "results"
 DOCUMENT = Path(__file__).parents[1] / "docs" / "performance.md"
@@ -51,19 +51,16 @@ def verdict(result: Result, before: Mapping[str, Any]) -> str:
 
 def table(entries: Mapping[str, Any]) -> str:
     """Write results as a Markdown table; what lies behind a ratio stays in the JSON."""
-    lines = ["| benchmark | baseline / ours | ratio (quartiles) |", "|---|---|---|"]
+    rows = []
     for name, entry in entries.items():
         if ratio := entry["ratio"]:
             shown = f"**{ratio['median']:.2f}** ({ratio['low']:.2f} - {ratio['high']:.2f})"
         else:
             shown = ", ".join(f"{key} {value:g}" for key, value in entry["facts"].items())
-        lines.append(f"| {name} | {entry['compares']} | {shown} |")
-    return "\n".join(lines)
+        rows.append((name, entry["compares"], shown))
+    return markdown_table(("benchmark", "baseline / ours", "ratio (quartiles)"), rows)
 
 
 def write_table(kind: str, entries: Mapping[str, Any], document: Path = DOCUMENT) -> None:
     """Put the table of a kind of machine between its markers in the document; a new kind is added at the end."""
-    text = document.read_text(encoding="utf-8")
-    if f"<!-- {kind} -->" not in text:
-        text = f"{text.rstrip()}\n\n### {kind}\n"
-    document.write_text(replace_part(text, kind, table(entries)), encoding="utf-8")
+    write_part(document, kind, table(entries), heading=kind)

@@ -6,7 +6,6 @@ without a network of their own run whole. Example: `python -m benchmarks.rewards
 
 import argparse
 import math
-import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,15 +15,9 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw
 from torch import Tensor, nn
-from transformers import (
-    CLIPConfig,
-    CLIPModel,
-    Qwen2VLConfig,
-    Qwen3VLConfig,
-    Qwen3VLForConditionalGeneration,
-)
+from transformers import CLIPConfig, CLIPModel, Qwen2VLConfig, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-from benchmarks.paired import device, machine_kind, now
+from benchmarks.paired import device, machine_kind, median_seconds
 from hyvideo.models.reward_models.moving_shapes import MovingShapesReward
 from hyvideo.models.reward_models.registry import RewardContext
 from hyvideo.models.reward_models.text_rendering import TextRendering
@@ -79,11 +72,7 @@ def video_reward(
 ) -> tuple[RewardNetwork, Callable[[], Tensor]]:
     """Make a random reward network, and what scores as many random videos by it.
 
-    Args:
-        config: of its base.
-        grid: patches of a video over time, height and width.
-        videos: how many.
-        dtype: of the weights.
+    `grid` are the patches of a video over time, height and width.
     """
     tokens = math.prod(grid) // 4
     with device(), made_in(dtype):
@@ -187,13 +176,8 @@ def _cost(network: nn.Module, score: Callable[[], object] | None) -> Cost:
     gib = sum(weight.nbytes for weight in network.parameters()) / 2**30
     if score is None:
         return Cost(gib, None)
-    seconds = []
     with torch.inference_mode():
-        for _ in range(1 + REPEATS):
-            start = now()
-            score()
-            seconds.append(now() - start)
-    return Cost(gib, 1 / statistics.median(seconds[1:]))
+        return Cost(gib, 1 / median_seconds(score, REPEATS))
 
 
 def main(argv: Sequence[str]) -> int:

@@ -108,12 +108,12 @@ def main(argv: Sequence[str]) -> int:
         weights = _overall_weights(arguments.overall, [metric for r in rewards for metric in r.model.metrics])
         prompts = read_prompts([arguments.prompts_csv])
         numbers = _prompt_numbers(prompts, arguments)
+        jobs = {
+            entry.name: jobs_of_csv(_folder(entry, arguments), prompts, arguments.seeds, arguments.file_names)
+            for entry in arguments.entries
+        }
         for entry in arguments.entries:
-            for job in (
-                jobs_of_csv(entry.root, prompts, arguments.seeds, arguments.file_names)
-                if not entry.makes_videos
-                else ()
-            ):
+            for job in () if entry.makes_videos else jobs[entry.name]:
                 job.check_note()
         for entry in arguments.entries:
             if entry.makes_videos and (status := _sample(entry, arguments, flags)):
@@ -122,8 +122,7 @@ def main(argv: Sequence[str]) -> int:
         for reward in rewards:  # not earlier: generate.py used the device
             reward.model.to(reward.model.context.device)
         for entry in arguments.entries:
-            jobs = jobs_of_csv(_folder(entry, arguments), prompts, arguments.seeds, arguments.file_names)
-            found = _scores(entry, jobs, rewards, arguments)
+            found = _scores(entry, jobs[entry.name], rewards, arguments)
             scores[entry.name] = with_overall(found, weights) if weights else found
         comparison, folder = compare(scores, numbers), arguments.output_dir
         text = markdown_of(comparison)
@@ -236,7 +235,6 @@ def _overall_weights(text: str | None, metrics: Sequence[str]) -> dict[str, floa
 
 
 def _folder(entry: Entry, arguments: argparse.Namespace) -> Path:
-    """Where an entry's videos lie."""
     return arguments.output_dir / entry.name if entry.makes_videos else entry.root
 
 

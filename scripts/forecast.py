@@ -144,7 +144,6 @@ def table(found: "Forecast") -> str:
 
 
 def _agreement(one: "Agreement") -> str:
-    """Say how far gradients agree."""
     seen = "no signal seen" if math.isinf(one.videos) else f"signal equals noise at {one.videos:.0f} videos"
     return f"rounds correlate by {one.correlation:+.3f}, {seen}"
 
@@ -155,7 +154,6 @@ def advice(found: "Forecast", config: Config) -> list[str]:
 
 
 def _about_groups(found: "Forecast") -> str:
-    """Say whether rewards leave anything to be found, and whether the sampler hides it."""
     groups = found.groups
     if groups.dead > MOST_DEAD:
         return (
@@ -174,7 +172,6 @@ def _about_groups(found: "Forecast") -> str:
 
 
 def _about_videos(found: "Forecast") -> str:
-    """Say how many videos an update should have."""
     needed = found.gradient.videos
     passed = needed / found.videos
     if math.isinf(needed):
@@ -197,7 +194,6 @@ def _about_videos(found: "Forecast") -> str:
 
 
 def _about_rate(found: "Forecast", rate: float) -> str:
-    """Say which learning rate to take."""
     best, own = found.best, found.at(rate)
     if best.gain.low <= 0:
         return (

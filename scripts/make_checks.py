@@ -99,7 +99,7 @@ def _write(arguments: argparse.Namespace) -> int:
     open_rows = [row for row in rows if not row.get(COLUMN)]
 
     def fill(row: dict[str, str]) -> str | None:
-        """Write a row's cell; return why not."""
+        """Write a row's cell, or return why not."""
         try:
             row[COLUMN] = ask_for_checks(server, row["prompt"], arguments.num_checks)
         except (ValueError, Fault) as error:

@@ -81,11 +81,6 @@ def main(argv: list[str]) -> int:
 
 
 def _assumptions(arguments: argparse.Namespace) -> Assumptions:
-    """Check and collect what the plan assumes.
-
-    Raises:
-        ValueError: a number is out of its range.
-    """
     for name in ("world_size", "gpus_per_node", "network", "utilisation", "num_text"):
         if getattr(arguments, name) <= 0:
             raise ValueError(f"--{name} must be above 0; received {getattr(arguments, name)}.")
@@ -110,8 +105,7 @@ def _verdict(plan: "Plan") -> str:
 def _print_search(search: "Search") -> dict:
     """Print which `sp_size` costs least and the largest values that fit; returns them."""
 
-    def begin(number: int, what: str) -> None:
-        """Say what is tried now, since each of them may take minutes."""
+    def begin(number: int, what: str) -> None:  # each of them may take minutes
         complain(f"scripts.plan: searching, {number} of {1 + len(SEARCHED)}: {what} ...")
 
     begin(1, "sp_size")

@@ -38,12 +38,10 @@ def main(argv: list[str]) -> int:
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
-    """A parser whose help text is this file's docstring."""
     return Parser(f"scripts.report{command}", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def _report(argv: Sequence[str]) -> int:
-    """Write the report of one run, or the comparison of several."""
     parser = _parser("")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folder, or NAME=FOLDER")
     default = "report.html in RUN, comparison.html in the first of several"
@@ -63,7 +61,6 @@ def _report(argv: Sequence[str]) -> int:
 
 
 def _gallery(argv: Sequence[str]) -> int:
-    """Write a gallery, or a preference study."""
     parser = _parser(" gallery")
     parser.add_argument("models", nargs="+", metavar="MODEL", help="folder of videos or run folder, or NAME=FOLDER")
     parser.add_argument("--output", type=Path, help="HTML file; default gallery.html in the first folder")
@@ -88,7 +85,6 @@ def _gallery(argv: Sequence[str]) -> int:
 
 
 def _winrates(argv: Sequence[str]) -> int:
-    """Merge votes and print the win rates."""
     parser = _parser(" winrates")
     parser.add_argument("key", type=Path, help="the study's key, <folder>.key.json")
     parser.add_argument("votes", type=Path, nargs="+", help="files that raters saved, or merged before")
@@ -110,7 +106,6 @@ def _winrates(argv: Sequence[str]) -> int:
 
 
 def _in_words(rate: WinRate) -> str:
-    """Say one win rate in a line."""
     return (
         f"{CRITERIA[rate.criterion][0]:20s} {rate.first} preferred to {rate.second}: {rate.rate:.1%} "
         f"[{rate.low:.1%}, {rate.high:.1%}], {rate.num_pairs} pairs, {rate.num_raters} rater(s), "

@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.first_light.stages import STAGES, Place, run_stage
 from benchmarks.paired import machine_kind
-from hyvideo.reports.markdown import replace_part
+from hyvideo.reports.markdown import markdown_table, write_part
 from hyvideo.training.code_version import code_version
 
 RESULTS = Path(__file__).parents[1] / "results" / "first_light"
@@ -89,19 +89,17 @@ def _publish(record: dict[str, Any]) -> None:
             record[key] = before[key] | record[key]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    kind, text = f"first light on {record['machine']}", DOCUMENT.read_text(encoding="utf-8")
-    if f"<!-- {kind} -->" not in text:
-        text = f"{text.rstrip()}\n\n### {kind.capitalize()}\n"
-    DOCUMENT.write_text(replace_part(text, kind, table(record["findings"])), encoding="utf-8")
+    kind = f"first light on {record['machine']}"
+    write_part(DOCUMENT, kind, table(record["findings"]), heading=kind.capitalize())
 
 
 def table(findings: Mapping[str, Mapping[str, Any]]) -> str:
     """Lay findings out in Markdown."""
-    lines = ["| stage | found |", "|---|---|"]
+    rows = []
     for name, facts in findings.items():
         shown = (f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in facts.items())
-        lines.append(f"| {name} | {', '.join(shown)} |")
-    return "\n".join(lines)
+        rows.append((name, ", ".join(shown)))
+    return markdown_table(("stage", "found"), rows)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen2_5_VLTextConfig, Qwen2_5_VLTextModel, Qwen2VLConfig
 
 from benchmarks.first_light.random_model import write_random_model
-from benchmarks.paired import device, now
+from benchmarks.paired import device, median_seconds
 from benchmarks.rewards import GRID, qwen2_language, video_reward, videoreward_config
 from hyvideo.config.loading import load_config
 from hyvideo.observability.metrics import read_metrics
@@ -36,12 +36,7 @@ Findings = Iterator[tuple[str, dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a stage runs.
-
-    Attributes:
-        folder: for runs and models.
-        small: small sizes, for a CPU.
-    """
+    """Where a stage runs: its folder for runs and models, and whether small sizes are for a CPU."""
 
     folder: Path
     small: bool
@@ -49,13 +44,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of first light.
-
-    Attributes:
-        part: 1, 2 or 3; each takes less than ten minutes.
-        seconds: after which it is stopped.
-        run: makes its findings.
-    """
+    """What makes findings, in one of the three parts; it is stopped after so many seconds."""
 
     part: int
     seconds: int
@@ -94,8 +83,8 @@ def attention(place: Place) -> Findings:
                     first, again = attend(), attend()
                 trained = attend()
                 gradient = torch.autograd.grad(trained, q, torch.ones_like(trained))[0]
-                forward = _seconds(torch.no_grad()(attend))
-                both = _seconds(lambda: torch.autograd.grad(attend(), (q, k, v), torch.ones_like(trained)))  # noqa: B023
+                forward = median_seconds(torch.no_grad()(attend))
+                both = median_seconds(lambda: torch.autograd.grad(attend(), (q, k, v), torch.ones_like(trained)))  # noqa: B023
             flops = 4 * length**2 * heads * 128
             yield (
                 f"attention/{heads} heads, {length} tokens, {name}",
@@ -121,17 +110,6 @@ def _masked_gradients_that_are_nan() -> int:
     out = F.scaled_dot_product_attention(q, k, torch.randn_like(k), attn_mask=mask)
     out.backward(torch.ones_like(out))
     return int((~q.grad.isfinite()).sum())
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    """Return the median time of five runs, after one to warm up."""
-    run()
-    times = []
-    for _ in range(5):
-        start = now()
-        run()
-        times.append(now() - start)
-    return sorted(times)[2]
 
 
 TINY = (
@@ -174,15 +152,10 @@ def program(place: Place, variants: Sequence[str]) -> Findings:
                 facts |= {f"{step}_error": ended.stderr[-1500:]}
                 break
         rows = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").is_file() else []
-        yield f"program/{variant}", facts | _of_rows(rows)
-
-
-def _of_rows(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Take what shows whether a run computes rightly from its metrics."""
-    if not rows:
-        return {}
-    worst = {name: max(row[name] for row in rows) for name in ("ratio/max_deviation", "replay/mean_error")}
-    return worst | {name: rows[-1][name] for name in ("grad_norm", "kl/position", "reward/mean")}
+        if rows:
+            facts |= {name: max(row[name] for row in rows) for name in ("ratio/max_deviation", "replay/mean_error")}
+            facts |= {name: rows[-1][name] for name in ("grad_norm", "kl/position", "reward/mean")}
+        yield f"program/{variant}", facts
 
 
 def _flags_of_random_model(place: Place, steps: int, name: str) -> list[str]:
@@ -270,7 +243,7 @@ def decoder(place: Place) -> Findings:
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
         with torch.no_grad():
-            seconds = _seconds(lambda: network.decode(latents))  # noqa: B023
+            seconds = median_seconds(lambda: network.decode(latents))  # noqa: B023
             facts = {"seconds": seconds, "finite": bool(network.decode(latents)[0].isfinite().all())}
         if torch.cuda.is_available():
             facts |= {"peak_gib": torch.cuda.max_memory_allocated() / GIB}
@@ -290,13 +263,13 @@ def frozen(place: Place) -> Findings:
     with device(), torch.inference_mode(), made_in(torch.float16 if on_gpu else torch.float32):
         model = Qwen2_5_VLTextModel(text).eval()
         ids = torch.randint(0, 400, (1, 408))
-        seconds = _seconds(lambda: model(input_ids=ids))
+        seconds = median_seconds(lambda: model(input_ids=ids))
         states = model(input_ids=ids, output_hidden_states=True).hidden_states[-3]
         yield "frozen/language model", {"seconds": seconds, "finite": bool(states.isfinite().all())}
     videos, grid = (1, (3, 4, 6)) if place.small else (4, GRID)
     _, score = video_reward(scored, grid, videos, torch.bfloat16 if on_gpu else torch.float32)
     with torch.inference_mode():
-        facts = {"videos": videos, "seconds": _seconds(score), "finite": bool(score().isfinite().all())}
+        facts = {"videos": videos, "seconds": median_seconds(score), "finite": bool(score().isfinite().all())}
     yield "frozen/reward network", facts
 
 

@@ -1,6 +1,7 @@
 """What benchmarks leave on disk, and when they call something slower."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -55,9 +56,8 @@ def test_the_table_of_a_machine_replaces_its_own_and_leaves_the_rest(tmp_path: P
 
 def test_both_ways_are_run_in_turns_and_settled_after_each():
     order = []
-    compared = compare(
-        "a", "b / c", lambda: order.append("b"), lambda: order.append("c"), pairs=3, settle=lambda: order.append(".")
-    )
+    b, c, settle = (partial(order.append, letter) for letter in "bc.")
+    compared = compare("a", "b / c", b, c, pairs=3, settle=settle)
     assert "".join(order) == "b.c." + "c.b." + "b.c." + "c.b."
     assert compared.ratio.pairs == 3
     assert compared.ratio.low <= compared.ratio.median <= compared.ratio.high
