@@ -30,9 +30,14 @@ def fill(
 ) -> None:
     """Give every tensor of `module`'s state dict its value from `source`; nothing is read before all fit.
 
-    Weights that `module` has, whole or sharded with FSDP2, are overwritten. Those on the meta device get memory on
-    `device` (None: in host memory) in `dtype` (None: that of the files). Buffers stay where they are, and so do tensors
-    that `naming` finds nowhere in the source. Names with the prefixes `ignored` may be left over there.
+    Args:
+        module: on the meta device (`accelerate.init_empty_weights`); or a network with weights, whole or sharded with
+            FSDP2, which are overwritten.
+        source: the files.
+        naming: where the source keeps the tensor of a given name; None: it does not, and the tensor stays as it is.
+        dtype: dtype of weights that have no memory yet; None keeps that of the files.
+        device: where these get memory, tensor by tensor; None: in host memory. Buffers stay where they are.
+        ignored: prefixes of names that may be left over in the source.
 
     Raises:
         ValueError: missing, unexpected or mis-shaped tensors; the message lists them by the source's own names.
@@ -85,8 +90,7 @@ def check_fit(module: nn.Module, source: WeightSource, naming: Naming = Part, ig
         listed += [f"{kind}: {', '.join(names[:LISTED])}{rest}"] if names else []
     if listed:
         raise ValueError(
-            f"The weights in '{source.where}' do not fit their config.json. {'; '.join(listed)}. Download this "
-            "component again, or correct its config.json."
+            f"The weights in '{source.where}' do not fit {source.fits}. {'; '.join(listed)}. {source.advice}"
         )
 
 

@@ -20,10 +20,14 @@ class WeightSource(Protocol):
 
     Attributes:
         where: what messages call it.
+        fits: what the tensors must fit, in messages.
+        advice: what to do if they do not, in messages.
         shapes: shape of every tensor; iteration gives the order in which reading is cheap.
     """
 
     where: str
+    fits: str = "their config.json"
+    advice: str = "Download this component again, or correct its config.json."
     shapes: Mapping[str, tuple[int, ...]]
 
     def read(self, name: str, rows: Sequence[tuple[int, int]] | None) -> Tensor:

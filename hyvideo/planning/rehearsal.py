@@ -67,9 +67,9 @@ HOT = ("rollout", "anchor", "update")
 ALLOWED = {
     ("hunyuan_video_grpo_pipeline.py", "decode"): "the videos go to the host, where rewards read them",
     ("algorithm.py", "over_micro_batches"): "the numbers of an update, read once when all its micro-batches are done",
-    ("hunyuan_video_grpo_pipeline.py", "_encode_vision"): "a first frame goes to the device, once per prompt",
+    ("hunyuan_video_grpo_pipeline.py", "encode_images"): "a first frame goes to the device, once per prompt",
     ("hunyuan_video_grpo_pipeline.py", "_encode_frame"): "a first frame goes to the device, once per prompt",
-    ("temporary_placement.py", "_frozen_copy"): "encoders that rest in host memory visit the device, once per round",
+    ("temporary_placement.py", "temporarily_on"): "encoders that rest in host memory visit the device, once per round",
     ("anchor.py", "refresh"): "an average that rests in host memory follows every update (`ema_offload`)",
     ("optimizer.py", "step"): "the gradient's norm, once per update: an update that is not finite is not made",
     ("step_gradients.py", "pop"): "the gradient of each denoising step, once per update",
