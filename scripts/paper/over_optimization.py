@@ -1,4 +1,4 @@
-"""Runs that go on until they over-optimise a proxy of the reward: what the KL to an anchor saves (paper, section 3.3).
+"""Runs that go on until they over-optimise a proxy of the reward: what the KL to an anchor saves (paper Eq. 11-15).
 
 Example: `python -m scripts.paper.over_optimization`
 
@@ -16,11 +16,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hyvideo.evaluation.intervals import Interval, seed_interval
-from scripts.paper.drawing import legend_below, new_figure, tidy
+from scripts.paper.drawing import legend_below, new_figure, seeds_text, tidy
 from scripts.paper.guard import BRIGHTNESS, TRUTH, looks_of, means
 from scripts.paper.kl_strategies import ANCHOR_STEPS, COLOURS, STRATEGIES
 from scripts.paper.study import FAILS, HOLDS, OPEN, Claim, Study, paragraph
-from scripts.paper.sweep import Arm, claim_ahead, difference, parse_budget, setup_text, train_and_publish
+from scripts.paper.sweep import Arm, claim_ahead, difference, parse_budget, train_and_publish, verdict
 
 ROUNDS, LOOKS, HELD_OUT = 18, 6, 64
 LEAK, RATE = 2.0, 1e-4
@@ -74,7 +74,7 @@ def _second_half(found: Mapping[str, Any], arm: str, what: str) -> Interval:
 
 def draw(found: Mapping[str, Any]) -> Figure:
     """One row per weight: proxy and truth over the updates, and the truth over the proxy."""
-    figure = new_figure(10, 6)
+    figure = new_figure(7.5, 4.4)
     panels = figure.subplots(len(WEIGHTS), 3, sharex="col", sharey="col")
     for row, weight in zip(panels, WEIGHTS, strict=True):
         for strategy in ("none", *ANCHORED):
@@ -101,11 +101,13 @@ def _draw_arm(row: Sequence[Axes], found: Mapping[str, Any], strategy: str, weig
 
 def describe(found: Mapping[str, Any]) -> str:
     """Say what was planted, and what every arm gained at its best look and at its end."""
+    seeds = min(len(arm["runs"]) for arm in found["arms"].values())
     text = paragraph(
         f"""The truth is VQ + MQ + TA, measured from pixels. Training sees it with noise of one standard deviation of a
         metric, and is also paid {LEAK:g} for every {BRIGHTNESS[1]:g} grey levels of brightness. The sampler settings
         are those of the demo, the rate is {RATE:g} for every arm, lambda is held at kl_weight, and a moving anchor is
-        refreshed every {ANCHOR_STEPS} updates. {setup_text(found)} The means of {found["budget"]["held_out"]}
+        refreshed every {ANCHOR_STEPS} updates. Every run has {found["budget"]["rounds"]} rounds of 32 videos, with
+        {seeds_text(seeds)} per arm. The means of {found["budget"]["held_out"]}
         held-out videos are taken {LOOKS} times. "Best look" is the highest mean over seeds of the truth. The last
         column is the truth that is gained or lost in the second half of the run."""
     )
@@ -123,7 +125,7 @@ def describe(found: Mapping[str, Any]) -> str:
 
 
 def claims(found: Mapping[str, Any]) -> Sequence[Claim]:
-    """Without a KL the truth falls while the proxy rises; each anchor keeps more of it; dual keeps the most."""
+    """Without a KL the truth falls while the proxy rises; anchors hold the proxy back and keep the truth; dual best."""
     result = []
     if len(_curves(found, "none", "truth")) > 1:
         proxy, truth = (_second_half(found, "none", what) for what in ("proxy", "truth"))
@@ -132,12 +134,15 @@ def claims(found: Mapping[str, Any]) -> Sequence[Claim]:
         result.append(Claim(text, told, f"proxy {proxy}, truth {truth}"))
     for weight in WEIGHTS:
         label = {strategy: label_of(strategy, weight) for strategy in ("none", *ANCHORED)}
-        for strategy in ANCHORED:
-            ahead = {"none": difference(found, label[strategy], "none", "Overall")}
-            text = f"at kl_weight {weight:g}, the {strategy} KL ends with more truth than none"
-            result.append(claim_ahead(text, strategy, ahead))
+        where = f"at kl_weight {weight:g},"
+        held = {name: difference(found, "none", label[name]) for name in ANCHORED}
+        result.append(claim_ahead(f"{where} every anchor holds back the proxy", "none", held))
+        kept = {name: difference(found, label[name], "none", "Overall") for name in ANCHORED}
+        told = "; ".join(f"{name} minus none {interval or 'no pair yet'}" for name, interval in kept.items())
+        text = f"{where} every anchor ends with more truth than no KL term"
+        result.append(Claim(text, verdict(list(kept.values())), told))
         ahead = {name: difference(found, label["dual"], label[name], "Overall") for name in ("fixed", "moving")}
-        text = f"at kl_weight {weight:g}, dual moving KL ends with more truth than the other anchors"
+        text = f"{where} dual moving KL ends with more truth than the other anchors"
         result.append(claim_ahead(text, "dual", ahead))
     return result
 
@@ -147,7 +152,7 @@ STUDY = Study("over_optimization", "A proxy that is over-optimised", draw, descr
 
 def publish(arms: Sequence[Arm], budget: argparse.Namespace) -> int:
     """Train what is missing and publish it with the looks of every run; returns the exit status."""
-    return train_and_publish(STUDY, arms, budget, more=lambda run: means(looks_of(run)), tuned=True)
+    return train_and_publish(STUDY, arms, budget, more=lambda run: means(looks_of(run)))
 
 
 if __name__ == "__main__":

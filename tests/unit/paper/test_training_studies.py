@@ -330,7 +330,7 @@ def test_a_guard_that_sees_the_planted_flaw_in_time_is_published_as_such(tmp_pat
 
 
 def test_a_proxy_that_is_over_optimised_is_published_with_what_each_kl_keeps(tmp_path, monkeypatch):
-    """Without a KL the truth rises and falls again; a small weight keeps half of the fall away, and dual all of it."""
+    """Without a KL the truth rises and falls again; anchors hold back half of it and of the proxy, and dual all."""
     budget, arms = budget_of(tmp_path, "--rounds", "10"), over_optimization.arms()
     budget.looks = 5
     monkeypatch.chdir(DOCS.parent)
@@ -338,13 +338,13 @@ def test_a_proxy_that_is_over_optimised_is_published_with_what_each_kl_keeps(tmp
         check_config(load_config(run_of(arm, 1, budget).command()[2:]), 1)
 
     def means(arm, time):
-        fall = {"none": 20.0, "fixed": 10.0, "moving": 10.0, "dual": 0.0}[arm.label.split(",")[0]]
-        return 9 * time, 5 * min(time, 0.4) - fall * max(0.0, time - 0.4)
+        hacked = {"none": 20.0, "fixed": 10.0, "moving": 10.0, "dual": 0.0}[arm.label.split(",")[0]]
+        return (1 + hacked) * time, 5 * min(time, 0.4) - hacked * max(0.0, time - 0.4)
 
     write_looks(arms, budget, means)
     assert over_optimization.publish(arms, budget) == 0
     path = tmp_path / "docs/claims/over_optimization.json"
-    assert verdicts(path) == [HOLDS] * 9
+    assert verdicts(path) == [HOLDS] * 7
     assert "at update 8 " in (tmp_path / "docs/claims.md").read_text()  # two fifths of 20 updates
     assert path.with_suffix(".png").stat().st_size < 150_000
 
