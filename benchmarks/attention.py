@@ -50,11 +50,13 @@ def _unlike_lengths() -> list[Result]:
     mask[:, :num_video] = True
 
     def with_mask() -> None:
+        """Attend with the key mask, and back."""
         joined = (torch.cat(pair, 1).transpose(1, 2) for pair in zip(video, text, strict=True))
         out = F.scaled_dot_product_attention(*joined, attn_mask=mask[:, None, None]).transpose(1, 2)
         out[:, :num_video].float().square().mean().backward()
 
     def by_row() -> None:
+        """Attend as we do, and back."""
         attend_jointly(video, text, equal_rows)[0].float().square().mean().backward()
 
     return [compare("attention/guidance", "one call with a key mask / each row to its own length", with_mask, by_row)]

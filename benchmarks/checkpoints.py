@@ -23,6 +23,7 @@ def measure() -> list[Result]:
         training.make_round()  # so that the optimizer has moments to save
 
         def save(beside_training: bool) -> None:
+            """Save until training could continue."""
             training.run.state.save(Path(folder) / "saved", keep_last=1, beside_training=beside_training)
 
         result = compare(

@@ -62,6 +62,7 @@ def build_inputs(
     num_glyph, num_vision = (PADDED["glyph"], PADDED["vision"]) if padded else (0, 0)
 
     def normal(*shape: int) -> Tensor:
+        """Return noise of `rows` rows."""
         return torch.randn(rows, *shape, generator=generator, **options)
 
     return {
@@ -85,6 +86,7 @@ def training_pass(transformer: nn.Module, inputs: dict[str, Any]) -> Callable[[]
     """Return a forward and backward pass, under autocast where the weights are bf16."""
 
     def run() -> None:
+        """Leave no gradients behind."""
         _output(transformer, inputs).float().square().mean().backward()
         transformer.zero_grad(set_to_none=True)
 

@@ -60,6 +60,7 @@ def _transition() -> Result:
         return density.mean(dim=tuple(range(1, density.ndim)))
 
     def ours() -> Tensor:
+        """The same through the scheduler."""
         mean, std = scheduler.transition(velocity, sample, 7, sde_type="sage_grpo", eta=0.5)
         following = scheduler.sample_next(mean, std, noise)
         return scheduler.log_prob(following, mean, std, sde_type="sage_grpo")
@@ -74,6 +75,7 @@ def _encode(stock: HunyuanVideo15Pipeline, ours: HunyuanVideoGRPOPipeline, texts
 
     @torch.no_grad()
     def per_video() -> None:
+        """Encode as a pipeline call per video does."""
         for text in pair * (NUM_VIDEOS // 2):
             stock.encode_prompt(text, device=device())
 
@@ -81,9 +83,11 @@ def _encode(stock: HunyuanVideo15Pipeline, ours: HunyuanVideoGRPOPipeline, texts
 
 
 def _decode(stock: HunyuanVideo15Pipeline, ours: HunyuanVideoGRPOPipeline, latents: Tensor) -> Result:
+    """Compare decoding small videos together with decoding them one by one through the stock VAE."""
 
     @torch.no_grad()
     def one_by_one() -> list[Tensor]:
+        """Decode each video alone."""
         return [stock.vae.decode(row[None] / stock.vae.config.scaling_factor).sample for row in latents]
 
     return compare(
@@ -97,6 +101,7 @@ def _score(videos: Tensor, texts: list[str]) -> Result:
     prompts = texts[: len(videos)]
 
     def through_files() -> None:
+        """Score each video from its mp4."""
         with TemporaryDirectory() as folder:
             for number, (video, prompt) in enumerate(zip(videos, prompts, strict=True)):
                 path = Path(folder) / f"{number}.mp4"
@@ -109,6 +114,7 @@ def _score(videos: Tensor, texts: list[str]) -> Result:
 
 
 def _adamw(pipeline: HunyuanVideoGRPOPipeline) -> Result:
+    """Compare AdamW's fused step with its default."""
     optimizers = []
     for fused in (None, True):
         parameters = [torch.nn.Parameter(p.detach().clone()) for p in pipeline.transformer.parameters()]

@@ -61,6 +61,7 @@ def _together(run: Callable[[], None], *, threads: int) -> Callable[[], None]:
     """Let all ranks begin and end a run together, with `threads` threads each."""
 
     def timed() -> None:
+        """Run between two barriers."""
         torch.set_num_threads(threads)
         dist.barrier()
         run()

@@ -105,7 +105,8 @@ def _verdict(plan: "Plan") -> str:
 def _print_search(search: "Search") -> dict:
     """Print which `sp_size` costs least and the largest values that fit; returns them."""
 
-    def begin(number: int, what: str) -> None:  # each of them may take minutes
+    def begin(number: int, what: str) -> None:
+        """Say what is tried now, since each of them may take minutes."""
         complain(f"scripts.plan: searching, {number} of {1 + len(SEARCHED)}: {what} ...")
 
     begin(1, "sp_size")

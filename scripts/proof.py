@@ -137,6 +137,7 @@ def all_evidence(root: Path = ROOT) -> dict[str, Evidence]:
     read = {path.stem: Evidence(**json.loads(path.read_text(encoding="utf-8"))) for path in paths}
 
     def holds(found: Evidence) -> bool:
+        """Whether the run went well, and its files still say what they said."""
         same = all(digest == digest_of(root / config) for config, digest in found.configs.items())
         return same and NEEDED[found.level] in found.numbers and not found.numbers.get("surprises")
 

@@ -28,6 +28,12 @@ from hyvideo.models.lora_keys import adapter_to_diffusers, has_original_keys, mo
 ADAPTER = "default"
 ADAPTER_FILE = "pytorch_lora_weights.safetensors"
 
+_MISFITS = (
+    *(OSError, RuntimeError, ValueError, TypeError, SafetensorError),
+    *(ArithmeticError, AttributeError, LookupError, AssertionError),
+)
+"""What the libraries fail with on an adapter of another form."""
+
 _ABOUT = ("auto_mapping", "base_model_name_or_path", "inference_mode", "init_lora_weights", "peft_version", "revision")
 """Settings that say where an adapter is from, or how it was initialised: they are left out."""
 
@@ -144,7 +150,7 @@ def load_lora(transformer: HunyuanVideo15Transformer3DModel, folder: str | Path)
             transformer.load_lora_adapter(
                 tensors, adapter_name=ADAPTER, prefix=None, metadata=settings, low_cpu_mem_usage=empty
             )
-    except Exception as error:  # the libraries fail in many ways on an adapter of another form
+    except _MISFITS as error:
         raise ValueError(
             f"lora path: the adapter in '{path}' does not fit this transformer: {str(error)[:1000]}"
         ) from error
@@ -159,7 +165,8 @@ def load_lora(transformer: HunyuanVideo15Transformer3DModel, folder: str | Path)
             f"lora path: the adapter in '{path}' is not whole: it lacks {', '.join(lacking[:3])} ({len(lacking)} "
             "weights in all). Save or download it again."
         )
-    for name in [name for name, p in transformer.named_parameters() if p.is_meta and base_weight(name) is None]:
+    lent = [name for name, p in transformer.named_parameters() if p.is_meta and base_weight(name) is None]
+    for name in lent:
         value = tensors[name.replace(f".{ADAPTER}.", ".")]
         set_module_tensor_to_device(transformer, name, "cpu", value=value, dtype=value.dtype)
 

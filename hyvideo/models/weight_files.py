@@ -1,8 +1,9 @@
 """Weights on disk that are read tensor by tensor, or by rows of one, without ever holding a whole file in memory."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from pickle import UnpicklingError
 
 import torch
 from pydantic_core import from_json
@@ -14,8 +15,14 @@ from hyvideo.config.outside import read_file
 MAPPED_BYTES = 2**28
 """A file is reopened after this many bytes: what was read from a mapped file stays in memory until it is closed."""
 
+_DAMAGES = (
+    *(UnpicklingError, EOFError, OSError, RuntimeError, ValueError, TypeError),
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError),
+)
+"""What `torch.load` fails with on a damaged file."""
 
-class WeightSource(Protocol):
+
+class WeightSource(ABC):
     """Named tensors that can be read piecewise.
 
     Attributes:
@@ -26,10 +33,11 @@ class WeightSource(Protocol):
     """
 
     where: str
-    fits: str = "their config.json"
-    advice: str = "Download this component again, or correct its config.json."
+    fits = "their config.json"
+    advice = "Download this component again, or correct its config.json."
     shapes: Mapping[str, tuple[int, ...]]
 
+    @abstractmethod
     def read(self, name: str, rows: Sequence[tuple[int, int]] | None) -> Tensor:
         """Return tensor `name`, or its row ranges `rows` one after the other."""
 
@@ -103,7 +111,7 @@ def read_pickled(path: Path) -> dict[str, Tensor]:
     _require_file(path)
     try:
         content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except Exception as error:  # it reads a damaged file until something does not fit
+    except _DAMAGES as error:
         raise ValueError(f"Cannot read '{path}': {error}. The file is damaged; download it again.") from error
     content = content.get("state_dict", content) if isinstance(content, dict) else content
     if not isinstance(content, dict):

@@ -103,6 +103,7 @@ class Trackers:
         """Log videos with their prompts and rewards, where the tracker shows videos."""
 
         def show(tracker: GeneralTracker) -> None:
+            """Show the videos, or nothing."""
             if tracker.name == "tensorboard":
                 _show_in_tensorboard(tracker, step, videos)
             elif tracker.name == "wandb":

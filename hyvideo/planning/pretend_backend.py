@@ -90,6 +90,7 @@ def _computed_in(operation: Any, dtype: torch.dtype | None) -> Callable[..., Any
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        """Compute it in that precision."""
         target = dtype or torch.get_autocast_dtype(NAME)
 
         def cast(value: Tensor) -> Tensor:

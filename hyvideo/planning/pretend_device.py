@@ -137,9 +137,10 @@ class PretendDevice(PeakMemory):
         if not all(isinstance(value, FakeTensor) for value in _tensors_in(args) + _tensors_in(kwargs.values())):
 
             def enter(value: Tensor) -> Tensor:
+                """Take a tensor that was made outside into the rehearsal."""
                 return value if isinstance(value, FakeTensor) else self._fake.from_tensor(value)
 
-            args, kwargs = tree_map_only(Tensor, enter, (args, kwargs))  # those that were made outside
+            args, kwargs = tree_map_only(Tensor, enter, (args, kwargs))
         try:
             with self._fake:
                 return operation(*args, **kwargs)

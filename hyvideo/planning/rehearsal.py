@@ -200,6 +200,7 @@ def rehearse_extrapolated(config: Config, networks: Networks, **sizes: int) -> R
     share = (layers - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0])
 
     def on_line(name: str) -> dict[Any, float]:
+        """Extrapolate one kind of numbers, key by key."""
         first, second = Counter(getattr(few, name)), Counter(getattr(more, name))
         return {key: first[key] + share * (second[key] - first[key]) for key in second}
 
@@ -213,6 +214,7 @@ def told_by_this_rank() -> Iterator[None]:
     """Let what ranks tell each other be what this one says."""
 
     def gather(values: list, value: object, *args: object) -> None:
+        """Fill the list with this rank's value."""
         values[:] = [value] * len(values)
 
     with patch.object(dist, "all_gather_object", gather), patch.object(dist, "broadcast_object_list", lambda *_: None):

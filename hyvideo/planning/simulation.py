@@ -157,6 +157,7 @@ def give_memory(network: nn.Module, device: str = NAME) -> None:
     """Put a network's weights from the meta device on the pretended one, or in pretended host memory (`cpu`)."""
 
     def made(weight: Tensor) -> Tensor:
+        """Return a weight of the same shape and dtype that has memory."""
         return torch.empty(weight.shape, dtype=weight.dtype, device=device)
 
     for module in network.modules():

@@ -21,6 +21,7 @@ def markdown_of(comparison: Comparison) -> str:
     ]
 
     def share(model: str, other: str) -> str:
+        """Write how often one model wins against another; nothing for a model against itself."""
         if model == other:
             return ""
         rate = comparison.win_rates[metrics[0]][model][other]

@@ -167,6 +167,7 @@ def _facts(run: RunRecord) -> dict[str, Shown]:
     """Collect the numbers of the run's last tenth, its last validation, and its failures, and what they are of."""
 
     def fact(value: str, about: str, *, alarming: bool = False) -> Shown:
+        """Return a number in words, with what it is of, as the template shows it."""
         return {"value": value, "about": about, "alarming": alarming}
 
     def recent(values: np.ndarray, unit: str, words: Callable[[float], str]) -> Shown:

@@ -6,7 +6,7 @@ import os
 from typing import Annotated
 
 from PIL import Image
-from pydantic import AliasPath, BaseModel, Field
+from pydantic import BaseModel, Field
 from torch import Tensor
 
 from hyvideo.models.reward_models.registry import RewardContext
@@ -24,18 +24,40 @@ class _Token(BaseModel):
     logprob: Annotated[float, Field(le=0.01)]  # some servers round above 0; what is far above overflows its exponential
 
 
-class Completion(BaseModel):
-    """What is read of an answer: its first choice's text, and the likeliest tokens at its first place."""
+class _Position(BaseModel):
+    top_logprobs: list[_Token] = []
 
-    choices: Annotated[list[dict], Field(min_length=1)]
-    text: str | None = Field(None, validation_alias=AliasPath("choices", 0, "message", "content"))
-    tokens: list[_Token] = Field([], validation_alias=AliasPath("choices", 0, "logprobs", "content", 0, "top_logprobs"))
+
+class _LogProbs(BaseModel):
+    content: list[_Position] | None = None
+
+
+class _Message(BaseModel):
+    content: str | None = None
+
+
+class _Choice(BaseModel):
+    message: _Message = _Message()
+    logprobs: _LogProbs | None = None
+
+
+class Completion(BaseModel):
+    """What is read of an answer."""
+
+    choices: Annotated[list[_Choice], Field(min_length=1)]
 
 
 class ChatServer:
-    """A model of a chat server; many threads may ask at once. The arguments are as in `Exchange`.
+    """A model of a chat server; many threads may ask at once.
 
-    `url` ends in `/v1`; `model` is the name it is served under.
+    Args:
+        url: up to and with `/v1`.
+        model: the name it is served under.
+        context: limits of the requests.
+        setting: what names the address, for messages.
+
+    Raises:
+        ValueError: `url` is no address.
     """
 
     def __init__(self, url: str, model: str, context: RewardContext, setting: str) -> None:
@@ -44,20 +66,33 @@ class ChatServer:
         self._exchange = Exchange(url, key, context, setting=setting, variable=KEY_VARIABLE)
 
     def reply(self, text: str) -> str:
-        """Return the answer to a text; a Fault if there is none after all retries, a RewardFailureError if refused."""
-        return self._complete([{"type": "text", "text": text}], max_tokens=2048, temperature=0.7).text or ""
+        """Return the answer to a text.
+
+        Raises:
+            Fault: there is none, after all retries.
+            RewardFailureError: the server refused.
+        """
+        answer = self._complete([{"type": "text", "text": text}], max_tokens=2048, temperature=0.7)
+        return answer.choices[0].message.content or ""
 
     def first_token(self, frames: Tensor, text: str) -> dict[str, float]:
-        """Return log-probabilities of the likeliest first tokens of the answer to uint8 frames `[N, H, W, 3]` and text.
+        """Return log-probabilities of the likeliest first tokens of the answer to images and a text.
 
-        Errors are those of `reply`; an answer without log-probabilities is a Fault.
+        Args:
+            frames: uint8 `[N, H, W, 3]`.
+            text: what is asked about them.
+
+        Raises:
+            Fault: there is no answer, or one without log-probabilities, after all retries.
+            RewardFailureError: the server refused.
         """
         images = [{"type": "image_url", "image_url": {"url": _data_url(frame)}} for frame in frames]
         content = [*images, {"type": "text", "text": text}]
         answer = self._complete(content, max_tokens=1, temperature=0, logprobs=True, top_logprobs=TOP)
-        if not answer.tokens:
+        told = answer.choices[0].logprobs
+        if told is None or not told.content or not told.content[0].top_logprobs:
             raise Fault(f"server {self.url}: {self.model} answers without log-probabilities, which are needed")
-        return {token.token: token.logprob for token in answer.tokens}
+        return {token.token: token.logprob for token in told.content[0].top_logprobs}
 
     def _complete(self, content: list[dict[str, object]], **how: object) -> Completion:
         request = {"model": self.model, "messages": [{"role": "user", "content": content}], **how}

@@ -203,9 +203,11 @@ def _limited(app: ASGIApp, max_bytes: int) -> ASGIApp:
     """Answer 413 to a request that turns out to be too large, without storing it."""
 
     async def limited(scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, counting what it sends."""
         received = 0
 
         async def counted() -> Message:
+            """Receive the next piece; answer 413 when they have become too many bytes."""
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
