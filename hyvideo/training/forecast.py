@@ -21,7 +21,7 @@ from hyvideo.algorithms.optimizer import Optimization, Step, build_optimizers, s
 from hyvideo.config.schema import Config
 from hyvideo.data.prompts import Prompt
 from hyvideo.distributed.collectives import average_gradients, gather, whole
-from hyvideo.evaluation.intervals import Interval, bootstrap_interval
+from hyvideo.evaluation.intervals import Interval
 from hyvideo.grpo.advantages import groups_without_spread
 from hyvideo.grpo.timesteps import Pairs
 from hyvideo.training.collect import collect, gain_over
@@ -318,20 +318,22 @@ def outlook_of(
 
     `base` are the held-out rewards `[N]` of the policy as it is, with NaN for a failed score, and `tried` `[R, 2, N]`
     those after a step up and one down along each of R rounds' gradients. `most` is there to be gained, and `first`
-    updates are made already.
+    updates are made already. Intervals resample rounds and videos.
     """
-    up, down = tried.mean(0)
-    taught, spoilt = (up - down) / 2, base - (up + down) / 2
-    whole_pairs = np.isfinite(taught) & np.isfinite(spoilt)
-    taught, spoilt = taught[whole_pairs], spoilt[whole_pairs]
+    taught, spoilt = (tried[:, 0] - tried[:, 1]) / 2, base - tried.mean(1)
+    scored = np.isfinite(taught + spoilt).all(0)
+    taught, spoilt = taught[:, scored], spoilt[:, scored]
     travelled, length = walk(config, rate, first)
     follows = ADAM_OVER_SIGN * travelled / length / math.sqrt(config.grpo.updates_per_rollout)
-    drawn = np.random.default_rng(0).integers(0, len(taught), (_RESAMPLES, len(taught)))
-    gains = expected_gain(follows * taught[drawn].mean(1), spoilt[drawn].mean(1), most)
-    gain = float(expected_gain(follows * taught.mean(), spoilt.mean(), most))
-    low, high = (float(end) for end in np.percentile(gains, (2.5, 97.5)))
-    interval = Interval(gain, low, high, len(taught))
-    return Outlook(rate, length, bootstrap_interval(taught), bootstrap_interval(spoilt), interval)
+    rng = np.random.default_rng(0)
+    rounds, videos = (rng.integers(0, count, (_RESAMPLES, count)) for count in taught.shape)
+    means = [(of.mean(), of[rounds[:, :, None], videos[:, None]].mean((1, 2))) for of in (taught, spoilt)]
+    gains = [expected_gain(follows * up, down, most) for up, down in zip(*means, strict=True)]
+    found = []
+    for mean, resampled in (*means, gains):
+        low, high = np.percentile(resampled, (2.5, 97.5))
+        found.append(Interval(float(mean), float(low), float(high), int(scored.sum())))
+    return Outlook(rate, length, *found)
 
 
 def expected_gain(signal: np.ndarray | float, spoilt: np.ndarray | float, most: float) -> np.ndarray:

@@ -16,9 +16,9 @@ from hyvideo.models.reward_models.credit import Grid
 from hyvideo.models.reward_models.moving_shapes import MovingShapesReward
 from hyvideo.models.reward_models.registry import RewardContext
 from scripts.paper.drawing import BLUE, GREEN, ORANGE, name_rows, new_figure, tidy
-from scripts.paper.learning_rates import publish_tuned, rate_of
 from scripts.paper.study import Claim, Study, paragraph
 from scripts.paper.sweep import Arm, claim_ahead, difference, draw_arm, gain, setup_text, tiny_config
+from scripts.paper.tuning import publish_tuned, tuned_settings
 
 ROUNDS = 12
 COLOURS = {"true": GREEN, "shuffled": ORANGE, "uniform": BLUE}
@@ -45,7 +45,7 @@ class Mapped(MovingShapesReward):
 
 
 def arms(docs: Path) -> list[Arm]:
-    """One for each kind of map, at SAGE's tuned rate."""
+    """One for each kind of map, at SAGE's tuned rate and noise."""
     name, weights = f"{__package__}.credit:Mapped", dict(tiny_config().reward.reward_weights)
     return [
         Arm(
@@ -53,7 +53,7 @@ def arms(docs: Path) -> list[Arm]:
             {
                 "reward_config": {"models": {name: {"sub_reward": weights, "options": {"kind": kind}}}},
                 "reward_credit": name,
-                "learning_rate": rate_of("sage_grpo", docs),
+                **tuned_settings("sage_grpo", docs),
             },
         )
         for kind in COLOURS

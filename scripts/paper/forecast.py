@@ -96,8 +96,12 @@ def make_forecasts(budget: Namespace) -> tuple[dict[str, dict[str, Any]], int]:
         found = json.loads((folder / "forecast.json").read_text())
         return {
             "base_std": found["base_std"],
-            "gain": {f"{one['rate']:.1e}": one["gain"]["mean"] for one in found["outlooks"]},
+            "best": found["groups"]["best"],
             "videos": found["gradient"]["videos"],
+            **{
+                part: {f"{one['rate']:.1e}": one[part]["mean"] for one in found["outlooks"]}
+                for part in ("taught", "spoilt", "gain")
+            },
         }
 
     asked = [(name, seed) for seed in budget.seeds for name in SETUPS]

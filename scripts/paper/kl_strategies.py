@@ -15,10 +15,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from scripts.paper.drawing import BLACK, BLUE, GREEN, ORANGE, PINK, name_rows, new_figure, tidy
-from scripts.paper.learning_rates import publish_tuned, rate_of
 from scripts.paper.runs import REPOSITORY
 from scripts.paper.study import FAILS, HOLDS, Claim, Study, paragraph
 from scripts.paper.sweep import Arm, claim_ahead, difference, draw_arm, gain, setup_text
+from scripts.paper.tuning import publish_tuned, tuned_settings
 
 ROUNDS = 12
 WEIGHTS = (1e-5, 0.01, 0.1, 1.0, 10.0)
@@ -36,12 +36,12 @@ PANELS = (*((2, weight) for weight in WEIGHTS), (1, 1.0))
 
 def arms(docs: Path) -> list[Arm]:
     """Every strategy of every panel; without a KL term the weight makes no difference, so there is one arm of it."""
-    rate = rate_of("sage_grpo", docs)
+    tuned = tuned_settings("sage_grpo", docs)
     found = {}
     for updates, weight in PANELS:
         for strategy, settings in STRATEGIES.items():
             found[label_of(strategy, updates, weight)] = {
-                "learning_rate": rate,
+                **tuned,
                 "updates_per_rollout": updates,
                 "kl_schedule": "fixed",
                 "update_ref_model_step": ANCHOR_STEPS,

@@ -14,10 +14,10 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from scripts.paper.drawing import COLOURS, SAMPLERS, name_rows, new_figure, tidy
-from scripts.paper.equalizer import LOOKS, ROUNDS
-from scripts.paper.learning_rates import publish_tuned, rate_of
+from scripts.paper.equalizer import ROUNDS
 from scripts.paper.study import Claim, Study, paragraph
 from scripts.paper.sweep import Arm, claim_ahead, difference, draw_arm, gain, setup_text
+from scripts.paper.tuning import publish_tuned, tuned_settings
 
 SETTINGS = {"A": {"reward_weights": {"VQ": 1.0, "MQ": 1.0, "TA": 1.0}}, "B": {}}
 """Setting B is the schema's default, so its runs are those of the equalizer study."""
@@ -26,12 +26,9 @@ COLUMNS = ("Overall", "VQ", "MQ", "TA")
 
 
 def arms(docs: Path) -> list[Arm]:
-    """Every sampler under both settings, with the equalizer, at its tuned rate."""
+    """Every sampler under both settings, with the equalizer, at its tuned rate and noise."""
     return [
-        Arm(
-            label_of(sampler, setting),
-            {"sde_type": sampler, "use_grad_balancing": True, "learning_rate": rate_of(sampler, docs), **weights},
-        )
+        Arm(label_of(sampler, setting), {"use_grad_balancing": True, **tuned_settings(sampler, docs), **weights})
         for setting, weights in SETTINGS.items()
         for sampler in SAMPLERS
     ]
@@ -96,4 +93,4 @@ def claims(found: Mapping[str, Any]) -> Sequence[Claim]:
 STUDY = Study("results_table", "Samplers under reward settings A and B", draw, describe, claims)
 
 if __name__ == "__main__":
-    sys.exit(publish_tuned(STUDY, arms, sys.argv[1:], __doc__, ROUNDS, LOOKS))
+    sys.exit(publish_tuned(STUDY, arms, sys.argv[1:], __doc__, ROUNDS))

@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from hyvideo.observability.metrics import METRIC_MEANINGS
 from scripts.paper import results_table
 from scripts.paper.drawing import BLUE, ORANGE, name_rows, new_figure, tidy
-from scripts.paper.learning_rates import publish_tuned
-from scripts.paper.results_table import LOOKS, ROUNDS, SETTINGS, label_of
+from scripts.paper.results_table import ROUNDS, SETTINGS, label_of
 from scripts.paper.study import Claim, Study, paragraph
 from scripts.paper.sweep import Arm, difference, draw_arm, setup_text, verdict
+from scripts.paper.tuning import publish_tuned
 
 LABELS = {setting: label_of("sage_grpo", setting) for setting in SETTINGS}
 
@@ -64,4 +64,4 @@ def claims(found: Mapping[str, Any]) -> Sequence[Claim]:
 STUDY = Study("reward_settings", "Reward settings A and B", draw, describe, claims)
 
 if __name__ == "__main__":
-    sys.exit(publish_tuned(STUDY, arms, sys.argv[1:], __doc__, ROUNDS, LOOKS))
+    sys.exit(publish_tuned(STUDY, arms, sys.argv[1:], __doc__, ROUNDS))

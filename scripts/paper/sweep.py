@@ -263,7 +263,7 @@ def setup_text(found: Mapping[str, Any]) -> str:
     least, most = min(counts), max(counts)
     seeds = seeds_text(most) if least == most else f"{least} to {seeds_text(most)}"
     unfinished = "" if least == len(budget["seeds"]) else f" (not all {len(budget['seeds'])} are finished)"
-    untuned = "" if found["tuned"] else " The learning rates are not tuned yet: they are those of configs/tiny.yaml."
+    untuned = "" if found["tuned"] else " Nothing is tuned yet, so rates and noise are those of configs/tiny.yaml."
     return (
         f"Every run has {budget['rounds']} rounds of 32 videos, with {seeds} per arm{unfinished}. The base model's "
         f"held-out reward is {found['base']['reward']:+.2f}.{untuned}"

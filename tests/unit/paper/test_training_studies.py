@@ -19,13 +19,12 @@ from scripts.paper import (
     forecast,
     guard,
     kl_strategies,
-    learning_rates,
     over_optimization,
     results_table,
     reward_settings,
+    tuning,
 )
 from scripts.paper.drawing import SAMPLERS
-from scripts.paper.learning_rates import rate_of
 from scripts.paper.study import DOCS, FAILS, HOLDS, OPEN, read_found
 from scripts.paper.sweep import Arm, base_model, base_run, run_of, tiny_config, train_and_publish
 from tests.support.trained_arms import budget_of, finish, finish_run
@@ -37,7 +36,7 @@ STUDIES = {
     "equalizer": (equalizer.STUDY, equalizer.arms),
     "results_table": (results_table.STUDY, results_table.arms),
     "kl_strategies": (kl_strategies.STUDY, kl_strategies.arms),
-    "learning_rates": (learning_rates.STUDY, lambda docs: learning_rates.arms()),
+    "tuning": (tuning.STUDY, lambda docs: tuning.arms()),
     "algorithms": (algorithms.STUDY, algorithms.arms),
     "credit": (credit.STUDY, credit.arms),
     "algorithm_rates": (algorithm_rates.STUDY, lambda docs: algorithms.grid()),
@@ -83,8 +82,11 @@ def test_a_forecast_is_judged_by_the_order_of_what_came(tmp_path):
         for seed in budget.seeds:
             folder = tmp_path / "runs" / f"forecast-{number}-seed{seed}"
             folder.mkdir(parents=True)
-            outlooks = [{"rate": rate, "gain": {"mean": foretold[name, rate]}} for rate in forecast.RATES]
-            found = {"base_std": 2.0, "gradient": {"videos": 300.0}, "outlooks": outlooks}
+            outlooks = [
+                {"rate": rate, **{part: {"mean": foretold[name, rate]} for part in ("taught", "spoilt", "gain")}}
+                for rate in forecast.RATES
+            ]
+            found = {"base_std": 2.0, "groups": {"best": 1.0}, "gradient": {"videos": 300.0}, "outlooks": outlooks}
             (folder / "forecast.json").write_text(json.dumps(found))
     by_label = {forecast.label_of(name, rate): gain for (name, rate), gain in foretold.items()}
     finish(forecast.grid(), budget, lambda arm, seed: by_label[arm.label] / 4)  # the reward is twice the metric
@@ -224,43 +226,37 @@ def test_without_any_run_nothing_is_written(tmp_path, capsys):
     assert "no finished run" in capsys.readouterr().out and not (tmp_path / "docs").exists()
 
 
-def test_the_best_rate_of_the_grid_is_what_the_studies_train_with(tmp_path):
-    peak = {"sage_grpo": 3e-5, "flow_grpo": 1e-4, "dance_grpo": 1e-5, "cps": 1e-4}
-    without = {**peak, "sage_grpo": 1e-4}
-    published(
-        tmp_path,
-        "learning_rates",
-        "--seeds",
-        "101",
-        "102",
-        gain=lambda arm, seed: float(
-            arm.settings["learning_rate"]
-            == (peak if arm.settings.get("use_grad_balancing", True) else without)[arm.settings["sde_type"]]
-        ),
-    )
-    arms = equalizer.arms(tmp_path / "docs")
-    for on, rates in ((True, peak), (False, without)):
-        chosen = [arm.settings for arm in arms if arm.settings["use_grad_balancing"] is on]
-        assert {settings["sde_type"]: settings["learning_rate"] for settings in chosen} == rates
-    assert {arm.settings["learning_rate"] for arm in kl_strategies.arms(tmp_path / "docs")} == {peak["sage_grpo"]}
+def test_the_best_cell_of_the_grid_is_what_the_studies_train_with(tmp_path):
+    peak = {"sage_grpo": (3e-5, 0.5), "flow_grpo": (1e-4, 0.7), "dance_grpo": (3e-5, 0.25), "cps": (1e-4, 0.5)}
+    without = {**peak, "sage_grpo": (1e-4, 0.25)}
+
+    def gain(arm: Arm, seed: int) -> float:
+        best = peak if arm.settings.get("use_grad_balancing", True) else without
+        return float((arm.settings["learning_rate"], arm.settings["eta"]) == best[arm.settings["sde_type"]])
+
+    published(tmp_path, "tuning", "--seeds", "101", "102", gain=gain)
+    docs = tmp_path / "docs"
+    for on, cells in ((True, peak), (False, without)):
+        chosen = [arm.settings for arm in equalizer.arms(docs) if arm.settings["use_grad_balancing"] is on]
+        assert {found["sde_type"]: (found["learning_rate"], found["eta"]) for found in chosen} == cells
+    for study in (kl_strategies, credit):
+        assert {(arm.settings["learning_rate"], arm.settings["eta"]) for arm in study.arms(docs)} == {(3e-5, 0.5)}
 
 
 def test_a_grid_that_is_not_whole_tunes_nothing(tmp_path):
     budget = budget_of(tmp_path, "--seeds", "101", "102")
-    finish(learning_rates.arms()[:-1], budget, lambda arm, seed: arm.settings["learning_rate"])
-    assert train_and_publish(learning_rates.STUDY, learning_rates.arms(), budget, tuned=False) == 0
-    assert rate_of("sage_grpo", tmp_path / "docs") == 3e-5
+    finish(tuning.arms()[:-1], budget, lambda arm, seed: arm.settings["learning_rate"])
+    assert train_and_publish(tuning.STUDY, tuning.arms(), budget, tuned=False) == 0
+    usual = tiny_config()
+    expected = {"sde_type": "cps", "learning_rate": usual.optimizer.learning_rate, "eta": usual.rollout.eta}
+    assert tuning.tuned_settings("cps", tmp_path / "docs") == expected
     assert "none until the grid is whole" in " ".join((tmp_path / "docs/claims.md").read_text().split())
 
 
 def test_the_grid_is_measured_on_other_prompts_than_the_studies_base_included(tmp_path):
     budget = budget_of(tmp_path)
-    bases = [base_run(arms, budget) for arms in (learning_rates.arms(), equalizer.arms(budget.docs))]
+    bases = [base_run(arms, budget) for arms in (tuning.arms(), equalizer.arms(budget.docs))]
     assert "train.csv" in bases[0].settings["valid_video_csv"] and "valid_video_csv" not in bases[1].settings
-
-
-def test_before_there_is_a_grid_all_samplers_train_at_the_rate_of_the_tiny_config(tmp_path):
-    assert rate_of("cps", tmp_path) == tiny_config().optimizer.learning_rate == 3e-5
 
 
 def test_studies_share_the_runs_they_have_in_common(tmp_path):

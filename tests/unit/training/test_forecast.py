@@ -75,6 +75,14 @@ def test_an_outlook_follows_from_steps_up_and_down():
     assert outlook_of(config, 1e-4, base, tried, most=2.0).gain.num == 39
 
 
+def test_the_interval_of_an_outlook_is_as_wide_as_its_rounds_lie_apart():
+    config = load_config(["--config", "configs/tiny.yaml", "--max_steps", "4"])
+    base, taught = np.linspace(-1, 1, 40), np.array([0.1, 0.3])[:, None]
+    found = outlook_of(config, 1e-4, base, np.stack([base + taught, base - taught], axis=1), most=2.0)
+    assert [found.taught.low, found.taught.mean, found.taught.high] == pytest.approx([0.1, 0.2, 0.3])
+    assert found.gain.low < 0.6 * found.gain.mean and found.spoilt.high == pytest.approx(0)
+
+
 @pytest.mark.parametrize("method", ALGORITHMS)
 def test_gradients_are_those_of_the_rounds_updates_and_none_is_followed(make_training: Make, method: str):
     training = make_training(**ALGORITHMS[method], updates_per_rollout=2)
