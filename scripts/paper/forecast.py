@@ -98,7 +98,7 @@ def make_forecasts(budget: Namespace) -> tuple[dict[str, dict[str, Any]], int]:
             "base_std": found["base_std"],
             "best": found["groups"]["best"],
             "videos": found["gradient"]["videos"],
-            **{
+            **{  # all that the gain is worked out from, so that another formula can be tried
                 part: {f"{one['rate']:.1e}": one[part]["mean"] for one in found["outlooks"]}
                 for part in ("taught", "spoilt", "gain")
             },
