@@ -178,7 +178,9 @@ def readable(folder: Path, what: str) -> Iterator[None]:
         if isinstance(error, ValueError) and str(folder) in str(error):
             raise
         reason = f"{error!s:.1000} ({type(error).__name__})"
-        raise ValueError(f"Cannot load {what} from '{folder}': {reason}. Download it again.") from error
+        raise ValueError(
+            f"Cannot load {what} from '{folder}': {reason}. Download it again. If the files are whole, please report this."
+        ) from error
 
 
 def read_json(path: Path) -> dict[str, Any]:

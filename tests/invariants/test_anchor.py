@@ -80,6 +80,7 @@ def test_a_share_of_the_anchors_passes_has_the_mean_of_all(make_training, kl_com
     move_policy(training)
     trajectory = collect_round(training)
     compared = algorithm.compare(trajectory)
+    assert (compared.anchor_means is None) == (kl_compute_mode == "training_phase")  # then the update computes them
     steps = algorithm._choose_steps(trajectory)
     recorder = GradientRecorder(algorithm.optimization.parameters.values(), lr=0.0)
     algorithm.optimization.optimizers = [recorder]

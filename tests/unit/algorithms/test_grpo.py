@@ -16,7 +16,7 @@ from hyvideo.training.run import Training
 from tests.support.training import REPOSITORY, GradientRecorder, collect_round, pairs_of, update
 
 SHIFT, STEPS, ETA, CLAMP = 3.0, 4, 0.5, 3e-3
-CLIP = 0.02
+CLIP, CLIP_HIGH = 0.02, 0.03
 COEFFICIENT = 3.0
 """Large, so that the trust region weighs as much as the reward."""
 
@@ -68,7 +68,7 @@ def reference(
             anchored = step.law(anchor, trajectory, [row], index)
         log_prob = law.log_prob(trajectory.rollout.latents[row, index + 1]).mean()
         ratio = (log_prob - trajectory.rollout.log_probs[row, index]).exp()
-        gain, bounded = advantage * ratio, advantage * ratio.clamp(1 - CLIP, 1 + CLIP)
+        gain, bounded = advantage * ratio, advantage * ratio.clamp(1 - CLIP, 1 + CLIP_HIGH)
         policy = -median / step.gradient_norm * torch.minimum(gain, bounded)
         position = kl_divergence(law, anchored).mean() if moving else torch.zeros(())
         error = ((law.mean - trajectory.rollout.means[row, index]).abs() / law.stddev).max()
@@ -94,6 +94,7 @@ def test_an_update_follows_the_gradient_of_the_papers_loss(
             dual_kl_moving_weight=weights[0],
             dual_kl_step_weight=0.3,
             clip_range=CLIP,
+            clip_range_high=CLIP_HIGH,
             mini_batch_size_per_update=3,
             max_grad_norm=0.1,
         )
