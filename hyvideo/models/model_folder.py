@@ -179,7 +179,7 @@ def readable(folder: Path, what: str) -> Iterator[None]:
             raise
         reason = f"{error!s:.1000} ({type(error).__name__})"
         raise ValueError(
-            f"Cannot load {what} from '{folder}': {reason}. Download it again. If the files are whole, please report this."
+            f"Cannot load {what} from '{folder}': {reason}. Download it again, or report this if the files are whole."
         ) from error
 
 
