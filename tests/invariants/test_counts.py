@@ -9,6 +9,7 @@ import torch
 from hyvideo.algorithms.algorithm import Evaluations
 from hyvideo.config.schema import Config
 from hyvideo.training.run import Training
+from tests.support.equal_runs import rows_of
 
 DEFAULTS = Config()
 NUM_STEPS = DEFAULTS.rollout.grpo_sampling_steps
@@ -49,6 +50,7 @@ def test_network_calls_of_the_default_method(make_training: Callable[..., Traini
         evaluations = NUM_VIDEOS * (cost.rollout + anchor + cost.update)
         calls.pop("text_encoder_2", None)  # one of the prompts quotes a text
         assert calls == {"text_encoder": 1, "transformer": evaluations, "rows": 2 * evaluations, "videos": NUM_VIDEOS}
+        assert rows_of(training.run.folder.path)[-1]["update/evaluations"] == NUM_VIDEOS * cost.update
         calls.clear()
 
 
@@ -99,4 +101,5 @@ def test_nft_costs_what_it_says(make_training: Callable[..., Training], kl_weigh
     for spared in (cost.update, 0):  # in the first round the old policy is the policy
         training.make_round()
         assert calls["rows"] == 4 * (cost.rollout + cost.anchor - spared + cost.update)
+        assert rows_of(training.run.folder.path)[-1]["update/evaluations"] == 4 * cost.update
         calls.clear()
