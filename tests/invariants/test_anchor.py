@@ -79,12 +79,14 @@ def test_a_share_of_the_anchors_passes_has_the_mean_of_all(make_training, kl_com
     algorithm, evaluated = training.algorithm, []
     move_policy(training)
     trajectory = collect_round(training)
-    compared = algorithm.compare(trajectory)
-    assert (compared.anchor_means is None) == (kl_compute_mode == "training_phase")  # then the update computes them
     steps = algorithm._choose_steps(trajectory)
     recorder = GradientRecorder(algorithm.optimization.parameters.values(), lr=0.0)
     algorithm.optimization.optimizers = [recorder]
     counter = training.policy.transformer.register_forward_hook(lambda *call: evaluated.append(len(call[2][0])))
+    algorithm.anchor.policy_moved()
+    compared = algorithm.compare(trajectory)
+    before = steps.numel() // 4 if kl_compute_mode == "rollout_phase" else 0  # otherwise the update makes the passes
+    assert sum(evaluated) == before
 
     def measured(weights: Tensor | None) -> tuple[Tensor, Tensor, int]:
         """Position term, gradient and rows of the passes without gradient."""
