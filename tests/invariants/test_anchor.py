@@ -92,7 +92,6 @@ def test_a_share_of_the_anchors_passes_has_the_mean_of_all(make_training, kl_com
         """Position term, gradient and rows of the passes without gradient."""
         evaluated.clear()
         chosen = compared.updates if weights is None else [pairs.where(weights > 0) for pairs in compared.updates]
-        algorithm.anchor.policy_moved()
         means = algorithm._anchor_means(trajectory, chosen)
         asked = replace(compared, anchor_weights=weights, anchor_means=means)
         metrics = algorithm.update(asked, compared.updates[0], coefficient=1.0)
