@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.first_light.stages import STAGES, Place, run_stage
+from benchmarks.first_light.stages import LARGE, STAGES, Place, planned_gib, run_stage
 from benchmarks.paired import machine_kind
 from hyvideo.reports.markdown import markdown_table, write_part
 from hyvideo.training.code_version import code_version
@@ -32,20 +32,31 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "planning.md"
 def main(argv: Sequence[str]) -> int:
     """Run and write; returns the exit status (0, or 1 where a stage failed)."""
     parser = argparse.ArgumentParser("first_light", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("part", nargs="?", type=int, choices=(1, 2, 3), help="default: all")
+    parser.add_argument("parts", nargs="*", help=f"1, 2, 3 or stages ({', '.join(STAGES)}); default: all")
+    parser.add_argument("--plan", action="store_true", help="work out the planned peaks, without a GPU, and end")
     parser.add_argument("--small", action="store_true", help="small sizes on a CPU; the documents stay as they are")
     parser.add_argument("--folder", type=Path, default=Path("outputs/first_light"), help="for runs, models, profiles")
     parser.add_argument("--stage", choices=STAGES, help="only this one, in this process")
     given = parser.parse_args(argv)
-    if not given.small and not torch.cuda.is_available():
+    if unknown := set(given.parts) - {"1", "2", "3", *STAGES}:
+        parser.error(f"no part or stage is called {', '.join(sorted(unknown))}; --help names all")
+    if not given.small and not given.plan and not torch.cuda.is_available():
         parser.error("there is no GPU here; --small tries this program out on a CPU")
     given.folder.mkdir(parents=True, exist_ok=True)
     place, findings = Place(given.folder, given.small), given.folder / "findings.jsonl"
+    if given.plan:
+        for name in LARGE:
+            print(f"{name}: {planned_gib(place, name):.2f} GiB")
+        return 0
     if given.stage:
         run_stage(given.stage, place, findings)
         return 0
     findings.unlink(missing_ok=True)
-    chosen = {name: stage for name, stage in STAGES.items() if given.part in (None, stage.part)}
+    chosen = {
+        name: stage
+        for name, stage in STAGES.items()
+        if not given.parts or {name, str(stage.part)}.intersection(given.parts)
+    }
     ended = {name: _run(name, stage.seconds, given) for name, stage in chosen.items()}
     lines = findings.read_text(encoding="utf-8").splitlines() if findings.is_file() else []
     facts = {line["name"]: line["facts"] for line in map(json.loads, lines)}

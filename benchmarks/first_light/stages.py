@@ -5,7 +5,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen2_5_VLTextConfig, Qwen2_5_VLTextModel, Qwen2VLConfig
 
-from benchmarks.first_light.random_model import write_random_model
+from benchmarks.first_light.random_model import BUNDLED, random_trunk, write_random_model
 from benchmarks.paired import device, median_seconds
 from benchmarks.rewards import GRID, qwen2_language, video_reward, videoreward_config
 from hyvideo.config.loading import load_config
+from hyvideo.config.schema import Config
 from hyvideo.observability.metrics import read_metrics
 from hyvideo.planning.memory import predict_memory
 from hyvideo.planning.networks import encoder_configs, made_in, make_vae, read_networks
@@ -121,6 +123,7 @@ TINY = (
 
 VARIANTS: dict[str, tuple[str, ...]] = {
     "muon": ("--use_muon", "true"),
+    "torchrun": ("--use_muon", "true", "--enable_fsdp", "true"),
     "offloads": (
         *("--encoder_offload", "true", "--reward_offload", "true", "--reference_mode_offload", "true"),
         *("--async_save", "true", "--reward_async", "true"),
@@ -138,39 +141,69 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 
 
 def program(place: Place, variants: Sequence[str]) -> Findings:
-    """Run `post_train.py` on the bundled model, and continue each run from its checkpoint."""
-    for variant in variants[:1] if place.small else variants:
-        folder = place.folder / f"program_{variant}"
-        flags = [*TINY, *VARIANTS[variant], "--output_dir", str(folder)]
-        facts: dict[str, Any] = {}
-        for step, more in (("run", ()), ("resume", ("--max_steps", "6", "--resume_from_checkpoint", "latest"))):
-            ended = subprocess.run(
-                [sys.executable, "post_train.py", *flags, *more], capture_output=True, text=True, check=False
-            )
-            facts |= {f"{step}_status": ended.returncode}
-            if ended.returncode:
-                facts |= {f"{step}_error": ended.stderr[-1500:]}
-                break
-        rows = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").is_file() else []
-        if rows:
-            facts |= {name: max(row[name] for row in rows) for name in ("ratio/max_deviation", "replay/mean_error")}
-            facts |= {name: rows[-1][name] for name in ("grad_norm", "kl/position", "reward/mean")}
-        yield f"program/{variant}", facts
+    """Run `post_train.py` on the bundled model, all variants at once, and continue each from its checkpoint."""
+    chosen = variants[:1] if place.small else variants
+    with ThreadPoolExecutor(len(chosen)) as pool:
+        for variant, facts in zip(chosen, pool.map(partial(_run_and_resume, place), chosen), strict=True):
+            yield f"program/{variant}", facts
 
 
-def _flags_of_random_model(place: Place, steps: int, name: str) -> list[str]:
+def _run_and_resume(place: Place, variant: str) -> dict[str, Any]:
+    folder = place.folder / f"program_{variant}"
+    launched = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1")
+    program = [sys.executable, *(launched if variant == "torchrun" else ()), "post_train.py"]
+    flags = [*TINY, *VARIANTS[variant], "--output_dir", str(folder)]
+    facts: dict[str, Any] = {}
+    for step, more in (("run", ()), ("resume", ("--max_steps", "6", "--resume_from_checkpoint", "latest"))):
+        ended = subprocess.run([*program, *flags, *more], capture_output=True, text=True, check=False)
+        facts |= {f"{step}_status": ended.returncode}
+        if ended.returncode:
+            facts |= {f"{step}_error": ended.stderr[-1500:]}
+            break
+    rows = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").is_file() else []
+    if rows:
+        facts |= {name: max(row[name] for row in rows) for name in ("ratio/max_deviation", "replay/mean_error")}
+        facts |= {name: rows[-1][name] for name in ("grad_norm", "kl/position", "reward/mean")}
+    return facts
+
+
+LARGE: dict[str, tuple[str, ...]] = {
+    "rank_full": ("--use_muon", "true", "--sp_size", "2", "--enable_fsdp", "true", "--grpo_sampling_steps", "3"),
+    "adapter": (
+        *("--use_lora", "true", "--use_muon", "false", "--use_moving_KL", "false", "--enable_fsdp", "false"),
+        *("--learning_rate", "1e-4", "--grpo_sampling_steps", "2"),
+    ),
+}
+LARGE["rank_elementwise"] = (*LARGE["rank_full"], "--activation_checkpointing", "elementwise")
+LARGE["rank_compiled"] = (*LARGE["rank_elementwise"], "--enable_compile", "true")
+
+
+def large_run(place: Place, name: str) -> Config:
     """Return the settings of a run of the random model: as many video tokens as 81 frames of 352x624 really have."""
-    root = write_random_model(place.folder / "model", small=place.small)
     size, frames = ("64x64", "17") if place.small else ("176x312", "81")
-    return [
-        *("--config", "configs/tiny.yaml", "--pretrained_model_root", str(root), "--dtype", "bf16"),
-        *("--cfg_scale", "6", "--rollout_size", size, "--sample_n_frames", frames),
-        *("--grpo_sampling_steps", str(steps), "--num_generations", "2", "--batch_size", "2"),
-        *("--rollout_micro_batch_size", "1", "--mini_batch_size_per_update", "1", "--updates_per_rollout", "1"),
-        *("--enable_gradient_checkpointing", "true", "--update_ref_model_step", "100", "--max_steps", "100"),
-        *("--validation_interval", "0", "--save_rollout_videos", "false", "--learning_rate", "1e-5"),
-        *("--output_dir", str(place.folder / name)),
-    ]
+    return load_config(
+        [
+            *("--config", "configs/tiny.yaml", "--pretrained_model_root", str(place.folder / "model")),
+            *("--dtype", "bf16", "--cfg_scale", "6", "--rollout_size", size, "--sample_n_frames", frames),
+            *("--num_generations", "2", "--batch_size", "2", "--learning_rate", "1e-5"),
+            *("--rollout_micro_batch_size", "1", "--mini_batch_size_per_update", "1", "--updates_per_rollout", "1"),
+            *("--enable_gradient_checkpointing", "true", "--update_ref_model_step", "100", "--max_steps", "100"),
+            *("--validation_interval", "0", "--save_rollout_videos", "false"),
+            *("--output_dir", str(place.folder / name), *LARGE[name]),
+        ]
+    )
+
+
+def planned_gib(place: Place, name: str) -> float:
+    """Return the peak that the plan says; it is worked out once, without a GPU and without the random weights."""
+    path = place.folder / f"planned_{name}.json"
+    if not path.is_file():
+        config = large_run(place, name)
+        bundled = read_networks(replace(config.model, pretrained_model_root=str(BUNDLED)), config.reward)
+        networks = replace(bundled, transformer={**bundled.transformer, **random_trunk(small=place.small)})
+        ranks = 8 if config.parallel.enable_fsdp else 1
+        path.write_text(json.dumps(predict_memory(config, networks, world_size=ranks, num_text=15).peak / GIB))
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _rounds(name: str, training: Training, count: int) -> Findings:
@@ -189,26 +222,19 @@ def _rounds(name: str, training: Training, count: int) -> Findings:
         yield f"{name}/round {number}", facts | {"grad_norm": row["grad_norm"]}
 
 
-RANKS = {
-    "full": ("--use_muon", "true"),
-    "elementwise": ("--use_muon", "true", "--activation_checkpointing", "elementwise"),
-    "compiled": ("--use_muon", "true", "--activation_checkpointing", "elementwise", "--enable_compile", "true"),
-}
-
-
 def rank(place: Place, variant: str) -> Findings:
     """Be rank 0 of 8 that train all weights: the kernels and the memory are real, what other ranks send is not."""
-    flags = [*RANKS[variant], "--sp_size", "2", "--enable_fsdp", "true"]
-    config = load_config([*_flags_of_random_model(place, 3, f"rank_{variant}"), *flags])
-    planned = predict_memory(config, read_networks(config.model, config.reward), world_size=8, num_text=15)
+    name = f"rank_{variant}"
+    config, planned = large_run(place, name), planned_gib(place, name)
+    write_random_model(place.folder / "model", small=place.small)
     dist.init_process_group("fake", rank=0, world_size=8)
     with told_by_this_rank():
         start = time.monotonic()
         training = build_training(config)
-        yield f"rank/{variant}/built", {"seconds": time.monotonic() - start, "planned_peak_gib": planned.peak / GIB}
+        yield f"rank/{variant}/built", {"seconds": time.monotonic() - start, "planned_peak_gib": planned}
         yield from _rounds(f"rank/{variant}", training, 2)
-        if torch.cuda.is_available():  # where the time of a round goes
-            with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        if torch.cuda.is_available() and variant == "compiled":  # where the time of a round of the recipes goes
+            with profile(activities=[ProfilerActivity.CUDA]) as profiler:
                 training.make_round()
             table = profiler.key_averages().table(sort_by="self_device_time_total", row_limit=40)
             (place.folder / f"profile_{variant}.txt").write_text(table, encoding="utf-8")
@@ -217,11 +243,10 @@ def rank(place: Place, variant: str) -> Findings:
 
 def adapter(place: Place) -> Findings:
     """Train an adapter on one GPU, whole: save it, and load it again."""
-    flags = ["--use_lora", "true", "--use_muon", "false", "--use_moving_KL", "false", "--enable_fsdp", "false"]
-    config = load_config([*_flags_of_random_model(place, 2, "adapter"), *flags, "--learning_rate", "1e-4"])
-    planned = predict_memory(config, read_networks(config.model, config.reward), world_size=1, num_text=15)
+    config, planned = large_run(place, "adapter"), planned_gib(place, "adapter")
+    write_random_model(place.folder / "model", small=place.small)
     training = build_training(config)
-    yield "adapter/built", {"planned_peak_gib": planned.peak / GIB}
+    yield "adapter/built", {"planned_peak_gib": planned}
     yield from _rounds("adapter", training, 2)
     state, checkpoints = training.run.state, training.run.folder.checkpoints
     start = time.monotonic()
@@ -276,7 +301,7 @@ def frozen(place: Place) -> Findings:
 STAGES: dict[str, Stage] = {
     "versions": Stage(1, 60, versions),
     "attention": Stage(1, 90, attention),
-    "program": Stage(1, 200, partial(program, variants=("muon", "offloads", "lora"))),
+    "program": Stage(1, 200, partial(program, variants=("muon", "torchrun", "offloads", "lora"))),
     "rank_full": Stage(1, 220, partial(rank, variant="full")),
     "rank_compiled": Stage(2, 400, partial(rank, variant="compiled")),
     "rank_elementwise": Stage(2, 150, partial(rank, variant="elementwise")),
