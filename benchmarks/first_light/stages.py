@@ -180,7 +180,7 @@ LARGE["rank_compiled"] = (*LARGE["rank_elementwise"], "--enable_compile", "true"
 
 def large_run(place: Place, name: str) -> Config:
     """Return the settings of a run of the random model: as many video tokens as 81 frames of 352x624 really have."""
-    size, frames = ("64x64", "17") if place.small else ("176x312", "81")
+    size, frames = ("64x64", "17") if place.small else ("176x320", "81")
     return load_config(
         [
             *("--config", "configs/tiny.yaml", "--pretrained_model_root", str(place.folder / "model")),
