@@ -5,6 +5,7 @@ recomputed (`prepare_policy`), compilation (`compile_blocks`), sharded weights (
 """
 
 import warnings
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ import torch
 from diffusers import HunyuanVideo15Transformer3DModel
 from peft import LoraConfig
 from peft.tuners.tuners_utils import cast_adapter_dtype
-from torch import nn
+from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -25,6 +26,7 @@ from torch.utils.checkpoint import (
 
 from hyvideo.distributed.collectives import local_shard
 from hyvideo.models.adapter import ADAPTER, check_same_adapter, load_lora
+from hyvideo.models.transformer import EqualRows
 
 Recomputed = Literal["full", "selective", "cheap", "elementwise"]
 """What of a block is computed again in the backward pass, see `prepare_policy`."""
@@ -118,19 +120,53 @@ def _keep_costly(
 
 
 COMPILED_VARIANTS = 64
-"""Variants of a block that may be compiled: gradients, last block, and how the rows of micro-batches share lengths."""
+"""Variants of a block that may be compiled: last block, validation's size, and how the rows share lengths."""
 
 
 def compile_blocks(transformer: HunyuanVideo15Transformer3DModel) -> None:
     """Compile every block's computation in place: after `prepare_policy`, before `shard_weights`.
 
-    All blocks share what is compiled. It is compiled with and without gradients, for the last block, whose condition
-    stream ends, and again with open sizes when a second text length comes: more often than the library's limit of 8,
-    beyond which it would go on uncompiled without an error.
+    Rollout, anchor and replay call the same graph, the one with gradients: a graph without them would be fused
+    otherwise, and in bf16 the replay's ratios would leave the clip range by rounding alone (measured on an H200).
+    All blocks share what is compiled, but the last, whose condition stream ends. Lengths of texts are open from the
+    first. The library's limit of 8 variants is lifted, beyond which it would go on uncompiled without an error.
     """
     torch._dynamo.config.recompile_limit = max(COMPILED_VARIANTS, torch._dynamo.config.recompile_limit)
+    condition = ("context_embedder", "context_embedder_2", "image_embedder", "cond_type_embed")
+    embedders = (("x_embedder",), condition, ("time_embed",))
+    reached = [any(_is_trained(getattr(transformer, name)) for name in names) for names in embedders]
     for block in transformer.transformer_blocks:
-        block.forward = torch.compile(block.forward)
+        block.forward = partial(_call_compiled, torch.compile(block.forward), tuple(reached))
+        reached[:2] = [any(reached) or _is_trained(block)] * 2
+
+
+def _is_trained(module: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
+
+
+def _call_compiled(
+    compiled: Callable[..., tuple[Tensor, Tensor]],
+    reached: Sequence[bool],
+    tokens: Tensor,
+    condition: Tensor,
+    embedded: Tensor,
+    equal_rows: Sequence[EqualRows] | None,
+    rotary: tuple[Tensor, Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Call a compiled block; `reached` says which of its three first inputs a gradient reaches in training.
+
+    Without gradients the graph is the same, and what it keeps for a backward pass is freed when this returns.
+    """
+    with_gradient = torch.is_grad_enabled()
+    if not with_gradient:
+        streams = zip((tokens, condition, embedded), reached, strict=True)
+        tokens, condition, embedded = (stream.detach().requires_grad_(trained) for stream, trained in streams)
+    torch._dynamo.maybe_mark_dynamic(condition, 1)
+    for rows in equal_rows or ():
+        torch._dynamo.maybe_mark_dynamic(rows.valid, 0)
+    with torch.enable_grad():
+        tokens, condition = compiled(tokens, condition, embedded, equal_rows, rotary)
+    return (tokens, condition) if with_gradient else (tokens.detach(), condition.detach())
 
 
 def shard_weights(

@@ -45,15 +45,11 @@ class ReplayWatch:
         """Name what in the settings lets a replay round otherwise than its rollout."""
         config = self._config
         rollout, update = videos_together(config), config.grpo.mini_batch_size_per_update
-        causes = []
-        if rollout != update:
-            causes.append(f"the rollout computes {rollout} videos together and the update {update}")
-        if config.parallel.enable_compile:
-            causes.append("enable_compile builds one kernel with gradients and another without")
-        if not causes:
+        if rollout == update:
             return (
                 "The settings do not explain it, so the attention kernel may choose another plan with gradients than "
                 "without (python -m benchmarks.attention shows it on your GPU), or an algorithm or reward of your own "
                 "changes weights between rollout and update."
             )
-        return f"In {config.model.dtype} the likely cause is that {' and that '.join(causes)}."
+        cause = f"the rollout computes {rollout} videos together and the update {update}"
+        return f"In {config.model.dtype} the likely cause is that {cause}."

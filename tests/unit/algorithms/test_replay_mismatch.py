@@ -120,8 +120,6 @@ def config_of(**changed: object) -> Config:
     ("changed", "cause"),
     [
         ({"mini_batch_size_per_update": 1}, "the rollout computes 4 videos together and the update 1"),
-        ({"enable_compile": True}, "enable_compile builds one kernel with gradients and another without"),
-        ({"enable_compile": True, "mini_batch_size_per_update": 1}, "the update 1 and that enable_compile"),
         ({}, "The settings do not explain it"),
     ],
 )

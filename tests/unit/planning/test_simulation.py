@@ -33,10 +33,12 @@ def real_peaks(config, transformer, rows):
     with PeakMemory() as memory:
         for parameter in transformer.parameters():
             parameter.detach()  # an operation, by which the weight is seen and counted
-        output = transformer(**build_inputs(transformer, LATENTS[1:], [NUM_TEXT] * rows))[0]
-        output.float().square().mean().backward()
+        for _ in range(2):  # micro-batches, whose gradients are added
+            memory.restart()
+            output = transformer(**build_inputs(transformer, LATENTS[1:], [NUM_TEXT] * rows))[0]
+            output.float().square().mean().backward()
+            del output
         backward = memory.peak
-        del output
         memory.restart()
         before = memory.current
         nn.utils.clip_grad_norm_(parameters.values(), 1.0)
