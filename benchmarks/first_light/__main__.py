@@ -4,7 +4,7 @@ Three parts of less than ten minutes each; no network and no released weights ar
 is a process of its own with a time limit, so that one that fails or hangs does not take the others with it. Without a
 part all three run. `--small` tries the program out on a CPU with small sizes.
 
-The findings become benchmarks/results/first_light/<GPU>.json and a table in docs/planning.md: please send both.
+The findings become <GPU>.json and <GPU>.md in benchmarks/results/first_light: please send both.
 
 Example: `python -m benchmarks.first_light 1`
 """
@@ -22,11 +22,10 @@ import torch
 
 from benchmarks.first_light.stages import LARGE, STAGES, Place, planned_gib, run_stage
 from benchmarks.paired import machine_kind
-from hyvideo.reports.markdown import markdown_table, write_part
+from hyvideo.reports.markdown import markdown_table
 from hyvideo.training.code_version import code_version
 
 RESULTS = Path(__file__).parents[1] / "results" / "first_light"
-DOCUMENT = Path(__file__).parents[2] / "docs" / "planning.md"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -92,7 +91,7 @@ def _run(name: str, seconds: int, given: argparse.Namespace) -> str:
 
 
 def _publish(record: dict[str, Any]) -> None:
-    """Write the findings of this kind of machine, joined with those of parts that ran earlier, and their table."""
+    """Write the findings of this kind of machine, joined with those of parts that ran earlier, also as a table."""
     path = RESULTS / f"{record['machine']}.json"
     if path.is_file():
         before = json.loads(path.read_text(encoding="utf-8"))
@@ -100,8 +99,8 @@ def _publish(record: dict[str, Any]) -> None:
             record[key] = before[key] | record[key]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    kind = f"first light on {record['machine']}"
-    write_part(DOCUMENT, kind, table(record["findings"]), heading=kind.capitalize())
+    heading = f"# First light on {record['machine']}: {record['code']}"
+    path.with_suffix(".md").write_text(f"{heading}\n\n{table(record['findings'])}\n", encoding="utf-8")
 
 
 def table(findings: Mapping[str, Mapping[str, Any]]) -> str:

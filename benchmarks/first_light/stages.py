@@ -26,7 +26,7 @@ from benchmarks.rewards import GRID, qwen2_language, video_reward, videoreward_c
 from hyvideo.config.loading import load_config
 from hyvideo.config.schema import Config
 from hyvideo.observability.metrics import read_metrics
-from hyvideo.planning.memory import predict_memory
+from hyvideo.planning.memory import decoding_memory, predict_memory
 from hyvideo.planning.networks import encoder_configs, made_in, make_vae, read_networks
 from hyvideo.planning.rehearsal import told_by_this_rank
 from hyvideo.training.assembly import build_training
@@ -234,10 +234,14 @@ def rank(place: Place, variant: str) -> Findings:
         yield f"rank/{variant}/built", {"seconds": time.monotonic() - start, "planned_peak_gib": planned}
         yield from _rounds(f"rank/{variant}", training, 2)
         if torch.cuda.is_available() and variant == "compiled":  # where the time of a round of the recipes goes
+            start = time.monotonic()
             with profile(activities=[ProfilerActivity.CUDA]) as profiler:
                 training.make_round()
-            table = profiler.key_averages().table(sort_by="self_device_time_total", row_limit=40)
+            seconds, kernels = time.monotonic() - start, profiler.key_averages()
+            table = kernels.table(sort_by="self_device_time_total", row_limit=40)
             (place.folder / f"profile_{variant}.txt").write_text(table, encoding="utf-8")
+            busy = sum(kernel.self_device_time_total for kernel in kernels) / 1e6
+            yield f"rank/{variant}/profiled round", {"seconds": seconds, "seconds_in_kernels": busy}
     dist.destroy_process_group()
 
 
@@ -259,8 +263,9 @@ def adapter(place: Place) -> Findings:
 def decoder(place: Place) -> Findings:
     """Decode one video with the released VAE's sizes: seconds and memory."""
     settings = load_config(["--config", "configs/tiny.yaml"] if place.small else [])
+    networks = read_networks(settings.model, settings.reward)
     with device():
-        network = make_vae(read_networks(settings.model, settings.reward).vae)
+        network = make_vae(networks.vae)
     if device().type == "cpu":
         network = network.float()
     for size in ((3, 6, 6),) if place.small else ((21, 22, 39), (21, 30, 54)):
@@ -271,7 +276,8 @@ def decoder(place: Place) -> Findings:
             seconds = median_seconds(lambda: network.decode(latents))  # noqa: B023
             facts = {"seconds": seconds, "finite": bool(network.decode(latents)[0].isfinite().all())}
         if torch.cuda.is_available():
-            facts |= {"peak_gib": torch.cuda.max_memory_allocated() / GIB}
+            planned = networks.vae_bytes + decoding_memory(networks.vae, tuple(latents.shape[1:]))
+            facts |= {"planned_peak_gib": planned / GIB, "peak_gib": torch.cuda.max_memory_allocated() / GIB}
         yield f"decoder/latents {'x'.join(map(str, size))}", facts
 
 

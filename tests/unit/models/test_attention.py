@@ -131,7 +131,7 @@ def test_a_mask_with_a_gap_is_refused(name):
     [("eager", None), ("eager", ADAPTER), pytest.param("inductor", None, marks=pytest.mark.slow)],
 )
 def test_a_compiled_block_is_one_graph_for_any_length_in_rollout_and_replay(compiler, lora, monkeypatch):
-    """Two graphs would round otherwise, and the replay's ratios would not be 1; `inductor` fuses as a GPU's run does."""
+    """Two graphs would round otherwise, so that ratios would not be 1; `inductor` fuses as it does on a GPU."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=compiler))
     stock, trimmed = stock_and_trimmed()
     torch._dynamo.reset()
