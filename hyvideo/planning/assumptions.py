@@ -9,7 +9,7 @@ class Assumptions:
 
     Attributes:
         num_text: text tokens of a prompt.
-        utilisation: share of a GPU's operations per second that is reached.
+        utilisation: share of a GPU's operations per second that is reached; an H200 reached 0.40 in compiled blocks.
         gpus_per_node: GPUs of a machine.
         network: GB/s that a GPU sends to other machines.
         reserve: GiB for what the simulation leaves out; None: 1 and a quarter of what it finds, at most 8.

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.first_light import __main__ as first_light
-from benchmarks.first_light.stages import STAGES, Place, Stage, run_stage
+from benchmarks.first_light.stages import LARGE, STAGES, Place, Stage, large_run, run_stage
+from hyvideo.training.checks import check_config
 from tests.support.training import REPOSITORY
 
 
@@ -29,6 +30,28 @@ def test_an_adapter_is_trained_over_a_random_model_saved_and_loaded(tmp_path: Pa
     assert findings["adapter/built"]["planned_peak_gib"] > 0
     assert [findings[f"adapter/round {number}"]["ratio/max_deviation"] for number in (0, 1)] == [0, 0]
     assert findings["adapter/saved and loaded"]["step"] == 2
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_run_accepts_the_full_size(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(REPOSITORY)
+    config = large_run(Place(tmp_path, small=False), name)
+    check_config(config, 8 if config.parallel.enable_fsdp else 1, files=False)
+
+
+def test_planned_peaks_are_worked_out_once_and_without_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(REPOSITORY)
+    (tmp_path / "planned_rank_full.json").write_text("12.5")
+    assert first_light.main(["--plan", "--small", "--folder", str(tmp_path)]) == 0
+    assert "rank_full: 12.50 GiB\nadapter: 0.0" in capsys.readouterr().out
+
+
+def test_a_stage_that_nobody_knows_is_refused(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        first_light.main(["rank_ful", "--small"])
+    assert "no part or stage is called rank_ful" in capsys.readouterr().err
 
 
 def test_a_stage_that_fails_or_hangs_is_told_and_the_others_run(
