@@ -179,7 +179,7 @@ LARGE["rank_compiled"] = (*LARGE["rank_elementwise"], "--enable_compile", "true"
 
 
 def large_run(place: Place, name: str) -> Config:
-    """Return the settings of a run of the random model: as many video tokens as 81 frames of 352x624 really have."""
+    """Return the settings of a run of the random model: 2 % more video tokens than 81 frames of 352x624 really have."""
     size, frames = ("64x64", "17") if place.small else ("176x320", "81")
     return load_config(
         [
