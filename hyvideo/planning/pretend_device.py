@@ -86,6 +86,13 @@ class PretendDevice(PeakMemory):
         finally:
             self.phase = before
 
+    def forget(self, phase: str) -> None:
+        """Forget what was counted under `phase`; what it left in memory stays."""
+        by_place = (self.reads, self.waits, self.mixes, self.faults, self.sent, self.kernels)
+        for counts in (self.peaks, self.flops, *by_place):
+            for key in [key for key in counts if phase in (key, key[0])]:
+                del counts[key]
+
     def __enter__(self) -> "PretendDevice":
         self._lifted = torch._C._only_lift_cpu_tensors()
         torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor` makes a host tensor, and a copy that is dispatched

@@ -161,6 +161,7 @@ def _rehearse(
         )
         algorithm = algorithm_class(config.grpo.algorithm)(policy, optimization, config, timer)
         rounds = Rounds(config, prompts, layout, mesh.dp_rank)
+        _make_optimizer_states(optimization, device)
         resting, device.phase = device.current, "between"
         anchor = getattr(algorithm, "anchor", None)
         if anchor:
@@ -207,6 +208,17 @@ def rehearse_extrapolated(config: Config, networks: Networks, **sizes: int) -> R
     numbers = {name: on_line(name) for name in ("peaks", "flops", "sent", "kernels", "reads")}
     surprises = tuple(dict.fromkeys(few.surprises + more.surprises))
     return replace(more, extrapolated_to=layers, surprises=surprises, **numbers)
+
+
+def _make_optimizer_states(optimization: Optimization, device: PretendDevice) -> None:
+    """Give the optimizers the states that they have in all rounds but the first, by a step that is not counted."""
+    with device.during("states"):
+        for parameter in optimization.parameters.values():
+            parameter.grad = torch.zeros_like(parameter)
+        for optimizer in optimization.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    device.forget("states")
 
 
 @contextmanager

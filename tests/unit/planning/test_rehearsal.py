@@ -6,6 +6,7 @@ import pytest
 
 from hyvideo.config.loading import load_config
 from hyvideo.config.schema import Config
+from hyvideo.planning.memory import predict_memory
 from hyvideo.planning.networks import Networks, read_networks
 from hyvideo.planning.rehearsal import Rehearsal, rehearse
 from hyvideo.planning.simulation import policy_network
@@ -107,6 +108,19 @@ def test_a_plan_counts_what_is_rehearsed():
     done = rehearse(config, networks, world_size=2, num_text=NUM_TEXT)
     assert done.flops["anchor"] == pytest.approx(planned.flops, rel=0.001)
     assert done.sent["anchor", "all-gather"] == pytest.approx(planned.traffic.weights, rel=0.01)
+
+
+def test_a_plan_takes_the_memory_that_is_rehearsed():
+    """Also the optimizers' states and the gradients of earlier micro-batches, which a run's first pass does not have."""
+    config, networks = small("--use_muon", "true")
+    planned = predict_memory(config, networks, world_size=2, num_text=NUM_TEXT)
+    peaks = rehearse(config, networks, world_size=2, num_text=NUM_TEXT).peaks
+    for phase, bytes_planned in (
+        ("rollout", planned.rollout),
+        ("anchor", planned.anchor_pass),
+        ("update", planned.update),
+    ):
+        assert peaks[phase] == pytest.approx(bytes_planned, rel=0.01), phase
 
 
 def test_values_are_read_back_once_per_decoding_and_update():
