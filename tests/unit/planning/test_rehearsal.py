@@ -111,7 +111,7 @@ def test_a_plan_counts_what_is_rehearsed():
 
 
 def test_a_plan_takes_the_memory_that_is_rehearsed():
-    """Also the optimizers' states and the gradients of earlier micro-batches, which a run's first pass does not have."""
+    """Also the states and the gradients of earlier micro-batches, which the first pass of a run does not have."""
     config, networks = small("--use_muon", "true")
     planned = predict_memory(config, networks, world_size=2, num_text=NUM_TEXT)
     peaks = rehearse(config, networks, world_size=2, num_text=NUM_TEXT).peaks
