@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.first_light.stages import LARGE, STAGES, Place, planned_gib, run_stage
+from benchmarks.first_light.stages import LARGE, PLANS, STAGES, Place, plan_gib, run_stage
 from benchmarks.paired import machine_kind
 from hyvideo.reports.markdown import markdown_table
 from hyvideo.training.code_version import code_version
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("first_light", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("parts", nargs="*", help=f"1, 2, 3 or stages ({', '.join(STAGES)}); default: all")
     parser.add_argument("--plan", action="store_true", help="work out the planned peaks, without a GPU, and end")
-    parser.add_argument("--small", action="store_true", help="small sizes on a CPU; the documents stay as they are")
+    parser.add_argument("--small", action="store_true", help="small sizes on a CPU; nothing is published")
     parser.add_argument("--folder", type=Path, default=Path("outputs/first_light"), help="for runs, models, profiles")
     parser.add_argument("--stage", choices=STAGES, help="only this one, in this process")
     given = parser.parse_args(argv)
@@ -44,8 +44,9 @@ def main(argv: Sequence[str]) -> int:
     given.folder.mkdir(parents=True, exist_ok=True)
     place, findings = Place(given.folder, given.small), given.folder / "findings.jsonl"
     if given.plan:
-        for name in LARGE:
-            print(f"{name}: {planned_gib(place, name):.2f} GiB")
+        planned = {name: plan_gib(place, name) for name in LARGE}
+        (given.folder / PLANS).write_text(json.dumps(planned, indent=1) + "\n", encoding="utf-8")
+        print("\n".join(f"{name}: {gib:.2f} GiB" for name, gib in planned.items()))
         return 0
     if given.stage:
         run_stage(given.stage, place, findings)

@@ -178,6 +178,10 @@ LARGE["rank_elementwise"] = (*LARGE["rank_full"], "--activation_checkpointing", 
 LARGE["rank_compiled"] = (*LARGE["rank_elementwise"], "--enable_compile", "true")
 
 
+PLANS = "planned_gib.json"
+"""What `--plan` writes: the planned peak of each large run."""
+
+
 def large_run(place: Place, name: str) -> Config:
     """Return the settings of a run of the random model: 2 % more video tokens than 81 frames of 352x624 really have."""
     size, frames = ("64x64", "17") if place.small else ("176x320", "81")
@@ -194,16 +198,19 @@ def large_run(place: Place, name: str) -> Config:
     )
 
 
+def plan_gib(place: Place, name: str) -> float:
+    """Work out the peak of a large run; neither a GPU nor the random weights are needed."""
+    config = large_run(place, name)
+    bundled = read_networks(replace(config.model, pretrained_model_root=str(BUNDLED)), config.reward)
+    networks = replace(bundled, transformer={**bundled.transformer, **random_trunk(small=place.small)})
+    ranks = 8 if config.parallel.enable_fsdp else 1
+    return predict_memory(config, networks, world_size=ranks, num_text=15).peak / GIB
+
+
 def planned_gib(place: Place, name: str) -> float:
-    """Return the peak that the plan says; it is worked out once, without a GPU and without the random weights."""
-    path = place.folder / f"planned_{name}.json"
-    if not path.is_file():
-        config = large_run(place, name)
-        bundled = read_networks(replace(config.model, pretrained_model_root=str(BUNDLED)), config.reward)
-        networks = replace(bundled, transformer={**bundled.transformer, **random_trunk(small=place.small)})
-        ranks = 8 if config.parallel.enable_fsdp else 1
-        path.write_text(json.dumps(predict_memory(config, networks, world_size=ranks, num_text=15).peak / GIB))
-    return json.loads(path.read_text(encoding="utf-8"))
+    """Return the peak that `--plan` has written, or work it out."""
+    path = place.folder / PLANS
+    return json.loads(path.read_text(encoding="utf-8"))[name] if path.is_file() else plan_gib(place, name)
 
 
 def _rounds(name: str, training: Training, count: int) -> Findings:

@@ -126,10 +126,11 @@ COMPILED_VARIANTS = 64
 def compile_blocks(transformer: HunyuanVideo15Transformer3DModel) -> None:
     """Compile every block's computation in place: after `prepare_policy`, before `shard_weights`.
 
-    Rollout, anchor and replay call the same graph, the one with gradients: a graph without them would be fused
-    otherwise, and in bf16 the replay's ratios would leave the clip range by rounding alone (measured on an H200).
-    All blocks share what is compiled, but the last, whose condition stream ends. Lengths of texts are open from the
-    first. The library's limit of 8 variants is lifted, beyond which it would go on uncompiled without an error.
+    Rollout, anchor and replay call the same graph, which is the one with gradients. PyTorch would fuse a graph without
+    gradients in another way, and by this rounding in bf16 the ratios of a replay would be off by as much as the clip
+    range (seen on an H200). All blocks share what is compiled, except the last, whose condition stream ends. A graph
+    takes texts of any length. The library's limit of 8 variants is lifted, beyond which it would go on uncompiled
+    without an error.
     """
     torch._dynamo.config.recompile_limit = max(COMPILED_VARIANTS, torch._dynamo.config.recompile_limit)
     condition = ("context_embedder", "context_embedder_2", "image_embedder", "cond_type_embed")

@@ -88,10 +88,11 @@ class PretendDevice(PeakMemory):
 
     def forget(self, phase: str) -> None:
         """Forget what was counted under `phase`; what it left in memory stays."""
-        by_place = (self.reads, self.waits, self.mixes, self.faults, self.sent, self.kernels)
-        for counts in (self.peaks, self.flops, *by_place):
-            for key in [key for key in counts if phase in (key, key[0])]:
-                del counts[key]
+        for by_phase in (self.peaks, self.flops):
+            by_phase.pop(phase, None)
+        for by_place in (self.reads, self.waits, self.mixes, self.faults, self.sent, self.kernels):
+            for key in [key for key in by_place if key[0] == phase]:
+                del by_place[key]
 
     def __enter__(self) -> "PretendDevice":
         self._lifted = torch._C._only_lift_cpu_tensors()

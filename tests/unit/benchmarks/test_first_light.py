@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.first_light import __main__ as first_light
-from benchmarks.first_light.stages import LARGE, STAGES, Place, Stage, large_run, run_stage
+from benchmarks.first_light.stages import LARGE, PLANS, STAGES, Place, Stage, large_run, planned_gib, run_stage
 from hyvideo.training.checks import check_config
 from tests.support.training import REPOSITORY
 
@@ -39,13 +39,15 @@ def test_a_run_accepts_the_full_size(name: str, tmp_path: Path, monkeypatch: pyt
     check_config(config, 8 if config.parallel.enable_fsdp else 1, files=False)
 
 
-def test_planned_peaks_are_worked_out_once_and_without_a_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_a_stage_reads_the_peaks_that_were_planned_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(REPOSITORY)
-    (tmp_path / "planned_rank_full.json").write_text("12.5")
-    assert first_light.main(["--plan", "--small", "--folder", str(tmp_path)]) == 0
-    assert "rank_full: 12.50 GiB\nadapter: 0.0" in capsys.readouterr().out
+    place, plans = Place(tmp_path, small=True), tmp_path / PLANS
+    plans.write_text('{"rank_full": 12.5}')
+    assert planned_gib(place, "rank_full") == 12.5
+    assert first_light.main(["--plan", "--small", "--folder", str(tmp_path)]) == 0  # always anew
+    planned = json.loads(plans.read_text())
+    assert list(planned) == list(LARGE)
+    assert planned_gib(place, "rank_full") == planned["rank_full"] < 1
 
 
 def test_a_stage_that_nobody_knows_is_refused(capsys: pytest.CaptureFixture[str]):

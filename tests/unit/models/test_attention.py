@@ -140,14 +140,14 @@ def test_a_compiled_block_is_one_graph_for_any_length_in_rollout_and_replay(comp
     graphs = []
     for length in (7, 9, 20, 4):
         call = inputs([length, 3], [0, 0])
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=compiler == "inductor"):
             with torch.no_grad():
                 sampled = trimmed(**call)[0]
             replayed = trimmed(**call)[0]
         assert replayed.requires_grad and not sampled.requires_grad
         assert torch.equal(replayed, sampled)
         with torch.no_grad():
-            torch.testing.assert_close(sampled.float(), stock(**call)[0], rtol=0, atol=0.1)
+            assert torch.allclose(sampled.float(), stock(**call)[0], atol=0.1 if compiler == "inductor" else 1e-6)
         graphs.append(counters["stats"]["unique_graphs"])
     assert graphs[0] == graphs[-1]
 
