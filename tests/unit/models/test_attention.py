@@ -137,19 +137,20 @@ def test_a_compiled_block_is_one_graph_for_any_length_in_rollout_and_replay(comp
     torch._dynamo.reset()
     counters.clear()
     compile_blocks(prepare_policy(trimmed, gradient_checkpointing=False, lora=lora))
-    graphs = []
+    graphs = set()
     for length in (7, 9, 20, 4):
         call = inputs([length, 3], [0, 0])
         with torch.autocast("cpu", torch.bfloat16, enabled=compiler == "inductor"):
             with torch.no_grad():
                 sampled = trimmed(**call)[0]
+            graphs.add(counters["stats"]["unique_graphs"])
             replayed = trimmed(**call)[0]
+            graphs.add(counters["stats"]["unique_graphs"])
         assert replayed.requires_grad and not sampled.requires_grad
         assert torch.equal(replayed, sampled)
         with torch.no_grad():
             assert torch.allclose(sampled.float(), stock(**call)[0], atol=0.1 if compiler == "inductor" else 1e-6)
-        graphs.append(counters["stats"]["unique_graphs"])
-    assert graphs[0] == graphs[-1]
+    assert len(graphs) == 1  # the first rollout compiles all that there is
 
 
 def test_installing_twice_is_refused():
