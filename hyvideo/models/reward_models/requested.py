@@ -1,7 +1,7 @@
 """Which rewards a configuration asks for, with which weights: checked as far as it can be before any is loaded."""
 
 import inspect
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -40,11 +40,11 @@ def read_requested_rewards(config: RewardConfig) -> list[RequestedReward]:
     if config.reward_config is None:
         options = {} if config.reward_checkpoint_path is None else {"checkpoint": config.reward_checkpoint_path}
         weights = _numbers(config.reward_weights, "reward_weights")
-        require_no_secret("remote_reward_url", config.remote_reward_url)
-        choices = [RequestedReward(config.reward_model, 1.0, weights, options, config.remote_reward_url)]
+        url = _address("remote_reward_url", config.remote_reward_url)
+        choices = [RequestedReward(config.reward_model, 1.0, weights, options, url)]
     else:
         models = config.reward_config.get("models")
-        if list(config.reward_config) != ["models"] or not isinstance(models, Mapping) or not models:
+        if list(config.reward_config) != ["models"] or not _has_names(models) or not models:
             raise ValueError(
                 'reward_config: expected {"models": {NAME: {"weight": 1.0, "sub_reward": {METRIC: WEIGHT}}}}; '
                 f"received {config.reward_config}."
@@ -90,19 +90,6 @@ def check_options(name: str, options: Mapping[str, Any], reward: type[RewardMode
         raise ValueError(f"reward_config: {name} {fault}{hint}; its options: {', '.join(known) or 'none'}.")
 
 
-def require_no_secret(where: str, url: object) -> None:
-    """Refuse, without repeating it, an address with a user or password, which is saved with the run and logged."""
-    try:
-        place = urlsplit(url).netloc if isinstance(url, str) else ""
-    except ValueError as error:
-        raise ValueError(f"{where} is not an address: expected one such as http://10.0.0.5:8000.") from error
-    if "@" in place:
-        raise ValueError(
-            f"{where} holds a user or password, which config.yaml and logs would show: give the address without it, "
-            "and the token in the environment variable REWARD_TOKEN."
-        )
-
-
 def _read_choice(name: str, entry: object, url: str | None) -> RequestedReward:
     where = f"reward_config: models.{name}"
     if not isinstance(entry, Mapping):
@@ -110,10 +97,9 @@ def _read_choice(name: str, entry: object, url: str | None) -> RequestedReward:
     if unknown := [key for key in entry if key not in _KEYS]:
         raise ValueError(f"{where}: unknown key {', '.join(map(str, unknown))}; expected some of {', '.join(_KEYS)}.")
     options = entry.get("options", {})
-    if not isinstance(options, Mapping):
-        raise ValueError(f"{where}.options: expected a mapping; received {options!r}.")
-    url = entry.get("url", url)
-    require_no_secret(f"{where}.url", url)
+    if not _has_names(options):
+        raise ValueError(f"{where}.options: expected a mapping of names; received {options!r}.")
+    url = _address(f"{where}.url", entry.get("url", url))
     if url is not None and options:
         raise ValueError(f"{where}.options: {name} is scored at {url}; give its options to that server's --reward.")
     weight = _numbers({"weight": entry.get("weight", 1.0)}, where)["weight"]
@@ -121,11 +107,37 @@ def _read_choice(name: str, entry: object, url: str | None) -> RequestedReward:
     return RequestedReward(name, weight, sub_reward, options, url)
 
 
+def _has_names(value: object) -> bool:
+    """Whether it is a mapping by names; the keys of a YAML file may be numbers."""
+    return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+
+
+def _address(where: str, url: object) -> str | None:
+    """Return the address of a server; None for this process.
+
+    Refuse, without repeating it, one with a user or password, which is saved with the run and logged.
+    """
+    if url is None:
+        return None
+    try:
+        place = urlsplit(url).netloc if isinstance(url, str) else None
+    except ValueError:
+        place = None
+    if place is None:
+        raise ValueError(f"{where} is not an address: expected one such as http://10.0.0.5:8000.")
+    if "@" in place:
+        raise ValueError(
+            f"{where} holds a user or password, which config.yaml and logs would show: give the address without it, "
+            "and the token in the environment variable REWARD_TOKEN."
+        )
+    return url
+
+
 def _numbers(weights: object, where: str) -> dict[str, float]:
     """Return a mapping of names to finite numbers."""
-    if not isinstance(weights, Mapping) or not all(
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not _has_names(weights) or not all(
+        isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
         for value in weights.values()
     ):
-        raise ValueError(f"{where}: expected finite weights by name; received {weights!r}.")
+        raise ValueError(f"{where}: expected finite weights by name; received {weights!r:.400}.")
     return {name: float(value) for name, value in weights.items()}
