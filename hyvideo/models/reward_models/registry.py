@@ -17,6 +17,9 @@ from hyvideo.config.outside import complain, import_class
 from hyvideo.models import reward_models
 from hyvideo.models.reward_models.credit import Grid, checked_credit
 
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+"""Value of a reward's option `dtype` -> dtype of its network."""
+
 Videos = Tensor | Sequence[Path]
 """B videos: uint8 `[B, F, H, W, 3]` in memory, or mp4 files."""
 
@@ -50,6 +53,16 @@ class RewardContext:
     timeout: float = 300.0
     retries: int = 3
     in_flight: int = 4
+
+    def dtype_name(self, reward: str, chosen: str | None) -> str:
+        """Return the key of DTYPES that was chosen; for None `bf16` on a GPU and `fp32` on the CPU.
+
+        Raises:
+            ValueError: it is no such key; the message names the reward.
+        """
+        if chosen is not None and chosen not in DTYPES:
+            raise ValueError(f"{reward}: expected dtype {' or '.join(DTYPES)}, received {chosen!r}.")
+        return chosen or ("fp32" if torch.device(self.device).type == "cpu" else "bf16")
 
 
 class RewardModel(ABC):

@@ -17,7 +17,13 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from hyvideo.data.checks import Check, read_checks
 from hyvideo.models.model_folder import check_component, readable
 from hyvideo.models.reward_models.credit import Grid, credit_map
-from hyvideo.models.reward_models.registry import RewardContext, RewardFailureError, RewardModel, register_reward
+from hyvideo.models.reward_models.registry import (
+    DTYPES,
+    RewardContext,
+    RewardFailureError,
+    RewardModel,
+    register_reward,
+)
 from hyvideo.models.reward_models.remote.chat import ChatServer
 from hyvideo.models.reward_models.remote.exchange import Fault
 
@@ -184,9 +190,9 @@ class VlmChecks(RewardModel):
         super().__init__(context)
         self._checks = _checked(context, checkpoint, server, model, num_frames, max_pixels, template, dtype, csv)
         self._num_frames, self._template = num_frames, template
-        name = dtype or ("fp32" if torch.device(context.device).type == "cpu" else "bf16")
+        name = context.dtype_name("vlm_checks", dtype)
         if server is None:
-            self._judge = LocalJudge(checkpoint, max_pixels, context.device, _DTYPES[name])
+            self._judge = LocalJudge(checkpoint, max_pixels, context.device, DTYPES[name])
             what = f"{Path(checkpoint).name}, {name}"
         else:
             self._judge = RemoteJudge(server, model, max_pixels, context)
@@ -263,9 +269,6 @@ class VlmChecks(RewardModel):
         return float(likelihood.detach())
 
 
-_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-
-
 def _word(token: str) -> str:
     """Write a token without what marks a blank before it, and in lower case."""
     return token.strip("Ġ▁ ").casefold()
@@ -299,8 +302,7 @@ def _checked(
         raise ValueError(
             f"vlm_checks: a template is one line of 300 characters with {{question}}; received {template!r}."
         )
-    if dtype is not None and dtype not in _DTYPES:
-        raise ValueError(f"vlm_checks: expected dtype bf16 or fp32, received {dtype!r}.")
+    context.dtype_name("vlm_checks", dtype)
     if checkpoint is not None:
         if not Path(checkpoint).is_dir():
             raise ValueError(f"vlm_checks: there is no folder '{checkpoint}'; expected that of a Qwen-VL.")

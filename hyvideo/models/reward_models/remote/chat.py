@@ -83,7 +83,7 @@ class ChatServer:
             text: what is asked about them.
 
         Raises:
-            Fault: there is no answer, or one without log-probabilities, after all retries.
+            Fault: there is no answer after all retries, or one without log-probabilities.
             RewardFailureError: the server refused.
         """
         images = [{"type": "image_url", "image_url": {"url": _data_url(frame)}} for frame in frames]

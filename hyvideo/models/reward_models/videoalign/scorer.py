@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from hyvideo.models.model_folder import readable
-from hyvideo.models.reward_models.registry import RewardContext, RewardModel, Videos, register_reward
+from hyvideo.models.reward_models.registry import DTYPES, RewardContext, RewardModel, Videos, register_reward
 from hyvideo.models.reward_models.videoalign.frames import MERGE, frame_indices, patches, read_frames
 from hyvideo.models.reward_models.videoalign.network import load_network
 from hyvideo.models.reward_models.videoalign.settings import METRICS, read_settings
@@ -180,17 +180,14 @@ class VideoAlignReward(RewardModel):
 
     def __init__(self, context: RewardContext, checkpoint: str | None = None, dtype: str | None = None) -> None:
         super().__init__(context)
-        dtypes = {"bf16": torch.bfloat16, "fp32": torch.float32}
-        name = dtype or ("fp32" if torch.device(context.device).type == "cpu" else "bf16")
-        if name not in dtypes:
-            raise ValueError(f"videoalign_local: expected dtype bf16 or fp32, received {dtype!r}.")
-        folder = self._folder(context, checkpoint)
-        at = (folder, context.device, dtypes[name], context.batch_size)
-        self._scorer, self._dtype = VideoAlignScorer(*at, own_files=context.own_files), name
+        self._dtype, folder = context.dtype_name("videoalign_local", dtype), self._folder(context, checkpoint)
+        at = (folder, context.device, DTYPES[self._dtype], context.batch_size)
+        self._scorer = VideoAlignScorer(*at, own_files=context.own_files)
 
     @classmethod
     def check(cls, context: RewardContext, checkpoint: str | None = None, dtype: str | None = None) -> None:
         """Read what the folder declares."""
+        context.dtype_name("videoalign_local", dtype)
         read_settings(cls._folder(context, checkpoint))
 
     def __call__(self, videos: Videos, prompts: Sequence[str]) -> dict[str, Tensor]:

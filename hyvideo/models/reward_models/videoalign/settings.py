@@ -2,7 +2,6 @@
 
 import ast
 import hashlib
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hyvideo.config.outside import check_files, read_file
-from hyvideo.models.model_folder import check_component
+from hyvideo.models.model_folder import check_component, read_json
 
 METRICS = ("VQ", "MQ", "TA")
 """Visual quality, motion quality, text alignment: the order of the reward tokens in the scoring text."""
@@ -60,8 +59,8 @@ def read_settings(root: Path) -> VideoAlignSettings:
     path = root / "model_config.json"
     check_files(root)
     check_component(root / "base")  # which may be a link
+    content = read_json(path)
     try:
-        content = json.loads(read_file(path))
         data, model, lora = (content[key] for key in ("data_config", "model_config", "peft_lora_config"))
         _check_kind(path, data, model, lora)
         numbered = {
@@ -88,11 +87,7 @@ def read_settings(root: Path) -> VideoAlignSettings:
             },
             text=read_scoring_text(root),
         )
-    except OSError as error:
-        raise ValueError(
-            f"VideoAlign: cannot read {path}: {error.strerror or error}. Expected the VideoReward folder."
-        ) from error
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, RecursionError) as error:
+    except (KeyError, TypeError) as error:
         raise ValueError(f"VideoAlign: {path} is not that of a VideoReward checkpoint ({error!r}).") from error
 
 
@@ -100,18 +95,19 @@ def read_scoring_text(root: Path) -> str:
     """Return the text that asks the network for its scores, which belongs to the weights and lies beside them.
 
     `detailed_special.txt` is read as it is; otherwise the constant of `prompt_template.py`, which is parsed, never run.
-    A ValueError says that neither is there, or what the text lacks.
+    A ValueError says that neither is there or can be read, or what the text lacks.
     """
     plain, module = root / "detailed_special.txt", root / "prompt_template.py"
-    if plain.is_file():
-        path, text = plain, read_file(plain).decode("utf-8")
-    elif module.is_file():
-        path, text = module, _text_constant(module)
-    else:
+    path = next((path for path in (plain, module) if path.is_file()), None)
+    if path is None:
         raise ValueError(
             f"VideoAlign: no scoring text in {root}: expected detailed_special.txt, or prompt_template.py of the "
             "checkpoint's authors (checkpoints-download.md says where it is)."
         )
+    try:
+        text = read_file(path, 2**20).decode("utf-8") if path == plain else _text_constant(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"VideoAlign: cannot read the scoring text {path}: {error}.") from error
     wanted = ["{text_prompt}", *(f"<|{metric}_reward|>" for metric in METRICS)]
     if wrong := [part for part in wanted if text.count(part) != 1]:
         raise ValueError(f"VideoAlign: the scoring text in {path} must contain {', '.join(wrong)} exactly once.")

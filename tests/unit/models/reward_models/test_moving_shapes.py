@@ -169,7 +169,7 @@ def test_a_cheap_exploit_loses_to_a_mediocre_honest_video_on_every_metric(truth,
     assert all((mediocre[metric] > cheap[metric]).all() for metric in METRICS)
 
 
-def test_between_two_colours_or_two_shapes_the_score_lies_between(truth):
+def test_between_two_colours_the_score_lies_between(truth):
     blend = []
     for clip, scene in zip(clips(), SCENES, strict=True):
         other = COLOURS[next_of(COLOURS, scene.colour)]

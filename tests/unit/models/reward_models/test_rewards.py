@@ -89,8 +89,8 @@ def test_several_rewards_are_weighted_and_metrics_of_one_name_are_told_apart():
         (several(brightness={"sub_rewards": {}}), "unknown key sub_rewards; expected some of weight, sub_reward"),
         (several(brightness={"sub_reward": {"length": 1}, "weight": 10**400}), "models.brightness: expected finite"),
         (several(brightness={"sub_reward": {1: 1}}), "sub_reward: expected finite weights by name"),
-        (several(brightness={"sub_reward": {"length": 1}, "options": {1: 2}}), "options: expected a mapping of names"),
-        (several(brightness={"sub_reward": {"length": 1}, "options": 3}), "options: expected a mapping of names; received 3"),
+        (several(brightness={"sub_reward": {"length": 1}, "options": {1: 2}}), "mapping of names; received {1: 2}"),
+        (several(brightness={"sub_reward": {"length": 1}, "options": 3}), "options: expected a mapping of names"),
         (
             several(brightness={"sub_reward": {"length": 1}, "options": {"second": 3}}),
             "brightness takes no option second; its options: seconds",

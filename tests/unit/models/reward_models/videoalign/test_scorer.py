@@ -10,7 +10,7 @@ import torch
 
 from hyvideo.config.schema import RewardConfig
 from hyvideo.data.videos import read_video, write_video
-from hyvideo.models.reward_models.rewards import get_reward_fn
+from hyvideo.models.reward_models.rewards import check_rewards, get_reward_fn
 from hyvideo.models.reward_models.videoalign import VideoAlignScorer
 from hyvideo.models.reward_models.videoalign.frames import MIN_PIXELS, patches, read_frames
 from scripts.tiny.components import build_tokenizer
@@ -122,6 +122,13 @@ def test_the_reward_is_the_scorers_of_the_videos_at_the_runs_frame_rate(whole, s
         assert scores.metrics[metric].tolist() == pytest.approx(expected[metric], abs=2e-5), metric
     total = [0.5 * vq + 0.5 * mq + ta for vq, mq, ta in zip(*(expected[m] for m in METRICS), strict=True)]
     assert scores.total.tolist() == pytest.approx(total, abs=1e-4)
+
+
+def test_another_dtype_is_refused_without_loading_the_network(whole):
+    options = {"checkpoint": str(whole.root), "dtype": "fp8"}
+    models = {"videoalign_local": {"sub_reward": {"VQ": 1.0}, "options": options}}
+    with pytest.raises(ValueError, match="videoalign_local: expected dtype bf16 or fp32, received 'fp8'"):
+        check_rewards(RewardConfig(reward_config={"models": models}), "ckpts", 24)
 
 
 def damaged(reward: VideoReward, tmp_path: Path, change) -> Path:
