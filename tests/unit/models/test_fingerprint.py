@@ -21,7 +21,12 @@ def folder(tmp_path: Path) -> Path:
 
 def test_where_weights_lie_and_when_they_were_downloaded_does_not_count(folder, tmp_path):
     before = fingerprint([folder])
-    assert fingerprint([shutil.copytree(folder, tmp_path / "copy")]) == before
+    linked = tmp_path / "linked"
+    shutil.copytree(folder, linked, ignore=shutil.ignore_patterns("sub"))
+    assert fingerprint([linked]) != before
+    (linked / "sub").symlink_to(folder / "sub")  # as one large encoder that several models share
+    for same in (shutil.copytree(folder, tmp_path / "copy"), linked):
+        assert fingerprint([same]) == before
     note = folder / ".cache" / "huggingface" / "download" / "large.bin.metadata"
     note.parent.mkdir(parents=True)
     note.write_text("1795372069.1")
