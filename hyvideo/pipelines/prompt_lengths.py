@@ -17,7 +17,7 @@ LISTED = 5
 def truncated_prompts_warning(pipeline: HunyuanVideoGRPOPipeline, prompts: Sequence[Prompt]) -> str | None:
     """Return a warning that counts and names the prompts whose end no encoder reads; None where there are none.
 
-    Quoted texts are read as bytes, with a mark at their end.
+    Quoted texts are read as bytes, with the words that join them and a mark at their end.
     """
     texts = list(dict.fromkeys(prompt.text for prompt in prompts))
     limit, glyph_limit = pipeline.tokenizer_max_length, pipeline.tokenizer_2_max_length - 1
@@ -29,10 +29,10 @@ def truncated_prompts_warning(pipeline: HunyuanVideoGRPOPipeline, prompts: Seque
     quoted = {text: len((extract_glyph_texts(text) or "").encode()) for text in texts}
     said = []
     for text in texts:
-        if counts.get(text, 0) > limit:
-            said.append(f"{counts[text]:,} tokens of {limit:,} in {text[:60]!r}")
-        if quoted[text] > glyph_limit:
-            said.append(f"{quoted[text]:,} quoted bytes of {glyph_limit:,} in {text[:60]!r}")
+        told = [f"{counts[text]:,} tokens of {limit:,}"] if counts.get(text, 0) > limit else []
+        told += [f"{quoted[text]:,} quoted bytes of {glyph_limit:,}"] if quoted[text] > glyph_limit else []
+        if told:
+            said.append(f"{' and '.join(told)} in {text[:60]!r}")
     if not said:
         return None
     listed = "; ".join(said[:LISTED]) + ("; ..." if len(said) > LISTED else "")

@@ -38,6 +38,8 @@ def test_quoted_texts_have_a_limit_of_their_own(pipeline, told):
     whole, cut = (f'a wall that says "{"x" * (length - around)}"' for length in (255, 256))
     assert told(whole) is None
     assert "256 quoted bytes of 255 in 'a wall" in told(cut)
+    both = told(cut + " red" * 1000)  # is one prompt
+    assert both.startswith("1 prompt(s)") and " tokens of 1,000 and 256 quoted bytes of 255 in 'a wall" in both
     assert pipeline.tokenizer_2(f'Text "{"x" * (255 - around)}". ').input_ids[-1] == pipeline.tokenizer_2.eos_token_id
     assert len(pipeline.encode([whole]).glyph[0]) == 256
 
