@@ -88,7 +88,7 @@ def open_transformer(
     folder, naming = transformer_folder(root, version), Part
     source, config = SafetensorsFolder(folder), read_json(folder / "config.json")
     if not is_diffusers_layout(Path(root)):
-        glyph_width, naming = source.shapes.get(_GLYPH_NORM, (1472,))[0], transformer_part
+        glyph_width, naming = (*source.shapes.get(_GLYPH_NORM, ()), 1472)[0], transformer_part
         config = diffusers_transformer_config(config, glyph_width, str(folder / "config.json"))
     return _empty(HunyuanVideo15Transformer3DModel, config, folder), source, naming
 

@@ -22,7 +22,7 @@ LISTED = 100
 def fill(
     module: nn.Module,
     source: WeightSource,
-    naming: Naming = Part,
+    naming: Naming,
     *,
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
@@ -70,7 +70,7 @@ def _fill_one(
     set_module_tensor_to_device(module, name, device, value=value, dtype=value.dtype)
 
 
-def check_fit(module: nn.Module, source: WeightSource, naming: Naming = Part, ignored: Sequence[str] = ()) -> None:
+def check_fit(module: nn.Module, source: WeightSource, naming: Naming, ignored: Sequence[str] = ()) -> None:
     """Raise a ValueError unless `source` holds exactly the tensors of `module`; arguments and error as in `fill`."""
     parts = _parts(module, naming)
     wanted = {part.name: part.shape(module.get_parameter(name).shape) for name, part in parts.items()}

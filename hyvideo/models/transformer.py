@@ -80,7 +80,8 @@ def forward(
         encoder_hidden_states_2 = _rows_of(
             encoder_hidden_states_2, encoder_attention_mask_2, "encoder_attention_mask_2"
         )
-        image_embeds = image_embeds if bool(image_embeds.any()) else None
+        if image_embeds is not None and not bool(image_embeds.any()):
+            image_embeds = None
     processor = self.transformer_blocks[0].attn.processor
     group, row_group, num_rows = processor.sp_group, processor.row_group, hidden_states.shape[0]
     if row_group is not None:

@@ -121,7 +121,7 @@ def read_pickled(path: Path) -> dict[str, Tensor]:
 
 def _require_file(path: Path) -> None:
     if not path.is_file():
-        raise ValueError(f"'{path}' is no file but a folder, pipe or device. Download it again.")
+        raise ValueError(f"'{path}' is a folder, pipe or device, or a link to nothing. Download it again.")
 
 
 def _safetensors_files(folder: Path) -> list[Path]:

@@ -106,10 +106,11 @@ def test_neighbours_of_one_length_attend_together_without_a_mask_or_padded_keys(
     assert keys == [*in_refiner, *[NUM_VIDEO + length for length in in_block] * 2]
 
 
-def test_unpadded_rows_give_what_padded_ones_with_masks_give():
+def test_unpadded_rows_and_no_image_give_what_padded_ones_with_masks_and_a_blank_image_give():
     _, trimmed = stock_and_trimmed()
     call = inputs([7, 20, 3], [4, 0, 9])
     expected = trimmed(**call)[0]
+    assert torch.equal(trimmed(**call | {"image_embeds": None})[0], expected)
     for suffix in ("", "_2"):
         lengths = call.pop(f"encoder_attention_mask{suffix}").sum(1).int().tolist()
         padded = call[f"encoder_hidden_states{suffix}"]

@@ -87,6 +87,13 @@ def test_a_missing_weight_a_leftover_one_and_a_wrong_shape_are_named_as_the_file
         load(copy)
 
 
+def test_the_weight_that_tells_the_glyph_width_is_named_if_it_is_one_number(copy):
+    tensors, name = load_file(copy / FILES["transformer"]), "byt5_in.layernorm.weight"
+    save_file(tensors | {name: torch.tensor(1.0)}, copy / FILES["transformer"], metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=rf"{name} \(expected \[1472\], received \[\]\)"):
+        load_transformer(copy, "480p_t2v")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
