@@ -36,6 +36,8 @@ class _FrameReward(RewardModel):
         sizes = [*dict(self._processor.size).values(), *dict(self._processor.crop_size).values()]
         if max(sizes) > 2 * side:  # the middle is cut out of an image that might fill the memory
             raise ValueError(f"{self.metrics[0]}: '{checkpoint}' makes images of {sizes} for a CLIP of {side} pixels.")
+        longest = network.config.text_config.max_position_embeddings  # not every tokenizer's files say it
+        self._tokenizer.model_max_length = min(self._tokenizer.model_max_length, longest)
         self._network = network.eval().to(context.device)
         self._num_frames = num_frames
 

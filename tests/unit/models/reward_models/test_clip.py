@@ -1,5 +1,6 @@
 """CLIPScore, PickScore and CLIP-IQA of a tiny CLIP of the real classes, against the library's own forward pass."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -66,6 +67,15 @@ def test_a_score_is_the_mean_over_frames_of_the_librarys(kind, checkpoint, video
     expected = [100 * c.clamp_min(0) if kind is ClipScore else temperature * c for c in cosines]
     assert scores.tolist() == pytest.approx([each.mean().item() for each in expected], abs=1e-4)
     assert min(map(float, torch.cat(cosines))) < 0 < max(map(float, torch.cat(cosines))), "scores that tell nothing"
+
+
+def test_long_texts_are_cut_whether_or_not_the_tokenizers_files_say_where(checkpoint, videos, tmp_path):
+    copy = shutil.copytree(checkpoint, tmp_path / "copy")
+    settings = json.loads((copy / "tokenizer_config.json").read_text())
+    assert settings.pop("model_max_length") == 20
+    (copy / "tokenizer_config.json").write_text(json.dumps(settings))
+    unsaid, said = (ClipScore(RewardContext(), str(folder), num_frames=1) for folder in (copy, checkpoint))
+    assert unsaid(videos, PROMPTS)["CLIPScore"].tolist() == said(videos, PROMPTS)["CLIPScore"].tolist()
 
 
 def test_quality_is_the_share_of_a_good_photo_whatever_the_prompt(checkpoint, videos):
