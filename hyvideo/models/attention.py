@@ -1,7 +1,7 @@
 """Joint attention of video and condition tokens, each row to its own valid tokens; over 1..n ranks.
 
-Consecutive rows of one length attend together, so that no call has a mask, which flash attention cannot take: guidance
-joins two prompts of unlike length.
+Flash attention takes no mask, so rows attend together only if they have the same length and follow one another. A batch
+has rows of several lengths if it has several prompts, or one and the negative prompt of guidance.
 
 With a sequence-parallel group a rank keeps its part of the video tokens from the patch embedding to the last projection
 (`hyvideo.distributed.ulysses`); the transformer is called with the same whole arguments, and returns the same whole

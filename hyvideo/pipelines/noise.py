@@ -37,7 +37,10 @@ class SampleNoise:
         return self._draw("initial", round, 0, shape, device, shared=self.share_initial)
 
     def first_alike(self, apart: Sequence[bool]) -> list[int]:
-        """Return for each sample the first one with the same start and prompt; itself where it has drawn noise since.
+        """Return for each sample the index of the first one that still has the same latents.
+
+        Samples of one prompt with the same starting noise have the same latents until they draw noise of their own,
+        which all of them must begin at the same step.
 
         Args:
             apart: whether each sample has drawn noise of its own.

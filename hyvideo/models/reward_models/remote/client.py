@@ -89,7 +89,10 @@ class RemoteReward(RewardModel):
     def _score(
         self, videos: Videos, prompts: Sequence[str], grid: Grid | None
     ) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Score all videos or raise; after one fault the rest is not sent, or ranks that wait would give up."""
+        """Score all videos or raise.
+
+        After one fault the rest is not sent: further attempts could take longer than the other ranks wait.
+        """
         if isinstance(videos, Tensor):
             contents = [video.cpu().numpy().tobytes() for video in videos]
             request = ScoreRequest(prompts=list(prompts), format="raw", shape=tuple(videos.shape[1:]), grid=grid)
