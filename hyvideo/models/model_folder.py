@@ -163,8 +163,8 @@ def check_sizes(config: Mapping[str, Any], path: Path) -> None:
 
 
 @contextmanager
-def readable(folder: Path, what: str) -> Iterator[None]:
-    """Turn whatever a library raises for the files of `folder` into a ValueError that names it.
+def readable(path: Path, what: str) -> Iterator[None]:
+    """Turn whatever a library raises for the file or folder `path` into a ValueError that names it.
 
     There is no list of what that may be: it reads damaged files until something does not fit.
     """
@@ -175,11 +175,11 @@ def readable(folder: Path, what: str) -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        if isinstance(error, ValueError) and str(folder) in str(error):
+        if isinstance(error, ValueError) and str(path) in str(error):
             raise
         reason = f"{error!s:.1000} ({type(error).__name__})"
         raise ValueError(
-            f"Cannot load {what} from '{folder}': {reason}. Download it again, or report this if the files are whole."
+            f"Cannot load {what} from '{path}': {reason}. Download it again, or report this if the files are whole."
         ) from error
 
 

@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from pickle import UnpicklingError
 
 import torch
 from pydantic_core import from_json
@@ -11,15 +10,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hyvideo.config.outside import read_file
+from hyvideo.models.model_folder import readable
 
 MAPPED_BYTES = 2**28
 """A file is reopened after this many bytes: what was read from a mapped file stays in memory until it is closed."""
-
-_DAMAGES = (
-    *(UnpicklingError, EOFError, OSError, RuntimeError, ValueError, TypeError),
-    *(ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError),
-)
-"""What `torch.load` fails with on a damaged file."""
 
 
 class WeightSource(ABC):
@@ -109,10 +103,8 @@ def read_pickled(path: Path) -> dict[str, Tensor]:
     what it refuses is a ValueError.
     """
     _require_file(path)
-    try:
+    with readable(path, "tensors"):
         content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except _DAMAGES as error:
-        raise ValueError(f"Cannot read '{path}': {error}. The file is damaged; download it again.") from error
     content = content.get("state_dict", content) if isinstance(content, dict) else content
     if not isinstance(content, dict):
         raise ValueError(f"'{path}' holds a {type(content).__name__}; expected named tensors. Download it again.")

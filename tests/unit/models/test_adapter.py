@@ -57,6 +57,16 @@ def test_an_adapter_of_another_model_is_refused(either, tmp_path, change):
         load_lora(either, tmp_path)
 
 
+def test_memory_that_is_full_is_not_said_to_be_an_adapter_that_does_not_fit(policy, tmp_path, monkeypatch):
+    def fail(*args: object, **kwargs: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    save(policy, tmp_path)
+    monkeypatch.setattr(HunyuanVideo15Transformer3DModel, "load_lora_adapter", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        load_lora(policy, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [

@@ -135,7 +135,7 @@ def enlarge(path: Path) -> None:
         (SHARD.format(3), Path.unlink, r"lacks diffusion_pytorch_model-00003-of-00003\.safetensors of the 3 files"),
         (SIZES, enlarge, "size is .*262144.*, but the vision model takes 16 by 16 pixels"),
         (SHARD.format(2), lambda path: shutil.copy(str(path).replace("00002", "00001"), path), "disagree about"),
-        ("text_encoder/Glyph-SDXL-v2/checkpoints/byt5_model.pt", cut(200), "Cannot read '{path}'"),
+        ("text_encoder/Glyph-SDXL-v2/checkpoints/byt5_model.pt", cut(200), "Cannot load tensors from '{path}'"),
         *((f"text_encoder/{file}", cut(1), f"Cannot (load|read) .*{file.rpartition('/')[0]}") for file in NO_JSON),
         ("text_encoder/byt5-small/tokenizer_config.json", cut(-10), "Cannot read '{path}'"),
     ],
