@@ -98,8 +98,10 @@ if [[ -n $resume ]]; then run+=(--resume_from_checkpoint "$resume"); fi
 # Prompts that neither a flag nor a config file names are the starter prompts.
 for csv in train valid; do
   named=0
+  setting="^[^#]*${csv}_video_csv[\"']?[[:space:]]*:"
   for text in "$config" "$@"; do
-    if [[ $text == "--${csv}_video_csv"* ]] || grep -qs "^[[:space:]]*${csv}_video_csv:" -- "$text"; then named=1; fi
+    file="${text#--config=}"
+    if [[ $text == "--${csv}_video_csv"* ]] || { [[ -f $file ]] && grep -Eqs "$setting" -- "$file"; }; then named=1; fi
   done
   if ((named == 0)) && [[ -f assets/prompts/$csv.csv ]]; then
     run+=("--${csv}_video_csv" "assets/prompts/$csv.csv")
