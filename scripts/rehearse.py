@@ -37,6 +37,11 @@ def main(argv: list[str]) -> int:
     try:
         arguments, flags = parser.parse_known_args(argv)
         config = load_config(flags)
+        if arguments.num_text <= 0:
+            raise ValueError(f"--num_text must be above 0; received {arguments.num_text}.")
+        if arguments.json:  # before minutes of rehearsing
+            arguments.json.parent.mkdir(parents=True, exist_ok=True)
+            arguments.json.touch()
         say_loading("scripts.rehearse")
         from hyvideo.planning.networks import read_networks  # only now, for it takes seconds
         from hyvideo.planning.plan import check_plan
@@ -47,15 +52,13 @@ def main(argv: list[str]) -> int:
     except (ValueError, OSError) as error:
         complain(f"scripts.rehearse: {error}")
         return 2
-    sizes = {"world_size": arguments.world_size, "num_text": arguments.num_text}
     make = rehearse if arguments.full_depth else rehearse_extrapolated
-    done = make(config, networks, **sizes)
+    done = make(config, networks, world_size=arguments.world_size, num_text=arguments.num_text)
     print(_table(done))
     if arguments.json:
         numbers = asdict(done)
         for name in ("sent", "kernels", "reads"):
             numbers[name] = {" ".join(key): number for key, number in numbers[name].items()}
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
     for surprise in done.surprises:
         complain(f"scripts.rehearse: {surprise}")

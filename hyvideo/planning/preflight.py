@@ -76,7 +76,8 @@ def preflight(config: Config, planned: Plan | ValueError | None) -> str:
     folder = open_folder(config, layout_of(config, world_size).dp_size, content)
     _check_folder(folder.path)
     plan = broadcast_from_main(lambda: _plan_or_raise(planned))
-    broadcast_from_main(lambda: check_space(folder, config.run, plan.checkpoint_bytes))
+    keeps_best = judge_of(config.reward) is not None
+    broadcast_from_main(lambda: check_space(folder, config.run, plan.checkpoint_bytes, keeps_best=keeps_best))
     with all_or_none():
         _check_host(plan)
         _check_gpu(plan)
@@ -144,18 +145,21 @@ def _await(marker: Path) -> None:
         time.sleep(0.1)
 
 
-def check_space(folder: RunFolder, run: RunConfig, checkpoint_bytes: int) -> None:
+def check_space(folder: RunFolder, run: RunConfig, checkpoint_bytes: int, *, keeps_best: bool = False) -> None:
     """Check that there is room for the checkpoints that the run will keep at one time.
 
+    `keeps_best` says that the best one by the judge of a reward guard is kept besides.
+
     Raises:
-        ValueError: they do not; the message says how many would.
+        ValueError: there is not; the message says for how many there is.
     """
     parent = nearest_existing(folder.path)
     free = shutil.disk_usage(parent).free
     saves = math.ceil(run.max_steps / run.save_interval) if run.save_interval else 1
     kept = run.max_steps // run.keep_every if run.keep_every else 0
     there = len(checkpoints_of(folder.checkpoints))
-    needed = max(1, min(saves, run.keep_last + kept + 1) - there)  # the newest is written before the oldest is deleted
+    most = run.keep_last + kept + keeps_best + 1  # the newest is written before the oldest is deleted
+    needed = max(1, min(saves, most) - there)
     if needed * checkpoint_bytes > free:
         raise ValueError(
             f"output_dir: '{parent}' has {free / 1e9:.1f} GB free, enough for {free // max(checkpoint_bytes, 1)} more "

@@ -1,4 +1,4 @@
-"""What else would fit: other ranks per video, larger videos and batches, the least change to a plan that does not."""
+"""Search for settings that fit: other `sp_size`, larger videos and batches, the least change to a run that does not."""
 
 import math
 from bisect import bisect_right
@@ -26,7 +26,7 @@ MOST_FRAMES, MOST_ROWS = 481, 64
 
 
 class Search:
-    """Plans variations of one configuration on one kind of GPU, which must hold them."""
+    """Plans variations of one configuration on one kind of GPU."""
 
     def __init__(self, config: Config, world_size: int, gpu: Gpu, assumptions: Assumptions) -> None:
         self._config = config
@@ -36,23 +36,11 @@ class Search:
         self._networks = read_networks(config.model, config.reward)
         self._peaks_of = FittedPeaks()
 
-    def plan(self, changes: Mapping[str, Any]) -> Plan:
-        """Return the plan of the configuration with some settings changed.
-
-        Raises:
-            ValueError: the changed configuration cannot run.
-        """
-        return make_plan(
-            with_settings(self._config, changes),
-            world_size=self._world_size,
-            gpu=self._gpu,
-            assumptions=self._assumptions,
-            peaks_of=self._peaks_of,
-        )
-
     def sp_sizes(self) -> list[Plan]:
         """Return the plans of all possible `sp_size`, each with about the configuration's videos per round."""
-        return [self.plan(changes) for changes in self._sp_changes(1)]
+        sizes = {"world_size": self._world_size, "gpu": self._gpu, "assumptions": self._assumptions}
+        variants = (with_settings(self._config, changes) for changes in self._sp_changes(1))
+        return [make_plan(variant, **sizes, peaks_of=self._peaks_of) for variant in variants]
 
     def needed(self, changes: Mapping[str, Any]) -> float:
         """Return the GiB that a GPU must have with some settings changed."""
@@ -62,9 +50,10 @@ class Search:
         return peak + self._assumptions.reserved(peak)
 
     def largest(self, knob: str) -> tuple[Any, float] | None:
-        """Return the largest value of a setting that fits, all else unchanged, and its GiB; None where none does.
+        """Return the largest value of a setting that fits, and the GiB it needs; None if no value fits.
 
-        With `mini_batch_size_per_update` go the rollout's micro-batches, and `batch_size` where it is smaller.
+        Other settings stay, except that `mini_batch_size_per_update` also sets `rollout_micro_batch_size`, and raises a
+        smaller `batch_size`.
         """
         candidates = self._candidates(knob)
         num_fitting = bisect_right(candidates, self._gpu.memory, key=self.needed)  # later ones need more
@@ -74,21 +63,21 @@ class Search:
         return last[knob], self.needed(last)
 
     def nearest_that_fits(self) -> tuple[dict[str, Any], float] | None:
-        """Return the first changes that make it fit, tried from harmless to costly, and its GiB; None: none do.
+        """Return the changes that make the run fit at the least cost, and the GiB it then needs; None if none do.
 
-        Each is added to those before: smaller batches, idle weights moved off the GPU, more ranks per video, shorter
-        videos; with each, where validation alone does not fit, smaller videos of validation.
+        Changes are added one by one, from harmless to costly: recomputation and smaller batches, idle weights moved off
+        the GPU, more ranks per video, shorter videos. After each, smaller validation videos are tried as well.
         """
         changes: dict[str, Any] = {}
         for more in ({}, *self._remedies()):
             changes |= more
             for tried in (changes, changes | self._smaller_validation(changes)):
-                if (needed := self.needed(tried)) <= self._gpu.memory:
+                if tried and (needed := self.needed(tried)) <= self._gpu.memory:
                     return tried, needed
         return None
 
     def _smaller_validation(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """What makes validation videos as large as the rollout's; nothing where there is no validation."""
+        """Return the settings that make validation videos as large as the rollout's; none without validation."""
         config = with_settings(self._config, changes)
         if not any(validation_videos(config, self._world_size)):
             return {}
@@ -115,11 +104,14 @@ class Search:
             if value_of(config, name) != value:
                 yield {name: value}
         yield from self._sp_changes(config.parallel.sp_size + 1)
-        for frames in range((config.rollout.sample_n_frames - 1) // 20 * 20 - 19, 4, -20):
+        for frames in range((config.rollout.sample_n_frames - 2) // 20 * 20 + 1, 20, -20):  # multiples of 20, and 1
             yield {"sample_n_frames": frames}
 
     def _sp_changes(self, least: int) -> Iterator[dict[str, Any]]:
-        """Possible `sp_size` within a machine, with a `batch_size` for as many videos or the next larger number."""
+        """Yield each `sp_size` that one machine allows, with the `batch_size` that keeps the videos of a round.
+
+        Where no `batch_size` keeps their number, the next larger number is taken.
+        """
         config, ranks = self._config, self._world_size
         heads = self._networks.transformer["num_attention_heads"]
         videos = config.grpo.batch_size * layout_of(config, ranks).dp_size
@@ -134,7 +126,7 @@ class Search:
                     break
 
     def _candidates(self, knob: str) -> list[dict[str, Any]]:
-        """The values of a setting that are tried, small to large, with what goes with them."""
+        """Return the values of a setting to try, small to large, each with the settings that change with it."""
         if knob == "sample_n_frames":
             return [{knob: frames} for frames in range(5, MOST_FRAMES + 1, 4)]
         if knob == "rollout_size":
@@ -149,7 +141,7 @@ class Search:
 
 
 def misfit(plan: Plan, search: Search) -> str:
-    """Say that a plan does not fit, and the nearest that does."""
+    """Return a message that a plan does not fit, with the nearest settings that do."""
     said = (
         f"the run needs {plan.needed:.1f} GiB per GPU ({plan.reserved:.1f} of them in reserve), but "
         f"{plan.gpu.name} has {plan.gpu.memory:g}."

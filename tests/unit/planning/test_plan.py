@@ -172,6 +172,18 @@ def test_where_validation_alone_does_not_fit_its_videos_become_the_rollouts(conf
     assert search.nearest_that_fits() == (changes, pytest.approx(3.7))
 
 
+def test_a_shorter_video_is_the_longest_that_fits(sized_plan):
+    settings, gpu = sized_plan("--sample_n_frames", "97", "--batch_size", "4"), Gpu("test", 8.5, 100, 100)
+    changes, _ = Search(settings, 1, gpu, Assumptions(reserve=0.0)).nearest_that_fits()
+    assert changes["sample_n_frames"] == 81
+
+
+def test_a_plan_that_does_not_fit_is_never_told_to_change_nothing(sized_plan):
+    """By the interpolated peaks of the search it may fit where it does not by those that were simulated."""
+    search = Search(sized_plan("--batch_size", "4"), 1, GPU, Assumptions(reserve=0.0))
+    assert search.needed({}) < GPU.memory and search.nearest_that_fits()[0]
+
+
 def test_where_nothing_fits_it_says_so(sized_plan):
     settings, gpu = sized_plan("--batch_size", "4"), Gpu("small", 0.001, 100, 100)
     said = misfit(plan_of(settings, gpu=gpu, reserve=0.0), Search(settings, 1, gpu, Assumptions(reserve=0.0)))
@@ -278,6 +290,14 @@ def test_host_memory_is_what_is_read_there_and_what_stays(sized_plan):
     reward = REWARD_BYTES["videoalign_local"]
     assert host("--reward_model", "videoalign_local") == (reward, 0)
     assert host("--reward_model", "videoalign_local", "--reward_offload") == (reward, reward)
+
+
+def test_the_networks_of_a_judge_lie_beside_those_of_the_reward(config):
+    judge = {"models": {"pick_score": {"sub_reward": {"pick": 1.0}}, "text_rendering": {"sub_reward": {"text": 1.0}}}}
+    settings = config("--reward_model", "videoalign_local", "--reward_guard", json.dumps(judge))
+    networks = read_networks(settings.model, settings.reward)
+    assert networks.reward_bytes == REWARD_BYTES["videoalign_local"] + REWARD_BYTES["pick_score"]
+    assert networks.unknown_rewards == ("text_rendering",)
 
 
 def test_what_lies_in_host_memory_is_not_planned_on_the_gpu(config):

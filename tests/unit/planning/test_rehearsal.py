@@ -159,5 +159,18 @@ def test_the_program_says_what_it_found(capsys: pytest.CaptureFixture[str], monk
     faulty = ("--algorithm", "tests.support.faulty_algorithms:ReadsTheLoss")
     assert main([*TINY, "--world_size", "2", *faulty]) == 1
     assert "scripts.rehearse: update: a value is read back" in capsys.readouterr().err
-    assert main([*TINY, "--world_size", "3", "--sp_size", "2"]) == 2
-    assert "world size 3 is not divisible by sp_size 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--world_size", "3", "--sp_size", "2"], "world size 3 is not divisible by sp_size 2"),
+        (["--world_size", "2", "--num_text", "0"], "--num_text must be above 0; received 0"),
+        (["--world_size", "2", "--json", "/dev/null/done.json"], "scripts.rehearse: [Errno 17] File exists"),
+    ],
+)
+def test_wrong_flags_are_refused_before_anything_is_rehearsed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, flags: list[str], words: str
+):
+    monkeypatch.setattr("hyvideo.planning.rehearsal.rehearse_extrapolated", None)
+    assert main([*TINY, *flags]) == 2 and words in capsys.readouterr().err
