@@ -58,7 +58,7 @@ class MeanOfFrames(RewardModel):
         return {"mean": videos.double().mean((1, 2, 3, 4)).float()}
 
 
-def measure(pairs: int = 3) -> list[Result]:
+def measure() -> list[Result]:
     """Compare both sizes with both baselines, with and without decoding."""
     disable_progress_bar()
     results = []
@@ -66,11 +66,11 @@ def measure(pairs: int = 3) -> list[Result]:
         with model_folder(size) as root:
             for decoded in (True, False):
                 for attention in ("stock", "trimmed"):
-                    results.append(_compare(root, size, settings, decoded, attention, pairs))
+                    results.append(_compare(root, size, settings, decoded, attention))
     return results
 
 
-def _compare(root: Path, size: str, settings: Sequence[str], decoded: bool, attention: str, pairs: int) -> Result:
+def _compare(root: Path, size: str, settings: Sequence[str], decoded: bool, attention: str) -> Result:
     """Run ours and one baseline from the same weights; the first two rounds must agree."""
     with TemporaryDirectory() as folder:
         paths = ["--pretrained_model_root", str(root), "--output_dir", f"{folder}/run"]
@@ -90,7 +90,7 @@ def _compare(root: Path, size: str, settings: Sequence[str], decoded: bool, atte
             f"plain loop with {attention} attention / ours",
             plain.round,
             training.make_round,
-            pairs=pairs,
+            pairs=3,
             facts={"relative_error": error},
         )
         training.run.journal.metrics.close()

@@ -1,4 +1,4 @@
-"""GPUs by their makers' data sheets: what a plan and the utilisation of a device are measured by."""
+"""GPUs and the numbers of their data sheets, from which plans and utilisation are worked out."""
 
 import re
 from dataclasses import dataclass, replace
@@ -40,7 +40,7 @@ GPUS = (
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return the GPU of that name; case and what follows the dash may be left out where one remains.
+    """Return the GPU called `name`; case does not matter, and what follows the dash may be left out if one GPU remains.
 
     Raises:
         ValueError: unknown or ambiguous; it lists all and names the nearest.

@@ -128,7 +128,7 @@ class Layout:
         return _share(count, self.dp_rank(rank), self.dp_size)
 
     def share_to_score(self, count: int, rank: int) -> range:
-        """Return which of `count` videos, that a data-parallel rank has, a rank scores."""
+        """Return which of the `count` videos of its data-parallel rank a rank scores."""
         return _share(count, self.sp_rank(rank), self.sp_size)
 
     def most_to_sample(self, count: int) -> int:
@@ -161,15 +161,15 @@ def layout_of(config: Config, world_size: int) -> Layout:
 
 
 def largest_share(count: int, parts: int) -> int:
-    """Return how many of `count` things the one of `parts` has that has most."""
+    """Return the size of the largest of `parts` shares of `count` items."""
     return -(-count // parts)
 
 
 def _share(count: int, part: int, parts: int) -> range:
-    """The consecutive things of one part, where all have equally many or differ by one."""
+    """Return the consecutive items of one part; parts differ in size by at most one."""
     return range(part * count // parts, (part + 1) * count // parts)
 
 
 def _divisors(number: int) -> str:
-    """The divisors of a number up to 1024, listed."""
+    """List the divisors of a number, those up to 1024."""
     return ", ".join(str(n) for n in range(1, min(number, 1024) + 1) if number % n == 0)

@@ -91,8 +91,8 @@ def build_mesh(
         dp_replicate: copies of the sharded model.
         guided: whether the model is called with classifier-free guidance.
         device_type: `cuda` or `cpu`, where the weights are.
-        collective_timeout: seconds that its groups of some ranks wait for one of them, as `process_group` has it for
-            all; a group does not inherit it. None: the library's own, 10 minutes for NCCL.
+        collective_timeout: seconds that its groups wait for a missing rank; they do not inherit the timeout of
+            `process_group`. None: the library's own, 10 minutes for NCCL.
         one_shard: let FSDP hold the weights of a single process too, as `cpu_offload` needs; it must have a group.
 
     Raises:

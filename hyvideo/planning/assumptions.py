@@ -1,4 +1,4 @@
-"""What a plan assumes; apart from the plan, so that its command line is read without PyTorch."""
+"""What a plan assumes; in a file of its own, so that `scripts.plan` reads its flags without importing PyTorch."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ class Assumptions:
         utilisation: share of a GPU's operations per second that is reached; an H200 reached 0.40 in compiled blocks.
         gpus_per_node: GPUs of a machine.
         network: GB/s that a GPU sends to other machines.
-        reserve: GiB for what the simulation leaves out; None: 1 and a quarter of what it finds, at most 8.
+        reserve: GiB for what the simulation leaves out; None: 1 GiB plus a quarter of the simulated peak, at most 8.
     """
 
     num_text: int = 300
@@ -22,5 +22,5 @@ class Assumptions:
     reserve: float | None = None
 
     def reserved(self, peak: float) -> float:
-        """Return the GiB in reserve beside a simulated peak of so many."""
+        """Return the GiB to reserve besides a simulated peak of `peak` GiB."""
         return min(8.0, 1 + peak / 4) if self.reserve is None else self.reserve

@@ -140,16 +140,16 @@ def extrapolated_peaks(config: Config, case: SimulatedCase, world_size: int) -> 
 
 
 class FittedPeaks:
-    """Interpolates peaks for many video and micro-batch sizes from two, because activations grow with a pass's tokens.
+    """Interpolates the peaks of any video and micro-batch size: activations grow linearly with a pass's tokens.
 
-    Two cases are simulated for each way to train and shard that is asked for.
+    Two sizes are simulated, once for each combination of model, parallel and optimizer settings.
     """
 
     def __init__(self) -> None:
         self._ends: dict[str, tuple[Peaks, Peaks]] = {}
 
     def __call__(self, config: Config, case: SimulatedCase, world_size: int) -> Peaks:
-        """Return the peaks of a case on the line through those of the two that were simulated."""
+        """Return the peaks of a case, on the line through the two simulated ones."""
         shapes = [(case.latent_shape[0], frames, 30, 54) for frames in (5, 21)]
         least = guidance_ranks(config.parallel.sp_size, guided=config.rollout.is_guided)  # one row on each rank
         ends = [SimulatedCase(case.transformer, shape, case.num_text, least, least, (shape, least)) for shape in shapes]
@@ -170,7 +170,7 @@ def _tokens(case: SimulatedCase, latent_shape: tuple[int, ...], rows: int) -> in
 
 
 def _on_line(first: Peaks, second: Peaks, places: Mapping[str, float]) -> Peaks:
-    """Return the peaks at some places of the line through two, at 0 and 1; those without a place are the second's."""
+    """Return each peak at its place on the line from `first` (0) to `second` (1); without a place, that of `second`."""
     values = {}
     for field in fields(Peaks):
         low, high = getattr(first, field.name), getattr(second, field.name)

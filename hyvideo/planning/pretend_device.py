@@ -51,7 +51,7 @@ class PretendDevice(PeakMemory):
         peaks: the most by phase.
         reads: how often a value was read back, by (phase, place).
         waits: how often the host waited for the device to copy more to it than is staged, likewise.
-        mixes: how often a host tensor met a device tensor, by (phase, place).
+        mixes: how often a host tensor met a device tensor, by (phase, operation and place).
         faults: other things that a GPU would punish, by (phase, what and where).
         flops: operations by phase.
         sent: bytes that this rank sends, by (phase, kind of collective).

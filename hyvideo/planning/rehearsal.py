@@ -223,7 +223,7 @@ def _make_optimizer_states(optimization: Optimization, device: PretendDevice) ->
 
 @contextmanager
 def told_by_this_rank() -> Iterator[None]:
-    """Let what ranks tell each other be what this one says."""
+    """Answer every exchange of Python objects between ranks with this rank's own value."""
 
     def gather(values: list, value: object, *args: object) -> None:
         """Fill the list with this rank's value."""

@@ -87,7 +87,7 @@ def test_a_text_that_is_not_the_authors_is_not_kept(project: Path):
     ("content", "message"),
     [("x = 1\n", "has no constant DETAILED_PROMPT_WITH_SPECIAL_TOKEN"), ("<html>", "cannot be read")],
 )
-def test_what_is_no_scoring_text_is_said_to_be_none(project: Path, content: str, message: str):
+def test_a_file_without_the_scoring_text_is_refused(project: Path, content: str, message: str):
     (project / "text.py").write_text(content)
     result = run(project)
     assert result.returncode == 1 and message in result.stderr

@@ -199,7 +199,7 @@ def test_a_node_whose_connection_is_lost_ends_its_processes(project):
         *("n[1-4]", "^file", "a/b", "a%h", "::1", "ä"),
     ],
 )
-def test_what_is_no_host_name_is_refused(project, node):
+def test_an_invalid_host_name_is_refused(project, node):
     result = launch(project, NODE_IP_LIST=f"node1,{node}")
     assert result.returncode == 1 and "expected a host name or IPv4 address" in result.stderr
     assert not list(project.glob("got.*"))
@@ -218,7 +218,7 @@ EMPTY = ("the node list is empty", "NODE_IP_LIST", "HOSTFILE", "./run_post_train
         ({"HOSTFILE": "pipe"}, ["HOSTFILE: cannot read"]),  # and is not waited for
     ],
 )
-def test_a_list_of_nodes_that_is_none_is_refused_with_the_way_to_give_one(project, settings, words):
+def test_a_wrong_or_missing_list_of_nodes_is_refused_with_the_way_to_give_one(project, settings, words):
     os.mkfifo(project / "pipe")
     result = launch(project, **settings)
     assert result.returncode == 1 and all(word in result.stderr for word in words)
@@ -245,7 +245,7 @@ def test_missing_pdsh_is_named_with_the_way_to_get_it(project):
     ],
 )
 @needs_pdsh
-def test_a_setting_that_cannot_be_meant_is_refused(project, settings, words):
+def test_an_invalid_setting_is_refused(project, settings, words):
     result = launch(project, **settings)
     assert result.returncode == 1 and words in result.stderr and not list(project.glob("got.*"))
     assert not (project / "ran").exists() and "\x1b" not in result.stderr

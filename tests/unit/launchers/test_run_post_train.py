@@ -197,7 +197,7 @@ GRACE = "STOP_GRACE must be a whole number from 0 to 31536000, without leading z
         ("PYTHON", "no-such-python", ["'no-such-python' cannot import torch. Run 'make setup'"]),
     ],
 )
-def test_a_setting_that_cannot_be_meant_is_refused_with_what_came(project, setting, value, words):
+def test_an_invalid_setting_is_refused_with_the_way_to_mend_it(project, setting, value, words):
     result = launch(project, **{setting: value})
     assert result.returncode == 1 and all(word in result.stderr for word in words)
 
@@ -230,7 +230,7 @@ COMMAND = "x[$(touch${IFS}ran)]"
         ("PREFLIGHT", "00"),
     ],
 )
-def test_a_setting_of_a_node_that_cannot_be_meant_is_refused_before_it_is_used(project, setting, value):
+def test_an_invalid_setting_of_a_node_is_refused_before_it_is_used(project, setting, value):
     result = launch_node(project, **{setting: value})
     assert result.returncode == 1 and result.stdout == ""
     named = "NPROC_PER_NODE" if setting == "NUM_GPUS" else setting  # what the interpreter counted
@@ -240,7 +240,7 @@ def test_a_setting_of_a_node_that_cannot_be_meant_is_refused_before_it_is_used(p
 
 
 @pytest.mark.parametrize("words", [["run"], ["run", COMMAND], ["one\ntwo", "1"], ["", "1"], ["run", f"{2**63}"]])
-def test_a_stop_that_cannot_be_meant_is_refused_before_a_process_is_looked_for(project, words):
+def test_an_invalid_stop_is_refused_before_a_process_is_looked_for(project, words):
     script = project / "scripts" / "post_train" / "train_grpo.sh"
     result = subprocess.run(["bash", script, "--stop", *words], cwd=project, capture_output=True, text=True, timeout=60)
     assert result.returncode == 1 and "--stop " in result.stderr and not (project / "ran").exists()
