@@ -46,9 +46,9 @@ Tensors = dict[str, dict[str, Tensor]]
 
 
 class _LoraFacts(BaseModel):
-    """Arguments of `lora_config`; a larger rank is not low, and would exhaust the memory.
+    """Arguments of `lora_config`. The rank is bounded, because a huge one would exhaust the memory.
 
-    Checkpoints of earlier versions also say the dropout: 0, as the replay must repeat the rollout.
+    Checkpoints of earlier versions also hold the dropout. It must be 0, because the replay must repeat the rollout.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -125,11 +125,11 @@ class PendingSave:
         """
         past = [old for old in checkpoints_of(self.target.parent) if _step_of(old) <= _step_of(self.target)]
         every, before = self.keep_every, [0, *map(_step_of, past)]  # the first one at or after each multiple stays
-        best = named_checkpoint(self.target.parent / BEST)
+        best = _name_in(self.target.parent / BEST)  # whose checkpoint may have been deleted by hand
         return [
             old
             for step, old in zip(before, past[: -self.keep_last], strict=False)
-            if old != best and (not every or step // every == _step_of(old) // every)
+            if old.name != best and (not every or step // every == _step_of(old) // every)
         ]
 
 
@@ -211,21 +211,32 @@ def named_checkpoint(path: str | Path) -> Path:
 
     Raises:
         ValueError: the file names no finished checkpoint beside it.
-        OSError: it cannot be read, or is too long to be a name.
+        OSError: it cannot be read, or the path is too long.
     """
     path = Path(path)
-    if path.name not in (BEST, LATEST) or not path.is_file():
+    name = _name_in(path) if path.name in (BEST, LATEST) else None
+    if name is None:
         return path
-    name = read_file(path, 80).decode(errors="replace").strip()
-    if not (_FOLDER.fullmatch(name) and (path.parent / name / FACTS).is_file()):
+    if not _is_finished(path.parent, name):
         raise ValueError(f"'{path}' names {name!r}, which is not a finished checkpoint beside it.")
     return path.parent / name
 
 
+def _name_in(path: Path) -> str | None:
+    """Return what a file such as `latest` says, at most 80 bytes of it; None if there is no file."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return file.read(80).decode(errors="replace").strip()
+
+
+def _is_finished(folder: Path, name: str) -> bool:
+    return bool(_FOLDER.fullmatch(name)) and (folder / name / FACTS).is_file()
+
+
 def checkpoints_of(folder: Path) -> list[Path]:
     """Return the finished checkpoints in `folder`, oldest step first."""
-    found = [path for path in folder.glob("step_*") if _FOLDER.fullmatch(path.name) and (path / FACTS).is_file()]
-    return sorted(found, key=_step_of)
+    return sorted((path for path in folder.glob("step_*") if _is_finished(folder, path.name)), key=_step_of)
 
 
 def _step_of(checkpoint: Path) -> int:
@@ -252,8 +263,8 @@ def latest_checkpoint(folder: Path) -> Path | None:
     latest = folder / LATEST
     if not os.path.lexists(latest):
         return None
-    name = latest.read_bytes()[:80].decode(errors="replace").strip() if latest.is_file() else None
-    if not (name and _FOLDER.fullmatch(name) and (folder / name / FACTS).is_file()):
+    name = _name_in(latest)
+    if name is None or not _is_finished(folder, name):
         said = "is not a file" if name is None else f"names {name!r}, which is not a finished checkpoint"
         found = [path.name for path in checkpoints_of(folder)]
         raise ValueError(
@@ -293,7 +304,7 @@ def load_tensors(
         checkpoint: a finished checkpoint's folder.
         tensors: groups of named tensors of the right shapes; every one must be in the checkpoint.
         alone: the tensors are whole, and other ranks need not call.
-        reader: by whose index `tensors` were made; None: they are those of a run.
+        reader: the reader whose index gave the shapes of `tensors`; None if they are a run's own.
 
     Raises:
         ValueError: a file is damaged, or a tensor is missing or of another shape.
@@ -357,7 +368,7 @@ def _cause(error: BaseException) -> str:
     line = (str(error).strip() or type(error).__name__).splitlines()[-1]
     if "inline_container" in line:  # all that is left of what the system said to the library's writer
         return "a file could not be written to its end; is the disk full or a quota reached?"
-    return line
+    return line.rstrip(".")  # the message around it ends the sentence
 
 
 @contextmanager
