@@ -26,9 +26,8 @@ from peft.utils import get_peft_model_state_dict
 from safetensors.torch import save_file
 from transformers.utils.logging import disable_progress_bar
 
-from hyvideo.checkpoint.train_state import named_checkpoint
-from hyvideo.checkpoint.trained_policy import check_checkpoint, load_trained_policy
-from hyvideo.models.adapter import ADAPTER, ADAPTER_FILE, check_lora, load_lora, merge_lora, save_lora
+from hyvideo.checkpoint.trained_policy import check_trained, load_trained_policy
+from hyvideo.models.adapter import ADAPTER, ADAPTER_FILE, load_lora, merge_lora, save_lora
 from hyvideo.models.conversion import original_tensors
 from hyvideo.models.diffusers_logging import without_diffusers_logs
 from hyvideo.models.loading import load_pipeline, load_transformer
@@ -47,19 +46,12 @@ def export(arguments: argparse.Namespace) -> None:
     """Write what a command line of scripts.export asks for.
 
     Raises:
-        ValueError: a folder or combination of flags is wrong; the message says which, before weights are loaded.
+        ValueError: a folder or combination of flags is wrong; the message says which. Only that there is no adapter to
+            write is found after the weights were loaded.
     """
     disable_progress_bar()
-    check_new(arguments.output_path)
-    for name in ("checkpoint_path", "lora_path"):
-        if given := getattr(arguments, name):
-            setattr(arguments, name, named_checkpoint(given))
-    if arguments.checkpoint_path:
-        check_checkpoint(arguments.checkpoint_path, ema=arguments.ema)
-    elif arguments.ema:
-        raise ValueError("--ema takes the average in a checkpoint: give --checkpoint_path.")
-    if arguments.lora_path:
-        check_lora(arguments.lora_path)
+    _check_new(arguments.output_path)
+    check_trained(arguments)
     if arguments.format == "original":
         _check_name(arguments)
     root, version = arguments.model_path, arguments.transformer_version
@@ -87,10 +79,10 @@ def export(arguments: argparse.Namespace) -> None:
 
 
 def _check_name(arguments: argparse.Namespace) -> None:
-    """Refuse a name that hides what only the name of an original folder tells.
+    """Require `distilled` in the new folder's name if the base is: in the original layout nothing else says it.
 
     Raises:
-        ValueError: the base has its guidance in its weights, and the new folder's name does not say so.
+        ValueError: the name lacks it.
     """
     root, version = arguments.model_path, arguments.transformer_version
     config = _original_config(root, version) or {}
@@ -189,7 +181,7 @@ def export_lora(transformer: HunyuanVideo15Transformer3DModel, folder: Path, *, 
         save_file(whole, unfinished / ADAPTER_FILE, metadata=metadata)
 
 
-def check_new(folder: Path) -> None:
+def _check_new(folder: Path) -> None:
     """Raise a ValueError if `folder` exists."""
     if folder.exists():
         raise ValueError(f"'{folder}' exists already; expected the name of a new folder.")
@@ -198,7 +190,7 @@ def check_new(folder: Path) -> None:
 @contextmanager
 def _new_folder(folder: Path) -> Iterator[Path]:
     """Yield a folder to write in, which gets its name when the block succeeds and disappears otherwise."""
-    check_new(folder)
+    _check_new(folder)
     unfinished = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(unfinished, ignore_errors=True)  # of an earlier attempt
     unfinished.mkdir(parents=True)

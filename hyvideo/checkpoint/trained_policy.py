@@ -4,6 +4,7 @@ A checkpoint of ours holds what was trained. One of the original training script
 network below `transformer`, in DCP under the original names, and after LoRA training its adapter in `lora/default`.
 """
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,15 @@ from torch import Tensor
 from hyvideo.checkpoint.tensor_index import TensorIndex
 from hyvideo.checkpoint.tensor_reader import TensorReader
 from hyvideo.checkpoint.train_state import FACTS, load_tensors, named_checkpoint, read_facts
-from hyvideo.models.adapter import ADAPTER, ADAPTER_FILE, base_weight, load_lora, lora_config, without_memory
+from hyvideo.models.adapter import (
+    ADAPTER,
+    ADAPTER_FILE,
+    base_weight,
+    check_lora,
+    load_lora,
+    lora_config,
+    without_memory,
+)
 from hyvideo.models.conversion import transformer_part
 from hyvideo.models.streaming import fill
 
@@ -143,6 +152,21 @@ def _check_adapter(transformer: HunyuanVideo15Transformer3DModel, checkpoint: Pa
             count[found is not None] += parameter.numel()
     if count[False] > count[True]:
         raise ValueError(f"it holds {count[True]:,} of the {sum(count.values()):,} weights that its {FACTS} asks for")
+
+
+def check_trained(arguments: argparse.Namespace) -> None:
+    """Check `checkpoint_path`, `lora_path` and `ema` of a command line, and replace both paths by what they stand for.
+
+    Raises:
+        ValueError: a path is not readable weights, or `ema` asks for an average that is not there; nothing is loaded.
+    """
+    if arguments.checkpoint_path:
+        arguments.checkpoint_path = str(named_checkpoint(arguments.checkpoint_path))
+        check_checkpoint(arguments.checkpoint_path, ema=arguments.ema)
+    elif arguments.ema:
+        raise ValueError("--ema takes the average in a checkpoint: give --checkpoint_path.")
+    if arguments.lora_path:
+        arguments.lora_path = str(check_lora(named_checkpoint(arguments.lora_path)).parent)
 
 
 def check_checkpoint(checkpoint: str | Path, *, ema: bool = False) -> None:

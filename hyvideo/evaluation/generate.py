@@ -14,8 +14,7 @@ import torch.distributed as dist
 from tqdm import tqdm
 from transformers.utils.logging import disable_progress_bar
 
-from hyvideo.checkpoint.train_state import named_checkpoint
-from hyvideo.checkpoint.trained_policy import check_checkpoint, load_trained_policy
+from hyvideo.checkpoint.trained_policy import check_trained, load_trained_policy
 from hyvideo.config.outside import complain, printable
 from hyvideo.config.setting import lies_in
 from hyvideo.config.sizes import parse_size
@@ -25,7 +24,7 @@ from hyvideo.distributed.layout import Layout
 from hyvideo.distributed.mesh import Mesh, build_mesh
 from hyvideo.distributed.process_group import process_group
 from hyvideo.evaluation.jobs import Job, jobs_of_csv, jobs_of_prompt
-from hyvideo.models.adapter import check_lora, load_lora
+from hyvideo.models.adapter import load_lora
 from hyvideo.models.attention import install_attention
 from hyvideo.models.fingerprint import fingerprint
 from hyvideo.models.loading import load_pipeline, read_vae_config
@@ -126,15 +125,7 @@ def request_of(arguments: argparse.Namespace) -> Request:
     if arguments.offload and not torch.cuda.is_available():
         raise ValueError("--offload moves networks between GPU and host memory; this machine shows no GPU.")
     root = Path(arguments.model_path)
-    for name in ("checkpoint_path", "lora_path"):
-        if given := getattr(arguments, name):
-            setattr(arguments, name, str(named_checkpoint(given)))  # what `best` stands for may change
-    if arguments.checkpoint_path:
-        check_checkpoint(arguments.checkpoint_path, ema=arguments.ema)
-    elif arguments.ema:
-        raise ValueError("--ema takes the average in a checkpoint: give --checkpoint_path.")
-    if arguments.lora_path:
-        arguments.lora_path = str(check_lora(arguments.lora_path).parent)
+    check_trained(arguments)
     arguments.seed = list(dict.fromkeys(arguments.seed))
     if arguments.prompt is not None:
         prompt = Prompt(arguments.prompt, index=0, seed=None, ref_image_path=arguments.image_path)
