@@ -90,8 +90,9 @@ def _finite(values: ArrayLike) -> np.ndarray:
 
 
 def wilson_interval(rate: float, count: int) -> tuple[float, float]:
-    """Wilson's 95 % score interval of a share of `count` trials; within [0, 1], and of some width even at 0 and 1."""
+    """Wilson's 95 % score interval of a share of `count` trials: within [0, 1], and of some width even at 0 and 1."""
     z = stats.norm.ppf(0.975)
     centre = (rate + z**2 / (2 * count)) / (1 + z**2 / count)
     half = z / (1 + z**2 / count) * math.sqrt(rate * (1 - rate) / count + z**2 / (4 * count**2))
-    return max(0.0, float(centre - half)), min(1.0, float(centre + half))
+    low, high = max(0.0, float(centre - half)), min(1.0, float(centre + half))
+    return min(low, rate), max(high, rate)  # rounding must not leave a rate of 0 or 1 out

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -99,16 +100,12 @@ def read_votes(paths: Sequence[Path]) -> list[Vote]:
     """Read and merge vote files, merged ones too; a rater's later judgement replaces the earlier one.
 
     Raises:
-        ValueError: a file is not one of votes, a time is none or in the future, or the files belong to different
-            studies.
+        ValueError: a file is not one of votes, a time is no date with its zone or lies in the future, or the files
+            belong to different studies.
     """
-    latest: dict[tuple[str, str, str], Vote] = {}
-    for path in paths:
-        for vote in _read(_Votes, path, "a JSON object with votes").votes:
-            _check_time(vote, path)
-            place = (vote.rater, vote.pair, vote.criterion)
-            if place not in latest or (vote.count, vote.at) >= (latest[place].count, latest[place].at):
-                latest[place] = vote
+    found = [(vote, path) for path in paths for vote in _read(_Votes, path, "a JSON object with votes").votes]
+    found.sort(key=lambda one: (one[0].count, _time_of(*one)))
+    latest = {(vote.rater, vote.pair, vote.criterion): vote for vote, _ in found}
     studies = sorted({vote.study for vote in latest.values()})
     if len(studies) > 1:
         raise ValueError(f"The vote files belong to {len(studies)} studies ({', '.join(studies)}): give those of one.")
@@ -158,18 +155,20 @@ def _win_rate(
     return WinRate(*place, *counts, len(by_pair), num_raters, rate, *wilson_interval(rate, len(by_prompt)))
 
 
-def _check_time(vote: Vote, path: Path) -> None:
-    """Raise a ValueError unless a vote's time is one that has been, on some clock that is a day off at most."""
-    try:
+def _time_of(vote: Vote, path: Path) -> datetime:
+    """Return when a vote was made.
+
+    Raises:
+        ValueError: that is no time with its zone, or more than a day ahead, by which a clock may be wrong.
+    """
+    with suppress(ValueError):
         given = datetime.fromisoformat(vote.at)
-        possible = given.tzinfo is not None and given < datetime.now(UTC) + timedelta(days=1)
-    except ValueError:
-        possible = False
-    if not possible:
-        raise ValueError(
-            f"{path}: a vote of {vote.rater!r} on pair {vote.pair!r} says that it was made at {vote.at!r}; expected a "
-            "time in the past with its zone, as the study's page writes it. Was the file changed, or is a clock wrong?"
-        )
+        if given.tzinfo is not None and given < datetime.now(UTC) + timedelta(days=1):
+            return given
+    raise ValueError(
+        f"{path}: a vote of {vote.rater!r} on pair {vote.pair!r} says that it was made at {vote.at!r}; expected a time "
+        "in the past with its zone, as the study's page writes it. Was the file changed, or is a clock wrong?"
+    )
 
 
 def _models_of(vote: Vote, key: _Key, key_path: Path) -> tuple[str, str]:

@@ -91,11 +91,25 @@ VOTES = {
             "pair": "p1",
             "criterion": "visual_quality",
             "choice": "x.mp4",
-            "at": "2026-01-01",
+            "at": "2026-01-01T00:00:00Z",
         },
-        {"study": "s", "rater": "q", "pair": "p1", "criterion": "visual_quality", "choice": "tie", "at": "2026-01-02"},
+        {
+            "study": "s",
+            "rater": "q",
+            "pair": "p1",
+            "criterion": "visual_quality",
+            "choice": "tie",
+            "at": "2026-01-02T00:00:00Z",
+        },
     ]
 }
+
+
+def test_the_votes_that_are_changed_below_count(tmp_path: Path):
+    for name, content in (("key", STUDY), ("votes", VOTES)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    (rate,) = win_rates(tmp_path / "key.json", read_votes([tmp_path / "votes.json"]))
+    assert (rate.wins, rate.ties, rate.rate) == (1, 1, 0.75)
 
 
 @fuzz(4)
