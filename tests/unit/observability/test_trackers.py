@@ -1,5 +1,6 @@
 """Trackers: the same numbers, one curve over resumes, sample videos, and errors before anything starts."""
 
+import io
 import os
 import time
 from pathlib import Path
@@ -8,12 +9,15 @@ import pytest
 import torch.distributed as dist
 from accelerate import PartialState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from hyvideo.data.videos import write_video
 from hyvideo.observability.metrics import MetricsLog
 from hyvideo.observability.scored_videos import read_scored_videos
 from hyvideo.observability.trackers import Trackers, check_trackers
 from tests.support.run_folders import HOSTILE_PROMPTS, write_scored
+from tests.support.videos import moving_square
 
 
 def trackers_of(run_dir: Path, *names: str, step: int = 1) -> Trackers:
@@ -70,6 +74,17 @@ def test_tensorboard_shows_sample_videos_with_their_prompts(tmp_path):
     (video,) = events.Images("samples/000")
     assert video.step == 2 and video.encoded_image_string.startswith(b"GIF89a")
     assert (video.width, video.height) == (32, 32)
+
+
+def test_tensorboard_shows_a_video_at_its_own_speed(tmp_path):
+    folder = write_scored(tmp_path / "samples" / "step_2", ["slow", "fast"], [0.5, 0.5])
+    write_video(folder / "000.mp4", moving_square(8), fps=10)
+    write_video(folder / "001.mp4", moving_square(8), fps=50)
+    trackers = trackers_of(tmp_path)
+    trackers.log_videos(2, read_scored_videos(folder))
+    trackers.close()
+    shown = [events_of(tmp_path).Images(f"samples/{name}")[0].encoded_image_string for name in ("000", "001")]
+    assert [Image.open(io.BytesIO(gif)).info["duration"] for gif in shown] == [100, 20]
 
 
 def test_without_trackers_only_the_file_is_written(tmp_path):
