@@ -70,6 +70,8 @@ def translate(arguments: argparse.Namespace) -> None:
         raise ValueError(" ".join(refused))
     resolution, csvs = arguments.resolution, arguments.valid_video_csv or []
     told = [f"--{name} has no effect: {SLOWER[name]}." for name in asked if name in SLOWER]
+    if theirs["dtype"] not in (None, "bf16"):
+        told.append("--dtype has no effect: a GPU computes in bfloat16, a CPU in float32.")
     if resolution and theirs["sr"] is None:
         told.append("The release makes super resolution by default, and here is none; --sr false says so.")
     found = [path for path in csvs if Path(path).is_file()]

@@ -157,12 +157,10 @@ def test_a_video_starts_from_an_image_in_its_ratio(video, original_root, tmp_pat
 
 
 BAD_INPUT = {
-    "missing model": ({"model_path": "nowhere"}, "weights are missing for version 480p_t2v"),
-    "not an mp4": ({"output_path": "video.avi"}, "expected a file ending in .mp4"),
-    "missing adapter": ({"lora_path": "nowhere"}, "no adapter at 'nowhere/pytorch_lora_weights.safetensors'"),
-    "missing CSV": ({"prompt": None, "prompts_csv": "nowhere.csv"}, "prompt CSV 'nowhere.csv' cannot be read"),
-    "no size": ({"fixed_size": "wide"}, "a size is HEIGHTxWIDTH in pixels"),
+    "found without PyTorch": ({"model_path": "nowhere"}, "weights are missing for version 480p_t2v"),
+    "found with it": ({"output_path": "video.avi"}, "expected a file ending in .mp4"),
 }
+"""One case before PyTorch is imported and one after; the others are in test_generate_request.py."""
 
 
 @pytest.mark.parametrize(("flags", "message"), BAD_INPUT.values(), ids=BAD_INPUT)

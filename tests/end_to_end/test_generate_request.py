@@ -68,11 +68,12 @@ def test_without_its_csv_the_releases_sampling_command_makes_the_video_of_its_pr
 
 def test_the_releases_form_has_its_seed_and_says_what_is_not_here(ask, capsys):
     release = {"prompt": "a cat", "resolution": "480p", "valid_video_csv": "no.csv"}
-    made = ask(**release, enable_cache=True, use_sageattn="off", dtype="bf16", image_path="none")
+    made = ask(**release, enable_cache=True, use_sageattn="off", dtype="fp32", image_path="none")
     assert [(job.prompt.text, job.seed) for job in made.jobs] == [("a cat", 930)]
     told = capsys.readouterr().err.splitlines()
     assert [line.partition(";")[0].partition(",")[0] for line in told] == [
         "generate.py: --enable_cache has no effect: every step is computed",
+        "generate.py: --dtype has no effect: a GPU computes in bfloat16",
         "generate.py: The release makes super resolution by default",
         "generate.py: --valid_video_csv: there is no file 'no.csv'",
     ]
@@ -128,6 +129,7 @@ BAD = {
 
 NUMBERS = {
     "frames": ({"video_length": 10}, "--video_length.* must have 4 n \\+ 1 frames.*received 10 frames"),
+    "no size": ({"fixed_size": "wide"}, "a size is HEIGHTxWIDTH in pixels"),
     "no frames": ({"video_length": -3}, r"--video_length must be a number in \[1, inf\); received -3"),
     "sides": ({"fixed_size": "63x65"}, "--fixed_size.* multiples of 16 pixels; received 81 frames of 63x65"),
     "ratio": ({"aspect_ratio": "0:9"}, "--aspect_ratio is WIDTH:HEIGHT in positive whole numbers.*received '0:9'"),
@@ -155,6 +157,11 @@ def test_bad_input_is_named(ask: Callable[..., Request], tmp_path: Path, flags: 
 def test_text_of_a_terminal_without_utf8_is_refused(ask: Callable[..., Request], flag: str):
     with pytest.raises(ValueError, match=f"--{flag}: expected UTF-8"):
         ask(**{"prompt": "a cat", "transformer_version": "480p_t2v", flag: "caf\udce9"})
+
+
+def test_a_missing_csv_is_named(ask: Callable[..., Request]):
+    with pytest.raises(ValueError, match="prompt CSV 'nowhere.csv' cannot be read"):
+        ask(prompts_csv="nowhere.csv", transformer_version="480p_t2v")
 
 
 def test_images_of_a_csv_stand_in_the_csv(ask: Callable[..., Request], tmp_path: Path):
