@@ -110,7 +110,7 @@ class Console:
 
 
 def _print(line: str) -> None:
-    """Print to stderr; that nobody reads it any more (`2>&1 | tee`, and Ctrl-C) must not end the run."""
+    """Print to stderr; a reader that has ended (`2>&1 | tee`, and Ctrl-C) must not end the run."""
     with suppress(OSError):
         print(line, file=sys.stderr, flush=True)
 

@@ -1,4 +1,4 @@
-"""How many operations a device can make in matrix products: the measure of how well it is used."""
+"""The most operations per second that a device makes in matrix products: what the use of it is compared with."""
 
 import torch
 

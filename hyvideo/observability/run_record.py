@@ -17,7 +17,7 @@ from hyvideo.observability.scored_videos import ScoredVideo, read_scored_videos,
 _NOT_METRICS = ("mean", "std", "failed", "groups_without_spread", "credit_focus", "over_base")
 
 COMMAND = "command: "
-"""How the line of the console log begins that says how the run was started."""
+"""Beginning of the console line that says how the run was started."""
 
 VideosByStep = Mapping[int, tuple[ScoredVideo, ...]]
 
@@ -116,7 +116,7 @@ def read_run(folder: Path, name: str | None = None) -> RunRecord:
         commit=_last(log, r"\(commit (\w+(?:-dirty)?)\)$"),
         warnings=tuple(line for line in log if re.match(r"[\d-]+ [\d:]+ WARNING", line)),
         problems=tuple(problems),
-        num_discarded=len(discarded.read_bytes().splitlines()) if discarded.is_file() else 0,
+        num_discarded=len(read_rows(discarded)[0]) if discarded.is_file() else 0,
         updated=datetime.fromtimestamp((folder / "metrics.jsonl").stat().st_mtime) if rows else None,
     )
 

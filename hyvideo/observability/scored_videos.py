@@ -48,8 +48,8 @@ def scored_steps(folder: Path) -> dict[int, Path]:
 def read_scored_videos(folder: Path) -> tuple[ScoredVideo, ...]:
     """Read a folder of videos in file order.
 
-    Understood are `scores.jsonl` (written by training), a JSON note of each mp4 (written by `generate.py`), and bare
-    mp4 files, which are named by their file.
+    The folder may hold a `scores.jsonl` (written by training), a JSON note of each mp4 (written by `generate.py`), or
+    bare mp4 files, whose names then stand for their prompts.
 
     Raises:
         ValueError: there is no such folder, it holds no video, or a note cannot be read.
@@ -108,7 +108,7 @@ def read_note(text: bytes, where: str) -> Mapping[str, object]:
     """Parse one JSON object; `where` names it in the error.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is something else.
     """
     try:
         note = from_json(text)

@@ -1,4 +1,4 @@
-"""Says where a rank is stuck, while it is: its phase, and what each of its threads is doing."""
+"""Reports where a rank is stuck while it is stuck: its phase, and what each of its threads is doing."""
 
 import faulthandler
 import sys
@@ -15,8 +15,8 @@ class Watchdog:
     A rank that waits for others in a collective is stuck as well: the culprit is the one whose stack is not in a
     collective, or that is silent (stopped or dead).
 
-    It prints after so many seconds in one phase, and again at that interval; 0: never. The output is a real file, since
-    stacks are written to its descriptor.
+    It prints after `seconds` in one phase, and again after as many; 0 never prints. The output must be a real file,
+    because stacks are written to its descriptor.
 
     Example:
         >>> with Watchdog(timer, rank=3, seconds=900):
@@ -34,7 +34,6 @@ class Watchdog:
     def __enter__(self) -> "Watchdog":
         """Start to watch."""
         if self._seconds > 0:
-            self._ended.clear()
             self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
             self._thread.start()
         return self

@@ -204,7 +204,7 @@ def test_failures_are_listed(tmp_path):
     run = write_run(tmp_path / "run", num_updates=2)
     text = (run / "metrics.jsonl").read_text().replace('"reward/failed": 0.0', '"reward/failed": 2.0')
     (run / "metrics.jsonl").write_text(text)
-    (run / "metrics.discarded.jsonl").write_text("{}\n{}\n{}\n")
+    (run / "metrics.discarded.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"step": 2}\n{"step": 3, "rew\n')
     (run / "console.log").write_text("2026-01-01 10:00:01 WARNING: <b>Update 3: loss nan</b>\n")
     words = " ".join(read(report_runs([run], run / "report.html")).words)
     assert "failed scores 4 videos of the whole run" in " ".join(words.split())
