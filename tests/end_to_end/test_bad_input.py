@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from hyvideo.checkpoint.train_state import begin_save
+from tests.support.run_folders import contents
 from tests.support.training import arguments
 
 
@@ -77,11 +78,6 @@ CASES: dict[str, tuple[dict[str, Any] | Callable[[Path], dict[str, Any]], str]] 
     "incomplete weights": (incomplete_weights, "'copy' lacks vae"),
     "truncated weights": (truncated_weights, "Cannot read 'copy/transformer/"),
 }
-
-
-def contents(folder: Path) -> dict[Path, bytes | None]:
-    """Every file with its content, and every folder."""
-    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
 @pytest.mark.parametrize(("case", "message"), CASES.values(), ids=CASES)

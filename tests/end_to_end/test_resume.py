@@ -13,6 +13,7 @@ import pytest
 from hyvideo.checkpoint.manifest import hash_files, write_manifest
 from tests.support.command_line import CommandLine
 from tests.support.equal_runs import rows_of
+from tests.support.run_folders import contents
 from tests.support.training import ALGORITHMS, arguments, training_of
 
 Row = dict[str, float]
@@ -138,14 +139,14 @@ def test_edited_prompts_are_refused_and_edited_validation_prompts_are_told(comma
 
     last = rows_of(run)[-1]["step"] + 1
     argv = arguments(tiny_root, trained, run, max_steps=last, **settings)
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    before = contents(run)
     for name, edit in EDITS.items():
         trained.write_bytes(edit(content))
         assert trained.read_bytes() != content
         refused = command_line.run("post_train.py", argv)
         assert refused.status == 2, name
         assert f"the content of {trained} is '" in refused.stderr and "_may_change train_video_csv" in refused.stderr
-    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert contents(run) == before
 
     trained.write_bytes(content)
     valid.write_bytes(EDITS["a row is appended"](content))

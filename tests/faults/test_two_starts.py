@@ -10,6 +10,7 @@ import pytest
 from hyvideo.config.loading import load_saved_config
 from tests.support.command_line import Command, CommandLine
 from tests.support.equal_runs import assert_identical
+from tests.support.run_folders import contents
 from tests.support.training import arguments
 
 REFUSALS = "another process is training in|another run has written to|already holds a run"
@@ -25,11 +26,6 @@ def start(command_line: CommandLine, tiny_root: Path, prompts_csv: Path):
         return command_line.start(script, argv, {"FAULT": fault, "FAULT_AFTER": "0"})
 
     return begin
-
-
-def contents(folder: Path) -> dict[Path, bytes]:
-    """Every file with its content."""
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("used", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["new", "used"])

@@ -27,6 +27,11 @@ HOSTILE_PROMPTS = (
 PROMPTS = tuple(f"a {colour} circle moves to the {side}" for colour in ("red", "green") for side in "abcd")
 
 
+def contents(folder: Path) -> dict[Path, bytes | None]:
+    """Every file below a folder with its content, and every folder there with None."""
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
 def square_of(number: int) -> torch.Tensor:
     """A moving square in the colour of a number below 8: uint8 [F, H, W, 3]."""
     return moving_square(height=32, width=32, colour=(30 * number, 240 - 30 * number, 40))
