@@ -70,10 +70,10 @@ def verify_files(folder: Path) -> None:
 
 
 def _checked(records: object) -> dict[str, FileRecord]:
-    """Return what `write_manifest` wrote, if it is that.
+    """Return `records` if they have the form that `write_manifest` writes.
 
     Raises:
-        ValueError: something else was read, or a file lies outside the folder.
+        ValueError: they have not, or a file lies outside the folder.
     """
     whole = isinstance(records, dict) and all(
         isinstance(record, dict) and type(record.get("size")) is int and isinstance(record.get("sha256"), str)
@@ -88,7 +88,7 @@ def _checked(records: object) -> dict[str, FileRecord]:
 
 
 def _size_of(path: Path) -> int | None:
-    """Return the bytes of a file, None where there is none, or cannot be one of that name."""
+    """Return the size of a file in bytes; None if there is no such file, or there can be none of that name."""
     try:
         return path.stat().st_size if path.is_file() else None
     except OSError:

@@ -1,7 +1,7 @@
 """Read a pickle of a checkpoint as plain data: nothing that it names is looked up, made, called or changed.
 
-A pickle is a program for a small stack machine. This machine knows only the operations that checkpoints use, and what
-would be an object is a `Record` here: a name with what followed it. So a pickle can say what it likes; it remains said.
+A pickle is a program for a small stack machine. This machine knows only the operations that checkpoints use. Where a
+pickle would make an object, this one notes a `Record`: the name, the arguments and the state. So nothing is executed.
 """
 
 import pickletools

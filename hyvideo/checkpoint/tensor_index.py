@@ -5,7 +5,6 @@ The pickle is that of the original training script, and of this project's earlie
 """
 
 from collections import defaultdict
-from dataclasses import field
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any
@@ -101,7 +100,7 @@ class StoredTensor:
 class TensorIndex:
     """The tensors of a checkpoint by name; values of other kinds are left out."""
 
-    tensors: dict[str, StoredTensor] = field(default_factory=dict)
+    tensors: dict[str, StoredTensor]
 
     @classmethod
     def of(cls, metadata: Metadata) -> "TensorIndex":
@@ -209,7 +208,11 @@ class TensorIndex:
 
 
 def _size_of(file: Path, path: Path) -> int:
-    """Return the bytes of a file that an index names."""
+    """Return the size in bytes of a file that an index names.
+
+    Raises:
+        ValueError: there is no such file.
+    """
     try:
         if file.is_file():
             return file.stat().st_size
@@ -281,7 +284,7 @@ def _numbers(value: Any) -> tuple[int, ...]:
         case Record(kind="Size", arguments=(tuple(numbers),)) if len(numbers) <= MAX_AXES:
             if all(type(number) is int for number in numbers):
                 return numbers
-    raise _NotAnIndexError("a shape or an offset is none")
+    raise _NotAnIndexError("a shape or an offset is not a list of whole numbers")
 
 
 def _dtype(properties: Any) -> str:

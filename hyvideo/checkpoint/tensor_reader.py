@@ -128,7 +128,7 @@ def read_tensor(path: Path, start: int, length: int) -> Tensor:
 
 
 class _Slice(io.RawIOBase):
-    """A part of a file, read in pieces: a list of entries that is longer than one is not read."""
+    """A part of a file. One call reads at most `PIECE` bytes: a zip with a longer list of entries is refused."""
 
     def __init__(self, file: BinaryIO, start: int, length: int) -> None:
         self._file, self._start, self._length, self._position = file, start, length, 0
@@ -137,7 +137,7 @@ class _Slice(io.RawIOBase):
         """Set the position."""
         position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}[whence]
         if position < 0:
-            raise OSError("a position before the beginning")  # so that a zip of no bytes is none
+            raise OSError("a position before the beginning")  # by which zipfile sees that no bytes are no zip
         self._position = position
         return position
 
