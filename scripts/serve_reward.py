@@ -5,6 +5,7 @@ Example: `REWARD_TOKEN=secret python -m scripts.serve_reward --reward videoalign
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -41,12 +42,18 @@ def build_app(arguments: argparse.Namespace, token: str | None) -> FastAPI:
     """Load the rewards and make the application.
 
     Raises:
-        ValueError: a token that is no header, an unknown reward, option or device, missing weights or folder, or a
-            public address without a token.
+        ValueError: a token that is no header, an unknown or repeated reward, an unknown option or device, a number out
+            of range, missing weights or folder, or a public address without a token.
     """
     token = checked_token(token)
-    if arguments.batch_size < 1:
-        raise ValueError(f"--batch_size must be at least 1; received {arguments.batch_size}.")
+    for name in ("batch_size", "max_body_mb"):
+        if getattr(arguments, name) < 1:
+            raise ValueError(f"--{name} must be at least 1; received {getattr(arguments, name)}.")
+    if not 0 < arguments.video_fps < math.inf:
+        raise ValueError(f"--video_fps must be a number above 0; received {arguments.video_fps}.")
+    names = [text.partition("=")[0] for text in arguments.reward]
+    if len(set(names)) < len(names):
+        raise ValueError(f"--reward: a server has each reward once; received {', '.join(names)}.")
     if not token and arguments.host not in _LOCAL_HOSTS:
         raise ValueError(f"--host {arguments.host} is open to others: set {TOKEN_VARIABLE} to a token they must show.")
     if arguments.video_folder is not None and not arguments.video_folder.is_dir():
@@ -98,7 +105,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     description = f"Serve rewards over HTTP. The token is read from the environment: {TOKEN_VARIABLE}."
     parser = Parser("serve_reward", description=description)
     add = parser.add_argument
-    reward = "a reward, with options; may be repeated"
+    reward = "a reward, with options; repeat the flag for several rewards"
     add("--reward", action="append", required=True, metavar="NAME[=JSON]", help=reward)
     add("--host", default="127.0.0.1", help="address to listen on; default 127.0.0.1, this machine only")
     add("--port", type=int, default=8000, help="default 8000")
