@@ -15,8 +15,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from hyvideo.config.loading import load_config
-from hyvideo.config.outside import complain
-from hyvideo.config.schema import Config
+from hyvideo.config.outside import complain, in_words
 from hyvideo.data.prompts import Prompt
 from hyvideo.distributed.collectives import gather
 from hyvideo.distributed.process_group import process_group
@@ -39,33 +38,38 @@ def main(argv: list[str]) -> int:
     """Start the ranks, or be one of them; returns the exit status."""
     try:
         config = load_config(["--config", "configs/tiny.yaml", "configs/demo.yaml", *argv])
-    except ValueError as error:
-        complain(f"demo: {error}")
+    except (ValueError, OSError) as error:
+        complain(f"demo: {in_words(error)}")
         return 2
     if "WORLD_SIZE" not in os.environ:
         folder = f"outputs/demo-{time.strftime('%Y%m%d-%H%M%S')}"
-        return _start(argv if config.run.output_dir else [*argv, "--output_dir", folder])
+        return _start(argv if config.run.output_dir else [*argv, "--output_dir", folder], config.grpo.batch_size)
     disable_progress_bar()
     config.grpo.batch_size //= int(os.environ["WORLD_SIZE"])  # the ranks share the videos of a round
     with process_group(config.parallel.collective_timeout):
-        _train_and_compare(config)
+        try:
+            training = build_training(config)
+        except (ValueError, OSError) as error:
+            if os.environ.get("RANK", "0") == "0":  # all ranks have the same to say
+                complain(f"demo: {in_words(error)}")
+            return 2
+        _train_and_compare(training)
     return 0
 
 
-def _start(argv: list[str]) -> int:
-    """Run this program as ranks of one core each, without any GPU; returns their exit status."""
+def _start(argv: list[str], num_videos: int) -> int:
+    """Run this program as ranks that share a round's videos evenly, without any GPU; returns their exit status."""
     num_cores = torch.get_num_threads()
-    num_ranks = max(number for number in (1, 2, MAX_RANKS) if number <= num_cores)
+    num_ranks = max(number for number in (1, 2, MAX_RANKS) if number <= num_cores and num_videos % number == 0)
     ranks = ["torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}", "-m", "scripts.tiny.demo"]
     cores_alone = {"OMP_NUM_THREADS": str(num_cores // num_ranks), "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.call([sys.executable, "-m", *ranks, *argv], env={**os.environ, **cores_alone})
 
 
-def _train_and_compare(config: Config) -> None:
+def _train_and_compare(training: Training) -> None:
     """Train, and sample before and after; the main rank writes the results."""
     started = time.monotonic()
-    training = build_training(config)
-    prompts = held_out_prompts(config, NUM_HELD_OUT)
+    prompts = held_out_prompts(training.run.config, NUM_HELD_OUT)
     training.run.journal.console.info(f"sampling {NUM_HELD_OUT} held-out prompts with the base model ...")
     before = training.run.validation.sample(prompts)
     training.train()

@@ -1,0 +1,28 @@
+"""How the demo starts: its ranks share the videos of a round evenly, and wrong input ends with one sentence."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from scripts.tiny.demo import main
+
+
+@pytest.mark.parametrize(("batch_size", "num_ranks"), [(8, 4), (6, 2), (5, 1)])
+def test_ranks_leave_no_video_of_a_round_out(monkeypatch: pytest.MonkeyPatch, batch_size: int, num_ranks: int):
+    started = []
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
+    monkeypatch.setattr(subprocess, "call", lambda command, env: started.extend(command) or 0)
+    assert main(["--batch_size", str(batch_size)]) == 0
+    assert f"--nproc_per_node={num_ranks}" in started
+
+
+def test_a_folder_that_cannot_be_made_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert main(["--output_dir", str(tmp_path / "file")]) == 2
+    assert "demo: " in capsys.readouterr().err
