@@ -50,10 +50,10 @@ RUNS = {
     "one_gpu_48gb": f"--world_size 1 --config configs/one_gpu_48gb.yaml {FEW}",
     "image_to_video": f"{BASE} --pretrained_transformer_version 480p_i2v {FEW}",
 }
-"""What is rehearsed: the first two in full, of others three steps, which shows what they change."""
+"""What is rehearsed: the first two with all denoising steps, the others with three, which show what they change."""
 
 WHOLE = ("sage_8gpu", "sage_64gpu", "one_gpu_24gb", "one_gpu_48gb")
-"""Those whose numbers are extrapolated to all blocks; of the others two are rehearsed."""
+"""Runs whose numbers are extrapolated to all blocks. Of the others only two blocks are rehearsed."""
 
 SHOWN = ("blocks", "peak_gib", "operations_1e15", "sent_gb", "reads")
 """Numbers of the table."""
@@ -132,13 +132,14 @@ def digest_of(config: Path) -> str:
 
 
 def all_evidence(root: Path = ROOT) -> dict[str, Evidence]:
-    """Return by its name the evidence that holds: it went well, and its files still say what they said."""
+    """Return by its name the evidence that holds."""
     paths = sorted((root / "docs" / "proof").glob("*.json"))
     read = {path.stem: Evidence(**json.loads(path.read_text(encoding="utf-8"))) for path in paths}
 
     def holds(found: Evidence) -> bool:
         """Whether the run went well, and its files still say what they said."""
-        same = all(digest == digest_of(root / config) for config, digest in found.configs.items())
+        paths = {root / config: digest for config, digest in found.configs.items()}
+        same = all(path.is_file() and digest == digest_of(path) for path, digest in paths.items())
         return same and NEEDED[found.level] in found.numbers and not found.numbers.get("surprises")
 
     return {name: found for name, found in read.items() if holds(found)}

@@ -24,6 +24,7 @@ def test_the_table_follows_from_the_evidence():
         ("checked", {}, None),
         ("run", {}, "configs/one.yaml says run, but its evidence shows it rehearsed: run scripts.proof"),
         ("rehearsed", {"configs": {"configs/one.yaml": "of other settings"}}, "its evidence shows it checked"),
+        ("rehearsed", {"configs": {"configs/deleted.yaml": "of a file"}}, "its evidence shows it checked"),
         ("rehearsed", {"numbers": {"surprises": ["update: a value is read back"]}}, "its evidence shows it checked"),
         ("rehearsed", {"numbers": {}}, "its evidence shows it checked"),
         ("proven", {}, "configs/one.yaml must say its level in a line `# Proof: rehearsed`"),
