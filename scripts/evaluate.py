@@ -77,7 +77,7 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
     parser = Parser("evaluate", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     add = parser.add_argument
     add("--prompts_csv", required=True, help="CSV with a 'prompt' column")
-    add("--seeds", type=int, nargs="+", default=[42], help="videos per prompt, one each; default 42; a CSV's seed wins")
+    add("--seeds", type=int, nargs="+", default=[42], help="each makes one video per prompt; default 42; a CSV's wins")
     entry = {"dest": "entries", "nargs": "+", "action": _AddEntry, "default": []}
     add("--model", metavar="NAME ROOT [TRAINED]", help="a model: base folder, and a checkpoint or LoRA folder", **entry)
     add("--ema", metavar="NAME", nargs="+", default=[], help="models whose checkpoint's averaged weights sample")
@@ -153,8 +153,9 @@ def _check_entries(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
     """Find what is missing or wrong before the first video is made."""
     if flags and not any(entry.makes_videos for entry in arguments.entries):
         raise ValueError(f"unknown flag {flags[0]}; only a --model takes those of generate.py.")
-    if arguments.batch_size < 1:
-        raise ValueError(f"--batch_size must be at least 1; received {arguments.batch_size}.")
+    for name in ("batch_size", "num_processes"):
+        if (number := getattr(arguments, name)) is not None and number < 1:
+            raise ValueError(f"--{name} must be at least 1; received {number}.")
     arguments.seeds = list(dict.fromkeys(arguments.seeds))
     names = [entry.name for entry in arguments.entries]
     if not names or len(set(names)) < len(names):

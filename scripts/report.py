@@ -68,7 +68,7 @@ def _gallery(argv: Sequence[str]) -> int:
     study = "write a blind preference study to a new folder"
     parser.add_argument("--preference", type=Path, metavar="FOLDER", help=study)
     parser.add_argument("--num_pairs", type=int, help="pairs of a study, drawn evenly over the models; default all")
-    parser.add_argument("--seed", type=int, default=0, help="of that draw")
+    parser.add_argument("--seed", type=int, default=0, help="decides which pairs are drawn; default 0")
     arguments = parser.parse_args(argv)
     named = [_named_folder(text) for text in arguments.models]
     say_loading("scripts.report")
