@@ -21,6 +21,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from hyvideo.config.loading import load_config
 from hyvideo.config.outside import complain
+from hyvideo.data.files import replacing
+from hyvideo.data.prompts import Prompt
 from hyvideo.data.randomness import generator_for
 from hyvideo.evaluation.improvement import HELD_OUT, HeldOutGains, read_held_out, write_held_out
 from hyvideo.evaluation.intervals import seed_interval
@@ -107,7 +109,7 @@ def _train_and_compare(folder: Path, seed: int, shuffled: bool, num_held_out: in
     training.run.journal.console.close()
 
 
-def _base(training: Training, prompts: list, folder: Path) -> Sampled:
+def _base(training: Training, prompts: list[Prompt], folder: Path) -> Sampled:
     """Sample the base model once per folder; a resumed run reads what the first start found."""
     path = folder / "base.pt"
     if not path.is_file():
@@ -115,7 +117,8 @@ def _base(training: Training, prompts: list, folder: Path) -> Sampled:
             raise ValueError(f"'{folder}' was resumed but '{path}' is missing; delete the folder and start again.")
         sampled = training.run.validation.sample(prompts)
         scores = {name: dict(getattr(sampled.scores, name)) for name in ("metrics", "weights")}
-        torch.save({"videos": sampled.videos, "scores": scores | {"total": sampled.scores.total}}, path)
+        with replacing(path) as temporary:
+            torch.save({"videos": sampled.videos, "scores": scores | {"total": sampled.scores.total}}, temporary)
     content = torch.load(path, weights_only=True)
     return Sampled(range(len(prompts)), content["videos"], Scores(**content["scores"]))
 
