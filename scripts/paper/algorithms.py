@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from hyvideo.algorithms.algorithm import Evaluations, algorithm_class
 from hyvideo.config.loading import load_config
 from hyvideo.evaluation.intervals import Interval, seed_interval
+from hyvideo.reports.markdown import markdown_table
 from scripts.paper.drawing import BLACK, BLUE, GREEN, ORANGE, RED, legend_below, new_figure, tidy
 from scripts.paper.runs import CONFIG
 from scripts.paper.study import Claim, Study, paragraph, read_found
@@ -54,7 +55,7 @@ def work(settings: Mapping[str, Any]) -> float:
 
 
 def grid() -> list[Arm]:
-    """Every method at every rate, measured on training prompts; with an average trains alike, so it takes NFT's."""
+    """Every method at every rate, measured on training prompts; an average of weights takes its method's rate."""
     prompts = {"valid_video_csv": "assets/tiny/prompts/train.csv"}
     return [
         Arm(f"{name} {rate:.0e}", {**settings, **prompts, "learning_rate": rate}, _rounds(settings))
@@ -135,19 +136,17 @@ def describe(found: Mapping[str, Any]) -> str:
         those after {end:.1f} core-minutes, the time of the shortest run. These are verdicts on the tiny model in runs
         of minutes."""
     )
-    rows = [["method", "rate", "passes per video: rollout, anchor, update", "minutes", "gain"], ["---"] * 5]
+    rows = []
     for name, settings in METHODS.items():
         if own := curves(found, name):
             passes = cost(settings)
             counted = f"{passes.rollout:g}, {passes.anchor}, {passes.update}"
             minutes = np.mean([curve[0][-1] for curve in own.values()])
             rate = found["arms"][name]["settings"]["learning_rate"]
-            rows.append([name, f"{rate:.0e}", counted, f"{minutes:.1f}", str(_interval(found, name, end))])
-    return "\n\n".join([text, "\n".join(f"| {' | '.join(row)} |" for row in rows)])
-
-
-def _interval(found: Mapping[str, Any], name: str, minutes: float) -> Interval:
-    return seed_interval(list(gains_at(found, name, minutes).values()))
+            gained = seed_interval(list(gains_at(found, name, end).values()))
+            rows.append([name, f"{rate:.0e}", counted, f"{minutes:.1f}", str(gained)])
+    header = ["method", "rate", "passes per video: rollout, anchor, update", "minutes", "gain"]
+    return f"{text}\n\n{markdown_table(header, rows)}"
 
 
 def claims(found: Mapping[str, Any]) -> Sequence[Claim]:

@@ -60,20 +60,16 @@ def _cell(found: Mapping[str, Any], sampler: str, word: str) -> str:
     return str(gain(found, label)) if label in found["arms"] else "no run yet"
 
 
-def _change(found: Mapping[str, Any], sampler: str) -> str:
-    """With minus without, paired by seed."""
-    return str(difference(found, *(_label(sampler, word) for word in SWITCH)) or "no pair yet")
-
-
 def claims(found: Mapping[str, Any]) -> Sequence[Claim]:
     """The equalizer raises what is learnt, per sampler."""
+    changes = {name: difference(found, *(_label(sampler, w) for w in SWITCH)) for sampler, name in SAMPLERS.items()}
     return [
         Claim(
             f"the equalizer raises the held-out reward that {name} reaches",
-            verdict([difference(found, *(_label(sampler, word) for word in SWITCH))]),
-            _change(found, sampler),
+            verdict([change]),
+            str(change or "no pair yet"),
         )
-        for sampler, name in SAMPLERS.items()
+        for name, change in changes.items()
     ]
 
 

@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
 from hyvideo.evaluation.intervals import Interval
+from hyvideo.reports.markdown import markdown_table
 from scripts.paper.drawing import BLUE, GREEN, RED, legend_below, new_figure, tidy
 from scripts.paper.runs import CONFIG, REPOSITORY
 from scripts.paper.study import FAILS, HOLDS, OPEN, Claim, Study, paragraph, read_found
@@ -70,15 +71,17 @@ def make_forecasts(budget: Namespace) -> tuple[dict[str, dict[str, Any]], int]:
     deadline = time.monotonic() + 60 * budget.minutes if budget.minutes is not None else float("inf")
     path = budget.docs / "claims" / "forecast.json"
     known = read_found(path) if path.is_file() and not budget.anew else {"base": {}}
-    made = known["forecasts"] if known["base"].get("model") == base_model() else {}
+    sizes = {"rounds": budget.rounds, "held_out": budget.num_held_out}
+    is_alike = known["base"].get("model") == base_model() and known["budget"].items() >= sizes.items()
+    made = known["forecasts"] if is_alike else {}
     arms, failures = {arm.label: arm for arm in grid()}, []
 
     def one(name: str, seed: int) -> Mapping[str, Any] | None:
         """Forecast a set-up in a process of its own, as the trainings are."""
-        folder = budget.runs_dir.resolve() / f"forecast-{list(SETUPS).index(name)}-seed{seed}"
+        run = run_of(arms[label_of(name, RATES[0])], seed, budget)
+        folder = run.folder.with_name(f"forecast-{run.folder.name}")  # which has a hash of all settings
         if not (folder / "forecast.json").is_file() and time.monotonic() < deadline:
             print(f"forecasting {name}, seed {seed}\n", end="", flush=True)
-            run = run_of(arms[label_of(name, RATES[0])], seed, budget)
             settings = {**SETUPS[name], "seed": seed, "max_steps": run.settings["max_steps"], "output_dir": folder}
             flags = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
             own = ["--num_held_out", str(budget.num_held_out), "--rates", *map(str, RATES)]
@@ -167,12 +170,13 @@ def describe(found: Mapping[str, Any]) -> str:
         seeds. The forecast is off by {error:.2f} base std on average. In {right} of {len(whole)} set-ups the rate that
         it calls best is the best of the {len(RATES)} observed ones."""
     )
-    rows = [["set-up", *(f"{rate:.1e}: predicted, observed" for rate in RATES)], ["---"] * (1 + len(RATES))]
+    rows = []
     for name in SETUPS:
         shown = [pairs.get((name, rate)) for rate in RATES]
         if any(shown):
             rows.append([name, *(f"{pair[0]:+.2f}, {pair[1]:+.2f}" if pair else "" for pair in shown)])
-    return "\n\n".join([text, "\n".join(f"| {' | '.join(row)} |" for row in rows)])
+    header = ["set-up", *(f"{rate:.1e}: predicted, observed" for rate in RATES)]
+    return f"{text}\n\n{markdown_table(header, rows)}"
 
 
 def claims(found: Mapping[str, Any]) -> Sequence[Claim]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from hyvideo.reports.markdown import markdown_table
 from scripts.paper.drawing import COLOURS, SAMPLERS, name_rows, new_figure, tidy
 from scripts.paper.equalizer import ROUNDS
 from scripts.paper.study import Claim, Study, paragraph
@@ -64,8 +65,7 @@ def describe(found: Mapping[str, Any]) -> str:
         f"""The first row gives the means of the base model, the others gains over it. Setting A trains with equal
         weights, setting B with 0.5, 0.5 and 1. Overall is VQ + MQ + TA in both. {setup_text(found)}"""
     )
-    lines = [["model", "setting", *COLUMNS], ["---"] * 6, *rows]
-    return "\n\n".join([text, "\n".join(f"| {' | '.join(line)} |" for line in lines)])
+    return f"{text}\n\n{markdown_table(['model', 'setting', *COLUMNS], rows)}"
 
 
 def _cells(found: Mapping[str, Any], label: str) -> list[str]:

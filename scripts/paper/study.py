@@ -70,7 +70,7 @@ class Study:
             self.draw(rounded).savefig(temporary, dpi=110)
         (folder / f"{self.name}.json").write_text(_as_json(rounded) + "\n", encoding="utf-8")
         document = docs / DOCUMENT
-        text = document.read_text(encoding="utf-8") if document.exists() else _EMPTY
+        text = document.read_text(encoding="utf-8") if document.exists() else ""
         text = replace_part(text, self.name, self.section(rounded))
         document.write_text(replace_part(text, "table", claims_table(folder)), encoding="utf-8")
         print(self.section(rounded))
@@ -79,9 +79,6 @@ class Study:
 def paragraph(text: str) -> str:
     """Wrap a text, however it is broken in the code, to the document's lines."""
     return textwrap.fill(" ".join(text.split()), width=120, break_long_words=False, break_on_hyphens=False)
-
-
-_EMPTY = "<!-- table -->\n<!-- /table -->\n"
 
 
 def read_found(path: Path) -> dict[str, Any]:

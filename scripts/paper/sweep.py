@@ -36,7 +36,7 @@ class Arm:
     Attributes:
         label: in tables and pictures.
         settings: fields of the schema that differ from configs/tiny.yaml.
-        rounds: how many it makes for each of the budget's, so that cheap and dear ones train for equal times.
+        rounds: how many it makes per round of the budget, so that cheap and expensive arms train for equal times.
     """
 
     label: str

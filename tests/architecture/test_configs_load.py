@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from hyvideo.config.loading import load_config
-from hyvideo.data.prompts import read_prompts
 from hyvideo.distributed.layout import layout_of
 from hyvideo.training.checks import check_config
 
@@ -101,10 +100,3 @@ def test_kl_strategies_are_those_of_the_papers_figure_8(name, weight, moving, du
         dual,
         moving_weight,
     )
-
-
-def test_the_bundled_prompts_of_the_tiny_config_are_there_and_readable():
-    data = load_config(["--config", "configs/tiny.yaml"]).data
-    train, valid = read_prompts(data.train_video_csv), read_prompts(data.valid_video_csv)
-    assert len(train) >= 8 and len(valid) >= 8
-    assert not {prompt.text for prompt in train} & {prompt.text for prompt in valid}

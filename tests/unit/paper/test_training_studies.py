@@ -35,6 +35,7 @@ NOISE = {1: 0.02, 2: -0.01, 3: 0.0, 4: 0.01, 5: -0.02, 101: 0.0, 102: 0.01}
 STUDIES = {
     "equalizer": (equalizer.STUDY, equalizer.arms),
     "results_table": (results_table.STUDY, results_table.arms),
+    "reward_settings": (reward_settings.STUDY, reward_settings.arms),
     "kl_strategies": (kl_strategies.STUDY, kl_strategies.arms),
     "tuning": (tuning.STUDY, lambda docs: tuning.arms()),
     "algorithms": (algorithms.STUDY, algorithms.arms),
@@ -78,9 +79,11 @@ def test_a_forecast_is_judged_by_the_order_of_what_came(tmp_path):
     """Half of what was foretold comes: the order is right, so the correlation is 1 whatever the size."""
     budget = budget_of(tmp_path, "--seeds", "1", "2")
     foretold = {(name, rate): 0.1 * i for i, (name, rate) in enumerate(forecast.cells_asked())}
-    for number, name in enumerate(forecast.SETUPS):
+    arms = {arm.label: arm for arm in forecast.grid()}
+    for name in forecast.SETUPS:
         for seed in budget.seeds:
-            folder = tmp_path / "runs" / f"forecast-{number}-seed{seed}"
+            run = run_of(arms[forecast.label_of(name, forecast.RATES[0])], seed, budget)
+            folder = run.folder.with_name(f"forecast-{run.folder.name}")
             folder.mkdir(parents=True)
             outlooks = [
                 {"rate": rate, **{part: {"mean": foretold[name, rate]} for part in ("taught", "spoilt", "gain")}}
@@ -100,6 +103,8 @@ def test_a_forecast_is_judged_by_the_order_of_what_came(tmp_path):
         assert forecast.cells(found)[name, rate] == pytest.approx((0.05 * 23, 0.025 * 23))
         shutil.rmtree(tmp_path / "runs", ignore_errors=True)
     assert "8 of 8 set-ups" in " ".join((tmp_path / "docs/claims.md").read_text().split())
+    for other in (("--num_held_out", "8"), ("--rounds", "6")):
+        assert forecast.make_forecasts(budget_of(tmp_path, "--seeds", "1", "2", *other)) == ({}, 0)
 
 
 def test_a_forecast_without_order_does_not_hold():
@@ -130,19 +135,17 @@ def test_algorithms_train_at_their_best_rates_and_are_compared_after_equal_times
     assert verdicts(path) == [FAILS, HOLDS, OPEN]
 
 
-def test_a_difference_that_all_seeds_share_holds_whatever_the_seeds_add(tmp_path):
-    path = published(tmp_path, "equalizer", gain=lambda arm, s: 5 * NOISE[s] + 0.1 * arm.settings["use_grad_balancing"])
-    assert verdicts(path) == [HOLDS] * 4
-
-
-def test_a_difference_the_other_way_does_not_hold(tmp_path):
-    path = published(tmp_path, "equalizer", gain=lambda arm, s: NOISE[s] - 0.1 * arm.settings["use_grad_balancing"])
-    assert verdicts(path) == [FAILS] * 4
-
-
-def test_a_difference_of_the_size_of_its_noise_cannot_be_told(tmp_path):
-    path = published(tmp_path, "equalizer", gain=lambda arm, s: arm.settings["use_grad_balancing"] * (NOISE[s] + 0.005))
-    assert verdicts(path) == [OPEN] * 4
+@pytest.mark.parametrize(
+    ("gain", "expected"),
+    [
+        (lambda on, noise: 5 * noise + 0.1 * on, HOLDS),  # seeds add more than the equalizer, but to both arms
+        (lambda on, noise: noise - 0.1 * on, FAILS),
+        (lambda on, noise: on * (noise + 0.005), OPEN),
+    ],
+)
+def test_arms_are_compared_by_differences_of_the_same_seed(tmp_path, gain, expected):
+    path = published(tmp_path, "equalizer", gain=lambda arm, s: gain(arm.settings["use_grad_balancing"], NOISE[s]))
+    assert verdicts(path) == [expected] * 4
 
 
 def test_better_than_all_needs_to_be_better_than_each(tmp_path):
@@ -257,16 +260,6 @@ def test_the_grid_is_measured_on_other_prompts_than_the_studies_base_included(tm
     budget = budget_of(tmp_path)
     bases = [base_run(arms, budget) for arms in (tuning.arms(), equalizer.arms(budget.docs))]
     assert "train.csv" in bases[0].settings["valid_video_csv"] and "valid_video_csv" not in bases[1].settings
-
-
-def test_studies_share_the_runs_they_have_in_common(tmp_path):
-    budget = budget_of(tmp_path)
-    folders = [
-        {run_of(arm, 1, budget).folder for arm in arms}
-        for arms in (equalizer.arms(budget.docs), results_table.arms(budget.docs))
-    ]
-    assert len(folders[0] & folders[1]) == 4
-    assert set(reward_settings.LABELS.values()) <= {arm.label for arm in results_table.arms(budget.docs)}
 
 
 def test_all_arms_of_the_kl_study_sample_as_many_videos(tmp_path):
