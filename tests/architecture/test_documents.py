@@ -1,4 +1,4 @@
-"""What the documents point to exists: code of the paper-to-code table, files of the README's commands and links."""
+"""What the documents point to exists: code, configs, tests, links, and the files of the README's commands."""
 
 import ast
 import re
@@ -14,18 +14,13 @@ from hyvideo.training.warnings_about_settings import unread_settings
 
 ROOT = Path(__file__).parents[2]
 PROGRAM_FOLDERS = ("assets/", "benchmarks/", "configs/", "docs/", "hyvideo/", "scripts/", "tests/")
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "assets").rglob("*.md")])
 
 
-def table_references(markdown: str) -> list[str]:
-    """Backticked texts with a path in them from all columns but the first (the paper's side) of every table row."""
-    rows = [line.strip() for line in markdown.splitlines() if line.strip().startswith("|")]
-    cells = [cell for row in rows for cell in row.strip("|").split("|")[1:]]
-    return [
-        text
-        for cell in cells
-        for text in re.findall(r"`([^`]+)`", cell)
-        if re.search(r"/|\.py\b|\.sh\b|\.yaml\b", text)
-    ]
+def references(markdown: str) -> set[str]:
+    """Backticked paths in the project's folders, some with `::name` after them."""
+    folders = "|".join(PROGRAM_FOLDERS)
+    return set(re.findall(rf"`((?:{folders})[\w/.-]+(?:::[\w.]+)?)`", markdown))
 
 
 def defined_names(tree: ast.AST, prefix: str = "") -> Iterator[str]:
@@ -89,17 +84,16 @@ def missing_links(markdown: str, folder: Path) -> list[str]:
     return [target for target in local if not (folder / target).exists()]
 
 
-def test_every_row_of_the_paper_to_code_table_names_code_that_exists():
-    references = table_references((ROOT / "docs/paper_to_code.md").read_text(encoding="utf-8"))
-    assert len([reference for reference in references if "::" in reference]) >= 10
-    assert [reference for reference in references if not resolves(reference, ROOT)] == []
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_the_code_configs_and_tests_that_a_document_names_are_there(document: Path):
+    found = references(document.read_text(encoding="utf-8"))
+    assert sorted(reference for reference in found if not resolves(reference, ROOT)) == []
 
 
-def test_every_test_that_a_document_names_is_there():
-    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")]
-    references = {name for text in texts for name in re.findall(r"`(tests/[\w/.:]+)`", text)}
-    assert len(references) >= 10
-    assert sorted(reference for reference in references if not resolves(reference, ROOT)) == []
+def test_references_are_found_in_tables_and_text_and_other_paths_left_alone():
+    markdown = "| `old/c.py`, Eq. 5 | `hyvideo/y.py::A.f`, `eta`, [`configs/z.yaml`](z) |\n\nSee `docs/proof`.\n"
+    assert references(markdown) == {"hyvideo/y.py::A.f", "configs/z.yaml", "docs/proof"}
+    assert len(references((ROOT / "docs/paper_to_code.md").read_text(encoding="utf-8"))) >= 40
 
 
 def test_every_command_of_the_readme_names_files_that_exist():
@@ -108,9 +102,7 @@ def test_every_command_of_the_readme_names_files_that_exist():
     assert [f"{command}: {missing}" for command in found if (missing := missing_of_command(command, ROOT))] == []
 
 
-@pytest.mark.parametrize(
-    "document", sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md")), ids=lambda path: path.name
-)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_relative_link_leads_somewhere(document):
     assert missing_links(document.read_text(encoding="utf-8"), document.parent) == []
 
@@ -176,13 +168,6 @@ def tree(tmp_path):
 )
 def test_a_reference_resolves_only_to_what_is_defined(tree, reference, expected):
     assert resolves(reference, tree) is expected
-
-
-def test_table_references_leave_out_the_papers_side_and_plain_words():
-    table = (
-        "text `a/b.py`\n| Paper | Code |\n|---|---|\n| `old/c.py`, Eq. 5 | `x/y.py::f`, flag `eta`, [`z.sh`](z.sh) |\n"
-    )
-    assert table_references(table) == ["x/y.py::f", "z.sh"]
 
 
 @pytest.mark.parametrize(
