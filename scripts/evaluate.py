@@ -99,13 +99,6 @@ def main(argv: Sequence[str]) -> int:
     arguments, flags = parse_arguments(argv)
     try:
         _check_entries(arguments, flags)
-        say_loading("evaluate")
-        from transformers.utils.logging import disable_progress_bar  # only now, for it takes seconds
-
-        disable_progress_bar()
-        _check_trained(arguments)
-        rewards = [_build_reward(text, arguments) for text in arguments.rewards]
-        weights = _overall_weights(arguments.overall, [metric for r in rewards for metric in r.model.metrics])
         prompts = read_prompts([arguments.prompts_csv])
         numbers = _prompt_numbers(prompts, arguments)
         jobs = {
@@ -115,6 +108,13 @@ def main(argv: Sequence[str]) -> int:
         for entry in arguments.entries:
             for job in () if entry.makes_videos else jobs[entry.name]:
                 job.check_note()
+        say_loading("evaluate")
+        from transformers.utils.logging import disable_progress_bar  # only now, for it takes seconds
+
+        disable_progress_bar()
+        _check_trained(arguments)
+        rewards = [_build_reward(text, arguments) for text in arguments.rewards]
+        weights = _overall_weights(arguments.overall, [metric for r in rewards for metric in r.model.metrics])
         for entry in arguments.entries:
             if entry.makes_videos and (status := _sample(entry, arguments, flags)):
                 return status

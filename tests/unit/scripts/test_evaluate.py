@@ -1,9 +1,10 @@
-"""An evaluation refuses numbers that it could not follow, before the first video is made."""
+"""An evaluation refuses wrong numbers and prompts before it loads a reward."""
 
 from pathlib import Path
 
 import pytest
 
+from scripts import evaluate
 from scripts.evaluate import main
 
 
@@ -12,3 +13,15 @@ def test_a_number_below_one_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
     argv = ["--prompts_csv", "none.csv", "--videos", "a", str(tmp_path), "--output_dir", str(tmp_path), flag, "0"]
     assert main(argv) == 2
     assert f"evaluate: {flag} must be at least 1; received 0." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("rows", "told"), [("prompt\n", "no prompts"), ("prompt\nthe only one\n", "has one")])
+def test_too_few_prompts_are_refused_before_a_reward_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture, rows: str, told: str
+):
+    csv = tmp_path / "prompts.csv"
+    csv.write_text(rows)
+    monkeypatch.setattr(evaluate, "_build_reward", lambda text, arguments: pytest.fail("a reward was loaded"))
+    argv = ["--prompts_csv", str(csv), "--videos", "a", str(tmp_path), "--output_dir", str(tmp_path)]
+    assert main(argv) == 2
+    assert told in capsys.readouterr().err
