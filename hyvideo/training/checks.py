@@ -184,18 +184,19 @@ def _objective_problems(cfg: Config) -> Iterator[str]:
 
 
 def _waiting_problems(cfg: Config, world_size: int) -> Iterator[str]:
-    """A reward server's silence that ranks without videos to score would not outwait."""
-    reward, limit = cfg.reward, cfg.parallel.collective_timeout
+    """Timeouts that let a rank wait longer for a server of reward or judge than the others wait for this rank."""
+    reward, judge, limit = cfg.reward, judge_of(cfg.reward), cfg.parallel.collective_timeout
     timeout, retries = reward.remote_reward_timeout, reward.remote_reward_retries
     block, in_flight = reward.reward_batch_size, reward.remote_reward_in_flight
-    if world_size == 1 or not _asks_server(reward) or any(out_of_range(cfg, *_WAITING)):
+    trains, judges = _asks_server(reward), judge is not None and _asks_server(judge)
+    if world_size == 1 or not (trains or judges) or any(out_of_range(cfg, *_WAITING)):
         return
     try:
         layout = layout_of(cfg, world_size)
     except ValueError:
         return  # told already
     validated = cfg.validation.is_on * layout.most_to_sample(cfg.validation.validation_num_videos)
-    videos = layout.most_to_score(max(layout.num_own_videos, validated))
+    videos = layout.most_to_score(max(trains * layout.num_own_videos, validated))
     times = math.ceil(math.ceil(videos / block) / in_flight)
     seconds = times * (timeout * (retries + 1) + 0.5 * (2.0 ** min(retries, 60) - 1))  # waits double from half a second
     if seconds >= limit:

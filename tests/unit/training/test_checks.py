@@ -144,6 +144,13 @@ def test_ranks_wait_longer_for_each_other_than_one_waits_for_a_server(base, serv
     assert "collective_timeout" in only_problem([*patient, str(2**63)], 2)
 
 
+def test_ranks_wait_as_long_for_the_server_of_a_judge_which_scores_no_rollouts(base):
+    judged = [*base, "--reward_guard", '{"models": {"x": {"sub_reward": {"x": 1}, "url": "http://a"}}}']
+    assert "2403.5 s" in only_problem([*judged, "--remote_reward_timeout", "600"], 2)
+    assert "wait 2407 s" in only_problem([*judged, "--validation_num_videos", "65"], 2)
+    assert problems([*judged, "--validation_num_videos", "8", "--gradient_accumulation_steps", "9"], 2) == []
+
+
 @pytest.mark.parametrize(
     "reward",
     [
