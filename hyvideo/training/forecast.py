@@ -183,7 +183,8 @@ def forecast(
 ) -> Forecast:
     """Forecast a training that has validation; the policy is afterwards what it was. Every rank calls it.
 
-    Besides the run's own memory it takes that of 2 `num_rounds` gradients and a copy of the trained weights.
+    Besides the run's own memory it takes that of 2 `num_rounds` gradients, of a copy of the trained weights, and of a
+    copy of the weights that an algorithm such as NFT keeps.
 
     Args:
         training: the run as it begins, or goes on.
@@ -191,8 +192,16 @@ def forecast(
         num_rounds: rounds to sample, at least 2.
         rates: learning rates to try; the configured one and a third and three times of it unless given.
         say: told what is done next.
+
+    Raises:
+        ValueError: the run has no updates left.
     """
     config, mesh, first = training.run.config, training.run.mesh, training.run.state.step
+    if first >= config.run.max_steps:
+        raise ValueError(
+            f"the run has made {first} of max_steps {config.run.max_steps} updates, so there are none to forecast: set "
+            "a larger max_steps."
+        )
     rates = rates or [config.optimizer.learning_rate * factor for factor in FACTORS]
     trajectories, gap = [], None
     for number in range(num_rounds):
@@ -270,10 +279,13 @@ def measure_gradients(
                 for total, gradient in zip(totals, gradients, strict=True):
                     add(total, gradient)
         else:
+            facts, groups = algorithm.facts(), algorithm.tensors()
+            kept = {group: {name: value.clone() for name, value in named.items()} for group, named in groups.items()}
             for total, trajectory in zip(totals, trajectories, strict=True):
                 for _ in algorithm.updates(trajectory):
                     pass
                 add(total, collector.pop())
+                algorithm.load_state(kept, facts)  # such as NFT's old policy, which would follow after each round
     finally:
         algorithm.optimization = own
     return totals, Agreement.of(sign_products(totals), num_videos), steps

@@ -104,6 +104,21 @@ def test_gradients_are_those_of_the_rounds_updates_and_none_is_followed(make_tra
     assert own.updates == 0 and all(weight.grad is None for weight in weights.values())
 
 
+def test_each_round_of_a_resumed_run_is_measured_with_the_weights_that_its_algorithm_keeps(make_training: Make):
+    training = make_training(**ALGORITHMS["nft"])
+    list(training.algorithm.updates(collect_round(training)))  # after it the old policy differs from the policy
+    trajectory = collect_round(training)
+    (first, second), _, _ = measure_gradients(training.algorithm, [trajectory] * 2, training.run.config)
+    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_run_without_updates_left_has_no_forecast(make_training: Make):
+    training = make_training(max_steps=3)
+    training.run.state.optimization.updates = 3
+    with pytest.raises(ValueError, match="has made 3 of max_steps 3 updates"):
+        forecast(training, [])
+
+
 def test_trial_steps_go_down_the_loss_first_and_then_up(make_training: Make, monkeypatch: pytest.MonkeyPatch):
     """Where the weights are, whenever held-out videos are sampled."""
     training, again = (make_training(validation_interval=2, lr_warmup_steps=0, use_muon=False) for _ in range(2))
