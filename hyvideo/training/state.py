@@ -46,7 +46,7 @@ class RunState:
         algorithm: has a state of its own, such as an anchor.
         sampler: its position is the number of rounds drawn.
         settings: those that decide the result, by name, and the prompt files' content.
-        noted: what else may matter and may change at a resume, by name: it is recorded, and a change is told.
+        noted: other facts, by name; a resume reports their changes and refuses none.
         lora: arguments of `lora_config`, None for full fine-tuning.
         collective_timeout: seconds that a thread which writes a checkpoint waits for other ranks'.
         began_at: step at which the run folder's rows begin: 0, or that of another run's checkpoint it continued.
@@ -141,7 +141,7 @@ class RunState:
         """Put `checkpoint` back: after this the run goes on as if it had never stopped. All ranks call it.
 
         Returns:
-            What differs: one line per setting, of those that `may_change`, or note, with both values.
+            What differs, one line each with both values: settings that `may_change` names, and noted facts.
 
         Raises:
             ValueError: unreadable or damaged, or made with other settings.
@@ -246,11 +246,12 @@ def changed_settings(checkpoint: Path, settings: Mapping[str, object], may_chang
     if there and not (refused or new):
         return told
     told += [f"{name} is {settings[name]!r}, the checkpoint is older than that setting" for name in new]
+    changed = [*refused, *new]
     raise ValueError(
         f"'{checkpoint}' was made with other settings: "
         f"{'; '.join(told) or 'it does not say which'}. batch_size counts the videos of all ranks. Resume with the "
         "config.yaml of its run folder"
-        + (f", or change them on purpose with --resume_may_change {' '.join(refused)}." if refused else ".")
+        + (f", or change them on purpose with --resume_may_change {' '.join(changed)}." if changed else ".")
     )
 
 

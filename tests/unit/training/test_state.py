@@ -1,5 +1,6 @@
 """A run's state comes back bit for bit, and only into a run with the same settings."""
 
+import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from hyvideo.checkpoint.train_state import FACTS, read_facts
 from hyvideo.models.adapter import load_lora
 from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.training.run import Training
-from hyvideo.training.state import RunState
+from hyvideo.training.state import RunState, changed_settings
 from tests.support.pipelines import load_tiny_pipeline
 
 Make = Callable[..., Training]
@@ -115,6 +116,15 @@ def test_settings_change_where_they_are_named_and_nowhere_else(make_training: Ma
     second.train()
     again = make_training(**{**changed, "resume_from_checkpoint": str(second.run.folder.checkpoints / "step_2")})
     assert again.run.state.step == 2
+
+
+def test_every_setting_in_the_way_of_a_resume_is_named_those_newer_than_the_checkpoint_too(tmp_path: Path):
+    (tmp_path / FACTS).write_text(json.dumps({"format": 3, "step": 1, "settings": {"learning_rate": 1e-5}}))
+    settings = {"learning_rate": 1e-4, "clip_range": 0.5}
+    said = r"clip_range is 0.5, the checkpoint is older.* with --resume_may_change learning_rate clip_range\."
+    with pytest.raises(ValueError, match=said):
+        changed_settings(tmp_path, settings, ())
+    assert len(changed_settings(tmp_path, settings, ["learning_rate", "clip_range"])) == 1
 
 
 def test_other_prompts_are_refused_unless_they_may_change(make_training: Make, tmp_path: Path):
