@@ -46,7 +46,7 @@ class Validation:
     mesh: Mesh
     judge: WeightedReward | None = None
 
-    def __call__(self, folder: Path, step: int = 0) -> tuple[dict[str, float], Look | None]:
+    def __call__(self, folder: Path, step: int) -> tuple[dict[str, float], Look | None]:
         """Write the videos and their scores to `folder`.
 
         Returns:
@@ -128,20 +128,20 @@ def save_samples(
         how: they were sampled and scored, where that makes them comparable with others.
         shown: numbers of the videos that are written, of others only prompt and scores; None writes all.
     """
-    rows, about = [], {"how": how} if how else {}
+    rows, about = {}, {"how": how} if how else {}
     for video, text, number in zip(videos, texts, numbers, strict=True):
         name = f"{number:03d}.mp4"
         metrics = {metric: _number(values[number]) for metric, values in scores.metrics.items()}
-        rows.append({"video": name, "prompt": text} | about | {"reward": _number(scores.total[number]), **metrics})
+        rows[number] = {"video": name, "prompt": text} | about | {"reward": _number(scores.total[number]), **metrics}
         if mesh.sp_rank == 0 and (shown is None or number in shown):
             write_video(folder / name, video, fps)
             with writing(poster := (folder / name).with_suffix(POSTER)):
                 poster.write_bytes(poster_of(video[0]))
     of_ranks = gather(rows)[:: mesh.sp_size]
     if mesh.is_main:
-        every = sorted((row for rows in of_ranks for row in rows), key=lambda row: row["video"])
+        every = {number: row for rows in of_ranks for number, row in rows.items()}
         folder.mkdir(parents=True, exist_ok=True)
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in every)
+        text = "".join(json.dumps(every[number], ensure_ascii=False) + "\n" for number in sorted(every))
         with writing(folder / "scores.jsonl"):
             (folder / "scores.jsonl").write_text(text, encoding="utf-8")
 
