@@ -30,8 +30,8 @@ def main() -> int:
     """Train from the command line.
 
     Returns:
-        The exit status: 0 finished, or stopped by Ctrl-C and saved; 1 the run failed; 2 wrong input; 75 preempted and
-        saved, to be started again.
+        The exit status: 0 finished, or stopped by Ctrl-C or the reward guard and saved; 1 the run failed; 2 wrong
+        input; 75 preempted and saved, to be started again.
     """
     with ExitStack() as process:
         for number in listened_preemptions():

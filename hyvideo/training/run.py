@@ -173,7 +173,7 @@ class Run:
             self._stop_between_rounds()
 
     def finish(self) -> str | None:
-        """Close the journal; return what stopped the run before its end, a signal or the guard; None without one."""
+        """Close the journal, and return what stopped the run before its end: a signal's name or `GUARD`, else None."""
         self.journal.finish()
         return self._stopped_by if self.state.step < self.config.run.max_steps else None
 
@@ -278,7 +278,7 @@ class Training:
         """Train to the end, or until a signal asks to stop.
 
         Returns:
-            The name of the signal that stopped the run before its end, None without one.
+            What stopped the run before its end, a signal's name or `GUARD`; None if nothing did.
 
         Raises:
             NonFiniteUpdateError: loss or gradient became non-finite; the message names the last good checkpoint.
