@@ -10,12 +10,15 @@ MILDER_CEILING = 0.1
 """Ceiling of ``milder`` as a share of max_coef. The paper gives no number; at its defaults (1e-7 to 1e-5) this is the
 geometric mean."""
 
+WINDOW = 10
+"""Number of observed KL values that are averaged."""
+
 
 class KLController:
     """Gives the coefficient of the KL term, one update of the optimizer at a time.
 
     ``two_stage``: a linear warm-up from ``start_coef`` to the ceiling over ``warmup_updates``, then, with the mean of
-    the last ``window`` observed KL values (those of the warm-up included): above ``1.5 target`` the coefficient is
+    the last ``WINDOW`` observed KL values (those of the warm-up included): above ``1.5 target`` the coefficient is
     multiplied by 0.9, below ``0.5 target`` by 1.1, always within [min_coef, ceiling]. So lambda *relaxes* when the
     policy has moved far and tightens when it hardly moves; this sign is the paper's. ``milder`` is the same under a
     ceiling of ``MILDER_CEILING * max_coef``; ``fixed`` is ``max_coef`` throughout.
@@ -27,7 +30,6 @@ class KLController:
         warmup_updates: Length of the warm-up in updates, >= 0; 0 starts at the ceiling.
         target: Desired KL, > 0; None means max_coef, as in the reference.
         schedule: ``two_stage``, ``fixed`` or ``milder``.
-        window: Number of KL values averaged, >= 1.
 
     Raises:
         ValueError: If a value is out of range or the floor lies above the ceiling.
@@ -47,7 +49,6 @@ class KLController:
         warmup_updates: int = 100,
         target: float | None = None,
         schedule: Schedule = "two_stage",
-        window: int = 10,
     ) -> None:
         if schedule not in get_args(Schedule):
             raise ValueError(f"kl_schedule must be one of {', '.join(get_args(Schedule))}, got {schedule!r}")
@@ -66,15 +67,15 @@ class KLController:
                 f"kl_coef must lie within [{min_coef}, {ceiling:g}] for {schedule!r}, from kl_min_coef to "
                 f"the ceiling, got {start_coef}"
             )
-        if warmup_updates < 0 or window < 1:
-            raise ValueError(f"need warmup_updates >= 0 and window >= 1, got {warmup_updates} and {window}")
+        if warmup_updates < 0:
+            raise ValueError(f"kl_warmup_updates must be at least 0, got {warmup_updates}")
         target = max_coef if target is None else target
         if not (math.isfinite(target) and target > 0):
             raise ValueError(f"target (kl_target) must be positive, got {target}")
         self.schedule = schedule
         self.min_coef, self.start_coef, self.ceiling, self.target = min_coef, start_coef, ceiling, target
         self.warmup_updates = 0 if schedule == "fixed" else warmup_updates
-        self._recent: deque[float] = deque(maxlen=window)
+        self._recent: deque[float] = deque(maxlen=WINDOW)
         self._num_updates = 0
         self._coefficient = start_coef if self.warmup_updates else ceiling
 

@@ -18,7 +18,7 @@ def test_the_warm_up_is_a_straight_line_from_floor_to_ceiling_whatever_the_kl():
 
 
 def test_the_warm_up_may_start_above_the_floor():
-    controller = KLController(max_coef=1.0, min_coef=0.2, start_coef=0.6, warmup_updates=4, target=0.1, window=1)
+    controller = KLController(max_coef=1.0, min_coef=0.2, start_coef=0.6, warmup_updates=4, target=0.1)
     assert controller.coefficient == 0.6
     assert coefficients(controller, [9.0] * 4) == pytest.approx([0.7, 0.8, 0.9, 1.0])
     assert min(coefficients(controller, [9.0] * 30)) == 0.2
@@ -32,13 +32,13 @@ def test_the_paper_defaults_reach_the_ceiling_after_a_hundred_updates_which_is_a
 
 
 def test_a_large_kl_relaxes_and_a_small_kl_tightens_within_floor_and_ceiling():
-    controller = KLController(max_coef=1.0, min_coef=0.7, warmup_updates=0, target=0.1, window=1)
+    controller = KLController(max_coef=1.0, min_coef=0.7, warmup_updates=0, target=0.1)
     assert controller.coefficient == 1.0
     assert coefficients(controller, [0.16] * 4) == pytest.approx([0.9, 0.81, 0.729, 0.7])
-    assert coefficients(controller, [0.12, 0.06]) == pytest.approx([0.7, 0.7])
-    assert coefficients(controller, [0.04] * 4) == pytest.approx([0.77, 0.847, 0.9317, 1.0])
-    at_the_bounds = KLController(max_coef=1.0, min_coef=0.0, warmup_updates=0, target=0.5, window=1)
-    assert coefficients(at_the_bounds, [0.76, 0.75, 0.25]) == [0.9, 0.9, 0.9]
+    assert coefficients(controller, [0.06] * 10)[-1] == pytest.approx(0.7)
+    assert coefficients(controller, [-0.4, 0.04, 0.04, 0.04]) == pytest.approx([0.77, 0.847, 0.9317, 1.0])
+    at_the_bounds = KLController(max_coef=1.0, min_coef=0.0, warmup_updates=0, target=0.5)
+    assert coefficients(at_the_bounds, [0.76, 0.74, -0.75]) == [0.9, 0.9, 0.9]  # means 0.76, 0.75 and 0.25
 
 
 def test_the_controller_reacts_to_the_mean_of_the_last_ten_values():
@@ -75,7 +75,7 @@ def test_milder_is_the_two_stage_schedule_under_a_lower_ceiling():
 @pytest.mark.parametrize("updates_before", [0, 1, 3, 8, 25])
 def test_a_restored_controller_goes_on_as_if_never_interrupted(updates_before):
     def build() -> KLController:
-        return KLController(max_coef=1.0, min_coef=0.1, warmup_updates=2, target=0.1, window=8)
+        return KLController(max_coef=1.0, min_coef=0.1, warmup_updates=2, target=0.1)
 
     observed = [0.05 * (3 * i % 7) for i in range(50)]
     whole, first, resumed = build(), build(), build()
@@ -106,8 +106,7 @@ def test_a_kl_that_is_not_finite_is_an_error_and_changes_nothing(kl):
         ({"schedule": "milder", "max_coef": 1e-5, "min_coef": 5e-6}, "kl_min_coef.*'milder', got 5e-06"),
         ({"start_coef": 1e-8}, r"kl_coef.* \[1e-07, 1e-05\] .*got 1e-08"),
         ({"start_coef": 1e-4}, r"kl_coef.* \[1e-07, 1e-05\] .*got 0.0001"),
-        ({"warmup_updates": -1}, "warmup_updates >= 0"),
-        ({"window": 0}, "window >= 1"),
+        ({"warmup_updates": -1}, "kl_warmup_updates must be at least 0, got -1"),
         ({"target": 0.0}, "kl_target.* got 0.0"),
     ],
 )
