@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from hyvideo.training.reward_watch import RewardWatch
+from hyvideo.training.reward_watch import HALF, RewardWatch
 
-ROUNDS = 40
+ROUNDS = 2 * HALF
 
 
 def rows(reward: float, valid: float, diversity: float) -> Iterator[dict[str, float]]:
@@ -21,7 +21,7 @@ def rows(reward: float, valid: float, diversity: float) -> Iterator[dict[str, fl
 
 
 def warnings(**moves: float) -> list[str]:
-    watch = RewardWatch(ROUNDS)
+    watch = RewardWatch()
     return [warning for row in rows(**moves) if (warning := watch.observe(row))]
 
 
@@ -52,13 +52,13 @@ def test_an_honest_rise_and_no_rise_are_not(moves: dict[str, float]):
 
 
 def test_rounds_without_a_score_are_no_rise():
-    watch = RewardWatch(4)
-    for number in range(4):
-        assert watch.observe({"reward/mean": float("nan"), "rollout/diversity": 0.1 - number / 50}) is None
+    watch = RewardWatch()
+    for number in range(ROUNDS):
+        assert watch.observe({"reward/mean": float("nan"), "rollout/diversity": 0.1 - number / 500}) is None
 
 
 def test_a_validation_of_the_rounds_is_compared_with_the_one_before_them():
-    watch, noise = RewardWatch(ROUNDS), random.Random(0)
+    watch, noise = RewardWatch(), random.Random(0)
     said = []
     for number in range(1, 201):
         row = {"reward/mean": number / 10 + noise.gauss(0, 0.2), "rollout/diversity": 0.1}
