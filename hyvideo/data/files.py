@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, the folder in which those of a path to come will be, and whose it is."""
+"""Write files that appear whole or not at all, find the folder that a new path will lie in, and claim a folder."""
 
 import errno
 import fcntl

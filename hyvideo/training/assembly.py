@@ -115,7 +115,7 @@ def build_training(config: Config) -> Training:
 
 
 def check_weights(config: Config) -> None:
-    """Refuse a model folder that lacks a network, or VideoReward where the run looks for it there.
+    """Refuse a model folder that lacks a network, or lacks VideoReward when the run's reward is loaded from there.
 
     Raises:
         ValueError: it names all that is missing, with the commands that fetch it.
@@ -131,7 +131,8 @@ def read_inputs(config: Config) -> tuple[list[Prompt], list[Prompt], dict[str, s
     """Check the configuration and the model's files, and read the prompts for training and validation.
 
     Returns:
-        Those for training, those for validation, and each file's hash: files may change while the models are loaded.
+        The prompts for training, those for validation, and the hash of each prompt file as it was read: it may change
+        while the models are loaded.
 
     Raises:
         ValueError: a setting or file is wrong on any rank, or ranks have different ones; all ranks raise it.
@@ -158,7 +159,7 @@ def read_inputs(config: Config) -> tuple[list[Prompt], list[Prompt], dict[str, s
 
 
 def open_folder(config: Config, dp_size: int, content: Mapping[str, str]) -> RunFolder:
-    """Open the run's folder, and compare the checkpoint to go on from with the settings: no model is loaded yet.
+    """Open the run's folder, and compare the settings with those of the checkpoint to resume; no model is loaded.
 
     Raises:
         ValueError: the folder cannot be used, or the checkpoint was made with other settings; all ranks raise it.
@@ -178,7 +179,7 @@ def _deciding_settings(config: Config, dp_size: int, content: Mapping[str, str])
 
 
 def _open_metrics(config: Config, folder: RunFolder, state: RunState, console: Console) -> MetricsLog:
-    """Claim the folder, open the log of a run that begins, or goes on, and save its configuration.
+    """Claim the folder, open its metrics, take away what lies after the step to go on from, and save the configuration.
 
     Raises:
         ValueError: a tracker cannot start, or another process is training there or has been meanwhile.

@@ -226,7 +226,7 @@ def _guard_problems(cfg: Config) -> Iterator[str]:
 
 
 def _credit_problems(cfg: Config) -> Iterator[str]:
-    """A credit map of a reward that is not asked, or that the algorithm would not read."""
+    """A credit map from a reward that does not score, or for an algorithm that would not read it."""
     if cfg.reward.reward_credit is None:
         return
     with suppress(ValueError):  # told elsewhere

@@ -37,8 +37,8 @@ def out_of_memory(error: torch.OutOfMemoryError, phase: str, step: int, rank: in
 def settings_that_free(phase: str) -> list[str]:
     """Return the settings that lower the peak of a phase, in the order in which to try them.
 
-    Those of this phase come first, then those of all phases, of these at last what changes the videos. Sizes come
-    before switches, because they can be lowered as far as it takes.
+    Settings of this phase alone come first, then those of all phases, and last those of all phases that change the
+    result. Within each, sizes come before switches, because they can be lowered as far as it takes.
     """
     found = [knob for knob in KNOBS.values() if phase in knob.facts.frees]
 

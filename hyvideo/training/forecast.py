@@ -42,13 +42,13 @@ _RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Groups:
-    """What the rewards of the rounds leave to be found.
+    """How the rewards of the sampled rounds differ within prompt groups, which is all that training can learn from.
 
     Attributes:
         spread: standard deviation of the reward within a group, on average.
         share: of the reward's variance that lies within groups; the rest is how hard the prompts are.
         dead: share of groups whose rewards are all equal.
-        best: how much more the best video of a group scores than its mean, on average.
+        best: how much more the best video of a group scores than the group's mean, on average.
     """
 
     spread: float
@@ -65,7 +65,7 @@ class Agreement:
 
     Attributes:
         correlation: of two rounds' gradients, if both are normal: the share of signal in the variance of one.
-        videos: of a round whose gradient holds as much signal as noise; infinite where no signal was seen.
+        videos: number at which a round's gradient holds as much signal as noise; infinite where no signal was seen.
     """
 
     correlation: float
@@ -90,8 +90,9 @@ class Outlook:
     Attributes:
         rate: learning rate.
         length: of each weight's random walk over the run, ``sqrt(sum of squared rates)``, which the trial steps have.
-        taught: what a trial step along a round's gradient gains, less what it does by its size alone.
-        spoilt: what a trial step loses by its size alone, in whatever direction.
+        taught: what the direction of a trial step gains: half the difference between a step up a round's gradient and
+            one down.
+        spoilt: what the size of a trial step loses: the mean loss of the two.
         gain: of the whole run.
     """
 
@@ -107,10 +108,10 @@ class Forecast:
     """The forecast of a run.
 
     Attributes:
-        updates: that the run has before it, over which the gains are expected.
-        videos: in the gradient of one update.
+        updates: number left in the run, over which the gains are expected.
+        videos: number in the gradient of one update.
         base_std: standard deviation of the held-out rewards before training; NaN where they are all equal.
-        groups: what there is to be found.
+        groups: how rewards differ within groups.
         gradient: agreement of whole rounds.
         steps: agreement by denoising step; empty where an algorithm's loss is not a sum over steps.
         noise: excess on the way and standard deviation left in the finished latents of an SDE; None for an ODE.
@@ -153,7 +154,7 @@ class Forecast:
 
 
 class GradientCollector(Optimization):
-    """Adds the gradients of updates up instead of following them, so that an algorithm makes none."""
+    """Sums the gradients of an algorithm's updates instead of following them, so that no weight changes."""
 
     def __init__(self, optimization: Optimization, config: Config) -> None:
         super().__init__(optimization.parameters, config.optimizer, sp_size=config.parallel.sp_size)
@@ -232,7 +233,7 @@ def forecast(
 
 
 def find_groups(rounds: Sequence[Tensor], num_generations: int) -> Groups:
-    """Measure what the rewards of some rounds, `[B]` each with NaN for a failed score, leave to be found."""
+    """Measure how the rewards of some rounds, `[B]` each with NaN for a failed score, differ within groups."""
     rewards = torch.cat(list(rounds)).double()
     groups = rewards.reshape(-1, num_generations)
     groups = groups[(~groups.isnan()).sum(1) > 1]
@@ -253,8 +254,8 @@ def measure_gradients(
     """Compute the gradient of each of R rounds, and how far they agree.
 
     Returns:
-        The gradients, their agreement in all, and that by denoising step: of GRPO, where every rank trains equally many
-        videos at each step, for all ranks make each pass together.
+        The gradients, their agreement, and that of each denoising step. Steps are measured for GRPO alone, and only if
+        every rank trains equally many videos at each step, because all ranks make each pass together.
     """
     num_videos, own = len(trajectories[0].scores.total), algorithm.optimization
     algorithm.optimization = collector = GradientCollector(own, config)
@@ -314,9 +315,9 @@ def sign_products(gradients: Sequence[Gradient]) -> Tensor:
 
 
 def walk(config: Config, rate: float, first: int = 0) -> tuple[float, float]:
-    """Return the sum of a run's learning rates after update `first`, warm-up included, and the root of that of squares.
+    """Return the sum of a run's learning rates after update `first`, and the root of the sum of their squares.
 
-    `rate` takes the place of the configured one.
+    `rate` takes the place of the configured one, and is warmed up like it.
     """
     optimizer = replace(config.optimizer, learning_rate=rate)
     rates = np.array([set_learning_rate([], optimizer, update) for update in range(first, config.run.max_steps)])
@@ -329,8 +330,8 @@ def outlook_of(
     """Work out what a run at one rate is expected to gain.
 
     `base` are the held-out rewards `[N]` of the policy as it is, with NaN for a failed score, and `tried` `[R, 2, N]`
-    those after a step up and one down along each of R rounds' gradients. `most` is there to be gained, and `first`
-    updates are made already. Intervals resample rounds and videos.
+    those after a step up and one down along each of R rounds' gradients. A run can gain `most` at most, and has made
+    `first` updates already. Intervals resample rounds and videos.
     """
     taught, spoilt = (tried[:, 0] - tried[:, 1]) / 2, base - tried.mean(1)
     scored = np.isfinite(taught + spoilt).all(0)

@@ -92,14 +92,14 @@ class Run:
             profile.begin_round(last=self.state.step + self._updates_per_round >= self.config.run.max_steps)
 
     def begins_interval(self, updates: int) -> bool:
-        """Whether this round is the first of the run, or since a multiple of `updates`."""
+        """Whether this round is the run's first, or the first after a multiple of `updates`."""
         first = self._first_step
         return first == 0 or _crossed(first - self._updates_per_round, first, updates)
 
     def gives_round_up(self) -> bool:
-        """Give a round up that was only sampled, if a scheduler takes the machine away; whoever resumes makes it again.
+        """If a scheduler takes the machine away, give up a round that was only sampled; a resume makes it again.
 
-        Ctrl-C does not: the round ends first. Nor does a preemption once the round's updates have begun.
+        After Ctrl-C, or a preemption that comes once the round's updates have begun, the round is completed instead.
         """
         if not self._stop.preempted():
             return False

@@ -30,7 +30,7 @@ def score_over_ranks(
         texts: their prompts.
         positions: `[B]` long, where each stands among the videos of all ranks.
         mesh: who shares what.
-        scoring: has this rank's share of the videos already, where they are scored while others are sampled.
+        scoring: has been given this rank's share of the videos already (`reward_async`); None: score them now.
         grid: of the videos' latents, if a credit map is wanted.
 
     Returns:
@@ -49,8 +49,8 @@ def score_over_ranks(
         except (RewardFailureError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            own = traceback.extract_tb(error.with_traceback(frames_of_reward(error)).__traceback__)
-            at = [frame for frame in own if frame.filename == own[0].filename]  # not what it calls in libraries
+            frames = traceback.extract_tb(error.with_traceback(frames_of_reward(error)).__traceback__)
+            at = [frame for frame in frames if frame.filename == frames[0].filename]  # not what it calls in libraries
             place = f" ({at[-1].filename}, line {at[-1].lineno}, in {at[-1].name})" if at else ""
             raise RewardFailureError(f"the reward failed: {type(error).__name__}: {error}{place}") from error
     parts, places = zip(*gather((part, positions[own.start : own.stop])), strict=True)

@@ -1,4 +1,4 @@
-"""Ask a run to stop."""
+"""Signals that ask a run to save and stop."""
 
 import signal
 import time
@@ -25,8 +25,9 @@ def listened_preemptions() -> list[signal.Signals]:
 class StopSignal:
     """Remembers the first SIGINT or preemption so that the run can save and end.
 
-    The same signal again ends the process at once, without saving the round. Another one does not: on Ctrl-C torchrun
-    sends its ranks SIGTERM after the SIGINT that the terminal has sent them.
+    The same signal again ends the process at once, without saving the round; a preemption does so only if it comes
+    more than `REPEAT_SECONDS` after the first. Another signal does not: on Ctrl-C torchrun sends its ranks SIGTERM
+    after the SIGINT that the terminal has sent them.
     """
 
     def __init__(self) -> None:
@@ -34,7 +35,7 @@ class StopSignal:
 
     @contextmanager
     def listening(self) -> Iterator["StopSignal"]:
-        """Listen inside the `with` block; a signal's former handler returns after it, and at the block's end."""
+        """Listen inside the `with` block, and put the former handlers back at its end."""
         former = {number: signal.getsignal(number) for number in (signal.SIGINT, *listened_preemptions())}
         received: dict[int, float] = {}
 

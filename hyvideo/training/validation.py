@@ -78,7 +78,7 @@ class Validation:
         return means, Look(step, key, sampled.scores.total.tolist(), judged.total.tolist())
 
     def how(self) -> str:
-        """Say what decides a video and its scores besides prompt and policy: equal words, comparable videos."""
+        """Describe all that decides a video and its scores besides prompt and policy: if equal, they are comparable."""
         settings = self.config.validation
         return (
             f"{settings.validate_video_length}x{settings.validation_fixed_size}, "
@@ -125,8 +125,8 @@ def save_samples(
         fps: frames per second.
         numbers: of this rank's videos among all.
         mesh: the ranks.
-        how: they were sampled and scored, where that makes them comparable with others.
-        shown: numbers of the videos that are written, of others only prompt and scores; None writes all.
+        how: description of how they were sampled and scored, by which others are found to be comparable; empty: none.
+        shown: numbers of the videos to write; of the others only prompt and scores are written. None: all.
     """
     rows, about = {}, {"how": how} if how else {}
     for video, text, number in zip(videos, texts, numbers, strict=True):

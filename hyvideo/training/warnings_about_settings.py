@@ -56,7 +56,7 @@ def unread_settings(config: Config) -> Iterator[str]:
 
 
 def _weights(config: Config) -> Iterator[str]:
-    """Steps that are too small for what they move."""
+    """Learning rates whose steps are rounded away, or hardly move an adapter."""
     model, rate = config.model, config.optimizer.learning_rate
     if model.master_weight_type == "bf16" and not model.use_lora:
         yield (
