@@ -166,7 +166,7 @@ class Algorithm(ABC):
             grpo.timestep_fraction,
             num_videos,
             permute=grpo.enable_timestep_permutation,
-            generator=generator_for(self.config.run.seed, "timesteps", trajectory.round, 0, 0, 0),
+            generator=generator_for(self.config.run.seed, "timesteps", trajectory.round),
             spread=grpo.timestep_stride,
         )
         return steps[trajectory.positions]

@@ -242,7 +242,7 @@ class GRPO(Algorithm):
         kept = num_kept(self.config.kl.anchor_fraction, num_steps)
         if self.anchor is None or kept == num_steps:
             return None
-        generator = generator_for(self.config.run.seed, "anchor", trajectory.round, 0, 0, 0)
+        generator = generator_for(self.config.run.seed, "anchor", trajectory.round)
         columns = torch.randperm(num_steps, generator=generator)[:kept]
         return torch.zeros(len(steps), len(self.scales)).scatter_(1, steps[:, columns], num_steps / kept)
 
@@ -311,5 +311,5 @@ def _window(config: Config, stochastic: Tensor, round_index: int, *, num_videos:
         num_generations=config.grpo.num_generations,
         round_index=round_index,
         interval=rollout.sde_window_interval,
-        generator=generator_for(config.run.seed, "sde_window", round_index, 0, 0, 0),
+        generator=generator_for(config.run.seed, "sde_window", round_index),
     )

@@ -190,7 +190,7 @@ class NFT(Algorithm):
         clean = trajectory.rollout.latents[pairs.sample_index, -1]
         places = trajectory.positions[pairs.sample_index].tolist()
         generators = [
-            generator_for(self.config.run.seed, "nft", trajectory.round, place, 0, step)
+            generator_for(self.config.run.seed, "nft", trajectory.round, place, step=step)
             for place, step in zip(places, pairs.step_index.tolist(), strict=True)
         ]
         noise = draw(generators, clean.shape[1:], clean.device)

@@ -21,8 +21,10 @@ def seed_for(*parts: int | str) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-def generator_for(seed: int, stream: str, round: int, prompt: int, generation: int, step: int) -> torch.Generator:
-    """A fresh CPU generator for one noise tensor.
+def generator_for(
+    seed: int, stream: str, round: int, prompt: int = 0, generation: int = 0, step: int = 0
+) -> torch.Generator:
+    """A fresh CPU generator for one noise tensor, or for a choice that a whole round shares.
 
     Args:
         seed: the run's seed.

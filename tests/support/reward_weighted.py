@@ -25,7 +25,7 @@ class RewardWeighted(Algorithm):
         grpo, seed = self.config.grpo, self.config.run.seed
         weights = group_advantages(trajectory.scores.total, grpo.num_generations)[trajectory.positions].clamp(min=0)
         for video, position in enumerate(trajectory.positions.tolist()):
-            generator = generator_for(seed, "reward_weighted", trajectory.round, position, 0, 0)
+            generator = generator_for(seed, "reward_weighted", trajectory.round, position)
             clean = trajectory.rollout.latents[video : video + 1, -1]
             noise = torch.randn(clean.shape, generator=generator)
             index = int(torch.randint(len(self.policy.sigmas()) - 1, (), generator=generator))
