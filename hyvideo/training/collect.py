@@ -61,8 +61,8 @@ def collect(
     metrics = _scores_metrics(scores) | _diversity_metrics(rollout.videos, round, mesh)
     if len(scores.weights) > 1:
         normalized = algorithm.config.reward.reward_aggregation != "sum"
-        parts = parts_of_advantage(scores.weighted(), scores.weights, round.num_generations, normalized=normalized)
-        metrics |= {f"mixing/{of}_{name}": value for name, part in parts.items() for of, value in vars(part).items()}
+        mixing = parts_of_advantage(scores.weighted(), scores.weights, round.num_generations, normalized=normalized)
+        metrics |= {f"mixing/{of}_{name}": value for name, part in mixing.items() for of, value in vars(part).items()}
     return Trajectory(round.index, texts, round.positions, conditioning, rows, rollout, scores, metrics)
 
 

@@ -26,7 +26,7 @@ from hyvideo.grpo.advantages import groups_without_spread
 from hyvideo.grpo.timesteps import Pairs
 from hyvideo.training.collect import collect, gain_over
 from hyvideo.training.run import Training
-from hyvideo.training.warnings_about_settings import MOST_EXCESS_NOISE, MOST_NOISE_LEFT, noise_left
+from hyvideo.training.warnings_about_settings import is_usual_noise, noise_left
 
 Gradient = dict[str, Tensor]
 """Gradient of every trained parameter by name, sharded as the parameter is."""
@@ -139,9 +139,7 @@ class Forecast:
     @property
     def is_noisy(self) -> bool:
         """Whether the sampler leaves more noise than usual, and that costs half a standard deviation of the reward."""
-        if self.noise is None or not self.ode_gap > self.base_std / 2:
-            return False
-        return self.noise[0] > MOST_EXCESS_NOISE or self.noise[1] > MOST_NOISE_LEFT
+        return self.noise is not None and self.ode_gap > self.base_std / 2 and not is_usual_noise(*self.noise)
 
     @property
     def best(self) -> Outlook:

@@ -117,7 +117,7 @@ def noise_left(rollout: RolloutConfig) -> tuple[float, float]:
 def _noise_left(rollout: RolloutConfig) -> Iterator[str]:
     """A sampler that leaves its videos noisier than any that the model has learnt from."""
     excess, left = noise_left(rollout)
-    if _is_usual(excess, left):
+    if is_usual_noise(excess, left):
         return
     steps = rollout.grpo_sampling_steps
     cures = {
@@ -126,7 +126,7 @@ def _noise_left(rollout: RolloutConfig) -> Iterator[str]:
     }
     mended = []
     for name, values in cures.items():
-        cured = (value for value in values if _is_usual(*noise_left(replace(rollout, **{name: value}))))
+        cured = (value for value in values if is_usual_noise(*noise_left(replace(rollout, **{name: value}))))
         mended += [f"{name} {value:g}" for value in itertools.islice(cured, 1)]
     yield (
         f"{rollout.sde_type} with eta {rollout.eta:g} and {steps} steps leaves noise of standard deviation {left:.2f} "
@@ -136,8 +136,8 @@ def _noise_left(rollout: RolloutConfig) -> Iterator[str]:
     )
 
 
-def _is_usual(excess: float, left: float) -> bool:
-    """Whether rollouts hold no more noise than those of the paper, roughly."""
+def is_usual_noise(excess: float, left: float) -> bool:
+    """Whether rollouts hold about as little noise, as `noise_left` measures it, as those of the paper."""
     return excess <= MOST_EXCESS_NOISE and left <= MOST_NOISE_LEFT
 
 
