@@ -11,13 +11,9 @@ from hyvideo.algorithms.anchor import Anchor, anchor_kind
 from hyvideo.config.schema import KLConfig, ModelConfig
 from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.training.run import Training
-from tests.support.training import GradientRecorder, collect_round, pairs_of, update
+from tests.support.training import GradientRecorder, collect_round, pairs_of, update, weights_of
 
 STEPS = range(4)
-
-
-def trained_weights(training: Training) -> dict[str, Tensor]:
-    return {name: p.detach().clone() for name, p in trainable_parameters(training.policy.transformer).items()}
 
 
 def equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
@@ -34,14 +30,14 @@ def move_policy(training: Training) -> None:
 @pytest.mark.parametrize("offload", [False, True])
 def test_the_policy_comes_back_bit_for_bit_even_after_an_error(make_training: Callable[..., Training], offload: bool):
     training = make_training(reference_mode_offload=offload)
-    start = trained_weights(training)
+    start = weights_of(training)
     move_policy(training)
-    moved = trained_weights(training)
+    moved = weights_of(training)
     storage = [p.data_ptr() for p in training.algorithm.optimization.parameters.values()]
     with pytest.raises(KeyboardInterrupt), training.algorithm.anchor.in_place_of_policy():
-        assert equal(trained_weights(training), start)
+        assert equal(weights_of(training), start)
         raise KeyboardInterrupt
-    assert equal(trained_weights(training), moved)
+    assert equal(weights_of(training), moved)
     assert [p.data_ptr() for p in training.algorithm.optimization.parameters.values()] == storage
 
 
@@ -80,8 +76,7 @@ def test_a_share_of_the_anchors_passes_has_the_mean_of_all(make_training, kl_com
     move_policy(training)
     trajectory = collect_round(training)
     steps = algorithm._choose_steps(trajectory)
-    recorder = GradientRecorder(algorithm.optimization.parameters.values(), lr=0.0)
-    algorithm.optimization.optimizers = [recorder]
+    recorder = GradientRecorder(training)
     counter = training.policy.transformer.register_forward_hook(lambda *call: evaluated.append(len(call[2][0])))
     algorithm.anchor.policy_moved()
     compared = algorithm.compare(trajectory)
@@ -95,8 +90,7 @@ def test_a_share_of_the_anchors_passes_has_the_mean_of_all(make_training, kl_com
         means = algorithm._anchor_means(trajectory, chosen)
         asked = replace(compared, anchor_weights=weights, anchor_means=means)
         metrics = algorithm.update(asked, compared.updates[0], coefficient=1.0)
-        gradient = torch.cat([part.flatten() for part in recorder.gradients])
-        return torch.tensor(metrics["kl/position"]), gradient, sum(evaluated) - steps.numel()
+        return torch.tensor(metrics["kl/position"]), recorder.gradient, sum(evaluated) - steps.numel()
 
     drawn = [algorithm._anchor_weights(replace(trajectory, round=round), steps) for round in range(30)]
     parts = [measured(weights) for weights in {str(weights): weights for weights in drawn}.values()]
@@ -155,11 +149,11 @@ def test_the_fixed_anchor_of_an_adapter_trained_before_is_that_adapter():
 )
 def test_the_anchor_follows_at_its_interval(make_training, monkeypatch, interval, expected):
     training = make_training(max_steps=5, update_ref_model_step=interval)
-    start, followed = trained_weights(training), []
+    start, followed = weights_of(training), []
     log = training.run.journal.metrics.log
 
     def spy(step: int, values: dict[str, float]) -> None:
-        followed.append(equal(training.algorithm.anchor.state_dict(), trained_weights(training)))
+        followed.append(equal(training.algorithm.anchor.state_dict(), weights_of(training)))
         assert training.algorithm.anchor.equals_policy == followed[-1]
         log(step, values)
 

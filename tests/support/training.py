@@ -14,6 +14,7 @@ from torch import Tensor
 from hyvideo.algorithms.algorithm import Trajectory
 from hyvideo.config.loading import load_config
 from hyvideo.grpo.timesteps import Pairs, select_timesteps, split_updates
+from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.training.assembly import build_training
 from hyvideo.training.collect import collect
 from hyvideo.training.run import Training
@@ -108,10 +109,19 @@ def training_of(argv: Sequence[str]) -> Training:
 
 
 class GradientRecorder(torch.optim.SGD):
-    """Keeps the gradients of an update instead of following them."""
+    """Takes the place of a training's optimizers, and keeps the gradient of an update instead of following it."""
+
+    def __init__(self, training: Training) -> None:
+        super().__init__(training.algorithm.optimization.parameters.values(), lr=0.0)
+        training.algorithm.optimization.optimizers = [self]
 
     def step(self, closure: None = None) -> None:
-        self.gradients = [p.grad.clone() for p in self.param_groups[0]["params"]]
+        self.gradient = torch.cat([p.grad.flatten() for p in self.param_groups[0]["params"]])
+
+
+def weights_of(training: Training) -> dict[str, Tensor]:
+    """Copy the trained weights."""
+    return {name: p.detach().clone() for name, p in trainable_parameters(training.policy.transformer).items()}
 
 
 def collect_round(training: Training) -> Trajectory:

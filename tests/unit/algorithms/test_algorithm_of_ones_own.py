@@ -8,11 +8,10 @@ import torch
 
 from hyvideo.algorithms.algorithm import algorithm_class
 from hyvideo.algorithms.grpo import GRPO
-from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.training.run import Training
-from tests.support.equal_runs import rows_of
+from tests.support.equal_runs import assert_same, rows_of
 from tests.support.reward_weighted import RewardWeighted
-from tests.support.training import REPOSITORY, arguments, collect_round, training_of
+from tests.support.training import REPOSITORY, arguments, collect_round, training_of, weights_of
 
 PATH = "tests.support.reward_weighted:RewardWeighted"
 
@@ -25,9 +24,9 @@ def test_an_algorithm_of_ones_own_trains_the_bundled_model_and_a_resumed_run_equ
         return training_of(arguments(root, prompts_csv, tmp_path / name, algorithm=PATH, **settings))
 
     whole, first = bundled("whole", max_steps=2), bundled("first", max_steps=1)
-    before = {name: p.detach().clone() for name, p in trainable_parameters(whole.policy.transformer).items()}
+    before = weights_of(whole)
     whole.train()
-    after = trainable_parameters(whole.policy.transformer)
+    after = weights_of(whole)
     assert isinstance(whole.algorithm, RewardWeighted)
     assert any(not torch.equal(after[name], before[name]) for name in before)
     first.train()
@@ -35,15 +34,7 @@ def test_an_algorithm_of_ones_own_trains_the_bundled_model_and_a_resumed_run_equ
     resumed = bundled("resumed", max_steps=2, resume_from_checkpoint=saved)
     resumed.train()
     assert rows_of(resumed.run.folder.path) == rows_of(whole.run.folder.path)[1:]
-    resumed_weights = trainable_parameters(resumed.policy.transformer)
-    assert all(torch.equal(resumed_weights[name], after[name]) for name in after)
-
-
-@pytest.mark.parametrize(
-    ("file", "lines"), [("tests/support/reward_weighted.py", 60), ("hyvideo/algorithms/nft.py", 250)]
-)
-def test_an_algorithm_is_a_short_file(file: str, lines: int):
-    assert len((REPOSITORY / file).read_text().splitlines()) < lines
+    assert_same(weights_of(resumed), after)
 
 
 def test_final_latents_are_those_that_the_ode_leaves(make_training: Callable[..., Training]):

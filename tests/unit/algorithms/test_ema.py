@@ -12,25 +12,21 @@ from generate import parse_arguments
 from hyvideo.checkpoint.trained_policy import load_trained_policy
 from hyvideo.evaluation.generate import request_of
 from hyvideo.models.loading import load_transformer
-from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.training.run import Training
 from scripts.evaluate import main as evaluate
 from scripts.export import main as export
 from tests.support.equal_runs import rows_of
-
-
-def weights_of(transformer: torch.nn.Module) -> dict[str, Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in trainable_parameters(transformer).items()}
+from tests.support.training import weights_of
 
 
 def train(make_training: Callable[..., Training], **settings: Any) -> tuple[Training, list[dict[str, Tensor]]]:
     """Train; return the training, and the weights that it began with and those after each update."""
     training = make_training(**settings)
-    weights = [weights_of(training.policy.transformer)]
+    weights = [weights_of(training)]
     log = training.run.log
 
     def keep(*args: Any) -> None:
-        weights.append(weights_of(training.policy.transformer))
+        weights.append(weights_of(training))
         log(*args)
 
     training.run.log = keep
@@ -72,7 +68,7 @@ def test_a_checkpoint_gives_policy_or_average_and_validation_samples_with_the_on
     training = make_training(validation_weights="ema", **settings)
     training.train()
     optimization = training.run.state.optimization
-    state = {False: weights_of(training.policy.transformer), True: dict(optimization.ema.state_dict())}
+    state = {False: weights_of(training), True: dict(optimization.ema.state_dict())}
     checkpoint = training.run.folder.checkpoints / "step_2"
     for ema, expected in state.items():
         transformer = load_transformer(tiny_root, dtype=torch.float32)

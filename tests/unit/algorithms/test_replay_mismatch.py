@@ -63,11 +63,10 @@ def another_attention_kernel(training: Training, trajectory: Trajectory) -> Iter
 def gradient(training: Training, trajectory: Trajectory, *, on_policy: bool) -> tuple[Tensor, dict[str, float]]:
     """The gradient of a round's first update, and its metrics; no weight is changed."""
     algorithm = training.algorithm
-    recorder = GradientRecorder(algorithm.optimization.parameters.values(), lr=0.0)
-    algorithm.optimization.optimizers = [recorder]
+    recorder = GradientRecorder(training)
     compared = replace(algorithm.compare(trajectory), anchor_means=trajectory.rollout.means)
     metrics = algorithm.update(compared, compared.updates[0], 0.0, on_policy=on_policy)
-    return torch.cat([part.flatten() for part in recorder.gradients]), metrics
+    return recorder.gradient, metrics
 
 
 @pytest.mark.parametrize(

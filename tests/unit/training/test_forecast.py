@@ -9,7 +9,6 @@ import torch
 
 from hyvideo.config.loading import load_config
 from hyvideo.data.prompts import Prompt
-from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.training.forecast import (
     Agreement,
     GradientCollector,
@@ -21,7 +20,8 @@ from hyvideo.training.forecast import (
     walk,
 )
 from hyvideo.training.run import Training
-from tests.support.training import ALGORITHMS, PROMPTS, collect_round
+from tests.support.equal_runs import assert_same
+from tests.support.training import ALGORITHMS, PROMPTS, collect_round, weights_of
 
 Make = Callable[..., Training]
 
@@ -86,8 +86,7 @@ def test_the_interval_of_an_outlook_is_as_wide_as_its_rounds_lie_apart():
 @pytest.mark.parametrize("method", ALGORITHMS)
 def test_gradients_are_those_of_the_rounds_updates_and_none_is_followed(make_training: Make, method: str):
     training = make_training(**ALGORITHMS[method], updates_per_rollout=2)
-    algorithm, weights = training.algorithm, trainable_parameters(training.policy.transformer)
-    before = {name: weight.detach().clone() for name, weight in weights.items()}
+    algorithm, before = training.algorithm, weights_of(training)
     rounds, config = [collect_round(training) for _ in range(2)], training.run.config
     gradients, agreement, steps = measure_gradients(algorithm, rounds, config)
     own = algorithm.optimization
@@ -100,8 +99,8 @@ def test_gradients_are_those_of_the_rounds_updates_and_none_is_followed(make_tra
         torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-6)
     assert set(steps) == (set(range(4)) if method == "grpo" else set())
     assert all(-1 <= one.correlation <= 1 for one in (agreement, *steps.values()))
-    assert all(torch.equal(weight, before[name]) for name, weight in weights.items())
-    assert own.updates == 0 and all(weight.grad is None for weight in weights.values())
+    assert_same(weights_of(training), before)
+    assert own.updates == 0 and all(weight.grad is None for weight in own.parameters.values())
 
 
 def test_each_round_of_a_resumed_run_is_measured_with_the_weights_that_its_algorithm_keeps(make_training: Make):
@@ -109,7 +108,7 @@ def test_each_round_of_a_resumed_run_is_measured_with_the_weights_that_its_algor
     list(training.algorithm.updates(collect_round(training)))  # after it the old policy differs from the policy
     trajectory = collect_round(training)
     (first, second), _, _ = measure_gradients(training.algorithm, [trajectory] * 2, training.run.config)
-    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    assert_same(first, second)
 
 
 def test_a_run_without_updates_left_has_no_forecast(make_training: Make):
@@ -122,11 +121,10 @@ def test_a_run_without_updates_left_has_no_forecast(make_training: Make):
 def test_trial_steps_go_down_the_loss_first_and_then_up(make_training: Make, monkeypatch: pytest.MonkeyPatch):
     """Where the weights are, whenever held-out videos are sampled."""
     training, again = (make_training(validation_interval=2, lr_warmup_steps=0, use_muon=False) for _ in range(2))
-    weights, seen = trainable_parameters(training.policy.transformer), []
-    sample = type(training.run.validation).sample
+    seen, sample = [], type(training.run.validation).sample
 
     def look(validation: object, prompts: list[Prompt]) -> object:
-        seen.append({name: weight.detach().clone() for name, weight in weights.items()})
+        seen.append(weights_of(training))
         return sample(validation, prompts)
 
     monkeypatch.setattr(type(training.run.validation), "sample", look)
@@ -144,11 +142,10 @@ def test_trial_steps_go_down_the_loss_first_and_then_up(make_training: Make, mon
 
 def test_a_forecast_leaves_the_policy_as_it_was(make_training: Make):
     training = make_training(validation_interval=2)
-    weights = trainable_parameters(training.policy.transformer)
-    before, said = {name: weight.detach().clone() for name, weight in weights.items()}, []
+    before, said = weights_of(training), []
     prompts = [Prompt(text, number, None, None) for number, text in enumerate(PROMPTS)]
     found = forecast(training, prompts, rates=[1e-3], say=said.append)
-    assert all(torch.equal(weight, before[name]) for name, weight in weights.items())
+    assert_same(weights_of(training), before)
     assert [outlook.rate for outlook in found.outlooks] == [1e-3] and said[-1] == "held-out videos, 5 of 5"
     tried = np.array(found.held_out["0.001"])
     assert tried.shape == (2, 2, 4) and (tried != np.array(found.held_out["base"])).any()

@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from hyvideo.checkpoint.train_state import BEST, checkpoints_of, named_checkpoint
-from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.training.reward_guard import ROLLBACK_RATE, Look, RewardGuard
 from hyvideo.training.run import Training
 from tests.support.equal_runs import assert_identical, rows_of, tensors_of
 from tests.support.rewards import BRIGHTNESS, GUARDED
-from tests.support.training import PROMPTS, arguments, training_of, write_prompts
+from tests.support.training import PROMPTS, arguments, training_of, weights_of, write_prompts
 
 
 def looks(rng: np.random.Generator, count: int, reward: float, judge: float, videos: int = 32) -> list[Look]:
@@ -166,9 +165,8 @@ def test_a_rollback_goes_on_from_the_best_at_a_lower_rate(guarded: Guarded):
 
     def watched(checkpoint: Path) -> None:
         put_back(checkpoint)
-        weights = {f"policy.{n}": p.detach() for n, p in trainable_parameters(training.policy.transformer).items()}
-        stored = tensors_of(checkpoint)
-        assert all(torch.equal(weights[name], stored[name]) for name in weights)
+        weights, stored = weights_of(training), tensors_of(checkpoint)
+        assert all(torch.equal(weights[name], stored[f"policy.{name}"]) for name in weights)
         restored.append(len(guard.looks) - 1)
 
     training.run.state.put_policy_back = watched

@@ -20,9 +20,9 @@ from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.models.reward_models.rewards import Scores
 from hyvideo.observability.metrics import read_metrics
 from hyvideo.training.run import Training
-from tests.support.equal_runs import rows_of
+from tests.support.equal_runs import assert_same, rows_of
 from tests.support.rewards import scoring_with
-from tests.support.training import arguments, collect_round, training_of
+from tests.support.training import arguments, collect_round, training_of, weights_of
 
 Patch = pytest.MonkeyPatch
 Make = Callable[..., Training]
@@ -172,15 +172,14 @@ def test_skipped_updates_move_neither_weights_nor_controller_and_too_many_in_a_r
     make_training: Make, monkeypatch: Patch
 ):
     training = make_training(max_steps=9, nonfinite_update="skip", max_skipped_updates=2)
-    policy = trainable_parameters(training.policy.transformer)
-    before = {name: p.detach().clone() for name, p in policy.items()}
+    before = weights_of(training)
     controller = training.algorithm.controller.state_dict()
     infinite_gradients(training, monkeypatch, range(9))
     said = r"Update 3 after 2 skipped in a row: .*not finite.*Last good checkpoint: none was saved yet"
     with pytest.raises(NonFiniteUpdateError, match=said):
         training.train()
     assert len(metrics_of(training)) == 2
-    assert all(torch.equal(policy[name], before[name]) for name in before)
+    assert_same(weights_of(training), before)
     assert training.algorithm.controller.state_dict() == controller
 
 
@@ -200,7 +199,7 @@ def test_a_loss_that_is_not_finite_changes_no_weight_and_names_the_last_good_che
     good = training.run.folder.checkpoints / "step_2"
     training.run.config.run.max_steps = 5
     policy = trainable_parameters(training.policy.transformer)
-    saved = {name: p.detach().clone() for name, p in policy.items()}
+    saved = weights_of(training)
     with torch.no_grad():
         policy["proj_out.bias"].fill_(float("inf"))
     with pytest.raises(NonFiniteUpdateError, match=rf"Update 3: .*not finite.*Last good checkpoint: {good}\."):

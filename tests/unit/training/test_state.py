@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from hyvideo.algorithms.anchor import BaseModelAnchor
@@ -20,6 +20,7 @@ from hyvideo.models.adapter import load_lora
 from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.training.run import Training
 from hyvideo.training.state import RunState, changed_settings
+from tests.support.equal_runs import assert_same
 from tests.support.pipelines import load_tiny_pipeline
 
 Make = Callable[..., Training]
@@ -48,9 +49,7 @@ def everything(state: RunState) -> dict[str, Any]:
 def assert_equal(received: dict[str, Any], expected: dict[str, Any]) -> None:
     assert received["numbers"] == expected["numbers"]
     for group in ("policy", "optimizer", "anchor", "rng"):
-        tensors: dict[str, Tensor] = received[group]
-        assert tensors.keys() == expected[group].keys()
-        assert all(torch.equal(tensors[name], expected[group][name]) for name in tensors), group
+        assert_same(received[group], expected[group])
 
 
 @pytest.mark.parametrize(
