@@ -54,7 +54,7 @@ class ShuffledReward:
     def __call__(self, videos: Tensor, prompts: list[str], grid: None = None) -> Scores:
         """Return the scores of `videos` `[B, F, H, W, 3]` in another order; there are no credit maps."""
         scores = self.reward(videos, prompts)
-        generator = generator_for(self.seed, "shuffled reward", self.calls, 0, 0, 0)
+        generator = generator_for(self.seed, "shuffled reward", self.calls)
         order = torch.randperm(len(prompts), generator=generator)
         self.calls += 1
         return scores.at(order)
