@@ -15,7 +15,7 @@ from hyvideo.config.schema import ModelConfig, RewardConfig
 from hyvideo.models.diffusers_logging import without_diffusers_logs
 from hyvideo.models.loading import TILE_OVERLAP, open_transformer, open_vae
 from hyvideo.models.model_folder import check_layout, is_diffusers_layout, versions_in
-from hyvideo.models.reward_models.requested import judge_of, read_requested_rewards
+from hyvideo.models.reward_models.requested import loaded_rewards
 from hyvideo.models.vae import allow_batches
 from hyvideo.models.weight_files import SafetensorsFolder
 
@@ -71,8 +71,7 @@ def read_networks(model: ModelConfig, reward: RewardConfig) -> Networks:
         ValueError: the folder holds another network, or the reward settings are wrong.
     """
     root, version = Path(model.pretrained_model_root), model.pretrained_transformer_version
-    scoring = filter(None, (reward, judge_of(reward)))
-    rewards = [choice.name for each in scoring for choice in read_requested_rewards(each) if choice.url is None]
+    rewards = [choice.name for choice in loaded_rewards(reward)]
     rewards_of = {
         "reward_bytes": sum(REWARD_BYTES.get(name, 0) for name in rewards),
         "unknown_rewards": tuple(dict.fromkeys(name for name in rewards if name not in REWARD_BYTES)),

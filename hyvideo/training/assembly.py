@@ -36,7 +36,7 @@ from hyvideo.models.attention import install_attention
 from hyvideo.models.loading import load_pipeline
 from hyvideo.models.model_folder import check_layout, task_of
 from hyvideo.models.parallelize import compile_blocks, prepare_policy, shard_weights, trainable_parameters
-from hyvideo.models.reward_models.requested import judge_of, read_requested_rewards
+from hyvideo.models.reward_models.requested import judge_of, loaded_rewards
 from hyvideo.models.reward_models.rewards import WeightedReward, get_reward_fn
 from hyvideo.observability.console import Console
 from hyvideo.observability.matrix_peak import matrix_peak_tflops
@@ -115,14 +115,14 @@ def build_training(config: Config) -> Training:
 
 
 def check_weights(config: Config) -> None:
-    """Refuse a model folder that lacks a network, or lacks VideoReward when the run's reward is loaded from there.
+    """Refuse a model folder that lacks a network, or lacks VideoReward when the reward or judge is loaded from there.
 
     Raises:
         ValueError: it names all that is missing, with the commands that fetch it.
     """
     there = any(
-        choice.name == "videoalign_local" and choice.url is None and choice.options.get("checkpoint") is None
-        for choice in read_requested_rewards(config.reward)
+        choice.name == "videoalign_local" and choice.options.get("checkpoint") is None
+        for choice in loaded_rewards(config.reward)
     )
     check_layout(config.model.pretrained_model_root, config.model.pretrained_transformer_version, with_reward=there)
 

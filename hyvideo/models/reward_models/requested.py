@@ -61,6 +61,16 @@ def judge_of(config: RewardConfig) -> RewardConfig | None:
     return None if guard is None else replace(config, reward_config=guard, reward_credit=None)
 
 
+def loaded_rewards(config: RewardConfig) -> list[RequestedReward]:
+    """Return the rewards that a run computes itself, its judge's included; those on a server are left out.
+
+    Raises:
+        ValueError: as `read_requested_rewards`.
+    """
+    scoring = filter(None, (config, judge_of(config)))
+    return [choice for each in scoring for choice in read_requested_rewards(each) if choice.url is None]
+
+
 def check_metrics(choice: RequestedReward, metrics: Sequence[str]) -> None:
     """Refuse, by a ValueError that lists what there is, weights for metrics that a reward does not give."""
     if unknown := [metric for metric in choice.sub_reward if metric not in metrics]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from hyvideo.config.loading import load_config
 from hyvideo.grpo.gradient_equalizer import equalizer_scales
 from hyvideo.grpo.kl_controller import KLController
 from hyvideo.models.reward_models import registry
@@ -15,7 +16,7 @@ from hyvideo.models.reward_models.registry import RewardContext
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance
 from hyvideo.pipelines.sampling import sample_prompts
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
-from hyvideo.training.assembly import build_pipeline
+from hyvideo.training.assembly import build_pipeline, check_weights
 from hyvideo.training.run import Training
 from tests.support.rewards import Brightness
 from tests.support.training import arguments, training_of, write_prompts
@@ -110,3 +111,11 @@ def test_validation_videos_have_settings_of_their_own(make_training: Make):
     received = training.run.validation.sample(prompts).videos
     assert received.shape == (2, 9, 48, 32, 3)
     assert torch.equal(received, expected)
+
+
+@pytest.mark.parametrize("setting", ["reward_config", "reward_guard"])
+def test_missing_weights_of_reward_or_judge_are_named_with_those_of_the_model(tmp_path: Path, setting: str):
+    rewards = '{"models": {"videoalign_local": {"sub_reward": {"MQ": 1.0}}}}'
+    flags = ["--pretrained_model_root", str(tmp_path), "--reward_model", "moving_shapes", f"--{setting}", rewards]
+    with pytest.raises(ValueError, match=r"(?s)transformer/480p_t2v.*VideoReward: model_config.json"):
+        check_weights(load_config(flags))
