@@ -28,6 +28,12 @@ from hyvideo.models.lora_keys import adapter_to_diffusers, has_original_keys, mo
 ADAPTER = "default"
 ADAPTER_FILE = "pytorch_lora_weights.safetensors"
 
+_MISFITS = (
+    *(OSError, RuntimeError, ValueError, TypeError, SafetensorError),
+    *(ArithmeticError, AttributeError, LookupError, AssertionError),
+)
+"""What the libraries fail with on an adapter of another form."""
+
 _ABOUT = ("auto_mapping", "base_model_name_or_path", "inference_mode", "init_lora_weights", "peft_version", "revision")
 """Settings that say where an adapter is from, or how it was initialised: they are left out."""
 
@@ -146,7 +152,7 @@ def load_lora(transformer: HunyuanVideo15Transformer3DModel, folder: str | Path)
             )
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # of whatever kind: the libraries go on until something does not fit
+    except _MISFITS as error:
         raise ValueError(
             f"lora path: the adapter in '{path}' does not fit this transformer: {str(error)[:1000]}"
         ) from error

@@ -262,6 +262,16 @@ def test_the_grid_is_measured_on_other_prompts_than_the_studies_base_included(tm
     assert "train.csv" in bases[0].settings["valid_video_csv"] and "valid_video_csv" not in bases[1].settings
 
 
+def test_studies_share_the_runs_they_have_in_common(tmp_path):
+    budget = budget_of(tmp_path)
+    folders = [
+        {run_of(arm, 1, budget).folder for arm in arms}
+        for arms in (equalizer.arms(budget.docs), results_table.arms(budget.docs))
+    ]
+    assert len(folders[0] & folders[1]) == 4
+    assert set(reward_settings.LABELS.values()) <= {arm.label for arm in results_table.arms(budget.docs)}
+
+
 def test_all_arms_of_the_kl_study_sample_as_many_videos(tmp_path):
     budget = budget_of(tmp_path)
     for arm in kl_strategies.arms(budget.docs):

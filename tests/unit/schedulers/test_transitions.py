@@ -129,6 +129,14 @@ def test_log_prob_is_the_mean_log_density_of_a_normal(scheduler, tensors, sde_ty
     torch.testing.assert_close(log_prob.double(), density.mean(dim=(1, 2, 3, 4)), rtol=1e-5, atol=1e-5)
 
 
+def test_cps_log_prob_is_the_squared_error_alone(scheduler, tensors):
+    sample, velocity, noise = tensors
+    mean, std = scheduler.transition(velocity, sample, 3, sde_type="cps", eta=ETA)
+    log_prob = scheduler.log_prob(scheduler.sample_next(mean, std, noise), mean, std, sde_type="cps")
+    expected = -(std.double().item() ** 2) * noise.double().square().mean(dim=(1, 2, 3, 4))
+    torch.testing.assert_close(log_prob.double(), expected, rtol=1e-5, atol=1e-7)
+
+
 def test_the_last_cps_step_is_deterministic_and_not_trained(scheduler, tensors):
     sample, velocity, noise = tensors
     mean, std = scheduler.transition(velocity, sample, NUM_STEPS - 1, sde_type="cps", eta=ETA)

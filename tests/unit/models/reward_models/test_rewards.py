@@ -87,6 +87,7 @@ def test_several_rewards_are_weighted_and_metrics_of_one_name_are_told_apart():
         (several(brightness={"weight": 0, "sub_reward": {"length": 1}}), "at least one weight other than 0"),
         (several(brightness={"sub_reward": {"length": "1"}}), "sub_reward: expected finite weights"),
         (several(brightness={"sub_rewards": {}}), "unknown key sub_rewards; expected some of weight, sub_reward"),
+        (several(brightness={"sub_reward": {"length": 1}, "weight": 1e999}), "models.brightness: expected finite"),
         (several(brightness={"sub_reward": {"length": 1}, "weight": 10**400}), "models.brightness: expected finite"),
         (several(brightness={"sub_reward": {1: 1}}), "sub_reward: expected finite weights by name"),
         (several(brightness={"sub_reward": {"length": 1}, "options": {1: 2}}), "mapping of names; received {1: 2}"),
