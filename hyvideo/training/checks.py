@@ -16,7 +16,7 @@ from hyvideo.distributed.layout import layout_of
 from hyvideo.grpo.timesteps import check_updates
 from hyvideo.models.lora_keys import modules_of_original
 from hyvideo.models.model_folder import is_diffusers_layout
-from hyvideo.models.reward_models.requested import judge_of, read_requested_rewards
+from hyvideo.models.reward_models.requested import judge_of, read_requested_judges, read_requested_rewards
 from hyvideo.pipelines.sampling_defaults import FILE, sampling_defaults
 
 _LAYOUT = ("sp_size", "dp_replicate", "batch_size", "num_generations", "gradient_accumulation_steps")
@@ -210,12 +210,12 @@ def _waiting_problems(cfg: Config, world_size: int) -> Iterator[str]:
 
 def _guard_problems(cfg: Config) -> Iterator[str]:
     """A guard whose judge cannot be read, that would never look, or could not tell a fall."""
-    if (judge := judge_of(cfg.reward)) is None:
+    if cfg.reward.reward_guard is None:
         return
     try:
-        read_requested_rewards(judge)
+        read_requested_judges(cfg.reward)
     except ValueError as error:
-        yield str(error).replace("reward_config", "reward_guard")
+        yield str(error)
     if not cfg.validation.validation_interval:
         yield "reward_guard judges validation videos, but validation_interval is 0: set an interval"
     if cfg.validation.validation_num_videos < 8:

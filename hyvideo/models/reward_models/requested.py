@@ -61,14 +61,26 @@ def judge_of(config: RewardConfig) -> RewardConfig | None:
     return None if guard is None else replace(config, reward_config=guard, reward_credit=None)
 
 
+def read_requested_judges(config: RewardConfig) -> list[RequestedReward]:
+    """Read the rewards that judge a guarded run; none without a guard.
+
+    Raises:
+        ValueError: as `read_requested_rewards`, about `reward_guard`.
+    """
+    judge = judge_of(config)
+    try:
+        return [] if judge is None else read_requested_rewards(judge)
+    except ValueError as error:
+        raise ValueError(str(error).replace("reward_config", "reward_guard")) from error
+
+
 def loaded_rewards(config: RewardConfig) -> list[RequestedReward]:
     """Return the rewards that a run computes itself, its judge's included; those on a server are left out.
 
     Raises:
-        ValueError: as `read_requested_rewards`.
+        ValueError: as `read_requested_rewards` and `read_requested_judges`.
     """
-    scoring = filter(None, (config, judge_of(config)))
-    return [choice for each in scoring for choice in read_requested_rewards(each) if choice.url is None]
+    return [one for one in [*read_requested_rewards(config), *read_requested_judges(config)] if one.url is None]
 
 
 def check_metrics(choice: RequestedReward, metrics: Sequence[str]) -> None:
