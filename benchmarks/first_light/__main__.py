@@ -11,10 +11,13 @@ Example: `python -m benchmarks.first_light 1`
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,21 +73,25 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(name: str, seconds: int, given: argparse.Namespace) -> str:
-    """Run a stage in a process of its own; return how it ended."""
+    """Run a stage in a process of its own, of which nothing is left afterwards; return how it ended."""
     command = [sys.executable, "-m", "benchmarks.first_light", "--stage", name, "--folder", str(given.folder)]
     log, started = given.folder / f"{name}.log", time.monotonic()
     with log.open("w", encoding="utf-8") as file:
+        process = subprocess.Popen(
+            [*command, *(["--small"] if given.small else [])],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
-            status = subprocess.run(
-                [*command, *(["--small"] if given.small else [])],
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                timeout=seconds,
-                check=False,
-            ).returncode
+            status = process.wait(seconds)
             how = "done" if status == 0 else f"failed with status {status}"
         except subprocess.TimeoutExpired:
             how = f"stopped after {seconds} s"
+        finally:  # also the programs that it started, which would keep the GPU's memory from the next stage
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     print(f"{name}: {how}, {time.monotonic() - started:.0f} s", flush=True)
     if how != "done":
         print(log.read_text(encoding="utf-8")[-2500:], flush=True)

@@ -21,6 +21,7 @@ BRIGHTNESS = "tests.support.rewards:Brightness"
 MAPPED = "tests.support.rewards:Mapped"
 
 GUARDED = {
+    "config": [Path(__file__).parents[2] / "configs" / "tiny.yaml", Path(__file__).with_name("no_trackers.yaml")],
     "validation_interval": 1,
     "validation_num_videos": 8,
     "validate_at_step0": True,

@@ -1,6 +1,8 @@
 """First light runs at small sizes on a CPU, stage by stage, and a stage that fails does not take the others with it."""
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,22 @@ def test_a_stage_that_fails_or_hangs_is_told_and_the_others_run(
     assert "| versions | torch 2." in told
     record = json.loads((tmp_path / "results.json").read_text())
     assert record["stages"] == {"versions": "done", "attention": "stopped after 0 s"}
+
+
+@pytest.mark.slow
+def test_of_a_stage_that_hangs_no_program_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def left() -> list[str]:
+        commands = [path.read_bytes().decode().split("\0") for path in Path("/proc").glob("[0-9]*/cmdline")]
+        return [" ".join(one) for one in commands if any(str(tmp_path) in word for word in one)]
+
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setattr(first_light, "STAGES", {"program": Stage(1, 20, STAGES["program"].run)})
+    with ThreadPoolExecutor() as pool:
+        ended = pool.submit(first_light.main, ["1", "--small", "--folder", str(tmp_path)])
+        while not (started := any("post_train.py" in command for command in left())) and not ended.done():
+            time.sleep(0.1)
+    assert started and ended.result() == 1
+    assert left() == []
 
 
 @pytest.mark.slow
