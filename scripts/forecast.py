@@ -1,12 +1,13 @@
 """Will it learn? Forecast what a run will gain, before it is paid for.
 
-Two rounds are sampled and scored without an update. From them come the spread within groups, what the sampler's noise
-costs, and how far the rounds' gradients agree. Then the weights make trial steps along these gradients, as long as the
-run's own walk at some learning rates, and held-out videos show what such a step gains and spoils. The last three lines
-say what to change. The expected gain is a rough guess: docs/claims.md shows how it agreed with real runs.
+A few rounds are sampled and scored without an update. From them come the spread within groups, what the sampler's
+noise costs, and how far the gradients of two halves of the rounds agree. Then the weights make trial steps along these
+gradients, as long as the run's own walk at some learning rates, and held-out videos show what such a step gains and
+spoils. The last three lines say what to change. The expected gain is a rough guess: docs/claims.md shows how it agreed
+with real runs.
 
 All flags of post_train.py are accepted too. It starts like post_train.py, over several ranks with torchrun, and takes
-about as long as a few rounds and 13 validations.
+about as long as these rounds and 13 validations.
 
 Example: `python -m scripts.forecast --config configs/tiny.yaml configs/demo.yaml`
 """
@@ -71,13 +72,14 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, Config]:
         "forecast", description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
     add = parser.add_argument
-    add("--num_rounds", type=int, default=2, help="rounds without an update; default %(default)s")
+    add("--num_rounds", type=int, default=6, help="rounds without an update, an even number; default %(default)s")
     add("--num_held_out", type=int, default=64, help="videos after each trial step; default %(default)s")
     add("--rates", type=float, nargs="+", default=[], help="learning rates to try; default a third, 1 and 3 times")
     arguments, flags = parser.parse_known_args(argv)
-    for name in ("num_rounds", "num_held_out"):
-        if getattr(arguments, name) < 2:
-            raise ValueError(f"--{name} must be at least 2; received {getattr(arguments, name)}.")
+    if arguments.num_rounds < 2 or arguments.num_rounds % 2:
+        raise ValueError(f"--num_rounds must be even, for two halves of them; received {arguments.num_rounds}.")
+    if arguments.num_held_out < 2:
+        raise ValueError(f"--num_held_out must be at least 2; received {arguments.num_held_out}.")
     if any(not 0 < rate < 1 for rate in arguments.rates):
         raise ValueError(f"--rates must lie between 0 and 1; received {' '.join(map(str, arguments.rates))}.")
     config = load_config(flags)
@@ -145,7 +147,7 @@ def table(found: "Forecast") -> str:
 
 def _agreement(one: "Agreement") -> str:
     seen = "no signal seen" if math.isinf(one.videos) else f"signal equals noise at {one.videos:.0f} videos"
-    return f"rounds correlate by {one.correlation:+.3f}, {seen}"
+    return f"halves correlate by {one.correlation:+.3f}, {seen}"
 
 
 def advice(found: "Forecast", config: Config) -> list[str]:
@@ -177,11 +179,11 @@ def _about_videos(found: "Forecast") -> str:
     if math.isinf(needed):
         if found.best.gain.low > 0:
             return (
-                "Videos: the gradients of these rounds do not agree, but steps along them teach. How many videos an "
+                "Videos: the gradients of the two halves do not agree, but steps along them teach. How many videos an "
                 "update needs takes more --num_rounds to see."
             )
         return (
-            f"Videos: the gradients of the rounds do not agree, so {found.videos:.0f} videos per update show no "
+            f"Videos: the gradients of the two halves do not agree, so {found.videos:.0f} videos per update show no "
             "signal. Use many more (batch_size, gradient_accumulation_steps), or measure with more --num_rounds."
         )
     text = (

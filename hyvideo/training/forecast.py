@@ -1,8 +1,10 @@
 """Forecast what a training will gain, from a few rounds without an update and trial steps along their gradients.
 
 The model behind it has three parts. What training can gain at most is what the best video of a group has more than the
-group's mean. How fast it comes there is what a step along a round's gradient gains on held-out prompts. What it costs
-is what a random walk of the run's length loses, since most of each update is noise.
+group's mean. How fast it comes there is what a step along some rounds' gradient gains on held-out prompts. What it
+costs is what a random walk of the run's length loses, since most of each update is noise.
+
+The rounds are dealt to two halves, because one round alone may teach several times as much as another.
 """
 
 import math
@@ -59,13 +61,13 @@ class Groups:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far the gradients of independent rounds agree, for one denoising step or for all.
+    """How far the gradients of independent halves agree, for one denoising step or for all.
 
     Only their signs are compared. Adam follows signs rather than sizes, and a few large elements would hide the rest.
 
     Attributes:
-        correlation: of two rounds' gradients, if both are normal: the share of signal in the variance of one.
-        videos: number at which a round's gradient holds as much signal as noise; infinite where no signal was seen.
+        correlation: of the two gradients, if both are normal: the share of signal in the variance of one.
+        videos: number at which a gradient holds as much signal as noise; infinite where no signal was seen.
     """
 
     correlation: float
@@ -73,13 +75,12 @@ class Agreement:
 
     @classmethod
     def of(cls, products: Tensor, num_videos: float) -> "Agreement":
-        """Measure it from the inner products `[R, R]` of the signs of R rounds' gradients, of `num_videos` each.
+        """Measure it from the inner products `[2, 2]` of the signs of two gradients, of `num_videos` each.
 
         Two normal variables of correlation c have a mean product of signs of ``2 / pi asin(c)``.
         """
-        size, num_rounds = float(products.diagonal().mean()), len(products)
-        between = float((products.sum() - products.diagonal().sum()) / (num_rounds * (num_rounds - 1)))
-        correlation = math.sin(math.pi / 2 * between / size) if size > 0 else 0.0
+        size = float(products.diagonal().mean())
+        correlation = math.sin(math.pi / 2 * float(products[0, 1]) / size) if size > 0 else 0.0
         return cls(correlation, num_videos * (1 - correlation) / correlation if correlation > 0 else math.inf)
 
 
@@ -90,8 +91,7 @@ class Outlook:
     Attributes:
         rate: learning rate.
         length: of each weight's random walk over the run, ``sqrt(sum of squared rates)``, which the trial steps have.
-        taught: what the direction of a trial step gains: half the difference between a step up a round's gradient and
-            one down.
+        taught: what the direction of a trial step gains: half the difference between a step up and one down.
         spoilt: what the size of a trial step loses: the mean loss of the two.
         gain: of the whole run.
     """
@@ -112,12 +112,12 @@ class Forecast:
         videos: number in the gradient of one update.
         base_std: standard deviation of the held-out rewards before training; NaN where they are all equal.
         groups: how rewards differ within groups.
-        gradient: agreement of whole rounds.
+        gradient: agreement of the halves.
         steps: agreement by denoising step; empty where an algorithm's loss is not a sum over steps.
         noise: excess on the way and standard deviation left in the finished latents of an SDE; None for an ODE.
         ode_gap: what the rounds' videos would score more without the sampler's noise; None for an ODE.
         outlooks: one per learning rate, in their order.
-        held_out: rewards behind the outlooks: `base` `[N]`, and for each rate `[rounds, 2, N]`, steps up and down.
+        held_out: rewards behind the outlooks: `base` `[N]`, and for each rate `[2, 2, N]`: halves, steps up and down.
     """
 
     updates: int
@@ -176,19 +176,19 @@ def forecast(
     training: Training,
     prompts: Sequence[Prompt],
     *,
-    num_rounds: int = 2,
+    num_rounds: int = 6,
     rates: Sequence[float] = (),
     say: Callable[[str], None] = lambda message: None,
 ) -> Forecast:
     """Forecast a training that has validation; the policy is afterwards what it was. Every rank calls it.
 
-    Besides the run's own memory it takes that of 2 `num_rounds` gradients, of a copy of the trained weights, and of a
-    copy of the weights that an algorithm such as NFT keeps.
+    Besides the run's own memory it takes that of `num_rounds` rounds, of 4 gradients, of a copy of the trained weights,
+    and of a copy of the weights that an algorithm such as NFT keeps.
 
     Args:
         training: the run as it begins, or goes on.
         prompts: N held-out prompts.
-        num_rounds: rounds to sample, at least 2.
+        num_rounds: rounds to sample, an even number.
         rates: learning rates to try; the configured one and a third and three times of it unless given.
         say: told what is done next.
 
@@ -212,7 +212,7 @@ def forecast(
             gap = -gain_over(*parts[:3], trajectories[0], training.algorithm, mesh, without_noise=True)
     say(f"gradients of {num_rounds} rounds")
     gradients, agreement, steps = measure_gradients(training.algorithm, trajectories, config)
-    trials = _Trials(training, prompts, 1 + 2 * num_rounds * len(rates), say)
+    trials = _Trials(training, prompts, 1 + 4 * len(rates), say)
     base = trials.held_out()
     rewards = {rate: trials.along(gradients, walk(config, rate, first)[1]) for rate in rates}
     groups = find_groups([trajectory.scores.total for trajectory in trajectories], config.grpo.num_generations)
@@ -225,7 +225,7 @@ def forecast(
         steps=steps,
         noise=noise_left(config.rollout) if gap is not None else None,
         ode_gap=gap,
-        outlooks=[outlook_of(config, rate, base, rewards[rate], groups.best, first) for rate in rates],
+        outlooks=[outlook_of(config, rate, base, rewards[rate], groups.best, first, num_rounds / 2) for rate in rates],
         held_out={"base": base.tolist(), **{f"{rate:g}": tried.tolist() for rate, tried in rewards.items()}},
     )
 
@@ -249,15 +249,15 @@ def find_groups(rounds: Sequence[Tensor], num_generations: int) -> Groups:
 def measure_gradients(
     algorithm: Algorithm, trajectories: Sequence[Trajectory], config: Config
 ) -> tuple[list[Gradient], Agreement, dict[int, Agreement]]:
-    """Compute the gradient of each of R rounds, and how far they agree.
+    """Add up the gradients of some rounds, alternately to one half and the other, and see how far the halves agree.
 
     Returns:
-        The gradients, their agreement, and that of each denoising step. Steps are measured for GRPO alone, and only if
-        every rank trains equally many videos at each step, because all ranks make each pass together.
+        The gradients of the halves, their agreement, and that of each denoising step: for GRPO alone, and only if every
+        rank trains equally many videos at each step, because all ranks make each pass together.
     """
-    num_videos, own = len(trajectories[0].scores.total), algorithm.optimization
+    num_videos, own = len(trajectories[0].scores.total) * len(trajectories) / 2, algorithm.optimization
     algorithm.optimization = collector = GradientCollector(own, config)
-    totals: list[Gradient] = [{} for _ in trajectories]
+    totals: list[Gradient] = [{}, {}]
     steps: dict[int, Agreement] = {}
     try:
         compared = [algorithm.compare(t) for t in trajectories] if isinstance(algorithm, GRPO) else []
@@ -265,13 +265,13 @@ def measure_gradients(
         counts = [torch.bincount(pairs.step_index, minlength=config.rollout.grpo_sampling_steps) for pairs in trained]
         if compared and len({tuple(map(tuple, one)) for one in gather([count.tolist() for count in counts])}) == 1:
             for step in range(config.rollout.grpo_sampling_steps):
-                gradients: list[Gradient] = []
-                for one, pairs, count in zip(compared, trained, counts, strict=True):
+                gradients: list[Gradient] = [{}, {}]
+                for number, (one, pairs, count) in enumerate(zip(compared, trained, counts, strict=True)):
                     if count[step]:
                         chosen = pairs.step_index == step
                         here = Pairs(pairs.sample_index[chosen], pairs.step_index[chosen])
                         algorithm.update(one, here, 0.0, on_policy=True)
-                    gradients.append(collector.pop(float(count[step] / count.sum())))
+                    add(gradients[number % 2], collector.pop(float(count[step] / count.sum())))
                 if all(gradients):
                     share = sum(int(count[step]) for count in counts) / sum(map(len, trajectories))
                     steps[step] = Agreement.of(sign_products(gradients), share * num_videos)
@@ -280,10 +280,10 @@ def measure_gradients(
         else:
             facts, groups = algorithm.facts(), algorithm.tensors()
             kept = {group: {name: value.clone() for name, value in named.items()} for group, named in groups.items()}
-            for total, trajectory in zip(totals, trajectories, strict=True):
+            for number, trajectory in enumerate(trajectories):
                 for _ in algorithm.updates(trajectory):
                     pass
-                add(total, collector.pop())
+                add(totals[number % 2], collector.pop())
                 algorithm.load_state(kept, facts)  # such as NFT's old policy, which would follow after each round
     finally:
         algorithm.optimization = own
@@ -297,7 +297,7 @@ def add(total: Gradient, gradient: Gradient) -> None:
 
 
 def sign_products(gradients: Sequence[Gradient]) -> Tensor:
-    """Return the inner products of the signs of R gradients, over all parameters and ranks, `[R, R]` float64."""
+    """Return the inner products of the signs of G gradients, over all parameters and ranks, `[G, G]` float64."""
     products = torch.zeros(len(gradients), len(gradients), dtype=torch.float64)
     for i, first in enumerate(gradients):
         for j, second in enumerate(gradients[: i + 1]):
@@ -323,22 +323,22 @@ def walk(config: Config, rate: float, first: int = 0) -> tuple[float, float]:
 
 
 def outlook_of(
-    config: Config, rate: float, base: np.ndarray, tried: np.ndarray, most: float, first: int = 0
+    config: Config, rate: float, base: np.ndarray, tried: np.ndarray, most: float, first: int, rounds_per_half: float
 ) -> Outlook:
     """Work out what a run at one rate is expected to gain.
 
-    `base` are the held-out rewards `[N]` of the policy as it is, with NaN for a failed score, and `tried` `[R, 2, N]`
-    those after a step up and one down along each of R rounds' gradients. A run can gain `most` at most, and has made
-    `first` updates already. Intervals resample rounds and videos.
+    `base` are the held-out rewards `[N]` of the policy as it is, with NaN for a failed score, and `tried` `[H, 2, N]`
+    those after a step up and one down along the gradients of H halves of `rounds_per_half` rounds each. A run can gain
+    `most` at most, and has made `first` updates already. Intervals resample halves and videos.
     """
     taught, spoilt = (tried[:, 0] - tried[:, 1]) / 2, base - tried.mean(1)
     scored = np.isfinite(taught + spoilt).all(0)
     taught, spoilt = taught[:, scored], spoilt[:, scored]
     travelled, length = walk(config, rate, first)
-    follows = ADAM_OVER_SIGN * travelled / length / math.sqrt(config.grpo.updates_per_rollout)
+    follows = ADAM_OVER_SIGN * travelled / length / math.sqrt(config.grpo.updates_per_rollout * rounds_per_half)
     rng = np.random.default_rng(0)
-    rounds, videos = (rng.integers(0, count, (_RESAMPLES, count)) for count in taught.shape)
-    means = [(of.mean(), of[rounds[:, :, None], videos[:, None]].mean((1, 2))) for of in (taught, spoilt)]
+    halves, videos = (rng.integers(0, count, (_RESAMPLES, count)) for count in taught.shape)
+    means = [(of.mean(), of[halves[:, :, None], videos[:, None]].mean((1, 2))) for of in (taught, spoilt)]
     gains = [expected_gain(follows * up, down, most) for up, down in zip(*means, strict=True)]
     found = []
     for mean, resampled in (*means, gains):

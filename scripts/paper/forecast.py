@@ -27,7 +27,9 @@ from scripts.paper.study import FAILS, HOLDS, OPEN, Claim, Study, paragraph, rea
 from scripts.paper.sweep import Arm, base_model, gains, parse_budget, run_of, setup_text, train_and_publish
 
 ROUNDS = 6
-SEEDS, HELD_OUT = (1, 2), 64
+SEEDS, HELD_OUT, SAMPLED = (1, 2), 64, 6
+"""Of every set-up and rate; held-out videos of every measurement; rounds of a forecast."""
+
 BAR = 0.8
 """Rank correlation that a forecast must have to be of use."""
 
@@ -84,7 +86,8 @@ def make_forecasts(budget: Namespace) -> tuple[dict[str, dict[str, Any]], int]:
             print(f"forecasting {name}, seed {seed}\n", end="", flush=True)
             settings = {**SETUPS[name], "seed": seed, "max_steps": run.settings["max_steps"], "output_dir": folder}
             flags = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
-            own = ["--num_held_out", str(budget.num_held_out), "--rates", *map(str, RATES)]
+            own = ["--num_rounds", str(SAMPLED), "--num_held_out", str(budget.num_held_out)]
+            own += ["--rates", *map(str, RATES)]
             command = [sys.executable, "-m", "scripts.forecast", "--config", str(CONFIG), *flags, *own]
             log = folder.with_suffix(".log")
             log.parent.mkdir(parents=True, exist_ok=True)
@@ -165,10 +168,10 @@ def describe(found: Mapping[str, Any]) -> str:
     )
     error = np.mean([abs(predicted - observed) for predicted, observed in pairs.values()])
     text = paragraph(
-        f"""{setup_text(found)} Those of *16 videos* have half as many. Each set-up is forecast from 2 rounds and trial
-        steps with {found["budget"]["held_out"]} held-out videos, with the seeds of its runs. A point is the mean over
-        seeds. The forecast is off by {error:.2f} base std on average. In {right} of {len(whole)} set-ups the rate that
-        it calls best is the best of the {len(RATES)} observed ones."""
+        f"""{setup_text(found)} Those of *16 videos* have half as many. Each set-up is forecast from {SAMPLED} rounds
+        and trial steps with {found["budget"]["held_out"]} held-out videos, with the seeds of its runs. A point is the
+        mean over seeds. The forecast is off by {error:.2f} base std on average. In {right} of {len(whole)} set-ups the
+        rate that it calls best is the best of the {len(RATES)} observed ones."""
     )
     rows = []
     for name in SETUPS:

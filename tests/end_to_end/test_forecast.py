@@ -43,7 +43,9 @@ def test_a_reward_that_fails_and_an_empty_file_are_said(tiny_root, prompts_csv, 
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--num_rounds", "1"], "--num_rounds must be at least 2; received 1"),
+        (["--num_rounds", "0"], "--num_rounds must be even, for two halves of them; received 0"),
+        (["--num_rounds", "5"], "--num_rounds must be even, for two halves of them; received 5"),
+        (["--num_held_out", "1"], "--num_held_out must be at least 2; received 1"),
         (["--rates", "1e-5", "-1"], "--rates"),
         (["--config", "configs/tiny.yaml", "--etta", "1"], "etta"),
         ([], "a forecast needs held-out prompts: name a CSV with --valid_video_csv"),

@@ -66,34 +66,34 @@ def test_an_outlook_follows_from_steps_up_and_down():
     config = load_config(["--config", "configs/tiny.yaml", "--max_steps", "4", "--lr_warmup_steps", "0"])
     base, taught, spoilt = np.linspace(-1, 1, 40), 0.2, 0.1
     tried = np.stack([base + taught - spoilt, base - taught - spoilt])[None]
-    found = outlook_of(config, 1e-4, base, tried, most=2.0)
+    found = outlook_of(config, 1e-4, base, tried, most=2.0, first=0, rounds_per_half=4)
     assert (found.taught.mean, found.spoilt.mean) == pytest.approx((taught, spoilt))
-    signal = taught * 2 * math.sqrt(math.pi / 2) / math.sqrt(2)  # 4 rates over a walk of 2, two updates per round
+    signal = taught * 2 * math.sqrt(math.pi / 2) / math.sqrt(2 * 4)  # 4 rates over a walk of 2; half of 1 round, not 4
     assert found.gain.mean == pytest.approx(float(expected_gain(signal, spoilt, 2.0)))
     assert found.gain.low == pytest.approx(found.gain.mean)
     tried[0, 0, 0] = math.nan
-    assert outlook_of(config, 1e-4, base, tried, most=2.0).gain.num == 39
+    assert outlook_of(config, 1e-4, base, tried, 2.0, 0, 4).gain.num == 39
 
 
-def test_the_interval_of_an_outlook_is_as_wide_as_its_rounds_lie_apart():
+def test_the_interval_of_an_outlook_is_as_wide_as_its_halves_lie_apart():
     config = load_config(["--config", "configs/tiny.yaml", "--max_steps", "4"])
     base, taught = np.linspace(-1, 1, 40), np.array([0.1, 0.3])[:, None]
-    found = outlook_of(config, 1e-4, base, np.stack([base + taught, base - taught], axis=1), most=2.0)
+    found = outlook_of(config, 1e-4, base, np.stack([base + taught, base - taught], axis=1), 2.0, 0, 1)
     assert [found.taught.low, found.taught.mean, found.taught.high] == pytest.approx([0.1, 0.2, 0.3])
     assert found.gain.low < 0.6 * found.gain.mean and found.spoilt.high == pytest.approx(0)
 
 
 @pytest.mark.parametrize("method", ALGORITHMS)
-def test_gradients_are_those_of_the_rounds_updates_and_none_is_followed(make_training: Make, method: str):
+def test_gradients_are_those_of_a_halfs_updates_and_none_is_followed(make_training: Make, method: str):
     training = make_training(**ALGORITHMS[method], updates_per_rollout=2)
     algorithm, before = training.algorithm, weights_of(training)
     rounds, config = [collect_round(training) for _ in range(2)], training.run.config
-    gradients, agreement, steps = measure_gradients(algorithm, rounds, config)
+    gradients, agreement, steps = measure_gradients(algorithm, rounds * 2, config)
     own = algorithm.optimization
     algorithm.optimization = collector = GradientCollector(own, config)
     for _ in algorithm.updates(rounds[1]):
         pass
-    expected = collector.pop(0.5 if steps else 1.0)  # by steps it is a mean over pairs, by updates a sum of two
+    expected = collector.pop(1.0 if steps else 2.0)  # by steps it is a mean over pairs, by updates a sum of two
     algorithm.optimization = own
     for name, gradient in gradients[1].items():
         torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-6)
@@ -129,8 +129,8 @@ def test_trial_steps_go_down_the_loss_first_and_then_up(make_training: Make, mon
 
     monkeypatch.setattr(type(training.run.validation), "sample", look)
     prompts = [Prompt(text, number, None, None) for number, text in enumerate(PROMPTS)]
-    forecast(training, prompts, rates=[1e-3])
-    rounds = [collect_round(again) for _ in range(2)]
+    forecast(training, prompts, num_rounds=4, rates=[1e-3])
+    rounds = [collect_round(again) for _ in range(4)]
     gradients, _, _ = measure_gradients(again.algorithm, rounds, again.run.config)
     base, length = seen[0], walk(again.run.config, 1e-3)[1]
     assert length == pytest.approx(1e-3 * 3**0.5)
