@@ -60,7 +60,7 @@ def run_of(tmp_path: Path, root_of_four_heads: Path, prompts_csv: Path):
     return make
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ["grpo", pytest.param("nft", marks=pytest.mark.slow)])
 def test_two_ranks_go_on_bit_for_bit_and_other_numbers_of_ranks_within_rounding(run_of, algorithm: str):
     run_of = partial(run_of, **ALGORITHMS[algorithm])
     whole, argv_whole = run_of("whole", async_save=True)

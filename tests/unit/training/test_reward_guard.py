@@ -158,32 +158,27 @@ def rows_of_judge(training: Training) -> float:
     return training.run.state.guard.looks[0].mean
 
 
-def test_a_rollback_goes_on_from_the_best_at_a_lower_rate(guarded: Guarded):
-    training = guarded("rolled", reward_guard_action="rollback", reward_guard_alpha=0.9, keep_last=1, max_steps=6)
-    guard, restored = training.run.state.guard, []
-    put_back = training.run.state.put_policy_back
+def test_a_rollback_goes_on_from_the_best_at_a_lower_rate_also_in_a_run_that_is_resumed(guarded: Guarded):
+    settings = {"reward_guard_action": "rollback", "reward_guard_alpha": 0.9, "save_interval": 1, "keep_last": 1}
+    settings |= {"max_steps": 6}
+    whole = guarded("whole", **settings)
+    state, restored = whole.run.state, []
+    put_back = state.put_policy_back
 
     def watched(checkpoint: Path) -> None:
         put_back(checkpoint)
-        weights, stored = weights_of(training), tensors_of(checkpoint)
+        weights, stored = weights_of(whole), tensors_of(checkpoint)
         assert all(torch.equal(weights[name], stored[f"policy.{name}"]) for name in weights)
-        restored.append(len(guard.looks) - 1)
+        restored.append(len(state.guard.looks) - 1)
 
-    training.run.state.put_policy_back = watched
-    training.train()
-    (at,) = restored
-    rates = [row["lr"] for row in rows_of(training.run.folder.path)]
-    assert rates == pytest.approx([5e-3] * at + [5e-3 * ROLLBACK_RATE] * (len(rates) - at)) and 0 < at < len(rates)
-    assert named_checkpoint(training.run.folder.checkpoints / BEST) in checkpoints_of(training.run.folder.checkpoints)
-
-
-def test_a_run_that_is_resumed_after_a_rollback_is_the_run_that_was_not_stopped(guarded: Guarded):
-    settings = {"reward_guard_action": "rollback", "reward_guard_alpha": 0.9, "save_interval": 1, "keep_last": 100}
-    settings |= {"max_steps": 6}
-    whole = guarded("whole", **settings)
+    state.put_policy_back = watched
     whole.train()
-    at = rows_of(whole.run.folder.path)
-    rolled = next(n for n, (a, b) in enumerate(zip(at, at[1:], strict=False), 1) if b["lr"] != a["lr"])
-    guarded("parts", **settings | {"max_steps": rolled}).train()
+    (at,) = restored
+    folder, rows = whole.run.folder, rows_of(whole.run.folder.path)
+    rates = [row["lr"] for row in rows]
+    assert rates == pytest.approx([5e-3] * at + [5e-3 * ROLLBACK_RATE] * (len(rates) - at)) and 0 < at < len(rates)
+    assert named_checkpoint(folder.checkpoints / BEST) in checkpoints_of(folder.checkpoints)
+
+    guarded("parts", **settings | {"max_steps": at}).train()
     guarded("parts", **settings, resume_from_checkpoint="latest").train()
-    assert_identical(*(whole.run.folder.path.parent / name for name in ("parts", "whole")))
+    assert_identical(folder.path.parent / "parts", folder.path)
