@@ -1,8 +1,8 @@
 """Forecast what a training will gain, from a few rounds without an update and trial steps along their gradients.
 
 The model behind it has three parts. What training can gain at most is what the best video of a group has more than the
-group's mean. How fast it comes there is what a step along some rounds' gradient gains on held-out prompts. What it
-costs is what a random walk of the run's length loses, since most of each update is noise.
+group's mean. How fast it comes there is what a short step along some rounds' gradient gains on held-out prompts. What
+it costs is what a random walk of the run's length loses, since most of each update is noise.
 
 The rounds are dealt to two halves, because one round alone may teach several times as much as another.
 """
@@ -225,7 +225,7 @@ def forecast(
         steps=steps,
         noise=noise_left(config.rollout) if gap is not None else None,
         ode_gap=gap,
-        outlooks=[outlook_of(config, rate, base, rewards[rate], groups.best, first, num_rounds / 2) for rate in rates],
+        outlooks=[outlook_of(config, rate, base, rewards, groups.best, first, num_rounds / 2) for rate in rates],
         held_out={"base": base.tolist(), **{f"{rate:g}": tried.tolist() for rate, tried in rewards.items()}},
     )
 
@@ -323,28 +323,35 @@ def walk(config: Config, rate: float, first: int = 0) -> tuple[float, float]:
 
 
 def outlook_of(
-    config: Config, rate: float, base: np.ndarray, tried: np.ndarray, most: float, first: int, rounds_per_half: float
+    config: Config,
+    rate: float,
+    base: np.ndarray,
+    tried: Mapping[float, np.ndarray],
+    most: float,
+    first: int,
+    rounds_per_half: float,
 ) -> Outlook:
-    """Work out what a run at one rate is expected to gain.
+    """Work out what a run at one of the tried rates is expected to gain, with the slope that the smallest one shows.
 
-    `base` are the held-out rewards `[N]` of the policy as it is, with NaN for a failed score, and `tried` `[H, 2, N]`
-    those after a step up and one down along the gradients of H halves of `rounds_per_half` rounds each. A run can gain
-    `most` at most, and has made `first` updates already. Intervals resample halves and videos.
+    `base` are the held-out rewards `[N]` of the policy as it is, with NaN for a failed score, and `tried` those
+    `[H, 2, N]` after a step up and one down along the gradients of H halves of `rounds_per_half` rounds each. A run can
+    gain `most` at most, and has made `first` updates already. Intervals resample halves and videos.
     """
-    taught, spoilt = (tried[:, 0] - tried[:, 1]) / 2, base - tried.mean(1)
-    scored = np.isfinite(taught + spoilt).all(0)
-    taught, spoilt = taught[:, scored], spoilt[:, scored]
+    least = min(tried)
+    taught, slope = ((tried[of][:, 0] - tried[of][:, 1]) / 2 * (rate / of) for of in (rate, least))
+    parts = np.array([taught, base - tried[rate].mean(1), slope])
+    parts = parts[..., np.isfinite(parts).all((0, 1))]
+    rng = np.random.default_rng(0)
+    halves, videos = (rng.integers(0, count, (_RESAMPLES, count)) for count in parts.shape[1:])
+    drawn = parts[:, halves[:, :, None], videos[:, None]].mean((2, 3))
     travelled, length = walk(config, rate, first)
     follows = ADAM_OVER_SIGN * travelled / length / math.sqrt(config.grpo.updates_per_rollout * rounds_per_half)
-    rng = np.random.default_rng(0)
-    halves, videos = (rng.integers(0, count, (_RESAMPLES, count)) for count in taught.shape)
-    means = [(of.mean(), of[halves[:, :, None], videos[:, None]].mean((1, 2))) for of in (taught, spoilt)]
-    gains = [expected_gain(follows * up, down, most) for up, down in zip(*means, strict=True)]
-    found = []
-    for mean, resampled in (*means, gains):
-        low, high = np.percentile(resampled, (2.5, 97.5))
-        found.append(Interval(float(mean), float(low), float(high), int(scored.sum())))
-    return Outlook(rate, length, *found)
+    means, resampled = (
+        (taught, spoilt, expected_gain(follows * slope, spoilt, most))
+        for taught, spoilt, slope in (parts.mean((1, 2)), drawn)
+    )
+    ends = zip(means, *np.percentile(resampled, (2.5, 97.5), axis=1), strict=True)
+    return Outlook(rate, length, *(Interval(*map(float, of), parts.shape[2]) for of in ends))
 
 
 def expected_gain(signal: np.ndarray | float, spoilt: np.ndarray | float, most: float) -> np.ndarray:

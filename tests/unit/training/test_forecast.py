@@ -65,20 +65,21 @@ def test_the_walk_is_that_of_the_runs_learning_rates():
 def test_an_outlook_follows_from_steps_up_and_down():
     config = load_config(["--config", "configs/tiny.yaml", "--max_steps", "4", "--lr_warmup_steps", "0"])
     base, taught, spoilt = np.linspace(-1, 1, 40), 0.2, 0.1
-    tried = np.stack([base + taught - spoilt, base - taught - spoilt])[None]
-    found = outlook_of(config, 1e-4, base, tried, most=2.0, first=0, rounds_per_half=4)
+    long, short = (np.stack([base + gain - spoilt, base - gain - spoilt])[None] for gain in (taught, 0.04))
+    found = outlook_of(config, 1e-4, base, {1e-4: long, 1e-5: short}, most=2.0, first=0, rounds_per_half=4)
     assert (found.taught.mean, found.spoilt.mean) == pytest.approx((taught, spoilt))
-    signal = taught * 2 * math.sqrt(math.pi / 2) / math.sqrt(2 * 4)  # 4 rates over a walk of 2; half of 1 round, not 4
+    slope = 0.4  # of the short step, over the length of the long one
+    signal = slope * 2 * math.sqrt(math.pi / 2) / math.sqrt(2 * 4)  # 4 rates over a walk of 2; half of 1 round, not 4
     assert found.gain.mean == pytest.approx(float(expected_gain(signal, spoilt, 2.0)))
     assert found.gain.low == pytest.approx(found.gain.mean)
-    tried[0, 0, 0] = math.nan
-    assert outlook_of(config, 1e-4, base, tried, 2.0, 0, 4).gain.num == 39
+    short[0, 0, 0] = math.nan
+    assert outlook_of(config, 1e-4, base, {1e-4: long, 1e-5: short}, 2.0, 0, 4).gain.num == 39
 
 
 def test_the_interval_of_an_outlook_is_as_wide_as_its_halves_lie_apart():
     config = load_config(["--config", "configs/tiny.yaml", "--max_steps", "4"])
     base, taught = np.linspace(-1, 1, 40), np.array([0.1, 0.3])[:, None]
-    found = outlook_of(config, 1e-4, base, np.stack([base + taught, base - taught], axis=1), 2.0, 0, 1)
+    found = outlook_of(config, 1e-4, base, {1e-4: np.stack([base + taught, base - taught], axis=1)}, 2.0, 0, 1)
     assert [found.taught.low, found.taught.mean, found.taught.high] == pytest.approx([0.1, 0.2, 0.3])
     assert found.gain.low < 0.6 * found.gain.mean and found.spoilt.high == pytest.approx(0)
 
