@@ -133,6 +133,20 @@ def cells(found: Mapping[str, Any]) -> dict[tuple[str, float], tuple[float, floa
     return pairs
 
 
+def between_seeds(found: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Rank correlations of two seeds over set-ups and rates, of forecasts and of gains; None without two seeds."""
+    forecasts, rows = found["forecasts"], []
+    for name, rate in cells_asked():
+        predicted = [one["gain"][f"{rate:.1e}"] for one in forecasts.get(name, {}).values()]
+        observed = list(gains(found, label_of(name, rate)).values())
+        if len(predicted) == len(observed) == 2:
+            rows.append([*predicted, *observed])
+    if len(rows) < 3:
+        return None
+    one, other, gained, also_gained = zip(*rows, strict=True)
+    return float(spearmanr(one, other).statistic), float(spearmanr(gained, also_gained).statistic)
+
+
 def rank_correlation(pairs: Sequence[tuple[float, float]], num_resamples: int = 2000) -> Interval:
     """Spearman's rank correlation of N pairs, with the percentile bootstrap over pairs."""
     values = np.array(pairs)
@@ -173,6 +187,11 @@ def describe(found: Mapping[str, Any]) -> str:
         mean over seeds. The forecast is off by {error:.2f} base std on average. In {right} of {len(whole)} set-ups the
         rate that it calls best is the best of the {len(RATES)} observed ones."""
     )
+    if alike := between_seeds(found):
+        text += "\n\n" + paragraph(
+            f"""From one seed to the other the forecasts have a rank correlation of {alike[0]:.2f} over set-ups and
+            rates, and the gains one of {alike[1]:.2f}: so little does one short run tell of another."""
+        )
     rows = []
     for name in SETUPS:
         shown = [pairs.get((name, rate)) for rate in RATES]
