@@ -3,8 +3,7 @@
 A few rounds are sampled and scored without an update. From them come the spread within groups, what the sampler's
 noise costs, and how far the gradients of two halves of the rounds agree. Then the weights make trial steps along these
 gradients, as long as the run's own walk at some learning rates, and held-out videos show what such a step gains and
-spoils. The last three lines say what to change. The expected gain is a rough guess: docs/claims.md shows how it agreed
-with real runs.
+spoils. The last three lines say what to change. docs/claims.md shows how the expected gain agreed with real runs.
 
 All flags of post_train.py are accepted too. It starts like post_train.py, over several ranks with torchrun, and takes
 about as long as these rounds and 13 validations.
