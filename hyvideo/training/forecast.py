@@ -3,8 +3,6 @@
 The model behind it has three parts. What training can gain at most is what the best video of a group has more than the
 group's mean. How fast it comes there is what a short step along some rounds' gradient gains on held-out prompts. What
 it costs is what a random walk of the run's length loses, since most of each update is noise.
-
-The rounds are dealt to two halves, because one round alone may teach several times as much as another.
 """
 
 import math
@@ -38,8 +36,6 @@ FACTORS = (1 / 3, 1.0, 3.0)
 
 ADAM_OVER_SIGN = math.sqrt(math.pi / 2)
 """How far Adam's later steps follow a weak signal in normal noise, as a multiple of its first step, which is a sign."""
-
-_RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -188,7 +184,7 @@ def forecast(
     Args:
         training: the run as it begins, or goes on.
         prompts: N held-out prompts.
-        num_rounds: rounds to sample, an even number.
+        num_rounds: rounds to sample, an even number; one alone may teach several times as much as another.
         rates: learning rates to try; the configured one and a third and three times of it unless given.
         say: told what is done next.
 
@@ -198,8 +194,7 @@ def forecast(
     config, mesh, first = training.run.config, training.run.mesh, training.run.state.step
     if first >= config.run.max_steps:
         raise ValueError(
-            f"the run has made {first} of max_steps {config.run.max_steps} updates, so there are none to forecast: set "
-            "a larger max_steps."
+            f"the run has made {first} of max_steps {config.run.max_steps} updates: set a larger one to forecast more."
         )
     rates = rates or [config.optimizer.learning_rate * factor for factor in FACTORS]
     trajectories, gap = [], None
@@ -299,10 +294,9 @@ def add(total: Gradient, gradient: Gradient) -> None:
 def sign_products(gradients: Sequence[Gradient]) -> Tensor:
     """Return the inner products of the signs of G gradients, over all parameters and ranks, `[G, G]` float64."""
     products = torch.zeros(len(gradients), len(gradients), dtype=torch.float64)
-    for i, first in enumerate(gradients):
-        for j, second in enumerate(gradients[: i + 1]):
-            signs = [(first[name].sign(), second[name].sign()) for name in first if name in second]
-            shared = [(one * other).sum(dtype=torch.float64) for one, other in signs]
+    for i, one in enumerate(gradients):
+        for j, other in enumerate(gradients[: i + 1]):
+            shared = [(one[name].sign() * other[name].sign()).sum(dtype=torch.float64) for name in one if name in other]
             of_shards = [product for product in shared if isinstance(product, DTensor)]
             total = float(sum(product for product in shared if not isinstance(product, DTensor)))
             if of_shards:
@@ -337,33 +331,38 @@ def outlook_of(
     `[H, 2, N]` after a step up and one down along the gradients of H halves of `rounds_per_half` rounds each. A run can
     gain `most` at most, and has made `first` updates already. Intervals resample halves and videos.
     """
-    least = min(tried)
-    taught, slope = ((tried[of][:, 0] - tried[of][:, 1]) / 2 * (rate / of) for of in (rate, least))
-    parts = np.array([taught, base - tried[rate].mean(1), slope])
+    order = sorted(tried)
+    taught, slope = ((tried[of][:, 0] - tried[of][:, 1]) / 2 * (rate / of) for of in (rate, order[0]))
+    parts = np.array([taught, slope, *(base - tried[of].mean(1) for of in order)])
     parts = parts[..., np.isfinite(parts).all((0, 1))]
     rng = np.random.default_rng(0)
-    halves, videos = (rng.integers(0, count, (_RESAMPLES, count)) for count in parts.shape[1:])
+    halves, videos = (rng.integers(0, count, (2000, count)) for count in parts.shape[1:])
     drawn = parts[:, halves[:, :, None], videos[:, None]].mean((2, 3))
     travelled, length = walk(config, rate, first)
     follows = ADAM_OVER_SIGN * travelled / length / math.sqrt(config.grpo.updates_per_rollout * rounds_per_half)
-    means, resampled = (
-        (taught, spoilt, expected_gain(follows * slope, spoilt, most))
-        for taught, spoilt, slope in (parts.mean((1, 2)), drawn)
-    )
-    ends = zip(means, *np.percentile(resampled, (2.5, 97.5), axis=1), strict=True)
-    return Outlook(rate, length, *(Interval(*map(float, of), parts.shape[2]) for of in ends))
+    squares = [0.0, *((of / rate) ** 2 for of in order)]
+
+    def told(means: np.ndarray) -> tuple[float, float, float]:
+        """What is taught and spoilt, and the gain."""
+        taught, slope, *spoilt = means
+        gain = expected_gain(follows * slope, lambda square: np.interp(square, squares, [0.0, *spoilt]), most)
+        return taught, spoilt[order.index(rate)], gain
+
+    ends = np.percentile([told(means) for means in drawn.T], (2.5, 97.5), axis=0).T.tolist()
+    means = zip(told(parts.mean((1, 2))), ends, strict=True)
+    return Outlook(rate, length, *(Interval(float(mean), *both, parts.shape[2]) for mean, both in means))
 
 
-def expected_gain(signal: np.ndarray | float, spoilt: np.ndarray | float, most: float) -> np.ndarray:
-    """Return ``most (1 - exp(-n)) - spoilt (1 - exp(-n)) / n`` with ``n = signal / most``.
+def expected_gain(signal: float, spoilt: Callable[[float], float], most: float) -> float:
+    """Return ``most (1 - exp(-n)) - spoilt((1 - exp(-n)) / n)`` with ``n = signal / most``.
 
     `signal` is what the run would gain if it learnt as fast as in its first update all the time. Learning slows down as
-    there is less to be found, and what is learnt repairs a part of what the walk spoils. A signal below 0 only loses.
+    there is less to be found, and what is learnt also undoes a part of the walk. `spoilt` is what a walk loses whose
+    squared length is such a share of the whole walk's. A signal below 0 only loses.
     """
-    n = np.maximum(np.asarray(signal, dtype=float) / max(most, 1e-12), 0.0)
-    reached = -np.expm1(-n)
-    kept = np.divide(reached, n, out=np.ones_like(n), where=n > 0)
-    return np.minimum(signal, 0.0) + most * reached - np.asarray(spoilt) * kept
+    n = max(signal / max(most, 1e-12), 0.0)
+    kept = -math.expm1(-n) / n if n else 1.0
+    return min(signal, 0.0) + most * n * kept - spoilt(kept)
 
 
 class _Trials:

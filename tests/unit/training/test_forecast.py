@@ -27,12 +27,15 @@ Make = Callable[..., Training]
 
 
 def test_a_small_signal_is_gained_whole_and_a_large_one_up_to_what_there_is():
-    assert float(expected_gain(1e-3, 0.0, 2.0)) == pytest.approx(1e-3, rel=1e-3)
-    assert float(expected_gain(1e3, 0.0, 2.0)) == pytest.approx(2.0)
-    assert float(expected_gain(2.0, 1.0, 2.0)) == pytest.approx((2.0 - 1.0) * (1 - math.exp(-1)))
-    assert float(expected_gain(0.0, 1.0, 2.0)) == -1.0
-    assert float(expected_gain(-0.5, 1.0, 2.0)) == -1.5
-    assert float(expected_gain(0.5, 0.1, 0.0)) == pytest.approx(0, abs=1e-9)
+    def gain(signal: float, spoilt: float, most: float) -> float:
+        return expected_gain(signal, lambda square: spoilt * square, most)
+
+    assert gain(1e-3, 0.0, 2.0) == pytest.approx(1e-3, rel=1e-3)
+    assert gain(1e3, 0.0, 2.0) == pytest.approx(2.0)
+    assert gain(2.0, 1.0, 2.0) == pytest.approx((2.0 - 1.0) * (1 - math.exp(-1)))
+    assert gain(0.0, 1.0, 2.0) == -1.0
+    assert gain(-0.5, 1.0, 2.0) == -1.5
+    assert gain(0.5, 0.1, 0.0) == pytest.approx(0, abs=1e-9)
 
 
 def test_signal_equals_noise_at_the_videos_where_it_does():
@@ -65,12 +68,16 @@ def test_the_walk_is_that_of_the_runs_learning_rates():
 def test_an_outlook_follows_from_steps_up_and_down():
     config = load_config(["--config", "configs/tiny.yaml", "--max_steps", "4", "--lr_warmup_steps", "0"])
     base, taught, spoilt = np.linspace(-1, 1, 40), 0.2, 0.1
-    long, short = (np.stack([base + gain - spoilt, base - gain - spoilt])[None] for gain in (taught, 0.04))
+    steps = ((taught, spoilt), (0.04, 0.02))
+    long, short = (np.stack([base + up - down, base - up - down])[None] for up, down in steps)
     found = outlook_of(config, 1e-4, base, {1e-4: long, 1e-5: short}, most=2.0, first=0, rounds_per_half=4)
     assert (found.taught.mean, found.spoilt.mean) == pytest.approx((taught, spoilt))
     slope = 0.4  # of the short step, over the length of the long one
     signal = slope * 2 * math.sqrt(math.pi / 2) / math.sqrt(2 * 4)  # 4 rates over a walk of 2; half of 1 round, not 4
-    assert found.gain.mean == pytest.approx(float(expected_gain(signal, spoilt, 2.0)))
+    n = signal / 2.0
+    kept = (1 - math.exp(-n)) / n  # of the walk's square, whose loss lies between those of the two steps
+    lost = 0.02 + (spoilt - 0.02) * (kept - 0.01) / (1 - 0.01)
+    assert found.gain.mean == pytest.approx(2.0 * n * kept - lost)
     assert found.gain.low == pytest.approx(found.gain.mean)
     short[0, 0, 0] = math.nan
     assert outlook_of(config, 1e-4, base, {1e-4: long, 1e-5: short}, 2.0, 0, 4).gain.num == 39
