@@ -2,7 +2,7 @@
 
 The model behind it has three parts. What training can gain at most is what the best video of a group has more than the
 group's mean. How fast it comes there is what a short step along some rounds' gradient gains on held-out prompts. What
-it costs is what a random walk of the run's length loses, since most of each update is noise.
+it costs is what a random walk loses, since most of each update is noise; learning undoes a part of this walk.
 """
 
 import math
@@ -292,7 +292,7 @@ def add(total: Gradient, gradient: Gradient) -> None:
 
 
 def sign_products(gradients: Sequence[Gradient]) -> Tensor:
-    """Return the inner products of the signs of G gradients, over all parameters and ranks, `[G, G]` float64."""
+    """Return the inner products of the signs of gradients, over all parameters and ranks, a matrix in float64."""
     products = torch.zeros(len(gradients), len(gradients), dtype=torch.float64)
     for i, one in enumerate(gradients):
         for j, other in enumerate(gradients[: i + 1]):

@@ -120,31 +120,39 @@ def make_forecasts(budget: Namespace) -> tuple[dict[str, dict[str, Any]], int]:
     return found, len(failures)
 
 
-def cells(found: Mapping[str, Any]) -> dict[tuple[str, float], tuple[float, float]]:
-    """Set-up and rate -> predicted and observed gain in base std, each a mean over seeds; unfinished ones left out."""
+def cells(found: Mapping[str, Any], seed: int | None = None) -> dict[tuple[str, float], tuple[float, float]]:
+    """Set-up and rate -> predicted and observed gain in base std, of one seed or means over all; finished ones only."""
     forecasts = found["forecasts"]
     unit = np.mean([one["base_std"] for of in forecasts.values() for one in of.values()])
     pairs = {}
     for name, rate in cells_asked():
-        predicted = [one["gain"][f"{rate:.1e}"] for one in forecasts.get(name, {}).values()]
-        observed = list(gains(found, label_of(name, rate)).values())
-        if predicted and observed:
-            pairs[name, rate] = (float(np.mean(predicted) / unit), float(np.mean(observed) / unit))
+        predicted = {of: one["gain"][f"{rate:.1e}"] for of, one in forecasts.get(name, {}).items()}
+        both = [
+            [value for of, value in values.items() if seed is None or of == str(seed)]
+            for values in (predicted, gains(found, label_of(name, rate)))
+        ]
+        if all(both):
+            pairs[name, rate] = tuple(float(np.mean(values) / unit) for values in both)
     return pairs
 
 
-def between_seeds(found: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Rank correlations of two seeds over set-ups and rates, of forecasts and of gains; None without two seeds."""
-    forecasts, rows = found["forecasts"], []
-    for name, rate in cells_asked():
-        predicted = [one["gain"][f"{rate:.1e}"] for one in forecasts.get(name, {}).values()]
-        observed = list(gains(found, label_of(name, rate)).values())
-        if len(predicted) == len(observed) == 2:
-            rows.append([*predicted, *observed])
-    if len(rows) < 3:
-        return None
-    one, other, gained, also_gained = zip(*rows, strict=True)
-    return float(spearmanr(one, other).statistic), float(spearmanr(gained, also_gained).statistic)
+def mean_error(pairs: Mapping[Any, tuple[float, float]]) -> float:
+    """Mean absolute difference of predicted and observed gains."""
+    return float(np.mean([abs(predicted - observed) for predicted, observed in pairs.values()]))
+
+
+def about_seeds(found: Mapping[str, Any]) -> str:
+    """Say how far the forecasts of one seed are off, and how far seeds agree; nothing without two seeds."""
+    of_seeds = [cells(found, seed) for seed in found["budget"]["seeds"]]
+    shared = [key for key in of_seeds[0] if all(key in of for of in of_seeds)]
+    if len(of_seeds) != 2 or len(shared) < 3:
+        return ""
+    predicted, observed = (spearmanr(*([of[key][i] for key in shared] for of in of_seeds)).statistic for i in (0, 1))
+    return paragraph(
+        f"""With one seed alone the forecast is off by {np.mean([mean_error(of) for of in of_seeds]):.2f} base std on
+        average. From one seed to the other the forecasts have a rank correlation of {predicted:.2f} over set-ups and
+        rates, and the gains one of {observed:.2f}, so one short run tells little of another."""
+    )
 
 
 def rank_correlation(pairs: Sequence[tuple[float, float]], num_resamples: int = 2000) -> Interval:
@@ -180,25 +188,19 @@ def describe(found: Mapping[str, Any]) -> str:
         == max(RATES, key=lambda rate, name=name: pairs[name, rate][1])
         for name in whole
     )
-    error = np.mean([abs(predicted - observed) for predicted, observed in pairs.values()])
     text = paragraph(
         f"""{setup_text(found)} Those of *16 videos* have half as many. Each set-up is forecast from {SAMPLED} rounds
         and trial steps with {found["budget"]["held_out"]} held-out videos, with the seeds of its runs. A point is the
-        mean over seeds. The forecast is off by {error:.2f} base std on average. In {right} of {len(whole)} set-ups the
-        rate that it calls best is the best of the {len(RATES)} observed ones."""
+        mean over seeds. The forecast is off by {mean_error(pairs):.2f} base std on average. In {right} of {len(whole)}
+        set-ups the rate that it calls best is the best of the {len(RATES)} observed ones."""
     )
-    if alike := between_seeds(found):
-        text += "\n\n" + paragraph(
-            f"""From one seed to the other the forecasts have a rank correlation of {alike[0]:.2f} over set-ups and
-            rates, and the gains one of {alike[1]:.2f}: so little does one short run tell of another."""
-        )
     rows = []
     for name in SETUPS:
         shown = [pairs.get((name, rate)) for rate in RATES]
         if any(shown):
             rows.append([name, *(f"{pair[0]:+.2f}, {pair[1]:+.2f}" if pair else "" for pair in shown)])
     header = ["set-up", *(f"{rate:.1e}: predicted, observed" for rate in RATES)]
-    return f"{text}\n\n{markdown_table(header, rows)}"
+    return "\n\n".join(filter(None, (text, about_seeds(found), markdown_table(header, rows))))
 
 
 def claims(found: Mapping[str, Any]) -> Sequence[Claim]:

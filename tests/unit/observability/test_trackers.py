@@ -76,15 +76,18 @@ def test_tensorboard_shows_sample_videos_with_their_prompts(tmp_path):
     assert (video.width, video.height) == (32, 32)
 
 
-def test_tensorboard_shows_a_video_at_its_own_speed(tmp_path):
-    folder = write_scored(tmp_path / "samples" / "step_2", ["slow", "fast"], [0.5, 0.5])
+def test_tensorboard_shows_a_video_at_its_own_speed_and_of_a_long_one_every_second_frame(tmp_path):
+    folder = write_scored(tmp_path / "samples" / "step_2", ["slow", "fast", "long"], [0.5] * 3)
     write_video(folder / "000.mp4", moving_square(8), fps=10)
     write_video(folder / "001.mp4", moving_square(8), fps=50)
+    write_video(folder / "002.mp4", moving_square(90, width=256), fps=50)
     trackers = trackers_of(tmp_path)
     trackers.log_videos(2, read_scored_videos(folder))
     trackers.close()
-    shown = [events_of(tmp_path).Images(f"samples/{name}")[0].encoded_image_string for name in ("000", "001")]
-    assert [Image.open(io.BytesIO(gif)).info["duration"] for gif in shown] == [100, 20]
+    names = ("000", "001", "002")
+    shown = [events_of(tmp_path).Images(f"samples/{name}")[0].encoded_image_string for name in names]
+    images = [Image.open(io.BytesIO(gif)) for gif in shown]
+    assert [(image.info["duration"], image.n_frames) for image in images] == [(100, 8), (20, 8), (40, 45)]
 
 
 def test_without_trackers_only_the_file_is_written(tmp_path):

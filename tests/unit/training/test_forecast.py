@@ -17,6 +17,7 @@ from hyvideo.training.forecast import (
     forecast,
     measure_gradients,
     outlook_of,
+    sign_products,
     walk,
 )
 from hyvideo.training.run import Training
@@ -105,6 +106,7 @@ def test_gradients_are_those_of_a_halfs_updates_and_none_is_followed(make_traini
     algorithm.optimization = own
     for name, gradient in gradients[1].items():
         torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-6)
+    assert agreement == Agreement.of(sign_products(gradients), 2 * 4)
     assert set(steps) == (set(range(4)) if method == "grpo" else set())
     assert all(-1 <= one.correlation <= 1 for one in (agreement, *steps.values()))
     assert_same(weights_of(training), before)
@@ -152,10 +154,12 @@ def test_a_forecast_leaves_the_policy_as_it_was(make_training: Make):
     training = make_training(validation_interval=2)
     before, said = weights_of(training), []
     prompts = [Prompt(text, number, None, None) for number, text in enumerate(PROMPTS)]
-    found = forecast(training, prompts, rates=[1e-3], say=said.append)
+    found = forecast(training, prompts, rates=[1e-3, 2e-4], say=said.append)
     assert_same(weights_of(training), before)
-    assert [outlook.rate for outlook in found.outlooks] == [1e-3] and said[-1] == "held-out videos, 5 of 5"
-    tried = np.array(found.held_out["0.001"])
-    assert tried.shape == (2, 2, 4) and (tried != np.array(found.held_out["base"])).any()
+    assert [outlook.rate for outlook in found.outlooks] == [1e-3, 2e-4] and said[-1] == "held-out videos, 9 of 9"
+    base, *tried = (np.array(found.held_out[name]) for name in ("base", "0.001", "0.0002"))
+    assert tried[0].shape == (2, 2, 4) and (tried[0] != base).any()
     assert found.noise is not None and found.ode_gap != 0
-    assert found.outlooks[0].taught.mean == pytest.approx((tried[:, 0] - tried[:, 1]).mean() / 2)
+    shown = dict(zip([1e-3, 2e-4], tried, strict=True))
+    for outlook in found.outlooks:
+        assert outlook == outlook_of(training.run.config, outlook.rate, base, shown, found.groups.best, 0, 6 / 2)
