@@ -1,8 +1,8 @@
-"""Run the first 25 minutes on one GPU: what an 8-GPU run depends on, most doubtful first.
+"""Run the first 30 minutes on one GPU: what an 8-GPU run depends on, most doubtful first.
 
-Three parts of less than ten minutes each; no network and no released weights are needed, but 20 GB of disk. Every stage
+Four parts of less than ten minutes each; no network and no released weights are needed, but 20 GB of disk. Every stage
 is a process of its own with a time limit, so that one that fails or hangs does not take the others with it. Without a
-part all three run. `--small` tries the program out on a CPU with small sizes.
+part all four run. `--small` tries the program out on a CPU with small sizes.
 
 The findings become <GPU>.json and <GPU>.md in benchmarks/results/first_light: please send both.
 
@@ -34,13 +34,13 @@ RESULTS = Path(__file__).parents[1] / "results" / "first_light"
 def main(argv: Sequence[str]) -> int:
     """Run and write; returns the exit status (0, or 1 where a stage failed)."""
     parser = argparse.ArgumentParser("first_light", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("parts", nargs="*", help=f"1, 2, 3 or stages ({', '.join(STAGES)}); default: all")
+    parser.add_argument("parts", nargs="*", help=f"1, 2, 3, 4 or stages ({', '.join(STAGES)}); default: all")
     parser.add_argument("--plan", action="store_true", help="work out the planned peaks, without a GPU, and end")
     parser.add_argument("--small", action="store_true", help="small sizes on a CPU; nothing is published")
     parser.add_argument("--folder", type=Path, default=Path("outputs/first_light"), help="for runs, models, profiles")
     parser.add_argument("--stage", choices=STAGES, help="only this one, in this process")
     given = parser.parse_args(argv)
-    if unknown := set(given.parts) - {"1", "2", "3", *STAGES}:
+    if unknown := set(given.parts) - {"1", "2", "3", "4", *STAGES}:
         parser.error(f"no part or stage is called {', '.join(sorted(unknown))}; --help names all")
     if not given.small and not given.plan and not torch.cuda.is_available():
         parser.error("there is no GPU here; --small tries this program out on a CPU")
@@ -63,7 +63,8 @@ def main(argv: Sequence[str]) -> int:
     ended = {name: _run(name, stage.seconds, given) for name, stage in chosen.items()}
     lines = findings.read_text(encoding="utf-8").splitlines() if findings.is_file() else []
     facts = {line["name"]: line["facts"] for line in map(json.loads, lines)}
-    record = {"machine": machine_kind(), "code": code_version(), "stages": ended, "findings": facts}
+    stages = {name: {"ended": how, "code": code_version()} for name, how in ended.items()}
+    record = {"machine": machine_kind(), "stages": stages, "findings": facts}
     if given.small:
         (given.folder / "results.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     else:
@@ -107,8 +108,11 @@ def _publish(record: dict[str, Any]) -> None:
             record[key] = before[key] | record[key]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    heading = f"# First light on {record['machine']}: {record['code']}"
-    path.with_suffix(".md").write_text(f"{heading}\n\n{table(record['findings'])}\n", encoding="utf-8")
+    stages = markdown_table(
+        ("stage", "ended", "code"), [(name, how["ended"], how["code"]) for name, how in record["stages"].items()]
+    )
+    text = f"# First light on {record['machine']}\n\n{table(record['findings'])}\n\n{stages}\n"
+    path.with_suffix(".md").write_text(text, encoding="utf-8")
 
 
 def table(findings: Mapping[str, Mapping[str, Any]]) -> str:
@@ -117,7 +121,7 @@ def table(findings: Mapping[str, Mapping[str, Any]]) -> str:
     for name, facts in findings.items():
         shown = (f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in facts.items())
         rows.append((name, ", ".join(shown)))
-    return markdown_table(("stage", "found"), rows)
+    return markdown_table(("finding", "found"), rows)
 
 
 if __name__ == "__main__":
