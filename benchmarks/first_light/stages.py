@@ -335,7 +335,6 @@ def _demo(place: Place, dtype: str) -> dict[str, Any]:
     return facts | {name: gain.in_base_std for name, gain in gains.items() if name != "reward"}
 
 
-
 STAGES: dict[str, Stage] = {
     "versions": Stage(1, 60, versions),
     "attention": Stage(1, 90, attention),

@@ -9,7 +9,7 @@ class Assumptions:
 
     Attributes:
         num_text: text tokens of a prompt.
-        utilisation: share of a GPU's operations per second that is reached; an H200 reached 0.40 in compiled blocks.
+        utilisation: share of a GPU's operations per second that is reached; an H200 reached 0.43 with compiled blocks.
         gpus_per_node: GPUs of a machine.
         network: GB/s that a GPU sends to other machines.
         reserve: GiB for what the simulation leaves out; None: 1 GiB plus a quarter of the simulated peak, at most 8.
