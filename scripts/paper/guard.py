@@ -192,6 +192,5 @@ def claims(found: Mapping[str, Any]) -> Sequence[Claim]:
 STUDY = Study("guard", "A guard against a planted flaw", draw, describe, claims)
 
 if __name__ == "__main__":
-    defaults = ["--seeds", *map(str, SEEDS), "--num_held_out", str(HELD_OUT)]
-    budget = parse_budget([*defaults, *sys.argv[1:]], __doc__, ROUNDS, LOOKS)
+    budget = parse_budget(sys.argv[1:], __doc__, ROUNDS, LOOKS, seeds=SEEDS, num_held_out=HELD_OUT)
     sys.exit(train_and_publish(STUDY, arms(), budget, more=watched))

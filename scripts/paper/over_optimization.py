@@ -156,6 +156,5 @@ def publish(arms: Sequence[Arm], budget: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    defaults = ["--num_held_out", str(HELD_OUT)]
-    budget = parse_budget([*defaults, *sys.argv[1:]], __doc__, ROUNDS, LOOKS)
+    budget = parse_budget(sys.argv[1:], __doc__, ROUNDS, LOOKS, num_held_out=HELD_OUT)
     sys.exit(publish(arms(), budget))

@@ -44,7 +44,15 @@ class Arm:
     rounds: float = 1.0
 
 
-def parse_budget(argv: Sequence[str], description: str, rounds: int, looks: int = 1) -> argparse.Namespace:
+def parse_budget(
+    argv: Sequence[str],
+    description: str,
+    rounds: int,
+    looks: int = 1,
+    *,
+    seeds: Sequence[int] = (1, 2, 3, 4, 5),
+    num_held_out: int = 128,
+) -> argparse.Namespace:
     """Read the flags that all studies of training runs share.
 
     Args:
@@ -52,13 +60,17 @@ def parse_budget(argv: Sequence[str], description: str, rounds: int, looks: int 
         description: for `--help`.
         rounds: the study's default.
         looks: times a run samples the held-out videos, the last one at its end.
+        seeds: the study's default.
+        num_held_out: the study's default.
     """
     jobs = 1 if torch.cuda.is_available() else os.cpu_count()
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
     add = parser.add_argument
-    add("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5], help="runs of every arm; default 1 2 3 4 5")
+    shown = " ".join(map(str, seeds))
+    add("--seeds", type=int, nargs="+", default=list(seeds), help=f"runs of every arm; default {shown}")
     add("--rounds", type=int, default=rounds, help=f"rounds of 32 videos per run; default {rounds}")
-    add("--num_held_out", type=int, default=128, help="held-out videos of each measurement; default 128")
+    shown = f"held-out videos of each measurement; default {num_held_out}"
+    add("--num_held_out", type=int, default=num_held_out, help=shown)
     add("--jobs", type=int, default=jobs, help="trainings at a time; default one per core, one on a GPU")
     add("--minutes", type=float, help="stop after this long and draw what there is (0: only draw); default no limit")
     add("--runs_dir", type=Path, default=Path("outputs/paper"), help="where runs lie; default outputs/paper")

@@ -178,5 +178,5 @@ def claims(found: Mapping[str, Any]) -> Sequence[Claim]:
 STUDY = Study(NAME, "Learning rate and noise, tuned equally", draw, describe, claims)
 
 if __name__ == "__main__":
-    budget = parse_budget(["--seeds", *map(str, SEEDS), *sys.argv[1:]], __doc__, ROUNDS)
+    budget = parse_budget(sys.argv[1:], __doc__, ROUNDS, seeds=SEEDS)
     sys.exit(train_and_publish(STUDY, arms(), budget))

@@ -77,7 +77,7 @@ def test_every_arm_is_a_configuration_that_can_be_trained(tmp_path, monkeypatch,
 
 def test_a_forecast_is_judged_by_the_order_of_what_came(tmp_path):
     """Half of what was foretold comes: the order is right, so the correlation is 1 whatever the size."""
-    budget = budget_of(tmp_path, "--seeds", "1", "2")
+    budget = budget_of(tmp_path, "--seeds", "1", "2", "3")
     foretold = {(name, rate): 0.1 * i for i, (name, rate) in enumerate(forecast.cells_asked())}
     arms = {arm.label: arm for arm in forecast.grid()}
     for name in forecast.SETUPS:
@@ -105,7 +105,7 @@ def test_a_forecast_is_judged_by_the_order_of_what_came(tmp_path):
     told = " ".join((tmp_path / "docs/claims.md").read_text().split())
     assert "8 of 8 set-ups" in told and "the forecasts have a rank correlation of 1.00" in told
     for other in (("--num_held_out", "8"), ("--rounds", "6")):
-        assert forecast.make_forecasts(budget_of(tmp_path, "--seeds", "1", "2", *other)) == ({}, 0)
+        assert forecast.make_forecasts(budget_of(tmp_path, *other)) == ({}, 0)
 
 
 def test_a_forecast_without_order_does_not_hold():
