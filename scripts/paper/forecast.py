@@ -82,7 +82,8 @@ def make_forecasts(budget: Namespace) -> tuple[dict[str, dict[str, Any]], int]:
         """Forecast a set-up in a process of its own, as the trainings are."""
         run = run_of(arms[label_of(name, RATES[0])], seed, budget)
         folder = run.folder.with_name(f"forecast-{run.folder.name}")  # which has a hash of all settings
-        if not (folder / "forecast.json").is_file() and time.monotonic() < deadline:
+        published = made.get(name, {}).get(str(seed))
+        if not (folder / "forecast.json").is_file() and not published and time.monotonic() < deadline:
             print(f"forecasting {name}, seed {seed}\n", end="", flush=True)
             settings = {**SETUPS[name], "seed": seed, "max_steps": run.settings["max_steps"], "output_dir": folder}
             flags = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
@@ -98,7 +99,7 @@ def make_forecasts(budget: Namespace) -> tuple[dict[str, dict[str, Any]], int]:
                 failures.append(log)
                 print(f"failed: {name}, seed {seed}: status {ended.returncode}, see {log}\n", end="", flush=True)
         if not (folder / "forecast.json").is_file():
-            return made.get(name, {}).get(str(seed))
+            return published
         found = json.loads((folder / "forecast.json").read_text())
         return {
             "base_std": found["base_std"],
