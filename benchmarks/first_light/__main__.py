@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     if given.small:
         (given.folder / "results.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     else:
-        _publish(record)
+        publish(record)
     print(table(facts))
     return 0 if all(how == "done" for how in ended.values()) else 1
 
@@ -99,7 +99,7 @@ def _run(name: str, seconds: int, given: argparse.Namespace) -> str:
     return how
 
 
-def _publish(record: dict[str, Any]) -> None:
+def publish(record: dict[str, Any]) -> None:
     """Write the findings of this kind of machine, joined with those of parts that ran earlier, also as a table."""
     path = RESULTS / f"{record['machine']}.json"
     if path.is_file():

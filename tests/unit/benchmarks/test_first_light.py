@@ -74,6 +74,17 @@ def test_a_stage_that_fails_or_hangs_is_told_and_the_others_run(
     assert ended == {"versions": "done", "attention": "stopped after 0 s"}
 
 
+def test_findings_of_a_later_visit_join_those_of_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(first_light, "RESULTS", tmp_path)
+    for stage, code in (("decoder", "old"), ("frozen", "old"), ("decoder", "new")):
+        ended = {stage: {"ended": "done", "code": code}}
+        first_light.publish({"machine": "gpu", "stages": ended, "findings": {f"{stage}/one": {"code": code}}})
+    record = json.loads((tmp_path / "gpu.json").read_text())
+    assert {stage: how["code"] for stage, how in record["stages"].items()} == {"decoder": "new", "frozen": "old"}
+    table = (tmp_path / "gpu.md").read_text()
+    assert "| decoder/one | code new |" in table and "| frozen | done | old |" in table
+
+
 @pytest.mark.slow
 def test_of_a_stage_that_hangs_no_program_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def left() -> list[str]:
