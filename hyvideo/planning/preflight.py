@@ -19,7 +19,7 @@ from hyvideo.distributed.collectives import all_or_none, broadcast_from_main, re
 from hyvideo.distributed.gpus import this_gpu
 from hyvideo.distributed.layout import layout_of
 from hyvideo.models.loading import open_transformer, open_vae
-from hyvideo.models.reward_models.requested import judge_of
+from hyvideo.models.reward_models.requested import about_the_guard, judge_of
 from hyvideo.models.reward_models.rewards import check_rewards
 from hyvideo.models.streaming import check_fit
 from hyvideo.planning.assumptions import Assumptions
@@ -71,12 +71,15 @@ def preflight(config: Config, planned: Plan | ValueError | None) -> str:
     with all_or_none():
         _check_weights(config)
         csvs = [*config.data.train_video_csv, *config.data.valid_video_csv]
-        for judged in filter(None, (config.reward, judge_of(config.reward))):
-            check_rewards(judged, config.model.pretrained_model_root, config.rollout.video_fps, csvs)
+        where = (config.model.pretrained_model_root, config.rollout.video_fps, csvs)
+        check_rewards(config.reward, *where)
+        if judge := judge_of(config.reward):
+            with about_the_guard():
+                check_rewards(judge, *where)
     folder = open_folder(config, layout_of(config, world_size).dp_size, content)
     _check_folder(folder.path)
     plan = broadcast_from_main(lambda: _plan_or_raise(planned))
-    keeps_best = judge_of(config.reward) is not None
+    keeps_best = config.reward.reward_guard is not None
     broadcast_from_main(lambda: check_space(folder, config.run, plan.checkpoint_bytes, keeps_best=keeps_best))
     with all_or_none():
         _check_host(plan)

@@ -36,7 +36,7 @@ from hyvideo.models.attention import install_attention
 from hyvideo.models.loading import load_pipeline
 from hyvideo.models.model_folder import check_layout, task_of
 from hyvideo.models.parallelize import compile_blocks, prepare_policy, shard_weights, trainable_parameters
-from hyvideo.models.reward_models.requested import judge_of, loaded_rewards
+from hyvideo.models.reward_models.requested import about_the_guard, judge_of, loaded_rewards
 from hyvideo.models.reward_models.rewards import WeightedReward, get_reward_fn
 from hyvideo.observability.console import Console
 from hyvideo.observability.matrix_peak import matrix_peak_tflops
@@ -88,7 +88,8 @@ def build_training(config: Config) -> Training:
             prompt_csvs=[*config.data.train_video_csv, *config.data.valid_video_csv],
         )
         reward, judging = build_reward_of(config.reward), judge_of(config.reward)
-        judge = build_reward_of(judging) if judging else None
+        with about_the_guard():
+            judge = build_reward_of(judging) if judging else None
         texts = [prompt.text for prompt in prompts]
         not_judged = reward.check_prompts(texts)
         policy = build_policy(config, build_pipeline(config, device, mesh))

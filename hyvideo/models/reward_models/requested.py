@@ -2,7 +2,8 @@
 
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -68,10 +69,18 @@ def read_requested_judges(config: RewardConfig) -> list[RequestedReward]:
         ValueError: as `read_requested_rewards`, about `reward_guard`.
     """
     judge = judge_of(config)
-    try:
+    with about_the_guard():
         return [] if judge is None else read_requested_rewards(judge)
+
+
+@contextmanager
+def about_the_guard() -> Iterator[None]:
+    """Name `reward_guard` in a ValueError about a judge, which is read, checked and built as a reward is."""
+    try:
+        yield
     except ValueError as error:
-        raise ValueError(str(error).replace("reward_config", "reward_guard")) from error
+        told = str(error).replace("reward_config", "reward_guard").replace("reward_weights", "reward_guard")
+        raise ValueError(told) from error
 
 
 def loaded_rewards(config: RewardConfig) -> list[RequestedReward]:

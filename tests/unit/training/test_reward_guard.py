@@ -144,6 +144,16 @@ def test_a_best_checkpoint_that_an_interval_asks_for_too_is_written_once(guarded
     [
         ("{}", {}, "reward_guard: expected"),
         ('{"models": {"moving_shapes": {}}}', {}, "reward_guard: models.moving_shapes.sub_reward: expected finite"),
+        (
+            '{"models": {"moving_shapes": {"sub_reward": {"XQ": 1.0}}}}',
+            {},
+            "reward_guard: moving_shapes has no metric",
+        ),
+        (
+            '{"models": {"moving_shapes": {"sub_reward": {"MQ": 1.0}, "options": {"x": 1}}}}',
+            {},
+            "reward_guard: moving_shapes takes no option x",
+        ),
         ('{"models": {"moving_shapes": {"sub_reward": {"MQ": 1.0}}}}', {"validation_interval": 0}, "set an interval"),
         ('{"models": {"moving_shapes": {"sub_reward": {"MQ": 1.0}}}}', {"validation_num_videos": 4}, "at least 8"),
     ],
