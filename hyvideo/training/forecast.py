@@ -1,9 +1,4 @@
-"""Forecast what a training will gain, from a few rounds without an update and trial steps along their gradients.
-
-The model behind it has three parts. What training can gain at most is what the best video of a group has more than the
-group's mean. How fast it comes there is what a short step along some rounds' gradient gains on held-out prompts. What
-it costs is what a random walk loses, since most of each update is noise; learning undoes a part of this walk.
-"""
+"""Forecast what a training will gain, from a few rounds without an update and trial steps along their gradients."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from hyvideo.algorithms.algorithm import Algorithm, Trajectory
 from hyvideo.algorithms.anchor import Anchor, copy_policy
 from hyvideo.algorithms.grpo import GRPO
-from hyvideo.algorithms.optimizer import Optimization, Step, build_optimizers, set_learning_rate
+from hyvideo.algorithms.optimizer import Optimization, Step, build_optimizers
 from hyvideo.config.schema import Config
 from hyvideo.data.prompts import Prompt
 from hyvideo.distributed.collectives import average_gradients, gather, whole
@@ -25,6 +20,7 @@ from hyvideo.evaluation.intervals import Interval
 from hyvideo.grpo.advantages import groups_without_spread
 from hyvideo.grpo.timesteps import Pairs
 from hyvideo.training.collect import collect, gain_over
+from hyvideo.training.outlook import Outlook, outlook_of, walk
 from hyvideo.training.run import Training
 from hyvideo.training.warnings_about_settings import is_usual_noise, noise_left
 
@@ -33,9 +29,6 @@ Gradient = dict[str, Tensor]
 
 FACTORS = (1 / 3, 1.0, 3.0)
 """Learning rates that are tried unless others are given, as multiples of the configured one."""
-
-ADAM_OVER_SIGN = math.sqrt(math.pi / 2)
-"""How far Adam's later steps follow a weak signal in normal noise, as a multiple of its first step, which is a sign."""
 
 
 @dataclass(frozen=True)
@@ -78,25 +71,6 @@ class Agreement:
         size = float(products.diagonal().mean())
         correlation = math.sin(math.pi / 2 * float(products[0, 1]) / size) if size > 0 else 0.0
         return cls(correlation, num_videos * (1 - correlation) / correlation if correlation > 0 else math.inf)
-
-
-@dataclass(frozen=True)
-class Outlook:
-    """What a run at one learning rate is expected to gain on held-out prompts, in the reward's unit.
-
-    Attributes:
-        rate: learning rate.
-        length: of each weight's random walk over the run, ``sqrt(sum of squared rates)``, which the trial steps have.
-        taught: what the direction of a trial step gains: half the difference between a step up and one down.
-        spoilt: what the size of a trial step loses: the mean loss of the two.
-        gain: of the whole run.
-    """
-
-    rate: float
-    length: float
-    taught: Interval
-    spoilt: Interval
-    gain: Interval
 
 
 @dataclass(frozen=True)
@@ -304,65 +278,6 @@ def sign_products(gradients: Sequence[Gradient]) -> Tensor:
                 total += float(whole(sum(of_shards).to(device)))
             products[i, j] = products[j, i] = total
     return products
-
-
-def walk(config: Config, rate: float, first: int = 0) -> tuple[float, float]:
-    """Return the sum of a run's learning rates after update `first`, and the root of the sum of their squares.
-
-    `rate` takes the place of the configured one, and is warmed up like it.
-    """
-    optimizer = replace(config.optimizer, learning_rate=rate)
-    rates = np.array([set_learning_rate([], optimizer, update) for update in range(first, config.run.max_steps)])
-    return float(rates.sum()), float(np.sqrt(np.square(rates).sum()))
-
-
-def outlook_of(
-    config: Config,
-    rate: float,
-    base: np.ndarray,
-    tried: Mapping[float, np.ndarray],
-    most: float,
-    first: int,
-    rounds_per_half: float,
-) -> Outlook:
-    """Work out what a run at one of the tried rates is expected to gain, with the slope that the smallest one shows.
-
-    `base` are the held-out rewards `[N]` of the policy as it is, with NaN for a failed score, and `tried` those
-    `[H, 2, N]` after a step up and one down along the gradients of H halves of `rounds_per_half` rounds each. A run can
-    gain `most` at most, and has made `first` updates already. Intervals resample halves and videos.
-    """
-    order = sorted(tried)
-    taught, slope = ((tried[of][:, 0] - tried[of][:, 1]) / 2 * (rate / of) for of in (rate, order[0]))
-    parts = np.array([taught, slope, *(base - tried[of].mean(1) for of in order)])
-    parts = parts[..., np.isfinite(parts).all((0, 1))]
-    rng = np.random.default_rng(0)
-    halves, videos = (rng.integers(0, count, (2000, count)) for count in parts.shape[1:])
-    drawn = parts[:, halves[:, :, None], videos[:, None]].mean((2, 3))
-    travelled, length = walk(config, rate, first)
-    follows = ADAM_OVER_SIGN * travelled / length / math.sqrt(config.grpo.updates_per_rollout * rounds_per_half)
-    squares = [0.0, *((of / rate) ** 2 for of in order)]
-
-    def told(means: np.ndarray) -> tuple[float, float, float]:
-        """What is taught and spoilt, and the gain."""
-        taught, slope, *spoilt = means
-        gain = expected_gain(follows * slope, lambda square: np.interp(square, squares, [0.0, *spoilt]), most)
-        return taught, spoilt[order.index(rate)], gain
-
-    ends = np.percentile([told(means) for means in drawn.T], (2.5, 97.5), axis=0).T.tolist()
-    means = zip(told(parts.mean((1, 2))), ends, strict=True)
-    return Outlook(rate, length, *(Interval(float(mean), *both, parts.shape[2]) for mean, both in means))
-
-
-def expected_gain(signal: float, spoilt: Callable[[float], float], most: float) -> float:
-    """Return ``most (1 - exp(-n)) - spoilt((1 - exp(-n)) / n)`` with ``n = signal / most``.
-
-    `signal` is what the run would gain if it learnt as fast as in its first update all the time. Learning slows down as
-    there is less to be found, and what is learnt also undoes a part of the walk. `spoilt` is what a walk loses whose
-    squared length is such a share of the whole walk's. A signal below 0 only loses.
-    """
-    n = max(signal / max(most, 1e-12), 0.0)
-    kept = -math.expm1(-n) / n if n else 1.0
-    return min(signal, 0.0) + most * n * kept - spoilt(kept)
 
 
 class _Trials:

@@ -8,7 +8,8 @@ import pytest
 
 from hyvideo.config.loading import load_config
 from hyvideo.evaluation.intervals import Interval
-from hyvideo.training.forecast import Agreement, Forecast, Groups, Outlook
+from hyvideo.training.forecast import Agreement, Forecast, Groups
+from hyvideo.training.outlook import Outlook
 from scripts.forecast import advice, main
 from tests.support.rewards import BRIGHTNESS
 from tests.support.training import arguments, write_prompts

@@ -6,20 +6,19 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from scipy.integrate import solve_ivp
 
 from hyvideo.config.loading import load_config
 from hyvideo.data.prompts import Prompt
 from hyvideo.training.forecast import (
     Agreement,
     GradientCollector,
-    expected_gain,
     find_groups,
     forecast,
     measure_gradients,
-    outlook_of,
     sign_products,
-    walk,
 )
+from hyvideo.training.outlook import expected_gain, outlook_of, walk
 from hyvideo.training.run import Training
 from tests.support.equal_runs import assert_same
 from tests.support.training import ALGORITHMS, PROMPTS, collect_round, weights_of
@@ -33,9 +32,10 @@ def test_a_small_signal_is_gained_whole_and_a_large_one_up_to_what_there_is():
 
     assert gain(1e-3, 0.0, 2.0) == pytest.approx(1e-3, rel=1e-3)
     assert gain(1e3, 0.0, 2.0) == pytest.approx(2.0)
-    assert gain(2.0, 1.0, 2.0) == pytest.approx((2.0 - 1.0) * (1 - math.exp(-1)))
-    assert gain(0.0, 1.0, 2.0) == -1.0
-    assert gain(-0.5, 1.0, 2.0) == -1.5
+    walked = 3**0.5 * math.tanh(3**0.5 / 2 + math.atanh(3**-0.5)) - 1  # solves x' = 1 - x (1 + x / 2)
+    assert gain(2.0, 1.0, 2.0) == pytest.approx(2.0 * (1 - math.exp(-1)) - walked, abs=2e-3)
+    assert gain(0.0, 1.0, 2.0) == pytest.approx(-1.0)
+    assert gain(-0.5, 1.0, 2.0) == pytest.approx(-1.5)
     assert gain(0.5, 0.1, 0.0) == pytest.approx(0, abs=1e-9)
 
 
@@ -68,7 +68,7 @@ def test_the_walk_is_that_of_the_runs_learning_rates():
 
 def test_an_outlook_follows_from_steps_up_and_down():
     config = load_config(["--config", "configs/tiny.yaml", "--max_steps", "4", "--lr_warmup_steps", "0"])
-    base, taught, spoilt = np.linspace(-1, 1, 40), 0.2, 0.1
+    base, taught, spoilt = np.linspace(-1, 1, 40), 0.2, 1.0
     steps = ((taught, spoilt), (0.04, 0.02))
     long, short = (np.stack([base + up - down, base - up - down])[None] for up, down in steps)
     found = outlook_of(config, 1e-4, base, {1e-4: long, 1e-5: short}, most=2.0, first=0, rounds_per_half=4)
@@ -76,9 +76,16 @@ def test_an_outlook_follows_from_steps_up_and_down():
     slope = 0.4  # of the short step, over the length of the long one
     signal = slope * 2 * math.sqrt(math.pi / 2) / math.sqrt(2 * 4)  # 4 rates over a walk of 2; half of 1 round, not 4
     n = signal / 2.0
-    kept = (1 - math.exp(-n)) / n  # of the walk's square, whose loss lies between those of the two steps
-    lost = 0.02 + (spoilt - 0.02) * (kept - 0.01) / (1 - 0.01)
-    assert found.gain.mean == pytest.approx(2.0 * n * kept - lost)
+
+    def lost(square: float) -> float:
+        """What a walk loses lies between what the two steps lose."""
+        return np.interp(square, [0, 0.01, 1], [0, 0.02, spoilt])
+
+    def grow(time: float, square: np.ndarray) -> np.ndarray:
+        return 1 - n * square * (1 + lost(square) / 2.0)
+
+    walked = solve_ivp(grow, (0, 1), [0.0], rtol=1e-8).y[0, -1]
+    assert found.gain.mean == pytest.approx(2.0 * (1 - math.exp(-n)) - lost(walked), abs=1e-3)
     assert found.gain.low == pytest.approx(found.gain.mean)
     short[0, 0, 0] = math.nan
     assert outlook_of(config, 1e-4, base, {1e-4: long, 1e-5: short}, 2.0, 0, 4).gain.num == 39
