@@ -34,13 +34,14 @@ RESULTS = Path(__file__).parents[1] / "results" / "first_light"
 def main(argv: Sequence[str]) -> int:
     """Run and write; returns the exit status (0, or 1 where a stage failed)."""
     parser = argparse.ArgumentParser("first_light", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("parts", nargs="*", help=f"1, 2, 3, 4 or stages ({', '.join(STAGES)}); default: all")
+    parts = sorted({str(stage.part) for stage in STAGES.values()})
+    parser.add_argument("parts", nargs="*", help=f"{', '.join(parts)} or stages ({', '.join(STAGES)}); default: all")
     parser.add_argument("--plan", action="store_true", help="work out the planned peaks, without a GPU, and end")
     parser.add_argument("--small", action="store_true", help="small sizes on a CPU; nothing is published")
     parser.add_argument("--folder", type=Path, default=Path("outputs/first_light"), help="for runs, models, profiles")
     parser.add_argument("--stage", choices=STAGES, help="only this one, in this process")
     given = parser.parse_args(argv)
-    if unknown := set(given.parts) - {"1", "2", "3", "4", *STAGES}:
+    if unknown := set(given.parts).difference(parts, STAGES):
         parser.error(f"no part or stage is called {', '.join(sorted(unknown))}; --help names all")
     if not given.small and not given.plan and not torch.cuda.is_available():
         parser.error("there is no GPU here; --small tries this program out on a CPU")

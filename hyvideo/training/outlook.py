@@ -76,7 +76,7 @@ def outlook_of(
     spans = list(pairwise([0.0, *((of / rate) ** 2 for of in order)]))
 
     def told(means: np.ndarray) -> np.ndarray:
-        """What is taught and spoilt, and the gain, each of the shape that one of the means has."""
+        """Return what is taught and spoilt, and the gain, `[3]` or `[3, D]`, by means `[2 + R]` or D times as many."""
         taught, slope, *spoilt = means
         losses = np.diff([np.zeros_like(slope), *spoilt], axis=0)
 
@@ -96,7 +96,8 @@ def expected_gain(signal: np.ndarray, spoilt: Callable[[np.ndarray], np.ndarray]
 
     `signal` is what the run would gain if it learnt as fast as in its first update all the time. Learning slows down as
     there is less to be found. A walk of squared length x, as a share of the whole walk's, loses `spoilt`. Learning
-    pulls it back, the more so the more there is to be found again. A signal below 0 only loses.
+    pulls it back, the more so the more there is to be found again. A signal below 0 only loses. Signals may have any
+    shape, and `spoilt` gets and returns arrays of the same.
     """
     most, step = max(most, 1e-12), 1 / 200
     n, square = np.maximum(signal / most, 0.0), np.zeros_like(signal)

@@ -69,8 +69,7 @@ def parse_budget(
     shown = " ".join(map(str, seeds))
     add("--seeds", type=int, nargs="+", default=list(seeds), help=f"runs of every arm; default {shown}")
     add("--rounds", type=int, default=rounds, help=f"rounds of 32 videos per run; default {rounds}")
-    shown = f"held-out videos of each measurement; default {num_held_out}"
-    add("--num_held_out", type=int, default=num_held_out, help=shown)
+    add("--num_held_out", type=int, default=num_held_out, help="videos of each measurement; default %(default)s")
     add("--jobs", type=int, default=jobs, help="trainings at a time; default one per core, one on a GPU")
     add("--minutes", type=float, help="stop after this long and draw what there is (0: only draw); default no limit")
     add("--runs_dir", type=Path, default=Path("outputs/paper"), help="where runs lie; default outputs/paper")

@@ -63,6 +63,12 @@ def test_a_reward_without_its_weights_is_found(dry_run):
         dry_run(reward_model="videoalign_local")
 
 
+def test_a_judge_that_cannot_be_built_is_found(dry_run):
+    judge = '{"models": {"moving_shapes": {"sub_reward": {"XQ": 1.0}}}}'
+    with pytest.raises(ValueError, match="reward_guard: moving_shapes has no metric XQ"):
+        dry_run(reward_guard=judge, validation_interval=1, validation_num_videos=8)
+
+
 def test_a_reward_server_is_asked_as_the_run_will(dry_run, monkeypatch):
     monkeypatch.delenv("REWARD_TOKEN", raising=False)
     with serving(create_app({"brightness": Brightness()}, video_fps=12)) as url:
