@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hyvideo.config.flags import TeachingParser
+from hyvideo.config.knobs import KNOBS
 from hyvideo.config.loading import load_config
 from hyvideo.config.outside import complain, in_words, say_loading
 from hyvideo.config.schema import Config
@@ -36,7 +37,7 @@ def main(argv: list[str]) -> int:
     """Print the forecast and write it to the run folder.
 
     Returns:
-        The exit status: 0 done, 1 too many videos could not be scored, 2 wrong input.
+        The exit status: 0 done, 1 too many videos could not be scored or a gradient is not finite, 2 wrong input.
     """
     try:
         arguments, config = parse_arguments(argv)
@@ -46,6 +47,7 @@ def main(argv: list[str]) -> int:
     say_loading("scripts.forecast")
     from transformers.utils.logging import disable_progress_bar  # only now, for it takes seconds
 
+    from hyvideo.algorithms.optimizer import NonFiniteUpdateError
     from hyvideo.distributed.process_group import process_group
     from hyvideo.models.reward_models.registry import RewardFailureError
 
@@ -53,10 +55,10 @@ def main(argv: list[str]) -> int:
     try:
         with process_group(config.parallel.collective_timeout, of_one=config.parallel.cpu_offload):
             write_forecast(arguments, config)
-    except (ValueError, OSError, RewardFailureError) as error:
+    except (ValueError, OSError, RewardFailureError, NonFiniteUpdateError) as error:
         if os.environ.get("RANK", "0") == "0":  # all ranks have the same to say
             complain(f"scripts.forecast: {in_words(error)}")
-        return 1 if isinstance(error, RewardFailureError) else 2
+        return 1 if isinstance(error, (RewardFailureError, NonFiniteUpdateError)) else 2
     return 0
 
 
@@ -90,11 +92,15 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, Config]:
             "a forecast needs a folder of its own: leave --output_dir out, and name the checkpoint to go on from as "
             "--resume_from_checkpoint RUN/checkpoints/step_N."
         )
+    guard = {name: knob.default for name, knob in KNOBS.items() if name.startswith("reward_guard")}
+    may_change = [*config.run.resume_may_change, *guard]  # a checkpoint's guard has nothing to look at here
     return arguments, replace(
         config,
         validation=replace(config.validation, validate_at_step0=True),
-        reward=replace(config.reward, reward_guard=None),
-        run=replace(config.run, run_name=f"forecast-{config.run.run_name}", profile=False),
+        reward=replace(config.reward, **guard),
+        run=replace(
+            config.run, run_name=f"forecast-{config.run.run_name}", profile=False, resume_may_change=may_change
+        ),
     )
 
 
@@ -102,11 +108,14 @@ def write_forecast(arguments: argparse.Namespace, config: Config) -> None:
     """Build the run, forecast it, and write and print what was found."""
     from pydantic_core import to_json
 
+    from hyvideo.checkpoint.train_state import named_checkpoint, read_facts
     from hyvideo.data.files import replacing
     from hyvideo.data.prompts import read_prompts, repeated
     from hyvideo.training.assembly import build_training
-    from hyvideo.training.forecast import forecast
+    from hyvideo.training.forecast import forecast, require_updates_left
 
+    if config.run.resume_from_checkpoint:  # before the models are loaded, which takes minutes
+        require_updates_left(config, read_facts(named_checkpoint(config.run.resume_from_checkpoint))["step"])
     training = build_training(config)
     run = training.run
     prompts = repeated(read_prompts(config.data.valid_video_csv, config.data.image_root), arguments.num_held_out)
@@ -122,7 +131,7 @@ def write_forecast(arguments: argparse.Namespace, config: Config) -> None:
 
 def table(found: "Forecast") -> str:
     """Lay the forecast out, gains in standard deviations of the base model's held-out rewards."""
-    groups, unit = found.groups, found.base_std
+    groups, unit, num = found.groups, found.base_std, len(found.held_out["base"])
     lines = [
         f"groups      spread {groups.spread:.3f}, {groups.share:.0%} of the variance lies within; "
         f"{groups.dead:.0%} have no spread; best above mean {groups.best:.3f}"
@@ -140,7 +149,8 @@ def table(found: "Forecast") -> str:
     for one in found.outlooks:
         parts = (one.taught, one.spoilt, one.gain)
         cells = [f"{p.mean / unit:+.2f} [{p.low / unit:+.2f}, {p.high / unit:+.2f}]" for p in parts]
-        lines.append(f"  {one.rate:<9.3g} {cells[0]:<23} {cells[1]:<23} {cells[2]}")
+        counted = f"  {one.gain.num} of {num} videos counted" if one.gain.num < num else ""
+        lines.append(f"  {one.rate:<9.3g} {cells[0]:<23} {cells[1]:<23} {cells[2]}{counted}")
     return "\n".join(lines)
 
 
@@ -166,9 +176,10 @@ def _about_groups(found: "Forecast") -> str:
             f"Sampler: its noise costs the rollouts {found.ode_gap:.2f} of reward, which training would learn to "
             "survive first. Use a smaller eta, more grpo_sampling_steps, or sde_window first."
         )
+    in_std = "" if math.isnan(found.base_std) else f" ({groups.best / found.base_std:.2f} base std)"
     return (
-        f"Groups: the best video scores {groups.best:.2f} more than its group's mean "
-        f"({groups.best / found.base_std:.2f} base std), which is about what there is to gain. Change nothing here."
+        f"Groups: the best video scores {groups.best:.2f} more than its group's mean{in_std}, which is about what "
+        "there is to gain. Change nothing here."
     )
 
 
@@ -196,10 +207,20 @@ def _about_videos(found: "Forecast") -> str:
 
 def _about_rate(found: "Forecast", rate: float) -> str:
     best, own = found.best, found.at(rate)
+    if math.isnan(best.gain.low):
+        return (
+            f"Rate: nothing was seen, because too many held-out videos have no score (at {best.rate:.2g} "
+            f"{best.gain.num} videos counted). Find out why the reward fails first: see its warnings above."
+        )
     if best.gain.low <= 0:
         return (
             f"Rate: at none of the tried rates is a gain sure in {found.updates} updates (at {best.rate:.2g} "
             f"{found.in_base_std(best.gain)}). Change what stands above, or train for longer, first."
+        )
+    if own is None:
+        return (
+            f"Rate: use learning_rate {best.rate:.2g}, the best of the tried ones. Expect "
+            f"{found.in_base_std(best.gain)}. The configured {rate:.2g} was not tried: add it to --rates to compare."
         )
     if best.rate == own.rate:
         kept = f"learning_rate {best.rate:.2g} is the best of the tried ones"

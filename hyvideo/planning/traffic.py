@@ -81,15 +81,17 @@ def weight_traffic(
     block_bytes: int = 4,
     around_bytes: int = 4,
     training: bool,
+    resharded: bool = True,
 ) -> Traffic:
     """Return what sharded weights cost in one forward pass, or with `training` one forward and backward pass.
 
     They are gathered for each pass and freed after it, at `block_bytes` of each weight in a block and `around_bytes` of
-    each other one; gradients are reduced in float32 once, between `dp_replicate` copies too.
+    each other one; gradients are reduced in float32 once, between `dp_replicate` copies too. Weights that are not
+    `resharded` after the forward pass are still there for the backward pass.
     """
     gathered = parameters.blocks * block_bytes + parameters.around * around_bytes
     reduced = 4 * parameters.trained if training else 0
-    sent = ((2 if training else 1) * gathered + reduced) * (num_shards - 1) // num_shards
+    sent = ((2 if training and resharded else 1) * gathered + reduced) * (num_shards - 1) // num_shards
     return Traffic(weights=sent, copies=2 * (reduced // num_shards) * (dp_replicate - 1) // dp_replicate)
 
 

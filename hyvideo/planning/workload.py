@@ -188,6 +188,7 @@ def _weight_traffic(config: Config, parameters: ParameterCounts, world_size: int
         block_bytes=DTYPES[config.model.dtype].itemsize,
         around_bytes=DTYPES[config.model.master_weight_type].itemsize,
         training=training,
+        resharded=config.parallel.reshard_after_forward,
     )
 
 

@@ -37,7 +37,7 @@ from hyvideo.models.loading import load_pipeline
 from hyvideo.models.model_folder import check_layout, task_of
 from hyvideo.models.parallelize import compile_blocks, prepare_policy, shard_weights, trainable_parameters
 from hyvideo.models.reward_models.requested import about_the_guard, judge_of, loaded_rewards
-from hyvideo.models.reward_models.rewards import WeightedReward, get_reward_fn
+from hyvideo.models.reward_models.rewards import WeightedReward, check_rewards, get_reward_fn
 from hyvideo.observability.console import Console
 from hyvideo.observability.matrix_peak import matrix_peak_tflops
 from hyvideo.observability.metrics import MetricsLog
@@ -49,7 +49,7 @@ from hyvideo.observability.watchdog import Watchdog
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from hyvideo.pipelines.prompt_lengths import truncated_prompts_warning
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
-from hyvideo.training.checks import check_config, check_guidance
+from hyvideo.training.checks import check_config, check_guidance, check_validated
 from hyvideo.training.code_version import CODE, code_version
 from hyvideo.training.journal import Journal
 from hyvideo.training.performance import Performance
@@ -80,16 +80,9 @@ def build_training(config: Config) -> Training:
     mesh = mesh_of(config, device.type)
     folder, timer = open_folder(config, mesh.dp_size, content), PhaseTimer(device)
     with all_or_none():
-        build_reward_of = partial(
-            get_reward_fn,
-            device=device,
-            model_root=config.model.pretrained_model_root,
-            video_fps=config.rollout.video_fps,
-            prompt_csvs=[*config.data.train_video_csv, *config.data.valid_video_csv],
-        )
-        reward, judging = build_reward_of(config.reward), judge_of(config.reward)
-        with about_the_guard():
-            judge = build_reward_of(judging) if judging else None
+        reward, judge = _build_rewards(config, device)
+        if judge:
+            check_validated(config, valid, judge)
         texts = [prompt.text for prompt in prompts]
         not_judged = reward.check_prompts(texts)
         policy = build_policy(config, build_pipeline(config, device, mesh))
@@ -113,6 +106,23 @@ def build_training(config: Config) -> Training:
     validation = _build_validation(config, policy, valid, reward, judge, mesh)
     run = Run(config, folder, mesh, state, validation, journal, timer)
     return Training(run, policy, state.algorithm, reward, rounds, base)
+
+
+def _build_rewards(config: Config, device: torch.device) -> tuple[WeightedReward, WeightedReward | None]:
+    """Build the reward and a guarded run's judge, once both are checked."""
+    where = {
+        "model_root": config.model.pretrained_model_root,
+        "video_fps": config.rollout.video_fps,
+        "prompt_csvs": [*config.data.train_video_csv, *config.data.valid_video_csv],
+    }
+    judging = judge_of(config.reward)
+    check_rewards(config.reward, **where)
+    with about_the_guard():
+        if judging:
+            check_rewards(judging, **where)
+    reward = get_reward_fn(config.reward, device, **where)
+    with about_the_guard():
+        return reward, get_reward_fn(judging, device, **where) if judging else None
 
 
 def check_weights(config: Config) -> None:
@@ -154,6 +164,7 @@ def read_inputs(config: Config) -> tuple[list[Prompt], list[Prompt], dict[str, s
         for rows in (prompts, valid):
             check_task(rows, task)
             check_images(rows[rank::world_size])  # decoding a million takes hours
+        check_validated(config, valid)
         check_guidance(config)
     require_same(settings_of(config) | content)
     return prompts, valid, content

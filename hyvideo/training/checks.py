@@ -11,12 +11,14 @@ from hyvideo.algorithms.algorithm import algorithm_class
 from hyvideo.config.knobs import KNOBS, nearest, out_of_range
 from hyvideo.config.schema import Config, RewardConfig
 from hyvideo.config.sizes import parse_size
+from hyvideo.data.prompts import Prompt
 from hyvideo.data.videos import MAX_VIDEO_BYTES
 from hyvideo.distributed.layout import layout_of
 from hyvideo.grpo.timesteps import check_updates
 from hyvideo.models.lora_keys import modules_of_original
 from hyvideo.models.model_folder import is_diffusers_layout
 from hyvideo.models.reward_models.requested import judge_of, read_requested_judges, read_requested_rewards
+from hyvideo.models.reward_models.rewards import WeightedReward
 from hyvideo.pipelines.sampling_defaults import FILE, sampling_defaults
 
 _LAYOUT = ("sp_size", "dp_replicate", "batch_size", "num_generations", "gradient_accumulation_steps")
@@ -24,6 +26,8 @@ _STEPS = (
     *("grpo_sampling_steps", "infer_flow_shift_video", "sage_clamp", "eta", "sde_window_size", "sde_window_interval"),
     *("timestep_fraction", "updates_per_rollout", "batch_size", "gradient_accumulation_steps"),
 )
+_FEWEST_COMPARED = 8
+"""Validation videos that a guard needs to tell a fall from chance."""
 _WAITING = ("reward_batch_size", "remote_reward_in_flight", "remote_reward_timeout", "remote_reward_retries")
 
 
@@ -75,6 +79,45 @@ def check_guidance(config: Config) -> None:
             f"cfg_scale is {config.rollout.cfg_scale:g}, but {model.pretrained_transformer_version} is distilled: its "
             "guidance is in its weights, and more of it spoils its videos. Set cfg_scale to 1."
         )
+
+
+def check_validated(config: Config, prompts: Sequence[Prompt], judge: WeightedReward | None = None) -> None:
+    """Refuse a guard that compares too few validation videos, because of their files or of what its judge can judge.
+
+    Args:
+        config: the configuration.
+        prompts: all rows of `valid_video_csv`.
+        judge: the reward that judges the run; None if it is not yet built.
+
+    Raises:
+        ValueError: it says how many there are, and how many are needed.
+    """
+    if config.reward.reward_guard is None:
+        return
+    needed = f"but needs at least {_FEWEST_COMPARED}, better 32, to tell a fall from chance"
+    if len(prompts) < _FEWEST_COMPARED:
+        raise ValueError(
+            f"reward_guard would compare {len(prompts)} validation videos, as valid_video_csv has no more prompts, "
+            f"{needed}: add prompts."
+        )
+    texts = [prompt.text for prompt in prompts[: config.validation.validation_num_videos]]
+    without = [text for text in texts if judge and not _judges(judge, text)]
+    if len(texts) - len(without) < _FEWEST_COMPARED:
+        names = " and ".join(choice.name for choice in read_requested_judges(config.reward))
+        raise ValueError(
+            f"reward_guard: {names} can judge the videos of only {len(texts) - len(without)} of the {len(texts)} "
+            f"prompts that are validated, {needed}; it cannot judge {without[0]!r:.200}, for example. Validate other "
+            "prompts, or name another judge."
+        )
+
+
+def _judges(judge: WeightedReward, text: str) -> bool:
+    """Whether a reward judges videos of this prompt."""
+    try:
+        judge.check_prompts([text])
+    except ValueError:
+        return False
+    return True
 
 
 def known_sampling(config: Config) -> Mapping[str, Any] | None:
@@ -218,10 +261,10 @@ def _guard_problems(cfg: Config) -> Iterator[str]:
         yield str(error)
     if not cfg.validation.validation_interval:
         yield "reward_guard judges validation videos, but validation_interval is 0: set an interval"
-    if cfg.validation.validation_num_videos < 8:
+    if cfg.validation.validation_num_videos < _FEWEST_COMPARED:
         yield (
             f"reward_guard compares {cfg.validation.validation_num_videos} validation videos, too few to tell a fall "
-            "from chance: set validation_num_videos to at least 8, better 32"
+            f"from chance: set validation_num_videos to at least {_FEWEST_COMPARED}, better 32"
         )
 
 

@@ -1,18 +1,19 @@
 """Forecast what a training will gain, from a few rounds without an update and trial steps along their gradients."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from hyvideo.algorithms.algorithm import Algorithm, Trajectory
 from hyvideo.algorithms.anchor import Anchor, copy_policy
 from hyvideo.algorithms.grpo import GRPO
-from hyvideo.algorithms.optimizer import Optimization, Step, build_optimizers
+from hyvideo.algorithms.optimizer import NonFiniteUpdateError, Optimization, Step, build_optimizers
 from hyvideo.config.schema import Config
 from hyvideo.data.prompts import Prompt
 from hyvideo.distributed.collectives import average_gradients, gather, whole
@@ -113,12 +114,12 @@ class Forecast:
 
     @property
     def best(self) -> Outlook:
-        """The outlook with the largest gain."""
-        return max(self.outlooks, key=lambda outlook: outlook.gain.mean)
+        """The outlook with the largest gain, before any whose gain is NaN."""
+        return max(self.outlooks, key=lambda one: -math.inf if math.isnan(one.gain.mean) else one.gain.mean)
 
-    def at(self, rate: float) -> Outlook:
-        """Return the outlook whose rate is nearest."""
-        return min(self.outlooks, key=lambda outlook: abs(math.log(outlook.rate / rate)))
+    def at(self, rate: float) -> Outlook | None:
+        """Return the outlook of a learning rate; None where it was not tried."""
+        return next((outlook for outlook in self.outlooks if math.isclose(outlook.rate, rate)), None)
 
 
 class GradientCollector(Optimization):
@@ -129,8 +130,20 @@ class GradientCollector(Optimization):
         self.collected: Gradient = {}
 
     def step(self, loss: float) -> Step:
-        """Average the gradient over ranks, add it to what was collected, and skip the update."""
+        """Average the gradient over ranks, add it to what was collected, and skip the update.
+
+        Raises:
+            NonFiniteUpdateError: loss or gradient is not finite; all ranks raise it.
+        """
         average_gradients(self.parameters.values())
+        norm = float(whole(nn.utils.clip_grad_norm_(self.parameters.values(), math.inf)))  # which clips nothing
+        if not (math.isfinite(norm) and math.isfinite(loss)):
+            self._zero_grad()
+            raise NonFiniteUpdateError(
+                f"the gradient of a forecast's round must be finite; received loss {loss} and gradient norm {norm}. "
+                "Training would skip this update or stop at it: look for what is not finite, such as a damaged "
+                "checkpoint or a reward far too large, before you forecast."
+            )
         reached = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
         add(self.collected, {name: gradient.detach().clone() for name, gradient in reached.items()})
         self._zero_grad()
@@ -164,12 +177,11 @@ def forecast(
 
     Raises:
         ValueError: the run has no updates left.
+        NonFiniteUpdateError: a round's loss or gradient is not finite.
     """
     config, mesh, first = training.run.config, training.run.mesh, training.run.state.step
-    if first >= config.run.max_steps:
-        raise ValueError(
-            f"the run has made {first} of max_steps {config.run.max_steps} updates: set a larger one to forecast more."
-        )
+    require_updates_left(config, first)
+    scale = training.algorithm.optimization.rate_scale
     rates = rates or [config.optimizer.learning_rate * factor for factor in FACTORS]
     trajectories, gap = [], None
     for number in range(num_rounds):
@@ -183,20 +195,33 @@ def forecast(
     gradients, agreement, steps = measure_gradients(training.algorithm, trajectories, config)
     trials = _Trials(training, prompts, 1 + 4 * len(rates), say)
     base = trials.held_out()
-    rewards = {rate: trials.along(gradients, walk(config, rate, first)[1]) for rate in rates}
+    rewards = {rate: trials.along(gradients, walk(config, rate, first, scale)[1]) for rate in rates}
     groups = find_groups([trajectory.scores.total for trajectory in trajectories], config.grpo.num_generations)
+    known = (base, rewards, groups.best, first, num_rounds / 2, scale)
     return Forecast(
         updates=config.run.max_steps - first,
         videos=len(trajectories[0].scores.total) / training.algorithm.updates_per_round,
-        base_std=float(np.nanstd(base, ddof=1)) or math.nan,
+        base_std=(float(np.nanstd(base, ddof=1)) if np.isfinite(base).sum() > 1 else 0.0) or math.nan,
         groups=groups,
         gradient=agreement,
         steps=steps,
         noise=noise_left(config.rollout) if gap is not None else None,
         ode_gap=gap,
-        outlooks=[outlook_of(config, rate, base, rewards, groups.best, first, num_rounds / 2) for rate in rates],
+        outlooks=[outlook_of(config, rate, *known) for rate in rates],
         held_out={"base": base.tolist(), **{f"{rate:g}": tried.tolist() for rate, tried in rewards.items()}},
     )
+
+
+def require_updates_left(config: Config, made: int) -> None:
+    """Refuse to forecast a run that is finished.
+
+    Raises:
+        ValueError: it has made all its updates.
+    """
+    if made >= config.run.max_steps:
+        raise ValueError(
+            f"the run has made {made} of max_steps {config.run.max_steps} updates: set a larger one to forecast more."
+        )
 
 
 def find_groups(rounds: Sequence[Tensor], num_generations: int) -> Groups:
@@ -227,26 +252,12 @@ def measure_gradients(
     num_videos, own = len(trajectories[0].scores.total) * len(trajectories) / 2, algorithm.optimization
     algorithm.optimization = collector = GradientCollector(own, config)
     totals: list[Gradient] = [{}, {}]
-    steps: dict[int, Agreement] = {}
+    steps: dict[int, Agreement] | None = None
     try:
-        compared = [algorithm.compare(t) for t in trajectories] if isinstance(algorithm, GRPO) else []
-        trained = [Pairs(*map(torch.cat, zip(*one.updates, strict=True))) for one in compared]
-        counts = [torch.bincount(pairs.step_index, minlength=config.rollout.grpo_sampling_steps) for pairs in trained]
-        if compared and len({tuple(map(tuple, one)) for one in gather([count.tolist() for count in counts])}) == 1:
-            for step in range(config.rollout.grpo_sampling_steps):
-                gradients: list[Gradient] = [{}, {}]
-                for number, (one, pairs, count) in enumerate(zip(compared, trained, counts, strict=True)):
-                    if count[step]:
-                        chosen = pairs.step_index == step
-                        here = Pairs(pairs.sample_index[chosen], pairs.step_index[chosen])
-                        algorithm.update(one, here, 0.0, on_policy=True)
-                    add(gradients[number % 2], collector.pop(float(count[step] / count.sum())))
-                if all(gradients):
-                    share = sum(int(count[step]) for count in counts) / sum(map(len, trajectories))
-                    steps[step] = Agreement.of(sign_products(gradients), share * num_videos)
-                for total, gradient in zip(totals, gradients, strict=True):
-                    add(total, gradient)
-        else:
+        if isinstance(algorithm, GRPO):
+            with _without_anchor(algorithm):
+                steps = _add_by_step(algorithm, trajectories, config, totals)
+        if steps is None:
             facts, groups = algorithm.facts(), algorithm.tensors()
             kept = {group: {name: value.clone() for name, value in named.items()} for group, named in groups.items()}
             for number, trajectory in enumerate(trajectories):
@@ -256,7 +267,47 @@ def measure_gradients(
                 algorithm.load_state(kept, facts)  # such as NFT's old policy, which would follow after each round
     finally:
         algorithm.optimization = own
-    return totals, Agreement.of(sign_products(totals), num_videos), steps
+    return totals, Agreement.of(sign_products(totals), num_videos), steps or {}
+
+
+@contextmanager
+def _without_anchor(algorithm: GRPO) -> Iterator[None]:
+    """Leave the anchor's pass out: gradients by step have no KL term, and only some ranks' pairs would need it."""
+    anchor, algorithm.anchor = algorithm.anchor, None
+    try:
+        yield
+    finally:
+        algorithm.anchor = anchor
+
+
+def _add_by_step(
+    algorithm: GRPO, trajectories: Sequence[Trajectory], config: Config, totals: Sequence[Gradient]
+) -> dict[int, Agreement] | None:
+    """Add the gradients of each denoising step to the totals of their halves; return how far the halves agree at each.
+
+    None, and nothing is added, where ranks train different numbers of videos at a step.
+    """
+    collector, num_videos = algorithm.optimization, len(trajectories[0].scores.total) * len(trajectories) / 2
+    compared = [algorithm.compare(trajectory) for trajectory in trajectories]
+    trained = [Pairs(*map(torch.cat, zip(*one.updates, strict=True))) for one in compared]
+    counts = [torch.bincount(pairs.step_index, minlength=config.rollout.grpo_sampling_steps) for pairs in trained]
+    if len({tuple(map(tuple, one)) for one in gather([count.tolist() for count in counts])}) > 1:
+        return None
+    steps: dict[int, Agreement] = {}
+    for step in range(config.rollout.grpo_sampling_steps):
+        gradients: list[Gradient] = [{}, {}]
+        for number, (one, pairs, count) in enumerate(zip(compared, trained, counts, strict=True)):
+            if count[step]:
+                chosen = pairs.step_index == step
+                here = Pairs(pairs.sample_index[chosen], pairs.step_index[chosen])
+                algorithm.update(one, here, 0.0, on_policy=True)
+            add(gradients[number % 2], collector.pop(float(count[step] / count.sum())))
+        if all(gradients):
+            share = sum(int(count[step]) for count in counts) / sum(map(len, trajectories))
+            steps[step] = Agreement.of(sign_products(gradients), share * num_videos)
+        for total, gradient in zip(totals, gradients, strict=True):
+            add(total, gradient)
+    return steps
 
 
 def add(total: Gradient, gradient: Gradient) -> None:

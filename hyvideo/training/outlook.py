@@ -39,13 +39,14 @@ class Outlook:
     gain: Interval
 
 
-def walk(config: Config, rate: float, first: int = 0) -> tuple[float, float]:
+def walk(config: Config, rate: float, first: int = 0, scale: float = 1.0) -> tuple[float, float]:
     """Return the sum of a run's learning rates after update `first`, and the root of the sum of their squares.
 
-    `rate` takes the place of the configured one, and is warmed up like it.
+    `rate` takes the place of the configured one, and is warmed up like it; all are times `scale`, which is below 1
+    after a rollback.
     """
-    optimizer = replace(config.optimizer, learning_rate=rate)
-    rates = np.array([set_learning_rate([], optimizer, update) for update in range(first, config.run.max_steps)])
+    optimizer, updates = replace(config.optimizer, learning_rate=rate), range(first, config.run.max_steps)
+    rates = np.array([set_learning_rate([], optimizer, update, scale) for update in updates])
     return float(rates.sum()), float(np.sqrt(np.square(rates).sum()))
 
 
@@ -57,21 +58,24 @@ def outlook_of(
     most: float,
     first: int,
     rounds_per_half: float,
+    scale: float = 1.0,
 ) -> Outlook:
     """Work out what a run at one of the tried rates is expected to gain, with the slope that the smallest one shows.
 
     `base` are the held-out rewards `[N]` of the policy as it is, with NaN for a failed score, and `tried` those
     `[H, 2, N]` after a step up and one down along the gradients of H halves of `rounds_per_half` rounds each. A run can
-    gain `most` at most, and has made `first` updates already. Intervals resample halves and videos.
+    gain `most` at most, has made `first` updates already, and makes the others at `scale` times its rate. Intervals
+    resample halves and videos. Every mean is over the videos whose scores it needs are all there, of each half by
+    itself; of so few that a resample has none, there is no interval.
     """
     order = sorted(tried)
     taught, slope = ((tried[of][:, 0] - tried[of][:, 1]) / 2 * (rate / of) for of in (rate, order[0]))
     parts = np.array([taught, slope, *(base - tried[of].mean(1) for of in order)])
-    parts = parts[..., np.isfinite(parts).all((0, 1))]
-    rng = np.random.default_rng(0)
+    parts = parts[..., np.isfinite(parts).any((0, 1))]
+    rng, own = np.random.default_rng(0), order.index(rate)
     halves, videos = (rng.integers(0, count, (2000, count)) for count in parts.shape[1:])
-    drawn = parts[:, halves[:, :, None], videos[:, None]].mean((2, 3))
-    travelled, length = walk(config, rate, first)
+    drawn = _means(parts[:, halves[:, :, None], videos[:, None]])
+    travelled, length = walk(config, rate, first, scale)
     follows = ADAM_OVER_SIGN * travelled / length / math.sqrt(config.grpo.updates_per_rollout * rounds_per_half)
     spans = list(pairwise([0.0, *((of / rate) ** 2 for of in order)]))
 
@@ -79,16 +83,26 @@ def outlook_of(
         """Return what is taught and spoilt, and the gain, `[3]` or `[3, D]`, by means `[2 + R]` or D times as many."""
         taught, slope, *spoilt = means
         losses = np.diff([np.zeros_like(slope), *spoilt], axis=0)
+        losses[own + 1 :] = np.nan_to_num(losses[own + 1 :])  # the walk does not come to what longer steps lose
 
         def lost(square: np.ndarray) -> np.ndarray:
             """What a walk loses lies between what the steps around its length lose."""
             return sum(loss * np.clip((square - a) / (b - a), 0, 1) for loss, (a, b) in zip(losses, spans, strict=True))
 
-        return np.array([taught, spoilt[order.index(rate)], expected_gain(follows * slope, lost, most)])
+        return np.array([taught, spoilt[own], expected_gain(follows * slope, lost, most)])
 
     ends = np.percentile(told(drawn), (2.5, 97.5), axis=1).T.tolist()
-    means = zip(told(parts.mean((1, 2))), ends, strict=True)
-    return Outlook(rate, length, *(Interval(float(mean), *both, parts.shape[2]) for mean, both in means))
+    counts = np.isfinite(parts).sum((1, 2)) // len(parts[0])
+    counted = [counts[0], counts[2 + own], counts[: 3 + own].min()]
+    means = zip(told(_means(parts)), ends, counted, strict=True)
+    return Outlook(rate, length, *(Interval(float(mean), *both, int(count)) for mean, both, count in means))
+
+
+def _means(values: np.ndarray) -> np.ndarray:
+    """Return the means over the last two dims of what is finite; NaN of nothing."""
+    finite = np.isfinite(values)
+    with np.errstate(invalid="ignore"):
+        return np.where(finite, values, 0.0).sum((-2, -1)) / finite.sum((-2, -1))
 
 
 def expected_gain(signal: np.ndarray, spoilt: Callable[[np.ndarray], np.ndarray], most: float) -> np.ndarray:

@@ -4,7 +4,6 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from hyvideo.algorithms.algorithm import Algorithm, Trajectory
 from hyvideo.algorithms.anchor import Anchor
@@ -61,8 +60,8 @@ class Run:
         """
         journal, state = self.journal, self.state
         self._stop, self._stopped_by = StopSignal(), None
-        if state.guard and (best := state.guard.best()):  # an abandoned future may have had another
-            self._point_best_at(self.folder.checkpoints / f"step_{best.step}")
+        if state.guard:  # an abandoned future may have had another best
+            self._point_best_at(state.guard.best())
         if state.step == 0 and self.validation and self.config.validation.validate_at_step0:
             means, look = self._validate()
             self._guard(look)
@@ -231,27 +230,39 @@ class Run:
         if guard.best() is look:
             self._save()
             self.state.finish_save()
-            self._point_best_at(self.folder.checkpoints / f"step_{look.step}")
+            self._point_best_at(look)
         if alarm is None:
             return None
-        best, action = self.folder.checkpoints / f"step_{alarm.best}", alarm.action
-        if action == "rollback" and not broadcast_from_main(best.is_dir):  # of the folder that this run continued
-            action = "stop"
-        self.journal.console.main_warning(alarm.message)
+        best, action, told = self.folder.checkpoints / f"step_{alarm.best}", alarm.action, alarm.message
+        is_here = broadcast_from_main(best.is_dir)
+        if not is_here:
+            action = "stop" if action == "rollback" else action
+            told += (
+                f" But {best.name} is not in this run's folder: look in that of the run which this one continued. It "
+                "may have been deleted."
+            )
+        self.journal.console.main_warning(told)
         if action == "rollback":
             self.state.put_policy_back(best)
             self.state.optimization.rate_scale *= ROLLBACK_RATE
             guard.rolled_back = True
             self.journal.console.info(f"rolled back: the policy is again {best}, learning rate x {ROLLBACK_RATE:g}")
         elif action == "stop":
-            self.journal.console.info(
-                f"stopped by reward_guard; use {self.folder.checkpoints / BEST}, which is {best.name}"
-            )
+            use = f"; use {self.folder.checkpoints / BEST}, which is {best.name}" if is_here else ""
+            self.journal.console.info(f"stopped by reward_guard{use}")
         return action
 
-    def _point_best_at(self, checkpoint: Path) -> None:
-        """Let `best` name a checkpoint, if this folder has it."""
-        broadcast_from_main(lambda: point_latest_at(checkpoint, BEST) if checkpoint.is_dir() else None)
+    def _point_best_at(self, look: Look | None) -> None:
+        """Let `best` name a look's checkpoint; where this folder does not have it, there is no `best`."""
+        checkpoints = self.folder.checkpoints
+
+        def act() -> None:
+            if look and (checkpoints / f"step_{look.step}").is_dir():
+                point_latest_at(checkpoints / f"step_{look.step}", BEST)
+            else:
+                (checkpoints / BEST).unlink(missing_ok=True)
+
+        broadcast_from_main(act)
 
     def _advice(self) -> str:
         """Say how to go on after an update that is not finite."""

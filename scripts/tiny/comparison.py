@@ -7,8 +7,15 @@ from hyvideo.models.reward_models.rewards import Scores
 
 
 def held_out_prompts(config: Config, count: int, *, first: int = 0) -> list[Prompt]:
-    """Return `count` held-out prompts from number `first` on, over and over, each with a noise of its own."""
-    return repeated(read_prompts(config.data.valid_video_csv)[first:], count)
+    """Return `count` held-out prompts from number `first` on, over and over, each with a noise of its own.
+
+    Raises:
+        ValueError: there are not more than `first`.
+    """
+    prompts = read_prompts(config.data.valid_video_csv)
+    if len(prompts) <= first:
+        raise ValueError(f"valid_video_csv has {len(prompts)} prompts; expected more than {first}, which are left out.")
+    return repeated(prompts[first:], count)
 
 
 def gains(before: Scores, after: Scores) -> dict[str, Gain]:

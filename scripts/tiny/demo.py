@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from hyvideo.config.groups.grpo import GrpoConfig
 from hyvideo.config.loading import load_config
 from hyvideo.config.outside import complain, in_words
 from hyvideo.data.prompts import Prompt
@@ -38,12 +39,17 @@ def main(argv: list[str]) -> int:
     """Start the ranks, or be one of them; returns the exit status."""
     try:
         config = load_config(["--config", "configs/tiny.yaml", "configs/demo.yaml", *argv])
+        if config.run.resume_from_checkpoint:
+            raise ValueError(
+                "the demo compares with the base model, so it cannot go on from a checkpoint: leave "
+                "--resume_from_checkpoint out, and name a new --output_dir."
+            )
     except (ValueError, OSError) as error:
         complain(f"demo: {in_words(error)}")
         return 2
     if "WORLD_SIZE" not in os.environ:
         folder = f"outputs/demo-{time.strftime('%Y%m%d-%H%M%S')}"
-        return _start(argv if config.run.output_dir else [*argv, "--output_dir", folder], config.grpo.batch_size)
+        return _start(argv if config.run.output_dir else [*argv, "--output_dir", folder], config.grpo)
     disable_progress_bar()
     config.grpo.batch_size //= int(os.environ["WORLD_SIZE"])  # the ranks share the videos of a round
     with process_group(config.parallel.collective_timeout):
@@ -57,10 +63,13 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _start(argv: list[str], num_videos: int) -> int:
-    """Run this program as ranks that share a round's videos evenly, without any GPU; returns their exit status."""
-    num_cores = torch.get_num_threads()
-    num_ranks = max(number for number in (1, 2, MAX_RANKS) if number <= num_cores and num_videos % number == 0)
+def _start(argv: list[str], grpo: GrpoConfig) -> int:
+    """Run this program as ranks that share a round's groups evenly, without any GPU; returns their exit status."""
+    num_cores, num_ranks = torch.get_num_threads(), 1
+    for number in (2, MAX_RANKS):
+        share, left_over = divmod(grpo.batch_size, number)
+        whole = not left_over and (share % grpo.num_generations == 0 or grpo.num_generations % share == 0)
+        num_ranks = number if number <= num_cores and whole else num_ranks
     ranks = ["torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}", "-m", "scripts.tiny.demo"]
     cores_alone = {"OMP_NUM_THREADS": str(num_cores // num_ranks), "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.call([sys.executable, "-m", *ranks, *argv], env={**os.environ, **cores_alone})

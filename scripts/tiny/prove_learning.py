@@ -73,6 +73,8 @@ def main(argv: list[str]) -> int:
         reward = load_config([*SETTINGS, *flags]).reward
         if reward.reward_async or reward.reward_aggregation != "sum" or reward.reward_credit:
             raise ValueError("reward_async, reward_credit and another aggregation cannot be shuffled: leave them out.")
+        if arguments.num_held_out < 2:
+            raise ValueError(f"--num_held_out must be at least 2; received {arguments.num_held_out}.")
         for seed in arguments.seeds:
             for kind in arguments.kinds:
                 folder = arguments.output_dir / f"{kind}-{seed}"
@@ -120,6 +122,11 @@ def _base(training: Training, prompts: list[Prompt], folder: Path) -> Sampled:
         with replacing(path) as temporary:
             torch.save({"videos": sampled.videos, "scores": scores | {"total": sampled.scores.total}}, temporary)
     content = torch.load(path, weights_only=True)
+    if len(content["videos"]) != len(prompts):
+        raise ValueError(
+            f"'{folder}' was begun with {len(content['videos'])} held-out videos; received {len(prompts)}: go on with "
+            f"--num_held_out {len(content['videos'])}, or delete the folder."
+        )
     return Sampled(range(len(prompts)), content["videos"], Scores(**content["scores"]))
 
 

@@ -15,8 +15,8 @@ from hyvideo.planning.simulation import Peaks
 
 ROOT = Path(__file__).parents[2]
 PLANNING, README = ROOT / "docs" / "planning.md", ROOT / "README.md"
-ONE_GPU = "--sp_size 1 --activation_checkpointing full --batch_size 4 --validation_num_videos 4"
-TWO_GPUS = "--batch_size 4 --validation_num_videos 4"
+ONE_GPU = "--sp_size 1 --activation_checkpointing full --batch_size 4 --validation_num_videos 8"
+TWO_GPUS = "--batch_size 4 --validation_num_videos 8"
 NFT = "configs/method/nft.yaml"
 
 

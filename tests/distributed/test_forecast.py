@@ -26,7 +26,14 @@ def alone(root_of_four_heads: Path, prompts_csv: Path, tmp_path_factory: pytest.
     return json.loads((folder / "forecast.json").read_text())
 
 
-@pytest.mark.parametrize("setup", [{"batch_size": 2}, {"sp_size": 2, "enable_fsdp": True}], ids=["dp", "sharded, sp"])
+SHARDED = {"batch_size": 2, "enable_fsdp": True, "anchor_fraction": 0.5, "kl_compute_mode": "training_phase"}
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [{"batch_size": 2}, {"sp_size": 2, "enable_fsdp": True}, SHARDED],
+    ids=["dp", "sharded, sp", "sharded, anchored"],
+)
 def test_two_ranks_forecast_what_one_does(setup, alone, root_of_four_heads, prompts_csv, tmp_path):
     argv = arguments(root_of_four_heads, prompts_csv, tmp_path / "ranks", **setup)
     run_on_ranks(2, forecast_of, [*argv, *SMALL])

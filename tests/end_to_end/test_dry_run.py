@@ -18,7 +18,7 @@ from hyvideo.training.run import Training
 from tests.support.command_line import CommandLine
 from tests.support.reward_server import serving
 from tests.support.rewards import Brightness
-from tests.support.training import arguments
+from tests.support.training import PROMPTS, arguments, write_prompts
 
 
 @pytest.fixture
@@ -63,10 +63,13 @@ def test_a_reward_without_its_weights_is_found(dry_run):
         dry_run(reward_model="videoalign_local")
 
 
-def test_a_judge_that_cannot_be_built_is_found(dry_run):
+def test_a_judge_that_cannot_be_built_or_has_too_few_videos_is_found(dry_run, tmp_path: Path):
     judge = '{"models": {"moving_shapes": {"sub_reward": {"XQ": 1.0}}}}'
+    settings = {"reward_guard": judge, "validation_interval": 1, "validation_num_videos": 8}
+    with pytest.raises(ValueError, match="would compare 4 validation videos"):
+        dry_run(**settings)
     with pytest.raises(ValueError, match="reward_guard: moving_shapes has no metric XQ"):
-        dry_run(reward_guard=judge, validation_interval=1, validation_num_videos=8)
+        dry_run(**settings, valid_video_csv=write_prompts(tmp_path / "valid.csv", 2 * PROMPTS))
 
 
 def test_a_reward_server_is_asked_as_the_run_will(dry_run, monkeypatch):

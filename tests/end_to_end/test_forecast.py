@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,9 @@ from hyvideo.config.loading import load_config
 from hyvideo.evaluation.intervals import Interval
 from hyvideo.training.forecast import Agreement, Forecast, Groups
 from hyvideo.training.outlook import Outlook
-from scripts.forecast import advice, main
+from scripts.forecast import advice, main, table
 from tests.support.rewards import BRIGHTNESS
-from tests.support.training import arguments, write_prompts
+from tests.support.training import PROMPTS, arguments, training_of, write_prompts
 
 Capture = pytest.CaptureFixture[str]
 
@@ -39,6 +40,27 @@ def test_a_reward_that_fails_and_an_empty_file_are_said(tiny_root, prompts_csv, 
     (tmp_path / "empty.csv").touch()
     assert main([*argv, "--valid_video_csv", str(tmp_path / "empty.csv")]) == 2
     assert f"{tmp_path / 'empty.csv'}" in capsys.readouterr().err
+
+
+def test_a_guarded_run_goes_on_at_the_rate_of_its_rollback_and_a_finished_one_is_refused_at_once(
+    tiny_root: Path, prompts_csv: Path, tmp_path: Path, capsys: Capture
+):
+    guard = {"reward_guard": json.dumps({"models": {BRIGHTNESS: {"sub_reward": {"brightness": 1.0}}}})}
+    guard |= {"reward_guard_action": "stop", "reward_guard_alpha": 0.1, "lr_warmup_steps": 0}
+    valid = write_prompts(tmp_path / "valid.csv", PROMPTS * 2)
+    watched = {"validation_interval": 1, "validation_num_videos": 8, "valid_video_csv": valid}
+    training = training_of(arguments(tiny_root, prompts_csv, tmp_path / "run", **guard, **watched))
+    training.run.state.optimization.updates, training.run.state.optimization.rate_scale = 1, 0.3
+    saved = training.run.state.save(tmp_path / "run" / "checkpoints", keep_last=None)
+    argv = arguments(tiny_root, prompts_csv, tmp_path / "found", resume_from_checkpoint=saved, **guard, **watched)
+    assert main([*argv, "--num_rounds", "2", "--num_held_out", "2", "--rates", "1e-3"]) == 0
+    assert "nothing reads reward_guard" not in capsys.readouterr().err
+    (outlook,) = json.loads((tmp_path / "found" / "forecast.json").read_text())["outlooks"]
+    assert outlook["length"] == pytest.approx(0.3 * 1e-3 * 2**0.5)
+    for tensors in saved.glob("*.distcp"):
+        tensors.unlink()  # they are not read any more
+    assert main([*argv, "--max_steps", "1"]) == 2
+    assert "the run has made 1 of max_steps 1 updates" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -84,6 +106,29 @@ def test_advice_names_what_holds_a_run_back():
     assert advice(a_forecast(outlooks=better), config)[2] == (
         "Rate: use learning_rate 0.0001. Expect +0.70 base std [+0.60, +0.80] instead of +0.50 base std [+0.40, +0.60]."
     )
+    config.optimizer.learning_rate = 3e-6
+    assert advice(a_forecast(outlooks=better), config)[2].endswith(
+        "[+0.60, +0.80]. The configured 3e-06 was not tried: add it to --rates to compare."
+    )
     unsure = [Outlook(1e-5, 1e-4, *[Interval(0.1, -0.1, 0.3, 64)] * 3)]
     assert "at none of the tried rates is a gain sure" in advice(a_forecast(outlooks=unsure), config)[2]
     assert "Use many more" in advice(a_forecast(gradient=unseen, outlooks=unsure), config)[1]
+
+
+def test_failed_scores_are_told_and_are_no_gain():
+    config = load_config(["--config", "configs/tiny.yaml", "--learning_rate", "1e-5"])
+    none, sure = Interval(math.nan, math.nan, math.nan, 0), Interval(1.0, 0.8, 1.2, 40)
+    unseen, seen = Outlook(1e-5, 1e-4, none, none, none), Outlook(3e-5, 1e-4, sure, sure, sure)
+    held_out = {"base": [0.0] * 64}
+    nothing = a_forecast(outlooks=[unseen, unseen], gradient=Agreement(-0.1, math.inf), held_out=held_out)
+    assert "0 of 64 videos counted" in table(nothing)
+    _, videos, rate = advice(nothing, config)
+    assert "Use many more" in videos
+    assert (
+        rate.startswith("Rate: nothing was seen, because too many held-out videos have no score") and "nan" not in rate
+    )
+    half = a_forecast(outlooks=[unseen, seen], held_out=held_out)
+    assert "40 of 64 videos counted" in table(half)
+    assert advice(half, config)[2].startswith("Rate: use learning_rate 3e-05")
+    whole = a_forecast(held_out={"base": [0.0] * 40})
+    assert "counted" not in table(replace(whole, outlooks=[seen]))

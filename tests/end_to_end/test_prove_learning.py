@@ -51,6 +51,22 @@ def test_shuffled_scores_are_the_same_scores_of_other_videos_and_repeat_with_the
     assert torch.equal(again(torch.empty(0), prompts).total, rounds[1].total)
 
 
+def test_what_cannot_be_compared_is_refused_before_it_is_trained(tmp_path: Path, capsys: pytest.CaptureFixture):
+    prompts = tmp_path / "prompts.csv"
+    prompts.write_text("prompt\na red circle moves slowly to the left\n")
+    begun = tmp_path / "begun" / "true-1"
+    begun.mkdir(parents=True)
+    scores = {"metrics": {}, "weights": {}, "total": torch.zeros(3)}
+    torch.save({"videos": torch.zeros(3, 1), "scores": scores}, begun / "base.pt")
+    for flags, told in (
+        (["--num_held_out", "1"], "--num_held_out must be at least 2; received 1"),
+        (["--valid_video_csv", str(prompts)], "valid_video_csv has 1 prompts; expected more than 128"),
+        (["--output_dir", str(begun.parent)], "was begun with 3 held-out videos; received 2"),
+    ):
+        assert main(["--output_dir", str(tmp_path / "other"), "--seeds", "1", *SMALL, *flags]) == 2
+        assert told in capsys.readouterr().err
+
+
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path, capsys: pytest.CaptureFixture):
     (tmp_path / "file").touch()
     assert main(["--output_dir", str(tmp_path / "file"), "--seeds", "1", *SMALL]) == 2

@@ -11,8 +11,8 @@ class RewardConfig:
     """Reward: which model scores the videos and how its metrics are weighted."""
 
     reward_model: str = setting("videoalign_local", read_when="reward_config = none")
-    """Reward: videoalign_local, clip_score, pick_score, clip_iqa, moving_shapes (for the tiny model), your own, or one
-    of the server."""
+    """Reward: videoalign_local, clip_score, pick_score, clip_iqa, text_rendering, vlm_checks, moving_shapes (for the
+    tiny model), your own, or one of the server."""
 
     reward_weights: dict[str, float] = setting({"VQ": 0.5, "MQ": 0.5, "TA": 1.0}, read_when="reward_config = none")
     """Weight of each metric: visual quality VQ, motion quality MQ, text alignment TA. The default is the paper's

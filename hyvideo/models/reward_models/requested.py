@@ -1,6 +1,7 @@
 """Which rewards a configuration asks for, with which weights: checked as far as it can be before any is loaded."""
 
 import inspect
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from hyvideo.config.schema import RewardConfig
 from hyvideo.models.reward_models.registry import RewardModel
 
 _KEYS = ("weight", "sub_reward", "options", "url")
+_FLAG = " (or, for the reward that --reward_model names, the flag --reward_checkpoint_path)"
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def about_the_guard() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        told = str(error).replace("reward_config", "reward_guard").replace("reward_weights", "reward_guard")
+        told = re.sub(r"^reward_(model|config|weights)\b", "reward_guard", str(error)).replace(_FLAG, "")
         raise ValueError(told) from error
 
 
@@ -117,7 +119,7 @@ def check_options(name: str, options: Mapping[str, Any], reward: type[RewardMode
     unknown = [option for option in options if option not in known]
     if unknown or missing:
         fault = f"takes no option {', '.join(unknown)}" if unknown else f"needs the option {', '.join(missing)}"
-        hint = " (as a flag: --reward_checkpoint_path)" if "checkpoint" in missing else ""
+        hint = _FLAG if "checkpoint" in missing else ""
         raise ValueError(f"reward_config: {name} {fault}{hint}; its options: {', '.join(known) or 'none'}.")
 
 

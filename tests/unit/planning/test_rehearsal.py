@@ -100,14 +100,18 @@ def test_a_round_of_the_real_code_has_no_surprise(world_size: int, flags: tuple[
     assert done.peaks["update"] > done.peaks["resting"] > 0
 
 
-def test_a_plan_counts_what_is_rehearsed():
-    """Operations and gathered weights of the anchor's pass: its tokens, layers, micro-batches and shards."""
-    config, networks = small("--grpo_sampling_steps", "3", "--batch_size", "2", "--anchor_fraction", "0.67")
+@pytest.mark.parametrize("resharded", ["true", "false"])
+def test_a_plan_counts_what_is_rehearsed(resharded: str):
+    """Operations and gathered weights: the anchor's tokens, layers, micro-batches and shards; the update's passes."""
+    flags = ("--grpo_sampling_steps", "3", "--batch_size", "2", "--anchor_fraction", "0.67")
+    config, networks = small(*flags, "--reshard_after_forward", resharded)
     parameters = count_parameters(policy_network(config, networks.transformer))
-    planned = workload(config, networks, parameters, world_size=2, num_text=NUM_TEXT).anchor
+    planned = workload(config, networks, parameters, world_size=2, num_text=NUM_TEXT)
     done = rehearse(config, networks, world_size=2, num_text=NUM_TEXT)
-    assert done.flops["anchor"] == pytest.approx(planned.flops, rel=0.001)
-    assert done.sent["anchor", "all-gather"] == pytest.approx(planned.traffic.weights, rel=0.01)
+    assert done.flops["anchor"] == pytest.approx(planned.anchor.flops, rel=0.001)
+    assert done.sent["anchor", "all-gather"] == pytest.approx(planned.anchor.traffic.weights, rel=0.01)
+    updated = done.sent["update", "all-gather"] + done.sent["update", "reduce-scatter"]
+    assert updated == pytest.approx(planned.update.traffic.weights, rel=0.02)
 
 
 def test_a_plan_takes_the_memory_that_is_rehearsed():

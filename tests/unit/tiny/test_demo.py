@@ -1,4 +1,4 @@
-"""How the demo starts: its ranks share the videos of a round evenly, and wrong input ends with one sentence."""
+"""How the demo starts: its ranks share the groups of a round evenly, and wrong input ends with one sentence."""
 
 import subprocess
 from pathlib import Path
@@ -9,8 +9,10 @@ import torch
 from scripts.tiny.demo import main
 
 
-@pytest.mark.parametrize(("batch_size", "num_ranks"), [(8, 4), (6, 2), (5, 1)])
-def test_ranks_leave_no_video_of_a_round_out(monkeypatch: pytest.MonkeyPatch, batch_size: int, num_ranks: int):
+@pytest.mark.parametrize(("batch_size", "num_ranks"), [(32, 4), (8, 4), (2, 2), (24, 1), (5, 1)])
+def test_ranks_share_whole_groups_and_leave_no_video_out(
+    monkeypatch: pytest.MonkeyPatch, batch_size: int, num_ranks: int
+):
     started = []
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
@@ -26,3 +28,8 @@ def test_a_folder_that_cannot_be_made_is_said(
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert main(["--output_dir", str(tmp_path / "file")]) == 2
     assert "demo: " in capsys.readouterr().err
+
+
+def test_a_resume_is_refused_because_the_base_model_would_be_missing(capsys: pytest.CaptureFixture):
+    assert main(["--resume_from_checkpoint", "latest", "--output_dir", "outputs/demo"]) == 2
+    assert "leave --resume_from_checkpoint out" in capsys.readouterr().err

@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy.integrate import solve_ivp
 
+from hyvideo.algorithms.optimizer import NonFiniteUpdateError
 from hyvideo.config.loading import load_config
 from hyvideo.data.prompts import Prompt
 from hyvideo.training.forecast import (
@@ -64,6 +65,7 @@ def test_the_walk_is_that_of_the_runs_learning_rates():
     config = load_config(["--config", "configs/tiny.yaml", "--max_steps", "4", "--lr_warmup_steps", "2"])
     assert walk(config, 1e-4) == pytest.approx((3.5e-4, 1e-4 * (0.25 + 3) ** 0.5))
     assert walk(config, 1e-4, first=2) == pytest.approx((2e-4, 1e-4 * 2**0.5))
+    assert walk(config, 1e-4, first=2, scale=0.3) == pytest.approx((0.6e-4, 0.3e-4 * 2**0.5))  # after a rollback
 
 
 def test_an_outlook_follows_from_steps_up_and_down():
@@ -89,6 +91,31 @@ def test_an_outlook_follows_from_steps_up_and_down():
     assert found.gain.low == pytest.approx(found.gain.mean)
     short[0, 0, 0] = math.nan
     assert outlook_of(config, 1e-4, base, {1e-4: long, 1e-5: short}, 2.0, 0, 4).gain.num == 39
+
+
+def test_a_failed_score_costs_only_the_differences_that_need_it():
+    config = load_config(["--config", "configs/tiny.yaml", "--max_steps", "4"])
+    base, rng = np.linspace(-1, 1, 64), np.random.default_rng(0)
+    steps = {
+        rate: np.array([[[up], [-up]]] * 2) + base - down for rate, up, down in ((1e-5, 0.1, 0.0), (1e-4, 0.4, 0.2))
+    }
+    whole = [outlook_of(config, rate, base, steps, 2.0, 0, 1) for rate in steps]
+    tried = {rate: np.where(rng.random(rewards.shape) < 0.5, math.nan, rewards) for rate, rewards in steps.items()}
+    assert not np.isfinite([*tried[1e-5], *tried[1e-4]]).all((0, 1)).any(), "no video has all its scores"
+    for rate, full in zip(steps, whole, strict=True):
+        found = outlook_of(config, rate, base, tried, 2.0, 0, 1)
+        for part in ("taught", "spoilt", "gain"):
+            seen, expected = getattr(found, part), getattr(full, part)
+            assert (seen.mean, seen.low) == pytest.approx((expected.mean, expected.low), abs=1e-9)
+            assert 5 < seen.num < 32 and expected.num == 64
+    nothing = np.full_like(base, math.nan)
+    broken = {**steps, 1e-4: steps[1e-4] + nothing}
+    assert outlook_of(config, 1e-5, base, broken, 2.0, 0, 1).gain == whole[0].gain
+    for gain in (
+        outlook_of(config, rate, *given, 2.0, 0, 1).gain
+        for rate, *given in ((1e-4, base, broken), (1e-5, nothing, steps))
+    ):
+        assert math.isnan(gain.mean) and math.isnan(gain.low) and gain.num == 0
 
 
 def test_the_interval_of_an_outlook_is_as_wide_as_its_halves_lie_apart():
@@ -118,6 +145,29 @@ def test_gradients_are_those_of_a_halfs_updates_and_none_is_followed(make_traini
     assert all(-1 <= one.correlation <= 1 for one in (agreement, *steps.values()))
     assert_same(weights_of(training), before)
     assert own.updates == 0 and all(weight.grad is None for weight in own.parameters.values())
+
+
+def test_gradients_by_step_make_no_pass_of_the_anchor(make_training: Make):
+    """Else ranks whose pairs need none would not take part in the passes of the others, which sharded weights need."""
+    passes, found = [], []
+    for kl in ({"anchor_fraction": 0.5, "kl_compute_mode": "training_phase"}, {"kl_weight": 0}):
+        training = make_training(**kl)
+        rounds = [collect_round(training) for _ in range(2)]
+        training.policy.transformer.register_forward_hook(lambda *_, anchor=str(kl): passes.append(anchor))
+        found.append(measure_gradients(training.algorithm, rounds, training.run.config))
+    assert (training.algorithm.anchor is None, passes.count(passes[0])) == (True, len(passes) / 2)
+    assert_same(found[0][0][0], found[1][0][0])
+    assert found[0][1:] == found[1][1:]
+
+
+@pytest.mark.parametrize("method", ALGORITHMS)
+def test_a_gradient_that_is_not_finite_is_refused(make_training: Make, method: str):
+    training = make_training(**ALGORITHMS[method])
+    own, trajectory = training.algorithm.optimization, collect_round(training)
+    trajectory.rollout.latents[0].fill_(math.nan)
+    with pytest.raises(NonFiniteUpdateError, match="gradient of a forecast's round must be finite; received loss nan"):
+        measure_gradients(training.algorithm, [trajectory] * 2, training.run.config)
+    assert training.algorithm.optimization is own and all(weight.grad is None for weight in own.parameters.values())
 
 
 def test_each_round_of_a_resumed_run_is_measured_with_the_weights_that_its_algorithm_keeps(make_training: Make):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ import pytest
 import torch
 
 from hyvideo.checkpoint.train_state import BEST, checkpoints_of, named_checkpoint
+from hyvideo.models.reward_models.registry import RewardContext
 from hyvideo.training.reward_guard import ROLLBACK_RATE, Look, RewardGuard
 from hyvideo.training.run import Training
 from tests.support.equal_runs import assert_identical, rows_of, tensors_of
-from tests.support.rewards import BRIGHTNESS, GUARDED
+from tests.support.rewards import BRIGHTNESS, GUARDED, Brightness
 from tests.support.training import PROMPTS, arguments, training_of, weights_of, write_prompts
 
 
@@ -139,6 +141,13 @@ def test_a_best_checkpoint_that_an_interval_asks_for_too_is_written_once(guarded
     assert saved == sorted(set(saved)) and {1, 2, 3} <= set(saved)
 
 
+class Unloadable(Brightness):
+    """A reward that must not be built, because its run is refused before."""
+
+    def __init__(self, context: RewardContext) -> None:
+        raise AssertionError("built")
+
+
 @pytest.mark.parametrize(
     ("judge", "settings", "message"),
     [
@@ -156,11 +165,53 @@ def test_a_best_checkpoint_that_an_interval_asks_for_too_is_written_once(guarded
         ),
         ('{"models": {"moving_shapes": {"sub_reward": {"MQ": 1.0}}}}', {"validation_interval": 0}, "set an interval"),
         ('{"models": {"moving_shapes": {"sub_reward": {"MQ": 1.0}}}}', {"validation_num_videos": 4}, "at least 8"),
+        ('{"models": {"pickscore": {"sub_reward": {"PickScore": 1.0}}}}', {}, "reward_guard: no reward named"),
+        ('{"models": {"foo:Bar": {"sub_reward": {"x": 1.0}}}}', {}, "reward_guard: 'foo:Bar' cannot be imported"),
+        (
+            '{"models": {"pick_score": {"sub_reward": {"PickScore": 1.0}}}}',
+            {},
+            "reward_guard: pick_score needs the option checkpoint; its options",
+        ),
+        (
+            '{"models": {"text_rendering": {"sub_reward": {"TEXT": 1.0}}}}',
+            {"reward_model": BRIGHTNESS},
+            "text_rendering can judge the videos of only 2 of the 8 prompts .* cannot judge 'a red circle",
+        ),
     ],
 )
 def test_a_guard_that_could_not_judge_is_refused(guarded: Guarded, judge: str, settings: dict[str, Any], message: str):
+    settings = {"reward_model": f"{__name__}:{Unloadable.__name__}"} | settings
     with pytest.raises(ValueError, match=message):
         guarded("refused", reward_guard=judge, **settings)
+
+
+def test_a_guard_with_fewer_validation_prompts_than_it_needs_is_refused(guarded: Guarded, prompts_csv: Path):
+    with pytest.raises(ValueError, match="would compare 4 validation videos.*at least 8.*add prompts"):
+        guarded("refused", valid_video_csv=prompts_csv)
+
+
+def test_a_best_checkpoint_that_only_the_continued_run_has_is_not_promised(guarded: Guarded):
+    settings = {"reward_guard_action": "rollback", "reward_guard_alpha": 0.9, "save_interval": 1, "keep_last": 9}
+    first = guarded("first", **settings, max_steps=2)
+    assert first.train() is None
+    best = named_checkpoint(first.run.folder.checkpoints / BEST).name
+    second = guarded("second", **settings, resume_from_checkpoint=first.run.folder.checkpoints / "step_2")
+    assert second.train() == "reward_guard"
+    folder, told = second.run.folder, (second.run.folder.path / "console.log").read_text()
+    assert f"But {best} is not in this run's folder" in told and "use " not in told.split("stopped by reward_guard")[1]
+    assert not (folder.checkpoints / BEST).exists()
+
+
+def test_a_run_that_goes_back_names_no_best_checkpoint_of_the_future_that_it_abandons(guarded: Guarded):
+    settings = {"validation_interval": 2, "save_interval": 1, "keep_last": 9, "max_steps": 2}
+    first = guarded("run", **settings)
+    first.train()
+    checkpoints = first.run.folder.checkpoints
+    assert named_checkpoint(checkpoints / BEST).name == "step_2"
+    shutil.rmtree(checkpoints / "step_0")  # the best one until step 2, which may be pruned since
+    again = guarded("run", **settings, resume_from_checkpoint=checkpoints / "step_1")
+    with again.run.under_way():
+        assert not (checkpoints / BEST).exists()
 
 
 def rows_of_judge(training: Training) -> float:
