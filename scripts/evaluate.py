@@ -107,7 +107,7 @@ def main(argv: Sequence[str]) -> int:
         }
         for entry in arguments.entries:
             for job in () if entry.makes_videos else jobs[entry.name]:
-                job.check_note()
+                job.check_made()
         say_loading("evaluate")
         from transformers.utils.logging import disable_progress_bar  # only now, for it takes seconds
 

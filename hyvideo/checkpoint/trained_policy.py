@@ -172,11 +172,14 @@ def check_trained(arguments: argparse.Namespace) -> None:
 def check_checkpoint(checkpoint: str | Path, *, ema: bool = False) -> None:
     """Raise a ValueError unless `checkpoint` is one that `load_trained_policy` reads; no weights are read."""
     checkpoint = named_checkpoint(checkpoint)
-    if not _is_original(checkpoint):
+    original = _is_original(checkpoint)
+    if not original:
         read_facts(checkpoint)
-    if ema and (
-        _is_original(checkpoint) or not any(n.startswith("ema.") for n in TensorIndex.read(checkpoint).tensors)
-    ):
+    try:
+        names = TensorIndex.read(checkpoint / "transformer" if original else checkpoint).tensors
+    except (OSError, ValueError) as error:
+        raise ValueError(f"'{checkpoint}' is not a readable checkpoint: {error}. Copy it again, whole.") from error
+    if ema and (original or not any(name.startswith("ema.") for name in names)):
         raise ValueError(f"'{checkpoint}' has no average of the weights: only runs with ema_decay above 0 keep one.")
 
 

@@ -42,23 +42,31 @@ class Job:
         """The JSON file that says how the video was made."""
         return note_path(self.path, apart=self.note_apart)
 
+    @property
+    def index(self) -> int:
+        """What decides the noise besides the seed: the prompt's number, or 0 if it has a seed of its own."""
+        return self.prompt.index if self.prompt.seed is None else 0
+
     def is_finished(self, note: dict[str, Any]) -> bool:
-        """Whether the file is there and was made exactly as `note` says."""
+        """Whether the file is there and was made exactly as `note` says; older notes lack the index."""
         if not (self.path.is_file() and self.note.is_file()):
             return False
         try:
-            return from_json(self.note.read_bytes()) == json.loads(json.dumps(note))
-        except ValueError:
+            found = from_json(self.note.read_bytes())
+            return {"index": note.get("index"), **found} == json.loads(json.dumps(note))
+        except (ValueError, TypeError):
             return False
 
-    def check_note(self) -> None:
-        """Refuse a video whose note says that it is of another prompt or seed; one without a note may be any.
+    def check_made(self) -> None:
+        """Refuse a video that is missing, or whose note names another prompt, seed or index; it may have no note.
 
         Raises:
             ValueError: names the file and what differs.
         """
+        if not self.path.is_file():
+            raise ValueError(f"There is no video '{self.path}'.")
         note = read_note(self.note.read_bytes(), str(self.note)) if self.note.is_file() else {}
-        for name, wanted in (("prompt", self.prompt.text), ("seed", self.seed)):
+        for name, wanted in (("prompt", self.prompt.text), ("seed", self.seed), ("index", self.index)):
             if note.get(name, wanted) != wanted:
                 raise ValueError(
                     f"'{self.path}' was made with the {name} {note[name]!r}, here its row has {wanted!r}: give the CSV "

@@ -174,6 +174,13 @@ def test_videos_of_another_prompt_or_seed_are_refused_before_any_is_made(evaluat
     note.write_text('{"seed": 7}')
     assert evaluate("--videos", "greys", greys) == 2
     assert "was made with the seed 7, here its row has 42" in capsys.readouterr().err
+    note.write_text('{"index": 0}')  # by which the noise differs too
+    assert evaluate("--videos", "greys", greys) == 2
+    assert "was made with the index 0, here its row has 1" in capsys.readouterr().err
+    (greys / "0001.mp4").unlink()
+    assert evaluate("--model", "base", tiny_root, "--videos", "greys", greys, *SAMPLING) == 2
+    assert not (tmp_path / "evaluation").exists()
+    assert "There is no video" in capsys.readouterr().err
 
 
 def test_rows_of_one_text_are_one_prompt(evaluate: Evaluate, greys: Path, tmp_path: Path):

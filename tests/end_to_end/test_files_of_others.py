@@ -19,7 +19,7 @@ from hyvideo.models.model_folder import DIFFUSERS_COMPONENTS, original_files
 from scripts import check_weights, evaluate, report
 from tests.support.limits import bounded_memory
 from tests.support.run_folders import write_run, write_scored
-from tests.support.training import arguments, write_prompts
+from tests.support.training import PROMPTS, arguments, write_prompts
 
 Main = Callable[..., int]
 
@@ -73,6 +73,8 @@ def place(tiny_root: Path, original_root: Path, tmp_path: Path, monkeypatch: pyt
     Path("lora").mkdir()
     write_run(Path("run"), num_updates=3)
     write_scored(Path("videos"), ["a", "b"], [0.1, 0.2])
+    for number in range(len(PROMPTS)):
+        Path(f"videos/000{number}.mp4").touch()
     Path("study.key.json").write_text(json.dumps({"study": "s", "models": {}, "pairs": {}}))
     Path("votes.json").write_text('{"votes": []}')
     Path("clip").mkdir()

@@ -105,6 +105,13 @@ def test_what_is_finished_is_not_made_again_but_with_other_settings(generate: Ge
     finished = generate(**settings)
     assert "0000.mp4 is finished already" in finished.stderr
     assert {path.name for path in first if path.stat().st_mtime_ns != first[path]} == {"0001.mp4"}
+    text = csv.read_text()
+    rows = zip(text.splitlines(), (",index", ",0", ",5"), strict=True)
+    csv.write_text("\n".join(map("".join, rows)))  # the second one's noise is another now
+    second = {path: path.stat().st_mtime_ns for path in first}
+    assert generate(**settings).status == 0
+    assert {path.name for path in second if path.stat().st_mtime_ns != second[path]} == {"0001.mp4"}
+    csv.write_text(text)
     generate(**settings, eta=0.1, sde_type="sage_grpo")
     assert all(path.stat().st_mtime_ns != first[path] for path in first)
 

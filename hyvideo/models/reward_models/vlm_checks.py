@@ -1,5 +1,6 @@
 """Yes/no questions about a video, answered by the likelihood of "Yes" against "No" under a vision-language model."""
 
+import hashlib
 import inspect
 import logging
 import math
@@ -198,7 +199,10 @@ class VlmChecks(RewardModel):
             self._judge = RemoteJudge(server, model, max_pixels, context)
             self.gives_credit = False  # the protocol has no gradients
             what = f"{model} at {server}"
-        self._about = f"CHECKS by {what}, {num_frames} frames of at most {max_pixels} pixels, {template!r}"
+        asked = hashlib.sha256(repr(sorted(self._checks.items())).encode()).hexdigest()[:8]
+        self._about = (
+            f"CHECKS by {what}, {num_frames} frames of at most {max_pixels} pixels, {template!r}, questions {asked}"
+        )
         self._threads = ThreadPoolExecutor(1 if server is None else context.in_flight, "vlm-checks")
 
     @classmethod

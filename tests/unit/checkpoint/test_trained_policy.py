@@ -143,3 +143,5 @@ def test_damage_of_an_original_checkpoint_is_named(original_root: Path, tmp_path
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match=said):
             load_trained_policy(load_transformer(original_root, "480p_t2v"), checkpoint)
+    with pytest.raises(ValueError, match="not a readable checkpoint"):
+        check_checkpoint(checkpoint)

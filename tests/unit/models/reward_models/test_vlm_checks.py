@@ -94,6 +94,8 @@ def test_a_server_gives_the_scores_of_its_model_and_a_prompt_without_checks_is_l
     assert received[2].isnan() and [there.applies(prompt) for prompt in prompts] == [True, True, False]
     assert {asked["key"] for asked in app.state.asked} == {"Bearer secret"}
     assert f"CHECKS by tiny at {url}/v1, 2 frames of at most 200704 pixels" in there.describe()
+    Path(csv).write_text(Path(csv).read_text().replace("yes", "no", 1))  # by another answer, older scores are not these
+    assert VlmChecks(context(csv), checkpoint=str(checkpoint), num_frames=2).describe() != here.describe()
 
 
 def test_the_credit_map_is_the_magnitude_of_the_scores_gradient_by_the_pixels(checkpoint, csv):
