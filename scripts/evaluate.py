@@ -12,7 +12,7 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ from pydantic_core import to_json
 from hyvideo.config.flags import Parser
 from hyvideo.config.outside import complain, printable, say_loading
 from hyvideo.data.prompts import Prompt, read_prompts
-from hyvideo.evaluation.comparison import compare, with_overall
+from hyvideo.evaluation.comparison import OVERALL, compare, with_overall
 from hyvideo.evaluation.jobs import FILE_NAMES, Job, jobs_of_csv
 from hyvideo.models.fingerprint import fingerprint
 from hyvideo.models.model_folder import check_layout
@@ -121,10 +121,13 @@ def main(argv: Sequence[str]) -> int:
         scores = {}
         for reward in rewards:  # not earlier: generate.py used the device
             reward.model.to(reward.model.context.device)
+        texts = [job.prompt.text for job in jobs[arguments.entries[0].name]]  # of all entries
+        judged = _named((r, dict.fromkeys(r.model.metrics, np.array([*map(r.model.applies, texts)]))) for r in rewards)
+        judged[OVERALL] = np.any([judged[name] for name in weights], axis=0)
         for entry in arguments.entries:
             found = _scores(entry, jobs[entry.name], rewards, arguments)
-            scores[entry.name] = with_overall(found, weights) if weights else found
-        comparison, folder = compare(scores, numbers), arguments.output_dir
+            scores[entry.name] = with_overall(found, weights, judged) if weights else found
+        comparison, folder = compare(scores, numbers, judged), arguments.output_dir
         text = markdown_of(comparison)
         (folder / "evaluation.json").write_bytes(to_json(comparison, indent=1, inf_nan_mode="null") + b"\n")
         (folder / "evaluation.md").write_text(text, encoding="utf-8")
@@ -266,10 +269,16 @@ def _scores(
     folder = notes_folder(arguments.output_dir / entry.name, apart=jobs[0].note_apart)
     book = ScoreFile(folder / "evaluation_scores.jsonl")
     videos, prompts = [job.path for job in jobs], [job.prompt.text for job in jobs]
+    columns = ((reward, book.score(reward, videos, prompts)) for reward in rewards)
+    return _named((reward, {metric: np.array(values) for metric, values in of.items()}) for reward, of in columns)
+
+
+def _named(of_rewards: "Iterable[tuple[NamedReward, Mapping[str, np.ndarray]]]") -> dict[str, np.ndarray]:
+    """Put the metrics of several rewards together; one that is there already gets its reward's name."""
     found: dict[str, np.ndarray] = {}
-    for reward in rewards:
-        for metric, values in book.score(reward, videos, prompts).items():
-            found[metric if metric not in found else f"{reward.name}/{metric}"] = np.array(values)
+    for reward, metrics in of_rewards:
+        for metric, values in metrics.items():
+            found[metric if metric not in found else f"{reward.name}/{metric}"] = values
     return found
 
 

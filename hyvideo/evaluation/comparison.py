@@ -36,13 +36,16 @@ class Comparison:
     num_videos: int
 
 
-def compare(scores: Mapping[str, Mapping[str, np.ndarray]], rows: np.ndarray) -> Comparison:
+def compare(
+    scores: Mapping[str, Mapping[str, np.ndarray]], rows: np.ndarray, judged: Mapping[str, np.ndarray] | None = None
+) -> Comparison:
     """Compare models by their scores.
 
     Args:
         scores: model -> metric -> [N] scores of its videos, NaN for a failed one. The same N prompts and seeds in the
             same order for all; the first model is the one the others are compared with.
         rows: [N], which prompt each video is of.
+        judged: metric -> [N], whether it judges such a prompt at all; None if all do. Other NaNs are failures.
 
     Raises:
         ValueError: models have other metrics or numbers of videos than the first.
@@ -66,15 +69,24 @@ def compare(scores: Mapping[str, Mapping[str, np.ndarray]], rows: np.ndarray) ->
             }
             for name in metrics
         },
-        num_failed={m: {name: int(np.isnan(scores[m][name]).sum()) for name in metrics} for m in models},
+        num_failed={
+            m: {name: int((np.isnan(scores[m][name]) & (judged[name] if judged else True)).sum()) for name in metrics}
+            for m in models
+        },
         num_prompts=len(np.unique(rows)),
         num_videos=len(rows),
     )
 
 
-def with_overall(scores: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> dict[str, np.ndarray]:
-    """Put the weighted sum first, as `Overall`; NaN where a weighted metric failed."""
-    return {OVERALL: sum(weight * scores[name] for name, weight in weights.items()), **scores}
+def with_overall(
+    scores: Mapping[str, np.ndarray], weights: Mapping[str, float], judged: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Put the weighted sum first, as `Overall`; a metric that does not judge a prompt counts 0 there, as in training.
+
+    It is NaN where a weighted metric failed, and where `judged[OVERALL]` says that none judges the prompt.
+    """
+    total = sum(weight * np.where(judged[name], scores[name], 0.0) for name, weight in weights.items())
+    return {OVERALL: np.where(judged[OVERALL], total, math.nan), **scores}
 
 
 def _over_prompts(values: np.ndarray, rows: np.ndarray) -> Interval:

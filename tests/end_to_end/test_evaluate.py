@@ -96,11 +96,14 @@ def test_questions_of_the_csv_are_asked(greys: Path, tmp_path: Path, evaluate: E
     judge = write_vision_language_model(tmp_path / "judge", "qwen3_vl")
     checks = json.dumps([{"question": "Is it bright?", "answer": "yes"}])
     with (tmp_path / "checks.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([("prompt", "checks"), *((text, checks) for text in PROMPTS)])
+        csv.writer(file).writerows(
+            [("prompt", "checks"), *((text, checks) for text in PROMPTS[:-1]), (PROMPTS[-1], "")]
+        )
     asked = ["--prompts_csv", tmp_path / "checks.csv", "--rewards", f"vlm_checks={judge}", "--videos", "greys", greys]
     assert evaluate(*asked) == 0
     result = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
     assert 0 < result["means"]["greys"]["CHECKS"]["mean"] < 1
+    assert result["num_failed"]["greys"] == {"CHECKS": 0}, "a prompt without questions is no failure"
 
 
 def test_weights_of_overall_are_the_users(evaluate: Evaluate, greys: Path, tmp_path: Path):

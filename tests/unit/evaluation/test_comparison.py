@@ -55,10 +55,15 @@ def test_a_pair_with_a_failed_score_is_left_out_of_gain_and_win_rate():
     assert comparison.win_rates["TA"]["trained"]["base"].num == 2
 
 
-def test_overall_is_the_weighted_sum_and_fails_with_its_parts():
-    found = with_overall({"VQ": np.array([1.0, math.nan]), "TA": np.array([2.0, 3.0])}, {"VQ": 0.5, "TA": 1.0})
+def test_overall_is_the_weighted_sum_that_fails_with_its_parts_and_does_without_what_judges_no_such_prompt():
+    nan, weights = math.nan, {"VQ": 0.5, "TA": 1.0}
+    parts = {"VQ": np.array([1.0, nan, nan, nan]), "TA": np.array([2.0, 3.0, 4.0, nan])}
+    judged = {"VQ": np.array([True, True, False, False]), "TA": np.array([True, True, True, False])}
+    judged["Overall"] = judged["VQ"] | judged["TA"]
+    found = with_overall(parts, weights, judged)
     assert list(found) == ["Overall", "VQ", "TA"]
-    assert found["Overall"][0] == 2.5 and math.isnan(found["Overall"][1])
+    np.testing.assert_array_equal(found["Overall"], [2.5, nan, 4.0, nan])
+    assert compare({"base": found}, np.arange(4), judged).num_failed["base"] == {"Overall": 1, "VQ": 1, "TA": 0}
 
 
 def test_models_with_other_metrics_or_videos_are_refused():
