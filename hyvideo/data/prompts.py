@@ -28,6 +28,11 @@ class Prompt:
     seed: int | None
     ref_image_path: str | None
 
+    @property
+    def noise_index(self) -> int:
+        """What decides a sampled video's noise besides the seed: `index`, or 0 where the row has a seed of its own."""
+        return self.index if self.seed is None else 0
+
 
 def repeated(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
     """Return `count` of the prompts, from the first on again where there are fewer, each with another noise."""

@@ -222,7 +222,7 @@ def _generate(pipeline: HunyuanVideoGRPOPipeline, job: Job, request: Request, ne
     note = {key: value for key, value in note.items() if key != "ema" or value}  # as notes were before it existed
     note |= settings | {"prompt": job.prompt.text, "image_path": job.prompt.ref_image_path, "seed": job.seed}
     note |= {"fixed_size": f"{size[0]}x{size[1]}", "output_path": str(job.path), "weights": request.weights}
-    note["index"] = job.index
+    note["index"] = job.prompt.noise_index
     if job.is_finished(note):
         complain(f"{job.path} is finished already")
         return

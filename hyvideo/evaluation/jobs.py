@@ -42,11 +42,6 @@ class Job:
         """The JSON file that says how the video was made."""
         return note_path(self.path, apart=self.note_apart)
 
-    @property
-    def index(self) -> int:
-        """What decides the noise besides the seed: the prompt's number, or 0 if it has a seed of its own."""
-        return self.prompt.index if self.prompt.seed is None else 0
-
     def is_finished(self, note: dict[str, Any]) -> bool:
         """Whether the file is there and was made exactly as `note` says; older notes lack the index."""
         if not (self.path.is_file() and self.note.is_file()):
@@ -66,7 +61,7 @@ class Job:
         if not self.path.is_file():
             raise ValueError(f"There is no video '{self.path}'.")
         note = read_note(self.note.read_bytes(), str(self.note)) if self.note.is_file() else {}
-        for name, wanted in (("prompt", self.prompt.text), ("seed", self.seed), ("index", self.index)):
+        for name, wanted in (("prompt", self.prompt.text), ("seed", self.seed), ("index", self.prompt.noise_index)):
             if note.get(name, wanted) != wanted:
                 raise ValueError(
                     f"'{self.path}' was made with the {name} {note[name]!r}, here its row has {wanted!r}: give the CSV "

@@ -47,7 +47,7 @@ def sample_prompts(
             seeds=[seed if prompt.seed is None else prompt.seed for prompt in batch],
             stream="sample",
             round=0,
-            prompts=[prompt.index if prompt.seed is None else 0 for prompt in batch],
+            prompts=[prompt.noise_index for prompt in batch],
             generations=[0] * len(batch),
         )
         conditioning = pipeline.encode_prompts(batch, size)

@@ -19,7 +19,6 @@ from hyvideo.distributed.collectives import all_or_none, broadcast_from_main, re
 from hyvideo.distributed.gpus import this_gpu
 from hyvideo.distributed.layout import layout_of
 from hyvideo.models.loading import open_transformer, open_vae
-from hyvideo.models.reward_models.requested import about_the_guard, judge_of
 from hyvideo.models.reward_models.rewards import check_rewards
 from hyvideo.models.streaming import check_fit
 from hyvideo.planning.assumptions import Assumptions
@@ -71,11 +70,7 @@ def preflight(config: Config, planned: Plan | ValueError | None) -> str:
     with all_or_none():
         _check_weights(config)
         csvs = [*config.data.train_video_csv, *config.data.valid_video_csv]
-        where = (config.model.pretrained_model_root, config.rollout.video_fps, csvs)
-        check_rewards(config.reward, *where)
-        if judge := judge_of(config.reward):
-            with about_the_guard():
-                check_rewards(judge, *where)
+        check_rewards(config.reward, config.model.pretrained_model_root, config.rollout.video_fps, csvs)
     folder = open_folder(config, layout_of(config, world_size).dp_size, content)
     _check_folder(folder.path)
     plan = broadcast_from_main(lambda: _plan_or_raise(planned))

@@ -115,12 +115,8 @@ def _build_rewards(config: Config, device: torch.device) -> tuple[WeightedReward
         "video_fps": config.rollout.video_fps,
         "prompt_csvs": [*config.data.train_video_csv, *config.data.valid_video_csv],
     }
-    judging = judge_of(config.reward)
     check_rewards(config.reward, **where)
-    with about_the_guard():
-        if judging:
-            check_rewards(judging, **where)
-    reward = get_reward_fn(config.reward, device, **where)
+    reward, judging = get_reward_fn(config.reward, device, **where), judge_of(config.reward)
     with about_the_guard():
         return reward, get_reward_fn(judging, device, **where) if judging else None
 

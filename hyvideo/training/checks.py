@@ -101,7 +101,7 @@ def check_validated(config: Config, prompts: Sequence[Prompt], judge: WeightedRe
             f"{needed}: add prompts."
         )
     texts = [prompt.text for prompt in prompts[: config.validation.validation_num_videos]]
-    without = [text for text in texts if judge and not _judges(judge, text)]
+    without = [text for text in texts if judge and not judge.applies(text)]
     if len(texts) - len(without) < _FEWEST_COMPARED:
         names = " and ".join(choice.name for choice in read_requested_judges(config.reward))
         raise ValueError(
@@ -109,15 +109,6 @@ def check_validated(config: Config, prompts: Sequence[Prompt], judge: WeightedRe
             f"prompts that are validated, {needed}; it cannot judge {without[0]!r:.200}, for example. Validate other "
             "prompts, or name another judge."
         )
-
-
-def _judges(judge: WeightedReward, text: str) -> bool:
-    """Whether a reward judges videos of this prompt."""
-    try:
-        judge.check_prompts([text])
-    except ValueError:
-        return False
-    return True
 
 
 def known_sampling(config: Config) -> Mapping[str, Any] | None:

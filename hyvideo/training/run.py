@@ -257,6 +257,7 @@ class Run:
         checkpoints = self.folder.checkpoints
 
         def act() -> None:
+            """Write the file `best`, or remove it."""
             if look and (checkpoints / f"step_{look.step}").is_dir():
                 point_latest_at(checkpoints / f"step_{look.step}", BEST)
             else:

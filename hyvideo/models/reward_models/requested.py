@@ -61,7 +61,7 @@ def read_requested_rewards(config: RewardConfig) -> list[RequestedReward]:
 def judge_of(config: RewardConfig) -> RewardConfig | None:
     """Return the reward that judges a guarded run, in the form of one that trains it; None without a guard."""
     guard = config.reward_guard
-    return None if guard is None else replace(config, reward_config=guard, reward_credit=None)
+    return None if guard is None else replace(config, reward_config=guard, reward_credit=None, reward_guard=None)
 
 
 def read_requested_judges(config: RewardConfig) -> list[RequestedReward]:

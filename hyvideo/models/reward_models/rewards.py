@@ -19,9 +19,11 @@ from hyvideo.models.reward_models.registry import RewardContext, RewardModel, ch
 from hyvideo.models.reward_models.remote.client import RemoteReward
 from hyvideo.models.reward_models.requested import (
     RequestedReward,
+    about_the_guard,
     check_credit,
     check_metrics,
     check_options,
+    judge_of,
     read_requested_rewards,
 )
 
@@ -259,16 +261,22 @@ class WeightedReward:
         if self.credited is not None and judged:
             self(torch.full((1, num_frames, *size, 3), 128, dtype=torch.uint8), judged[:1], grid)
 
+    def applies(self, prompt: str) -> bool:
+        """Whether a weighted metric can judge videos of this prompt; rewards on a server say it only with scores."""
+        return any(scorer.model.applies(prompt) for scorer in self._weighted())
+
+    def _weighted(self) -> list[_Scorer]:
+        return [scorer for scorer in self._scorers if set(scorer.names.values()) & set(self.weights)]
+
     def check_prompts(self, prompts: Sequence[str]) -> str | None:
         """Return a warning if the weighted metrics judge no videos of some prompts; a ValueError if of none at all.
 
         Rewards on a server say it only with their scores.
         """
-        weighted = [scorer for scorer in self._scorers if set(scorer.names.values()) & set(self.weights)]
-        without = [p for p in prompts if not any(scorer.model.applies(p) for scorer in weighted)]
+        without = [prompt for prompt in prompts if not self.applies(prompt)]
         if not without:
             return None
-        names = " and ".join(scorer.choice.name for scorer in weighted)
+        names = " and ".join(scorer.choice.name for scorer in self._weighted())
         told = (
             f"{names} cannot judge the videos of {len(without)} of {len(prompts)} training prompts, such as "
             f"{without[0]!r:.200}"
@@ -348,7 +356,10 @@ def _context(config: RewardConfig, **where: Any) -> RewardContext:
 def check_rewards(
     config: RewardConfig, model_root: str | Path, video_fps: float, prompt_csvs: Sequence[str] = ()
 ) -> None:
-    """Refuse, by a ValueError, what `get_reward_fn` would refuse, as far as it shows without loading a network."""
+    """Refuse, by a ValueError, what `get_reward_fn` would refuse, as far as it shows without loading a network.
+
+    The judge of a guarded run is checked too.
+    """
     context = _context(config, model_root=Path(model_root), video_fps=video_fps, prompt_csvs=prompt_csvs)
     for choice in _checked_choices(config):
         if choice.url is None:
@@ -358,6 +369,9 @@ def check_rewards(
             check_metrics(choice, remote.metrics)
             if choice.name == config.reward_credit:
                 check_credit(choice, remote)
+    if judge := judge_of(config):
+        with about_the_guard():
+            check_rewards(judge, model_root, video_fps, prompt_csvs)
 
 
 def _checked_choices(config: RewardConfig) -> list[RequestedReward]:
