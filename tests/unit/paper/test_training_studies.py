@@ -110,6 +110,9 @@ def test_a_forecast_is_judged_by_the_order_of_what_came(tmp_path, monkeypatch):
     assert forecast.make_forecasts(budget) == (found["forecasts"], 0)  # what is published is not made again
     for other in (("--num_held_out", "8"), ("--rounds", "6")):
         assert forecast.make_forecasts(budget_of(tmp_path, *other)) == ({}, 0)
+    folder.mkdir(parents=True)
+    (folder / "forecast.json").write_text("{}")  # of older code, for example
+    assert forecast.make_forecasts(budget) == (found["forecasts"], 0)
 
 
 def test_a_forecast_without_order_does_not_hold():
