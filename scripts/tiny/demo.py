@@ -12,6 +12,8 @@ import time
 from collections.abc import Sequence
 
 import torch
+from pydantic_core import to_json
+from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
 from hyvideo.config.groups.grpo import GrpoConfig
@@ -21,7 +23,6 @@ from hyvideo.data.prompts import Prompt
 from hyvideo.distributed.collectives import gather
 from hyvideo.distributed.process_group import process_group
 from hyvideo.evaluation.improvement import HELD_OUT_VIDEOS, HeldOutGains, worst_median_best, write_held_out
-from hyvideo.models.reward_models.moving_shapes import correct
 from hyvideo.reports.before_after import BEFORE_AFTER, side_by_side
 from hyvideo.reports.plots import plot_reward_curve
 from hyvideo.reports.verdict import verdict_of
@@ -29,6 +30,7 @@ from hyvideo.training.assembly import build_training
 from hyvideo.training.run import Training
 from hyvideo.training.validation import Sampled, save_samples
 from scripts.tiny.comparison import gains, held_out_prompts
+from scripts.tiny.drift import DRIFT, appearance, drift
 
 NUM_HELD_OUT = 128
 NUM_SHOWN = 8
@@ -85,20 +87,24 @@ def _train_and_compare(training: Training) -> None:
     training.run.journal.console.info("sampling the same prompts and seeds with the trained model ...")
     after = training.run.validation.sample(prompts)
     _save_pairs(training, before, after, prompts)
-    hits = [share_of_hits(sampled, prompts) for sampled in (before, after)]
+    drifted = drift(*(looks(sampled, prompts) for sampled in (before, after)))
     if training.run.mesh.is_main:
         _write(training, before, after, prompts)
+        (training.run.folder.path / DRIFT).write_bytes(to_json(drifted, indent=1, inf_nan_mode="constants"))
+        hits = drifted.changes["hits"].gain
         training.run.journal.console.info(
-            f"videos with the right shape in its full colour: {hits[0]:.0%} before, {hits[1]:.0%} after"
+            f"videos with the right shape in its full colour: {hits.before:.0%} before, {hits.after:.0%} after\n"
+            f"what the reward does not see: {drifted}"
         )
         training.run.journal.console.info(f"{(time.monotonic() - started) / 60:.1f} minutes")
     training.run.journal.console.close()
 
 
-def share_of_hits(sampled: Sampled, prompts: Sequence[Prompt]) -> float:
-    """Return the share of the videos of all ranks that strictly show their prompt's shape and colour."""
-    own = correct(sampled.videos, [prompts[number].text for number in sampled.numbers])
-    return float(torch.cat(gather(own)).float().mean())
+def looks(sampled: Sampled, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
+    """Return the `appearance` of the videos of all ranks, by prompt; every rank must call it."""
+    own = appearance(sampled.videos, [prompts[number].text for number in sampled.numbers])
+    numbers = torch.cat(gather(torch.tensor(list(sampled.numbers))))
+    return {name: torch.cat(gather(look))[numbers.argsort()] for name, look in own.items()}
 
 
 def _save_pairs(training: Training, before: Sampled, after: Sampled, prompts: Sequence[Prompt]) -> None:

@@ -26,20 +26,18 @@ from hyvideo.data.prompts import Prompt
 from hyvideo.data.randomness import generator_for
 from hyvideo.evaluation.improvement import HELD_OUT, HeldOutGains, read_held_out, write_held_out
 from hyvideo.evaluation.intervals import seed_interval
-from hyvideo.evaluation.paired import Gain, paired_gain
+from hyvideo.evaluation.paired import Gain
 from hyvideo.models.reward_models.rewards import Scores, WeightedReward
 from hyvideo.training.assembly import build_training
 from hyvideo.training.run import Training
 from hyvideo.training.validation import Sampled
 from scripts.tiny.comparison import gains, held_out_prompts
-from scripts.tiny.drift import appearance
+from scripts.tiny.drift import DRIFT, LEVELS, Drift, appearance, drift
 
 KINDS = ("true", "shuffled")
 SETTINGS = ("--config", "configs/tiny.yaml", "configs/demo.yaml", "--validation_interval", "0", "--base_interval", "0")
 TUNED_ON = 128
 """Held-out prompts that the demo's settings were chosen by: the first ones."""
-
-DRIFT = "drift.json"
 
 
 class ShuffledReward:
@@ -80,8 +78,10 @@ def main(argv: list[str]) -> int:
                 folder = arguments.output_dir / f"{kind}-{seed}"
                 if not (folder / HELD_OUT).is_file():
                     _train_and_compare(folder, seed, kind == "shuffled", arguments.num_held_out, flags)
-                for name, gain in _found(folder).items():  # the interval is over the held-out videos
+                gains, drifted = _found(folder)
+                for name, gain in {**gains, **drifted.changes}.items():  # the interval is over the held-out videos
                     print(f"{folder.name:17s} {name:10s} {gain}", flush=True)
+                print(f"{folder.name:17s} {drifted}", flush=True)
         for kind in arguments.kinds:
             _print_mean([arguments.output_dir / f"{kind}-{seed}" for seed in arguments.seeds], kind)
     except (ValueError, OSError) as error:
@@ -105,8 +105,7 @@ def _train_and_compare(folder: Path, seed: int, shuffled: bool, num_held_out: in
         sys.exit("stopped; start the same command again to go on")
     after = training.run.validation.sample(prompts)
     looks = [appearance(sampled.videos, texts) for sampled in (before, after)]
-    drift = {name: paired_gain(look, looks[1][name]) for name, look in looks[0].items()}
-    (folder / DRIFT).write_bytes(to_json(drift, indent=1, inf_nan_mode="constants"))
+    (folder / DRIFT).write_bytes(to_json(drift(*looks), indent=1, inf_nan_mode="constants"))
     write_held_out(folder, HeldOutGains(training.run.state.step, gains(before.scores, after.scores)))
     training.run.journal.console.close()
 
@@ -130,18 +129,26 @@ def _base(training: Training, prompts: list[Prompt], folder: Path) -> Sampled:
     return Sampled(range(len(prompts)), content["videos"], Scores(**content["scores"]))
 
 
-def _found(folder: Path) -> dict[str, Gain]:
-    """Read a finished run's gains, and after them its drift."""
-    return read_held_out(folder).gains | TypeAdapter(dict[str, Gain]).validate_json((folder / DRIFT).read_bytes())
+def _found(folder: Path) -> tuple[dict[str, Gain], Drift]:
+    """Read a finished run's gains and its drift."""
+    return read_held_out(folder).gains, TypeAdapter(Drift).validate_json((folder / DRIFT).read_bytes())
 
 
 def _print_mean(folders: list[Path], kind: str) -> None:
-    """Print one line per metric: the mean over runs and its interval over them, which is what training is good for."""
-    of_runs = [_found(folder) for folder in folders]
-    for name in of_runs[0]:
-        interval = seed_interval([gains[name].mean for gains in of_runs])
-        share = sum(gains[name].in_base_std for gains in of_runs) / len(of_runs)
-        print(f"{f'{kind}, {len(folders)} seeds':17s} {name:10s} {interval}, {share:+.2f} base std", flush=True)
+    """Print one line per number: the mean over runs and its interval over them, which is what training is good for."""
+    found, runs = [_found(folder) for folder in folders], f"{kind}, {len(folders)} seeds"
+    paired = [gains | {name: change.gain for name, change in drifted.changes.items()} for gains, drifted in found]
+    for name in paired[0]:
+        interval = seed_interval([gains[name].mean for gains in paired])
+        share = sum(gains[name].in_base_std for gains in paired) / len(paired)
+        print(f"{runs:17s} {name:10s} {interval}, {share:+.2f} base std", flush=True)
+    for name in found[0][1].changes:
+        moved = seed_interval([drifted.changes[name].moved for _, drifted in found])
+        spread = [seed_interval(values) for values in zip(*(d.changes[name].spread for _, d in found), strict=True)]
+        print(f"{runs:17s} {name:10s} moved {moved}, spread {spread[0]} to {spread[1]}", flush=True)
+    for name in LEVELS:
+        shares = [seed_interval(values) for values in zip(*(d.backgrounds[name] for _, d in found), strict=True)]
+        print(f"{runs:17s} {name:10s} backgrounds {shares[0]} to {shares[1]}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,26 @@
 """What the drift log sees of changes that the reward hardly sees."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
 from hyvideo.models.reward_models.moving_shapes import Scene
-from scripts.tiny.clips import render, sample_clip
-from scripts.tiny.drift import appearance
+from scripts.tiny.clips import BACKGROUNDS, render, sample_clip
+from scripts.tiny.drift import appearance, drift
 
-SCENES = [Scene(colour, "square", "left", "slowly") for colour in ("red", "green", "blue")]
+SCENES = [Scene(colour, "square", "left", "slowly") for colour in ("red", "green", "blue")] * 4
 PROMPTS = [f"a {scene.colour} square moves slowly to the left" for scene in SCENES]
-CLEAN = render([sample_clip(scene, random.Random(1)) for scene in SCENES])
+CLIPS = [sample_clip(scene, random.Random(1)) for scene in SCENES]
+
+
+def on(*greys: int) -> torch.Tensor:
+    """Render the clips on these backgrounds in turn."""
+    return render([replace(clip, background=(greys[i % len(greys)],) * 3) for i, clip in enumerate(CLIPS)])
+
+
+CLEAN = on(*BACKGROUNDS, *BACKGROUNDS[::-1])
 
 
 def dotted(videos: torch.Tensor) -> torch.Tensor:
@@ -27,14 +36,36 @@ def dotted(videos: torch.Tensor) -> torch.Tensor:
         (lambda videos: videos - 12, {"background"}),
         (lambda videos: videos + torch.tensor([9, 0, 0]), {"red", "green", "blue", "background"}),
         (dotted, {"roughness"}),
-        (lambda videos: videos.flip(0), {"hits"}),
+        (lambda videos: videos.roll(1, 0), {"hits", "background"}),
     ],
 )
 def test_each_change_moves_its_own_measure(change, moved):
     before = appearance(CLEAN, PROMPTS)
-    assert before["hits"].all() and before["background"].amax() < 2
-    after = appearance(change(CLEAN.short()).clamp(0, 255).to(torch.uint8), PROMPTS)
-    difference = {name: float((after[name] - before[name]).abs().mean()) for name in before}
+    assert before["hits"].all()
+    found = drift(before, appearance(change(CLEAN.short()).clamp(0, 255).to(torch.uint8), PROMPTS))
     tolerance = {"hits": 0.5, "background": 1.5, "roughness": 0.3}
-    colours = {"red", "green", "blue"} if moved == {"hits"} else set()
-    assert {name for name, size in difference.items() if size > tolerance.get(name, 0.4)} - colours == moved
+    colours = {"red", "green", "blue"} if "hits" in moved else set()
+    differ = {name for name, change in found.changes.items() if change.moved > tolerance.get(name, 0.4)}
+    assert differ - colours == moved
+
+
+def test_backgrounds_that_collapse_to_one_level_show_though_their_mean_and_nearest_levels_stay():
+    before, after = (appearance(videos, PROMPTS) for videos in (CLEAN, on(BACKGROUNDS[1])))
+    found = drift(before, after)
+    assert found.backgrounds == {
+        "dark": (pytest.approx(1 / 3), 0),
+        "grey": (pytest.approx(1 / 3), 1),
+        "light": (pytest.approx(1 / 3), 0),
+    }
+    change = found.changes["background"]
+    assert abs(change.gain.mean) < 1  # as many rise as fall: the mean alone says that nothing happened
+    assert change.moved == pytest.approx(2 / 3 * 88, abs=1)
+    assert change.spread[0] > 70 and change.spread[1] < 1
+    assert "dark backgrounds 33% before, 0% after; grey 33%, 100%; light 33%, 0%" in str(found)
+
+
+def test_the_same_videos_do_not_drift():
+    looks = appearance(CLEAN, PROMPTS)
+    found = drift(looks, looks)
+    assert all(change.moved == 0 and change.spread[0] == change.spread[1] for change in found.changes.values())
+    assert all(before == after for before, after in found.backgrounds.values())
