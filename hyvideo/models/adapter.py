@@ -92,8 +92,8 @@ def lora_config(rank: int, alpha: int, target_modules: Sequence[str]) -> LoraCon
 
     The second matrix starts at zero, so the policy starts as the base model. A ValueError refuses an absurd alpha.
     """
-    if not abs(alpha) < 2**31:
-        raise ValueError(f"the alpha of an adapter is {alpha!r:.40}, expected less than 2^31.")
+    if not abs(alpha) < 2**64:
+        raise ValueError(f"the alpha of an adapter is {alpha!r:.40}, expected less than 2^64.")
     theirs = {name: modules_of_original(name) for name in target_modules}
     chosen = list(target_modules)
     if any(theirs.values()):  # PEFT takes names, or one pattern

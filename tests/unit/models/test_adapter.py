@@ -100,7 +100,7 @@ def test_an_adapter_that_is_named_in_another_way_is_told_what_is_expected(policy
         load_lora(policy, tmp_path / ADAPTER_FILE)
 
 
-@pytest.mark.parametrize("alpha", [10**400, -(2**31)], ids=["huge", "negative"])
+@pytest.mark.parametrize("alpha", [10**400, -(2**64)], ids=["huge", "negative"])
 def test_an_absurd_alpha_is_refused(alpha):
     with pytest.raises(ValueError, match="the alpha of an adapter is .*, expected less than"):
         lora_config(4, alpha, ["to_q"])

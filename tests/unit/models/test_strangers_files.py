@@ -263,7 +263,10 @@ def test_a_rank_beyond_the_tensors_takes_no_memory(adapter, tmp_path, settings):
     assert made.largest < 2**19
 
 
-@pytest.mark.parametrize("facts", [{"rank": 8192}, {"target_modules": [".*"]}, {"target_modules": ["proj_out"]}])
+FACTS = [{"rank": 8192}, {"alpha": 10**400}, {"target_modules": [".*"]}, {"target_modules": ["proj_out"]}]
+
+
+@pytest.mark.parametrize("facts", FACTS, ids=["rank", "alpha", "pattern", "module"])
 def test_facts_beyond_the_tensors_take_no_memory(tmp_path, facts):
     policy = prepare_policy(build_transformer(), gradient_checkpointing=False, lora=ADAPTER)
     trained = trainable_parameters(policy)
