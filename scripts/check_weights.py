@@ -9,7 +9,6 @@ from pathlib import Path
 
 from hyvideo.config.flags import Parser
 from hyvideo.config.outside import complain
-from hyvideo.models.encoders import check_tokenizer
 from hyvideo.models.loading import open_transformer, open_vae
 from hyvideo.models.model_folder import check_layout, is_diffusers_layout, original_files
 from hyvideo.models.streaming import check_fit
@@ -41,14 +40,10 @@ def _folders(root: Path, version: str | None) -> list[Path]:
     checked = [Path(source.where), Path(vae_source.where)]
     if is_diffusers_layout(root):
         others = [root / name for name in ("text_encoder", "text_encoder_2", "image_encoder")]
-        tokenizers = [root / "tokenizer", root / "tokenizer_2"]
     else:
         files = original_files(checked[0].name)
         others = [root / folder for folder in files if folder.startswith(("text_encoder", "vision_encoder"))]
         others = [path for folder in others for path in (folder, folder / "image_encoder", folder / "checkpoints")]
-        tokenizers = [root / "text_encoder" / "llm", root / "text_encoder" / "byt5-small"]
-    for folder in tokenizers:
-        check_tokenizer(folder)
     for folder in others:
         if any(folder.glob("*.safetensors")):
             SafetensorsFolder(folder)

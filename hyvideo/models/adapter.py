@@ -90,8 +90,10 @@ def configured_adapter(model: ModelConfig) -> LoraConfig | None:
 def lora_config(rank: int, alpha: int, target_modules: Sequence[str]) -> LoraConfig:
     """Return the adapter's configuration; the modules are named by the end of their path here or in the original.
 
-    The second matrix starts at zero, so the policy starts as the base model.
+    The second matrix starts at zero, so the policy starts as the base model. A ValueError refuses an absurd alpha.
     """
+    if not abs(alpha) < 2**64:
+        raise ValueError(f"the alpha of an adapter is {alpha!r:.40}, expected less than 2^64.")
     theirs = {name: modules_of_original(name) for name in target_modules}
     chosen = list(target_modules)
     if any(theirs.values()):  # PEFT takes names, or one pattern
@@ -122,6 +124,8 @@ def draw_adapter(transformer: HunyuanVideo15Transformer3DModel, seed: int) -> No
 
 def check_lora(folder: str | Path) -> Path:
     """Return the adapter's file in `folder`, which may be a checkpoint with one in `lora`, or raise a ValueError."""
+    if Path(folder).is_file():
+        raise ValueError(f"lora path: '{folder}' is a file. Name the folder that holds it, as {ADAPTER_FILE}.")
     places = [Path(folder) / inner / ADAPTER_FILE for inner in (".", "lora", f"lora/{ADAPTER}")]
     for path in places:
         if path.is_file():
@@ -184,9 +188,12 @@ def _read_settings(note: str) -> dict[str, Any]:
 
 
 def _require_finite(tensors: Mapping[str, Tensor]) -> None:
-    """Raise a ValueError unless there are tensors, all of them of real numbers."""
-    if not tensors:
-        raise ValueError("it holds no tensors")
+    """Raise a ValueError unless there are tensors, all of them of real numbers and some named as those of LoRA here."""
+    if not any(".lora_B." in name and tensor.ndim > 1 for name, tensor in tensors.items()):
+        raise ValueError(
+            f"it holds {', '.join(sorted(tensors))[:200] or 'no tensors'}; expected matrices <module>.lora_A.weight "
+            "and <module>.lora_B.weight of modules named as in diffusers or in the original. Rename them"
+        )
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():
             raise ValueError(f"{name[:200]} is of {tensor.dtype}")

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from hyvideo.models.conversion import Naming, Part
-from hyvideo.models.model_folder import is_diffusers_layout, read_json, readable
+from hyvideo.models.model_folder import check_component, is_diffusers_layout, read_json, readable
 from hyvideo.models.streaming import fill
 from hyvideo.models.weight_files import SafetensorsFolder, StateDict, WeightSource, read_pickled
 
@@ -55,22 +55,11 @@ def load_encoders(
         glyphs = _glyph_encoder(root, device) if is_diffusers_layout(root) else _original_glyphs(text.parent, device)
         encoders = dict(zip(("text_encoder_2", "tokenizer_2"), glyphs, strict=True))
         encoders["text_encoder"] = _language_model(text, dtype, device)
-        encoders["tokenizer"] = _tokenizer(AutoTokenizer, tokenizer)
+        encoders["tokenizer"] = _from_folder(AutoTokenizer, tokenizer)
         if vision:
             encoders["image_encoder"] = vision_model = _vision_model(image_encoder, dtype, device)
             encoders["feature_extractor"] = _image_processor(image_processor, vision_model)
     return encoders
-
-
-def check_tokenizer(folder: Path) -> None:
-    """Raise a ValueError unless the files of a tokenizer are JSON: the library does not name the one that is not."""
-    for path in sorted(folder.glob("*.json")):
-        read_json(path)
-
-
-def _tokenizer(kind: type, folder: Path) -> PreTrainedTokenizerBase:
-    check_tokenizer(folder)
-    return _from_folder(kind, folder)
 
 
 def _from_folder(kind: type, folder: Path) -> Any:
@@ -78,8 +67,9 @@ def _from_folder(kind: type, folder: Path) -> Any:
 
     Raises:
         OSError: a file is missing.
-        ValueError: it cannot be loaded without running code of its own.
+        ValueError: it names files of another place, or cannot be loaded without running code of its own.
     """
+    check_component(folder)
     try:
         return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except ValueError as error:
@@ -107,7 +97,7 @@ def _language_model(folder: Path, dtype: torch.dtype | None, device: torch.devic
 def _vision_model(folder: Path, dtype: torch.dtype | None, device: torch.device | None) -> SiglipVisionModel:
     """Load a SigLIP; checkpoints of other versions of the library keep its tensors below `vision_model.`."""
     with init_empty_weights():
-        model = SiglipVisionModel(SiglipVisionConfig.from_pretrained(folder, local_files_only=True))
+        model = SiglipVisionModel(_from_folder(SiglipVisionConfig, folder))
     return _filled(model, folder, ("vision_model.",), dtype, device)
 
 
@@ -129,15 +119,15 @@ def _filled(
 def _glyph_encoder(root: Path, device: torch.device | None) -> tuple[T5EncoderModel, PreTrainedTokenizerBase]:
     """Load the glyph encoder and its tokenizer as the library saves them."""
     folder = root / "text_encoder_2"
-    config, source = T5Config.from_pretrained(folder, local_files_only=True), SafetensorsFolder(folder)
+    config, source = _from_folder(T5Config, folder), SafetensorsFolder(folder)
     held = _SHARED if _SHARED in source.shapes else _EMBEDDING
     model = _filled_t5(config, source, lambda name: Part(held if name in (_SHARED, _EMBEDDING) else name), device)
-    return model, _tokenizer(ByT5Tokenizer, root / "tokenizer_2")
+    return model, _from_folder(ByT5Tokenizer, root / "tokenizer_2")
 
 
 def _original_glyphs(text: Path, device: torch.device | None) -> tuple[T5EncoderModel, PreTrainedTokenizerBase]:
     """Load ByT5 with the glyph weights of its training, and its tokenizer with the tokens of colours and fonts."""
-    tokenizer, glyph = _tokenizer(ByT5Tokenizer, text / "byt5-small"), text / "Glyph-SDXL-v2"
+    tokenizer, glyph = _from_folder(ByT5Tokenizer, text / "byt5-small"), text / "Glyph-SDXL-v2"
     colours, fonts = (
         read_json(glyph / "assets" / f"{name}.json") for name in ("color_idx", "multilingual_10-lang_idx")
     )
@@ -146,7 +136,7 @@ def _original_glyphs(text: Path, device: torch.device | None) -> tuple[T5Encoder
     tokenizer.add_tokens(tokens, special_tokens=True)
     path = glyph / "checkpoints" / "byt5_model.pt"
     mine = {name: tensor for name, tensor in read_pickled(path).items() if name.startswith(GLYPH_PREFIX)}
-    config = T5Config.from_pretrained(text / "byt5-small", local_files_only=True)
+    config = _from_folder(T5Config, text / "byt5-small")
     config.vocab_size = len(tokenizer)
 
     def naming(name: str) -> Part:

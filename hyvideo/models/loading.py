@@ -25,7 +25,7 @@ from hyvideo.models.encoders import load_encoders
 from hyvideo.models.model_folder import (
     check_diffusers_layout,
     check_layout,
-    check_sizes,
+    check_values,
     is_diffusers_layout,
     read_json,
     task_of,
@@ -171,7 +171,7 @@ def load_pipeline(
 
 def _empty(model_class: type[nn.Module], config: dict[str, Any], folder: Path) -> nn.Module:
     """Make a network of `config` without memory for its weights."""
-    check_sizes(config, folder / "config.json")
+    check_values(config, folder / "config.json")
     try:
         with init_empty_weights(), without_diffusers_logs():
             return model_class.from_config(config)

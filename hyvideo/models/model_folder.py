@@ -4,7 +4,8 @@ The original layout is that of the authors' downloads, below one root with sever
 holds one model, and the bundled tiny base is in it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,28 @@ HOW_TO_GET = (
     "python post_train.py --config configs/tiny.yaml configs/demo.yaml"
 )
 
-MAX_SIZE, MAX_LAYERS = 2**20, 1000
-"""Bounds on what a config.json may ask for: a network is made before its weights can show that it is another."""
+_LIMITS = {
+    "layers|depth|^extra_ids$": 1000,
+    "^(height|width|crop_size|pad_size)$": 2**12,
+    "pixels|_edge$": 2**26,
+    "theta": 2**33,
+    "^model_max_length$": 2**128,  # published so, for no limit
+    "": 2**20,
+}
+"""Bounds on the numbers in a JSON, by their names: networks and images are made before anything shows them absurd."""
 
+_NAMES_FILES = re.compile(
+    r".*(?<!name_or)_(files?|path)|.*_implementation|vocab|merges|tokenizer_object|init_inputs|transformers_weights"
+)
+"""Settings by which a library reads further files."""
+
+_WITHOUT_EFFECT = ("tokenizer_file", "special_tokens_map_file")
+"""Of these, what published tokenizers say in tokenizer_config.json, where the library does not obey it."""
+
+_NO_FOLDER = (
+    "there is no folder '{}' on this machine, and names on the Hub are not looked up: download_weights.sh fetches "
+    "weights (checkpoints-download.md)"
+)
 _SUGGESTED_VERSION = "480p_t2v"  # by messages, when the user named none
 _REPOSITORY = "hf download tencent/HunyuanVideo-1.5 --local-dir {root} --include '{folder}/*'"
 _COMMANDS = {
@@ -85,10 +105,12 @@ def check_layout(root: str | Path, version: str | None, *, with_reward: bool = F
     ValueError names each missing file with the command that fetches it, or says that the version is not there.
     """
     root = Path(root)
+    if root.exists():
+        local_folder(root, "pretrained_model_root")
     if is_diffusers_layout(root):
         check_diffusers_layout(root)
         for name in ("guider", "scheduler"):  # these may be missing
-            check_files(root / name)
+            check_component(root / name)
         if task_of(root, version) == "i2v":
             check_diffusers_layout(root, (*DIFFUSERS_COMPONENTS, "image_encoder", "feature_extractor"))
         return root
@@ -100,7 +122,9 @@ def check_layout(root: str | Path, version: str | None, *, with_reward: bool = F
         if (absent := [pattern for pattern in patterns if not any((root / folder).glob(pattern))])
     )
     if listed:
-        raise ValueError(f"pretrained_model_root: weights are missing for version {version}:\n{listed}\n{HOW_TO_GET}")
+        absent = "" if root.exists() else f"{_NO_FOLDER.format(root)}; "
+        said = f"pretrained_model_root: {absent}weights are missing for version {version}"
+        raise ValueError(f"{said}:\n{listed}\n{HOW_TO_GET}")
     for folder in original_files(version):
         check_component(root / folder)
     return root
@@ -131,7 +155,7 @@ def transformer_folder(root: str | Path, version: str | None) -> Path:
 
     `version` is that of the original layout (None: the only one there); the diffusers layout holds one, and ignores it.
     """
-    root = Path(root)
+    root = local_folder(root, "pretrained_model_root")
     if is_diffusers_layout(root):
         return check_diffusers_layout(root, ("transformer",)) / "transformer"
     folder = root / "transformer" / chosen_version(root, version)
@@ -140,26 +164,74 @@ def transformer_folder(root: str | Path, version: str | None) -> Path:
 
 
 def check_component(folder: Path) -> None:
-    """Refuse a folder in which a library would wait for a pipe, follow a file to other weights or fill the memory."""
+    """Refuse a folder in which a library would wait for a pipe, follow a file to other places or fill the memory.
+
+    Called before any library reads the folder. Links are followed, because downloaders make them.
+    """
     check_files(folder)
-    for path in folder.rglob("adapter_config.json"):
-        raise ValueError(
-            f"'{path}' would make the library read other weights, at a place that it names. Move it away: adapters are "
-            "given by --pretrained_lora_path or --lora_path."
-        )
-    for path in folder.rglob("config.json"):
-        check_sizes(read_json(path), path)
+    for path in sorted(folder.rglob("*.json")):
+        if path.name == "adapter_config.json":
+            raise ValueError(
+                f"'{path}' would make the library read other weights, at a place that it names. Move it away: adapters "
+                "are given by --pretrained_lora_path or --lora_path."
+            )
+        if path.name.endswith(".index.json"):
+            read_index(path)
+        elif "config" in path.name or path.name == "special_tokens_map.json":
+            check_values(read_json(path), path)
+        elif path.name == "added_tokens.json":
+            check_values(list(read_json(path).values()), path, "a token's number")
+        elif path.name in ("tokenizer.json", "vocab.json"):
+            read_json(path)  # the library does not say which file is damaged
 
 
-def check_sizes(config: Mapping[str, Any], path: Path) -> None:
-    """Raise a ValueError if a number in the configuration at `path` is larger than that of any network."""
-    for name, value in config.items():
-        limit = MAX_LAYERS if "layers" in name or "depth" in name else MAX_SIZE
-        for each in value if isinstance(value, list) else [value]:
-            if isinstance(each, dict):
-                check_sizes(each, path)
-            elif isinstance(each, int | float) and not abs(each) < limit:
-                raise ValueError(f"'{path}': {name} is {value!r:.80}, expected less than {limit}.")
+def check_values(config: Mapping[str, Any] | Sequence[Any], path: Path, key: str = "") -> None:
+    """Raise a ValueError if a value in the JSON file `path` is larger than that of any model, or names another place.
+
+    `config` is the file's content, or what it has under `key`.
+    """
+    for name, value in config.items() if isinstance(config, Mapping) else ((key, each) for each in config):
+        if isinstance(value, Mapping | list | tuple):
+            check_values(value, path, name)
+        limit = next(limit for pattern, limit in _LIMITS.items() if re.search(pattern, name))
+        for number in (value, float(name) if name.isdecimal() else 0):
+            if isinstance(number, int | float) and not abs(number) < limit:
+                raise ValueError(f"'{path}': {name:.80} is {value!r:.80}, expected less than {limit}.")
+        if name in _WITHOUT_EFFECT and path.name == "tokenizer_config.json":
+            continue
+        if isinstance(value, str) and any(map(_NAMES_FILES.fullmatch, (key, name))) and not _is_beside(value):
+            raise ValueError(
+                f"'{path}': {name} would make the library read {value!r:.80}. A file of weights may name only files "
+                "beside it. Remove this setting."
+            )
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """Return tensor -> file name as an index of weights says; a ValueError if it names what does not lie beside it."""
+    try:
+        weight_map = dict(from_json(read_file(path))["weight_map"])
+        for file in weight_map.values():
+            safe = path.name.endswith(".safetensors.index.json")
+            if not (_is_beside(file) and (file.endswith(".safetensors") or not safe)):
+                raise ValueError(f"expected the name of a *.safetensors file beside it, received {file!r:.80}")
+        return weight_map
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"'{path}' is not a readable index of weights ({error!r}). Download it again.") from error
+
+
+def _is_beside(name: object) -> bool:
+    return isinstance(name, str) and Path(name).name == name.removeprefix("./")
+
+
+def local_folder(path: str | Path, setting: str) -> Path:
+    """Return the folder `path` of a setting; a ValueError if there is none, or it only holds the Hub's snapshots."""
+    path = Path(path)
+    if path.name.startswith("models--") and (snapshots := sorted((path / "snapshots").glob("*"))):
+        files = " or ".join(f"'{snapshot}'" for snapshot in snapshots)
+        raise ValueError(f"{setting}: '{path}' is a folder of the Hub's cache. Name the one with the files: {files}")
+    if not path.is_dir():
+        raise ValueError(f"{setting}: {_NO_FOLDER.format(path)}.")
+    return path
 
 
 @contextmanager

@@ -5,15 +5,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from pydantic_core import from_json
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hyvideo.config.outside import read_file
-from hyvideo.models.model_folder import readable
+from hyvideo.models.model_folder import read_index, readable
 
 MAPPED_BYTES = 2**28
 """A file is reopened after this many bytes: what was read from a mapped file stays in memory until it is closed."""
+
+_PRECISIONS = ("F64", "F32", "F16", "BF16", torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_INDICES = ("I64", "BOOL", torch.int64, torch.bool)  # the types of buffers such as `position_ids`
 
 
 class WeightSource(ABC):
@@ -40,7 +41,8 @@ class SafetensorsFolder(WeightSource):
     """The safetensors files of one folder: a single one, or shards with their index.
 
     Raises:
-        ValueError: none there, a shard of the index is missing, a file is damaged, or index and files disagree.
+        ValueError: none there, a shard of the index is missing, a file is damaged, index and files disagree, or weights
+            are quantized.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -52,11 +54,12 @@ class SafetensorsFolder(WeightSource):
         for path in _safetensors_files(folder):
             handle = _opened(path)
             for name in handle.offset_keys():
-                self._file_of[name] = path
-                self.shapes[name] = tuple(handle.get_slice(name).get_shape())
+                view, self._file_of[name] = handle.get_slice(name), path
+                self.shapes[name] = tuple(view.get_shape())
+                check_precision(name, view.get_dtype(), path)
         for index in folder.glob("*.safetensors.index.json"):
             held = {(name, path.name) for name, path in self._file_of.items()}
-            if differing := sorted(set(_weight_map(index).items()) ^ held):
+            if differing := sorted(set(read_index(index).items()) ^ held):
                 names = ", ".join(f"{name} ({file})" for name, file in differing[:10])
                 raise ValueError(
                     f"'{index}' and its files disagree about {len(differing)} entries: {names}"
@@ -83,17 +86,28 @@ class SafetensorsFolder(WeightSource):
 
 
 class StateDict(WeightSource):
-    """Tensors in memory (or mapped there by `torch.load(mmap=True)`) as a weight source."""
+    """Tensors in memory (or mapped there by `torch.load(mmap=True)`) as a weight source; none may be quantized."""
 
     def __init__(self, tensors: Mapping[str, Tensor], where: str) -> None:
         self.where = where
         self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         self._tensors = tensors
+        for name, tensor in tensors.items():
+            check_precision(name, tensor.dtype, where)
 
     def read(self, name: str, rows: Sequence[tuple[int, int]] | None) -> Tensor:
         """Return tensor `name`, or its row ranges `rows` one after the other."""
         tensor = self._tensors[name]
         return tensor if rows is None else torch.cat([tensor[start:stop] for start, stop in rows])
+
+
+def check_precision(name: str, dtype: str | torch.dtype, where: str | Path) -> None:
+    """Raise a ValueError if a tensor of the file `where` is quantized: read as numbers, it would sample noise."""
+    if dtype not in _PRECISIONS and (dtype not in _INDICES or name.endswith(("weight", "bias"))):
+        raise ValueError(
+            f"'{where}': {name} is of {dtype}, so its weights are quantized, and this project does not scale them "
+            "back. Use the bf16, fp16 or fp32 weights of this model."
+        )
 
 
 def read_pickled(path: Path) -> dict[str, Tensor]:
@@ -120,7 +134,7 @@ def _safetensors_files(folder: Path) -> list[Path]:
     """Return the safetensors files in `folder`: those its index names, or all there are; a ValueError without any."""
     files = sorted(folder.glob("*.safetensors"))
     for index in sorted(folder.glob("*.safetensors.index.json"))[:1]:
-        named = set(_weight_map(index).values())
+        named = set(read_index(index).values())
         files = [path for path in files if path.name in named]
         if missing := sorted(named - {path.name for path in files}):
             raise ValueError(
@@ -130,17 +144,6 @@ def _safetensors_files(folder: Path) -> list[Path]:
     if not files:
         raise ValueError(f"'{folder}' holds no *.safetensors file. Expected the weights of this component there.")
     return files
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    """Return tensor -> file name as the index says."""
-    try:
-        weight_map = dict(from_json(read_file(index))["weight_map"])
-        if not all(isinstance(file, str) for file in weight_map.values()):
-            raise ValueError("expected a file name for every tensor")
-        return weight_map
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"'{index}' is not a readable index of weights ({error!r}). Download it again.") from error
 
 
 def _opened(path: Path) -> safe_open:

@@ -14,7 +14,7 @@ from transformers import AutoConfig, Qwen2_5_VLTextConfig, SiglipVisionConfig, T
 from hyvideo.config.schema import ModelConfig, RewardConfig
 from hyvideo.models.diffusers_logging import without_diffusers_logs
 from hyvideo.models.loading import TILE_OVERLAP, open_transformer, open_vae
-from hyvideo.models.model_folder import check_layout, is_diffusers_layout, versions_in
+from hyvideo.models.model_folder import check_component, check_layout, is_diffusers_layout, versions_in
 from hyvideo.models.reward_models.requested import loaded_rewards
 from hyvideo.models.vae import allow_batches
 from hyvideo.models.weight_files import SafetensorsFolder
@@ -172,6 +172,7 @@ def _encoder_bytes(root: Path, task: str) -> int:
         glyph = _in_files(root / "text_encoder_2")
     else:
         text, vision = root / "text_encoder" / "llm", root / "vision_encoder" / "siglip" / "image_encoder"
+        check_component(root / "text_encoder" / "byt5-small")
         config = T5Config.from_pretrained(root / "text_encoder" / "byt5-small", local_files_only=True)
         with init_empty_weights():
             glyph = T5EncoderModel(config).num_parameters()

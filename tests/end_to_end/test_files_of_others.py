@@ -88,7 +88,7 @@ def train(**settings: object) -> list[str]:
 SAMPLE = ["--model_path", "model", "--output_path", "out.mp4", "--prompt", "a"]
 IMAGES = {"pretrained_model_root": "original", "pretrained_transformer_version": "480p_i2v"}
 IMAGES |= {"train_video_csv": "images.csv", "valid_video_csv": "images.csv"}
-CLIP = {"reward_config": '{"models": {"clip_score": {"checkpoint": "clip"}}}', "reward_weights": '{"clip_score": 1}'}
+CLIP = {"reward_model": "clip_score", "reward_checkpoint_path": "clip", "reward_weights": '{"CLIPScore": 1}'}
 EVALUATE = ["--prompts_csv", "prompts.csv", "--output_dir", "out", "--rewards", "moving_shapes"]
 ADAPTER, FACTS = "lora/pytorch_lora_weights.safetensors", "saved/step_5/facts.json"
 CASES: dict[str, tuple[str, Main, list[str]]] = {
@@ -178,6 +178,34 @@ def test_what_a_message_quotes_is_shown_and_not_obeyed(place, main, argv, monkey
     told = capsys.readouterr().err
     assert status == 2 and "x1b]0;owned" in told
     assert not set(EVIL) - set("]0;owned31m") & set(told)
+
+
+ELSEWHERE: dict[str, tuple[dict[str, object], str, dict[str, object]]] = {
+    "another's weights": (
+        CLIP,
+        "clip/model.safetensors.index.json",
+        {"weight_map": {"logit_scale": "../original/vae/x.safetensors"}, "metadata": {}},
+    ),
+    "another's tokens": ({}, "own/tokenizer/special_tokens_map.json", {"tokenizer_file": "/elsewhere/tokenizer.json"}),
+    "another's vocabulary": ({}, "own/tokenizer/tokenizer_config.json", {"gguf_file": "../../x.gguf"}),
+    "a hundred million tokens": ({}, "own/tokenizer_2/tokenizer_config.json", {"extra_ids": 10**8}),
+}
+
+
+@pytest.mark.parametrize(("settings", "path", "content"), ELSEWHERE.values(), ids=ELSEWHERE)
+def test_a_component_that_reaches_outside_its_folder_is_refused_by_its_file(
+    place, settings, path, content, monkeypatch, capsys
+):
+    shutil.copytree("model", "own")
+    Path(path).write_text(json.dumps(content))
+    with bounded_memory():
+        assert run_main(post_train.main, train(pretrained_model_root="own", **settings), monkeypatch) == 2
+    assert f"'{path}'" in capsys.readouterr().err
+
+
+def test_a_name_of_the_hub_is_told_to_be_no_folder(place, capsys):
+    assert generate.main(["--model_path", "org/name", *SAMPLE[2:]]) == 2
+    assert "there is no folder 'org/name' on this machine, and names on the Hub are not" in capsys.readouterr().err
 
 
 ABSURD: dict[str, dict[str, object]] = {

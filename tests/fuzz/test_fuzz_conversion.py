@@ -15,7 +15,7 @@ from hyvideo.models.adapter import ADAPTER, load_lora
 from hyvideo.models.conversion import original_tensors, transformer_part, vae_part
 from hyvideo.models.encoders import load_encoders
 from hyvideo.models.loading import load_transformer
-from hyvideo.models.model_folder import check_layout, check_sizes
+from hyvideo.models.model_folder import check_layout, check_values
 from hyvideo.models.original_config import diffusers_transformer_config, diffusers_vae_config
 from hyvideo.models.streaming import fill
 from hyvideo.models.weight_files import StateDict
@@ -126,7 +126,7 @@ def test_any_config_is_understood_or_refused_by_name(config: dict):
     if isinstance(config, dict):
         with only_value_errors("config.json"):
             sizes = diffusers_transformer_config(config, 16, "config.json")
-            check_sizes(sizes, Path("config.json"))  # as before a network is made
+            check_values(sizes, Path("config.json"))  # as before a network is made
             assert 0 < sizes["num_layers"] <= 1000
         with only_value_errors("config.json"):
             diffusers_vae_config(config, "config.json")

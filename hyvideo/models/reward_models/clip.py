@@ -10,8 +10,9 @@ from torch import Tensor
 from transformers import CLIPModel, CLIPTokenizerFast
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from hyvideo.models.model_folder import check_component, readable
+from hyvideo.models.model_folder import check_component, local_folder, readable
 from hyvideo.models.reward_models.registry import RewardContext, RewardModel, register_reward
+from hyvideo.models.weight_files import SafetensorsFolder
 
 
 class _FrameReward(RewardModel):
@@ -25,8 +26,10 @@ class _FrameReward(RewardModel):
         super().__init__(context)
         self.check(context, checkpoint, num_frames)
         with readable(Path(checkpoint), f"the CLIP for {self.metrics[0]}"):
-            options = {"dtype": torch.float32, "output_loading_info": True, "local_files_only": True}
-            network, report = CLIPModel.from_pretrained(checkpoint, **options)
+            SafetensorsFolder(Path(checkpoint)).close()  # the library would convert quantized weights without a word
+            network, report = CLIPModel.from_pretrained(
+                checkpoint, dtype=torch.float32, output_loading_info=True, local_files_only=True, use_safetensors=True
+            )
             self._tokenizer = CLIPTokenizerFast.from_pretrained(checkpoint, local_files_only=True)
             self._processor = CLIPImageProcessorPil.from_pretrained(checkpoint, local_files_only=True)
         if report["missing_keys"]:  # the library would draw them at random
@@ -46,9 +49,7 @@ class _FrameReward(RewardModel):
         """Refuse a folder that is not there, and less than one frame."""
         if num_frames < 1:
             raise ValueError(f"{cls.metrics[0]}: expected num_frames of at least 1, received {num_frames}.")
-        if not Path(checkpoint).is_dir():
-            raise ValueError(f"{cls.metrics[0]}: there is no folder '{checkpoint}'; expected that of a CLIP.")
-        check_component(Path(checkpoint))
+        check_component(local_folder(checkpoint, cls.metrics[0]))
 
     @torch.inference_mode()
     def __call__(self, videos: Tensor, prompts: Sequence[str]) -> dict[str, Tensor]:

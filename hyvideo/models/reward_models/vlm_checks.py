@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
 from hyvideo.data.checks import Check, read_checks
-from hyvideo.models.model_folder import check_component, readable
+from hyvideo.models.model_folder import check_component, local_folder, readable
 from hyvideo.models.reward_models.credit import Grid, credit_map
 from hyvideo.models.reward_models.registry import (
     DTYPES,
@@ -27,6 +27,7 @@ from hyvideo.models.reward_models.registry import (
 )
 from hyvideo.models.reward_models.remote.chat import ChatServer
 from hyvideo.models.reward_models.remote.exchange import Fault
+from hyvideo.models.weight_files import SafetensorsFolder
 
 TEMPLATE = "These are frames of one video, in order. {question} Answer Yes or No."
 """What is asked after the frames, unless the option `template` says otherwise."""
@@ -62,11 +63,16 @@ class LocalJudge:
 
     def __init__(self, checkpoint: str, max_pixels: int, device: torch.device | str, dtype: torch.dtype) -> None:
         with readable(Path(checkpoint), "the model for vlm_checks"):
+            SafetensorsFolder(Path(checkpoint)).close()  # the library would convert quantized weights without a word
+            options = {"dtype": dtype, "output_loading_info": True, "use_safetensors": True}
             self.network, report = AutoModelForImageTextToText.from_pretrained(
-                checkpoint, dtype=dtype, output_loading_info=True, local_files_only=True, trust_remote_code=False
+                checkpoint, **options, local_files_only=True, trust_remote_code=False
             )
             self._tokenizer = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True, trust_remote_code=False)
             self._images = Qwen2VLImageProcessorPil.from_pretrained(checkpoint, local_files_only=True)
+            self._image = self._tokenizer.convert_ids_to_tokens(self.network.config.image_token_id)
+            if self._asked(2, "").count(self._image) != 2:
+                raise ValueError(f"its chat template must write {self._image} once for every image")
         if report["missing_keys"]:  # the library would draw them at random
             listed = ", ".join(sorted(report["missing_keys"])[:3])
             raise ValueError(f"vlm_checks: '{checkpoint}' lacks weights: {listed}, ...")
@@ -91,12 +97,8 @@ class LocalJudge:
         pixels, grid = self._patches(frames)
         device, config = self.network.device, self.network.config
         num_tokens = int(grid[0].prod()) // self._images.merge_size**2
-        content = [*[{"type": "image"}] * len(frames), {"type": "text", "text": text}]
-        asked = self._tokenizer.apply_chat_template(
-            [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
-        )
-        image = self._tokenizer.convert_ids_to_tokens(config.image_token_id)
-        tokens = self._tokenizer(asked.replace(image, image * num_tokens), return_tensors="pt").input_ids.to(device)
+        asked = self._asked(len(frames), text).replace(self._image, self._image * num_tokens)
+        tokens = self._tokenizer(asked, return_tensors="pt").input_ids.to(device)
         logits = self.network(
             input_ids=tokens,
             attention_mask=torch.ones_like(tokens),
@@ -108,6 +110,13 @@ class LocalJudge:
         ).logits[0, -1]
         yes, no = (logits[ids].float().logsumexp(0) for ids in self._answers)
         return (yes - no).sigmoid()
+
+    def _asked(self, num_images: int, text: str) -> str:
+        """Write a request by the tokenizer's chat template, in which every image is one token."""
+        content = [*[{"type": "image"}] * num_images, {"type": "text", "text": text}]
+        return self._tokenizer.apply_chat_template(
+            [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
+        )
 
     def _patches(self, frames: Tensor) -> tuple[Tensor, Tensor]:
         """Resize, normalise and cut frames as the checkpoint's image processor does.
@@ -308,9 +317,7 @@ def _checked(
         )
     context.dtype_name("vlm_checks", dtype)
     if checkpoint is not None:
-        if not Path(checkpoint).is_dir():
-            raise ValueError(f"vlm_checks: there is no folder '{checkpoint}'; expected that of a Qwen-VL.")
-        check_component(Path(checkpoint))
+        check_component(local_folder(checkpoint, "vlm_checks"))
         with readable(Path(checkpoint), "the configuration for vlm_checks"):
             kind = AutoConfig.from_pretrained(checkpoint, local_files_only=True, trust_remote_code=False).model_type
         if kind not in FAMILIES:

@@ -81,6 +81,31 @@ def test_an_adapter_with_other_settings_than_the_runs_is_refused(policy, tmp_pat
         prepare_policy(policy, gradient_checkpointing=False, lora=wanted, pretrained_lora_path=str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["lora_unet_double_blocks_0_img_attn_q.lora_down.weight", "lora_unet_double_blocks_0_img_attn_q.alpha"],
+        ["transformer_blocks.0.attn.to_q.lora.up.weight", "transformer_blocks.0.attn.to_q.lora.down.weight"],
+        ["transformer_blocks.0.attn.to_q.lora_A.weight"],
+        ["weight"],
+        [],
+    ],
+)
+def test_an_adapter_that_is_named_in_another_way_is_told_what_is_expected(policy, tmp_path, names):
+    save_file({name: torch.ones(2, 32) for name in names}, tmp_path / ADAPTER_FILE)
+    held = ", ".join(sorted(names)) or "no tensors"
+    with pytest.raises(ValueError, match=f"it holds {held}; expected matrices <module>.lora_A.weight and"):
+        load_lora(policy, tmp_path)
+    with pytest.raises(ValueError, match=f"'{tmp_path / ADAPTER_FILE}' is a file. Name the folder that holds it"):
+        load_lora(policy, tmp_path / ADAPTER_FILE)
+
+
+@pytest.mark.parametrize("alpha", [10**400, -(2**64)], ids=["huge", "negative"])
+def test_an_absurd_alpha_is_refused(alpha):
+    with pytest.raises(ValueError, match="the alpha of an adapter is .*, expected less than"):
+        lora_config(4, alpha, ["to_q"])
+
+
 @pytest.mark.parametrize("matrix", ["lora_A", "lora_B"])
 def test_an_adapter_that_is_missing_or_not_whole_is_refused(either, policy, tmp_path, matrix):
     with pytest.raises(ValueError, match=f"no adapter at '{tmp_path}"):

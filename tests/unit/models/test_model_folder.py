@@ -15,6 +15,10 @@ from hyvideo.models.model_folder import (
     task_of,
     transformer_folder,
 )
+from hyvideo.models.reward_models.clip import ClipScore
+from hyvideo.models.reward_models.registry import RewardContext
+from hyvideo.models.reward_models.videoalign import VideoAlignReward
+from hyvideo.models.reward_models.vlm_checks import VlmChecks
 from tests.support.original_layout import VERSIONS
 
 
@@ -35,12 +39,36 @@ def test_a_folder_without_any_model_lists_the_commands_that_fetch_the_published_
     with pytest.raises(ValueError, match="missing for version 720p_i2v") as error:
         check_layout(tmp_path / root, "720p_i2v")
     message = str(error.value)
+    assert (root == "absent") == (
+        f"there is no folder '{tmp_path / root}' on this machine, and names on the" in message
+    )
     for folder in original_files("720p_i2v"):
         assert download_command(tmp_path / root, folder) in message
     assert "siglip" in message
     assert message.endswith("python post_train.py --config configs/tiny.yaml configs/demo.yaml"), (
         "whose samples begin with the base"
     )
+
+
+def test_a_name_of_the_hub_is_no_folder_and_of_its_cache_the_snapshot_is_named(tmp_path):
+    with pytest.raises(ValueError, match="there is no folder 'org/name' on this machine, .*download_weights.sh"):
+        transformer_folder("org/name", None)
+    root = tmp_path / "models--org--name"
+    snapshot = root / "snapshots" / "5ab1"
+    snapshot.mkdir(parents=True)
+    context = RewardContext(prompt_csvs=["a.csv"])
+    for read in (
+        lambda: check_layout(root, None),
+        lambda: transformer_folder(root, None),
+        lambda: task_of(root, None),
+        lambda: ClipScore.check(context, str(root)),
+        lambda: VlmChecks.check(context, checkpoint=str(root)),
+        lambda: VideoAlignReward.check(context, str(root)),
+    ):
+        with pytest.raises(
+            ValueError, match=f"is a folder of the Hub's cache. Name the one with the files: '{snapshot}'"
+        ):
+            read()
 
 
 def test_only_what_is_missing_of_the_published_layout_is_listed(tmp_path):

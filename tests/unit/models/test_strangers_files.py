@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import shutil
 import struct
 import subprocess
@@ -15,29 +16,32 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import T5EncoderModel
+from transformers import AutoTokenizer, T5EncoderModel
 
 from hyvideo.checkpoint.train_state import begin_save
 from hyvideo.checkpoint.trained_policy import load_trained_policy
 from hyvideo.models.adapter import ADAPTER_FILE, load_lora, lora_config, save_lora
+from hyvideo.models.encoders import _from_folder
 from hyvideo.models.loading import load_pipeline
+from hyvideo.models.model_folder import check_component
 from hyvideo.models.parallelize import prepare_policy, trainable_parameters
 from hyvideo.models.reward_models.clip import ClipScore
 from hyvideo.models.reward_models.registry import RewardContext
 from hyvideo.models.reward_models.videoalign.network import _load
+from hyvideo.models.reward_models.videoalign.scorer import _load_tokenizer
 from hyvideo.models.weight_files import SafetensorsFolder, read_pickled
 from tests.support.tiny_model import ADAPTER, build_transformer
 
 CODE = """
 import sys
-from hyvideo.models.encoders import _language_model, _tokenizer
+from hyvideo.models.encoders import _from_folder, _language_model
 from hyvideo.models.reward_models.videoalign.network import _base_config
 from hyvideo.models.reward_models.videoalign.scorer import _load_tokenizer
 from pathlib import Path
 from transformers import AutoTokenizer
 folder = Path(sys.argv[1])
 for load in (
-    lambda: _tokenizer(AutoTokenizer, folder),
+    lambda: _from_folder(AutoTokenizer, folder),
     lambda: _language_model(folder, None, None),
     lambda: _base_config(str(folder)),
     lambda: _load_tokenizer(folder),
@@ -83,6 +87,110 @@ def test_weights_are_not_taken_from_where_a_file_beside_them_says(tiny_root, tmp
         lambda: ClipScore.check(RewardContext(), str(folder)),
     ):
         with pytest.raises(ValueError, match="adapter_config.json' would make the library read other weights"):
+            read()
+
+
+@pytest.fixture
+def named(tiny_root: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """The tokenizer of the tiny model, and a folder beside it with another that has the token EVIL."""
+    folder, other = (shutil.copytree(tiny_root / "tokenizer", tmp_path / name) for name in ("folder", "other"))
+    content = json.loads((other / "tokenizer.json").read_text())
+    content["model"]["vocab"]["EVIL"] = 5000
+    (other / "tokenizer.4.0.json").write_text(json.dumps(content))
+    return folder, other
+
+
+def put(path: Path, content: dict) -> None:
+    """Add settings to a JSON file, or make it."""
+    path.write_text(json.dumps({**(json.loads(path.read_text()) if path.exists() else {}), **content}))
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "several"),
+    [("special_tokens_map.json", "tokenizer_file", False), ("tokenizer_config.json", "fast_tokenizer_files", True)],
+)
+def test_a_tokenizer_is_not_taken_from_where_its_own_files_say(named, file, name, several):
+    folder, other = named
+    place = str(other / "tokenizer.4.0.json")
+    put(folder / file, {name: [f"../{other.name}/tokenizer.4.0.json"] if several else place})
+    misled = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    assert "EVIL" in misled.get_vocab()  # the attack is a real one
+    for read in (lambda: _from_folder(AutoTokenizer, folder), lambda: _load_tokenizer(folder)):
+        with pytest.raises(ValueError, match=f"{file}': {name} would make the library read"):
+            read()
+
+
+CONFIG, MAP, INDEX = "tokenizer_config.json", "special_tokens_map.json", "model.safetensors.index.json"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        *(
+            (file, {name: "/out/x"}, "would make")
+            for file in (CONFIG, MAP)
+            for name in ("vocab", "merges", "gguf_file")
+        ),
+        (MAP, {"vocab_file": "../x"}, "would make"),
+        (CONFIG, {"merges_file": "../x"}, "would make"),
+        (CONFIG, {"init_inputs": ["../vocab.json", "../merges.txt"]}, "would make"),
+        (CONFIG, {"sp_model_kwargs": {"model_file": "a/b.model"}}, "would make"),
+        ("config.json", {"transformers_weights": "../x.safetensors"}, "would make"),
+        ("inner/config.json", {"configuration_files": ["config./../x.json"]}, "would make"),
+        ("config.4.0.json", {"hidden_size": 10**9}, "hidden_size is 1000000000"),
+        ("config.json", {"attn_implementation": {"": "someone/kernel"}}, "would make"),
+        *((INDEX, {"weight_map": {"a": name}}, "no|not a readable index") for name in ("../a.safetensors", "a.bin", 3)),
+        (INDEX, {"weight_map": {"a": "/dev/stdin"}}, "not a readable index"),
+        (INDEX, {"weight_map": ["a"]}, "not a readable index"),
+        ("inner/pytorch_model.bin.index.json", {"weight_map": {"a": "../a.bin"}}, "not a readable index"),
+        (CONFIG, {"extra_ids": 10**8}, "extra_ids is 100000000, expected less than 1000"),
+        (CONFIG, {"added_tokens_decoder": {"9" * 5000: {"content": "a"}}}, "expected less than"),
+        ("added_tokens.json", {"vocab": 10**9}, "a token's number is 1000000000"),
+        ("preprocessor_config.json", {"pad_size": {"height": 10**6, "width": 10**6}}, "height is 1000000"),
+        ("processor_config.json", {"image_processor": {"crop_size": [10**6, 1]}}, "crop_size is 1000000"),
+        ("generation_config.json", {"temperature": float("inf")}, "temperature is inf"),
+        ("vocab.json", ["a"], "expected a JSON object"),
+    ],
+)
+def test_no_file_of_a_component_names_another_place_or_a_size_that_fills_the_memory(tmp_path, file, content, said):
+    (tmp_path / "inner").mkdir()
+    (tmp_path / file).write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=said) as refused:
+        check_component(tmp_path)
+    assert str(tmp_path / file) in str(refused.value) and len(str(refused.value)) < 500
+
+
+def test_what_published_models_say_is_accepted(named):
+    folder, _ = named
+    place = "/root/.cache/hub/models--a--b/snapshots/1"
+    names = {"name_or_path": "openai/clip", "special_tokens_map_file": f"{place}/special_tokens_map.json"}
+    names |= {"tokenizer_file": f"{place}/tokenizer.json", "vocab_file": None, "merges_file": "merges.txt"}
+    put(folder / CONFIG, {**names, "init_inputs": [], "model_max_length": 10**30, "sp_model_kwargs": {}})
+    of_text = {"rope_theta": 5000000, "max_position_embeddings": 262144, "vocab_size": 151936, "bos_token_id": 151643}
+    put(folder / "config.json", {"model_type": "qwen2", "_name_or_path": "a/b", "text_config": of_text})
+    put(folder / "preprocessor_config.json", {"max_pixels": 12845056, "size": {"longest_edge": 25165824}})
+    put(folder / "added_tokens.json", {"<layers>": 151700, "vocab": 151701})
+    put(folder / "vocab.json", {"vocab": 1, "merges_file": 2, "a/b_path": 3})
+    put(folder / INDEX, {"metadata": {"total_size": 16 * 10**9}, "weight_map": {"a": "model.safetensors"}})
+    put(folder / "pytorch_model.bin.index.json", {"weight_map": {"a": "pytorch_model-1.bin"}})
+    put(folder / "trainer_state.json", {"total_flos": 1e19, "best_model_checkpoint": "/x/y"})
+    check_component(folder)
+    assert "EVIL" not in _from_folder(AutoTokenizer, folder).get_vocab()
+
+
+@pytest.mark.parametrize("component", ["transformer", "vae", "text_encoder", "text_encoder_2"])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8, torch.int64])
+def test_quantized_weights_are_refused_with_the_tensors_name(tiny_root, tmp_path, component, dtype):
+    root = shutil.copytree(tiny_root, tmp_path / "root")
+    (path,) = (root / component).glob("*.safetensors")
+    weights = load_file(path)
+    name = next(name for name in sorted(weights) if name.endswith("weight"))
+    path.write_bytes(save(weights | {name: weights[name].to(dtype)}, {"format": "pt"}))
+    with pytest.raises(ValueError, match=rf"{component}.*: {re.escape(name)} is of .*Use the bf16, fp16 or fp32"):
+        load_pipeline(root, scheduler=None)
+    torch.save({name: weights[name].to(dtype)}, tmp_path / "model.pth")
+    for read in (lambda: _load(tmp_path / "model.pth"), lambda: _load(path)):
+        with pytest.raises(ValueError, match=f"{re.escape(name)} is of"):
             read()
 
 
@@ -155,7 +263,10 @@ def test_a_rank_beyond_the_tensors_takes_no_memory(adapter, tmp_path, settings):
     assert made.largest < 2**19
 
 
-@pytest.mark.parametrize("facts", [{"rank": 8192}, {"target_modules": [".*"]}, {"target_modules": ["proj_out"]}])
+FACTS = [{"rank": 8192}, {"alpha": 10**400}, {"target_modules": [".*"]}, {"target_modules": ["proj_out"]}]
+
+
+@pytest.mark.parametrize("facts", FACTS, ids=["rank", "alpha", "pattern", "module"])
 def test_facts_beyond_the_tensors_take_no_memory(tmp_path, facts):
     policy = prepare_policy(build_transformer(), gradient_checkpointing=False, lora=ADAPTER)
     trained = trainable_parameters(policy)

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from transformers import AutoConfig, Qwen2VLConfig, Qwen2VLModel
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLVisionRotaryEmbedding
 
+from hyvideo.models.model_folder import check_component
 from hyvideo.models.reward_models.videoalign.settings import VideoAlignSettings
-from hyvideo.models.weight_files import read_pickled
+from hyvideo.models.weight_files import check_precision, read_pickled
 
 _EMBEDDING = "model.language_model.embed_tokens.weight"
 
@@ -93,6 +94,7 @@ def load_network(settings: VideoAlignSettings) -> RewardNetwork:
 
 def _base_config(base: str) -> Qwen2VLConfig:
     """Read the base model's configuration from a folder or the hub."""
+    check_component(Path(base))
     try:
         config = AutoConfig.from_pretrained(base, trust_remote_code=False)
     except (OSError, ValueError) as error:
@@ -128,11 +130,12 @@ def _read_weights(settings: VideoAlignSettings) -> dict[str, Tensor]:
 def _load(path: Path) -> dict[str, Tensor]:
     """Read tensors; a pickle is read as data only."""
     try:
-        if path.suffix != ".safetensors":
-            return read_pickled(path)
-        if path.is_file():
-            return load_file(path)
-        raise ValueError("it is a folder, pipe or device")
+        if path.suffix == ".safetensors" and not path.is_file():
+            raise ValueError("it is a folder, pipe or device")
+        weights = load_file(path) if path.suffix == ".safetensors" else read_pickled(path)
+        for name, value in weights.items():
+            check_precision(name, value.dtype, path)
+        return weights
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise ValueError(f"VideoAlign: {path} cannot be read as weights: {error}") from error
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from hyvideo.models.model_folder import readable
+from hyvideo.models.model_folder import check_component, readable
 from hyvideo.models.reward_models.registry import DTYPES, RewardContext, RewardModel, Videos, register_reward
 from hyvideo.models.reward_models.videoalign.frames import MERGE, frame_indices, patches, read_frames
 from hyvideo.models.reward_models.videoalign.network import load_network
@@ -216,6 +216,7 @@ class VideoAlignReward(RewardModel):
 def _load_tokenizer(folder: Path) -> tuple[AutoTokenizer, list[int]]:
     """Return the tokenizer, and its ids of the video token and the three reward tokens."""
     with readable(folder, "the tokenizer"):
+        check_component(folder)
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     tokens = [_VIDEO, *(f"<|{metric}_reward|>" for metric in METRICS)]
     missing = [token for token in tokens if token not in tokenizer.get_vocab()]

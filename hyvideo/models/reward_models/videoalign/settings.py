@@ -4,12 +4,14 @@ import ast
 import hashlib
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic.dataclasses import dataclass
 
 from hyvideo.config.outside import check_files, read_file
-from hyvideo.models.model_folder import check_component, read_json
+from hyvideo.models.model_folder import check_component, local_folder, read_json
 
 METRICS = ("VQ", "MQ", "TA")
 """Visual quality, motion quality, text alignment: the order of the reward tokens in the scoring text."""
@@ -21,7 +23,10 @@ _TEXT_NAME = "DETAILED_PROMPT_WITH_SPECIAL_TOKEN"
 _LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+_Positive = Annotated[FiniteFloat, Field(gt=0)]
+
+
+@dataclass(frozen=True, config=ConfigDict(strict=True))
 class VideoAlignSettings:
     """A VideoReward folder, read and checked.
 
@@ -43,10 +48,10 @@ class VideoAlignSettings:
     output_dim: int
     lora: Mapping[str, Any] | None
     without_lora: tuple[str, ...]
-    fps: float
-    num_frames: int | None
-    max_pixels: int
-    statistics: Mapping[str, tuple[float, float]]
+    fps: _Positive
+    num_frames: Annotated[int, Field(ge=2)] | None
+    max_pixels: Annotated[int, Field(ge=1, lt=2**26)]
+    statistics: Mapping[str, tuple[FiniteFloat, _Positive]]
     text: str
 
 
@@ -56,7 +61,7 @@ def read_settings(root: Path) -> VideoAlignSettings:
     Raises:
         ValueError: a file is missing, unreadable or of another kind than the released VideoReward's.
     """
-    path = root / "model_config.json"
+    path = local_folder(root, "VideoAlign") / "model_config.json"
     check_files(root)
     check_component(root / "base")  # which may be a link
     content = read_json(path)
@@ -87,6 +92,9 @@ def read_settings(root: Path) -> VideoAlignSettings:
             },
             text=read_scoring_text(root),
         )
+    except ValidationError as error:
+        wrong = (f"{'.'.join(map(str, one['loc']))} is {one['input']!r:.80}: {one['msg']}" for one in error.errors())
+        raise ValueError(f"VideoAlign: {path}: {'; '.join(wrong)}.") from error
     except (KeyError, TypeError) as error:
         raise ValueError(f"VideoAlign: {path} is not that of a VideoReward checkpoint ({error!r}).") from error
 

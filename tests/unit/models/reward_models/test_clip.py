@@ -98,6 +98,29 @@ def test_both_at_once_load_from_their_paths(checkpoint, videos):
     torch.testing.assert_close(scores.total, expected)
 
 
+def test_a_clips_weights_are_read_from_its_own_safetensors_alone(checkpoint, tmp_path):
+    copy = shutil.copytree(checkpoint, tmp_path / "copy")
+    (copy / "model.safetensors").rename(tmp_path / "shard.safetensors")
+    names = load_file(tmp_path / "shard.safetensors")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(names, "../shard.safetensors")}
+    (copy / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert CLIPModel.from_pretrained(copy).logit_scale == names["logit_scale"]  # the attack is a real one
+    for refuse in (ClipScore, ClipScore.check):
+        with pytest.raises(ValueError, match=r"index.json' is not a readable index .* beside it, received '../shard"):
+            refuse(RewardContext(), str(copy))
+    (copy / "model.safetensors.index.json").unlink()
+    torch.save(names, copy / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"holds no \*\.safetensors file"):
+        ClipScore(RewardContext(), str(copy))
+    names["text_projection.weight"] = names["text_projection.weight"].to(torch.float8_e5m2)
+    save_file(names, copy / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"text_projection.weight is of F8_E5M2, so its weights are quantized"):
+        ClipScore(RewardContext(), str(copy))
+    names["text_projection.weight"] = names["text_projection.weight"].float()
+    save_file({**names, "text_model.embeddings.position_ids": torch.arange(20)}, copy / "model.safetensors")
+    ClipScore(RewardContext(), str(copy))  # as published ones have it
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -116,10 +139,10 @@ def test_wrong_options_are_named_with_and_without_loading_a_network(checkpoint, 
 
 
 def test_a_clip_with_missing_or_damaged_files_is_refused(checkpoint, tmp_path):
-    with pytest.raises(ValueError, match="Cannot load the CLIP for PickScore from"):
+    with pytest.raises(ValueError, match=r"holds no \*\.safetensors file"):
         PickScore(RewardContext(), str(tmp_path))
     copy = shutil.copytree(checkpoint, tmp_path / "copy")
-    for large in ({"size": {"shortest_edge": 2**18}}, {"size": {"height": 2**18, "width": 2**18}}, {"crop_size": 65}):
+    for large in ({"size": {"shortest_edge": 2**18}}, {"size": {"height": 2**11, "width": 2**11}}, {"crop_size": 65}):
         CLIPImageProcessorPil(**{"size": {"shortest_edge": 32}, "crop_size": 32} | large).save_pretrained(copy)
         with pytest.raises(ValueError, match="for a CLIP of 32 pixels"):
             PickScore(RewardContext(), str(copy))
@@ -129,7 +152,7 @@ def test_a_clip_with_missing_or_damaged_files_is_refused(checkpoint, tmp_path):
     with pytest.raises(ValueError, match="lacks weights of a CLIP: visual_projection.weight"):
         ClipScore(RewardContext(), str(copy))
     (copy / "model.safetensors").write_bytes(b"123")
-    with pytest.raises(ValueError, match=f"Cannot load the CLIP for CLIPScore from '{copy}'"):
+    with pytest.raises(ValueError, match=f"Cannot read '{copy}/model.safetensors', 3 bytes"):
         ClipScore(RewardContext(), str(copy))
     (copy / "merges.txt").unlink(missing_ok=True)
     os.mkfifo(copy / "merges.txt")

@@ -201,7 +201,7 @@ def test_wrong_options_are_refused_before_a_model_is_read(one, csv, options, mes
     ("file", "change", "message"),
     [
         ("config.json", {"vision_config": {"depth": 10**6}}, "depth is 1000000, expected less than 1000"),
-        ("preprocessor_config.json", {"patch_size": 2**20}, "cuts patches of other sizes than the model's"),
+        ("preprocessor_config.json", {"patch_size": 2**18}, "cuts patches of other sizes than the model's"),
     ],
 )
 def test_a_checkpoint_that_would_fill_the_memory_is_refused_before_it_does(one, csv, tmp_path, file, change, message):
@@ -209,6 +209,21 @@ def test_a_checkpoint_that_would_fill_the_memory_is_refused_before_it_does(one, 
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(ValueError, match=message):
         VlmChecks(context(csv), checkpoint=str(path.parent))
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% for %}", "Expected an expression"),
+        ("{{ messages[0].nothing.at_all }}", "has no attribute"),
+        ("a", "for every image"),
+    ],
+)
+def test_a_chat_template_that_cannot_ask_is_refused_when_the_model_is_loaded(one, csv, tmp_path, template, message):
+    folder = shutil.copytree(one, tmp_path / "other")
+    (folder / "chat_template.jinja").write_text(template)
+    with pytest.raises(ValueError, match=f"Cannot load the model for vlm_checks from '{folder}': .*{message}"):
+        VlmChecks(context(csv), checkpoint=str(folder))
 
 
 def test_every_way_to_write_an_answer_counts():
