@@ -177,5 +177,6 @@ class PlainLoop:
         return (
             loss,
             position,
-            dual_kl(position, velocity_kl(old, log_prob), kl.dual_kl_moving_weight, kl.dual_kl_step_weight),
+            # one update per round: the velocity term is 0, and its gradient, only noise, is left out as in ours
+            dual_kl(position, velocity_kl(old, log_prob.detach()), kl.dual_kl_moving_weight, kl.dual_kl_step_weight),
         )

@@ -184,7 +184,9 @@ class Algorithm(ABC):
 
         Args:
             losses: of this rank's micro-batches, computed one after the other: their shares of its part of the update,
-                which add up to 1, their losses with gradient, and their numbers, among them `loss/total`.
+                which add up to 1, their losses with gradient, and their numbers, among them `loss/total`. Where all
+                ranks' `advantage/largest` is 0, as in groups of equal scores, nothing can be learnt and the weights
+                stay.
             largest: names of the numbers whose largest value counts; of the others the mean does.
 
         Returns:
@@ -199,8 +201,8 @@ class Algorithm(ABC):
                 self.optimization.backward(loss, share)
                 measured.append(numbers)
                 weights.append(share)
-            metrics = over_micro_batches(measured, weights, largest=largest)
-            step = self.optimization.step(metrics["loss/total"])
+            metrics = over_micro_batches(measured, weights, largest={*largest, "advantage/largest"})
+            step = self.optimization.step(metrics["loss/total"], signal=metrics.get("advantage/largest") != 0)
         return metrics | step.metrics(), step
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:

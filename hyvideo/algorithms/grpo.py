@@ -152,7 +152,7 @@ class GRPO(Algorithm):
         )
         metrics, step = self.make_update(losses, largest=DEVIATIONS)
         kl = metrics.pop("kl/total")
-        if not step.skipped:
+        if step.made:
             if self.controller:
                 self.controller.update(kl)
             if self.anchor:
@@ -193,12 +193,13 @@ class GRPO(Algorithm):
             old_mean = mean.detach() if on_policy else rollout.means[rows, index]
             log_ratio = normalized_log_ratio(mean, old_mean, following, std, 1.0 if credit is None else credit)
             ratio = (log_ratio, torch.zeros_like(log_ratio))
+        advantages = compared.advantages[rows].to(log_probs)
         scale = self.scales[index].to(log_probs)
         if compared.credit_norms is not None:
             scale = scale / compared.credit_norms[rows]
         policy_loss, diagnostics = clipped_policy_loss(
             *ratio,
-            compared.advantages[rows].to(log_probs),
+            advantages,
             self.config.grpo.clip_range,
             scale,
             clip_range_high=self.config.grpo.clip_range_high,
@@ -209,7 +210,8 @@ class GRPO(Algorithm):
             position = position_kl(mean[chosen], anchor_mean, std[chosen])
         if weights is not None:
             position = position * float(weights.mean())
-        velocity = velocity_kl(old_log_probs, log_probs)
+        # at the rollout's own weights it is 0, and its gradient nothing but the sampled noise
+        velocity = velocity_kl(old_log_probs, old_log_probs if on_policy else log_probs)
         divergence = position
         if kl.use_dual_kl:
             divergence = dual_kl(position, velocity, kl.dual_kl_moving_weight, kl.dual_kl_step_weight)
@@ -217,6 +219,7 @@ class GRPO(Algorithm):
         return loss, {
             "loss/policy": policy_loss,
             "loss/total": loss,
+            "advantage/largest": advantages.abs().max(),
             "kl/position": position,
             "kl/velocity": velocity,
             "kl/total": divergence,

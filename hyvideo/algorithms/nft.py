@@ -132,7 +132,7 @@ class NFT(Algorithm):
                 for part, pairs in enumerate(micro_batches)
             )
             metrics, step = self.make_update(losses)
-            if not step.skipped:
+            if step.made:
                 self.anchor.policy_moved()
             decay = min(nft.nft_old_ramp * self.optimization.updates, nft.nft_old_decay)
             if number == len(updates) - 1:
@@ -175,6 +175,7 @@ class NFT(Algorithm):
         r, counts = optimal[rows].to(good), scored[rows].to(good)
         loss = policy_loss = clip_max / nft.nft_beta * (counts * (r * good + (1 - r) * bad)).mean()
         numbers = {"nft/old_distance": (velocity - old_velocity).square().mean()}
+        numbers["advantage/largest"] = clip_max * (counts * (2 * r - 1).abs()).max()
         numbers |= {"nft/good_error": good.mean(), "nft/bad_error": bad.mean()}
         if base_velocity is not None:
             distance = (velocity - base_velocity).square().mean()

@@ -109,15 +109,23 @@ class Step:
         grad_norm: norm of the gradient before clipping.
         learning_rate: of this step.
         skipped: whether no weight was changed, because loss or gradient is not finite.
+        without_signal: whether no weight was changed, because there was nothing to learn from.
     """
 
     grad_norm: float
     learning_rate: float
     skipped: bool
+    without_signal: bool = False
+
+    @property
+    def made(self) -> bool:
+        """Whether the weights were changed."""
+        return not (self.skipped or self.without_signal)
 
     def metrics(self) -> dict[str, float]:
         """Return the step's numbers by their names in `metrics.jsonl`."""
-        return {"grad_norm": self.grad_norm, "lr": self.learning_rate, "update/skipped": float(self.skipped)}
+        numbers = {"grad_norm": self.grad_norm, "lr": self.learning_rate, "update/skipped": float(self.skipped)}
+        return numbers | {"update/without_signal": float(self.without_signal)}
 
 
 class NonFiniteUpdateError(RuntimeError):
@@ -169,8 +177,11 @@ class Optimization:
         # Gradients are averaged over all ranks, but those of ranks that share a video add up to the true one.
         (loss * (weight * self._sp_size)).backward()
 
-    def step(self, loss: float) -> Step:
+    def step(self, loss: float, *, signal: bool = True) -> Step:
         """Make the update; every rank calls it, with the same mean loss, to see whether it is finite.
+
+        Without `signal` the update is counted, but weights, moments and average stay: what is left of the gradient is
+        rounding and the trust region, and Muon would make a step of ordinary length of them.
 
         Raises:
             NonFiniteUpdateError: loss or gradient is not finite, and no more updates may be skipped; all ranks raise
@@ -188,7 +199,7 @@ class Optimization:
                 f"Update {self.updates + 1}{after}: loss {loss}, gradient norm {norm}: not finite, the update was not "
                 "made."
             )
-        if not skipped:
+        if not skipped and signal:
             for optimizer in self.optimizers:
                 optimizer.step()
             if self.ema:
@@ -197,7 +208,7 @@ class Optimization:
         self._zero_grad()
         self.skipped_in_row = self.skipped_in_row + 1 if skipped else 0
         self.updates += 1
-        return Step(norm, rate, skipped)
+        return Step(norm, rate, skipped, without_signal=not (skipped or signal))
 
     def _zero_grad(self) -> None:
         for optimizer in self.optimizers:

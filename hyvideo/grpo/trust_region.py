@@ -28,7 +28,8 @@ def position_kl(mean: Tensor, anchor_mean: Tensor, std: Tensor) -> Tensor:
 def velocity_kl(old_log_probs: Tensor, log_probs: Tensor) -> Tensor:
     """Velocity (step-wise) term: the rollout-phase estimate ``mean(logp_old - logp)`` of KL(rollout policy || policy).
 
-    It is 0 while the policy equals the rollout's, hence throughout a round with one update.
+    It is 0 while the policy equals the rollout's, hence throughout a round with one update. Its gradient there has the
+    mean 0 and is noise, so GRPO leaves it out (the release does not).
 
     Args:
         old_log_probs: [N] recorded in the rollout.

@@ -129,7 +129,7 @@ class GradientCollector(Optimization):
         super().__init__(optimization.parameters, config.optimizer, sp_size=config.parallel.sp_size)
         self.collected: Gradient = {}
 
-    def step(self, loss: float) -> Step:
+    def step(self, loss: float, *, signal: bool = True) -> Step:
         """Average the gradient over ranks, add it to what was collected, and skip the update.
 
         Raises:

@@ -123,6 +123,11 @@ class Run:
                 f"Update {step} skipped, {self.state.optimization.skipped_in_row} in a row: loss "
                 f"{metrics['loss/total']}, gradient norm {metrics['grad_norm']} are not finite."
             )
+        if metrics.get("update/without_signal"):
+            self.journal.console.main_warning(
+                f"Update {step} left the weights as they were: no video's reward differs from its group's, so there is "
+                "nothing to learn from."
+            )
         if warning := self.journal.replay_watch.observe(metrics):
             self.journal.console.main_warning(warning)
         round_ends = step == self._first_step + self._updates_per_round
