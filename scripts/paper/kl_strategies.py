@@ -83,8 +83,9 @@ def describe(found: Mapping[str, Any]) -> str:
     text = paragraph(
         f"""Lambda is held at kl_weight, and a moving anchor is refreshed every {ANCHOR_STEPS} updates.
         {setup_text(found)} With one update per rollout there are half as many updates and the velocity term is 0, so
-        that "step" and "dual" differ from "none" and "moving" only by its gradient's noise. What a trust region
-        prevents would come later, so these short runs show only what it costs.{size} Gains:"""
+        that "step" and "dual" differ from "none" and "moving" only by its gradient's noise, which today's code
+        leaves out of a round's first update. What a trust region prevents would come later, so these short runs show
+        only what it costs.{size} Gains:"""
     )
     rows = [["updates", "kl_weight", *STRATEGIES], ["---"] * (2 + len(STRATEGIES))]
     for updates, weight in PANELS:
