@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -67,6 +67,12 @@ class RunRecord:
         names = [name.removeprefix("reward/") for name in self.columns if name.startswith("reward/")]
         order = {"VQ": 0, "MQ": 1, "TA": 2}
         return sorted((n for n in names if n not in _NOT_METRICS), key=lambda name: (order.get(name, 3), name))
+
+    def until(self, step: int) -> "RunRecord":
+        """Return the record without the rows and validation videos of later updates."""
+        kept = self.columns["step"] <= step
+        columns = {name: values[kept] for name, values in self.columns.items()}
+        return replace(self, columns=columns, samples={n: v for n, v in self.samples.items() if n <= step})
 
     def column(self, name: str) -> np.ndarray:
         """Values [N] of a metric, all NaN when it was never logged."""

@@ -34,6 +34,25 @@ def read_model(folder: Path, name: str | None = None) -> Model:
     return Model(name or folder.resolve().name, read_scored_videos(validations[-1] if validations else folder))
 
 
+def read_models(named: Sequence[tuple[str | None, Path]]) -> list[Model]:
+    """Read several models, called by a name or as their folders; of run folders, their last common validation.
+
+    Raises:
+        ValueError: there are no videos, or run folders have no validation after the same update.
+    """
+    runs = {folder: steps for _, folder in named if (steps := scored_steps(folder / "samples"))}
+    common = max(set.intersection(*map(set, runs.values())), default=None) if runs else None
+    if runs and common is None:
+        found = "; ".join(f"{folder} has {', '.join(map(str, steps))}" for folder, steps in runs.items())
+        raise ValueError(
+            f"The run folders have no validation after the same update: {found}. Name folders below samples/ instead."
+        )
+    return [
+        read_model(runs[folder][common] if folder in runs else folder, name or folder.resolve().name)
+        for name, folder in named
+    ]
+
+
 def same_prompts(models: Sequence[Model]) -> list[tuple[ScoredVideo, ...]]:
     """Put the models' videos of one prompt and seed together, in the order of the first model: one video per model.
 

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 
 from hyvideo.config.knobs import KNOBS, value_of
 from hyvideo.config.schema import Config
-from hyvideo.evaluation.improvement import against, improvement, worst_median_best
+from hyvideo.evaluation.improvement import against, improvement, improvements, last_common_update, worst_median_best
 from hyvideo.evaluation.paired import PairedComparison
 from hyvideo.observability.metrics import METRIC_MEANINGS, stretches_in_words
 from hyvideo.observability.run_record import RunRecord, read_run
@@ -31,7 +32,7 @@ from hyvideo.reports.panels import (
     time_split,
     trust_panels,
 )
-from hyvideo.reports.verdict import common_range, verdict_of, verdict_of_runs, verdict_without_pairs
+from hyvideo.reports.verdict import Verdict, common_range, verdict_of, verdict_of_runs, verdict_without_pairs
 
 _MAX_MOMENTS = 6
 _MAX_PROMPTS = 32
@@ -61,7 +62,6 @@ def report_runs(folders: Sequence[Path], path: Path, names: Sequence[str | None]
             f"Two runs are called {', '.join(doubled)}: {', '.join(str(run.folder) for run in runs)}. "
             "Name them, as in `sage=outputs/a dance=outputs/b`."
         )
-    gains = [improvement(run) for run in runs]
     settings = _settings([run.config for run in runs])
     context = {
         "runs": runs,
@@ -83,23 +83,39 @@ def report_runs(folders: Sequence[Path], path: Path, names: Sequence[str | None]
         "troubles": [_troubles(run) for run in runs],
     }
     if len(runs) == 1:
-        return write_page(path, "report.html", **context, **_of_one(path, runs[0], gains[0], embed))
+        return write_page(path, "report.html", **context, **_of_one(path, runs[0], embed))
+    return write_page(path, "comparison.html", **context, **_of_several(path, runs, settings, embed))
+
+
+def _of_several(path: Path, runs: Sequence[RunRecord], settings: Sequence[Shown], embed: bool) -> Shown:
+    """Compare runs, which may differ in length, as they were after the last update that all of them validated."""
+    names, ends = [run.name for run in runs], [run.num_updates for run in runs]
+    common = last_common_update(runs)
+    until = min(ends) if common is None else common
+    cut = [run.until(until) for run in runs]
+    lengths = ", ".join(f"{name} has {end} updates" for name, end in zip(names, ends, strict=True))
+    if common is None:
+        gains, against_first = [None] * len(runs), [None] * (len(runs) - 1)
+        verdict = Verdict("unclear", "Not compared: there is no update after which all runs validated", f"{lengths}.")
+    else:
+        gains, against_first = improvements(cut), [against(cut[0], run) for run in cut[1:]]
+        verdict = verdict_of_runs(names, gains)
+        differ = f", the last that all validated: {lengths}" if set(ends) != {common} else ""
+        verdict = replace(verdict, detail=f"{verdict.detail} Compared after update {common}{differ}.")
     differences = _differences(runs, settings)
-    against_first = [against(runs[0], run) for run in runs[1:]]
-    return write_page(
-        path,
-        "comparison.html",
-        **context,
-        rows=list(zip(runs, gains, [None, *against_first], map(_facts, runs), differences, strict=True)),
-        verdict=verdict_of_runs([run.name for run in runs], gains),
-        scale=common_range([found.gains["reward"] for found in (*gains, *against_first) if found]),
-        run_legend=[(run.name, *line_style(number)) for number, run in enumerate(runs)],
-        strips=_strips(path, [(run.name, list(run.samples.values())[-1]) for run in runs if run.samples], embed),
-    )
+    return {
+        "until": until,
+        "rows": list(zip(runs, gains, [None, *against_first], map(_facts, cut), differences, strict=True)),
+        "verdict": verdict,
+        "scale": common_range([found.gains["reward"] for found in (*gains, *against_first) if found]),
+        "run_legend": [(run.name, *line_style(number)) for number, run in enumerate(runs)],
+        "strips": _strips(path, [(run.name, run.samples[common]) for run in runs if common in run.samples], embed),
+    }
 
 
-def _of_one(path: Path, run: RunRecord, gain: PairedComparison | None, embed: bool) -> Shown:
+def _of_one(path: Path, run: RunRecord, embed: bool) -> Shown:
     """Collect what only the report of one run shows."""
+    gain = improvement(run)
     rewards = run.per_round("reward/mean")[1]
     rewards = rewards[np.isfinite(rewards)]
     tenth = max(1, len(rewards) // 10)

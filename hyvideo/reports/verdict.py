@@ -38,17 +38,24 @@ def verdict_of(comparison: PairedComparison) -> Verdict:
 
 
 def verdict_of_runs(names: Sequence[str], comparisons: Sequence[PairedComparison | None]) -> Verdict:
-    """Say which of several runs gained most since its start, and how many of them gained anything."""
-    known = [(name, found.gains["reward"]) for name, found in zip(names, comparisons, strict=True) if found]
-    clear = sorted((pair for pair in known if pair[1].direction == "better"), key=lambda pair: -pair[1].relative.mean)
+    """Say which of several runs gained most since its start; none wins whose interval overlaps with another's."""
+    gains = {name: found and found.gains["reward"] for name, found in zip(names, comparisons, strict=True)}
+    clear = {name: gain for name, gain in gains.items() if gain and gain.direction == "better"}
     counted = f"{len(clear)} of {len(names)} runs clearly improved since their first validation."
     if not clear:
         return Verdict("unclear", "No run clearly improved", counted)
-    name, gain = clear[0]
-    rest = [other for other, found in clear[1:] if found.relative.high >= gain.relative.low]
-    overlap = f" The interval of {', '.join(rest)} overlaps with its." if rest else ""
-    headline = f"{name} gained most: reward {_amount(gain)}"
-    return Verdict("better", headline, f"95 % interval {_range(gain)}. {counted}{overlap}")
+    first = max(clear, key=lambda name: clear[name].relative.mean)
+    best = clear[first]
+    interval = f"95 % interval {_range(best)}."
+    others = {name: gain for name, gain in gains.items() if name != first}
+    rivals = [name for name, gain in others.items() if gain and gain.relative.high >= best.relative.low]
+    unknown = [name for name, gain in others.items() if not gain]
+    if not (rivals or unknown):
+        return Verdict("better", f"{first} gained most: reward {_amount(best)}", f"{interval} {counted}")
+    doubts = [f"The interval of {', '.join(rivals)} overlaps with its."] if rivals else []
+    doubts += [f"{', '.join(unknown)} cannot be compared."] if unknown else []
+    gained = f"{first} gained {_amount(best)}, {interval}"
+    return Verdict("unclear", "No run clearly gained most", " ".join([gained, *doubts, counted]))
 
 
 def verdict_without_pairs(first: float, last: float, when: str) -> Verdict:

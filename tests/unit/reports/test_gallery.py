@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from hyvideo.reports.gallery import read_model, same_prompts, write_gallery
+from hyvideo.reports.gallery import read_model, read_models, same_prompts, write_gallery
 from hyvideo.reports.preference import write_study
 from tests.support.run_folders import PROMPTS, write_run, write_scored
 
@@ -37,6 +37,18 @@ def test_of_a_run_folder_the_last_validation_is_shown(tmp_path):
     shutil.copytree(run / "samples" / "step_10", run / "samples" / "step_10.bak")  # none of the validations
     model = read_model(run, "trained")
     assert model.name == "trained" and {video.path.parent.name for video in model.videos} == {"step_10"}
+
+
+def test_of_several_run_folders_the_last_validation_that_all_made_is_shown(tmp_path):
+    short = write_run(tmp_path / "short", samples={0: 0.0, 10: 0.5})
+    long = write_run(tmp_path / "long", samples={0: 0.0, 10: 0.4, 30: 0.9})
+    plain = write_scored(tmp_path / "plain", PROMPTS, [0.0] * 8)
+    models = read_models([(None, short), ("ours", long), (None, plain)])
+    assert [model.name for model in models] == ["short", "ours", "plain"]
+    assert [model.videos[0].path.parent.name for model in models] == ["step_10", "step_10", "plain"]
+    other = write_run(tmp_path / "other", samples={7: 0.0})
+    with pytest.raises(ValueError, match="no validation after the same update: .*short has 0, 10; .*other has 7"):
+        read_models([(None, short), (None, other)])
 
 
 def test_models_without_a_common_prompt_or_a_name_of_their_own_are_refused(tmp_path):

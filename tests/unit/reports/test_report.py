@@ -200,6 +200,41 @@ def test_runs_that_are_compared_have_their_differing_settings_beside_their_names
     assert beside == [("0.3", "eta 0.3"), ("0.7", "eta 0.7")]
 
 
+def cells_of(page):
+    return [word.strip() for word in page.words if word.strip()]
+
+
+def test_runs_of_different_length_are_compared_after_the_last_update_that_all_validated(tmp_path):
+    """After update 20 the short run is ahead, and at the end the long one, which trained twice as long."""
+    short = write_run(tmp_path / "short", num_updates=20, samples={0: 0.0, 10: 0.2, 20: 0.4})
+    long = write_run(tmp_path / "long", num_updates=40, samples={0: 0.0, 20: 0.3, 40: 0.9})
+    cut = write_run(tmp_path / "cut" / "long", num_updates=20, samples={0: 0.0, 20: 0.3})
+    page, expected = (read(report_runs([short, run], tmp_path / "comparison.html")) for run in (long, cut))
+    words = cells_of(page)
+    assert any(word.startswith("short gained most: ") for word in words)
+    ends = "Compared after update 20, the last that all validated: short has 20 updates, long has 40 updates."
+    assert any(word.endswith(ends) for word in words)
+    assert any(word.endswith("Compared after update 20.") for word in cells_of(expected))
+    videos = [value for tag, name, value in page.attributes if (tag, name) == ("video", "src")]
+    assert len(videos) == 16 and all("/step_20/" in video for video in videos)
+    tables = [
+        cells[cells.index("seconds per update") : cells.index("Validated gain")]
+        for cells in map(cells_of, (page, expected))
+    ]
+    assert "40" in tables[0] and ["20" if cell == "40" else cell for cell in tables[0]] == tables[1]
+
+
+def test_runs_that_never_validated_after_the_same_update_are_not_compared(tmp_path):
+    runs = [
+        write_run(tmp_path / "ten", samples={10: 0.0, 20: 0.5}),
+        write_run(tmp_path / "seven", num_updates=14, samples={7: 0.0, 14: 0.1}),
+    ]
+    words = cells_of(read(report_runs(runs, tmp_path / "comparison.html")))
+    assert "Not compared: there is no update after which all runs validated" in words
+    assert any("ten has 30 updates, seven has 14 updates." in word for word in words)
+    assert not any("gained most" in word for word in words)
+
+
 def test_failures_are_listed(tmp_path):
     run = write_run(tmp_path / "run", num_updates=2)
     text = (run / "metrics.jsonl").read_text().replace('"reward/failed": 0.0', '"reward/failed": 2.0')
