@@ -19,6 +19,9 @@ _NOT_METRICS = ("mean", "std", "failed", "groups_without_spread", "credit_focus"
 COMMAND = "command: "
 """Beginning of the console line that says how the run was started."""
 
+EXPLOITED = "flaws of the reward"
+"""Words of every warning which says that a policy exploits its reward, so that reports find them."""
+
 VideosByStep = Mapping[int, tuple[ScoredVideo, ...]]
 
 
@@ -67,6 +70,12 @@ class RunRecord:
         names = [name.removeprefix("reward/") for name in self.columns if name.startswith("reward/")]
         order = {"VQ": 0, "MQ": 1, "TA": 2}
         return sorted((n for n in names if n not in _NOT_METRICS), key=lambda name: (order.get(name, 3), name))
+
+    @property
+    def exploited(self) -> str:
+        """The newest warning that the policy exploits its reward; empty without one."""
+        found = [line.partition("WARNING: ")[2] for line in self.warnings if EXPLOITED in line]
+        return found[-1] if found else ""
 
     def until(self, step: int) -> "RunRecord":
         """Return the record without the rows and validation videos of later updates."""

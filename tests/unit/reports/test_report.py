@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hyvideo.observability.metrics import read_metrics
 from hyvideo.reports.report import report_runs
+from hyvideo.training.reward_watch import RewardWatch
 from tests.support.run_folders import HOSTILE_PROMPTS, PROMPTS, write_run, write_scored
 
 
@@ -233,6 +235,26 @@ def test_runs_that_never_validated_after_the_same_update_are_not_compared(tmp_pa
     assert "Not compared: there is no update after which all runs validated" in words
     assert any("ten has 30 updates, seven has 14 updates." in word for word in words)
     assert not any("gained most" in word for word in words)
+
+
+def test_a_reward_that_may_be_exploited_is_said_beside_the_verdict_and_nothing_otherwise(tmp_path):
+    """By the watch itself, which reads the metrics of a run whose reward rises while its videos become alike."""
+    exploiting = write_run(tmp_path / "exploiting", num_updates=45, samples={0: 0.0, 45: 0.5})
+    fine = write_run(tmp_path / "fine", num_updates=45, samples={0: 0.0, 45: 0.5})
+    for run, fall in ((exploiting, 0.02), (fine, 0.0)):
+        rows = read_metrics(run / "metrics.jsonl")
+        watch = RewardWatch()
+        told = [watch.observe({**row, "rollout/diversity": 1 - fall * row["step"]}) for row in rows]
+        warnings = [f"2026-01-01 10:00:00 WARNING: {warning}\n" for warning in filter(None, told)]
+        warnings.append("2026-01-01 10:00:00 WARNING: 1 videos could not be scored\n")
+        (run / "console.log").write_text("".join(warnings))
+    pages = [report_runs([run], run / "report.html") for run in (exploiting, fine)]
+    verdicts = [page.read_text().partition('aria-label="Verdict"')[2].partition("</section>")[0] for page in pages]
+    assert "Improved" in verdicts[0] and "Improved" in verdicts[1]
+    assert 'class="chip" href="#failures"' in verdicts[0] and "diversity fell from" in verdicts[0]
+    assert "chip" not in verdicts[1] and "could not be scored" not in verdicts[1]
+    both = report_runs([exploiting, fine], tmp_path / "comparison.html").read_text()
+    assert re.findall(r'<bdi>(\w+)</bdi> <a class="chip"', both) == ["exploiting"]
 
 
 def test_failures_are_listed(tmp_path):
