@@ -96,8 +96,7 @@ class Algorithm(ABC):
     Attributes:
         needs: what a rollout must record. `transitions`: the SDE's latents, means and log-probabilities of every step;
             `final_latents`: the ODE's last latents alone, `rollout.latents` `[B, 1, ...]`.
-        updates_per_round: optimizer updates that `updates` makes of one round; `updates_per_rollout`, as many as
-            `deal` has parts, unless a class sets another number.
+        updates_per_round: that `updates` makes; `updates_per_rollout`, the parts of `deal`, unless a class sets it.
         weighs_credit: whether it weights latents by `Trajectory.credit`, which is None unless `reward_credit` is set.
     """
 

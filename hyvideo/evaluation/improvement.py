@@ -61,43 +61,20 @@ def read_held_out(folder: Path) -> HeldOutGains:
         raise ValueError(f"{path}: expected paired gains by name, as `make demo` writes them ({error}).") from error
 
 
-def improvement(run: RunRecord) -> PairedComparison | None:
+def improvement(run: RunRecord, *, held_out: bool = True) -> PairedComparison | None:
     """Compare a run with its beginning, and name the videos that were compared.
 
-    Held-out gains of its last update are preferred; else its last validation is compared with the earliest of the same
-    prompts, seeds and settings. None when there is none with at least two pairs.
+    Held-out gains of its last update are preferred, unless `held_out` is False; else its last validation is compared
+    with the earliest of the same prompts, seeds and settings. None when there is none with at least two pairs.
 
     Raises:
         ValueError: the held-out gains or videos cannot be read.
     """
-    return improvements([run])[0]
-
-
-def improvements(runs: Sequence[RunRecord]) -> list[PairedComparison | None]:
-    """Compare each run with its beginning: all by held-out gains, or all by their validations.
-
-    Raises:
-        ValueError: the held-out gains or videos cannot be read.
-    """
-    held_out = [_held_out(run) for run in runs]
-    return held_out if all(held_out) else [_validated(run) for run in runs]
-
-
-def last_common_update(runs: Sequence[RunRecord]) -> int | None:
-    """Return the last update after which all runs validated that validated at all; None if there is none."""
-    validated = [set(run.samples) for run in runs if run.samples]
-    return max(set.intersection(*validated), default=None) if validated else None
-
-
-def _held_out(run: RunRecord) -> PairedComparison | None:
-    if not (run.folder / HELD_OUT).is_file() or (held_out := read_held_out(run.folder)).updates != run.num_updates:
-        return None
-    folders = [run.folder / name for name in HELD_OUT_VIDEOS]
-    there = all((folder / SCORES).is_file() for folder in folders)
-    return replace(held_out.comparison, pairs=_pairs(*map(read_scored_videos, folders)) if there else ())
-
-
-def _validated(run: RunRecord) -> PairedComparison | None:
+    there = held_out and (run.folder / HELD_OUT).is_file()
+    if there and (measured := read_held_out(run.folder)).updates == run.num_updates:
+        folders = [run.folder / name for name in HELD_OUT_VIDEOS]
+        there = all((folder / SCORES).is_file() for folder in folders)
+        return replace(measured.comparison, pairs=_pairs(*map(read_scored_videos, folders)) if there else ())
     *earlier, last = run.samples or [None]
     for first in earlier:
         before = f"validation after update {first}" if first else "validation before training"

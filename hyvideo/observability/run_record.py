@@ -14,13 +14,11 @@ from hyvideo.config.schema import Config
 from hyvideo.observability.metrics import missing_updates, read_rows
 from hyvideo.observability.scored_videos import ScoredVideo, read_scored_videos, scored_steps
 
+_EXPLOITED = "flaws of the reward"
 _NOT_METRICS = ("mean", "std", "failed", "groups_without_spread", "credit_focus", "over_base")
 
 COMMAND = "command: "
 """Beginning of the console line that says how the run was started."""
-
-EXPLOITED = "flaws of the reward"
-"""Words of every warning which says that a policy exploits its reward, so that reports find them."""
 
 VideosByStep = Mapping[int, tuple[ScoredVideo, ...]]
 
@@ -73,9 +71,8 @@ class RunRecord:
 
     @property
     def exploited(self) -> str:
-        """The newest warning that the policy exploits its reward; empty without one."""
-        found = [line.partition("WARNING: ")[2] for line in self.warnings if EXPLOITED in line]
-        return found[-1] if found else ""
+        """The newest warning of the reward watch or guard that the policy exploits its reward; empty without one."""
+        return next((line.partition("WARNING: ")[2] for line in self.warnings[::-1] if _EXPLOITED in line), "")
 
     def until(self, step: int) -> "RunRecord":
         """Return the record without the rows and validation videos of later updates."""

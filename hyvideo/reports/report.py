@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -13,26 +12,27 @@ import numpy as np
 
 from hyvideo.config.knobs import KNOBS, value_of
 from hyvideo.config.schema import Config
-from hyvideo.evaluation.improvement import against, improvement, improvements, last_common_update, worst_median_best
+from hyvideo.evaluation.improvement import against, improvement, worst_median_best
 from hyvideo.evaluation.paired import PairedComparison
 from hyvideo.observability.metrics import METRIC_MEANINGS, stretches_in_words
 from hyvideo.observability.run_record import RunRecord, read_run
-from hyvideo.observability.scored_videos import ScoredVideo
+from hyvideo.observability.scored_videos import ScoredVideo, last_common_step
 from hyvideo.reports.before_after import BEFORE_AFTER
 from hyvideo.reports.charts import decimals_for, evenly_spaced, fixed, in_words, line_style
 from hyvideo.reports.page import place_video, relative_url, write_page
 from hyvideo.reports.panels import (
+    OPTIMIZER,
+    TRUST,
     clocks,
     gain_panel,
-    optimizer_panels,
+    logged_panels,
     reward_panels,
     sampler_panels,
     seconds,
     time_panels,
     time_split,
-    trust_panels,
 )
-from hyvideo.reports.verdict import Verdict, common_range, verdict_of, verdict_of_runs, verdict_without_pairs
+from hyvideo.reports.verdict import common_range, verdict_of, verdict_of_runs, verdict_without_pairs
 
 _MAX_MOMENTS = 6
 _MAX_PROMPTS = 32
@@ -69,8 +69,8 @@ def report_runs(folders: Sequence[Path], path: Path, names: Sequence[str | None]
         "written": datetime.now(),
         "sections": {
             "Reward": reward_panels(runs),
-            "Trust region": trust_panels(runs),
-            "Optimizer": optimizer_panels(runs),
+            "Trust region": logged_panels(runs, TRUST),
+            "Optimizer": logged_panels(runs, OPTIMIZER),
             "Sampler": sampler_panels(runs),
             "Time": time_panels(runs),
         },
@@ -89,25 +89,16 @@ def report_runs(folders: Sequence[Path], path: Path, names: Sequence[str | None]
 
 def _of_several(path: Path, runs: Sequence[RunRecord], settings: Sequence[Shown], embed: bool) -> Shown:
     """Compare runs, which may differ in length, as they were after the last update that all of them validated."""
-    names, ends = [run.name for run in runs], [run.num_updates for run in runs]
-    common = last_common_update(runs)
-    until = min(ends) if common is None else common
+    common = last_common_step(run.samples for run in runs)
+    until = min(run.num_updates for run in runs) if common is None else common
     cut = [run.until(until) for run in runs]
-    lengths = ", ".join(f"{name} has {end} updates" for name, end in zip(names, ends, strict=True))
-    if common is None:
-        gains, against_first = [None] * len(runs), [None] * (len(runs) - 1)
-        verdict = Verdict("unclear", "Not compared: there is no update after which all runs validated", f"{lengths}.")
-    else:
-        gains, against_first = improvements(cut), [against(cut[0], run) for run in cut[1:]]
-        verdict = verdict_of_runs(names, gains)
-        differ = f", the last that all validated: {lengths}" if set(ends) != {common} else ""
-        verdict = replace(verdict, detail=f"{verdict.detail} Compared after update {common}{differ}.")
-    differences = _differences(runs, settings)
+    gains = [None if common is None else improvement(run, held_out=False) for run in cut]
+    others = [None if common is None else against(cut[0], run) for run in cut[1:]]
     return {
         "until": until,
-        "rows": list(zip(runs, gains, [None, *against_first], map(_facts, cut), differences, strict=True)),
-        "verdict": verdict,
-        "scale": common_range([found.gains["reward"] for found in (*gains, *against_first) if found]),
+        "rows": [*zip(runs, gains, [None, *others], map(_facts, cut), _differences(runs, settings), strict=True)],
+        "verdict": verdict_of_runs({run.name: run.num_updates for run in runs}, gains, common),
+        "scale": common_range([found.gains["reward"] for found in (*gains, *others) if found]),
         "run_legend": [(run.name, *line_style(number)) for number, run in enumerate(runs)],
         "strips": _strips(path, [(run.name, run.samples[common]) for run in runs if common in run.samples], embed),
     }
@@ -278,9 +269,9 @@ def _settings(configs: Sequence[Config | None]) -> list[Shown]:
     for knob in KNOBS.values():
         values = [value_of(config, knob.name) for config in known]
         notable = values[0] != knob.default if len(known) == 1 else any(value != values[0] for value in values)
-        written, default = [_text(value) for value in values], _text(knob.default)
         about = {"group": knob.group, "name": knob.name, "about": knob.doc, "decides": knob.facts.decides}
-        listed.append(about | {"values": written, "default": default, "notable": notable})
+        written = {"values": [_text(value) for value in values], "default": _text(knob.default)}
+        listed.append(about | written | {"notable": notable})
     return listed
 
 

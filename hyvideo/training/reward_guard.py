@@ -8,8 +8,6 @@ from typing import Any, Literal
 import numpy as np
 from scipy.stats import t as student
 
-from hyvideo.observability.run_record import EXPLOITED
-
 Action = Literal["warn", "stop", "rollback"]
 
 ROLLBACK_RATE = 0.3
@@ -96,7 +94,7 @@ class RewardGuard:
             action,
             f"reward_guard: from step {earlier.step} to {look.step} the trained reward rose by {reward.mean():.4f}, "
             f"but the judge fell by {-judge.mean():.4f} over {len(judge)} validation videos (p = {p:.1e}, and "
-            f"{level:.1e} is enough at look {k}): the policy exploits {EXPLOITED}. The best checkpoint by the "
+            f"{level:.1e} is enough at look {k}): the policy exploits flaws of the reward. The best checkpoint by the "
             f"judge is step_{earlier.step}.",
         )
 

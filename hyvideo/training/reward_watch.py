@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from hyvideo.observability.run_record import EXPLOITED
-
 HALF = 20
 """Rounds whose mean is compared with that of as many before them."""
 
@@ -53,7 +51,7 @@ class RewardWatch:
         self._rows.clear()
         self._earlier = []
         return (
-            f"{rise}, but {' and '.join(falls)}: the policy may be exploiting {EXPLOITED}. Look at the newest "
+            f"{rise}, but {' and '.join(falls)}: the policy may be exploiting flaws of the reward. Look at the newest "
             "videos in samples/; a larger kl_weight, other reward_weights or an earlier checkpoint may help."
         )
 

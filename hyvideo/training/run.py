@@ -179,14 +179,11 @@ class Run:
 
     def whereabouts(self) -> str:
         """Say where this rank is, and how the run can continue: for the end of a traceback."""
-        # A new folder of an older run has nothing yet, so that it goes on from the older one's.
         saved = "latest" if (self.folder.checkpoints / LATEST).is_file() else self.folder.resume_from
-        where = f"Rank {self.mesh.rank} failed in phase '{self.timer.phase}', update {self.state.step + 1}."
-        if saved is None:
-            return f"{where} No checkpoint was saved yet."
+        way_on = f"continue with --output_dir {self.folder.path} --resume_from_checkpoint {saved}"
         return (
-            f"{where} What was saved is intact; continue with --output_dir {self.folder.path} "
-            f"--resume_from_checkpoint {saved}"
+            f"Rank {self.mesh.rank} failed in phase '{self.timer.phase}', update {self.state.step + 1}. "
+            f"{f'What was saved is intact; {way_on}' if saved else 'No checkpoint was saved yet.'}"
         )
 
     @property
@@ -271,12 +268,10 @@ class Run:
     def _advice(self) -> str:
         """Say how to go on after an update that is not finite."""
         good = broadcast_from_main(lambda: latest_checkpoint(self.folder.checkpoints))
-        if good is None:
-            return "No checkpoint was saved yet. A lower learning_rate or max_grad_norm usually helps."
-        return (
-            f"Last good checkpoint: {good}. A lower learning_rate or max_grad_norm usually helps: give it with "
-            "--resume_from_checkpoint latest --resume_may_change learning_rate max_grad_norm."
-        )
+        may_change = "--resume_may_change learning_rate max_grad_norm"
+        way_on = f": give it with --resume_from_checkpoint latest {may_change}" if good else ""
+        helps = f"A lower learning_rate or max_grad_norm usually helps{way_on}."
+        return f"Last good checkpoint: {good or 'none was saved yet'}. {helps}"
 
 
 @dataclass

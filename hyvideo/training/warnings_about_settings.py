@@ -27,9 +27,6 @@ MOST_NOISE_LEFT = 0.12
 MOST_EXCESS_NOISE = 1.15
 """How many times the schedule's noise the latents should hold at most on the way; the paper's sampler holds 1.11."""
 
-SHARE_OF_STEPS = 0.4
-"""The paper trains with 20 of the 50 steps in which its model is sampled."""
-
 
 def warnings_about_settings(config: Config, prompts: Sequence[Prompt], valid: Sequence[Prompt]) -> Iterator[str]:
     """Yield what a person may want to change before a run with these checked settings and prompts goes on."""
@@ -121,10 +118,10 @@ def noise_left(rollout: RolloutConfig) -> tuple[float, float]:
 def _noise_left(config: Config) -> Iterator[str]:
     """A sampler that leaves its videos noisier than any that the model has learnt from."""
     rollout, most = config.rollout, (MOST_EXCESS_NOISE, MOST_NOISE_LEFT)
-    if known := known_sampling(config):  # the paper's sampler, in the same share of this model's own schedule
-        steps = math.ceil(SHARE_OF_STEPS * known["num_inference_steps"])
-        usual = RolloutConfig(grpo_sampling_steps=steps, infer_flow_shift_video=known["shift"])
-        most = tuple(map(max, most, noise_left(usual)))
+    if known := known_sampling(config):  # the paper trains with 20 of its model's 50 steps: the same share of these
+        steps = math.ceil(0.4 * known["num_inference_steps"])
+        papers = RolloutConfig(grpo_sampling_steps=steps, infer_flow_shift_video=known["shift"])
+        most = tuple(map(max, most, noise_left(papers)))
     excess, left = noise_left(rollout)
     if is_usual_noise(excess, left, most):
         return
@@ -145,9 +142,7 @@ def _noise_left(config: Config) -> Iterator[str]:
     )
 
 
-def is_usual_noise(
-    excess: float, left: float, most: tuple[float, float] = (MOST_EXCESS_NOISE, MOST_NOISE_LEFT)
-) -> bool:
+def is_usual_noise(excess: float, left: float, most: Sequence[float] = (MOST_EXCESS_NOISE, MOST_NOISE_LEFT)) -> bool:
     """Whether rollouts hold about as little noise, as `noise_left` measures it, as those of the paper."""
     return excess <= most[0] and left <= most[1]
 
