@@ -129,12 +129,14 @@ if [[ $mode == fetch ]]; then
 fi
 if [[ -n $version ]]; then
   base="${root:-./ckpts}" total=61
+  place="$base"
+  while [[ ! -e $place ]]; do place="$(dirname "$place")"; done # df takes only what exists
   echo "GB at most: transformer/$version 33.3, vae 5.0, text_encoder/llm 17, Glyph-SDXL-v2 1, VideoReward 5.0"
   if [[ $version == *i2v* ]]; then
     total=62
     echo "and for i2v vision_encoder/siglip 1: ask for access on the page of black-forest-labs/FLUX.1-Redux-dev, then $HF auth login"
   fi
-  echo "$total GB in all; free where '$base' lies: $(df -Ph "$(dirname "$folder")" 2>/dev/null | awk 'NR == 2 {print $4}' || true)"
+  echo "$total GB in all; free where '$base' lies: $(df -Ph "$place" 2>/dev/null | awk 'NR == 2 {print $4}' || true)"
   run "$HF" download tencent/HunyuanVideo-1.5 --include config.json --include 'scheduler/*' --include 'vae/*' \
     --include "transformer/$version/*" --local-dir "$base"
   run "$HF" download Qwen/Qwen2.5-VL-7B-Instruct --local-dir "$base/text_encoder/llm"

@@ -9,8 +9,8 @@
   python -m scripts.report winrates study.key.json VOTES ...
                                                      win rates of the votes that raters saved
 
-RUN is a run folder; A, B are run folders (their last validation) or folders of videos from generate.py. Any of them may
-be written NAME=FOLDER to give it a name.
+RUN is a run folder; A, B are run folders (their last common validation) or folders of videos from generate.py. Any of
+them may be written NAME=FOLDER to give it a name.
 """
 
 import argparse
@@ -72,10 +72,10 @@ def _gallery(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     named = [_named_folder(text) for text in arguments.models]
     say_loading("scripts.report")
-    from hyvideo.reports.gallery import read_model, write_gallery
+    from hyvideo.reports.gallery import read_models, write_gallery
     from hyvideo.reports.preference import write_study
 
-    models = [read_model(folder, name) for name, folder in named]
+    models = read_models(named)
     if arguments.preference is None:
         print(write_gallery(arguments.output or named[0][1] / "gallery.html", models, embed=arguments.embed))
         return 0

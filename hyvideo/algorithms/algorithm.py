@@ -96,12 +96,12 @@ class Algorithm(ABC):
     Attributes:
         needs: what a rollout must record. `transitions`: the SDE's latents, means and log-probabilities of every step;
             `final_latents`: the ODE's last latents alone, `rollout.latents` `[B, 1, ...]`.
-        updates_per_round: optimizer updates that `updates` makes of one round.
+        updates_per_round: that `updates` makes; `updates_per_rollout`, the parts of `deal`, unless a class sets it.
         weighs_credit: whether it weights latents by `Trajectory.credit`, which is None unless `reward_credit` is set.
     """
 
     needs: ClassVar[Literal["transitions", "final_latents"]] = "transitions"
-    updates_per_round: int = 1
+    updates_per_round: int
     weighs_credit: ClassVar[bool] = False
 
     def __init__(self, policy: Policy, optimization: Optimization, config: Config, timer: PhaseTimer) -> None:
@@ -109,6 +109,8 @@ class Algorithm(ABC):
         self.optimization = optimization
         self.config = config
         self.timer = timer
+        if not hasattr(self, "updates_per_round"):
+            self.updates_per_round = config.grpo.updates_per_rollout
 
     @abstractmethod
     def updates(self, trajectory: Trajectory) -> Iterator[dict[str, float]]:

@@ -142,6 +142,11 @@ def request_of(arguments: argparse.Namespace) -> Request:
     defaults = sampling_defaults(root, arguments.transformer_version)
     given = {name: value for name in defaults if (value := getattr(arguments, name)) is not None}
     settings = {**defaults, **given}
+    if arguments.negative_prompt and settings["guidance_scale"] == 1:
+        raise ValueError(
+            f"--negative_prompt {arguments.negative_prompt!r} is what guidance steers away from, and guidance_scale 1 "
+            "switches that off: set --guidance_scale above 1, or leave --negative_prompt out."
+        )
     _check_numbers(arguments, settings, root)
     rank, world_size = (int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
     layout = Layout(world_size, arguments.sp_size)

@@ -61,19 +61,20 @@ def read_held_out(folder: Path) -> HeldOutGains:
         raise ValueError(f"{path}: expected paired gains by name, as `make demo` writes them ({error}).") from error
 
 
-def improvement(run: RunRecord) -> PairedComparison | None:
+def improvement(run: RunRecord, *, held_out: bool = True) -> PairedComparison | None:
     """Compare a run with its beginning, and name the videos that were compared.
 
-    Held-out gains of its last update are preferred; else its last validation is compared with the earliest of the same
-    prompts, seeds and settings. None when there is none with at least two pairs.
+    Held-out gains of its last update are preferred, unless `held_out` is False; else its last validation is compared
+    with the earliest of the same prompts, seeds and settings. None when there is none with at least two pairs.
 
     Raises:
         ValueError: the held-out gains or videos cannot be read.
     """
-    if (run.folder / HELD_OUT).is_file() and (held_out := read_held_out(run.folder)).updates == run.num_updates:
+    there = held_out and (run.folder / HELD_OUT).is_file()
+    if there and (measured := read_held_out(run.folder)).updates == run.num_updates:
         folders = [run.folder / name for name in HELD_OUT_VIDEOS]
         there = all((folder / SCORES).is_file() for folder in folders)
-        return replace(held_out.comparison, pairs=_pairs(*map(read_scored_videos, folders)) if there else ())
+        return replace(measured.comparison, pairs=_pairs(*map(read_scored_videos, folders)) if there else ())
     *earlier, last = run.samples or [None]
     for first in earlier:
         before = f"validation after update {first}" if first else "validation before training"

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from hyvideo.config.schema import Config
 from hyvideo.observability.metrics import missing_updates, read_rows
 from hyvideo.observability.scored_videos import ScoredVideo, read_scored_videos, scored_steps
 
+_EXPLOITED = "flaws of the reward"
 _NOT_METRICS = ("mean", "std", "failed", "groups_without_spread", "credit_focus", "over_base")
 
 COMMAND = "command: "
@@ -67,6 +68,17 @@ class RunRecord:
         names = [name.removeprefix("reward/") for name in self.columns if name.startswith("reward/")]
         order = {"VQ": 0, "MQ": 1, "TA": 2}
         return sorted((n for n in names if n not in _NOT_METRICS), key=lambda name: (order.get(name, 3), name))
+
+    @property
+    def exploited(self) -> str:
+        """The newest warning of the reward watch or guard that the policy exploits its reward; empty without one."""
+        return next((line.partition("WARNING: ")[2] for line in self.warnings[::-1] if _EXPLOITED in line), "")
+
+    def until(self, step: int) -> "RunRecord":
+        """Return the record without the rows and validation videos of later updates."""
+        kept = self.columns["step"] <= step
+        columns = {name: values[kept] for name, values in self.columns.items()}
+        return replace(self, columns=columns, samples={n: v for n, v in self.samples.items() if n <= step})
 
     def column(self, name: str) -> np.ndarray:
         """Values [N] of a metric, all NaN when it was never logged."""

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,6 +43,12 @@ def scored_steps(folder: Path) -> dict[int, Path]:
     numbers = {path: re.fullmatch(r"step_(\d+)", path.name) for path in folder.glob("step_*")}
     steps = {int(number[1]): path for path, number in numbers.items() if number and (path / SCORES).is_file()}
     return dict(sorted(steps.items()))
+
+
+def last_common_step(validations: Iterable[Collection[int]]) -> int | None:
+    """Return the last update after which all runs validated that validated at all; None if there is none."""
+    steps = [set(found) for found in validations if found]
+    return max(set.intersection(*steps), default=None) if steps else None
 
 
 def read_scored_videos(folder: Path) -> tuple[ScoredVideo, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyvideo.observability.scored_videos import ScoredVideo, read_scored_videos, scored_steps
+from hyvideo.observability.scored_videos import ScoredVideo, last_common_step, read_scored_videos, scored_steps
 from hyvideo.reports.charts import decimals_for
 from hyvideo.reports.page import place_video, write_page
 
@@ -20,18 +20,22 @@ class Model:
     videos: tuple[ScoredVideo, ...]
 
 
-def read_model(folder: Path, name: str | None = None) -> Model:
-    """Read the videos of one model, which is called as its folder by default.
+def read_models(named: Sequence[tuple[str | None, Path]]) -> list[Model]:
+    """Read several models, called by a name or as their folders.
 
-    The folder holds videos as `generate.py --prompts_csv` or validation write them, or is a run folder, of which the
-    last validation is taken.
+    A folder holds videos as `generate.py --prompts_csv` or validation write them, or is a run folder, of which the last
+    validation is taken that all run folders have in common.
 
     Raises:
-        ValueError: there are no videos.
+        ValueError: there are no videos, or run folders have no validation after the same update.
     """
-    folder = Path(folder)
-    validations = [*scored_steps(folder / "samples").values()]
-    return Model(name or folder.resolve().name, read_scored_videos(validations[-1] if validations else folder))
+    steps = {folder: scored_steps(folder / "samples") for _, folder in named}
+    common = last_common_step(steps.values())
+    if common is None and any(steps.values()):
+        found = "; ".join(f"{folder} has {[*made]}" for folder, made in steps.items() if made)
+        raise ValueError(f"No update after which all runs validated: {found}. Name folders below samples/ instead.")
+    videos = {folder: read_scored_videos(steps[folder].get(common, folder)) for _, folder in named}
+    return [Model(name or folder.resolve().name, videos[folder]) for name, folder in named]
 
 
 def same_prompts(models: Sequence[Model]) -> list[tuple[ScoredVideo, ...]]:

@@ -142,7 +142,7 @@ class _Logged:
         return Chart(self.title, self.about, lines, self.logarithmic)
 
 
-_TRUST = (
+TRUST = (
     _Logged("kl/position", "KL to the anchor", "How far the steps' means have moved from the anchor's.", True),
     _Logged("kl/velocity", "KL within a round", "Old minus new log-probability. 0 at a round's first update."),
     _Logged("nft/old_distance", "Distance to the old policy", "Mean squared difference of velocities.", True),
@@ -152,21 +152,16 @@ _TRUST = (
     _Logged("ratio/max_deviation", "Ratio before the first update", "Largest |ratio - 1| of the replay. Should be 0."),
     _Logged("replay/mean_error", "Replay error", "Largest deviation of a replayed mean, in units of the noise."),
 )
-_OPTIMIZER = (
+OPTIMIZER = (
     _Logged("grad_norm", "Gradient norm", "Over all trained weights, before clipping.", True),
     _Logged("loss/policy", "Policy loss", "Its level says little, its jumps much."),
     _Logged("lr", "Learning rate", "As used by each update.", smoothed=False),
 )
 
 
-def trust_panels(runs: Sequence[RunRecord]) -> list[Drawing]:
-    """Draw what keeps the policy near its anchor."""
-    return _drawn([logged.chart(runs) for logged in _TRUST])
-
-
-def optimizer_panels(runs: Sequence[RunRecord]) -> list[Drawing]:
-    """Draw loss, gradient norm and learning rate."""
-    return _drawn([logged.chart(runs) for logged in _OPTIMIZER])
+def logged_panels(runs: Sequence[RunRecord], metrics: Sequence[_Logged]) -> list[Drawing]:
+    """Draw metrics over the updates: `TRUST`, what keeps the policy near its anchor, or `OPTIMIZER`."""
+    return _drawn([metric.chart(runs) for metric in metrics])
 
 
 def sampler_panels(runs: Sequence[RunRecord]) -> list[Drawing]:

@@ -16,20 +16,21 @@ from hyvideo.evaluation.improvement import against, improvement, worst_median_be
 from hyvideo.evaluation.paired import PairedComparison
 from hyvideo.observability.metrics import METRIC_MEANINGS, stretches_in_words
 from hyvideo.observability.run_record import RunRecord, read_run
-from hyvideo.observability.scored_videos import ScoredVideo
+from hyvideo.observability.scored_videos import ScoredVideo, last_common_step
 from hyvideo.reports.before_after import BEFORE_AFTER
 from hyvideo.reports.charts import decimals_for, evenly_spaced, fixed, in_words, line_style
 from hyvideo.reports.page import place_video, relative_url, write_page
 from hyvideo.reports.panels import (
+    OPTIMIZER,
+    TRUST,
     clocks,
     gain_panel,
-    optimizer_panels,
+    logged_panels,
     reward_panels,
     sampler_panels,
     seconds,
     time_panels,
     time_split,
-    trust_panels,
 )
 from hyvideo.reports.verdict import common_range, verdict_of, verdict_of_runs, verdict_without_pairs
 
@@ -61,7 +62,6 @@ def report_runs(folders: Sequence[Path], path: Path, names: Sequence[str | None]
             f"Two runs are called {', '.join(doubled)}: {', '.join(str(run.folder) for run in runs)}. "
             "Name them, as in `sage=outputs/a dance=outputs/b`."
         )
-    gains = [improvement(run) for run in runs]
     settings = _settings([run.config for run in runs])
     context = {
         "runs": runs,
@@ -69,8 +69,8 @@ def report_runs(folders: Sequence[Path], path: Path, names: Sequence[str | None]
         "written": datetime.now(),
         "sections": {
             "Reward": reward_panels(runs),
-            "Trust region": trust_panels(runs),
-            "Optimizer": optimizer_panels(runs),
+            "Trust region": logged_panels(runs, TRUST),
+            "Optimizer": logged_panels(runs, OPTIMIZER),
             "Sampler": sampler_panels(runs),
             "Time": time_panels(runs),
         },
@@ -83,23 +83,30 @@ def report_runs(folders: Sequence[Path], path: Path, names: Sequence[str | None]
         "troubles": [_troubles(run) for run in runs],
     }
     if len(runs) == 1:
-        return write_page(path, "report.html", **context, **_of_one(path, runs[0], gains[0], embed))
-    differences = _differences(runs, settings)
-    against_first = [against(runs[0], run) for run in runs[1:]]
-    return write_page(
-        path,
-        "comparison.html",
-        **context,
-        rows=list(zip(runs, gains, [None, *against_first], map(_facts, runs), differences, strict=True)),
-        verdict=verdict_of_runs([run.name for run in runs], gains),
-        scale=common_range([found.gains["reward"] for found in (*gains, *against_first) if found]),
-        run_legend=[(run.name, *line_style(number)) for number, run in enumerate(runs)],
-        strips=_strips(path, [(run.name, list(run.samples.values())[-1]) for run in runs if run.samples], embed),
-    )
+        return write_page(path, "report.html", **context, **_of_one(path, runs[0], embed))
+    return write_page(path, "comparison.html", **context, **_of_several(path, runs, settings, embed))
 
 
-def _of_one(path: Path, run: RunRecord, gain: PairedComparison | None, embed: bool) -> Shown:
+def _of_several(path: Path, runs: Sequence[RunRecord], settings: Sequence[Shown], embed: bool) -> Shown:
+    """Compare runs, which may differ in length, as they were after the last update that all of them validated."""
+    common = last_common_step(run.samples for run in runs)
+    until = min(run.num_updates for run in runs) if common is None else common
+    cut = [run.until(until) for run in runs]
+    gains = [None if common is None else improvement(run, held_out=False) for run in cut]
+    others = [None if common is None else against(cut[0], run) for run in cut[1:]]
+    return {
+        "until": until,
+        "rows": [*zip(runs, gains, [None, *others], map(_facts, cut), _differences(runs, settings), strict=True)],
+        "verdict": verdict_of_runs({run.name: run.num_updates for run in runs}, gains, common),
+        "scale": common_range([found.gains["reward"] for found in (*gains, *others) if found]),
+        "run_legend": [(run.name, *line_style(number)) for number, run in enumerate(runs)],
+        "strips": _strips(path, [(run.name, run.samples[common]) for run in runs if common in run.samples], embed),
+    }
+
+
+def _of_one(path: Path, run: RunRecord, embed: bool) -> Shown:
     """Collect what only the report of one run shows."""
+    gain = improvement(run)
     rewards = run.per_round("reward/mean")[1]
     rewards = rewards[np.isfinite(rewards)]
     tenth = max(1, len(rewards) // 10)
@@ -262,9 +269,9 @@ def _settings(configs: Sequence[Config | None]) -> list[Shown]:
     for knob in KNOBS.values():
         values = [value_of(config, knob.name) for config in known]
         notable = values[0] != knob.default if len(known) == 1 else any(value != values[0] for value in values)
-        written, default = [_text(value) for value in values], _text(knob.default)
         about = {"group": knob.group, "name": knob.name, "about": knob.doc, "decides": knob.facts.decides}
-        listed.append(about | {"values": written, "default": default, "notable": notable})
+        written = {"values": [_text(value) for value in values], "default": _text(knob.default)}
+        listed.append(about | written | {"notable": notable})
     return listed
 
 

@@ -37,18 +37,29 @@ def verdict_of(comparison: PairedComparison) -> Verdict:
     return Verdict(gain.direction, f"{said}: {amount}", " ".join([pairs, *_components(comparison.gains)]))
 
 
-def verdict_of_runs(names: Sequence[str], comparisons: Sequence[PairedComparison | None]) -> Verdict:
-    """Say which of several runs gained most since its start, and how many of them gained anything."""
-    known = [(name, found.gains["reward"]) for name, found in zip(names, comparisons, strict=True) if found]
-    clear = sorted((pair for pair in known if pair[1].direction == "better"), key=lambda pair: -pair[1].relative.mean)
-    counted = f"{len(clear)} of {len(names)} runs clearly improved since their first validation."
+def verdict_of_runs(
+    lengths: Mapping[str, int], gained: Sequence[PairedComparison | None], common: int | None
+) -> Verdict:
+    """Say which of several runs gained most; none wins whose interval overlaps with another's.
+
+    `lengths` are their updates by name, and `common` is the one after which their starts are compared with them.
+    """
+    ends = ", ".join(f"{name} has {length} updates" for name, length in lengths.items())
+    if common is None:
+        return Verdict("unclear", "Not compared: there is no update after which all runs validated", f"{ends}.")
+    gains = {name: found.gains["reward"] for name, found in zip(lengths, gained, strict=True) if found}
+    clear = {name: gain for name, gain in gains.items() if gain.direction == "better"}
+    differ = f", the last that all validated: {ends}" if {*lengths.values()} != {common} else ""
+    counted = f"{len(clear)} of {len(lengths)} runs clearly improved. Compared after update {common}{differ}."
     if not clear:
         return Verdict("unclear", "No run clearly improved", counted)
-    name, gain = clear[0]
-    rest = [other for other, found in clear[1:] if found.relative.high >= gain.relative.low]
-    overlap = f" The interval of {', '.join(rest)} overlaps with its." if rest else ""
-    headline = f"{name} gained most: reward {_amount(gain)}"
-    return Verdict("better", headline, f"95 % interval {_range(gain)}. {counted}{overlap}")
+    first, best = max(clear.items(), key=lambda pair: pair[1].relative.mean)
+    others = {name: gain for name, gain in gains.items() if name != first}
+    doubts = [f"The interval of {n} overlaps." for n, gain in others.items() if gain.relative.high >= best.relative.low]
+    doubts += [f"{name} cannot be compared." for name in lengths if name not in gains]
+    detail = " ".join([f"{first} gained {_amount(best)}, 95 % interval {_range(best)}.", *doubts, counted])
+    said = ("unclear", "No run clearly gained most") if doubts else ("better", f"{first} gained most")
+    return Verdict(*said, detail)
 
 
 def verdict_without_pairs(first: float, last: float, when: str) -> Verdict:

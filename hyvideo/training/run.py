@@ -147,7 +147,8 @@ class Run:
         if step - first != self._updates_per_round:
             raise ValueError(
                 f"{type(self.state.algorithm).__name__} made {step - first} updates of a round, but its "
-                f"updates_per_round is {self._updates_per_round}: make them equal."
+                f"updates_per_round is {self._updates_per_round}: set it to the number of every round. In a class that "
+                f"does not set it, it follows updates_per_rollout, {config.grpo.updates_per_rollout}."
             )
         if config.rollout.save_rollout_videos and self.begins_interval(config.run.save_interval):
             save_samples(
@@ -183,12 +184,11 @@ class Run:
 
     def whereabouts(self) -> str:
         """Say where this rank is, and how the run can continue: for the end of a traceback."""
-        saved = "latest"
-        if self.folder.resume_from is not None and not (self.folder.checkpoints / LATEST).is_file():
-            saved = self.folder.resume_from  # nothing is saved yet in a new folder of an older run
+        saved = "latest" if (self.folder.checkpoints / LATEST).is_file() else self.folder.resume_from
+        way_on = f"continue with --output_dir {self.folder.path} --resume_from_checkpoint {saved}"
         return (
-            f"Rank {self.mesh.rank} failed in phase '{self.timer.phase}', update {self.state.step + 1}. What was saved "
-            f"is intact; continue with --output_dir {self.folder.path} --resume_from_checkpoint {saved}"
+            f"Rank {self.mesh.rank} failed in phase '{self.timer.phase}', update {self.state.step + 1}. "
+            f"{f'What was saved is intact; {way_on}' if saved else 'No checkpoint was saved yet.'}"
         )
 
     @property
@@ -273,10 +273,10 @@ class Run:
     def _advice(self) -> str:
         """Say how to go on after an update that is not finite."""
         good = broadcast_from_main(lambda: latest_checkpoint(self.folder.checkpoints))
-        return (
-            f"Last good checkpoint: {good or 'none was saved yet'}. A lower learning_rate or max_grad_norm usually "
-            "helps: give it with --resume_from_checkpoint latest --resume_may_change learning_rate max_grad_norm."
-        )
+        may_change = "--resume_may_change learning_rate max_grad_norm"
+        way_on = f": give it with --resume_from_checkpoint latest {may_change}" if good else ""
+        helps = f"A lower learning_rate or max_grad_norm usually helps{way_on}."
+        return f"Last good checkpoint: {good or 'none was saved yet'}. {helps}"
 
 
 @dataclass

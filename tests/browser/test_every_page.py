@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page
 
-from hyvideo.reports.gallery import read_model, write_gallery
+from hyvideo.reports.gallery import write_gallery
 from hyvideo.reports.preference import write_study
 from hyvideo.reports.report import report_runs
-from tests.support.run_folders import write_run
+from tests.support.run_folders import model_of, write_run
 
 WIDTHS = (1400, 800, 390)
 LONG = '{"models": {"moving_shapes": {"weight": %s, "sub_reward": {"VQ": 1.0, "MQ": 1.0, "TA": 1.0}}}}'
@@ -67,7 +67,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         write_run(folder / name, samples={0: 0.0, 30: 30 * slope}, settings=["--reward_config", LONG % slope])
         for name, slope in {"sage": 0.02, "a_name_that_is_rather_long": 0.0}.items()
     ]
-    models = [read_model(run) for run in runs]
+    models = [model_of(run) for run in runs]
     write_study(folder / "study", models, num_pairs=2)
     return {
         "report": report_runs(runs[:1], folder / "report.html"),

@@ -10,10 +10,10 @@ from playwright.sync_api import ElementHandle, Page
 
 from hyvideo.data.videos import write_video
 from hyvideo.evaluation.win_rates import CRITERIA, read_votes, win_rates
-from hyvideo.reports.gallery import Model, read_model, write_gallery
+from hyvideo.reports.gallery import Model, write_gallery
 from hyvideo.reports.preference import write_study
 from tests.browser.conftest import PHONE
-from tests.support.run_folders import HOSTILE_PROMPTS, PROMPTS, write_scored
+from tests.support.run_folders import HOSTILE_PROMPTS, PROMPTS, model_of, write_scored
 
 OpenPage = Callable[..., Page]
 
@@ -22,7 +22,7 @@ OpenPage = Callable[..., Page]
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[Model]:
     """The same prompts from two models."""
     folder = tmp_path_factory.mktemp("models")
-    return [read_model(write_scored(folder / name, PROMPTS, [0.1] * 8)) for name in ("base", "trained")]
+    return [model_of(write_scored(folder / name, PROMPTS, [0.1] * 8)) for name in ("base", "trained")]
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def tall(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A gallery of 60 prompts, many screens high."""
     folder = tmp_path_factory.mktemp("tall")
     prompts = [f"prompt {number}" for number in range(60)]
-    models = [read_model(write_scored(folder / name, prompts, [0.1] * 60)) for name in ("base", "trained")]
+    models = [model_of(write_scored(folder / name, prompts, [0.1] * 60)) for name in ("base", "trained")]
     return write_gallery(folder / "gallery.html", models)
 
 
@@ -158,7 +158,7 @@ def test_keys_play_and_pause_all_whatever_was_clicked_before(gallery: Path, open
 
 
 def test_a_shorter_video_repeats_instead_of_standing_at_its_end(open_page: OpenPage, tmp_path: Path):
-    models = [read_model(write_scored(tmp_path / name, ["a"], [0.0])) for name in ("base", "trained")]
+    models = [model_of(write_scored(tmp_path / name, ["a"], [0.0])) for name in ("base", "trained")]
     write_video(models[0].videos[0].path, torch.zeros(15, 16, 16, 3, dtype=torch.uint8), fps=24)
     page = open_page(write_gallery(tmp_path / "gallery.html", models))
     long, short = (page.locator("video").nth(number).element_handle() for number in (0, 1))
@@ -211,7 +211,7 @@ def save_votes(page: Page, path: Path) -> Path:
 def test_win_rates_over_forty_pairs_come_out_as_two_raters_voted(open_page: OpenPage, tmp_path: Path):
     prompts = [f"prompt {number}" for number in range(40)]
     folders = [write_scored(tmp_path / name, prompts, [0.0] * 40) for name in ("base", "trained")]
-    key_path = write_study(tmp_path / "study", [read_model(folder) for folder in folders])
+    key_path = write_study(tmp_path / "study", [model_of(folder) for folder in folders])
     key = json.loads(key_path.read_text())
     number_of = {name: number for number, name in enumerate(key["pairs"])}
     pair_of = {frozenset(videos): name for name, videos in key["pairs"].items()}
@@ -239,7 +239,7 @@ def test_win_rates_over_forty_pairs_come_out_as_two_raters_voted(open_page: Open
 
 def test_a_study_hides_names_keeps_votes_over_a_reload_and_shows_hostile_prompts(open_page: OpenPage, tmp_path: Path):
     folders = [write_scored(tmp_path / name, HOSTILE_PROMPTS, [0.0] * 5) for name in ("secret_base", "secret_trained")]
-    write_study(tmp_path / "study", [read_model(folder) for folder in folders])
+    write_study(tmp_path / "study", [model_of(folder) for folder in folders])
     assert "secret_" not in (tmp_path / "study" / "index.html").read_text()
     page = open_page(tmp_path / "study" / "index.html", size=PHONE)
     seen = []

@@ -133,7 +133,7 @@ NUMBERS = {
     "no frames": ({"video_length": -3}, r"--video_length must be a number in \[1, inf\); received -3"),
     "sides": ({"fixed_size": "63x65"}, "--fixed_size.* multiples of 16 pixels; received 81 frames of 63x65"),
     "ratio": ({"aspect_ratio": "0:9"}, "--aspect_ratio is WIDTH:HEIGHT in positive whole numbers.*received '0:9'"),
-    "eta": ({"eta": "nan"}, r"--eta must be a number in \[0, inf\); received nan"),
+    "eta": ({"eta": "nan", "sde_type": "sage_grpo"}, r"--eta must be a number in \[0, inf\); received nan"),
     "angle": ({"eta": 1.5, "sde_type": "cps"}, "--eta must be at most 1 for cps; received 1.5"),
     "no rate": ({"fps": 0}, r"--fps must be a number in \[1, inf\); received 0"),
     "negative rate": ({"fps": -3}, r"--fps must be a number in \[1, inf\); received -3"),
@@ -142,8 +142,27 @@ NUMBERS = {
     "steps": ({"num_inference_steps": 0}, r"--num_inference_steps must be a number in \[1, inf\); received 0"),
     "shift": ({"shift": "inf"}, r"--shift must be a number in \(0, inf\); received inf"),
 }
+IDLE = {
+    "negative prompt": (
+        {"negative_prompt": "blurry", "guidance_scale": 1},
+        "--negative_prompt 'blurry' .* guidance_scale 1 .* above 1, or leave --negative_prompt out",
+    ),
+    "eta": ({"eta": 0.5}, "--eta is the noise of another --sde_type than ode: give one, or leave --eta out"),
+    "size and ratio": (
+        {"fixed_size": "480x848", "aspect_ratio": "16:9"},
+        "--aspect_ratio chooses a size where --fixed_size is not given: leave one of them out",
+    ),
+    "names of a prompt": ({"file_names": "row"}, "--file_names names the videos of --prompts_csv: leave it out"),
+    "distilled": ({"cfg_distilled": True}, "--cfg_distilled .* name a version with --resolution.*: give --resolution"),
+    "distilled and a version": (
+        {"enable_step_distill": True, "resolution": "480p", "video_length": 81},
+        "--enable_step_distill .* name a version .* leave --transformer_version out",
+    ),
+}
+"""Flags that nothing would read."""
 T2V = {"transformer_version": "480p_t2v", "video_length": 81}
 BAD |= {name: (T2V | flags, message) for name, (flags, message) in NUMBERS.items()}
+BAD |= {f"idle {name}": (T2V | flags, message) for name, (flags, message) in IDLE.items()}
 
 
 @pytest.mark.parametrize(("flags", "message"), BAD.values(), ids=BAD)

@@ -28,6 +28,11 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Training:
     return training
 
 
+def test_its_start_warns_of_nothing(training: Training):
+    log = (training.run.folder.path / "console.log").read_text()
+    assert "run folder" in log and "WARNING" not in log
+
+
 def test_the_replay_is_exact(training: Training):
     trajectory = collect_round(training)
     (pairs,) = pairs_of(training, trajectory)

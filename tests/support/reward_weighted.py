@@ -14,6 +14,7 @@ class RewardWeighted(Algorithm):
     """Flow matching on the final latents of the videos that beat their group, by how much they beat it."""
 
     needs = "final_latents"
+    updates_per_round = 1
 
     def updates(self, trajectory: Trajectory) -> Iterator[dict[str, float]]:
         """Make one update."""

@@ -12,6 +12,7 @@ import torch
 from hyvideo.config.loading import load_config, save_config
 from hyvideo.data.videos import poster_of, write_video
 from hyvideo.observability.phase_timer import PHASES
+from hyvideo.reports.gallery import Model, read_models
 from tests.support.training import REPOSITORY
 from tests.support.videos import moving_square
 
@@ -57,6 +58,12 @@ def write_scored(folder: Path, prompts: Sequence[str], rewards: Sequence[float |
         lines.append(json.dumps({"video": name, "prompt": prompt, **scores}, ensure_ascii=False))
     (folder / "scores.jsonl").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return folder
+
+
+def model_of(folder: Path, name: str | None = None) -> Model:
+    """Read one model for a gallery."""
+    (model,) = read_models([(name, folder)])
+    return model
 
 
 def row_of(step: int, reward: float) -> dict[str, float]:

@@ -1,12 +1,12 @@
 """An algorithm named by its import path trains, saves and resumes as the built-in one does."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from hyvideo.algorithms.algorithm import algorithm_class
+from hyvideo.algorithms.algorithm import Algorithm, Trajectory, algorithm_class
 from hyvideo.algorithms.grpo import GRPO
 from hyvideo.training.run import Training
 from tests.support.equal_runs import assert_same, rows_of
@@ -53,8 +53,36 @@ def test_names_are_found_and_what_is_no_algorithm_is_refused():
         algorithm_class("pathlib:Path")
 
 
-def test_an_algorithm_that_miscounts_its_updates_is_told(make_training: Callable[..., Training]):
+class PlainGradient(Algorithm):
+    """What a user writes who reads only the docstrings: each part that `deal` gives is one update."""
+
+    def updates(self, trajectory: Trajectory) -> Iterator[dict[str, float]]:
+        """Make an update of each part."""
+        velocity = next(iter(self.optimization.parameters.values()))
+        for _ in self.deal(self.choose_steps(trajectory, torch.ones(2, dtype=torch.bool))):
+            loss = velocity.float().square().sum()
+            metrics, _ = self.make_update([(1.0, loss, {"loss/total": loss})])
+            yield metrics
+
+
+def test_updates_per_round_follows_updates_per_rollout_unless_a_class_sets_its_own(
+    make_training: Callable[..., Training],
+):
+    own = make_training(algorithm=f"{__name__}:PlainGradient", updates_per_rollout=2, max_steps=4)
+    assert own.algorithm.updates_per_round == 2
+    own.train()
+    assert [row["round"] for row in rows_of(own.run.folder.path)] == [0, 0, 1, 1]
+    assert make_training(algorithm=PATH, updates_per_rollout=2).algorithm.updates_per_round == 1
+
+
+def test_an_algorithm_that_miscounts_its_updates_is_told_what_its_number_means_and_not_to_resume_from_nothing(
+    make_training: Callable[..., Training],
+):
     training = make_training(algorithm=PATH)
     training.algorithm.updates_per_round = 2
-    with pytest.raises(ValueError, match="RewardWeighted made 1 updates of a round, but its updates_per_round is 2"):
+    told = "RewardWeighted made 1 updates of a round, but its updates_per_round is 2: .* follows updates_per_rollout, 1"
+    with pytest.raises(ValueError, match=told):
         training.train()
+    where = training.run.whereabouts()
+    assert where.startswith("Rank 0 failed in phase 'between phases") and "resume" not in where
+    assert where.endswith(", update 2. No checkpoint was saved yet.")

@@ -1,6 +1,7 @@
 """download_weights.sh says what it does, keeps nothing it could not check, and names what is missing."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -53,6 +54,15 @@ def test_a_dry_run_prints_the_commands_and_fetches_nothing(project: Path):
     assert "+ hf download KwaiVGI/VideoReward --local-dir my\\ weights/VideoReward" in result.stdout
     assert "prompt_template.py" in result.stdout
     assert not (project / "calls").exists() and not (project / "my weights").exists()
+
+
+@pytest.mark.parametrize("root", [[], ["not/yet/there"], ["/not/yet/there"]])
+def test_a_dry_run_says_how_much_is_free_where_a_folder_will_be_made(project: Path, root: list[str]):
+    result = run(project, "--dry-run", "--all", "480p_t2v", *root)
+    assert result.returncode == 0, result.stderr
+    said = re.search(r"free where '(\S+)' lies: [\d.,]+[KMGTPE]?\n", result.stdout)
+    assert said and said[1] == (root[0] if root else "./ckpts"), result.stdout
+    assert not (project / "ckpts").exists()
 
 
 @pytest.mark.parametrize(("version", "total", "encoders"), [("480p_t2v", 61, 0), ("720p_i2v", 62, 1)])

@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 
-from hyvideo.reports.gallery import read_model, same_prompts, write_gallery
+from hyvideo.reports.gallery import read_models, same_prompts, write_gallery
 from hyvideo.reports.preference import write_study
-from tests.support.run_folders import PROMPTS, write_run, write_scored
+from tests.support.run_folders import PROMPTS, model_of, write_run, write_scored
 
 
 def generated(folder, prompts, seeds):
@@ -19,15 +19,15 @@ def generated(folder, prompts, seeds):
 
 
 def test_videos_are_matched_by_prompt_and_seed_whatever_their_order(tmp_path):
-    first = read_model(generated(tmp_path / "a", ["x", "y", "x"], [1, 1, 2]))
-    second = read_model(generated(tmp_path / "b", ["x", "x", "z"], [2, 1, 1]))
+    first = model_of(generated(tmp_path / "a", ["x", "y", "x"], [1, 1, 2]))
+    second = model_of(generated(tmp_path / "b", ["x", "x", "z"], [2, 1, 1]))
     rows = same_prompts([first, second])
     assert [[(video.prompt, video.seed) for video in row] for row in rows] == [[("x", 1)] * 2, [("x", 2)] * 2]
 
 
 def test_without_seeds_videos_of_a_prompt_are_matched_in_order(tmp_path):
-    first = read_model(write_scored(tmp_path / "a", ["x", "x", "y"], [0.0] * 3))
-    second = read_model(generated(tmp_path / "b", ["y", "x", "x"], [5, 6, 7]))
+    first = model_of(write_scored(tmp_path / "a", ["x", "x", "y"], [0.0] * 3))
+    second = model_of(generated(tmp_path / "b", ["y", "x", "x"], [5, 6, 7]))
     names = [[video.path.name for video in row] for row in same_prompts([first, second])]
     assert names == [["000.mp4", "0001.mp4"], ["001.mp4", "0002.mp4"], ["002.mp4", "0000.mp4"]]
 
@@ -35,20 +35,34 @@ def test_without_seeds_videos_of_a_prompt_are_matched_in_order(tmp_path):
 def test_of_a_run_folder_the_last_validation_is_shown(tmp_path):
     run = write_run(tmp_path / "run", samples={8: 0.0, 10: 0.5})
     shutil.copytree(run / "samples" / "step_10", run / "samples" / "step_10.bak")  # none of the validations
-    model = read_model(run, "trained")
+    model = model_of(run, "trained")
     assert model.name == "trained" and {video.path.parent.name for video in model.videos} == {"step_10"}
 
 
+def test_of_several_run_folders_the_last_validation_that_all_made_is_shown(tmp_path):
+    short = write_run(tmp_path / "short", samples={0: 0.0, 10: 0.5})
+    long = write_run(tmp_path / "long", samples={0: 0.0, 10: 0.4, 30: 0.9})
+    plain = write_scored(tmp_path / "plain", PROMPTS, [0.0] * 8)
+    models = read_models([(None, short), ("ours", long), (None, plain)])
+    assert [model.name for model in models] == ["short", "ours", "plain"]
+    assert [model.videos[0].path.parent.name for model in models] == ["step_10", "step_10", "plain"]
+    other = write_run(tmp_path / "other", samples={7: 0.0})
+    with pytest.raises(
+        ValueError, match=r"No update after which all runs validated: .*short has \[0, 10\]; .*other has \[7\]"
+    ):
+        read_models([(None, short), (None, other)])
+
+
 def test_models_without_a_common_prompt_or_a_name_of_their_own_are_refused(tmp_path):
-    first = read_model(generated(tmp_path / "a", ["x"], [1]))
+    first = model_of(generated(tmp_path / "a", ["x"], [1]))
     with pytest.raises(ValueError, match="no prompt and seed in common. They hold a: 'x'; b: 'y'"):
-        same_prompts([first, read_model(generated(tmp_path / "b", ["y"], [1]))])
+        same_prompts([first, model_of(generated(tmp_path / "b", ["y"], [1]))])
     with pytest.raises(ValueError, match="folders with names of their own; received a, a"):
         same_prompts([first, first])
 
 
 def test_one_folder_is_a_grid_of_the_seeds_of_each_prompt(tmp_path):
-    model = read_model(generated(tmp_path / "a", ["x", "y", "x", "x"], [7, 7, 8, 9]))
+    model = model_of(generated(tmp_path / "a", ["x", "y", "x", "x"], [7, 7, 8, 9]))
     text = write_gallery(tmp_path / "gallery.html", [model]).read_text()
     strips = text.split('<section class="strip"')[1:]
     assert [[seed for seed in (7, 8, 9) if f"seed {seed}" in strip] for strip in strips] == [[7, 8, 9], [7]]
@@ -56,7 +70,7 @@ def test_one_folder_is_a_grid_of_the_seeds_of_each_prompt(tmp_path):
 
 
 def test_prompts_whose_videos_were_not_kept_are_counted_and_left_out(tmp_path):
-    models = [read_model(write_scored(tmp_path / name, PROMPTS, [0.1] * 8)) for name in ("base", "sage")]
+    models = [model_of(write_scored(tmp_path / name, PROMPTS, [0.1] * 8)) for name in ("base", "sage")]
     text = write_gallery(tmp_path / "gallery.html", models).read_text()
     assert text.count('src="base/') == text.count('src="sage/') == 8
     for model in models:
@@ -68,7 +82,7 @@ def test_prompts_whose_videos_were_not_kept_are_counted_and_left_out(tmp_path):
 
 
 def test_a_study_holds_copies_under_random_names_and_its_key_lies_beside(tmp_path):
-    models = [read_model(write_scored(tmp_path / name, PROMPTS, [0.1] * 8)) for name in ("base", "dance", "sage")]
+    models = [model_of(write_scored(tmp_path / name, PROMPTS, [0.1] * 8)) for name in ("base", "dance", "sage")]
     key_path = write_study(tmp_path / "study", models, num_pairs=9)
     key = json.loads(key_path.read_text())
     assert key_path == tmp_path / "study.key.json"
@@ -80,7 +94,7 @@ def test_a_study_holds_copies_under_random_names_and_its_key_lies_beside(tmp_pat
 
 
 def test_a_study_that_does_not_fit_is_refused_before_anything_is_written(tmp_path, monkeypatch):
-    models = [read_model(generated(tmp_path / name, ["x", "y"], [1, 1])) for name in ("base", "sage")]
+    models = [model_of(generated(tmp_path / name, ["x", "y"], [1, 1])) for name in ("base", "sage")]
     needed = 4 * len(b"video")
     disk_usage = shutil.disk_usage
     monkeypatch.setattr(shutil, "disk_usage", lambda path: disk_usage(path)._replace(free=needed - 1))
@@ -91,7 +105,7 @@ def test_a_study_that_does_not_fit_is_refused_before_anything_is_written(tmp_pat
 
 
 def test_a_study_with_missing_videos_or_a_used_folder_is_refused(tmp_path):
-    models = [read_model(write_scored(tmp_path / name, PROMPTS, [0.1] * 8)) for name in ("base", "sage")]
+    models = [model_of(write_scored(tmp_path / name, PROMPTS, [0.1] * 8)) for name in ("base", "sage")]
     with pytest.raises(ValueError, match=r"num_pairs must lie in 1\.\.8, all pairs there are; received 9"):
         write_study(tmp_path / "study", models, num_pairs=9)
     models[0].videos[3].path.unlink()

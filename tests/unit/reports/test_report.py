@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hyvideo.observability.metrics import read_metrics
 from hyvideo.reports.report import report_runs
+from hyvideo.training.reward_watch import RewardWatch
 from tests.support.run_folders import HOSTILE_PROMPTS, PROMPTS, write_run, write_scored
 
 
@@ -198,6 +200,61 @@ def test_runs_that_are_compared_have_their_differing_settings_beside_their_names
     page = report_runs(runs, tmp_path / "comparison.html").read_text()
     beside = re.findall(r'<bdi>(0\.\d)</bdi><span class="differs">([^<]*)</span></th>', page)
     assert beside == [("0.3", "eta 0.3"), ("0.7", "eta 0.7")]
+
+
+def cells_of(page):
+    return [word.strip() for word in page.words if word.strip()]
+
+
+def test_runs_of_different_length_are_compared_after_the_last_update_that_all_validated(tmp_path):
+    """After update 20 the short run is ahead, and at the end the long one, which trained twice as long."""
+    short = write_run(tmp_path / "short", num_updates=20, samples={0: 0.0, 10: 0.2, 20: 0.4})
+    long = write_run(tmp_path / "long", num_updates=40, samples={0: 0.0, 20: 0.3, 40: 0.9})
+    cut = write_run(tmp_path / "cut" / "long", num_updates=20, samples={0: 0.0, 20: 0.3})
+    page, expected = (read(report_runs([short, run], tmp_path / "comparison.html")) for run in (long, cut))
+    words = cells_of(page)
+    assert "short gained most" in words
+    ends = "Compared after update 20, the last that all validated: short has 20 updates, long has 40 updates."
+    assert any(word.endswith(ends) for word in words)
+    assert any(word.endswith("Compared after update 20.") for word in cells_of(expected))
+    videos = [value for tag, name, value in page.attributes if (tag, name) == ("video", "src")]
+    assert len(videos) == 16 and all("/step_20/" in video for video in videos)
+    tables = [
+        cells[cells.index("seconds per update") : cells.index("Validated gain")]
+        for cells in map(cells_of, (page, expected))
+    ]
+    assert "40" in tables[0] and ["20" if cell == "40" else cell for cell in tables[0]] == tables[1]
+
+
+def test_runs_that_never_validated_after_the_same_update_are_not_compared(tmp_path):
+    runs = [
+        write_run(tmp_path / "ten", samples={10: 0.0, 20: 0.5}),
+        write_run(tmp_path / "seven", num_updates=14, samples={7: 0.0, 14: 0.1}),
+    ]
+    words = cells_of(read(report_runs(runs, tmp_path / "comparison.html")))
+    assert "Not compared: there is no update after which all runs validated" in words
+    assert any("ten has 30 updates, seven has 14 updates." in word for word in words)
+    assert not any("gained most" in word for word in words)
+
+
+def test_a_reward_that_may_be_exploited_is_said_beside_the_verdict_and_nothing_otherwise(tmp_path):
+    """By the watch itself, which reads the metrics of a run whose reward rises while its videos become alike."""
+    exploiting = write_run(tmp_path / "exploiting", num_updates=45, samples={0: 0.0, 45: 0.5})
+    fine = write_run(tmp_path / "fine", num_updates=45, samples={0: 0.0, 45: 0.5})
+    for run, fall in ((exploiting, 0.02), (fine, 0.0)):
+        rows = read_metrics(run / "metrics.jsonl")
+        watch = RewardWatch()
+        told = [watch.observe({**row, "rollout/diversity": 1 - fall * row["step"]}) for row in rows]
+        warnings = [f"2026-01-01 10:00:00 WARNING: {warning}\n" for warning in filter(None, told)]
+        warnings.append("2026-01-01 10:00:00 WARNING: 1 videos could not be scored\n")
+        (run / "console.log").write_text("".join(warnings))
+    pages = [report_runs([run], run / "report.html") for run in (exploiting, fine)]
+    verdicts = [page.read_text().partition('aria-label="Verdict"')[2].partition("</section>")[0] for page in pages]
+    assert "Improved" in verdicts[0] and "Improved" in verdicts[1]
+    assert 'class="chip" href="#failures"' in verdicts[0] and "diversity fell from" in verdicts[0]
+    assert "chip" not in verdicts[1] and "could not be scored" not in verdicts[1]
+    both = report_runs([exploiting, fine], tmp_path / "comparison.html").read_text()
+    assert re.findall(r'<bdi>(\w+)</bdi> <a class="chip"', both) == ["exploiting"]
 
 
 def test_failures_are_listed(tmp_path):

@@ -30,11 +30,28 @@ def test_a_reward_that_rose_while_a_metric_fell_says_so():
     assert verdict_of(PairedComparison("a", "b", gains)).detail.endswith("MQ rose. TA fell.")
 
 
-def test_of_several_runs_the_one_that_gained_most_is_named_and_those_that_may_equal_it():
-    gains = [gain(0.2, 0.1, 0.35), gain(0.4, 0.3, 0.5), gain(0.9, -0.1, 1.9), None]
-    comparisons = [one and PairedComparison("a", "b", {"reward": one}) for one in gains]
-    verdict = verdict_of_runs(["dance", "sage", "noisy", "unknown"], comparisons)
-    assert verdict.headline == "sage gained most: reward +0.20 base std"
-    assert "2 of 4 runs clearly improved" in verdict.detail
-    assert verdict.detail.endswith("The interval of dance overlaps with its.")
-    assert verdict_of_runs(["noisy"], [comparisons[2]]).headline == "No run clearly improved"
+def compared(*gains):
+    return [one and PairedComparison("a", "b", {"reward": one}) for one in gains]
+
+
+def test_of_several_runs_the_one_that_gained_most_wins_where_no_interval_overlaps_with_its():
+    gains = compared(gain(0.2, 0.1, 0.25), gain(0.4, 0.3, 0.5), gain(0.02, -0.2, 0.2))
+    verdict = verdict_of_runs({"dance": 8, "sage": 8, "cps": 8}, gains, 8)
+    assert (verdict.direction, verdict.headline) == ("better", "sage gained most")
+    assert verdict.detail.startswith("sage gained +0.20 base std, 95 % interval +0.15 to +0.25. 2 of 3 runs clearly")
+    assert verdict_of_runs({"cps": 8}, gains[2:], 8).headline == "No run clearly improved"
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        (gain(0.2, 0.1, 0.35), "The interval of other overlaps."),
+        (gain(0.9, -0.1, 1.9), "The interval of other overlaps."),
+        (None, "other cannot be compared."),
+    ],
+)
+def test_no_run_wins_where_another_ones_interval_overlaps_with_its_or_is_not_known(other, why):
+    verdict = verdict_of_runs({"sage": 8, "other": 4}, compared(gain(0.4, 0.3, 0.5), other), 4)
+    assert (verdict.direction, verdict.headline) == ("unclear", "No run clearly gained most")
+    assert verdict.detail.startswith("sage gained +0.20 base std, 95 % interval +0.15 to +0.25.")
+    assert why in verdict.detail

@@ -13,10 +13,12 @@ import torch
 
 from hyvideo.checkpoint.train_state import BEST, checkpoints_of, named_checkpoint
 from hyvideo.models.reward_models.registry import RewardContext
+from hyvideo.observability.run_record import read_run
 from hyvideo.training.reward_guard import ROLLBACK_RATE, Look, RewardGuard
 from hyvideo.training.run import Training
 from tests.support.equal_runs import assert_identical, rows_of, tensors_of
 from tests.support.rewards import BRIGHTNESS, GUARDED, Brightness
+from tests.support.run_folders import write_run
 from tests.support.training import PROMPTS, arguments, training_of, weights_of, write_prompts
 
 
@@ -43,6 +45,14 @@ def test_a_judge_that_falls_while_the_reward_rises_is_seen_within_a_few_looks_an
     delays = [first_alarm(RewardGuard("stop", 0.05), looks(rng, 20, 0.1, -0.15)) for _ in range(20)]
     assert all(delay is not None and 1 <= delay <= 12 for delay in delays)
     assert first_alarm(RewardGuard("stop", 0.05), looks(rng, 20, -0.1, -0.15)) is None  # no hacking: both fall
+
+
+def test_a_report_finds_its_alarm_among_the_warnings(tmp_path: Path):
+    guard, seen = RewardGuard("stop", 0.05), looks(np.random.default_rng(1), 20, 0.1, -0.15)
+    alarm = next(filter(None, map(guard.observe, seen))).message
+    run = write_run(tmp_path / "run", num_updates=2)
+    (run / "console.log").write_text(f"2026-01-01 10:00:00 WARNING: {alarm}\n2026-01-01 10:00:00 WARNING: slow\n")
+    assert read_run(run).exploited == alarm
 
 
 GOOD, BAD = [1.0, 1.1, 0.9, 1.0], [0.0, 0.1, -0.1, 0.02]

@@ -212,6 +212,15 @@ def test_a_loss_that_is_not_finite_changes_no_weight_and_names_the_last_good_che
     assert torch.isfinite(policy["proj_out.bias"]).all()
 
 
+def test_a_loss_that_is_not_finite_before_the_first_checkpoint_says_so_and_does_not_tell_to_resume(make_training: Make):
+    training = make_training(max_steps=2)
+    with torch.no_grad():
+        trainable_parameters(training.policy.transformer)["proj_out.bias"].fill_(float("inf"))
+    with pytest.raises(NonFiniteUpdateError, match=r"none was saved yet\. A lower .* usually helps\.$") as failed:
+        training.train()
+    assert "resume" not in str(failed.value)
+
+
 @pytest.mark.parametrize("error", [RewardFailureError, RuntimeError, OSError])
 def test_a_reward_that_fails_costs_no_checkpoint_that_is_being_written(make_training: Make, error: type[Exception]):
     training = make_training(max_steps=2, save_interval=1, async_save=True)

@@ -137,8 +137,11 @@ def test_the_released_recipe_and_the_bundled_model_start_without_a_warning(relea
     monkeypatch.chdir(REPOSITORY)
     assert said(released("480p_t2v", "--config", "configs/sage_64gpu.yaml")) == []
     assert said(released("480p_i2v", "--config", "configs/sage_8gpu.yaml", "configs/lora.yaml")) == []
-    tiny = load_config(["--config", "configs/tiny.yaml", "configs/demo.yaml"])
-    assert said(tiny, read_prompts(tiny.data.train_video_csv)) == []
+    own = ["--infer_flow_shift_video", "9", "--validation_timestep_shift", "9", "--cfg_scale", "6"]
+    assert said(released("720p_t2v", *own)) == [], "the paper's sampler, on another version's own schedule"
+    for files in (["configs/tiny.yaml"], ["configs/tiny.yaml", "configs/demo.yaml"]):
+        tiny = load_config(["--config", *files])
+        assert said(tiny, read_prompts(tiny.data.train_video_csv)) == []
 
 
 @pytest.mark.parametrize(
@@ -157,6 +160,16 @@ def test_noise_that_the_sampler_leaves_is_said_with_what_mends_it(released, flag
         assert cure in message
         name, value = cure.split()
         assert said(replace(config, rollout=replace(config.rollout, **{name: KNOBS[name].kind(value)}))) == []
+
+
+def test_a_model_meant_for_few_steps_may_hold_what_the_papers_sampler_leaves_in_as_few_of_them(monkeypatch):
+    """The paper trains in 20 of 50 steps; the bundled model, of whose own steps there are 12, may so have 5."""
+    monkeypatch.chdir(REPOSITORY)
+    tiny = ["--config", "configs/tiny.yaml", "--grpo_sampling_steps"]
+    assert said(load_config([*tiny, "5"])) == []
+    (message,) = said(load_config([*tiny, "4"]))
+    assert "(usual is at most 0.19)" in message and "(at most 1.16)" in message
+    assert "grpo_sampling_steps 5" in message
 
 
 def test_a_window_of_the_first_steps_leaves_no_noise(released):
