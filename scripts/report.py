@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hyvideo.config.flags import Parser
-from hyvideo.config.outside import complain, printable, say_loading
+from hyvideo.config.outside import complain, in_words, printable, say_loading
+from hyvideo.data.files import check_not_read
 from hyvideo.evaluation.win_rates import CRITERIA, WinRate, read_votes, win_rates, write_votes
 
 EMBED = "put the videos into the file, so that it can be sent alone"
@@ -33,7 +34,7 @@ def main(argv: list[str]) -> int:
     try:
         return command(argv[1:]) if command else _report(argv)
     except (ValueError, OSError) as error:
-        complain(f"scripts.report: {error}")
+        complain(f"scripts.report: {in_words(error)}")
         return 2
 
 
@@ -91,6 +92,8 @@ def _winrates(argv: Sequence[str]) -> int:
     parser.add_argument("--raters", nargs="+", metavar="NAME", help="who was asked; votes of others are refused")
     parser.add_argument("--merged", type=Path, help="write all votes to one file")
     arguments = parser.parse_args(argv)
+    if arguments.merged:
+        check_not_read(arguments.merged, [arguments.key, *arguments.votes])
     votes = read_votes(arguments.votes)
     num_votes = Counter(vote.rater for vote in votes)
     if arguments.raters and (others := sorted(set(num_votes) - set(arguments.raters))):

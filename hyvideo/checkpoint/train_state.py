@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from hyvideo.checkpoint.manifest import hash_files, write_manifest
 from hyvideo.checkpoint.tensor_reader import TensorReader, TensorWriter
 from hyvideo.config.outside import read_file
-from hyvideo.data.files import FULL, nearest_existing, replacing, write_synced
+from hyvideo.data.files import FULL, nearest_existing, remove, replacing, write_synced
 from hyvideo.distributed.collectives import broadcast_from_main
 
 FACTS = "facts.json"
@@ -109,14 +109,14 @@ class PendingSave:
     def _publish(self, hashes: dict) -> None:
         write_manifest(self.partial, hashes)
         replaced = self.target.with_name(f"{self.target.name}.replaced")  # until this one is in its place
-        if self.target.exists():  # a step that is made again after a resume
+        if os.path.lexists(self.target):  # a step that is made again after a resume
             os.replace(self.target, replaced)
         os.replace(self.partial, self.target)
-        shutil.rmtree(replaced, ignore_errors=True)
+        remove(replaced)
         point_latest_at(self.target)
         if self.keep_last is not None:
             for old in self._superseded():
-                shutil.rmtree(old, ignore_errors=True)  # one that is being read goes with the next save
+                remove(old)  # one that is being read goes with the next save
 
     def _superseded(self) -> list[Path]:
         """Return the checkpoints that this one supersedes.
@@ -166,8 +166,8 @@ def begin_save(
     def start() -> None:
         """Make the folder and write all but the tensors."""
         complete_replacements(folder)
-        for left in folder.glob("step_*.partial"):  # of earlier attempts, at this step or others
-            shutil.rmtree(left, ignore_errors=True)
+        for left in _left_behind(folder, ".partial"):  # of earlier attempts, at this step or others
+            remove(left)
         partial.mkdir(parents=True)
         needed = sum(tensor.nbytes for named in tensors.values() for tensor in named.values())  # a replicated one once
         free = shutil.disk_usage(partial).free
@@ -245,12 +245,18 @@ def _step_of(checkpoint: Path) -> int:
 
 def complete_replacements(folder: Path) -> None:
     """Undo or complete what a process that was killed between two renames left behind."""
-    for replaced in folder.glob("step_*.replaced"):
+    for replaced in _left_behind(folder, ".replaced"):
         target = replaced.with_suffix("")
-        if target.exists():
-            shutil.rmtree(replaced)
+        if target.exists() or not replaced.is_dir():
+            remove(replaced)
         else:
+            remove(target)  # at most a link to nothing
             os.replace(replaced, target)
+
+
+def _left_behind(folder: Path, suffix: str) -> list[Path]:
+    """Return what a save left behind; other names with this suffix are not ours."""
+    return [path for path in folder.glob(f"step_*{suffix}") if _FOLDER.fullmatch(path.stem)]
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
@@ -350,7 +356,7 @@ def _explained(target: Path, partial: Path) -> Iterator[None]:
         yield
     except (CheckpointException, OSError, ValueError) as error:
         if not dist.is_initialized() or dist.get_rank() == 0:
-            shutil.rmtree(partial, ignore_errors=True)
+            remove(partial)
         intact, on = "Earlier checkpoints are intact.", "continue with --resume_from_checkpoint latest."
         if "KeyboardInterrupt" in str(error):  # which the library turns into its own error
             raise SaveError(f"Cannot save '{target}': it was interrupted. {intact} To go on {on}") from error

@@ -9,7 +9,6 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from typing import Any
 
 import yaml
 
+from hyvideo.data.files import remove
 from hyvideo.training.stop_signal import PREEMPTED, StopSignal
 
 REPOSITORY = Path(__file__).parents[2]
@@ -99,7 +99,7 @@ class _Training:
         status = self.process.wait()
         self._lock.close()
         if self.run.is_finished:
-            shutil.rmtree(self.run.folder / "checkpoints", ignore_errors=True)
+            remove(self.run.folder / "checkpoints")
             return None
         stopped = asked_to_stop and status in (-signal.SIGTERM, PREEMPTED)
         return None if status == 0 or stopped else f"status {status}, see {log_of(self.run)}"

@@ -1,5 +1,6 @@
 """What generate.py is asked for is checked, and shared among processes, before any weight is read."""
 
+import os
 import re
 import shlex
 from collections.abc import Callable, Iterator
@@ -151,6 +152,13 @@ def test_bad_input_is_named(ask: Callable[..., Request], tmp_path: Path, flags: 
     with pytest.raises(ValueError, match=message):
         ask(prompt="a cat", **flags)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["video.mp4", "video.json"])
+def test_a_pipe_in_a_videos_or_its_notes_place_is_refused_before_the_video_is_made(ask, tmp_path: Path, name: str):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(OSError, match=f"it is a pipe, socket or device.*{name}"):
+        ask(prompt="a cat", **T2V)
 
 
 @pytest.mark.parametrize("flag", ["prompt", "negative_prompt"])
