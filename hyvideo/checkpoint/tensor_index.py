@@ -4,7 +4,8 @@ The pickle is that of the original training script, and of this project's earlie
 `TensorIndex`, and is checked against the files beside it, before PyTorch sees any of it.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any
@@ -53,6 +54,9 @@ ALLOWED = {
 MAX_BYTES, MAX_AXES, MAX_PARTS = 2**29, 64, 2**21
 """Bounds on an index: a part takes about 90 bytes, but a pickle of few bytes can repeat what it has said many times."""
 
+MAX_SPLIT = 3
+"""Axes along which a tensor may be cut into parts; each doubles the time to check them, and PyTorch cuts one or two."""
+
 
 def _beside(name: str) -> str:
     if Path(name).name != name or name in ("", ".."):
@@ -94,6 +98,24 @@ class StoredTensor:
     dtype: Annotated[str, AfterValidator(_known)]
     shape: _Numbers
     parts: Annotated[list[Part], Field(max_length=MAX_PARTS)]
+
+    def is_made_up(self) -> bool:
+        """Whether the parts, which lie within the tensor, cover every element once.
+
+        If so, their corners, with signs as the fields of a chessboard, cancel out but for those of the whole. If
+        anything is missing or covered twice, some are left.
+        """
+        boxes = [(part.offsets, part.shape) for part in self.parts if prod(part.shape)]
+        split = [axis for axis, size in enumerate(self.shape) if any(shape[axis] != size for _, shape in boxes)]
+        if len(split) > MAX_SPLIT:
+            return False
+        whole = [((0,) * len(self.shape), self.shape)] if prod(self.shape) else []
+        left = Counter()
+        for offsets, shape, sign in [(*box, 1) for box in boxes] + [(*box, -1) for box in whole]:
+            for ends in product((0, 1), repeat=len(split)):
+                corner = tuple(offsets[axis] + end * shape[axis] for axis, end in zip(split, ends, strict=True))
+                left[corner] += sign * (-1) ** sum(ends)
+        return not any(left.values())
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -198,7 +220,7 @@ class TensorIndex:
                     fault = f"has a part {part.shape} of {tensor.dtype} in {part.length} bytes"
                 if fault:
                     raise ValueError(f"'{path}' is damaged: {name[:200]} {fault}.")
-            if sum(prod(part.shape) for part in tensor.parts) != prod(tensor.shape):
+            if not tensor.is_made_up():
                 raise ValueError(f"'{path}' is damaged: the parts of {name[:200]} do not make it up.")
             for part in {part.offsets: part for part in tensor.parts}.values():  # ranks may share an empty one
                 taken[part.file] += part.length

@@ -85,10 +85,10 @@ def import_class(setting: str, path: str, base: type[T]) -> type[T]:
     module, _, name = path.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, SystemExit) as error:
         raise ValueError(
-            f"{setting}: '{path}' cannot be imported ({error}). Expected module:Class, with the module's folder on "
-            "PYTHONPATH."
+            f"{setting}: '{path}' cannot be imported ({type(error).__name__}: {error}). Expected module:Class, with "
+            "the module's folder on PYTHONPATH."
         ) from error
     if not (isinstance(found, type) and issubclass(found, base)):
         raise ValueError(f"{setting}: '{path}' must be a subclass of {base.__module__}.{base.__name__}.")

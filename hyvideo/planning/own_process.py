@@ -1,12 +1,16 @@
 """A process for what changes PyTorch as a whole, so that the process of a run stays as it was."""
 
+import ctypes
 import signal
+import sys
 import traceback
 from collections.abc import Callable
 from functools import cache
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import ParamSpec, TypeVar
+
+_PR_SET_PDEATHSIG = 1
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,7 +48,9 @@ def _process() -> Connection:
 
 
 def _serve(pipe: Connection) -> None:
-    """Make calls until the pipe's other end is gone."""
+    """Make calls until the pipe's other end is gone; on Linux a call ends then too."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal: the caller answers it
     while True:
         try:

@@ -1,6 +1,7 @@
 """Schema <- YAML files <- flags: precedence, spellings, and errors that teach."""
 
 import re
+import time
 
 import pytest
 
@@ -187,3 +188,11 @@ def test_a_saved_config_reads_back_unchanged_and_serves_as_a_config_file(tmp_pat
     assert load_saved_config(tmp_path / "config.yaml") == cfg
     assert load_config(["--config", str(tmp_path / "config.yaml")]) == cfg
     assert cfg.rollout.negative_prompt == text and cfg.data.train_video_csv == ["a b.csv", "1e5"]
+
+
+def test_a_key_of_a_million_letters_is_refused_at_once(yaml_file):
+    started = time.monotonic()
+    for key in ("x" * 1_000_000, "learning_rate" * 80_000):
+        with pytest.raises(ValueError, match="unknown key 'xxx|the nearest is 'learning_rate'"):
+            load_config(["--config", yaml_file(f"? {key}\n: 1")])
+    assert time.monotonic() - started < 5
