@@ -110,13 +110,12 @@ def _train(training: "Training") -> int:
             run.journal.write_report()
         return 1
     except OSError as error:
+        advice = "Earlier checkpoints are intact. Make space, then continue with --resume_from_checkpoint latest."
         if error.errno not in FULL:
-            error.add_note(run.whereabouts())
-            raise
-        run.journal.console.error(  # on this rank alone: the launcher ends the others
-            f"{in_words(error)}. Earlier checkpoints are intact. Make space, then continue with "
-            "--resume_from_checkpoint latest."
-        )
+            error.add_note(advice := run.whereabouts())
+            if run.folder.is_there:
+                raise
+        run.journal.console.error(f"{in_words(error)}. {advice}")  # here alone: the launcher ends the other ranks
         raise SystemExit(1) from None
     except Exception as error:
         error.add_note(run.whereabouts())

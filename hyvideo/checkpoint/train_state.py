@@ -357,7 +357,9 @@ def _explained(target: Path, partial: Path) -> Iterator[None]:
     except (CheckpointException, OSError, ValueError) as error:
         if not dist.is_initialized() or dist.get_rank() == 0:
             remove(partial)
-        intact, on = "Earlier checkpoints are intact.", "continue with --resume_from_checkpoint latest."
+        on = "continue with --resume_from_checkpoint latest."
+        there = checkpoints_of(target.parent)
+        intact = "Earlier checkpoints are intact." if there else "No finished checkpoint is in that folder."
         if "KeyboardInterrupt" in str(error):  # which the library turns into its own error
             raise SaveError(f"Cannot save '{target}': it was interrupted. {intact} To go on {on}") from error
         free = shutil.disk_usage(nearest_existing(target)).free

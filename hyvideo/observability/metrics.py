@@ -1,5 +1,6 @@
 """The run's numbers: one JSON object per optimizer update in `metrics.jsonl`, the same values for its trackers."""
 
+import errno
 import json
 import math
 import os
@@ -10,7 +11,7 @@ from pathlib import Path
 from pydantic_core import from_json
 
 from hyvideo.config.outside import read_file
-from hyvideo.data.files import claim, replacing, write_synced, writing
+from hyvideo.data.files import LOCK, claim, replacing, write_synced, writing
 from hyvideo.observability.trackers import Trackers
 
 METRIC_MEANINGS = {"VQ": "visual quality", "MQ": "motion quality", "TA": "text alignment"}
@@ -99,7 +100,10 @@ class MetricsLog:
 
         Raises:
             ValueError: the step was logged before, or a value is named "step".
+            OSError: the row cannot be written, or the folder was removed: a new one would not hold the rows before.
         """
+        if not (lock := self.path.with_name(LOCK)).exists():
+            raise FileNotFoundError(errno.ENOENT, "the run's folder was removed or moved while it trained", str(lock))
         if self._last_step is not None and step <= self._last_step:
             raise ValueError(
                 f"{self.path} already holds step {self._last_step}, received step {step}: steps must increase. "

@@ -178,12 +178,15 @@ class Run:
 
     def whereabouts(self) -> str:
         """Say where this rank is, and how the run can continue: for the end of a traceback."""
+        where = f"Rank {self.mesh.rank} failed in phase '{self.timer.phase}', update {self.state.step + 1}."
+        if not self.folder.is_there:
+            return f"{where} What was saved in '{self.folder.path}' is there no longer."
         saved = "latest"
         if self.folder.resume_from is not None and not (self.folder.checkpoints / LATEST).is_file():
             saved = self.folder.resume_from  # nothing is saved yet in a new folder of an older run
         return (
-            f"Rank {self.mesh.rank} failed in phase '{self.timer.phase}', update {self.state.step + 1}. What was saved "
-            f"is intact; continue with --output_dir {self.folder.path} --resume_from_checkpoint {saved}"
+            f"{where} What was saved is intact; continue with --output_dir {self.folder.path} "
+            f"--resume_from_checkpoint {saved}"
         )
 
     @property

@@ -245,10 +245,20 @@ def test_what_cannot_be_written_says_so_and_leaves_the_last_checkpoint(tmp_path:
     assert_whole(good, 1)
 
 
+def test_a_save_whose_folder_is_gone_does_not_say_that_earlier_checkpoints_are_there(tmp_path: Path):
+    save(tmp_path / "run", 1)
+    pending = begin_save(tmp_path / "run", 2, tensors(2), {})
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(SaveError, match="No finished checkpoint is in that folder") as caught:
+        pending.finish()
+    assert "intact" not in str(caught.value)
+
+
 def test_an_interrupted_save_does_not_ask_for_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def interrupt(*_: object, **__: object) -> None:
         signal.raise_signal(signal.SIGINT)
 
+    save(tmp_path, 1)
     monkeypatch.setattr(dcp.FileSystemWriter, "write_data", interrupt)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
