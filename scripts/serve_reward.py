@@ -16,7 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from hyvideo.config.flags import Parser
-from hyvideo.config.outside import complain, say_loading
+from hyvideo.config.outside import complain, say_loading, with_home
 from hyvideo.models.reward_models.remote.connections import LIMITS, LOGGING
 from hyvideo.models.reward_models.remote.wire import TOKEN_VARIABLE, checked_token
 
@@ -91,7 +91,7 @@ def read_reward(text: str, context: "RewardContext") -> tuple[str, "RewardModel"
     name, _, written = text.partition("=")
     shown = f"{written!r:.200}"
     try:
-        options = json.loads(written or "{}")
+        options = with_home(json.loads(written or "{}"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"--reward {name}: expected its options as JSON, received {shown} ({error}).") from error
     if not isinstance(options, dict):

@@ -3,10 +3,12 @@
 import errno
 import importlib
 import os
+import re
 import stat
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -49,6 +51,21 @@ def check_files(folder: str | Path) -> None:
             pass  # a link to nothing, which nobody may need
         except OSError as error:
             raise ValueError(f"'{path}' cannot be used: {error.strerror}.") from error
+
+
+def with_home(value: Any) -> Any:
+    """Put the home folder in the place of a leading `~`, also after `NAME=`, in a text or in those of lists and values.
+
+    A shell does so only where it is neither quoted nor after an equals sign, and in files nobody does.
+    """
+    if isinstance(value, Mapping):
+        return {key: with_home(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [with_home(one) for one in value]
+    if not isinstance(value, str):
+        return value
+    names, path = re.fullmatch(r"((?:[\w.:-]+=)*)(.*)", value, re.DOTALL).groups()
+    return names + os.path.expanduser(path)
 
 
 def printable(text: object) -> str:

@@ -22,7 +22,7 @@ UNREADABLE = (
 
 
 def read_image(path: str) -> Image.Image:
-    """Read an image file as RGB, upright: cameras write how they were held.
+    """Read an image file as RGB, upright: cameras write how they were held. What lets light through lies on white.
 
     A file that is missing, not an image, damaged, of 16 bits, or larger than MAX_PIXELS is a ValueError.
     """
@@ -33,7 +33,11 @@ def read_image(path: str) -> Image.Image:
                 raise ValueError(f"it has {image.width} x {image.height} pixels, more than {MAX_PIXELS}")
             if image.mode.startswith("I"):
                 raise ValueError(f"it has 16 bits per value (mode {image.mode}), which would be cut at 255")
-            return ImageOps.exif_transpose(image).convert("RGB")
+            upright = ImageOps.exif_transpose(image)
+            if upright.has_transparency_data:  # whatever colour lies hidden there
+                upright = upright.convert("RGBA")
+                upright = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright)
+            return upright.convert("RGB")
     except UNREADABLE as error:
         raise ValueError(f"image '{path}' cannot be read: {error}. Expected a whole PNG, JPEG or WebP file.") from error
 
