@@ -21,7 +21,7 @@ from pathlib import Path
 
 from hyvideo.config.flags import Parser
 from hyvideo.config.outside import complain, in_words, printable, say_loading
-from hyvideo.data.files import check_not_read
+from hyvideo.data.files import claim_output
 from hyvideo.evaluation.win_rates import CRITERIA, WinRate, read_votes, win_rates, write_votes
 
 EMBED = "put the videos into the file, so that it can be sent alone"
@@ -92,8 +92,6 @@ def _winrates(argv: Sequence[str]) -> int:
     parser.add_argument("--raters", nargs="+", metavar="NAME", help="who was asked; votes of others are refused")
     parser.add_argument("--merged", type=Path, help="write all votes to one file")
     arguments = parser.parse_args(argv)
-    if arguments.merged:
-        check_not_read(arguments.merged, [arguments.key, *arguments.votes])
     votes = read_votes(arguments.votes)
     num_votes = Counter(vote.rater for vote in votes)
     if arguments.raters and (others := sorted(set(num_votes) - set(arguments.raters))):
@@ -102,6 +100,7 @@ def _winrates(argv: Sequence[str]) -> int:
         )
     rates = win_rates(arguments.key, votes)
     if arguments.merged:
+        claim_output(arguments.merged, [arguments.key, *arguments.votes])
         write_votes(arguments.merged, votes)
     print(printable("\n".join(_in_words(rate) for rate in rates)) or "No votes.")
     print(printable(f"raters: {', '.join(f'{name} ({number} votes)' for name, number in sorted(num_votes.items()))}"))

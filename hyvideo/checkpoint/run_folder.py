@@ -38,11 +38,6 @@ class RunFolder:
         return self.path / "samples"
 
     @property
-    def is_there(self) -> bool:
-        """Whether the folder is still the one that this run has claimed."""
-        return (self.path / LOCK).exists()
-
-    @property
     def continues_itself(self) -> bool:
         """Whether the checkpoint to restore is one of this folder's own."""
         return self.resume_from is not None and self.resume_from.parent == self.checkpoints

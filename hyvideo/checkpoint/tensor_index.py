@@ -51,11 +51,9 @@ ALLOWED = {
 }
 """Module -> names to which a pickled index may refer."""
 
-MAX_BYTES, MAX_AXES, MAX_PARTS = 2**29, 64, 2**21
-"""Bounds on an index: a part takes about 90 bytes, but a pickle of few bytes can repeat what it has said many times."""
-
-MAX_SPLIT = 3
-"""Axes along which a tensor may be cut into parts; each doubles the time to check them, and PyTorch cuts one or two."""
+MAX_BYTES, MAX_AXES, MAX_PARTS, MAX_CUT = 2**29, 64, 2**21, 3
+"""Bounds on an index: a part takes about 90 bytes, but a pickle of few bytes can repeat what it has said many times. A
+tensor is cut along few axes, for each doubles the time to check its parts; PyTorch takes one or two."""
 
 
 def _beside(name: str) -> str:
@@ -102,20 +100,16 @@ class StoredTensor:
     def is_made_up(self) -> bool:
         """Whether the parts, which lie within the tensor, cover every element once.
 
-        If so, their corners, with signs as the fields of a chessboard, cancel out but for those of the whole. If
-        anything is missing or covered twice, some are left.
+        Then their corners, with signs as the fields of a chessboard, cancel out but for those of the whole.
         """
-        boxes = [(part.offsets, part.shape) for part in self.parts if prod(part.shape)]
-        split = [axis for axis, size in enumerate(self.shape) if any(shape[axis] != size for _, shape in boxes)]
-        if len(split) > MAX_SPLIT:
-            return False
-        whole = [((0,) * len(self.shape), self.shape)] if prod(self.shape) else []
-        left = Counter()
-        for offsets, shape, sign in [(*box, 1) for box in boxes] + [(*box, -1) for box in whole]:
-            for ends in product((0, 1), repeat=len(split)):
-                corner = tuple(offsets[axis] + end * shape[axis] for axis, end in zip(split, ends, strict=True))
+        boxes = [(part.offsets, part.shape, 1) for part in self.parts] + [((0,) * len(self.shape), self.shape, -1)]
+        boxes, left = [box for box in boxes if prod(box[1])], Counter()
+        cut = [axis for axis, size in enumerate(self.shape) if any(box[1][axis] != size for box in boxes)]
+        for offsets, shape, sign in boxes if len(cut) <= MAX_CUT else ():
+            for ends in product((0, 1), repeat=len(cut)):
+                corner = tuple(offsets[axis] + end * shape[axis] for axis, end in zip(cut, ends, strict=True))
                 left[corner] += sign * (-1) ** sum(ends)
-        return not any(left.values())
+        return len(cut) <= MAX_CUT and not any(left.values())
 
 
 @dataclass(frozen=True, config=_STRICT)

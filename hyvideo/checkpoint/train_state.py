@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from hyvideo.checkpoint.manifest import hash_files, write_manifest
 from hyvideo.checkpoint.tensor_reader import TensorReader, TensorWriter
 from hyvideo.config.outside import read_file
-from hyvideo.data.files import FULL, nearest_existing, remove, replacing, write_synced
+from hyvideo.data.files import FULL, nearest_existing, remove, replace_synced, write_synced
 from hyvideo.distributed.collectives import broadcast_from_main
 
 FACTS = "facts.json"
@@ -166,7 +166,7 @@ def begin_save(
     def start() -> None:
         """Make the folder and write all but the tensors."""
         complete_replacements(folder)
-        for left in _left_behind(folder, ".partial"):  # of earlier attempts, at this step or others
+        for left in folder.glob("step_*[0-9].partial"):  # of earlier attempts, at this step or others
             remove(left)
         partial.mkdir(parents=True)
         needed = sum(tensor.nbytes for named in tensors.values() for tensor in named.values())  # a replicated one once
@@ -202,8 +202,7 @@ def _group_of_writers(collective_timeout: int | None) -> dist.ProcessGroup:
 
 def point_latest_at(checkpoint: Path, name: str = LATEST) -> None:
     """Make a finished checkpoint the one that a resume from `latest` takes, or the one that another name stands for."""
-    with replacing(checkpoint.parent / name) as latest:
-        write_synced(latest, checkpoint.name.encode())
+    replace_synced(checkpoint.parent / name, checkpoint.name.encode())
 
 
 def named_checkpoint(path: str | Path) -> Path:
@@ -245,18 +244,13 @@ def _step_of(checkpoint: Path) -> int:
 
 def complete_replacements(folder: Path) -> None:
     """Undo or complete what a process that was killed between two renames left behind."""
-    for replaced in _left_behind(folder, ".replaced"):
+    for replaced in folder.glob("step_*[0-9].replaced"):
         target = replaced.with_suffix("")
         if target.exists() or not replaced.is_dir():
             remove(replaced)
         else:
             remove(target)  # at most a link to nothing
             os.replace(replaced, target)
-
-
-def _left_behind(folder: Path, suffix: str) -> list[Path]:
-    """Return what a save left behind; other names with this suffix are not ours."""
-    return [path for path in folder.glob(f"step_*{suffix}") if _FOLDER.fullmatch(path.stem)]
 
 
 def latest_checkpoint(folder: Path) -> Path | None:

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hyvideo.config.knobs import GROUPS, KNOBS, Knob, text_of
 from hyvideo.config.outside import printable, with_home
@@ -89,9 +89,7 @@ class _Ignore(argparse.Action):
 class Parser(argparse.ArgumentParser):
     """A parser that finds the home folder, and shows control characters instead of sending them to the terminal."""
 
-    def parse_known_args(
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> tuple[argparse.Namespace, list[str]]:
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse what `with_home` makes of the arguments."""
         return super().parse_known_args(with_home(list(sys.argv[1:] if args is None else args)), namespace)
 

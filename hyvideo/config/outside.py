@@ -54,18 +54,13 @@ def check_files(folder: str | Path) -> None:
 
 
 def with_home(value: Any) -> Any:
-    """Put the home folder in the place of a leading `~`, also after `NAME=`, in a text or in those of lists and values.
-
-    A shell does so only where it is neither quoted nor after an equals sign, and in files nobody does.
-    """
+    """Put the home folder in the place of a leading `~`, also after `NAME=`, in a text or in those that it holds."""
     if isinstance(value, Mapping):
         return {key: with_home(one) for key, one in value.items()}
     if isinstance(value, list):
         return [with_home(one) for one in value]
-    if not isinstance(value, str):
-        return value
-    names, path = re.fullmatch(r"((?:[\w.:-]+=)*)(.*)", value, re.DOTALL).groups()
-    return names + os.path.expanduser(path)
+    names, path = re.fullmatch(r"((?:[\w.:-]+=)*)(.*)", value if isinstance(value, str) else "", re.DOTALL).groups()
+    return names + os.path.expanduser(path) if path.startswith("~") else value
 
 
 def printable(text: object) -> str:

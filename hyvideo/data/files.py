@@ -24,9 +24,6 @@ def replacing(path: Path) -> Iterator[Path]:
     """Give a place to write a file at, which becomes `path` when the block ends well and disappears otherwise.
 
     A reader of `path` sees the old file or the new one, never a part. Its folder is made; the place has its ending.
-
-    Raises:
-        OSError: `path` is something that `check_output` refuses, or the system does.
     """
     check_output(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,19 +48,18 @@ def check_output(path: Path) -> None:
         raise OSError(errno.EINVAL, "it is a link to an open file of a process, and a file is expected", str(path))
 
 
-def check_not_read(path: Path, inputs: Iterable[str | Path]) -> None:
-    """Raise a ValueError if a file to write is one of the `inputs`, by this name or another."""
+def claim_output(path: Path, inputs: Iterable[str | Path]) -> None:
+    """Make a file to write before work begins; a ValueError if it is one of the `inputs`, by this name or another."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     for name in inputs:
         with suppress(OSError):  # of what is not there
             if path.samefile(name):
                 raise ValueError(f"'{path}' is read by this command, and would be lost: write to another file.")
+    path.touch()
 
 
 def remove(path: Path) -> None:
-    """Remove a folder with all in it, or whatever else lies there: a link without what it leads to, a pipe unopened.
-
-    What cannot be removed stays.
-    """
+    """Remove a folder with all in it, or a file, pipe (unopened) or link (not what it leads to), as far as possible."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -88,6 +84,12 @@ def write_synced(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def replace_synced(path: Path, content: bytes) -> None:
+    """Give a file new content, which the disk has on return, such that a reader sees the old or the new."""
+    with replacing(path) as temporary:
+        write_synced(temporary, content)
 
 
 def nearest_existing(path: Path) -> Path:

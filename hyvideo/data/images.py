@@ -33,11 +33,10 @@ def read_image(path: str) -> Image.Image:
                 raise ValueError(f"it has {image.width} x {image.height} pixels, more than {MAX_PIXELS}")
             if image.mode.startswith("I"):
                 raise ValueError(f"it has 16 bits per value (mode {image.mode}), which would be cut at 255")
-            upright = ImageOps.exif_transpose(image)
-            if upright.has_transparency_data:  # whatever colour lies hidden there
-                upright = upright.convert("RGBA")
-                upright = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright)
-            return upright.convert("RGB")
+            seen = ImageOps.exif_transpose(image).convert("RGBA" if image.has_transparency_data else "RGB")
+            if seen.mode == "RGBA":  # whatever colour lies hidden there
+                seen = Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen)
+            return seen.convert("RGB")
     except UNREADABLE as error:
         raise ValueError(f"image '{path}' cannot be read: {error}. Expected a whole PNG, JPEG or WebP file.") from error
 

@@ -10,8 +10,6 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import ParamSpec, TypeVar
 
-_PR_SET_PDEATHSIG = 1
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -50,7 +48,7 @@ def _process() -> Connection:
 def _serve(pipe: Connection) -> None:
     """Make calls until the pipe's other end is gone; on Linux a call ends then too."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal: the caller answers it
     while True:
         try:

@@ -68,13 +68,9 @@ class Run:
     def command(self) -> list[str]:
         """The command line that makes or continues it."""
         flags = {**self.settings, **SILENT, "output_dir": str(self.folder)}
-        texts = [word for name, value in flags.items() for word in (f"--{name}", _text(value))]
+        typed = {name: json.dumps(value) if isinstance(value, dict) else str(value) for name, value in flags.items()}
+        texts = [word for name, text in typed.items() for word in (f"--{name}", text)]
         return [sys.executable, str(REPOSITORY / "post_train.py"), "--config", str(CONFIG), *texts]
-
-
-def _text(value: object) -> str:
-    """A setting as one types it."""
-    return json.dumps(value) if isinstance(value, dict) else str(value)
 
 
 class _Training:

@@ -152,9 +152,8 @@ def checked_answer(
         raise told.with_traceback(error.__traceback__) from None
     scores, credit = answer
     found = checked_scores(name, reward, scores, len(prompts))
-    if grid is None:
-        return found, None
-    return found, checked_credit(name, credit, grid, torch.stack([*found.values()]).isnan().all(0))
+    failed = torch.stack([*found.values()]).isnan().all(0)
+    return found, None if grid is None else checked_credit(name, credit, grid, failed)
 
 
 _REWARDS: dict[str, type[RewardModel]] = {}

@@ -341,8 +341,7 @@ def _with_options(act: Callable[..., Any], name: str, context: RewardContext, op
     try:
         return act(context, **options)
     except (TypeError, SystemExit) as error:
-        told = f"{type(error).__name__}: {error}"
-        raise ValueError(f"reward_config: {name} cannot use its options {dict(options)}: {told}.") from error
+        raise ValueError(f"reward_config: {name} cannot use its options {dict(options)}: {error!r}.") from error
 
 
 def _context(config: RewardConfig, **where: Any) -> RewardContext:

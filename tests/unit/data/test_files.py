@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.data.files import check_not_read, check_output, nearest_existing, remove, replacing
+from hyvideo.data.files import check_output, claim_output, nearest_existing, remove, replacing
 
 
 def test_a_file_is_replaced_when_the_block_ends(tmp_path):
@@ -72,10 +72,10 @@ def test_a_name_that_fills_a_folders_entry_can_be_written_and_a_file_of_the_user
 def test_an_output_that_is_an_input_by_whatever_name_is_refused(tmp_path: Path):
     (tmp_path / "votes.json").write_text("{}")
     (tmp_path / "link.json").symlink_to("votes.json")
-    check_not_read(tmp_path / "new.json", [tmp_path / "votes.json", "missing"])
+    claim_output(tmp_path / "new.json", [tmp_path / "votes.json", "missing"])
     for name in ("votes.json", "link.json", "../" + tmp_path.name + "/votes.json"):
         with pytest.raises(ValueError, match="is read by this command, and would be lost"):
-            check_not_read(tmp_path / name, ["missing", tmp_path / "votes.json"])
+            claim_output(tmp_path / name, ["missing", tmp_path / "votes.json"])
 
 
 def test_what_is_removed_is_what_lies_there_and_nothing_that_it_leads_to(tmp_path: Path):

@@ -222,14 +222,6 @@ def test_wrong_flags_of_the_planner_are_refused(capsys, flags, words):
     assert main(flags) == 2 and words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("form", ["--config={}", "--config {}"])
-def test_the_planner_does_not_write_over_the_settings_that_it_reads(tmp_path: Path, capsys, form: str):
-    settings = tmp_path / "run.yaml"
-    settings.write_text("eta: 0.4\n")
-    assert main(["--world_size", "8", "--json", str(settings), *form.format(settings).split()]) == 2
-    assert "is read by this command" in capsys.readouterr().err and settings.read_text() == "eta: 0.4\n"
-
-
 def test_the_planner_prints_a_table_and_writes_every_number(sized_plan, tiny_root, tmp_path, capsys):
     flags = ["--world_size", "8", "--gpu", "H100", "--pretrained_model_root", str(tiny_root), "--batch_size", "4"]
     flags += ["--reward_model", "moving_shapes", "--sample_n_frames", "9", "--rollout_size", "64x64"]
