@@ -79,6 +79,8 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     arguments.file_names = arguments.file_names or "row"
     if (arguments.prompt is None) == (arguments.prompts_csv is None):
         raise ValueError("give one of --prompt and --prompts_csv (--help lists all flags).")
+    if arguments.prompt is not None and not arguments.prompt.strip():
+        raise ValueError("--prompt: the prompt is blank; write one.")
     for name in ("prompt", "negative_prompt"):
         try:
             (getattr(arguments, name) or "").encode()

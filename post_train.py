@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from hyvideo.config.loading import load_config
 from hyvideo.config.outside import complain, in_words, printable, say_loading
 from hyvideo.config.schema import Config
-from hyvideo.data.files import FULL
+from hyvideo.data.files import FULL, LOCK
 from hyvideo.training.stop_signal import PREEMPTED, PREEMPTIONS, listened_preemptions
 
 if TYPE_CHECKING:
@@ -110,13 +110,12 @@ def _train(training: "Training") -> int:
             run.journal.write_report()
         return 1
     except OSError as error:
+        advice = "Earlier checkpoints are intact. Make space, then continue with --resume_from_checkpoint latest."
         if error.errno not in FULL:
-            error.add_note(run.whereabouts())
-            raise
-        run.journal.console.error(  # on this rank alone: the launcher ends the others
-            f"{in_words(error)}. Earlier checkpoints are intact. Make space, then continue with "
-            "--resume_from_checkpoint latest."
-        )
+            error.add_note(advice := run.whereabouts())
+            if (run.folder.path / LOCK).exists():
+                raise
+        run.journal.console.error(f"{in_words(error)}. {advice}")  # here alone: the launcher ends the other ranks
         raise SystemExit(1) from None
     except Exception as error:
         error.add_note(run.whereabouts())

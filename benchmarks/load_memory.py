@@ -25,6 +25,7 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from hyvideo.config.flags import Parser
 from hyvideo.config.schema import ModelConfig
 from hyvideo.models.adapter import draw_adapter, lora_config
 from hyvideo.models.conversion import original_tensors
@@ -84,7 +85,7 @@ def _prepare(transformer: HunyuanVideo15Transformer3DModel, mesh: DeviceMesh | N
 
 def main() -> int:
     """Write, load, print, delete; returns the exit status (2 when there is too little room)."""
-    parser = argparse.ArgumentParser("load_memory", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = Parser("load_memory", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--num_layers", type=int, default=27)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--lora_r", type=int, default=0, help="add an adapter of this rank; default none")

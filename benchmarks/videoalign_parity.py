@@ -6,7 +6,6 @@ REFERENCE is a folder of scores of the original code: `reference.json` with `cas
 Example: `python -m benchmarks.videoalign_parity REFERENCE ROOT`
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 
+from hyvideo.config.flags import Parser
 from hyvideo.data.videos import read_video, video_length, write_video
 from hyvideo.models.reward_models.videoalign import VideoAlignScorer
 from hyvideo.models.reward_models.videoalign.settings import METRICS
@@ -22,7 +22,7 @@ from hyvideo.models.reward_models.videoalign.settings import METRICS
 
 def main(argv: Sequence[str]) -> int:
     """Print a table of largest and mean differences; returns 1 where float32 is off by more than 2e-4."""
-    parser = argparse.ArgumentParser("videoalign_parity", description=__doc__)
+    parser = Parser("videoalign_parity", description=__doc__)
     parser.add_argument("reference", type=Path)
     parser.add_argument("root", type=Path)
     arguments = parser.parse_args(argv)

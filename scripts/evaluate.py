@@ -228,9 +228,9 @@ def _overall_weights(text: str | None, metrics: Sequence[str]) -> dict[str, floa
         weights = {name: float(weight) for name, weight in json.loads(text).items()}
         if not all(map(math.isfinite, weights.values())):
             raise ValueError
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(
-            f'--overall: expected finite weights as JSON, such as {{"VQ": 0.5, "TA": 1}}; received {text}.'
+            f'--overall: expected finite weights as JSON, such as {{"VQ": 0.5, "TA": 1}}; received {text:.200}.'
         ) from error
     unknown = [name for name in weights if name not in metrics]
     if unknown:

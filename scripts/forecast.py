@@ -109,7 +109,7 @@ def write_forecast(arguments: argparse.Namespace, config: Config) -> None:
     from pydantic_core import to_json
 
     from hyvideo.checkpoint.train_state import named_checkpoint, read_facts
-    from hyvideo.data.files import replacing
+    from hyvideo.data.files import replace_synced
     from hyvideo.data.prompts import read_prompts, repeated
     from hyvideo.training.assembly import build_training
     from hyvideo.training.forecast import forecast, require_updates_left
@@ -122,8 +122,7 @@ def write_forecast(arguments: argparse.Namespace, config: Config) -> None:
     sizes = {"num_rounds": arguments.num_rounds, "rates": arguments.rates}
     found = forecast(training, prompts, **sizes, say=run.journal.console.info)
     if run.mesh.is_main:
-        with replacing(run.folder.path / FILE) as path:
-            path.write_bytes(to_json(found, indent=1, inf_nan_mode="constants") + b"\n")
+        replace_synced(run.folder.path / FILE, to_json(found, indent=1, inf_nan_mode="constants") + b"\n")
         run.journal.console.info(f"\n{table(found)}\n\n" + "\n".join(advice(found, config)))
         run.journal.console.info(f"numbers: {run.folder.path / FILE}")
     run.journal.console.close()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from hyvideo.config.flags import TeachingParser
 from hyvideo.config.loading import load_config
 from hyvideo.config.outside import complain, say_loading
+from hyvideo.data.files import claim_output
 from hyvideo.distributed.gpus import GPUS, find_gpu
 from hyvideo.planning.assumptions import Assumptions
 
@@ -52,9 +53,8 @@ def main(argv: list[str]) -> int:
         gpu = find_gpu(arguments.gpu) if arguments.gpu else None
         if arguments.search and gpu is None:
             raise ValueError("--search: name the GPU that is to hold the run (--gpu).")
-        if arguments.json:  # before minutes of simulation
-            arguments.json.parent.mkdir(parents=True, exist_ok=True)
-            arguments.json.touch()
+        if arguments.json:
+            claim_output(arguments.json, [flag.rpartition("=")[2] for flag in flags])
         assumptions = _assumptions(arguments)
         say_loading("scripts.plan")
         from hyvideo.planning.plan import make_plan  # only now, for it takes seconds

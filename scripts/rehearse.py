@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from hyvideo.config.flags import TeachingParser
 from hyvideo.config.loading import load_config
 from hyvideo.config.outside import complain, say_loading
+from hyvideo.data.files import claim_output
 
 if TYPE_CHECKING:
     from hyvideo.planning.rehearsal import Rehearsal
@@ -39,9 +40,8 @@ def main(argv: list[str]) -> int:
         config = load_config(flags)
         if arguments.num_text <= 0:
             raise ValueError(f"--num_text must be above 0; received {arguments.num_text}.")
-        if arguments.json:  # before minutes of rehearsing
-            arguments.json.parent.mkdir(parents=True, exist_ok=True)
-            arguments.json.touch()
+        if arguments.json:
+            claim_output(arguments.json, [flag.rpartition("=")[2] for flag in flags])
         say_loading("scripts.rehearse")
         from hyvideo.planning.networks import read_networks  # only now, for it takes seconds
         from hyvideo.planning.plan import check_plan

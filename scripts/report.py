@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hyvideo.config.flags import Parser
-from hyvideo.config.outside import complain, printable, say_loading
+from hyvideo.config.outside import complain, in_words, printable, say_loading
+from hyvideo.data.files import claim_output
 from hyvideo.evaluation.win_rates import CRITERIA, WinRate, read_votes, win_rates, write_votes
 
 EMBED = "put the videos into the file, so that it can be sent alone"
@@ -33,7 +34,7 @@ def main(argv: list[str]) -> int:
     try:
         return command(argv[1:]) if command else _report(argv)
     except (ValueError, OSError) as error:
-        complain(f"scripts.report: {error}")
+        complain(f"scripts.report: {in_words(error)}")
         return 2
 
 
@@ -99,6 +100,7 @@ def _winrates(argv: Sequence[str]) -> int:
         )
     rates = win_rates(arguments.key, votes)
     if arguments.merged:
+        claim_output(arguments.merged, [arguments.key, *arguments.votes])
         write_votes(arguments.merged, votes)
     print(printable("\n".join(_in_words(rate) for rate in rates)) or "No votes.")
     print(printable(f"raters: {', '.join(f'{name} ({number} votes)' for name, number in sorted(num_votes.items()))}"))

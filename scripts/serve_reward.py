@@ -16,7 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from hyvideo.config.flags import Parser
-from hyvideo.config.outside import complain, say_loading
+from hyvideo.config.outside import complain, say_loading, with_home
 from hyvideo.models.reward_models.remote.connections import LIMITS, LOGGING
 from hyvideo.models.reward_models.remote.wire import TOKEN_VARIABLE, checked_token
 
@@ -49,6 +49,8 @@ def build_app(arguments: argparse.Namespace, token: str | None) -> FastAPI:
     for name in ("batch_size", "max_body_mb"):
         if getattr(arguments, name) < 1:
             raise ValueError(f"--{name} must be at least 1; received {getattr(arguments, name)}.")
+    if not 0 <= arguments.port < 2**16:
+        raise ValueError(f"--port must lie between 0 and 65535; received {arguments.port}.")
     if not 0 < arguments.video_fps < math.inf:
         raise ValueError(f"--video_fps must be a number above 0; received {arguments.video_fps}.")
     names = [text.partition("=")[0] for text in arguments.reward]
@@ -87,13 +89,14 @@ def read_reward(text: str, context: "RewardContext") -> tuple[str, "RewardModel"
         ValueError: it is unknown, or its options do not fit.
     """
     name, _, written = text.partition("=")
+    shown = f"{written!r:.200}"
     try:
-        options = json.loads(written or "{}")
-    except json.JSONDecodeError as error:
-        raise ValueError(f"--reward {name}: expected its options as JSON, received {written!r} ({error}).") from error
+        options = with_home(json.loads(written or "{}"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"--reward {name}: expected its options as JSON, received {shown} ({error}).") from error
     if not isinstance(options, dict):
         raise ValueError(
-            f'--reward {name}: expected its options as a JSON object such as {{"seconds": 2}}, received {written!r}.'
+            f'--reward {name}: expected its options as a JSON object such as {{"seconds": 2}}, received {shown}.'
         )
     from hyvideo.models.reward_models.rewards import build_reward
 

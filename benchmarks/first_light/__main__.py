@@ -25,6 +25,7 @@ import torch
 
 from benchmarks.first_light.stages import LARGE, PLANS, STAGES, Place, plan_gib, run_stage
 from benchmarks.paired import machine_kind
+from hyvideo.config.flags import Parser
 from hyvideo.reports.markdown import markdown_table
 from hyvideo.training.code_version import code_version
 
@@ -33,7 +34,7 @@ RESULTS = Path(__file__).parents[1] / "results" / "first_light"
 
 def main(argv: Sequence[str]) -> int:
     """Run and write; returns the exit status (0, or 1 where a stage failed)."""
-    parser = argparse.ArgumentParser("first_light", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = Parser("first_light", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parts = sorted({str(stage.part) for stage in STAGES.values()})
     parser.add_argument("parts", nargs="*", help=f"{', '.join(parts)} or stages ({', '.join(STAGES)}); default: all")
     parser.add_argument("--plan", action="store_true", help="work out the planned peaks, without a GPU, and end")

@@ -6,10 +6,10 @@ An export appears under its name only when complete, and never replaces anything
 import argparse
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -182,8 +182,8 @@ def export_lora(transformer: HunyuanVideo15Transformer3DModel, folder: Path, *, 
 
 
 def _check_new(folder: Path) -> None:
-    """Raise a ValueError if `folder` exists."""
-    if folder.exists():
+    """Raise a ValueError if `folder` exists, be it as a link to nothing."""
+    if os.path.lexists(folder):
         raise ValueError(f"'{folder}' exists already; expected the name of a new folder.")
 
 
@@ -191,11 +191,9 @@ def _check_new(folder: Path) -> None:
 def _new_folder(folder: Path) -> Iterator[Path]:
     """Yield a folder to write in, which gets its name when the block succeeds and disappears otherwise."""
     _check_new(folder)
-    unfinished = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(unfinished, ignore_errors=True)  # of an earlier attempt
-    unfinished.mkdir(parents=True)
-    try:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder.parent, prefix=".export-") as place:
+        unfinished = Path(place) / "unfinished"
+        unfinished.mkdir()  # with the rights of any new folder, which the one around it has not
         yield unfinished
         os.replace(unfinished, folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)

@@ -4,7 +4,8 @@ The pickle is that of the original training script, and of this project's earlie
 `TensorIndex`, and is checked against the files beside it, before PyTorch sees any of it.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any
@@ -50,8 +51,9 @@ ALLOWED = {
 }
 """Module -> names to which a pickled index may refer."""
 
-MAX_BYTES, MAX_AXES, MAX_PARTS = 2**29, 64, 2**21
-"""Bounds on an index: a part takes about 90 bytes, but a pickle of few bytes can repeat what it has said many times."""
+MAX_BYTES, MAX_AXES, MAX_PARTS, MAX_CUT = 2**29, 64, 2**21, 3
+"""Bounds on an index: a part takes about 90 bytes, but a pickle of few bytes can repeat what it has said many times. A
+tensor is cut along few axes, for each doubles the time to check its parts; PyTorch takes one or two."""
 
 
 def _beside(name: str) -> str:
@@ -94,6 +96,20 @@ class StoredTensor:
     dtype: Annotated[str, AfterValidator(_known)]
     shape: _Numbers
     parts: Annotated[list[Part], Field(max_length=MAX_PARTS)]
+
+    def is_made_up(self) -> bool:
+        """Whether the parts, which lie within the tensor, cover every element once.
+
+        Then their corners, with signs as the fields of a chessboard, cancel out but for those of the whole.
+        """
+        boxes = [(part.offsets, part.shape, 1) for part in self.parts] + [((0,) * len(self.shape), self.shape, -1)]
+        boxes, left = [box for box in boxes if prod(box[1])], Counter()
+        cut = [axis for axis, size in enumerate(self.shape) if any(box[1][axis] != size for box in boxes)]
+        for offsets, shape, sign in boxes if len(cut) <= MAX_CUT else ():
+            for ends in product((0, 1), repeat=len(cut)):
+                corner = tuple(offsets[axis] + end * shape[axis] for axis, end in zip(cut, ends, strict=True))
+                left[corner] += sign * (-1) ** sum(ends)
+        return len(cut) <= MAX_CUT and not any(left.values())
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -198,7 +214,7 @@ class TensorIndex:
                     fault = f"has a part {part.shape} of {tensor.dtype} in {part.length} bytes"
                 if fault:
                     raise ValueError(f"'{path}' is damaged: {name[:200]} {fault}.")
-            if sum(prod(part.shape) for part in tensor.parts) != prod(tensor.shape):
+            if not tensor.is_made_up():
                 raise ValueError(f"'{path}' is damaged: the parts of {name[:200]} do not make it up.")
             for part in {part.offsets: part for part in tensor.parts}.values():  # ranks may share an empty one
                 taken[part.file] += part.length

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from hyvideo.checkpoint.manifest import hash_files, write_manifest
 from hyvideo.checkpoint.tensor_reader import TensorReader, TensorWriter
 from hyvideo.config.outside import read_file
-from hyvideo.data.files import FULL, nearest_existing, replacing, write_synced
+from hyvideo.data.files import FULL, nearest_existing, remove, replace_synced, write_synced
 from hyvideo.distributed.collectives import broadcast_from_main
 
 FACTS = "facts.json"
@@ -109,14 +109,14 @@ class PendingSave:
     def _publish(self, hashes: dict) -> None:
         write_manifest(self.partial, hashes)
         replaced = self.target.with_name(f"{self.target.name}.replaced")  # until this one is in its place
-        if self.target.exists():  # a step that is made again after a resume
+        if os.path.lexists(self.target):  # a step that is made again after a resume
             os.replace(self.target, replaced)
         os.replace(self.partial, self.target)
-        shutil.rmtree(replaced, ignore_errors=True)
+        remove(replaced)
         point_latest_at(self.target)
         if self.keep_last is not None:
             for old in self._superseded():
-                shutil.rmtree(old, ignore_errors=True)  # one that is being read goes with the next save
+                remove(old)  # one that is being read goes with the next save
 
     def _superseded(self) -> list[Path]:
         """Return the checkpoints that this one supersedes.
@@ -166,8 +166,8 @@ def begin_save(
     def start() -> None:
         """Make the folder and write all but the tensors."""
         complete_replacements(folder)
-        for left in folder.glob("step_*.partial"):  # of earlier attempts, at this step or others
-            shutil.rmtree(left, ignore_errors=True)
+        for left in folder.glob("step_*[0-9].partial"):  # of earlier attempts, at this step or others
+            remove(left)
         partial.mkdir(parents=True)
         needed = sum(tensor.nbytes for named in tensors.values() for tensor in named.values())  # a replicated one once
         free = shutil.disk_usage(partial).free
@@ -202,8 +202,7 @@ def _group_of_writers(collective_timeout: int | None) -> dist.ProcessGroup:
 
 def point_latest_at(checkpoint: Path, name: str = LATEST) -> None:
     """Make a finished checkpoint the one that a resume from `latest` takes, or the one that another name stands for."""
-    with replacing(checkpoint.parent / name) as latest:
-        write_synced(latest, checkpoint.name.encode())
+    replace_synced(checkpoint.parent / name, checkpoint.name.encode())
 
 
 def named_checkpoint(path: str | Path) -> Path:
@@ -245,11 +244,12 @@ def _step_of(checkpoint: Path) -> int:
 
 def complete_replacements(folder: Path) -> None:
     """Undo or complete what a process that was killed between two renames left behind."""
-    for replaced in folder.glob("step_*.replaced"):
+    for replaced in folder.glob("step_*[0-9].replaced"):
         target = replaced.with_suffix("")
-        if target.exists():
-            shutil.rmtree(replaced)
+        if target.exists() or not replaced.is_dir():
+            remove(replaced)
         else:
+            remove(target)  # at most a link to nothing
             os.replace(replaced, target)
 
 
@@ -350,8 +350,10 @@ def _explained(target: Path, partial: Path) -> Iterator[None]:
         yield
     except (CheckpointException, OSError, ValueError) as error:
         if not dist.is_initialized() or dist.get_rank() == 0:
-            shutil.rmtree(partial, ignore_errors=True)
-        intact, on = "Earlier checkpoints are intact.", "continue with --resume_from_checkpoint latest."
+            remove(partial)
+        on = "continue with --resume_from_checkpoint latest."
+        there = checkpoints_of(target.parent)
+        intact = "Earlier checkpoints are intact." if there else "No finished checkpoint is in that folder."
         if "KeyboardInterrupt" in str(error):  # which the library turns into its own error
             raise SaveError(f"Cannot save '{target}': it was interrupted. {intact} To go on {on}") from error
         free = shutil.disk_usage(nearest_existing(target)).free

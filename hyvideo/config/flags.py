@@ -9,10 +9,10 @@ import os
 import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hyvideo.config.knobs import GROUPS, KNOBS, Knob, text_of
-from hyvideo.config.outside import printable
+from hyvideo.config.outside import printable, with_home
 
 BOOLEANS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
 """Spelling of a boolean, in small letters -> its value."""
@@ -87,14 +87,18 @@ class _Ignore(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that shows a received value's control characters instead of sending them to the terminal."""
+    """A parser that finds the home folder, and shows control characters instead of sending them to the terminal."""
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Parse what `with_home` makes of the arguments."""
+        return super().parse_known_args(with_home(list(sys.argv[1:] if args is None else args)), namespace)
 
     def error(self, message: str) -> NoReturn:
         """Print usage and message, and exit with 2."""
         super().error(printable(message))
 
 
-class TeachingParser(argparse.ArgumentParser):
+class TeachingParser(Parser):
     """A parser whose errors are ValueErrors instead of an exit."""
 
     def error(self, message: str) -> NoReturn:

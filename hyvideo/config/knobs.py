@@ -141,6 +141,6 @@ def deciding_fields(cfg: Config, dp_size: int = 1) -> dict[str, object]:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """The most similar of `names`, ignoring case and the difference of '-' and '_'."""
-    wanted = name.lower().replace("-", "_")
+    """The most similar of `names`, ignoring case, the difference of '-' and '_', and what follows 80 letters."""
+    wanted = name[:80].lower().replace("-", "_")
     return max(names, key=lambda candidate: SequenceMatcher(None, wanted, candidate.lower()).ratio())

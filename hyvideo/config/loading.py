@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hyvideo.config.flags import BOOLEANS, OWN_SIZES, RENAMED, SYNONYMS, build_parser
 from hyvideo.config.knobs import GROUPS, KNOBS, Knob, nearest
-from hyvideo.config.outside import read_file
+from hyvideo.config.outside import read_file, with_home
 from hyvideo.config.schema import Config
 
 _UNREADABLE = (
@@ -176,7 +176,7 @@ def _prepared(knob: Knob, value: object) -> object:
             if "${" in leaf or leaf == "???":  # omegaconf's references, by which a file could read the environment
                 raise ValueError("'${...}' and '???' are not expanded here: write the value itself")
             leaf.encode()  # refuses what no file can hold
-    return value
+    return with_home(value)
 
 
 def _leaves(value: object) -> Iterator[object]:

@@ -3,10 +3,12 @@
 import errno
 import importlib
 import os
+import re
 import stat
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -51,6 +53,16 @@ def check_files(folder: str | Path) -> None:
             raise ValueError(f"'{path}' cannot be used: {error.strerror}.") from error
 
 
+def with_home(value: Any) -> Any:
+    """Put the home folder in the place of a leading `~`, also after `NAME=`, in a text or in those that it holds."""
+    if isinstance(value, Mapping):
+        return {key: with_home(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [with_home(one) for one in value]
+    names, path = re.fullmatch(r"((?:[\w.:-]+=)*)(.*)", value if isinstance(value, str) else "", re.DOTALL).groups()
+    return names + os.path.expanduser(path) if path.startswith("~") else value
+
+
 def printable(text: object) -> str:
     """Return a text as `repr` shows its characters: one from a file could move the cursor or rename the window.
 
@@ -85,10 +97,10 @@ def import_class(setting: str, path: str, base: type[T]) -> type[T]:
     module, _, name = path.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, SystemExit) as error:
         raise ValueError(
-            f"{setting}: '{path}' cannot be imported ({error}). Expected module:Class, with the module's folder on "
-            "PYTHONPATH."
+            f"{setting}: '{path}' cannot be imported ({type(error).__name__}: {error}). Expected module:Class, with "
+            "the module's folder on PYTHONPATH."
         ) from error
     if not (isinstance(found, type) and issubclass(found, base)):
         raise ValueError(f"{setting}: '{path}' must be a subclass of {base.__module__}.{base.__name__}.")

@@ -1,12 +1,16 @@
-"""Write files that appear whole or not at all, find the folder that a new path will lie in, and claim a folder."""
+"""Write files that appear whole or not at all, remove what is in the way, find a path's folder, and claim a folder."""
 
 import errno
 import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
+
+from hyvideo.config.outside import check_file
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What the system says when there is no room for more: the disk, the user's share of it, or the largest file."""
@@ -21,14 +25,46 @@ def replacing(path: Path) -> Iterator[Path]:
 
     A reader of `path` sees the old file or the new one, never a part. Its folder is made; the place has its ending.
     """
+    check_output(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
+    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp{path.suffix}")
     try:
         with writing(path):
             yield temporary
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_output(path: Path) -> None:
+    """Refuse to put a file where a pipe, socket or device is: for every other program it would be one no longer.
+
+    Raises:
+        OSError: it is one of these, or a link to one, or to an open file as `/dev/stdout` is.
+    """
+    with suppress(FileNotFoundError):
+        check_file(path)
+    if path.is_symlink() and os.readlink(path).startswith("/proc/"):
+        raise OSError(errno.EINVAL, "it is a link to an open file of a process, and a file is expected", str(path))
+
+
+def claim_output(path: Path, inputs: Iterable[str | Path]) -> None:
+    """Make a file to write before work begins; a ValueError if it is one of the `inputs`, by this name or another."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for name in inputs:
+        with suppress(OSError):  # of what is not there
+            if path.samefile(name):
+                raise ValueError(f"'{path}' is read by this command, and would be lost: write to another file.")
+    path.touch()
+
+
+def remove(path: Path) -> None:
+    """Remove a folder with all in it, or a file, pipe (unopened) or link (not what it leads to), as far as possible."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
 
 
 @contextmanager
@@ -48,6 +84,12 @@ def write_synced(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def replace_synced(path: Path, content: bytes) -> None:
+    """Give a file new content, which the disk has on return, such that a reader sees the old or the new."""
+    with replacing(path) as temporary:
+        write_synced(temporary, content)
 
 
 def nearest_existing(path: Path) -> Path:

@@ -22,7 +22,7 @@ UNREADABLE = (
 
 
 def read_image(path: str) -> Image.Image:
-    """Read an image file as RGB, upright: cameras write how they were held.
+    """Read an image file as RGB, upright: cameras write how they were held. What lets light through lies on white.
 
     A file that is missing, not an image, damaged, of 16 bits, or larger than MAX_PIXELS is a ValueError.
     """
@@ -33,7 +33,10 @@ def read_image(path: str) -> Image.Image:
                 raise ValueError(f"it has {image.width} x {image.height} pixels, more than {MAX_PIXELS}")
             if image.mode.startswith("I"):
                 raise ValueError(f"it has 16 bits per value (mode {image.mode}), which would be cut at 255")
-            return ImageOps.exif_transpose(image).convert("RGB")
+            seen = ImageOps.exif_transpose(image).convert("RGBA" if image.has_transparency_data else "RGB")
+            if seen.mode == "RGBA":  # whatever colour lies hidden there
+                seen = Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen)
+            return seen.convert("RGB")
     except UNREADABLE as error:
         raise ValueError(f"image '{path}' cannot be read: {error}. Expected a whole PNG, JPEG or WebP file.") from error
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hyvideo.config.outside import read_file
+from hyvideo.config.outside import read_file, with_home
 
 COLUMNS = ("prompt", "index", "seed", "ref_image_path")
 """The columns that are read; only `prompt` is needed, and others are left alone."""
@@ -95,7 +95,7 @@ def rows_of_csv(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
             continue
         if header is None:
             if "prompt" not in cells:
-                raise ValueError(f"{where}: there is no `prompt` column; the header has: {', '.join(cells)}")
+                raise ValueError(f"{where}: {_fault_of_header(cells)}")
             for name in COLUMNS:
                 if cells.count(name) > 1:
                     raise ValueError(f"{where}: the header has column `{name}` {cells.count(name)} times; keep one")
@@ -107,6 +107,16 @@ def rows_of_csv(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
             )
         else:
             yield where, dict(zip(header, cells, strict=False))
+
+
+def _fault_of_header(cells: Sequence[str]) -> str:
+    """Say what is wrong with a header without the column `prompt`."""
+    for mark, marks in ((";", "semicolons"), ("\t", "tabs")):
+        if "prompt" in map(str.strip, ",".join(cells).lower().split(mark)):
+            return f"the columns are separated by {marks}; save the file with commas"
+    if "prompt" in map(str.lower, cells):
+        return "there is no `prompt` column; write its name in lower case"
+    return f"there is no `prompt` column; the header has: {', '.join(cells)}"
 
 
 def _text(path: Path) -> str:
@@ -130,7 +140,7 @@ def _prompt(row: dict[str, str], position: int, path: Path, where: str, image_ro
     if not row.get("prompt"):
         raise ValueError(f"{where}: the prompt is blank; write one or delete the row")
     index, seed = (_whole_number(row.get(column, ""), column, where) for column in ("index", "seed"))
-    image = path.parent / row["ref_image_path"] if row.get("ref_image_path") else None
+    image = path.parent / with_home(row["ref_image_path"]) if row.get("ref_image_path") else None
     if image is not None and not _is_file(image):
         raise ValueError(f"{where}: ref_image_path: there is no file {str(image)!r} (paths are relative to the CSV)")
     if image is not None and image_root is not None and not image.resolve().is_relative_to(Path(image_root).resolve()):

@@ -18,6 +18,7 @@ from hyvideo.checkpoint.trained_policy import check_trained, load_trained_policy
 from hyvideo.config.outside import complain, printable
 from hyvideo.config.setting import lies_in
 from hyvideo.config.sizes import parse_size
+from hyvideo.data.files import check_output
 from hyvideo.data.images import check_images, check_task, read_image
 from hyvideo.data.prompts import Prompt, read_prompts
 from hyvideo.distributed.layout import Layout
@@ -136,6 +137,9 @@ def request_of(arguments: argparse.Namespace) -> Request:
         jobs = jobs_of_csv(
             arguments.output_path, read_prompts(arguments.prompts_csv), arguments.seed, arguments.file_names
         )
+    for job in jobs:
+        check_output(job.path)
+        check_output(job.note)
     prompts = [job.prompt for job in jobs]
     check_task(prompts, task_of(root, arguments.transformer_version))
     check_images(prompts)

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 
-from hyvideo.data.files import replacing
+from hyvideo.data.files import replace_synced
 from hyvideo.evaluation.paired import Gain, Pair, PairedComparison, paired_gain
 from hyvideo.observability.run_record import RunRecord
 from hyvideo.observability.scored_videos import SCORES, ScoredVideo, read_scored_videos
@@ -44,8 +44,7 @@ class HeldOutGains:
 
 def write_held_out(folder: Path, measured: HeldOutGains) -> None:
     """Write gains to a run folder, where its report finds them."""
-    with replacing(folder / HELD_OUT) as path:
-        path.write_bytes(to_json(measured, indent=1, inf_nan_mode="constants") + b"\n")
+    replace_synced(folder / HELD_OUT, to_json(measured, indent=1, inf_nan_mode="constants") + b"\n")
 
 
 def read_held_out(folder: Path) -> HeldOutGains:

@@ -13,7 +13,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, FiniteFloat
 
 from hyvideo.data.videos import read_video
-from hyvideo.models.reward_models.registry import RewardModel, Videos, checked_scores
+from hyvideo.models.reward_models.registry import RewardModel, Videos, checked_answer
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,6 @@ def _score_block(reward: NamedReward, videos: Sequence[Path], prompts: Sequence[
 
 
 def _by_video(reward: NamedReward, videos: Videos, prompts: Sequence[str]) -> list[dict[str, float]]:
-    scores = checked_scores(reward.name, reward.model, reward.model(videos, prompts), len(prompts))
+    scores, _ = checked_answer(reward.name, reward.model, videos, prompts, grid=None)
     columns = {name: values.tolist() for name, values in scores.items()}
     return [{name: column[row] for name, column in columns.items()} for row in range(len(prompts))]

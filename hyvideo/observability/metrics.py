@@ -1,5 +1,6 @@
 """The run's numbers: one JSON object per optimizer update in `metrics.jsonl`, the same values for its trackers."""
 
+import errno
 import json
 import math
 import os
@@ -10,7 +11,7 @@ from pathlib import Path
 from pydantic_core import from_json
 
 from hyvideo.config.outside import read_file
-from hyvideo.data.files import claim, replacing, write_synced, writing
+from hyvideo.data.files import LOCK, claim, replace_synced, writing
 from hyvideo.observability.trackers import Trackers
 
 METRIC_MEANINGS = {"VQ": "visual quality", "MQ": "motion quality", "TA": "text alignment"}
@@ -99,7 +100,10 @@ class MetricsLog:
 
         Raises:
             ValueError: the step was logged before, or a value is named "step".
+            OSError: the row cannot be written, or the folder was removed: a new one would not hold the rows before.
         """
+        if not (lock := self.path.with_name(LOCK)).exists():
+            raise FileNotFoundError(errno.ENOENT, "the run's folder was removed or moved while it trained", str(lock))
         if self._last_step is not None and step <= self._last_step:
             raise ValueError(
                 f"{self.path} already holds step {self._last_step}, received step {step}: steps must increase. "
@@ -161,10 +165,10 @@ class MetricsLog:
         if moved:
             discarded = read_file(self.discarded_path, None) if self.discarded_path.exists() else b""
             if not discarded.endswith(moved):  # else: killed below, after the copy and before the cut
-                _replace(self.discarded_path, discarded + moved)
+                replace_synced(self.discarded_path, discarded + moved)
         kept_lines = b"".join(line + b"\n" for line, kept in zip(lines, keep, strict=True) if kept)
         if kept_lines != self.path.read_bytes():
-            _replace(self.path, kept_lines)
+            replace_synced(self.path, kept_lines)
         return max((row["step"] for row, kept in zip(rows, keep, strict=True) if kept), default=None)
 
 
@@ -180,9 +184,3 @@ def _parse_row(line: bytes) -> dict[str, float | None] | None:
         if not (value is None or type(value) is float or (type(value) is int and abs(value) < 2**1023)):
             return None
     return row
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Give `path` new content such that a reader sees the old or the new, never a part."""
-    with replacing(path) as temporary:
-        write_synced(temporary, content)

@@ -12,7 +12,7 @@ import numpy as np
 from hyvideo.config.loading import load_saved_config
 from hyvideo.config.schema import Config
 from hyvideo.observability.metrics import missing_updates, read_rows
-from hyvideo.observability.scored_videos import ScoredVideo, read_scored_videos, scored_steps
+from hyvideo.observability.scored_videos import TOO_LARGE, ScoredVideo, read_scored_videos, scored_steps
 
 _EXPLOITED = "flaws of the reward"
 _NOT_METRICS = ("mean", "std", "failed", "groups_without_spread", "credit_focus", "over_base")
@@ -119,7 +119,7 @@ def read_run(folder: Path, name: str | None = None) -> RunRecord:
     return RunRecord(
         name=name or folder.resolve().name,
         folder=folder,
-        columns={name: np.array([row.get(name, math.nan) for row in rows], dtype=float) for name in names},
+        columns={name: column_of(rows, name) for name in names},
         gaps=tuple(missing_updates(steps, min(steps), max(steps))) if steps else (),
         samples=_read_videos(folder / "samples", problems),
         rollouts=_read_videos(folder / "rollouts", problems, newest_only=True),
@@ -131,6 +131,12 @@ def read_run(folder: Path, name: str | None = None) -> RunRecord:
         num_discarded=len(read_rows(discarded)[0]) if discarded.is_file() else 0,
         updated=datetime.fromtimestamp((folder / "metrics.jsonl").stat().st_mtime) if rows else None,
     )
+
+
+def column_of(rows: Sequence[Mapping[str, float]], name: str) -> np.ndarray:
+    """Return a metric's values [N], NaN where it is missing or TOO_LARGE."""
+    values = np.array([row.get(name, math.nan) for row in rows], dtype=float)
+    return np.where(np.abs(values) < TOO_LARGE, values, math.nan)
 
 
 def _read_config(path: Path, problems: list[str]) -> Config | None:

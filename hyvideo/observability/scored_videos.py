@@ -12,6 +12,8 @@ SCORES = "scores.jsonl"
 """Written after a folder's videos."""
 POSTER = ".jpg"
 """Ending of the picture beside a video that training wrote: its first frame."""
+TOO_LARGE = 1e100
+"""Numbers from here on are read as missing: no float holds their squares and sums, which pages compute."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def _of_row(folder: Path, row: Mapping[str, object], where: str) -> ScoredVideo:
     for name, value in row.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if name not in ("video", "prompt", "seed") and (value is None or number):
-            failed = value is None or not abs(value) < 1e308  # too large for a float
+            failed = value is None or not abs(value) < TOO_LARGE
             scores[name] = math.nan if failed else float(value)
     return ScoredVideo(folder / video, prompt, _seed_of(row), how if isinstance(how, str) else "", scores)
 

@@ -141,7 +141,8 @@ class Trackers:
         tracker.start()
         if name == "tensorboard":  # its own handling of settings makes a second run of every start
             about = {"run/name": self._run_name, "run/tags": ", ".join(self._tags)}
-            tracker.log(about | {"run/settings": _as_table(self._settings)}, step=step)
+            rows = "".join(f"| {name} | {_escaped(str(value))} |\n" for name, value in self._settings.items())
+            tracker.log(about | {"run/settings": f"| setting | value |\n|---|---|\n{rows}"}, step=step)
         else:
             tags = ", ".join(self._tags)
             tracker.store_init_configuration(self._settings | {"run_name": self._run_name, "run_tags": tags})
@@ -194,11 +195,6 @@ def _as_gif(path: Path) -> tuple[bytes, int, int]:
 
 def _caption(video: ScoredVideo) -> str:
     return f"{video.prompt} ({video.reward:+.3f})"
-
-
-def _as_table(settings: Mapping[str, Any]) -> str:
-    rows = "".join(f"| {name} | {_escaped(str(value))} |\n" for name, value in settings.items())
-    return f"| setting | value |\n|---|---|\n{rows}"
 
 
 def _escaped(text: str) -> str:

@@ -20,10 +20,12 @@ def bucket_size(target_size: int, factor: int, *, width: int, height: int) -> tu
 
 def check_video_shape(num_frames: int, size: tuple[int, int], *, temporal: int, spatial: int) -> None:
     """Refuse, by a ValueError, all but `temporal` n + 1 frames with sides that are multiples of `spatial` pixels."""
-    if num_frames < 1 or (num_frames - 1) % temporal or any(side < spatial or side % spatial for side in size):
+    fewer = max(num_frames - 1, 0) // temporal * temporal + 1
+    advice = "" if num_frames == fewer else f": take {fewer} or {fewer + temporal} frames"
+    if advice or any(side < spatial or side % spatial for side in size):
         raise ValueError(
             f"A video must have {temporal} n + 1 frames, and sides that are multiples of {spatial} pixels; "
-            f"received {num_frames} frames of {size[0]}x{size[1]}."
+            f"received {num_frames} frames of {size[0]}x{size[1]}{advice}."
         )
 
 

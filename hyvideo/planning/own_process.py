@@ -1,6 +1,8 @@
 """A process for what changes PyTorch as a whole, so that the process of a run stays as it was."""
 
+import ctypes
 import signal
+import sys
 import traceback
 from collections.abc import Callable
 from functools import cache
@@ -44,7 +46,9 @@ def _process() -> Connection:
 
 
 def _serve(pipe: Connection) -> None:
-    """Make calls until the pipe's other end is gone."""
+    """Make calls until the pipe's other end is gone; on Linux a call ends then too."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal: the caller answers it
     while True:
         try:

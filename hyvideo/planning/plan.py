@@ -155,6 +155,8 @@ def check_plan(config: Config, networks: Networks, world_size: int) -> None:
     Raises:
         ValueError: every violated rule.
     """
+    if world_size > 2**16:  # the more there are, the longer it takes
+        raise ValueError(f"--world_size must be at most 65536; received {world_size}.")
     vae, guided = networks.vae, config.rollout.is_guided
     check_config(config, world_size, vae["spatial_compression_ratio"], vae["temporal_compression_ratio"], files=False)
     heads = networks.transformer["num_attention_heads"]

@@ -195,7 +195,9 @@ def draw(chart: Chart) -> Drawing | None:
     lines = [line for line in chart.lines if np.isfinite(_y_scale([line], chart.logarithmic).low)]
     if not lines:
         return None
-    x_scale, y_scale = _x_scale(lines), _y_scale(lines, chart.logarithmic)
+    first, last = (float(pick([pick(line.x) for line in lines])) for pick in (min, max))
+    x_scale = _Scale(first, last) if last > first else _Scale(first - 1, last + 1)  # a single point in the middle
+    y_scale = _y_scale(lines, chart.logarithmic)
     strokes = []
     for number, line in enumerate(lines):
         colour, dash = line_style(line.colour)
@@ -216,12 +218,6 @@ def draw(chart: Chart) -> Drawing | None:
 def line_style(number: int) -> tuple[int, str]:
     """Colour and dash of the n-th curve: when the colours are used up they repeat with another dash."""
     return number % NUM_COLOURS, _DASHES[number // NUM_COLOURS % len(_DASHES)]
-
-
-def _x_scale(lines: Sequence[Line]) -> _Scale:
-    """Cover the x of all curves; a single point gets a place in the middle."""
-    low, high = (float(pick([pick(line.x) for line in lines])) for pick in (min, max))
-    return _Scale(low, high) if high > low else _Scale(low - 1, high + 1)
 
 
 def _y_scale(lines: Sequence[Line], logarithmic: bool) -> _Scale:

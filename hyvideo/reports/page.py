@@ -105,9 +105,12 @@ def write_page(path: Path, template: str, **context: Any) -> Path:
 
     Raises:
         OSError: the page cannot be written.
+        ValueError: the path does not end in `.html`: it may be a file of the run.
     """
     path = Path(path)
     with replacing(path) as temporary:
+        if path.suffix != ".html":
+            raise ValueError(f"'{path}': a page is written to a file ending in .html, and to no other.")
         # A lone surrogate, which JSON can hold and UTF-8 cannot, becomes a question mark.
         temporary.write_bytes(_environment().get_template(template).render(context).encode("utf-8", errors="replace"))
     return path

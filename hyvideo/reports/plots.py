@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from hyvideo.data.files import replacing
 from hyvideo.evaluation.paired import Gain
 from hyvideo.observability.metrics import METRIC_MEANINGS, read_metrics
+from hyvideo.observability.run_record import column_of
 from hyvideo.reports.charts import smooth
 
 _BLUE, _BLACK = "C0", "0.15"
@@ -28,13 +29,13 @@ def plot_reward_curve(metrics: Path, png: Path, *, held_out: Mapping[str, Gain])
         ValueError: the file is missing or holds no reward.
     """
     rows = read_metrics(metrics)
-    steps, mean = _column(rows, "step"), _column(rows, "reward/mean")
+    steps, mean = column_of(rows, "step"), column_of(rows, "reward/mean")
     if not np.isfinite(mean).any():
         raise ValueError(f"{metrics} holds no 'reward/mean' in its {len(rows)} rows: nothing to draw.")
     figure = Figure(figsize=(11, 5.5), layout="constrained")
     panels = figure.subplot_mosaic([["reward", name] for name in METRIC_MEANINGS], width_ratios=(2.2, 1))
-    over = _column(rows, "reward/over_base")
-    compared = np.isfinite(over) & (np.diff(_column(rows, "round"), prepend=-1) != 0)
+    over = column_of(rows, "reward/over_base")
+    compared = np.isfinite(over) & (np.diff(column_of(rows, "round"), prepend=-1) != 0)
     if compared.sum() > 1:
         label = "training videos, less the base model's of the same prompts and noise"
         panels["reward"].plot(steps[compared], over[compared], "o-", color=_BLUE, markersize=4, label=label)
@@ -43,21 +44,17 @@ def plot_reward_curve(metrics: Path, png: Path, *, held_out: Mapping[str, Gain])
         if gain := held_out.get("reward"):
             held_out = {**held_out, "reward": replace(gain, before=0.0, after=gain.mean)}
     else:
-        centre, width = smooth(mean), smooth(_column(rows, "reward/std"))
+        centre, width = smooth(mean), smooth(column_of(rows, "reward/std"))
         panels["reward"].fill_between(steps, centre - width, centre + width, color=_BLUE, alpha=0.12, linewidth=0)
         _draw_curve(panels["reward"], steps, mean)
         title = "Reward during training"
     for name in METRIC_MEANINGS:
-        _draw_curve(panels[name], steps, _column(rows, f"reward/{name}"))
+        _draw_curve(panels[name], steps, column_of(rows, f"reward/{name}"))
     for name in panels.keys() & held_out:
         _draw_gain(panels[name], steps[-1], held_out[name])
     _label(panels, title)
     with replacing(Path(png)) as temporary:
         figure.savefig(temporary, dpi=150)
-
-
-def _column(rows: list[dict[str, float]], name: str) -> np.ndarray:
-    return np.array([row.get(name, np.nan) for row in rows], dtype=np.float64)
 
 
 def _draw_curve(axes: Axes, steps: np.ndarray, values: np.ndarray) -> None:

@@ -12,6 +12,7 @@ from hyvideo.algorithms.policy import Policy
 from hyvideo.checkpoint.run_folder import RunFolder
 from hyvideo.checkpoint.train_state import BEST, LATEST, latest_checkpoint, point_latest_at
 from hyvideo.config.schema import Config
+from hyvideo.data.files import LOCK
 from hyvideo.distributed.collectives import broadcast_from_main
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.reward_models.registry import RewardFailureError
@@ -184,12 +185,12 @@ class Run:
 
     def whereabouts(self) -> str:
         """Say where this rank is, and how the run can continue: for the end of a traceback."""
+        where = f"Rank {self.mesh.rank} failed in phase '{self.timer.phase}', update {self.state.step + 1}."
+        if not (self.folder.path / LOCK).exists():
+            return f"{where} What was saved in '{self.folder.path}' is there no longer."
         saved = "latest" if (self.folder.checkpoints / LATEST).is_file() else self.folder.resume_from
         way_on = f"continue with --output_dir {self.folder.path} --resume_from_checkpoint {saved}"
-        return (
-            f"Rank {self.mesh.rank} failed in phase '{self.timer.phase}', update {self.state.step + 1}. "
-            f"{f'What was saved is intact; {way_on}' if saved else 'No checkpoint was saved yet.'}"
-        )
+        return f"{where} {f'What was saved is intact; {way_on}' if saved else 'No checkpoint was saved yet.'}"
 
     @property
     def _updates_per_round(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from hyvideo.reports.markdown import markdown_table
 from scripts.paper.drawing import BLUE, ORANGE, SAMPLERS, name_rows, new_figure, tidy
 from scripts.paper.study import Claim, Study, paragraph
 from scripts.paper.sweep import Arm, difference, draw_arm, gain, setup_text, verdict
@@ -47,17 +48,12 @@ def draw(found: Mapping[str, Any]) -> Figure:
 def describe(found: Mapping[str, Any]) -> str:
     """Say what was compared, with the gain of every arm."""
     text = paragraph(f"Each row trains at its own tuned rate and noise. {setup_text(found)}")
+    labels = {name: [_label(sampler, word) for word in SWITCH] for sampler, name in SAMPLERS.items()}
     rows = [
-        f"| {name} | {' | '.join(_cell(found, sampler, word) for word in SWITCH)} |"
-        for sampler, name in SAMPLERS.items()
+        [name, *(str(gain(found, label)) if label in found["arms"] else "no run yet" for label in of_sampler)]
+        for name, of_sampler in labels.items()
     ]
-    header = "| sampler | gain with | gain without |\n|---|---|---|"
-    return "\n\n".join([text, "\n".join([header, *rows])])
-
-
-def _cell(found: Mapping[str, Any], sampler: str, word: str) -> str:
-    label = _label(sampler, word)
-    return str(gain(found, label)) if label in found["arms"] else "no run yet"
+    return f"{text}\n\n{markdown_table(['sampler', 'gain with', 'gain without'], rows)}"
 
 
 def claims(found: Mapping[str, Any]) -> Sequence[Claim]:

@@ -66,7 +66,7 @@ def describe(found: Mapping[str, Any]) -> str:
         KLs. `milder` does the same below a tenth of that ceiling, and `fixed` never moves. The panels show the
         controller at its defaults, for a KL at its target, at {LARGE:g} times the target, and at {LARGE:g} times until
         update {FALL} and {SMALL:g} times after it. A large KL *lowers* λ by a tenth per update, to the floor
-        {_updates_to_floor(large)} updates after the warm-up; a small KL raises it again."""
+        {large.index(large[-1], WARMUP) - WARMUP} updates after the warm-up; a small KL raises it again."""
     )
 
 
@@ -82,11 +82,6 @@ def claims(found: Mapping[str, Any]) -> Sequence[Claim]:
             "true by construction",
         ),
     ]
-
-
-def _updates_to_floor(course: Sequence[float]) -> int:
-    """Updates after the warm-up until lambda reaches its floor."""
-    return course.index(course[-1], WARMUP) - WARMUP
 
 
 STUDY = Study("kl_schedules", "Schedules of the KL coefficient", draw, describe, claims)

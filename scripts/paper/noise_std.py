@@ -26,7 +26,9 @@ PUBLISHED = {"sage_grpo": (20, 5.0, 0.5), "flow_grpo": (10, 3.0, 0.7), "dance_gr
 def find() -> dict[str, Any]:
     """Levels at which the steps start and their noise std, for each regime and sampler."""
     shared = {sampler: _steps(sampler, STEPS, SHIFT, ETA) for sampler in COMPARED}
-    clamped = {**shared, "flow_grpo": _with_first_step_clamped(shared["flow_grpo"])}
+    sigma, (_, *std) = shared["flow_grpo"].values()  # its first-order rule takes the level 1 - clamp at sigma 1
+    first = ETA * math.sqrt((1 - CLAMP - sigma[1]) * (1 - CLAMP) / CLAMP)
+    clamped = {**shared, "flow_grpo": {"sigma": sigma, "std": [first, *std]}}
     published = {sampler: _steps(sampler, *PUBLISHED[sampler]) for sampler in COMPARED}
     return {
         "settings": {"steps": STEPS, "shift": SHIFT, "eta": ETA, "sage_clamp": CLAMP, "published": PUBLISHED},
@@ -40,13 +42,6 @@ def _steps(sampler: str, steps: int, shift: float, eta: float) -> dict[str, list
     scheduler.set_timesteps(steps)
     std = scheduler.step_weights(sde_type=sampler, eta=eta).std
     return {"sigma": scheduler.sigmas.tolist(), "std": std.tolist()}
-
-
-def _with_first_step_clamped(flow: Mapping[str, list[float]]) -> dict[str, list[float]]:
-    """Flow-GRPO whose first-order rule takes the level 1 - clamp at sigma 1."""
-    delta = 1 - CLAMP - flow["sigma"][1]
-    first = ETA * math.sqrt(delta * (1 - CLAMP) / CLAMP)
-    return {"sigma": flow["sigma"], "std": [first, *flow["std"][1:]]}
 
 
 def draw(found: Mapping[str, Any]) -> Figure:

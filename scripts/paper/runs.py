@@ -9,7 +9,6 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from typing import Any
 
 import yaml
 
+from hyvideo.data.files import remove
 from hyvideo.training.stop_signal import PREEMPTED, StopSignal
 
 REPOSITORY = Path(__file__).parents[2]
@@ -68,13 +68,9 @@ class Run:
     def command(self) -> list[str]:
         """The command line that makes or continues it."""
         flags = {**self.settings, **SILENT, "output_dir": str(self.folder)}
-        texts = [word for name, value in flags.items() for word in (f"--{name}", _text(value))]
+        typed = {name: json.dumps(value) if isinstance(value, dict) else str(value) for name, value in flags.items()}
+        texts = [word for name, text in typed.items() for word in (f"--{name}", text)]
         return [sys.executable, str(REPOSITORY / "post_train.py"), "--config", str(CONFIG), *texts]
-
-
-def _text(value: object) -> str:
-    """A setting as one types it."""
-    return json.dumps(value) if isinstance(value, dict) else str(value)
 
 
 class _Training:
@@ -99,7 +95,7 @@ class _Training:
         status = self.process.wait()
         self._lock.close()
         if self.run.is_finished:
-            shutil.rmtree(self.run.folder / "checkpoints", ignore_errors=True)
+            remove(self.run.folder / "checkpoints")
             return None
         stopped = asked_to_stop and status in (-signal.SIGTERM, PREEMPTED)
         return None if status == 0 or stopped else f"status {status}, see {log_of(self.run)}"

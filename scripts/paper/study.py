@@ -68,7 +68,9 @@ class Study:
         folder = docs / "claims"
         with replacing(folder / f"{self.name}.png") as temporary:
             self.draw(rounded).savefig(temporary, dpi=110)
-        (folder / f"{self.name}.json").write_text(_as_json(rounded) + "\n", encoding="utf-8")
+        text = json.dumps(rounded, indent=1, allow_nan=False)  # then the innermost lists and mappings on one line each
+        text = re.sub(r"[\[{][^\[\]{}]*[\]}]", lambda match: re.sub(r"\s+", " ", match.group()), text)
+        (folder / f"{self.name}.json").write_text(text + "\n", encoding="utf-8")
         document = docs / DOCUMENT
         text = document.read_text(encoding="utf-8") if document.exists() else ""
         text = replace_part(text, self.name, self.section(rounded))
@@ -95,12 +97,6 @@ def claims_table(folder: Path) -> str:
             for claim in json.loads(path.read_text(encoding="utf-8"))["claims"]
         ]
     return "\n".join(rows)
-
-
-def _as_json(found: Mapping[str, Any]) -> str:
-    """JSON with the innermost lists and mappings on one line each: short, and readable in a diff."""
-    text = json.dumps(found, indent=1, allow_nan=False)
-    return re.sub(r"[\[{][^\[\]{}]*[\]}]", lambda match: re.sub(r"\s+", " ", match.group()), text)
 
 
 def _rounded(value: Any) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 
+from hyvideo.config.flags import Parser
 from hyvideo.config.loading import load_config
 from hyvideo.config.schema import Config
 from hyvideo.evaluation.intervals import Interval, seed_interval
@@ -64,7 +65,7 @@ def parse_budget(
         num_held_out: the study's default.
     """
     jobs = 1 if torch.cuda.is_available() else os.cpu_count()
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
+    parser = Parser(description=description, formatter_class=argparse.RawTextHelpFormatter)
     add = parser.add_argument
     shown = " ".join(map(str, seeds))
     add("--seeds", type=int, nargs="+", default=list(seeds), help=f"runs of every arm; default {shown}")

@@ -14,6 +14,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from hyvideo.reports.markdown import markdown_table
 from scripts.paper.drawing import COLOURS, MARKERS, SAMPLERS, legend_below, new_figure, seeds_text, tidy
 from scripts.paper.study import Claim, Study, paragraph, read_found
 from scripts.paper.sweep import Arm, gains, parse_budget, tiny_config, train_and_publish
@@ -156,18 +157,12 @@ def describe(found: Mapping[str, Any]) -> str:
     )
     if not best:
         return text
-    rows = [
-        f"| {name} | {' | '.join(_cell(found, best, sampler, word) for word in SWITCH)} |"
-        for sampler, name in SAMPLERS.items()
-    ]
-    header = "| sampler | with the equalizer | without it |\n|---|---|---|"
-    return "\n\n".join([text, "\n".join([header, *rows])])
-
-
-def _cell(found: Mapping[str, Any], best: Tuned, sampler: str, word: str) -> str:
-    """The chosen rate and eta, and what they gained."""
-    rate, eta = best[sampler, word]
-    return f"{rate:.0e}, eta {eta:g}: {_mean(found, _label(sampler, word, rate, eta)):+.2f}"
+    cells = {
+        key: f"{rate:.0e}, eta {eta:g}: {_mean(found, _label(*key, rate, eta)):+.2f}"
+        for key, (rate, eta) in best.items()
+    }
+    rows = [[name, *(cells[sampler, word] for word in SWITCH)] for sampler, name in SAMPLERS.items()]
+    return f"{text}\n\n{markdown_table(['sampler', 'with the equalizer', 'without it'], rows)}"
 
 
 def claims(found: Mapping[str, Any]) -> Sequence[Claim]:

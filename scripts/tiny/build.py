@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from diffusers import AutoencoderKLHunyuanVideo15, HunyuanVideo15Transformer3DModel
 
+from hyvideo.config.flags import Parser
 from scripts.tiny import train_transformer, train_vae
 from scripts.tiny.components import assemble
 from scripts.tiny.prompts import write_csv
@@ -26,7 +27,7 @@ def export(vae_folder: Path, transformer_folder: Path, assets: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path("outputs/tiny"), help="folder of the full-precision weights")
     parser.add_argument("--assets", type=Path, default=Path("assets/tiny"))
     parser.add_argument("--export_only", action="store_true", help="export what lies in the work folder")

@@ -6,7 +6,6 @@ and how far the best fifth of the videos and clean rendered clips lie above the 
 Example: `python -m scripts.tiny.evaluate --model_path assets/tiny --count 231 --per_prompt 4`
 """
 
-import argparse
 import random
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
+from hyvideo.config.flags import Parser
 from hyvideo.config.outside import complain
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.prompts import Prompt, read_prompts
@@ -32,7 +32,7 @@ SEED, BATCH = 42, 32
 def main(argv: list[str]) -> int:
     """Sample, measure and print; returns the exit status (0 done, 2 wrong input)."""
     disable_progress_bar()
-    parser = argparse.ArgumentParser("tiny.evaluate", description=__doc__)
+    parser = Parser("tiny.evaluate", description=__doc__)
     parser.add_argument("--model_path", type=Path, default=Path("assets/tiny"), help="its folder; default assets/tiny")
     parser.add_argument("--count", type=int, default=200, help="prompts, the first of its valid.csv; default 200")
     parser.add_argument("--per_prompt", type=int, default=1, help="videos per prompt; default 1")

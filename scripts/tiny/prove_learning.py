@@ -9,7 +9,6 @@ patterns. Finished runs are kept: started again, the command continues where it 
 `--kinds` each use two cores better than one command. Unknown flags are passed to the runs.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from pydantic_core import to_json
 from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
+from hyvideo.config.flags import Parser
 from hyvideo.config.loading import load_config
 from hyvideo.config.outside import complain
 from hyvideo.data.files import replacing
@@ -61,7 +61,7 @@ class ShuffledReward:
 def main(argv: list[str]) -> int:
     """Train what is not trained yet and print a table; returns the exit status."""
     disable_progress_bar()
-    parser = argparse.ArgumentParser("prove_learning", description=__doc__)
+    parser = Parser("prove_learning", description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="run seeds; default 1 2 3")
     parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS, help="rewards; default true shuffled")
     parser.add_argument("--num_held_out", type=int, default=206, help="held-out videos; default 206")

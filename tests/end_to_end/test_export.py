@@ -154,13 +154,24 @@ def test_an_image_to_video_model_takes_its_vision_encoder_along(original_root: P
     assert ours.task == "i2v"
 
 
+def test_an_export_leaves_whatever_lies_beside_it_and_has_the_rights_of_a_new_folder(original_root, tmp_path: Path):
+    for name in ("mine.partial", ".mine.partial", "mine.tmp"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "notes").touch()
+    export(original_root, tmp_path / "mine", "original")
+    assert len(list(tmp_path.glob("*/notes"))) == 3 and len(list(tmp_path.iterdir())) == 4
+    assert (tmp_path / "mine").stat().st_mode == (tmp_path / "mine.tmp").stat().st_mode
+
+
 def test_what_cannot_be_exported_leaves_nothing(checkpoint_of, original_root: Path, tmp_path: Path, capsys):
     where = ["--model_path", original_root, "--transformer_version", VERSION, "--checkpoint_path", checkpoint_of()]
     (tmp_path / "there").mkdir()
+    (tmp_path / "lost").symlink_to("nowhere")
     for form, name, told in (
         ("lora", "out", "no LoRA adapter to write"),
         ("original", "there", f"'{tmp_path / 'there'}' exists already"),
+        ("original", "lost", f"'{tmp_path / 'lost'}' exists already"),
     ):
         assert main([*map(str, where), "--format", form, "--output_path", str(tmp_path / name)]) == 2
         assert told in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lost", "there"]

@@ -1,5 +1,6 @@
 """What generate.py is asked for is checked, and shared among processes, before any weight is read."""
 
+import os
 import re
 import shlex
 from collections.abc import Callable, Iterator
@@ -128,7 +129,8 @@ BAD = {
 
 
 NUMBERS = {
-    "frames": ({"video_length": 10}, "--video_length.* must have 4 n \\+ 1 frames.*received 10 frames"),
+    "frames": ({"video_length": 10}, "--video_length.* must have 4 n \\+ 1 frames.*received 10 frames.*take 9 or 13"),
+    "few frames": ({"video_length": 2}, "received 2 frames of 480x848: take 1 or 5 frames"),
     "no size": ({"fixed_size": "wide"}, "a size is HEIGHTxWIDTH in pixels"),
     "no frames": ({"video_length": -3}, r"--video_length must be a number in \[1, inf\); received -3"),
     "sides": ({"fixed_size": "63x65"}, "--fixed_size.* multiples of 16 pixels; received 81 frames of 63x65"),
@@ -172,10 +174,23 @@ def test_bad_input_is_named(ask: Callable[..., Request], tmp_path: Path, flags: 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["video.mp4", "video.json"])
+def test_a_pipe_in_a_videos_or_its_notes_place_is_refused_before_the_video_is_made(ask, tmp_path: Path, name: str):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(OSError, match=f"it is a pipe, socket or device.*{name}"):
+        ask(prompt="a cat", **T2V)
+
+
 @pytest.mark.parametrize("flag", ["prompt", "negative_prompt"])
 def test_text_of_a_terminal_without_utf8_is_refused(ask: Callable[..., Request], flag: str):
     with pytest.raises(ValueError, match=f"--{flag}: expected UTF-8"):
         ask(**{"prompt": "a cat", "transformer_version": "480p_t2v", flag: "caf\udce9"})
+
+
+@pytest.mark.parametrize("prompt", ["", "  "])
+def test_a_blank_prompt_is_refused_as_that_of_a_csv(ask: Callable[..., Request], prompt: str):
+    with pytest.raises(ValueError, match="--prompt: the prompt is blank; write one"):
+        ask(prompt=prompt, transformer_version="480p_t2v")
 
 
 def test_a_missing_csv_is_named(ask: Callable[..., Request]):

@@ -2,17 +2,20 @@
 
 import json
 import math
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from hyvideo.checkpoint.train_state import latest_checkpoint
 from hyvideo.checkpoint.trained_policy import load_trained_policy
 from hyvideo.config.loading import load_config, load_saved_config
 from hyvideo.models.loading import load_transformer
 from tests.support.command_line import CommandLine
-from tests.support.training import REPOSITORY, arguments, write_prompts
+from tests.support.training import REPOSITORY, SETTINGS, arguments, write_prompts
 
 PUBLIC_KEYS = {
     *("step", "reward/mean", "reward/std", "reward/VQ", "reward/MQ", "reward/TA", "loss/policy", "loss/total"),
@@ -81,6 +84,28 @@ def test_a_reward_that_raises_ends_the_run_with_its_own_traceback_and_one_error_
     assert "tests/support/rewards.py" in frames[0], finished.stderr
     assert [line for line in lines if "ERROR" in line] == lines[-1:], finished.stderr
     assert "the reward failed: RuntimeError: the reward broke" in lines[-1]
+
+
+@pytest.mark.parametrize("save_interval", [0, 1])
+def test_a_run_whose_folder_is_removed_says_so_and_claims_no_checkpoint(
+    command_line: CommandLine, tiny_root: Path, prompts_csv: Path, save_interval: int
+):
+    run = command_line.folder / "run"
+    quiet = [SETTINGS["config"], REPOSITORY / "tests" / "support" / "no_trackers.yaml"]
+    endless = {"config": quiet, "max_steps": 1000, "save_interval": save_interval}
+    command = command_line.start("post_train.py", arguments(tiny_root, prompts_csv, run, **endless))
+
+    def removed() -> bool:
+        """Once two updates are logged the folder is moved away, which is to the run as if it were deleted."""
+        return _text(run / "metrics.jsonl").count("\n") >= 2 and bool(run.rename(command_line.folder / "away"))
+
+    command.signal_when(signal.SIGCONT, removed)
+    shutil.rmtree(command_line.folder / "away")
+    finished = command.wait()
+    assert finished.status == 1
+    assert "Traceback" not in finished.stderr and "intact" not in finished.stderr, finished.stderr
+    last = finished.stderr.splitlines()[-1]
+    assert "ERROR" in last and ("is there no longer" in last or "No finished checkpoint is in" in last), last
 
 
 def test_a_signal_saves_the_run_which_goes_on_and_the_exit_status_says_whether_to_start_it_again(

@@ -1,6 +1,7 @@
 """scripts/report.py as a program: what it writes and says, and what it refuses."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,25 @@ def test_a_study_goes_from_gallery_to_win_rates(here: Path, capsys: pytest.Captu
         "raters: Ann (8 votes)\n"
     )
     assert len(json.loads((here / "all.json").read_text())["votes"]) == 8
+
+
+def test_an_output_that_is_no_page_or_is_read_itself_is_left_as_it_is(here: Path, capsys: pytest.CaptureFixture):
+    write_run(here / "run", num_updates=2)
+    write_scored(here / "base", PROMPTS[:1], [0.0])
+    os.mkfifo(here / "pipe.html")
+    for name in ("key.json", "votes.json"):
+        (here / name).write_text('{"study": "a", "models": {}, "pairs": {}, "votes": []}')
+    for argv, told in (
+        (["run", "--output", "pipe.html"], "'pipe.html': it is a pipe, socket or device"),
+        (["run", "--output", "run/metrics.jsonl"], "'run/metrics.jsonl': a page is written to a file ending in .html"),
+        (["gallery", "base", "--output", "base/000.mp4"], "'base/000.mp4': a page is written"),
+        (["winrates", "key.json", "votes.json", "--merged", "key.json"], "'key.json' is read by this command"),
+        (["winrates", "key.json", "votes.json", "--merged", "./votes.json"], "'votes.json' is read by this command"),
+    ):
+        before = {path: path.stat().st_mtime_ns for path in here.rglob("*") if not path.is_dir()}
+        assert main(argv) == 2
+        assert told in capsys.readouterr().err
+        assert {path: path.stat().st_mtime_ns for path in here.rglob("*") if not path.is_dir()} == before
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,15 @@ class Brightness(RewardModel):
         self.devices.append(str(device))
 
 
+class Blackening(Brightness):
+    """The mean pixel; it leaves nothing of the videos that it was given."""
+
+    def __call__(self, videos: Videos, prompts: Sequence[str]) -> dict[str, Tensor]:
+        scores = super().__call__(videos, prompts)
+        videos.fill_(0)
+        return scores
+
+
 class Corner(RewardModel):
     """The first value of every video; takes its time and no memory of its own."""
 

@@ -42,15 +42,15 @@ def credit_map(saliency: Tensor, num_frames: int, grid: Grid, window: int = 1) -
 def checked_credit(name: str, credit: object, grid: Grid, failed: Tensor) -> Tensor:
     """Return the map `[B, *grid]` that a reward gave, float32 on the CPU, 1 for the videos that `failed`, `[B]` bool.
 
-    A ValueError names a reward whose map has another shape, or for one video negative or infinite values, NaN, or a
-    mean that is not 1.
+    A ValueError names a reward whose map has another shape or complex numbers, or for one video negative or infinite
+    values, NaN, or a mean that is not 1.
     """
     shape = [len(failed), *grid]
-    if not isinstance(credit, Tensor) or list(credit.shape) != shape:
-        given = list(credit.shape) if isinstance(credit, Tensor) else f"{credit!r:.80}"
+    if not isinstance(credit, Tensor) or list(credit.shape) != shape or credit.is_complex():
+        given = f"{list(credit.shape)} {credit.dtype}" if isinstance(credit, Tensor) else f"{credit!r:.80}"
         raise ValueError(
-            f"The reward {name} must give a credit map {shape}: latent frames, height and width of every video; it "
-            f"gave {given}."
+            f"The reward {name} must give a credit map {shape} of real numbers: latent frames, height and width of "
+            f"every video; it gave {given}."
         )
     credit = torch.where(failed.view(-1, 1, 1, 1), 1.0, credit.detach().float().cpu())
     flat = credit.flatten(1).double()

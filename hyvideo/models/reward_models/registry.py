@@ -116,7 +116,7 @@ class RewardModel(ABC):
 def checked_scores(name: str, reward: RewardModel, scores: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
     """Return what a reward gave for `count` videos: each of its metrics `[count]` float32 on the CPU, NaN for infinity.
 
-    A metric that is missing, no tensor or of another shape is a ValueError that names the reward.
+    A metric that is missing, no tensor, of another shape or complex is a ValueError that names the reward.
     """
     if not isinstance(scores, Mapping):
         raise ValueError(f"The reward {name} must return a mapping of its metrics; it returned {scores!r:.80}.")
@@ -131,6 +131,8 @@ def checked_scores(name: str, reward: RewardModel, scores: Mapping[str, Tensor],
             raise ValueError(
                 f"The reward {name} must give '{metric}' as [{count}], one score per video; it gave {given}."
             )
+        if values.is_complex():
+            raise ValueError(f"The reward {name} must give '{metric}' as real numbers; it gave {values.dtype}.")
         values = values.detach().float().cpu()
         found[metric] = torch.where(values.isinf(), torch.nan, values)
     return found
@@ -139,12 +141,19 @@ def checked_scores(name: str, reward: RewardModel, scores: Mapping[str, Tensor],
 def checked_answer(
     name: str, reward: RewardModel, videos: Videos, prompts: Sequence[str], grid: Grid | None
 ) -> tuple[dict[str, Tensor], Tensor | None]:
-    """Score videos, with a credit map if `grid` asks for one; errors as `checked_scores` and `checked_credit`."""
-    if grid is None:
-        return checked_scores(name, reward, reward(videos, prompts), len(prompts)), None
-    scores, credit = reward.scores_and_credit(videos, prompts, grid)
+    """Score videos, with a credit map if `grid` asks for one; errors as `checked_scores` and `checked_credit`.
+
+    A reward that ends the program is a RuntimeError: what asked it would end too, as if all were well.
+    """
+    try:
+        answer = (reward(videos, prompts), None) if grid is None else reward.scores_and_credit(videos, prompts, grid)
+    except SystemExit as error:
+        told = RuntimeError(f"the reward {name} called exit({error.code!r}): let it raise what is wrong instead")
+        raise told.with_traceback(error.__traceback__) from None
+    scores, credit = answer
     found = checked_scores(name, reward, scores, len(prompts))
-    return found, checked_credit(name, credit, grid, torch.stack([*found.values()]).isnan().all(0))
+    failed = torch.stack([*found.values()]).isnan().all(0)
+    return found, None if grid is None else checked_credit(name, credit, grid, failed)
 
 
 _REWARDS: dict[str, type[RewardModel]] = {}
@@ -197,7 +206,7 @@ def registered_rewards() -> Mapping[str, type[RewardModel]]:
         name = f"{reward_models.__name__}.{module.name}"
         try:
             importlib.import_module(name)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             for reward in [reward for reward, owner in _REWARDS.items() if owner.__module__ == name]:
                 del _REWARDS[reward]
             file = str(Path(module.module_finder.path) / module.name) + ("" if module.ispkg else ".py")

@@ -168,7 +168,9 @@ class Scoring:
                 for path, video in zip(paths, videos, strict=True):
                     if not path.exists():
                         write_video(path, video, self._video_fps, self._crf)
-        name, shown = scorer.choice.name, paths if scorer.reads_files else videos
+        name, shown = scorer.choice.name, paths
+        if not scorer.reads_files:  # a reward may write into what others read too
+            shown = videos.clone() if len(self._scorers) > 1 else videos
         grid = self._grid if name == self._credited else None
         found, credit = checked_answer(name, scorer.model, shown, prompts, grid)
         return found, torch.tensor([scorer.model.applies(prompt) for prompt in prompts]), credit
@@ -335,11 +337,11 @@ def build_reward(name: str, options: Mapping[str, Any], context: RewardContext) 
 
 
 def _with_options(act: Callable[..., Any], name: str, context: RewardContext, options: Mapping[str, Any]) -> Any:
-    """Build or check a reward; an option of another type than it takes is a ValueError."""
+    """Build or check a reward; an option of another type than it takes is a ValueError, as is an end of the program."""
     try:
         return act(context, **options)
-    except TypeError as error:
-        raise ValueError(f"reward_config: {name} cannot use its options {dict(options)}: {error}.") from error
+    except (TypeError, SystemExit) as error:
+        raise ValueError(f"reward_config: {name} cannot use its options {dict(options)}: {error!r}.") from error
 
 
 def _context(config: RewardConfig, **where: Any) -> RewardContext:

@@ -1,13 +1,16 @@
 """A checkpoint made to run code, to read other files or to exhaust the memory is refused before anything happens."""
 
 import io
+import json
 import os
 import pickle
 import pickletools
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Callable
+from math import prod
 from pathlib import Path, PosixPath
 
 import pytest
@@ -265,6 +268,50 @@ def test_an_index_that_its_files_cannot_bear_out_is_refused(ours: Path, old: str
     (ours / INDEX).write_text(content.replace(old, new))
     with pytest.raises(ValueError, match=f"{INDEX}'.*({said})"):
         TensorReader(ours).read_metadata()
+
+
+Boxes = list[tuple[tuple[int, ...], tuple[int, ...]]]
+
+
+def with_parts(checkpoint: Path, boxes: Boxes) -> None:
+    """Let the index say that the tensor is made up of these parts: (offsets, shape)."""
+    index = json.loads((checkpoint / INDEX).read_text())
+    tensor = index["tensors"]["policy.weight"]
+    parts = [tensor["parts"][0] | {"offsets": offsets, "shape": shape} for offsets, shape in boxes]
+    tensor["parts"] = [part | {"start": 0, "length": 4 * prod(part["shape"])} for part in parts]
+    (checkpoint / INDEX).write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(
+    ("boxes", "whole"),
+    [
+        ([((0, 0), (1, 3)), ((1, 0), (1, 3))], True),
+        ([((0, 0), (2, 1)), ((0, 1), (1, 2)), ((1, 1), (1, 1)), ((1, 2), (1, 1))], True),
+        ([((0, 0), (2, 3)), ((1, 0), (0, 3)), ((2, 0), (0, 3)), ((2, 0), (0, 3))], True),
+        ([((0, 0), (1, 3)), ((0, 0), (1, 3))], False),
+        ([((0, 0), (2, 2)), ((0, 1), (1, 2))], False),
+        ([((0, 0), (2, 3)), ((0, 0), (2, 3))], False),
+        ([((0, 0), (2, 2)), ((1, 1), (1, 2))], False),
+        ([((0, 0), (1, 3))], False),
+        ([], False),
+    ],
+    ids=["rows", "boxes", "empty ones", "one twice", "overlap", "the whole twice", "corner", "half", "none"],
+)
+def test_parts_must_cover_every_element_of_a_tensor_once(ours: Path, boxes: Boxes, whole: bool):
+    with_parts(ours, boxes)
+    if whole:
+        TensorReader(ours).read_metadata()
+        return
+    with pytest.raises(ValueError, match="the parts of policy.weight do not make it up"):
+        TensorReader(ours).read_metadata()
+
+
+def test_many_parts_are_compared_in_little_time(ours: Path):
+    with_parts(ours, [((row, column), (1, 1)) for row in range(2) for column in range(3)] * 20_000)
+    started = time.monotonic()
+    with pytest.raises(ValueError, match="do not make it up"):
+        TensorReader(ours).read_metadata()
+    assert time.monotonic() - started < 10
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])

@@ -73,10 +73,48 @@ def test_tensors_and_facts_come_back_and_what_a_killed_save_has_left_goes(tmp_pa
 
 def test_an_old_checkpoint_that_cannot_be_deleted_stops_nothing(tmp_path: Path):
     moved = save(tmp_path / "elsewhere", 1)
-    (tmp_path / "step_1").symlink_to(moved)  # moved to another disk by hand: a link is not deleted
+    (tmp_path / "step_1").symlink_to(moved)  # moved to another disk by hand: only the link may go
     save(tmp_path, 2, keep_last=1)
     assert latest_checkpoint(tmp_path) == tmp_path / "step_2"
     assert_whole(moved, 1)
+
+
+def test_a_linked_checkpoint_that_is_made_again_stays_where_it_was_moved_and_stops_no_later_save(tmp_path: Path):
+    checkpoints, moved = tmp_path / "checkpoints", tmp_path / "disk" / "step_5"
+    for step in (3, 5):
+        save(checkpoints, step)
+    shutil.move(checkpoints / "step_5", moved)
+    (checkpoints / "step_5").symlink_to(moved)
+    point_latest_at(checkpoints / "step_3")  # a resume from there
+    for step in (5, 6):
+        save(checkpoints, step)
+        assert latest_checkpoint(checkpoints) == checkpoints / f"step_{step}"
+    assert not (checkpoints / "step_5").is_symlink()
+    assert sorted(path.name for path in checkpoints.iterdir()) == [LATEST, "step_3", "step_5", "step_6"]
+    for whole in (moved, checkpoints / "step_5"):
+        assert_whole(whole, 5)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("nowhere"), Path.touch], ids=str)
+@pytest.mark.parametrize("name", ["step_2", "step_2.replaced", "step_2.partial", "step_1.replaced"])
+def test_a_pipe_a_lost_link_or_a_file_in_a_checkpoints_place_stops_neither_a_resume_nor_a_save(
+    tmp_path: Path, name: str, make: Callable
+):
+    save(tmp_path, 1)
+    make(tmp_path / name)
+    assert latest_checkpoint(tmp_path) == tmp_path / "step_1"
+    save(tmp_path, 2)
+    assert_whole(tmp_path / "step_1", 1)
+    assert_whole(tmp_path / "step_2", 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [LATEST, "step_1", "step_2"]
+
+
+def test_a_folder_of_the_users_beside_the_checkpoints_is_left_alone(tmp_path: Path):
+    for name in ("step_final.partial", "step_final.replaced", "step_2_of_mine.replaced"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "notes").touch()
+    save(tmp_path, 1)
+    assert latest_checkpoint(tmp_path).name == "step_1" and len(list(tmp_path.glob("*/notes"))) == 3
 
 
 def test_a_folder_that_cannot_be_made_is_a_save_that_failed(tmp_path: Path):
@@ -207,10 +245,20 @@ def test_what_cannot_be_written_says_so_and_leaves_the_last_checkpoint(tmp_path:
     assert_whole(good, 1)
 
 
+def test_a_save_whose_folder_is_gone_does_not_say_that_earlier_checkpoints_are_there(tmp_path: Path):
+    save(tmp_path / "run", 1)
+    pending = begin_save(tmp_path / "run", 2, tensors(2), {})
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(SaveError, match="No finished checkpoint is in that folder") as caught:
+        pending.finish()
+    assert "intact" not in str(caught.value)
+
+
 def test_an_interrupted_save_does_not_ask_for_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def interrupt(*_: object, **__: object) -> None:
         signal.raise_signal(signal.SIGINT)
 
+    save(tmp_path, 1)
     monkeypatch.setattr(dcp.FileSystemWriter, "write_data", interrupt)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -1,9 +1,13 @@
 """Schema <- YAML files <- flags: precedence, spellings, and errors that teach."""
 
+import json
 import re
+import time
+from pathlib import Path
 
 import pytest
 
+from hyvideo.config.knobs import KNOBS, value_of
 from hyvideo.config.loading import load_config, load_saved_config, save_config
 from hyvideo.config.schema import Config
 
@@ -187,3 +191,51 @@ def test_a_saved_config_reads_back_unchanged_and_serves_as_a_config_file(tmp_pat
     assert load_saved_config(tmp_path / "config.yaml") == cfg
     assert load_config(["--config", str(tmp_path / "config.yaml")]) == cfg
     assert cfg.rollout.negative_prompt == text and cfg.data.train_video_csv == ["a b.csv", "1e5"]
+
+
+def test_a_key_of_a_million_letters_is_refused_at_once(yaml_file):
+    started = time.monotonic()
+    for key in ("x" * 1_000_000, "learning_rate" * 80_000):
+        with pytest.raises(ValueError, match="unknown key 'xxx|the nearest is 'learning_rate'"):
+            load_config(["--config", yaml_file(f"? {key}\n: 1")])
+    assert time.monotonic() - started < 5
+
+
+PATHS = {
+    "output_dir": "~/run",
+    "resume_from_checkpoint": "~/run/checkpoints/step_1",
+    "pretrained_model_root": "~/ckpts",
+    "pretrained_lora_path": "~",
+    "image_root": "~/images",
+    "reward_checkpoint_path": "~/VideoReward",
+    "train_video_csv": ["~/a.csv", "~/b.csv"],
+    "reward_config": {"models": {"x": {"sub_reward": {"y": 1.0}, "options": {"checkpoint": "~/clip"}}}},
+}
+
+
+def expanded(value, home):
+    if isinstance(value, dict):
+        return {key: expanded(one, home) for key, one in value.items()}
+    if isinstance(value, list):
+        return [expanded(one, home) for one in value]
+    return value.replace("~", home) if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_the_home_folder_is_found_in_every_setting_that_is_a_path_however_it_is_given(yaml_file, monkeypatch, name):
+    monkeypatch.setenv("HOME", "/home/ann")
+    value = PATHS[name]
+    words = [json.dumps(value)] if isinstance(value, dict) else value if isinstance(value, list) else [value]
+    group = KNOBS[name].group
+    ways = [[f"--{name}", *words], ["--config", yaml_file(json.dumps({name: value}))]]
+    ways.append(["--config", yaml_file(json.dumps({group: {name: value}}), "grouped.yaml")])
+    for way in [*ways, [f"--{name}={words[0]}"]] if len(words) == 1 else ways:
+        assert value_of(load_config(way), name) == expanded(value, "/home/ann")
+
+
+def test_a_configuration_file_in_the_home_folder_is_found_and_a_text_with_a_tilde_inside_stays(yaml_file, monkeypatch):
+    monkeypatch.setenv("HOME", str(Path(yaml_file("eta: 0.25")).parent))
+    for way in (["--config", "~/run.yaml"], ["--config=~/run.yaml"]):
+        assert load_config(way).rollout.eta == 0.25
+    for text in ("a~/b", "run ~", "~no such person"):
+        assert load_config(["--run_name", text]).run.run_name == text

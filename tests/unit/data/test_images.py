@@ -23,6 +23,30 @@ def test_images_are_read_as_rgb_and_upright(tmp_path):
     assert share_kept(str(tmp_path / "upright.jpg"), (48, 40)) == 1
 
 
+def hidden(mode: str) -> Image.Image:
+    """Return an image whose left half is green under a layer that lets nothing of it through, its right half red."""
+    image = Image.new("RGBA", (8, 4), (255, 0, 0, 255))
+    image.paste((0, 255, 0, 0), (0, 0, 4, 4))
+    return image if mode == "RGBA" else image.convert("LA") if mode == "LA" else image.quantize(4)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+@pytest.mark.parametrize("kind", ["png", "webp"])
+def test_what_an_image_hides_is_white_and_no_colour_that_nobody_has_seen(tmp_path, mode: str, kind: str):
+    hidden(mode).save(tmp_path / f"a.{kind}", lossless=True)
+    image = read_image(str(tmp_path / f"a.{kind}"))
+    right = (76, 76, 76) if mode == "LA" else (255, 0, 0)
+    assert (image.mode, image.getpixel((0, 0)), image.getpixel((7, 3))) == ("RGB", (255, 255, 255), right)
+    image = Image.new("RGBA", (2, 2), (0, 0, 0, 51))
+    image.save(tmp_path / f"pale.{kind}", lossless=True)
+    assert read_image(str(tmp_path / f"pale.{kind}")).getpixel((0, 0)) == (204, 204, 204)
+
+
+def test_a_colour_that_a_file_names_as_transparent_is_white(tmp_path):
+    Image.new("RGB", (2, 2), (0, 255, 0)).save(tmp_path / "a.png", transparency=(0, 255, 0))
+    assert read_image(str(tmp_path / "a.png")).getpixel((0, 0)) == (255, 255, 255)
+
+
 def mistyped(path: Path, place: int, kind: int) -> str:
     """Write a turned photo whose EXIF has one byte changed."""
     exif = Image.Exif()

@@ -33,6 +33,16 @@ def test_all_columns_are_read_and_others_left_alone(csv_file, tmp_path):
     assert prompts == [Prompt("a cat", 12, 7, str(tmp_path / "cat.png")), Prompt("a dog", 1, None, None)]
 
 
+def test_an_image_in_the_home_folder_is_found_from_a_csv_anywhere(csv_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "cat.png").touch()
+    path = csv_file("prompt,ref_image_path\na cat,~/cat.png\n")
+    assert read_prompts([path])[0].ref_image_path == str(tmp_path / "home" / "cat.png")
+    with pytest.raises(ValueError, match="lies outside of image_root"):
+        read_prompts([path], tmp_path / "other")
+
+
 def test_several_files_become_one_list_in_order(csv_file):
     paths = [csv_file("prompt\na\nb\n", "one.csv"), csv_file("prompt,index\nc,9\nd,\n", "two.csv")]
     assert [(prompt.text, prompt.index) for prompt in read_prompts(paths)] == [("a", 0), ("b", 1), ("c", 9), ("d", 3)]
@@ -62,6 +72,11 @@ def test_a_quoted_prompt_may_span_lines_and_languages(csv_file):
         ("", "prompts.csv: no prompts"),
         ("prompt\n", "prompts.csv: no prompts"),
         ("text,seed\na cat,1\n", "prompts.csv, line 1: there is no `prompt` column; the header has: text, seed"),
+        ("prompt;seed\na cat;1\n", "line 1: the columns are separated by semicolons; save the file with commas"),
+        ("seed\tprompt\n1\ta cat\n", "line 1: the columns are separated by tabs; save the file with commas"),
+        ("Prompt;Seed\na cat;1\n", "line 1: the columns are separated by semicolons; save the file with commas"),
+        ("seed,Prompt\n1,a cat\n", "line 1: there is no `prompt` column; write its name in lower case"),
+        ("a cat; a dog\na bird\n", "line 1: there is no `prompt` column; the header has: a cat; a dog"),
         ("a cat\na dog\n", "line 1: there is no `prompt` column; the header has: a cat"),
         ("prompt,seed,seed\na,1,2\n", "line 1: the header has column `seed` 2 times"),
         ("prompt,seed\na cat,1\n  ,2\n", "line 3: the prompt is blank"),

@@ -33,16 +33,18 @@ def test_a_killed_process_is_told_and_replaced():
     assert in_own_process(os.getpid) != killed
 
 
+@pytest.mark.parametrize("waiting", ["time.sleep(60)", "in_own_process(time.sleep, 60)"], ids=["idle", "at work"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_it_ends_with_the_process_that_asked(number: int, tmp_path: Path):
+def test_it_ends_with_the_process_that_asked(number: int, waiting: str, tmp_path: Path):
     program = tmp_path / "program.py"
     program.write_text(
         "import os, time\nfrom hyvideo.planning.own_process import in_own_process\n"
-        "if __name__ == '__main__':\n    print(in_own_process(os.getpid), flush=True)\n    time.sleep(60)\n"
+        f"if __name__ == '__main__':\n    print(in_own_process(os.getpid), flush=True)\n    {waiting}\n"
     )
     repository = {"PYTHONPATH": str(Path(__file__).parents[3])}
     asking = subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, text=True, env=os.environ | repository)
     asked = int(asking.stdout.readline())
+    time.sleep(0.5)  # it is at work by now
     asking.send_signal(number)
     asking.wait()
     until = time.monotonic() + 20

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from hyvideo.observability.metrics import read_metrics
+from hyvideo.reports.plots import plot_reward_curve
 from hyvideo.reports.report import report_runs
 from hyvideo.training.reward_watch import RewardWatch
 from tests.support.run_folders import HOSTILE_PROMPTS, PROMPTS, write_run, write_scored
@@ -288,6 +289,22 @@ def test_the_shortest_runs_have_a_report(tmp_path, num_updates):
     (run / "metrics.jsonl").touch()
     page = read(report_runs([run], run / "report.html"))
     assert page.tags.count("figure") > 10 if num_updates else "Nothing was logged yet." in page.words
+
+
+@pytest.mark.parametrize("name", ["reward/mean", "reward/std", "reward/VQ", "time/rollout", "grad_norm", "lr", "round"])
+@pytest.mark.parametrize("values", [(1e308, -1e308), (1.7e308, 1.7e308), (9e99, -9e99)], ids=str)
+def test_numbers_whose_sums_no_float_holds_are_left_out_of_curves_and_means(tmp_path, name, values):
+    run = write_run(tmp_path / "run", num_updates=12, samples={0: 0.0, 12: 1.0})
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    text = "".join(json.dumps(row | {name: values[row["step"] % 2]}) + "\n" for row in rows)
+    (run / "metrics.jsonl").write_text(text)
+    scores = run / "samples" / "step_12" / "scores.jsonl"
+    scored = [json.loads(line) for line in scores.read_text().splitlines()]
+    scores.write_text("".join(json.dumps(row | {"VQ": values[n % 2]}) + "\n" for n, row in enumerate(scored)))
+    page = read(report_runs([run], run / "report.html"))
+    assert page.tags.count("figure") > 10
+    if name != "reward/mean":
+        plot_reward_curve(run / "metrics.jsonl", tmp_path / "curve.png", held_out={})
 
 
 def test_an_unwritable_page_leaves_the_old_one(tmp_path, monkeypatch):

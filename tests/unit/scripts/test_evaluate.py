@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from scripts import evaluate
-from scripts.evaluate import main
+from scripts.evaluate import _overall_weights, main
 
 
 @pytest.mark.parametrize("flag", ["--batch_size", "--num_processes"])
@@ -25,3 +25,11 @@ def test_too_few_prompts_are_refused_before_a_reward_is_loaded(
     argv = ["--prompts_csv", str(csv), "--videos", "a", str(tmp_path), "--output_dir", str(tmp_path)]
     assert main(argv) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "given", ["[" * 100_000, '{"VQ": ' + "9" * 400 + "}", '{"VQ": 1e999}'], ids=["deep", "long", "inf"]
+)
+def test_weights_that_are_no_finite_numbers_are_refused(given: str):
+    with pytest.raises(ValueError, match="--overall: expected finite weights as JSON"):
+        _overall_weights(given, ["VQ"])

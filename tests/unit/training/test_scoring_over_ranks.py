@@ -21,7 +21,7 @@ from tests.support.rewards import Brightness, grey_videos
 class Broken(Brightness):
     """The mean pixel; a prompt `raise` raises an error of the test."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         super().__init__()
         self._error = error
 
@@ -31,13 +31,13 @@ class Broken(Brightness):
         return super().__call__(videos, prompts)
 
 
-def broken_reward(error: Exception | None, max_failed: float = 0.5) -> WeightedReward:
+def broken_reward(error: BaseException | None, max_failed: float = 0.5) -> WeightedReward:
     choice = RequestedReward("brightness", 1.0, {"brightness": 2.0}, {}, None)
     model = Broken(error) if error else Brightness()
     return WeightedReward([choice], [model], RewardConfig(reward_max_failed=max_failed), RewardContext())
 
 
-def failures(prompts_of_ranks: list[list[str]], max_failed: float, error: Exception | None = None) -> int | str:
+def failures(prompts_of_ranks: list[list[str]], max_failed: float, error: BaseException | None = None) -> int | str:
     """Score this rank's prompts; the failures of all ranks that were borne, or why they were not."""
     mesh = build_mesh()
     prompts = prompts_of_ranks[mesh.rank]
@@ -76,6 +76,12 @@ def test_whatever_a_reward_raises_is_a_failure_of_the_reward(error: Exception):
     assert re.fullmatch(
         rf"the reward failed: {type(error).__name__}: {error} \({__file__}, line \d+, in __call__\)", told
     )
+
+
+def test_a_reward_that_would_end_the_program_is_a_failure_of_the_reward():
+    told = failures([["raise"]], 1.0, SystemExit(0))
+    assert told.startswith("the reward failed: RuntimeError: the reward brightness called exit(0): let it raise")
+    assert told.endswith("in __call__)") and __file__ in told
 
 
 def test_the_traceback_of_a_failed_reward_begins_in_its_own_file():

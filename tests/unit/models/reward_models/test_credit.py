@@ -38,13 +38,14 @@ def test_frames_that_were_not_shown_lie_on_the_line_between_their_neighbours():
     [
         (lambda good: good[:, 1:], r"credit map \[2, 3, 4, 6\].*gave \[2, 2, 4, 6\]"),
         (lambda good: good[0], r"gave \[3, 4, 6\]"),
+        (lambda good: good + 0j, r"of real numbers.*gave \[2, 3, 4, 6\] torch.complex64"),
         (lambda good: None, "gave None"),
         (lambda good: 1 + 2 * (1 - good), "video 1 goes from -1 to 3 with mean 1"),
         (lambda good: good * 2, "video 0 goes from 2 to 2 with mean 2"),
         (lambda good: good / good.ceil(), "video 1 goes from nan to nan"),
         (lambda good: good / 0, "video 0 goes from inf to inf|video 0 .*inf"),
     ],
-    ids=["frames", "videos", "nothing", "negative", "mean", "nan", "infinite"],
+    ids=["frames", "videos", "complex", "nothing", "negative", "mean", "nan", "infinite"],
 )
 def test_a_map_that_is_not_usable_is_refused_with_its_numbers(change, message):
     good = torch.ones(2, *GRID)

@@ -1,5 +1,7 @@
 """Rewards as the configuration names them: weights, several at once, failures, files, overlap and offload."""
 
+import re
+import sys
 from typing import Any
 
 import pytest
@@ -112,6 +114,24 @@ def test_what_cannot_be_scored_is_refused_at_construction(config, message):
             refuse(config)
 
 
+@pytest.mark.parametrize(
+    "names", [("Blackening",), ("Blackening", "Brightness"), ("Brightness", "Blackening")], ids=str
+)
+def test_a_reward_that_writes_into_its_videos_changes_no_other_score_and_not_the_rollouts_videos(names):
+    paths = [f"tests.support.rewards:{name}" for name in names]
+    models = {path: {"sub_reward": {"brightness": 1.0}, "weight": 1.0 - ("Black" in path) / 2} for path in paths}
+    videos = grey_videos(*range(100, 200, 10))
+    for batch_size in (1, 3, 10):
+        reward = get_reward_fn(RewardConfig(reward_config={"models": models}, reward_batch_size=batch_size))
+        scoring = reward.begin()
+        for start in range(0, 10, 5):
+            scoring.add(videos[start : start + 5], ["a"] * 5)
+        scores = reward.finish(scoring)
+        found = [values.tolist() for name, values in scores.metrics.items() if name.endswith("brightness")]
+        assert found == [[*range(100, 200, 10)]] * len(names)
+        assert torch.equal(videos, grey_videos(*range(100, 200, 10)))
+
+
 def test_a_failed_item_has_no_total_and_the_others_keep_theirs():
     scores = reward_of()(grey_videos(1, 2, 3, 4), ["a", "fail", "a", "infinite"])
     assert scores.total.isnan().tolist() == [False, True, False, True]
@@ -136,6 +156,8 @@ def test_an_error_of_a_reward_is_not_swallowed_and_leaves_it_usable():
         ({}, r"The reward brightness must give 'brightness' as \[2\]"),
         ({"brightness": "high"}, "The reward brightness gave a 'brightness' that is no tensor"),
         ({"brightness": torch.ones(3), "note": "x"}, r"gave brightness \[3\], note \[\]"),
+        ({"brightness": torch.tensor([1, 1j])}, "must give 'brightness' as real numbers; it gave torch.complex64"),
+        ({"brightness": [1 + 0j, 2]}, "must give 'brightness' as real numbers"),
     ],
 )
 def test_a_reward_that_gives_no_scores_is_named(monkeypatch, given, message):
@@ -143,6 +165,25 @@ def test_a_reward_that_gives_no_scores_is_named(monkeypatch, given, message):
     monkeypatch.setattr(type(model_of(reward)), "__call__", lambda self, videos, prompts: given)
     with pytest.raises(ValueError, match=message):
         reward(grey_videos(1, 2), ["a", "b"])
+
+
+@pytest.mark.parametrize("code", [0, "no licence"])
+def test_a_reward_that_would_end_the_program_fails_wherever_it_does_so(tmp_path, monkeypatch, capsys, code):
+    reward = reward_of()
+    monkeypatch.setattr(type(model_of(reward)), "__call__", lambda self, videos, prompts: sys.exit(code))
+    with pytest.raises(RuntimeError, match=re.escape(f"the reward brightness called exit({code!r})")):
+        reward(grey_videos(1, 2), ["a", "b"])
+    monkeypatch.setattr(type(model_of(reward)), "__init__", lambda self, context, seconds=0: sys.exit(code))
+    with pytest.raises(ValueError, match=re.escape(f"brightness cannot use its options {{}}: {SystemExit(code)!r}")):
+        reward_of()
+    (tmp_path / "exiting.py").write_text(f"import sys\nsys.exit({code!r})\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=rf"'exiting:Reward' cannot be imported \(SystemExit: {code}\)"):
+        reward_of("exiting:Reward")
+    monkeypatch.setattr(reward_models, "__path__", [*reward_models.__path__, str(tmp_path)])
+    monkeypatch.setattr("hyvideo.models.reward_models.registry._BROKEN", {})
+    assert "exiting" not in registered_rewards()
+    assert f"exiting.py are skipped, because it cannot be imported: SystemExit: {code}" in capsys.readouterr().err
 
 
 def test_videos_are_scored_in_blocks_that_do_not_depend_on_how_they_arrive():
