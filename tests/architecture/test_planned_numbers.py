@@ -12,13 +12,14 @@ from benchmarks.first_light.random_model import BUNDLED, random_trunk
 from benchmarks.first_light.stages import Place, large_run
 from hyvideo.config.loading import load_config
 from hyvideo.distributed.gpus import find_gpu
+from hyvideo.models.flops import transformer_flops, video_tokens
 from hyvideo.planning.assumptions import Assumptions
 from hyvideo.planning.networks import read_networks
 from hyvideo.planning.plan import GIB, Plan, make_plan
 from hyvideo.planning.search import Search
 from hyvideo.planning.simulation import Peaks, policy_network
 from hyvideo.planning.traffic import count_parameters
-from hyvideo.planning.workload import workload
+from hyvideo.planning.workload import latent_shape, workload
 
 ROOT = Path(__file__).parents[2]
 PLANNING, README = ROOT / "docs" / "planning.md", ROOT / "README.md"
@@ -82,6 +83,24 @@ def test_the_assumed_utilisation_is_what_an_h200_reached_by_the_operations_that_
     page = " ".join(PLANNING.read_text(encoding="utf-8").split())
     assert f"at `--utilisation` ({reached})" in page and f"reached {reached} with compiled blocks" in page
     assert f"in a round of {took:.1f} s it executed {work.flops / 1e15:.2f}e15 operations" in page
+
+
+def test_the_page_says_what_padding_costs_at_the_recipes_size():
+    config = load_config(recipe(8))
+    networks = read_networks(config.model, config.reward)
+    num_video = video_tokens(networks.transformer, latent_shape(config, networks))
+    trimmed = transformer_flops(networks.transformer, num_video=num_video, num_text=Assumptions().num_text)
+    padded = transformer_flops(networks.transformer, num_video=num_video, num_text=1000, num_glyph=256, num_vision=729)
+    padded_round, trimmed_round = (
+        2 * flops.total + flops.training(recompute="elementwise") for flops in (padded, trimmed)
+    )
+    page = " ".join((ROOT / "docs" / "performance.md").read_text(encoding="utf-8").split())
+    linear, attention = padded.linear / trimmed.linear, padded.attention / trimmed.attention
+    costs = f"{padded_round / trimmed_round:.2f} times"
+    assert f"{linear:.2f} times the operations of the linear layers, {attention:.2f} times those of attention" in page
+    assert f"has {num_video:,} tokens" in page and f"and {costs} those of a round" in page
+    readme = " ".join(README.read_text(encoding="utf-8").split())
+    assert f"has {num_video:,} tokens, so that this padding costs only {costs} as many operations" in readme
 
 
 @pytest.mark.slow
