@@ -1,4 +1,6 @@
-"""A whole GRPO step of ours against the plain loop, with stock and with trimmed attention, with and without the VAE.
+"""A whole GRPO step of ours against the plain loop, with stock and with trimmed attention.
+
+Once with the VAE and mp4 files for the reward, as in the recipes, on both sides, and once without either.
 
 Example: `python -m benchmarks.grpo_step`
 """
@@ -17,6 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 from benchmarks.paired import Result, compare, print_results
 from benchmarks.plain_loop import PlainLoop
 from hyvideo.config.loading import load_config
+from hyvideo.data.videos import read_video
 from hyvideo.models.reward_models.registry import RewardModel, Videos, register_reward
 from hyvideo.observability.metrics import read_metrics
 from hyvideo.training.assembly import build_training
@@ -52,9 +55,12 @@ class MeanOfFrames(RewardModel):
     """The mean pixel: a score that costs nothing and is never equal for two videos."""
 
     metrics = ("mean",)
+    reads = "file"
 
     def __call__(self, videos: Videos, prompts: Sequence[str]) -> dict[str, Tensor]:
-        """Score frames."""
+        """Score frames, or files once they are read."""
+        if not isinstance(videos, Tensor):
+            videos = torch.stack([read_video(path) for path in videos])
         return {"mean": videos.double().mean((1, 2, 3, 4)).float()}
 
 
@@ -74,16 +80,12 @@ def _compare(root: Path, size: str, settings: Sequence[str], decoded: bool, atte
     """Run ours and one baseline from the same weights; the first two rounds must agree."""
     with TemporaryDirectory() as folder:
         paths = ["--pretrained_model_root", str(root), "--output_dir", f"{folder}/run"]
-        training = build_training(load_config([*SHARED, *settings, *paths]))
+        shown = ["--reward_io", "file" if decoded else "memory"]
+        training = build_training(load_config([*SHARED, *settings, *paths, *shown]))
         if not decoded:
             training.policy.pipeline.decode = first_channels
-        plain = PlainLoop(
-            root,
-            training,
-            trimmed=attention == "trimmed",
-            folder=Path(folder) if decoded else None,
-            decode=None if decoded else first_channels,
-        )
+        decode = None if decoded else first_channels
+        plain = PlainLoop(root, training, trimmed=attention == "trimmed", decode=decode)
         error = largest_difference(training, plain)
         result = compare(
             f"grpo_step/{size}/{'decoded' if decoded else 'not_decoded'}/{attention}",

@@ -1,9 +1,10 @@
 """The loop that published GRPO code for video models runs, written plainly: the baseline of `benchmarks.grpo_step`.
 
-As their descriptions have it: each sample is encoded by itself and padded to the longest prompt there may be, sampled
-by itself, written as mp4 and read back; all are scored after the last is sampled; the update goes through samples and
-steps one by one, and asks a second copy of the network, the reference, at each of them. The method's formulas are this
-project's, so that both make the same update; only how often the networks are called, and on what, differs.
+As their descriptions have it: each sample is encoded by itself and padded to the longest prompt there may be, and
+sampled by itself; after the last each is scored by itself, through an mp4 file if the reward reads files; the update
+goes through samples and steps one by one, and asks a second copy of the network, the reference, at each of them. The
+method's formulas are this project's, so that both make the same update; only how often the networks are called, and on
+what, differs.
 """
 
 import copy
@@ -18,7 +19,6 @@ from torch.optim import AdamW
 
 from hyvideo.algorithms.optimizer import set_learning_rate
 from hyvideo.config.sizes import parse_size
-from hyvideo.data.videos import read_video, write_video
 from hyvideo.grpo.advantages import group_advantages
 from hyvideo.grpo.clipped_loss import clipped_policy_loss
 from hyvideo.grpo.trust_region import dual_kl, position_kl, velocity_kl
@@ -46,7 +46,6 @@ class PlainLoop:
         root: model folder in the diffusers layout.
         training: whose settings, prompts and reward it takes; it stays as it is.
         trimmed: with our attention instead of the stock one.
-        folder: for the videos; None leaves out writing and reading.
         decode: latents `[1, C, F', H', W']` to a video `[1, F, H, W, 3]`; None: the stock VAE.
     """
 
@@ -56,11 +55,10 @@ class PlainLoop:
         training: Training,
         *,
         trimmed: bool,
-        folder: Path | None,
         decode: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         ours = training.policy.pipeline
-        self.config, self.training, self.folder = training.run.config, training, folder
+        self.config, self.training = training.run.config, training
         self.device, self.autocast_dtype, self.scheduler = ours.transformer.device, ours.autocast_dtype, ours.scheduler
         self.pipeline = HunyuanVideo15Pipeline.from_pretrained(root, torch_dtype=torch.float32).to(self.device)
         self.pipeline.prompt_template_encode_start_idx = ours.system_turn_length()
@@ -83,9 +81,9 @@ class PlainLoop:
         for assignment in assignments:
             sample, video = self._sample(assignment.prompt_index, assignment.generation)
             samples.append(sample)
-            videos.append(self._through_file(video[0], len(videos)))
+            videos.append(video)
         texts = [self.training.rounds.prompts[assignment.prompt_index].text for assignment in assignments]
-        scores = [self.training.reward(video[None], [text]).total for video, text in zip(videos, texts, strict=True)]
+        scores = [self.training.reward(video, [text]).total for video, text in zip(videos, texts, strict=True)]
         grpo = self.config.grpo
         advantages = group_advantages(torch.cat(scores), grpo.num_generations, grpo.adv_clip_max)
         return self._update(samples, advantages.to(self.device))
@@ -135,13 +133,6 @@ class PlainLoop:
     def _decode(self, latents: Tensor) -> Tensor:
         pixels = self.pipeline.vae.decode(latents / self.pipeline.vae.config.scaling_factor, return_dict=False)[0]
         return ((pixels.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 4, 1).cpu()
-
-    def _through_file(self, video: Tensor, number: int) -> Tensor:
-        """Write and read a video; it goes on uncompressed, so that scores can be compared with ours."""
-        if self.folder is not None:
-            write_video(self.folder / f"{number}.mp4", video, self.config.rollout.video_fps)
-            read_video(self.folder / f"{number}.mp4")
-        return video
 
     def _update(self, samples: list[Sample], advantages: Tensor) -> dict[str, float]:
         """Replay every step of every sample by itself, each with a reference pass, and step the optimizer."""

@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
     print(_table(done))
     if arguments.json:
         numbers = asdict(done)
-        for name in ("sent", "kernels", "reads"):
+        for name in ("sent", "kernels", "reads", "uploads"):
             numbers[name] = {" ".join(key): number for key, number in numbers[name].items()}
         arguments.json.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
     for surprise in done.surprises:
@@ -84,6 +84,8 @@ def _table(done: "Rehearsal") -> str:
         f"  {phase}: {count:.0f} times in {place} ({OFFLOADED.get(place) or reason_to_wait(place)})"
         for (phase, place), count in done.reads.items()
     ]
+    lines.append(f"copies to the device that the host waits for, also of indices: {sum(done.uploads.values()):.0f}")
+    lines += [f"  {phase}: {count:.0f} times in {place}" for (phase, place), count in done.uploads.items()]
     lines.append(f"surprises: {len(done.surprises) or 'none'}")
     return "\n".join(lines)
 

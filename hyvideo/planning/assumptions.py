@@ -9,14 +9,15 @@ class Assumptions:
 
     Attributes:
         num_text: text tokens of a prompt.
-        utilisation: share of a GPU's operations per second that is reached; an H200 reached 0.43 with compiled blocks.
+        utilisation: share of a GPU's operations per second that the executed ones reach; what an H200 reached with
+            compiled blocks (`tests/architecture/test_planned_numbers.py`).
         gpus_per_node: GPUs of a machine.
         network: GB/s that a GPU sends to other machines.
         reserve: GiB for what the simulation leaves out; None: 1 GiB plus a quarter of the simulated peak, at most 8.
     """
 
     num_text: int = 300
-    utilisation: float = 0.4
+    utilisation: float = 0.46
     gpus_per_node: int = 8
     network: float = 50.0
     reserve: float | None = None

@@ -34,11 +34,15 @@ SMALL = 2**20
 """Elements up to which a host tensor is real; a larger one has no values either."""
 
 STAGED = 2**16
-"""Bytes up to which CUDA copies host memory that is not pinned without waiting for what the device has to do before."""
+"""Bytes above which a blocking copy to the device is a surprise. Smaller ones make the host wait as well, but are only
+counted until the loop has none."""
 
 MATRIX_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "convolution")
 
 _aten = torch.ops.aten
+INDEXED = (_aten.index, _aten._unsafe_index, _aten.index_put, _aten.index_put_, _aten._index_put_impl_)
+"""Operations that copy host indices, and one host value, to the device by themselves."""
+
 _PROJECT = Path(__file__).parents[2]
 
 
@@ -50,7 +54,8 @@ class PretendDevice(PeakMemory):
         phase: name that what happens now is counted under.
         peaks: the most by phase.
         reads: how often a value was read back, by (phase, place).
-        waits: how often the host waited for the device to copy more to it than is staged, likewise.
+        uploads: how often the host waited for the device to copy something to it, also host indices, likewise.
+        waits: how often it copied more than `STAGED`.
         mixes: how often a host tensor met a device tensor, by (phase, operation and place).
         faults: other things that a GPU would punish, by (phase, what and where).
         flops: operations by phase.
@@ -68,6 +73,7 @@ class PretendDevice(PeakMemory):
         self.gathered = self.most_gathered = 0
         self.peaks: Counter[str] = Counter()
         self.reads: Counter[tuple[str, str]] = Counter()
+        self.uploads: Counter[tuple[str, str]] = Counter()
         self.waits: Counter[tuple[str, str]] = Counter()
         self.mixes: Counter[tuple[str, str]] = Counter()
         self.faults: Counter[tuple[str, str]] = Counter()
@@ -90,7 +96,7 @@ class PretendDevice(PeakMemory):
         """Forget what was counted under `phase`; what it left in memory stays."""
         for by_phase in (self.peaks, self.flops):
             by_phase.pop(phase, None)
-        for by_place in (self.reads, self.waits, self.mixes, self.faults, self.sent, self.kernels):
+        for by_place in (self.reads, self.uploads, self.waits, self.mixes, self.faults, self.sent, self.kernels):
             for key in [key for key in by_place if key[0] == phase]:
                 del by_place[key]
 
@@ -181,25 +187,31 @@ class PretendDevice(PeakMemory):
                 return self._moved(args[0], torch.device(target), kwargs)
         if operation is _aten.copy_.default and args[0].device.type != args[1].device.type:
             if not (args[2] if len(args) > 2 else kwargs.get("non_blocking")):
-                if args[1].device.type == NAME:
-                    self.reads[self.phase, _place()] += 1
-                elif args[1].nbytes > STAGED:
-                    self.waits[self.phase, _place()] += 1
+                self._wait_for_copy(args[1])
             return args[0]
+        if operation._overloadpacket in INDEXED and args[0].device.type == NAME:
+            for index in _tensors_in(args[1:]):
+                if index.device.type != NAME:
+                    self._wait_for_copy(index)
         return NotImplemented
+
+    def _wait_for_copy(self, tensor: Tensor) -> None:
+        """Note a blocking copy of a tensor to the device, or of one on the device to the host."""
+        noted = self.reads if tensor.device.type == NAME else self.uploads
+        noted[self.phase, _place()] += 1
+        if noted is self.uploads and tensor.nbytes > STAGED:
+            self.waits[self.phase, _place()] += 1
 
     def _moved(self, tensor: Tensor, target: torch.device, kwargs: Mapping[str, Any]) -> Tensor:
         """Copy a tensor to the device, or back, where a blocking copy waits for the device."""
         dtype = kwargs.get("dtype") or tensor.dtype
+        if NAME in (tensor.device.type, target.type) and not kwargs.get("non_blocking"):
+            self._wait_for_copy(tensor)
         if target.type == NAME:
-            if not kwargs.get("non_blocking") and tensor.nbytes > STAGED:
-                self.waits[self.phase, _place()] += 1
             with self._fake:
                 moved = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=self.device)
             self._see(moved)
             return moved
-        if tensor.device.type == NAME and not kwargs.get("non_blocking"):
-            self.reads[self.phase, _place()] += 1
         if tensor.numel() <= SMALL:
             return torch.zeros(tensor.shape, dtype=dtype, device=target)
         with self._fake:

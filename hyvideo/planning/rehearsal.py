@@ -92,6 +92,7 @@ class Rehearsal:
         sent: bytes that this rank sends, by (phase, kind of collective).
         kernels: calls of attention kernels, by (phase, name).
         reads: values read back at allowed places, by (phase, place).
+        uploads: copies to the device, also of host indices, for which the host waits, by (phase, place).
         surprises: what a GPU would punish, in words; empty when all is well.
     """
 
@@ -102,6 +103,7 @@ class Rehearsal:
     sent: Mapping[tuple[str, str], float]
     kernels: Mapping[tuple[str, str], float]
     reads: Mapping[tuple[str, str], float]
+    uploads: Mapping[tuple[str, str], float]
     surprises: tuple[str, ...]
 
 
@@ -188,6 +190,7 @@ def _rehearse(
         sent=dict(device.sent),
         kernels=dict(device.kernels),
         reads=reads,
+        uploads={key: count for key, count in device.uploads.items() if key[0] != "build"},
         surprises=surprises,
     )
 
@@ -205,7 +208,7 @@ def rehearse_extrapolated(config: Config, networks: Networks, **sizes: int) -> R
         first, second = Counter(getattr(few, name)), Counter(getattr(more, name))
         return {key: first[key] + share * (second[key] - first[key]) for key in second}
 
-    numbers = {name: on_line(name) for name in ("peaks", "flops", "sent", "kernels", "reads")}
+    numbers = {name: on_line(name) for name in ("peaks", "flops", "sent", "kernels", "reads", "uploads")}
     surprises = tuple(dict.fromkeys(few.surprises + more.surprises))
     return replace(more, extrapolated_to=layers, surprises=surprises, **numbers)
 

@@ -32,7 +32,8 @@ from hyvideo.distributed.collectives import all_or_none, broadcast_from_main, re
 from hyvideo.distributed.layout import layout_of
 from hyvideo.distributed.mesh import Mesh, mesh_of
 from hyvideo.models.adapter import configured_adapter, draw_adapter, lora_facts
-from hyvideo.models.attention import install_attention
+from hyvideo.models.attention import install_attention, kernel_in_use
+from hyvideo.models.flops import video_tokens
 from hyvideo.models.loading import load_pipeline
 from hyvideo.models.model_folder import check_layout, task_of
 from hyvideo.models.parallelize import compile_blocks, prepare_policy, shard_weights, trainable_parameters
@@ -94,6 +95,11 @@ def build_training(config: Config) -> Training:
     state.began_at = state.began_at if folder.continues_itself else state.step
     journal = _open_journal(config, folder, policy, state, mesh, timer)
     _introduce(journal.console, folder, config, state, mesh)
+    if device.type == "cuda":
+        network = policy.transformer.config
+        heads = network.num_attention_heads // mesh.token_ranks
+        shape = (1, video_tokens(network, policy.latent_grid()), heads, network.attention_head_dim)
+        journal.console.info(kernel_in_use(shape, policy.pipeline.autocast_dtype, device))
     for change in changed:
         journal.console.info(f"changed: {change}")
     journal.console.info(f"reward {reward.describe()}")

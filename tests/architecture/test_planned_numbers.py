@@ -1,17 +1,25 @@
 """The numbers of plans in README.md and docs/planning.md are those that `scripts.plan` gives today."""
 
 import functools
+import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from benchmarks.first_light.random_model import BUNDLED, random_trunk
+from benchmarks.first_light.stages import Place, large_run
 from hyvideo.config.loading import load_config
 from hyvideo.distributed.gpus import find_gpu
+from hyvideo.models.flops import transformer_flops, video_tokens
 from hyvideo.planning.assumptions import Assumptions
+from hyvideo.planning.networks import read_networks
 from hyvideo.planning.plan import GIB, Plan, make_plan
 from hyvideo.planning.search import Search
-from hyvideo.planning.simulation import Peaks
+from hyvideo.planning.simulation import Peaks, policy_network
+from hyvideo.planning.traffic import count_parameters
+from hyvideo.planning.workload import latent_shape, workload
 
 ROOT = Path(__file__).parents[2]
 PLANNING, README = ROOT / "docs" / "planning.md", ROOT / "README.md"
@@ -33,11 +41,13 @@ def recipe(world_size: int, *more: str) -> list[str]:
 
 
 @functools.cache
-def planned(world_size: int, flags: tuple[str, ...], simulated: bool, gpu: str = "H100") -> Plan:
+def planned(
+    world_size: int, flags: tuple[str, ...], simulated: bool, gpu: str = "H100", assumed: Assumptions | None = None
+) -> Plan:
     """The plan on such GPUs; without a simulation its memory is no number."""
     zero = None if simulated else lambda *_: Peaks(*[0] * 7)
-    config = load_config(list(flags))
-    return make_plan(config, world_size=world_size, gpu=find_gpu(gpu), assumptions=Assumptions(), peaks_of=zero)
+    config, assumed = load_config(list(flags)), assumed or Assumptions()
+    return make_plan(config, world_size=world_size, gpu=find_gpu(gpu), assumptions=assumed, peaks_of=zero)
 
 
 def seconds(world_size: int, *flags: str) -> float:
@@ -58,6 +68,63 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch):
 def slow_but(first: int, rows: list) -> list:
     """All rows but one take minutes together."""
     return [row if number == first else pytest.param(row, marks=pytest.mark.slow) for number, row in enumerate(rows)]
+
+
+def test_the_assumed_utilisation_is_what_an_h200_reached_by_the_operations_that_plans_count():
+    measured = json.loads((ROOT / "benchmarks/results/first_light/nvidia-h200.json").read_text(encoding="utf-8"))
+    took = measured["findings"]["rank/compiled/round 1"]["seconds"]
+    config = large_run(Place(Path(), small=False), "rank_compiled")
+    bundled = read_networks(replace(config.model, pretrained_model_root=str(BUNDLED)), config.reward)
+    networks = replace(bundled, transformer=bundled.transformer | random_trunk(small=False))
+    parameters = count_parameters(policy_network(config, networks.transformer))
+    work = workload(config, networks, parameters, world_size=8, num_text=15)
+    reached = f"{work.flops / took / find_gpu('H200').teraflops / 1e12:.2f}"
+    assert f"{Assumptions().utilisation:.2f}" == reached
+    page = " ".join(PLANNING.read_text(encoding="utf-8").split())
+    assert f"at `--utilisation` ({reached})" in page and f"reached {reached} with compiled blocks" in page
+    assert f"in a round of {took:.1f} s it executed {work.flops / 1e15:.2f}e15 operations" in page
+
+
+def test_the_page_says_what_padding_costs_at_the_recipes_size():
+    config = load_config(recipe(8))
+    networks = read_networks(config.model, config.reward)
+    num_video = video_tokens(networks.transformer, latent_shape(config, networks))
+    trimmed = transformer_flops(networks.transformer, num_video=num_video, num_text=Assumptions().num_text)
+    padded = transformer_flops(networks.transformer, num_video=num_video, num_text=1000, num_glyph=256, num_vision=729)
+    padded_round, trimmed_round = (
+        2 * flops.total + flops.training(recompute="elementwise") for flops in (padded, trimmed)
+    )
+    page = " ".join((ROOT / "docs" / "performance.md").read_text(encoding="utf-8").split())
+    linear, attention = padded.linear / trimmed.linear, padded.attention / trimmed.attention
+    costs = f"{padded_round / trimmed_round:.2f} times"
+    assert f"{linear:.2f} times the operations of the linear layers, {attention:.2f} times those of attention" in page
+    assert f"has {num_video:,} tokens" in page and f"and {costs} those of a round" in page
+    readme = " ".join(README.read_text(encoding="utf-8").split())
+    assert f"has {num_video:,} tokens, so that this padding costs only {costs} as many operations" in readme
+
+
+@pytest.mark.slow
+def test_the_network_that_the_recipe_for_64_gpus_asks_for_is_the_slowest_that_does_not_hold_it_up():
+    def takes(network: float) -> float:
+        assumed = Assumptions(network=network)
+        return sum(planned(64, tuple(recipe(64)), False, assumed=assumed).seconds.values())
+
+    comment = (ROOT / "configs" / "sage_64gpu.yaml").read_text(encoding="utf-8")
+    enough = int(re.search(r"sends (\d+) GB/s to", comment)[1])
+    assert takes(enough) == takes(1e9) < takes(enough - 1)
+    assert f"at 10 GB/s an update takes {takes(10):.0f} s instead of {takes(enough):.0f})" in comment
+
+
+@pytest.mark.slow
+def test_readme_and_page_have_one_answer_for_gpus_of_40_gb():
+    (cell,) = (cells[1] for cells in rows_of(README, "I want to") if cells[0] == "use eight GPUs of 40 GB")
+    flags = re.search("`(.+?)`", cell)[1]
+    plan = planned(8, (*recipe(8), *flags.split()), True, "A100-40GB")
+    update = f"{sum(plan.seconds.values()):.0f} s per update on A100s"
+    assert plan.fits and f"{plan.needed:.1f} GiB" in cell and update in cell
+    page = " ".join(PLANNING.read_text(encoding="utf-8").split("**Eight GPUs of 40 GB**")[1].split("\n\n")[0].split())
+    assert f"`{flags}`" in page and f"{plan.memory.peak / GIB:.1f} GiB ({plan.needed:.1f} with the reserve)" in page
+    assert update in page
 
 
 @pytest.mark.parametrize("row", slow_but(3, rows_of(PLANNING, "GPUs | video")), ids=" ".join)

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from diffusers import HunyuanVideo15Transformer3DModel
 from torch import Tensor
 from torch._dynamo.utils import counters
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hyvideo.models.attention import install_attention
+from hyvideo.models.attention import KERNELS, install_attention, kernel_in_use
 from hyvideo.models.parallelize import compile_blocks, prepare_policy
 from tests.support.tiny_model import ADAPTER, build_transformer, transformer_call
 
@@ -152,6 +153,71 @@ def test_a_compiled_block_is_one_graph_for_any_length_in_rollout_and_replay(comp
         with torch.no_grad():
             assert torch.allclose(sampled.float(), stock(**call)[0], atol=0.1 if compiler == "inductor" else 1e-6)
     assert len(graphs) == 1  # the first rollout compiles all that there is
+
+
+CUDNN_FIRST = [int(kernel) for kernel in KERNELS]
+
+
+def test_forward_and_recomputed_attention_prefer_the_same_kernels_whatever_pytorch_prefers(monkeypatch):
+    orders, attend = [], F.scaled_dot_product_attention
+    assert KERNELS[0] == SDPBackend.CUDNN_ATTENTION
+
+    def spy(*args: Any, **kwargs: Any) -> Tensor:
+        orders.append(torch._C._get_sdp_priority_order()[: len(KERNELS)])
+        return attend(*args, **kwargs)
+
+    _, trimmed = stock_and_trimmed()
+    prepare_policy(trimmed, gradient_checkpointing=True)
+    call, own = inputs([7], [0]), [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION]
+    expected = trimmed(**call)[0]
+    with sdpa_kernel(own, set_priority=True):
+        monkeypatch.setattr("hyvideo.models.attention.F.scaled_dot_product_attention", spy)
+        out = trimmed(**call)[0]
+        forward = len(orders)
+        out.sum().backward()
+        assert torch.nn.attention._cur_sdpa_kernel_backends(with_priority=True) == own
+    blocks = [order for order in orders if order == CUDNN_FIRST]
+    assert len(blocks) == 2 * len(trimmed.transformer_blocks) and len(orders) > forward
+    assert torch.allclose(out, expected, atol=1e-6)
+
+
+def test_a_compiled_block_holds_the_preference_too(monkeypatch):
+    pinned = []
+
+    def compiler(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        called = [node.target for node in graph.graph.nodes]
+        attend = called.index(torch._C._nn.scaled_dot_product_attention)
+        pinned.append(torch.nn.attention._sdpa_kernel in called[:attend])
+        return graph
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=compiler, fullgraph=True))
+    _, trimmed = stock_and_trimmed()
+    expected = trimmed(**inputs([7], [0]))[0]
+    before = torch._C._get_sdp_priority_order()
+    torch._dynamo.reset()
+    compile_blocks(prepare_policy(trimmed, gradient_checkpointing=False))
+    assert torch.allclose(trimmed(**inputs([7], [0]))[0], expected, atol=1e-6)
+    assert pinned and all(pinned) and torch._C._get_sdp_priority_order() == before
+
+
+def test_a_run_says_which_kernel_attends(monkeypatch):
+    arguments = ((1, 40, 2, 16), torch.float32, torch.device("cpu"))
+    assert kernel_in_use(*arguments).startswith("attention kernel: flash; cuDNN's cannot run here")
+    seen = []
+
+    def chosen(query: Tensor, key: Tensor, value: Tensor) -> int:
+        seen.append((query.shape, query.requires_grad, torch._C._get_sdp_priority_order()[: len(KERNELS)]))
+        return answer
+
+    monkeypatch.setattr(torch, "_fused_sdp_choice", chosen)
+    said = {}
+    for answer in map(int, KERNELS):
+        said[SDPBackend(answer)] = kernel_in_use(*arguments)
+    assert seen == [((1, 2, 40, 16), True, CUDNN_FIRST)] * len(KERNELS)
+    assert said[SDPBackend.CUDNN_ATTENTION] == "attention kernel: cudnn"
+    slower = "; cuDNN's cannot run here, which on an H200 is 1.7 times as fast as flash"
+    assert said[SDPBackend.FLASH_ATTENTION] == f"attention kernel: flash{slower}"
+    assert said[SDPBackend.MATH] == f"attention kernel: math{slower}"
 
 
 def test_installing_twice_is_refused():

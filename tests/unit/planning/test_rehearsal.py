@@ -1,13 +1,17 @@
 """A rehearsed round finds what a GPU would punish, and nothing where all is well."""
 
+import re
 from dataclasses import replace
 
 import pytest
+import torch
 
 from hyvideo.config.loading import load_config
 from hyvideo.config.schema import Config
 from hyvideo.planning.memory import predict_memory
 from hyvideo.planning.networks import Networks, read_networks
+from hyvideo.planning.own_process import in_own_process
+from hyvideo.planning.pretend_device import PretendDevice
 from hyvideo.planning.rehearsal import Rehearsal, rehearse
 from hyvideo.planning.simulation import policy_network
 from hyvideo.planning.traffic import count_parameters
@@ -136,6 +140,62 @@ def test_values_are_read_back_once_per_decoding_and_update():
     assert reads == {("rollout", "decode"): 2} | of_update
 
 
+def copies_and_indices() -> dict[str, tuple[int, int, int]]:
+    """What a pretended GPU counts in pieces of code, by their names: uploads, large ones among them, and reads."""
+    found, device = {}, PretendDevice()
+    with device:
+        table, rows = torch.zeros(4, 4, device=device.device), torch.tensor([0, 2])
+        on_device, flag = rows.to(device.device, non_blocking=True), torch.tensor(1.0)
+        pieces = {
+            "a small copy": lambda: torch.ones(4).to(device.device),
+            "a number": lambda: torch.tensor(1.5, device=device.device),
+            "a copy into a tensor": lambda: table.copy_(torch.ones(4, 4)),
+            "a large copy": lambda: torch.zeros(2**15).to(device.device),
+            "one that does not block": lambda: torch.ones(4).to(device.device, non_blocking=True),
+            "host indices": lambda: table[rows],
+            "pairs of host indices": lambda: table[rows, rows],
+            "host indices of the second axis": lambda: table[:, rows],
+            "numbers in brackets": lambda: table[[0, 2]],
+            "assigned at host indices": lambda: table.__setitem__((rows, rows), table[0, :2]),
+            "a host number assigned at host indices": lambda: table.__setitem__((rows, rows), flag),
+            "indices on the device": lambda: table[on_device, on_device],
+            "slices and single rows": lambda: (table[1], table[1:3], table[..., None] + flag),
+            "a value read back": lambda: table.sum().item(),
+            "a copy to the host": lambda: table.cpu(),
+            "host tensors alone": lambda: rows[rows.clamp(max=1)],
+        }
+        for name, piece in pieces.items():
+            device.phase = name
+            piece()
+            found[name] = tuple(
+                sum(count for (phase, _), count in noted.items() if phase == name)
+                for noted in (device.uploads, device.waits, device.reads)
+            )
+    return found
+
+
+def test_every_blocking_copy_and_every_upload_of_host_indices_is_counted():
+    one, two, none = (1, 0, 0), (2, 0, 0), (0, 0, 0)
+    assert in_own_process(copies_and_indices) == {
+        "a small copy": one,
+        "a number": one,
+        "a copy into a tensor": one,
+        "a large copy": (1, 1, 0),
+        "one that does not block": none,
+        "host indices": one,
+        "pairs of host indices": two,
+        "host indices of the second axis": one,
+        "numbers in brackets": one,
+        "assigned at host indices": two,
+        "a host number assigned at host indices": (3, 0, 0),
+        "indices on the device": none,
+        "slices and single rows": none,
+        "a value read back": (0, 0, 1),
+        "a copy to the host": (0, 0, 1),
+        "host tensors alone": none,
+    }
+
+
 @pytest.mark.parametrize(
     ("fault", "found"),
     [
@@ -160,6 +220,8 @@ def test_the_program_says_what_it_found(capsys: pytest.CaptureFixture[str], monk
     assert main([*TINY, "--world_size", "2"]) == 0
     told = capsys.readouterr().out
     assert "surprises: none" in told and "the gradient's norm, once per update" in told
+    total, lines = re.search(r"the host waits for, also of indices: (\d+)\n((?:  .+\n)+)", told).groups()
+    assert int(total) == sum(map(int, re.findall(r"^  \w+: (\d+) times in ", lines, re.MULTILINE))) > 4
     faulty = ("--algorithm", "tests.support.faulty_algorithms:ReadsTheLoss")
     assert main([*TINY, "--world_size", "2", *faulty]) == 1
     assert "scripts.rehearse: update: a value is read back" in capsys.readouterr().err
