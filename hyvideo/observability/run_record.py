@@ -14,7 +14,7 @@ from hyvideo.config.schema import Config
 from hyvideo.observability.metrics import missing_updates, read_rows
 from hyvideo.observability.scored_videos import TOO_LARGE, ScoredVideo, read_scored_videos, scored_steps
 
-_EXPLOITED = "flaws of the reward"
+EXPLOITED = "flaws of the reward"
 _NOT_METRICS = ("mean", "std", "failed", "groups_without_spread", "credit_focus", "over_base")
 
 COMMAND = "command: "
@@ -72,7 +72,7 @@ class RunRecord:
     @property
     def exploited(self) -> str:
         """The newest warning of the reward watch or guard that the policy exploits its reward; empty without one."""
-        return next((line.partition("WARNING: ")[2] for line in self.warnings[::-1] if _EXPLOITED in line), "")
+        return next((line.partition("WARNING: ")[2] for line in self.warnings[::-1] if EXPLOITED in line), "")
 
     def until(self, step: int) -> "RunRecord":
         """Return the record without the rows and validation videos of later updates."""

@@ -23,6 +23,7 @@ from hyvideo.data.prompts import Prompt
 from hyvideo.distributed.collectives import gather
 from hyvideo.distributed.process_group import process_group
 from hyvideo.evaluation.improvement import HELD_OUT_VIDEOS, HeldOutGains, worst_median_best, write_held_out
+from hyvideo.observability.run_record import EXPLOITED
 from hyvideo.reports.before_after import BEFORE_AFTER, side_by_side
 from hyvideo.reports.plots import plot_reward_curve
 from hyvideo.reports.verdict import verdict_of
@@ -89,6 +90,10 @@ def _train_and_compare(training: Training) -> None:
     _save_pairs(training, before, after, prompts)
     drifted = drift(*(looks(sampled, prompts) for sampled in (before, after)))
     if training.run.mesh.is_main:
+        if drifted.collapsed:
+            training.run.journal.console.main_warning(
+                f"Backgrounds became alike, so the policy may be exploiting {EXPLOITED}: {drifted}"
+            )
         _write(training, before, after, prompts)
         (training.run.folder.path / DRIFT).write_bytes(to_json(drifted, indent=1, inf_nan_mode="constants"))
         hits = drifted.changes["hits"].gain

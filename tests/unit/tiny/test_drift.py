@@ -58,6 +58,7 @@ def test_backgrounds_that_collapse_to_one_level_show_though_their_mean_and_neare
         "light": (pytest.approx(1 / 3), 0),
     }
     change = found.changes["background"]
+    assert found.collapsed
     assert abs(change.gain.mean) < 1  # as many rise as fall: the mean alone says that nothing happened
     assert change.moved == pytest.approx(2 / 3 * 88, abs=1)
     assert change.spread[0] > 70 and change.spread[1] < 1
@@ -67,5 +68,6 @@ def test_backgrounds_that_collapse_to_one_level_show_though_their_mean_and_neare
 def test_the_same_videos_do_not_drift():
     looks = appearance(CLEAN, PROMPTS)
     found = drift(looks, looks)
+    assert not found.collapsed
     assert all(change.moved == 0 and change.spread[0] == change.spread[1] for change in found.changes.values())
     assert all(before == after for before, after in found.backgrounds.values())
