@@ -91,8 +91,8 @@ def test_the_code_configs_and_tests_that_a_document_names_are_there(document: Pa
 
 
 def test_references_are_found_in_tables_and_text_and_other_paths_left_alone():
-    markdown = "| `old/c.py`, Eq. 5 | `hyvideo/y.py::A.f`, `eta`, [`configs/z.yaml`](z) |\n\nSee `docs/proof`.\n"
-    assert references(markdown) == {"hyvideo/y.py::A.f", "configs/z.yaml", "docs/proof"}
+    markdown = "| `old/c.py`, Eq. 5 | `hyvideo/y.py::A.f`, `eta`, [`configs/z.yaml`](z) |\n\nSee `docs/flags.md`.\n"
+    assert references(markdown) == {"hyvideo/y.py::A.f", "configs/z.yaml", "docs/flags.md"}
     assert len(references((ROOT / "docs/paper_to_code.md").read_text(encoding="utf-8"))) >= 40
 
 
