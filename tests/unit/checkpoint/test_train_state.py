@@ -95,7 +95,9 @@ def test_a_linked_checkpoint_that_is_made_again_stays_where_it_was_moved_and_sto
         assert_whole(whole, 5)
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("nowhere"), Path.touch], ids=str)
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: path.symlink_to("nowhere"), Path.touch], ids=["pipe", "lost link", "file"]
+)
 @pytest.mark.parametrize("name", ["step_2", "step_2.replaced", "step_2.partial", "step_1.replaced"])
 def test_a_pipe_a_lost_link_or_a_file_in_a_checkpoints_place_stops_neither_a_resume_nor_a_save(
     tmp_path: Path, name: str, make: Callable
