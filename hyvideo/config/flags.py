@@ -86,12 +86,19 @@ class _Ignore(argparse.Action):
             print(f"{parser.prog}: --{name} has no effect: {WITHOUT_EFFECT[name]}.", file=sys.stderr)
 
 
+PROMPTS = ("--prompt", "--negative_prompt")
+"""Flags whose next word is a text and no path."""
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that finds the home folder, and shows control characters instead of sending them to the terminal."""
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Parse what `with_home` makes of the arguments."""
-        return super().parse_known_args(with_home(list(sys.argv[1:] if args is None else args)), namespace)
+        """Parse what `with_home` makes of the arguments, prompts excepted."""
+        given = list(sys.argv[1:] if args is None else args)
+        words = zip(["", *given], given, strict=False)
+        found = [one if {before, one.partition("=")[0]} & {*PROMPTS} else with_home(one) for before, one in words]
+        return super().parse_known_args(found, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Print usage and message, and exit with 2."""

@@ -102,7 +102,7 @@ def claim(folder: Path) -> TextIO:
 
     File systems without locks let anyone in.
     """
-    file = (folder / LOCK).open("w", encoding="utf-8")
+    file = (folder / LOCK).open("a", encoding="utf-8")  # which empties nothing that a link leads to
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):

@@ -4,6 +4,7 @@ The original layout is that of the authors' downloads, below one root with sever
 holds one model, and the bundled tiny base is in it.
 """
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,10 +27,10 @@ HOW_TO_GET = (
 _LIMITS = {
     "layers|depth|^extra_ids$": 1000,
     "^(height|width|crop_size|pad_size)$": 2**12,
-    "pixels|_edge$": 2**26,
+    "pixels|_edge$": 2**27,
     "theta": 2**33,
     "^model_max_length$": 2**128,  # published so, for no limit
-    "": 2**20,
+    "": 2**20 + 1,
 }
 """Bounds on the numbers in a JSON, by their names: networks and images are made before anything shows them absurd."""
 
@@ -37,6 +38,9 @@ _NAMES_FILES = re.compile(
     r".*(?<!name_or)_(files?|path)|.*_implementation|vocab|merges|tokenizer_object|init_inputs|transformers_weights"
 )
 """Settings by which a library reads further files."""
+
+_MOST_GROWTH = 1000
+"""How many times as long a tokenizer may make a text: published ones replace a space by one letter."""
 
 _WITHOUT_EFFECT = ("tokenizer_file", "special_tokens_map_file")
 """Of these, what published tokenizers say in tokenizer_config.json, where the library does not obey it."""
@@ -175,13 +179,16 @@ def check_component(folder: Path) -> None:
                 f"'{path}' would make the library read other weights, at a place that it names. Move it away: adapters "
                 "are given by --pretrained_lora_path or --lora_path."
             )
-        if path.name.endswith(".index.json"):
+        if ".index." in path.name:
             read_index(path)
         elif "config" in path.name or path.name == "special_tokens_map.json":
             check_values(read_json(path), path)
         elif path.name == "added_tokens.json":
             check_values(list(read_json(path).values()), path, "a token's number")
-        elif path.name in ("tokenizer.json", "vocab.json"):
+        elif path.name == "tokenizer.json":
+            if (growth := _growth(read_json(path).get("normalizer"))) > _MOST_GROWTH:
+                raise ValueError(f"'{path}': its normalizer makes a text up to {growth:.0e} times as long. Remove it.")
+        elif path.name == "vocab.json":
             read_json(path)  # the library does not say which file is damaged
 
 
@@ -206,12 +213,21 @@ def check_values(config: Mapping[str, Any] | Sequence[Any], path: Path, key: str
             )
 
 
+def _growth(normalizer: Any) -> float:
+    """Return how many times as long the replacements of a tokenizer's normalizer can make a text, one after another."""
+    if isinstance(normalizer, list):
+        return math.prod(map(_growth, normalizer))
+    if not isinstance(normalizer, dict):
+        return 1.0
+    return max(1.0, float(len(str(normalizer.get("content", ""))))) * _growth(normalizer.get("normalizers"))
+
+
 def read_index(path: Path) -> dict[str, str]:
     """Return tensor -> file name as an index of weights says; a ValueError if it names what does not lie beside it."""
     try:
         weight_map = dict(from_json(read_file(path))["weight_map"])
         for file in weight_map.values():
-            safe = path.name.endswith(".safetensors.index.json")
+            safe = ".safetensors." in path.name
             if not (_is_beside(file) and (file.endswith(".safetensors") or not safe)):
                 raise ValueError(f"expected the name of a *.safetensors file beside it, received {file!r:.80}")
         return weight_map
@@ -220,7 +236,7 @@ def read_index(path: Path) -> dict[str, str]:
 
 
 def _is_beside(name: object) -> bool:
-    return isinstance(name, str) and Path(name).name == name.removeprefix("./")
+    return isinstance(name, str) and Path(name).name == name.removeprefix("./") and name not in ("", ".", "./", "..")
 
 
 def local_folder(path: str | Path, setting: str) -> Path:

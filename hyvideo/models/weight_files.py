@@ -14,7 +14,7 @@ MAPPED_BYTES = 2**28
 """A file is reopened after this many bytes: what was read from a mapped file stays in memory until it is closed."""
 
 _PRECISIONS = ("F64", "F32", "F16", "BF16", torch.float64, torch.float32, torch.float16, torch.bfloat16)
-_INDICES = ("I64", "BOOL", torch.int64, torch.bool)  # the types of buffers such as `position_ids`
+_COUNTED = ("_ids", "_index", "_tracked")  # ends of the names of buffers, such as `position_ids`, that are no weights
 
 
 class WeightSource(ABC):
@@ -103,7 +103,7 @@ class StateDict(WeightSource):
 
 def check_precision(name: str, dtype: str | torch.dtype, where: str | Path) -> None:
     """Raise a ValueError if a tensor of the file `where` is quantized: read as numbers, it would sample noise."""
-    if dtype not in _PRECISIONS and (dtype not in _INDICES or name.endswith(("weight", "bias"))):
+    if dtype not in _PRECISIONS and not (dtype in ("I64", torch.int64) and name.endswith(_COUNTED)):
         raise ValueError(
             f"'{where}': {name} is of {dtype}, so its weights are quantized, and this project does not scale them "
             "back. Use the bf16, fp16 or fp32 weights of this model."

@@ -36,8 +36,9 @@ class _FrameReward(RewardModel):
             listed = ", ".join(sorted(report["missing_keys"])[:3])
             raise ValueError(f"{self.metrics[0]}: '{checkpoint}' lacks weights of a CLIP: {listed}, ...")
         side = network.config.vision_config.image_size
-        sizes = [*dict(self._processor.size).values(), *dict(self._processor.crop_size).values()]
-        if max(sizes) > 2 * side:  # the middle is cut out of an image that might fill the memory
+        given = [getattr(self._processor, name, None) for name in ("size", "crop_size", "pad_size")]
+        sizes = [size for sizes in given if sizes for size in dict(sizes).values() if size]
+        if max(sizes, default=0) > 2 * side:  # the middle is cut out of an image that might fill the memory
             raise ValueError(f"{self.metrics[0]}: '{checkpoint}' makes images of {sizes} for a CLIP of {side} pixels.")
         longest = network.config.text_config.max_position_embeddings  # not every tokenizer's files say it
         self._tokenizer.model_max_length = min(self._tokenizer.model_max_length, longest)

@@ -1,7 +1,6 @@
 """From the reward group of the configuration to a function that scores videos: names, weights, NaN rules."""
 
 import tempfile
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -154,22 +153,21 @@ class Scoring:
     def _start_block(self) -> None:
         chosen, self._waiting = self._waiting[: self._block_size], self._waiting[self._block_size :]
         videos, prompts = zip(*chosen, strict=True)
-        folder = Path(self._folder.name) / str(len(self._results))
-        block = (torch.stack(videos), prompts, folder, threading.Lock())
-        self._results.append([scorer.threads.submit(self._score, scorer, *block) for scorer in self._scorers])
+        folder, block = Path(self._folder.name) / str(len(self._results)), (torch.stack(videos), prompts)
+        self._results.append(
+            [
+                scorer.threads.submit(self._score, scorer, *block, folder / str(number))
+                for number, scorer in enumerate(self._scorers)
+            ]
+        )
 
-    def _score(
-        self, scorer: _Scorer, videos: Tensor, prompts: Sequence[str], folder: Path, lock: threading.Lock
-    ) -> _Answer:
-        """Run one reward on a block, whose files are written once, when the first reward asks for them."""
-        paths = [folder / f"{index}.mp4" for index in range(len(videos))]
+    def _score(self, scorer: _Scorer, videos: Tensor, prompts: Sequence[str], folder: Path) -> _Answer:
+        """Run one reward on a block, with a tensor or files of its own: it may write into them."""
+        name, shown = scorer.choice.name, [folder / f"{index}.mp4" for index in range(len(videos))]
         if scorer.reads_files:
-            with lock:
-                for path, video in zip(paths, videos, strict=True):
-                    if not path.exists():
-                        write_video(path, video, self._video_fps, self._crf)
-        name, shown = scorer.choice.name, paths
-        if not scorer.reads_files:  # a reward may write into what others read too
+            for path, video in zip(shown, videos, strict=True):
+                write_video(path, video, self._video_fps, self._crf)
+        else:
             shown = videos.clone() if len(self._scorers) > 1 else videos
         grid = self._grid if name == self._credited else None
         found, credit = checked_answer(name, scorer.model, shown, prompts, grid)

@@ -150,6 +150,13 @@ CONFIG, MAP, INDEX = "tokenizer_config.json", "special_tokens_map.json", "model.
         ("processor_config.json", {"image_processor": {"crop_size": [10**6, 1]}}, "crop_size is 1000000"),
         ("generation_config.json", {"temperature": float("inf")}, "temperature is inf"),
         ("vocab.json", ["a"], "expected a JSON object"),
+        ("model.safetensors.index.fp16.json", {"weight_map": {"a": "/x/a.safetensors"}}, "not a readable index"),
+        ("pytorch_model.bin.index.json", {"weight_map": {"a": ".."}}, "not a readable index"),
+        (
+            "tokenizer.json",
+            {"normalizer": {"normalizers": [{"type": "Replace", "content": "a" * 10}] * 6}},
+            "its normalizer makes a text up to 1e\\+06 times as long",
+        ),
     ],
 )
 def test_no_file_of_a_component_names_another_place_or_a_size_that_fills_the_memory(tmp_path, file, content, said):
@@ -168,7 +175,8 @@ def test_what_published_models_say_is_accepted(named):
     put(folder / CONFIG, {**names, "init_inputs": [], "model_max_length": 10**30, "sp_model_kwargs": {}})
     of_text = {"rope_theta": 5000000, "max_position_embeddings": 262144, "vocab_size": 151936, "bos_token_id": 151643}
     put(folder / "config.json", {"model_type": "qwen2", "_name_or_path": "a/b", "text_config": of_text})
-    put(folder / "preprocessor_config.json", {"max_pixels": 12845056, "size": {"longest_edge": 25165824}})
+    put(folder / "preprocessor_config.json", {"max_pixels": 12845056, "size": {"longest_edge": 100352000}})
+    put(folder / "generation_config.json", {"max_position_embeddings": 2**20})
     put(folder / "added_tokens.json", {"<layers>": 151700, "vocab": 151701})
     put(folder / "vocab.json", {"vocab": 1, "merges_file": 2, "a/b_path": 3})
     put(folder / INDEX, {"metadata": {"total_size": 16 * 10**9}, "weight_map": {"a": "model.safetensors"}})
@@ -184,7 +192,8 @@ def test_quantized_weights_are_refused_with_the_tensors_name(tiny_root, tmp_path
     root = shutil.copytree(tiny_root, tmp_path / "root")
     (path,) = (root / component).glob("*.safetensors")
     weights = load_file(path)
-    name = next(name for name in sorted(weights) if name.endswith("weight"))
+    other = next((name for name in sorted(weights) if not name.endswith(("weight", "bias"))), None)
+    name = other or next(name for name in sorted(weights) if name.endswith("weight"))
     path.write_bytes(save(weights | {name: weights[name].to(dtype)}, {"format": "pt"}))
     with pytest.raises(ValueError, match=rf"{component}.*: {re.escape(name)} is of .*Use the bf16, fp16 or fp32"):
         load_pipeline(root, scheduler=None)

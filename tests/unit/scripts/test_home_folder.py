@@ -87,7 +87,8 @@ def test_the_options_of_a_served_reward_may_lie_in_the_home_folder():
 
 def test_a_prompt_that_speaks_of_a_tilde_stays_as_it_is(tmp_path: Path):
     argv = ["--model_path", "assets/tiny", "--output_path", str(tmp_path / "o.mp4"), "--prompt"]
-    for prompt in ("~ a wave", "a = ~/b", "x~", "~~~"):
+    for prompt in ("~ a wave", "a = ~/b", "x~", "~~~", "~/x art", "~"):
+        assert generate.parse_arguments([*argv[:-1], f"--prompt={prompt}"]).prompt == prompt
         assert generate.parse_arguments([*argv, prompt]).prompt == prompt
 
 
@@ -101,7 +102,8 @@ def test_the_tiny_models_commands_and_the_studies_find_it_too(monkeypatch: pytes
     assert (tmp_path / "a" / "prompts" / "valid.csv").is_file()
     asked = []
     monkeypatch.setattr(prove_learning, "_train_and_compare", lambda folder, *_: asked.append(folder))
-    monkeypatch.setattr(prove_learning, "_found", lambda folder: {})
+    monkeypatch.setattr(prove_learning, "_found", lambda folder: ({}, prove_learning.Drift({}, {"dark": (0.0, 0.0)})))
+    monkeypatch.setattr(prove_learning.Drift, "__str__", lambda self: "")
     monkeypatch.setattr(prove_learning, "_print_mean", lambda folders, kind: None)
     assert prove_learning.main(["--output_dir", "~/proof", "--seeds", "1", "--kinds", "true"]) == 0
     assert asked == [tmp_path / "proof" / "true-1"]

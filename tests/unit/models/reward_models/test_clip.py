@@ -142,7 +142,8 @@ def test_a_clip_with_missing_or_damaged_files_is_refused(checkpoint, tmp_path):
     with pytest.raises(ValueError, match=r"holds no \*\.safetensors file"):
         PickScore(RewardContext(), str(tmp_path))
     copy = shutil.copytree(checkpoint, tmp_path / "copy")
-    for large in ({"size": {"shortest_edge": 2**18}}, {"size": {"height": 2**11, "width": 2**11}}, {"crop_size": 65}):
+    sides = {"height": 2**11, "width": 2**11}
+    for large in ({"size": {"shortest_edge": 2**18}}, {"size": sides}, {"crop_size": 65}, {"pad_size": sides}):
         CLIPImageProcessorPil(**{"size": {"shortest_edge": 32}, "crop_size": 32} | large).save_pretrained(copy)
         with pytest.raises(ValueError, match="for a CLIP of 32 pixels"):
             PickScore(RewardContext(), str(copy))

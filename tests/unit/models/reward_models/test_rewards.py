@@ -132,6 +132,17 @@ def test_a_reward_that_writes_into_its_videos_changes_no_other_score_and_not_the
         assert torch.equal(videos, grey_videos(*range(100, 200, 10)))
 
 
+@pytest.mark.parametrize(
+    "names", [("Rewriting", "FileBrightness"), ("FileBrightness", "Rewriting")], ids=["first", "second"]
+)
+def test_a_reward_that_rewrites_its_files_changes_no_other_score(names):
+    paths = [f"tests.support.rewards:{name}" for name in names]
+    config = RewardConfig(reward_config={"models": {path: {"sub_reward": {"brightness": 1.0}} for path in paths}})
+    scores = get_reward_fn(config)(grey_videos(50, 200), ["a"] * 2)
+    of_files = next(values for name, values in scores.metrics.items() if "FileBrightness" in name)
+    assert of_files.tolist() == pytest.approx([50, 200], abs=3)
+
+
 def test_a_failed_item_has_no_total_and_the_others_keep_theirs():
     scores = reward_of()(grey_videos(1, 2, 3, 4), ["a", "fail", "a", "infinite"])
     assert scores.total.isnan().tolist() == [False, True, False, True]
