@@ -72,7 +72,7 @@ def _from_folder(kind: type, folder: Path) -> Any:
     check_component(folder)
     try:
         return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ValueError(f"Cannot load '{folder}': {error} No code of a folder of weights is run.") from error
 
 

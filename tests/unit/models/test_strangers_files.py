@@ -167,6 +167,13 @@ def test_no_file_of_a_component_names_another_place_or_a_size_that_fills_the_mem
     assert str(tmp_path / file) in str(refused.value) and len(str(refused.value)) < 500
 
 
+def test_a_setting_of_another_type_is_a_sentence(named):
+    folder, _ = named
+    put(folder / CONFIG, {"tokenizer_class": "ByT5Tokenizer", "extra_ids": "100000000"})
+    with pytest.raises(ValueError, match=f"Cannot load '{folder}'"):
+        _from_folder(AutoTokenizer, folder)
+
+
 def test_what_published_models_say_is_accepted(named):
     folder, _ = named
     place = "/root/.cache/hub/models--a--b/snapshots/1"
