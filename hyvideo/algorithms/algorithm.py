@@ -96,7 +96,8 @@ class Algorithm(ABC):
     Attributes:
         needs: what a rollout must record. `transitions`: the SDE's latents, means and log-probabilities of every step;
             `final_latents`: the ODE's last latents alone, `rollout.latents` `[B, 1, ...]`.
-        updates_per_round: that `updates` makes; `updates_per_rollout`, the parts of `deal`, unless a class sets it.
+        updates_per_round: optimizer updates that `updates` makes of one round. Unless a class sets it, it follows
+            `updates_per_rollout`, which is also the number of parts that `deal` makes.
         weighs_credit: whether it weights latents by `Trajectory.credit`, which is None unless `reward_credit` is set.
     """
 
