@@ -1,16 +1,14 @@
 """Run the benchmarks of this machine, compare them with the committed results of its kind, and write both down.
 
-`make bench` runs all; `python -m benchmarks --only attention parts` some. With a GPU everything runs there, and the
-network at its real size as well. The exit status is 1 when something became slower.
+`make bench` runs all; `python -m benchmarks --only attention parts` some. With a GPU everything runs there.
+The exit status is 1 when something became slower.
 """
 
 import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-import torch
-
-from benchmarks import attention, checkpoints, grpo_step, parts, real_network, sequence_parallel
+from benchmarks import attention, checkpoints, grpo_step, parts
 from benchmarks.paired import Result, machine_kind, on_shared_cpu, print_results
 from benchmarks.record import read_results, verdict, write_results, write_table
 
@@ -19,12 +17,10 @@ BENCHMARKS: dict[str, Callable[[], list[Result]]] = {
     "parts": parts.measure,
     "checkpoints": checkpoints.measure,
     "grpo_step": grpo_step.measure,
-    "sequence_parallel": sequence_parallel.measure,
-    "real_network": real_network.measure,
 }
 
-WAITING = ("checkpoints", "sequence_parallel")
-"""Benchmarks of waiting, which `--shared` leaves out: it measures CPU seconds, and waiting costs none."""
+WAITING = "checkpoints"
+"""A benchmark of waiting, which `--shared` leaves out: it measures CPU seconds, and waiting costs none."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -33,13 +29,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=list(BENCHMARKS), help="some of them")
     parser.add_argument("--shared", action="store_true", help="a CPU that others use: one thread, its CPU seconds")
     arguments = parser.parse_args(argv)
-    left_out = {} if torch.cuda.is_available() else {"real_network": "it needs a GPU"}
+    names = arguments.only
     if arguments.shared:
         on_shared_cpu()
-        left_out |= dict.fromkeys(WAITING, "waiting costs no CPU seconds")
-    for name in filter(left_out.get, arguments.only):
-        print(f"{name} is left out: {left_out[name]}")
-    names = [name for name in arguments.only if name not in left_out]
+        names = [name for name in names if name != WAITING]
+        print(f"{WAITING} is left out: waiting costs no CPU seconds")
     if not names:
         parser.error("none of the benchmarks can run here")
     kind = machine_kind()

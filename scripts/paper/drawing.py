@@ -1,12 +1,8 @@
 """How the studies' pictures look: one size of text, one colour-blind-safe palette, one name and colour per sampler."""
 
-from collections.abc import Sequence
-
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
-
-from hyvideo.evaluation.intervals import Interval
 
 BLUE, ORANGE, GREEN, PINK, RED, BLACK = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#333333"
 """From Okabe and Ito's palette: distinguishable with any colour vision."""
@@ -14,8 +10,8 @@ BLUE, ORANGE, GREEN, PINK, RED, BLACK = "#0072B2", "#E69F00", "#009E73", "#CC79A
 SAMPLERS = {"sage_grpo": "SAGE", "flow_grpo": "Flow-GRPO", "dance_grpo": "DanceGRPO", "cps": "CPS"}
 """sde_type -> its name in pictures and tables."""
 
-COLOURS = {"sage_grpo": BLUE, "flow_grpo": RED, "dance_grpo": GREEN, "cps": PINK}
-MARKERS = {"sage_grpo": "o", "flow_grpo": "s", "dance_grpo": "^", "cps": "D"}
+COLOURS = {"sage_grpo": BLUE, "flow_grpo": RED, "dance_grpo": GREEN}
+MARKERS = {"sage_grpo": "o", "flow_grpo": "s", "dance_grpo": "^"}
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -40,24 +36,3 @@ def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
     """One legend for all panels, below them."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
-
-
-def name_rows(axes: Axes, names: Sequence[str]) -> None:
-    """Name the rows that `interval_row` draws, the first one on top, and mark no gain."""
-    axes.axvline(0, color="0.5", linewidth=0.8)
-    axes.set_yticks(range(len(names)), labels=names)
-    axes.set_ylim(len(names) - 0.5, -0.5)
-
-
-def interval_row(axes: Axes, place: float, interval: Interval, single: Sequence[float], colour: str) -> None:
-    """Draw one arm at row `place`: the mean over seeds with its 95 % interval, below it the seeds, above how many."""
-    axes.plot(single, [place + 0.2] * len(single), "o", color=colour, alpha=0.35, markersize=4, markeredgewidth=0)
-    error = [[interval.mean - interval.low], [interval.high - interval.mean]]
-    axes.errorbar(interval.mean, place, xerr=error, fmt="D", color=colour, markersize=5, capsize=3, linewidth=1.5)
-    number = {"ha": "right", "va": "center", "fontsize": 7, "color": "0.4", "transform": axes.get_yaxis_transform()}
-    axes.text(1, place - 0.25, seeds_text(len(single)), **number)
-
-
-def seeds_text(count: int) -> str:
-    """How many seeds there are, in words."""
-    return f"{count} seed{'' if count == 1 else 's'}"

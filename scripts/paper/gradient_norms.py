@@ -26,6 +26,7 @@ from hyvideo.models.parallelize import prepare_policy, trainable_parameters
 from hyvideo.pipelines.conditioning import Conditioning
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from hyvideo.pipelines.noise import SampleNoise
+from hyvideo.reports.markdown import markdown_table
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from scripts.paper.drawing import BLACK, BLUE, ORANGE, SAMPLERS, legend_below, new_figure, tidy
 from scripts.paper.study import FAILS, HOLDS, Claim, Study, paragraph
@@ -114,12 +115,10 @@ def draw(found: Mapping[str, Any]) -> Figure:
 def describe(found: Mapping[str, Any]) -> str:
     """Say what was measured and how far the steps spread."""
     settings = found["settings"]
-    rows = "\n".join(
-        f"| {SAMPLERS[sampler]} | {s['velocity']:.1f} | {s['velocity_equalized']:.2f} | {s['weights']:.1f} | "
-        f"{s['weights_equalized']:.1f} |"
+    rows = [
+        [SAMPLERS[sampler], *(f"{spread:.3g}" for spread in list(spreads(found["sigma"], values).values())[:-1])]
         for sampler, values in found["samplers"].items()
-        for s in [spreads(found["sigma"], values)]
-    )
+    ]
     text = paragraph(
         f"""The bundled model samples {settings["videos"]} videos in {settings["steps"]} steps (shift
         {settings["shift"]:g}, eta {settings["eta"]:g}). The gradient of a step's log-probability by the velocity
@@ -127,8 +126,8 @@ def describe(found: Mapping[str, Any]) -> str:
         *weights* also depends on how sensitive the network is at each level, which the equalizer does not know. Ratio
         of the largest to the smallest step:"""
     )
-    header = "| sampler | by the velocity | equalized | by the weights | equalized |\n|---|---|---|---|---|"
-    return f"{text}\n\n{header}\n{rows}"
+    header = ["sampler", "by the velocity", "equalized", "by the weights", "equalized"]
+    return f"{text}\n\n{markdown_table(header, rows)}"
 
 
 def claims(found: Mapping[str, Any]) -> Sequence[Claim]:
@@ -174,7 +173,7 @@ def _spread(values: np.ndarray) -> float:
     return float(values.max() / values.min())
 
 
-STUDY = Study("gradient_norms", "Gradient norm over the noise level", draw, describe, claims)
+STUDY = Study("gradient_norms", "Gradient norm over the noise level", describe, claims, draw)
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)

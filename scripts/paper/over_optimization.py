@@ -6,26 +6,57 @@ The truth is the sum of VQ, MQ and TA, which is measured from pixels, and traini
 brightness. A run first learns what proxy and truth share and then what only the proxy pays.
 """
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from hyvideo.evaluation.intervals import Interval, seed_interval
-from scripts.paper.drawing import legend_below, new_figure, seeds_text, tidy
-from scripts.paper.guard import BRIGHTNESS, TRUTH, looks_of, means
-from scripts.paper.kl_strategies import ANCHOR_STEPS, COLOURS, STRATEGIES
+from hyvideo.models.reward_models.moving_shapes import MovingShapesReward
+from hyvideo.models.reward_models.registry import RewardContext, RewardModel
+from hyvideo.observability.scored_videos import read_scored_videos, scored_steps
+from hyvideo.reports.markdown import markdown_table
+from scripts.paper.drawing import BLACK, BLUE, ORANGE, PINK, legend_below, new_figure, tidy
+from scripts.paper.kl_strategies import ANCHOR_STEPS, STRATEGIES
+from scripts.paper.runs import Run
 from scripts.paper.study import FAILS, HOLDS, OPEN, Claim, Study, paragraph
 from scripts.paper.sweep import Arm, claim_ahead, difference, parse_budget, train_and_publish, verdict
 
 ROUNDS, LOOKS, HELD_OUT = 18, 6, 64
 LEAK, RATE = 2.0, 1e-4
+TRUTH = ("VQ", "MQ", "TA")
+BRIGHTNESS = (70.0, 20.0)
+"""Mean pixel that the leak pays nothing for, and the grey levels it counts in."""
+
+COLOURS = {"none": BLACK, "fixed": ORANGE, "moving": PINK, "dual": BLUE}
 ANCHORED = ("fixed", "moving", "dual")
 WEIGHTS = (0.03, 0.3)
+
+
+class Proxy(RewardModel):
+    """The truth with noise, and with a leak: what it pays for every 20 grey levels of brightness.
+
+    Noise is drawn anew for every video but is the same whenever this video is scored.
+    """
+
+    metrics = ("proxy",)
+
+    def __init__(self, context: RewardContext = RewardContext(), leak: float = 0.0, noise: float = 1.0) -> None:  # noqa: B008
+        super().__init__(context)
+        self._leak, self._noise, self._truth = leak, noise, MovingShapesReward(context)
+
+    def __call__(self, videos: Tensor, prompts: Sequence[str]) -> dict[str, Tensor]:
+        """Score uint8 videos `[B, F, H, W, 3]`."""
+        truth = sum(self._truth(videos, prompts).values())
+        sums = videos.long().sum((1, 2, 3, 4)).tolist()
+        noise = torch.stack([torch.randn((), generator=torch.Generator().manual_seed(number)) for number in sums])
+        brightness = (videos.float().mean((1, 2, 3, 4)) - BRIGHTNESS[0]) / BRIGHTNESS[1]
+        return {"proxy": truth + self._noise * noise + self._leak * brightness}
 
 
 def arms() -> list[Arm]:
@@ -42,7 +73,7 @@ def _arm(strategy: str, weight: float) -> Arm:
     settings = {
         "reward_config": {
             "models": {
-                "scripts.paper.guard:Proxy": {"sub_reward": {"proxy": 1.0}, "options": {"leak": LEAK}},
+                "scripts.paper.over_optimization:Proxy": {"sub_reward": {"proxy": 1.0}, "options": {"leak": LEAK}},
                 "moving_shapes": {"weight": 0.0, "sub_reward": dict.fromkeys(TRUTH, 1.0)},
             }
         },
@@ -58,6 +89,15 @@ def _arm(strategy: str, weight: float) -> Arm:
         **STRATEGIES[strategy],
     }
     return Arm(label_of(strategy, weight), settings)
+
+
+def looks_of(run: Run) -> dict[str, list]:
+    """Steps of a finished run's looks at its held-out videos, with the means of the proxy and of the truth."""
+    steps = scored_steps(run.folder / "samples")
+    looks = {step: [video.scores for video in read_scored_videos(folder)] for step, folder in steps.items()}
+    truth = [np.mean([sum(score[metric] for metric in TRUTH) for score in scores]) for scores in looks.values()]
+    proxy = [np.mean([score["reward"] for score in scores]) for scores in looks.values()]
+    return {"looks": list(looks), "proxy": list(map(float, proxy)), "truth": list(map(float, truth))}
 
 
 def _curves(found: Mapping[str, Any], arm: str, what: str) -> np.ndarray:
@@ -77,13 +117,13 @@ def draw(found: Mapping[str, Any]) -> Figure:
     figure = new_figure(7.5, 4.4)
     panels = figure.subplots(len(WEIGHTS), 3, sharex="col", sharey="col")
     for row, weight in zip(panels, WEIGHTS, strict=True):
-        for strategy in ("none", *ANCHORED):
+        for strategy in COLOURS:
             if label_of(strategy, weight) in found["arms"]:
                 _draw_arm(row, found, strategy, weight)
         tidy(row[0], title=f"proxy, kl_weight {weight:g}", xlabel="optimizer update", ylabel="gain on held-out videos")
         tidy(row[1], title="truth", xlabel="optimizer update")
         tidy(row[2], title="truth over proxy", xlabel="gain in proxy")
-    legend_below(figure, panels[0, 0], columns=1 + len(ANCHORED))
+    legend_below(figure, panels[0, 0], columns=len(COLOURS))
     return figure
 
 
@@ -103,58 +143,47 @@ def describe(found: Mapping[str, Any]) -> str:
     """Say what was planted, and what every arm gained at its best look and at its end."""
     seeds = min(len(arm["runs"]) for arm in found["arms"].values())
     text = paragraph(
-        f"""The truth is VQ + MQ + TA, measured from pixels. Training sees it with noise of one standard deviation of a
-        metric, and is also paid {LEAK:g} for every {BRIGHTNESS[1]:g} grey levels of brightness. The sampler settings
-        are those of the demo, the rate is {RATE:g} for every arm, lambda is held at kl_weight, and a moving anchor is
-        refreshed every {ANCHOR_STEPS} updates. Every run has {found["budget"]["rounds"]} rounds of 32 videos, with
-        {seeds_text(seeds)} per arm. The means of {found["budget"]["held_out"]}
-        held-out videos are taken {LOOKS} times. "Best look" is the highest mean over seeds of the truth. The last
-        column is the truth that is gained or lost in the second half of the run."""
+        f"""Training sees the truth (VQ + MQ + TA) with noise of one standard deviation of a metric, and is also paid
+        {LEAK:g} for every {BRIGHTNESS[1]:g} grey levels of brightness. The sampler settings are those of the demo, the
+        rate is {RATE:g} for every arm, lambda is held at kl_weight, and a moving anchor is refreshed every
+        {ANCHOR_STEPS} updates. Every run has {found["budget"]["rounds"]} rounds of 32 videos, with {seeds} seeds per
+        arm and {found["budget"]["held_out"]} held-out videos at each of {LOOKS} looks."""
     )
-    rows = [["arm", "proxy at the end", "truth at the best look", "truth at the end", "second half"], ["---"] * 5]
+    rows = []
     for arm in arms():
         truth = _curves(found, arm.label, "truth")
         if len(truth):
             best = int(truth.mean(0).argmax())
-            shown = [_curves(found, arm.label, "proxy")[:, -1], truth[:, best], truth[:, -1]]
+            shown = [_curves(found, arm.label, "proxy")[:, -1], truth[:, -1]]
             update = next(iter(found["arms"][arm.label]["runs"].values()))["looks"][best]
-            cells = [str(seed_interval(values.tolist())) for values in shown]
-            cells[1] += f" at update {update}"
-            rows.append([arm.label, *cells, str(_second_half(found, arm.label, "truth"))])
-    return "\n\n".join([text, "\n".join(f"| {' | '.join(row)} |" for row in rows)])
+            best_look = f"{truth[:, best].mean():+.3f} at update {update}"
+            rows.append([arm.label, *(str(seed_interval(values.tolist())) for values in shown), best_look])
+    header = ["arm", "proxy at the end", "truth at the end", "truth at its best look"]
+    return f"{text}\n\n{markdown_table(header, rows)}"
 
 
 def claims(found: Mapping[str, Any]) -> Sequence[Claim]:
-    """Without a KL the truth falls while the proxy rises; anchors hold the proxy back and keep the truth; dual best."""
+    """Without a KL the truth falls while the proxy rises; the larger weight holds both back."""
     result = []
     if len(_curves(found, "none", "truth")) > 1:
         proxy, truth = (_second_half(found, "none", what) for what in ("proxy", "truth"))
         told = HOLDS if proxy.low > 0 > truth.high else FAILS if proxy.high < 0 or truth.low > 0 else OPEN
         text = "without a KL term the truth falls in the second half of a run while the proxy rises"
         result.append(Claim(text, told, f"proxy {proxy}, truth {truth}"))
-    for weight in WEIGHTS:
-        label = {strategy: label_of(strategy, weight) for strategy in ("none", *ANCHORED)}
-        where = f"at kl_weight {weight:g},"
-        held = {name: difference(found, "none", label[name]) for name in ANCHORED}
-        result.append(claim_ahead(f"{where} every anchor holds back the proxy", "none", held))
-        kept = {name: difference(found, label[name], "none", "Overall") for name in ANCHORED}
-        told = "; ".join(f"{name} minus none {interval or 'no pair yet'}" for name, interval in kept.items())
-        text = f"{where} every anchor ends with more truth than no KL term"
-        result.append(Claim(text, verdict(list(kept.values())), told))
-        ahead = {name: difference(found, label["dual"], label[name], "Overall") for name in ("fixed", "moving")}
-        text = f"{where} dual moving KL ends with more truth than the other anchors"
-        result.append(claim_ahead(text, "dual", ahead))
-    return result
+    weight = WEIGHTS[-1]
+    label, where = {strategy: label_of(strategy, weight) for strategy in COLOURS}, f"at kl_weight {weight:g},"
+    held = {name: difference(found, "none", label[name]) for name in ANCHORED}
+    result.append(claim_ahead(f"{where} every anchor holds back the proxy", "none", held))
+    kept = {name: difference(found, label[name], "none", "Overall") for name in ANCHORED}
+    told = "; ".join(f"{name} minus none {interval or 'no pair yet'}" for name, interval in kept.items())
+    text = f"{where} every anchor ends with more truth than no KL term"
+    result.append(Claim(text, verdict(list(kept.values())), told))
+    ahead = {name: difference(found, label["dual"], label[name], "Overall") for name in ("fixed", "moving")}
+    return [*result, claim_ahead(f"{where} dual ends with more truth than the other anchors", "dual", ahead)]
 
 
-STUDY = Study("over_optimization", "A proxy that is over-optimised", draw, describe, claims)
-
-
-def publish(arms: Sequence[Arm], budget: argparse.Namespace) -> int:
-    """Train what is missing and publish it with the looks of every run; returns the exit status."""
-    return train_and_publish(STUDY, arms, budget, more=lambda run: means(looks_of(run)))
-
+STUDY = Study("over_optimization", "A proxy that is over-optimised", describe, claims, draw)
 
 if __name__ == "__main__":
     budget = parse_budget(sys.argv[1:], __doc__, ROUNDS, LOOKS, num_held_out=HELD_OUT)
-    sys.exit(publish(arms(), budget))
+    sys.exit(train_and_publish(STUDY, arms(), budget, more=looks_of))

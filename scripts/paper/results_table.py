@@ -8,17 +8,22 @@ flat shapes: `scripts/evaluate.py` gives them for real videos.
 
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from hyvideo.reports.markdown import markdown_table
-from scripts.paper.drawing import COLOURS, SAMPLERS, name_rows, new_figure, tidy
-from scripts.paper.equalizer import ROUNDS
+from scripts.paper.drawing import SAMPLERS
 from scripts.paper.study import Claim, Study, paragraph
-from scripts.paper.sweep import Arm, claim_ahead, difference, draw_arm, gain, setup_text
-from scripts.paper.tuning import publish_tuned, tuned_settings
+from scripts.paper.sweep import (
+    ROUNDS,
+    Arm,
+    claim_ahead,
+    difference,
+    parse_budget,
+    setup_text,
+    shown_gain,
+    train_and_publish,
+    tuned,
+)
 
 SETTINGS = {"A": {"reward_weights": {"VQ": 1.0, "MQ": 1.0, "TA": 1.0}}, "B": {}}
 """Setting B is the schema's default, so its runs are those of the equalizer study."""
@@ -26,10 +31,10 @@ SETTINGS = {"A": {"reward_weights": {"VQ": 1.0, "MQ": 1.0, "TA": 1.0}}, "B": {}}
 COLUMNS = ("Overall", "VQ", "MQ", "TA")
 
 
-def arms(docs: Path) -> list[Arm]:
+def arms() -> list[Arm]:
     """Every sampler under both settings, with the equalizer, at its tuned rate and noise."""
     return [
-        Arm(label_of(sampler, setting), {"use_grad_balancing": True, **tuned_settings(sampler, docs), **weights})
+        Arm(label_of(sampler, setting), {"use_grad_balancing": True, **tuned(sampler), **weights})
         for setting, weights in SETTINGS.items()
         for sampler in SAMPLERS
     ]
@@ -40,24 +45,11 @@ def label_of(sampler: str, setting: str) -> str:
     return f"{SAMPLERS[sampler]}, setting {setting}"
 
 
-def draw(found: Mapping[str, Any]) -> Figure:
-    """One panel per setting, one row per sampler: gain in Overall."""
-    figure = new_figure(8, 2.6)
-    panels = figure.subplots(1, 2, sharex=True, sharey=True)
-    for axes, setting in zip(panels, SETTINGS, strict=True):
-        for place, sampler in enumerate(SAMPLERS):
-            draw_arm(axes, place, found, label_of(sampler, setting), COLOURS[sampler], "Overall")
-        name_rows(axes, list(SAMPLERS.values()))
-        tidy(axes, title=f"reward setting {setting}", xlabel="gain in Overall (VQ + MQ + TA), held-out")
-    return figure
-
-
 def describe(found: Mapping[str, Any]) -> str:
     """Say what was compared; a table with the base and every arm."""
-    base = found["base"]
-    rows = [["base", "", *(f"{base[metric]:+.2f}" for metric in COLUMNS)]]
+    rows = [["base", "", *(f"{found['base'][metric]:+.2f}" for metric in COLUMNS)]]
     rows += [
-        [SAMPLERS[sampler], setting, *_cells(found, label_of(sampler, setting))]
+        [SAMPLERS[sampler], setting, *(shown_gain(found, label_of(sampler, setting), column) for column in COLUMNS)]
         for setting in SETTINGS
         for sampler in SAMPLERS
     ]
@@ -68,29 +60,19 @@ def describe(found: Mapping[str, Any]) -> str:
     return f"{text}\n\n{markdown_table(['model', 'setting', *COLUMNS], rows)}"
 
 
-def _cells(found: Mapping[str, Any], label: str) -> list[str]:
-    """Gain in each column."""
-    if label not in found["arms"]:
-        return ["no run yet"] + [""] * (len(COLUMNS) - 1)
-    return [str(gain(found, label, column)) for column in COLUMNS]
-
-
 def claims(found: Mapping[str, Any]) -> Sequence[Claim]:
-    """SAGE reaches a higher Overall than each other sampler, per setting."""
+    """SAGE reaches a higher Overall than each other sampler, and the two settings differ in what they train."""
     result = []
     for setting in SETTINGS:
         sage = label_of("sage_grpo", setting)
-        ahead = {
-            SAMPLERS[sampler]: difference(found, sage, label_of(sampler, setting), "Overall")
-            for sampler in SAMPLERS
-            if sampler != "sage_grpo"
-        }
+        others = {name: label_of(sampler, setting) for sampler, name in SAMPLERS.items() if sampler != "sage_grpo"}
+        ahead = {name: difference(found, sage, other, "Overall") for name, other in others.items()}
         text = f"under reward setting {setting}, SAGE reaches a higher Overall than {', '.join(ahead)}"
         result.append(claim_ahead(text, "SAGE", ahead))
     return result
 
 
-STUDY = Study("results_table", "Samplers under reward settings A and B", draw, describe, claims)
+STUDY = Study("results_table", "Samplers under reward settings A and B", describe, claims)
 
 if __name__ == "__main__":
-    sys.exit(publish_tuned(STUDY, arms, sys.argv[1:], __doc__, ROUNDS))
+    sys.exit(train_and_publish(STUDY, arms(), parse_budget(sys.argv[1:], __doc__, ROUNDS)))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scripts.forecast import parse_arguments, write_forecast
+from scripts.forecast.__main__ import parse_arguments, write_forecast
 from tests.support.ranks import run_on_ranks
 from tests.support.training import arguments
 
@@ -26,21 +26,15 @@ def alone(root_of_four_heads: Path, prompts_csv: Path, tmp_path_factory: pytest.
     return json.loads((folder / "forecast.json").read_text())
 
 
-SHARDED = {"batch_size": 2, "enable_fsdp": True, "anchor_fraction": 0.5, "kl_compute_mode": "training_phase"}
-
-
 @pytest.mark.parametrize(
     "setup",
-    [{"batch_size": 2}, {"sp_size": 2, "enable_fsdp": True}, SHARDED],
-    ids=["dp", "sharded, sp", "sharded, anchored"],
+    [{"batch_size": 2}, {"sp_size": 2, "enable_fsdp": True}],
+    ids=["dp", "sharded, sp"],
 )
 def test_two_ranks_forecast_what_one_does(setup, alone, root_of_four_heads, prompts_csv, tmp_path):
     argv = arguments(root_of_four_heads, prompts_csv, tmp_path / "ranks", **setup)
     run_on_ranks(2, forecast_of, [*argv, *SMALL])
     found = json.loads((tmp_path / "ranks" / "forecast.json").read_text())
     assert found["gradient"]["correlation"] == pytest.approx(alone["gradient"]["correlation"], abs=1e-3)
-    assert found["steps"].keys() == alone["steps"].keys()
-    for step, one in found["steps"].items():
-        assert one["correlation"] == pytest.approx(alone["steps"][step]["correlation"], abs=1e-3)
     assert found["groups"] == pytest.approx(alone["groups"], rel=1e-2, abs=1e-3)
     assert found["held_out"]["base"] == pytest.approx(alone["held_out"]["base"], abs=0.02)

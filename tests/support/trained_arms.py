@@ -20,7 +20,7 @@ def budget_of(folder: Path, *flags: str) -> argparse.Namespace:
 
 def finish(arms: Sequence[Arm], budget: argparse.Namespace, gain: Callable[[Arm, int], float]) -> None:
     """Write the base, and every arm and seed of the budget with `gain(arm, seed)` per metric at the run's end."""
-    finish_run(base_run(arms, budget), [0], 0.0)
+    finish_run(base_run(budget), [0], 0.0)
     for arm in arms:
         for seed in budget.seeds:
             run = run_of(arm, seed, budget)

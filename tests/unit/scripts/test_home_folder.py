@@ -10,7 +10,8 @@ import pytest
 
 import generate
 from hyvideo.models.reward_models.registry import RewardContext
-from scripts import check_weights, evaluate, export, forecast, make_checks, plan, report, serve_reward
+from scripts import check_weights, evaluate, export, make_checks, plan, report, serve_reward
+from scripts.forecast import __main__ as forecast
 from scripts.paper import sweep
 from scripts.tiny import evaluate as tiny_evaluate
 from scripts.tiny import prove_learning

@@ -3,7 +3,7 @@
 A few rounds are sampled and scored without an update. From them come the spread within groups, what the sampler's
 noise costs, and how far the gradients of two halves of the rounds agree. Then the weights make trial steps along these
 gradients, as long as the run's own walk at some learning rates, and held-out videos show what such a step gains and
-spoils. The last three lines say what to change. docs/claims.md shows how the expected gain agreed with real runs.
+spoils. The last three lines say what to change.
 
 All flags of post_train.py are accepted too. It starts like post_train.py, over several ranks with torchrun, and takes
 about as long as these rounds and 13 validations.
@@ -26,7 +26,7 @@ from hyvideo.config.outside import complain, in_words, say_loading
 from hyvideo.config.schema import Config
 
 if TYPE_CHECKING:
-    from hyvideo.training.forecast import Agreement, Forecast
+    from scripts.forecast.measure import Forecast
 
 FILE = "forecast.json"
 MOST_DEAD = 0.3
@@ -112,7 +112,7 @@ def write_forecast(arguments: argparse.Namespace, config: Config) -> None:
     from hyvideo.data.files import replace_synced
     from hyvideo.data.prompts import read_prompts, repeated
     from hyvideo.training.assembly import build_training
-    from hyvideo.training.forecast import forecast, require_updates_left
+    from scripts.forecast.measure import forecast, require_updates_left
 
     if config.run.resume_from_checkpoint:  # before the models are loaded, which takes minutes
         require_updates_left(config, read_facts(named_checkpoint(config.run.resume_from_checkpoint))["step"])
@@ -141,8 +141,10 @@ def table(found: "Forecast") -> str:
             f"sampler     noise left in the latents {left:.3f}, on the way at most {excess:.2f} times the schedule's; "
             f"the ODE scores {found.ode_gap:+.3f} more"
         )
-    lines.append(f"gradient    {_agreement(found.gradient)}; an update has {found.videos:g} videos")
-    lines += [f"  step {step:<4} {_agreement(one)}" for step, one in found.steps.items()]
+    needed = found.gradient.videos
+    seen = "no signal seen" if math.isinf(needed) else f"signal equals noise at {needed:.0f} videos"
+    seen += f"; an update has {found.videos:g} videos"
+    lines.append(f"gradient    halves correlate by {found.gradient.correlation:+.3f}, {seen}")
     lines.append(f"outlook     over {found.updates} updates, in base std ({unit:.3f} of the reward)")
     lines.append("  rate      a trial step teaches    and spoils              gain of the run")
     for one in found.outlooks:
@@ -151,11 +153,6 @@ def table(found: "Forecast") -> str:
         counted = f"  {one.gain.num} of {num} videos counted" if one.gain.num < num else ""
         lines.append(f"  {one.rate:<9.3g} {cells[0]:<23} {cells[1]:<23} {cells[2]}{counted}")
     return "\n".join(lines)
-
-
-def _agreement(one: "Agreement") -> str:
-    seen = "no signal seen" if math.isinf(one.videos) else f"signal equals noise at {one.videos:.0f} videos"
-    return f"halves correlate by {one.correlation:+.3f}, {seen}"
 
 
 def advice(found: "Forecast", config: Config) -> list[str]:
@@ -205,7 +202,8 @@ def _about_videos(found: "Forecast") -> str:
 
 
 def _about_rate(found: "Forecast", rate: float) -> str:
-    best, own = found.best, found.at(rate)
+    best = found.best
+    own = next((one for one in found.outlooks if math.isclose(one.rate, rate)), None)
     if math.isnan(best.gain.low):
         return (
             f"Rate: nothing was seen, because too many held-out videos have no score (at {best.rate:.2g} "

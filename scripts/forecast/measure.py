@@ -1,9 +1,14 @@
-"""Forecast what a training will gain, from a few rounds without an update and trial steps along their gradients."""
+"""Forecast what a training will gain, from a few rounds without an update and trial steps along their gradients.
+
+The model has three parts. What training can gain at most is what the best video of a group has more than the group's
+mean. How fast it comes there is what a short step along some rounds' gradient gains on held-out prompts. What it costs
+is what a random walk loses, since most of each update is noise; learning pulls this walk back.
+"""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -11,17 +16,20 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from hyvideo.algorithms.algorithm import Algorithm, Trajectory
-from hyvideo.algorithms.anchor import Anchor, copy_policy
-from hyvideo.algorithms.grpo import GRPO
-from hyvideo.algorithms.optimizer import NonFiniteUpdateError, Optimization, Step, build_optimizers
+from hyvideo.algorithms.anchor import copy_policy
+from hyvideo.algorithms.optimizer import (
+    NonFiniteUpdateError,
+    Optimization,
+    Step,
+    build_optimizers,
+    set_learning_rate,
+)
 from hyvideo.config.schema import Config
 from hyvideo.data.prompts import Prompt
-from hyvideo.distributed.collectives import average_gradients, gather, whole
+from hyvideo.distributed.collectives import average_gradients, whole
 from hyvideo.evaluation.intervals import Interval
 from hyvideo.grpo.advantages import groups_without_spread
-from hyvideo.grpo.timesteps import Pairs
 from hyvideo.training.collect import collect, gain_over
-from hyvideo.training.outlook import Outlook, outlook_of, walk
 from hyvideo.training.run import Training
 from hyvideo.training.warnings_about_settings import is_usual_noise, noise_left
 
@@ -30,6 +38,9 @@ Gradient = dict[str, Tensor]
 
 FACTORS = (1 / 3, 1.0, 3.0)
 """Learning rates that are tried unless others are given, as multiples of the configured one."""
+
+ADAM_OVER_SIGN = math.sqrt(math.pi / 2)
+"""How far Adam's later steps follow a weak signal in normal noise, as a multiple of its first step, which is a sign."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +62,7 @@ class Groups:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far the gradients of independent halves agree, for one denoising step or for all.
+    """How far the gradients of independent halves agree.
 
     Only their signs are compared. Adam follows signs rather than sizes, and a few large elements would hide the rest.
 
@@ -75,6 +86,25 @@ class Agreement:
 
 
 @dataclass(frozen=True)
+class Outlook:
+    """What a run at one learning rate is expected to gain on held-out prompts, in the reward's unit.
+
+    Attributes:
+        rate: learning rate.
+        length: of each weight's random walk over the run, ``sqrt(sum of squared rates)``, which the trial steps have.
+        taught: what the direction of a trial step gains: half the difference between a step up and one down.
+        spoilt: what the size of a trial step loses: the mean loss of the two.
+        gain: of the whole run.
+    """
+
+    rate: float
+    length: float
+    taught: Interval
+    spoilt: Interval
+    gain: Interval
+
+
+@dataclass(frozen=True)
 class Forecast:
     """The forecast of a run.
 
@@ -84,7 +114,6 @@ class Forecast:
         base_std: standard deviation of the held-out rewards before training; NaN where they are all equal.
         groups: how rewards differ within groups.
         gradient: agreement of the halves.
-        steps: agreement by denoising step; empty where an algorithm's loss is not a sum over steps.
         noise: excess on the way and standard deviation left in the finished latents of an SDE; None for an ODE.
         ode_gap: what the rounds' videos would score more without the sampler's noise; None for an ODE.
         outlooks: one per learning rate, in their order.
@@ -96,7 +125,6 @@ class Forecast:
     base_std: float
     groups: Groups
     gradient: Agreement
-    steps: Mapping[int, Agreement]
     noise: tuple[float, float] | None
     ode_gap: float | None
     outlooks: Sequence[Outlook]
@@ -117,10 +145,6 @@ class Forecast:
         """The outlook with the largest gain, before any whose gain is NaN."""
         return max(self.outlooks, key=lambda one: -math.inf if math.isnan(one.gain.mean) else one.gain.mean)
 
-    def at(self, rate: float) -> Outlook | None:
-        """Return the outlook of a learning rate; None where it was not tried."""
-        return next((outlook for outlook in self.outlooks if math.isclose(outlook.rate, rate)), None)
-
 
 class GradientCollector(Optimization):
     """Sums the gradients of an algorithm's updates instead of following them, so that no weight changes."""
@@ -137,22 +161,16 @@ class GradientCollector(Optimization):
         """
         average_gradients(self.parameters.values())
         norm = float(whole(nn.utils.clip_grad_norm_(self.parameters.values(), math.inf)))  # which clips nothing
+        reached = {name: p.grad.detach().clone() for name, p in self.parameters.items() if p.grad is not None}
+        self._zero_grad()
         if not (math.isfinite(norm) and math.isfinite(loss)):
-            self._zero_grad()
             raise NonFiniteUpdateError(
                 f"the gradient of a forecast's round must be finite; received loss {loss} and gradient norm {norm}. "
-                "Training would skip this update or stop at it: look for what is not finite, such as a damaged "
-                "checkpoint or a reward far too large, before you forecast."
+                "Look for what is not finite, such as a damaged checkpoint or a reward far too large."
             )
-        reached = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
-        add(self.collected, {name: gradient.detach().clone() for name, gradient in reached.items()})
-        self._zero_grad()
+        for name, gradient in reached.items():
+            self.collected[name] = self.collected[name].add_(gradient) if name in self.collected else gradient
         return Step(math.nan, 0.0, skipped=True)
-
-    def pop(self, factor: float = 1.0) -> Gradient:
-        """Return what was collected since the last time, times `factor`."""
-        collected, self.collected = self.collected, {}
-        return {name: gradient * factor for name, gradient in collected.items()}
 
 
 def forecast(
@@ -187,15 +205,17 @@ def forecast(
     for number in range(num_rounds):
         say(f"round {number + 1} of {num_rounds}: sampling and scoring")
         round = training.rounds.next()
-        parts = (training.policy, training.reward, round, training.algorithm, mesh, training.run.timer)
-        trajectories.append(collect(*parts))
+        trajectories.append(
+            collect(training.policy, training.reward, round, training.algorithm, mesh, training.run.timer)
+        )
         if number == 0 and training.algorithm.needs == "transitions":
-            gap = -gain_over(*parts[:3], trajectories[0], training.algorithm, mesh, without_noise=True)
+            with_noise = (training.policy, training.reward, round, trajectories[0], training.algorithm, mesh)
+            gap = -gain_over(*with_noise, without_noise=True)
     say(f"gradients of {num_rounds} rounds")
-    gradients, agreement, steps = measure_gradients(training.algorithm, trajectories, config)
-    trials = _Trials(training, prompts, 1 + 4 * len(rates), say)
-    base = trials.held_out()
-    rewards = {rate: trials.along(gradients, walk(config, rate, first, scale)[1]) for rate in rates}
+    gradients, agreement = measure_gradients(training.algorithm, trajectories, config)
+    base, rewards = _held_out_rewards(
+        training, prompts, gradients, {rate: walk(config, rate, first, scale)[1] for rate in rates}, say
+    )
     groups = find_groups([trajectory.scores.total for trajectory in trajectories], config.grpo.num_generations)
     known = (base, rewards, groups.best, first, num_rounds / 2, scale)
     return Forecast(
@@ -204,7 +224,6 @@ def forecast(
         base_std=(float(np.nanstd(base, ddof=1)) if np.isfinite(base).sum() > 1 else 0.0) or math.nan,
         groups=groups,
         gradient=agreement,
-        steps=steps,
         noise=noise_left(config.rollout) if gap is not None else None,
         ode_gap=gap,
         outlooks=[outlook_of(config, rate, *known) for rate in rates],
@@ -231,89 +250,35 @@ def find_groups(rounds: Sequence[Tensor], num_generations: int) -> Groups:
     groups = groups[(~groups.isnan()).sum(1) > 1]
     counts = (~groups.isnan()).sum(1)
     means = groups.nanmean(1)
-    inside = (groups - means[:, None]).square().nansum(1) / (counts - 1)
+    squares = (groups - means[:, None]).square().nansum(1)
     centred = rewards[~rewards.isnan()] - rewards.nanmean()
     overall = float(centred.square().mean()) or math.nan
-    within = float(((groups - means[:, None]).square().nansum(1) / counts).mean())
     best = float((groups.nan_to_num(-math.inf).max(1).values - means).mean())
     dead = float(groups_without_spread(rewards, num_generations).double().mean())
-    return Groups(float(inside.sqrt().mean()), within / overall, dead, best)
+    return Groups(float((squares / (counts - 1)).sqrt().mean()), float((squares / counts).mean()) / overall, dead, best)
 
 
 def measure_gradients(
     algorithm: Algorithm, trajectories: Sequence[Trajectory], config: Config
-) -> tuple[list[Gradient], Agreement, dict[int, Agreement]]:
+) -> tuple[list[Gradient], Agreement]:
     """Add up the gradients of some rounds, alternately to one half and the other, and see how far the halves agree.
 
-    Returns:
-        The gradients of the halves, their agreement, and that of each denoising step: for GRPO alone, and only if every
-        rank trains equally many videos at each step, because all ranks make each pass together.
+    Every round is measured with the state that the algorithm has before the first one, such as NFT's old policy.
     """
-    num_videos, own = len(trajectories[0].scores.total) * len(trajectories) / 2, algorithm.optimization
-    algorithm.optimization = collector = GradientCollector(own, config)
-    totals: list[Gradient] = [{}, {}]
-    steps: dict[int, Agreement] | None = None
+    own, collectors = algorithm.optimization, [GradientCollector(algorithm.optimization, config) for _ in range(2)]
+    facts, groups = algorithm.facts(), algorithm.tensors()
+    kept = {group: {name: value.clone() for name, value in named.items()} for group, named in groups.items()}
     try:
-        if isinstance(algorithm, GRPO):
-            with _without_anchor(algorithm):
-                steps = _add_by_step(algorithm, trajectories, config, totals)
-        if steps is None:
-            facts, groups = algorithm.facts(), algorithm.tensors()
-            kept = {group: {name: value.clone() for name, value in named.items()} for group, named in groups.items()}
-            for number, trajectory in enumerate(trajectories):
-                for _ in algorithm.updates(trajectory):
-                    pass
-                add(totals[number % 2], collector.pop())
-                algorithm.load_state(kept, facts)  # such as NFT's old policy, which would follow after each round
+        for number, trajectory in enumerate(trajectories):
+            algorithm.optimization = collectors[number % 2]
+            for _ in algorithm.updates(trajectory):
+                pass
+            algorithm.load_state(kept, facts)
     finally:
         algorithm.optimization = own
-    return totals, Agreement.of(sign_products(totals), num_videos), steps or {}
-
-
-@contextmanager
-def _without_anchor(algorithm: GRPO) -> Iterator[None]:
-    """Leave the anchor's pass out: gradients by step have no KL term, and only some ranks' pairs would need it."""
-    anchor, algorithm.anchor = algorithm.anchor, None
-    try:
-        yield
-    finally:
-        algorithm.anchor = anchor
-
-
-def _add_by_step(
-    algorithm: GRPO, trajectories: Sequence[Trajectory], config: Config, totals: Sequence[Gradient]
-) -> dict[int, Agreement] | None:
-    """Add the gradients of each denoising step to the totals of their halves; return how far the halves agree at each.
-
-    None, and nothing is added, where ranks train different numbers of videos at a step.
-    """
-    collector, num_videos = algorithm.optimization, len(trajectories[0].scores.total) * len(trajectories) / 2
-    compared = [algorithm.compare(trajectory) for trajectory in trajectories]
-    trained = [Pairs(*map(torch.cat, zip(*one.updates, strict=True))) for one in compared]
-    counts = [torch.bincount(pairs.step_index, minlength=config.rollout.grpo_sampling_steps) for pairs in trained]
-    if len({tuple(map(tuple, one)) for one in gather([count.tolist() for count in counts])}) > 1:
-        return None
-    steps: dict[int, Agreement] = {}
-    for step in range(config.rollout.grpo_sampling_steps):
-        gradients: list[Gradient] = [{}, {}]
-        for number, (one, pairs, count) in enumerate(zip(compared, trained, counts, strict=True)):
-            if count[step]:
-                chosen = pairs.step_index == step
-                here = Pairs(pairs.sample_index[chosen], pairs.step_index[chosen])
-                algorithm.update(one, here, 0.0, on_policy=True)
-            add(gradients[number % 2], collector.pop(float(count[step] / count.sum())))
-        if all(gradients):
-            share = sum(int(count[step]) for count in counts) / sum(map(len, trajectories))
-            steps[step] = Agreement.of(sign_products(gradients), share * num_videos)
-        for total, gradient in zip(totals, gradients, strict=True):
-            add(total, gradient)
-    return steps
-
-
-def add(total: Gradient, gradient: Gradient) -> None:
-    """Add a gradient to a total that may lack some of its parameters, in place."""
-    for name, value in gradient.items():
-        total[name] = total[name].add_(value) if name in total else value
+    gradients = [collector.collected for collector in collectors]
+    num_videos = len(trajectories[0].scores.total) * len(trajectories) / 2
+    return gradients, Agreement.of(sign_products(gradients), num_videos)
 
 
 def sign_products(gradients: Sequence[Gradient]) -> Tensor:
@@ -331,35 +296,124 @@ def sign_products(gradients: Sequence[Gradient]) -> Tensor:
     return products
 
 
-class _Trials:
-    """Steps away from the policy and back, with the held-out rewards at each place."""
+def _held_out_rewards(
+    training: Training,
+    prompts: Sequence[Prompt],
+    gradients: Sequence[Gradient],
+    lengths: Mapping[float, float],
+    say: Callable[[str], None],
+) -> tuple[np.ndarray, dict[float, np.ndarray]]:
+    """Return the rewards `[N]` of the weights as they are, and `[2, 2, N]` after steps up and down for each rate.
 
-    def __init__(self, training: Training, prompts: Sequence[Prompt], count: int, say: Callable[[str], None]) -> None:
-        self._training, self._prompts, self._count, self._say = training, prompts, count, say
-        offload = training.run.config.kl.reference_mode_offload
-        self._scratch: Anchor = copy_policy(training.policy.transformer, offload=offload)
-        self._done = 0
+    A step is the optimizer's first one along a gradient, with a length as its rate; afterwards the weights are back.
+    """
+    run, parameters = training.run, training.algorithm.optimization.parameters
+    scratch = copy_policy(training.policy.transformer, offload=run.config.kl.reference_mode_offload)
+    done, count = 0, 1 + 2 * len(gradients) * len(lengths)
 
-    def held_out(self) -> np.ndarray:
-        """Return the rewards `[N]` of the held-out prompts by the weights as they are."""
-        self._done += 1
-        self._say(f"held-out videos, {self._done} of {self._count}")
-        return self._training.run.validation.sample(self._prompts).scores.total.double().numpy()
+    def look() -> np.ndarray:
+        """Sample and score the held-out prompts."""
+        nonlocal done
+        done += 1
+        say(f"held-out videos, {done} of {count}")
+        return run.validation.sample(prompts).scores.total.double().numpy()
 
-    def along(self, gradients: Sequence[Gradient], length: float) -> np.ndarray:
-        """Return the rewards `[R, 2, N]` after a step up, and one down, along each of R gradients."""
-        return np.array([[self._step(gradient, sign * length) for sign in (1, -1)] for gradient in gradients])
-
-    def _step(self, gradient: Gradient, length: float) -> np.ndarray:
-        """Make the optimizer's first step along a gradient with `length` as its rate, look, and step back."""
-        optimization, config = self._training.algorithm.optimization, self._training.run.config.optimizer
-        with self._scratch.in_place_of_policy():
-            for name, parameter in optimization.parameters.items():
-                parameter.grad = gradient[name] * math.copysign(1, length) if name in gradient else None
-            how = replace(config, learning_rate=abs(length), weight_decay=0.0)
-            for optimizer in build_optimizers(optimization.parameters, how):
+    def step(gradient: Gradient, sign: int, length: float) -> np.ndarray:
+        """Look from a step away."""
+        with scratch.in_place_of_policy():
+            for name, parameter in parameters.items():
+                parameter.grad = gradient[name] * sign if name in gradient else None
+            how = replace(run.config.optimizer, learning_rate=length, weight_decay=0.0)
+            for optimizer in build_optimizers(parameters, how):
                 optimizer.step()
                 optimizer.zero_grad()
-            rewards = self.held_out()
-        self._scratch.refresh()
+            rewards = look()
+        scratch.refresh()
         return rewards
+
+    base = look()
+    return base, {
+        rate: np.array([[step(gradient, sign, length) for sign in (1, -1)] for gradient in gradients])
+        for rate, length in lengths.items()
+    }
+
+
+def walk(config: Config, rate: float, first: int = 0, scale: float = 1.0) -> tuple[float, float]:
+    """Return the sum of a run's learning rates after update `first`, and the root of the sum of their squares.
+
+    `rate` takes the place of the configured one, and is warmed up like it; all are times `scale`, which is below 1
+    after a rollback.
+    """
+    optimizer, updates = replace(config.optimizer, learning_rate=rate), range(first, config.run.max_steps)
+    rates = np.array([set_learning_rate([], optimizer, update, scale) for update in updates])
+    return float(rates.sum()), float(np.sqrt(np.square(rates).sum()))
+
+
+def outlook_of(
+    config: Config,
+    rate: float,
+    base: np.ndarray,
+    tried: Mapping[float, np.ndarray],
+    most: float,
+    first: int,
+    rounds_per_half: float,
+    scale: float = 1.0,
+) -> Outlook:
+    """Work out what a run at one of the tried rates is expected to gain, with the slope that the smallest one shows.
+
+    `base` are the held-out rewards `[N]` of the policy as it is, with NaN for a failed score, and `tried` those
+    `[H, 2, N]` after a step up and one down along the gradients of H halves of `rounds_per_half` rounds each. A run can
+    gain `most` at most, has made `first` updates already, and makes the others at `scale` times its rate. Intervals
+    resample halves and videos. Every mean is over the videos whose scores it needs are all there, of each half by
+    itself; of so few that a resample has none, there is no interval.
+    """
+    order = sorted(tried)
+    taught, slope = ((tried[of][:, 0] - tried[of][:, 1]) / 2 * (rate / of) for of in (rate, order[0]))
+    parts = np.array([taught, slope, *(base - tried[of].mean(1) for of in order)])
+    parts = parts[..., np.isfinite(parts).any((0, 1))]
+    rng, own = np.random.default_rng(0), order.index(rate)
+    halves, videos = (rng.integers(0, count, (2000, count)) for count in parts.shape[1:])
+    drawn = _means(parts[:, halves[:, :, None], videos[:, None]])
+    travelled, length = walk(config, rate, first, scale)
+    follows = ADAM_OVER_SIGN * travelled / length / math.sqrt(config.grpo.updates_per_rollout * rounds_per_half)
+    spans = list(pairwise([0.0, *((of / rate) ** 2 for of in order)]))
+
+    def told(means: np.ndarray) -> np.ndarray:
+        """Return what is taught and spoilt, and the gain, `[3]` or `[3, D]`, by means `[2 + R]` or D times as many."""
+        taught, slope, *spoilt = means
+        losses = np.diff([np.zeros_like(slope), *spoilt], axis=0)
+        losses[own + 1 :] = np.nan_to_num(losses[own + 1 :])  # the walk does not come to what longer steps lose
+
+        def lost(square: np.ndarray) -> np.ndarray:
+            """What a walk loses lies between what the steps around its length lose."""
+            return sum(loss * np.clip((square - a) / (b - a), 0, 1) for loss, (a, b) in zip(losses, spans, strict=True))
+
+        return np.array([taught, spoilt[own], expected_gain(follows * slope, lost, most)])
+
+    ends = np.percentile(told(drawn), (2.5, 97.5), axis=1).T.tolist()
+    counts = np.isfinite(parts).sum((1, 2)) // len(parts[0])
+    counted = [counts[0], counts[2 + own], counts[: 3 + own].min()]
+    means = zip(told(_means(parts)), ends, counted, strict=True)
+    return Outlook(rate, length, *(Interval(float(mean), *both, int(count)) for mean, both, count in means))
+
+
+def _means(values: np.ndarray) -> np.ndarray:
+    """Return the means over the last two dims of what is finite; NaN of nothing."""
+    finite = np.isfinite(values)
+    with np.errstate(invalid="ignore"):
+        return np.where(finite, values, 0.0).sum((-2, -1)) / finite.sum((-2, -1))
+
+
+def expected_gain(signal: np.ndarray, spoilt: Callable[[np.ndarray], np.ndarray], most: float) -> np.ndarray:
+    """Return ``most (1 - exp(-n)) - spoilt(x)`` with ``n = signal / most`` and ``x' = 1 - n x (1 + spoilt(x) / most)``.
+
+    `signal` is what the run would gain if it learnt as fast as in its first update all the time. Learning slows down as
+    there is less to be found. A walk of squared length x, as a share of the whole walk's, loses `spoilt`. Learning
+    pulls it back, the more so the more there is to be found again. A signal below 0 only loses. Signals may have any
+    shape, and `spoilt` gets and returns arrays of the same.
+    """
+    most, step = max(most, 1e-12), 1 / 200
+    n, square = np.maximum(signal / most, 0.0), np.zeros_like(signal)
+    for _ in range(200):  # backward Euler, because n may be large
+        square = (square + step) / (1 + step * n * (1 + np.maximum(spoilt(square), 0.0) / most))
+    return np.minimum(signal, 0.0) - most * np.expm1(-n) - spoilt(square)

@@ -1,0 +1,1 @@
+"""Forecast what a run will gain, before it is paid for."""
