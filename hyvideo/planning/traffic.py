@@ -1,7 +1,7 @@
 """Bytes that one rank sends in a pass, by formula: sharded weights, gradients of copies, and a video's tokens.
 
 A ring is assumed: all-gather and reduce-scatter of m bytes over n ranks send `m (n - 1) / n` from each, all-reduce
-twice that, all-to-all of m bytes `m (n - 1) / n`. `benchmarks/communication.py` counts the same in real collectives.
+twice that, all-to-all of m bytes `m (n - 1) / n`.
 """
 
 from collections.abc import Mapping

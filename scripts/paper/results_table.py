@@ -28,7 +28,7 @@ from scripts.paper.sweep import (
 SETTINGS = {"A": {"reward_weights": {"VQ": 1.0, "MQ": 1.0, "TA": 1.0}}, "B": {}}
 """Setting B is the schema's default, so its runs are those of the equalizer study."""
 
-COLUMNS = ("Overall", "VQ", "MQ", "TA")
+COLUMNS = ("Overall", "TA")
 
 
 def arms() -> list[Arm]:
