@@ -11,7 +11,7 @@ REFUSED = {
     "post_train": "--etta=1",
     "generate": "--model_path nowhere --prompt cat --output_path cat.mp4",
     "scripts.plan": "--world_size 8 --gpu H1000",
-    "scripts.forecast": "--config configs/tiny.yaml --etta=1",
+    "scripts.forecast.__main__": "--config configs/tiny.yaml --etta=1",
     "scripts.rehearse": "--world_size 8 --etta=1",
     "scripts.evaluate": "--prompts_csv prompts.csv --output_dir out --videos base nowhere",
     "scripts.export": "--model_path nowhere --output_path out --format other",
