@@ -1,7 +1,7 @@
 """Noise that depends on what a sample is, never on where or with whom it is computed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -30,6 +30,11 @@ class SampleNoise:
     generations: Sequence[int]
     share_initial: bool = False
     repeat_initial: bool = False
+
+    def rows(self, chosen: Sequence[int]) -> "SampleNoise":
+        """Return the noise of some of the samples."""
+        of_samples = {name: [getattr(self, name)[i] for i in chosen] for name in ("seeds", "prompts", "generations")}
+        return replace(self, **of_samples)
 
     def initial(self, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
         """Return the starting latents `[B, *shape]`, float32."""

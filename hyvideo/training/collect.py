@@ -14,18 +14,14 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.advantages import parts_of_advantage
 from hyvideo.grpo.gradient_equalizer import credit_norms
 from hyvideo.models.reward_models.rewards import Scores, WeightedReward
-from hyvideo.observability.phase_timer import PhaseTimer
 from hyvideo.pipelines.conditioning import Conditioning
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout, decoded_together
-from hyvideo.pipelines.noise import SampleNoise
 from hyvideo.training.diversity import group_diversity, thumbnails
 from hyvideo.training.rounds import Round
 from hyvideo.training.scoring_over_ranks import score_over_ranks
 
 
-def collect(
-    policy: Policy, reward: WeightedReward, round: Round, algorithm: Algorithm, mesh: Mesh, timer: PhaseTimer
-) -> Trajectory:
+def collect(policy: Policy, algorithm: Algorithm, reward: WeightedReward, round: Round) -> Trajectory:
     """Sample and score this rank's videos of one round; every rank learns the scores of all.
 
     The algorithm says which steps draw noise and what must be recorded. The timer's phases are `rollout` and `reward`;
@@ -34,21 +30,22 @@ def collect(
     Raises:
         RewardFailureError: too many videos could not be scored.
     """
-    own = mesh.layout.share_to_score(len(round.videos), mesh.rank)
+    mesh, timer, count = round.mesh, algorithm.timer, len(round.prompts)
+    own = mesh.layout.share_to_score(count, mesh.rank)
     at_once = reward.asynchronous  # otherwise the ranks of a video decode a part each, when all are sampled
     grid = policy.latent_grid() if reward.credited else None
     scoring = reward.begin(grid) if at_once and own else None
-    unique = list(dict.fromkeys(video.prompt_index for video in round.videos))
-    rows = tuple(unique.index(video.prompt_index) for video in round.videos)
+    unique = list(dict.fromkeys(round.prompt_indices))
+    rows = tuple(unique.index(prompt) for prompt in round.prompt_indices)
     texts = tuple(prompt.text for prompt in round.prompts)
     with timer("rollout"), algorithm.sampling():
         conditioning = policy.encode([round.prompts[rows.index(row)] for row in range(len(unique))])
         noisy = algorithm.noisy_steps(round.index, round.num_videos)
-        parts, size = [], policy.videos_at_once or len(round.videos)
-        for start in range(0, len(round.videos), size):
-            block = range(start, min(start + size, len(round.videos)))
-            asked = conditioning.rows([rows[i] for i in block]), _noise(round, block)
-            parts.append(_sample(policy, algorithm, *asked, noisy, round.positions[list(block)], decode=at_once))
+        parts, size = [], policy.videos_at_once or count
+        for start in range(0, count, size):
+            block = range(start, min(start + size, count))
+            conditions = conditioning.rows([rows[i] for i in block])
+            parts.append(_sample(policy, algorithm, conditions, round, block, noisy, decode=at_once))
             inside = [i for i in block if i in own]
             if scoring and inside:
                 scoring.add(parts[-1].videos[[i - start for i in inside]], [texts[i] for i in inside])
@@ -58,11 +55,13 @@ def collect(
             rollout = replace(rollout, videos=_decode_over_ranks(policy, rollout.latents[:, -1], size, mesh))
     with timer("reward"):
         scores = score_over_ranks(reward, rollout.videos, texts, round.positions, mesh, scoring, grid)
-    metrics = _scores_metrics(scores) | _diversity_metrics(rollout.videos, round, mesh)
+    metrics = _scores_metrics(scores) | _diversity_metrics(rollout.videos, round)
     if len(scores.weights) > 1:
         normalized = algorithm.config.reward.reward_aggregation != "sum"
         mixing = parts_of_advantage(scores.weighted(), scores.weights, round.num_generations, normalized=normalized)
-        metrics |= {f"mixing/{of}_{name}": value for name, part in mixing.items() for of, value in vars(part).items()}
+        metrics |= {
+            f"mixing/{statistic}_{name}": value for name, part in mixing.items() for statistic, value in vars(part).items()
+        }
     return Trajectory(round.index, texts, round.positions, conditioning, rows, rollout, scores, metrics)
 
 
@@ -83,25 +82,25 @@ def _sample(
     policy: Policy,
     algorithm: Algorithm,
     conditioning: Conditioning,
-    noise: SampleNoise,
+    round: Round,
+    block: Sequence[int],
     noisy: Tensor | None,
-    positions: Tensor,
     *,
     decode: bool,
 ) -> Rollout:
-    """Sample the videos at `positions` of a round as its algorithm needs them; `noisy` is of the whole round."""
+    """Sample some of a round's videos as its algorithm needs them; `noisy` is of the videos of all ranks."""
+    noise = round.noise.rows(block)
     if algorithm.needs == "final_latents":
         return policy.final_latents(conditioning, noise, decode=decode)
-    return policy.rollout(conditioning, noise, None if noisy is None else noisy[positions], decode=decode)
+    return policy.rollout(conditioning, noise, None if noisy is None else noisy[round.positions[list(block)]], decode=decode)
 
 
 def gain_over(
     policy: Policy,
+    algorithm: Algorithm,
     reward: WeightedReward,
     round: Round,
     trajectory: Trajectory,
-    algorithm: Algorithm,
-    mesh: Mesh,
     *,
     without_noise: bool = False,
 ) -> float:
@@ -112,27 +111,13 @@ def gain_over(
     """
     noisy, videos = algorithm.noisy_steps(round.index, round.num_videos), []
     for block in torch.arange(len(trajectory)).split(policy.videos_at_once or len(trajectory)):
-        asked = trajectory.conditioning_of(block), _noise(round, block.tolist())
+        conditions, block = trajectory.conditioning_of(block), block.tolist()
         if without_noise:
-            videos.append(policy.final_latents(*asked).videos)
+            videos.append(policy.final_latents(conditions, round.noise.rows(block)).videos)
         else:
-            videos.append(_sample(policy, algorithm, *asked, noisy, round.positions[block], decode=True).videos)
-    scores = score_over_ranks(reward, torch.cat(videos), trajectory.prompts, trajectory.positions, mesh)
+            videos.append(_sample(policy, algorithm, conditions, round, block, noisy, decode=True).videos)
+    scores = score_over_ranks(reward, torch.cat(videos), trajectory.prompts, trajectory.positions, round.mesh)
     return float((trajectory.scores.total - scores.total).nanmean())
-
-
-def _noise(round: Round, block: Sequence[int]) -> SampleNoise:
-    """Return the noise of some videos of the round."""
-    videos = [round.videos[i] for i in block]
-    return SampleNoise(
-        seeds=[round.seed] * len(videos),
-        stream="rollout",
-        round=round.index,
-        prompts=[video.prompt_index for video in videos],
-        generations=[video.generation for video in videos],
-        share_initial=round.share_initial_noise,
-        repeat_initial=round.repeat_initial_noise,
-    )
 
 
 def _scores_metrics(scores: Scores) -> dict[str, float]:
@@ -147,9 +132,9 @@ def _scores_metrics(scores: Scores) -> dict[str, float]:
     }
 
 
-def _diversity_metrics(videos: Tensor, round: Round, mesh: Mesh) -> dict[str, float]:
+def _diversity_metrics(videos: Tensor, round: Round) -> dict[str, float]:
     """How far the videos of a prompt are from each other, over the prompts of the round."""
-    of_ranks = gather((thumbnails(videos), round.positions))[:: mesh.sp_size]
+    of_ranks = gather((thumbnails(videos), round.positions))[:: round.mesh.sp_size]
     points, positions = (torch.cat(parts) for parts in zip(*of_ranks, strict=True))
     diversity = group_diversity(points[positions.argsort()], round.num_generations)
     return {

@@ -1,17 +1,15 @@
-"""What a run tells: console, metrics and trackers, report, and the watchers that read along."""
+"""What a run tells: console, metrics and trackers, and the watchers that read along."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hyvideo.algorithms.algorithm import Trajectory
-from hyvideo.config.outside import in_words
 from hyvideo.observability.console import Console, validation_line
 from hyvideo.observability.metrics import MetricsLog, read_metrics
 from hyvideo.observability.profiling import Profile
 from hyvideo.observability.run_record import read_run
 from hyvideo.observability.scored_videos import read_scored_videos
 from hyvideo.observability.watchdog import Watchdog
-from hyvideo.reports.report import report_runs
 from hyvideo.training.performance import Performance
 from hyvideo.training.replay_watch import ReplayWatch
 from hyvideo.training.reward_watch import RewardWatch
@@ -77,19 +75,9 @@ class Journal:
         if self.metrics and self.metrics.trackers:
             self.metrics.trackers.log_videos(step, read_scored_videos(folder)[:TRACKED_VIDEOS])
 
-    def write_report(self) -> None:
-        """Write `report.html` from what is in the run folder; if it cannot be written, training goes on."""
-        if not (self.metrics and self.metrics.path.exists()):
-            return
-        try:
-            report_runs([self.folder], self.folder / "report.html")
-        except (OSError, ValueError) as error:
-            self.console.warning(f"report.html was not written: {in_words(error)}")
-
     def finish(self) -> None:
-        """Close what the run wrote to, and say where its report is."""
+        """Close what the run wrote to."""
         if self.profile:
             self.profile.finish()
         if self.metrics:
             self.metrics.close()
-            self.console.info(f"report: {self.folder / 'report.html'}")

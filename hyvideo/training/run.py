@@ -1,9 +1,10 @@
 """A run: everything that is true whatever the algorithm, and the loop over its rounds."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 
 from hyvideo.algorithms.algorithm import Algorithm, Trajectory
 from hyvideo.algorithms.anchor import Anchor
@@ -11,6 +12,7 @@ from hyvideo.algorithms.optimizer import NonFiniteUpdateError
 from hyvideo.algorithms.policy import Policy
 from hyvideo.checkpoint.run_folder import RunFolder
 from hyvideo.checkpoint.train_state import BEST, LATEST, latest_checkpoint, point_latest_at
+from hyvideo.config.outside import in_words
 from hyvideo.config.schema import Config
 from hyvideo.data.files import LOCK
 from hyvideo.distributed.collectives import broadcast_from_main
@@ -22,7 +24,7 @@ from hyvideo.training.collect import collect, gain_over
 from hyvideo.training.journal import Journal
 from hyvideo.training.replay_watch import ReplayMismatchError
 from hyvideo.training.reward_guard import ROLLBACK_RATE, Action, Look
-from hyvideo.training.rounds import Round, Rounds
+from hyvideo.training.rounds import Rounds
 from hyvideo.training.state import RunState
 from hyvideo.training.stop_signal import StopSignal
 from hyvideo.training.validation import Validation, save_samples
@@ -31,28 +33,66 @@ GUARD = "reward_guard"
 """What a run was stopped by, if not by a signal."""
 
 
+class RoundAbandoned(Exception):  # noqa: N818 - not an error
+    """A preemption came before the first update of a round: what was sampled is given up."""
+
+
 @dataclass(eq=False)
 class Run:
-    """The life of a training: folder, checkpoints, stop signals, validation and journal.
+    """A training and its life: what one rank trains with, folder, checkpoints, stop signals, validation and journal.
 
-    A round is atomic: checkpoints and a requested stop fall between rounds, and the round that reaches `max_steps`
-    is made whole.
+    Every rank has one, in lockstep (`hyvideo.training.build.open_run`). A round is atomic: checkpoints and a requested
+    stop fall between rounds, and the round that reaches `max_steps` is made whole.
+
+    Attributes:
+        report: called with the run's folder after every save, on the main rank; None: nothing reports.
+        base: the model that training began with, where `base_interval` asks to compare with it.
     """
 
     config: Config
+    policy: Policy
+    algorithm: Algorithm
+    reward: WeightedReward
+    rounds: Rounds
     folder: RunFolder
     mesh: Mesh
     state: RunState
     validation: Validation | None
     journal: Journal
     timer: PhaseTimer
+    base: Anchor | None = None
+    report: Callable[[Path], object] | None = None
 
     def __post_init__(self) -> None:
         self._stop, self._stopped_by = StopSignal(), None
         self._saved_at: int | None = None
+        self._begin_round()
+
+    def train(self) -> str | None:
+        """Train to the end, or until a signal asks to stop.
+
+        Returns:
+            What stopped the run before its end, a signal's name or `GUARD`; None if nothing did.
+
+        Raises:
+            NonFiniteUpdateError: loss or gradient became non-finite; the message names the last good checkpoint.
+            RewardFailureError: too many videos could not be scored.
+            ReplayMismatchError: a replay differs from its rollout, and `replay_mismatch` is `stop`.
+            SaveError: a checkpoint could not be written.
+        """
+        policy, algorithm, reward, rounds = self.policy, self.algorithm, self.reward, self.rounds
+        with self.session():
+            while self.continues():
+                trajectory = collect(policy, algorithm, reward, rounds.next())
+                self.begin_updates(trajectory)
+                for metrics in algorithm.updates(trajectory):
+                    self.log(trajectory, metrics)
+                self.end_round(trajectory)
+        self.journal.finish()
+        return self._stopped_by if self.state.step < self.config.run.max_steps else None
 
     @contextmanager
-    def under_way(self) -> Iterator[None]:
+    def session(self) -> Iterator[None]:
         """Validate the base model if asked to, then listen to stop signals while the `with` block trains.
 
         Raises:
@@ -70,9 +110,12 @@ class Run:
             if journal.metrics and journal.metrics.trackers:  # metrics.jsonl has a row per update, so none for step 0
                 journal.metrics.trackers.log(0, means)
         journal.console.start_progress(state.step, self._last_step)
-        with self._stop.listening(), journal.watchdog:
+        with self._stop.listening(), journal.watchdog, garbage_collected_on_request():
+            self._begin_round()
             try:
                 yield
+            except RoundAbandoned:
+                self._abandon_round()
             except (RewardFailureError, ReplayMismatchError):  # on all ranks: the save under way can be completed
                 state.finish_save()
                 raise
@@ -85,32 +128,24 @@ class Run:
         """Whether another round is to be made."""
         return self._stopped_by is None and self.state.step < self.config.run.max_steps
 
-    def begin_round(self) -> None:
-        """Remember where the round begins."""
-        self._first_step, self._before = self.state.step, self.state.before_round()
-        if profile := self.journal.profile:
-            profile.begin_round(last=self.state.step + self._updates_per_round >= self.config.run.max_steps)
+    def begin_updates(self, trajectory: Trajectory) -> None:
+        """Compare the round, where an interval begins, with the base model's and with one sampled by the ODE.
 
-    def begins_interval(self, updates: int) -> bool:
-        """Whether this round is the run's first, or the first after a multiple of `updates`."""
-        first = self._first_step
-        return first == 0 or _crossed(first - self._updates_per_round, first, updates)
-
-    def gives_round_up(self) -> bool:
-        """If a scheduler takes the machine away, give up a round that was only sampled; a resume makes it again.
-
-        After Ctrl-C, or a preemption that comes once the round's updates have begun, the round is completed instead.
+        Raises:
+            RoundAbandoned: a scheduler takes the machine away, and the round was only sampled; a resume makes it again.
+                After Ctrl-C, or a preemption that comes later, the round is completed instead.
         """
-        if not self._stop.preempted():
-            return False
-        self.state.give_round_up(self._before)
-        self.timer.pop()
-        self.state.finish_save()
-        saved = broadcast_from_main(lambda: latest_checkpoint(self.folder.checkpoints))  # others may see it later
-        if self.state.step and not (saved and saved.name == f"step_{self.state.step}"):
-            self._save()
-        self._stop_between_rounds()
-        return True
+        if self._stop.preempted():
+            raise RoundAbandoned
+        config, parts = self.config, (self.policy, self.algorithm, self.reward, self._round, trajectory)
+        noisy = self.algorithm.needs == "transitions"
+        if self.validation and noisy and self._begins_interval(config.validation.validation_interval):
+            self._compared["rollout/ode_gap"] = -gain_over(*parts, without_noise=True)
+        if self.base and self._begins_interval(config.rollout.base_interval):
+            self._compared["reward/over_base"] = 0.0  # before the first update the policy is the base
+            if self.state.step:
+                with self.base.in_place_of_policy():
+                    self._compared["reward/over_base"] = gain_over(*parts)
 
     def log(self, trajectory: Trajectory, metrics: dict[str, float]) -> None:
         """Write an update's row; that of the round's last update waits for its validation.
@@ -132,7 +167,7 @@ class Run:
         if warning := self.journal.replay_watch.observe(metrics):
             self.journal.console.main_warning(warning)
         round_ends = step == self._first_step + self._updates_per_round
-        row = self.journal.row(step, trajectory, metrics, self.timer.pop(), round_ends=round_ends)
+        row = self.journal.row(step, trajectory, self._compared | metrics, self.timer.pop(), round_ends=round_ends)
         if round_ends:
             self._last_row = row
         else:
@@ -151,7 +186,7 @@ class Run:
                 f"updates_per_round is {self._updates_per_round}: set it to the number of every round. In a class that "
                 f"does not set it, it follows updates_per_rollout, {config.grpo.updates_per_rollout}."
             )
-        if config.rollout.save_rollout_videos and self.begins_interval(config.run.save_interval):
+        if config.rollout.save_rollout_videos and self._begins_interval(config.run.save_interval):
             save_samples(
                 self.folder.rollouts / f"step_{first}",
                 trajectory.rollout.videos,
@@ -177,11 +212,15 @@ class Run:
             self._stopped_by = GUARD
         elif stopped:
             self._stop_between_rounds()
+        self._begin_round()
 
-    def finish(self) -> str | None:
-        """Close the journal, and return what stopped the run before its end: a signal's name or `GUARD`, else None."""
-        self.journal.finish()
-        return self._stopped_by if self.state.step < self.config.run.max_steps else None
+    def write_report(self) -> None:
+        """Call `report`; if it cannot write its page, training goes on."""
+        if self.report and self.journal.metrics and self.journal.metrics.path.exists():
+            try:
+                self.report(self.folder.path)
+            except (OSError, ValueError) as error:
+                self.journal.console.warning(f"no report was written: {in_words(error)}")
 
     def whereabouts(self) -> str:
         """Say where this rank is, and how the run can continue: for the end of a traceback."""
@@ -201,6 +240,28 @@ class Run:
         """The step at which the run ends: `max_steps`, or the end of its round."""
         return -(-self.config.run.max_steps // self._updates_per_round) * self._updates_per_round
 
+    def _begin_round(self) -> None:
+        """Remember where the next round begins, and let the garbage collector run."""
+        gc.collect()
+        self._first_step, self._before, self._compared = self.state.step, self.state.before_round(), {}
+        if (profile := self.journal.profile) and self.continues():
+            profile.begin_round(last=self.state.step + self._updates_per_round >= self.config.run.max_steps)
+
+    def _begins_interval(self, updates: int) -> bool:
+        """Whether this round is the run's first, or the first after a multiple of `updates`."""
+        first = self._first_step
+        return first == 0 or _crossed(first - self._updates_per_round, first, updates)
+
+    def _abandon_round(self) -> None:
+        """Go back to where the round began, and save if that is not saved already."""
+        self.state.give_round_up(self._before)
+        self.timer.pop()
+        self.state.finish_save()
+        saved = broadcast_from_main(lambda: latest_checkpoint(self.folder.checkpoints))  # others may see it later
+        if self.state.step and not (saved and saved.name == f"step_{self.state.step}"):
+            self._save()
+        self._stop_between_rounds()
+
     def _stop_between_rounds(self) -> None:
         """Say that the run was stopped, once everything is on disk."""
         self._stopped_by = self._stop.of_all_ranks()
@@ -216,7 +277,7 @@ class Run:
         kept = {"keep_last": run.keep_last, "keep_every": run.keep_every}
         self.state.save(self.folder.checkpoints, beside_training=run.async_save, **kept)
         self._saved_at = self.state.step
-        self.journal.write_report()
+        self.write_report()
 
     def _validate(self) -> tuple[dict[str, float], Look | None]:
         """Write this step's validation videos; returns the `valid/*` metrics, and what the guard looks at."""
@@ -278,64 +339,6 @@ class Run:
         way_on = f": give it with --resume_from_checkpoint latest {may_change}" if good else ""
         helps = f"A lower learning_rate or max_grad_norm usually helps{way_on}."
         return f"Last good checkpoint: {good or 'none was saved yet'}. {helps}"
-
-
-@dataclass
-class Training:
-    """What one rank trains with; every rank has one, in lockstep (`hyvideo.training.assembly.build_training`)."""
-
-    run: Run
-    policy: Policy
-    algorithm: Algorithm
-    reward: WeightedReward
-    rounds: Rounds
-    base: Anchor | None = None
-    """The model that training began with, where `base_interval` asks to compare with it."""
-
-    def train(self) -> str | None:
-        """Train to the end, or until a signal asks to stop.
-
-        Returns:
-            What stopped the run before its end, a signal's name or `GUARD`; None if nothing did.
-
-        Raises:
-            NonFiniteUpdateError: loss or gradient became non-finite; the message names the last good checkpoint.
-            RewardFailureError: too many videos could not be scored.
-            ReplayMismatchError: a replay differs from its rollout, and `replay_mismatch` is `stop`.
-            SaveError: a checkpoint could not be written.
-        """
-        with self.run.under_way(), garbage_collected_on_request():
-            while self.run.continues():
-                gc.collect()
-                self.make_round()
-        return self.run.finish()
-
-    def make_round(self) -> None:
-        """Sample and score the videos of the next round, and learn from them."""
-        run = self.run
-        run.begin_round()
-        round = self.rounds.next()
-        trajectory = collect(self.policy, self.reward, round, self.algorithm, run.mesh, run.timer)
-        if run.gives_round_up():
-            return
-        trajectory = replace(trajectory, metrics={**trajectory.metrics, **self._comparisons(round, trajectory)})
-        for metrics in self.algorithm.updates(trajectory):
-            run.log(trajectory, metrics)
-        run.end_round(trajectory)
-
-    def _comparisons(self, round: Round, trajectory: Trajectory) -> dict[str, float]:
-        """Compare a round, where an interval begins, with the base model's and with one sampled by the ODE."""
-        run, config, found = self.run, self.run.config, {}
-        parts = (self.policy, self.reward, round, trajectory, self.algorithm, run.mesh)
-        noisy = self.algorithm.needs == "transitions"
-        if run.validation and noisy and run.begins_interval(config.validation.validation_interval):
-            found["rollout/ode_gap"] = -gain_over(*parts, without_noise=True)
-        if self.base and run.begins_interval(config.rollout.base_interval):
-            found["reward/over_base"] = 0.0  # before the first update the policy is the base
-            if run.state.step:
-                with self.base.in_place_of_policy():
-                    found["reward/over_base"] = gain_over(*parts)
-        return found
 
 
 @contextmanager
