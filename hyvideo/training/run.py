@@ -10,7 +10,7 @@ from hyvideo.algorithms.anchor import Anchor
 from hyvideo.algorithms.optimizer import NonFiniteUpdateError
 from hyvideo.algorithms.policy import Policy
 from hyvideo.checkpoint.run_folder import RunFolder
-from hyvideo.checkpoint.train_state import BEST, LATEST, latest_checkpoint, point_latest_at
+from hyvideo.checkpoint.train_state import BEST, LATEST, latest_checkpoint, point
 from hyvideo.config.schema import Config
 from hyvideo.data.files import LOCK
 from hyvideo.distributed.collectives import broadcast_from_main
@@ -265,7 +265,7 @@ class Run:
         def act() -> None:
             """Write the file `best`, or remove it."""
             if look and (checkpoints / f"step_{look.step}").is_dir():
-                point_latest_at(checkpoints / f"step_{look.step}", BEST)
+                point(BEST, checkpoints / f"step_{look.step}")
             else:
                 (checkpoints / BEST).unlink(missing_ok=True)
 
