@@ -24,12 +24,12 @@ from hyvideo.distributed.collectives import all_or_none, local_shard
 Tensors = dict[str, dict[str, Tensor]]
 """Group (policy, optimizer, ...) -> name -> tensor, sharded or whole."""
 
-FILE_BYTES = 2**29
+FILE_BYTES = 2**28
 """Most bytes of a rank's shards in one file, unless one tensor has more.
 
 Each rank holds one file's content in host memory while it writes, once as tensors and once or twice serialised. The
 number of files is the state's size by this, and at least the number of ranks: 8.3 billion weights with AdamW and an
-average (133 GB) are some 260 files on 8 ranks, and 320 on 64. Every rank opens all of them to read their headers.
+average (133 GB) are some 500 files on 8 ranks, and 512 on 64. Every rank opens all of them to read their headers.
 """
 
 
