@@ -132,7 +132,7 @@ def export_diffusers(pipeline: HunyuanVideoGRPOPipeline, folder: Path, *, guidan
             stock_class = HunyuanVideo15Pipeline
             components = {name: components[name] for name in components if name not in pipeline._optional_components}
         stock = stock_class(**components)
-        with _new_folder(folder) as unfinished:
+        with new_folder(folder) as unfinished:
             stock.save_pretrained(unfinished, max_shard_size=MAX_SHARD_SIZE)
 
 
@@ -150,7 +150,7 @@ def export_original(
         ValueError: `folder` exists, or the original layout has no such transformer.
     """
     config = config or original_transformer_config(transformer.config)
-    with _new_folder(folder) as unfinished:
+    with new_folder(folder) as unfinished:
         (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         save_torch_state_dict(
             {name: tensor.contiguous() for name, tensor in original_tensors(transformer.state_dict())},
@@ -170,7 +170,7 @@ def export_lora(transformer: HunyuanVideo15Transformer3DModel, folder: Path, *, 
     """
     if ADAPTER not in getattr(transformer, "peft_config", {}):
         raise ValueError("There is no LoRA adapter to write: the policy was trained whole. Export its weights instead.")
-    with _new_folder(folder) as unfinished:
+    with new_folder(folder) as unfinished:
         if not original_keys:
             save_lora(transformer, unfinished)
             return
@@ -188,7 +188,7 @@ def _check_new(folder: Path) -> None:
 
 
 @contextmanager
-def _new_folder(folder: Path) -> Iterator[Path]:
+def new_folder(folder: Path) -> Iterator[Path]:
     """Yield a folder to write in, which gets its name when the block succeeds and disappears otherwise."""
     _check_new(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -1,16 +1,15 @@
 """Save and restore everything that decides a run's future, by all ranks together.
 
-A checkpoint is the folder `step_N`: tensors in PyTorch's distributed format (any number of ranks reads it) with their
-places in `index.json`, numbers and names in `facts.json`, sizes and hashes of all files in `manifest.json`. It is
-written under another name and renamed when complete, and `latest` is moved last: what `latest` names is whole. `best`
-names the best one by the judge of a reward guard, which is kept. All ranks write and read the same folder.
+A checkpoint is the folder `step_N`: tensors in safetensors files that any number of ranks reads, numbers and names in
+`facts.json`, and what must be there in `manifest.json`. It is written under another name and renamed when complete, and
+`latest` is moved last: what `latest` names is whole. `best` names the best one by the judge of a reward guard, which is
+kept. All ranks write and read the same folder.
 """
 
 import json
 import os
 import re
 import shutil
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -24,12 +23,12 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 from pydantic_core import from_json
-from torch import Tensor
+from torch.distributed.checkpoint import Metadata
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from hyvideo.checkpoint.manifest import hash_files, write_manifest
-from hyvideo.checkpoint.tensor_reader import TensorReader, TensorWriter
+from hyvideo.checkpoint.manifest import FileRecord, hash_files, tensor_records, write_manifest
+from hyvideo.checkpoint.tensors import Tensors, cause, one_process, tensor_writer
 from hyvideo.config.outside import read_file
 from hyvideo.data.files import FULL, nearest_existing, remove, replace_synced, write_synced
 from hyvideo.distributed.collectives import broadcast_from_main
@@ -37,24 +36,18 @@ from hyvideo.distributed.collectives import broadcast_from_main
 FACTS = "facts.json"
 LATEST = "latest"
 BEST = "best"
-FORMAT, READABLE = 3, (2, 3)
-"""What is written, and what is read; format 2 has a pickle in the place of `index.json`."""
+FORMAT = 4
+"""What is written and read; formats 2 and 3 had no safetensors."""
 
 _FOLDER = re.compile(r"step_[0-9]{1,18}")
 
-Tensors = dict[str, dict[str, Tensor]]
-
 
 class _LoraFacts(BaseModel):
-    """Arguments of `lora_config`. The rank is bounded, because a huge one would exhaust the memory.
-
-    Checkpoints of earlier versions also hold the dropout. It must be 0, because the replay must repeat the rollout.
-    """
+    """Arguments of `lora_config`. The rank is bounded, because a huge one would exhaust the memory."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
     rank: int = Field(ge=1, le=8192)
     alpha: int
-    dropout: float = Field(default=0.0, ge=0, le=0, exclude=True)
     target_modules: list[str]
 
 
@@ -83,13 +76,13 @@ class PendingSave:
     """A checkpoint that is being written to `partial`, and is not valid before `finish` has put it at `target`.
 
     Attributes:
-        written: done when all ranks' tensors are on disk; None when they are already.
+        written: what PyTorch says of the tensors, once all ranks have written theirs.
         keep_last, keep_every: checkpoints to keep, see `begin_save`.
     """
 
     target: Path
     partial: Path
-    written: Future | None
+    written: Future | Metadata
     keep_last: int | None
     keep_every: int
 
@@ -100,20 +93,19 @@ class PendingSave:
             SaveError: it could not be written, on any rank; all raise it.
         """
         with _explained(self.target, self.partial), one_process():
-            if self.written is not None:
-                self.written.result()
-            hashes = hash_files(self.partial)
-            broadcast_from_main(lambda: self._publish(hashes))
+            metadata = self.written.result() if isinstance(self.written, Future) else self.written
+            files = hash_files(self.partial, sync=True)
+            broadcast_from_main(lambda: self._publish(files, metadata))
         return self.target
 
-    def _publish(self, hashes: dict) -> None:
-        write_manifest(self.partial, hashes)
+    def _publish(self, files: dict[str, FileRecord], metadata: Metadata) -> None:
+        write_manifest(self.partial, files, tensor_records(metadata))
         replaced = self.target.with_name(f"{self.target.name}.replaced")  # until this one is in its place
         if os.path.lexists(self.target):  # a step that is made again after a resume
             os.replace(self.target, replaced)
         os.replace(self.partial, self.target)
         remove(replaced)
-        point_latest_at(self.target)
+        point(LATEST, self.target)
         if self.keep_last is not None:
             for old in self._superseded():
                 remove(old)  # one that is being read goes with the next save
@@ -176,21 +168,20 @@ def begin_save(
         write_more(partial)
         write_synced(partial / FACTS, json.dumps({"format": FORMAT, "step": step, **facts}, indent=1).encode())
 
-    written = None
     with _explained(target, partial), one_process():
         broadcast_from_main(start)
-        alone = not dist.is_initialized()
+        alone, writer = not dist.is_initialized(), tensor_writer(partial, tensors)
         if beside_training:
             group = None if alone else _group_of_writers(collective_timeout)
             stager = DefaultStager(StagingOptions(False, False, False, False))  # a plain copy, made at once
             # What the thread writes is on the CPU: it must not wait for a GPU's stream, as the default writer does.
-            writer = TensorWriter(partial, per_thread_copy_ahead=0)
+            writer.per_thread_copy_ahead = 0
             written = dcp.async_save(
                 tensors, storage_writer=writer, async_stager=stager, process_group=group, no_dist=alone
             )
             written.add_done_callback(lambda _: stager.close())
         else:
-            dcp.save(tensors, storage_writer=TensorWriter(partial), no_dist=alone)
+            written = dcp.save(tensors, storage_writer=writer, no_dist=alone)
     return PendingSave(target, partial, written, keep_last, keep_every)
 
 
@@ -200,8 +191,8 @@ def _group_of_writers(collective_timeout: int | None) -> dist.ProcessGroup:
     return dist.new_group(backend="gloo", timeout=collective_timeout and timedelta(seconds=collective_timeout))
 
 
-def point_latest_at(checkpoint: Path, name: str = LATEST) -> None:
-    """Make a finished checkpoint the one that a resume from `latest` takes, or the one that another name stands for."""
+def point(name: str, checkpoint: Path) -> None:
+    """Make a finished checkpoint the one that `latest` or `best` stands for."""
     replace_synced(checkpoint.parent / name, checkpoint.name.encode())
 
 
@@ -282,65 +273,22 @@ def read_facts(checkpoint: Path) -> dict[str, Any]:
     try:
         facts = from_json(read_file(checkpoint / FACTS))
     except (OSError, ValueError) as error:
+        if any((checkpoint / place / ".metadata").exists() for place in (".", "transformer")):
+            raise ValueError(
+                f"'{checkpoint}' is a checkpoint of the original training script, a pickle. Convert it once: python -m "
+                f"scripts.convert_release_checkpoint {checkpoint} (see its --help)."
+            ) from error
         raise ValueError(
             f"'{checkpoint}' is not a readable checkpoint ({error}). Expected a folder step_N of a run's checkpoints "
             f"folder, with {FACTS} in it."
         ) from error
     received = facts.get("format") if isinstance(facts, dict) else None
-    if received not in READABLE:
-        raise ValueError(f"'{checkpoint}' has checkpoint format {received}; this version reads formats {READABLE}.")
+    if received != FORMAT:
+        raise ValueError(f"'{checkpoint}' has checkpoint format {received}; this version reads format {FORMAT}.")
     try:
         return _Facts.model_validate(facts).model_dump(exclude_unset=True)
     except ValueError as error:
         raise ValueError(f"'{checkpoint}' has a damaged {FACTS}: {error}") from error
-
-
-def load_tensors(
-    checkpoint: Path, tensors: Tensors, *, alone: bool = False, reader: TensorReader | None = None
-) -> None:
-    """Fill `tensors` in place from `checkpoint`; all ranks call it, each with its shards.
-
-    Args:
-        checkpoint: a finished checkpoint's folder.
-        tensors: groups of named tensors of the right shapes; every one must be in the checkpoint.
-        alone: the tensors are whole, and other ranks need not call.
-        reader: the reader whose index gave the shapes of `tensors`; None if they are a run's own.
-
-    Raises:
-        ValueError: a file is damaged, or a tensor is missing or of another shape.
-    """
-    try:
-        used = reader or TensorReader(checkpoint)
-        if alone:
-            used.read_metadata()  # of what it refuses within the call below the library would print a traceback
-        with one_process():
-            dcp.load(tensors, storage_reader=used, no_dist=alone or not dist.is_initialized())
-    except (CheckpointException, OSError, RuntimeError, ValueError, KeyError, EOFError) as error:
-        differing = "the run's model settings (pretrained_model_root, LoRA, optimizer) differ from the checkpoint's"
-        reasons = "damaged" if reader else f"damaged, or {differing}"
-        raise ValueError(f"Cannot restore '{checkpoint}': {_cause(error)}. The checkpoint is {reasons}.") from error
-
-
-def tensor_names(checkpoint: Path) -> set[str]:
-    """Return what the tensors of a checkpoint are called: `group.name`."""
-    return set(TensorReader(checkpoint).read_metadata().state_dict_metadata)
-
-
-def require_dtypes(checkpoint: Path, tensors: Tensors) -> None:
-    """Refuse to restore weights of one precision into another.
-
-    Raises:
-        ValueError: a tensor of `tensors` has another dtype in `checkpoint`.
-    """
-    stored = TensorReader(checkpoint).read_metadata().state_dict_metadata
-    for group, named in tensors.items():
-        for name, tensor in named.items():
-            properties = getattr(stored.get(f"{group}.{name}"), "properties", None)
-            if properties is not None and properties.dtype != tensor.dtype:
-                raise ValueError(
-                    f"'{checkpoint}' has {group} {name} in {properties.dtype}, this run in {tensor.dtype}: resume with "
-                    "the master_weight_type of the run that saved it, on the same kind of device."
-                )
 
 
 @contextmanager
@@ -357,25 +305,9 @@ def _explained(target: Path, partial: Path) -> Iterator[None]:
         if "KeyboardInterrupt" in str(error):  # which the library turns into its own error
             raise SaveError(f"Cannot save '{target}': it was interrupted. {intact} To go on {on}") from error
         free = shutil.disk_usage(nearest_existing(target)).free
-        space = ("GB, so nothing was written", "inline_container", *map(os.strerror, FULL))
+        space = ("GB, so nothing was written", *map(os.strerror, FULL))
         full = any(words in str(error) for words in space)
         advice = f"Make space or choose another output_dir, then {on}" if full else f"Once the cause is gone, {on}"
         raise SaveError(
-            f"Cannot save '{target}': {_cause(error)}. {free / 1e9:.1f} GB are free there. {intact} {advice}"
+            f"Cannot save '{target}': {cause(error)}. {free / 1e9:.1f} GB are free there. {intact} {advice}"
         ) from error
-
-
-def _cause(error: BaseException) -> str:
-    """Return the last line of what an error says, which names its root."""
-    line = (str(error).strip() or type(error).__name__).splitlines()[-1]
-    if "inline_container" in line:  # all that is left of what the system said to the library's writer
-        return "a file could not be written to its end; is the disk full or a quota reached?"
-    return line.rstrip(".")  # the message around it ends the sentence
-
-
-@contextmanager
-def one_process() -> Iterator[None]:
-    """Silence the library's warning that there is only one process."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield

@@ -20,7 +20,7 @@ from hyvideo.algorithms.anchor import build_base, build_ema
 from hyvideo.algorithms.optimizer import Optimization
 from hyvideo.algorithms.policy import Policy, rollout_scheduler
 from hyvideo.checkpoint.run_folder import RunFolder, open_run_folder
-from hyvideo.checkpoint.train_state import point_latest_at
+from hyvideo.checkpoint.train_state import LATEST, point
 from hyvideo.config.knobs import deciding_fields, settings_of
 from hyvideo.config.loading import save_config
 from hyvideo.config.schema import Config
@@ -209,7 +209,7 @@ def _open_metrics(config: Config, folder: RunFolder, state: RunState, console: C
     metrics = MetricsLog(folder.path, trackers)
     folder.require_unchanged(config.run)
     if folder.continues_itself:
-        point_latest_at(folder.resume_from)  # the rows after it go, and so must the way to their checkpoints
+        point(LATEST, folder.resume_from)  # the rows after it go, and so must the way to their checkpoints
     for told in metrics.truncate_after(state.step, state.began_at):
         console.warning(told)
     folder.discard_after(state.step if folder.resume_from else -1)

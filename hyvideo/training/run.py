@@ -11,7 +11,7 @@ from hyvideo.algorithms.anchor import Anchor
 from hyvideo.algorithms.optimizer import NonFiniteUpdateError
 from hyvideo.algorithms.policy import Policy
 from hyvideo.checkpoint.run_folder import RunFolder
-from hyvideo.checkpoint.train_state import BEST, LATEST, latest_checkpoint, point_latest_at
+from hyvideo.checkpoint.train_state import BEST, LATEST, latest_checkpoint, point
 from hyvideo.config.outside import in_words
 from hyvideo.config.schema import Config
 from hyvideo.data.files import LOCK
@@ -326,7 +326,7 @@ class Run:
         def act() -> None:
             """Write the file `best`, or remove it."""
             if look and (checkpoints / f"step_{look.step}").is_dir():
-                point_latest_at(checkpoints / f"step_{look.step}", BEST)
+                point(BEST, checkpoints / f"step_{look.step}")
             else:
                 (checkpoints / BEST).unlink(missing_ok=True)
 

@@ -12,16 +12,13 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimi
 from hyvideo.algorithms.algorithm import Algorithm
 from hyvideo.algorithms.optimizer import Optimization
 from hyvideo.checkpoint.manifest import verify_files
+from hyvideo.checkpoint.tensors import StoredTensors, Tensors, load_tensors, require_dtypes
 from hyvideo.checkpoint.train_state import (
     PendingSave,
     SaveError,
-    Tensors,
     begin_save,
     latest_checkpoint,
-    load_tensors,
     read_facts,
-    require_dtypes,
-    tensor_names,
 )
 from hyvideo.config.knobs import KNOBS
 from hyvideo.data.samplers import GroupSampler
@@ -153,8 +150,9 @@ class RunState:
         verify_files(checkpoint)
         tensors = self.tensors()
         with all_or_none():
-            require_dtypes(checkpoint, tensors)
-            saved = tensor_names(checkpoint)
+            stored = StoredTensors(checkpoint)
+            require_dtypes(stored, tensors)
+            saved = stored.metadata.state_dict_metadata
             if missing := sorted(set(tensors) - {"rng"} - {name.partition(".")[0] for name in saved}):
                 raise ValueError(
                     f"'{checkpoint}' was made without the {', '.join(missing)} that this run's settings need, and a "
@@ -167,7 +165,7 @@ class RunState:
                 )
         # A run that was begun without a GPU has no state of its generator.
         tensors["rng"] = {name: value for name, value in tensors["rng"].items() if f"rng.{name}" in saved}
-        load_tensors(checkpoint, tensors)
+        load_tensors(stored, tensors)
         try:
             self._take_over(tensors, facts)
             self.sampler.load_state_dict(facts["sampler"])

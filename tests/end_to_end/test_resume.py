@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from hyvideo.checkpoint.manifest import hash_files, write_manifest
 from tests.support.command_line import CommandLine
-from tests.support.equal_runs import rows_of
+from tests.support.equal_runs import rows_of, sign
 from tests.support.run_folders import contents
 from tests.support.training import ALGORITHMS, arguments, training_of
 
@@ -167,7 +166,7 @@ def test_edited_code_is_told(train, command_line: CommandLine, tiny_root: Path, 
     assert facts["noted"]["the code in hyvideo/"] == version
     facts["noted"]["the code in hyvideo/"] = "that of another day"
     (checkpoint / "facts.json").write_text(json.dumps(facts))
-    write_manifest(checkpoint, hash_files(checkpoint))
+    sign(checkpoint)
     train("run", max_steps=2, resume_from_checkpoint=checkpoint)
     said = f"changed: the code in hyvideo/ is '{version}', the checkpoint has 'that of another day'"
     assert said in console.read_text()

@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from hyvideo.checkpoint.manifest import MANIFEST, hash_files, verify_files, write_manifest
+from hyvideo.checkpoint.manifest import MANIFEST, Manifest, read_manifest, verify_files, write_manifest
 from hyvideo.checkpoint.run_folder import open_run_folder
 from hyvideo.checkpoint.train_state import FACTS, begin_save, checkpoints_of, latest_checkpoint, read_facts
 from hyvideo.config.schema import RunConfig
 from hyvideo.models.weight_files import SafetensorsFolder
 from hyvideo.training.run import Training
+from tests.support.equal_runs import sign
 from tests.support.fuzzing import TEXTS, changed, fuzz, json_files, only_value_errors
 
 WEIGHTS = {"policy": {"w": torch.arange(6.0)}}
@@ -39,19 +40,23 @@ def manifests(true: dict) -> st.SearchStrategy[bytes]:
         st.one_of(st.just(RECORD), changed(RECORD)),
         max_size=2,
     )
-    return st.one_of(json_files(true), named.map(lambda other: json.dumps(true | other).encode()))
+    return st.one_of(
+        json_files(true), named.map(lambda other: json.dumps(true | {"files": true["files"] | other}).encode())
+    )
 
 
 @fuzz()
 @given(st.data())
 def test_any_manifest_is_true_or_refused_by_name(checkpoint: Path, data: st.DataObject):
-    content = data.draw(manifests(hash_files(checkpoint)))
+    true = read_manifest(checkpoint)
+    content = data.draw(manifests(true.model_dump()))
     (checkpoint / MANIFEST).write_bytes(content)
     with only_value_errors(checkpoint):
         verify_files(checkpoint)
-        for name, record in json.loads(content).items():
+        for name, record in Manifest.model_validate_json(content).files.items():
             assert (checkpoint / name).resolve().is_relative_to(checkpoint)
-            assert (checkpoint / name).stat().st_size == record["size"] and type(record["size"]) is int
+            assert (checkpoint / name).stat().st_size == record.size
+    write_manifest(checkpoint, *vars(true).values())
 
 
 @pytest.mark.parametrize(("name", "read"), [(MANIFEST, verify_files), (FACTS, read_facts)])
@@ -70,7 +75,7 @@ NAMES = st.one_of(
 
 
 @fuzz(4)
-@given(json_files({"format": 3, "step": 2, "round": 1}), NAMES)
+@given(json_files({"format": 4, "step": 2, "round": 1}), NAMES)
 def test_any_facts_and_any_pointer_resume_or_are_refused_by_name(checkpoint: Path, facts: bytes, latest: str):
     (checkpoint / FACTS).write_bytes(facts)
     (checkpoint.parent / "latest").write_bytes(latest.encode("utf-8", "surrogatepass"))
@@ -112,8 +117,7 @@ def test_any_facts_with_a_true_manifest_load_or_are_refused_by_name(trained, dat
     before = (checkpoint / FACTS).read_bytes()
     facts = json.loads(before)
     (checkpoint / FACTS).write_text(json.dumps(data.draw(changed(facts))))
-    (checkpoint / MANIFEST).unlink()
-    write_manifest(checkpoint, hash_files(checkpoint))
+    sign(checkpoint)
     try:
         with only_value_errors(checkpoint):
             training.run.state.load(checkpoint)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint import HuggingFaceStorageWriter
 
 import post_train
 from hyvideo.algorithms import grpo, optimizer
@@ -85,10 +85,10 @@ ONCE: dict[str, tuple[Any, str, Call]] = {
     "the encoder raises": (HunyuanVideoGRPOPipeline, "_encode_text", fail(RuntimeError("index out of range"))),
     "the decoder runs out of memory": (HunyuanVideoGRPOPipeline, "decode", fail(OUT_OF_MEMORY)),
     "it is stopped while it loads": (assembly, "load_pipeline", signal_itself(signal.SIGSTOP)),
-    "it is killed while it writes tensors": (FileSystemWriter, "write_data", signal_itself(signal.SIGKILL)),
+    "it is killed while it writes tensors": (HuggingFaceStorageWriter, "write_data", signal_itself(signal.SIGKILL)),
     "it is killed while it reads files back": (manifest, "_record", signal_itself(signal.SIGKILL)),
     "it is killed before the checkpoint is in its place": (PendingSave, "_publish", signal_itself(signal.SIGKILL)),
-    "it is killed before latest moves": (train_state, "point_latest_at", signal_itself(signal.SIGKILL)),
+    "it is killed before latest moves": (train_state, "point", signal_itself(signal.SIGKILL)),
     "a file cannot be read back": (manifest, "_record", fail(OSError(errno.EIO, "Input/output error"))),
 }
 """Fault -> whose call, its name, and what takes its place once."""

@@ -15,7 +15,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from hyvideo.checkpoint.manifest import MANIFEST, verify_files
-from hyvideo.checkpoint.tensor_index import INDEX
+from hyvideo.checkpoint.tensors import StoredTensors, load_tensors, require_dtypes
 from hyvideo.checkpoint.train_state import (
     BEST,
     FACTS,
@@ -24,14 +24,14 @@ from hyvideo.checkpoint.train_state import (
     begin_save,
     checkpoints_of,
     latest_checkpoint,
-    load_tensors,
     named_checkpoint,
-    point_latest_at,
+    point,
     read_facts,
-    require_dtypes,
 )
 from tests.support.equal_runs import tensors_of
 from tests.support.limits import limited
+
+DATA = "shard-00001-model-00001-of-00001.safetensors"
 
 
 def tensors(seed: int = 0) -> dict[str, dict[str, torch.Tensor]]:
@@ -43,6 +43,7 @@ def tensors(seed: int = 0) -> dict[str, dict[str, torch.Tensor]]:
         },
         "optimizer": {"step": torch.tensor(float(seed)), "count": torch.tensor([seed])},
         "rng": {"cpu": generator.get_state()},
+        "ema": {"nothing": torch.zeros(0, 3), "row": torch.full((9, 9), seed)[2:4]},
     }
 
 
@@ -85,7 +86,7 @@ def test_a_linked_checkpoint_that_is_made_again_stays_where_it_was_moved_and_sto
         save(checkpoints, step)
     shutil.move(checkpoints / "step_5", moved)
     (checkpoints / "step_5").symlink_to(moved)
-    point_latest_at(checkpoints / "step_3")  # a resume from there
+    point(LATEST, checkpoints / "step_3")  # a resume from there
     for step in (5, 6):
         save(checkpoints, step)
         assert latest_checkpoint(checkpoints) == checkpoints / f"step_{step}"
@@ -143,7 +144,7 @@ def test_old_checkpoints_go_only_after_the_new_one_is_in_place(tmp_path: Path):
 
 
 def test_a_best_checkpoint_is_kept_and_one_that_was_deleted_by_hand_stops_no_save(tmp_path: Path):
-    point_latest_at(save(tmp_path, 1), BEST)
+    point(BEST, save(tmp_path, 1))
     for step in (2, 3):
         save(tmp_path, step, keep_last=1)
     assert [path.name for path in checkpoints_of(tmp_path)] == ["step_1", "step_3"]
@@ -261,7 +262,7 @@ def test_an_interrupted_save_does_not_ask_for_space(tmp_path: Path, monkeypatch:
         signal.raise_signal(signal.SIGINT)
 
     save(tmp_path, 1)
-    monkeypatch.setattr(dcp.FileSystemWriter, "write_data", interrupt)
+    monkeypatch.setattr(dcp.HuggingFaceStorageWriter, "write_data", interrupt)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(SaveError, match="it was interrupted. Earlier checkpoints are intact. To go on") as caught:
@@ -271,9 +272,7 @@ def test_an_interrupted_save_does_not_ask_for_space(tmp_path: Path, monkeypatch:
     assert "space" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "damage"), [("__0_0.distcp", "flipped"), (INDEX, "truncated"), ("facts.json", "missing")]
-)
+@pytest.mark.parametrize(("name", "damage"), [(DATA, "flipped"), (DATA, "truncated"), ("facts.json", "missing")])
 def test_damage_is_found_before_anything_is_read(tmp_path: Path, name: str, damage: str):
     checkpoint = save(tmp_path, 1)
     verify_files(checkpoint)
@@ -290,8 +289,8 @@ def test_damage_is_found_before_anything_is_read(tmp_path: Path, name: str, dama
 def test_a_file_that_the_manifest_does_not_have_is_named(tmp_path: Path):
     checkpoint = save(tmp_path, 1)
     manifest = (checkpoint / MANIFEST).read_text()
-    (checkpoint / MANIFEST).write_text("{}")
-    with pytest.raises(ValueError, match=f"'{checkpoint}' is damaged: __0_0.distcp is not in its {MANIFEST}"):
+    (checkpoint / MANIFEST).write_text('{"files": {}, "tensors": {}}')
+    with pytest.raises(ValueError, match=f"'{checkpoint}' is damaged: facts.json is not in its {MANIFEST}"):
         verify_files(checkpoint)
     (checkpoint / MANIFEST).write_text(manifest)
     (checkpoint / "lora").mkdir()
@@ -303,10 +302,10 @@ def test_a_file_that_the_manifest_does_not_have_is_named(tmp_path: Path):
 def test_another_precision_is_refused(tmp_path: Path):
     checkpoint = save(tmp_path, 1)
     wanted = tensors()
-    require_dtypes(checkpoint, wanted)
+    require_dtypes(StoredTensors(checkpoint), wanted)
     wanted["policy"]["block.weight"] = wanted["policy"]["block.weight"].bfloat16()
     with pytest.raises(ValueError, match=r"policy block\.weight in torch\.float32, this run in torch\.bfloat16"):
-        require_dtypes(checkpoint, wanted)
+        require_dtypes(StoredTensors(checkpoint), wanted)
 
 
 def text_at(text: str) -> Callable[[Path], None]:
@@ -338,8 +337,8 @@ def test_latest_that_is_no_name_is_not_taken_for_a_new_folder(tmp_path: Path, ma
 def test_facts_that_are_garbage_or_of_a_newer_format_name_the_checkpoint(tmp_path: Path):
     checkpoint = save(tmp_path, 1)
     facts = json.loads((checkpoint / FACTS).read_text())
-    (checkpoint / FACTS).write_text(json.dumps(facts | {"format": 4}))
-    with pytest.raises(ValueError, match=r"format 4; this version reads formats \(2, 3\)"):
+    (checkpoint / FACTS).write_text(json.dumps(facts | {"format": 3}))
+    with pytest.raises(ValueError, match=r"format 3; this version reads format 4"):
         read_facts(checkpoint)
     for content in (b"", b"not json", b'{"step": 3', b"[]", b"null", b"\x00\xff"):
         (checkpoint / FACTS).write_bytes(content)
@@ -350,14 +349,14 @@ def test_facts_that_are_garbage_or_of_a_newer_format_name_the_checkpoint(tmp_pat
 
 
 @pytest.mark.parametrize("truncated", [True, False], ids=["truncated", "missing"])
-@pytest.mark.parametrize("name", ["__0_0.distcp", INDEX])
+@pytest.mark.parametrize("name", [DATA, MANIFEST])
 def test_a_truncated_or_missing_file_names_the_checkpoint(tmp_path: Path, name: str, truncated: bool):
     checkpoint = save(tmp_path, 1)
     content = (checkpoint / name).read_bytes()
     (checkpoint / name).unlink()
     if truncated:
         (checkpoint / name).write_bytes(content[:-40])
-    with pytest.raises(ValueError, match=rf"Cannot restore '{checkpoint}'.*[^.]\. The checkpoint is damaged"):
+    with pytest.raises(ValueError, match=rf"'{checkpoint}' is not a readable checkpoint: .*[^.]\. Copy it again"):
         load_tensors(checkpoint, tensors())
 
 
@@ -368,3 +367,28 @@ def test_a_tensor_that_was_not_saved_or_has_another_shape_is_named(tmp_path: Pat
     wanted["policy"][name] = torch.zeros(shape)
     with pytest.raises(ValueError, match=rf"Cannot restore.*{re.escape(name)}"):
         load_tensors(checkpoint, wanted)
+
+
+def test_every_file_is_on_the_disk_before_the_checkpoint_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    synced, sync, replace = {}, os.fsync, os.replace
+
+    def note(file: int) -> None:
+        sync(file)
+        synced[os.fstat(file).st_ino] = os.fstat(file).st_size
+
+    def check(source: Path, target: Path) -> None:
+        if Path(source).suffix == ".partial":
+            files = [path.stat() for path in Path(source).iterdir()]
+            assert files and all(synced.get(file.st_ino) == file.st_size for file in files)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(os, "replace", check)
+    save(tmp_path, 1)
+
+
+def test_tensors_are_spread_over_files_of_a_limited_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("hyvideo.checkpoint.tensors.FILE_BYTES", 100)
+    checkpoint = save(tmp_path, 1)
+    assert len(list(checkpoint.glob("*.safetensors"))) == 3
+    assert_whole(checkpoint, 1)

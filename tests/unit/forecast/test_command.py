@@ -56,7 +56,7 @@ def test_a_guarded_run_goes_on_at_the_rate_of_its_rollback_and_a_finished_one_is
     assert "nothing reads reward_guard" not in capsys.readouterr().err
     (outlook,) = json.loads((tmp_path / "found" / "forecast.json").read_text())["outlooks"]
     assert outlook["length"] == pytest.approx(0.3 * 1e-3 * 2**0.5)
-    for tensors in saved.glob("*.distcp"):
+    for tensors in saved.glob("*.safetensors"):
         tensors.unlink()  # they are not read any more
     assert main([*argv, "--max_steps", "1"]) == 2
     assert "the run has made 1 of max_steps 1 updates" in capsys.readouterr().err

@@ -1,7 +1,6 @@
 """A run's state comes back bit for bit, and only into a run with the same settings."""
 
 import json
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,6 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from hyvideo.algorithms.anchor import BaseModelAnchor
-from hyvideo.checkpoint.manifest import MANIFEST, hash_files, write_manifest
-from hyvideo.checkpoint.tensor_index import INDEX, PICKLED_INDEX
-from hyvideo.checkpoint.tensor_reader import TensorReader
 from hyvideo.checkpoint.train_state import FACTS, read_facts
 from hyvideo.models.adapter import load_lora
 from hyvideo.models.parallelize import trainable_parameters
@@ -118,7 +114,7 @@ def test_settings_change_where_they_are_named_and_nowhere_else(make_training: Ma
 
 
 def test_every_setting_in_the_way_of_a_resume_is_named_those_newer_than_the_checkpoint_too(tmp_path: Path):
-    (tmp_path / FACTS).write_text(json.dumps({"format": 3, "step": 1, "settings": {"learning_rate": 1e-5}}))
+    (tmp_path / FACTS).write_text(json.dumps({"format": 4, "step": 1, "settings": {"learning_rate": 1e-5}}))
     settings = {"learning_rate": 1e-4, "clip_range": 0.5}
     said = r"clip_range is 0.5, the checkpoint is older.* with --resume_may_change learning_rate clip_range\."
     with pytest.raises(ValueError, match=said):
@@ -136,24 +132,6 @@ def test_other_prompts_are_refused_unless_they_may_change(make_training: Make, t
     with pytest.raises(ValueError, match=r"the content of .*mine\.csv is.*--resume_may_change train_video_csv\."):
         make_training(**resumed)
     assert make_training(**resumed, resume_may_change=["train_video_csv"]).run.state.step == 1
-
-
-def test_a_checkpoint_of_an_earlier_version_comes_back(make_training: Make):
-    """Their index was PyTorch's own, a pickle."""
-    first = make_training(max_steps=1)
-    first.train()
-    checkpoint = first.run.folder.checkpoints / "step_1"
-    expected, metadata = everything(first.run.state), TensorReader(checkpoint).read_metadata()
-    (checkpoint / INDEX).unlink()
-    (checkpoint / PICKLED_INDEX).write_bytes(pickle.dumps(metadata))
-    facts = (checkpoint / FACTS).read_text()
-    assert '"format": 3' in facts
-    (checkpoint / FACTS).write_text(facts.replace('"format": 3', '"format": 2'))
-    (checkpoint / MANIFEST).unlink()
-    write_manifest(checkpoint, hash_files(checkpoint))
-    second = make_training(max_steps=1)
-    second.run.state.load(checkpoint)
-    assert_equal(everything(second.run.state), expected)
 
 
 def test_what_shapes_the_trained_tensors_cannot_change(make_training: Make):
@@ -176,7 +154,7 @@ def test_a_checkpoint_of_other_settings_or_a_damaged_one_is_refused(make_trainin
         make_training(eta=0.4, dtype="bf16", master_weight_type="bf16").run.state.load(checkpoint)
     assert "eta is 0.4, the checkpoint has 0.5" in str(error.value)
     assert "master_weight_type is 'bf16', the checkpoint has 'fp32'" in str(error.value)
-    (file,) = checkpoint.glob("*.distcp")
+    (file,) = checkpoint.glob("*.safetensors")
     content = file.read_bytes()
     file.write_bytes(content[:1000] + bytes([content[1000] ^ 1]) + content[1001:])
     with pytest.raises(ValueError, match=f"'{checkpoint}' is damaged: {file.name} has other content"):

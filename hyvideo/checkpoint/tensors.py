@@ -1,0 +1,149 @@
+"""The tensors of a checkpoint: safetensors files, written and read by PyTorch's distributed checkpoints.
+
+Every rank writes its own shards, and any number of ranks reads them. PyTorch's reader takes what files it finds for the
+whole, so `StoredTensors` compares them with the manifest first. Safetensors itself refuses files whose header does not
+describe their bytes. Nothing here is unpickled.
+"""
+
+import stat
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter, Metadata
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
+from hyvideo.checkpoint.manifest import read_manifest, tensor_records
+from hyvideo.distributed.collectives import all_or_none, local_shard
+
+Tensors = dict[str, dict[str, Tensor]]
+"""Group (policy, optimizer, ...) -> name -> tensor, sharded or whole."""
+
+FILE_BYTES = 2**28
+"""Most bytes of a rank's shards in one file, unless one tensor has more.
+
+Each rank holds one file's content in host memory while it writes, once as tensors and once or twice serialised. The
+number of files is the state's size by this, and at least the number of ranks: 8.3 billion weights with AdamW and an
+average (133 GB) are some 500 files on 8 ranks, and 512 on 64. Every rank opens all of them to read their headers.
+"""
+
+
+def tensor_writer(folder: Path, tensors: Tensors) -> HuggingFaceStorageWriter:
+    """Return the writer of `tensors` into `folder`, which puts those that follow each other into one file."""
+    numbers, number, filled = {}, 1, 0
+    for group, named in tensors.items():
+        for name, tensor in named.items():
+            size = local_shard(tensor).nbytes
+            if filled and filled + size > FILE_BYTES:
+                number, filled = number + 1, 0
+            filled += size
+            numbers[f"{group}.{name}"] = number  # PyTorch asks the main rank, whose shards are the largest
+    return HuggingFaceStorageWriter(str(folder), numbers, save_distributed=True)
+
+
+class StoredTensors(HuggingFaceStorageReader):
+    """The tensors in a checkpoint's folder, whose files are whole and hold all that its manifest says.
+
+    Attributes:
+        checkpoint: the folder.
+        metadata: dtype, shape and parts of every tensor, by `group.name`.
+
+    Raises:
+        ValueError: a file or a part is missing, damaged or surplus, or no regular file.
+    """
+
+    def __init__(self, checkpoint: Path) -> None:
+        super().__init__(str(checkpoint))
+        self.checkpoint = checkpoint
+        try:
+            manifest = read_manifest(checkpoint)
+            for path in checkpoint.glob("*.safetensors"):
+                if path.name not in manifest.files or not stat.S_ISREG(path.lstat().st_mode):
+                    raise ValueError(f"{path.name[:80]} is a link or no file, or is not in the manifest")
+            self.metadata = super().read_metadata()
+            found = tensor_records(self.metadata)
+            differing = [n for n in {**manifest.tensors, **found} if manifest.tensors.get(n) != found.get(n)]
+            differing += [n for n, stored in self.metadata.state_dict_metadata.items() if not _is_whole(stored.chunks)]
+            if differing:
+                raise ValueError(f"{min(differing)[:200]} is not stored as the manifest says, or not all of it")
+        except Exception as error:  # a header may hold whatever PyTorch's reader stumbles over
+            said = str(error) if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {error}"
+            raise ValueError(
+                f"'{checkpoint}' is not a readable checkpoint: {said[:500].rstrip('.')}. Copy it again, whole."
+            ) from error
+
+    def read_metadata(self) -> Metadata:
+        """Return what was read and compared when this was made."""
+        return self.metadata
+
+
+def _is_whole(chunks: list[ChunkStorageMetadata]) -> bool:
+    """Whether the parts, cut along the first axis as FSDP2 does, follow each other from the first row on.
+
+    Then they are as many rows as the tensor has, because PyTorch's reader takes its shape from the last one's end.
+    """
+    row, widths = 0, set()
+    for chunk in sorted(chunks, key=lambda chunk: (*chunk.offsets, *chunk.sizes)):
+        offsets, sizes = tuple(chunk.offsets) or (0,), tuple(chunk.sizes) or (1,)  # a number is one row
+        if offsets != (row, *[0] * (len(sizes) - 1)):
+            return False
+        row, widths = row + sizes[0], widths | {sizes[1:]}
+    return len(widths) == 1
+
+
+def load_tensors(stored: StoredTensors | Path, tensors: Tensors, *, alone: bool = False) -> None:
+    """Fill `tensors` in place from a checkpoint; all ranks call it, each with its shards.
+
+    Args:
+        stored: a finished checkpoint's folder, or its tensors if they are known already.
+        tensors: groups of named tensors of the right shapes; every one must be in the checkpoint.
+        alone: the tensors are whole, and other ranks need not call.
+
+    Raises:
+        ValueError: a file is damaged, or a tensor is missing or of another shape.
+    """
+    with nullcontext() if alone else all_or_none():
+        stored = stored if isinstance(stored, StoredTensors) else StoredTensors(stored)
+    try:
+        with one_process():
+            dcp.load(tensors, storage_reader=stored, no_dist=alone or not dist.is_initialized())
+    except (CheckpointException, OSError, RuntimeError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"Cannot restore '{stored.checkpoint}': {cause(error)}. The checkpoint is damaged, or the run's model "
+            "settings (pretrained_model_root, LoRA, optimizer) differ from the checkpoint's."
+        ) from error
+
+
+def require_dtypes(stored: StoredTensors, tensors: Tensors) -> None:
+    """Refuse to restore weights of one precision into another.
+
+    Raises:
+        ValueError: a tensor of `tensors` has another dtype in the checkpoint.
+    """
+    for group, named in tensors.items():
+        for name, tensor in named.items():
+            there = stored.metadata.state_dict_metadata.get(f"{group}.{name}")
+            if there is not None and there.properties.dtype != tensor.dtype:
+                raise ValueError(
+                    f"'{stored.checkpoint}' has {group} {name} in {there.properties.dtype}, this run in "
+                    f"{tensor.dtype}: resume with the master_weight_type of the run that saved it, on the same kind of "
+                    "device."
+                )
+
+
+def cause(error: BaseException) -> str:
+    """Return the last line of what an error of PyTorch's says, which names its root, without its full stop."""
+    return (str(error).strip() or type(error).__name__).splitlines()[-1].rstrip(".")
+
+
+@contextmanager
+def one_process() -> Iterator[None]:
+    """Silence the library's warning that there is only one process."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield

@@ -1,0 +1,169 @@
+"""Tensors whose files were made, lost or exchanged by someone else are refused before anything is read."""
+
+import json
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from hyvideo.checkpoint.manifest import verify_files
+from hyvideo.checkpoint.tensors import StoredTensors, load_tensors
+from hyvideo.checkpoint.train_state import begin_save
+from tests.support.equal_runs import sign, tensors_of
+from tests.support.ranks import run_on_ranks
+
+NAME = "policy.weight"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """The only tensor file of a checkpoint."""
+    weights = {"policy": {"weight": torch.arange(6.0).view(2, 3)}}
+    (found,) = begin_save(tmp_path, 1, weights, {}).finish().glob("*.safetensors")
+    return found
+
+
+def with_header(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the header of a file, and let the manifest say that this is how it was written."""
+    content = file.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + length])
+    changed = change(header)
+    text = changed if isinstance(changed, bytes) else json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
+    sign(file.parent)
+
+
+def sharding(text: str) -> Callable[[dict[str, Any]], object]:
+    return lambda header: header["__metadata__"].update(DCP_SHARDING_INFO=text)
+
+
+def offsets(value: object) -> Callable[[dict[str, Any]], object]:
+    return sharding(json.dumps({NAME: {"saved_offsets": value}}))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda header: header[NAME].update(shape=[2, 10**15]),
+        lambda header: header[NAME].update(shape=[2**40, 2**40]),
+        lambda header: header[NAME].update(shape=[-2, -3]),
+        lambda header: header[NAME].update(shape=[3, 2]),
+        lambda header: header[NAME].update(data_offsets=[0, 10**15]),
+        lambda header: header[NAME].update(data_offsets=[8, 32]),
+        lambda header: header[NAME].update(data_offsets=[24, 0]),
+        lambda header: header[NAME].update(dtype="I32"),
+        lambda header: header[NAME].update(dtype="os.system"),
+        lambda header: header.update({"policy.other": header.pop(NAME)}),
+        lambda header: header.update({"policy.other": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}),
+        lambda header: header["__metadata__"].clear() or header[NAME].update(shape=[6]),
+        lambda header: (
+            json.dumps(header).encode()[:-1]
+            + f', "{NAME}": {{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}}}'.encode()
+        ),
+        lambda header: b"[" * 10**6,
+        lambda header: b"not json",
+        offsets([1, 0]),
+        offsets([0, 1]),
+        offsets([0]),
+        offsets([0, 0, 0]),
+        offsets([-1, 0]),
+        offsets([2**70, 0]),
+        offsets("00"),
+        offsets(None),
+        sharding("{}"),
+        sharding("[" * 10**5),
+    ],
+)
+def test_a_header_that_does_not_fit_is_refused_by_name(file: Path, change: Callable):
+    with_header(file, change)
+    verify_files(file.parent)
+    with pytest.raises(ValueError, match=f"'{file.parent}' is not a readable checkpoint: .*Copy it again"):
+        StoredTensors(file.parent)
+
+
+def test_a_header_longer_than_the_file_is_refused(file: Path):
+    file.write_bytes(struct.pack("<Q", 2**62) + file.read_bytes()[8:])
+    sign(file.parent)
+    with pytest.raises(ValueError, match="is not a readable checkpoint"):
+        StoredTensors(file.parent)
+
+
+@pytest.mark.parametrize("place", [0, 8, 40, -1])
+def test_an_honest_file_passes_and_one_cut_short_does_not(file: Path, place: int):
+    StoredTensors(file.parent)
+    file.write_bytes(file.read_bytes()[:place])
+    for signed in (False, True):
+        if signed:
+            sign(file.parent)
+        with pytest.raises(ValueError, match="is not a readable checkpoint"):
+            StoredTensors(file.parent)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "link"])
+@pytest.mark.parametrize("beside", [False, True])
+def test_what_is_no_regular_file_is_not_opened(file: Path, kind: str, beside: bool):
+    elsewhere = file.rename(file.parents[1] / "elsewhere") if not beside else file
+    place = file.with_name("other.safetensors") if beside else file
+    if kind == "folder":
+        place.mkdir()
+    else:
+        os.mkfifo(place) if kind == "pipe" else place.symlink_to("/dev/zero" if kind == "device" else elsewhere)
+    with pytest.raises(ValueError, match="is a link or no file|is missing"):
+        StoredTensors(file.parent)
+
+
+def sharded_state(mesh_shape: tuple[int, ...], names: tuple[str, ...]) -> dict[str, dict[str, torch.Tensor]]:
+    """Tensors of every kind that a state has, as FSDP2 (one axis) and HSDP (two) hold them."""
+    generator = torch.Generator().manual_seed(0)
+    state = {
+        "policy": {f"w{rows}": torch.randn(rows, 3, generator=generator) for rows in (1, 5, 8)},
+        "optimizer": {"w5.momentum_buffer": torch.randn(5, 3, generator=generator).bfloat16()},
+    }
+    mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=names)
+    placements = [Replicate()] * (len(mesh_shape) - 1) + [Shard(0)]
+    for named in state.values():
+        named |= {name: distribute_tensor(tensor, mesh, placements) for name, tensor in named.items()}
+    state["optimizer"]["w5.step"] = torch.tensor(3.0)
+    state["rng"] = {"cpu": torch.arange(50, dtype=torch.uint8)}
+    return state
+
+
+def write_sharded(folder: Path, shape: tuple[int, ...], beside: bool) -> None:
+    state = sharded_state(shape, ("replicate", "shard")[-len(shape) :])
+    begin_save(folder, 1, state, {}, beside_training=beside).finish()
+
+
+def read_sharded(folder: Path, shape: tuple[int, ...]) -> bool:
+    """Whether every tensor comes back bit for bit, in this rank's shards."""
+    expected = sharded_state(shape, ("replicate", "shard")[-len(shape) :])
+    received = {g: {n: torch.zeros_like(t) for n, t in named.items()} for g, named in expected.items()}
+    load_tensors(folder / "step_1", received)
+    local = [
+        t.to_local() if isinstance(t, DTensor) else t
+        for s in (expected, received)
+        for d in s.values()
+        for t in d.values()
+    ]
+    half = len(local) // 2
+    return all(torch.equal(one, other) for one, other in zip(local[:half], local[half:], strict=True))
+
+
+@pytest.mark.parametrize(("shape", "beside"), [((2,), True), ((4,), False), ((2, 2), False)], ids=["2", "4", "HSDP"])
+def test_shards_come_back_bit_for_bit_on_any_number_of_ranks(tmp_path: Path, shape: tuple[int, ...], beside: bool):
+    ranks = torch.Size(shape).numel()
+    run_on_ranks(ranks, write_sharded, tmp_path, shape, beside)
+    assert all(run_on_ranks(ranks, read_sharded, tmp_path, shape))
+    assert all(run_on_ranks(6 - ranks, read_sharded, tmp_path, (6 - ranks,)))
+    assert tensors_of(tmp_path / "step_1")["optimizer.w5.step"] == 3
+    for file in sorted((tmp_path / "step_1").glob("*.safetensors"))[-1:]:
+        file.unlink()
+        sign(tmp_path / "step_1")
+    with pytest.raises(ValueError, match="is not stored as the manifest says, or not all of it"):
+        StoredTensors(tmp_path / "step_1")
