@@ -6,15 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from hyvideo.config.loading import load_config
-from hyvideo.models.reward_models.registry import RewardContext
 from hyvideo.training.checks import check_config
 from scripts.paper import (
     algorithm_rates,
     algorithms,
-    credit,
     equalizer,
     forecast,
     guard,
@@ -39,7 +36,6 @@ STUDIES = {
     "kl_strategies": (kl_strategies.STUDY, kl_strategies.arms),
     "tuning": (tuning.STUDY, lambda docs: tuning.arms()),
     "algorithms": (algorithms.STUDY, algorithms.arms),
-    "credit": (credit.STUDY, credit.arms),
     "algorithm_rates": (algorithm_rates.STUDY, lambda docs: algorithms.grid()),
 }
 
@@ -250,8 +246,7 @@ def test_the_best_cell_of_the_grid_is_what_the_studies_train_with(tmp_path):
     for on, cells in ((True, peak), (False, without)):
         chosen = [arm.settings for arm in equalizer.arms(docs) if arm.settings["use_grad_balancing"] is on]
         assert {found["sde_type"]: (found["learning_rate"], found["eta"]) for found in chosen} == cells
-    for study in (kl_strategies, credit):
-        assert {(arm.settings["learning_rate"], arm.settings["eta"]) for arm in study.arms(docs)} == {(3e-5, 0.5)}
+    assert {(arm.settings["learning_rate"], arm.settings["eta"]) for arm in kl_strategies.arms(docs)} == {(3e-5, 0.5)}
 
 
 def test_a_grid_that_is_not_whole_tunes_nothing(tmp_path):
@@ -354,14 +349,3 @@ def test_a_proxy_that_is_over_optimised_is_published_with_what_each_kl_keeps(tmp
     assert verdicts(path) == [HOLDS] * 7
     assert "at update 8 " in (tmp_path / "docs/claims.md").read_text()  # two fifths of 20 updates
     assert path.with_suffix(".png").stat().st_size < 150_000
-
-
-def test_the_maps_of_the_credit_study_differ_only_in_where_they_are_high():
-    videos = torch.randint(256, (2, 5, 32, 32, 3), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
-    prompts, grid = ["a red circle moves slowly to the left"] * 2, (2, 2, 2)
-    true, shuffled, again, uniform = (
-        credit.Mapped(RewardContext(), kind).scores_and_credit(videos, prompts, grid)[1]
-        for kind in ("true", "shuffled", "shuffled", "uniform")
-    )
-    assert torch.equal(shuffled, again) and not torch.equal(shuffled, true) and (uniform == 1).all()
-    assert torch.equal(shuffled.flatten(1).sort(1).values, true.flatten(1).sort(1).values)
