@@ -56,14 +56,6 @@ class Trajectory:
         """Number of this rank's videos B."""
         return len(self.prompts)
 
-    def credit(self) -> Tensor | None:
-        """Return the weights `[B, 1, F', H', W']` of this rank's latents, with mean 1 per video; None: all are 1.
-
-        They are on the latents' device; call it once per round.
-        """
-        credit = self.scores.credit
-        return None if credit is None else credit[self.positions].unsqueeze(1).to(self.rollout.latents.device)
-
     def conditioning_of(self, videos: Tensor) -> Conditioning:
         """Return the conditioning of `videos` (LongTensor `[b]`), one row each."""
         return self.conditioning.rows([self.conditioning_rows[i] for i in videos.tolist()])
@@ -98,12 +90,10 @@ class Algorithm(ABC):
             `final_latents`: the ODE's last latents alone, `rollout.latents` `[B, 1, ...]`.
         updates_per_round: optimizer updates that `updates` makes of one round. Unless a class sets it, it follows
             `updates_per_rollout`, which is also the number of parts that `deal` makes.
-        weighs_credit: whether it weights latents by `Trajectory.credit`, which is None unless `reward_credit` is set.
     """
 
     needs: ClassVar[Literal["transitions", "final_latents"]] = "transitions"
     updates_per_round: int
-    weighs_credit: ClassVar[bool] = False
 
     def __init__(self, policy: Policy, optimization: Optimization, config: Config, timer: PhaseTimer) -> None:
         self.policy = policy

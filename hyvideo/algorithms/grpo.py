@@ -16,7 +16,7 @@ from hyvideo.algorithms.step_gradients import StepGradients
 from hyvideo.config.schema import Config
 from hyvideo.data.randomness import generator_for
 from hyvideo.grpo.clipped_loss import clipped_policy_loss, normalized_log_ratio
-from hyvideo.grpo.gradient_equalizer import credit_norms, equalizer_scales
+from hyvideo.grpo.gradient_equalizer import equalizer_scales
 from hyvideo.grpo.sde_window import noisy_steps
 from hyvideo.grpo.timesteps import Pairs, num_kept, select_timesteps
 from hyvideo.grpo.trust_region import dual_kl, position_kl, velocity_kl
@@ -39,8 +39,6 @@ class ComparedRound:
         anchor_weights: `[B, K]` on the CPU, weight of each pair's position term, 0 where it is not compared with the
             anchor (`anchor_fraction`); None: all are 1.
         groups_without_spread: prompt groups of the round whose rewards are all equal.
-        credit: `[B, 1, F', H', W']`, weight of each latent's term of the log-probabilities; None: all are 1.
-        credit_norms: `[B]`, what its weights multiply the gradient of a video by; None without weights.
     """
 
     trajectory: Trajectory
@@ -49,8 +47,6 @@ class ComparedRound:
     anchor_means: Tensor | None
     anchor_weights: Tensor | None
     groups_without_spread: int
-    credit: Tensor | None = None
-    credit_norms: Tensor | None = None
 
 
 class GRPO(Algorithm):
@@ -61,8 +57,6 @@ class GRPO(Algorithm):
         controller: schedule of the KL coefficient; None where `kl_weight` is 0.
         scales: `[K]` factor of each step's policy loss (temporal gradient equalizer), or ones.
     """
-
-    weighs_credit = True
 
     def __init__(self, policy: Policy, optimization: Optimization, config: Config, timer: PhaseTimer) -> None:
         super().__init__(policy, optimization, config, timer)
@@ -126,9 +120,7 @@ class GRPO(Algorithm):
         anchored = updates if weights is None else [pairs.where(weights > 0) for pairs in updates]
         with self.timer("anchor"):
             anchor_means = self._anchor_means(trajectory, anchored)
-        credit = trajectory.credit()
-        norms = None if credit is None or not self.config.grpo.use_grad_balancing else credit_norms(credit)
-        return ComparedRound(trajectory, advantages, updates, anchor_means, weights, without_spread, credit, norms)
+        return ComparedRound(trajectory, advantages, updates, anchor_means, weights, without_spread)
 
     def update(
         self, compared: ComparedRound, pairs: Pairs, coefficient: float, *, on_policy: bool = False
@@ -181,27 +173,20 @@ class GRPO(Algorithm):
             # before the policy's pass: its weights must not change between forward and backward
             anchor_mean = self._anchor_mean(compared, anchored)
         mean, std = self.policy.step(latents, index, conditioning)
-        following, credit = rollout.latents[rows, index + 1], None
-        recorded = rollout.log_probs[rows, index]
-        if compared.credit is not None:
-            credit = compared.credit[rows]
-            recorded = self.policy.log_prob(following, rollout.means[rows, index], std, credit)
-        log_probs = self.policy.log_prob(following, mean, std, credit)
+        following, recorded = rollout.latents[rows, index + 1], rollout.log_probs[rows, index]
+        log_probs = self.policy.log_prob(following, mean, std)
         old_log_probs = log_probs.detach() if on_policy else recorded
         ratio = (log_probs, old_log_probs)
         if self.config.grpo.ratio_norm:
             old_mean = mean.detach() if on_policy else rollout.means[rows, index]
-            log_ratio = normalized_log_ratio(mean, old_mean, following, std, 1.0 if credit is None else credit)
+            log_ratio = normalized_log_ratio(mean, old_mean, following, std)
             ratio = (log_ratio, torch.zeros_like(log_ratio))
         advantages = compared.advantages[rows].to(log_probs)
-        scale = self.scales[index].to(log_probs)
-        if compared.credit_norms is not None:
-            scale = scale / compared.credit_norms[rows]
         policy_loss, diagnostics = clipped_policy_loss(
             *ratio,
             advantages,
             self.config.grpo.clip_range,
-            scale,
+            self.scales[index].to(log_probs),
             clip_range_high=self.config.grpo.clip_range_high,
         )
         self.step_gradients.add(policy_loss, mean, index)

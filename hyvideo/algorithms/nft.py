@@ -38,7 +38,6 @@ def nft_losses(
     *,
     beta: float,
     adaptive: bool,
-    weight: Tensor | float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """Return the flow-matching errors of the implicit good and bad policies (Eq. 5), `[N]` each.
 
@@ -54,13 +53,12 @@ def nft_losses(
         sigma: `[N, 1, ...]` noise levels in (0, 1].
         beta: how far the two policies lie from the old one.
         adaptive: see above.
-        weight: factor of every element's errors before their means, broadcastable to `clean`.
     """
     losses = []
     for implicit in ((1 - beta) * old_velocity + beta * velocity, (1 + beta) * old_velocity - beta * velocity):
         error = noised - sigma * implicit - clean if adaptive else implicit - (noised - clean) / sigma
-        loss = (weight * error.square()).flatten(1).mean(1)
-        size = (weight * error.detach().abs()).flatten(1).mean(1).clamp(min=LEAST_ERROR) if adaptive else 1.0
+        loss = error.square().flatten(1).mean(1)
+        size = error.detach().abs().flatten(1).mean(1).clamp(min=LEAST_ERROR) if adaptive else 1.0
         losses.append(loss / size)
     return losses[0], losses[1]
 
@@ -76,7 +74,6 @@ class NFT(Algorithm):
     """
 
     needs = "final_latents"
-    weighs_credit = True
 
     def __init__(self, policy: Policy, optimization: Optimization, config: Config, timer: PhaseTimer) -> None:
         super().__init__(policy, optimization, config, timer)
@@ -110,7 +107,7 @@ class NFT(Algorithm):
         advantages, without_spread = self.advantages(trajectory)
         optimal = optimality(advantages, self.config.grpo.adv_clip_max)
         scored = ~trajectory.scores.total[trajectory.positions].isnan()
-        updates, credit = self._choose_pairs(trajectory), trajectory.credit()
+        updates = self._choose_pairs(trajectory)
         with self.timer("anchor"):
             old = self._velocities(self.anchor, trajectory, updates, skip_first=self.anchor.equals_policy)
             base = self._velocities(self.base, trajectory, updates) if self.base else {}
@@ -119,15 +116,7 @@ class NFT(Algorithm):
             losses = (
                 (
                     len(pairs.sample_index) / total,
-                    *self._loss(
-                        trajectory,
-                        pairs,
-                        old.get((number, part)),
-                        base.get((number, part)),
-                        optimal,
-                        scored,
-                        1.0 if credit is None else credit[pairs.sample_index],
-                    ),
+                    *self._loss(trajectory, pairs, old.get((number, part)), base.get((number, part)), optimal, scored),
                 )
                 for part, pairs in enumerate(micro_batches)
             )
@@ -151,7 +140,6 @@ class NFT(Algorithm):
         base_velocity: Tensor | None,
         optimal: Tensor,
         scored: Tensor,
-        weight: Tensor | float,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of one micro-batch of pairs, with gradient, and its numbers by their public names.
 
@@ -170,7 +158,6 @@ class NFT(Algorithm):
             sigma,
             beta=nft.nft_beta,
             adaptive=nft.nft_adaptive_weighting,
-            weight=weight,
         )
         r, counts = optimal[rows].to(good), scored[rows].to(good)
         loss = policy_loss = clip_max / nft.nft_beta * (counts * (r * good + (1 - r) * bad)).mean()

@@ -108,9 +108,9 @@ class Policy:
         """Return the guided velocity `[B, ...]` at step `index` (or `[B]`), float32."""
         return self.pipeline.velocity(latents, index, conditioning, self.guidance)
 
-    def log_prob(self, next_latents: Tensor, mean: Tensor, std: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Return the log-probability `[B]` of stored next latents, the mean over elements times their weights."""
-        return self.pipeline.scheduler.log_prob(next_latents, mean, std, sde_type=self.sde_type, weight=weight)
+    def log_prob(self, next_latents: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+        """Return the log-probability `[B]` of stored next latents, the mean over elements."""
+        return self.pipeline.scheduler.log_prob(next_latents, mean, std, sde_type=self.sde_type)
 
     def latent_grid(self) -> tuple[int, int, int]:
         """Frames, height and width of a video's latents."""

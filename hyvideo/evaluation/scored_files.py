@@ -116,6 +116,6 @@ def _score_block(reward: NamedReward, videos: Sequence[Path], prompts: Sequence[
 
 
 def _by_video(reward: NamedReward, videos: Videos, prompts: Sequence[str]) -> list[dict[str, float]]:
-    scores, _ = checked_answer(reward.name, reward.model, videos, prompts, grid=None)
+    scores = checked_answer(reward.name, reward.model, videos, prompts)
     columns = {name: values.tolist() for name, values in scores.items()}
     return [{name: column[row] for name, column in columns.items()} for row in range(len(prompts))]

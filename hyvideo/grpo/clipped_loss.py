@@ -19,9 +19,7 @@ class PolicyLossDiagnostics:
     ratio_max_deviation: Tensor
 
 
-def normalized_log_ratio(
-    mean: Tensor, old_mean: Tensor, next_latents: Tensor, std: Tensor, weight: Tensor | float = 1.0
-) -> Tensor:
+def normalized_log_ratio(mean: Tensor, old_mean: Tensor, next_latents: Tensor, std: Tensor) -> Tensor:
     """``mean(D noise)`` with ``D = mu - mu_old``, ``noise = (x - mu_old) / std``: the log-ratio of GRPO-Guard.
 
     The log-ratio of two Gaussians is ``mean(D noise) / std - mean(D^2) / (2 std^2)``. Its second term is never
@@ -33,12 +31,11 @@ def normalized_log_ratio(
         old_mean: [N, ...] those of the rollout.
         next_latents: [N, ...] what the rollout drew.
         std: Of the transitions, broadcastable to mean, > 0.
-        weight: Factor of every element's term before the mean, broadcastable to mean.
 
     Returns:
         [N], with gradient.
     """
-    return (weight * ((mean - old_mean) * ((next_latents - old_mean) / std))).flatten(1).mean(1)
+    return ((mean - old_mean) * ((next_latents - old_mean) / std)).flatten(1).mean(1)
 
 
 def clipped_policy_loss(

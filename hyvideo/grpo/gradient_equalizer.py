@@ -31,22 +31,6 @@ def equalizer_scales(norms: Tensor) -> Tensor:
     return torch.where(usable, norms[usable].median() / (norms + EPSILON), torch.ones_like(norms))
 
 
-def credit_norms(credit: Tensor) -> Tensor:
-    """``RMS(w)``: a credit map w multiplies the gradient norm N_t of its video by this, which is 1 for a uniform map.
-
-    With D values, the gradient of ``mean(w log p)`` by the velocity has elements ``w_i N_t noise_i / D``, and the noise
-    does not know the map. The equalizer's scale is divided by it, so that videos with maps of all kinds contribute
-    gradients of one scale.
-
-    Args:
-        credit: [N, ...] maps with mean 1.
-
-    Returns:
-        [N].
-    """
-    return credit.square().flatten(1).mean(1).sqrt()
-
-
 def velocity_gradients(policy_loss: Tensor, mean: Tensor, sensitivity: Tensor) -> Tensor:
     """Gradient of each (sample, step) pair by the predicted velocity, ``sqrt(D) |d loss / d v|``, [N].
 

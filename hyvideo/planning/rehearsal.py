@@ -39,7 +39,6 @@ from hyvideo.data.prompts import Prompt
 from hyvideo.distributed.layout import layout_of
 from hyvideo.distributed.mesh import mesh_of
 from hyvideo.models.parallelize import trainable_parameters
-from hyvideo.models.reward_models.credit import Grid
 from hyvideo.models.reward_models.rewards import Scores
 from hyvideo.observability.phase_timer import PhaseTimer
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
@@ -108,18 +107,15 @@ class Rehearsal:
 
 
 class _StandIn:
-    """Scores videos by a seeded draw, with a uniform credit map if the run's reward gives one."""
+    """Scores videos by a seeded draw."""
 
     asynchronous = False
     max_failed = 0.0
 
-    def __init__(self, credited: str | None) -> None:
-        self.credited = credited
-
-    def __call__(self, videos: Tensor, prompts: Sequence[str], grid: Grid | None) -> Scores:
+    def __call__(self, videos: Tensor, prompts: Sequence[str]) -> Scores:
         """Return a score of every video."""
         drawn = torch.randn(len(prompts), generator=torch.Generator().manual_seed(len(prompts)))
-        return Scores({"VQ": drawn}, drawn, {"VQ": 1.0}, credit=None if grid is None else torch.ones(len(drawn), *grid))
+        return Scores({"VQ": drawn}, drawn, {"VQ": 1.0})
 
 
 def rehearse(
@@ -169,7 +165,7 @@ def _rehearse(
         if anchor:
             anchor.policy_moved()  # as in all rounds but those after a refresh
         with suppress(DynamicOutputShapeException):  # noted; what comes after it cannot be rehearsed
-            trajectory = collect(policy, _StandIn(config.reward.reward_credit), rounds.next(), algorithm, mesh, timer)
+            trajectory = collect(policy, _StandIn(), rounds.next(), algorithm, mesh, timer)
             for _ in algorithm.updates(trajectory):
                 pass
             if anchor and config.kl.moves_anchor:

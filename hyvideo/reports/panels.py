@@ -114,9 +114,6 @@ def reward_panels(runs: Sequence[RunRecord]) -> list[Drawing]:
             of=ROUND,
         )
     )
-    about = "Root mean square of the credit maps: 1 if all parts of a video count alike, more if few do."
-    focus = _smooth(runs, lambda run: run.per_round("reward/credit_focus"))
-    charts.append(Chart("Focus of the credit", about, focus, of=ROUND))
     for of, (title, about) in _MIXING.items() if alone else ():
         lines = []
         for number, name in enumerate(runs[0].metric_names):

@@ -235,9 +235,7 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         return mean + std * noise.float()
 
     @staticmethod
-    def log_prob(
-        next_sample: Tensor, mean: Tensor, std: Tensor, *, sde_type: str, weight: Tensor | None = None
-    ) -> Tensor:
+    def log_prob(next_sample: Tensor, mean: Tensor, std: Tensor, *, sde_type: str) -> Tensor:
         """Log-density of the stored next latent, averaged over all dims but the batch, [B] float32.
 
         The mean, not the sum: ratios then do not depend on the size of the video, and a clip range of 1e-4 is
@@ -250,7 +248,6 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
             mean: [B, ...] from `transition`.
             std: From `transition`.
             sde_type: A key of `SDE_TYPES`.
-            weight: Factor of every element's term before the mean, broadcastable to mean; None: all are 1.
 
         Raises:
             ValueError: If the flavour is unknown.
@@ -258,11 +255,11 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         flavour = _known_flavour(sde_type)
         error = next_sample.detach().float() - mean
         if not flavour.is_density:
-            return -_mean_per_row(error.square(), weight)
+            return -_mean_per_row(error.square())
         stochastic = std > 0
         safe_std = torch.where(stochastic, std, torch.ones_like(std))
         log_density = -0.5 * (error / safe_std).square() - safe_std.log() - 0.5 * math.log(2 * math.pi)
-        return _mean_per_row(torch.where(stochastic, log_density, torch.zeros_like(log_density)), weight)
+        return _mean_per_row(torch.where(stochastic, log_density, torch.zeros_like(log_density)))
 
     def gradient_norms(self, *, sde_type: str, eta: float, published: bool = False) -> Tensor:
         """N_t, the scale of ``d log_prob / d v`` at every step (paper Eq. 8, A.5), [K] float32.
@@ -338,7 +335,6 @@ def _per_row(values: Tensor, index: int | Tensor, sample: Tensor) -> Tensor:
     return picked.reshape(*picked.shape, *[1] * (sample.ndim - 1))
 
 
-def _mean_per_row(values: Tensor, weight: Tensor | None) -> Tensor:
-    """Mean over all dims but the first, [B], of the values or of their products with weights."""
-    values = values if weight is None else weight * values
+def _mean_per_row(values: Tensor) -> Tensor:
+    """Mean over all dims but the first, [B]."""
     return values.reshape(values.shape[0], -1).mean(dim=1)

@@ -87,7 +87,6 @@ def build_training(config: Config) -> Training:
         texts = [prompt.text for prompt in prompts]
         not_judged = reward.check_prompts(texts)
         policy = build_policy(config, build_pipeline(config, device, mesh))
-        reward.check_credit(policy.num_frames, policy.size, policy.latent_grid(), texts)
     rounds = Rounds(config, prompts, layout_of(config, mesh.world_size), mesh.dp_rank)
     state = _build_state(config, policy, rounds, mesh, timer, content)
     base = build_base(config, policy.transformer)  # before a checkpoint replaces the weights

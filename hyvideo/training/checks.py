@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from hyvideo.distributed.layout import layout_of
 from hyvideo.grpo.timesteps import check_updates
 from hyvideo.models.lora_keys import modules_of_original
 from hyvideo.models.model_folder import is_diffusers_layout
-from hyvideo.models.reward_models.requested import judge_of, read_requested_judges, read_requested_rewards
+from hyvideo.models.reward_models.requested import judge_of, read_requested_judges
 from hyvideo.models.reward_models.rewards import WeightedReward
 from hyvideo.pipelines.sampling_defaults import FILE, sampling_defaults
 
@@ -56,7 +55,6 @@ def check_config(
         *_objective_problems(cfg),
         *_waiting_problems(cfg, world_size),
         *_guard_problems(cfg),
-        *_credit_problems(cfg),
         *(_file_problems(cfg) if files else ()),
         *_model_problems(cfg),
         *_run_problems(cfg),
@@ -257,21 +255,6 @@ def _guard_problems(cfg: Config) -> Iterator[str]:
             f"reward_guard compares {cfg.validation.validation_num_videos} validation videos, too few to tell a fall "
             f"from chance: set validation_num_videos to at least {_FEWEST_COMPARED}, better 32"
         )
-
-
-def _credit_problems(cfg: Config) -> Iterator[str]:
-    """A credit map from a reward that does not score, or for an algorithm that would not read it."""
-    if cfg.reward.reward_credit is None:
-        return
-    with suppress(ValueError):  # told elsewhere
-        names = [choice.name for choice in read_requested_rewards(cfg.reward)]
-        if cfg.reward.reward_credit not in names:
-            yield f"reward_credit is {cfg.reward.reward_credit!r}, which does not score: name one of {', '.join(names)}"
-        if not algorithm_class(cfg.grpo.algorithm).weighs_credit:
-            yield (
-                f"reward_credit is set, but the algorithm {cfg.grpo.algorithm} weights all parts of a video alike: "
-                "leave it out, or read Trajectory.credit and set weighs_credit in the algorithm"
-            )
 
 
 def _asks_server(reward: RewardConfig) -> bool:

@@ -12,7 +12,6 @@ from hyvideo.algorithms.policy import Policy
 from hyvideo.distributed.collectives import gather, gather_rows
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.advantages import parts_of_advantage
-from hyvideo.grpo.gradient_equalizer import credit_norms
 from hyvideo.models.reward_models.rewards import Scores, WeightedReward
 from hyvideo.pipelines.conditioning import Conditioning
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout, decoded_together
@@ -33,8 +32,7 @@ def collect(policy: Policy, algorithm: Algorithm, reward: WeightedReward, round:
     mesh, timer, count = round.mesh, algorithm.timer, len(round.prompts)
     own = mesh.layout.share_to_score(count, mesh.rank)
     at_once = reward.asynchronous  # otherwise the ranks of a video decode a part each, when all are sampled
-    grid = policy.latent_grid() if reward.credited else None
-    scoring = reward.begin(grid) if at_once and own else None
+    scoring = reward.begin() if at_once and own else None
     unique = list(dict.fromkeys(round.prompt_indices))
     rows = tuple(unique.index(prompt) for prompt in round.prompt_indices)
     texts = tuple(prompt.text for prompt in round.prompts)
@@ -54,7 +52,7 @@ def collect(policy: Policy, algorithm: Algorithm, reward: WeightedReward, round:
         if not at_once:
             rollout = replace(rollout, videos=_decode_over_ranks(policy, rollout.latents[:, -1], size, mesh))
     with timer("reward"):
-        scores = score_over_ranks(reward, rollout.videos, texts, round.positions, mesh, scoring, grid)
+        scores = score_over_ranks(reward, rollout.videos, texts, round.positions, mesh, scoring)
     metrics = _scores_metrics(scores) | _diversity_metrics(rollout.videos, round)
     if len(scores.weights) > 1:
         normalized = algorithm.config.reward.reward_aggregation != "sum"
@@ -127,7 +125,6 @@ def _scores_metrics(scores: Scores) -> dict[str, float]:
         "reward/mean": float(valid.mean()),
         "reward/std": float(valid.std(correction=0)) if len(valid) else math.nan,
         "reward/failed": float(scores.failed().sum()),
-        **({} if scores.credit is None else {"reward/credit_focus": float(credit_norms(scores.credit).mean())}),
         **{f"reward/{name}": float(values.nanmean()) for name, values in scores.metrics.items()},
     }
 

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from hyvideo.distributed.collectives import all_or_none, gather
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.models.reward_models.credit import Grid
 from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.models.reward_models.rewards import Scores, Scoring, WeightedReward, frames_of_reward
 
@@ -20,7 +19,6 @@ def score_over_ranks(
     positions: Tensor,
     mesh: Mesh,
     scoring: Scoring | None = None,
-    grid: Grid | None = None,
 ) -> Scores:
     """Score the videos of all ranks; the ranks that share a video's tokens score a part of their videos each.
 
@@ -31,7 +29,6 @@ def score_over_ranks(
         positions: `[B]` long, where each stands among the videos of all ranks.
         mesh: who shares what.
         scoring: has been given this rank's share of the videos already (`reward_async`); None: score them now.
-        grid: of the videos' latents, if a credit map is wanted.
 
     Returns:
         The scores of the videos of all ranks in the order of their positions, the same on every rank.
@@ -45,7 +42,7 @@ def score_over_ranks(
             if scoring is not None:
                 part = reward.finish(scoring)
             else:
-                part = reward(videos[own.start : own.stop], texts[own.start : own.stop], grid) if own else None
+                part = reward(videos[own.start : own.stop], texts[own.start : own.stop]) if own else None
         except (RewardFailureError, torch.OutOfMemoryError):
             raise
         except Exception as error:

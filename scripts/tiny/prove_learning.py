@@ -45,12 +45,12 @@ class ShuffledReward:
 
     def __init__(self, reward: WeightedReward, seed: int) -> None:
         self.reward = reward
-        self.asynchronous, self.max_failed, self.credited = False, reward.max_failed, None
+        self.asynchronous, self.max_failed = False, reward.max_failed
         self.seed = seed
         self.calls = 0
 
-    def __call__(self, videos: Tensor, prompts: list[str], grid: None = None) -> Scores:
-        """Return the scores of `videos` `[B, F, H, W, 3]` in another order; there are no credit maps."""
+    def __call__(self, videos: Tensor, prompts: list[str]) -> Scores:
+        """Return the scores of `videos` `[B, F, H, W, 3]` in another order."""
         scores = self.reward(videos, prompts)
         generator = generator_for(self.seed, "shuffled reward", self.calls)
         order = torch.randperm(len(prompts), generator=generator)
@@ -69,8 +69,8 @@ def main(argv: list[str]) -> int:
     arguments, flags = parser.parse_known_args(argv)
     try:
         reward = load_config([*SETTINGS, *flags]).reward
-        if reward.reward_async or reward.reward_aggregation != "sum" or reward.reward_credit:
-            raise ValueError("reward_async, reward_credit and another aggregation cannot be shuffled: leave them out.")
+        if reward.reward_async or reward.reward_aggregation != "sum":
+            raise ValueError("reward_async and another aggregation cannot be shuffled: leave them out.")
         if arguments.num_held_out < 2:
             raise ValueError(f"--num_held_out must be at least 2; received {arguments.num_held_out}.")
         for seed in arguments.seeds:

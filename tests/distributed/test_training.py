@@ -19,7 +19,6 @@ from hyvideo.models.loading import load_transformer
 from hyvideo.models.parallelize import prepare_policy, trainable_parameters
 from hyvideo.training.run import Training
 from tests.support.ranks import run_on_ranks
-from tests.support.rewards import with_map
 from tests.support.tiny_model import ADAPTER, randomize
 from tests.support.training import ALGORITHMS, arguments, training_of
 
@@ -38,7 +37,7 @@ NUM_VIDEOS = 4
 RUN = {"grpo_sampling_steps": 3, "max_steps": 3, "update_ref_model_step": 2, "kl_weight": 0.1, "learning_rate": 1e-4}
 
 METHODS: dict[str, dict[str, Any]] = {
-    "grpo, credit maps": {**ALGORITHMS["grpo"], **with_map("prompt")},
+    "grpo": ALGORITHMS["grpo"],
     "full": {},
     "guidance": {"cfg_scale": 3.0, "validation_interval": 2, "validation_num_videos": 3},
     "lora": {
@@ -63,9 +62,8 @@ METHODS: dict[str, dict[str, Any]] = {
         "max_grad_norm": 10.0,
     },
     "nft, guidance, adapter": {**ALGORITHMS["nft"], "cfg_scale": 3.0, "use_lora": True, "learning_rate": 1e-3},
-    "nft, credit maps, two updates": {
+    "nft, two updates": {
         **ALGORITHMS["nft"],
-        **with_map("prompt"),
         "timestep_fraction": 0.5,
         "updates_per_rollout": 2,
         "grpo_sampling_steps": 4,
@@ -80,8 +78,8 @@ AS_THE_RECIPES = {"enable_gradient_checkpointing": True, "activation_checkpointi
 
 Cases = dict[str, tuple[str, dict[str, Any]]]
 TWO_RANKS: Cases = {
-    "dp, credit maps": ("grpo, credit maps", {**FSDP, "batch_size": 2}),
-    "sp, credit maps": ("grpo, credit maps", SP_2),
+    "dp": ("grpo", {**FSDP, "batch_size": 2}),
+    "sp": ("grpo", SP_2),
     "sp, guidance, blocks recomputed, weights kept and saved after a validation": (
         "guidance",
         {**SP_2, "enable_gradient_checkpointing": True, "reshard_after_forward": False, "save_interval": 2},
@@ -92,8 +90,8 @@ TWO_RANKS: Cases = {
         "two updates in windows",
         {**FSDP, "batch_size": 1, "gradient_accumulation_steps": 2},
     ),
-    "dp, nft, credit maps, groups over ranks, accumulated": (
-        "nft, credit maps, two updates",
+    "dp, nft, groups over ranks, accumulated": (
+        "nft, two updates",
         {**FSDP, "batch_size": 1, "gradient_accumulation_steps": 2, "cpu_offload": True},
     ),
 }

@@ -1,8 +1,6 @@
 """Small real rewards for tests of what surrounds a reward, and videos whose scores are known."""
 
 import copy
-import json
-import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,13 +10,10 @@ import torch
 from torch import Tensor
 
 from hyvideo.data.videos import read_video
-from hyvideo.models.reward_models.credit import Grid
-from hyvideo.models.reward_models.moving_shapes import MovingShapesReward
 from hyvideo.models.reward_models.registry import RewardContext, RewardModel, Videos
 from hyvideo.models.reward_models.rewards import Scores, WeightedReward
 
 BRIGHTNESS = "tests.support.rewards:Brightness"
-MAPPED = "tests.support.rewards:Mapped"
 
 GUARDED = {
     "config": [Path(__file__).parents[2] / "configs" / "tiny.yaml", Path(__file__).with_name("no_trackers.yaml")],
@@ -40,7 +35,7 @@ def grey_videos(*levels: int, frames: int = 5) -> Tensor:
 def scoring_with(reward: WeightedReward, score: Callable[[Tensor, Sequence[str]], Scores]) -> WeightedReward:
     """Return a copy of `reward` that scores videos with another function."""
     other = copy.copy(reward)
-    call = {"__call__": lambda self, videos, prompts, grid=None: score(videos, prompts)}
+    call = {"__call__": lambda self, videos, prompts: score(videos, prompts)}
     other.__class__ = type("Other", (type(reward),), call)
     return other
 
@@ -129,34 +124,3 @@ class Rewriting(FileBrightness):
         for path in videos:
             path.write_bytes(videos[0].read_bytes())
         return scores
-
-
-class Mapped(MovingShapesReward):
-    """The reward of moving shapes with another credit map.
-
-    Its `kind` is `own`; `uniform`; `shuffled`, its own at other latents; `prompt`, a ramp over the latents that depends
-    on the prompt and on no pixel; or a fault: `shape`, `nan`.
-    """
-
-    def __init__(self, context: RewardContext = RewardContext(), kind: str = "own") -> None:  # noqa: B008
-        super().__init__(context)
-        self._kind = kind
-
-    def scores_and_credit(self, videos: Tensor, prompts: Sequence[str], grid: Grid) -> tuple[dict[str, Tensor], Tensor]:
-        scores, credit = super().scores_and_credit(videos, prompts, grid)
-        steepness = torch.tensor([len(prompt) % 8 / 8 for prompt in prompts]).view(-1, 1, 1, 1)
-        return scores, {
-            "own": lambda: credit,
-            "uniform": lambda: torch.ones_like(credit),
-            "shuffled": lambda: credit.flip(1, 2, 3),
-            "prompt": lambda: 1 + steepness * torch.linspace(-1, 1, math.prod(grid)).view(grid),
-            "shape": lambda: credit[:, 1:],
-            "nan": lambda: credit.masked_fill(credit == credit.amax(), torch.nan),
-        }[self._kind]()
-
-
-def with_map(kind: str) -> dict[str, object]:
-    """Return settings of a run whose credit map is of this kind; `none` leaves the map out."""
-    weights = {"VQ": 0.5, "MQ": 0.5, "TA": 1.0}
-    models = {MAPPED: {"sub_reward": weights, "options": {"kind": kind}}}
-    return {"reward_config": json.dumps({"models": models}), "reward_credit": MAPPED if kind != "none" else None}

@@ -27,10 +27,6 @@ class RewardConfig:
     prompt's videos. gdpo (arXiv 2601.05242) does too, but then divides by the spread of the round, not of each prompt.
     """
 
-    reward_credit: str | None = None
-    """Name of the reward whose credit map weights the parts of a video in the loss, by where the score comes from:
-    moving_shapes, vlm_checks, your own, or one of the server. None weights all parts alike."""
-
     reward_guard: dict[str, Any] | None = None
     """Judge that is not trained on, in the form of reward_config. It scores the validation videos. The run acts when
     the trained reward rises while the judge falls."""

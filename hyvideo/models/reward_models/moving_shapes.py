@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hyvideo.models.reward_models.credit import Grid, credit_map
 from hyvideo.models.reward_models.registry import RewardModel, register_reward
 
 COLOURS: dict[str, tuple[int, int, int]] = {
@@ -118,8 +117,6 @@ class Measurement:
 
     Attributes:
         colour: `[B, 3]` colour of the shape (0-255).
-        background: `[B, 3]` colour around it (0-255).
-        area: `[B]` pixels of the shape, mean over frames.
         centre: `[B, F, 2]` centroid (x, y) of the shape as a share of the frame's width and height.
         overlap: `[B, S]` mean soft intersection over union with each of SHAPES, in [0, 1].
         presence: `[B]` how far every frame shows something of plausible size and contrast, in [0, 1].
@@ -127,8 +124,6 @@ class Measurement:
     """
 
     colour: Tensor
-    background: Tensor
-    area: Tensor
     centre: Tensor
     overlap: Tensor
     presence: Tensor
@@ -157,8 +152,6 @@ def measure(videos: Tensor) -> Measurement:
     error = (offset - best[..., None] * colour[:, None, None, None]).square().sum((1, 2, 3, 4))
     return Measurement(
         colour=background + colour,
-        background=background,
-        area=area.mean(1),
         centre=centre / torch.tensor([share.shape[3], share.shape[2]]),
         overlap=overlap,
         presence=_presence(area / math.prod(share.shape[2:]), energy.sqrt()),
@@ -193,22 +186,13 @@ class MovingShapesReward(RewardModel):
     """
 
     metrics = ("VQ", "MQ", "TA")
-    gives_credit = True
 
     def __call__(self, videos: Tensor, prompts: Sequence[str]) -> dict[str, Tensor]:
         """Score uint8 videos `[B, F, H, W, 3]`: metric -> float32 `[B]`, NaN for a prompt that names no scene."""
-        return self._scores(measure(videos), [parse_prompt(prompt) or UNREAD for prompt in prompts])
-
-    def scores_and_credit(self, videos: Tensor, prompts: Sequence[str], grid: Grid) -> tuple[dict[str, Tensor], Tensor]:
-        """Score, and give as credit map how wrong the pixels are: `wrong_pixels` on the grid of the latents."""
-        seen, scenes = measure(videos), [parse_prompt(prompt) or UNREAD for prompt in prompts]
-        return self._scores(seen, scenes), credit_map(wrong_pixels(videos, seen, scenes), videos.shape[1], grid)
-
-    @staticmethod
-    def _scores(seen: Measurement, scenes: Sequence[Scene]) -> dict[str, Tensor]:
-        if len(seen.colour) != len(scenes):
-            raise ValueError(f"moving_shapes: received {len(seen.colour)} videos but {len(scenes)} prompts")
-        raw, failed = raw_scores(seen, scenes), torch.tensor([scene is UNREAD for scene in scenes])
+        if len(videos) != len(prompts):
+            raise ValueError(f"moving_shapes: received {len(videos)} videos but {len(prompts)} prompts")
+        scenes = [parse_prompt(prompt) or UNREAD for prompt in prompts]
+        raw, failed = raw_scores(measure(videos), scenes), torch.tensor([scene is UNREAD for scene in scenes])
         return {
             metric: ((raw[metric] - mean) / spread).masked_fill(failed, math.nan)
             for metric, (mean, spread) in CALIBRATION.items()
@@ -231,24 +215,6 @@ def raw_scores(seen: Measurement, scenes: Sequence[Scene]) -> dict[str, Tensor]:
         "MQ": seen.presence * _motion_score(seen.centre, scenes),
         "TA": seen.presence * (colour + shape) / 2,
     }
-
-
-def wrong_pixels(videos: Tensor, seen: Measurement, scenes: Sequence[Scene]) -> Tensor:
-    """How far each pixel is from the nearest right video: `[B, F, H, W]`, distance in colours of 0-255.
-
-    The right video has the background, the shape's size (within `AREA_RANGE`) and the middle of its path as they are
-    seen, and colour, outline and motion as asked. The distance is, up to a factor, the magnitude of the gradient of the
-    squared error by the pixel.
-    """
-    height, width = videos.shape[2:4]
-    area = seen.area.clamp(*(share * height * width for share in AREA_RANGE))
-    path = seen.centre.mean(1, keepdim=True) + _asked_velocity(scenes)[:, None] * _time(seen.centre)[:, None]
-    right = []
-    for background, size, centre, scene in zip(seen.background, area, path, scenes, strict=True):
-        radius = (size / SHAPES[scene.shape]).sqrt().expand(len(centre))
-        covered = coverage(scene.shape, centre * torch.tensor([width, height]), radius, height, width)[..., None]
-        right.append(background + covered * (torch.tensor(COLOURS[scene.colour]) - background))
-    return (videos.detach().cpu().float() - torch.stack(right)).norm(dim=-1)
 
 
 def _shape_offset(offset: Tensor) -> Tensor:

@@ -15,7 +15,6 @@ from torch import Tensor
 from hyvideo.config.knobs import nearest
 from hyvideo.config.outside import complain, import_class
 from hyvideo.models import reward_models
-from hyvideo.models.reward_models.credit import Grid, checked_credit
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 """Value of a reward's option `dtype` -> dtype of its network."""
@@ -74,12 +73,10 @@ class RewardModel(ABC):
         metrics: names of its scores; more is better.
         reads: `file` for a reward that is defined on mp4 files: it gets paths, or frames with `reward_io: memory`.
             `memory` for one that always gets frames.
-        gives_credit: whether it can say where in a video its scores come from (`scores_and_credit`).
     """
 
     metrics: ClassVar[Sequence[str]]
     reads: Literal["memory", "file"] = "memory"
-    gives_credit: bool = False
 
     def __init__(self, context: RewardContext = RewardContext()) -> None:
         self.context = context
@@ -91,15 +88,6 @@ class RewardModel(ABC):
     @abstractmethod
     def __call__(self, videos: Videos, prompts: Sequence[str]) -> Mapping[str, Tensor]:
         """Score B videos for their B prompts: each metric `[B]`, NaN for an item that failed."""
-
-    def scores_and_credit(
-        self, videos: Videos, prompts: Sequence[str], grid: Grid
-    ) -> tuple[Mapping[str, Tensor], Tensor]:
-        """Score as `__call__`, and give a credit map `[B, *grid]`: at least 0, with mean 1 for every video.
-
-        Called only if `gives_credit`. `hyvideo.models.reward_models.credit.credit_map` makes a map from pixels.
-        """
-        raise NotImplementedError
 
     def applies(self, prompt: str) -> bool:
         """Whether the reward can judge videos of this prompt at all; where not, its NaN is no failure."""
@@ -138,22 +126,17 @@ def checked_scores(name: str, reward: RewardModel, scores: Mapping[str, Tensor],
     return found
 
 
-def checked_answer(
-    name: str, reward: RewardModel, videos: Videos, prompts: Sequence[str], grid: Grid | None
-) -> tuple[dict[str, Tensor], Tensor | None]:
-    """Score videos, with a credit map if `grid` asks for one; errors as `checked_scores` and `checked_credit`.
+def checked_answer(name: str, reward: RewardModel, videos: Videos, prompts: Sequence[str]) -> dict[str, Tensor]:
+    """Score videos; errors as `checked_scores`.
 
     A reward that ends the program is a RuntimeError: what asked it would end too, as if all were well.
     """
     try:
-        answer = (reward(videos, prompts), None) if grid is None else reward.scores_and_credit(videos, prompts, grid)
+        scores = reward(videos, prompts)
     except SystemExit as error:
         told = RuntimeError(f"the reward {name} called exit({error.code!r}): let it raise what is wrong instead")
         raise told.with_traceback(error.__traceback__) from None
-    scores, credit = answer
-    found = checked_scores(name, reward, scores, len(prompts))
-    failed = torch.stack([*found.values()]).isnan().all(0)
-    return found, None if grid is None else checked_credit(name, credit, grid, failed)
+    return checked_scores(name, reward, scores, len(prompts))
 
 
 _REWARDS: dict[str, type[RewardModel]] = {}

@@ -61,7 +61,7 @@ def read_requested_rewards(config: RewardConfig) -> list[RequestedReward]:
 def judge_of(config: RewardConfig) -> RewardConfig | None:
     """Return the reward that judges a guarded run, in the form of one that trains it; None without a guard."""
     guard = config.reward_guard
-    return None if guard is None else replace(config, reward_config=guard, reward_credit=None, reward_guard=None)
+    return None if guard is None else replace(config, reward_config=guard, reward_guard=None)
 
 
 def read_requested_judges(config: RewardConfig) -> list[RequestedReward]:
@@ -99,15 +99,6 @@ def check_metrics(choice: RequestedReward, metrics: Sequence[str]) -> None:
     if unknown := [metric for metric in choice.sub_reward if metric not in metrics]:
         raise ValueError(
             f"reward_weights: {choice.name} has no metric {', '.join(unknown)}; expected some of {', '.join(metrics)}."
-        )
-
-
-def check_credit(choice: RequestedReward, reward: RewardModel | type[RewardModel]) -> None:
-    """Refuse, by a ValueError, a reward that cannot say where in a video its scores come from."""
-    if not reward.gives_credit:
-        raise ValueError(
-            f"reward_credit: {choice.name}{f' at {choice.url}' if choice.url else ''} gives no credit map. Name "
-            "moving_shapes, vlm_checks with a checkpoint (here or on a reward server), or your own with gives_credit."
         )
 
 

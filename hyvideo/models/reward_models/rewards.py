@@ -13,21 +13,19 @@ from torch import Tensor
 
 from hyvideo.config.schema import RewardConfig
 from hyvideo.data.videos import write_video
-from hyvideo.models.reward_models.credit import Grid
 from hyvideo.models.reward_models.registry import RewardContext, RewardModel, checked_answer, reward_class
 from hyvideo.models.reward_models.remote.client import RemoteReward
 from hyvideo.models.reward_models.requested import (
     RequestedReward,
     about_the_guard,
-    check_credit,
     check_metrics,
     check_options,
     judge_of,
     read_requested_rewards,
 )
 
-_Answer = tuple[dict[str, Tensor], Tensor, Tensor | None]
-"""A reward's metrics of a block of b videos, `[b]` each, whether it applies to them, `[b]` bool, and its credit map."""
+_Answer = tuple[dict[str, Tensor], Tensor]
+"""A reward's metrics of a block of b videos, `[b]` each, and whether it applies to them, `[b]` bool."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +38,12 @@ class Scores:
             failed, or none applies.
         weights: weight, not 0, of every metric that is part of the total.
         applies: `[B]` bool of every metric, whether it judges videos of this prompt; a metric that is not named does.
-        credit: `[B, F', H', W']` float32 on the CPU, where in each video its scores come from; None where not asked.
     """
 
     metrics: Mapping[str, Tensor]
     total: Tensor
     weights: Mapping[str, float]
     applies: Mapping[str, Tensor] = field(default_factory=dict)
-    credit: Tensor | None = None
 
     def __len__(self) -> int:
         """Number of videos B."""
@@ -58,8 +54,7 @@ class Scores:
         metrics, applies = (
             {name: values[videos] for name, values in of.items()} for of in (self.metrics, self.applies)
         )
-        credit = None if self.credit is None else self.credit[videos]
-        return Scores(metrics, self.total[videos], self.weights, applies, credit)
+        return Scores(metrics, self.total[videos], self.weights, applies)
 
     @classmethod
     def join(cls, parts: Sequence["Scores"]) -> "Scores":
@@ -68,8 +63,7 @@ class Scores:
             {name: torch.cat([getattr(part, of)[name] for part in parts]) for name in getattr(parts[0], of)}
             for of in ("metrics", "applies")
         )
-        credit = None if parts[0].credit is None else torch.cat([part.credit for part in parts])
-        return cls(metrics, torch.cat([part.total for part in parts]), parts[0].weights, applies, credit)
+        return cls(metrics, torch.cat([part.total for part in parts]), parts[0].weights, applies)
 
     def failed(self) -> Tensor:
         """Which videos have no total though a weighted metric applies to their prompt, `[B]` bool."""
@@ -102,20 +96,11 @@ class Scoring:
     """Videos of one round on their way to their scores, so that scoring may overlap with what makes the next ones.
 
     Every reward gets blocks of `block_size` videos as soon as they are full. Blocks do not depend on how the videos
-    arrive, so neither do the scores. The reward called `credited` is asked for a credit map on `grid`, if there is one.
+    arrive, so neither do the scores.
     """
 
-    def __init__(
-        self,
-        scorers: Sequence[_Scorer],
-        block_size: int,
-        video_fps: float,
-        crf: int,
-        credited: str | None = None,
-        grid: Grid | None = None,
-    ) -> None:
+    def __init__(self, scorers: Sequence[_Scorer], block_size: int, video_fps: float, crf: int) -> None:
         self._scorers, self._block_size, self._video_fps, self._crf = scorers, block_size, video_fps, crf
-        self._credited, self._grid = credited, grid
         self._folder = tempfile.TemporaryDirectory(prefix="rewards-")
         self._waiting: list[tuple[Tensor, str]] = []
         self._results: list[list[Future[_Answer]]] = []
@@ -126,8 +111,8 @@ class Scoring:
         while len(self._waiting) >= self._block_size:
             self._start_block()
 
-    def result(self) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor | None]:
-        """Wait for all videos: every metric, `[B]` float32, whether it applies, `[B]` bool, and a credit map if asked.
+    def result(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Wait for all videos: every metric, `[B]` float32, and whether it applies, `[B]` bool.
 
         An error of a reward is raised. All are on the CPU in order of arrival.
         """
@@ -141,14 +126,12 @@ class Scoring:
                 future.cancel()
             wait(futures)
             self._folder.cleanup()
-        metrics, applies, credit = {}, {}, None
+        metrics, applies = {}, {}
         for scorer, parts in zip(self._scorers, zip(*blocks, strict=True), strict=True):
             for metric, name in scorer.names.items():
-                metrics[name] = torch.cat([scores[metric] for scores, _, _ in parts])
-                applies[name] = torch.cat([applies_to for _, applies_to, _ in parts])
-            if parts[0][2] is not None:
-                credit = torch.cat([part for _, _, part in parts])
-        return metrics, applies, credit
+                metrics[name] = torch.cat([scores[metric] for scores, _ in parts])
+                applies[name] = torch.cat([applies_to for _, applies_to in parts])
+        return metrics, applies
 
     def _start_block(self) -> None:
         chosen, self._waiting = self._waiting[: self._block_size], self._waiting[self._block_size :]
@@ -169,9 +152,8 @@ class Scoring:
                 write_video(path, video, self._video_fps, self._crf)
         else:
             shown = videos.clone() if len(self._scorers) > 1 else videos
-        grid = self._grid if name == self._credited else None
-        found, credit = checked_answer(name, scorer.model, shown, prompts, grid)
-        return found, torch.tensor([scorer.model.applies(prompt) for prompt in prompts]), credit
+        found = checked_answer(name, scorer.model, shown, prompts)
+        return found, torch.tensor([scorer.model.applies(prompt) for prompt in prompts])
 
 
 def frames_of_reward(error: BaseException) -> TracebackType | None:
@@ -195,7 +177,6 @@ class WeightedReward:
         weights: weight, not 0, of every metric that is part of the total.
         asynchronous: whether videos are scored while the next ones are sampled (`reward_async`).
         max_failed: share of the videos of all ranks that may have no total (`reward_max_failed`).
-        credited: name of the reward that is asked for credit maps (`reward_credit`), or None.
     """
 
     def __init__(
@@ -207,14 +188,11 @@ class WeightedReward:
     ) -> None:
         self._config, self._context = config, context
         self.asynchronous, self.max_failed = config.reward_async, config.reward_max_failed
-        self.credited = config.reward_credit
         given = [metric for model in models for metric in model.metrics]
         self._scorers: list[_Scorer] = []
         self.weights: dict[str, float] = {}
         for choice, model in zip(choices, models, strict=True):
             check_metrics(choice, model.metrics)
-            if choice.name == self.credited:
-                check_credit(choice, model)
             names = {m: m if given.count(m) == 1 else f"{choice.name}/{m}" for m in model.metrics}
             reads_files = model.reads == "file" and config.reward_io == "file"
             workers = config.remote_reward_in_flight if choice.url else 1
@@ -225,41 +203,30 @@ class WeightedReward:
         if config.reward_offload:
             self._move("cpu")
 
-    def __call__(self, videos: Tensor, prompts: Sequence[str], grid: Grid | None = None) -> Scores:
-        """Score videos `[B, F, H, W, 3]` uint8 for their B prompts, with a credit map on `grid` if `credited`."""
-        scoring = self.begin(grid)
+    def __call__(self, videos: Tensor, prompts: Sequence[str]) -> Scores:
+        """Score videos `[B, F, H, W, 3]` uint8 for their B prompts."""
+        scoring = self.begin()
         scoring.add(videos, prompts)
         return self.finish(scoring)
 
-    def begin(self, grid: Grid | None = None) -> Scoring:
+    def begin(self) -> Scoring:
         """Start scoring a round whose videos arrive in parts: `add` them, then `finish`."""
         config = self._config
         if config.reward_offload:
             self._move(self._context.device)
-        how = (config.reward_batch_size, self._context.video_fps, config.reward_video_crf)
-        return Scoring(self._scorers, *how, self.credited, grid)
+        return Scoring(self._scorers, config.reward_batch_size, self._context.video_fps, config.reward_video_crf)
 
     def finish(self, scoring: Scoring) -> Scores:
         """Wait for a round's scores; as `__call__`, to which it is equal whenever the videos came."""
         try:
-            metrics, applies, credit = scoring.result()
+            metrics, applies = scoring.result()
         finally:
             if self._config.reward_offload:
                 self._move("cpu")
         weighted = Scores(metrics, torch.empty(0), self.weights, applies).weighted()
         total = torch.stack([weight * weighted[name] for name, weight in self.weights.items()]).sum(0)
         judged = torch.stack([applies[name] for name in self.weights]).any(0)
-        return Scores(metrics, total.masked_fill(~judged, torch.nan), self.weights, applies, credit)
-
-    def check_credit(self, num_frames: int, size: tuple[int, int], grid: Grid, prompts: Sequence[str]) -> None:
-        """Ask for the credit map of one grey video, so that a reward without a usable one is refused at the start.
-
-        Errors are those of `checked_credit`, and what the reward raises.
-        """
-        applies = [scorer.model.applies for scorer in self._scorers if scorer.choice.name == self.credited]
-        judged = [prompt for prompt in prompts if all(each(prompt) for each in applies)]
-        if self.credited is not None and judged:
-            self(torch.full((1, num_frames, *size, 3), 128, dtype=torch.uint8), judged[:1], grid)
+        return Scores(metrics, total.masked_fill(~judged, torch.nan), self.weights, applies)
 
     def applies(self, prompt: str) -> bool:
         """Whether a weighted metric can judge videos of this prompt; rewards on a server say it only with scores."""
@@ -365,10 +332,7 @@ def check_rewards(
         if choice.url is None:
             _with_options(reward_class(choice.name).check, choice.name, context, choice.options)
         else:
-            remote = RemoteReward(context, choice.name, choice.url)
-            check_metrics(choice, remote.metrics)
-            if choice.name == config.reward_credit:
-                check_credit(choice, remote)
+            check_metrics(choice, RemoteReward(context, choice.name, choice.url).metrics)
     if judge := judge_of(config):
         with about_the_guard():
             check_rewards(judge, model_root, video_fps, prompt_csvs)
@@ -382,6 +346,4 @@ def _checked_choices(config: RewardConfig) -> list[RequestedReward]:
             reward = reward_class(choice.name)
             check_metrics(choice, reward.metrics)
             check_options(choice.name, choice.options, reward)
-            if choice.name == config.reward_credit:
-                check_credit(choice, reward)
     return choices

@@ -4,7 +4,7 @@ import hashlib
 import inspect
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from hyvideo.data.checks import Check, read_checks
 from hyvideo.models.model_folder import check_component, local_folder, readable
-from hyvideo.models.reward_models.credit import Grid, credit_map
 from hyvideo.models.reward_models.registry import (
     DTYPES,
     RewardContext,
@@ -34,9 +33,6 @@ TEMPLATE = "These are frames of one video, in order. {question} Answer Yes or No
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl")
 """Model types that run in this process; a server may run any."""
-
-WINDOW = 3
-"""Side of the square of latents over which a credit map is smoothed: single gradients of pixels are noise."""
 
 _ANSWERS = ("yes", "no")
 _LOG = logging.getLogger(__name__)
@@ -86,14 +82,11 @@ class LocalJudge:
         self._answers = [[id for id, word in words.items() if word == answer] for answer in _ANSWERS]
         if not all(self._answers):
             raise ValueError(f"vlm_checks: the tokenizer in '{checkpoint}' has no single token for Yes or for No.")
-        self.network.eval().requires_grad_(False).to(device)
+        self.network.eval().to(device)
         self._max_pixels = max_pixels
 
     def yes(self, frames: Tensor, text: str) -> Tensor:
-        """Return the probability of yes against no, 0-dim float32, differentiable in `frames`.
-
-        These are `[N, 3, H, W]` float in [0, 255], and `text` is what is asked about them.
-        """
+        """Return the probability of yes against no, 0-dim float32, for frames `[N, 3, H, W]` float in [0, 255]."""
         pixels, grid = self._patches(frames)
         device, config = self.network.device, self.network.config
         num_tokens = int(grid[0].prod()) // self._images.merge_size**2
@@ -183,7 +176,6 @@ class VlmChecks(RewardModel):
     """
 
     metrics = ("CHECKS",)
-    gives_credit = True
 
     def __init__(
         self,
@@ -206,7 +198,6 @@ class VlmChecks(RewardModel):
             what = f"{Path(checkpoint).name}, {name}"
         else:
             self._judge = RemoteJudge(server, model, max_pixels, context)
-            self.gives_credit = False  # the protocol has no gradients
             what = f"{model} at {server}"
         asked = hashlib.sha256(repr(sorted(self._checks.items())).encode()).hexdigest()[:8]
         self._about = (
@@ -230,25 +221,10 @@ class VlmChecks(RewardModel):
 
     def __call__(self, videos: Tensor, prompts: Sequence[str]) -> dict[str, Tensor]:
         """Score videos `[B, F, H, W, 3]` uint8; NaN and a warning where the server keeps failing."""
-        return self._scores(self._shown(videos), prompts, self._likelihood)
-
-    def scores_and_credit(self, videos: Tensor, prompts: Sequence[str], grid: Grid) -> tuple[dict[str, Tensor], Tensor]:
-        """Score, and give as credit map the magnitude of the score's gradient by the pixels that were shown."""
-        shown = [frames.requires_grad_() for frames in self._shown(videos)]
-        scores = self._scores(shown, prompts, self._likelihood_and_gradient)
-        gradients = [torch.zeros_like(frames) if frames.grad is None else frames.grad for frames in shown]
-        return scores, credit_map(torch.stack(gradients).norm(dim=2), videos.shape[1], grid, WINDOW)
-
-    def _shown(self, videos: Tensor) -> list[Tensor]:
-        """Return the frames `[N, 3, H, W]` of every video that are shown, float32: spread over all of it, each once."""
         chosen = torch.linspace(0, videos.shape[1] - 1, self._num_frames).round().long().unique()
-        return [rearrange(video[chosen].cpu(), "n h w c -> n c h w").float() for video in videos]
-
-    def _scores(
-        self, shown: Sequence[Tensor], prompts: Sequence[str], likelihood: Callable[[Tensor, Check], float]
-    ) -> dict[str, Tensor]:
+        shown = [rearrange(video[chosen].cpu(), "n h w c -> n c h w").float() for video in videos]
         asked = [(video, check) for video, prompt in enumerate(prompts) for check in self._checks.get(prompt, ())]
-        answers = self._threads.map(lambda one: likelihood(shown[one[0]], one[1]), asked)
+        answers = self._threads.map(lambda one: self._likelihood(shown[one[0]], one[1]), asked)
         of_videos: list[list[float]] = [[] for _ in prompts]
         for (video, _), answer in zip(asked, answers, strict=True):
             of_videos[video].append(answer)
@@ -272,14 +248,6 @@ class VlmChecks(RewardModel):
             _LOG.warning("a video has no score by vlm_checks: %s", fault)
             return math.nan
         return yes if check.expected else 1 - yes
-
-    def _likelihood_and_gradient(self, frames: Tensor, check: Check) -> float:
-        """Return the probability of the expected answer, and add its gradient to that of the frames."""
-        with torch.enable_grad():
-            yes = self._judge.yes(frames, self._template.format(question=check.question))
-            likelihood = yes if check.expected else 1 - yes
-            likelihood.backward()
-        return float(likelihood.detach())
 
 
 def _word(token: str) -> str:

@@ -71,11 +71,8 @@ def rehearsal_of(*flags: str, world_size: int = 2) -> Rehearsal:
         ),
         pytest.param(
             2,
-            (
-                *("--sde_type", "dance_grpo", "--sde_window", "per_group", "--sde_window_size", "1"),
-                *("--reward_credit", "moving_shapes"),
-            ),
-            id="dance in a window, with credit maps",
+            ("--sde_type", "dance_grpo", "--sde_window", "per_group", "--sde_window_size", "1"),
+            id="dance in a window",
         ),
         pytest.param(
             2,
@@ -85,8 +82,8 @@ def rehearsal_of(*flags: str, world_size: int = 2) -> Rehearsal:
         pytest.param(2, ("--sde_type", "cps", "--dp_replicate", "2"), id="cps and copies"),
         pytest.param(
             2,
-            ("--algorithm", "nft", "--ema_decay", "0.9", "--ema_offload", "--reward_credit", "moving_shapes"),
-            id="nft, an average in host memory and credit maps",
+            ("--algorithm", "nft", "--ema_decay", "0.9", "--ema_offload"),
+            id="nft, an average in host memory",
         ),
         pytest.param(1, ("--use_lora", "--cpu_offload", "--batch_size", "2"), id="one GPU, an adapter in host memory"),
         pytest.param(

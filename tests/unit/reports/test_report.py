@@ -179,7 +179,6 @@ PARTS = {
             "Distance to the base": "0.2 at update 1, 0.2 at update 3",
         },
     ),
-    "credit maps": ({"reward/credit_focus": 2}, {"Focus of the credit": "2 at update 1, 2 at update 3"}),
     "a guard": ({"valid/judge": 0.5}, {"Validation by the judge": "0.5 at update 1, 0.5 at update 3"}),
 }
 

@@ -7,19 +7,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hyvideo.models.reward_models.credit import Grid, checked_credit
 from hyvideo.models.reward_models.registry import RewardContext, RewardFailureError, RewardModel, Videos
 from hyvideo.models.reward_models.remote.exchange import SHOWN, Exchange, Fault
 from hyvideo.models.reward_models.remote.wire import (
-    MAX_MAP_BYTES,
     TOKEN_VARIABLE,
     Metadata,
     ScoreRequest,
     ScoreResponse,
     checked_token,
     digest,
-    map_bytes,
-    unpacked_maps,
 )
 
 FORM_BYTES = 512
@@ -56,7 +52,6 @@ class RemoteReward(RewardModel):
             )
         self._max_body_bytes, facts = metadata.max_body_bytes, metadata.rewards[name]
         self.metrics, self.reads, self._description = facts.metrics, facts.reads, facts.description
-        self.gives_credit = facts.gives_credit
         self._not_for: set[str] = set()
 
     def __call__(self, videos: Videos, prompts: Sequence[str]) -> dict[str, Tensor]:
@@ -65,18 +60,11 @@ class RemoteReward(RewardModel):
         What is larger than the server reads is sent in two halves. A refusal, which trying again would not change, is a
         RewardFailureError.
         """
-        return self.scores_and_credit(videos, prompts, None)[0]
-
-    def scores_and_credit(
-        self, videos: Videos, prompts: Sequence[str], grid: Grid | None
-    ) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Score videos and get their credit maps; as `__call__`, where the server keeps failing with maps of ones."""
         try:
-            return self._score(videos, prompts, grid)
+            return self._score(videos, prompts)
         except Fault as fault:
             _LOG.warning("%d videos have no score by %s: %s", len(prompts), self._name, fault)
-            failed = {metric: torch.full((len(prompts),), torch.nan) for metric in self.metrics}
-            return failed, None if grid is None else torch.ones(len(prompts), *grid)
+            return {metric: torch.full((len(prompts),), torch.nan) for metric in self.metrics}
 
     def applies(self, prompt: str) -> bool:
         """Whether the server's reward judges videos of this prompt, as far as its answers have said."""
@@ -86,26 +74,22 @@ class RemoteReward(RewardModel):
         """Say how the server's reward scores."""
         return self._description
 
-    def _score(
-        self, videos: Videos, prompts: Sequence[str], grid: Grid | None
-    ) -> tuple[dict[str, Tensor], Tensor | None]:
+    def _score(self, videos: Videos, prompts: Sequence[str]) -> dict[str, Tensor]:
         """Score all videos or raise.
 
         After one fault the rest is not sent: further attempts could take longer than the other ranks wait.
         """
         if isinstance(videos, Tensor):
             contents = [video.cpu().numpy().tobytes() for video in videos]
-            request = ScoreRequest(prompts=list(prompts), format="raw", shape=tuple(videos.shape[1:]), grid=grid)
+            request = ScoreRequest(prompts=list(prompts), format="raw", shape=tuple(videos.shape[1:]))
         else:
             contents = [path.read_bytes() for path in videos]
-            request = ScoreRequest(prompts=list(prompts), format="mp4", grid=grid)
+            request = ScoreRequest(prompts=list(prompts), format="mp4")
         size = len(request.model_dump_json()) + sum(len(content) + FORM_BYTES for content in contents)
-        too_large = size > self._max_body_bytes or map_bytes(grid, len(prompts)) > MAX_MAP_BYTES
-        if too_large and len(prompts) > 1:
+        if size > self._max_body_bytes and len(prompts) > 1:
             half = len(prompts) // 2
-            halves = [self._score(videos[part], prompts[part], grid) for part in (slice(half), slice(half, None))]
-            scores = {metric: torch.cat([scores[metric] for scores, _ in halves]) for metric in self.metrics}
-            return scores, None if grid is None else torch.cat([credit for _, credit in halves])
+            halves = [self._score(videos[part], prompts[part]) for part in (slice(half), slice(half, None))]
+            return {metric: torch.cat([scores[metric] for scores in halves]) for metric in self.metrics}
         if size > self._max_body_bytes:
             raise RewardFailureError(
                 f"reward server {self._url}: one video is {size} bytes, but it reads at most {self._max_body_bytes}. "
@@ -113,8 +97,8 @@ class RemoteReward(RewardModel):
             )
         sent = [digest(prompt, content) for prompt, content in zip(prompts, contents, strict=True)]
 
-        def post() -> tuple[ScoreResponse, Tensor | None]:
-            """Ask once, and refuse an answer that is not about exactly what was sent, or without usable credit maps."""
+        def post() -> ScoreResponse:
+            """Ask once, and refuse an answer that is not about exactly what was sent."""
             answer = self._server.answer(
                 ScoreResponse,
                 "POST",
@@ -124,22 +108,14 @@ class RemoteReward(RewardModel):
             )
             if answer.digests != sent:
                 raise Fault("an answer about other videos than were sent")
-            lists = [*answer.metrics.values(), answer.applies or sent, sent if grid is None else answer.credit]
+            lists = [*answer.metrics.values(), answer.applies or sent]
             if set(answer.metrics) != set(self.metrics) or any(len(values) != len(sent) for values in lists):
                 raise Fault(f"an answer without {len(sent)} scores for each of {', '.join(self.metrics)[:SHOWN]}")
-            if grid is None:
-                return answer, None
-            failed = [all(value is None for value in values) for values in zip(*answer.metrics.values(), strict=True)]
-            try:
-                maps = unpacked_maps(answer.credit, grid)
-                return answer, checked_credit(self._name, maps, grid, torch.tensor(failed))
-            except ValueError as error:
-                raise Fault(f"an answer without usable credit maps: {str(error)[:SHOWN]}") from error
+            return answer
 
-        answer, credit = self._server.persistently(post)
+        answer = self._server.persistently(post)
         self._not_for |= {p for p, applies in zip(prompts, answer.applies or sent, strict=True) if not applies}
-        scores = {
+        return {
             metric: torch.tensor([torch.nan if value is None else value for value in values])
             for metric, values in answer.metrics.items()
         }
-        return scores, credit

@@ -19,14 +19,11 @@ from torch import Tensor
 from hyvideo.data.videos import VideoTooLargeError, read_video
 from hyvideo.models.reward_models.registry import RewardModel, Videos, checked_answer
 from hyvideo.models.reward_models.remote.wire import (
-    MAX_MAP_BYTES,
     Metadata,
     RewardFacts,
     ScoreRequest,
     ScoreResponse,
     digest,
-    map_bytes,
-    packed_map,
 )
 
 BODY_SECONDS = 300.0
@@ -92,9 +89,7 @@ def create_app(
                     async with locks[name]:
                         if await request.is_disconnected():
                             raise ClientDisconnect
-                        found, credit = await run_in_threadpool(
-                            checked_answer, name, rewards[name], videos, asked.prompts, asked.grid
-                        )
+                        found = await run_in_threadpool(checked_answer, name, rewards[name], videos, asked.prompts)
                 except VideoTooLargeError as error:
                     hint = "Or send fewer, or start the server with a higher --max_body_mb."
                     raise HTTPException(413, f"{error} {hint}") from error
@@ -104,15 +99,13 @@ def create_app(
                     raise HTTPException(499, "the client has gone") from error
         metrics = {key: [v if math.isfinite(v) else None for v in values.tolist()] for key, values in found.items()}
         applies = [*map(rewards[name].applies, asked.prompts)]
-        maps = [] if credit is None else [packed_map(each) for each in credit]
-        return ScoreResponse(metrics=metrics, digests=digests, applies=applies, credit=maps)
+        return ScoreResponse(metrics=metrics, digests=digests, applies=applies)
 
     return app
 
 
 def _facts(reward: RewardModel) -> RewardFacts:
-    about = {"reads": reward.reads, "description": reward.describe(), "gives_credit": reward.gives_credit}
-    return RewardFacts(metrics=list(reward.metrics), **about)
+    return RewardFacts(metrics=list(reward.metrics), reads=reward.reads, description=reward.describe())
 
 
 async def _read_form(request: Request) -> tuple[ScoreRequest, list[bytes]]:
@@ -144,10 +137,6 @@ def _unpacked(
     A ValueError says that a video is not what the request says or too large, or that a path leads out of the folder.
     """
     asked, contents = form
-    if asked.grid is not None and not reward.gives_credit:
-        raise ValueError("this reward gives no credit map")
-    if map_bytes(asked.grid, len(contents)) > MAX_MAP_BYTES:
-        raise ValueError(f"credit maps of {len(contents)} videos on {asked.grid} exceed {MAX_MAP_BYTES} bytes")
     digests = [digest(prompt, content) for prompt, content in zip(asked.prompts, contents, strict=True)]
     if asked.format == "raw":
         return asked, digests, _frames(asked.shape, contents)

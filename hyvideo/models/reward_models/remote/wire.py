@@ -5,20 +5,11 @@ the order of the prompts. The answer repeats, for every video, the digest of wha
 with what it sent, so that no score is ever taken for another video's.
 """
 
-import base64
 import hashlib
-import math
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
-import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hyvideo.models.reward_models.credit import Grid
 
 TOKEN_VARIABLE = "REWARD_TOKEN"
 """Environment variable that holds the bearer token, on both sides."""
@@ -54,12 +45,6 @@ class _Message(BaseModel):
     model_config = ConfigDict(strict=True)
 
 
-MAX_MAP_BYTES = 2**23
-"""Largest size of all credit maps in one answer; a client asks for more in halves."""
-
-_Side = Annotated[int, Field(ge=1, le=4096)]
-
-
 class ScoreRequest(_Message):
     """Videos to score.
 
@@ -69,14 +54,12 @@ class ScoreRequest(_Message):
             server's folder.
         shape: [F, H, W, 3] of every raw video.
         paths: names of the videos, for the format `path`.
-        grid: frames, height and width of the videos' latents, if a credit map is wanted.
     """
 
     prompts: list[Annotated[str, Field(max_length=MAX_PROMPT)]] = Field(min_length=1, fail_fast=True)
     format: Literal["mp4", "raw", "path"]
     shape: tuple[int, int, int, Literal[3]] | None = None
     paths: list[str] = Field(default=[], fail_fast=True)
-    grid: tuple[_Side, _Side, _Side] | None = None
 
 
 class ScoreResponse(_Message):
@@ -86,13 +69,11 @@ class ScoreResponse(_Message):
         metrics: name -> one score per video.
         digests: `digest` of each video and prompt as the server received them.
         applies: whether the reward judges videos of each prompt; empty: it judges all.
-        credit: the credit map of each video, its float32 values in base64; empty where none was wanted.
     """
 
     metrics: dict[str, list[float | None]]
     digests: list[str]
     applies: list[bool] = []
-    credit: list[str] = []
 
 
 class RewardFacts(_Message):
@@ -101,7 +82,6 @@ class RewardFacts(_Message):
     metrics: list[Name] = Field(max_length=100)
     reads: Literal["memory", "file"]
     description: Annotated[str, Field(max_length=500), AfterValidator(_printable)]
-    gives_credit: bool = False
 
 
 class Metadata(_Message):
@@ -110,24 +90,6 @@ class Metadata(_Message):
     rewards: dict[Name, RewardFacts] = Field(max_length=100)
     video_fps: float
     max_body_bytes: int
-
-
-def map_bytes(grid: "Grid | None", count: int) -> int:
-    """Return the size of the credit maps of `count` videos, before base64."""
-    return 0 if grid is None else 4 * math.prod(grid) * count
-
-
-def packed_map(credit: "Tensor") -> str:
-    """Write one video's credit map `[F', H', W']`."""
-    return base64.b64encode(credit.numpy().astype("<f4").tobytes()).decode()
-
-
-def unpacked_maps(texts: Sequence[str], grid: "Grid") -> "Tensor":
-    """Read the credit maps `[B, *grid]` of an answer; a ValueError where one has another size or is no base64."""
-    import torch  # here, so that the server reads its command line without waiting for it
-
-    values = [np.frombuffer(base64.b64decode(text, validate=True), "<f4").reshape(grid) for text in texts]
-    return torch.from_numpy(np.stack(values).astype(np.float32))
 
 
 def digest(prompt: str, content: bytes) -> str:

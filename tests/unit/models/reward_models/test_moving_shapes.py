@@ -24,7 +24,6 @@ from hyvideo.models.reward_models.moving_shapes import (
     measure,
     parse_prompt,
     raw_scores,
-    wrong_pixels,
 )
 from scripts.tiny.clips import Clip, render, sample_clip
 from scripts.tiny.prompts import WORDINGS, prompt, scenes
@@ -202,32 +201,3 @@ def test_sixty_four_videos_are_scored_in_about_a_second(truth):
     begin = time.process_time()
     MovingShapesReward()(videos, prompts)
     assert time.process_time() - begin < 4
-
-
-def test_pixels_are_wrong_by_their_distance_from_what_was_asked(truth):
-    def wrong(videos: Tensor) -> Tensor:
-        return wrong_pixels(videos, measure(videos), SCENES)
-
-    right = wrong(truth)
-    assert right.mean() < 1.5, "a right video is within an outline's rounding of the nearest right one"
-    spoiled = truth.clone()
-    spoiled[:, 9, 2:6, 60:64] = torch.tensor([10, 20, 30], dtype=torch.uint8)
-    distance = (spoiled.float() - truth.float()).norm(dim=-1)
-    torch.testing.assert_close(wrong(spoiled)[:, 9, 2:6, 60:64], distance[:, 9, 2:6, 60:64], atol=6.0, rtol=0.05)
-    recoloured = changed("colour", partial(next_of, COLOURS))
-    shapes = (truth.float() - truth[:, :, :1, :1].float()).norm(dim=-1) > 60
-    inside, outside = (wrong(recoloured)[which].mean() for which in (shapes, ~shapes))
-    assert inside > 60 > 20 * outside
-    late = wrong(changed("motion", OTHER_MOTION.get)).mean((0, 2, 3))
-    assert late[0] > 3 * late[8] and late[16] > 3 * late[8], "the middle of the path is where it should be"
-
-
-def test_the_credit_map_says_how_wrong_the_pixels_of_every_latent_are():
-    videos = changed("motion", OTHER_MOTION.get)
-    scores, credit = MovingShapesReward().scores_and_credit(videos, PROMPTS, (5, 4, 4))
-    assert all(torch.equal(scores[metric], MovingShapesReward()(videos, PROMPTS)[metric]) for metric in METRICS)
-    wrong = wrong_pixels(videos, measure(videos), SCENES)[:, 5:9].unflatten(3, (4, 16)).unflatten(2, (4, 16))
-    expected = wrong.mean((1, 3, 5))
-    torch.testing.assert_close(
-        credit[:, 2] / credit[:, 2].sum((1, 2), keepdim=True), expected / expected.sum((1, 2), keepdim=True)
-    )

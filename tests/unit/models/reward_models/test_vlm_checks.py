@@ -10,7 +10,6 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from hyvideo.config.schema import RewardConfig
-from hyvideo.models.reward_models.credit import credit_map
 from hyvideo.models.reward_models.registry import RewardContext, RewardModel
 from hyvideo.models.reward_models.remote import exchange
 from hyvideo.models.reward_models.rewards import WeightedReward, check_rewards, get_reward_fn
@@ -98,33 +97,16 @@ def test_a_server_gives_the_scores_of_its_model_and_a_prompt_without_checks_is_l
     assert VlmChecks(context(csv), checkpoint=str(checkpoint), num_frames=2).describe() != here.describe()
 
 
-def test_the_credit_map_is_the_magnitude_of_the_scores_gradient_by_the_pixels(checkpoint, csv):
-    reward = VlmChecks(context(csv), checkpoint=str(checkpoint), num_frames=2)
-    clips, prompts, grid = torch.cat([videos(64), videos(64)[:1]]), [*CHECKS, "a door"], (2, 4, 4)
-    scores, credit = reward.scores_and_credit(clips, prompts, grid)
-    torch.testing.assert_close(scores["CHECKS"], reward(clips, prompts)["CHECKS"], equal_nan=True)
-    gradients = []
-    for clip, prompt in zip(clips, CHECKS, strict=False):
-        frames = clip[[0, 4]].permute(0, 3, 1, 2).float().requires_grad_()
-        odds = [reward._judge.yes(frames, TEMPLATE.format(question=question)) for question, _ in CHECKS[prompt]]
-        right = [p if answer == "yes" else 1 - p for p, (_, answer) in zip(odds, CHECKS[prompt], strict=True)]
-        (gradient,) = torch.autograd.grad(sum(right) / len(right), frames)
-        gradients.append(gradient.square().sum(1).sqrt())
-    torch.testing.assert_close(credit[:2], credit_map(torch.stack(gradients), 5, grid, 3), rtol=1e-4, atol=1e-5)
-    assert torch.equal(credit[2], torch.ones(grid)) and credit[:2].std() > 0.05
-    assert all(parameter.grad is None for parameter in reward._judge.network.parameters())
-
-
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of one family."""
     return write_vision_language_model(tmp_path_factory.mktemp("one"), "qwen2_5_vl")
 
 
-def reward_of(csv: str, credit: str | None = None, **options: object) -> WeightedReward:
+def reward_of(csv: str, **options: object) -> WeightedReward:
     models = {"vlm_checks": {"sub_reward": {"CHECKS": 1.0}, "options": options}}
     limits = {"remote_reward_retries": 0, "remote_reward_timeout": 60}
-    config = RewardConfig(reward_config={"models": models}, reward_credit=credit, **limits)
+    config = RewardConfig(reward_config={"models": models}, **limits)
     return get_reward_fn(config, prompt_csvs=[csv])
 
 
@@ -133,8 +115,6 @@ def test_a_server_that_fails_costs_only_the_scores_of_its_videos(one, csv, monke
     app = chat_app(one)
     with serving(app) as url:
         reward = reward_of(csv, server=f"{url}/v1", model="tiny", num_frames=1)
-        with pytest.raises(ValueError, match="reward_credit: vlm_checks gives no credit map"):
-            reward_of(csv, "vlm_checks", server=f"{url}/v1", model="tiny")
     scores = reward(videos(56), ["a red circle", "a green cross"])  # the server has gone
     assert scores.total.isnan().all() and scores.failed().all()
 

@@ -17,7 +17,7 @@ from hyvideo.models.reward_models.remote import exchange
 from hyvideo.models.reward_models.remote.server import create_app
 from hyvideo.models.reward_models.rewards import WeightedReward, get_reward_fn
 from tests.support.reward_server import Faulty, server_process, serving, talking
-from tests.support.rewards import Brightness, Mapped, grey_videos
+from tests.support.rewards import Brightness, grey_videos
 
 TOKEN = "the token of the tests"
 
@@ -75,19 +75,6 @@ def test_what_keeps_failing_fails_its_own_videos_alone(faulty, fault, message, c
         assert "2 videos have no score by brightness" in caplog.text and "(2 attempts)" in caplog.text
         assert message in caplog.text
         assert reward(VIDEOS, PROMPTS).total.tolist() == [10, 20, 30, 40]
-
-
-def test_a_map_of_another_size_is_asked_for_again_and_then_fails_its_videos(caplog):
-    app = Faulty(create_app({"mapped": Mapped()}, token=TOKEN), ["map", "ok", "map", "map"])
-    videos, prompts, grid = VIDEOS[:2], ["a red circle moves slowly to the left"] * 2, (2, 2, 2)
-    with serving(app) as url, caplog.at_level(logging.WARNING):
-        how = {"reward_model": "mapped", "reward_weights": {"MQ": 1.0}, "reward_credit": "mapped"}
-        reward = remote(url, remote_reward_retries=1, **how)
-        good, bad = reward(videos, prompts, grid), reward(videos, prompts, grid)
-    here = Mapped().scores_and_credit(videos, prompts, grid)
-    assert torch.equal(good.total, here[0]["MQ"]) and torch.equal(good.credit, here[1])
-    assert bad.total.isnan().all() and torch.equal(bad.credit, torch.ones(2, *grid))
-    assert "an answer without usable credit maps" in caplog.text
 
 
 def test_a_score_that_is_nan_fails_its_video(faulty):
