@@ -66,11 +66,11 @@ def _work(config: Config, process: ExitStack) -> int:
         parallel = config.parallel
         process.enter_context(process_group(parallel.collective_timeout, of_one=parallel.cpu_offload))
         if config.run.dry_run:
-            report = preflight(config, planned)
+            rehearsed = preflight(config, planned)
             if not dist.is_initialized() or dist.get_rank() == 0:
-                print(printable(report))
+                print(printable(rehearsed))
             return 0
-        training = build_training(config)
+        training = build_training(config, report)
     except torch.OutOfMemoryError as error:
         complain(f"post_train.py: {out_of_memory_loading(error)}")
         raise SystemExit(1) from None
@@ -123,6 +123,13 @@ def _train(training: "Training") -> int:
     finally:
         run.journal.console.close()
     return PREEMPTED if stopped_by in PREEMPTIONS else 0
+
+
+def report(folder: Path) -> None:
+    """Write `report.html` into a run folder."""
+    from scripts.reports.report import report_runs  # only now, for it takes seconds
+
+    report_runs([folder], folder / "report.html")
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

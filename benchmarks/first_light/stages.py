@@ -26,13 +26,13 @@ from benchmarks.paired import device, median_seconds
 from benchmarks.rewards import GRID, qwen2_language, video_reward, videoreward_config
 from hyvideo.config.loading import load_config
 from hyvideo.config.schema import Config
-from hyvideo.evaluation.improvement import read_held_out
 from hyvideo.observability.metrics import read_metrics
 from hyvideo.planning.memory import decoding_memory, predict_memory
 from hyvideo.planning.networks import encoder_configs, made_in, make_vae, read_networks
 from hyvideo.planning.rehearsal import told_by_this_rank
 from hyvideo.training.assembly import build_training
 from hyvideo.training.run import Training
+from scripts.reports.improvement import read_held_out
 
 GIB = 2**30
 Findings = Iterator[tuple[str, dict[str, Any]]]

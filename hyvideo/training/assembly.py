@@ -6,7 +6,7 @@ Every rank builds one. A fault found on one rank stops all, with the same messag
 import hashlib
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -39,12 +39,11 @@ from hyvideo.models.model_folder import check_layout, task_of
 from hyvideo.models.parallelize import compile_blocks, prepare_policy, shard_weights, trainable_parameters
 from hyvideo.models.reward_models.requested import about_the_guard, judge_of, loaded_rewards
 from hyvideo.models.reward_models.rewards import WeightedReward, check_rewards, get_reward_fn
-from hyvideo.observability.console import Console
+from hyvideo.observability.console import COMMAND, Console
 from hyvideo.observability.matrix_peak import matrix_peak_tflops
 from hyvideo.observability.metrics import MetricsLog
 from hyvideo.observability.phase_timer import PhaseTimer
 from hyvideo.observability.profiling import Profile
-from hyvideo.observability.run_record import COMMAND
 from hyvideo.observability.trackers import Trackers, check_trackers
 from hyvideo.observability.watchdog import Watchdog
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
@@ -65,10 +64,11 @@ from hyvideo.training.warnings_about_settings import warnings_about_settings
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-def build_training(config: Config) -> Training:
+def build_training(config: Config, report: Callable[[Path], None] | None = None) -> Training:
     """Check everything that can be checked, then load the models and put the run together.
 
-    With a process group (`hyvideo.distributed.process_group`) this is one rank of the run, otherwise all of it.
+    With a process group (`hyvideo.distributed.process_group`) this is one rank of the run, otherwise all of it. The
+    main rank calls `report` with the run folder after every save.
 
     Raises:
         ValueError: a setting, prompt file, weight folder, run folder or checkpoint is wrong on any rank, or ranks have
@@ -94,6 +94,7 @@ def build_training(config: Config) -> Training:
     changed = state.load(folder.resume_from, may_change=config.run.resume_may_change) if folder.resume_from else []
     state.began_at = state.began_at if folder.continues_itself else state.step
     journal = _open_journal(config, folder, policy, state, mesh, timer)
+    journal.report = report
     _introduce(journal.console, folder, config, state, mesh)
     if device.type == "cuda":
         network = policy.transformer.config

@@ -17,11 +17,11 @@ from matplotlib.figure import Figure
 from hyvideo.algorithms.algorithm import Evaluations, algorithm_class
 from hyvideo.config.loading import load_config
 from hyvideo.evaluation.intervals import Interval, seed_interval
-from hyvideo.reports.markdown import markdown_table
 from scripts.paper.drawing import BLACK, BLUE, GREEN, ORANGE, RED, legend_below, new_figure, tidy
 from scripts.paper.runs import CONFIG
 from scripts.paper.study import Claim, Study, paragraph, read_found
 from scripts.paper.sweep import Arm, claim_ahead, gains, parse_budget, setup_text, tiny_config, train_and_publish
+from scripts.reports.markdown import markdown_table
 
 ROUNDS, LOOKS = 12, 3
 RATES = (1e-5, 3e-5, 1e-4, 3e-4)

@@ -10,11 +10,11 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from hyvideo.reports.markdown import markdown_table
 from scripts.paper.drawing import BLUE, ORANGE, SAMPLERS, name_rows, new_figure, tidy
 from scripts.paper.study import Claim, Study, paragraph
 from scripts.paper.sweep import Arm, difference, draw_arm, gain, setup_text, verdict
 from scripts.paper.tuning import publish_tuned, tuned_settings
+from scripts.reports.markdown import markdown_table
 
 ROUNDS = 8
 SWITCH = {"with": True, "without": False}

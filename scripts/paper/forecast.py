@@ -20,11 +20,11 @@ from matplotlib.figure import Figure
 from scipy.stats import rankdata, spearmanr
 
 from hyvideo.evaluation.intervals import Interval
-from hyvideo.reports.markdown import markdown_table
 from scripts.paper.drawing import BLUE, GREEN, RED, legend_below, new_figure, tidy
 from scripts.paper.runs import CONFIG, REPOSITORY
 from scripts.paper.study import FAILS, HOLDS, OPEN, Claim, Study, paragraph, read_found
 from scripts.paper.sweep import Arm, base_model, gains, parse_budget, run_of, setup_text, train_and_publish
+from scripts.reports.markdown import markdown_table
 
 ROUNDS = 6
 SEEDS, HELD_OUT, SAMPLED = (1, 2, 3, 4, 5), 64, 6

@@ -13,12 +13,12 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from hyvideo.reports.markdown import markdown_table
 from scripts.paper.drawing import COLOURS, SAMPLERS, name_rows, new_figure, tidy
 from scripts.paper.equalizer import ROUNDS
 from scripts.paper.study import Claim, Study, paragraph
 from scripts.paper.sweep import Arm, claim_ahead, difference, draw_arm, gain, setup_text
 from scripts.paper.tuning import publish_tuned, tuned_settings
+from scripts.reports.markdown import markdown_table
 
 SETTINGS = {"A": {"reward_weights": {"VQ": 1.0, "MQ": 1.0, "TA": 1.0}}, "B": {}}
 """Setting B is the schema's default, so its runs are those of the equalizer study."""

@@ -14,10 +14,10 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hyvideo.reports.markdown import markdown_table
 from scripts.paper.drawing import COLOURS, MARKERS, SAMPLERS, legend_below, new_figure, seeds_text, tidy
 from scripts.paper.study import Claim, Study, paragraph, read_found
 from scripts.paper.sweep import Arm, gains, parse_budget, tiny_config, train_and_publish
+from scripts.reports.markdown import markdown_table
 
 RATES = (3e-5, 1e-4)
 """The study algorithm_rates also tried 1e-5 and 3e-4, and no algorithm learnt most there."""

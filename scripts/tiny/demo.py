@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from pydantic_core import to_json
@@ -22,14 +23,15 @@ from hyvideo.config.outside import complain, in_words
 from hyvideo.data.prompts import Prompt
 from hyvideo.distributed.collectives import gather
 from hyvideo.distributed.process_group import process_group
-from hyvideo.evaluation.improvement import HELD_OUT_VIDEOS, HeldOutGains, worst_median_best, write_held_out
-from hyvideo.observability.run_record import EXPLOITED
-from hyvideo.reports.before_after import BEFORE_AFTER, side_by_side
-from hyvideo.reports.plots import plot_reward_curve
-from hyvideo.reports.verdict import verdict_of
 from hyvideo.training.assembly import build_training
 from hyvideo.training.run import Training
 from hyvideo.training.validation import Sampled, save_samples
+from scripts.reports.before_after import BEFORE_AFTER, side_by_side
+from scripts.reports.improvement import HELD_OUT_VIDEOS, HeldOutGains, worst_median_best, write_held_out
+from scripts.reports.plots import plot_reward_curve
+from scripts.reports.report import report_runs
+from scripts.reports.run_record import EXPLOITED
+from scripts.reports.verdict import verdict_of
 from scripts.tiny.comparison import gains, held_out_prompts
 from scripts.tiny.drift import DRIFT, appearance, drift
 
@@ -57,7 +59,7 @@ def main(argv: list[str]) -> int:
     config.grpo.batch_size //= int(os.environ["WORLD_SIZE"])  # the ranks share the videos of a round
     with process_group(config.parallel.collective_timeout):
         try:
-            training = build_training(config)
+            training = build_training(config, report)
         except (ValueError, OSError) as error:
             if os.environ.get("RANK", "0") == "0":  # all ranks have the same to say
                 complain(f"demo: {in_words(error)}")
@@ -105,6 +107,11 @@ def _train_and_compare(training: Training) -> None:
     training.run.journal.console.close()
 
 
+def report(folder: Path) -> None:
+    """Write `report.html` into a run folder."""
+    report_runs([folder], folder / "report.html")
+
+
 def looks(sampled: Sampled, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
     """Return the `appearance` of the videos of all ranks, by prompt; every rank must call it."""
     own = appearance(sampled.videos, [prompts[number].text for number in sampled.numbers])
@@ -140,7 +147,7 @@ def _write(training: Training, before: Sampled, after: Sampled, prompts: Sequenc
     captions = [f"{prompt.text} ({old:+.1f} to {new:+.1f})" for prompt, old, new in totals][:NUM_SHOWN]
     # the first ones: none is selected by its result
     side_by_side(before.videos[:NUM_SHOWN], after.videos[:NUM_SHOWN], captions, folder / BEFORE_AFTER)
-    training.run.journal.write_report()
+    report(folder)
     verdict = verdict_of(comparison)
     training.run.journal.console.info(
         f"\nPaired gain on {len(prompts)} held-out prompts and seeds (ODE), mean and 95 % interval:\n"

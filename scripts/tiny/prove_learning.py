@@ -24,13 +24,13 @@ from hyvideo.config.outside import complain
 from hyvideo.data.files import replacing
 from hyvideo.data.prompts import Prompt
 from hyvideo.data.randomness import generator_for
-from hyvideo.evaluation.improvement import HELD_OUT, HeldOutGains, read_held_out, write_held_out
 from hyvideo.evaluation.intervals import seed_interval
 from hyvideo.evaluation.paired import Gain
 from hyvideo.models.reward_models.rewards import Scores, WeightedReward
 from hyvideo.training.assembly import build_training
 from hyvideo.training.run import Training
 from hyvideo.training.validation import Sampled
+from scripts.reports.improvement import HELD_OUT, HeldOutGains, read_held_out, write_held_out
 from scripts.tiny.comparison import gains, held_out_prompts
 from scripts.tiny.drift import DRIFT, LEVELS, Drift, appearance, drift
 

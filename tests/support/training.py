@@ -104,7 +104,7 @@ def flags_of(settings: Mapping[str, Any]) -> list[str]:
 
 
 def training_of(argv: Sequence[str]) -> Training:
-    """Build the training of a command line, as post_train.py does."""
+    """Build the training of a command line, as post_train.py does, but without a report."""
     return build_training(load_config(argv))
 
 

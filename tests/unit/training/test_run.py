@@ -20,6 +20,7 @@ from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.models.reward_models.rewards import Scores
 from hyvideo.observability.metrics import read_metrics
 from hyvideo.training.run import Training
+from post_train import report
 from tests.support.equal_runs import assert_same, rows_of
 from tests.support.rewards import scoring_with
 from tests.support.training import arguments, collect_round, training_of, weights_of
@@ -316,15 +317,15 @@ def test_a_failed_score_is_counted_and_left_out(make_training: Make, tmp_path: P
     assert row["grad_norm"] > 0
 
 
-def test_the_report_is_refreshed_at_every_save_and_knows_the_last_update(make_training: Make, monkeypatch: Patch):
+def test_the_report_is_refreshed_at_every_save_and_knows_the_last_update(make_training: Make):
     training = make_training(max_steps=4, save_interval=2, validation_interval=2, validate_at_step0=True)
-    written, write = [], training.run.journal.write_report
+    written = []
 
-    def refresh() -> None:
-        write()
+    def refresh(folder: Path) -> None:
+        report(folder)
         written.append(training.run.state.step)
 
-    monkeypatch.setattr(training.run.journal, "write_report", refresh)
+    training.run.journal.report = refresh
     training.train()
     assert written == [2, 4]
     text = (training.run.folder.path / "report.html").read_text()
@@ -334,6 +335,7 @@ def test_the_report_is_refreshed_at_every_save_and_knows_the_last_update(make_tr
 
 def test_a_report_that_cannot_be_written_stops_no_training(make_training: Make):
     training = make_training(max_steps=1)
+    training.run.journal.report = report
     (training.run.folder.path / "report.html").mkdir(parents=True)
     training.train()
     assert saved_steps(training) == ["step_1"]
