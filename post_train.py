@@ -20,7 +20,7 @@ from hyvideo.data.files import FULL, LOCK
 from hyvideo.training.stop_signal import PREEMPTED, PREEMPTIONS, listened_preemptions
 
 if TYPE_CHECKING:
-    from hyvideo.training.run import Training
+    from hyvideo.training.run import Run
 
 STATUS_FILE = "POST_TRAIN_STATUS_FILE"
 """Environment variable: file for the exit status of a node's ranks, which torchrun does not pass on."""
@@ -57,7 +57,7 @@ def _work(config: Config, process: ExitStack) -> int:
 
     from hyvideo.distributed.process_group import process_group
     from hyvideo.planning.preflight import plan_on_main, preflight
-    from hyvideo.training.assembly import build_training
+    from hyvideo.training.build import open_run
     from hyvideo.training.device_memory import out_of_memory_loading
 
     disable_progress_bar()
@@ -66,11 +66,11 @@ def _work(config: Config, process: ExitStack) -> int:
         parallel = config.parallel
         process.enter_context(process_group(parallel.collective_timeout, of_one=parallel.cpu_offload))
         if config.run.dry_run:
-            report = preflight(config, planned)
+            rehearsed = preflight(config, planned)
             if not dist.is_initialized() or dist.get_rank() == 0:
-                print(printable(report))
+                print(printable(rehearsed))
             return 0
-        training = build_training(config)
+        run = open_run(config, report)
     except torch.OutOfMemoryError as error:
         complain(f"post_train.py: {out_of_memory_loading(error)}")
         raise SystemExit(1) from None
@@ -78,10 +78,10 @@ def _work(config: Config, process: ExitStack) -> int:
         if not dist.is_initialized() or dist.get_rank() == 0:  # once the ranks have met, all print the same
             complain(f"post_train.py: {in_words(error)}")
         return 2
-    return _train(training)
+    return _train(run)
 
 
-def _train(training: "Training") -> int:
+def _train(run: "Run") -> int:
     """Train, and put what ends a run too early into words; returns the exit status."""
     import torch
 
@@ -91,9 +91,8 @@ def _train(training: "Training") -> int:
     from hyvideo.training.device_memory import out_of_memory
     from hyvideo.training.replay_watch import ReplayMismatchError
 
-    run = training.run
     try:
-        stopped_by = training.train()
+        stopped_by = run.train()
     except torch.OutOfMemoryError as error:
         # Only on this rank: the others wait for it, and the launcher ends them.
         run.journal.console.error(out_of_memory(error, run.timer.phase, run.state.step, run.mesh.rank, run.config))
@@ -123,6 +122,13 @@ def _train(training: "Training") -> int:
     finally:
         run.journal.console.close()
     return PREEMPTED if stopped_by in PREEMPTIONS else 0
+
+
+def report(folder: Path) -> None:
+    """Write `report.html` into a run folder."""
+    from scripts.reports.report import report_runs  # only now, for it takes seconds
+
+    report_runs([folder], folder / "report.html")
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -9,8 +9,9 @@ from tempfile import TemporaryDirectory
 from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.paired import Result, compare, print_results
+from benchmarks.plain_loop import make_round
 from hyvideo.config.loading import load_config
-from hyvideo.training.assembly import build_training
+from hyvideo.training.build import open_run
 
 
 def measure() -> list[Result]:
@@ -19,21 +20,21 @@ def measure() -> list[Result]:
     with TemporaryDirectory() as folder:
         config = load_config(["--config", "configs/tiny.yaml", "--max_steps", "1", "--output_dir", f"{folder}/run"])
         config.validation.validation_interval = 0
-        training = build_training(config)
-        training.make_round()  # so that the optimizer has moments to save
+        training = open_run(config)
+        make_round(training)  # so that the optimizer has moments to save
 
         def save(beside_training: bool) -> None:
             """Save until training could continue."""
-            training.run.state.save(Path(folder) / "saved", keep_last=1, beside_training=beside_training)
+            training.state.save(Path(folder) / "saved", keep_last=1, beside_training=beside_training)
 
         result = compare(
             "checkpoints/blocked",
             "written at once / beside training",
             lambda: save(False),
             lambda: save(True),
-            settle=training.run.state.finish_save,
+            settle=training.state.finish_save,
         )
-        training.run.journal.console.close()
+        training.journal.console.close()
     return [result]
 
 

@@ -17,13 +17,13 @@ from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.paired import Result, compare, print_results
-from benchmarks.plain_loop import PlainLoop
+from benchmarks.plain_loop import PlainLoop, make_round
 from hyvideo.config.loading import load_config
 from hyvideo.data.videos import read_video
 from hyvideo.models.reward_models.registry import RewardModel, Videos, register_reward
 from hyvideo.observability.metrics import read_metrics
-from hyvideo.training.assembly import build_training
-from hyvideo.training.run import Training
+from hyvideo.training.build import open_run
+from hyvideo.training.run import Run
 
 TINY = Path(__file__).parents[1] / "assets" / "tiny"
 SIZES = {
@@ -81,7 +81,7 @@ def _compare(root: Path, size: str, settings: Sequence[str], decoded: bool, atte
     with TemporaryDirectory() as folder:
         paths = ["--pretrained_model_root", str(root), "--output_dir", f"{folder}/run"]
         shown = ["--reward_io", "file" if decoded else "memory"]
-        training = build_training(load_config([*SHARED, *settings, *paths, *shown]))
+        training = open_run(load_config([*SHARED, *settings, *paths, *shown]))
         if not decoded:
             training.policy.pipeline.decode = first_channels
         decode = None if decoded else first_channels
@@ -91,24 +91,24 @@ def _compare(root: Path, size: str, settings: Sequence[str], decoded: bool, atte
             f"grpo_step/{size}/{'decoded' if decoded else 'not_decoded'}/{attention}",
             f"plain loop with {attention} attention / ours",
             plain.round,
-            training.make_round,
+            lambda: make_round(training),
             pairs=3,
             facts={"relative_error": error},
         )
-        training.run.journal.metrics.close()
-        training.run.journal.console.close()
+        training.journal.metrics.close()
+        training.journal.console.close()
     return result
 
 
-def largest_difference(training: Training, plain: PlainLoop) -> float:
+def largest_difference(training: Run, plain: PlainLoop) -> float:
     """Make two rounds both ways and return the largest difference of losses, gradient norms and distances.
 
     It is relative but for losses, which are sums of advantages of order 1 that cancel to 0 while the ratio is 1.
     """
     theirs = [plain.round() for _ in range(2)]
     for _ in range(2):
-        training.make_round()
-    ours = read_metrics(training.run.folder.path / "metrics.jsonl")
+        make_round(training)
+    ours = read_metrics(training.folder.path / "metrics.jsonl")
     differences = [abs(there["loss/total"] - here["loss/total"]) for there, here in zip(theirs, ours, strict=True)]
     for name in ("grad_norm", "kl/position"):
         for there, here in zip(theirs, ours, strict=True):

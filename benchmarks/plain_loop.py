@@ -25,7 +25,8 @@ from hyvideo.grpo.trust_region import dual_kl, position_kl, velocity_kl
 from hyvideo.models.attention import install_attention
 from hyvideo.models.parallelize import prepare_policy, trainable_parameters
 from hyvideo.pipelines.noise import SampleNoise
-from hyvideo.training.run import Training
+from hyvideo.training.collect import collect
+from hyvideo.training.run import Run
 
 Conditions = dict[str, Tensor]
 
@@ -52,13 +53,13 @@ class PlainLoop:
     def __init__(
         self,
         root: Path,
-        training: Training,
+        training: Run,
         *,
         trimmed: bool,
         decode: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         ours = training.policy.pipeline
-        self.config, self.training = training.run.config, training
+        self.config, self.training = training.config, training
         self.device, self.autocast_dtype, self.scheduler = ours.transformer.device, ours.autocast_dtype, ours.scheduler
         self.pipeline = HunyuanVideo15Pipeline.from_pretrained(root, torch_dtype=torch.float32).to(self.device)
         self.pipeline.prompt_template_encode_start_idx = ours.system_turn_length()
@@ -70,7 +71,7 @@ class PlainLoop:
             install_attention(self.reference)
         self.parameters = list(trainable_parameters(self.policy).values())
         self.optimizer = AdamW(self.parameters, weight_decay=self.config.optimizer.weight_decay)
-        self.sampler = copy.deepcopy(training.run.state.sampler)
+        self.sampler = copy.deepcopy(training.state.sampler)
         self.controller = copy.deepcopy(training.algorithm.controller)
         self.steps = 0
 
@@ -171,3 +172,12 @@ class PlainLoop:
             # one update per round: the velocity term is 0, and its gradient, only noise, is left out as in ours
             dual_kl(position, velocity_kl(old, log_prob.detach()), kl.dual_kl_moving_weight, kl.dual_kl_step_weight),
         )
+
+
+def make_round(run: Run) -> None:
+    """Make one round as `Run.train` does, to be timed."""
+    trajectory = collect(run.policy, run.algorithm, run.reward, run.rounds.next())
+    run.begin_updates(trajectory)
+    for metrics in run.algorithm.updates(trajectory):
+        run.log(trajectory, metrics)
+    run.end_round(trajectory)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from benchmarks.paired import Result
-from hyvideo.reports.markdown import markdown_table, write_part
+from scripts.reports.markdown import markdown_table, write_part
 
 RESULTS = Path(__file__).parent / "results"
 DOCUMENT = Path(__file__).parents[1] / "docs" / "performance.md"

@@ -28,7 +28,7 @@ from hyvideo.evaluation.jobs import FILE_NAMES, Job, jobs_of_csv
 from hyvideo.models.fingerprint import fingerprint
 from hyvideo.models.model_folder import check_layout
 from hyvideo.observability.scored_videos import notes_folder
-from hyvideo.reports.markdown import markdown_of
+from scripts.reports.markdown import markdown_of
 
 if TYPE_CHECKING:
     from hyvideo.evaluation.scored_files import NamedReward

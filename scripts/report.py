@@ -22,7 +22,7 @@ from pathlib import Path
 from hyvideo.config.flags import Parser
 from hyvideo.config.outside import complain, in_words, printable, say_loading
 from hyvideo.data.files import claim_output
-from hyvideo.evaluation.win_rates import CRITERIA, WinRate, read_votes, win_rates, write_votes
+from scripts.reports.win_rates import CRITERIA, WinRate, read_votes, win_rates, write_votes
 
 EMBED = "put the videos into the file, so that it can be sent alone"
 
@@ -51,7 +51,7 @@ def _report(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     named = [_named_folder(text) for text in arguments.runs]
     say_loading("scripts.report")
-    from hyvideo.reports.report import report_runs  # only now, for it takes seconds
+    from scripts.reports.report import report_runs  # only now, for it takes seconds
 
     folders = [folder for _, folder in named]
     alone = len(named) == 1
@@ -73,8 +73,8 @@ def _gallery(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     named = [_named_folder(text) for text in arguments.models]
     say_loading("scripts.report")
-    from hyvideo.reports.gallery import read_models, write_gallery
-    from hyvideo.reports.preference import write_study
+    from scripts.reports.gallery import read_models, write_gallery
+    from scripts.reports.preference import write_study
 
     models = read_models(named)
     if arguments.preference is None:

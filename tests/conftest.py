@@ -15,7 +15,7 @@ if "HYPOTHESIS_PROFILE" in os.environ:
     settings.load_profile(os.environ["HYPOTHESIS_PROFILE"])
 
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline  # noqa: E402
-from hyvideo.training.run import Training  # noqa: E402
+from hyvideo.training.run import Run  # noqa: E402
 from tests.support.command_line import CommandLine  # noqa: E402
 from tests.support.original_layout import save_original_model  # noqa: E402
 from tests.support.pipelines import load_tiny_pipeline  # noqa: E402
@@ -48,10 +48,10 @@ def prompts_csv(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def make_training(tiny_root: Path, prompts_csv: Path, tmp_path: Path) -> Callable[..., Training]:
+def make_training(tiny_root: Path, prompts_csv: Path, tmp_path: Path) -> Callable[..., Run]:
     """Build trainers of the tiny model; keywords are settings, each training gets a run folder of its own."""
 
-    def make(**settings: object) -> Training:
+    def make(**settings: object) -> Run:
         folder = tmp_path / f"run{len(list(tmp_path.glob('run*')))}"
         return training_of(arguments(tiny_root, prompts_csv, folder, **settings))
 

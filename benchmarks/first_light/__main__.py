@@ -26,8 +26,8 @@ import torch
 from benchmarks.first_light.stages import LARGE, PLANS, STAGES, Place, plan_gib, run_stage
 from benchmarks.paired import machine_kind
 from hyvideo.config.flags import Parser
-from hyvideo.reports.markdown import markdown_table
 from hyvideo.training.code_version import code_version
+from scripts.reports.markdown import markdown_table
 
 RESULTS = Path(__file__).parents[1] / "results" / "first_light"
 

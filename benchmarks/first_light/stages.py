@@ -23,16 +23,17 @@ from transformers import Qwen2_5_VLTextConfig, Qwen2_5_VLTextModel, Qwen2VLConfi
 
 from benchmarks.first_light.random_model import BUNDLED, random_trunk, write_random_model
 from benchmarks.paired import device, median_seconds
+from benchmarks.plain_loop import make_round
 from benchmarks.rewards import GRID, qwen2_language, video_reward, videoreward_config
 from hyvideo.config.loading import load_config
 from hyvideo.config.schema import Config
-from hyvideo.evaluation.improvement import read_held_out
 from hyvideo.observability.metrics import read_metrics
 from hyvideo.planning.memory import decoding_memory, predict_memory
 from hyvideo.planning.networks import encoder_configs, made_in, make_vae, read_networks
 from hyvideo.planning.rehearsal import told_by_this_rank
-from hyvideo.training.assembly import build_training
-from hyvideo.training.run import Training
+from hyvideo.training.build import open_run
+from hyvideo.training.run import Run
+from scripts.reports.improvement import read_held_out
 
 GIB = 2**30
 Findings = Iterator[tuple[str, dict[str, Any]]]
@@ -217,14 +218,14 @@ def planned_gib(place: Place, name: str) -> float:
     return json.loads(path.read_text(encoding="utf-8"))[name] if path.is_file() else plan_gib(place, name)
 
 
-def _rounds(name: str, training: Training, count: int) -> Findings:
+def _rounds(name: str, training: Run, count: int) -> Findings:
     """Make rounds; of each its seconds, its phases and its peak."""
     for number in range(count):
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
         start = time.monotonic()
-        training.make_round()
-        row = read_metrics(training.run.folder.path / "metrics.jsonl")[-1]
+        make_round(training)
+        row = read_metrics(training.folder.path / "metrics.jsonl")[-1]
         facts = {"seconds": time.monotonic() - start}
         facts |= {key: value for key, value in row.items() if key.startswith(("time/", "perf/", "ratio/", "replay/"))}
         if torch.cuda.is_available():
@@ -241,13 +242,13 @@ def rank(place: Place, variant: str) -> Findings:
     dist.init_process_group("fake", rank=0, world_size=8)
     with told_by_this_rank():
         start = time.monotonic()
-        training = build_training(config)
+        training = open_run(config)
         yield f"rank/{variant}/built", {"seconds": time.monotonic() - start, "planned_peak_gib": planned}
         yield from _rounds(f"rank/{variant}", training, 2)
         if torch.cuda.is_available() and variant == "compiled":  # where the time of a round of the recipes goes
             start = time.monotonic()
             with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-                training.make_round()
+                make_round(training)
             seconds, kernels = time.monotonic() - start, profiler.key_averages()
             table = kernels.table(sort_by="self_device_time_total", row_limit=40)
             (place.folder / f"profile_{variant}.txt").write_text(table, encoding="utf-8")
@@ -260,10 +261,10 @@ def adapter(place: Place) -> Findings:
     """Train an adapter on one GPU, whole: save it, and load it again."""
     config, planned = large_run(place, "adapter"), planned_gib(place, "adapter")
     write_random_model(place.folder / "model", small=place.small)
-    training = build_training(config)
+    training = open_run(config)
     yield "adapter/built", {"planned_peak_gib": planned}
     yield from _rounds("adapter", training, 2)
-    state, checkpoints = training.run.state, training.run.folder.checkpoints
+    state, checkpoints = training.state, training.folder.checkpoints
     start = time.monotonic()
     state.save(checkpoints, keep_last=1, keep_every=0)
     state.finish_save()

@@ -13,6 +13,9 @@ from tqdm import tqdm
 from hyvideo.config.outside import printable
 from hyvideo.observability.phase_timer import PHASES
 
+COMMAND = "command: "
+"""Beginning of the console line that says how the run was started."""
+
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 40
 

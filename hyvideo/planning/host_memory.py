@@ -8,7 +8,7 @@ from hyvideo.config.schema import Config
 from hyvideo.distributed.layout import layout_of
 from hyvideo.planning.networks import Networks
 from hyvideo.planning.traffic import ParameterCounts
-from hyvideo.training.assembly import DTYPES
+from hyvideo.training.build import DTYPES
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class HostMemory:
 
     Attributes:
         loading: the most before the run begins; what belongs on the GPU is read there tensor by tensor, but reward
-            networks and adapters are made here first (`hyvideo.training.assembly.build_training`).
+            networks and adapters are made here first (`hyvideo.training.build.open_run`).
         training: what stays: offloaded shards, anchor, rewards and encoders, and the copy that `async_save` writes.
     """
 

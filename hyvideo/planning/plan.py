@@ -15,7 +15,7 @@ from hyvideo.planning.networks import Networks, read_networks
 from hyvideo.planning.simulation import policy_network
 from hyvideo.planning.traffic import ParameterCounts, count_parameters
 from hyvideo.planning.workload import PhaseWork, Workload, token_ranks, workload
-from hyvideo.training.assembly import DTYPES
+from hyvideo.training.build import DTYPES
 from hyvideo.training.checks import check_config
 
 GIB = 2**30

@@ -25,7 +25,7 @@ from hyvideo.planning.assumptions import Assumptions
 from hyvideo.planning.plan import GIB, Plan, make_plan
 from hyvideo.planning.search import Search, misfit
 from hyvideo.planning.table import plan_table
-from hyvideo.training.assembly import check_weights, open_folder, read_inputs
+from hyvideo.training.build import check_weights, open_folder, read_inputs
 from hyvideo.training.checks import check_config
 from hyvideo.training.code_version import CODE, code_hash
 from hyvideo.training.warnings_about_settings import warnings_about_settings

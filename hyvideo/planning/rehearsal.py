@@ -48,7 +48,7 @@ from hyvideo.planning.own_process import in_own_process
 from hyvideo.planning.pretend_backend import NAME
 from hyvideo.planning.pretend_device import PretendDevice
 from hyvideo.planning.simulation import fake_ranks, give_memory, policy_network
-from hyvideo.training.assembly import build_policy, compute_dtype
+from hyvideo.training.build import build_policy, compute_dtype
 from hyvideo.training.collect import collect
 from hyvideo.training.rounds import Rounds
 from hyvideo.training.run import garbage_collected_on_request
@@ -158,14 +158,14 @@ def _rehearse(
             ema=build_ema(config.optimizer, policy.transformer),
         )
         algorithm = algorithm_class(config.grpo.algorithm)(policy, optimization, config, timer)
-        rounds = Rounds(config, prompts, layout, mesh.dp_rank)
+        rounds = Rounds(config, prompts, mesh)
         _make_optimizer_states(optimization, device)
         resting, device.phase = device.current, "between"
         anchor = getattr(algorithm, "anchor", None)
         if anchor:
             anchor.policy_moved()  # as in all rounds but those after a refresh
         with suppress(DynamicOutputShapeException):  # noted; what comes after it cannot be rehearsed
-            trajectory = collect(policy, _StandIn(), rounds.next(), algorithm, mesh, timer)
+            trajectory = collect(policy, algorithm, _StandIn(), rounds.next())
             for _ in algorithm.updates(trajectory):
                 pass
             if anchor and config.kl.moves_anchor:

@@ -24,7 +24,7 @@ from hyvideo.planning.networks import made_in
 from hyvideo.planning.own_process import in_own_process
 from hyvideo.planning.pretend_backend import NAME
 from hyvideo.planning.pretend_device import PretendDevice
-from hyvideo.training.assembly import DTYPES, is_sharded, make_policy_of
+from hyvideo.training.build import DTYPES, is_sharded, make_policy_of
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from hyvideo.models.flops import PassFlops, transformer_flops, vae_decode_flops,
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import decoded_together
 from hyvideo.planning.networks import Networks, make_vae
 from hyvideo.planning.traffic import ParameterCounts, Traffic, token_traffic, weight_traffic
-from hyvideo.training.assembly import DTYPES
+from hyvideo.training.build import DTYPES
 from hyvideo.training.warnings_about_settings import videos_together
 
 

@@ -1,1 +1,1 @@
-"""Training: the only courier between rooms; one file per part of a GRPO step."""
+"""Run: the only courier between rooms; one file per part of a GRPO step."""

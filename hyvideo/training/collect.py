@@ -58,7 +58,9 @@ def collect(policy: Policy, algorithm: Algorithm, reward: WeightedReward, round:
         normalized = algorithm.config.reward.reward_aggregation != "sum"
         mixing = parts_of_advantage(scores.weighted(), scores.weights, round.num_generations, normalized=normalized)
         metrics |= {
-            f"mixing/{statistic}_{name}": value for name, part in mixing.items() for statistic, value in vars(part).items()
+            f"mixing/{statistic}_{name}": value
+            for name, part in mixing.items()
+            for statistic, value in vars(part).items()
         }
     return Trajectory(round.index, texts, round.positions, conditioning, rows, rollout, scores, metrics)
 
@@ -90,7 +92,9 @@ def _sample(
     noise = round.noise.rows(block)
     if algorithm.needs == "final_latents":
         return policy.final_latents(conditioning, noise, decode=decode)
-    return policy.rollout(conditioning, noise, None if noisy is None else noisy[round.positions[list(block)]], decode=decode)
+    return policy.rollout(
+        conditioning, noise, None if noisy is None else noisy[round.positions[list(block)]], decode=decode
+    )
 
 
 def gain_over(

@@ -1,14 +1,16 @@
-"""What a run tells: console, metrics and trackers, and the watchers that read along."""
+"""What a run tells: console, metrics and trackers, report, and the watchers that read along."""
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hyvideo.algorithms.algorithm import Trajectory
+from hyvideo.config.outside import in_words
 from hyvideo.observability.console import Console, validation_line
 from hyvideo.observability.metrics import MetricsLog, read_metrics
 from hyvideo.observability.profiling import Profile
-from hyvideo.observability.run_record import read_run
-from hyvideo.observability.scored_videos import read_scored_videos
+from hyvideo.observability.scored_videos import read_scored_videos, scored_steps
 from hyvideo.observability.watchdog import Watchdog
 from hyvideo.training.performance import Performance
 from hyvideo.training.replay_watch import ReplayWatch
@@ -22,7 +24,8 @@ TRACKED_VIDEOS = 8
 class Journal:
     """Writes one row per update, and what people read of them.
 
-    Only the main rank has `metrics`, and `profile` is None where the run is not profiled.
+    Only the main rank has `metrics`, and `profile` is None where the run is not profiled. `report` is called with the
+    run folder after a save; None writes no report.
     """
 
     folder: Path
@@ -33,13 +36,15 @@ class Journal:
     watchdog: Watchdog
     replay_watch: ReplayWatch
     reward_watch: RewardWatch = field(default_factory=RewardWatch)
+    report: Callable[[Path], None] | None = None
 
     def __post_init__(self) -> None:
         own = self.metrics and self.metrics.path.is_file()
         rows = read_metrics(self.metrics.path) if own else []  # those before a resume
         for row in {row["round"]: row for row in rows if "round" in row}.values():  # the last row of each round
             self.reward_watch.observe(row)
-        self._validations: list[float] = read_run(self.folder).validation("reward")[1].tolist() if own else []
+        samples = scored_steps(self.folder / "samples") if own else {}
+        self._validations = [_mean_reward(folder) for folder in samples.values()]
 
     def row(
         self, step: int, trajectory: Trajectory, metrics: dict[str, float], times: dict[str, float], *, round_ends: bool
@@ -75,9 +80,26 @@ class Journal:
         if self.metrics and self.metrics.trackers:
             self.metrics.trackers.log_videos(step, read_scored_videos(folder)[:TRACKED_VIDEOS])
 
+    def write_report(self) -> None:
+        """Report what is in the run folder; if that cannot be written, training goes on."""
+        if not (self.report and self.metrics and self.metrics.path.exists()):
+            return
+        try:
+            self.report(self.folder)
+        except (OSError, ValueError) as error:
+            self.console.warning(f"report.html was not written: {in_words(error)}")
+
     def finish(self) -> None:
-        """Close what the run wrote to."""
+        """Close what the run wrote to, and say where its report is."""
         if self.profile:
             self.profile.finish()
         if self.metrics:
             self.metrics.close()
+            if self.report:
+                self.console.info(f"report: {self.folder / 'report.html'}")
+
+
+def _mean_reward(folder: Path) -> float:
+    """Mean reward of a validation, failed scores left out; NaN where none could be scored."""
+    rewards = [video.reward for video in read_scored_videos(folder) if math.isfinite(video.reward)]
+    return sum(rewards) / len(rewards) if rewards else math.nan

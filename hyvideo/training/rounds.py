@@ -38,7 +38,13 @@ class Round:
 
 
 class Rounds:
-    """Deals a data-parallel rank's part of round after round; its sampler's position is all there is to save."""
+    """Deals a data-parallel rank's part of round after round; its sampler's position is all there is to save.
+
+    Attributes:
+        current: the round that `next` returned last.
+    """
+
+    current: Round
 
     def __init__(self, config: Config, prompts: Sequence[Prompt], mesh: Mesh) -> None:
         self.prompts, self.mesh, self.layout = prompts, mesh, layout_of(config, mesh.world_size)
@@ -60,7 +66,7 @@ class Rounds:
             share_initial=self._rollout.use_same_noise,
             repeat_initial=self._rollout.initial_noise == "per_prompt",
         )
-        return Round(
+        self.current = Round(
             index=index,
             prompts=[self.prompts[prompt] for prompt in prompts],
             prompt_indices=prompts,
@@ -70,3 +76,4 @@ class Rounds:
             num_generations=self.layout.num_generations,
             mesh=self.mesh,
         )
+        return self.current

@@ -1,10 +1,9 @@
 """A run: everything that is true whatever the algorithm, and the loop over its rounds."""
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 
 from hyvideo.algorithms.algorithm import Algorithm, Trajectory
 from hyvideo.algorithms.anchor import Anchor
@@ -12,7 +11,6 @@ from hyvideo.algorithms.optimizer import NonFiniteUpdateError
 from hyvideo.algorithms.policy import Policy
 from hyvideo.checkpoint.run_folder import RunFolder
 from hyvideo.checkpoint.train_state import BEST, LATEST, latest_checkpoint, point
-from hyvideo.config.outside import in_words
 from hyvideo.config.schema import Config
 from hyvideo.data.files import LOCK
 from hyvideo.distributed.collectives import broadcast_from_main
@@ -33,7 +31,7 @@ GUARD = "reward_guard"
 """What a run was stopped by, if not by a signal."""
 
 
-class RoundAbandoned(Exception):  # noqa: N818 - not an error
+class RoundAbandoned(Exception):
     """A preemption came before the first update of a round: what was sampled is given up."""
 
 
@@ -45,7 +43,6 @@ class Run:
     stop fall between rounds, and the round that reaches `max_steps` is made whole.
 
     Attributes:
-        report: called with the run's folder after every save, on the main rank; None: nothing reports.
         base: the model that training began with, where `base_interval` asks to compare with it.
     """
 
@@ -61,7 +58,6 @@ class Run:
     journal: Journal
     timer: PhaseTimer
     base: Anchor | None = None
-    report: Callable[[Path], object] | None = None
 
     def __post_init__(self) -> None:
         self._stop, self._stopped_by = StopSignal(), None
@@ -137,7 +133,7 @@ class Run:
         """
         if self._stop.preempted():
             raise RoundAbandoned
-        config, parts = self.config, (self.policy, self.algorithm, self.reward, self._round, trajectory)
+        config, parts = self.config, (self.policy, self.algorithm, self.reward, self.rounds.current, trajectory)
         noisy = self.algorithm.needs == "transitions"
         if self.validation and noisy and self._begins_interval(config.validation.validation_interval):
             self._compared["rollout/ode_gap"] = -gain_over(*parts, without_noise=True)
@@ -214,14 +210,6 @@ class Run:
             self._stop_between_rounds()
         self._begin_round()
 
-    def write_report(self) -> None:
-        """Call `report`; if it cannot write its page, training goes on."""
-        if self.report and self.journal.metrics and self.journal.metrics.path.exists():
-            try:
-                self.report(self.folder.path)
-            except (OSError, ValueError) as error:
-                self.journal.console.warning(f"no report was written: {in_words(error)}")
-
     def whereabouts(self) -> str:
         """Say where this rank is, and how the run can continue: for the end of a traceback."""
         where = f"Rank {self.mesh.rank} failed in phase '{self.timer.phase}', update {self.state.step + 1}."
@@ -277,7 +265,7 @@ class Run:
         kept = {"keep_last": run.keep_last, "keep_every": run.keep_every}
         self.state.save(self.folder.checkpoints, beside_training=run.async_save, **kept)
         self._saved_at = self.state.step
-        self.write_report()
+        self.journal.write_report()
 
     def _validate(self) -> tuple[dict[str, float], Look | None]:
         """Write this step's validation videos; returns the `valid/*` metrics, and what the guard looks at."""

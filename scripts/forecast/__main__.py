@@ -111,13 +111,13 @@ def write_forecast(arguments: argparse.Namespace, config: Config) -> None:
     from hyvideo.checkpoint.train_state import named_checkpoint, read_facts
     from hyvideo.data.files import replace_synced
     from hyvideo.data.prompts import read_prompts, repeated
-    from hyvideo.training.assembly import build_training
+    from hyvideo.training.build import open_run
     from scripts.forecast.measure import forecast, require_updates_left
 
     if config.run.resume_from_checkpoint:  # before the models are loaded, which takes minutes
         require_updates_left(config, read_facts(named_checkpoint(config.run.resume_from_checkpoint))["step"])
-    training = build_training(config)
-    run = training.run
+    training = open_run(config)
+    run = training
     prompts = repeated(read_prompts(config.data.valid_video_csv, config.data.image_root), arguments.num_held_out)
     sizes = {"num_rounds": arguments.num_rounds, "rates": arguments.rates}
     found = forecast(training, prompts, **sizes, say=run.journal.console.info)

@@ -30,7 +30,7 @@ from hyvideo.distributed.collectives import average_gradients, whole
 from hyvideo.evaluation.intervals import Interval
 from hyvideo.grpo.advantages import groups_without_spread
 from hyvideo.training.collect import collect, gain_over
-from hyvideo.training.run import Training
+from hyvideo.training.run import Run
 from hyvideo.training.warnings_about_settings import is_usual_noise, noise_left
 
 Gradient = dict[str, Tensor]
@@ -174,7 +174,7 @@ class GradientCollector(Optimization):
 
 
 def forecast(
-    training: Training,
+    training: Run,
     prompts: Sequence[Prompt],
     *,
     num_rounds: int = 6,
@@ -197,7 +197,7 @@ def forecast(
         ValueError: the run has no updates left.
         NonFiniteUpdateError: a round's loss or gradient is not finite.
     """
-    config, mesh, first = training.run.config, training.run.mesh, training.run.state.step
+    config, first = training.config, training.state.step
     require_updates_left(config, first)
     scale = training.algorithm.optimization.rate_scale
     rates = rates or [config.optimizer.learning_rate * factor for factor in FACTORS]
@@ -205,11 +205,9 @@ def forecast(
     for number in range(num_rounds):
         say(f"round {number + 1} of {num_rounds}: sampling and scoring")
         round = training.rounds.next()
-        trajectories.append(
-            collect(training.policy, training.reward, round, training.algorithm, mesh, training.run.timer)
-        )
+        trajectories.append(collect(training.policy, training.algorithm, training.reward, round))
         if number == 0 and training.algorithm.needs == "transitions":
-            with_noise = (training.policy, training.reward, round, trajectories[0], training.algorithm, mesh)
+            with_noise = (training.policy, training.algorithm, training.reward, round, trajectories[0])
             gap = -gain_over(*with_noise, without_noise=True)
     say(f"gradients of {num_rounds} rounds")
     gradients, agreement = measure_gradients(training.algorithm, trajectories, config)
@@ -297,7 +295,7 @@ def sign_products(gradients: Sequence[Gradient]) -> Tensor:
 
 
 def _held_out_rewards(
-    training: Training,
+    training: Run,
     prompts: Sequence[Prompt],
     gradients: Sequence[Gradient],
     lengths: Mapping[float, float],
@@ -307,7 +305,7 @@ def _held_out_rewards(
 
     A step is the optimizer's first one along a gradient, with a length as its rate; afterwards the weights are back.
     """
-    run, parameters = training.run, training.algorithm.optimization.parameters
+    run, parameters = training, training.algorithm.optimization.parameters
     scratch = copy_policy(training.policy.transformer, offload=run.config.kl.reference_mode_offload)
     done, count = 0, 1 + 2 * len(gradients) * len(lengths)
 

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hyvideo.reports.markdown import markdown_table
 from scripts.paper.drawing import SAMPLERS
 from scripts.paper.study import Claim, Study, paragraph
 from scripts.paper.sweep import (
@@ -21,6 +20,7 @@ from scripts.paper.sweep import (
     tuned,
     verdict,
 )
+from scripts.reports.markdown import markdown_table
 
 SWITCH = {"with": True, "without": False}
 

@@ -26,10 +26,10 @@ from hyvideo.models.parallelize import prepare_policy, trainable_parameters
 from hyvideo.pipelines.conditioning import Conditioning
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from hyvideo.pipelines.noise import SampleNoise
-from hyvideo.reports.markdown import markdown_table
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from scripts.paper.drawing import BLACK, BLUE, ORANGE, SAMPLERS, legend_below, new_figure, tidy
 from scripts.paper.study import FAILS, HOLDS, Claim, Study, paragraph
+from scripts.reports.markdown import markdown_table
 
 STEPS, ETA, SEED = 20, 0.5, 42
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import yaml
 
-from hyvideo.reports.markdown import markdown_table
 from scripts.paper.runs import REPOSITORY
 from scripts.paper.study import FAILS, HOLDS, Claim, Study, paragraph
 from scripts.paper.sweep import (
@@ -25,6 +24,7 @@ from scripts.paper.sweep import (
     train_and_publish,
     tuned,
 )
+from scripts.reports.markdown import markdown_table
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     name: yaml.safe_load((REPOSITORY / "configs" / "kl" / f"{name}.yaml").read_text(encoding="utf-8"))["kl"]

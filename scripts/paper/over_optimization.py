@@ -20,12 +20,12 @@ from hyvideo.evaluation.intervals import Interval, seed_interval
 from hyvideo.models.reward_models.moving_shapes import MovingShapesReward
 from hyvideo.models.reward_models.registry import RewardContext, RewardModel
 from hyvideo.observability.scored_videos import read_scored_videos, scored_steps
-from hyvideo.reports.markdown import markdown_table
 from scripts.paper.drawing import BLACK, BLUE, ORANGE, PINK, legend_below, new_figure, tidy
 from scripts.paper.kl_strategies import ANCHOR_STEPS, STRATEGIES
 from scripts.paper.runs import Run
 from scripts.paper.study import FAILS, HOLDS, OPEN, Claim, Study, paragraph
 from scripts.paper.sweep import Arm, claim_ahead, difference, parse_budget, train_and_publish, verdict
+from scripts.reports.markdown import markdown_table
 
 ROUNDS, LOOKS, HELD_OUT = 18, 6, 64
 LEAK, RATE = 2.0, 1e-4

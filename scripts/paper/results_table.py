@@ -10,7 +10,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hyvideo.reports.markdown import markdown_table
 from scripts.paper.drawing import SAMPLERS
 from scripts.paper.study import Claim, Study, paragraph
 from scripts.paper.sweep import (
@@ -24,6 +23,7 @@ from scripts.paper.sweep import (
     train_and_publish,
     tuned,
 )
+from scripts.reports.markdown import markdown_table
 
 SETTINGS = {"A": {"reward_weights": {"VQ": 1.0, "MQ": 1.0, "TA": 1.0}}, "B": {}}
 """Setting B is the schema's default, so its runs are those of the equalizer study."""

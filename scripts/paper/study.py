@@ -11,7 +11,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from hyvideo.reports.markdown import replace_part
+from scripts.reports.markdown import replace_part
 
 HOLDS, FAILS, OPEN = "holds", "does not hold", "cannot tell"
 DOCS = Path(__file__).parents[2] / "docs"

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from pydantic_core import to_json
@@ -22,14 +23,15 @@ from hyvideo.config.outside import complain, in_words
 from hyvideo.data.prompts import Prompt
 from hyvideo.distributed.collectives import gather
 from hyvideo.distributed.process_group import process_group
-from hyvideo.evaluation.improvement import HELD_OUT_VIDEOS, HeldOutGains, worst_median_best, write_held_out
-from hyvideo.observability.run_record import EXPLOITED
-from hyvideo.reports.before_after import BEFORE_AFTER, side_by_side
-from hyvideo.reports.plots import plot_reward_curve
-from hyvideo.reports.verdict import verdict_of
-from hyvideo.training.assembly import build_training
-from hyvideo.training.run import Training
+from hyvideo.training.build import open_run
+from hyvideo.training.run import Run
 from hyvideo.training.validation import Sampled, save_samples
+from scripts.reports.before_after import BEFORE_AFTER, side_by_side
+from scripts.reports.improvement import HELD_OUT_VIDEOS, HeldOutGains, worst_median_best, write_held_out
+from scripts.reports.plots import plot_reward_curve
+from scripts.reports.report import report_runs
+from scripts.reports.run_record import EXPLOITED
+from scripts.reports.verdict import verdict_of
 from scripts.tiny.comparison import gains, held_out_prompts
 from scripts.tiny.drift import DRIFT, appearance, drift
 
@@ -57,7 +59,7 @@ def main(argv: list[str]) -> int:
     config.grpo.batch_size //= int(os.environ["WORLD_SIZE"])  # the ranks share the videos of a round
     with process_group(config.parallel.collective_timeout):
         try:
-            training = build_training(config)
+            training = open_run(config, report)
         except (ValueError, OSError) as error:
             if os.environ.get("RANK", "0") == "0":  # all ranks have the same to say
                 complain(f"demo: {in_words(error)}")
@@ -78,31 +80,36 @@ def _start(argv: list[str], grpo: GrpoConfig) -> int:
     return subprocess.call([sys.executable, "-m", *ranks, *argv], env={**os.environ, **cores_alone})
 
 
-def _train_and_compare(training: Training) -> None:
+def _train_and_compare(training: Run) -> None:
     """Train, and sample before and after; the main rank writes the results."""
     started = time.monotonic()
-    prompts = held_out_prompts(training.run.config, NUM_HELD_OUT)
-    training.run.journal.console.info(f"sampling {NUM_HELD_OUT} held-out prompts with the base model ...")
-    before = training.run.validation.sample(prompts)
+    prompts = held_out_prompts(training.config, NUM_HELD_OUT)
+    training.journal.console.info(f"sampling {NUM_HELD_OUT} held-out prompts with the base model ...")
+    before = training.validation.sample(prompts)
     training.train()
-    training.run.journal.console.info("sampling the same prompts and seeds with the trained model ...")
-    after = training.run.validation.sample(prompts)
+    training.journal.console.info("sampling the same prompts and seeds with the trained model ...")
+    after = training.validation.sample(prompts)
     _save_pairs(training, before, after, prompts)
     drifted = drift(*(looks(sampled, prompts) for sampled in (before, after)))
-    if training.run.mesh.is_main:
+    if training.mesh.is_main:
         if drifted.collapsed:
-            training.run.journal.console.main_warning(
+            training.journal.console.main_warning(
                 f"Backgrounds became alike, so the policy may be exploiting {EXPLOITED}: {drifted}"
             )
         _write(training, before, after, prompts)
-        (training.run.folder.path / DRIFT).write_bytes(to_json(drifted, indent=1, inf_nan_mode="constants"))
+        (training.folder.path / DRIFT).write_bytes(to_json(drifted, indent=1, inf_nan_mode="constants"))
         hits = drifted.changes["hits"].gain
-        training.run.journal.console.info(
+        training.journal.console.info(
             f"videos with the right shape in its full colour: {hits.before:.0%} before, {hits.after:.0%} after\n"
             f"what the reward does not see: {drifted}"
         )
-        training.run.journal.console.info(f"{(time.monotonic() - started) / 60:.1f} minutes")
-    training.run.journal.console.close()
+        training.journal.console.info(f"{(time.monotonic() - started) / 60:.1f} minutes")
+    training.journal.console.close()
+
+
+def report(folder: Path) -> None:
+    """Write `report.html` into a run folder."""
+    report_runs([folder], folder / "report.html")
 
 
 def looks(sampled: Sampled, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
@@ -112,27 +119,27 @@ def looks(sampled: Sampled, prompts: Sequence[Prompt]) -> dict[str, Tensor]:
     return {name: torch.cat(gather(look))[numbers.argsort()] for name, look in own.items()}
 
 
-def _save_pairs(training: Training, before: Sampled, after: Sampled, prompts: Sequence[Prompt]) -> None:
+def _save_pairs(training: Run, before: Sampled, after: Sampled, prompts: Sequence[Prompt]) -> None:
     """Write all scores for the report, and the videos of the pairs that it shows; every rank writes its own."""
     shown = worst_median_best(before.scores.total, after.scores.total).values()
     for name, sampled in zip(HELD_OUT_VIDEOS, (before, after), strict=True):
         save_samples(
-            training.run.folder.path / name,
+            training.folder.path / name,
             sampled.videos,
             [prompts[number].text for number in sampled.numbers],
             sampled.scores,
-            fps=training.run.config.rollout.video_fps,
+            fps=training.config.rollout.video_fps,
             numbers=sampled.numbers,
-            mesh=training.run.mesh,
-            how=training.run.validation.how(),
+            mesh=training.mesh,
+            how=training.validation.how(),
             shown=shown,
         )
 
 
-def _write(training: Training, before: Sampled, after: Sampled, prompts: Sequence[Prompt]) -> None:
+def _write(training: Run, before: Sampled, after: Sampled, prompts: Sequence[Prompt]) -> None:
     """Write gains, curve and videos to the run folder, and say what improved."""
-    folder = training.run.folder.path
-    measured = HeldOutGains(training.run.state.step, gains(before.scores, after.scores))
+    folder = training.folder.path
+    measured = HeldOutGains(training.state.step, gains(before.scores, after.scores))
     write_held_out(folder, measured)
     comparison = measured.comparison
     plot_reward_curve(folder / "metrics.jsonl", folder / "reward_curve.png", held_out=comparison.gains)
@@ -140,9 +147,9 @@ def _write(training: Training, before: Sampled, after: Sampled, prompts: Sequenc
     captions = [f"{prompt.text} ({old:+.1f} to {new:+.1f})" for prompt, old, new in totals][:NUM_SHOWN]
     # the first ones: none is selected by its result
     side_by_side(before.videos[:NUM_SHOWN], after.videos[:NUM_SHOWN], captions, folder / BEFORE_AFTER)
-    training.run.journal.write_report()
+    report(folder)
     verdict = verdict_of(comparison)
-    training.run.journal.console.info(
+    training.journal.console.info(
         f"\nPaired gain on {len(prompts)} held-out prompts and seeds (ODE), mean and 95 % interval:\n"
         + "\n".join(f"  {name:7s} {gain}" for name, gain in measured.gains.items())
         + f"\n{verdict.headline}\n{verdict.detail}\n"

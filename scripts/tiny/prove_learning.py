@@ -24,13 +24,13 @@ from hyvideo.config.outside import complain
 from hyvideo.data.files import replacing
 from hyvideo.data.prompts import Prompt
 from hyvideo.data.randomness import generator_for
-from hyvideo.evaluation.improvement import HELD_OUT, HeldOutGains, read_held_out, write_held_out
 from hyvideo.evaluation.intervals import seed_interval
 from hyvideo.evaluation.paired import Gain
 from hyvideo.models.reward_models.rewards import Scores, WeightedReward
-from hyvideo.training.assembly import build_training
-from hyvideo.training.run import Training
+from hyvideo.training.build import open_run
+from hyvideo.training.run import Run
 from hyvideo.training.validation import Sampled
+from scripts.reports.improvement import HELD_OUT, HeldOutGains, read_held_out, write_held_out
 from scripts.tiny.comparison import gains, held_out_prompts
 from scripts.tiny.drift import DRIFT, LEVELS, Drift, appearance, drift
 
@@ -93,30 +93,30 @@ def main(argv: list[str]) -> int:
 def _train_and_compare(folder: Path, seed: int, shuffled: bool, num_held_out: int, flags: list[str]) -> None:
     """Train one run to its end and write its gains over the base."""
     where = ["--output_dir", str(folder), "--resume_from_checkpoint", "latest", "--seed", str(seed)]
-    training = build_training(load_config([*SETTINGS, *where, *flags]))
+    training = open_run(load_config([*SETTINGS, *where, *flags]))
     if shuffled:
         training.reward = ShuffledReward(training.reward, seed)
         training.reward.calls = training.rounds.sampler.round
-    prompts = held_out_prompts(training.run.config, num_held_out, first=TUNED_ON)
+    prompts = held_out_prompts(training.config, num_held_out, first=TUNED_ON)
     texts = [prompt.text for prompt in prompts]
     before = _base(training, prompts, folder)
     training.train()
-    if training.run.state.step < training.run.config.run.max_steps:
+    if training.state.step < training.config.run.max_steps:
         sys.exit("stopped; start the same command again to go on")
-    after = training.run.validation.sample(prompts)
+    after = training.validation.sample(prompts)
     looks = [appearance(sampled.videos, texts) for sampled in (before, after)]
     (folder / DRIFT).write_bytes(to_json(drift(*looks), indent=1, inf_nan_mode="constants"))
-    write_held_out(folder, HeldOutGains(training.run.state.step, gains(before.scores, after.scores)))
-    training.run.journal.console.close()
+    write_held_out(folder, HeldOutGains(training.state.step, gains(before.scores, after.scores)))
+    training.journal.console.close()
 
 
-def _base(training: Training, prompts: list[Prompt], folder: Path) -> Sampled:
+def _base(training: Run, prompts: list[Prompt], folder: Path) -> Sampled:
     """Sample the base model once per folder; a resumed run reads what the first start found."""
     path = folder / "base.pt"
     if not path.is_file():
-        if training.run.state.step:
+        if training.state.step:
             raise ValueError(f"'{folder}' was resumed but '{path}' is missing; delete the folder and start again.")
-        sampled = training.run.validation.sample(prompts)
+        sampled = training.validation.sample(prompts)
         scores = {name: dict(getattr(sampled.scores, name)) for name in ("metrics", "weights")}
         with replacing(path) as temporary:
             torch.save({"videos": sampled.videos, "scores": scores | {"total": sampled.scores.total}}, temporary)

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page
 
-from hyvideo.reports.gallery import write_gallery
-from hyvideo.reports.preference import write_study
-from hyvideo.reports.report import report_runs
+from scripts.reports.gallery import write_gallery
+from scripts.reports.preference import write_study
+from scripts.reports.report import report_runs
 from tests.support.run_folders import model_of, write_run
 
 WIDTHS = (1400, 800, 390)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page
 
-from hyvideo.reports.report import report_runs
+from scripts.reports.report import report_runs
 from tests.browser.conftest import DESKTOP, PHONE
 from tests.support.run_folders import HOSTILE_PROMPTS, write_run, write_scored
 

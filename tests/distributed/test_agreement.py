@@ -21,7 +21,7 @@ from hyvideo.data import images
 from hyvideo.distributed.collectives import gather
 from hyvideo.distributed.mesh import build_mesh
 from hyvideo.distributed.process_group import process_group
-from hyvideo.training.assembly import read_inputs
+from hyvideo.training.build import read_inputs
 from tests.support.limits import limited
 from tests.support.ranks import free_port, rank_environment, run_on_ranks
 from tests.support.rewards import scoring_with
@@ -125,10 +125,10 @@ def failures(argvs: dict[str, list[str]]) -> dict[str, Any]:
 
     training = training_of(argvs["stop"])
     if second:
-        log = training.run.journal.log
-        training.run.journal.log = lambda *args, **kw: (log(*args, **kw), signal.raise_signal(signal.SIGTERM))
+        log = training.journal.log
+        training.journal.log = lambda *args, **kw: (log(*args, **kw), signal.raise_signal(signal.SIGTERM))
     training.train()
-    ended["stop"] = training.run.state.step
+    ended["stop"] = training.state.step
 
     training = training_of(argvs["not finite"])
     if second:
@@ -145,9 +145,9 @@ def failures(argvs: dict[str, list[str]]) -> dict[str, Any]:
 
     for name in ("full disk", "full disk beside training"):
         training = training_of(argvs[name])
-        training.run.config.run.max_steps = 1
+        training.config.run.max_steps = 1
         training.train()
-        training.run.config.run.max_steps = 2
+        training.config.run.max_steps = 2
         with limited(resource.RLIMIT_FSIZE, 1 << 20) if second else contextlib.nullcontext():
             said = message_of(SaveError, training.train)
         ended[name] = said and re.sub(r"[0-9.]+ GB are free", "... GB are free", said)  # each rank's own reading

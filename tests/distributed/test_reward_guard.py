@@ -17,7 +17,7 @@ from tests.support.training import PROMPTS, REPOSITORY, arguments, training_of, 
 def train(argv: list[str], killed_after: int | None = None) -> None:
     """Train a run; every rank is killed when it has made as many updates, before it saves the last one."""
     training = training_of(argv)
-    run, log = training.run, training.run.log
+    run, log = training, training.log
 
     def log_or_die(*args: object) -> None:
         if run.state.step == killed_after:

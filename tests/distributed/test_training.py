@@ -17,7 +17,7 @@ from hyvideo.distributed.process_group import process_group
 from hyvideo.models.adapter import save_lora
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.parallelize import prepare_policy, trainable_parameters
-from hyvideo.training.run import Training
+from hyvideo.training.run import Run
 from tests.support.ranks import run_on_ranks
 from tests.support.tiny_model import ADAPTER, randomize
 from tests.support.training import ALGORITHMS, arguments, training_of
@@ -133,7 +133,7 @@ class Recording:
     in each; all videos are what it would have decoded alone.
     """
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, training: Run) -> None:
         self.rows: list[dict[str, float]] = []
         self.trajectories: list[dict[str, Tensor]] = []
         self.gradients: list[dict[str, Tensor]] = []
@@ -146,9 +146,9 @@ class Recording:
                 optimizer.param_groups[0]["eps"] = 1e-4
         pipeline, decoded = training.policy.pipeline, []
         pipeline.vae.decoder.register_forward_hook(
-            lambda *call: decoded.append(len(call[2])) if training.run.timer.phase == "rollout" else None
+            lambda *call: decoded.append(len(call[2])) if training.timer.phase == "rollout" else None
         )
-        updates, log = training.algorithm.updates, training.run.journal.log
+        updates, log = training.algorithm.updates, training.journal.log
 
         def keep_round(trajectory: Trajectory) -> Iterator[dict[str, float]]:
             weight = training.policy.transformer.transformer_blocks[0].attn.to_q.weight
@@ -166,7 +166,7 @@ class Recording:
             self.rows.append(dict(row))
             log(step, row, round_ends=round_ends)
 
-        training.algorithm.updates, training.run.journal.log = keep_round, keep_row
+        training.algorithm.updates, training.journal.log = keep_round, keep_row
         self._names = {parameter: name for name, parameter in self._parameters().items()}
         training.train()
         self.weights = {name: whole(p.detach()).clone() for name, p in self._parameters().items()}
@@ -198,12 +198,12 @@ def compare(argv: list[str], path: str) -> dict[str, float]:
     """Run over the ranks; return the largest error of each kind against the run in the file, over all ranks."""
     training = training_of(argv)
     received, expected = Recording(training), torch.load(path)
-    parallel = training.run.config.parallel
+    parallel = training.config.parallel
     assert set(received.in_shards) == {parallel.enable_fsdp and parallel.reshard_after_forward}
     blocks = -(-training.rounds.layout.num_own_videos // training.policy.videos_at_once)
-    most = -(-blocks // training.run.mesh.sp_size) * training.policy.videos_at_once
+    most = -(-blocks // training.mesh.sp_size) * training.policy.videos_at_once
     assert 0 < max(gather(max(received.decoded))) <= most
-    own = training.rounds.layout.positions(training.run.mesh.dp_rank)
+    own = training.rounds.layout.positions(training.mesh.dp_rank)
     errors = {
         name: max(
             relative(r[name], e[name][own])

@@ -71,7 +71,7 @@ def test_every_program_takes_the_best_checkpoint_and_the_average_by_name(tiny_ro
         assert_same(load_transformer(tmp_path / f"merged {ema}").state_dict(), expected.state_dict())
 
     resumed = training_of([*run, "--resume_from_checkpoint", str(best)])
-    assert resumed.run.state.step == 1
+    assert resumed.state.step == 1
 
     best.write_text("step_7")
     capsys.readouterr()

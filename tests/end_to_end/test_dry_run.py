@@ -14,7 +14,7 @@ from hyvideo.distributed.gpus import Gpu
 from hyvideo.models.reward_models.remote.server import create_app
 from hyvideo.planning import preflight as module
 from hyvideo.planning.preflight import check_space, plan_on_main, preflight
-from hyvideo.training.run import Training
+from hyvideo.training.run import Run
 from tests.support.command_line import CommandLine
 from tests.support.reward_server import serving
 from tests.support.rewards import Brightness
@@ -83,11 +83,11 @@ def test_a_reward_server_is_asked_as_the_run_will(dry_run, monkeypatch):
             dry_run(video_fps=12, **settings | {"reward_weights": '{"contrast": 1.0}'})
 
 
-def test_a_checkpoint_of_other_settings_is_found(dry_run, make_training: Callable[..., Training]):
+def test_a_checkpoint_of_other_settings_is_found(dry_run, make_training: Callable[..., Run]):
     training = make_training(max_steps=1)
     training.train()
     with pytest.raises(ValueError, match=r"eta is 0\.4, the checkpoint has 0\.5"):
-        dry_run(resume_from_checkpoint=training.run.folder.checkpoints / "step_1", eta=0.4)
+        dry_run(resume_from_checkpoint=training.folder.checkpoints / "step_1", eta=0.4)
 
 
 def test_a_run_folder_that_is_in_use_is_found(dry_run, tmp_path: Path):

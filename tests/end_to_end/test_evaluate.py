@@ -12,7 +12,7 @@ import pytest
 from hyvideo.data.prompts import read_prompts
 from hyvideo.data.videos import write_video
 from hyvideo.observability.scored_videos import read_scored_videos
-from hyvideo.training.run import Training
+from hyvideo.training.run import Run
 from scripts.evaluate import main
 from tests.support.rewards import grey_videos
 from tests.support.training import PROMPTS
@@ -45,7 +45,7 @@ def greys(tmp_path: Path) -> Path:
 
 def test_a_checkpoint_and_existing_videos_are_compared_and_nothing_is_made_twice(
     evaluate: Evaluate,
-    make_training: Callable[..., Training],
+    make_training: Callable[..., Run],
     tiny_root: Path,
     prompts_csv: Path,
     greys: Path,
@@ -54,7 +54,7 @@ def test_a_checkpoint_and_existing_videos_are_compared_and_nothing_is_made_twice
 ):
     training = make_training(max_steps=1, kl_weight=0.0)
     training.train()
-    models = ["--model", "trained", tiny_root, training.run.folder.checkpoints / "step_1", "--videos", "greys", greys]
+    models = ["--model", "trained", tiny_root, training.folder.checkpoints / "step_1", "--videos", "greys", greys]
     assert evaluate(*models, *SAMPLING) == 0
 
     folder = tmp_path / "evaluation"

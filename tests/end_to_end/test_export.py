@@ -40,7 +40,7 @@ def checkpoint_of(original_root: Path, tmp_path_factory: pytest.TempPathFactory)
         argv = arguments(original_root, csv, folder / f"run {use_lora}", use_lora=use_lora, **settings)
         training = training_of(argv)
         training.train()
-        return training.run.folder.checkpoints / "step_2"
+        return training.folder.checkpoints / "step_2"
 
     return train
 

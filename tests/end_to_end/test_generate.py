@@ -71,7 +71,7 @@ def test_a_video_is_decided_by_prompt_seed_guidance_shift_and_steps(video: Calla
 def test_an_adapters_checkpoint_gives_the_trained_policys_videos(video, make_training):
     training = make_training(max_steps=2, use_lora=True, learning_rate=0.02)
     training.train()
-    checkpoint = training.run.folder.checkpoints / "step_2"
+    checkpoint = training.folder.checkpoints / "step_2"
     trained = video(checkpoint_path=checkpoint)
     assert not torch.equal(trained, video())
     assert torch.equal(video(lora_path=checkpoint), trained)
@@ -123,14 +123,14 @@ def test_other_weights_in_the_same_place_make_the_videos_again_and_a_copy_of_the
     training.train()
     checkpoint = tmp_path / "checkpoint"
     flags = {"output_path": "red.mp4", "checkpoint_path": checkpoint}
-    shutil.copytree(training.run.folder.checkpoints / "step_1", checkpoint)
+    shutil.copytree(training.folder.checkpoints / "step_1", checkpoint)
     assert generate(**flags).status == 0
     assert not torch.equal(read_video(command_line.folder / "red.mp4"), video())
     checkpoint.rename(tmp_path / "moved")
     shutil.copytree(tmp_path / "moved", checkpoint)
     assert "finished already" in generate(**flags).stderr
     shutil.rmtree(checkpoint)
-    shutil.copytree(training.run.folder.checkpoints / "step_2", checkpoint)
+    shutil.copytree(training.folder.checkpoints / "step_2", checkpoint)
     finished = generate(**flags)
     assert finished.status == 0, finished.stderr
     assert "finished already" not in finished.stderr

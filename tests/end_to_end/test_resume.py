@@ -49,7 +49,7 @@ def uninterrupted(tiny_root, prompts_csv, tmp_path_factory) -> list[Row]:
     """The rows of a run of six updates."""
     training = training_of(arguments(tiny_root, prompts_csv, tmp_path_factory.mktemp("whole") / "run", max_steps=6))
     training.train()
-    return rows_of(training.run.folder.path)
+    return rows_of(training.folder.path)
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)

@@ -16,7 +16,7 @@ from hyvideo.checkpoint.run_folder import open_run_folder
 from hyvideo.checkpoint.train_state import FACTS, begin_save, checkpoints_of, latest_checkpoint, read_facts
 from hyvideo.config.schema import RunConfig
 from hyvideo.models.weight_files import SafetensorsFolder
-from hyvideo.training.run import Training
+from hyvideo.training.run import Run
 from tests.support.equal_runs import sign
 from tests.support.fuzzing import TEXTS, changed, fuzz, json_files, only_value_errors
 
@@ -103,10 +103,10 @@ def test_only_step_and_a_number_is_a_checkpoint(checkpoint: Path, name: str):
 
 
 @pytest.fixture
-def trained(make_training) -> tuple[Training, Path]:
+def trained(make_training) -> tuple[Run, Path]:
     """A training of a LoRA run and its checkpoint."""
     training = make_training(use_lora="true", lora_r=2, lora_alpha=2)
-    checkpoint = training.run.state.save(training.run.folder.checkpoints, keep_last=None)
+    checkpoint = training.state.save(training.folder.checkpoints, keep_last=None)
     return training, checkpoint
 
 
@@ -120,9 +120,9 @@ def test_any_facts_with_a_true_manifest_load_or_are_refused_by_name(trained, dat
     sign(checkpoint)
     try:
         with only_value_errors(checkpoint):
-            training.run.state.load(checkpoint)
-            assert training.run.state.step >= 0 and training.run.state.sampler.round >= 0
-            training.run.state.sampler.next_round()
+            training.state.load(checkpoint)
+            assert training.state.step >= 0 and training.state.sampler.round >= 0
+            training.state.sampler.next_round()
     finally:
         (checkpoint / FACTS).write_bytes(before)
 

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hyvideo.evaluation.scored_files import ScoreFile
-from hyvideo.evaluation.win_rates import read_votes, win_rates
 from hyvideo.observability.metrics import MetricsLog, read_metrics
-from hyvideo.observability.run_record import read_run
 from hyvideo.observability.scored_videos import read_scored_videos
-from hyvideo.reports.report import report_runs
+from scripts.reports.report import report_runs
+from scripts.reports.run_record import read_run
+from scripts.reports.win_rates import read_votes, win_rates
 from tests.support.fuzzing import changed, damaged, fuzz, json_files, only_value_errors
 from tests.support.run_folders import write_run
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from hyvideo.algorithms.anchor import Anchor, anchor_kind
 from hyvideo.config.schema import KLConfig, ModelConfig
 from hyvideo.models.parallelize import trainable_parameters
-from hyvideo.training.run import Training
+from hyvideo.training.run import Run
 from tests.support.training import GradientRecorder, collect_round, pairs_of, update, weights_of
 
 STEPS = range(4)
@@ -20,7 +20,7 @@ def equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def move_policy(training: Training) -> None:
+def move_policy(training: Run) -> None:
     """Make one update by hand, after which policy and anchor differ."""
     trajectory = collect_round(training)
     (pairs,) = pairs_of(training, trajectory)
@@ -28,7 +28,7 @@ def move_policy(training: Training) -> None:
 
 
 @pytest.mark.parametrize("offload", [False, True])
-def test_the_policy_comes_back_bit_for_bit_even_after_an_error(make_training: Callable[..., Training], offload: bool):
+def test_the_policy_comes_back_bit_for_bit_even_after_an_error(make_training: Callable[..., Run], offload: bool):
     training = make_training(reference_mode_offload=offload)
     start = weights_of(training)
     move_policy(training)
@@ -104,7 +104,7 @@ def test_a_share_of_the_anchors_passes_has_the_mean_of_all(make_training, kl_com
     assert len({float(part[0]) for part in parts}) == 4  # a choice alone has another value
 
 
-def test_with_an_adapter_the_anchor_is_the_adapter_alone(make_training: Callable[..., Training]):
+def test_with_an_adapter_the_anchor_is_the_adapter_alone(make_training: Callable[..., Run]):
     training = make_training(use_lora=True)
     weights = training.algorithm.anchor.state_dict()
     assert weights
@@ -150,14 +150,14 @@ def test_the_fixed_anchor_of_an_adapter_trained_before_is_that_adapter():
 def test_the_anchor_follows_at_its_interval(make_training, monkeypatch, interval, expected):
     training = make_training(max_steps=5, update_ref_model_step=interval)
     start, followed = weights_of(training), []
-    log = training.run.journal.metrics.log
+    log = training.journal.metrics.log
 
     def spy(step: int, values: dict[str, float]) -> None:
         followed.append(equal(training.algorithm.anchor.state_dict(), weights_of(training)))
         assert training.algorithm.anchor.equals_policy == followed[-1]
         log(step, values)
 
-    monkeypatch.setattr(training.run.journal.metrics, "log", spy)
+    monkeypatch.setattr(training.journal.metrics, "log", spy)
     training.train()
     assert followed == expected
     assert equal(training.algorithm.anchor.state_dict(), start) == (interval == 0)

@@ -12,7 +12,7 @@ from hyvideo.config.loading import load_config
 from hyvideo.observability.metrics import read_metrics
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout
 from hyvideo.training import run as training_run
-from hyvideo.training.run import Training
+from hyvideo.training.run import Run
 from tests.support.training import SETTINGS, flags_of
 
 NUM_STEPS, NUM_VIDEOS = 4, 4
@@ -26,7 +26,7 @@ VARIANTS = {
 
 
 @pytest.fixture
-def rounds(make_training: Callable[..., Training], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple]:
+def rounds(make_training: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple]:
     """Train two rounds; return the rollouts, the evaluations (of one video each) and the rows of metrics."""
 
     def run(**settings: Any) -> tuple[list[Rollout], list[Counter], list[dict[str, float]]]:
@@ -47,7 +47,7 @@ def rounds(make_training: Callable[..., Training], monkeypatch: pytest.MonkeyPat
         )
         training.train()
         monkeypatch.setattr(training_run, "collect", collect)
-        return rollouts, counts, read_metrics(training.run.folder.path / "metrics.jsonl")
+        return rollouts, counts, read_metrics(training.folder.path / "metrics.jsonl")
 
     return run
 

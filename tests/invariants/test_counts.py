@@ -6,9 +6,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from benchmarks.plain_loop import make_round
 from hyvideo.algorithms.algorithm import Evaluations
 from hyvideo.config.schema import Config
-from hyvideo.training.run import Training
+from hyvideo.training.run import Run
 from tests.support.equal_runs import rows_of
 
 DEFAULTS = Config()
@@ -28,7 +29,7 @@ METHOD = {
 """The default method on one process: one prompt and its group of four videos per round."""
 
 
-def count_calls(training: Training) -> Counter[str]:
+def count_calls(training: Run) -> Counter[str]:
     """Count the networks' forward passes from now on, the rows of the transformer and the videos of the decoder."""
     pipeline, calls = training.policy.pipeline, Counter()
     for name in ("text_encoder", "text_encoder_2", "transformer"):
@@ -39,23 +40,23 @@ def count_calls(training: Training) -> Counter[str]:
     return calls
 
 
-def test_network_calls_of_the_default_method(make_training: Callable[..., Training]):
+def test_network_calls_of_the_default_method(make_training: Callable[..., Run]):
     """One text encoding per prompt; K evaluations of two rows per video and phase; the anchor's if it differs."""
     training = make_training(**METHOD, max_steps=2)
     calls = count_calls(training)
-    cost = training.algorithm.evaluations(training.run.config)
+    cost = training.algorithm.evaluations(training.config)
     assert cost == Evaluations(20, 20, 20)
     for anchor in (0, cost.anchor):  # in the first round the anchor is the policy
-        training.make_round()
+        make_round(training)
         evaluations = NUM_VIDEOS * (cost.rollout + anchor + cost.update)
         calls.pop("text_encoder_2", None)  # one of the prompts quotes a text
         assert calls == {"text_encoder": 1, "transformer": evaluations, "rows": 2 * evaluations, "videos": NUM_VIDEOS}
-        assert rows_of(training.run.folder.path)[-1]["update/evaluations"] == NUM_VIDEOS * cost.update
+        assert rows_of(training.folder.path)[-1]["update/evaluations"] == NUM_VIDEOS * cost.update
         calls.clear()
 
 
 @pytest.fixture
-def train_and_count(make_training: Callable[..., Training]) -> Callable[..., Counter[str]]:
+def train_and_count(make_training: Callable[..., Run]) -> Callable[..., Counter[str]]:
     """Train on rounds of eight videos in micro-batches of two, and count."""
 
     def train(**settings: object) -> Counter[str]:
@@ -88,18 +89,18 @@ def test_without_a_position_term_there_is_no_anchor_pass(train_and_count, settin
     assert train_and_count(max_steps=2, update_ref_model_step=10, **settings)["transformer"] == 2 * 2 * 4 * 8 // 2
 
 
-def test_the_negative_prompt_is_encoded_with_the_trainer(make_training: Callable[..., Training]):
+def test_the_negative_prompt_is_encoded_with_the_trainer(make_training: Callable[..., Run]):
     training = make_training(cfg_scale=4.0, negative_prompt="blurred")
     expected = training.policy.pipeline.encode(["blurred"], glyphs=False)
     assert torch.equal(training.policy.guidance.negative.text[0], expected.text[0])
 
 
 @pytest.mark.parametrize("kl_weight", [0.0, 0.1], ids=["without KL", "with KL"])
-def test_nft_costs_what_it_says(make_training: Callable[..., Training], kl_weight: float):
+def test_nft_costs_what_it_says(make_training: Callable[..., Run], kl_weight: float):
     training = make_training(algorithm="nft", nft_kl_weight=kl_weight, timestep_fraction=0.5)
-    calls, cost = count_calls(training), training.algorithm.evaluations(training.run.config)
+    calls, cost = count_calls(training), training.algorithm.evaluations(training.config)
     for spared in (cost.update, 0):  # in the first round the old policy is the policy
-        training.make_round()
+        make_round(training)
         assert calls["rows"] == 4 * (cost.rollout + cost.anchor - spared + cost.update)
-        assert rows_of(training.run.folder.path)[-1]["update/evaluations"] == 4 * cost.update
+        assert rows_of(training.folder.path)[-1]["update/evaluations"] == 4 * cost.update
         calls.clear()

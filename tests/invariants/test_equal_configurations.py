@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from hyvideo.training.run import Training
+from hyvideo.training.run import Run
 from tests.support.equal_runs import rows_of
 from tests.support.training import ALGORITHMS, GradientRecorder, collect_round, pairs_of, update
 
@@ -14,13 +14,13 @@ Row = dict[str, float]
 
 
 @pytest.fixture
-def train(make_training: Callable[..., Training]) -> Callable[..., list[Row]]:
+def train(make_training: Callable[..., Run]) -> Callable[..., list[Row]]:
     """Train for three updates and return what was logged, without the times."""
 
     def rows(**settings: Any) -> list[Row]:
         training = make_training(**settings)
         training.train()
-        return rows_of(training.run.folder.path)
+        return rows_of(training.folder.path)
 
     return rows
 
@@ -72,7 +72,7 @@ def test_a_different_seed_is_a_different_run(train: Callable[..., list[Row]]):
 
 
 @pytest.mark.parametrize("kl_compute_mode", ["rollout_phase", "training_phase"])
-def test_gradients_do_not_depend_on_the_micro_batch(make_training: Callable[..., Training], kl_compute_mode: str):
+def test_gradients_do_not_depend_on_the_micro_batch(make_training: Callable[..., Run], kl_compute_mode: str):
     training = make_training(
         kl_compute_mode=kl_compute_mode, max_grad_norm=1e9, kl_weight=1.0, update_ref_model_step=99
     )
@@ -83,7 +83,7 @@ def test_gradients_do_not_depend_on_the_micro_batch(make_training: Callable[...,
     recorder = GradientRecorder(training)
 
     def gradient(micro_batch: int) -> Tensor:
-        training.run.config.grpo.mini_batch_size_per_update = micro_batch
+        training.config.grpo.mini_batch_size_per_update = micro_batch
         means = training.algorithm._anchor_means(trajectory, [pairs])
         training.algorithm.anchor.equals_policy = False
         update(training, trajectory, pairs, means, coefficient=1.0)
@@ -96,13 +96,13 @@ def test_gradients_do_not_depend_on_the_micro_batch(make_training: Callable[...,
         assert (gradient(micro_batch) - whole).abs().max() <= 1e-5 * scale, micro_batch
 
 
-def test_gradients_of_nft_do_not_depend_on_the_micro_batch(make_training: Callable[..., Training]):
+def test_gradients_of_nft_do_not_depend_on_the_micro_batch(make_training: Callable[..., Run]):
     training = make_training(max_grad_norm=1e9, **ALGORITHMS["nft"])
     list(training.algorithm.updates(collect_round(training)))  # so that every term of the loss has a gradient
     trajectory, recorded = collect_round(training), []
     recorder = GradientRecorder(training)
     old_policy = {name: weight.clone() for name, weight in training.algorithm.anchor.state_dict().items()}
-    for training.run.config.grpo.mini_batch_size_per_update in (12, 5, 1):
+    for training.config.grpo.mini_batch_size_per_update in (12, 5, 1):
         training.algorithm.anchor.load_state_dict(old_policy, equals_policy=False)  # every round moves it
         next(training.algorithm.updates(trajectory))
         recorded.append(recorder.gradient)

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.training.run import Training
+from hyvideo.training.run import Run
 from tests.support.training import ALGORITHMS, arguments, collect_round, pairs_of, training_of, update, write_prompts
 
 
 @pytest.fixture
-def training(original_root: Path, tmp_path: Path) -> Training:
+def training(original_root: Path, tmp_path: Path) -> Run:
     csv = write_prompts(tmp_path / "prompts.csv", images=True)
     settings = {"pretrained_transformer_version": "480p_i2v", "cfg_scale": 3.0, "batch_size": 4}
     return training_of(arguments(original_root, csv, tmp_path / "run", **settings))
@@ -26,7 +26,7 @@ def test_nft_trains_from_images(original_root: Path, tmp_path: Path):
     assert all(row["grad_norm"] > 0 for row in rows) and rows[1]["nft/old_distance"] > 0
 
 
-def test_replay_is_exact_and_the_vision_embedder_is_trained(training: Training):
+def test_replay_is_exact_and_the_vision_embedder_is_trained(training: Run):
     trajectory = collect_round(training)
     pairs = pairs_of(training, trajectory, permute=False)
     before = training.policy.pipeline.transformer.image_embedder.linear_1.weight.clone()
@@ -36,7 +36,7 @@ def test_replay_is_exact_and_the_vision_embedder_is_trained(training: Training):
     assert not before.equal(training.policy.pipeline.transformer.image_embedder.linear_1.weight)
 
 
-def test_each_image_is_encoded_once_a_round(training: Training):
+def test_each_image_is_encoded_once_a_round(training: Run):
     pipeline, counter = training.policy.pipeline, Counter()
     for name, network in (("vision", pipeline.image_encoder), ("vae", pipeline.vae.encoder)):
         network.register_forward_hook(lambda module, args, output, name=name: counter.update([name]))

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from hyvideo.schedulers.scheduling_flow_match_discrete import SDE_TYPES
-from hyvideo.training.run import Training
+from hyvideo.training.run import Run
 from tests.support.training import collect_round, pairs_of, update
 
 SAMPLERS = [name for name in SDE_TYPES if name != "ode"]
 
 
-def replay(training: Training) -> tuple[float, float]:
+def replay(training: Run) -> tuple[float, float]:
     """Roll out one round, make its update, and return (ratio/max_deviation, replay/mean_error) before it."""
     trajectory = collect_round(training)
     (pairs,) = pairs_of(training, trajectory)
@@ -28,7 +28,7 @@ OTHERS = ({}, {"use_lora": True})
 
 
 @pytest.mark.parametrize("settings", [*({"sde_type": name, "cfg_scale": 4.0} for name in SAMPLERS), *OTHERS], ids=str)
-def test_equal_micro_batches_replay_exactly(make_training: Callable[..., Training], settings: dict):
+def test_equal_micro_batches_replay_exactly(make_training: Callable[..., Run], settings: dict):
     assert replay(make_training(**settings)) == (0.0, 0.0)
 
 
@@ -49,4 +49,4 @@ def test_half_precision_stays_inside_the_clip_range_for_equal_micro_batches(make
     training = make_training(sde_type=sde_type, cfg_scale=4.0)
     training.policy.pipeline.autocast_dtype = torch.bfloat16
     ratio_deviation, _ = replay(training)
-    assert ratio_deviation <= training.run.config.grpo.clip_range / 10
+    assert ratio_deviation <= training.config.grpo.clip_range / 10

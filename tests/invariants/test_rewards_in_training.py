@@ -14,19 +14,19 @@ from hyvideo.models.reward_models.registry import RewardContext, RewardFailureEr
 from hyvideo.models.reward_models.remote import exchange
 from hyvideo.models.reward_models.remote.server import create_app
 from hyvideo.models.reward_models.text_rendering import TextRendering
-from hyvideo.training.run import Training
+from hyvideo.training.run import Run
 from tests.support.equal_runs import rows_of
 from tests.support.reward_server import Faulty, serving
 
 
 @pytest.fixture
-def trained(make_training: Callable[..., Training]) -> Callable[..., tuple[list[dict[str, float]], torch.Tensor]]:
+def trained(make_training: Callable[..., Run]) -> Callable[..., tuple[list[dict[str, float]], torch.Tensor]]:
     """Train with the given settings: its rows and one of its weights."""
 
     def train(**settings: object) -> tuple[list[dict[str, float]], torch.Tensor]:
         training = make_training(max_steps=2, rollout_micro_batch_size=1, **settings)
         training.train()
-        return rows_of(training.run.folder.path), trainable_parameters(training.policy.transformer)["proj_out.weight"]
+        return rows_of(training.folder.path), trainable_parameters(training.policy.transformer)["proj_out.weight"]
 
     return train
 
@@ -69,14 +69,14 @@ def test_a_run_goes_on_without_the_scores_that_failed_or_stops_as_configured(mak
     with serving(app) as url:
         lenient = make_training(remote_reward_url=url, reward_max_failed=1.0, max_steps=2, **settings)
         lenient.train()
-        half, none = rows_of(lenient.run.folder.path)
+        half, none = rows_of(lenient.folder.path)
         strict = make_training(remote_reward_url=url, max_steps=2, **settings)
         before = trainable_parameters(strict.policy.transformer)["proj_out.weight"].clone()
         with pytest.raises(RewardFailureError, match="4 of 4 videos could not be scored"):
             strict.train()
     assert half["reward/failed"] == 2 and math.isfinite(half["reward/mean"]) and half["grad_norm"] > 0
     assert none["reward/failed"] == 4 and none["reward/mean"] is None and none["reward/groups_without_spread"] == 2
-    assert strict.run.state.step == 0
+    assert strict.state.step == 0
     assert torch.equal(trainable_parameters(strict.policy.transformer)["proj_out.weight"], before)
 
 
@@ -87,7 +87,7 @@ def test_an_offloaded_reward_is_asked_back_in_every_round(make_training, monkeyp
     assert devices == ["cpu"] * 5  # when it is built; then to the device, here the CPU, and back in two rounds
 
 
-def test_the_console_says_what_is_scored(make_training: Callable[..., Training]):
+def test_the_console_says_what_is_scored(make_training: Callable[..., Run]):
     training = make_training()
-    console = (Path(training.run.folder.path) / "console.log").read_text()
+    console = (Path(training.folder.path) / "console.log").read_text()
     assert "reward moving_shapes (VQ, MQ, TA); total = 0.5 VQ + 0.5 MQ + 1 TA" in console

@@ -13,7 +13,7 @@ import hyvideo.planning.preflight
 import hyvideo.training.device_memory
 import post_train
 from hyvideo.models.reward_models import clip, text_rendering, videoalign, vlm_checks
-from hyvideo.reports.page import _environment
+from scripts.reports.page import _environment
 from tests.support import ranks, training
 
 _environment().get_template("report.html")  # compiled once

@@ -12,7 +12,7 @@ import torch
 from hyvideo.config.loading import load_config, save_config
 from hyvideo.data.videos import poster_of, write_video
 from hyvideo.observability.phase_timer import PHASES
-from hyvideo.reports.gallery import Model, read_models
+from scripts.reports.gallery import Model, read_models
 from tests.support.training import REPOSITORY
 from tests.support.videos import moving_square
 

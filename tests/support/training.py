@@ -15,9 +15,9 @@ from hyvideo.algorithms.algorithm import Trajectory
 from hyvideo.config.loading import load_config
 from hyvideo.grpo.timesteps import Pairs, select_timesteps, split_updates
 from hyvideo.models.parallelize import trainable_parameters
-from hyvideo.training.assembly import build_training
+from hyvideo.training.build import open_run
 from hyvideo.training.collect import collect
-from hyvideo.training.run import Training
+from hyvideo.training.run import Run
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -103,15 +103,15 @@ def flags_of(settings: Mapping[str, Any]) -> list[str]:
     return [text for name, values in given.items() for text in (f"--{name}", *map(str, values))]
 
 
-def training_of(argv: Sequence[str]) -> Training:
-    """Build the training of a command line, as post_train.py does."""
-    return build_training(load_config(argv))
+def training_of(argv: Sequence[str]) -> Run:
+    """Build the training of a command line, as post_train.py does, but without a report."""
+    return open_run(load_config(argv))
 
 
 class GradientRecorder(torch.optim.SGD):
     """Takes the place of a training's optimizers, and keeps the gradient of an update instead of following it."""
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, training: Run) -> None:
         super().__init__(training.algorithm.optimization.parameters.values(), lr=0.0)
         training.algorithm.optimization.optimizers = [self]
 
@@ -119,32 +119,25 @@ class GradientRecorder(torch.optim.SGD):
         self.gradient = torch.cat([p.grad.flatten() for p in self.param_groups[0]["params"]])
 
 
-def weights_of(training: Training) -> dict[str, Tensor]:
+def weights_of(training: Run) -> dict[str, Tensor]:
     """Copy the trained weights."""
     return {name: p.detach().clone() for name, p in trainable_parameters(training.policy.transformer).items()}
 
 
-def collect_round(training: Training) -> Trajectory:
+def collect_round(training: Run) -> Trajectory:
     """Sample and score the videos of the next round."""
-    return collect(
-        training.policy,
-        training.reward,
-        training.rounds.next(),
-        training.algorithm,
-        training.run.mesh,
-        training.run.timer,
-    )
+    return collect(training.policy, training.algorithm, training.reward, training.rounds.next())
 
 
-def pairs_of(training: Training, trajectory: Trajectory, num_updates: int = 1, *, permute: bool = True) -> list[Pairs]:
+def pairs_of(training: Run, trajectory: Trajectory, num_updates: int = 1, *, permute: bool = True) -> list[Pairs]:
     """Deal all trained (video, step) pairs of a trajectory to updates."""
     trained = training.policy.stochastic_steps()
     steps = select_timesteps(trained, 1.0, len(trajectory), permute=permute, generator=torch.Generator().manual_seed(5))
-    return split_updates(steps, num_updates, num_generations=training.run.config.grpo.num_generations)
+    return split_updates(steps, num_updates, num_generations=training.config.grpo.num_generations)
 
 
 def update(
-    training: Training,
+    training: Run,
     trajectory: Trajectory,
     pairs: Pairs,
     anchor_means: Tensor | None = None,

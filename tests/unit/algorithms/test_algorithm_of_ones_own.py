@@ -8,7 +8,7 @@ import torch
 
 from hyvideo.algorithms.algorithm import Algorithm, Trajectory, algorithm_class
 from hyvideo.algorithms.grpo import GRPO
-from hyvideo.training.run import Training
+from hyvideo.training.run import Run
 from tests.support.equal_runs import assert_same, rows_of
 from tests.support.reward_weighted import RewardWeighted
 from tests.support.training import REPOSITORY, arguments, collect_round, training_of, weights_of
@@ -19,7 +19,7 @@ PATH = "tests.support.reward_weighted:RewardWeighted"
 def test_an_algorithm_of_ones_own_trains_the_bundled_model_and_a_resumed_run_equals_an_uninterrupted_one(
     prompts_csv: Path, tmp_path: Path
 ):
-    def bundled(name: str, **settings: object) -> Training:
+    def bundled(name: str, **settings: object) -> Run:
         root = REPOSITORY / "assets" / "tiny"
         return training_of(arguments(root, prompts_csv, tmp_path / name, algorithm=PATH, **settings))
 
@@ -30,14 +30,14 @@ def test_an_algorithm_of_ones_own_trains_the_bundled_model_and_a_resumed_run_equ
     assert isinstance(whole.algorithm, RewardWeighted)
     assert any(not torch.equal(after[name], before[name]) for name in before)
     first.train()
-    saved = first.run.folder.checkpoints / "step_1"
+    saved = first.folder.checkpoints / "step_1"
     resumed = bundled("resumed", max_steps=2, resume_from_checkpoint=saved)
     resumed.train()
-    assert rows_of(resumed.run.folder.path) == rows_of(whole.run.folder.path)[1:]
+    assert rows_of(resumed.folder.path) == rows_of(whole.folder.path)[1:]
     assert_same(weights_of(resumed), after)
 
 
-def test_final_latents_are_those_that_the_ode_leaves(make_training: Callable[..., Training]):
+def test_final_latents_are_those_that_the_ode_leaves(make_training: Callable[..., Run]):
     trajectory = collect_round(make_training(algorithm=PATH))
     assert trajectory.rollout.latents.shape[:2] == (4, 1)
     assert trajectory.rollout.means is None and trajectory.rollout.log_probs is None
@@ -66,23 +66,23 @@ class PlainGradient(Algorithm):
 
 
 def test_updates_per_round_follows_updates_per_rollout_unless_a_class_sets_its_own(
-    make_training: Callable[..., Training],
+    make_training: Callable[..., Run],
 ):
     own = make_training(algorithm=f"{__name__}:PlainGradient", updates_per_rollout=2, max_steps=4)
     assert own.algorithm.updates_per_round == 2
     own.train()
-    assert [row["round"] for row in rows_of(own.run.folder.path)] == [0, 0, 1, 1]
+    assert [row["round"] for row in rows_of(own.folder.path)] == [0, 0, 1, 1]
     assert make_training(algorithm=PATH, updates_per_rollout=2).algorithm.updates_per_round == 1
 
 
 def test_an_algorithm_that_miscounts_its_updates_is_told_what_its_number_means_and_not_to_resume_from_nothing(
-    make_training: Callable[..., Training],
+    make_training: Callable[..., Run],
 ):
     training = make_training(algorithm=PATH)
     training.algorithm.updates_per_round = 2
     told = "RewardWeighted made 1 updates of a round, but its updates_per_round is 2: .* follows updates_per_rollout, 1"
     with pytest.raises(ValueError, match=told):
         training.train()
-    where = training.run.whereabouts()
+    where = training.whereabouts()
     assert where.startswith("Rank 0 failed in phase 'between phases") and "resume" not in where
     assert where.endswith(", update 2. No checkpoint was saved yet.")

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from hyvideo.algorithms.algorithm import Trajectory
 from hyvideo.algorithms.grpo import ComparedRound
-from hyvideo.distributed.layout import layout_of
+from hyvideo.distributed.layout import Layout
+from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.timesteps import Pairs
 from hyvideo.models.reward_models.rewards import Scores
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout
 from hyvideo.training.rounds import Round, Rounds
-from hyvideo.training.run import Training
+from hyvideo.training.run import Run
 from tests.support.training import PROMPTS, collect_round, write_prompts
 
 
@@ -22,14 +23,14 @@ def all_differ(tensors: list[Tensor]) -> bool:
     return not any(torch.equal(first, second) for first, second in combinations(tensors, 2))
 
 
-def rounds_of(training: Training, count: int) -> list[ComparedRound]:
+def rounds_of(training: Run, count: int) -> list[ComparedRound]:
     """Rounds whose videos are all zero: only what is chosen for them counts."""
     return [training.algorithm.compare(blank(training, training.rounds.next())) for _ in range(count)]
 
 
-def blank(training: Training, round: Round) -> Trajectory:
+def blank(training: Run, round: Round) -> Trajectory:
     scores = Scores({}, torch.zeros(round.num_videos), {})
-    rollout = Rollout(*[torch.zeros(len(round.videos), 1)] * 4)
+    rollout = Rollout(*[torch.zeros(len(round.prompts), 1)] * 4)
     return Trajectory(round.index, (), round.positions, None, (), rollout, scores, {})
 
 
@@ -39,7 +40,7 @@ def steps_of(pairs: Pairs, num_videos: int) -> Tensor:
 
 
 def test_every_video_of_every_round_and_seed_starts_from_noise_of_its_own(
-    make_training: Callable[..., Training], tmp_path: Path
+    make_training: Callable[..., Run], tmp_path: Path
 ):
     csv, starts = write_prompts(tmp_path / "one.csv", PROMPTS[:1]), []
     for seed in (42, 43):
@@ -50,7 +51,7 @@ def test_every_video_of_every_round_and_seed_starts_from_noise_of_its_own(
 
 
 def test_with_noise_per_prompt_the_rounds_start_alike_and_go_on_differently(
-    make_training: Callable[..., Training], tmp_path: Path
+    make_training: Callable[..., Run], tmp_path: Path
 ):
     csv = write_prompts(tmp_path / "two.csv", PROMPTS[:2])
     training = make_training(train_video_csv=csv, initial_noise="per_prompt", grpo_sampling_steps=1)
@@ -60,14 +61,14 @@ def test_with_noise_per_prompt_the_rounds_start_alike_and_go_on_differently(
     assert all_differ([*first.rollout.latents[:, 1], *second.rollout.latents[:, 1]])
 
 
-def test_with_one_noise_per_group_its_videos_differ_by_their_steps_alone(make_training: Callable[..., Training]):
+def test_with_one_noise_per_group_its_videos_differ_by_their_steps_alone(make_training: Callable[..., Run]):
     latents = collect_round(make_training(use_same_noise=True)).rollout.latents
     assert torch.equal(latents[0, 0], latents[1, 0]) and torch.equal(latents[2, 0], latents[3, 0])
     assert all_differ([latents[0, 0], latents[2, 0], *latents[:, 1]])
 
 
 def test_a_round_is_compared_within_its_groups_and_advantages_are_bounded_as_asked(
-    make_training: Callable[..., Training],
+    make_training: Callable[..., Run],
 ):
     for bound in (5.0, 0.5):
         training = make_training(adv_clip_max=bound, grpo_sampling_steps=1)
@@ -82,7 +83,7 @@ def test_a_round_is_compared_within_its_groups_and_advantages_are_bounded_as_ask
         assert advantages.abs().max() >= 0.5
 
 
-def test_every_video_has_the_conditioning_of_its_own_prompt(make_training: Callable[..., Training]):
+def test_every_video_has_the_conditioning_of_its_own_prompt(make_training: Callable[..., Run]):
     training = make_training()
     trajectory = collect_round(training)
     assert len(trajectory) == 4
@@ -96,7 +97,7 @@ def test_every_video_has_the_conditioning_of_its_own_prompt(make_training: Calla
 
 
 def test_the_seed_decides_prompts_noisy_steps_and_trained_steps_anew_each_round(
-    make_training: Callable[..., Training], tmp_path: Path
+    make_training: Callable[..., Run], tmp_path: Path
 ):
     csv = write_prompts(tmp_path / "many.csv", [f"prompt {number}" for number in range(50)])
     orders, chosen, noisy = [], [], []
@@ -113,17 +114,16 @@ def test_the_seed_decides_prompts_noisy_steps_and_trained_steps_anew_each_round(
     assert steps_of(compared.updates[0], 4).tolist() == [[0, 1, 2, 3]] * 4
 
 
-def test_with_a_stride_every_video_is_trained_at_the_same_evenly_spaced_steps(make_training: Callable[..., Training]):
+def test_with_a_stride_every_video_is_trained_at_the_same_evenly_spaced_steps(make_training: Callable[..., Run]):
     (compared,) = rounds_of(make_training(timestep_stride=True, timestep_fraction=0.5), 1)
     assert [sorted(row) for row in steps_of(compared.updates[0], 4).tolist()] == [[0, 2]] * 4
 
 
-def test_an_update_takes_as_much_of_each_group_that_a_rank_has_a_part_of(make_training: Callable[..., Training]):
+def test_an_update_takes_as_much_of_each_group_that_a_rank_has_a_part_of(make_training: Callable[..., Run]):
     """The first of two ranks has half of both groups: its videos 0 to 3, and 4 to 7."""
     training = make_training(gradient_accumulation_steps=2, updates_per_rollout=3)
-    training.run.config.grpo.num_generations = 8
-    layout = layout_of(training.run.config, world_size=2)
-    training.rounds = Rounds(training.run.config, training.rounds.prompts, layout, dp_rank=0)
+    training.config.grpo.num_generations = 8
+    training.rounds = Rounds(training.config, training.rounds.prompts, Mesh(layout=Layout(world_size=2)))
     (compared,) = rounds_of(training, 1)
     for pairs in compared.updates:
         assert abs((pairs.sample_index < 4).sum() - (pairs.sample_index >= 4).sum()) <= 1

@@ -11,7 +11,7 @@ from torch.distributions import Normal, kl_divergence
 
 from hyvideo.algorithms.algorithm import Trajectory
 from hyvideo.grpo.timesteps import Pairs
-from hyvideo.training.run import Training
+from hyvideo.training.run import Run
 from tests.support.training import REPOSITORY, GradientRecorder, collect_round, pairs_of, update, weights_of
 
 SHIFT, STEPS, ETA, CLAMP = 3.0, 4, 0.5, 3e-3
@@ -32,7 +32,7 @@ class Step(NamedTuple):
         """Of the log-probability by the velocity, paper Eq. 8."""
         return (self.delta + self.variance * (1 - self.sigma) / (2 * self.sigma)) / math.sqrt(self.variance)
 
-    def law(self, training: Training, trajectory: Trajectory, rows: list[int], step: int) -> Normal:
+    def law(self, training: Run, trajectory: Trajectory, rows: list[int], step: int) -> Normal:
         """The law of these videos' next latents under the weights as they are."""
         x, conditioning = trajectory.rollout.latents[rows, step], trajectory.conditioning_of(torch.tensor(rows))
         v = training.policy.velocity(x, step, conditioning)
@@ -52,7 +52,7 @@ def sage_steps() -> list[Step]:
 
 
 def reference(
-    training: Training, anchor: Training, trajectory: Trajectory, pairs: Pairs, moving: float, step_wise: float
+    training: Run, anchor: Run, trajectory: Trajectory, pairs: Pairs, moving: float, step_wise: float
 ) -> tuple[Tensor, dict[str, float]]:
     """The loss of an update whose trust region gives its two terms these weights, and the metrics of the update."""
     steps = sage_steps()
@@ -84,7 +84,7 @@ def reference(
     ("kl", "weights"), [("fixed", (1.0, 0.0)), ("moving", (1.0, 0.0)), ("step", (0.0, 0.3)), ("dual", (0.7, 0.3))]
 )
 def test_an_update_follows_the_gradient_of_the_papers_loss(
-    make_training: Callable[..., Training], kl: str, weights: tuple[float, float]
+    make_training: Callable[..., Run], kl: str, weights: tuple[float, float]
 ):
     """Anchor, rollout and policy have different weights, as in the second update of a round."""
     training, anchor = (
@@ -123,7 +123,7 @@ def test_an_update_follows_the_gradient_of_the_papers_loss(
 
 @pytest.mark.parametrize("use_muon", [False, True], ids=["AdamW", "Muon"])
 def test_an_update_moves_every_weight_and_makes_the_better_videos_likelier(
-    make_training: Callable[..., Training], use_muon: bool
+    make_training: Callable[..., Run], use_muon: bool
 ):
     training = make_training(use_muon=use_muon, learning_rate=1e-6, kl_weight=0)
     trajectory = collect_round(training)

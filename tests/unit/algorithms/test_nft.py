@@ -12,7 +12,7 @@ from hyvideo.algorithms.algorithm import Trajectory
 from hyvideo.algorithms.nft import nft_losses, optimality
 from hyvideo.data.randomness import generator_for
 from hyvideo.models.parallelize import trainable_parameters
-from hyvideo.training.run import Training
+from hyvideo.training.run import Run
 from tests.support.training import GradientRecorder, collect_round, weights_of
 
 SHIFT, STEPS = 3.0, 4
@@ -85,10 +85,10 @@ def test_advantages_become_probabilities():
 
 
 def reference(
-    policy: Training, old: Training, base: Training | None, trajectory: Trajectory, pairs: list[tuple[int, int]]
+    policy: Run, old: Run, base: Run | None, trajectory: Trajectory, pairs: list[tuple[int, int]]
 ) -> tuple[Tensor, dict[str, float]]:
     """The loss of an update, its videos noised and compared one at a time, with three separate models."""
-    nft, seed = policy.run.config.nft, policy.run.config.run.seed
+    nft, seed = policy.config.nft, policy.config.run.seed
     rewards = trajectory.scores.total.view(2, 2)
     advantages = ((rewards - rewards.mean(1, keepdim=True)) / rewards.std(1, correction=0, keepdim=True)).flatten()
     columns = []
@@ -130,7 +130,7 @@ def reference(
     ],
     ids=["default", "plain errors", "KL to the base", "adapter, guidance, KL"],
 )
-def test_a_second_update_follows_the_gradient_of_the_formula(make_training: Callable[..., Training], settings: dict):
+def test_a_second_update_follows_the_gradient_of_the_formula(make_training: Callable[..., Run], settings: dict):
     """Base, old policy and policy have different weights: the old one is of a round with a decay of one half."""
     settings = TWO_UPDATES | {"nft_old_ramp": 1.0, "max_grad_norm": 0.1} | settings
     training, old, base = (make_training(**settings) for _ in range(3))
@@ -143,7 +143,7 @@ def test_a_second_update_follows_the_gradient_of_the_formula(make_training: Call
     updates = training.algorithm.updates(trajectory)
     next(updates)
     parameters = training.algorithm.optimization.parameters.values()
-    total, said = reference(training, old, base if training.run.config.nft.nft_kl_weight else None, trajectory, pairs)
+    total, said = reference(training, old, base if training.config.nft.nft_kl_weight else None, trajectory, pairs)
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(total, parameters, materialize_grads=True)])
     recorder = GradientRecorder(training)
     metrics = next(updates)
@@ -153,7 +153,7 @@ def test_a_second_update_follows_the_gradient_of_the_formula(make_training: Call
     assert said["nft/old_distance"] > 0 and expected.norm() > 0.1
 
 
-def test_every_video_trains_the_share_of_the_steps_that_is_asked_for(make_training: Callable[..., Training]):
+def test_every_video_trains_the_share_of_the_steps_that_is_asked_for(make_training: Callable[..., Run]):
     settings = {"algorithm": "nft", "timestep_fraction": 0.5}
     trajectory = collect_round(make_training(**settings))
 
@@ -170,7 +170,7 @@ def test_every_video_trains_the_share_of_the_steps_that_is_asked_for(make_traini
     assert any(steps != drawn[0] for steps in drawn)
 
 
-def test_the_old_policy_samples_and_follows_with_the_published_ramp(make_training: Callable[..., Training]):
+def test_the_old_policy_samples_and_follows_with_the_published_ramp(make_training: Callable[..., Run]):
     training = make_training(algorithm="nft", nft_old_ramp=0.25, nft_old_decay=0.4)
     old, decays, sampled_with = weights_of(training), [], []
     training.policy.transformer.register_forward_pre_hook(lambda *_: sampled_with.append(weights_of(training)))
@@ -189,7 +189,7 @@ def test_the_old_policy_samples_and_follows_with_the_published_ramp(make_trainin
     assert decays == [0.25, 0.4, 0.4]
 
 
-def test_a_video_without_a_score_has_no_influence(make_training: Callable[..., Training]):
+def test_a_video_without_a_score_has_no_influence(make_training: Callable[..., Run]):
     def gradient(latents: float) -> Tensor:
         training = make_training(algorithm="nft", num_generations=4)
         trajectory = collect_round(training)

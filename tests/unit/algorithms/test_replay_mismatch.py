@@ -16,12 +16,12 @@ from hyvideo.data.prompts import Prompt
 from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.replay_watch import ReplayMismatchError, ReplayWatch
-from hyvideo.training.run import Training
+from hyvideo.training.run import Run
 from tests.support.training import GradientRecorder, collect_round
 
 
 @contextmanager
-def another_text_layer(training: Training, trajectory: Trajectory) -> Iterator[Trajectory]:
+def another_text_layer(training: Run, trajectory: Trajectory) -> Iterator[Trajectory]:
     del training.policy.pipeline.text_encoder.layers[-1]
     rows = dict(zip(trajectory.conditioning_rows, trajectory.prompts, strict=True))
     conditioning = training.policy.encode([Prompt(rows[row], row, None, None) for row in range(len(rows))])
@@ -29,7 +29,7 @@ def another_text_layer(training: Training, trajectory: Trajectory) -> Iterator[T
 
 
 @contextmanager
-def another_shift(training: Training, trajectory: Trajectory) -> Iterator[Trajectory]:
+def another_shift(training: Run, trajectory: Trajectory) -> Iterator[Trajectory]:
     pipeline = training.policy.pipeline
     scheduler = FlowMatchDiscreteScheduler(shift=1.1 * pipeline.scheduler.config.shift)
     scheduler.set_timesteps(len(pipeline.scheduler.timesteps))
@@ -38,7 +38,7 @@ def another_shift(training: Training, trajectory: Trajectory) -> Iterator[Trajec
 
 
 @contextmanager
-def a_stale_policy(training: Training, trajectory: Trajectory) -> Iterator[Trajectory]:
+def a_stale_policy(training: Run, trajectory: Trajectory) -> Iterator[Trajectory]:
     moved = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in trainable_parameters(training.policy.transformer).values():
@@ -47,7 +47,7 @@ def a_stale_policy(training: Training, trajectory: Trajectory) -> Iterator[Traje
 
 
 @contextmanager
-def rounded_weights(training: Training, trajectory: Trajectory) -> Iterator[Trajectory]:
+def rounded_weights(training: Run, trajectory: Trajectory) -> Iterator[Trajectory]:
     with torch.no_grad():
         for weight in trainable_parameters(training.policy.transformer).values():
             weight.copy_(weight.bfloat16())
@@ -55,12 +55,12 @@ def rounded_weights(training: Training, trajectory: Trajectory) -> Iterator[Traj
 
 
 @contextmanager
-def another_attention_kernel(training: Training, trajectory: Trajectory) -> Iterator[Trajectory]:
+def another_attention_kernel(training: Run, trajectory: Trajectory) -> Iterator[Trajectory]:
     with sdpa_kernel(SDPBackend.MATH):
         yield trajectory
 
 
-def gradient(training: Training, trajectory: Trajectory, *, on_policy: bool) -> tuple[Tensor, dict[str, float]]:
+def gradient(training: Run, trajectory: Trajectory, *, on_policy: bool) -> tuple[Tensor, dict[str, float]]:
     """The gradient of a round's first update, and its metrics; no weight is changed."""
     algorithm = training.algorithm
     recorder = GradientRecorder(training)
@@ -80,7 +80,7 @@ def gradient(training: Training, trajectory: Trajectory, *, on_policy: bool) -> 
     ],
 )
 def test_the_ratio_shows_a_mismatch_and_the_first_updates_gradient_keeps_its_direction(
-    make_training: Callable[..., Training],
+    make_training: Callable[..., Run],
     mismatch: Callable,
     deviation: tuple[float, float],
     on_policy: float,
@@ -100,7 +100,7 @@ def test_the_ratio_shows_a_mismatch_and_the_first_updates_gradient_keeps_its_dir
     assert torch.cosine_similarity(faithful, clipped, dim=0) < by_recorded
 
 
-def test_a_first_update_is_on_policy_and_later_ones_are_not(make_training: Callable[..., Training]):
+def test_a_first_update_is_on_policy_and_later_ones_are_not(make_training: Callable[..., Run]):
     training = make_training(updates_per_rollout=2, clip_range=1e-6, learning_rate=1e-4)
     first, second = training.algorithm.updates(collect_round(training))
     assert first["clip_fraction"] == 0 == first["kl/velocity"]
@@ -137,14 +137,14 @@ def test_an_algorithm_without_ratios_is_not_watched():
 
 
 @pytest.mark.parametrize("action", ["warn", "stop"])
-def test_a_run_goes_on_or_stops(make_training: Callable[..., Training], action: str, capsys: pytest.CaptureFixture):
+def test_a_run_goes_on_or_stops(make_training: Callable[..., Run], action: str, capsys: pytest.CaptureFixture):
     training = make_training(replay_mismatch=action, rollout_micro_batch_size=1, max_steps=2)
     training.policy.pipeline.autocast_dtype = torch.bfloat16
     if action == "stop":
         with pytest.raises(ReplayMismatchError, match="The run stops because replay_mismatch is stop"):
             training.train()
-        assert training.run.state.step == 1
+        assert training.state.step == 1
     else:
         training.train()
-        assert training.run.state.step == 2
+        assert training.state.step == 2
         assert capsys.readouterr().err.count("ratio/max_deviation is") == 1

@@ -11,16 +11,16 @@ from torch.utils._pytree import tree_leaves
 from hyvideo.algorithms.algorithm import over_micro_batches
 from hyvideo.models.reward_models.rewards import Scores
 from hyvideo.observability.metrics import read_metrics
-from hyvideo.training.run import Training
+from hyvideo.training.run import Run
 from tests.support.ranks import run_on_ranks
 from tests.support.rewards import scoring_with
 from tests.support.training import ALGORITHMS, GradientRecorder, collect_round, pairs_of, update, weights_of
 
-Make = Callable[..., Training]
+Make = Callable[..., Run]
 EAGER = {"use_muon": True, "weight_decay": 0.1, "lr_warmup_steps": 0, "updates_per_rollout": 2, "base_interval": 0}
 
 
-def learnt(training: Training) -> list[Any]:
+def learnt(training: Run) -> list[Any]:
     """Everything that an update may change, but the number of updates: numbers, and tensors as bytes."""
     optimization, algorithm = training.algorithm.optimization, training.algorithm
     moments = [optimizer.state_dict()["state"] for optimizer in optimization.optimizers]
@@ -28,7 +28,7 @@ def learnt(training: Training) -> list[Any]:
     return [part.numpy().tobytes() if isinstance(part, Tensor) else part for part in tree_leaves(state)]
 
 
-def only_the_first_round_differs(training: Training) -> None:
+def only_the_first_round_differs(training: Run) -> None:
     """Score the videos of every later round alike."""
     told, rounds = training.reward, iter(range(9))
 
@@ -50,19 +50,19 @@ def test_equal_scores_move_neither_weights_nor_moments_average_anchor_or_control
     training = make_training(**{**settings, **EAGER, "max_steps": 4})
     only_the_first_round_differs(training)
     start = weights_of(training)
-    training.run.config.run.max_steps = 2
+    training.config.run.max_steps = 2
     training.train()
     before = learnt(training)
     assert any(not torch.equal(start[name], value) for name, value in weights_of(training).items())
-    training.run.config.run.max_steps = 4
+    training.config.run.max_steps = 4
     training.algorithm.anchor.refresh = lambda *_: None  # the anchor's own schedule goes on
     training.train()
     assert learnt(training) == before
-    rows = read_metrics(training.run.folder.path / "metrics.jsonl")
+    rows = read_metrics(training.folder.path / "metrics.jsonl")
     assert [row["update/without_signal"] for row in rows] == [0, 0, 1, 1]
     assert [row["step"] for row in rows] == [1, 2, 3, 4] and training.algorithm.optimization.updates == 4
     assert rows[1]["advantage/largest"] > 0 == rows[2]["advantage/largest"]
-    log = (training.run.folder.path / "console.log").read_text()
+    log = (training.folder.path / "console.log").read_text()
     assert "Update 3 left the weights as they were" in log and "Update 2 left" not in log
 
 

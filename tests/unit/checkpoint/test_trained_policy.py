@@ -10,14 +10,12 @@ from diffusers import HunyuanVideo15Transformer3DModel
 from hyvideo.checkpoint.trained_policy import check_checkpoint, load_trained_policy
 from hyvideo.models.attention import install_attention
 from hyvideo.models.loading import load_transformer
-from hyvideo.training.run import Training
+from hyvideo.training.run import Run
 from tests.support.training import collect_round
 
 
 @pytest.mark.parametrize("use_lora", [False, True], ids=["full", "lora"])
-def test_the_base_model_becomes_the_trained_policy(
-    make_training: Callable[..., Training], tiny_root: Path, use_lora: bool
-):
+def test_the_base_model_becomes_the_trained_policy(make_training: Callable[..., Run], tiny_root: Path, use_lora: bool):
     training = make_training(max_steps=2, use_lora=use_lora)
     training.train()
     pipeline, trajectory = training.policy.pipeline, collect_round(training)
@@ -27,17 +25,17 @@ def test_the_base_model_becomes_the_trained_policy(
         fresh = load_transformer(tiny_root)
         pipeline.transformer = install_attention(fresh)
         assert not torch.allclose(pipeline.velocity(*arguments, training.policy.guidance), expected)
-        load_trained_policy(fresh, training.run.folder.checkpoints / "step_2")
+        load_trained_policy(fresh, training.folder.checkpoints / "step_2")
         assert torch.equal(pipeline.velocity(*arguments, training.policy.guidance), expected)
 
 
 @pytest.mark.parametrize("change", [{"num_layers": 1}, {"num_attention_heads": 4}], ids=["names", "shapes"])
 def test_a_checkpoint_of_another_model_is_refused(
-    make_training: Callable[..., Training], tiny_root: Path, change: dict[str, int]
+    make_training: Callable[..., Run], tiny_root: Path, change: dict[str, int]
 ):
     training = make_training(max_steps=1)
     training.train()
-    checkpoint = training.run.folder.checkpoints / "step_1"
+    checkpoint = training.folder.checkpoints / "step_1"
     other = HunyuanVideo15Transformer3DModel.from_config({**load_transformer(tiny_root).config, **change})
     with pytest.raises(ValueError, match=f"'{checkpoint}'"):
         load_trained_policy(other, checkpoint)

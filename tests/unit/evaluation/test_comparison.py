@@ -8,7 +8,7 @@ import pytest
 from pydantic_core import to_json
 
 from hyvideo.evaluation.comparison import compare, with_overall
-from hyvideo.reports.markdown import markdown_of
+from scripts.reports.markdown import markdown_of
 
 ROWS = np.array([0, 0, 1, 1, 2, 2])
 """Three prompts with two seeds each."""

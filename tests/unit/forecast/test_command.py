@@ -49,8 +49,8 @@ def test_a_guarded_run_goes_on_at_the_rate_of_its_rollback_and_a_finished_one_is
     valid = write_prompts(tmp_path / "valid.csv", PROMPTS * 2)
     watched = {"validation_interval": 1, "validation_num_videos": 8, "valid_video_csv": valid}
     training = training_of(arguments(tiny_root, prompts_csv, tmp_path / "run", **guard, **watched))
-    training.run.state.optimization.updates, training.run.state.optimization.rate_scale = 1, 0.3
-    saved = training.run.state.save(tmp_path / "run" / "checkpoints", keep_last=None)
+    training.state.optimization.updates, training.state.optimization.rate_scale = 1, 0.3
+    saved = training.state.save(tmp_path / "run" / "checkpoints", keep_last=None)
     argv = arguments(tiny_root, prompts_csv, tmp_path / "found", resume_from_checkpoint=saved, **guard, **watched)
     assert main([*argv, "--num_rounds", "2", "--num_held_out", "2", "--rates", "1e-3"]) == 0
     assert "nothing reads reward_guard" not in capsys.readouterr().err

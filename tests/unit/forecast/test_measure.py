@@ -11,7 +11,7 @@ from scipy.integrate import solve_ivp
 from hyvideo.algorithms.optimizer import NonFiniteUpdateError
 from hyvideo.config.loading import load_config
 from hyvideo.data.prompts import Prompt
-from hyvideo.training.run import Training
+from hyvideo.training.run import Run
 from scripts.forecast.measure import (
     Agreement,
     GradientCollector,
@@ -26,7 +26,7 @@ from scripts.forecast.measure import (
 from tests.support.equal_runs import assert_same
 from tests.support.training import ALGORITHMS, PROMPTS, collect_round, weights_of
 
-Make = Callable[..., Training]
+Make = Callable[..., Run]
 
 
 def test_a_small_signal_is_gained_whole_and_a_large_one_up_to_what_there_is():
@@ -132,7 +132,7 @@ def test_the_interval_of_an_outlook_is_as_wide_as_its_halves_lie_apart():
 def test_gradients_are_those_of_a_halfs_updates_and_none_is_followed(make_training: Make, method: str):
     training = make_training(**ALGORITHMS[method], updates_per_rollout=2)
     algorithm, before = training.algorithm, weights_of(training)
-    rounds, config = [collect_round(training) for _ in range(2)], training.run.config
+    rounds, config = [collect_round(training) for _ in range(2)], training.config
     gradients, agreement = measure_gradients(algorithm, rounds * 2, config)
     own = algorithm.optimization
     algorithm.optimization = collector = GradientCollector(own, config)
@@ -152,7 +152,7 @@ def test_a_gradient_that_is_not_finite_is_refused(make_training: Make, method: s
     own, trajectory = training.algorithm.optimization, collect_round(training)
     trajectory.rollout.latents[0].fill_(math.nan)
     with pytest.raises(NonFiniteUpdateError, match="gradient of a forecast's round must be finite; received loss nan"):
-        measure_gradients(training.algorithm, [trajectory] * 2, training.run.config)
+        measure_gradients(training.algorithm, [trajectory] * 2, training.config)
     assert training.algorithm.optimization is own and all(weight.grad is None for weight in own.parameters.values())
 
 
@@ -160,25 +160,25 @@ def test_each_round_of_a_resumed_run_is_measured_with_the_weights_that_its_algor
     training = make_training(**ALGORITHMS["nft"])
     list(training.algorithm.updates(collect_round(training)))  # after it the old policy differs from the policy
     trajectory = collect_round(training)
-    (first, second), _ = measure_gradients(training.algorithm, [trajectory] * 2, training.run.config)
+    (first, second), _ = measure_gradients(training.algorithm, [trajectory] * 2, training.config)
     assert_same(first, second)
 
 
 def test_trial_steps_go_down_the_loss_first_and_then_up(make_training: Make, monkeypatch: pytest.MonkeyPatch):
     """Where the weights are, whenever held-out videos are sampled."""
     training, again = (make_training(validation_interval=2, lr_warmup_steps=0, use_muon=False) for _ in range(2))
-    seen, sample = [], type(training.run.validation).sample
+    seen, sample = [], type(training.validation).sample
 
     def look(validation: object, prompts: list[Prompt]) -> object:
         seen.append(weights_of(training))
         return sample(validation, prompts)
 
-    monkeypatch.setattr(type(training.run.validation), "sample", look)
+    monkeypatch.setattr(type(training.validation), "sample", look)
     prompts = [Prompt(text, number, None, None) for number, text in enumerate(PROMPTS)]
     forecast(training, prompts, num_rounds=4, rates=[1e-3])
     rounds = [collect_round(again) for _ in range(4)]
-    gradients, _ = measure_gradients(again.algorithm, rounds, again.run.config)
-    base, length = seen[0], walk(again.run.config, 1e-3)[1]
+    gradients, _ = measure_gradients(again.algorithm, rounds, again.config)
+    base, length = seen[0], walk(again.config, 1e-3)[1]
     assert length == pytest.approx(1e-3 * 3**0.5)
     for number, sign in enumerate((-1, 1, -1, 1)):
         for name, gradient in gradients[number // 2].items():
@@ -198,4 +198,4 @@ def test_a_forecast_leaves_the_policy_as_it_was(make_training: Make):
     assert found.noise is not None and found.ode_gap != 0
     shown = dict(zip([1e-3, 2e-4], tried, strict=True))
     for outlook in found.outlooks:
-        assert outlook == outlook_of(training.run.config, outlook.rate, base, shown, found.groups.best, 0, 6 / 2)
+        assert outlook == outlook_of(training.config, outlook.rate, base, shown, found.groups.best, 0, 6 / 2)

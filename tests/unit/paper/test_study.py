@@ -3,9 +3,9 @@
 import json
 import math
 
-from hyvideo.reports.markdown import replace_part
 from scripts.paper.drawing import new_figure
 from scripts.paper.study import HOLDS, OPEN, Claim, Study, claims_table, read_found
+from scripts.reports.markdown import replace_part
 
 STUDY = Study(
     "colours",

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from hyvideo.data.videos import read_video
-from hyvideo.reports.before_after import side_by_side
+from scripts.reports.before_after import side_by_side
 from tests.support.videos import moving_square
 
 

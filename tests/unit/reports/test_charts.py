@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from hyvideo.reports.charts import (
+from scripts.reports.charts import (
     Chart,
     Line,
     decimals_for,

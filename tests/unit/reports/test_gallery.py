@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from hyvideo.reports.gallery import read_models, same_prompts, write_gallery
-from hyvideo.reports.preference import write_study
+from scripts.reports.gallery import read_models, same_prompts, write_gallery
+from scripts.reports.preference import write_study
 from tests.support.run_folders import PROMPTS, model_of, write_run, write_scored
 
 

@@ -6,7 +6,7 @@ from PIL import Image
 
 from hyvideo.evaluation.paired import Gain
 from hyvideo.observability.metrics import MetricsLog
-from hyvideo.reports.plots import plot_reward_curve
+from scripts.reports.plots import plot_reward_curve
 
 
 def logged_run(run_dir, num_steps=30):

@@ -3,7 +3,7 @@
 import pytest
 
 from hyvideo.evaluation.paired import Gain, PairedComparison
-from hyvideo.reports.verdict import verdict_of, verdict_of_runs
+from scripts.reports.verdict import verdict_of, verdict_of_runs
 
 
 def gain(mean, low, high, num_pairs=16):

@@ -16,12 +16,12 @@ from hyvideo.models.reward_models.registry import RewardContext
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance
 from hyvideo.pipelines.sampling import sample_prompts
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
-from hyvideo.training.assembly import build_pipeline, check_weights
-from hyvideo.training.run import Training
+from hyvideo.training.build import build_pipeline, check_weights
+from hyvideo.training.run import Run
 from tests.support.rewards import Brightness
 from tests.support.training import arguments, training_of, write_prompts
 
-Make = Callable[..., Training]
+Make = Callable[..., Run]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_prompts_that_are_edited_while_the_models_load_count_as_they_were_read(
     settings = {"reward_model": "editor", "reward_weights": '{"brightness": 1}'}
     training = training_of(arguments(tiny_root, csv, tmp_path / "run", **settings))
     assert len(training.rounds.prompts) == 4 and "one more" in csv.read_text()
-    assert training.run.state.settings[f"the content of {csv}"] == read
+    assert training.state.settings[f"the content of {csv}"] == read
 
 
 @pytest.mark.parametrize("recomputed", [None, "full", "selective", "cheap", "elementwise"])
@@ -88,7 +88,7 @@ def test_blocks_are_compiled_if_asked(make_training: Make, compiled: bool):
 @pytest.mark.parametrize(("offload", "place"), [(False, "meta"), (True, "cpu")])
 def test_encoders_go_to_the_runs_device_unless_they_rest(make_training: Make, offload: bool, place: str):
     training = make_training(encoder_offload=offload)
-    pipeline = build_pipeline(training.run.config, torch.device("meta"), training.run.mesh)
+    pipeline = build_pipeline(training.config, torch.device("meta"), training.mesh)
     assert pipeline.encoder_offload == offload
     assert {encoder.device.type for encoder in pipeline.encoders} == {place}
     assert pipeline.vae.device.type == pipeline.transformer.device.type == "meta"
@@ -105,10 +105,10 @@ def test_validation_videos_have_settings_of_their_own(make_training: Make):
     training = make_training(cfg_scale=4.0, validation_interval=1, validation_timestep_shift=7.0, **settings)
     scheduler = FlowMatchDiscreteScheduler(shift=7.0)
     scheduler.set_timesteps(2)
-    pipeline, prompts = training.policy.pipeline.with_scheduler(scheduler), training.run.validation.prompts
+    pipeline, prompts = training.policy.pipeline.with_scheduler(scheduler), training.validation.prompts
     guidance = Guidance(4.0, pipeline.encode([""], glyphs=False))
     expected = sample_prompts(pipeline, prompts, guidance, num_frames=9, size=(48, 32), seed=5, batch_size=2)
-    received = training.run.validation.sample(prompts).videos
+    received = training.validation.sample(prompts).videos
     assert received.shape == (2, 9, 48, 32, 3)
     assert torch.equal(received, expected)
 

@@ -12,7 +12,7 @@ from hyvideo.config.schema import Config
 from hyvideo.grpo.sde_window import noisy_steps
 from hyvideo.grpo.timesteps import select_timesteps, split_updates
 from hyvideo.schedulers.scheduling_flow_match_discrete import SDE_TYPES, FlowMatchDiscreteScheduler
-from hyvideo.training.assembly import read_inputs
+from hyvideo.training.build import read_inputs
 from hyvideo.training.checks import check_config
 from tests.support.training import arguments, write_prompts
 

@@ -9,10 +9,10 @@ import torch
 from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.observability.metrics import read_metrics
 from hyvideo.training.collect import collect, gain_over
-from hyvideo.training.run import Training
+from hyvideo.training.run import Run
 from tests.support.equal_runs import rows_of
 
-Make = Callable[..., Training]
+Make = Callable[..., Run]
 
 
 def test_a_round_is_compared_with_the_base_models_of_the_same_prompts_and_noise(make_training: Make):
@@ -21,29 +21,28 @@ def test_a_round_is_compared_with_the_base_models_of_the_same_prompts_and_noise(
     training, without = make_training(**flags, base_interval=2), make_training(**flags)
     training.train()
     without.train()
-    rows = read_metrics(training.run.folder.path / "metrics.jsonl")
+    rows = read_metrics(training.folder.path / "metrics.jsonl")
     assert [row["step"] for row in rows if "reward/over_base" in row] == [1, 3, 5]
     assert rows[0]["reward/over_base"] == 0.0
     assert rows[2]["reward/over_base"] != 0.0 != rows[4]["reward/over_base"]
     left = [
         {name: value for name, value in row.items() if name != "reward/over_base"}
-        for row in rows_of(training.run.folder.path)
+        for row in rows_of(training.folder.path)
     ]
-    assert left == rows_of(without.run.folder.path)
+    assert left == rows_of(without.folder.path)
 
 
 def test_a_gain_is_what_the_round_scores_more_than_the_same_noise_by_other_weights(make_training: Make):
     training = make_training()
-    round, parts = training.rounds.next(), (training.policy, training.reward)
-    rest = (training.algorithm, training.run.mesh)
-    before = collect(*parts, round, *rest, training.run.timer)
-    assert gain_over(*parts, round, before, *rest) == 0.0
+    parts = (training.policy, training.algorithm, training.reward, training.rounds.next())
+    before = collect(*parts)
+    assert gain_over(*parts, before) == 0.0
     with torch.no_grad():
         for weight in trainable_parameters(training.policy.transformer).values():
             weight.mul_(1.05)
-    after = collect(*parts, round, *rest, training.run.timer)
+    after = collect(*parts)
     expected = float((before.scores.total - after.scores.total).mean())
-    assert gain_over(*parts, round, before, *rest) == expected != 0.0
+    assert gain_over(*parts, before) == expected != 0.0
 
 
 @pytest.mark.parametrize("adapter", [{}, {"use_lora": True}], ids=["all weights", "a fresh adapter"])
@@ -51,8 +50,8 @@ def test_a_resumed_run_is_compared_with_the_same_base(make_training: Make, adapt
     flags = {"max_steps": 3, "learning_rate": 1e-2, "save_interval": 2, "base_interval": 2} | adapter
     whole = make_training(**flags)
     whole.train()
-    checkpoint = whole.run.folder.checkpoints / "step_2"
+    checkpoint = whole.folder.checkpoints / "step_2"
     resumed = make_training(**flags, resume_from_checkpoint=checkpoint)
     resumed.train()
-    (last,) = rows_of(resumed.run.folder.path)
-    assert last == rows_of(whole.run.folder.path)[2] and last["reward/over_base"] != 0.0
+    (last,) = rows_of(resumed.folder.path)
+    assert last == rows_of(whole.folder.path)[2] and last["reward/over_base"] != 0.0

@@ -6,7 +6,7 @@ import pytest
 
 from hyvideo.models.flops import transformer_flops
 from hyvideo.training.performance import Performance
-from hyvideo.training.run import Training
+from hyvideo.training.run import Run
 from tests.support.training import collect_round
 
 SECONDS = {"time/rollout": 2.0, "time/reward": 1.0, "time/anchor": 1.0, "time/update": 4.0}
@@ -14,11 +14,11 @@ SECONDS = {"time/rollout": 2.0, "time/reward": 1.0, "time/anchor": 1.0, "time/up
 
 @pytest.mark.parametrize(("cfg_scale", "use_lora"), [(1.0, False), (4.0, False), (1.0, True)])
 def test_utilisation_counts_each_evaluation_of_valid_tokens(
-    make_training: Callable[..., Training], cfg_scale: float, use_lora: bool
+    make_training: Callable[..., Run], cfg_scale: float, use_lora: bool
 ):
     training = make_training(cfg_scale=cfg_scale, use_lora=use_lora, updates_per_rollout=2)
     trajectory = collect_round(training)
-    policy, run = training.policy, training.run
+    policy, run = training.policy, training
     performance = Performance(policy, run.config, run.mesh, peak_tflops=1e-3, updates_per_round=2)
     row = performance.row(trajectory, 8, SECONDS)
 

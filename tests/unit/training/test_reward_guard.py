@@ -13,9 +13,9 @@ import torch
 
 from hyvideo.checkpoint.train_state import BEST, checkpoints_of, named_checkpoint
 from hyvideo.models.reward_models.registry import RewardContext
-from hyvideo.observability.run_record import read_run
 from hyvideo.training.reward_guard import ROLLBACK_RATE, Look, RewardGuard
-from hyvideo.training.run import Training
+from hyvideo.training.run import Run
+from scripts.reports.run_record import read_run
 from tests.support.equal_runs import assert_identical, rows_of, tensors_of
 from tests.support.rewards import BRIGHTNESS, GUARDED, Brightness
 from tests.support.run_folders import write_run
@@ -86,7 +86,7 @@ def test_its_state_survives_as_json():
         other.load({"looks": [{}], "rolled_back": False})
 
 
-Guarded = Callable[..., Training]
+Guarded = Callable[..., Run]
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def guarded(tiny_root: Path, tmp_path: Path) -> Guarded:
     """Train for brightness; the judge is darkness, the planted flaw whose truth is exact, or `sign` +1, brightness."""
     prompts = write_prompts(tmp_path / "prompts.csv", [f"{prompt} {n}" for n in range(2) for prompt in PROMPTS])
 
-    def make(name: str, sign: int = -1, **settings: object) -> Training:
+    def make(name: str, sign: int = -1, **settings: object) -> Run:
         judge = {"models": {BRIGHTNESS: {"sub_reward": {"brightness": float(sign)}}}}
         planted = GUARDED | {
             "reward_model": BRIGHTNESS,
@@ -111,42 +111,42 @@ def guarded(tiny_root: Path, tmp_path: Path) -> Guarded:
 def test_a_planted_flaw_stops_the_run_which_names_the_best_checkpoint_and_an_honest_judge_does_not(guarded: Guarded):
     hacked = guarded("hacked", reward_guard_action="stop")
     assert hacked.train() == "reward_guard"
-    rows, folder = rows_of(hacked.run.folder.path), hacked.run.folder.checkpoints
+    rows, folder = rows_of(hacked.folder.path), hacked.folder.checkpoints
     assert 1 <= len(rows) < 8
     assert rows[-1]["valid/judge"] == pytest.approx(-rows[-1]["valid/reward"])
     judged = [rows_of_judge(hacked), *(row["valid/judge"] for row in rows)]
     best = named_checkpoint(folder / BEST)
     assert best.name == f"step_{judged.index(max(judged))}"
-    told = (hacked.run.folder.path / "console.log").read_text()
+    told = (hacked.folder.path / "console.log").read_text()
     assert "the judge fell by" in told and f"use {folder / BEST}, which is {best.name}" in told
 
     honest = guarded("honest", sign=1, reward_guard_action="stop", max_steps=4)
-    assert honest.train() is None and len(rows_of(honest.run.folder.path)) == 4
+    assert honest.train() is None and len(rows_of(honest.folder.path)) == 4
 
 
 def test_a_guard_that_only_warns_changes_nothing_but_names_the_best_checkpoint(guarded: Guarded):
     training = guarded("warned", reward_guard_action="warn", reward_guard_alpha=0.9, max_steps=5)
     assert training.train() is None
-    rows, folder = rows_of(training.run.folder.path), training.run.folder.checkpoints
-    told = (training.run.folder.path / "console.log").read_text()
+    rows, folder = rows_of(training.folder.path), training.folder.checkpoints
+    told = (training.folder.path / "console.log").read_text()
     assert "to 4 the trained reward rose" in told and "the judge fell by" in told
     judged = [rows_of_judge(training), *(row["valid/judge"] for row in rows)]
     assert named_checkpoint(folder / BEST).name == f"step_{judged.index(max(judged))}"
     unguarded = guarded("unguarded", reward_guard=None, validation_interval=0, max_steps=5)
     unguarded.train()
-    for row, plain in zip(rows, rows_of(unguarded.run.folder.path), strict=True):
+    for row, plain in zip(rows, rows_of(unguarded.folder.path), strict=True):
         assert {name: row[name] for name in plain} == plain
 
 
 def test_a_best_checkpoint_that_an_interval_asks_for_too_is_written_once(guarded: Guarded):
     training = guarded("honest", sign=1, save_interval=1, keep_last=9, max_steps=3)
-    save, saved = training.run.state.save, []
+    save, saved = training.state.save, []
 
     def counted(*args: Any, **settings: Any) -> Path:
-        saved.append(training.run.state.step)
+        saved.append(training.state.step)
         return save(*args, **settings)
 
-    training.run.state.save = counted
+    training.state.save = counted
     training.train()
     assert saved == sorted(set(saved)) and {1, 2, 3} <= set(saved)
 
@@ -204,10 +204,10 @@ def test_a_best_checkpoint_that_only_the_continued_run_has_is_not_promised(guard
     settings = {"reward_guard_action": "rollback", "reward_guard_alpha": 0.9, "save_interval": 1, "keep_last": 9}
     first = guarded("first", **settings, max_steps=2)
     assert first.train() is None
-    best = named_checkpoint(first.run.folder.checkpoints / BEST).name
-    second = guarded("second", **settings, resume_from_checkpoint=first.run.folder.checkpoints / "step_2")
+    best = named_checkpoint(first.folder.checkpoints / BEST).name
+    second = guarded("second", **settings, resume_from_checkpoint=first.folder.checkpoints / "step_2")
     assert second.train() == "reward_guard"
-    folder, told = second.run.folder, (second.run.folder.path / "console.log").read_text()
+    folder, told = second.folder, (second.folder.path / "console.log").read_text()
     assert f"But {best} is not in this run's folder" in told and "use " not in told.split("stopped by reward_guard")[1]
     assert not (folder.checkpoints / BEST).exists()
 
@@ -216,7 +216,7 @@ def test_a_run_that_goes_back_names_no_best_checkpoint_of_the_future_that_it_aba
     settings = {"validation_interval": 2, "save_interval": 1, "keep_last": 9, "max_steps": 2}
     first = guarded("run", **settings)
     first.train()
-    checkpoints = first.run.folder.checkpoints
+    checkpoints = first.folder.checkpoints
     assert named_checkpoint(checkpoints / BEST).name == "step_2"
     shutil.rmtree(checkpoints / "step_0")  # the best one until step 2, which may be pruned since
     again = guarded("run", **settings, resume_from_checkpoint=checkpoints / "step_1")
@@ -224,16 +224,16 @@ def test_a_run_that_goes_back_names_no_best_checkpoint_of_the_future_that_it_aba
         assert not (checkpoints / BEST).exists()
 
 
-def rows_of_judge(training: Training) -> float:
+def rows_of_judge(training: Run) -> float:
     """The judge's mean before training."""
-    return training.run.state.guard.looks[0].mean
+    return training.state.guard.looks[0].mean
 
 
 def test_a_rollback_goes_on_from_the_best_at_a_lower_rate_also_in_a_run_that_is_resumed(guarded: Guarded):
     settings = {"reward_guard_action": "rollback", "reward_guard_alpha": 0.9, "save_interval": 1, "keep_last": 1}
     settings |= {"max_steps": 6}
     whole = guarded("whole", **settings)
-    state, restored = whole.run.state, []
+    state, restored = whole.state, []
     put_back = state.put_policy_back
 
     def watched(checkpoint: Path) -> None:
@@ -245,7 +245,7 @@ def test_a_rollback_goes_on_from_the_best_at_a_lower_rate_also_in_a_run_that_is_
     state.put_policy_back = watched
     whole.train()
     (at,) = restored
-    folder, rows = whole.run.folder, rows_of(whole.run.folder.path)
+    folder, rows = whole.folder, rows_of(whole.folder.path)
     rates = [row["lr"] for row in rows]
     assert rates == pytest.approx([5e-3] * at + [5e-3 * ROLLBACK_RATE] * (len(rates) - at)) and 0 < at < len(rates)
     assert named_checkpoint(folder.checkpoints / BEST) in checkpoints_of(folder.checkpoints)

@@ -19,29 +19,30 @@ from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.models.reward_models.rewards import Scores
 from hyvideo.observability.metrics import read_metrics
-from hyvideo.training.run import Training
+from hyvideo.training.run import Run
+from post_train import report
 from tests.support.equal_runs import assert_same, rows_of
 from tests.support.rewards import scoring_with
 from tests.support.training import arguments, collect_round, training_of, weights_of
 
 Patch = pytest.MonkeyPatch
-Make = Callable[..., Training]
+Make = Callable[..., Run]
 
 
-def saved_steps(training: Training) -> list[str]:
-    return [path.name for path in checkpoints_of(training.run.folder.checkpoints)]
+def saved_steps(training: Run) -> list[str]:
+    return [path.name for path in checkpoints_of(training.folder.checkpoints)]
 
 
-def metrics_of(training: Training) -> list[dict[str, float]]:
+def metrics_of(training: Run) -> list[dict[str, float]]:
     """With the times, and with NaN for what was not finite."""
-    return read_metrics(training.run.folder.path / "metrics.jsonl")
+    return read_metrics(training.folder.path / "metrics.jsonl")
 
 
 def test_checkpoints_fall_at_the_end_of_the_round_that_crosses_the_interval_and_asked_ones_stay(make_training: Make):
     training = make_training(updates_per_rollout=2, max_steps=9, save_interval=3, keep_last=1, keep_every=4)
     training.train()
     assert saved_steps(training) == ["step_4", "step_10"]  # the round that reaches max_steps is made whole
-    assert latest_checkpoint(training.run.folder.checkpoints).name == "step_10"
+    assert latest_checkpoint(training.folder.checkpoints).name == "step_10"
 
 
 def test_every_update_is_a_row_and_a_rounds_replay_error_is_that_before_its_first_update(make_training: Make):
@@ -92,26 +93,26 @@ def test_the_coefficient_and_rate_of_a_row_are_those_its_update_used(make_traini
 
 def test_a_signal_ends_the_run_after_its_round_with_a_checkpoint(make_training: Make, monkeypatch: Patch):
     training = make_training(updates_per_rollout=2, max_steps=100)
-    log = training.run.journal.metrics.log
+    log = training.journal.metrics.log
 
     def interrupt(step: int, values: dict[str, float]) -> None:
         log(step, values)
         if step == 3:
             signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(training.run.journal.metrics, "log", interrupt)
+    monkeypatch.setattr(training.journal.metrics, "log", interrupt)
     training.train()
     assert saved_steps(training) == ["step_4"]
-    console = (training.run.folder.path / "console.log").read_text()
-    assert f"SIGTERM: saved and stopped after step 4. Continue with --output_dir {training.run.folder.path}" in console
+    console = (training.folder.path / "console.log").read_text()
+    assert f"SIGTERM: saved and stopped after step 4. Continue with --output_dir {training.folder.path}" in console
 
 
-def interrupt_rollout(training: Training, monkeypatch: Patch, number: signal.Signals, step: int) -> None:
+def interrupt_rollout(training: Run, monkeypatch: Patch, number: signal.Signals, step: int) -> None:
     """Send a signal while the round after `step` is being sampled."""
     encode = training.policy.pipeline.encode_prompts
 
     def interrupted(*args: object) -> object:
-        if training.run.state.step == step:
+        if training.state.step == step:
             signal.raise_signal(number)
         return encode(*args)
 
@@ -129,9 +130,9 @@ def test_a_preemption_before_the_first_update_gives_the_round_up_and_it_is_made_
     assert saved_steps(training) == ["step_2"]
     assert len(metrics_of(training)) == 2
     monkeypatch.undo()
-    training.run.state.load(training.run.folder.checkpoints / "step_2")
+    training.state.load(training.folder.checkpoints / "step_2")
     assert training.train() is None
-    assert rows_of(training.run.folder.path) == rows_of(whole.run.folder.path)
+    assert rows_of(training.folder.path) == rows_of(whole.folder.path)
 
 
 @pytest.mark.parametrize(("number", "step", "saved"), [(signal.SIGINT, 1, ["step_2"]), (signal.SIGUSR1, 0, [])])
@@ -144,13 +145,13 @@ def test_ctrl_c_in_the_rollout_lets_the_round_end_and_a_preemption_before_all_sa
     assert saved_steps(training) == saved
 
 
-def infinite_gradients(training: Training, monkeypatch: Patch, steps: range) -> None:
+def infinite_gradients(training: Run, monkeypatch: Patch, steps: range) -> None:
     """Make the gradients of some updates infinite."""
     loss = training.algorithm._loss
 
     def poisoned(*args: object) -> object:
         total, numbers = loss(*args)
-        if training.run.state.step not in steps:
+        if training.state.step not in steps:
             return total, numbers
         return total * math.inf, numbers | {"loss/total": total * math.inf}
 
@@ -165,7 +166,7 @@ def test_an_update_that_is_not_finite_is_skipped_where_that_is_allowed(make_trai
     assert [row["update/skipped"] for row in rows] == [0, 1, 1, 0]
     assert all(math.isfinite(row["grad_norm"]) != bool(row["update/skipped"]) for row in rows)
     assert all(torch.isfinite(p).all() for p in trainable_parameters(training.policy.transformer).values())
-    assert "Update 3 skipped, 2 in a row: loss" in (training.run.folder.path / "console.log").read_text()
+    assert "Update 3 skipped, 2 in a row: loss" in (training.folder.path / "console.log").read_text()
 
 
 def test_skipped_updates_move_neither_weights_nor_controller_and_too_many_in_a_row_end_the_run(
@@ -189,15 +190,15 @@ def test_a_policy_that_is_lost_is_not_saved_and_deletes_no_checkpoint(make_train
     with torch.no_grad():
         trainable_parameters(training.policy.transformer)["proj_out.bias"][0] = math.nan
     with pytest.raises(SaveError, match=r"proj_out\.bias\. Last good checkpoint: .*step_2"):
-        training.run.state.save(training.run.folder.checkpoints, keep_last=1)
-    training.run.state.load(training.run.folder.checkpoints / "step_2")
+        training.state.save(training.folder.checkpoints, keep_last=1)
+    training.state.load(training.folder.checkpoints / "step_2")
 
 
 def test_a_loss_that_is_not_finite_changes_no_weight_and_names_the_last_good_checkpoint(make_training: Make):
     training = make_training(max_steps=2, save_interval=1)
     training.train()
-    good = training.run.folder.checkpoints / "step_2"
-    training.run.config.run.max_steps = 5
+    good = training.folder.checkpoints / "step_2"
+    training.config.run.max_steps = 5
     policy = trainable_parameters(training.policy.transformer)
     saved = weights_of(training)
     with torch.no_grad():
@@ -206,9 +207,9 @@ def test_a_loss_that_is_not_finite_changes_no_weight_and_names_the_last_good_che
         training.train()
     del saved["proj_out.bias"]
     assert all(torch.equal(policy[name], saved[name]) for name in saved)
-    assert training.run.state.step == 2
+    assert training.state.step == 2
     assert len(metrics_of(training)) == 2
-    training.run.state.load(good)
+    training.state.load(good)
     assert torch.isfinite(policy["proj_out.bias"]).all()
 
 
@@ -227,23 +228,23 @@ def test_a_reward_that_fails_costs_no_checkpoint_that_is_being_written(make_trai
     score = training.reward.__call__
 
     def fail_in_the_second_round(*videos_and_texts: Any) -> Scores:
-        if training.run.state.step:
+        if training.state.step:
             raise error("the server is gone")
         return score(*videos_and_texts)
 
     training.reward = scoring_with(training.reward, fail_in_the_second_round)
     with pytest.raises(RewardFailureError):
         training.train()
-    assert latest_checkpoint(training.run.folder.checkpoints).name == "step_1"
+    assert latest_checkpoint(training.folder.checkpoints).name == "step_1"
 
 
 def test_going_back_to_a_checkpoint_makes_it_the_latest(tiny_root: Path, prompts_csv: Path, tmp_path: Path):
     argv = arguments(tiny_root, prompts_csv, tmp_path / "run", max_steps=2, save_interval=1)
     first = training_of(argv)
     first.train()
-    older = first.run.folder.checkpoints / "step_1"
+    older = first.folder.checkpoints / "step_1"
     training_of([*argv, "--resume_from_checkpoint", str(older)])  # and is killed before its next save
-    assert latest_checkpoint(first.run.folder.checkpoints).name == "step_1"
+    assert latest_checkpoint(first.folder.checkpoints).name == "step_1"
 
 
 def test_the_watch_of_a_resumed_run_knows_the_rounds_before(tiny_root: Path, prompts_csv: Path, tmp_path: Path):
@@ -251,7 +252,7 @@ def test_the_watch_of_a_resumed_run_knows_the_rounds_before(tiny_root: Path, pro
     first = training_of(arguments(tiny_root, prompts_csv, tmp_path / "run", max_steps=4, **settings))
     first.train()
     resumed = training_of(arguments(tiny_root, prompts_csv, tmp_path / "run", max_steps=6, **settings))
-    watches = [each.run.journal.reward_watch for each in (first, resumed)]
+    watches = [each.journal.reward_watch for each in (first, resumed)]
     seen = [[(row["round"], row["reward/mean"]) for row in watch._rows] for watch in watches]
     assert len(seen[0]) == 2 and seen[0] == seen[1]
 
@@ -266,8 +267,8 @@ def test_validation_writes_videos_with_their_scores_and_logs_them_and_the_means(
 ):
     training = make_training(max_steps=2, validation_interval=2, validate_at_step0=True, video_fps=12)
     training.train()
-    assert sorted(path.name for path in training.run.folder.samples.iterdir()) == ["step_0", "step_2"]
-    folder = training.run.folder.samples / "step_2"
+    assert sorted(path.name for path in training.folder.samples.iterdir()) == ["step_0", "step_2"]
+    folder = training.folder.samples / "step_2"
     scores = [json.loads(line) for line in (folder / "scores.jsonl").read_text().splitlines()]
     assert [row["video"] for row in scores] == ["000.mp4", "001.mp4"]
     assert video_length(folder / "000.mp4") == (5, 12)
@@ -275,27 +276,27 @@ def test_validation_writes_videos_with_their_scores_and_logs_them_and_the_means(
     assert "valid/reward" not in first
     assert second["valid/reward"] == pytest.approx(sum(row["reward"] for row in scores) / 2, abs=1e-5)
     assert second["valid/TA"] == pytest.approx(sum(row["TA"] for row in scores) / 2, abs=1e-5)
-    events = EventAccumulator(str(training.run.folder.path / "tb"))
+    events = EventAccumulator(str(training.folder.path / "tb"))
     events.Reload()
     assert [event.step for event in events.Images("samples/000")] == [0, 2]
     assert [event.step for event in events.Scalars("valid/reward")] == [0, 2]
-    log = (training.run.folder.path / "console.log").read_text()
-    start, end = json_mean(training.run.folder.samples / "step_0"), second["valid/reward"]
+    log = (training.folder.path / "console.log").read_text()
+    start, end = json_mean(training.folder.samples / "step_0"), second["valid/reward"]
     assert f" valid at 0: reward {start:+.2f}\n" in log
     assert f" valid at 2: reward {end:+.2f} ({end - start:+.2f} since start) " in log
     assert log.count(" step ") == 2 and " command: python" in log
     argv = arguments(
-        tiny_root, prompts_csv, training.run.folder.path, max_steps=4, video_fps=12, resume_from_checkpoint="latest"
+        tiny_root, prompts_csv, training.folder.path, max_steps=4, video_fps=12, resume_from_checkpoint="latest"
     )
     resumed = training_of(argv)
-    assert resumed.run.journal._validations == pytest.approx([start, end], abs=1e-5)
+    assert resumed.journal._validations == pytest.approx([start, end], abs=1e-5)
 
 
 def test_rollout_videos_are_kept_when_asked_for(make_training: Make):
     training = make_training(max_steps=3, save_interval=2, save_rollout_videos=True, video_fps=12)
     training.train()
-    assert sorted(path.name for path in training.run.folder.rollouts.iterdir()) == ["step_0", "step_2"]
-    videos = (training.run.folder.rollouts / "step_0").glob("*.mp4")
+    assert sorted(path.name for path in training.folder.rollouts.iterdir()) == ["step_0", "step_2"]
+    videos = (training.folder.rollouts / "step_0").glob("*.mp4")
     assert [video_length(path) for path in videos] == [(5, 12)] * 4
 
 
@@ -307,7 +308,7 @@ def test_a_failed_score_is_counted_and_left_out(make_training: Make, tmp_path: P
     (row,) = metrics_of(training)
     assert row["reward/failed"] == 2
     warning = "WARNING: 2 videos of the round that ended with update 1 could not be scored and are left out"
-    assert warning in (training.run.folder.path / "console.log").read_text()
+    assert warning in (training.folder.path / "console.log").read_text()
     scores = collect_round(same).scores
     good = [total for total in scores.total.tolist() if not math.isnan(total)]
     assert row["reward/mean"] == pytest.approx(statistics.fmean(good))
@@ -316,28 +317,29 @@ def test_a_failed_score_is_counted_and_left_out(make_training: Make, tmp_path: P
     assert row["grad_norm"] > 0
 
 
-def test_the_report_is_refreshed_at_every_save_and_knows_the_last_update(make_training: Make, monkeypatch: Patch):
+def test_the_report_is_refreshed_at_every_save_and_knows_the_last_update(make_training: Make):
     training = make_training(max_steps=4, save_interval=2, validation_interval=2, validate_at_step0=True)
-    written, write = [], training.run.journal.write_report
+    written = []
 
-    def refresh() -> None:
-        write()
-        written.append(training.run.state.step)
+    def refresh(folder: Path) -> None:
+        report(folder)
+        written.append(training.state.step)
 
-    monkeypatch.setattr(training.run.journal, "write_report", refresh)
+    training.journal.report = refresh
     training.train()
     assert written == [2, 4]
-    text = (training.run.folder.path / "report.html").read_text()
+    text = (training.folder.path / "report.html").read_text()
     assert "4 of 4 updates, finished" in text
     assert "Pull of each step" in text and 'src="samples/step_4/001.mp4"' in text
 
 
 def test_a_report_that_cannot_be_written_stops_no_training(make_training: Make):
     training = make_training(max_steps=1)
-    (training.run.folder.path / "report.html").mkdir(parents=True)
+    training.journal.report = report
+    (training.folder.path / "report.html").mkdir(parents=True)
     training.train()
     assert saved_steps(training) == ["step_1"]
-    assert "WARNING: report.html was not written" in (training.run.folder.path / "console.log").read_text()
+    assert "WARNING: report.html was not written" in (training.folder.path / "console.log").read_text()
 
 
 def test_every_trained_step_logs_its_gradient_and_equalized_ones_are_alike(make_training: Make):

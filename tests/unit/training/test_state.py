@@ -14,12 +14,12 @@ from hyvideo.algorithms.anchor import BaseModelAnchor
 from hyvideo.checkpoint.train_state import FACTS, read_facts
 from hyvideo.models.adapter import load_lora
 from hyvideo.models.parallelize import trainable_parameters
-from hyvideo.training.run import Training
+from hyvideo.training.run import Run
 from hyvideo.training.state import RunState, changed_settings
 from tests.support.equal_runs import assert_same
 from tests.support.pipelines import load_tiny_pipeline
 
-Make = Callable[..., Training]
+Make = Callable[..., Run]
 
 
 def everything(state: RunState) -> dict[str, Any]:
@@ -57,18 +57,18 @@ def test_the_state_comes_back_bit_for_bit(make_training: Make, settings: dict[st
     first = make_training(max_steps=3, **settings)
     first.train()
     torch.randn(7)  # the libraries' generator has moved on
-    checkpoint = first.run.state.save(first.run.folder.path / "again", keep_last=None)
-    expected = everything(first.run.state)
+    checkpoint = first.state.save(first.folder.path / "again", keep_last=None)
+    expected = everything(first.state)
     assert expected["optimizer"]
     assert expected["anchor"]
 
     second = make_training(max_steps=3, **settings)
-    second.run.state.load(checkpoint)
-    assert_equal(everything(second.run.state), expected)
+    second.state.load(checkpoint)
+    assert_equal(everything(second.state), expected)
 
 
 def test_a_save_before_the_first_update_leaves_the_optimizer_at_its_start(make_training: Make):
-    state = make_training().run.state
+    state = make_training().state
     saved = state.tensors()["optimizer"]
     steps = {name: value for name, value in saved.items() if name.endswith(".step")}
     assert steps and not any(steps.values())
@@ -80,14 +80,14 @@ def test_a_resume_may_add_a_gpu_and_cannot_add_what_other_kl_settings_need(
 ):
     first = make_training(max_steps=1, kl_weight=0.0)
     first.train()
-    checkpoint = first.run.folder.checkpoints / "step_1"
+    checkpoint = first.folder.checkpoints / "step_1"
     with_gpu = {"cpu": torch.get_rng_state(), "cuda": torch.zeros(16, dtype=torch.uint8)}
     monkeypatch.setattr("hyvideo.training.state.rng_state", lambda: with_gpu)
     second = make_training(max_steps=1, kl_weight=0.0)
-    second.run.state.load(checkpoint)
-    assert second.run.state.step == 1
+    second.state.load(checkpoint)
+    assert second.state.step == 1
     with pytest.raises(ValueError, match="was made without the anchor that this run's settings need"):
-        make_training(max_steps=1).run.state.load(checkpoint, may_change=["kl_weight"])
+        make_training(max_steps=1).state.load(checkpoint, may_change=["kl_weight"])
 
 
 def test_the_base_model_as_an_anchor_is_not_the_policy_of_a_checkpoint():
@@ -99,18 +99,18 @@ def test_the_base_model_as_an_anchor_is_not_the_policy_of_a_checkpoint():
 def test_settings_change_where_they_are_named_and_nowhere_else(make_training: Make):
     first = make_training(max_steps=1, learning_rate=1e-4)
     first.train()
-    checkpoint = first.run.folder.checkpoints / "step_1"
+    checkpoint = first.folder.checkpoints / "step_1"
     changed = {"learning_rate": 1e-5, "num_generations": 4, "resume_from_checkpoint": str(checkpoint)}
     changed |= {"max_steps": 2, "enable_gradient_checkpointing": True}  # these need no name
     with pytest.raises(ValueError, match=r"num_generations is 4.* with --resume_may_change num_generations\."):
         make_training(**changed, resume_may_change=["learning_rate"])
     second = make_training(**changed, resume_may_change=["learning_rate", "num_generations", "eta"])
-    console = (second.run.folder.path / "console.log").read_text()
+    console = (second.folder.path / "console.log").read_text()
     assert "changed: learning_rate is 1e-05, the checkpoint has 0.0001" in console
     assert console.count("changed: ") == 2
     second.train()
-    again = make_training(**{**changed, "resume_from_checkpoint": str(second.run.folder.checkpoints / "step_2")})
-    assert again.run.state.step == 2
+    again = make_training(**{**changed, "resume_from_checkpoint": str(second.folder.checkpoints / "step_2")})
+    assert again.state.step == 2
 
 
 def test_every_setting_in_the_way_of_a_resume_is_named_those_newer_than_the_checkpoint_too(tmp_path: Path):
@@ -128,10 +128,10 @@ def test_other_prompts_are_refused_unless_they_may_change(make_training: Make, t
     first = make_training(max_steps=1, train_video_csv=csv)
     first.train()
     csv.write_text("prompt\na red circle moves slowly to the left\na red square moves slowly to the left\n")
-    resumed = {"train_video_csv": csv, "resume_from_checkpoint": first.run.folder.checkpoints / "step_1"}
+    resumed = {"train_video_csv": csv, "resume_from_checkpoint": first.folder.checkpoints / "step_1"}
     with pytest.raises(ValueError, match=r"the content of .*mine\.csv is.*--resume_may_change train_video_csv\."):
         make_training(**resumed)
-    assert make_training(**resumed, resume_may_change=["train_video_csv"]).run.state.step == 1
+    assert make_training(**resumed, resume_may_change=["train_video_csv"]).state.step == 1
 
 
 def test_what_shapes_the_trained_tensors_cannot_change(make_training: Make):
@@ -141,33 +141,33 @@ def test_what_shapes_the_trained_tensors_cannot_change(make_training: Make):
     wide.train()
     narrow.train()
     with pytest.raises(ValueError, match="has 6 trained weights that this run would drop, among them .*to_k"):
-        narrow.run.state.load(wide.run.folder.checkpoints / "step_1", may_change=["lora_target_modules"])
+        narrow.state.load(wide.folder.checkpoints / "step_1", may_change=["lora_target_modules"])
     with pytest.raises(ValueError, match="model settings .pretrained_model_root, LoRA, optimizer. differ"):
-        wide.run.state.load(narrow.run.folder.checkpoints / "step_1", may_change=["lora_target_modules"])
+        wide.state.load(narrow.folder.checkpoints / "step_1", may_change=["lora_target_modules"])
 
 
 def test_a_checkpoint_of_other_settings_or_a_damaged_one_is_refused(make_training: Make):
     training = make_training(max_steps=1)
     training.train()
-    checkpoint = training.run.folder.checkpoints / "step_1"
+    checkpoint = training.folder.checkpoints / "step_1"
     with pytest.raises(ValueError, match=rf"(?s)'{checkpoint}' was made with other settings.*config\.yaml") as error:
-        make_training(eta=0.4, dtype="bf16", master_weight_type="bf16").run.state.load(checkpoint)
+        make_training(eta=0.4, dtype="bf16", master_weight_type="bf16").state.load(checkpoint)
     assert "eta is 0.4, the checkpoint has 0.5" in str(error.value)
     assert "master_weight_type is 'bf16', the checkpoint has 'fp32'" in str(error.value)
     (file,) = checkpoint.glob("*.safetensors")
     content = file.read_bytes()
     file.write_bytes(content[:1000] + bytes([content[1000] ^ 1]) + content[1001:])
     with pytest.raises(ValueError, match=f"'{checkpoint}' is damaged: {file.name} has other content"):
-        training.run.state.load(checkpoint)
+        training.state.load(checkpoint)
 
 
 def test_a_lora_checkpoint_holds_the_adapter_for_other_programs(make_training: Make, tiny_root: Path):
     training = make_training(max_steps=2, use_lora=True)
     training.train()
-    checkpoint = training.run.folder.checkpoints / "step_2"
+    checkpoint = training.folder.checkpoints / "step_2"
     fresh = load_tiny_pipeline(tiny_root).transformer
     load_lora(fresh, checkpoint / "lora")
-    expected = dict(training.run.state.transformer.named_parameters())
+    expected = dict(training.state.transformer.named_parameters())
     assert all(torch.equal(p, expected[name]) for name, p in fresh.named_parameters())
     trained = read_facts(checkpoint)["trained"]
     assert trained

@@ -14,9 +14,9 @@ from hyvideo.config.loading import load_config, load_saved_config, save_config
 from hyvideo.config.schema import Config
 from hyvideo.data.images import share_kept
 from hyvideo.data.prompts import Prompt, read_prompts
-from hyvideo.training.assembly import read_inputs
+from hyvideo.training.build import read_inputs
 from hyvideo.training.checks import check_guidance
-from hyvideo.training.run import Training
+from hyvideo.training.run import Run
 from hyvideo.training.warnings_about_settings import unread_settings, warnings_about_settings
 from tests.support.training import REPOSITORY, arguments, noisy_image, write_prompts
 
@@ -221,7 +221,7 @@ def test_first_frames_that_lose_more_than_a_quarter_are_counted_and_the_worst_is
     assert f"cropped to rollout_size 352x624, the least 32% of '{tmp_path / 'tall.png'}'" in message
 
 
-def test_a_run_says_its_warnings_once_when_it_starts(make_training: Callable[..., Training]):
+def test_a_run_says_its_warnings_once_when_it_starts(make_training: Callable[..., Run]):
     training = make_training(use_lora=True, learning_rate=1e-5)
-    log = (training.run.folder.path / "console.log").read_text()
+    log = (training.folder.path / "console.log").read_text()
     assert log.count("WARNING: use_lora is true at learning_rate 1e-05") == 1

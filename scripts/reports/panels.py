@@ -8,12 +8,12 @@ import numpy as np
 
 from hyvideo.algorithms.policy import rollout_scheduler
 from hyvideo.config.schema import Config
-from hyvideo.evaluation.improvement import gains_over_training
 from hyvideo.grpo.gradient_equalizer import equalizer_scales
 from hyvideo.observability.metrics import METRIC_MEANINGS
 from hyvideo.observability.phase_timer import PHASES
-from hyvideo.observability.run_record import RunRecord
-from hyvideo.reports.charts import ROUND, Chart, Drawing, Line, draw, evenly_spaced, signed, smooth
+from scripts.reports.charts import ROUND, Chart, Drawing, Line, draw, evenly_spaced, signed, smooth
+from scripts.reports.improvement import gains_over_training
+from scripts.reports.run_record import RunRecord
 
 Points = tuple[np.ndarray, np.ndarray]
 

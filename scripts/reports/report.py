@@ -12,15 +12,14 @@ import numpy as np
 
 from hyvideo.config.knobs import KNOBS, value_of
 from hyvideo.config.schema import Config
-from hyvideo.evaluation.improvement import against, improvement, worst_median_best
 from hyvideo.evaluation.paired import PairedComparison
 from hyvideo.observability.metrics import METRIC_MEANINGS, stretches_in_words
-from hyvideo.observability.run_record import RunRecord, read_run
 from hyvideo.observability.scored_videos import ScoredVideo, last_common_step
-from hyvideo.reports.before_after import BEFORE_AFTER
-from hyvideo.reports.charts import decimals_for, evenly_spaced, fixed, in_words, line_style
-from hyvideo.reports.page import place_video, relative_url, write_page
-from hyvideo.reports.panels import (
+from scripts.reports.before_after import BEFORE_AFTER
+from scripts.reports.charts import decimals_for, evenly_spaced, fixed, in_words, line_style
+from scripts.reports.improvement import against, improvement, worst_median_best
+from scripts.reports.page import place_video, relative_url, write_page
+from scripts.reports.panels import (
     OPTIMIZER,
     TRUST,
     clocks,
@@ -32,7 +31,8 @@ from hyvideo.reports.panels import (
     time_panels,
     time_split,
 )
-from hyvideo.reports.verdict import common_range, verdict_of, verdict_of_runs, verdict_without_pairs
+from scripts.reports.run_record import RunRecord, read_run
+from scripts.reports.verdict import common_range, verdict_of, verdict_of_runs, verdict_without_pairs
 
 _MAX_MOMENTS = 6
 _MAX_PROMPTS = 32

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from hyvideo.evaluation.paired import ENOUGH_PAIRS, Gain, PairedComparison
-from hyvideo.reports.charts import fixed, signed
+from scripts.reports.charts import fixed, signed
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Every rank builds one. A fault found on one rank stops all, with the same messag
 import hashlib
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +29,6 @@ from hyvideo.data.files import writing
 from hyvideo.data.images import check_images, check_task
 from hyvideo.data.prompts import Prompt, read_prompts
 from hyvideo.distributed.collectives import all_or_none, broadcast_from_main, require_same
-from hyvideo.distributed.layout import layout_of
 from hyvideo.distributed.mesh import Mesh, mesh_of
 from hyvideo.models.adapter import configured_adapter, draw_adapter, lora_facts
 from hyvideo.models.attention import install_attention, kernel_in_use
@@ -39,12 +38,11 @@ from hyvideo.models.model_folder import check_layout, task_of
 from hyvideo.models.parallelize import compile_blocks, prepare_policy, shard_weights, trainable_parameters
 from hyvideo.models.reward_models.requested import about_the_guard, judge_of, loaded_rewards
 from hyvideo.models.reward_models.rewards import WeightedReward, check_rewards, get_reward_fn
-from hyvideo.observability.console import Console
+from hyvideo.observability.console import COMMAND, Console
 from hyvideo.observability.matrix_peak import matrix_peak_tflops
 from hyvideo.observability.metrics import MetricsLog
 from hyvideo.observability.phase_timer import PhaseTimer
 from hyvideo.observability.profiling import Profile
-from hyvideo.observability.run_record import COMMAND
 from hyvideo.observability.trackers import Trackers, check_trackers
 from hyvideo.observability.watchdog import Watchdog
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
@@ -57,7 +55,7 @@ from hyvideo.training.performance import Performance
 from hyvideo.training.replay_watch import ReplayWatch
 from hyvideo.training.reward_guard import RewardGuard
 from hyvideo.training.rounds import Rounds
-from hyvideo.training.run import Run, Training
+from hyvideo.training.run import Run
 from hyvideo.training.state import CONTENT, RunState, changed_settings
 from hyvideo.training.validation import Validation
 from hyvideo.training.warnings_about_settings import warnings_about_settings
@@ -65,10 +63,11 @@ from hyvideo.training.warnings_about_settings import warnings_about_settings
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-def build_training(config: Config) -> Training:
+def open_run(config: Config, report: Callable[[Path], None] | None = None) -> Run:
     """Check everything that can be checked, then load the models and put the run together.
 
-    With a process group (`hyvideo.distributed.process_group`) this is one rank of the run, otherwise all of it.
+    With a process group (`hyvideo.distributed.process_group`) this is one rank of the run, otherwise all of it. The
+    main rank calls `report` with the run folder after every save.
 
     Raises:
         ValueError: a setting, prompt file, weight folder, run folder or checkpoint is wrong on any rank, or ranks have
@@ -87,12 +86,13 @@ def build_training(config: Config) -> Training:
         texts = [prompt.text for prompt in prompts]
         not_judged = reward.check_prompts(texts)
         policy = build_policy(config, build_pipeline(config, device, mesh))
-    rounds = Rounds(config, prompts, layout_of(config, mesh.world_size), mesh.dp_rank)
+    rounds = Rounds(config, prompts, mesh)
     state = _build_state(config, policy, rounds, mesh, timer, content)
     base = build_base(config, policy.transformer)  # before a checkpoint replaces the weights
     changed = state.load(folder.resume_from, may_change=config.run.resume_may_change) if folder.resume_from else []
     state.began_at = state.began_at if folder.continues_itself else state.step
     journal = _open_journal(config, folder, policy, state, mesh, timer)
+    journal.report = report
     _introduce(journal.console, folder, config, state, mesh)
     if device.type == "cuda":
         network = policy.transformer.config
@@ -109,8 +109,20 @@ def build_training(config: Config) -> Training:
         for warning in filter(None, [*warnings_about_settings(config, prompts, valid), cut, not_judged]):
             journal.console.warning(warning)
     validation = _build_validation(config, policy, valid, reward, judge, mesh)
-    run = Run(config, folder, mesh, state, validation, journal, timer)
-    return Training(run, policy, state.algorithm, reward, rounds, base)
+    return Run(
+        config=config,
+        policy=policy,
+        algorithm=state.algorithm,
+        reward=reward,
+        rounds=rounds,
+        folder=folder,
+        mesh=mesh,
+        state=state,
+        validation=validation,
+        journal=journal,
+        timer=timer,
+        base=base,
+    )
 
 
 def _build_rewards(config: Config, device: torch.device) -> tuple[WeightedReward, WeightedReward | None]:

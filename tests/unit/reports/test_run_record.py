@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from hyvideo.observability.run_record import read_run
 from hyvideo.observability.scored_videos import read_scored_videos
+from scripts.reports.run_record import read_run
 from tests.support.run_folders import HOSTILE_PROMPTS, write_run, write_scored
 
 
@@ -32,7 +32,7 @@ def test_of_the_kept_rollouts_only_the_newest_whole_folder_is_opened(tmp_path, m
         opened.append(path.name)
         return read_scored_videos(path)
 
-    monkeypatch.setattr("hyvideo.observability.run_record.read_scored_videos", noted)
+    monkeypatch.setattr("scripts.reports.run_record.read_scored_videos", noted)
     assert list(read_run(folder).rollouts) == [10] and opened == ["step_10"]
 
 

@@ -9,10 +9,10 @@ from itertools import combinations
 from pathlib import Path
 
 from hyvideo.data.files import nearest_existing
-from hyvideo.evaluation.win_rates import CRITERIA
 from hyvideo.observability.scored_videos import POSTER, ScoredVideo
-from hyvideo.reports.gallery import Model, same_prompts
-from hyvideo.reports.page import picture_of, write_page
+from scripts.reports.gallery import Model, same_prompts
+from scripts.reports.page import picture_of, write_page
+from scripts.reports.win_rates import CRITERIA
 
 Pair = tuple[tuple[str, ScoredVideo], ...]
 """The (model, video) of both sides."""

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from hyvideo.evaluation.improvement import (
+from scripts.reports.improvement import (
     HELD_OUT,
     HELD_OUT_VIDEOS,
     against,
@@ -15,8 +15,8 @@ from hyvideo.evaluation.improvement import (
     read_held_out,
     worst_median_best,
 )
-from hyvideo.observability.run_record import read_run
-from hyvideo.reports.verdict import verdict_of
+from scripts.reports.run_record import read_run
+from scripts.reports.verdict import verdict_of
 from tests.support.run_folders import PROMPTS, write_run, write_scored
 
 

@@ -12,8 +12,8 @@ from matplotlib.ticker import MaxNLocator
 from hyvideo.data.files import replacing
 from hyvideo.evaluation.paired import Gain
 from hyvideo.observability.metrics import METRIC_MEANINGS, read_metrics
-from hyvideo.observability.run_record import column_of
-from hyvideo.reports.charts import smooth
+from scripts.reports.charts import smooth
+from scripts.reports.run_record import column_of
 
 _BLUE, _BLACK = "C0", "0.15"
 

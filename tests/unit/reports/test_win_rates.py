@@ -7,8 +7,8 @@ from dataclasses import astuple, replace
 import pytest
 
 from hyvideo.evaluation.intervals import wilson_interval
-from hyvideo.evaluation.win_rates import Vote, read_votes, win_rates, write_votes
 from scripts import report
+from scripts.reports.win_rates import Vote, read_votes, win_rates, write_votes
 
 PAIRS = [f"p{number}" for number in range(10)]
 

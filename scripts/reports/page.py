@@ -18,7 +18,7 @@ from hyvideo.config.outside import read_file
 from hyvideo.data.files import replacing
 from hyvideo.data.videos import first_frame, poster_of
 from hyvideo.observability.scored_videos import POSTER, ScoredVideo
-from hyvideo.reports.charts import fixed, in_words, signed
+from scripts.reports.charts import fixed, in_words, signed
 
 _TEMPLATES = Path(__file__).parent / "templates"
 

@@ -11,8 +11,8 @@ from pydantic_core import to_json
 
 from hyvideo.data.files import replace_synced
 from hyvideo.evaluation.paired import Gain, Pair, PairedComparison, paired_gain
-from hyvideo.observability.run_record import RunRecord
 from hyvideo.observability.scored_videos import SCORES, ScoredVideo, read_scored_videos
+from scripts.reports.run_record import RunRecord
 
 HELD_OUT = "gains.json"
 HELD_OUT_VIDEOS = ("held_out/before", "held_out/after")

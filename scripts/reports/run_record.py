@@ -11,14 +11,12 @@ import numpy as np
 
 from hyvideo.config.loading import load_saved_config
 from hyvideo.config.schema import Config
+from hyvideo.observability.console import COMMAND
 from hyvideo.observability.metrics import missing_updates, read_rows
 from hyvideo.observability.scored_videos import TOO_LARGE, ScoredVideo, read_scored_videos, scored_steps
 
 EXPLOITED = "flaws of the reward"
 _NOT_METRICS = ("mean", "std", "failed", "groups_without_spread", "over_base")
-
-COMMAND = "command: "
-"""Beginning of the console line that says how the run was started."""
 
 VideosByStep = Mapping[int, tuple[ScoredVideo, ...]]
 

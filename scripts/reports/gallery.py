@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyvideo.observability.scored_videos import ScoredVideo, last_common_step, read_scored_videos, scored_steps
-from hyvideo.reports.charts import decimals_for
-from hyvideo.reports.page import place_video, write_page
+from scripts.reports.charts import decimals_for
+from scripts.reports.page import place_video, write_page
 
 _MAX_LISTED = 3
 
