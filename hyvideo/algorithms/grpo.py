@@ -3,20 +3,21 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hyvideo.algorithms.algorithm import Algorithm, Evaluations, Trajectory
-from hyvideo.algorithms.anchor import anchor_kind, build_anchor, build_controller
 from hyvideo.algorithms.optimizer import Optimization
 from hyvideo.algorithms.policy import Policy, rollout_scheduler
 from hyvideo.algorithms.step_gradients import StepGradients
-from hyvideo.config.schema import Config
+from hyvideo.algorithms.weights_copy import BaseModel, WeightsCopy, copy_policy, starts_at_base
+from hyvideo.config.schema import Config, KLConfig, ModelConfig
 from hyvideo.data.randomness import generator_for
 from hyvideo.grpo.clipped_loss import clipped_policy_loss, normalized_log_ratio
 from hyvideo.grpo.gradient_equalizer import equalizer_scales
+from hyvideo.grpo.kl_controller import MILDER_CEILING, KLController
 from hyvideo.grpo.sde_window import noisy_steps
 from hyvideo.grpo.timesteps import Pairs, num_kept, select_timesteps
 from hyvideo.grpo.trust_region import dual_kl, position_kl, velocity_kl
@@ -300,4 +301,54 @@ def _window(config: Config, stochastic: Tensor, round_index: int, *, num_videos:
         round_index=round_index,
         interval=rollout.sde_window_interval,
         generator=generator_for(config.run.seed, "sde_window", round_index),
+    )
+
+
+def anchor_kind(kl: KLConfig, model: ModelConfig) -> Literal["none", "base", "copy"]:
+    """Return which anchor the position term needs.
+
+    `none` where no position term is wanted, `base` where it is the base model itself (a fixed anchor under a fresh
+    adapter), `copy` where it is a second copy of the trained weights.
+    """
+    if kl.kl_weight == 0 or (kl.use_dual_kl and kl.dual_kl_moving_weight == 0):
+        return "none"
+    return "base" if starts_at_base(model) and not kl.moves_anchor else "copy"
+
+
+def build_anchor(config: Config, transformer: nn.Module) -> WeightsCopy | None:
+    """Build the anchor of the position term from the policy as it is; None when there is none."""
+    kind = anchor_kind(config.kl, config.model)
+    if kind == "none":
+        return None
+    if kind == "base":
+        return BaseModel(transformer)
+    return copy_policy(transformer, offload=config.kl.reference_mode_offload)
+
+
+def lambda_bounds(kl: KLConfig) -> tuple[float, float]:
+    """Return lambda's smallest value and that at the start, both brought to what its ceiling allows.
+
+    The reference does this too, so that a smaller `kl_weight` alone makes a run with a weaker penalty.
+    """
+    ceiling = kl.kl_weight * (MILDER_CEILING if kl.kl_schedule == "milder" else 1)
+    lowest = min(kl.kl_min_coef, ceiling)
+    return lowest, lowest if kl.kl_coef is None else min(max(kl.kl_coef, lowest), ceiling)
+
+
+def build_controller(kl: KLConfig) -> KLController | None:
+    """Build the schedule of the KL coefficient; None when there is no KL term.
+
+    Raises:
+        ValueError: the settings of the schedule contradict each other.
+    """
+    if kl.kl_weight == 0:
+        return None
+    lowest, first = lambda_bounds(kl)
+    return KLController(
+        max_coef=kl.kl_weight,
+        min_coef=lowest,
+        start_coef=first,
+        warmup_updates=kl.kl_warmup_updates,
+        target=kl.kl_target,
+        schedule=kl.kl_schedule,
     )

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from hyvideo.algorithms.algorithm import Algorithm, Evaluations, Trajectory
-from hyvideo.algorithms.anchor import Anchor, BaseModelAnchor, copy_policy, starts_at_base
 from hyvideo.algorithms.optimizer import Optimization
 from hyvideo.algorithms.policy import Policy
+from hyvideo.algorithms.weights_copy import BaseModel, WeightsCopy, copy_policy, starts_at_base
 from hyvideo.config.schema import Config
 from hyvideo.data.randomness import generator_for
 from hyvideo.grpo.timesteps import Pairs, num_kept
@@ -80,10 +80,10 @@ class NFT(Algorithm):
         self.updates_per_round = config.grpo.updates_per_rollout
         offload, transformer = config.kl.reference_mode_offload, policy.transformer
         self.anchor = copy_policy(transformer, offload=offload)
-        self.base: Anchor | None = None
+        self.base: WeightsCopy | None = None
         if config.nft.nft_kl_weight:
             fresh = starts_at_base(config.model)
-            self.base = BaseModelAnchor(transformer) if fresh else copy_policy(transformer, offload=offload)
+            self.base = BaseModel(transformer) if fresh else copy_policy(transformer, offload=offload)
 
     @classmethod
     def evaluations(cls, config: Config) -> Evaluations:
@@ -187,7 +187,7 @@ class NFT(Algorithm):
 
     @torch.no_grad()
     def _velocities(
-        self, weights: Anchor, trajectory: Trajectory, updates: list[list[Pairs]], *, skip_first: bool = False
+        self, weights: WeightsCopy, trajectory: Trajectory, updates: list[list[Pairs]], *, skip_first: bool = False
     ) -> dict[tuple[int, int], Tensor]:
         """Return the velocities of other weights, by the numbers of update and micro-batch.
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 
-from hyvideo.algorithms.anchor import Anchor
+from hyvideo.algorithms.weights_copy import WeightsCopy
 from hyvideo.config.schema import OptimizerConfig
 from hyvideo.distributed.collectives import average_gradients, local_shard, own_part, whole
 
@@ -160,7 +160,7 @@ class Optimization:
         *,
         sp_size: int = 1,
         max_skipped: int = 0,
-        ema: Anchor | None = None,
+        ema: WeightsCopy | None = None,
     ) -> None:
         self.parameters = dict(parameters)
         self.optimizers = build_optimizers(parameters, config)

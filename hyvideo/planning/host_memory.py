@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from hyvideo.algorithms.algorithm import algorithm_class
-from hyvideo.algorithms.anchor import starts_at_base
+from hyvideo.algorithms.weights_copy import starts_at_base
 from hyvideo.config.schema import Config
 from hyvideo.distributed.layout import layout_of
 from hyvideo.planning.networks import Networks

@@ -31,9 +31,9 @@ from transformers import (
 )
 
 from hyvideo.algorithms.algorithm import algorithm_class
-from hyvideo.algorithms.anchor import build_ema
 from hyvideo.algorithms.optimizer import Optimization
 from hyvideo.algorithms.policy import rollout_scheduler
+from hyvideo.algorithms.weights_copy import build_ema
 from hyvideo.config.schema import Config
 from hyvideo.data.prompts import Prompt
 from hyvideo.distributed.layout import layout_of
@@ -69,7 +69,7 @@ ALLOWED = {
     ("hunyuan_video_grpo_pipeline.py", "encode_images"): "a first frame goes to the device, once per prompt",
     ("hunyuan_video_grpo_pipeline.py", "_encode_frame"): "a first frame goes to the device, once per prompt",
     ("temporary_placement.py", "temporarily_on"): "encoders that rest in host memory visit the device, once per round",
-    ("anchor.py", "refresh"): "an average that rests in host memory follows every update (`ema_offload`)",
+    ("weights_copy.py", "refresh"): "an average that rests in host memory follows every update (`ema_offload`)",
     ("optimizer.py", "step"): "the gradient's norm, once per update: an update that is not finite is not made",
     ("step_gradients.py", "pop"): "the gradient of each denoising step, once per update",
 }

@@ -16,9 +16,9 @@ from diffusers import HunyuanVideo15Transformer3DModel
 from torch import nn
 
 from hyvideo.algorithms.algorithm import algorithm_class
-from hyvideo.algorithms.anchor import build_base, build_ema
 from hyvideo.algorithms.optimizer import Optimization
 from hyvideo.algorithms.policy import Policy, rollout_scheduler
+from hyvideo.algorithms.weights_copy import build_base, build_ema
 from hyvideo.checkpoint.run_folder import RunFolder, open_run_folder
 from hyvideo.checkpoint.train_state import LATEST, point
 from hyvideo.config.knobs import deciding_fields, settings_of

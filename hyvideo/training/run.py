@@ -6,9 +6,9 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 from hyvideo.algorithms.algorithm import Algorithm, Trajectory
-from hyvideo.algorithms.anchor import Anchor
 from hyvideo.algorithms.optimizer import NonFiniteUpdateError
 from hyvideo.algorithms.policy import Policy
+from hyvideo.algorithms.weights_copy import WeightsCopy
 from hyvideo.checkpoint.run_folder import RunFolder
 from hyvideo.checkpoint.train_state import BEST, LATEST, latest_checkpoint, point
 from hyvideo.config.schema import Config
@@ -57,7 +57,7 @@ class Run:
     validation: Validation | None
     journal: Journal
     timer: PhaseTimer
-    base: Anchor | None = None
+    base: WeightsCopy | None = None
 
     def __post_init__(self) -> None:
         self._stop, self._stopped_by = StopSignal(), None

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from hyvideo.algorithms.algorithm import algorithm_class
-from hyvideo.algorithms.anchor import lambda_bounds
+from hyvideo.algorithms.grpo import lambda_bounds
 from hyvideo.algorithms.policy import rollout_scheduler
 from hyvideo.config.knobs import KNOBS, unmet_condition, value_of
 from hyvideo.config.schema import Config, KLConfig, OptimizerConfig, RolloutConfig

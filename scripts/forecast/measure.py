@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from hyvideo.algorithms.algorithm import Algorithm, Trajectory
-from hyvideo.algorithms.anchor import copy_policy
 from hyvideo.algorithms.optimizer import (
     NonFiniteUpdateError,
     Optimization,
@@ -24,6 +23,7 @@ from hyvideo.algorithms.optimizer import (
     build_optimizers,
     set_learning_rate,
 )
+from hyvideo.algorithms.weights_copy import copy_policy
 from hyvideo.config.schema import Config
 from hyvideo.data.prompts import Prompt
 from hyvideo.distributed.collectives import average_gradients, whole

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hyvideo.algorithms.anchor import Anchor, anchor_kind
+from hyvideo.algorithms.grpo import anchor_kind
+from hyvideo.algorithms.weights_copy import WeightsCopy
 from hyvideo.config.schema import KLConfig, ModelConfig
 from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.training.run import Run
@@ -121,7 +122,7 @@ def test_with_an_adapter_the_anchor_is_the_adapter_alone(make_training: Callable
 def test_the_fixed_anchor_of_a_fresh_adapter_is_the_base_model_and_copies_nothing(make_training):
     training, copying = (make_training(use_lora=True, use_moving_KL=False) for _ in range(2))
     assert training.algorithm.anchor.state_dict() == {}
-    copying.algorithm.anchor = Anchor(trainable_parameters(copying.policy.transformer), offload=False)
+    copying.algorithm.anchor = WeightsCopy(trainable_parameters(copying.policy.transformer), offload=False)
     means = []
     for each in (training, copying):
         move_policy(each)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-from hyvideo.algorithms.anchor import BaseModelAnchor
+from hyvideo.algorithms.weights_copy import BaseModel
 from hyvideo.checkpoint.train_state import FACTS, read_facts
 from hyvideo.models.adapter import load_lora
 from hyvideo.models.parallelize import trainable_parameters
@@ -91,7 +91,7 @@ def test_a_resume_may_add_a_gpu_and_cannot_add_what_other_kl_settings_need(
 
 
 def test_the_base_model_as_an_anchor_is_not_the_policy_of_a_checkpoint():
-    anchor = BaseModelAnchor(nn.Linear(2, 2))
+    anchor = BaseModel(nn.Linear(2, 2))
     anchor.load_state_dict({}, equals_policy=True)
     assert not anchor.equals_policy
 

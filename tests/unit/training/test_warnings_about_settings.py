@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from hyvideo.algorithms.anchor import build_controller
+from hyvideo.algorithms.grpo import build_controller
 from hyvideo.config.knobs import KNOBS
 from hyvideo.config.loading import load_config, load_saved_config, save_config
 from hyvideo.config.schema import Config

@@ -1,29 +1,16 @@
-"""The anchor of the trust region: the weights the policy must stay near (paper Eq. 11-15)."""
+"""A second set of the trained weights: the anchor of a trust region, an old policy, an average, the base model."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Literal
 
 import torch
 from peft.helpers import rescale_adapter_scale
 from torch import Tensor, nn
 
-from hyvideo.config.schema import Config, KLConfig, ModelConfig, OptimizerConfig
+from hyvideo.config.schema import Config, ModelConfig, OptimizerConfig
 from hyvideo.distributed.collectives import as_shard_of, local_shard
-from hyvideo.grpo.kl_controller import MILDER_CEILING, KLController
 from hyvideo.models.parallelize import forget_gathered_weights, trainable_parameters
-
-
-def anchor_kind(kl: KLConfig, model: ModelConfig) -> Literal["none", "base", "copy"]:
-    """Return which anchor the position term needs.
-
-    `none` where no position term is wanted, `base` where it is the base model itself (a fixed anchor under a fresh
-    adapter), `copy` where it is a second copy of the trained weights.
-    """
-    if kl.kl_weight == 0 or (kl.use_dual_kl and kl.dual_kl_moving_weight == 0):
-        return "none"
-    return "base" if starts_at_base(model) and not kl.moves_anchor else "copy"
 
 
 def starts_at_base(model: ModelConfig) -> bool:
@@ -31,43 +18,14 @@ def starts_at_base(model: ModelConfig) -> bool:
     return model.use_lora and model.pretrained_lora_path is None
 
 
-def lambda_bounds(kl: KLConfig) -> tuple[float, float]:
-    """Return lambda's smallest value and that at the start, both brought to what its ceiling allows.
-
-    The reference does this too, so that a smaller `kl_weight` alone makes a run with a weaker penalty.
-    """
-    ceiling = kl.kl_weight * (MILDER_CEILING if kl.kl_schedule == "milder" else 1)
-    lowest = min(kl.kl_min_coef, ceiling)
-    return lowest, lowest if kl.kl_coef is None else min(max(kl.kl_coef, lowest), ceiling)
-
-
-def build_controller(kl: KLConfig) -> KLController | None:
-    """Build the schedule of the KL coefficient; None when there is no KL term.
-
-    Raises:
-        ValueError: the settings of the schedule contradict each other.
-    """
-    if kl.kl_weight == 0:
-        return None
-    lowest, first = lambda_bounds(kl)
-    return KLController(
-        max_coef=kl.kl_weight,
-        min_coef=lowest,
-        start_coef=first,
-        warmup_updates=kl.kl_warmup_updates,
-        target=kl.kl_target,
-        schedule=kl.kl_schedule,
-    )
-
-
-class Anchor:
+class WeightsCopy:
     """A second copy of the trained weights, swapped with the policy's in place while it computes.
 
-    With LoRA that copy is only the adapters. A fixed anchor is never refreshed; a moving one is, every
-    `update_ref_model_step` updates. Of sharded weights each rank copies and swaps its own shards.
+    It serves as the anchor of GRPO, the old policy of NFT, the average of the weights and the base model to compare
+    with. With LoRA only the adapters are copied. Of sharded weights each rank copies and swaps its own shards.
 
     Args:
-        parameters: the trained parameters by name; copied now, so the anchor starts at the policy.
+        parameters: the trained parameters by name; copied now, so the copy starts at the policy.
         offload: keep the copy in host memory (pinned when the policy is on a GPU) outside `in_place_of_policy`.
         weights_change: called before weights are swapped, so that none gathered from other ranks is used afterwards.
     """
@@ -93,7 +51,7 @@ class Anchor:
 
     @torch.no_grad()
     def refresh(self, decay: float = 0.0) -> None:
-        """Move the anchor to the policy, or to `decay * anchor + (1 - decay) * policy`."""
+        """Copy the policy again, or move to `decay * copy + (1 - decay) * policy`."""
         for name, parameter in self._parameters.items():
             shard, copy = local_shard(parameter), self._copy[name]
             if decay:
@@ -108,7 +66,7 @@ class Anchor:
 
     @contextmanager
     def in_place_of_policy(self) -> Iterator[None]:
-        """Let the policy's module compute with the anchor's weights; meanwhile the copy holds the policy's."""
+        """Let the policy's module compute with the copied weights; meanwhile the copy holds the policy's."""
         exchanged: list[str] = []
         self._weights_change()
         try:
@@ -132,7 +90,7 @@ class Anchor:
         shard.copy_(incoming)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the anchor's weights by name, sharded as the policy's (references, where they are on its device)."""
+        """Return the copied weights by name, sharded as the policy's (references, where they are on its device)."""
         return {
             name: as_shard_of(parameter.detach(), self._copy[name].to(local_shard(parameter.detach()).device))
             for name, parameter in self._parameters.items()
@@ -145,8 +103,8 @@ class Anchor:
         self.equals_policy = equals_policy
 
 
-class BaseModelAnchor(Anchor):
-    """The fixed anchor of a fresh adapter: the base model, which is the policy with its adapter's output times 0.
+class BaseModel(WeightsCopy):
+    """The base model under a fresh adapter, which is the policy with its adapter's output times 0.
 
     Nothing is copied. (The library's own call to disable adapters would afterwards train what was frozen.)
     """
@@ -156,7 +114,7 @@ class BaseModelAnchor(Anchor):
         self._transformer = transformer
 
     def refresh(self, decay: float = 0.0) -> None:
-        """Raise a ValueError: this anchor cannot move."""
+        """Raise a ValueError: the base model cannot move."""
         raise ValueError("the base model is a fixed anchor: use_moving_KL must be false.")
 
     def load_state_dict(self, state: Mapping[str, Tensor], *, equals_policy: bool) -> None:
@@ -170,29 +128,19 @@ class BaseModelAnchor(Anchor):
             yield
 
 
-def build_anchor(config: Config, transformer: nn.Module) -> Anchor | None:
-    """Build the anchor of the position term from the policy as it is; None when there is none."""
-    kind = anchor_kind(config.kl, config.model)
-    if kind == "none":
-        return None
-    if kind == "base":
-        return BaseModelAnchor(transformer)
-    return copy_policy(transformer, offload=config.kl.reference_mode_offload)
-
-
-def copy_policy(transformer: nn.Module, *, offload: bool) -> Anchor:
+def copy_policy(transformer: nn.Module, *, offload: bool) -> WeightsCopy:
     """Copy the trained weights as they are; with `offload` the copy rests in host memory."""
     forget = partial(forget_gathered_weights, transformer)
-    return Anchor(trainable_parameters(transformer), offload=offload, weights_change=forget)
+    return WeightsCopy(trainable_parameters(transformer), offload=offload, weights_change=forget)
 
 
-def build_base(config: Config, transformer: nn.Module) -> Anchor | None:
+def build_base(config: Config, transformer: nn.Module) -> WeightsCopy | None:
     """Keep the policy as it is before its checkpoint is read, to compare with; None without `base_interval`."""
     if not config.rollout.base_interval:
         return None
-    return BaseModelAnchor(transformer) if starts_at_base(config.model) else copy_policy(transformer, offload=True)
+    return BaseModel(transformer) if starts_at_base(config.model) else copy_policy(transformer, offload=True)
 
 
-def build_ema(config: OptimizerConfig, transformer: nn.Module) -> Anchor | None:
+def build_ema(config: OptimizerConfig, transformer: nn.Module) -> WeightsCopy | None:
     """Begin the average of the trained weights at the policy as it is; None when `ema_decay` asks for none."""
     return copy_policy(transformer, offload=config.ema_offload) if config.ema_decay else None
