@@ -89,7 +89,7 @@ def _train(run: "Run") -> int:
     from hyvideo.checkpoint.train_state import SaveError
     from hyvideo.models.reward_models.registry import RewardFailureError
     from hyvideo.training.device_memory import out_of_memory
-    from hyvideo.training.replay_watch import ReplayMismatchError
+    from hyvideo.training.guard import ReplayMismatchError
 
     try:
         stopped_by = run.train()

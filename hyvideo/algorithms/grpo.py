@@ -177,14 +177,14 @@ class GRPO(Algorithm):
         following, recorded = rollout.latents[rows, index + 1], rollout.log_probs[rows, index]
         log_probs = self.policy.log_prob(following, mean, std)
         old_log_probs = log_probs.detach() if on_policy else recorded
-        ratio = (log_probs, old_log_probs)
+        log_ratio = log_probs - old_log_probs
         if self.config.grpo.ratio_norm:
             old_mean = mean.detach() if on_policy else rollout.means[rows, index]
             log_ratio = normalized_log_ratio(mean, old_mean, following, std)
-            ratio = (log_ratio, torch.zeros_like(log_ratio))
         advantages = compared.advantages[rows].to(log_probs)
         policy_loss, diagnostics = clipped_policy_loss(
-            *ratio,
+            log_ratio,
+            torch.zeros_like(log_ratio),
             advantages,
             self.config.grpo.clip_range,
             self.scales[index].to(log_probs),

@@ -49,8 +49,7 @@ from hyvideo.planning.pretend_backend import NAME
 from hyvideo.planning.pretend_device import PretendDevice
 from hyvideo.planning.simulation import fake_ranks, give_memory, policy_network
 from hyvideo.training.build import build_policy, compute_dtype
-from hyvideo.training.collect import collect
-from hyvideo.training.rounds import Rounds
+from hyvideo.training.collect import Rounds, collect
 from hyvideo.training.run import garbage_collected_on_request
 from hyvideo.training.state import RunState
 

@@ -50,11 +50,10 @@ from hyvideo.pipelines.prompt_lengths import truncated_prompts_warning
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.checks import check_config, check_guidance, check_validated
 from hyvideo.training.code_version import CODE, code_version
+from hyvideo.training.collect import Rounds
+from hyvideo.training.guard import ReplayWatch, RewardGuard
 from hyvideo.training.journal import Journal
 from hyvideo.training.performance import Performance
-from hyvideo.training.replay_watch import ReplayWatch
-from hyvideo.training.reward_guard import RewardGuard
-from hyvideo.training.rounds import Rounds
 from hyvideo.training.run import Run
 from hyvideo.training.state import CONTENT, RunState, changed_settings
 from hyvideo.training.validation import Validation

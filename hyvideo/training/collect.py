@@ -1,23 +1,176 @@
-"""Collect one round: sample the videos of every prompt with the policy, and score them."""
+"""Collect one round: deal its prompts, sample the videos with the policy, score each once, measure how they differ."""
 
 import math
+import traceback
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
 
 from hyvideo.algorithms.algorithm import Algorithm, Trajectory
 from hyvideo.algorithms.policy import Policy
-from hyvideo.distributed.collectives import gather, gather_rows
+from hyvideo.config.schema import Config
+from hyvideo.data.prompts import Prompt
+from hyvideo.data.samplers import GroupSampler
+from hyvideo.distributed.collectives import all_or_none, gather, gather_rows
+from hyvideo.distributed.layout import layout_of
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.advantages import parts_of_advantage
-from hyvideo.models.reward_models.rewards import Scores, WeightedReward
+from hyvideo.models.reward_models.registry import RewardFailureError
+from hyvideo.models.reward_models.rewards import Scores, Scoring, WeightedReward, frames_of_reward
 from hyvideo.pipelines.conditioning import Conditioning
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout, decoded_together
-from hyvideo.training.diversity import group_diversity, thumbnails
-from hyvideo.training.rounds import Round
-from hyvideo.training.scoring_over_ranks import score_over_ranks
+from hyvideo.pipelines.noise import SampleNoise
+
+
+@dataclass(frozen=True)
+class Round:
+    """What this rank samples in one round.
+
+    Attributes:
+        prompts: of each of this rank's B videos.
+        prompt_indices: positions of these prompts among the run's.
+        positions: `[B]` long, where each stands among the round's videos; those of one prompt stand next to each other.
+        noise: of the B videos.
+        num_videos: videos of all ranks.
+        num_generations: videos per prompt.
+        mesh: the ranks that make the round together.
+    """
+
+    index: int
+    prompts: Sequence[Prompt]
+    prompt_indices: Sequence[int]
+    positions: Tensor
+    noise: SampleNoise
+    num_videos: int
+    num_generations: int
+    mesh: Mesh
+
+
+class Rounds:
+    """Deals a data-parallel rank's part of round after round; its sampler's position is all there is to save.
+
+    Attributes:
+        current: the round that `next` returned last.
+    """
+
+    current: Round
+
+    def __init__(self, config: Config, prompts: Sequence[Prompt], mesh: Mesh) -> None:
+        self.prompts, self.mesh, self.layout = prompts, mesh, layout_of(config, mesh.world_size)
+        self.positions = self.layout.positions(mesh.dp_rank)
+        self._seed, self._rollout = config.run.seed, config.rollout
+        sizes = (len(prompts), self.layout.num_groups, self.layout.num_generations)
+        self.sampler = GroupSampler(*sizes, self.positions, self._seed)
+
+    def next(self) -> Round:
+        """Return the next round, and move on."""
+        index, videos = self.sampler.round, self.sampler.next_round()
+        prompts = [video.prompt_index for video in videos]
+        noise = SampleNoise(
+            seeds=[self._seed] * len(videos),
+            stream="rollout",
+            round=index,
+            prompts=prompts,
+            generations=[video.generation for video in videos],
+            share_initial=self._rollout.use_same_noise,
+            repeat_initial=self._rollout.initial_noise == "per_prompt",
+        )
+        self.current = Round(
+            index=index,
+            prompts=[self.prompts[prompt] for prompt in prompts],
+            prompt_indices=prompts,
+            positions=self.positions,
+            noise=noise,
+            num_videos=self.layout.num_videos,
+            num_generations=self.layout.num_generations,
+            mesh=self.mesh,
+        )
+        return self.current
+
+
+NUM_FRAMES = 4
+SIDE = 16
+
+
+def thumbnails(videos: Tensor) -> Tensor:
+    """Return what is left of videos for comparison, `[B, D]` float32 in [0, 1] on the CPU.
+
+    Args:
+        videos: uint8 `[B, F, H, W, 3]`; 4 frames spread over each (or all, of fewer) are averaged to 16 x 16.
+    """
+    frames = torch.linspace(0, videos.shape[1] - 1, min(NUM_FRAMES, videos.shape[1])).round().long()
+    chosen = videos[:, frames.to(videos.device)].float().permute(0, 1, 4, 2, 3).flatten(0, 1) / 255
+    return adaptive_avg_pool2d(chosen, SIDE).reshape(len(videos), -1).cpu()
+
+
+def group_diversity(points: Tensor, num_generations: int) -> Tensor:
+    """Root mean square distance of a group's videos from their mean, per element, `[B / G]`; 0 where all are equal.
+
+    Args:
+        points: `[B, D]`; the videos of one prompt lie next to each other.
+        num_generations: G, group size; B must be a multiple of it.
+
+    Example:
+        >>> group_diversity(torch.tensor([[0.0], [1.0], [0.5], [0.5]]), num_generations=2)
+        tensor([0.5000, 0.0000])
+    """
+    groups = points.view(-1, num_generations, points.shape[1])
+    return (groups - groups.mean(1, keepdim=True)).square().mean((1, 2)).sqrt()
+
+
+def score_over_ranks(
+    reward: WeightedReward,
+    videos: Tensor,
+    texts: Sequence[str],
+    positions: Tensor,
+    mesh: Mesh,
+    scoring: Scoring | None = None,
+) -> Scores:
+    """Score the videos of all ranks; the ranks that share a video's tokens score a part of their videos each.
+
+    Args:
+        reward: the reward.
+        videos: `[B, F, H, W, 3]`, the same on all ranks of one data-parallel rank.
+        texts: their prompts.
+        positions: `[B]` long, where each stands among the videos of all ranks.
+        mesh: who shares what.
+        scoring: has been given this rank's share of the videos already (`reward_async`); None: score them now.
+
+    Returns:
+        The scores of the videos of all ranks in the order of their positions, the same on every rank.
+
+    Raises:
+        RewardFailureError: the reward failed on a rank, or too many videos have no total; all raise it.
+    """
+    own = mesh.layout.share_to_score(len(texts), mesh.rank)
+    with all_or_none(RewardFailureError):
+        try:
+            if scoring is not None:
+                part = reward.finish(scoring)
+            else:
+                part = reward(videos[own.start : own.stop], texts[own.start : own.stop]) if own else None
+        except (RewardFailureError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            frames = traceback.extract_tb(error.with_traceback(frames_of_reward(error)).__traceback__)
+            at = [frame for frame in frames if frame.filename == frames[0].filename]  # not what it calls in libraries
+            place = f" ({at[-1].filename}, line {at[-1].lineno}, in {at[-1].name})" if at else ""
+            raise RewardFailureError(f"the reward failed: {type(error).__name__}: {error}{place}") from error
+    parts, places = zip(*gather((part, positions[own.start : own.stop])), strict=True)
+    parts = [part for part in parts if part is not None]
+    scores = Scores.join(parts).at(torch.cat(places).argsort())
+    failed = int(scores.failed().sum())
+    if failed > reward.max_failed * len(scores):
+        counts = {name: int(values.isnan().sum()) for name, values in scores.metrics.items()}
+        listed = ", ".join(f"{name}: {count}" for name, count in counts.items() if count)
+        raise RewardFailureError(
+            f"{failed} of {len(scores)} videos could not be scored ({listed}); at most the share {reward.max_failed:g} "
+            "may fail (reward_max_failed). Earlier warnings say why, where the reward gave a reason."
+        )
+    return scores
 
 
 def collect(policy: Policy, algorithm: Algorithm, reward: WeightedReward, round: Round) -> Trajectory:

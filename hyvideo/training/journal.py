@@ -12,9 +12,8 @@ from hyvideo.observability.metrics import MetricsLog, read_metrics
 from hyvideo.observability.profiling import Profile
 from hyvideo.observability.scored_videos import read_scored_videos, scored_steps
 from hyvideo.observability.watchdog import Watchdog
+from hyvideo.training.guard import ReplayWatch, RewardWatch
 from hyvideo.training.performance import Performance
-from hyvideo.training.replay_watch import ReplayWatch
-from hyvideo.training.reward_watch import RewardWatch
 
 TRACKED_VIDEOS = 8
 """Validation videos sent to trackers each time."""

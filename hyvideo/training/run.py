@@ -18,11 +18,9 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.models.reward_models.rewards import WeightedReward
 from hyvideo.observability.phase_timer import PhaseTimer
-from hyvideo.training.collect import collect, gain_over
+from hyvideo.training.collect import Rounds, collect, gain_over
+from hyvideo.training.guard import ROLLBACK_RATE, Action, Look, ReplayMismatchError
 from hyvideo.training.journal import Journal
-from hyvideo.training.replay_watch import ReplayMismatchError
-from hyvideo.training.reward_guard import ROLLBACK_RATE, Action, Look
-from hyvideo.training.rounds import Rounds
 from hyvideo.training.state import RunState
 from hyvideo.training.stop_signal import StopSignal
 from hyvideo.training.validation import Validation, save_samples

@@ -25,7 +25,7 @@ from hyvideo.data.samplers import GroupSampler
 from hyvideo.distributed.collectives import all_or_none, broadcast_from_main, gather, local_shard
 from hyvideo.models.adapter import adapter_weights, save_lora
 from hyvideo.models.parallelize import forget_gathered_weights, trainable_parameters
-from hyvideo.training.reward_guard import RewardGuard
+from hyvideo.training.guard import RewardGuard
 
 CONTENT = "the content of"
 """Prefix of the names of file hashes among the settings."""

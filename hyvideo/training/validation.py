@@ -18,8 +18,8 @@ from hyvideo.distributed.collectives import gather
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.reward_models.rewards import Scores, WeightedReward
 from hyvideo.observability.scored_videos import POSTER
-from hyvideo.training.reward_guard import Look
-from hyvideo.training.scoring_over_ranks import score_over_ranks
+from hyvideo.training.collect import score_over_ranks
+from hyvideo.training.guard import Look
 
 
 @dataclass(frozen=True)

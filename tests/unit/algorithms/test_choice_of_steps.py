@@ -14,7 +14,7 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.timesteps import Pairs
 from hyvideo.models.reward_models.rewards import Scores
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout
-from hyvideo.training.rounds import Round, Rounds
+from hyvideo.training.collect import Round, Rounds
 from hyvideo.training.run import Run
 from tests.support.training import PROMPTS, collect_round, write_prompts
 

@@ -15,7 +15,7 @@ from hyvideo.config.schema import Config
 from hyvideo.data.prompts import Prompt
 from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
-from hyvideo.training.replay_watch import ReplayMismatchError, ReplayWatch
+from hyvideo.training.guard import ReplayMismatchError, ReplayWatch
 from hyvideo.training.run import Run
 from tests.support.training import GradientRecorder, collect_round
 

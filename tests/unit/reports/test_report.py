@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from hyvideo.observability.metrics import read_metrics
-from hyvideo.training.reward_watch import RewardWatch
+from hyvideo.training.guard import RewardWatch
 from scripts.reports.plots import plot_reward_curve
 from scripts.reports.report import report_runs
 from tests.support.run_folders import HOSTILE_PROMPTS, PROMPTS, write_run, write_scored

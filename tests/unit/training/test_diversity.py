@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hyvideo.training.diversity import group_diversity, thumbnails
+from hyvideo.training.collect import group_diversity, thumbnails
 
 
 def test_it_is_the_root_mean_square_distance_from_the_groups_mean():

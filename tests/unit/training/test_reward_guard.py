@@ -13,7 +13,7 @@ import torch
 
 from hyvideo.checkpoint.train_state import BEST, checkpoints_of, named_checkpoint
 from hyvideo.models.reward_models.registry import RewardContext
-from hyvideo.training.reward_guard import ROLLBACK_RATE, Look, RewardGuard
+from hyvideo.training.guard import ROLLBACK_RATE, Look, RewardGuard
 from hyvideo.training.run import Run
 from scripts.reports.run_record import read_run
 from tests.support.equal_runs import assert_identical, rows_of, tensors_of

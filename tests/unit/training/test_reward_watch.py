@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hyvideo.training.reward_watch import HALF, RewardWatch
+from hyvideo.training.guard import HALF, RewardWatch
 
 ROUNDS = 2 * HALF
 

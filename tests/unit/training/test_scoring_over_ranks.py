@@ -13,7 +13,7 @@ from hyvideo.distributed.mesh import build_mesh
 from hyvideo.models.reward_models.registry import RewardContext, RewardFailureError, Videos
 from hyvideo.models.reward_models.requested import RequestedReward
 from hyvideo.models.reward_models.rewards import WeightedReward
-from hyvideo.training.scoring_over_ranks import score_over_ranks
+from hyvideo.training.collect import score_over_ranks
 from tests.support.ranks import run_on_ranks
 from tests.support.rewards import Brightness, grey_videos
 
