@@ -10,7 +10,7 @@ import hyvideo.algorithms.grpo
 import hyvideo.algorithms.nft
 import hyvideo.evaluation.generate
 import hyvideo.planning.preflight
-import hyvideo.training.device_memory
+import hyvideo.training.failure
 import post_train
 from hyvideo.models.reward_models import clip, text_rendering, videoalign, vlm_checks
 from scripts.reports.page import _environment

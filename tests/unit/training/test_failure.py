@@ -7,7 +7,7 @@ from hyvideo.config.knobs import KNOBS
 from hyvideo.config.schema import Config
 from hyvideo.config.setting import EVERY_PHASE
 from hyvideo.observability.phase_timer import BETWEEN, PHASES
-from hyvideo.training.device_memory import out_of_memory, out_of_memory_loading, settings_that_free
+from hyvideo.training.failure import out_of_memory, out_of_memory_loading, settings_that_free
 
 
 @pytest.mark.parametrize("phase", EVERY_PHASE)
