@@ -61,7 +61,6 @@ class GRPO(Algorithm):
 
     def __init__(self, policy: Policy, optimization: Optimization, config: Config, timer: PhaseTimer) -> None:
         super().__init__(policy, optimization, config, timer)
-        self.updates_per_round = config.grpo.updates_per_rollout
         self.anchor = build_anchor(config, policy.transformer)
         self.controller = build_controller(config.kl)
         norms = policy.gradient_norms(published=config.grpo.cps_equalizer == "published")
@@ -198,9 +197,7 @@ class GRPO(Algorithm):
             position = position * float(weights.mean())
         # at the rollout's own weights it is 0, and its gradient nothing but the sampled noise
         velocity = velocity_kl(old_log_probs, old_log_probs if on_policy else log_probs)
-        divergence = position
-        if kl.use_dual_kl:
-            divergence = dual_kl(position, velocity, kl.dual_kl_moving_weight, kl.dual_kl_step_weight)
+        divergence = self.divergence(position, velocity)
         loss = policy_loss + coefficient * divergence if kl.kl_weight else policy_loss
         return loss, {
             "loss/policy": policy_loss,
@@ -213,6 +210,18 @@ class GRPO(Algorithm):
             "ratio/max_deviation": ((log_probs.detach() - recorded).exp() - 1).abs().max(),
             "replay/mean_error": ((mean.detach() - rollout.means[rows, index].to(mean)).abs() / std).max(),
         }
+
+    def divergence(self, position: Tensor, velocity: Tensor) -> Tensor:
+        """Join the terms of the trust region (paper Eq. 15), each a mean over pairs; override it to weigh them anew.
+
+        Args:
+            position: distance from the anchor, with gradient; 0 where there is no anchor.
+            velocity: step away from the rollout's policy, with gradient.
+        """
+        kl = self.config.kl
+        if not kl.use_dual_kl:
+            return position
+        return dual_kl(position, velocity, kl.dual_kl_moving_weight, kl.dual_kl_step_weight)
 
     def _choose_steps(self, trajectory: Trajectory) -> Tensor:
         """Choose the steps `[B, T]` at which this rank's videos are trained in this round."""

@@ -77,7 +77,6 @@ class NFT(Algorithm):
 
     def __init__(self, policy: Policy, optimization: Optimization, config: Config, timer: PhaseTimer) -> None:
         super().__init__(policy, optimization, config, timer)
-        self.updates_per_round = config.grpo.updates_per_rollout
         offload, transformer = config.kl.reference_mode_offload, policy.transformer
         self.anchor = copy_policy(transformer, offload=offload)
         self.base: WeightsCopy | None = None

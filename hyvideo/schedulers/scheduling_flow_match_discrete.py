@@ -18,6 +18,8 @@ from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from torch import Tensor
 
+from hyvideo.config.outside import import_function
+
 
 class StepWeights(NamedTuple):
     """All steps of one flavour: ``x_next ~ N(sample * x + velocity * v, std^2)``.
@@ -110,7 +112,11 @@ SDE_TYPES = {
     ),
     "ode": Flavour(lambda s, s_next, _eta, _: marginal_preserving(s, s_next, torch.zeros_like(s))),
 }
-"""The samplers by name; ``ode`` is just ``x - delta v``."""
+"""The samplers by name; ``ode`` is just ``x - delta v``.
+
+A sampler of the user's own has no entry. It is a function named by its import path, ``module:function``. From
+(sigma [K], sigma_next [K], eta) it returns `StepWeights`, for which `marginal_preserving` needs the variance alone.
+"""
 
 
 class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
@@ -175,7 +181,7 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         """All K steps of one flavour in float64 on the CPU.
 
         Args:
-            sde_type: A key of `SDE_TYPES`.
+            sde_type: A key of `SDE_TYPES`, or ``module:function``.
             eta: Strength of the noise, >= 0 (within [0, 1] for ``cps``, unused by ``ode``). 0 makes every step
                 deterministic.
 
@@ -208,7 +214,7 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
             sample: [B, ...] current latent of the same shape.
             index: Step number in 0..K-1 for all rows, or a LongTensor [B] with one per row; keep it on the CPU, where
                 reading it costs no device synchronisation.
-            sde_type: A key of `SDE_TYPES`.
+            sde_type: A key of `SDE_TYPES`, or ``module:function``.
             eta: Strength of the noise.
             noisy: [B] bool, the rows that take the step with noise, the others follow the ODE; None: all do.
 
@@ -247,7 +253,7 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
             next_sample: [B, ...] the very tensor that the rollout stored.
             mean: [B, ...] from `transition`.
             std: From `transition`.
-            sde_type: A key of `SDE_TYPES`.
+            sde_type: A key of `SDE_TYPES`, or ``module:function``.
 
         Raises:
             ValueError: If the flavour is unknown.
@@ -284,7 +290,7 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         much is taken for part of the video by the network, and what is left at the end is seen.
 
         Args:
-            sde_type: A key of `SDE_TYPES`.
+            sde_type: A key of `SDE_TYPES`, or ``module:function``.
             eta: Strength of the noise.
             noisy: [..., K] bool, the steps that draw noise; the others follow the ODE. None: all draw it.
 
@@ -309,11 +315,16 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
 
 
 def _known_flavour(sde_type: str) -> Flavour:
-    """Look up a flavour; an unknown name is an error that lists the valid ones."""
+    """Look up a flavour, or import one of the user's own; an unknown name is an error that lists the valid ones."""
+    if ":" in sde_type:
+        weights = import_function("sde_type", sde_type)
+        return Flavour(lambda s, s_next, eta, _: StepWeights(*weights(s, s_next, eta)))
     if sde_type not in SDE_TYPES:
         nearest = difflib.get_close_matches(sde_type, SDE_TYPES, n=1, cutoff=0.3)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-        raise ValueError(f"unknown sde_type {sde_type!r}, expected one of {', '.join(SDE_TYPES)}{hint}")
+        raise ValueError(
+            f"unknown sde_type {sde_type!r}, expected one of {', '.join(SDE_TYPES)}, or module:function{hint}"
+        )
     return SDE_TYPES[sde_type]
 
 

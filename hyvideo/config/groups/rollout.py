@@ -10,11 +10,9 @@ from hyvideo.config.setting import EVERY_PHASE, setting
 class RolloutConfig:
     """Exploration: how training videos are sampled and how much noise each denoising step adds."""
 
-    sde_type: Literal["sage_grpo", "flow_grpo", "dance_grpo", "cps"] = setting(
-        "sage_grpo", read_when="algorithm != nft"
-    )
+    sde_type: str = setting("sage_grpo", read_when="algorithm != nft")
     """Sampler. sage_grpo integrates the variance exactly (paper Eq. 5-7), flow_grpo to first order. dance_grpo has
-    constant diffusion. cps preserves the coefficients."""
+    constant diffusion. cps preserves the coefficients. module:function is one of your own."""
 
     eta: float = setting(0.5, within="(0, 100]", read_when="algorithm != nft")
     """Strength of the noise. cps takes at most 1."""

@@ -14,6 +14,7 @@ from tests.support.reward_weighted import RewardWeighted
 from tests.support.training import REPOSITORY, arguments, collect_round, training_of, weights_of
 
 PATH = "tests.support.reward_weighted:RewardWeighted"
+IDEAS = "tests.support.own_ideas"
 
 
 def test_an_algorithm_of_ones_own_trains_the_bundled_model_and_a_resumed_run_equals_an_uninterrupted_one(
@@ -86,3 +87,30 @@ def test_an_algorithm_that_miscounts_its_updates_is_told_what_its_number_means_a
     where = training.whereabouts()
     assert where.startswith("Rank 0 failed in phase 'between phases") and "resume" not in where
     assert where.endswith(", update 2. No checkpoint was saved yet.")
+
+
+def test_a_sampler_and_a_trust_region_of_ones_own_train_with_exact_replay_and_equal_pulls(
+    make_training: Callable[..., Run],
+):
+    settings = {"algorithm": f"{IDEAS}:FartherTerm", "sde_type": f"{IDEAS}:fading", "updates_per_rollout": 2}
+    training = make_training(**settings, kl_weight=0.01, max_steps=2)
+    assert training.policy.stochastic_steps().tolist() == [True, True, True, False]
+    training.train()
+    first, second = rows_of(training.folder.path)
+    assert max(first["ratio/max_deviation"], first["replay/mean_error"]) < 1e-5 < first["grad_norm"]
+    pulls = [first[f"velocity_grad/step_{step:02d}"] for step in range(3)]
+    assert max(pulls) / min(pulls) < 1.2
+    told = second["loss/policy"] + second["kl/coef"] * max(second["kl/position"], second["kl/velocity"])
+    assert second["kl/position"] > 0
+    assert second["loss/total"] == pytest.approx(told, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sde_type", "said"),
+    [("tests.support.own_ideas:missing", "sde_type: .* cannot be imported"), ("sage", "did you mean 'sage_grpo'")],
+)
+def test_a_sampler_that_is_not_there_is_refused_before_a_model_is_loaded(
+    make_training: Callable[..., Run], sde_type: str, said: str
+):
+    with pytest.raises(ValueError, match=said):
+        make_training(sde_type=sde_type)

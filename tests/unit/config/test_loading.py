@@ -119,8 +119,8 @@ def test_a_run_is_named_after_its_config_files_unless_it_has_a_name(yaml_file):
         (["--max_steps", "1e4"], "--max_steps: expected a whole number; received '1e4'"),
         (["--use_lora", "maybe"], "--use_lora: expected true or false; received 'maybe'"),
         (
-            ["--sde_type", "sage"],
-            "expected one of sage_grpo, flow_grpo, dance_grpo, cps; received 'sage', the nearest is 'sage_",
+            ["--sde_window", "slide"],
+            "expected one of all, first, sliding, per_group; received 'slide', the nearest is 'sliding'",
         ),
         (["--dtype", "float32"], "expected one of bf16, fp32; received 'float32', the nearest is 'fp32'"),
         (["--kl_target", "low"], "--kl_target: expected a number, or none; received 'low'"),

@@ -69,7 +69,7 @@ def test_the_manual_shows_every_flag_with_group_text_and_default(monkeypatch):
     for about in GROUPS.values():
         assert " ".join(about.split()) in flat
     assert "[in (0, 100]; default: 0.5]" in flat and '[default: {"VQ": 0.5, "MQ": 0.5, "TA": 1.0}]' in flat
-    assert f"{{{','.join(KNOBS['sde_type'].choices)}}}" in manual
+    assert f"{{{','.join(KNOBS['sde_window'].choices)}}}" in manual
 
 
 RANGES = {name: knob.facts.within for name, knob in KNOBS.items() if knob.facts.within}
