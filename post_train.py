@@ -48,17 +48,16 @@ def _work(config: Config, process: ExitStack) -> int:
     from transformers.utils.logging import disable_progress_bar
 
     from hyvideo.distributed.process_group import process_group
-    from hyvideo.planning.preflight import plan_on_main, preflight
+    from hyvideo.planning.preflight import preflight
     from hyvideo.training.build import open_run
     from hyvideo.training.failure import exit_status
 
     disable_progress_bar()
     run = None
     try:
-        planned = plan_on_main(config) if config.run.dry_run else None
         process.enter_context(process_group(config.parallel.collective_timeout, of_one=config.parallel.cpu_offload))
         if config.run.dry_run:
-            checked = preflight(config, planned)
+            checked = preflight(config)
             if not dist.is_initialized() or dist.get_rank() == 0:
                 print(printable(checked))
             return 0

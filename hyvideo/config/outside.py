@@ -6,7 +6,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -94,30 +94,14 @@ def import_class(setting: str, path: str, base: type[T]) -> type[T]:
     Raises:
         ValueError: it cannot be imported, or is something else.
     """
-    found = _import(setting, path, "Class")
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError, SystemExit) as error:
+        raise ValueError(
+            f"{setting}: '{path}' cannot be imported ({type(error).__name__}: {error}). Expected module:Class, with "
+            "the module's folder on PYTHONPATH."
+        ) from error
     if not (isinstance(found, type) and issubclass(found, base)):
         raise ValueError(f"{setting}: '{path}' must be a subclass of {base.__module__}.{base.__name__}.")
     return found
-
-
-def import_function(setting: str, path: str) -> Callable[..., Any]:
-    """Import the function that `setting` names as `module:function`; the module's folder is on PYTHONPATH.
-
-    Raises:
-        ValueError: it cannot be imported, or cannot be called.
-    """
-    found = _import(setting, path, "function")
-    if not callable(found):
-        raise ValueError(f"{setting}: '{path}' must be a function.")
-    return found
-
-
-def _import(setting: str, path: str, kind: str) -> Any:
-    module, _, name = path.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError, SystemExit) as error:
-        raise ValueError(
-            f"{setting}: '{path}' cannot be imported ({type(error).__name__}: {error}). Expected module:{kind}, with "
-            "the module's folder on PYTHONPATH."
-        ) from error

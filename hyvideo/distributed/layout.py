@@ -173,3 +173,9 @@ def _share(count: int, part: int, parts: int) -> range:
 def _divisors(number: int) -> str:
     """List the divisors of a number, those up to 1024."""
     return ", ".join(str(n) for n in range(1, min(number, 1024) + 1) if number % n == 0)
+
+
+def videos_together(config: Config) -> int:
+    """Return how many of a round's videos one rank denoises together (`hyvideo.training.collect`)."""
+    videos = config.grpo.batch_size * config.grpo.gradient_accumulation_steps
+    return min(config.rollout.rollout_micro_batch_size or videos, videos)

@@ -10,13 +10,12 @@ import torch
 
 from hyvideo.algorithms.algorithm import algorithm_class
 from hyvideo.config.schema import Config
-from hyvideo.distributed.layout import guidance_ranks, layout_of
+from hyvideo.distributed.layout import guidance_ranks, layout_of, videos_together
 from hyvideo.models.flops import video_tokens
 from hyvideo.planning.networks import Networks, make_vae
 from hyvideo.planning.peak_memory import PeakMemory
 from hyvideo.planning.simulation import Peaks, SimulatedCase, simulate
 from hyvideo.planning.workload import latent_shape, validation_shape, validation_videos
-from hyvideo.training.warnings_about_settings import videos_together
 
 DEPTHS = (4, 5)
 """Transformer blocks of the two simulations from which a deeper one is extrapolated. With fewer than four, no block has

@@ -25,37 +25,15 @@ from hyvideo.planning.assumptions import Assumptions
 from hyvideo.planning.plan import GIB, Plan, make_plan
 from hyvideo.planning.search import Search, misfit
 from hyvideo.planning.table import plan_table
-from hyvideo.training.build import check_weights, open_folder, read_inputs
-from hyvideo.training.checks import check_config
+from hyvideo.training.build import open_folder, read_inputs
 from hyvideo.training.code_version import CODE, code_hash
-from hyvideo.training.warnings_about_settings import warnings_about_settings
 
 SEEN_WITHIN = 10.0
 """Seconds in which a file that one rank wrote must be seen by all."""
 
 
-def plan_on_main(config: Config) -> Plan | ValueError | None:
-    """Return the plan of the run on the rank that will be the first, or what is wrong; None on all others.
-
-    Called before the ranks meet: the simulation has ranks of its own, which do not exist.
-    """
-    if os.environ.get("RANK", "0") != "0":
-        return None
-    world_size, gpu = int(os.environ.get("WORLD_SIZE", "1")), this_gpu()
-    assumptions = Assumptions(gpus_per_node=int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size))))
-    try:
-        check_weights(config)
-        check_config(config, world_size)
-        plan = make_plan(config, world_size=world_size, gpu=gpu, assumptions=assumptions)
-        if not plan.fits:
-            raise ValueError(misfit(plan, Search(config, world_size, gpu, assumptions)))
-    except ValueError as error:
-        return error
-    return plan
-
-
-def preflight(config: Config, planned: Plan | ValueError | None) -> str:
-    """Check everything that a run needs, on all of its ranks; `planned` is what `plan_on_main` returned on this one.
+def preflight(config: Config) -> str:
+    """Check everything that a run needs, on all of its ranks.
 
     Returns:
         the plan as a table, and what was checked.
@@ -64,7 +42,7 @@ def preflight(config: Config, planned: Plan | ValueError | None) -> str:
         ValueError: something is wrong on any rank; all raise it.
     """
     started = time.monotonic()
-    prompts, valid, content = read_inputs(config)
+    _, _, content, warnings = read_inputs(config)
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     require_same(_machine_facts())
     with all_or_none():
@@ -73,25 +51,28 @@ def preflight(config: Config, planned: Plan | ValueError | None) -> str:
         check_rewards(config.reward, config.model.pretrained_model_root, config.rollout.video_fps, csvs)
     folder = open_folder(config, layout_of(config, world_size).dp_size, content)
     _check_folder(folder.path)
-    plan = broadcast_from_main(lambda: _plan_or_raise(planned))
+    _check_collective()
+    plan = broadcast_from_main(lambda: _plan(config, world_size))
     keeps_best = config.reward.reward_guard is not None
     broadcast_from_main(lambda: check_space(folder, config.run, plan.checkpoint_bytes, keeps_best=keeps_best))
     with all_or_none():
         _check_host(plan)
         _check_gpu(plan)
-    _check_collective()
-    warned = "".join(f"WARNING: {warning}\n" for warning in warnings_about_settings(config, prompts, valid))
+    warned = "".join(f"WARNING: {warning}\n" for warning in warnings)
     return (
         f"{plan_table(plan)}\n{warned}"
         f"dry run: {plan.world_size} rank(s), settings, prompts, weights, run folder and free "
-        f"space are in order ({time.monotonic() - started:.0f} s after the plan); nothing was written"
+        f"space are in order ({time.monotonic() - started:.0f} s); nothing was written"
     )
 
 
-def _plan_or_raise(planned: Plan | ValueError | None) -> Plan:
-    if isinstance(planned, ValueError):
-        raise planned
-    return planned
+def _plan(config: Config, world_size: int) -> Plan:
+    """Plan the run, or raise a ValueError that says what does not fit; the main rank calls it."""
+    gpu, assumptions = this_gpu(), Assumptions(gpus_per_node=int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size))))
+    plan = make_plan(config, world_size=world_size, gpu=gpu, assumptions=assumptions)
+    if not plan.fits:
+        raise ValueError(misfit(plan, Search(config, world_size, gpu, assumptions)))
+    return plan
 
 
 def _machine_facts() -> dict[str, object]:

@@ -9,13 +9,12 @@ import torch
 from hyvideo.algorithms.algorithm import algorithm_class
 from hyvideo.config.schema import Config
 from hyvideo.config.sizes import parse_size
-from hyvideo.distributed.layout import guidance_ranks, largest_share, layout_of
+from hyvideo.distributed.layout import guidance_ranks, largest_share, layout_of, videos_together
 from hyvideo.models.flops import PassFlops, transformer_flops, vae_decode_flops, video_tokens
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import decoded_together
 from hyvideo.planning.networks import Networks, make_vae
 from hyvideo.planning.traffic import ParameterCounts, Traffic, token_traffic, weight_traffic
 from hyvideo.training.build import DTYPES
-from hyvideo.training.warnings_about_settings import videos_together
 
 
 @dataclass(frozen=True)

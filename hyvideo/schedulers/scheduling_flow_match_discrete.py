@@ -9,6 +9,7 @@ log-probability are written once for all flavours.
 """
 
 import difflib
+import importlib
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,8 +18,6 @@ import torch
 from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from torch import Tensor
-
-from hyvideo.config.outside import import_function
 
 
 class StepWeights(NamedTuple):
@@ -317,7 +316,14 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
 def _known_flavour(sde_type: str) -> Flavour:
     """Look up a flavour, or import one of the user's own; an unknown name is an error that lists the valid ones."""
     if ":" in sde_type:
-        weights = import_function("sde_type", sde_type)
+        module, _, name = sde_type.partition(":")
+        try:
+            weights = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ValueError(
+                f"sde_type: {sde_type!r} cannot be imported ({type(error).__name__}: {error}). Expected "
+                "module:function, with the module's folder on PYTHONPATH."
+            ) from error
         return Flavour(lambda s, s_next, eta, _: StepWeights(*weights(s, s_next, eta)))
     if sde_type not in SDE_TYPES:
         nearest = difflib.get_close_matches(sde_type, SDE_TYPES, n=1, cutoff=0.3)

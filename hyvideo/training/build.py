@@ -48,7 +48,7 @@ from hyvideo.observability.watchdog import Watchdog
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from hyvideo.pipelines.prompt_lengths import truncated_prompts_warning
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
-from hyvideo.training.checks import check_config, check_guidance, check_validated
+from hyvideo.training.checks import check_config, check_validated, cropped_images
 from hyvideo.training.code_version import CODE, code_version
 from hyvideo.training.collect import Rounds
 from hyvideo.training.guard import ReplayWatch, RewardGuard
@@ -57,7 +57,6 @@ from hyvideo.training.performance import Performance
 from hyvideo.training.run import Run
 from hyvideo.training.state import CONTENT, RunState, changed_settings
 from hyvideo.training.validation import Validation
-from hyvideo.training.warnings_about_settings import warnings_about_settings
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -73,7 +72,7 @@ def open_run(config: Config, report: Callable[[Path], None] | None = None) -> Ru
             different ones; all ranks raise it, and nothing was written.
         OSError: the run folder cannot be written.
     """
-    prompts, valid, content = read_inputs(config)
+    prompts, valid, content, warnings = read_inputs(config)
     # With its index: rewards run in threads, and a new thread's current GPU is the first.
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     mesh = mesh_of(config, device.type)
@@ -105,7 +104,7 @@ def open_run(config: Config, report: Callable[[Path], None] | None = None) -> Ru
         journal.console.info(f"judge {judge.describe()}")
     if mesh.is_main:
         cut = truncated_prompts_warning(policy.pipeline, [*prompts, *valid])
-        for warning in filter(None, [*warnings_about_settings(config, prompts, valid), cut, not_judged]):
+        for warning in filter(None, [*warnings, cut, not_judged]):
             journal.console.warning(warning)
     validation = _build_validation(config, policy, valid, reward, judge, mesh)
     return Run(
@@ -150,7 +149,7 @@ def check_weights(config: Config) -> None:
     check_layout(config.model.pretrained_model_root, config.model.pretrained_transformer_version, with_reward=there)
 
 
-def read_inputs(config: Config) -> tuple[list[Prompt], list[Prompt], dict[str, str]]:
+def read_inputs(config: Config) -> tuple[list[Prompt], list[Prompt], dict[str, str], list[str]]:
     """Check the configuration and the model's files, and read the prompts for training and validation.
 
     Returns:
@@ -164,7 +163,7 @@ def read_inputs(config: Config) -> tuple[list[Prompt], list[Prompt], dict[str, s
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     with all_or_none():
         check_weights(config)
-        check_config(config, world_size)
+        warnings = check_config(config, world_size)
         algorithm_class(config.grpo.algorithm)
         check_trackers(config.run.trackers)
         root_of_images = config.data.image_root
@@ -177,9 +176,9 @@ def read_inputs(config: Config) -> tuple[list[Prompt], list[Prompt], dict[str, s
             check_task(rows, task)
             check_images(rows[rank::world_size])  # decoding a million takes hours
         check_validated(config, valid)
-        check_guidance(config)
+        warnings += cropped_images(config, prompts, valid)
     require_same(settings_of(config) | content)
-    return prompts, valid, content
+    return prompts, valid, content, warnings
 
 
 def open_folder(config: Config, dp_size: int, content: Mapping[str, str]) -> RunFolder:

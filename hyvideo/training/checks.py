@@ -1,18 +1,29 @@
-"""Rules across settings, checked before any model is loaded. They ask the code that will run with the settings."""
+"""The one check of a run's settings, before any model is loaded: what cannot work, and what is probably not meant.
 
+It asks the code that will run with the settings instead of repeating what that knows.
+"""
+
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import torch
 
 from hyvideo.algorithms.algorithm import algorithm_class
-from hyvideo.config.knobs import KNOBS, nearest, out_of_range
-from hyvideo.config.schema import Config, RewardConfig
+from hyvideo.algorithms.grpo import lambda_bounds
+from hyvideo.algorithms.policy import rollout_scheduler
+from hyvideo.config.knobs import KNOBS, nearest, out_of_range, unmet_condition, value_of
+from hyvideo.config.schema import Config, KLConfig, OptimizerConfig, RewardConfig, RolloutConfig
 from hyvideo.config.sizes import parse_size
+from hyvideo.data.images import share_kept
 from hyvideo.data.prompts import Prompt
 from hyvideo.data.videos import MAX_VIDEO_BYTES
 from hyvideo.distributed.layout import layout_of
+from hyvideo.grpo.sde_window import noisy_steps
 from hyvideo.grpo.timesteps import check_updates
 from hyvideo.models.lora_keys import modules_of_original
 from hyvideo.models.model_folder import is_diffusers_layout
@@ -29,54 +40,111 @@ _FEWEST_COMPARED = 8
 """Validation videos that a guard needs to tell a fall from chance."""
 _WAITING = ("reward_batch_size", "remote_reward_in_flight", "remote_reward_timeout", "remote_reward_retries")
 
+LEAST_KEPT = 0.75
+"""Share of a first frame that cropping should leave: from 4:3 to 16:9 it is just that."""
 
-def check_config(
-    cfg: Config, world_size: int, vae_spatial: int = 16, vae_temporal: int = 4, *, files: bool = True
-) -> None:
-    """Refuse a configuration that could not run, or whose settings contradict each other.
+MOST_NOISE_LEFT = 0.12
+"""Standard deviation of the noise that finished latents of unit spread should hold at most; the paper's leave 0.08."""
+
+MOST_EXCESS_NOISE = 1.15
+"""How many times the schedule's noise the latents should hold at most on the way; the paper's sampler holds 1.11."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with a run's settings.
+
+    Attributes:
+        text: setting, expected, received, and what to do.
+        severity: an `error` stops the start; a `warning` is valid, but probably not meant.
+    """
+
+    text: str
+    severity: Literal["error", "warning"] = "error"
+
+
+def check(
+    config: Config, world_size: int, vae_spatial: int = 16, vae_temporal: int = 4, *, files: bool = True
+) -> list[Problem]:
+    """Look for settings that could not run, or contradict each other; without such, for those that are hardly meant.
 
     Args:
-        cfg: the configuration.
+        config: the configuration.
         world_size: number of ranks.
         vae_spatial: pixels per latent element, in height and width.
         vae_temporal: frames per latent frame, after the first.
-        files: whether the prompts, and a checkpoint to resume, must be there.
+        files: whether the prompts, the model's files and a checkpoint to resume must be there.
 
-    Raises:
-        ValueError: lists every violated rule with its numbers and how to fix it.
     """
-    problems = [
-        *out_of_range(cfg),
-        *_refusals(cfg, _LAYOUT, lambda: layout_of(cfg, world_size)),
-        *_sharding_problems(cfg, world_size),
-        *_refusals(cfg, _STEPS, lambda: _check_steps(cfg)),
-        *_video_problems(cfg, vae_spatial, vae_temporal),
-        *_rollout_problems(cfg),
-        *_objective_problems(cfg),
-        *_waiting_problems(cfg, world_size),
-        *_guard_problems(cfg),
-        *(_file_problems(cfg) if files else ()),
-        *_model_problems(cfg),
-        *_run_problems(cfg),
+    errors = [
+        *out_of_range(config),
+        *_refusals(config, _LAYOUT, lambda: layout_of(config, world_size)),
+        *_sharding_problems(config, world_size),
+        *_refusals(config, _STEPS, lambda: _check_steps(config)),
+        *_video_problems(config, vae_spatial, vae_temporal),
+        *_rollout_problems(config),
+        *_objective_problems(config),
+        *_waiting_problems(config, world_size),
+        *_guard_problems(config),
+        *(_file_problems(config) if files else ()),
+        *(_guidance_problems(config) if files else ()),
+        *_model_problems(config),
+        *_run_problems(config),
     ]
-    if problems:
-        listed = "\n".join(f"  - {problem}" for problem in problems)
-        raise ValueError(f"the configuration cannot run on {world_size} rank(s):\n{listed}")
+    if errors or not files:
+        return [Problem(error) for error in errors]
+    return [Problem(warning, "warning") for warning in hardly_meant(config)]
 
 
-def check_guidance(config: Config) -> None:
-    """Refuse guidance for a distilled version, which has it in its weights already.
+def check_config(
+    config: Config, world_size: int, vae_spatial: int = 16, vae_temporal: int = 4, *, files: bool = True
+) -> list[str]:
+    """Refuse a configuration that has an error; return its warnings. The arguments are those of `check`.
 
     Raises:
-        ValueError: `cfg_scale` is above 1, or the model's files do not say how it is sampled.
+        ValueError: lists every error with its numbers and how to fix it.
     """
-    model, known = config.model, known_sampling(config)
-    distilled = known and known["guidance_scale"] == 1 and not is_diffusers_layout(Path(model.pretrained_model_root))
-    if distilled and config.rollout.cfg_scale > 1:
-        raise ValueError(
+    problems = check(config, world_size, vae_spatial, vae_temporal, files=files)
+    if errors := [problem.text for problem in problems if problem.severity == "error"]:
+        listed = "\n".join(f"  - {error}" for error in errors)
+        raise ValueError(f"the configuration cannot run on {world_size} rank(s):\n{listed}")
+    return [problem.text for problem in problems]
+
+
+def cropped_images(config: Config, prompts: Sequence[Prompt], valid: Sequence[Prompt]) -> list[str]:
+    """Warn of first frames, for training or validation, of which cropping leaves little."""
+    return [
+        *_cropped("rollout_size", config.rollout.rollout_size, prompts),
+        *_cropped("validation_fixed_size", config.validation.validation_fixed_size, valid),
+    ]
+
+
+def _guidance_problems(config: Config) -> Iterator[str]:
+    """Guidance for a distilled version, which has it in its weights already."""
+    model = config.model
+    if config.rollout.cfg_scale == 1 or is_diffusers_layout(Path(model.pretrained_model_root)):
+        return
+    try:
+        distilled = (known_sampling(config) or {}).get("guidance_scale") == 1
+    except ValueError as error:
+        yield str(error)
+        return
+    if distilled:
+        yield (
             f"cfg_scale is {config.rollout.cfg_scale:g}, but {model.pretrained_transformer_version} is distilled: its "
             "guidance is in its weights, and more of it spoils its videos. Set cfg_scale to 1."
         )
+
+
+def hardly_meant(config: Config) -> Iterator[str]:
+    """Yield what is valid, but probably not meant, in settings without an error."""
+    known = known_sampling(config)
+    yield from _weights(config)
+    yield from _sampling(config, known)
+    if algorithm_class(config.grpo.algorithm).needs == "transitions":
+        yield from _noise_left(config, known)
+    yield from _lambda(config.kl)
+    yield from unread_settings(config)
 
 
 def check_validated(config: Config, prompts: Sequence[Prompt], judge: WeightedReward | None = None) -> None:
@@ -110,9 +178,9 @@ def check_validated(config: Config, prompts: Sequence[Prompt], judge: WeightedRe
 
 
 def known_sampling(config: Config) -> Mapping[str, Any] | None:
-    """Return how the model is meant to be sampled; None for a diffusers folder that does not say it outright."""
+    """Return how the model is meant to be sampled; None without a folder, or where it does not say it."""
     root = Path(config.model.pretrained_model_root)
-    if is_diffusers_layout(root) and not (root / FILE).is_file():
+    if not root.is_dir() or (is_diffusers_layout(root) and not (root / FILE).is_file()):
         return None
     return sampling_defaults(root, config.model.pretrained_transformer_version)
 
@@ -322,3 +390,127 @@ def _run_problems(cfg: Config) -> Iterator[str]:
         yield f"run_name must be one folder name without slashes; received {name!r}"
     if cfg.run.output_dir == "":
         yield "output_dir is empty: give a folder, or leave it out for outputs/<run_name>-<time>"
+
+
+def unread_settings(config: Config) -> Iterator[str]:
+    """Settings that were changed, though another one keeps them from being read."""
+    unread: dict[str, list[str]] = {}
+    for name, knob in KNOBS.items():
+        if (value := value_of(config, name)) != knob.default and (condition := unmet_condition(config, knob)):
+            unread.setdefault(condition, []).append(f"{name} {value}")
+    for condition, changed in unread.items():
+        yield f"nothing reads {', '.join(changed)}: only runs with {condition} do."
+
+
+def _weights(config: Config) -> Iterator[str]:
+    """Learning rates whose steps are rounded away, or hardly move an adapter."""
+    model, rate = config.model, config.optimizer.learning_rate
+    if model.master_weight_type == "bf16" and not model.use_lora:
+        yield (
+            f"master_weight_type is bf16 and all weights are trained at learning_rate {rate:g}: most updates are "
+            "rounded away (60 equal ones at 1e-5 changed 2 % of a matrix with Muon, 16 % with AdamW, in fp32 all of "
+            "it). Use fp32 with more ranks or cpu_offload, or use_lora, whose weights are fp32 always."
+        )
+    if model.use_lora and rate <= OptimizerConfig.learning_rate:  # the default
+        yield (
+            f"use_lora is true at learning_rate {rate:g}, the rate of full fine-tuning, at which an adapter hardly "
+            "learns: add configs/lora.yaml to --config, or set a rate about ten times as high."
+        )
+
+
+def _sampling(config: Config, known: Mapping[str, Any] | None) -> Iterator[str]:
+    """Settings that differ from how the model is meant to be sampled."""
+    if known is None:
+        return
+    pairs = [("cfg_scale", config.rollout.cfg_scale, known["guidance_scale"])]
+    pairs += [("infer_flow_shift_video", config.rollout.infer_flow_shift_video, known["shift"])]
+    if config.data.valid_video_csv and config.validation.is_on:
+        pairs += [("validation_timestep_shift", config.validation.validation_timestep_shift, known["shift"])]
+    differing = [f"{name} is {ours:g}, the model's is {theirs:g}" for name, ours, theirs in pairs if ours != theirs]
+    if differing:
+        yield f"the model is meant to be sampled otherwise: {'; '.join(differing)}."
+
+
+def noise_left(rollout: RolloutConfig) -> tuple[float, float]:
+    """Return how much noise rollouts hold beyond the schedule, were the velocity exact.
+
+    Returns:
+        The most on the way, as a multiple of the schedule's, and the standard deviation in the finished latents; of all
+        places where a window of noisy steps can stand, the worst.
+    """
+    scheduler = rollout_scheduler(rollout)
+    flavour = {"sde_type": rollout.sde_type, "eta": rollout.eta}
+    stochastic = scheduler.trained_steps(**flavour)
+    moves = rollout.sde_window in ("sliding", "per_group")
+    windows = [
+        noisy_steps(
+            stochastic,
+            "sliding" if moves else rollout.sde_window,
+            rollout.sde_window_size,
+            num_samples=1,
+            num_generations=1,
+            round_index=place,
+            interval=1,
+            generator=torch.Generator(),
+        )
+        for place in range(int(stochastic.sum()) - rollout.sde_window_size + 1 if moves else 1)
+    ]
+    left = scheduler.noise_left(**flavour, noisy=torch.cat(windows))
+    excess = left[:, :-1] / scheduler.sigmas[1:-1]
+    return float(excess.max()) if excess.numel() else 1.0, float(left[:, -1].max())
+
+
+def _noise_left(config: Config, known: Mapping[str, Any] | None) -> Iterator[str]:
+    """A sampler that leaves its videos noisier than any that the model has learnt from."""
+    rollout, most = config.rollout, (MOST_EXCESS_NOISE, MOST_NOISE_LEFT)
+    if known:  # the paper trains with 20 of its model's 50 steps: the same share of these
+        steps = math.ceil(0.4 * known["num_inference_steps"])
+        papers = RolloutConfig(grpo_sampling_steps=steps, infer_flow_shift_video=known["shift"])
+        most = tuple(map(max, most, noise_left(papers)))
+    excess, left = noise_left(rollout)
+    if is_usual_noise(excess, left, most):
+        return
+    steps = rollout.grpo_sampling_steps
+    cures = {
+        "eta": [rollout.eta * tenths / 10 for tenths in range(9, 0, -1)],
+        "grpo_sampling_steps": range(steps, 4 * steps),
+    }
+    mended = []
+    for name, values in cures.items():
+        cured = (value for value in values if is_usual_noise(*noise_left(replace(rollout, **{name: value})), most))
+        mended += [f"{name} {value:g}" for value in itertools.islice(cured, 1)]
+    yield (
+        f"{rollout.sde_type} with eta {rollout.eta:g} and {steps} steps leaves noise of standard deviation {left:.2f} "
+        f"in the finished latents (usual is at most {most[1]:.2f}), and on the way up to {excess:.2f} times the "
+        f"schedule's noise (at most {most[0]:.2f}). The network takes it for a part of the video, so scores "
+        f"fall: see rollout/ode_gap. One of these would be enough: {', '.join([*mended, 'sde_type cps'])}."
+    )
+
+
+def is_usual_noise(excess: float, left: float, most: Sequence[float] = (MOST_EXCESS_NOISE, MOST_NOISE_LEFT)) -> bool:
+    """Whether rollouts hold about as little noise, as `noise_left` measures it, as those of the paper."""
+    return excess <= most[0] and left <= most[1]
+
+
+def _lambda(kl: KLConfig) -> Iterator[str]:
+    """Values of lambda that its ceiling does not allow."""
+    if kl.kl_weight == 0 or kl.kl_schedule == "fixed":
+        return
+    lowest, first = lambda_bounds(kl)
+    pairs = [("kl_min_coef", kl.kl_min_coef, lowest), ("kl_coef", first if kl.kl_coef is None else kl.kl_coef, first)]
+    for name, given, taken in pairs:
+        if given != taken:
+            yield f"{name} is {given:g}, but kl_weight {kl.kl_weight:g} with {kl.kl_schedule} allows {taken:g}."
+
+
+def _cropped(name: str, size: str, prompts: Sequence[Prompt]) -> Iterator[str]:
+    """First frames of which cropping to the one size of all videos leaves little."""
+    paths = dict.fromkeys(prompt.ref_image_path for prompt in prompts if prompt.ref_image_path)
+    kept = {path: share_kept(path, parse_size(size)) for path in paths}
+    if few := [path for path in kept if kept[path] < LEAST_KEPT]:
+        worst = min(few, key=kept.get)
+        yield (
+            f"{len(few)} of {len(kept)} first frames keep less than {LEAST_KEPT:.0%} of their area when they are "
+            f"cropped to {name} {size}, the least {kept[worst]:.0%} of '{worst}': all videos of a run have one size. "
+            "Choose images, or a size, of one aspect ratio."
+        )

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.stats import t as student
 
 from hyvideo.config.schema import Config
-from hyvideo.training.warnings_about_settings import videos_together
+from hyvideo.distributed.layout import videos_together
 
 Action = Literal["warn", "stop", "rollback"]
 

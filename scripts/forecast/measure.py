@@ -29,9 +29,9 @@ from hyvideo.data.prompts import Prompt
 from hyvideo.distributed.collectives import average_gradients, whole
 from hyvideo.evaluation.intervals import Interval
 from hyvideo.grpo.advantages import groups_without_spread
+from hyvideo.training.checks import is_usual_noise, noise_left
 from hyvideo.training.collect import collect, gain_over
 from hyvideo.training.run import Run
-from hyvideo.training.warnings_about_settings import is_usual_noise, noise_left
 
 Gradient = dict[str, Tensor]
 """Gradient of every trained parameter by name, sharded as the parameter is."""

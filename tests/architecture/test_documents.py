@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from hyvideo.config.loading import load_config
-from hyvideo.training.checks import check_config
-from hyvideo.training.warnings_about_settings import unread_settings
+from hyvideo.training.checks import check_config, unread_settings
 
 ROOT = Path(__file__).parents[2]
 PROGRAM_FOLDERS = ("assets/", "benchmarks/", "configs/", "docs/", "hyvideo/", "scripts/", "tests/")

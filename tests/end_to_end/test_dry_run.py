@@ -13,7 +13,7 @@ from hyvideo.config.schema import RunConfig
 from hyvideo.distributed.gpus import Gpu
 from hyvideo.models.reward_models.remote.server import create_app
 from hyvideo.planning import preflight as module
-from hyvideo.planning.preflight import check_space, plan_on_main, preflight
+from hyvideo.planning.preflight import check_space, preflight
 from hyvideo.training.run import Run
 from tests.support.command_line import CommandLine
 from tests.support.reward_server import serving
@@ -25,10 +25,10 @@ from tests.support.training import PROMPTS, arguments, write_prompts
 def dry_run(tiny_root: Path, prompts_csv: Path, tmp_path: Path) -> Callable[..., str]:
     """Check a run of the tiny model in this process; keywords are settings."""
 
-    def check(*, planned: bool = False, **settings: object) -> str:
-        """Return what is printed; without a plan only what is wrong before it."""
+    def check(**settings: object) -> str:
+        """Return what is printed."""
         config = load_config(arguments(tiny_root, prompts_csv, tmp_path / "run", **settings))
-        return preflight(config, plan_on_main(config) if planned else None)
+        return preflight(config)
 
     return check
 
@@ -76,7 +76,7 @@ def test_a_reward_server_is_asked_as_the_run_will(dry_run, monkeypatch):
     monkeypatch.delenv("REWARD_TOKEN", raising=False)
     with serving(create_app({"brightness": Brightness()}, video_fps=12)) as url:
         settings = {"reward_model": "brightness", "remote_reward_url": url, "reward_weights": '{"brightness": 1.0}'}
-        assert "in order" in dry_run(planned=True, video_fps=12, **settings)
+        assert "in order" in dry_run(video_fps=12, **settings)
         with pytest.raises(ValueError, match=r"video_fps is 24, but .* 12\.0"):
             dry_run(**settings)
         with pytest.raises(ValueError, match="brightness has no metric contrast"):
@@ -137,11 +137,11 @@ def test_as_many_checkpoints_must_find_room_as_the_run_has_at_one_time(tmp_path,
 def test_a_machine_without_the_host_memory_is_refused(dry_run, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000000")
     with pytest.raises(ValueError, match=r"GiB of host memory, but 1000000 process\(es\) need .* while they train"):
-        dry_run(planned=True)
+        dry_run()
 
 
 def test_a_plan_that_does_not_fit_this_gpu_ends_it(dry_run, monkeypatch):
     monkeypatch.setattr(module, "this_gpu", lambda: Gpu("small", 1.0, 1, 1))
     monkeypatch.setattr(module, "misfit", lambda plan, search: f"{plan.gpu.name} has {plan.gpu.memory:g}")
     with pytest.raises(ValueError, match="small has 1"):
-        dry_run(planned=True)
+        dry_run()
