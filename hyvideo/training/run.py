@@ -60,7 +60,7 @@ class Run:
     def __post_init__(self) -> None:
         self._stop, self._stopped_by = StopSignal(), None
         self._saved_at: int | None = None
-        self._begin_round()
+        self._first_step, self._compared = self.state.step, {}
 
     def train(self) -> str | None:
         """Train to the end, or until a signal asks to stop.

@@ -18,7 +18,6 @@ ELSEWHERE = {
     r"\./download_weights.sh$": "needs the network; tests/unit/launchers/test_download_weights.py runs it without",
     r"\./download_weights.sh --verify": "needs downloaded weights",
     r"python -m scripts.check_weights --model_path ckpts": "needs downloaded weights",
-    r"python -m scripts.paper\.": "hours; tests/unit/paper has what they draw",
     ".*configs/sage_8gpu.yaml --train_video_csv": "needs 8 GPUs and downloaded weights",
     r"(REWARD_TOKEN=secret )?\./run_post_train.sh --train_video_csv": "needs 8 GPUs and downloaded weights",
     ".*videoalign_local": "needs downloaded weights",

@@ -65,9 +65,9 @@ def place(tiny_root: Path, original_root: Path, tmp_path: Path, monkeypatch: pyt
     write_prompts(Path("images.csv"), images=True)
     Path("given.yaml").write_text("eta: 0.3\n")
     begin_save(Path("saved"), 5, {"policy": {}}, {}).finish()
-    for step, said in ((6, {"format": EVIL}), (7, {"lora": None, "trained": [EVIL]})):
-        facts = begin_save(Path("saved"), step, {"policy": {}}, {}).finish() / "facts.json"
-        facts.write_text(json.dumps({**json.loads(facts.read_text()), **said}))
+    facts = begin_save(Path("saved"), 6, {"policy": {}}, {}).finish() / "facts.json"
+    facts.write_text(json.dumps({**json.loads(facts.read_text()), "format": EVIL}))
+    begin_save(Path("saved"), 7, {"policy": {}}, {"lora": None, "trained": [EVIL]}).finish()
     Path("evil.csv").write_text(f"text{EVIL},other\na,b\n")
     Path("evil.yaml").write_text('"eta\\e]0;owned\\a": 1\n')
     Path("lora").mkdir()

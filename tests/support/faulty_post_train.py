@@ -22,7 +22,7 @@ from hyvideo.checkpoint.train_state import PendingSave
 from hyvideo.distributed.collectives import local_shard
 from hyvideo.models.reward_models.remote.client import RemoteReward
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
-from hyvideo.training import assembly
+from hyvideo.training import build
 
 Call = Callable[..., Any]
 
@@ -84,7 +84,7 @@ ONCE: dict[str, tuple[Any, str, Call]] = {
     "a weight is NaN": (GRPO, "update", lose_a_weight),
     "the encoder raises": (HunyuanVideoGRPOPipeline, "_encode_text", fail(RuntimeError("index out of range"))),
     "the decoder runs out of memory": (HunyuanVideoGRPOPipeline, "decode", fail(OUT_OF_MEMORY)),
-    "it is stopped while it loads": (assembly, "load_pipeline", signal_itself(signal.SIGSTOP)),
+    "it is stopped while it loads": (build, "load_pipeline", signal_itself(signal.SIGSTOP)),
     "it is killed while it writes tensors": (HuggingFaceStorageWriter, "write_data", signal_itself(signal.SIGKILL)),
     "it is killed while it reads files back": (manifest, "_record", signal_itself(signal.SIGKILL)),
     "it is killed before the checkpoint is in its place": (PendingSave, "_publish", signal_itself(signal.SIGKILL)),
