@@ -9,7 +9,6 @@ from hyvideo.config.flags import RENAMED
 from hyvideo.config.knobs import KNOBS
 from hyvideo.grpo.kl_controller import Schedule
 from hyvideo.grpo.sde_window import Placement
-from hyvideo.schedulers.scheduling_flow_match_discrete import SDE_TYPES
 
 FROZEN = Path(__file__).parent / "flags.txt"
 
@@ -32,7 +31,6 @@ def test_every_new_flag_is_on_the_list():
 @pytest.mark.parametrize(
     ("name", "known"),
     [
-        ("sde_type", {*SDE_TYPES} - {"ode"}),
         ("kl_schedule", {*get_args(Schedule)}),
         ("sde_window", {*get_args(Placement)}),
     ],

@@ -104,7 +104,7 @@ def test_the_seed_decides_prompts_noisy_steps_and_trained_steps_anew_each_round(
     for seed in (42, 43):
         training = make_training(train_video_csv=csv, seed=seed)
         chosen += [steps_of(compared.updates[0], 4) for compared in rounds_of(training, 2)]
-        orders.append([training.rounds.next().videos for _ in range(25)])
+        orders.append([training.rounds.next().prompt_indices for _ in range(25)])
         windowed = make_training(train_video_csv=csv, seed=seed, sde_window="per_group", sde_window_size=1)
         noisy += [windowed.algorithm.noisy_steps(index, 4) for index in range(2)]
     assert orders[0] != orders[1]
