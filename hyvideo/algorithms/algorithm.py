@@ -160,7 +160,6 @@ class Algorithm(ABC):
             num_videos,
             permute=grpo.enable_timestep_permutation,
             generator=generator_for(self.config.run.seed, "timesteps", trajectory.round),
-            spread=grpo.timestep_stride,
         )
         return steps[trajectory.positions]
 

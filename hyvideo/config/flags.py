@@ -40,6 +40,8 @@ WITHOUT_EFFECT = {
     "num_workers": "prompts are read at once, and need no workers",
     "prefetch_factor": "prompts are read at once, and need no workers",
     "warmup_steps": "the reference takes it and warms nothing up; --lr_warmup_steps does",
+    "lora_dropout": "adapters have no dropout, which would change the replayed log-probabilities",
+    "reward_checkpoint_mode": "v3 is the only one",
     "i2v_prob": _SUPERVISED,
     "train_timestep_shift": f"{_SUPERVISED}; rollouts follow --infer_flow_shift_video",
     "flow_snr_type": _SUPERVISED,

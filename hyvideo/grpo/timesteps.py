@@ -35,7 +35,6 @@ def select_timesteps(
     *,
     permute: bool,
     generator: torch.Generator,
-    spread: bool = False,
 ) -> Tensor:
     """Choose for every sample the ``T = max(1, floor(fraction * trained))`` steps to train, in their order of use.
 
@@ -47,8 +46,6 @@ def select_timesteps(
         permute: True: each sample draws its own permutation and keeps the first T, so that an update or micro-batch
             mixes noise levels. False: all samples use the T noisiest steps in the order of denoising.
         generator: CPU generator; equal seeds give equal choices. Ranks that share a video must share it.
-        spread: Keep T evenly spaced steps, the same for every sample, instead (``timestep_stride``); ``permute`` then
-            decides only their order.
 
     Returns:
         [N, T] long on the CPU; each row has distinct steps.
@@ -60,9 +57,6 @@ def select_timesteps(
         >>> select_timesteps(mask, 0.5, num_samples=2, permute=True, generator=generator)  # 8 trained steps
         tensor([[5, 2, 7, 0],
                 [1, 6, 3, 4]])
-        >>> select_timesteps(mask, 0.5, num_samples=2, permute=False, generator=generator, spread=True)
-        tensor([[0, 2, 4, 6],
-                [0, 2, 4, 6]])
     """
     if not 0 < fraction <= 1:
         raise ValueError(f"timestep_fraction must lie in (0, 1], got {fraction}")
@@ -74,8 +68,6 @@ def select_timesteps(
         )
     trained = mask.nonzero()[:, 1].reshape(num_samples, -1)
     count = num_kept(fraction, trained.shape[1])
-    if spread:
-        trained = trained[:, torch.arange(count) * trained.shape[1] // count]
     if not permute:
         return trained[:, :count]
     return torch.stack([row[torch.randperm(len(row), generator=generator)[:count]] for row in trained])

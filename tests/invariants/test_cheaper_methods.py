@@ -21,7 +21,6 @@ VARIANTS = {
     "sliding": {"sde_window": "sliding", "sde_window_size": 2, "sde_window_interval": 1},
     "one step per group": {"sde_window": "per_group", "sde_window_size": 1, "use_same_noise": True},
     "half of the steps": {"timestep_fraction": 0.5},
-    "stride": {"timestep_stride": True, "timestep_fraction": 0.5},
 }
 
 

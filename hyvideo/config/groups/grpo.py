@@ -45,11 +45,8 @@ class GrpoConfig:
     timestep_fraction: float = setting(1.0, within="(0, 1]")
     """Share of the noisy steps that are trained, rounded down; with nft of all steps."""
 
-    timestep_stride: bool = False
-    """Train evenly spaced steps, the same for all videos, instead of random ones."""
-
     enable_timestep_permutation: bool = True
-    """Train steps in random order. Otherwise a timestep_fraction without timestep_stride keeps the noisiest."""
+    """Train steps in random order. Otherwise a timestep_fraction keeps the noisiest."""
 
     use_grad_balancing: bool = setting(True, read_when="algorithm != nft")
     """Temporal gradient equalizer (paper Eq. 8-9): all steps' gradients get the same scale."""

@@ -38,9 +38,6 @@ class ModelConfig:
     lora_alpha: int = setting(16, within="[1, inf)", read_when="use_lora = true")
     """The adapters' output is multiplied by lora_alpha / lora_r."""
 
-    lora_dropout: float = setting(0.0, within="[0, 0]")
-    """Must be 0, because dropout would change the replayed log-probabilities."""
-
     lora_target_modules: list[str] = setting(_ATTENTION + _FEED_FORWARD, read_when="use_lora = true")
     """The linear layers that get an adapter, by the end of their path, here or in the original layout."""
 

@@ -41,9 +41,6 @@ class RewardConfig:
     reward_checkpoint_path: str | None = None
     """Weights of reward_model. None looks for VideoReward below pretrained_model_root."""
 
-    reward_checkpoint_mode: Literal["v3"] = "v3"
-    """Only v3 exists. The flag is kept for scripts that pass it."""
-
     reward_io: Literal["file", "memory"] = "file"
     """Rewards on video files read an mp4, as the published scorer does, or frames in memory."""
 

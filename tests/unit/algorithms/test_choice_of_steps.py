@@ -114,11 +114,6 @@ def test_the_seed_decides_prompts_noisy_steps_and_trained_steps_anew_each_round(
     assert steps_of(compared.updates[0], 4).tolist() == [[0, 1, 2, 3]] * 4
 
 
-def test_with_a_stride_every_video_is_trained_at_the_same_evenly_spaced_steps(make_training: Callable[..., Run]):
-    (compared,) = rounds_of(make_training(timestep_stride=True, timestep_fraction=0.5), 1)
-    assert [sorted(row) for row in steps_of(compared.updates[0], 4).tolist()] == [[0, 2]] * 4
-
-
 def test_an_update_takes_as_much_of_each_group_that_a_rank_has_a_part_of(make_training: Callable[..., Run]):
     """The first of two ranks has half of both groups: its videos 0 to 3, and 4 to 7."""
     training = make_training(gradient_accumulation_steps=2, updates_per_rollout=3)

@@ -24,11 +24,11 @@ timestep_fraction 1.0; updates_per_rollout 1; mini_batch_size_per_update 1; use_
 enable_timestep_permutation true; use_grad_balancing true; sde_type sage_grpo; kl_weight 1e-05; kl_min_coef 1e-07;
 kl_warmup_updates 100; kl_target none; kl_schedule two_stage; kl_compute_mode rollout_phase; use_moving_KL true;
 use_dual_kl true; dual_kl_moving_weight 1.0; dual_kl_step_weight 0.1; update_ref_model_step 10;
-reward_model videoalign_local; reward_weights {"VQ": 0.5, "MQ": 0.5, "TA": 1.0}; reward_checkpoint_mode v3;
+reward_model videoalign_local; reward_weights {"VQ": 0.5, "MQ": 0.5, "TA": 1.0};
 remote_reward_url none; train_video_csv empty; valid_video_csv empty; save_interval 100; log_interval 1;
 validation_interval 100; validate_at_step0 false; validate_video_length 81; validation_fixed_size 480x864;
 validation_num_inference_steps 40; validation_timestep_shift 5.0; validation_global_seed 930;
-resume_from_checkpoint none; use_lora false; lora_r 8; lora_alpha 16; lora_dropout 0.0; pretrained_lora_path none
+resume_from_checkpoint none; use_lora false; lora_r 8; lora_alpha 16; pretrained_lora_path none
 """.split(";")
 )
 """Setting -> its default, as one would type it."""
@@ -140,7 +140,6 @@ def test_two_configurations_share_no_list():
         ["--train_video_csv", "other.csv"],
         ["--use_lora"],
         ["--sde_window", "sliding"],
-        ["--timestep_stride"],
     ],
 )
 def test_what_decides_the_result_is_a_deciding_field(argv):

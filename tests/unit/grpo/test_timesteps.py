@@ -49,15 +49,6 @@ def test_equal_seeds_choose_equally_and_different_seeds_differently():
     assert not torch.equal(chosen[0], chosen[2])
 
 
-@pytest.mark.parametrize(("fraction", "kept"), [(0.5, [0, 2, 4, 6]), (1 / 3, [0, 3, 6]), (1.0, [*range(9)])])
-def test_a_stride_spreads_the_kept_steps_over_all_and_is_the_same_for_all_samples(fraction, kept):
-    steps = select_timesteps(CPS_MASK, fraction, 3, permute=False, generator=seeded(), spread=True)
-    assert steps.tolist() == [kept] * 3
-    permuted = select_timesteps(CPS_MASK, fraction, 30, permute=True, generator=seeded(), spread=True)
-    assert permuted.sort(dim=1).values.tolist() == [kept] * 30
-    assert len({tuple(row) for row in permuted.tolist()}) > 5 or len(kept) == 1
-
-
 def test_samples_may_have_steps_of_their_own():
     masks = torch.tensor([[True, True, False, False], [False, False, True, True]])
     steps = select_timesteps(masks, 1.0, 2, permute=False, generator=seeded())
