@@ -220,7 +220,7 @@ def test_a_run_that_goes_back_names_no_best_checkpoint_of_the_future_that_it_aba
     assert named_checkpoint(checkpoints / BEST).name == "step_2"
     shutil.rmtree(checkpoints / "step_0")  # the best one until step 2, which may be pruned since
     again = guarded("run", **settings, resume_from_checkpoint=checkpoints / "step_1")
-    with again.run.under_way():
+    with again.session():
         assert not (checkpoints / BEST).exists()
 
 
