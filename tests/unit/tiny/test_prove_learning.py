@@ -18,7 +18,7 @@ def test_a_run_that_is_killed_while_it_saves_the_bases_videos_samples_them_again
     scores = Scores({"VQ": torch.ones(1)}, torch.ones(1), {"VQ": 1.0})
     sampled = Sampled(range(1), torch.zeros(1, 1, 2, 2, 3, dtype=torch.uint8), scores)
     validation = SimpleNamespace(sample=lambda prompts: sampled)
-    training = SimpleNamespace(run=SimpleNamespace(state=SimpleNamespace(step=0), validation=validation))
+    training = SimpleNamespace(state=SimpleNamespace(step=0), validation=validation)
 
     def killed(content: Any, path: Path) -> None:
         Path(path).write_bytes(b"half")
