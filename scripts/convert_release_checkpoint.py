@@ -35,11 +35,14 @@ KNOWN = {
     ("torch.serialization", "_get_layout"),
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
     *((module, kind) for module in ("pathlib", "pathlib._local") for kind in ("PosixPath", "PurePosixPath")),
-    *((METADATA, kind) for kind in ("BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex")),
-    *(
-        (METADATA, kind)
-        for kind in ("StorageMeta", "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING")
-    ),
+    (METADATA, "BytesStorageMetadata"),
+    (METADATA, "ChunkStorageMetadata"),
+    (METADATA, "Metadata"),
+    (METADATA, "MetadataIndex"),
+    (METADATA, "StorageMeta"),
+    (METADATA, "TensorProperties"),
+    (METADATA, "TensorStorageMetadata"),
+    (METADATA, "_MEM_FORMAT_ENCODING"),
 }
 """Module and name of all that an index refers to, dtypes aside."""
 

@@ -40,8 +40,6 @@ WITHOUT_EFFECT = {
     "num_workers": "prompts are read at once, and need no workers",
     "prefetch_factor": "prompts are read at once, and need no workers",
     "warmup_steps": "the reference takes it and warms nothing up; --lr_warmup_steps does",
-    "lora_dropout": "adapters have no dropout, which would change the replayed log-probabilities",
-    "reward_checkpoint_mode": "v3 is the only one",
     "i2v_prob": _SUPERVISED,
     "train_timestep_shift": f"{_SUPERVISED}; rollouts follow --infer_flow_shift_video",
     "flow_snr_type": _SUPERVISED,
@@ -50,6 +48,9 @@ WITHOUT_EFFECT = {
     "debug_train_diagnostics_interval": "metrics.jsonl has every update",
 }
 """The reference's flags that set nothing here -> why, or what does instead."""
+
+ONE_VALUE = {"lora_dropout": 0.0, "reward_checkpoint_mode": "v3"}
+"""The reference's flags of which one value exists here -> it. Dropout would change the replayed log-probabilities."""
 
 OWN_SIZES = {"480p": "480x848", "720p": "720x1280"}
 """Resolution of a version -> its size at 16:9, which the reference means by `--validation_fixed_size none`."""
@@ -86,6 +87,13 @@ class _Ignore(argparse.Action):
         if os.environ.get("RANK", "0") == "0":
             name = option_string.lstrip("-")
             print(f"{parser.prog}: --{name} has no effect: {WITHOUT_EFFECT[name]}.", file=sys.stderr)
+
+
+class _Take(argparse.Action):
+    """Takes a flag that says what is so anyway."""
+
+    def __call__(self, *call: object) -> None:
+        """Set nothing."""
 
 
 PROMPTS = ("--prompt", "--negative_prompt")
@@ -160,6 +168,9 @@ def build_parser() -> argparse.ArgumentParser:
         for knob in KNOBS.values():
             if knob.group == name:
                 _add_flag(group, knob)
+    for name, value in ONE_VALUE.items():
+        only = {"type": type(value), "choices": [value]}
+        parser.add_argument(f"--{name}", **only, action=_Take, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     for name in WITHOUT_EFFECT:
         parser.add_argument(f"--{name}", nargs="*", action=_Ignore, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser

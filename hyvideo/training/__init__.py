@@ -1,1 +1,1 @@
-"""Run: the only courier between rooms; one file per part of a GRPO step."""
+"""Training: the only courier between rooms; one file per part of a GRPO step."""

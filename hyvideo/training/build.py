@@ -89,8 +89,7 @@ def open_run(config: Config, report: Callable[[Path], None] | None = None) -> Ru
     base = build_base(config, policy.transformer)  # before a checkpoint replaces the weights
     changed = state.load(folder.resume_from, may_change=config.run.resume_may_change) if folder.resume_from else []
     state.began_at = state.began_at if folder.continues_itself else state.step
-    journal = _open_journal(config, folder, policy, state, mesh, timer)
-    journal.report = report
+    journal = _open_journal(config, folder, policy, state, mesh, timer, report)
     _introduce(journal.console, folder, config, state, mesh)
     if device.type == "cuda":
         network = policy.transformer.config
@@ -153,8 +152,8 @@ def read_inputs(config: Config) -> tuple[list[Prompt], list[Prompt], dict[str, s
     """Check the configuration and the model's files, and read the prompts for training and validation.
 
     Returns:
-        The prompts for training, those for validation, and the hash of each prompt file as it was read: it may change
-        while the models are loaded.
+        The prompts for training, those for validation, the hash of each prompt file as it was read (it may change while
+        the models are loaded), and warnings of settings and images that are valid but hardly meant.
 
     Raises:
         ValueError: a setting or file is wrong on any rank, or ranks have different ones; all ranks raise it.
@@ -346,7 +345,13 @@ def _build_state(
 
 
 def _open_journal(
-    config: Config, folder: RunFolder, policy: Policy, state: RunState, mesh: Mesh, timer: PhaseTimer
+    config: Config,
+    folder: RunFolder,
+    policy: Policy,
+    state: RunState,
+    mesh: Mesh,
+    timer: PhaseTimer,
+    report: Callable[[Path], None] | None,
 ) -> Journal:
     """Open console and metrics, and build what reads along."""
     with all_or_none():
@@ -365,6 +370,7 @@ def _open_journal(
         profile,
         Watchdog(timer, rank=mesh.rank, seconds=config.parallel.stuck_after),
         ReplayWatch(config),
+        report=report,
     )
 
 

@@ -73,8 +73,8 @@ def check(
         world_size: number of ranks.
         vae_spatial: pixels per latent element, in height and width.
         vae_temporal: frames per latent frame, after the first.
-        files: whether the prompts, the model's files and a checkpoint to resume must be there.
-
+        files: whether the prompts, the model's files and a checkpoint to resume must be there. Without them nothing is
+            known of what is hardly meant.
     """
     errors = [
         *out_of_range(config),
@@ -86,14 +86,20 @@ def check(
         *_objective_problems(config),
         *_waiting_problems(config, world_size),
         *_guard_problems(config),
-        *(_file_problems(config) if files else ()),
-        *(_guidance_problems(config) if files else ()),
         *_model_problems(config),
         *_run_problems(config),
     ]
+    known = None
+    if files:
+        errors += _file_problems(config)
+        try:
+            known = known_sampling(config)
+        except ValueError as error:
+            errors.append(str(error))
+        errors += _guidance_problems(config, known)
     if errors or not files:
         return [Problem(error) for error in errors]
-    return [Problem(warning, "warning") for warning in hardly_meant(config)]
+    return [Problem(warning, "warning") for warning in hardly_meant(config, known)]
 
 
 def check_config(
@@ -119,26 +125,19 @@ def cropped_images(config: Config, prompts: Sequence[Prompt], valid: Sequence[Pr
     ]
 
 
-def _guidance_problems(config: Config) -> Iterator[str]:
+def _guidance_problems(config: Config, known: Mapping[str, Any] | None) -> Iterator[str]:
     """Guidance for a distilled version, which has it in its weights already."""
     model = config.model
-    if config.rollout.cfg_scale == 1 or is_diffusers_layout(Path(model.pretrained_model_root)):
-        return
-    try:
-        distilled = (known_sampling(config) or {}).get("guidance_scale") == 1
-    except ValueError as error:
-        yield str(error)
-        return
-    if distilled:
+    distilled = known and known["guidance_scale"] == 1 and not is_diffusers_layout(Path(model.pretrained_model_root))
+    if distilled and config.rollout.cfg_scale > 1:
         yield (
             f"cfg_scale is {config.rollout.cfg_scale:g}, but {model.pretrained_transformer_version} is distilled: its "
             "guidance is in its weights, and more of it spoils its videos. Set cfg_scale to 1."
         )
 
 
-def hardly_meant(config: Config) -> Iterator[str]:
-    """Yield what is valid, but probably not meant, in settings without an error."""
-    known = known_sampling(config)
+def hardly_meant(config: Config, known: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield what is valid, but probably not meant, in settings without an error; `known` is of `known_sampling`."""
     yield from _weights(config)
     yield from _sampling(config, known)
     if algorithm_class(config.grpo.algorithm).needs == "transitions":

@@ -91,8 +91,8 @@ class Rounds:
         return self.current
 
 
-NUM_FRAMES = 4
-SIDE = 16
+THUMBNAIL_FRAMES = 4
+THUMBNAIL_SIDE = 16
 
 
 def thumbnails(videos: Tensor) -> Tensor:
@@ -101,9 +101,9 @@ def thumbnails(videos: Tensor) -> Tensor:
     Args:
         videos: uint8 `[B, F, H, W, 3]`; 4 frames spread over each (or all, of fewer) are averaged to 16 x 16.
     """
-    frames = torch.linspace(0, videos.shape[1] - 1, min(NUM_FRAMES, videos.shape[1])).round().long()
+    frames = torch.linspace(0, videos.shape[1] - 1, min(THUMBNAIL_FRAMES, videos.shape[1])).round().long()
     chosen = videos[:, frames.to(videos.device)].float().permute(0, 1, 4, 2, 3).flatten(0, 1) / 255
-    return adaptive_avg_pool2d(chosen, SIDE).reshape(len(videos), -1).cpu()
+    return adaptive_avg_pool2d(chosen, THUMBNAIL_SIDE).reshape(len(videos), -1).cpu()
 
 
 def group_diversity(points: Tensor, num_generations: int) -> Tensor:

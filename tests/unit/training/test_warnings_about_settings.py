@@ -16,7 +16,7 @@ from hyvideo.config.schema import Config
 from hyvideo.data.images import share_kept
 from hyvideo.data.prompts import Prompt, read_prompts
 from hyvideo.training.build import read_inputs
-from hyvideo.training.checks import check, cropped_images, hardly_meant, unread_settings
+from hyvideo.training.checks import check, cropped_images, hardly_meant, known_sampling, unread_settings
 from hyvideo.training.run import Run
 from tests.support.training import REPOSITORY, arguments, noisy_image, write_prompts
 
@@ -38,7 +38,7 @@ def released(tmp_path: Path) -> Callable[..., Config]:
 
 
 def said(config: Config, prompts: list[Prompt] | None = None) -> list[str]:
-    return [*hardly_meant(config), *cropped_images(config, prompts or [], [])]
+    return [*hardly_meant(config, known_sampling(config)), *cropped_images(config, prompts or [], [])]
 
 
 UNREAD = [

@@ -90,10 +90,9 @@ def create_app(
                         if await request.is_disconnected():
                             raise ClientDisconnect
                         found = await run_in_threadpool(checked_answer, name, rewards[name], videos, asked.prompts)
-                    del videos  # before another request may unpack its own
                 except VideoTooLargeError as error:
                     hint = "Or send fewer, or start the server with a higher --max_body_mb."
-                    raise HTTPException(413, f"{error} {hint}") from error
+                    raise HTTPException(413, f"{error} {hint}") from error.with_traceback(None)  # holds the frames
                 except ValueError as error:
                     raise HTTPException(422, str(error)) from error
                 except ClientDisconnect as error:
