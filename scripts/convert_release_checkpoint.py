@@ -134,7 +134,8 @@ def _whole(folder: Path, name: str, stored: dict[str, Any], places: dict[tuple, 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = Parser("scripts.convert_release_checkpoint", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    form = argparse.RawTextHelpFormatter
+    parser = Parser("scripts.convert_release_checkpoint", description=__doc__, formatter_class=form)
     parser.add_argument("checkpoint", type=Path, help="outputs/checkpoint-N of the original training script")
     parser.add_argument("--config", type=Path, required=True, help="config.json of the transformer it was trained from")
     parser.add_argument("--output_path", type=Path, required=True, help="a new folder; its name is the version's")
