@@ -36,7 +36,7 @@ from hyvideo.pipelines.prompt_lengths import truncated_prompts_warning
 from hyvideo.pipelines.resolution import bucket_size, check_video_shape
 from hyvideo.pipelines.sampling import sample_prompts
 from hyvideo.pipelines.sampling_defaults import sampling_defaults
-from hyvideo.schedulers.scheduling_flow_match_discrete import SDE_TYPES, FlowMatchDiscreteScheduler
+from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler, flavour_of
 
 WAIT_SECONDS = 7200
 """How long processes that share videos wait for each other: two hours, more than any of them takes for one video."""
@@ -165,7 +165,7 @@ def _check_numbers(arguments: argparse.Namespace, settings: dict[str, Any], root
         for value in given[name] if name == "seed" else [given[name]]:
             if not (isinstance(value, int | float) and lies_in(value, interval)):
                 raise ValueError(f"--{name} must be a number in {interval}; received {value!r}.")
-    highest = SDE_TYPES[arguments.sde_type].highest_eta
+    highest = flavour_of(arguments.sde_type).highest_eta
     if arguments.eta > highest:
         raise ValueError(f"--eta must be at most {highest:g} for {arguments.sde_type}; received {arguments.eta}.")
     ratio = arguments.aspect_ratio

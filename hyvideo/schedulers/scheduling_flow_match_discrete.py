@@ -187,7 +187,7 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         Raises:
             ValueError: If the flavour is unknown, eta is out of range, or `set_timesteps` was not called.
         """
-        flavour = _known_flavour(sde_type)
+        flavour = flavour_of(sde_type)
         if not (math.isfinite(eta) and 0 <= eta <= flavour.highest_eta):
             raise ValueError(
                 f"eta must be a finite number within [0, {flavour.highest_eta:g}] for sde_type={sde_type!r}, got {eta}"
@@ -257,7 +257,7 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         Raises:
             ValueError: If the flavour is unknown.
         """
-        flavour = _known_flavour(sde_type)
+        flavour = flavour_of(sde_type)
         error = next_sample.detach().float() - mean
         if not flavour.is_density:
             return -_mean_per_row(error.square())
@@ -275,7 +275,7 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         """
         weights = self.step_weights(sde_type=sde_type, eta=eta)
         sensitivity = weights.velocity.abs()
-        if published or _known_flavour(sde_type).is_density:
+        if published or flavour_of(sde_type).is_density:
             norms = torch.where(weights.std > 0, sensitivity / weights.std, torch.zeros_like(sensitivity))
         else:
             norms = 2 * weights.std * sensitivity
@@ -313,7 +313,7 @@ class FlowMatchDiscreteScheduler(SchedulerMixin, ConfigMixin):
         return self.step_weights(sde_type=sde_type, eta=eta).std > 0
 
 
-def _known_flavour(sde_type: str) -> Flavour:
+def flavour_of(sde_type: str) -> Flavour:
     """Look up a flavour, or import one of the user's own; an unknown name is an error that lists the valid ones."""
     if ":" in sde_type:
         module, _, name = sde_type.partition(":")

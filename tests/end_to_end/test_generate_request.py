@@ -137,6 +137,7 @@ NUMBERS = {
     "ratio": ({"aspect_ratio": "0:9"}, "--aspect_ratio is WIDTH:HEIGHT in positive whole numbers.*received '0:9'"),
     "eta": ({"eta": "nan", "sde_type": "sage_grpo"}, r"--eta must be a number in \[0, inf\); received nan"),
     "angle": ({"eta": 1.5, "sde_type": "cps"}, "--eta must be at most 1 for cps; received 1.5"),
+    "sampler": ({"eta": 0.5, "sde_type": "sage"}, "unknown sde_type 'sage', expected one of sage_grpo"),
     "no rate": ({"fps": 0}, r"--fps must be a number in \[1, inf\); received 0"),
     "negative rate": ({"fps": -3}, r"--fps must be a number in \[1, inf\); received -3"),
     "guidance": ({"guidance_scale": "nan"}, r"--guidance_scale must be a number in \[1, inf\); received nan"),
