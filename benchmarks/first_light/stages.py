@@ -124,7 +124,7 @@ TINY = (
     *("--config", "configs/tiny.yaml", "--dtype", "bf16", "--cfg_scale", "4", "--update_ref_model_step", "2"),
     *("--updates_per_rollout", "1", "--batch_size", "8", "--save_interval", "2", "--validation_interval", "0"),
     *("--rollout_micro_batch_size", "4", "--mini_batch_size_per_update", "4", "--grpo_sampling_steps", "4"),
-    *("--save_rollout_videos", "false", "--max_steps", "4"),
+    *("--max_steps", "4"),
 )
 
 VARIANTS: dict[str, tuple[str, ...]] = {
@@ -197,7 +197,7 @@ def large_run(place: Place, name: str) -> Config:
             *("--num_generations", "2", "--batch_size", "2", "--learning_rate", "1e-5"),
             *("--rollout_micro_batch_size", "1", "--mini_batch_size_per_update", "1", "--updates_per_rollout", "1"),
             *("--enable_gradient_checkpointing", "true", "--update_ref_model_step", "100", "--max_steps", "100"),
-            *("--validation_interval", "0", "--save_rollout_videos", "false"),
+            *("--validation_interval", "0"),
             *("--output_dir", str(place.folder / name), *LARGE[name]),
         ]
     )

@@ -210,7 +210,6 @@ def _open_metrics(config: Config, folder: RunFolder, state: RunState, console: C
         config.run.trackers,
         folder.path,
         run_name=config.run.run_name or folder.path.name,
-        tags=config.run.run_tags,
         settings={name: str(value) for name, value in settings_of(config).items()},
         warn=console.warning,
     )

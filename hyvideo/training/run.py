@@ -180,7 +180,7 @@ class Run:
                 f"updates_per_round is {self._updates_per_round}: set it to the number of every round. In a class that "
                 f"does not set it, it follows updates_per_rollout, {config.grpo.updates_per_rollout}."
             )
-        if config.rollout.save_rollout_videos and self._begins_interval(config.run.save_interval):
+        if self._begins_interval(config.run.save_interval):
             save_samples(
                 self.folder.rollouts / f"step_{first}",
                 trajectory.rollout.videos,

@@ -42,7 +42,7 @@ def test_equal_runs_are_equal_bit_for_bit(train: Callable[..., list[Row]]):
 
 OTHERWISE = {
     **{"enable_gradient_checkpointing": True, "reference_mode_offload": True, "encoder_offload": True},
-    **{"save_rollout_videos": True, "save_interval": 2, "validation_interval": 2, "validate_at_step0": True},
+    **{"save_interval": 2, "validation_interval": 2, "validate_at_step0": True},
     **{"batch_size": 2, "gradient_accumulation_steps": 2, "log_interval": 5},
 }
 """A run that saves memory, is watched, and accumulates its round."""

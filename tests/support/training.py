@@ -44,7 +44,6 @@ SETTINGS: Mapping[str, Any] = {
     "kl_warmup_updates": 2,
     "update_ref_model_step": 2,
     "learning_rate": 1e-3,
-    "save_rollout_videos": False,
     "validation_interval": 0,
     "validation_num_videos": 2,
     "validate_video_length": 5,

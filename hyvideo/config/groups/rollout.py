@@ -73,9 +73,6 @@ class RolloutConfig:
     the policy's videos score more: a training curve without the luck of the prompts. A copy of the trained weights
     rests in host memory, unless they are a fresh adapter. 0 switches it off."""
 
-    save_rollout_videos: bool = setting(True, decides=False)
-    """Write the videos of the first round, and of one round per save_interval, to `rollouts/`."""
-
     @property
     def is_guided(self) -> bool:
         """Whether every evaluation has a prompted and a negative row."""

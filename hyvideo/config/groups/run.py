@@ -16,9 +16,6 @@ class RunConfig:
     run_name: str | None = setting(None, decides=False)
     """Name in trackers and in the default folder. None joins the names of the config files."""
 
-    run_tags: list[str] = setting([], decides=False)
-    """Tags of the run in trackers."""
-
     trackers: list[str] = setting(["tensorboard"], decides=False)
     """Experiment trackers by accelerate's names, such as wandb, which you install yourself."""
 

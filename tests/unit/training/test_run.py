@@ -292,8 +292,8 @@ def test_validation_writes_videos_with_their_scores_and_logs_them_and_the_means(
     assert resumed.journal._validations == pytest.approx([start, end], abs=1e-5)
 
 
-def test_rollout_videos_are_kept_when_asked_for(make_training: Make):
-    training = make_training(max_steps=3, save_interval=2, save_rollout_videos=True, video_fps=12)
+def test_rollout_videos_of_one_round_per_save_are_kept(make_training: Make):
+    training = make_training(max_steps=3, save_interval=2, video_fps=12)
     training.train()
     assert sorted(path.name for path in training.folder.rollouts.iterdir()) == ["step_0", "step_2"]
     videos = (training.folder.rollouts / "step_0").glob("*.mp4")
