@@ -337,9 +337,7 @@ def _build_state(
         | {name: content[name] for name in content if name not in settings},
         lora=lora_facts(config.model),
         collective_timeout=config.parallel.collective_timeout,
-        guard=None
-        if reward.reward_guard is None
-        else RewardGuard(reward.reward_guard_action, reward.reward_guard_alpha),
+        guard=None if reward.reward_guard is None else RewardGuard(reward.reward_guard_action),
     )
 
 

@@ -14,6 +14,9 @@ from hyvideo.distributed.layout import videos_together
 
 Action = Literal["warn", "stop", "rollback"]
 
+ALPHA = 0.05
+"""Largest probability of a false alarm in a whole run."""
+
 ROLLBACK_RATE = 0.3
 """What the learning rate is multiplied by after a rollback."""
 
@@ -60,20 +63,18 @@ class RewardGuard:
 
     **The test.** At look k the newest scores are compared with those of the best earlier look by the judge, as paired
     differences over the videos. The guard alarms if the reward's mean difference is positive and a one-sided t-test
-    rejects that the judge's is at least 0, at the level ``alpha * 6 / (pi^2 k^2) / (k - 1)``. The sum over the k - 1
-    looks that could have been the best, and over all k, is at most alpha (union bound). So a run whose judge does not
-    fall is stopped with a probability of at most `alpha`, however often it is looked at and however the looks depend on
+    rejects that the judge's is at least 0, at the level ``ALPHA * 6 / (pi^2 k^2) / (k - 1)``. The sum over the k - 1
+    looks that could have been the best, and over all k, is at most `ALPHA` (union bound). So a run whose judge does not
+    fall is stopped with a probability of at most `ALPHA`, however often it is looked at and however the looks depend on
     each other: alpha-spending (Lan and DeMets 1983) with a summable series, for an unknown number of looks.
 
     Attributes:
         action: of the first alarm; after a rollback the next alarm stops.
-        alpha: largest probability of a false alarm in a whole run.
         looks: all so far.
         rolled_back: whether it has been done.
     """
 
     action: Action
-    alpha: float
     looks: list[Look] = field(default_factory=list)
     rolled_back: bool = False
 
@@ -88,7 +89,7 @@ class RewardGuard:
         )
         both = np.isfinite(reward) & np.isfinite(judge)
         reward, judge, k = reward[both], judge[both], len(self.looks)
-        level = self.alpha * 6 / (math.pi**2 * k**2) / (k - 1)
+        level = ALPHA * 6 / (math.pi**2 * k**2) / (k - 1)
         p = probability_of_no_fall(judge)
         if not (len(judge) and reward.mean() > 0 and p <= level):
             return None

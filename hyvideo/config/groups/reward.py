@@ -35,9 +35,6 @@ class RewardConfig:
     """stop ends the run and names the best checkpoint by the judge. rollback goes on from it at 0.3 of the rate,
     and stops the next time."""
 
-    reward_guard_alpha: float = setting(0.05, within="(0, 1)", read_when="reward_guard != none")
-    """Largest probability that a run whose judge does not fall gets an alarm, over all its validations."""
-
     reward_checkpoint_path: str | None = None
     """Weights of reward_model. None looks for VideoReward below pretrained_model_root."""
 
