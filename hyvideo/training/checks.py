@@ -27,6 +27,7 @@ from hyvideo.grpo.sde_window import noisy_steps
 from hyvideo.grpo.timesteps import check_updates
 from hyvideo.models.lora_keys import modules_of_original
 from hyvideo.models.model_folder import is_diffusers_layout
+from hyvideo.models.reward_models.registry import RewardContext
 from hyvideo.models.reward_models.requested import judge_of, read_requested_judges
 from hyvideo.models.reward_models.rewards import WeightedReward
 from hyvideo.pipelines.sampling_defaults import FILE, sampling_defaults
@@ -38,7 +39,7 @@ _STEPS = (
 )
 _FEWEST_COMPARED = 8
 """Validation videos that a guard needs to tell a fall from chance."""
-_WAITING = ("reward_batch_size", "remote_reward_in_flight", "remote_reward_timeout", "remote_reward_retries")
+_WAITING = ("reward_batch_size", "remote_reward_timeout")
 
 LEAST_KEPT = 0.75
 """Share of a first frame that cropping should leave: from 4:3 to 16:9 it is just that."""
@@ -285,8 +286,8 @@ def _objective_problems(cfg: Config) -> Iterator[str]:
 def _waiting_problems(cfg: Config, world_size: int) -> Iterator[str]:
     """Timeouts that let a rank wait longer for a server of reward or judge than the others wait for this rank."""
     reward, judge, limit = cfg.reward, judge_of(cfg.reward), cfg.parallel.collective_timeout
-    timeout, retries = reward.remote_reward_timeout, reward.remote_reward_retries
-    block, in_flight = reward.reward_batch_size, reward.remote_reward_in_flight
+    timeout, block = reward.remote_reward_timeout, reward.reward_batch_size
+    retries, in_flight = RewardContext.retries, RewardContext.in_flight
     trains, judges = _asks_server(reward), judge is not None and _asks_server(judge)
     if world_size == 1 or not (trains or judges) or any(out_of_range(cfg, *_WAITING)):
         return
@@ -297,13 +298,13 @@ def _waiting_problems(cfg: Config, world_size: int) -> Iterator[str]:
     validated = cfg.validation.is_on * layout.most_to_sample(cfg.validation.validation_num_videos)
     videos = layout.most_to_score(max(trains * layout.num_own_videos, validated))
     times = math.ceil(math.ceil(videos / block) / in_flight)
-    seconds = times * (timeout * (retries + 1) + 0.5 * (2.0 ** min(retries, 60) - 1))  # waits double from half a second
+    seconds = times * (timeout * (retries + 1) + 0.5 * (2.0**retries - 1))  # waits double from half a second
     if seconds >= limit:
         yield (
-            f"remote_reward_timeout {timeout:g} and remote_reward_retries {retries} let a rank wait {seconds:g} s for "
-            f"a server ({retries + 1} attempts and the waits between them, {times} times, as at most {in_flight} "
-            f"requests of {block} of its {videos} videos are in flight), but the others wait for it only "
-            f"collective_timeout {limit} s: lower the first ones, or set collective_timeout above {seconds:g}"
+            f"remote_reward_timeout {timeout:g} lets a rank wait {seconds:g} s for a server ({retries + 1} attempts "
+            f"and the waits between them, {times} times, as at most {in_flight} requests of {block} of its {videos} "
+            f"videos are in flight), but the others wait for it only collective_timeout {limit} s: lower the first "
+            f"one, or set collective_timeout above {seconds:g}"
         )
 
 

@@ -43,7 +43,6 @@ SETTINGS = {
     "reward_model": "brightness",
     "reward_weights": '{"brightness": 1.0}',
     "reward_max_failed": 0.0,
-    "remote_reward_retries": 1,
     "remote_reward_timeout": 20.0,
     "resume_from_checkpoint": "latest",
 }

@@ -61,9 +61,3 @@ class RewardConfig:
 
     remote_reward_timeout: float = setting(300.0, within="(0, 1e9]", unit="seconds", decides=False)
     """Longest wait for one request. On several ranks all attempts must fit into collective_timeout."""
-
-    remote_reward_retries: int = setting(3, within="[0, inf)", decides=False)
-    """Times that a failed request is sent again, after doubling waits."""
-
-    remote_reward_in_flight: int = setting(4, within="[1, inf)", decides=False)
-    """Requests open at the same time."""

@@ -195,7 +195,7 @@ class WeightedReward:
             check_metrics(choice, model.metrics)
             names = {m: m if given.count(m) == 1 else f"{choice.name}/{m}" for m in model.metrics}
             reads_files = model.reads == "file" and config.reward_io == "file"
-            workers = config.remote_reward_in_flight if choice.url else 1
+            workers = context.in_flight if choice.url else 1
             threads = ThreadPoolExecutor(workers, f"reward-{choice.name}")
             self._scorers.append(_Scorer(choice, model, names, reads_files, threads))
             weights = {names[metric]: choice.weight * weight for metric, weight in choice.sub_reward.items()}
@@ -311,13 +311,7 @@ def _with_options(act: Callable[..., Any], name: str, context: RewardContext, op
 
 def _context(config: RewardConfig, **where: Any) -> RewardContext:
     """Add what the settings say to where and for what a reward runs."""
-    return RewardContext(
-        **where,
-        batch_size=config.reward_batch_size,
-        timeout=config.remote_reward_timeout,
-        retries=config.remote_reward_retries,
-        in_flight=config.remote_reward_in_flight,
-    )
+    return RewardContext(**where, batch_size=config.reward_batch_size, timeout=config.remote_reward_timeout)
 
 
 def check_rewards(

@@ -128,19 +128,16 @@ def test_values_at_the_edge_pass(base, argv):
 def test_ranks_wait_longer_for_each_other_than_one_waits_for_a_server(base, server):
     slow = [*base, *server, "--remote_reward_timeout", "600"]
     line = only_problem(slow, 2)
-    assert "remote_reward_timeout 600 and remote_reward_retries 3" in line and "2403.5 s" in line
+    assert "remote_reward_timeout 600 lets a rank wait 2403.5 s" in line
     assert "collective_timeout 1800 s" in line
     assert problems([*slow, "--collective_timeout", "2404"], 2) == problems([*base, *server], 2) == []
     assert problems(slow) == []  # nobody waits for one process
-    patient = [*base, *server, "--remote_reward_timeout", "5", "--remote_reward_retries"]
-    assert "wait 2112.5 s" in only_problem([*patient, "12"], 2) and problems([*patient, "9"], 2) == []
     many = [*base, *server, "--validation_num_videos"]
     assert problems([*many, "64"], 2) == [] and "wait 2407 s" in only_problem([*many, "65"], 2)
     assert problems([*many, "65", "--validation_interval", "0"], 2) == []
     assert problems([*many, "128", "--sp_size", "2"], 4) == problems([*many, "65", "--reward_batch_size", "9"], 2) == []
     accumulated = [*base, *server, "--validation_interval", "0", "--gradient_accumulation_steps"]
     assert problems([*accumulated, "8"], 2) == [] and "wait 2407 s" in only_problem([*accumulated, "9"], 2)
-    assert "collective_timeout" in only_problem([*patient, str(2**63)], 2)
 
 
 def test_ranks_wait_as_long_for_the_server_of_a_judge_which_scores_no_rollouts(base):
