@@ -1,13 +1,13 @@
 """The command line, made from the schema: one flag per knob, and the manual that `--help` prints.
 
-Flags of the reference implementation that have another name here, or set nothing, are taken too: its commands run as
-they are.
+Flags of the release that have another name here, or set nothing, are taken too: its commands run as they are.
 """
 
 import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
@@ -27,12 +27,36 @@ _ABOUT = (
 )
 
 
-RENAMED = {
-    "post_train_type": "algorithm",
-    "validation_video_length": "validate_video_length",
-    "video_length": "validate_video_length",
+@dataclass(frozen=True)
+class Alias:
+    """What a flag or YAML key that is no setting does.
+
+    Attributes:
+        setting: what it sets; empty: nothing.
+        word: it is a boolean that adds this word to the setting, a list, or takes it out.
+        off: it is a boolean that sets this where it is false. True sets the default where this is set.
+        only: spellings of the one value that it takes.
+    """
+
+    setting: str = ""
+    word: str = ""
+    off: str = ""
+    only: tuple[str, ...] = ()
+
+    @property
+    def is_name(self) -> bool:
+        """Whether it is just another name of a setting."""
+        return bool(self.setting) and not self.word and not self.off
+
+
+ALIASES = {
+    "post_train_type": Alias("algorithm"),
+    "validation_video_length": Alias("validate_video_length"),
+    "video_length": Alias("validate_video_length"),
+    "lora_dropout": Alias(only=("0.0", "0")),  # it would change the replayed log-probabilities
+    "reward_checkpoint_mode": Alias(only=("v3",)),
 }
-"""The reference's name of a flag -> the name here."""
+"""Names that are taken beside those of the settings: the release's, and those of settings that became one."""
 
 _SUPERVISED = "it belongs to supervised training, which is not part of this project"
 
@@ -47,10 +71,7 @@ WITHOUT_EFFECT = {
     "debug_grad_flow": "metrics.jsonl has the gradient norms of every update",
     "debug_train_diagnostics_interval": "metrics.jsonl has every update",
 }
-"""The reference's flags that set nothing here -> why, or what does instead."""
-
-ONE_VALUE = {"lora_dropout": 0.0, "reward_checkpoint_mode": "v3"}
-"""The reference's flags of which one value exists here -> it. Dropout would change the replayed log-probabilities."""
+"""The release's flags that set nothing here -> why, or what does instead."""
 
 OWN_SIZES = {"480p": "480x848", "720p": "720x1280"}
 """Resolution of a version -> its size at 16:9, which the reference means by `--validation_fixed_size none`."""
@@ -87,13 +108,6 @@ class _Ignore(argparse.Action):
         if os.environ.get("RANK", "0") == "0":
             name = option_string.lstrip("-")
             print(f"{parser.prog}: --{name} has no effect: {WITHOUT_EFFECT[name]}.", file=sys.stderr)
-
-
-class _Take(argparse.Action):
-    """Takes a flag that says what is so anyway."""
-
-    def __call__(self, *call: object) -> None:
-        """Set nothing."""
 
 
 PROMPTS = ("--prompt", "--negative_prompt")
@@ -138,7 +152,8 @@ def _add_flag(group: argparse._ArgumentGroup, knob: Knob) -> None:
     metavar = "{" + ",".join(knob.choices) + "}" if knob.choices else METAVARS[knob.kind]
     arity = {bool: {"nargs": "?", "const": "true"}, list: {"nargs": "+"}}.get(knob.kind, {})
     facts = "; ".join(filter(None, [range_text(knob), f"default: {text_of(knob.default)}"]))
-    names = [f"--{name}" for name in (knob.name, *(theirs for theirs, ours in RENAMED.items() if ours == knob.name))]
+    others = (name for name, alias in ALIASES.items() if alias.is_name and alias.setting == knob.name)
+    names = [f"--{name}" for name in (knob.name, *others)]
     text = f"{knob.doc} [{facts}]".replace("%", "%%")
     group.add_argument(*names, dest=knob.name, metavar=metavar, default=argparse.SUPPRESS, help=text, **arity)
 
@@ -168,9 +183,10 @@ def build_parser() -> argparse.ArgumentParser:
         for knob in KNOBS.values():
             if knob.group == name:
                 _add_flag(group, knob)
-    for name, value in ONE_VALUE.items():
-        only = {"type": type(value), "choices": [value]}
-        parser.add_argument(f"--{name}", **only, action=_Take, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    for name, alias in ALIASES.items():
+        if not alias.is_name:
+            switch = {} if alias.only else {"nargs": "?", "const": "true"}
+            parser.add_argument(f"--{name}", **switch, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     for name in WITHOUT_EFFECT:
         parser.add_argument(f"--{name}", nargs="*", action=_Ignore, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser

@@ -9,7 +9,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hyvideo.config.flags import BOOLEANS, OWN_SIZES, RENAMED, SYNONYMS, build_parser
+from hyvideo.config.flags import ALIASES, BOOLEANS, OWN_SIZES, SYNONYMS, build_parser
 from hyvideo.config.knobs import GROUPS, KNOBS, Knob, nearest
 from hyvideo.config.outside import read_file, with_home
 from hyvideo.config.schema import Config
@@ -52,10 +52,9 @@ def load_config(argv: Sequence[str]) -> Config:
     config = OmegaConf.structured(Config)
     for file in files:
         _merge_file(config, file)
-    for name, text in values.items():
-        knob = KNOBS[name]
-        cleared = knob.optional and str(text).strip().lower() in ("none", "null")
-        _assign(config, knob, None if cleared else text, f"--{name}")
+    for name, text in sorted(values.items(), key=_aliases_first):
+        cleared = name in KNOBS and KNOBS[name].optional and str(text).strip().lower() in ("none", "null")
+        _set(config, name, None if cleared else text, f"--{name}")
     cfg = OmegaConf.to_object(config)
     if own_size:
         resolution = "720p" if "720p" in cfg.model.pretrained_transformer_version else "480p"
@@ -83,12 +82,18 @@ def save_config(cfg: Config, path: str | Path) -> None:
 
 def _merge_file(config: DictConfig, path: str | Path) -> None:
     """Assign everything a YAML file says, flat or grouped."""
-    seen: dict[str, str] = {}
-    for where, knob, value in _entries(_read_yaml(path), str(path)):
-        if knob.name in seen:
-            raise ValueError(f"{where}: given twice, also as {seen[knob.name]}; keep one")
-        seen[knob.name] = where
-        _assign(config, knob, value, where)
+    seen: dict[str, tuple[str, object]] = {}
+    for where, name, value in _entries(_read_yaml(path), str(path)):
+        if name in seen:
+            raise ValueError(f"{where}: given twice, also as {seen[name][0]}; keep one")
+        seen[name] = where, value
+    for name, (where, value) in sorted(seen.items(), key=_aliases_first):
+        _set(config, name, value, where)
+
+
+def _aliases_first(item: tuple[str, object]) -> bool:
+    """The order in which one source's (name, value) act: what a setting's own name says counts most."""
+    return item[0] not in ALIASES
 
 
 def _read_yaml(path: str | Path) -> Mapping[object, object]:
@@ -105,29 +110,30 @@ def _read_yaml(path: str | Path) -> Mapping[object, object]:
     return content
 
 
-def _entries(content: Mapping[object, object], path: str) -> Iterator[tuple[str, Knob, object]]:
-    """Yield (where it stands, knob, value) of every setting in a file's content."""
+def _entries(content: Mapping[object, object], path: str) -> Iterator[tuple[str, str, object]]:
+    """Yield (where it stands, name, value) of every setting and alias in a file's content."""
     for key, value in content.items():
         if key not in GROUPS:
-            yield f"{path}: {key}", _knob_named(key, path, (*KNOBS, *GROUPS)), value
+            yield f"{path}: {key}", _known(key, path, (*KNOBS, *GROUPS)), value
             continue
         if not isinstance(value, Mapping | None):
             raise ValueError(f"{path}: {key} is a group and expects settings below it; received {_shown(value)}")
         names = [knob.name for knob in KNOBS.values() if knob.group == key]
         for name, setting in (value or {}).items():
-            knob = _knob_named(name, f"{path}: {key}", names)
-            if knob.group != key:
-                raise ValueError(f"{path}: {name} belongs to group {knob.group}; received under {key}")
-            yield f"{path}: {key}.{name}", knob, setting
+            known = _known(name, f"{path}: {key}", names)
+            if known in KNOBS and KNOBS[known].group != key:
+                raise ValueError(f"{path}: {name} belongs to group {KNOBS[known].group}; received under {key}")
+            yield f"{path}: {key}.{name}", known, setting
 
 
-def _knob_named(key: object, where: str, candidates: Sequence[str]) -> Knob:
-    """The knob of a YAML key, or an error that names the nearest candidate."""
-    key = RENAMED.get(key, key)  # a config.yaml that an earlier version saved
+def _known(key: object, where: str, candidates: Sequence[str]) -> str:
+    """The setting or alias that a YAML key names, or an error that names the nearest candidate."""
+    if key in ALIASES:
+        return ALIASES[key].setting if ALIASES[key].is_name else key
     if key not in KNOBS:
         advice = _advice(str(key), candidates, "'{}'")
         raise ValueError(f"{where}: unknown key {_shown(key)}; {advice}")
-    return KNOBS[str(key)]
+    return key
 
 
 def _advice(name: str, candidates: Iterable[str], form: str) -> str:
@@ -135,6 +141,29 @@ def _advice(name: str, candidates: Iterable[str], form: str) -> str:
     if known := SYNONYMS.get(name.lower().replace("-", "_")):
         return f"here it is called {form.format(known)}"
     return f"the nearest is {form.format(nearest(name, candidates))}"
+
+
+def _set(config: DictConfig, name: str, value: object, where: str) -> None:
+    """Set what a setting or an alias names."""
+    if name in KNOBS:
+        _assign(config, KNOBS[name], value, where)
+        return
+    alias = ALIASES[name]
+    if alias.only:
+        if str(value) not in alias.only:
+            raise ValueError(f"{where}: expected only {alias.only[0]!r}; received {_shown(value)}")
+        return
+    knob, on = KNOBS[alias.setting], BOOLEANS.get(str(value).strip().lower())
+    if on is None:
+        raise ValueError(f"{where}: expected true or false; received {_shown(value)}")
+    now = OmegaConf.select(config, f"{knob.group}.{knob.name}")
+    if alias.word:
+        now = [word for word in now if word != alias.word] + [alias.word] * on
+    elif not on:
+        now = alias.off
+    elif now == alias.off:
+        now = knob.default
+    _assign(config, knob, now, where)
 
 
 def _assign(config: DictConfig, knob: Knob, value: object, where: str) -> None:

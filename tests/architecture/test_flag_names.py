@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from hyvideo.config.flags import RENAMED
+from hyvideo.config.flags import ALIASES
 from hyvideo.config.knobs import KNOBS
 from hyvideo.grpo.kl_controller import Schedule
 from hyvideo.grpo.sde_window import Placement
@@ -19,7 +19,7 @@ def frozen_names() -> list[str]:
 
 
 def test_no_flag_was_removed_or_renamed():
-    gone = sorted(set(frozen_names()) - set(KNOBS) - set(RENAMED))
+    gone = sorted(set(frozen_names()) - set(KNOBS) - set(ALIASES))
     assert gone == [], "users' scripts pass these flags: keep the names"
 
 
