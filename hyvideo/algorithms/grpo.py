@@ -1,6 +1,5 @@
 """GRPO as the paper trains with it: compare the videos of a prompt, replay their steps, follow clipped loss plus KL."""
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -73,8 +72,6 @@ class GRPO(Algorithm):
     def evaluations(cls, config: Config) -> Evaluations:
         """Count what a video costs: every step once, and the trained steps once more per phase.
 
-        Of a shared prefix each video has its part, with the mean length of prefixes over rounds.
-
         Raises:
             ValueError: no step draws noise, or the window is longer than there are such steps.
         """
@@ -83,10 +80,6 @@ class GRPO(Algorithm):
         noisy, anything = _window(config, stochastic, 0, num_videos=1), torch.Generator()
         steps = select_timesteps(noisy, config.grpo.timestep_fraction, 1, permute=False, generator=anything)
         trained = steps.shape[1]
-        if rollout.share_prefix:
-            places = stochastic.nonzero().squeeze(1)[: int(stochastic.sum()) - rollout.sde_window_size + 1]
-            siblings = math.gcd(config.grpo.num_generations, config.grpo.batch_size, rollout.rollout_micro_batch_size)
-            num_steps -= float(places.double().mean()) * (1 - 1 / siblings)
         anchored = anchor_kind(config.kl, config.model) != "none"
         return Evaluations(num_steps, num_kept(config.kl.anchor_fraction, trained) if anchored else 0, trained)
 

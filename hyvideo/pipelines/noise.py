@@ -41,19 +41,6 @@ class SampleNoise:
         round = 0 if self.repeat_initial else self.round
         return self._draw("initial", round, 0, shape, device, shared=self.share_initial)
 
-    def first_alike(self, apart: Sequence[bool]) -> list[int]:
-        """Return for each sample the index of the first one that still has the same latents.
-
-        Samples of one prompt with the same starting noise have the same latents until they draw noise of their own,
-        which all of them must begin at the same step.
-
-        Args:
-            apart: whether each sample has drawn noise of its own.
-        """
-        start = list(zip(self.seeds, self.prompts, self.generations, strict=True))
-        start = [key[:2] if self.share_initial else key for key in start]
-        return [row if apart[row] else start.index(key) for row, key in enumerate(start)]
-
     def step(self, index: int, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
         """Return the noise `[B, *shape]` injected at denoising step `index`, float32."""
         return self._draw("step", self.round, index, shape, device, shared=False)

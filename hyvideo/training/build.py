@@ -311,7 +311,6 @@ def build_policy(config: Config, pipeline: HunyuanVideoGRPOPipeline) -> Policy:
         num_frames=rollout.sample_n_frames,
         size=parse_size(rollout.rollout_size),
         videos_at_once=rollout.rollout_micro_batch_size,
-        share_prefix=rollout.share_prefix,
     )
 
 

@@ -242,23 +242,12 @@ def _video_problems(cfg: Config, vae_spatial: int, vae_temporal: int) -> Iterato
 
 
 def _rollout_problems(cfg: Config) -> Iterator[str]:
-    """A negative prompt without guidance; a shared prefix where videos share none, or none are denoised together."""
+    """A negative prompt without guidance."""
     rollout = cfg.rollout
     if not rollout.is_guided and rollout.negative_prompt:
         yield (
             f"negative_prompt is {rollout.negative_prompt!r}, but cfg_scale 1.0 switches guidance off and nothing "
             "would read it: set cfg_scale above 1, or negative_prompt to ''"
-        )
-    if rollout.share_prefix and not (rollout.use_same_noise and rollout.sde_window in ("sliding", "per_group")):
-        yield (
-            f"share_prefix computes what videos of a prompt have in common before their window, but sde_window is "
-            f"{rollout.sde_window} and use_same_noise {str(rollout.use_same_noise).lower()}: set them to per_group (or "
-            "sliding) and true"
-        )
-    if rollout.share_prefix and rollout.rollout_micro_batch_size == 1:
-        yield (
-            "share_prefix acts on videos that are denoised together, but rollout_micro_batch_size is 1: set it to "
-            "num_generations, or 0 for all"
         )
 
 

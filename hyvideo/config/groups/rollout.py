@@ -60,11 +60,6 @@ class RolloutConfig:
     sde_window_size: int = setting(4, within="[1, inf)", read_when="sde_window != all")
     """Steps in the window. The work of update and anchor grows with it."""
 
-    share_prefix: bool = setting(False, read_when="use_same_noise = true")
-    """Compute the steps before a window once for the videos of a prompt that are denoised together, which are one until
-    then. With per_group and size 1 siblings differ in one step only (TempFlow-GRPO, arXiv 2508.04324). It needs
-    use_same_noise, and rollout_micro_batch_size above 1."""
-
     sde_window_interval: int = setting(25, within="[1, inf)", unit="rounds", read_when="sde_window = sliding")
     """Time after which a sliding window moves by one step."""
 
