@@ -138,10 +138,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         *("--use_lora", "true", "--learning_rate", "1e-4", "--sde_window", "sliding", "--sde_window_size", "2"),
         *("--use_muon", "false"),
     ),
-    "elementwise": (
-        *("--enable_gradient_checkpointing", "true", "--activation_checkpointing", "elementwise"),
-        *("--kl_compute_mode", "training_phase"),
-    ),
+    "elementwise": (*("--enable_gradient_checkpointing", "true", "--activation_checkpointing", "elementwise"),),
     "compiled": ("--enable_compile", "true", "--max_steps", "2"),
 }
 

@@ -55,6 +55,7 @@ ALIASES = {
     "video_length": Alias("validate_video_length"),
     "lora_dropout": Alias(only=("0.0", "0")),  # it would change the replayed log-probabilities
     "reward_checkpoint_mode": Alias(only=("v3",)),
+    "kl_compute_mode": Alias(only=("rollout_phase",)),
 }
 """Names that are taken beside those of the settings: the release's, and those of settings that became one."""
 

@@ -88,7 +88,7 @@ def predict_memory(
     evaluations, num_copies = algorithm.evaluations(config), algorithm.num_copies(config)
     kept = 1 + evaluations.anchor  # float32 latents, and what other weights say of the trained pairs
     if algorithm.needs == "transitions":  # all latents, and the policy's means and the anchor's
-        means = 2 if evaluations.anchor and config.kl.kl_compute_mode == "rollout_phase" else 1
+        means = 2 if evaluations.anchor else 1
         kept = (1 + means) * rollout.grpo_sampling_steps + 1
     stored = 4 * torch.Size(shape).numel() * kept
     anchor = 0 if config.parallel.cpu_offload else peaks.trained * num_copies

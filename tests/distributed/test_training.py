@@ -45,7 +45,6 @@ METHODS: dict[str, dict[str, Any]] = {
         "lora_r": 2,
         "lora_alpha": 4,
         "pretrained_lora_path": True,
-        "kl_compute_mode": "training_phase",
     },
     "lora, fixed anchor": {"use_lora": True, "use_moving_KL": False},
     "muon": {"use_muon": True},

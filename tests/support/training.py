@@ -143,5 +143,7 @@ def update(
     coefficient: float = 0.0,
 ) -> dict[str, float]:
     """Make one update of these pairs and return its metrics."""
-    compared = replace(training.algorithm.compare(trajectory), anchor_means=anchor_means)
+    compared = training.algorithm.compare(trajectory)
+    if anchor_means is not None:
+        compared = replace(compared, anchor_means=anchor_means)
     return training.algorithm.update(compared, pairs, coefficient)

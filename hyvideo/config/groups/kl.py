@@ -28,9 +28,6 @@ class KLConfig:
     update_ref_model_step: int = setting(10, within="[0, inf)", unit="updates", read_when="use_moving_KL = true")
     """Time between two refreshes of the anchor. 0 never refreshes it."""
 
-    kl_compute_mode: Literal["rollout_phase", "training_phase"] = setting("rollout_phase", read_when="algorithm != nft")
-    """When the anchor's means are computed: once per round, or again in every update."""
-
     anchor_fraction: float = setting(1.0, within="(0, 1]", read_when="algorithm != nft")
     """Share of the trained steps that is compared with the anchor. Each weighs more in return, so that the position
     term keeps its mean but becomes noisier. 0.5 halves the anchor's pass."""

@@ -66,7 +66,12 @@ def test_no_flag_of_ours_is_hidden():
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "other"), [("lora_dropout", "0", "0.1"), ("reward_checkpoint_mode", "v3", "v2")]
+    ("name", "value", "other"),
+    [
+        ("lora_dropout", "0", "0.1"),
+        ("reward_checkpoint_mode", "v3", "v2"),
+        ("kl_compute_mode", "rollout_phase", "training_phase"),
+    ],
 )
 def test_a_name_of_which_one_value_exists_takes_no_other(name: str, value: str, other: str, tmp_path: Path):
     assert load_config([f"--{name}", value]) == load_config([])

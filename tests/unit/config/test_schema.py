@@ -22,7 +22,7 @@ use_muon true; seed 42; eta 0.5; sage_clamp 0.003; cfg_scale 6.0; grpo_sampling_
 infer_flow_shift_video 5.0; video_fps 24; rollout_size 352x624; clip_range 0.0001; adv_clip_max 5.0;
 timestep_fraction 1.0; updates_per_rollout 1; mini_batch_size_per_update 1; use_same_noise false;
 enable_timestep_permutation true; use_grad_balancing true; sde_type sage_grpo; kl_weight 1e-05; kl_min_coef 1e-07;
-kl_warmup_updates 100; kl_target none; kl_schedule two_stage; kl_compute_mode rollout_phase; use_moving_KL true;
+kl_warmup_updates 100; kl_target none; kl_schedule two_stage; use_moving_KL true;
 use_dual_kl true; dual_kl_moving_weight 1.0; dual_kl_step_weight 0.1; update_ref_model_step 10;
 reward_model videoalign_local; reward_weights {"VQ": 0.5, "MQ": 0.5, "TA": 1.0};
 remote_reward_url none; train_video_csv empty; valid_video_csv empty; save_interval 100; log_interval 1;
