@@ -318,12 +318,12 @@ def _build_state(
     config: Config, policy: Policy, rounds: Rounds, mesh: Mesh, timer: PhaseTimer, content: Mapping[str, str]
 ) -> RunState:
     """Build the algorithm and its optimizers, and gather what a checkpoint holds of them."""
-    run, reward, settings = config.run, config.reward, _deciding_settings(config, mesh.dp_size, content)
+    reward, settings = config.reward, _deciding_settings(config, mesh.dp_size, content)
     optimization = Optimization(
         trainable_parameters(policy.transformer),
         config.optimizer,
         sp_size=mesh.sp_size,
-        max_skipped=run.max_skipped_updates if run.nonfinite_update == "skip" else 0,
+        max_skipped=config.run.max_skipped_updates,
         ema=build_ema(config.optimizer, policy.transformer),
     )
     return RunState(

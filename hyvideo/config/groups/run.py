@@ -1,7 +1,6 @@
 """Where a run writes, how long it lasts, how it resumes and what it watches."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from hyvideo.config.setting import setting
 
@@ -37,12 +36,8 @@ class RunConfig:
     keep_every: int = setting(0, within="[0, inf)", unit="updates", decides=False)
     """Also keep the first checkpoint at or after each multiple of this. 0 keeps none."""
 
-    nonfinite_update: Literal["stop", "skip"] = setting("stop", decides=False)
-    """What an update that is not finite does, besides changing no weight. stop ends the run. skip counts the update
-    (update/skipped) and goes on."""
-
-    max_skipped_updates: int = setting(3, within="[1, inf)", decides=False, read_when="nonfinite_update = skip")
-    """Updates that may be skipped in a row. One more ends the run."""
+    max_skipped_updates: int = setting(0, within="[0, inf)", decides=False)
+    """Updates that may be skipped in a row because loss or gradient is not finite. One more ends the run."""
 
     async_save: bool = setting(False, decides=False)
     """Write checkpoints during the next round, from a copy in host memory."""

@@ -48,7 +48,7 @@ def test_it_is_the_average_with_its_ramp_and_the_training_does_not_see_it(
 
 
 def test_a_skipped_update_leaves_it(make_training: Callable[..., Run]):
-    training = make_training(ema_decay=0.5, nonfinite_update="skip")
+    training = make_training(ema_decay=0.5, max_skipped_updates=3)
     optimization = training.state.optimization
     before = {name: weight.clone() for name, weight in optimization.ema.state_dict().items()}
     for parameter in optimization.parameters.values():

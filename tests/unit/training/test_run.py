@@ -159,7 +159,7 @@ def infinite_gradients(training: Run, monkeypatch: Patch, steps: range) -> None:
 
 
 def test_an_update_that_is_not_finite_is_skipped_where_that_is_allowed(make_training: Make, monkeypatch: Patch):
-    training = make_training(max_steps=4, nonfinite_update="skip", max_skipped_updates=2)
+    training = make_training(max_steps=4, max_skipped_updates=2)
     infinite_gradients(training, monkeypatch, range(1, 3))
     training.train()
     rows = metrics_of(training)
@@ -172,7 +172,7 @@ def test_an_update_that_is_not_finite_is_skipped_where_that_is_allowed(make_trai
 def test_skipped_updates_move_neither_weights_nor_controller_and_too_many_in_a_row_end_the_run(
     make_training: Make, monkeypatch: Patch
 ):
-    training = make_training(max_steps=9, nonfinite_update="skip", max_skipped_updates=2)
+    training = make_training(max_steps=9, max_skipped_updates=2)
     before = weights_of(training)
     controller = training.algorithm.controller.state_dict()
     infinite_gradients(training, monkeypatch, range(9))
