@@ -353,10 +353,9 @@ def _open_journal(
     with all_or_none():
         console = Console(folder.path, rank=mesh.rank, log_interval=config.run.log_interval)
         metrics = _open_metrics(config, folder, state, console) if mesh.is_main else None
-    profile, steps = None, config.run.profile_steps
+    profile = None
     if config.run.profile:
-        place = folder.path / "profile"
-        profile = Profile(place, rank=mesh.rank, num_updates=steps, timer=timer, transformer=policy.transformer)
+        profile = Profile(folder.path / "profile", rank=mesh.rank, timer=timer, transformer=policy.transformer)
     peak = config.run.peak_tflops or matrix_peak_tflops(timer.device, policy.pipeline.autocast_dtype)
     return Journal(
         folder.path,
@@ -364,7 +363,7 @@ def _open_journal(
         metrics,
         Performance(policy, config, mesh, peak_tflops=peak, updates_per_round=state.algorithm.updates_per_round),
         profile,
-        Watchdog(timer, rank=mesh.rank, seconds=config.parallel.stuck_after),
+        Watchdog(timer, rank=mesh.rank, seconds=config.parallel.collective_timeout / 2),
         ReplayWatch(config),
         report=report,
     )

@@ -40,7 +40,5 @@ class ParallelConfig:
     """Compile the transformer's blocks. The first steps then take minutes."""
 
     collective_timeout: int = setting(1800, within="[1, 1e9]", unit="seconds", decides=False)
-    """The run fails when a rank keeps the others waiting for this long."""
-
-    stuck_after: int = setting(900, within="[0, 1e9]", unit="seconds", decides=False)
-    """Time in one phase after which a rank prints its threads' stacks, repeatedly. 0 is never."""
+    """The run fails when a rank keeps the others waiting for this long. After half of it in one phase a rank prints its
+    threads' stacks, repeatedly."""

@@ -45,9 +45,6 @@ class RunConfig:
     profile: bool = setting(False, decides=False)
     """After the first round, write profiler traces and a table of the phases to `profile/`."""
 
-    profile_steps: int = setting(2, within="[1, inf)", unit="updates", decides=False, read_when="profile = true")
-    """Least time over which profile averages the phases. It ends with a round."""
-
     peak_tflops: float | None = setting(None, within="(0, inf)", unit="10^12 operations per second", decides=False)
     """Peak of one device for perf/mfu_*. None uses the data sheet of a known GPU or measures."""
 

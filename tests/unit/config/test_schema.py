@@ -154,7 +154,7 @@ def test_what_decides_the_result_is_a_deciding_field(argv):
         ["--validation_interval", "0", "--valid_video_csv", "v.csv", "--validate_at_step0"],
         ["--sp_size", "4", "--dp_replicate", "2", "--enable_fsdp", "no"],
         ["--remote_reward_url", "http://other:8000", "--reference_mode_offload"],
-        ["--profile", "--profile_steps", "5", "--peak_tflops", "900"],
+        ["--profile", "--peak_tflops", "900"],
         ["--reward_async", "--reward_offload", "--reward_max_failed", "0.1", "--remote_reward_timeout", "9"],
     ],
 )

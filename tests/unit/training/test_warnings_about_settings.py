@@ -52,7 +52,6 @@ UNREAD = [
     (["--use_dual_kl", "no", "--dual_kl_moving_weight", "0"], "dual_kl_moving_weight 0", ["--use_dual_kl", "yes"]),
     (["--kl_schedule", "fixed", "--kl_coef", "1e-6"], "kl_coef 1e-06", ["--kl_schedule", "milder"]),
     (["--sde_type", "cps", "--sage_clamp", "0.1"], "sage_clamp 0.1", ["--sde_type", "sage_grpo"]),
-    (["--profile_steps", "3"], "profile_steps 3", ["--profile", "yes"]),
     (["--use_moving_KL", "no", "--update_ref_model_step", "5"], "update_ref_model_step 5", ["--use_moving_KL", "yes"]),
     (
         ["--enable_gradient_checkpointing", "no", "--activation_checkpointing", "selective"],
