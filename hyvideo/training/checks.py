@@ -363,8 +363,6 @@ def _model_problems(cfg: Config) -> Iterator[str]:
         yield f"pretrained_lora_path: there is no folder {path!r}"
     if cfg.optimizer.ema_decay and cfg.model.master_weight_type == "bf16" and not model.use_lora:
         yield "ema_decay averages bf16 weights, which would round most of it away: set master_weight_type to fp32"
-    if cfg.validation.validation_weights == "ema" and not cfg.optimizer.ema_decay:
-        yield "validation_weights is ema, but ema_decay is 0 and there is no average: set ema_decay, such as 0.99"
     if cfg.model.dtype == "fp32" and cfg.model.master_weight_type == "bf16":
         yield "dtype fp32 computes with fp32 weights, but master_weight_type is bf16: set both to one of them"
 

@@ -266,9 +266,12 @@ class Run:
         self.journal.write_report()
 
     def _validate(self) -> tuple[dict[str, float], Look | None]:
-        """Write this step's validation videos; returns the `valid/*` metrics, and what the guard looks at."""
+        """Write this step's validation videos; returns the `valid/*` metrics, and what the guard looks at.
+
+        The average of the weights samples where there is one, otherwise the policy.
+        """
         folder = self.folder.samples / f"step_{self.state.step}"
-        ema = self.state.optimization.ema if self.config.validation.validation_weights == "ema" else None
+        ema = self.state.optimization.ema
         with ema.in_place_of_policy() if ema else nullcontext():
             validated = self.validation(folder, self.state.step)
         self.journal.log_videos(self.state.step, folder)

@@ -26,7 +26,8 @@ class OptimizerConfig:
 
     ema_decay: float = setting(0.0, within="[0, 1)")
     """Keep an exponential average of the trained weights beside them, of which this share stays in every update, at
-    first less: (1 + n) / (10 + n) after n updates. It takes another copy of the trained weights. 0 keeps none."""
+    first less: (1 + n) / (10 + n) after n updates. Validation samples with it. It takes another copy of the trained
+    weights. 0 keeps none."""
 
     ema_offload: bool = setting(False, decides=False, read_when="ema_decay != 0.0", frees=EVERY_PHASE)
     """Keep the average on the CPU. Every update then copies the trained weights there."""

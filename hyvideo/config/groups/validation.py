@@ -1,7 +1,6 @@
 """When and how fixed prompts are sampled and scored during training."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from hyvideo.config.setting import setting
 
@@ -33,9 +32,6 @@ class ValidationConfig:
 
     validation_global_seed: int = setting(930, within="[0, 9223372036854775808)", decides=False)
     """Seed of the noise for prompts without one in the CSV."""
-
-    validation_weights: Literal["policy", "ema"] = setting("policy", decides=False)
-    """Weights that sample: the policy's, or their average (ema_decay)."""
 
     @property
     def is_on(self) -> bool:

@@ -61,11 +61,11 @@ def test_a_skipped_update_leaves_it(make_training: Callable[..., Run]):
 
 
 @pytest.mark.parametrize("use_lora", [False, True], ids=["full", "adapter"])
-def test_a_checkpoint_gives_policy_or_average_and_validation_samples_with_the_one_asked_for(
+def test_a_checkpoint_gives_policy_or_average_and_validation_samples_with_the_average(
     make_training: Callable[..., Run], tiny_root: Path, use_lora: bool
 ):
     settings = {"ema_decay": 0.5, "use_lora": use_lora, "max_steps": 2, "save_interval": 2, "validation_interval": 2}
-    training = make_training(validation_weights="ema", **settings)
+    training = make_training(**settings)
     training.train()
     optimization = training.state.optimization
     state = {False: weights_of(training), True: dict(optimization.ema.state_dict())}

@@ -60,7 +60,6 @@ def test_an_adapter_cannot_stand_where_ranks_join_a_videos_tokens(base):
             ["--sde_type", "cps", "--eta", "1.5"],
             "eta must be a finite number within [0, 1] for sde_type='cps', got 1.5",
         ),
-        (["--validation_weights", "ema"], "validation_weights is ema, but ema_decay is 0"),
         (["--ema_decay", "0.9", "--master_weight_type", "bf16"], "ema_decay averages bf16 weights"),
         (["--sde_type", "cps", "--grpo_sampling_steps", "1"], "none of the 1 denoising steps is stochastic"),
         (
