@@ -15,7 +15,6 @@ from hyvideo.config.setting import EVERY_PHASE
 from hyvideo.data.files import FULL, LOCK
 from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.observability.phase_timer import BETWEEN
-from hyvideo.training.guard import ReplayMismatchError
 from hyvideo.training.run import Run
 from hyvideo.training.stop_signal import listened_preemptions
 
@@ -40,7 +39,7 @@ def exit_status(error: Exception, run: Run | None) -> int:
     if isinstance(error, torch.OutOfMemoryError):
         console.error(out_of_memory(error, run.timer.phase, run.state.step, run.mesh.rank, run.config))
         raise SystemExit(1) from None
-    if isinstance(error, NonFiniteUpdateError | ReplayMismatchError | RewardFailureError | SaveError):
+    if isinstance(error, NonFiniteUpdateError | RewardFailureError | SaveError):
         # Their message says everything: no traceback, but that of a custom reward that failed on this rank.
         cause = error.__cause__
         if isinstance(error, RewardFailureError) and cause and not isinstance(cause, RewardFailureError):

@@ -206,10 +206,6 @@ def _validations(rows: Iterable[Mapping[str, float]]) -> list[float]:
     return [row["valid/reward"] for row in rows if math.isfinite(row.get("valid/reward", math.nan))]
 
 
-class ReplayMismatchError(RuntimeError):
-    """The replay differs from the rollout by more than `clip_range`, and `replay_mismatch` is `stop`."""
-
-
 class ReplayWatch:
     """Compares `ratio/max_deviation`, measured before the first update of each round, with `clip_range`.
 
@@ -223,23 +219,16 @@ class ReplayWatch:
         self._told = False
 
     def observe(self, metrics: Mapping[str, float]) -> str | None:
-        """Take the metrics of an update; return a warning the first time that the replay differs too much.
-
-        Raises:
-            ReplayMismatchError: it differs too much, and `replay_mismatch` is `stop`.
-        """
+        """Take the metrics of an update; return a warning the first time that the replay differs too much."""
         deviation, grpo = metrics.get("ratio/max_deviation", 0.0), self._config.grpo
         if self._told or deviation <= grpo.clip_range:
             return None
         self._told = True
-        message = (
+        return (
             f"ratio/max_deviation is {deviation:.1e} although no weight was changed since the rollout, more than "
             f"clip_range {grpo.clip_range:g}: replaying a denoising step does not give what the rollout recorded. "
             f"{self._cause()}"
         )
-        if grpo.replay_mismatch == "stop":
-            raise ReplayMismatchError(f"{message} The run stops because replay_mismatch is stop.")
-        return f"{message} Set replay_mismatch to stop where this must not happen."
 
     def _cause(self) -> str:
         """Name what in the settings lets a replay round otherwise than its rollout."""

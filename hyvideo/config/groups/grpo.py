@@ -32,9 +32,6 @@ class GrpoConfig:
     """Normalize the ratio at each step (GRPO-Guard, arXiv 2510.22319), so that it lies around 1 and its clip acts alike
     at all steps. It shrinks by the step's noise and needs a smaller clip_range."""
 
-    replay_mismatch: Literal["warn", "stop"] = setting("warn", decides=False, read_when="algorithm != nft")
-    """What happens when a replay without any update differs from its rollout by more than clip_range."""
-
     adv_clip_max: float = setting(5.0, within="(0, inf)", unit="standard deviations")
     """Largest magnitude of an advantage."""
 
