@@ -61,7 +61,7 @@ class GRPO(Algorithm):
         super().__init__(policy, optimization, config, timer)
         self.anchor = build_anchor(config, policy.transformer)
         self.controller = build_controller(config.kl)
-        norms = policy.gradient_norms(published=config.grpo.cps_equalizer == "published")
+        norms = policy.gradient_norms(published="cps_equalizer" in config.rollout.published)
         if config.grpo.ratio_norm:  # the normalized ratio's gradient by the velocity; GRPO-Guard divides by the step
             norms = torch.where(norms > 0, policy.sensitivity().abs().to(norms), 0)
         self.scales = equalizer_scales(norms) if config.grpo.use_grad_balancing else torch.ones_like(norms)

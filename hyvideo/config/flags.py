@@ -151,7 +151,8 @@ def range_text(knob: Knob) -> str:
 def _add_flag(group: argparse._ArgumentGroup, knob: Knob) -> None:
     """Add a knob's flag; its value stays raw text (a list of it for list knobs) and is absent when not given."""
     metavar = "{" + ",".join(knob.choices) + "}" if knob.choices else METAVARS[knob.kind]
-    arity = {bool: {"nargs": "?", "const": "true"}, list: {"nargs": "+"}}.get(knob.kind, {})
+    several = {"nargs": "*" if knob.choices else "+"}  # without a word it is empty
+    arity = {bool: {"nargs": "?", "const": "true"}, list: several}.get(knob.kind, {})
     facts = "; ".join(filter(None, [range_text(knob), f"default: {text_of(knob.default)}"]))
     others = (name for name, alias in ALIASES.items() if alias.is_name and alias.setting == knob.name)
     names = [f"--{name}" for name in (knob.name, *others)]

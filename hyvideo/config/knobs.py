@@ -37,7 +37,7 @@ class Knob:
     nested: bool
     """Whether a dict's values may be anything."""
     choices: tuple[str, ...]
-    """The allowed texts of an enumerated knob, otherwise empty."""
+    """The allowed texts, or words of a list; empty: any."""
     optional: bool
     """Whether None is a value."""
     default: object
@@ -48,7 +48,9 @@ class Knob:
     def expected(self) -> str:
         """What a value must be, in words, for error messages."""
         words = "a mapping (as text: JSON)" if self.nested else _EXPECTED[self.kind]
-        if self.choices:
+        if self.kind is list and self.choices:
+            words = f"some of {', '.join(self.choices)}"
+        elif self.choices:
             words = f"one of {', '.join(self.choices)}" if len(self.choices) > 1 else f"only {self.choices[0]!r}"
         return f"{words}, or none" if self.optional else words
 
@@ -75,8 +77,9 @@ def _read_schema() -> dict[str, Knob]:
             if optional:
                 (hint,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
             origin = typing.get_origin(hint)
-            choices = typing.get_args(hint) if origin is typing.Literal else ()
-            kind = str if choices else origin or hint
+            kind = str if origin is typing.Literal else origin or hint
+            inner = typing.get_args(hint)[0] if kind is list else hint
+            choices = typing.get_args(inner) if typing.get_origin(inner) is typing.Literal else ()
             nested = kind is dict and typing.get_args(hint)[1] is typing.Any
             default, doc = getattr(getattr(defaults, group.name), name), texts.get(name, "")
             knobs[name] = Knob(name, group.name, kind, nested, choices, optional, default, doc, facts[name])

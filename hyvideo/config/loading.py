@@ -196,6 +196,8 @@ def _prepared(knob: Knob, value: object) -> object:
         value = json.loads(value)
     if knob.kind is list and isinstance(value, str):
         value = [value]
+    if knob.kind is list and knob.choices and isinstance(value, list):
+        value = [word for word in knob.choices if word in value] + [word for word in value if word not in knob.choices]
     for leaf in _leaves(value):
         if isinstance(leaf, bool):
             raise ValueError("that is a boolean, as YAML reads yes, no, on and off too, unless they are quoted")

@@ -20,7 +20,7 @@ class SampleNoise:
         prompts: index of each sample's prompt, length B.
         generations: number of each sample within its prompt's group, length B.
         share_initial: samples of one prompt start from the same noise (`use_same_noise`).
-        repeat_initial: the starting noise is that of round 0 in every round (`initial_noise per_prompt`).
+        repeat_initial: the starting noise is that of round 0 in every round (`published prompt_noise`).
     """
 
     seeds: Sequence[int]

@@ -130,9 +130,10 @@ def _build_rewards(config: Config, device: torch.device) -> tuple[WeightedReward
         "prompt_csvs": [*config.data.train_video_csv, *config.data.valid_video_csv],
     }
     check_rewards(config.reward, **where)
-    reward, judging = get_reward_fn(config.reward, device, **where), judge_of(config.reward)
+    how = {"device": device, "crf": 25 if "crf_25" in config.rollout.published else 16, **where}
+    reward, judging = get_reward_fn(config.reward, **how), judge_of(config.reward)
     with about_the_guard():
-        return reward, get_reward_fn(judging, device, **where) if judging else None
+        return reward, get_reward_fn(judging, **how) if judging else None
 
 
 def check_weights(config: Config) -> None:

@@ -48,10 +48,6 @@ class GrpoConfig:
     use_grad_balancing: bool = setting(True, read_when="algorithm != nft")
     """Temporal gradient equalizer (paper Eq. 8-9): all steps' gradients get the same scale."""
 
-    cps_equalizer: Literal["own_gradient", "published"] = setting("own_gradient", read_when="sde_type = cps")
-    """Gradient by which the equalizer scales cps: that of its log-probability, or the reference's |d mean / d v| / std,
-    which widens the spread."""
-
     updates_per_rollout: int = setting(1, within="[1, inf)")
     """Updates of one round. Clipping and the velocity KL act only from the second on."""
 

@@ -41,9 +41,6 @@ class RewardConfig:
     reward_io: Literal["file", "memory"] = "file"
     """Rewards on video files read an mp4, as the published scorer does, or frames in memory."""
 
-    reward_video_crf: int = setting(16, within="[0, 51]", read_when="reward_io = file")
-    """Compression (x264's CRF) of the mp4 files that rewards read. 16 is visually lossless. The reference has 25."""
-
     reward_batch_size: int = setting(8, within="[1, inf)", frees=("reward", "validation"))
     """Videos scored in one pass, or sent in one request."""
 

@@ -45,9 +45,10 @@ class RolloutConfig:
     use_same_noise: bool = False
     """Start all videos of a prompt from the same noise."""
 
-    initial_noise: Literal["per_round", "per_prompt"] = "per_round"
-    """Where a video's first noise comes from. per_round draws it anew in every round. per_prompt repeats it for the
-    same prompt and place in the group, as the reference does."""
+    published: list[Literal["prompt_noise", "cps_equalizer", "crf_25"]] = setting([])
+    """Behaviours of the release instead of ours. prompt_noise: a prompt has the same first noises in every round.
+    cps_equalizer: cps is scaled by |d mean / d v| / std instead of its own gradient, which widens the spread. crf_25:
+    the mp4 files that rewards read are compressed by x264's CRF 25 instead of 16."""
 
     rollout_micro_batch_size: int = setting(1, within="[0, inf)", frees=("rollout", "validation"))
     """Videos that one rank denoises together; 0 is all. More are faster and take more memory."""

@@ -185,8 +185,10 @@ class WeightedReward:
         models: Sequence[RewardModel],
         config: RewardConfig,
         context: RewardContext,
+        *,
+        crf: int = 16,
     ) -> None:
-        self._config, self._context = config, context
+        self._config, self._context, self._crf = config, context, crf
         self.asynchronous, self.max_failed = config.reward_async, config.reward_max_failed
         given = [metric for model in models for metric in model.metrics]
         self._scorers: list[_Scorer] = []
@@ -214,7 +216,7 @@ class WeightedReward:
         config = self._config
         if config.reward_offload:
             self._move(self._context.device)
-        return Scoring(self._scorers, config.reward_batch_size, self._context.video_fps, config.reward_video_crf)
+        return Scoring(self._scorers, config.reward_batch_size, self._context.video_fps, self._crf)
 
     def finish(self, scoring: Scoring) -> Scores:
         """Wait for a round's scores; as `__call__`, to which it is equal whenever the videos came."""
@@ -273,11 +275,12 @@ def get_reward_fn(
     model_root: str | Path = "ckpts",
     video_fps: float = 24,
     prompt_csvs: Sequence[str] = (),
+    crf: int = 16,
 ) -> WeightedReward:
     """Build the rewards that `config`, the reward group of the configuration, names.
 
     Their networks run on `device`, with `reward_offload` only while they score. VideoAlign's weights lie below
-    `model_root` by default; `prompt_csvs` are the files of the prompts.
+    `model_root` by default; `prompt_csvs` are the files of the prompts, and `crf` is the compression of mp4 files.
 
     Raises:
         ValueError: an unknown reward (the known ones are listed), weights that do not fit it, missing weights, or a
@@ -291,7 +294,7 @@ def get_reward_fn(
         else RemoteReward(context, choice.name, choice.url)
         for choice in choices
     ]
-    return WeightedReward(choices, models, config, context)
+    return WeightedReward(choices, models, config, context, crf=crf)
 
 
 def build_reward(name: str, options: Mapping[str, Any], context: RewardContext) -> RewardModel:

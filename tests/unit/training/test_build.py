@@ -29,7 +29,7 @@ Make = Callable[..., Run]
     [("sage_grpo", False), ("dance_grpo", False), ("flow_grpo", False), ("cps", False), ("cps", True)],
 )
 def test_the_equalizer_is_that_of_the_runs_own_steps(make_training: Make, sde_type: str, published: bool):
-    form = {"cps_equalizer": "published"} if published else {}
+    form = {"published": "cps_equalizer"} if published else {}
     training = make_training(sde_type=sde_type, eta=0.3, sage_clamp=0.02, **form)
     scheduler = FlowMatchDiscreteScheduler(shift=3.0, sage_clamp=0.02)
     scheduler.set_timesteps(4)
