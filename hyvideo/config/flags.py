@@ -17,7 +17,7 @@ from hyvideo.config.outside import printable, with_home
 BOOLEANS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
 """Spelling of a boolean, in small letters -> its value."""
 
-METAVARS = {bool: "BOOL", int: "INT", float: "NUMBER", str: "TEXT", list: "TEXT", dict: "JSON"}
+METAVARS = {bool: "BOOL", int: "INT", float: "NUMBER", str: "TEXT", list: "TEXT", dict: "NAME=VALUE"}
 """Type of a knob -> the placeholder of its value in `--help`."""
 
 _ABOUT = (
@@ -152,7 +152,7 @@ def _add_flag(group: argparse._ArgumentGroup, knob: Knob) -> None:
     """Add a knob's flag; its value stays raw text (a list of it for list knobs) and is absent when not given."""
     metavar = "{" + ",".join(knob.choices) + "}" if knob.choices else METAVARS[knob.kind]
     several = {"nargs": "*" if knob.choices else "+"}  # without a word it is empty
-    arity = {bool: {"nargs": "?", "const": "true"}, list: several}.get(knob.kind, {})
+    arity = {bool: {"nargs": "?", "const": "true"}, list: several, dict: {"nargs": "+"}}.get(knob.kind, {})
     facts = "; ".join(filter(None, [range_text(knob), f"default: {text_of(knob.default)}"]))
     others = (name for name, alias in ALIASES.items() if alias.is_name and alias.setting == knob.name)
     names = [f"--{name}" for name in (knob.name, *others)]

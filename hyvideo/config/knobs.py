@@ -22,7 +22,7 @@ _EXPECTED = {
     float: "a number",
     str: "text",
     list: "a list of text",
-    dict: 'a mapping of names to numbers (as text: JSON such as {"VQ": 0.5})',
+    dict: "a mapping of names to numbers (as text: VQ=0.5 MQ=0.5, or JSON)",
 }
 
 
@@ -47,7 +47,7 @@ class Knob:
     @property
     def expected(self) -> str:
         """What a value must be, in words, for error messages."""
-        words = "a mapping (as text: JSON)" if self.nested else _EXPECTED[self.kind]
+        words = "a mapping (as text: name=value ..., or JSON)" if self.nested else _EXPECTED[self.kind]
         if self.kind is list and self.choices:
             words = f"some of {', '.join(self.choices)}"
         elif self.choices:

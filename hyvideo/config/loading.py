@@ -53,6 +53,8 @@ def load_config(argv: Sequence[str]) -> Config:
     for file in files:
         _merge_file(config, file)
     for name, text in sorted(values.items(), key=_aliases_first):
+        if name in KNOBS and KNOBS[name].kind is dict and len(text) == 1:
+            (text,) = text
         cleared = name in KNOBS and KNOBS[name].optional and str(text).strip().lower() in ("none", "null")
         _set(config, name, None if cleared else text, f"--{name}")
     cfg = OmegaConf.to_object(config)
@@ -193,13 +195,15 @@ def _prepared(knob: Knob, value: object) -> object:
     if knob.kind is bool:
         return BOOLEANS.get(str(value).strip().lower())
     if knob.kind is dict and isinstance(value, str):
-        value = json.loads(value)
+        value = json.loads(value) if value.lstrip().startswith(("{", "[")) else [value]
+    if knob.kind is dict and isinstance(value, list):
+        value = dict(map(_pair, value))
     if knob.kind is list and isinstance(value, str):
         value = [value]
     if knob.kind is list and knob.choices and isinstance(value, list):
         value = [word for word in knob.choices if word in value] + [word for word in value if word not in knob.choices]
     for leaf in _leaves(value):
-        if isinstance(leaf, bool):
+        if isinstance(leaf, bool) and not knob.nested:
             raise ValueError("that is a boolean, as YAML reads yes, no, on and off too, unless they are quoted")
         if isinstance(leaf, int) and leaf.bit_length() > 64:
             raise ValueError("it holds a whole number beyond 2^64")
@@ -208,6 +212,17 @@ def _prepared(knob: Knob, value: object) -> object:
                 raise ValueError("'${...}' and '???' are not expanded here: write the value itself")
             leaf.encode()  # refuses what no file can hold
     return with_home(value)
+
+
+def _pair(text: object) -> tuple[str, object]:
+    """Read `name=value`; the value is JSON, or else a text."""
+    name, equals, value = str(text).partition("=")
+    if not equals:
+        raise ValueError("that is not name=value")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
 
 
 def _leaves(value: object) -> Iterator[object]:

@@ -1,4 +1,4 @@
-"""The root of the configuration: `cfg.<group>.<field>`, eleven groups of documented knobs.
+"""The root of the configuration: `cfg.<group>.<field>`, ten groups of documented knobs.
 
 Field names are unique over all groups, so a flag is the bare field name (`--eta 0.5`) and a YAML file may be flat
 (`eta: 0.5`) or grouped (`rollout: {eta: 0.5}`). The string below each field is its manual, which `--help` prints, and
@@ -11,7 +11,6 @@ from hyvideo.config.groups.data import DataConfig
 from hyvideo.config.groups.grpo import GrpoConfig
 from hyvideo.config.groups.kl import KLConfig
 from hyvideo.config.groups.model import ModelConfig
-from hyvideo.config.groups.nft import NftConfig
 from hyvideo.config.groups.optimizer import OptimizerConfig
 from hyvideo.config.groups.parallel import ParallelConfig
 from hyvideo.config.groups.reward import RewardConfig
@@ -28,7 +27,6 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     grpo: GrpoConfig = field(default_factory=GrpoConfig)
-    nft: NftConfig = field(default_factory=NftConfig)
     kl: KLConfig = field(default_factory=KLConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)

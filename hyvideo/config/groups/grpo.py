@@ -13,8 +13,8 @@ class GrpoConfig:
     algorithm: str = "grpo"
     """grpo, nft (DiffusionNFT, arXiv 2509.16117), or `module:Class` for a subclass of Algorithm of your own."""
 
-    algorithm_options: dict[str, Any] | None = None
-    """Options that an algorithm of your own reads, as JSON."""
+    algorithm_options: dict[str, Any] | None = setting(None, read_when="algorithm != grpo")
+    """Options of nft (`NFTOptions` in hyvideo/algorithms/nft.py) or of an algorithm of your own."""
 
     batch_size: int = setting(2, within="[1, 65536]")
     """Videos per data-parallel rank and rollout. This or num_generations must divide the other."""
