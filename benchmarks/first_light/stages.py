@@ -131,7 +131,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "muon": ("--use_muon", "true"),
     "torchrun": ("--use_muon", "true", "--enable_fsdp", "true"),
     "offloads": (
-        *("--encoder_offload", "true", "--reward_offload", "true", "--reference_mode_offload", "true"),
+        *("--offload", "anchor", "reward", "encoders"),
         *("--async_save", "true", "--reward_async", "true"),
     ),
     "lora": (

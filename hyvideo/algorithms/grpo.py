@@ -311,7 +311,7 @@ def build_anchor(config: Config, transformer: nn.Module) -> WeightsCopy | None:
         return None
     if kind == "base":
         return BaseModel(transformer)
-    return copy_policy(transformer, offload=config.kl.reference_mode_offload)
+    return copy_policy(transformer, offload="anchor" in config.parallel.offload)
 
 
 def lambda_bounds(kl: KLConfig) -> tuple[float, float]:

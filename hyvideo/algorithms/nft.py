@@ -125,7 +125,7 @@ class NFT(Algorithm):
     def __init__(self, policy: Policy, optimization: Optimization, config: Config, timer: PhaseTimer) -> None:
         super().__init__(policy, optimization, config, timer)
         self.options = NFTOptions.of(config)
-        offload, transformer = config.kl.reference_mode_offload, policy.transformer
+        offload, transformer = "anchor" in config.parallel.offload, policy.transformer
         self.anchor = copy_policy(transformer, offload=offload)
         self.base: WeightsCopy | None = None
         if self.options.kl_weight:

@@ -53,6 +53,11 @@ ALIASES = {
     "post_train_type": Alias("algorithm"),
     "validation_video_length": Alias("validate_video_length"),
     "video_length": Alias("validate_video_length"),
+    "cpu_offload": Alias("offload", word="weights"),
+    "encoder_offload": Alias("offload", word="encoders"),
+    "reward_offload": Alias("offload", word="reward"),
+    "ema_offload": Alias("offload", word="ema"),
+    "reference_mode_offload": Alias("offload", word="anchor"),
     "lora_dropout": Alias(only=("0.0", "0")),  # it would change the replayed log-probabilities
     "reward_checkpoint_mode": Alias(only=("v3",)),
     "kl_compute_mode": Alias(only=("rollout_phase",)),

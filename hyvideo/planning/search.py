@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import Any, get_args
 
-from hyvideo.config.knobs import KNOBS, value_of
+from hyvideo.config.knobs import KNOBS, text_of, value_of
 from hyvideo.config.schema import Config
 from hyvideo.distributed.gpus import Gpu
 from hyvideo.distributed.layout import layout_of
@@ -94,12 +94,13 @@ class Search:
             ("reshard_after_forward", True),
             ("mini_batch_size_per_update", 1),
             ("rollout_micro_batch_size", 1),
-            ("reference_mode_offload", True),
-            ("reward_offload", True),
-            ("encoder_offload", True),
         ]
+        resting = config.parallel.offload
+        for word in ("anchor", "reward", "encoders"):
+            resting = resting + [word] * (word not in resting)
+            wanted.append(("offload", resting))
         if self._world_size == 1:  # more GPUs would rather hold a part of the weights each
-            wanted += [("enable_fsdp", True), ("cpu_offload", True)]
+            wanted += [("enable_fsdp", True), ("offload", resting + ["weights"] * ("weights" not in resting))]
         for name, value in wanted:
             if value_of(config, name) != value:
                 yield {name: value}
@@ -150,7 +151,7 @@ def misfit(plan: Plan, search: Search) -> str:
     if found is None:
         return f"{said} No change of its settings that was tried fits: use more GPUs, larger ones, or use_lora."
     changes, needed = found
-    flags = " ".join(f"--{name} {value}" for name, value in changes.items())
+    flags = " ".join(f"--{name} {text_of(value)}" for name, value in changes.items())
     return f"{said} The nearest that fits, with {needed:.1f} GiB: {flags}"
 
 

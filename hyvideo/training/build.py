@@ -130,7 +130,12 @@ def _build_rewards(config: Config, device: torch.device) -> tuple[WeightedReward
         "prompt_csvs": [*config.data.train_video_csv, *config.data.valid_video_csv],
     }
     check_rewards(config.reward, **where)
-    how = {"device": device, "crf": 25 if "crf_25" in config.rollout.published else 16, **where}
+    how = {
+        "device": device,
+        "offload": "reward" in config.parallel.offload,
+        "crf": 25 if "crf_25" in config.rollout.published else 16,
+        **where,
+    }
     reward, judging = get_reward_fn(config.reward, **how), judge_of(config.reward)
     with about_the_guard():
         return reward, get_reward_fn(judging, **how) if judging else None
@@ -231,7 +236,7 @@ def build_pipeline(config: Config, device: torch.device, mesh: Mesh) -> HunyuanV
     """Load the models of `config` onto `device`, the transformer ready for training, the rollout's steps set.
 
     The transformer's weights are sharded as `mesh` and `config.parallel` say, and each rank reads only its own shards;
-    encoders and VAE are whole everywhere, the encoders in host memory if `encoder_offload` says so.
+    encoders and VAE are whole everywhere, the encoders in host memory if `offload` says so.
 
     Raises:
         ValueError: weights are missing or do not fit.
@@ -247,11 +252,11 @@ def build_pipeline(config: Config, device: torch.device, mesh: Mesh) -> HunyuanV
         transformer_dtype=DTYPES[model.master_weight_type] if on_gpu else torch.float32,
         encoder_dtype=torch.float16 if on_gpu else torch.float32,
         device=device,
-        encoders_on=None if config.parallel.encoder_offload else device,
+        encoders_on=None if "encoders" in config.parallel.offload else device,
         prepare=partial(make_policy_of, config=config, mesh=mesh),
     )
     pipeline.autocast_dtype = compute_dtype(config, device.type)
-    pipeline.encoder_offload = config.parallel.encoder_offload
+    pipeline.encoder_offload = "encoders" in config.parallel.offload
     resting = pipeline.encoders if pipeline.encoder_offload else []
     for component in pipeline.components.values():
         placed = component in resting or (component is pipeline.transformer and is_sharded(config, mesh))
@@ -296,7 +301,7 @@ def make_policy_of(
             mesh.weights,
             compute_dtype=compute_dtype(config, mesh.weights.device_type),
             reshard_after_forward=parallel.reshard_after_forward,
-            cpu_offload=parallel.cpu_offload,
+            cpu_offload="weights" in parallel.offload,
         )
 
 
@@ -325,7 +330,7 @@ def _build_state(
         config.optimizer,
         sp_size=mesh.sp_size,
         max_skipped=config.run.max_skipped_updates,
-        ema=build_ema(config.optimizer, policy.transformer),
+        ema=build_ema(config, policy.transformer),
     )
     return RunState(
         transformer=policy.transformer,

@@ -205,9 +205,10 @@ def _check_steps(cfg: Config) -> None:
 def _sharding_problems(cfg: Config, world_size: int) -> Iterator[str]:
     """Settings of shards where there are none."""
     if not cfg.parallel.enable_fsdp:
-        for name, idle in (("dp_replicate", 1), ("cpu_offload", False)):
-            if getattr(cfg.parallel, name) != idle:
-                yield f"{name} is {getattr(cfg.parallel, name)}, but nothing is sharded: set enable_fsdp"
+        if cfg.parallel.dp_replicate != 1:
+            yield f"dp_replicate is {cfg.parallel.dp_replicate}, but nothing is sharded: set enable_fsdp"
+        if "weights" in cfg.parallel.offload:
+            yield "offload has weights, but nothing is sharded: set enable_fsdp"
 
 
 def _video_problems(cfg: Config, vae_spatial: int, vae_temporal: int) -> Iterator[str]:
@@ -396,7 +397,7 @@ def _weights(config: Config) -> Iterator[str]:
         yield (
             f"master_weight_type is bf16 and all weights are trained at learning_rate {rate:g}: most updates are "
             "rounded away (60 equal ones at 1e-5 changed 2 % of a matrix with Muon, 16 % with AdamW, in fp32 all of "
-            "it). Use fp32 with more ranks or cpu_offload, or use_lora, whose weights are fp32 always."
+            "it). Use fp32 with more ranks, offload weights, or use_lora, whose weights are fp32 always."
         )
     if model.use_lora and rate <= OptimizerConfig.learning_rate:  # the default
         yield (

@@ -63,7 +63,7 @@ def out_of_memory_loading(error: torch.OutOfMemoryError) -> str:
     """Return the message for a GPU that cannot hold the models."""
     return (
         f"out of GPU memory while the models were loaded: {_cause(error)} More ranks (smaller shards), "
-        "use_lora (and with it alone master_weight_type bf16), encoder_offload and reward_offload need less. "
+        "use_lora (and with it alone master_weight_type bf16), offload encoders and reward need less. "
         "`python -m scripts.plan` with the run's flags says what fits."
     )
 

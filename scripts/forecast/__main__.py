@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
 
     disable_progress_bar()
     try:
-        with process_group(config.parallel.collective_timeout, of_one=config.parallel.cpu_offload):
+        with process_group(config.parallel.collective_timeout, of_one="weights" in config.parallel.offload):
             write_forecast(arguments, config)
     except (ValueError, OSError, RewardFailureError, NonFiniteUpdateError) as error:
         if os.environ.get("RANK", "0") == "0":  # all ranks have the same to say

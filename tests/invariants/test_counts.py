@@ -24,7 +24,7 @@ METHOD = {
     "mini_batch_size_per_update": DEFAULTS.grpo.mini_batch_size_per_update,
     "updates_per_rollout": DEFAULTS.grpo.updates_per_rollout,
     "update_ref_model_step": DEFAULTS.kl.update_ref_model_step,
-    "reference_mode_offload": DEFAULTS.kl.reference_mode_offload,
+    "offload": DEFAULTS.parallel.offload,
 }
 """The default method on one process: one prompt and its group of four videos per round."""
 

@@ -32,10 +32,6 @@ class KLConfig:
     """Share of the trained steps that is compared with the anchor. Each weighs more in return, so that the position
     term keeps its mean but becomes noisier. 0.5 halves the anchor's pass."""
 
-    reference_mode_offload: bool = setting(False, decides=False, frees=("rollout", "update"))
-    """Keep the anchor, or the old policy of nft, on the CPU while it does not compute. This saves GPU memory and costs
-    transfers."""
-
     kl_schedule: Literal["fixed", "two_stage", "milder"] = setting("two_stage", read_when="algorithm != nft")
     """fixed keeps lambda at kl_weight. two_stage warms it up, then steers the KL towards kl_target. milder does so
     below a tenth of kl_weight."""

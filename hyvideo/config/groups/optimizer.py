@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from hyvideo.config.setting import EVERY_PHASE, setting
+from hyvideo.config.setting import setting
 
 
 @dataclass
@@ -28,6 +28,3 @@ class OptimizerConfig:
     """Keep an exponential average of the trained weights beside them, of which this share stays in every update, at
     first less: (1 + n) / (10 + n) after n updates. Validation samples with it. It takes another copy of the trained
     weights. 0 keeps none."""
-
-    ema_offload: bool = setting(False, decides=False, read_when="ema_decay != 0.0", frees=EVERY_PHASE)
-    """Keep the average on the CPU. Every update then copies the trained weights there."""

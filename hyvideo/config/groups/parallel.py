@@ -24,11 +24,12 @@ class ParallelConfig:
     """Free a block's gathered weights after each forward pass. Keeping them saves communication but takes the whole
     model's memory."""
 
-    cpu_offload: bool = setting(False, decides=False)
-    """Keep sharded weights, gradients and optimizer state in host memory. This is slow."""
-
-    encoder_offload: bool = setting(False, decides=False, frees=EVERY_PHASE)
-    """Keep text and vision encoders on the CPU while they do not encode. This saves 14 GiB."""
+    offload: list[Literal["anchor", "reward", "encoders", "ema", "weights"]] = setting(
+        [], decides=False, frees=EVERY_PHASE
+    )
+    """What rests in host memory while it does not compute, which costs transfers. anchor: also the old policy of nft.
+    encoders: of text and images, 14 GiB. ema: every update copies the trained weights there. weights: shards, gradients
+    and optimizer state, which is slow."""
 
     activation_checkpointing: Literal["full", "selective", "cheap", "elementwise"] = setting(
         "full", decides=False, read_when="enable_gradient_checkpointing = true", frees=("update",)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hyvideo.config.setting import EVERY_PHASE, setting
+from hyvideo.config.setting import setting
 
 
 @dataclass
@@ -46,9 +46,6 @@ class RewardConfig:
 
     reward_async: bool = setting(False, decides=False)
     """Score videos while the next ones are sampled. This is faster where a server or another device scores."""
-
-    reward_offload: bool = setting(False, decides=False, frees=EVERY_PHASE)
-    """Keep rewards on the CPU while they do not score. This saves GPU memory and costs transfers."""
 
     reward_max_failed: float = setting(0.5, within="[0, 1]", decides=False)
     """Share of a round's videos that may lack a score. Above it the run stops."""

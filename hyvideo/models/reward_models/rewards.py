@@ -186,9 +186,10 @@ class WeightedReward:
         config: RewardConfig,
         context: RewardContext,
         *,
+        offload: bool = False,
         crf: int = 16,
     ) -> None:
-        self._config, self._context, self._crf = config, context, crf
+        self._config, self._context, self._offload, self._crf = config, context, offload, crf
         self.asynchronous, self.max_failed = config.reward_async, config.reward_max_failed
         given = [metric for model in models for metric in model.metrics]
         self._scorers: list[_Scorer] = []
@@ -202,7 +203,7 @@ class WeightedReward:
             self._scorers.append(_Scorer(choice, model, names, reads_files, threads))
             weights = {names[metric]: choice.weight * weight for metric, weight in choice.sub_reward.items()}
             self.weights |= {name: weight for name, weight in weights.items() if weight != 0}
-        if config.reward_offload:
+        if offload:
             self._move("cpu")
 
     def __call__(self, videos: Tensor, prompts: Sequence[str]) -> Scores:
@@ -214,7 +215,7 @@ class WeightedReward:
     def begin(self) -> Scoring:
         """Start scoring a round whose videos arrive in parts: `add` them, then `finish`."""
         config = self._config
-        if config.reward_offload:
+        if self._offload:
             self._move(self._context.device)
         return Scoring(self._scorers, config.reward_batch_size, self._context.video_fps, self._crf)
 
@@ -223,7 +224,7 @@ class WeightedReward:
         try:
             metrics, applies = scoring.result()
         finally:
-            if self._config.reward_offload:
+            if self._offload:
                 self._move("cpu")
         weighted = Scores(metrics, torch.empty(0), self.weights, applies).weighted()
         total = torch.stack([weight * weighted[name] for name, weight in self.weights.items()]).sum(0)
@@ -275,11 +276,12 @@ def get_reward_fn(
     model_root: str | Path = "ckpts",
     video_fps: float = 24,
     prompt_csvs: Sequence[str] = (),
+    offload: bool = False,
     crf: int = 16,
 ) -> WeightedReward:
     """Build the rewards that `config`, the reward group of the configuration, names.
 
-    Their networks run on `device`, with `reward_offload` only while they score. VideoAlign's weights lie below
+    Their networks run on `device`, with `offload` only while they score. VideoAlign's weights lie below
     `model_root` by default; `prompt_csvs` are the files of the prompts, and `crf` is the compression of mp4 files.
 
     Raises:
@@ -294,7 +296,7 @@ def get_reward_fn(
         else RemoteReward(context, choice.name, choice.url)
         for choice in choices
     ]
-    return WeightedReward(choices, models, config, context, crf=crf)
+    return WeightedReward(choices, models, config, context, offload=offload, crf=crf)
 
 
 def build_reward(name: str, options: Mapping[str, Any], context: RewardContext) -> RewardModel:

@@ -83,7 +83,7 @@ def test_an_adapter_cannot_stand_where_ranks_join_a_videos_tokens(base):
         (["--resume_may_change", "eta", "lr"], "resume_may_change: 'lr' is not a setting; the nearest is 'lora_r'"),
         (["--run_name", "../escape"], "run_name must be one folder name"),
         (["--output_dir="], "output_dir is empty"),
-        (["--cpu_offload", "--enable_fsdp", "no"], "cpu_offload is True, but nothing is sharded: set enable_fsdp"),
+        (["--cpu_offload", "--enable_fsdp", "no"], "offload has weights, but nothing is sharded: set enable_fsdp"),
         (["--learning_rate", "inf"], "learning_rate is inf, but must lie in (0, inf)"),
     ],
 )

@@ -33,5 +33,5 @@ def test_the_message_names_phase_update_rank_and_present_values():
 def test_a_gpu_that_cannot_hold_the_models_is_told_what_needs_less():
     text = out_of_memory_loading(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore"))
     assert "while the models were loaded: CUDA out of memory. Tried to allocate 2.00 GiB. More ranks" in text
-    assert "use_lora (and with it alone master_weight_type bf16), encoder_offload and reward_offload need less" in text
+    assert "use_lora (and with it alone master_weight_type bf16), offload encoders and reward need less" in text
     assert text.endswith("says what fits.")

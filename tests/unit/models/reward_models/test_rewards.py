@@ -244,8 +244,8 @@ def test_an_offloaded_reward_is_on_its_device_only_while_it_scores_and_others_do
     settled = reward_of()
     settled(grey_videos(1), ["a"])
     assert model_of(settled).devices == []
-    config = RewardConfig(reward_model="brightness", reward_weights={"length": 1.0}, reward_offload=True)
-    reward = get_reward_fn(config, "meta")
+    config = RewardConfig(reward_model="brightness", reward_weights={"length": 1.0})
+    reward = get_reward_fn(config, "meta", offload=True)
     assert model_of(reward).devices == ["cpu"]
     reward(grey_videos(1), ["a"])
     assert model_of(reward).devices == ["cpu", "meta", "cpu"]
