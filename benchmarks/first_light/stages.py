@@ -138,7 +138,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         *("--use_lora", "true", "--learning_rate", "1e-4", "--sde_window", "sliding", "--sde_window_size", "2"),
         *("--use_muon", "false"),
     ),
-    "elementwise": (*("--enable_gradient_checkpointing", "true", "--activation_checkpointing", "elementwise"),),
+    "elementwise": ("--activation_checkpointing", "elementwise"),
     "compiled": ("--enable_compile", "true", "--max_steps", "2"),
 }
 
@@ -193,7 +193,7 @@ def large_run(place: Place, name: str) -> Config:
             *("--dtype", "bf16", "--cfg_scale", "6", "--rollout_size", size, "--sample_n_frames", frames),
             *("--num_generations", "2", "--batch_size", "2", "--learning_rate", "1e-5"),
             *("--rollout_micro_batch_size", "1", "--mini_batch_size_per_update", "1", "--updates_per_rollout", "1"),
-            *("--enable_gradient_checkpointing", "true", "--update_ref_model_step", "100", "--max_steps", "100"),
+            *("--activation_checkpointing", "full", "--update_ref_model_step", "100", "--max_steps", "100"),
             *("--validation_interval", "0"),
             *("--output_dir", str(place.folder / name), *LARGE[name]),
         ]

@@ -53,6 +53,7 @@ ALIASES = {
     "post_train_type": Alias("algorithm"),
     "validation_video_length": Alias("validate_video_length"),
     "video_length": Alias("validate_video_length"),
+    "enable_gradient_checkpointing": Alias("activation_checkpointing", off="none"),
     "cpu_offload": Alias("offload", word="weights"),
     "encoder_offload": Alias("offload", word="encoders"),
     "reward_offload": Alias("offload", word="reward"),

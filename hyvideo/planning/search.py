@@ -86,10 +86,9 @@ class Search:
 
     def _remedies(self) -> Iterator[dict[str, Any]]:
         config = self._config
-        levels, recomputed = get_args(Recomputed)[::-1], config.parallel.activation_checkpointing
+        levels, recomputed = ("none", *get_args(Recomputed)[::-1]), config.parallel.activation_checkpointing
         wanted = [
             ("enable_fsdp", self._world_size > 1 or config.parallel.enable_fsdp),
-            ("enable_gradient_checkpointing", True),
             *(("activation_checkpointing", level) for level in levels[levels.index(recomputed) :]),
             ("reshard_after_forward", True),
             ("mini_batch_size_per_update", 1),

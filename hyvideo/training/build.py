@@ -286,7 +286,7 @@ def make_policy_of(
     model, parallel = config.model, config.parallel
     prepare_policy(
         install_attention(transformer, mesh.sp_group, mesh.guidance_group),
-        gradient_checkpointing=model.enable_gradient_checkpointing,
+        gradient_checkpointing=parallel.activation_checkpointing != "none",
         recompute=parallel.activation_checkpointing,
         lora=configured_adapter(model),
         pretrained_lora_path=model.pretrained_lora_path,

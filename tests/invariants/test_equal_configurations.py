@@ -41,7 +41,7 @@ def test_equal_runs_are_equal_bit_for_bit(train: Callable[..., list[Row]]):
 
 
 OTHERWISE = {
-    **{"enable_gradient_checkpointing": True, "reference_mode_offload": True, "encoder_offload": True},
+    **{"activation_checkpointing": "full", "offload": ["anchor", "encoders"]},
     **{"save_interval": 2, "validation_interval": 2, "validate_at_step0": True},
     **{"batch_size": 2, "gradient_accumulation_steps": 2, "log_interval": 5},
 }

@@ -26,9 +26,6 @@ class ModelConfig:
     """Precision of the transformer's weights and optimizer state. bf16 halves their memory but needs use_lora, because
     it rounds most updates away."""
 
-    enable_gradient_checkpointing: bool = setting(True, decides=False, frees=("update",))
-    """Recompute activations in the backward pass. This saves much memory for a third more work."""
-
     use_lora: bool = False
     """Train low-rank adapters instead of all weights. configs/lora.yaml has fitting settings."""
 

@@ -31,11 +31,12 @@ class ParallelConfig:
     encoders: of text and images, 14 GiB. ema: every update copies the trained weights there. weights: shards, gradients
     and optimizer state, which is slow."""
 
-    activation_checkpointing: Literal["full", "selective", "cheap", "elementwise"] = setting(
-        "full", decides=False, read_when="enable_gradient_checkpointing = true", frees=("update",)
+    activation_checkpointing: Literal["none", "full", "selective", "cheap", "elementwise"] = setting(
+        "full", decides=False, frees=("update",)
     )
-    """Recompute whole blocks, all but attention (selective), also not the second feed-forward layer (cheap), or no
-    matrix product (elementwise). That keeps 1, 2 and 10 tensors per block."""
+    """What of a block the backward pass computes again: nothing, all (a third more work for much less memory), all but
+    attention (selective), also not the second feed-forward layer (cheap), or no matrix product (elementwise). The last
+    three keep 1, 2 and 10 tensors per block."""
 
     enable_compile: bool = setting(False, decides=False)
     """Compile the transformer's blocks. The first steps then take minutes."""

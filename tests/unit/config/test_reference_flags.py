@@ -65,6 +65,26 @@ def test_no_flag_of_ours_is_hidden():
     assert {alias.setting for alias in ALIASES.values()} <= {"", *KNOBS}
 
 
+def test_a_switch_of_the_release_sets_a_word_of_ours_and_our_own_name_counts_more(tmp_path: Path):
+    (tmp_path / "run.yaml").write_text("parallel: {offload: [ema]}\nmodel: {enable_gradient_checkpointing: false}")
+    file = ["--config", str(tmp_path / "run.yaml")]
+
+    def loaded(*flags: str) -> tuple[str, list[str]]:
+        parallel = load_config([*file, *flags]).parallel
+        return parallel.activation_checkpointing, parallel.offload
+
+    assert loaded() == ("none", ["ema"])
+    assert loaded("--reference_mode_offload", "True", "--cpu_offload") == ("none", ["anchor", "ema", "weights"])
+    assert loaded("--ema_offload", "no", "--enable_gradient_checkpointing") == ("full", [])
+    assert loaded("--activation_checkpointing", "cheap", "--enable_gradient_checkpointing") == ("cheap", ["ema"])
+    assert loaded("--offload", "reward", "--encoder_offload", "true") == ("none", ["reward"])
+    assert loaded("--offload") == ("none", [])
+    with pytest.raises(ValueError, match="--ema_offload: expected true or false; received 'maybe'"):
+        loaded("--ema_offload", "maybe")
+    with pytest.raises(ValueError, match="--offload: expected some of anchor, reward, .*; received .'models'"):
+        loaded("--offload", "models")
+
+
 @pytest.mark.parametrize(
     ("name", "value", "other"),
     [

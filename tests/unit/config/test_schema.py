@@ -17,7 +17,7 @@ REFERENCE_DEFAULTS = dict(
     for pair in """
 pretrained_model_root ./ckpts; pretrained_transformer_version 480p_t2v; learning_rate 1e-05; weight_decay 0.01;
 max_steps 10000; gradient_accumulation_steps 1; max_grad_norm 1.0; batch_size 2; num_generations 4; sp_size 1;
-dp_replicate 1; enable_fsdp true; enable_gradient_checkpointing true; master_weight_type fp32; dtype bf16;
+dp_replicate 1; enable_fsdp true; master_weight_type fp32; dtype bf16;
 use_muon true; seed 42; eta 0.5; sage_clamp 0.003; cfg_scale 6.0; grpo_sampling_steps 20; sample_n_frames 81;
 infer_flow_shift_video 5.0; video_fps 24; rollout_size 352x624; clip_range 0.0001; adv_clip_max 5.0;
 timestep_fraction 1.0; updates_per_rollout 1; mini_batch_size_per_update 1; use_same_noise false;

@@ -70,12 +70,11 @@ def test_prompts_that_are_edited_while_the_models_load_count_as_they_were_read(
     assert training.state.settings[f"the content of {csv}"] == read
 
 
-@pytest.mark.parametrize("recomputed", [None, "full", "selective", "cheap", "elementwise"])
-def test_blocks_are_recomputed_as_asked(make_training: Make, recomputed: str | None):
-    chosen = {"enable_gradient_checkpointing": recomputed is not None, "activation_checkpointing": recomputed}
-    for block in make_training(**chosen).policy.transformer.transformer_blocks:
-        assert (getattr(block.forward, "func", None) is checkpoint) == (recomputed is not None)
-        assert ("context_fn" in getattr(block.forward, "keywords", ())) == (recomputed not in (None, "full"))
+@pytest.mark.parametrize("recomputed", ["none", "full", "selective", "cheap", "elementwise"])
+def test_blocks_are_recomputed_as_asked(make_training: Make, recomputed: str):
+    for block in make_training(activation_checkpointing=recomputed).policy.transformer.transformer_blocks:
+        assert (getattr(block.forward, "func", None) is checkpoint) == (recomputed != "none")
+        assert ("context_fn" in getattr(block.forward, "keywords", ())) == (recomputed not in ("none", "full"))
 
 
 @pytest.mark.parametrize("compiled", [False, True])

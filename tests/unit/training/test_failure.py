@@ -25,7 +25,7 @@ def test_the_message_names_phase_update_rank_and_present_values():
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
     text = out_of_memory(error, "update", 41, 3, Config())
     assert "rank 3 in phase 'update', update 42: CUDA out of memory. Tried to allocate 2.00 GiB." in text
-    assert "mini_batch_size_per_update (now 1), enable_gradient_checkpointing (now True)" in text
+    assert "mini_batch_size_per_update (now 1), activation_checkpointing (now full)" in text
     assert "more" not in text
     assert "validation_fixed_size (now " in out_of_memory(error, BETWEEN, 41, 3, Config())
 

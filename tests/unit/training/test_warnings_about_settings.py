@@ -53,11 +53,6 @@ UNREAD = [
     (["--kl_schedule", "fixed", "--kl_coef", "1e-6"], "kl_coef 1e-06", ["--kl_schedule", "milder"]),
     (["--sde_type", "cps", "--sage_clamp", "0.1"], "sage_clamp 0.1", ["--sde_type", "sage_grpo"]),
     (["--use_moving_KL", "no", "--update_ref_model_step", "5"], "update_ref_model_step 5", ["--use_moving_KL", "yes"]),
-    (
-        ["--enable_gradient_checkpointing", "no", "--activation_checkpointing", "selective"],
-        "activation_checkpointing selective",
-        ["--enable_gradient_checkpointing", "yes"],
-    ),
 ]
 
 
