@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 from hyvideo.config.flags import Parser
-from hyvideo.config.knobs import KNOBS
 from hyvideo.config.outside import complain, in_words, say_loading
+from hyvideo.config.settings import SETTINGS
 from hyvideo.evaluation.jobs import FILE_NAMES
 from hyvideo.evaluation.original_command import add_original_flags, boolean, translate
 from hyvideo.models.model_folder import check_layout
@@ -63,7 +63,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     add("--aspect_ratio", help="WIDTH:HEIGHT where --fixed_size is not given; default 16:9, or that of the image")
     add("--video_length", type=int, help="frames, 4 n + 1")
     add("--fps", type=int, default=24, help="frames per second of the file; default 24")
-    steps = sorted(["ode", *KNOBS["sde_type"].choices])
+    steps = sorted(["ode", *SETTINGS["sde_type"].choices])
     add("--sde_type", default="ode", choices=steps, help="denoising step: ode, or one of the rollout's")
     add("--eta", type=float, help="noise level of the other sde types; default 0.5")
     add("--sp_size", type=int, default=1, help="processes that share one video (torchrun); default 1")

@@ -1,4 +1,4 @@
-"""The command line, made from the schema: one flag per knob, and the manual that `--help` prints.
+"""The command line, made from the schema: one flag per setting, and the manual that `--help` prints.
 
 Flags of the release that have another name here, or set nothing, are taken too: its commands run as they are.
 """
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
-from hyvideo.config.knobs import GROUPS, KNOBS, Knob, text_of
 from hyvideo.config.outside import printable, with_home
+from hyvideo.config.settings import GROUPS, SETTINGS, Setting, text_of
 
 BOOLEANS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
 """Spelling of a boolean, in small letters -> its value."""
 
 METAVARS = {bool: "BOOL", int: "INT", float: "NUMBER", str: "TEXT", list: "TEXT", dict: "NAME=VALUE"}
-"""Type of a knob -> the placeholder of its value in `--help`."""
+"""Type of a setting -> the placeholder of its value in `--help`."""
 
 _ABOUT = (
     "Every flag is also a key of the YAML files, by itself or under its group. Values come from the schema's defaults, "
@@ -144,9 +144,9 @@ class TeachingParser(Parser):
         raise ValueError(f"{message} (a value that begins with '-' is written --flag=value; --help lists all flags)")
 
 
-def range_text(knob: Knob) -> str:
+def range_text(setting: Setting) -> str:
     """Return what a number must be, such as `> 0, seconds`; empty for settings that are none."""
-    within, unit = knob.facts.within, knob.facts.unit
+    within, unit = setting.within, setting.unit
     if within.endswith("inf)"):
         within = f"{'>' if within[0] == '(' else '>='} {within[1:].partition(',')[0]}"
     elif within:
@@ -154,20 +154,20 @@ def range_text(knob: Knob) -> str:
     return f"{within}, {unit}" if unit else within
 
 
-def _add_flag(group: argparse._ArgumentGroup, knob: Knob) -> None:
-    """Add a knob's flag; its value stays raw text (a list of it for list knobs) and is absent when not given."""
-    metavar = "{" + ",".join(knob.choices) + "}" if knob.choices else METAVARS[knob.kind]
-    several = {"nargs": "*" if knob.choices else "+"}  # without a word it is empty
-    arity = {bool: {"nargs": "?", "const": "true"}, list: several, dict: {"nargs": "+"}}.get(knob.kind, {})
-    facts = "; ".join(filter(None, [range_text(knob), f"default: {text_of(knob.default)}"]))
-    others = (name for name, alias in ALIASES.items() if alias.is_name and alias.setting == knob.name)
-    names = [f"--{name}" for name in (knob.name, *others)]
-    text = f"{knob.doc} [{facts}]".replace("%", "%%")
-    group.add_argument(*names, dest=knob.name, metavar=metavar, default=argparse.SUPPRESS, help=text, **arity)
+def _add_flag(group: argparse._ArgumentGroup, setting: Setting) -> None:
+    """Add a setting's flag; its value stays raw text (a list of it for list settings) and is absent when not given."""
+    metavar = "{" + ",".join(setting.choices) + "}" if setting.choices else METAVARS[setting.kind]
+    several = {"nargs": "*" if setting.choices else "+"}  # without a word it is empty
+    arity = {bool: {"nargs": "?", "const": "true"}, list: several, dict: {"nargs": "+"}}.get(setting.kind, {})
+    facts = "; ".join(filter(None, [range_text(setting), f"default: {text_of(setting.default)}"]))
+    others = (name for name, alias in ALIASES.items() if alias.is_name and alias.setting == setting.name)
+    names = [f"--{name}" for name in (setting.name, *others)]
+    text = f"{setting.doc} [{facts}]".replace("%", "%%")
+    group.add_argument(*names, dest=setting.name, metavar=metavar, default=argparse.SUPPRESS, help=text, **arity)
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of `--config` and all knobs, grouped as the schema is.
+    """The parser of `--config` and all settings, grouped as the schema is.
 
     Its errors are ValueErrors; `-h` and `--help` print the manual and exit with 0.
     """
@@ -188,9 +188,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     for name, about in GROUPS.items():
         group = parser.add_argument_group(name, about)
-        for knob in KNOBS.values():
-            if knob.group == name:
-                _add_flag(group, knob)
+        for setting in SETTINGS.values():
+            if setting.group == name:
+                _add_flag(group, setting)
     for name, alias in ALIASES.items():
         if not alias.is_name:
             switch = {} if alias.only else {"nargs": "?", "const": "true"}

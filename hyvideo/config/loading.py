@@ -10,9 +10,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hyvideo.config.flags import ALIASES, BOOLEANS, OWN_SIZES, SYNONYMS, build_parser
-from hyvideo.config.knobs import GROUPS, KNOBS, Knob, nearest
 from hyvideo.config.outside import read_file, with_home
 from hyvideo.config.schema import Config
+from hyvideo.config.settings import GROUPS, SETTINGS, Setting, nearest
 
 _UNREADABLE = (
     *(OSError, yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError),
@@ -41,7 +41,7 @@ def load_config(argv: Sequence[str]) -> Config:
             advice = "it follows no flag (quote a value that contains spaces)"
             raise ValueError(f"unexpected value {_shown(rest[0])}: {advice}")
         unknown = [text for text in rest if text.startswith("--")] or rest[:1]
-        told = [f"{_shown(text)}; {_advice(text.lstrip('-').partition('=')[0], KNOBS, '--{}')}" for text in unknown]
+        told = [f"{_shown(text)}; {_advice(text.lstrip('-').partition('=')[0], SETTINGS, '--{}')}" for text in unknown]
         if len(told) == 1:
             raise ValueError(f"unknown flag {told[0]} (--help lists all)")
         raise ValueError("\n  ".join([f"{len(told)} unknown flags (--help lists all):", *told]))
@@ -53,9 +53,9 @@ def load_config(argv: Sequence[str]) -> Config:
     for file in files:
         _merge_file(config, file)
     for name, text in sorted(values.items(), key=_aliases_first):
-        if name in KNOBS and KNOBS[name].kind is dict and len(text) == 1:
+        if name in SETTINGS and SETTINGS[name].kind is dict and len(text) == 1:
             (text,) = text
-        cleared = name in KNOBS and KNOBS[name].optional and str(text).strip().lower() in ("none", "null")
+        cleared = name in SETTINGS and SETTINGS[name].optional and str(text).strip().lower() in ("none", "null")
         _set(config, name, None if cleared else text, f"--{name}")
     cfg = OmegaConf.to_object(config)
     if own_size:
@@ -116,23 +116,23 @@ def _entries(content: Mapping[object, object], path: str) -> Iterator[tuple[str,
     """Yield (where it stands, name, value) of every setting and alias in a file's content."""
     for key, value in content.items():
         if key not in GROUPS:
-            yield f"{path}: {key}", _known(key, path, (*KNOBS, *GROUPS)), value
+            yield f"{path}: {key}", _known(key, path, (*SETTINGS, *GROUPS)), value
             continue
         if not isinstance(value, Mapping | None):
             raise ValueError(f"{path}: {key} is a group and expects settings below it; received {_shown(value)}")
-        names = [knob.name for knob in KNOBS.values() if knob.group == key]
-        for name, setting in (value or {}).items():
+        names = [setting.name for setting in SETTINGS.values() if setting.group == key]
+        for name, inner in (value or {}).items():
             known = _known(name, f"{path}: {key}", names)
-            if known in KNOBS and KNOBS[known].group != key:
-                raise ValueError(f"{path}: {name} belongs to group {KNOBS[known].group}; received under {key}")
-            yield f"{path}: {key}.{name}", known, setting
+            if known in SETTINGS and SETTINGS[known].group != key:
+                raise ValueError(f"{path}: {name} belongs to group {SETTINGS[known].group}; received under {key}")
+            yield f"{path}: {key}.{name}", known, inner
 
 
 def _known(key: object, where: str, candidates: Sequence[str]) -> str:
     """The setting or alias that a YAML key names, or an error that names the nearest candidate."""
     if key in ALIASES:
         return ALIASES[key].setting if ALIASES[key].is_name else key
-    if key not in KNOBS:
+    if key not in SETTINGS:
         advice = _advice(str(key), candidates, "'{}'")
         raise ValueError(f"{where}: unknown key {_shown(key)}; {advice}")
     return key
@@ -147,63 +147,65 @@ def _advice(name: str, candidates: Iterable[str], form: str) -> str:
 
 def _set(config: DictConfig, name: str, value: object, where: str) -> None:
     """Set what a setting or an alias names."""
-    if name in KNOBS:
-        _assign(config, KNOBS[name], value, where)
+    if name in SETTINGS:
+        _assign(config, SETTINGS[name], value, where)
         return
     alias = ALIASES[name]
     if alias.only:
         if str(value) not in alias.only:
             raise ValueError(f"{where}: expected only {alias.only[0]!r}; received {_shown(value)}")
         return
-    knob, on = KNOBS[alias.setting], BOOLEANS.get(str(value).strip().lower())
+    setting, on = SETTINGS[alias.setting], BOOLEANS.get(str(value).strip().lower())
     if on is None:
         raise ValueError(f"{where}: expected true or false; received {_shown(value)}")
-    now = OmegaConf.select(config, f"{knob.group}.{knob.name}")
+    now = OmegaConf.select(config, f"{setting.group}.{setting.name}")
     if alias.word:
         now = [word for word in now if word != alias.word] + [alias.word] * on
     elif not on:
         now = alias.off
     elif now == alias.off:
-        now = knob.default
-    _assign(config, knob, now, where)
+        now = setting.default
+    _assign(config, setting, now, where)
 
 
-def _assign(config: DictConfig, knob: Knob, value: object, where: str) -> None:
-    """Convert `value` to the knob's type and set it; containers replace, they do not merge."""
-    message = f"{where}: expected {knob.expected}; received {_shown(value)}"
-    if len(knob.choices) > 1:
-        message += f", the nearest is {nearest(str(value), knob.choices)!r}"
+def _assign(config: DictConfig, setting: Setting, value: object, where: str) -> None:
+    """Convert `value` to the setting's type and set it; containers replace, they do not merge."""
+    message = f"{where}: expected {setting.expected}; received {_shown(value)}"
+    if len(setting.choices) > 1:
+        message += f", the nearest is {nearest(str(value), setting.choices)!r}"
     try:
-        prepared = _prepared(knob, value)
+        prepared = _prepared(setting, value)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{message} ({error})") from error
-    place = f"{knob.group}.{knob.name}"
+    place = f"{setting.group}.{setting.name}"
     try:
         OmegaConf.update(config, place, prepared, merge=False)
     except (OmegaConfBaseException, OverflowError) as error:
         raise ValueError(message) from error
-    if knob.kind is int and (OmegaConf.select(config, place) or 0).bit_length() > 64:
+    if setting.kind is int and (OmegaConf.select(config, place) or 0).bit_length() > 64:
         raise ValueError(f"{message} (a number below 2^64)")
 
 
-def _prepared(knob: Knob, value: object) -> object:
+def _prepared(setting: Setting, value: object) -> object:
     """Translate the spellings that omegaconf does not know, and refuse what it would read as something else.
 
     Raises:
         ValueError: with the reason, where the value alone does not show it.
     """
-    if knob.kind is bool:
+    if setting.kind is bool:
         return BOOLEANS.get(str(value).strip().lower())
-    if knob.kind is dict and isinstance(value, str):
+    if setting.kind is dict and isinstance(value, str):
         value = json.loads(value) if value.lstrip().startswith(("{", "[")) else [value]
-    if knob.kind is dict and isinstance(value, list):
+    if setting.kind is dict and isinstance(value, list):
         value = dict(map(_pair, value))
-    if knob.kind is list and isinstance(value, str):
+    if setting.kind is list and isinstance(value, str):
         value = [value]
-    if knob.kind is list and knob.choices and isinstance(value, list):
-        value = [word for word in knob.choices if word in value] + [word for word in value if word not in knob.choices]
+    if setting.kind is list and setting.choices and isinstance(value, list):
+        value = [word for word in setting.choices if word in value] + [
+            word for word in value if word not in setting.choices
+        ]
     for leaf in _leaves(value):
-        if isinstance(leaf, bool) and not knob.nested:
+        if isinstance(leaf, bool) and not setting.nested:
             raise ValueError("that is a boolean, as YAML reads yes, no, on and off too, unless they are quoted")
         if isinstance(leaf, int) and leaf.bit_length() > 64:
             raise ValueError("it holds a whole number beyond 2^64")

@@ -19,7 +19,7 @@ from accelerate.utils import patch_environment
 from PIL import Image
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 
-from hyvideo.config.knobs import nearest
+from hyvideo.config.settings import nearest
 from hyvideo.data.files import FULL
 from hyvideo.data.videos import read_chosen
 from hyvideo.observability.scored_videos import ScoredVideo

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import Any, get_args
 
-from hyvideo.config.knobs import KNOBS, text_of, value_of
 from hyvideo.config.schema import Config
+from hyvideo.config.settings import SETTINGS, text_of, value_of
 from hyvideo.distributed.gpus import Gpu
 from hyvideo.distributed.layout import layout_of
 from hyvideo.models.parallelize import Recomputed
@@ -49,18 +49,18 @@ class Search:
         peak = predict_memory(config, self._networks, **sizes).peak / GIB
         return peak + self._assumptions.reserved(peak)
 
-    def largest(self, knob: str) -> tuple[Any, float] | None:
+    def largest(self, setting: str) -> tuple[Any, float] | None:
         """Return the largest value of a setting that fits, and the GiB it needs; None if no value fits.
 
         Other settings stay, except that `mini_batch_size_per_update` also sets `rollout_micro_batch_size`, and raises a
         smaller `batch_size`.
         """
-        candidates = self._candidates(knob)
+        candidates = self._candidates(setting)
         num_fitting = bisect_right(candidates, self._gpu.memory, key=self.needed)  # later ones need more
         if num_fitting == 0:
             return None
         last = candidates[num_fitting - 1]
-        return last[knob], self.needed(last)
+        return last[setting], self.needed(last)
 
     def nearest_that_fits(self) -> tuple[dict[str, Any], float] | None:
         """Return the changes that make the run fit at the least cost, and the GiB it then needs; None if none do.
@@ -125,12 +125,12 @@ class Search:
                     yield changes
                     break
 
-    def _candidates(self, knob: str) -> list[dict[str, Any]]:
+    def _candidates(self, setting: str) -> list[dict[str, Any]]:
         """Return the values of a setting to try, small to large, each with the settings that change with it."""
-        if knob == "sample_n_frames":
-            return [{knob: frames} for frames in range(5, MOST_FRAMES + 1, 4)]
-        if knob == "rollout_size":
-            return [{knob: size} for size in SIZES]
+        if setting == "sample_n_frames":
+            return [{setting: frames} for frames in range(5, MOST_FRAMES + 1, 4)]
+        if setting == "rollout_size":
+            return [{setting: size} for size in SIZES]
         group = self._config.grpo.num_generations
         together = ("mini_batch_size_per_update", "rollout_micro_batch_size")
         return [
@@ -158,7 +158,7 @@ def with_settings(config: Config, changes: Mapping[str, Any]) -> Config:
     """Return a copy of the configuration with some settings changed."""
     changed = deepcopy(config)
     for name, value in changes.items():
-        setattr(getattr(changed, KNOBS[name].group), name, value)
+        setattr(getattr(changed, SETTINGS[name].group), name, value)
     return changed
 
 

@@ -21,9 +21,9 @@ from hyvideo.algorithms.policy import Policy, rollout_scheduler
 from hyvideo.algorithms.weights_copy import build_base, build_ema
 from hyvideo.checkpoint.run_folder import RunFolder, open_run_folder
 from hyvideo.checkpoint.train_state import LATEST, point
-from hyvideo.config.knobs import deciding_fields, settings_of
 from hyvideo.config.loading import save_config
 from hyvideo.config.schema import Config
+from hyvideo.config.settings import deciding_fields, settings_of
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.files import writing
 from hyvideo.data.images import check_images, check_task

@@ -16,8 +16,8 @@ import torch
 from hyvideo.algorithms.algorithm import algorithm_class
 from hyvideo.algorithms.grpo import lambda_bounds
 from hyvideo.algorithms.policy import rollout_scheduler
-from hyvideo.config.knobs import KNOBS, nearest, out_of_range, unmet_condition, value_of
 from hyvideo.config.schema import Config, KLConfig, OptimizerConfig, RewardConfig, RolloutConfig
+from hyvideo.config.settings import SETTINGS, nearest, out_of_range, unmet_condition, value_of
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.images import share_kept
 from hyvideo.data.prompts import Prompt
@@ -324,7 +324,7 @@ def _asks_server(reward: RewardConfig) -> bool:
 
 
 def _csv_problems(name: str, paths: Sequence[str], advice: str) -> Iterator[str]:
-    """A CSV knob without files, or with files that are not there."""
+    """A CSV setting without files, or with files that are not there."""
     if not paths:
         yield f"{name} is empty: {advice}"
     for path in paths:
@@ -371,8 +371,8 @@ def _model_problems(cfg: Config) -> Iterator[str]:
 def _run_problems(cfg: Config) -> Iterator[str]:
     """Names that are empty, not a folder name, or not a setting."""
     for setting in cfg.run.resume_may_change:
-        if setting not in KNOBS:
-            yield f"resume_may_change: {setting!r} is not a setting; the nearest is {nearest(setting, KNOBS)!r}"
+        if setting not in SETTINGS:
+            yield f"resume_may_change: {setting!r} is not a setting; the nearest is {nearest(setting, SETTINGS)!r}"
     name = cfg.run.run_name
     if name is not None and not re.fullmatch(r"[^/\\\0]+", name):
         yield f"run_name must be one folder name without slashes; received {name!r}"
@@ -383,8 +383,8 @@ def _run_problems(cfg: Config) -> Iterator[str]:
 def unread_settings(config: Config) -> Iterator[str]:
     """Settings that were changed, though another one keeps them from being read."""
     unread: dict[str, list[str]] = {}
-    for name, knob in KNOBS.items():
-        if (value := value_of(config, name)) != knob.default and (condition := unmet_condition(config, knob)):
+    for name, setting in SETTINGS.items():
+        if (value := value_of(config, name)) != setting.default and (condition := unmet_condition(config, setting)):
             unread.setdefault(condition, []).append(f"{name} {value}")
     for condition, changed in unread.items():
         yield f"nothing reads {', '.join(changed)}: only runs with {condition} do."

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hyvideo.config.flags import TeachingParser
-from hyvideo.config.knobs import KNOBS
 from hyvideo.config.loading import load_config
 from hyvideo.config.outside import complain, in_words, say_loading
 from hyvideo.config.schema import Config
+from hyvideo.config.settings import SETTINGS
 
 if TYPE_CHECKING:
     from scripts.forecast.measure import Forecast
@@ -92,7 +92,7 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, Config]:
             "a forecast needs a folder of its own: leave --output_dir out, and name the checkpoint to go on from as "
             "--resume_from_checkpoint RUN/checkpoints/step_N."
         )
-    guard = {name: knob.default for name, knob in KNOBS.items() if name.startswith("reward_guard")}
+    guard = {name: setting.default for name, setting in SETTINGS.items() if name.startswith("reward_guard")}
     may_change = [*config.run.resume_may_change, *guard]  # a checkpoint's guard has nothing to look at here
     return arguments, replace(
         config,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.config.knobs import KNOBS, value_of
 from hyvideo.config.loading import load_config, load_saved_config, save_config
 from hyvideo.config.schema import Config
+from hyvideo.config.settings import SETTINGS, value_of
 
 
 @pytest.fixture
@@ -227,7 +227,7 @@ def test_the_home_folder_is_found_in_every_setting_that_is_a_path_however_it_is_
     monkeypatch.setenv("HOME", "/home/ann")
     value = PATHS[name]
     words = [json.dumps(value)] if isinstance(value, dict) else value if isinstance(value, list) else [value]
-    group = KNOBS[name].group
+    group = SETTINGS[name].group
     ways = [[f"--{name}", *words], ["--config", yaml_file(json.dumps({name: value}))]]
     ways.append(["--config", yaml_file(json.dumps({group: {name: value}}), "grouped.yaml")])
     for way in [*ways, [f"--{name}={words[0]}"]] if len(words) == 1 else ways:

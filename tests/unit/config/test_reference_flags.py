@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from hyvideo.config.flags import ALIASES, WITHOUT_EFFECT
-from hyvideo.config.knobs import KNOBS
 from hyvideo.config.loading import load_config
+from hyvideo.config.settings import SETTINGS
 from hyvideo.config.sizes import parse_size
 from hyvideo.training.checks import check_config
 from tests.support.release import TRAINING
@@ -61,8 +61,8 @@ def test_a_flag_without_effect_is_taken_and_says_so_once(
 
 
 def test_no_flag_of_ours_is_hidden():
-    assert not set(KNOBS) & (set(ALIASES) | set(WITHOUT_EFFECT))
-    assert {alias.setting for alias in ALIASES.values()} <= {"", *KNOBS}
+    assert not set(SETTINGS) & (set(ALIASES) | set(WITHOUT_EFFECT))
+    assert {alias.setting for alias in ALIASES.values()} <= {"", *SETTINGS}
 
 
 def test_a_switch_of_the_release_sets_a_word_of_ours_and_our_own_name_counts_more(tmp_path: Path):

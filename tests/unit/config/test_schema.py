@@ -1,4 +1,4 @@
-"""The schema is the manual: names, defaults, texts and ranges of every knob, and which of them decide the result."""
+"""The schema is the manual: names, defaults, texts and ranges of every setting, and which of them decide the result."""
 
 import dataclasses
 
@@ -6,9 +6,9 @@ import pytest
 from torch import nn
 
 from hyvideo.config.flags import build_parser, range_text
-from hyvideo.config.knobs import GROUPS, KNOBS, deciding_fields, out_of_range, text_of, unmet_condition
 from hyvideo.config.loading import load_config
 from hyvideo.config.schema import Config, RolloutConfig
+from hyvideo.config.settings import GROUPS, SETTINGS, deciding_fields, out_of_range, text_of, unmet_condition
 from hyvideo.config.sizes import parse_size
 from tests.support.tiny_model import build_transformer
 
@@ -36,17 +36,19 @@ resume_from_checkpoint none; use_lora false; lora_r 8; lora_alpha 16; pretrained
 
 def test_field_names_are_unique_over_groups_and_no_group_has_a_fields_name():
     names = [field.name for group in dataclasses.fields(Config) for field in dataclasses.fields(group.type)]
-    assert len(names) == len(set(names)) == len(KNOBS)
+    assert len(names) == len(set(names)) == len(SETTINGS)
     assert not set(names) & set(GROUPS)
 
 
-def test_every_knob_has_a_manual_text_that_ends_as_a_sentence():
-    assert [knob.name for knob in KNOBS.values() if len(knob.doc) < 20 or not knob.doc.endswith(".")] == []
+def test_every_setting_has_a_manual_text_that_ends_as_a_sentence():
+    assert [
+        setting.name for setting in SETTINGS.values() if len(setting.doc) < 20 or not setting.doc.endswith(".")
+    ] == []
 
 
 @pytest.mark.parametrize("name", REFERENCE_DEFAULTS)
 def test_defaults_are_those_users_scripts_rely_on(name):
-    assert text_of(KNOBS[name].default) == REFERENCE_DEFAULTS[name]
+    assert text_of(SETTINGS[name].default) == REFERENCE_DEFAULTS[name]
 
 
 def test_lora_targets_name_linear_layers_of_both_streams_of_the_real_transformer_class():
@@ -64,19 +66,19 @@ def test_the_manual_shows_every_flag_with_group_text_and_default(monkeypatch):
     flat = " ".join(manual.split())
     prose = [line for line in manual.splitlines() if not line.lstrip().startswith("-")]
     assert 88 < max(map(len, prose)) <= 100  # as wide as the terminal
-    for knob in KNOBS.values():
-        assert f"--{knob.name} " in manual
+    for setting in SETTINGS.values():
+        assert f"--{setting.name} " in manual
     for about in GROUPS.values():
         assert " ".join(about.split()) in flat
     assert "[in (0, 100]; default: 0.5]" in flat and '[default: {"VQ": 0.5, "MQ": 0.5, "TA": 1.0}]' in flat
-    assert f"{{{','.join(KNOBS['sde_window'].choices)}}}" in manual
+    assert f"{{{','.join(SETTINGS['sde_window'].choices)}}}" in manual
 
 
-RANGES = {name: knob.facts.within for name, knob in KNOBS.items() if knob.facts.within}
+RANGES = {name: setting.within for name, setting in SETTINGS.items() if setting.within}
 
 
 def test_every_number_has_a_range_and_nothing_else_has_one():
-    assert set(RANGES) == {name for name, knob in KNOBS.items() if knob.kind in (int, float)}
+    assert set(RANGES) == {name for name, setting in SETTINGS.items() if setting.kind in (int, float)}
 
 
 @pytest.mark.parametrize("name", RANGES)
@@ -85,7 +87,7 @@ def test_every_number_is_held_to_its_range(name: str):
     outside = [low] if RANGES[name][0] == "(" else [str(int(float(low)) - 1)]
     if high != "inf":
         outside.append(high if RANGES[name][-1] == ")" else str(int(float(high)) + 1))
-    if KNOBS[name].kind is float:
+    if SETTINGS[name].kind is float:
         outside += ["nan", "inf", "-inf"]
     for value in outside:
         (message,) = out_of_range(load_config([f"--{name}={value}"]))
@@ -98,11 +100,11 @@ def test_the_defaults_lie_in_their_ranges_and_only_the_asked_settings_are_looked
     assert list(out_of_range(config, "seed", "sp_size")) == ["seed is -1, but must lie in [0, 9223372036854775808)"]
 
 
-@pytest.mark.parametrize("name", [name for name, knob in KNOBS.items() if knob.facts.read_when])
+@pytest.mark.parametrize("name", [name for name, setting in SETTINGS.items() if setting.read_when])
 def test_a_condition_names_another_setting_and_one_of_its_values(name: str):
-    other, comparison, value = KNOBS[name].facts.read_when.split()
+    other, comparison, value = SETTINGS[name].read_when.split()
     config = load_config([f"--{other}={value}"])  # it refuses a value that the setting cannot have
-    assert (unmet_condition(config, KNOBS[name]) is None) == (comparison == "=") and comparison in ("=", "!=")
+    assert (unmet_condition(config, SETTINGS[name]) is None) == (comparison == "=") and comparison in ("=", "!=")
 
 
 @pytest.mark.parametrize(
@@ -116,13 +118,13 @@ def test_a_condition_names_another_setting_and_one_of_its_values(name: str):
     ],
 )
 def test_the_manual_says_range_and_unit(name: str, text: str):
-    assert range_text(KNOBS[name]) == text
+    assert range_text(SETTINGS[name]) == text
 
 
 def test_two_configurations_share_no_list():
     first, second = Config(), Config()
     first.run.trackers.append("wandb")
-    assert second.run.trackers == ["tensorboard"] == KNOBS["trackers"].default
+    assert second.run.trackers == ["tensorboard"] == SETTINGS["trackers"].default
 
 
 @pytest.mark.parametrize(

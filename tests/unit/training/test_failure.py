@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from hyvideo.config.knobs import KNOBS
-from hyvideo.config.schema import Config
-from hyvideo.config.setting import EVERY_PHASE
+from hyvideo.config.schema import EVERY_PHASE, Config
+from hyvideo.config.settings import SETTINGS
 from hyvideo.observability.phase_timer import BETWEEN, PHASES
 from hyvideo.training.failure import out_of_memory, out_of_memory_loading, settings_that_free
 
@@ -13,7 +12,7 @@ from hyvideo.training.failure import out_of_memory, out_of_memory_loading, setti
 @pytest.mark.parametrize("phase", EVERY_PHASE)
 def test_each_phase_has_a_size_of_its_own_that_is_tried_first(phase: str):
     first, *others = settings_that_free(phase)
-    assert KNOBS[first].facts.frees != EVERY_PHASE and KNOBS[first].kind is int
+    assert SETTINGS[first].frees != EVERY_PHASE and SETTINGS[first].kind is int
     assert others[-1] == "sample_n_frames"  # the only one that changes the videos
 
 

@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from hyvideo.algorithms.grpo import build_controller
-from hyvideo.config.knobs import KNOBS
 from hyvideo.config.loading import load_config, load_saved_config, save_config
 from hyvideo.config.schema import Config
+from hyvideo.config.settings import SETTINGS
 from hyvideo.data.images import share_kept
 from hyvideo.data.prompts import Prompt, read_prompts
 from hyvideo.training.build import read_inputs
@@ -152,7 +152,7 @@ def test_noise_that_the_sampler_leaves_is_said_with_what_mends_it(released, flag
     for cure in cures:
         assert cure in message
         name, value = cure.split()
-        assert said(replace(config, rollout=replace(config.rollout, **{name: KNOBS[name].kind(value)}))) == []
+        assert said(replace(config, rollout=replace(config.rollout, **{name: SETTINGS[name].kind(value)}))) == []
 
 
 def test_a_model_meant_for_few_steps_may_hold_what_the_papers_sampler_leaves_in_as_few_of_them(monkeypatch):
