@@ -6,7 +6,7 @@ Example: `python -m scripts.flag_tables`
 import argparse
 from pathlib import Path
 
-from hyvideo.config.flags import range_text
+from hyvideo.config.flags import ALIASES, range_text
 from hyvideo.config.settings import GROUPS, SETTINGS, text_of
 
 TARGET = Path(__file__).parents[1] / "docs" / "flags.md"
@@ -29,7 +29,8 @@ def flag_tables() -> str:
             value = choices or ", ".join(filter(None, [f"`{default}`", range_text(setting)]))
             cells = (f"`--{setting.name}`", value, setting.doc)
             parts.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n")  # a bar ends a cell
-    return "".join(parts)
+    others = ", ".join(f"`{name}` ({alias.setting or 'sets nothing'})" for name, alias in ALIASES.items())
+    return "".join([*parts, f"\n## Names that set another setting\n\n{others}.\n"])
 
 
 if __name__ == "__main__":
