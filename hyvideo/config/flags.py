@@ -23,7 +23,8 @@ METAVARS = {bool: "BOOL", int: "INT", float: "NUMBER", str: "TEXT", list: "TEXT"
 _ABOUT = (
     "Every flag is also a key of the YAML files, by itself or under its group. Values come from the schema's defaults, "
     "then the files of --config from left to right, then the flags. Booleans take true/false, yes/no, on/off or 1/0, "
-    "and a bare flag means true. A value that begins with '-' is written --flag=value; 'none' clears what may be none."
+    "and a bare flag means true. A mapping is NAME=VALUE ... or JSON. A value that begins with '-' is written "
+    "--flag=value; 'none' clears what may be none."
 )
 
 
