@@ -171,7 +171,7 @@ def _set(config: DictConfig, name: str, value: object, where: str) -> None:
 def _assign(config: DictConfig, setting: Setting, value: object, where: str) -> None:
     """Convert `value` to the setting's type and set it; containers replace, they do not merge."""
     message = f"{where}: expected {setting.expected}; received {_shown(value)}"
-    if len(setting.choices) > 1:
+    if setting.choices:
         message += f", the nearest is {nearest(str(value), setting.choices)!r}"
     try:
         prepared = _prepared(setting, value)

@@ -58,10 +58,8 @@ class Setting:
     def expected(self) -> str:
         """What a value must be, in words, for error messages."""
         words = "a mapping (as text: name=value ..., or JSON)" if self.nested else _EXPECTED[self.kind]
-        if self.kind is list and self.choices:
-            words = f"some of {', '.join(self.choices)}"
-        elif self.choices:
-            words = f"one of {', '.join(self.choices)}" if len(self.choices) > 1 else f"only {self.choices[0]!r}"
+        if self.choices:
+            words = f"{'some' if self.kind is list else 'one'} of {', '.join(self.choices)}"
         return f"{words}, or none" if self.optional else words
 
 
