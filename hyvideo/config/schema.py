@@ -409,7 +409,7 @@ class RunConfig:
     """Time between console lines."""
 
     keep_last: int = setting(3, within="[1, inf)", decides=False)
-    """Checkpoints kept."""
+    """Newest checkpoints that are kept."""
 
     keep_every: int = setting(0, within="[0, inf)", unit="updates", decides=False)
     """Also keep the first checkpoint at or after each multiple of this."""
