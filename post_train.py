@@ -55,7 +55,9 @@ def _work(config: Config, process: ExitStack) -> int:
     disable_progress_bar()
     run = None
     try:
-        process.enter_context(process_group(config.parallel.collective_timeout, of_one=config.parallel.cpu_offload))
+        process.enter_context(
+            process_group(config.parallel.collective_timeout, of_one="weights" in config.parallel.offload)
+        )
         if config.run.dry_run:
             checked = preflight(config)
             if not dist.is_initialized() or dist.get_rank() == 0:

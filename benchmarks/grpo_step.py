@@ -44,7 +44,7 @@ MID |= {"rope_axes_dim": (8, 12, 12)}
 
 SHARED = [
     *["--config", "configs/tiny.yaml", "--updates_per_rollout", "1", "--reward_model", "mean_of_frames"],
-    *["--reward_weights", '{"mean": 1}', "--validation_interval", "0", "--save_rollout_videos", "false"],
+    *["--reward_weights", '{"mean": 1}', "--validation_interval", "0"],
     *["--update_ref_model_step", "1000", "--max_steps", "1000"],
 ]
 """The anchor is not refreshed, so every round but the first needs its pass: ours is shown at its slowest."""

@@ -6,8 +6,8 @@ Example: `python -m scripts.flag_tables`
 import argparse
 from pathlib import Path
 
-from hyvideo.config.flags import range_text
-from hyvideo.config.knobs import GROUPS, KNOBS, text_of
+from hyvideo.config.flags import ALIASES, range_text
+from hyvideo.config.settings import GROUPS, SETTINGS, text_of
 
 TARGET = Path(__file__).parents[1] / "docs" / "flags.md"
 HEADER = """# Flags
@@ -23,13 +23,14 @@ def flag_tables() -> str:
     parts = [HEADER]
     for group, about in GROUPS.items():
         parts.append(f"\n## {group}\n\n{about}\n\n| flag | default, range | meaning |\n|---|---|---|\n")
-        for knob in (knob for knob in KNOBS.values() if knob.group == group):
-            default = text_of(knob.default)
-            choices = ", ".join(f"**`{choice}`**" if choice == default else f"`{choice}`" for choice in knob.choices)
-            value = choices or ", ".join(filter(None, [f"`{default}`", range_text(knob)]))
-            cells = (f"`--{knob.name}`", value, knob.doc)
+        for setting in (setting for setting in SETTINGS.values() if setting.group == group):
+            default = text_of(setting.default)
+            choices = ", ".join(f"**`{choice}`**" if choice == default else f"`{choice}`" for choice in setting.choices)
+            value = choices or ", ".join(filter(None, [f"`{default}`", range_text(setting)]))
+            cells = (f"`--{setting.name}`", value, setting.doc)
             parts.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n")  # a bar ends a cell
-    return "".join(parts)
+    others = ", ".join(f"`{name}` ({alias.setting or 'sets nothing'})" for name, alias in ALIASES.items())
+    return "".join([*parts, f"\n## Names that set another setting\n\n{others}.\n"])
 
 
 if __name__ == "__main__":

@@ -124,24 +124,21 @@ TINY = (
     *("--config", "configs/tiny.yaml", "--dtype", "bf16", "--cfg_scale", "4", "--update_ref_model_step", "2"),
     *("--updates_per_rollout", "1", "--batch_size", "8", "--save_interval", "2", "--validation_interval", "0"),
     *("--rollout_micro_batch_size", "4", "--mini_batch_size_per_update", "4", "--grpo_sampling_steps", "4"),
-    *("--save_rollout_videos", "false", "--max_steps", "4"),
+    *("--max_steps", "4"),
 )
 
 VARIANTS: dict[str, tuple[str, ...]] = {
     "muon": ("--use_muon", "true"),
     "torchrun": ("--use_muon", "true", "--enable_fsdp", "true"),
     "offloads": (
-        *("--encoder_offload", "true", "--reward_offload", "true", "--reference_mode_offload", "true"),
+        *("--offload", "anchor", "reward", "encoders"),
         *("--async_save", "true", "--reward_async", "true"),
     ),
     "lora": (
         *("--use_lora", "true", "--learning_rate", "1e-4", "--sde_window", "sliding", "--sde_window_size", "2"),
         *("--use_muon", "false"),
     ),
-    "elementwise": (
-        *("--enable_gradient_checkpointing", "true", "--activation_checkpointing", "elementwise"),
-        *("--kl_compute_mode", "training_phase"),
-    ),
+    "elementwise": ("--activation_checkpointing", "elementwise"),
     "compiled": ("--enable_compile", "true", "--max_steps", "2"),
 }
 
@@ -196,8 +193,8 @@ def large_run(place: Place, name: str) -> Config:
             *("--dtype", "bf16", "--cfg_scale", "6", "--rollout_size", size, "--sample_n_frames", frames),
             *("--num_generations", "2", "--batch_size", "2", "--learning_rate", "1e-5"),
             *("--rollout_micro_batch_size", "1", "--mini_batch_size_per_update", "1", "--updates_per_rollout", "1"),
-            *("--enable_gradient_checkpointing", "true", "--update_ref_model_step", "100", "--max_steps", "100"),
-            *("--validation_interval", "0", "--save_rollout_videos", "false"),
+            *("--activation_checkpointing", "full", "--update_ref_model_step", "100", "--max_steps", "100"),
+            *("--validation_interval", "0"),
             *("--output_dir", str(place.folder / name), *LARGE[name]),
         ]
     )

@@ -66,12 +66,12 @@ class Evaluations:
     """Transformer evaluations per video of a round; guidance makes each of them two rows.
 
     Attributes:
-        rollout: forward passes without gradient that sample the video, on average over rounds.
+        rollout: forward passes without gradient that sample the video.
         anchor: those of weights that are compared with the policy; none in a round in which they still equal it.
         update: forward and backward passes, over all updates of the round.
     """
 
-    rollout: float
+    rollout: int
     anchor: int
     update: int
 

@@ -1,6 +1,5 @@
 """GRPO as the paper trains with it: compare the videos of a prompt, replay their steps, follow clipped loss plus KL."""
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -35,8 +34,7 @@ class ComparedRound:
         trajectory: B videos.
         advantages: `[B]`, relative to the videos of the same prompt; 0 for a failed score.
         updates: the (video, step) pairs that each update trains.
-        anchor_means: `[B, K, ...]`, the anchor's means of those pairs; None where each update computes them, or needs
-            none.
+        anchor_means: `[B, K, ...]`, the anchor's means of those pairs; None without an anchor.
         anchor_weights: `[B, K]` on the CPU, weight of each pair's position term, 0 where it is not compared with the
             anchor (`anchor_fraction`); None: all are 1.
         groups_without_spread: prompt groups of the round whose rewards are all equal.
@@ -63,7 +61,7 @@ class GRPO(Algorithm):
         super().__init__(policy, optimization, config, timer)
         self.anchor = build_anchor(config, policy.transformer)
         self.controller = build_controller(config.kl)
-        norms = policy.gradient_norms(published=config.grpo.cps_equalizer == "published")
+        norms = policy.gradient_norms(published="cps_equalizer" in config.rollout.published)
         if config.grpo.ratio_norm:  # the normalized ratio's gradient by the velocity; GRPO-Guard divides by the step
             norms = torch.where(norms > 0, policy.sensitivity().abs().to(norms), 0)
         self.scales = equalizer_scales(norms) if config.grpo.use_grad_balancing else torch.ones_like(norms)
@@ -73,8 +71,6 @@ class GRPO(Algorithm):
     def evaluations(cls, config: Config) -> Evaluations:
         """Count what a video costs: every step once, and the trained steps once more per phase.
 
-        Of a shared prefix each video has its part, with the mean length of prefixes over rounds.
-
         Raises:
             ValueError: no step draws noise, or the window is longer than there are such steps.
         """
@@ -83,10 +79,6 @@ class GRPO(Algorithm):
         noisy, anything = _window(config, stochastic, 0, num_videos=1), torch.Generator()
         steps = select_timesteps(noisy, config.grpo.timestep_fraction, 1, permute=False, generator=anything)
         trained = steps.shape[1]
-        if rollout.share_prefix:
-            places = stochastic.nonzero().squeeze(1)[: int(stochastic.sum()) - rollout.sde_window_size + 1]
-            siblings = math.gcd(config.grpo.num_generations, config.grpo.batch_size, rollout.rollout_micro_batch_size)
-            num_steps -= float(places.double().mean()) * (1 - 1 / siblings)
         anchored = anchor_kind(config.kl, config.model) != "none"
         return Evaluations(num_steps, num_kept(config.kl.anchor_fraction, trained) if anchored else 0, trained)
 
@@ -168,10 +160,6 @@ class GRPO(Algorithm):
         latents = rollout.latents[rows, index]
         weights = None if compared.anchor_weights is None else compared.anchor_weights[rows, index]
         chosen = slice(None) if weights is None else weights.nonzero()[:, 0]
-        anchored, anchor_mean = Pairs(rows[chosen], index[chosen]), None
-        if self.anchor is not None and len(anchored.sample_index):
-            # before the policy's pass: its weights must not change between forward and backward
-            anchor_mean = self._anchor_mean(compared, anchored)
         mean, std = self.policy.step(latents, index, conditioning)
         following, recorded = rollout.latents[rows, index + 1], rollout.log_probs[rows, index]
         log_probs = self.policy.log_prob(following, mean, std)
@@ -191,7 +179,8 @@ class GRPO(Algorithm):
         )
         self.step_gradients.add(policy_loss, mean, index)
         position = mean.new_zeros(())
-        if anchor_mean is not None:
+        if compared.anchor_means is not None and len(rows[chosen]):
+            anchor_mean = compared.anchor_means[rows[chosen], index[chosen]]
             position = position_kl(mean[chosen], anchor_mean, std[chosen])
         if weights is not None:
             position = position * float(weights.mean())
@@ -245,11 +234,11 @@ class GRPO(Algorithm):
         return torch.zeros(len(steps), len(self.scales)).scatter_(1, steps[:, columns], num_steps / kept)
 
     def _anchor_means(self, trajectory: Trajectory, updates: list[Pairs]) -> Tensor | None:
-        """Return the anchor's means `[B, K, ...]` (KL mode `rollout_phase`), 0 where no pair needs one.
+        """Return the anchor's means `[B, K, ...]`, 0 where no pair needs one; None without an anchor.
 
         While the anchor still equals the policy they are the rollout's own means, and nothing is computed.
         """
-        if self.anchor is None or self.config.kl.kl_compute_mode == "training_phase":
+        if self.anchor is None:
             return None
         if self.anchor.equals_policy:
             return trajectory.rollout.means
@@ -260,15 +249,6 @@ class GRPO(Algorithm):
                 latents = trajectory.rollout.latents[rows, index]
                 means[rows, index] = self.policy.step(latents, index, trajectory.conditioning_of(rows))[0]
         return means
-
-    def _anchor_mean(self, compared: ComparedRound, pairs: Pairs) -> Tensor:
-        """Look the anchor's means of some pairs up, or compute them on the fly."""
-        if compared.anchor_means is not None:
-            return compared.anchor_means[pairs]
-        trajectory = compared.trajectory
-        latents, conditioning = trajectory.rollout.latents[pairs], trajectory.conditioning_of(pairs.sample_index)
-        with torch.no_grad(), self.anchor.in_place_of_policy():
-            return self.policy.step(latents, pairs.step_index, conditioning)[0]
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return the anchor's weights, where it holds any."""
@@ -331,7 +311,7 @@ def build_anchor(config: Config, transformer: nn.Module) -> WeightsCopy | None:
         return None
     if kind == "base":
         return BaseModel(transformer)
-    return copy_policy(transformer, offload=config.kl.reference_mode_offload)
+    return copy_policy(transformer, offload="anchor" in config.parallel.offload)
 
 
 def lambda_bounds(kl: KLConfig) -> tuple[float, float]:

@@ -2,9 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 
 from hyvideo.algorithms.algorithm import Algorithm, Evaluations, Trajectory
@@ -19,6 +22,50 @@ from hyvideo.pipelines.noise import draw
 
 LEAST_ERROR = 1e-5
 """Smallest mean error that the adaptive weighting divides by."""
+
+
+@dataclass(frozen=True)
+class NFTOptions:
+    """What `algorithm_options` sets for NFT, such as `old_ramp=0.2 kl_weight=0.1`."""
+
+    beta: float = 1.0
+    """Distance between the policy and the implicit good and bad ones, > 0. A smaller value learns more from each step.
+    The release has 0.1 to 1."""
+
+    adaptive_weighting: bool = True
+    """Compare predicted clean latents and divide by their mean error, instead of comparing velocities."""
+
+    old_ramp: float = 0.001
+    """After a round the old policy, which samples, becomes a mean of itself and the policy. Its own weight in it is
+    this number, in [0, 1], times the updates made so far, at most `old_decay`. 0 copies the policy. The release has
+    0.001, and for some rewards a faster ramp that begins later."""
+
+    old_decay: float = 0.5
+    """Largest share of itself that the old policy keeps, in [0, 1]. The release has 0.5, or 0.999."""
+
+    kl_weight: float = 0.0
+    """Weight of the squared distance to the base model's velocity, >= 0. It costs one more pass, and without a fresh
+    adapter one more copy of the weights. The release has 1e-4."""
+
+    @classmethod
+    def of(cls, config: Config) -> "NFTOptions":
+        """Read the options of a run.
+
+        Raises:
+            ValueError: an unknown name, or a value of the wrong type or range.
+        """
+        given, known = config.grpo.algorithm_options or {}, [field.name for field in fields(cls)]
+        try:
+            options: NFTOptions = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(cls), given))
+        except OmegaConfBaseException as error:
+            told = f"algorithm_options: {str(error).splitlines()[0]}. nft has {', '.join(known)}."
+            raise ValueError(told) from error
+        shares = (options.old_ramp, options.old_decay)
+        if not (options.beta > 0 and options.kl_weight >= 0 and all(0 <= share <= 1 for share in shares)):
+            raise ValueError(
+                f"algorithm_options: expected beta > 0, kl_weight >= 0, others in [0, 1]; received {given}."
+            )
+        return options
 
 
 def optimality(advantages: Tensor, clip_max: float) -> Tensor:
@@ -70,17 +117,18 @@ class NFT(Algorithm):
 
     Attributes:
         anchor: the old policy, which follows the policy after every round.
-        base: the base model, for the KL term; None where `nft_kl_weight` is 0.
+        base: the base model, for the KL term; None where the option `kl_weight` is 0.
     """
 
     needs = "final_latents"
 
     def __init__(self, policy: Policy, optimization: Optimization, config: Config, timer: PhaseTimer) -> None:
         super().__init__(policy, optimization, config, timer)
-        offload, transformer = config.kl.reference_mode_offload, policy.transformer
+        self.options = NFTOptions.of(config)
+        offload, transformer = "anchor" in config.parallel.offload, policy.transformer
         self.anchor = copy_policy(transformer, offload=offload)
         self.base: WeightsCopy | None = None
-        if config.nft.nft_kl_weight:
+        if self.options.kl_weight:
             fresh = starts_at_base(config.model)
             self.base = BaseModel(transformer) if fresh else copy_policy(transformer, offload=offload)
 
@@ -89,12 +137,12 @@ class NFT(Algorithm):
         """Count what a video costs: the trained steps once more for the old policy, and for the base model."""
         num_steps = config.rollout.grpo_sampling_steps
         trained = num_kept(config.grpo.timestep_fraction, num_steps)
-        return Evaluations(num_steps, trained * (1 + bool(config.nft.nft_kl_weight)), trained)
+        return Evaluations(num_steps, trained * (1 + bool(NFTOptions.of(config).kl_weight)), trained)
 
     @classmethod
     def num_copies(cls, config: Config) -> int:
         """Return 1 for the old policy, and 1 more where the base model needs a copy too."""
-        return 1 + (config.nft.nft_kl_weight > 0 and not starts_at_base(config.model))
+        return 1 + (NFTOptions.of(config).kl_weight > 0 and not starts_at_base(config.model))
 
     def sampling(self) -> AbstractContextManager[None]:
         """Let the old policy sample."""
@@ -102,7 +150,6 @@ class NFT(Algorithm):
 
     def updates(self, trajectory: Trajectory) -> Iterator[dict[str, float]]:
         """Make the round's updates and yield their metrics; after the last one the old policy follows."""
-        nft = self.config.nft
         advantages, without_spread = self.advantages(trajectory)
         optimal = optimality(advantages, self.config.grpo.adv_clip_max)
         scored = ~trajectory.scores.total[trajectory.positions].isnan()
@@ -122,7 +169,7 @@ class NFT(Algorithm):
             metrics, step = self.make_update(losses)
             if step.made:
                 self.anchor.policy_moved()
-            decay = min(nft.nft_old_ramp * self.optimization.updates, nft.nft_old_decay)
+            decay = min(self.options.old_ramp * self.optimization.updates, self.options.old_decay)
             if number == len(updates) - 1:
                 self.anchor.refresh(decay)
             yield metrics | {
@@ -145,7 +192,7 @@ class NFT(Algorithm):
         The factor is the release's: at the old policy the gradient is that of ``A (v - target)^2``, whatever beta and
         adv_clip_max are. A video without a score has no influence.
         """
-        nft, clip_max, rows = self.config.nft, self.config.grpo.adv_clip_max, pairs.sample_index
+        nft, clip_max, rows = self.options, self.config.grpo.adv_clip_max, pairs.sample_index
         noised, clean, sigma = self._noised(trajectory, pairs)
         velocity = self.policy.velocity(noised, pairs.step_index, trajectory.conditioning_of(rows))
         old_velocity = velocity.detach() if old_velocity is None else old_velocity
@@ -155,17 +202,17 @@ class NFT(Algorithm):
             noised,
             clean,
             sigma,
-            beta=nft.nft_beta,
-            adaptive=nft.nft_adaptive_weighting,
+            beta=nft.beta,
+            adaptive=nft.adaptive_weighting,
         )
         r, counts = optimal[rows].to(good), scored[rows].to(good)
-        loss = policy_loss = clip_max / nft.nft_beta * (counts * (r * good + (1 - r) * bad)).mean()
+        loss = policy_loss = clip_max / nft.beta * (counts * (r * good + (1 - r) * bad)).mean()
         numbers = {"nft/old_distance": (velocity - old_velocity).square().mean()}
         numbers["advantage/largest"] = clip_max * (counts * (2 * r - 1).abs()).max()
         numbers |= {"nft/good_error": good.mean(), "nft/bad_error": bad.mean()}
         if base_velocity is not None:
             distance = (velocity - base_velocity).square().mean()
-            loss = policy_loss + nft.nft_kl_weight * distance
+            loss = policy_loss + nft.kl_weight * distance
             numbers["nft/base_distance"] = distance
         return loss, {"loss/policy": policy_loss, "loss/total": loss, **numbers}
 

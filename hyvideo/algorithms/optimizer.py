@@ -61,7 +61,7 @@ class Muon(Optimizer):
                     continue
                 buffer = self.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
                 buffer.lerp_(parameter.grad, 1 - group["momentum"])
-                # A mesh's device computes, also where `cpu_offload` keeps its shards in host memory.
+                # A mesh's device computes, also where `offload` keeps its shards in host memory.
                 sharded = isinstance(parameter, DTensor)
                 device = torch.device(parameter.device_mesh.device_type) if sharded else parameter.device
                 dtype = self._iteration_dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)

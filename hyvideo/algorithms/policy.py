@@ -30,7 +30,6 @@ class Policy:
         num_frames: frames per video, 4 n + 1.
         size: height and width in pixels.
         videos_at_once: videos that are denoised together in a rollout; 0 for all.
-        share_prefix: compute the steps before a window once for videos that start alike.
     """
 
     pipeline: HunyuanVideoGRPOPipeline
@@ -40,7 +39,6 @@ class Policy:
     num_frames: int
     size: tuple[int, int]
     videos_at_once: int = 0
-    share_prefix: bool = False
 
     @property
     def transformer(self) -> HunyuanVideo15Transformer3DModel:
@@ -72,7 +70,7 @@ class Policy:
             noisy: `[B, K]` bool, the steps at which each video draws noise; elsewhere it follows the ODE. None: all.
             decode: whether to decode the videos.
         """
-        how = {"sde_type": self.sde_type, "eta": self.eta, "noisy": noisy, "share_prefix": self.share_prefix}
+        how = {"sde_type": self.sde_type, "eta": self.eta, "noisy": noisy}
         return self._roll_out(conditioning, noise, decode=decode, **how)
 
     def final_latents(self, conditioning: Conditioning, noise: SampleNoise, *, decode: bool = True) -> Rollout:

@@ -8,7 +8,7 @@ import torch
 from peft.helpers import rescale_adapter_scale
 from torch import Tensor, nn
 
-from hyvideo.config.schema import Config, ModelConfig, OptimizerConfig
+from hyvideo.config.schema import Config, ModelConfig
 from hyvideo.distributed.collectives import as_shard_of, local_shard
 from hyvideo.models.parallelize import forget_gathered_weights, trainable_parameters
 
@@ -141,6 +141,6 @@ def build_base(config: Config, transformer: nn.Module) -> WeightsCopy | None:
     return BaseModel(transformer) if starts_at_base(config.model) else copy_policy(transformer, offload=True)
 
 
-def build_ema(config: OptimizerConfig, transformer: nn.Module) -> WeightsCopy | None:
+def build_ema(config: Config, transformer: nn.Module) -> WeightsCopy | None:
     """Begin the average of the trained weights at the policy as it is; None when `ema_decay` asks for none."""
-    return copy_policy(transformer, offload=config.ema_offload) if config.ema_decay else None
+    return copy_policy(transformer, offload="ema" in config.parallel.offload) if config.optimizer.ema_decay else None

@@ -1,1 +1,1 @@
-"""Configuration: every knob, documented; strict loading from YAML and flags; checks before anything is built."""
+"""Configuration: every setting, documented; strict loading from YAML and flags; checks before anything is built."""

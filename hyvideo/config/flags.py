@@ -1,38 +1,70 @@
-"""The command line, made from the schema: one flag per knob, and the manual that `--help` prints.
+"""The command line, made from the schema: one flag per setting, and the manual that `--help` prints.
 
-Flags of the reference implementation that have another name here, or set nothing, are taken too: its commands run as
-they are.
+Flags of the release that have another name here, or set nothing, are taken too: its commands run as they are.
 """
 
 import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
-from hyvideo.config.knobs import GROUPS, KNOBS, Knob, text_of
 from hyvideo.config.outside import printable, with_home
+from hyvideo.config.settings import GROUPS, SETTINGS, Setting, text_of
 
 BOOLEANS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
 """Spelling of a boolean, in small letters -> its value."""
 
-METAVARS = {bool: "BOOL", int: "INT", float: "NUMBER", str: "TEXT", list: "TEXT", dict: "JSON"}
-"""Type of a knob -> the placeholder of its value in `--help`."""
+METAVARS = {bool: "BOOL", int: "INT", float: "NUMBER", str: "TEXT", list: "TEXT", dict: "NAME=VALUE"}
+"""Type of a setting -> the placeholder of its value in `--help`."""
 
 _ABOUT = (
     "Every flag is also a key of the YAML files, by itself or under its group. Values come from the schema's defaults, "
     "then the files of --config from left to right, then the flags. Booleans take true/false, yes/no, on/off or 1/0, "
-    "and a bare flag means true. A value that begins with '-' is written --flag=value; 'none' clears what may be none."
+    "and a bare flag means true. A mapping is NAME=VALUE ... or JSON. A value that begins with '-' is written "
+    "--flag=value; 'none' clears what may be none."
 )
 
 
-RENAMED = {
-    "post_train_type": "algorithm",
-    "validation_video_length": "validate_video_length",
-    "video_length": "validate_video_length",
+@dataclass(frozen=True)
+class Alias:
+    """What a flag or YAML key that is no setting does.
+
+    Attributes:
+        setting: what it sets; empty: nothing.
+        word: it is a boolean that adds this word to the setting, a list, or takes it out.
+        off: it is a boolean that sets this where it is false. True sets the default where this is set.
+        only: spellings of the one value that it takes.
+    """
+
+    setting: str = ""
+    word: str = ""
+    off: str = ""
+    only: tuple[str, ...] = ()
+
+    @property
+    def is_name(self) -> bool:
+        """Whether it is just another name of a setting."""
+        return bool(self.setting) and not self.word and not self.off
+
+
+ALIASES = {
+    "post_train_type": Alias("algorithm"),
+    "validation_video_length": Alias("validate_video_length"),
+    "video_length": Alias("validate_video_length"),
+    "enable_gradient_checkpointing": Alias("activation_checkpointing", off="none"),
+    "cpu_offload": Alias("offload", word="weights"),
+    "encoder_offload": Alias("offload", word="encoders"),
+    "reward_offload": Alias("offload", word="reward"),
+    "ema_offload": Alias("offload", word="ema"),
+    "reference_mode_offload": Alias("offload", word="anchor"),
+    "lora_dropout": Alias(only=("0.0", "0")),  # it would change the replayed log-probabilities
+    "reward_checkpoint_mode": Alias(only=("v3",)),
+    "kl_compute_mode": Alias(only=("rollout_phase",)),
 }
-"""The reference's name of a flag -> the name here."""
+"""Names that are taken beside those of the settings: the release's, and those of settings that became one."""
 
 _SUPERVISED = "it belongs to supervised training, which is not part of this project"
 
@@ -47,10 +79,7 @@ WITHOUT_EFFECT = {
     "debug_grad_flow": "metrics.jsonl has the gradient norms of every update",
     "debug_train_diagnostics_interval": "metrics.jsonl has every update",
 }
-"""The reference's flags that set nothing here -> why, or what does instead."""
-
-ONE_VALUE = {"lora_dropout": 0.0, "reward_checkpoint_mode": "v3"}
-"""The reference's flags of which one value exists here -> it. Dropout would change the replayed log-probabilities."""
+"""The release's flags that set nothing here -> why, or what does instead."""
 
 OWN_SIZES = {"480p": "480x848", "720p": "720x1280"}
 """Resolution of a version -> its size at 16:9, which the reference means by `--validation_fixed_size none`."""
@@ -89,13 +118,6 @@ class _Ignore(argparse.Action):
             print(f"{parser.prog}: --{name} has no effect: {WITHOUT_EFFECT[name]}.", file=sys.stderr)
 
 
-class _Take(argparse.Action):
-    """Takes a flag that says what is so anyway."""
-
-    def __call__(self, *call: object) -> None:
-        """Set nothing."""
-
-
 PROMPTS = ("--prompt", "--negative_prompt")
 """Flags whose next word is a text and no path."""
 
@@ -123,9 +145,9 @@ class TeachingParser(Parser):
         raise ValueError(f"{message} (a value that begins with '-' is written --flag=value; --help lists all flags)")
 
 
-def range_text(knob: Knob) -> str:
+def range_text(setting: Setting) -> str:
     """Return what a number must be, such as `> 0, seconds`; empty for settings that are none."""
-    within, unit = knob.facts.within, knob.facts.unit
+    within, unit = setting.within, setting.unit
     if within.endswith("inf)"):
         within = f"{'>' if within[0] == '(' else '>='} {within[1:].partition(',')[0]}"
     elif within:
@@ -133,18 +155,20 @@ def range_text(knob: Knob) -> str:
     return f"{within}, {unit}" if unit else within
 
 
-def _add_flag(group: argparse._ArgumentGroup, knob: Knob) -> None:
-    """Add a knob's flag; its value stays raw text (a list of it for list knobs) and is absent when not given."""
-    metavar = "{" + ",".join(knob.choices) + "}" if knob.choices else METAVARS[knob.kind]
-    arity = {bool: {"nargs": "?", "const": "true"}, list: {"nargs": "+"}}.get(knob.kind, {})
-    facts = "; ".join(filter(None, [range_text(knob), f"default: {text_of(knob.default)}"]))
-    names = [f"--{name}" for name in (knob.name, *(theirs for theirs, ours in RENAMED.items() if ours == knob.name))]
-    text = f"{knob.doc} [{facts}]".replace("%", "%%")
-    group.add_argument(*names, dest=knob.name, metavar=metavar, default=argparse.SUPPRESS, help=text, **arity)
+def _add_flag(group: argparse._ArgumentGroup, setting: Setting) -> None:
+    """Add a setting's flag; its value stays raw text (a list of it for list settings) and is absent when not given."""
+    metavar = "{" + ",".join(setting.choices) + "}" if setting.choices else METAVARS[setting.kind]
+    several = {"nargs": "*" if setting.choices else "+"}  # without a word it is empty
+    arity = {bool: {"nargs": "?", "const": "true"}, list: several, dict: {"nargs": "+"}}.get(setting.kind, {})
+    facts = "; ".join(filter(None, [range_text(setting), f"default: {text_of(setting.default)}"]))
+    others = (name for name, alias in ALIASES.items() if alias.is_name and alias.setting == setting.name)
+    names = [f"--{name}" for name in (setting.name, *others)]
+    text = f"{setting.doc} [{facts}]".replace("%", "%%")
+    group.add_argument(*names, dest=setting.name, metavar=metavar, default=argparse.SUPPRESS, help=text, **arity)
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of `--config` and all knobs, grouped as the schema is.
+    """The parser of `--config` and all settings, grouped as the schema is.
 
     Its errors are ValueErrors; `-h` and `--help` print the manual and exit with 0.
     """
@@ -165,12 +189,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     for name, about in GROUPS.items():
         group = parser.add_argument_group(name, about)
-        for knob in KNOBS.values():
-            if knob.group == name:
-                _add_flag(group, knob)
-    for name, value in ONE_VALUE.items():
-        only = {"type": type(value), "choices": [value]}
-        parser.add_argument(f"--{name}", **only, action=_Take, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        for setting in SETTINGS.values():
+            if setting.group == name:
+                _add_flag(group, setting)
+    for name, alias in ALIASES.items():
+        if not alias.is_name:
+            switch = {} if alias.only else {"nargs": "?", "const": "true"}
+            parser.add_argument(f"--{name}", **switch, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     for name in WITHOUT_EFFECT:
         parser.add_argument(f"--{name}", nargs="*", action=_Ignore, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser

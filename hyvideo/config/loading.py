@@ -9,10 +9,10 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hyvideo.config.flags import BOOLEANS, OWN_SIZES, RENAMED, SYNONYMS, build_parser
-from hyvideo.config.knobs import GROUPS, KNOBS, Knob, nearest
+from hyvideo.config.flags import ALIASES, BOOLEANS, OWN_SIZES, SYNONYMS, build_parser
 from hyvideo.config.outside import read_file, with_home
 from hyvideo.config.schema import Config
+from hyvideo.config.settings import GROUPS, SETTINGS, Setting, nearest
 
 _UNREADABLE = (
     *(OSError, yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError),
@@ -41,7 +41,7 @@ def load_config(argv: Sequence[str]) -> Config:
             advice = "it follows no flag (quote a value that contains spaces)"
             raise ValueError(f"unexpected value {_shown(rest[0])}: {advice}")
         unknown = [text for text in rest if text.startswith("--")] or rest[:1]
-        told = [f"{_shown(text)}; {_advice(text.lstrip('-').partition('=')[0], KNOBS, '--{}')}" for text in unknown]
+        told = [f"{_shown(text)}; {_advice(text.lstrip('-').partition('=')[0], SETTINGS, '--{}')}" for text in unknown]
         if len(told) == 1:
             raise ValueError(f"unknown flag {told[0]} (--help lists all)")
         raise ValueError("\n  ".join([f"{len(told)} unknown flags (--help lists all):", *told]))
@@ -52,10 +52,11 @@ def load_config(argv: Sequence[str]) -> Config:
     config = OmegaConf.structured(Config)
     for file in files:
         _merge_file(config, file)
-    for name, text in values.items():
-        knob = KNOBS[name]
-        cleared = knob.optional and str(text).strip().lower() in ("none", "null")
-        _assign(config, knob, None if cleared else text, f"--{name}")
+    for name, text in sorted(values.items(), key=_aliases_first):
+        if name in SETTINGS and SETTINGS[name].kind is dict and len(text) == 1:
+            (text,) = text
+        cleared = name in SETTINGS and SETTINGS[name].optional and str(text).strip().lower() in ("none", "null")
+        _set(config, name, None if cleared else text, f"--{name}")
     cfg = OmegaConf.to_object(config)
     if own_size:
         resolution = "720p" if "720p" in cfg.model.pretrained_transformer_version else "480p"
@@ -83,12 +84,18 @@ def save_config(cfg: Config, path: str | Path) -> None:
 
 def _merge_file(config: DictConfig, path: str | Path) -> None:
     """Assign everything a YAML file says, flat or grouped."""
-    seen: dict[str, str] = {}
-    for where, knob, value in _entries(_read_yaml(path), str(path)):
-        if knob.name in seen:
-            raise ValueError(f"{where}: given twice, also as {seen[knob.name]}; keep one")
-        seen[knob.name] = where
-        _assign(config, knob, value, where)
+    seen: dict[str, tuple[str, object]] = {}
+    for where, name, value in _entries(_read_yaml(path), str(path)):
+        if name in seen:
+            raise ValueError(f"{where}: given twice, also as {seen[name][0]}; keep one")
+        seen[name] = where, value
+    for name, (where, value) in sorted(seen.items(), key=_aliases_first):
+        _set(config, name, value, where)
+
+
+def _aliases_first(item: tuple[str, object]) -> bool:
+    """The order in which one source's (name, value) act: what a setting's own name says counts most."""
+    return item[0] not in ALIASES
 
 
 def _read_yaml(path: str | Path) -> Mapping[object, object]:
@@ -105,29 +112,30 @@ def _read_yaml(path: str | Path) -> Mapping[object, object]:
     return content
 
 
-def _entries(content: Mapping[object, object], path: str) -> Iterator[tuple[str, Knob, object]]:
-    """Yield (where it stands, knob, value) of every setting in a file's content."""
+def _entries(content: Mapping[object, object], path: str) -> Iterator[tuple[str, str, object]]:
+    """Yield (where it stands, name, value) of every setting and alias in a file's content."""
     for key, value in content.items():
         if key not in GROUPS:
-            yield f"{path}: {key}", _knob_named(key, path, (*KNOBS, *GROUPS)), value
+            yield f"{path}: {key}", _known(key, path, (*SETTINGS, *GROUPS)), value
             continue
         if not isinstance(value, Mapping | None):
             raise ValueError(f"{path}: {key} is a group and expects settings below it; received {_shown(value)}")
-        names = [knob.name for knob in KNOBS.values() if knob.group == key]
-        for name, setting in (value or {}).items():
-            knob = _knob_named(name, f"{path}: {key}", names)
-            if knob.group != key:
-                raise ValueError(f"{path}: {name} belongs to group {knob.group}; received under {key}")
-            yield f"{path}: {key}.{name}", knob, setting
+        names = [setting.name for setting in SETTINGS.values() if setting.group == key]
+        for name, inner in (value or {}).items():
+            known = _known(name, f"{path}: {key}", names)
+            if known in SETTINGS and SETTINGS[known].group != key:
+                raise ValueError(f"{path}: {name} belongs to group {SETTINGS[known].group}; received under {key}")
+            yield f"{path}: {key}.{name}", known, inner
 
 
-def _knob_named(key: object, where: str, candidates: Sequence[str]) -> Knob:
-    """The knob of a YAML key, or an error that names the nearest candidate."""
-    key = RENAMED.get(key, key)  # a config.yaml that an earlier version saved
-    if key not in KNOBS:
+def _known(key: object, where: str, candidates: Sequence[str]) -> str:
+    """The setting or alias that a YAML key names, or an error that names the nearest candidate."""
+    if key in ALIASES:
+        return ALIASES[key].setting if ALIASES[key].is_name else key
+    if key not in SETTINGS:
         advice = _advice(str(key), candidates, "'{}'")
         raise ValueError(f"{where}: unknown key {_shown(key)}; {advice}")
-    return KNOBS[str(key)]
+    return key
 
 
 def _advice(name: str, candidates: Iterable[str], form: str) -> str:
@@ -137,38 +145,67 @@ def _advice(name: str, candidates: Iterable[str], form: str) -> str:
     return f"the nearest is {form.format(nearest(name, candidates))}"
 
 
-def _assign(config: DictConfig, knob: Knob, value: object, where: str) -> None:
-    """Convert `value` to the knob's type and set it; containers replace, they do not merge."""
-    message = f"{where}: expected {knob.expected}; received {_shown(value)}"
-    if len(knob.choices) > 1:
-        message += f", the nearest is {nearest(str(value), knob.choices)!r}"
+def _set(config: DictConfig, name: str, value: object, where: str) -> None:
+    """Set what a setting or an alias names."""
+    if name in SETTINGS:
+        _assign(config, SETTINGS[name], value, where)
+        return
+    alias = ALIASES[name]
+    if alias.only:
+        if str(value) not in alias.only:
+            raise ValueError(f"{where}: expected only {alias.only[0]!r}; received {_shown(value)}")
+        return
+    setting, on = SETTINGS[alias.setting], BOOLEANS.get(str(value).strip().lower())
+    if on is None:
+        raise ValueError(f"{where}: expected true or false; received {_shown(value)}")
+    now = OmegaConf.select(config, f"{setting.group}.{setting.name}")
+    if alias.word:
+        now = [word for word in now if word != alias.word] + [alias.word] * on
+    elif not on:
+        now = alias.off
+    elif now == alias.off:
+        now = setting.default
+    _assign(config, setting, now, where)
+
+
+def _assign(config: DictConfig, setting: Setting, value: object, where: str) -> None:
+    """Convert `value` to the setting's type and set it; containers replace, they do not merge."""
+    message = f"{where}: expected {setting.expected}; received {_shown(value)}"
+    if setting.choices:
+        message += f", the nearest is {nearest(str(value), setting.choices)!r}"
     try:
-        prepared = _prepared(knob, value)
+        prepared = _prepared(setting, value)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{message} ({error})") from error
-    place = f"{knob.group}.{knob.name}"
+    place = f"{setting.group}.{setting.name}"
     try:
         OmegaConf.update(config, place, prepared, merge=False)
     except (OmegaConfBaseException, OverflowError) as error:
         raise ValueError(message) from error
-    if knob.kind is int and (OmegaConf.select(config, place) or 0).bit_length() > 64:
+    if setting.kind is int and (OmegaConf.select(config, place) or 0).bit_length() > 64:
         raise ValueError(f"{message} (a number below 2^64)")
 
 
-def _prepared(knob: Knob, value: object) -> object:
+def _prepared(setting: Setting, value: object) -> object:
     """Translate the spellings that omegaconf does not know, and refuse what it would read as something else.
 
     Raises:
         ValueError: with the reason, where the value alone does not show it.
     """
-    if knob.kind is bool:
+    if setting.kind is bool:
         return BOOLEANS.get(str(value).strip().lower())
-    if knob.kind is dict and isinstance(value, str):
-        value = json.loads(value)
-    if knob.kind is list and isinstance(value, str):
+    if setting.kind is dict and isinstance(value, str):
+        value = json.loads(value) if value.lstrip().startswith(("{", "[")) else [value]
+    if setting.kind is dict and isinstance(value, list):
+        value = dict(map(_pair, value))
+    if setting.kind is list and isinstance(value, str):
         value = [value]
+    if setting.kind is list and setting.choices and isinstance(value, list):
+        value = [word for word in setting.choices if word in value] + [
+            word for word in value if word not in setting.choices
+        ]
     for leaf in _leaves(value):
-        if isinstance(leaf, bool):
+        if isinstance(leaf, bool) and not setting.nested:
             raise ValueError("that is a boolean, as YAML reads yes, no, on and off too, unless they are quoted")
         if isinstance(leaf, int) and leaf.bit_length() > 64:
             raise ValueError("it holds a whole number beyond 2^64")
@@ -177,6 +214,17 @@ def _prepared(knob: Knob, value: object) -> object:
                 raise ValueError("'${...}' and '???' are not expanded here: write the value itself")
             leaf.encode()  # refuses what no file can hold
     return with_home(value)
+
+
+def _pair(text: object) -> tuple[str, object]:
+    """Read `name=value`; the value is JSON, or else a text."""
+    name, equals, value = str(text).partition("=")
+    if not equals:
+        raise ValueError("that is not name=value")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
 
 
 def _leaves(value: object) -> Iterator[object]:

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, replace
 
-from hyvideo.config.knobs import nearest
+from hyvideo.config.settings import nearest
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ def build_mesh(
         device_type: `cuda` or `cpu`, where the weights are.
         collective_timeout: seconds that its groups wait for a missing rank; they do not inherit the timeout of
             `process_group`. None: the library's own, 10 minutes for NCCL.
-        one_shard: let FSDP hold the weights of a single process too, as `cpu_offload` needs; it must have a group.
+        one_shard: let FSDP hold the weights of a single process too, as `offload weights` needs; it must have a group.
 
     Raises:
         ValueError: the ranks do not divide into these axes; every rank raises it.
@@ -126,7 +126,7 @@ def mesh_of(config: Config, device_type: str) -> Mesh:
         guided=config.rollout.is_guided,
         device_type=device_type,
         collective_timeout=config.parallel.collective_timeout,
-        one_shard=config.parallel.cpu_offload,
+        one_shard="weights" in config.parallel.offload,
     )
 
 

@@ -37,14 +37,16 @@ class Profile:
     least `num_updates` updates.
 
     Example:
-        >>> profile = Profile(run_folder / "profile", rank=0, num_updates=2, timer=timer, transformer=transformer)
+        >>> profile = Profile(run_folder / "profile", rank=0, timer=timer, transformer=transformer)
         >>> profile.begin_round(last=False)  # the first round warms up
         >>> profile.begin_round(last=False)  # recording
         >>> profile.end_update(timer.pop(), round_ends=False)  # False
         >>> profile.end_update(timer.pop(), round_ends=True)  # True: the files are there
     """
 
-    def __init__(self, folder: Path, *, rank: int, num_updates: int, timer: PhaseTimer, transformer: nn.Module) -> None:
+    def __init__(
+        self, folder: Path, *, rank: int, timer: PhaseTimer, transformer: nn.Module, num_updates: int = 2
+    ) -> None:
         self.folder = folder
         self._rank = rank
         self._num_updates = num_updates

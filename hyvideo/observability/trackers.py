@@ -19,7 +19,7 @@ from accelerate.utils import patch_environment
 from PIL import Image
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 
-from hyvideo.config.knobs import nearest
+from hyvideo.config.settings import nearest
 from hyvideo.data.files import FULL
 from hyvideo.data.videos import read_chosen
 from hyvideo.observability.scored_videos import ScoredVideo
@@ -51,7 +51,7 @@ class Trackers:
     `tracker_id` keeps the run's name at trackers over resumes.
 
     Example:
-        >>> trackers = Trackers(["tensorboard"], run_dir, run_name="first", tags=["tiny"], warn=console.warning)
+        >>> trackers = Trackers(["tensorboard"], run_dir, run_name="first", warn=console.warning)
         >>> trackers.start(1)
         >>> trackers.log(1, {"reward/mean": 0.12})
         >>> trackers.log_videos(1, read_scored_videos(run_dir / "samples" / "step_1"))
@@ -63,7 +63,6 @@ class Trackers:
         run_dir: Path,
         *,
         run_name: str,
-        tags: Sequence[str] = (),
         settings: Mapping[str, Any] | None = None,
         warn: Callable[[str], None],
     ) -> None:
@@ -72,7 +71,6 @@ class Trackers:
         self._warn = warn
         self._run_dir = Path(run_dir)
         self._run_name = run_name
-        self._tags = list(tags)
         self._settings = dict(settings or {})
         self._started: list[GeneralTracker] = []
 
@@ -132,7 +130,7 @@ class Trackers:
         if name == "tensorboard":
             tracker = tracker_class("tb", logging_dir=str(self._run_dir), purge_step=step)
         elif name == "wandb":
-            names = {"name": self._run_name, "tags": self._tags, "id": self._run_id(), "resume": "allow"}
+            names = {"name": self._run_name, "id": self._run_id(), "resume": "allow"}
             tracker = tracker_class(os.environ.get("WANDB_PROJECT", PROJECT), dir=str(self._run_dir), **names)
         elif tracker_class.requires_logging_directory:
             tracker = tracker_class(PROJECT, logging_dir=str(self._run_dir))
@@ -140,12 +138,11 @@ class Trackers:
             tracker = tracker_class(PROJECT)
         tracker.start()
         if name == "tensorboard":  # its own handling of settings makes a second run of every start
-            about = {"run/name": self._run_name, "run/tags": ", ".join(self._tags)}
+            about = {"run/name": self._run_name}
             rows = "".join(f"| {name} | {_escaped(str(value))} |\n" for name, value in self._settings.items())
             tracker.log(about | {"run/settings": f"| setting | value |\n|---|---|\n{rows}"}, step=step)
         else:
-            tags = ", ".join(self._tags)
-            tracker.store_init_configuration(self._settings | {"run_name": self._run_name, "run_tags": tags})
+            tracker.store_init_configuration(self._settings | {"run_name": self._run_name})
         return tracker
 
     def _run_id(self) -> str:

@@ -15,8 +15,8 @@ class Watchdog:
     A rank that waits for others in a collective is stuck as well: the culprit is the one whose stack is not in a
     collective, or that is silent (stopped or dead).
 
-    It prints after `seconds` in one phase, and again after as many; 0 never prints. The output must be a real file,
-    because stacks are written to its descriptor.
+    It prints after `seconds` in one phase, and again after as many. The output must be a real file, because stacks are
+    written to its descriptor.
 
     Example:
         >>> with Watchdog(timer, rank=3, seconds=900):
@@ -29,20 +29,17 @@ class Watchdog:
         self._seconds = seconds
         self._output = output or sys.stderr
         self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> "Watchdog":
         """Start to watch."""
-        if self._seconds > 0:
-            self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
-            self._thread.start()
+        self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         """Stop."""
         self._ended.set()
-        if self._thread is not None:
-            self._thread.join()
+        self._thread.join()
 
     def _watch(self) -> None:
         since, told = self._timer.since, 0
@@ -57,8 +54,8 @@ class Watchdog:
     def _print(self, waited: float) -> None:
         """Print the phase and all stacks, among them the one that holds up the run."""
         print(
-            f"WARNING: rank {self._rank}: {waited:.0f} s in phase '{self._timer.phase}' (stuck_after "
-            f"{self._seconds:g}); stacks of its threads, the innermost call first:",
+            f"WARNING: rank {self._rank}: {waited:.0f} s in phase '{self._timer.phase}'; stacks of its threads, the "
+            "innermost call first:",
             file=self._output,
             flush=True,
         )

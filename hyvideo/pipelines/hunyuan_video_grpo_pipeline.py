@@ -268,7 +268,6 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         sde_type: str,
         eta: float,
         noisy: Tensor | None = None,
-        share_prefix: bool = False,
         only_last: bool = False,
         decode: bool = True,
         on_step: Callable[[int], None] = lambda index: None,
@@ -285,7 +284,6 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
             eta: see `denoise_step`.
             noisy: `[B, K]` bool, the steps at which each video draws noise; elsewhere it follows the ODE, with
                 log-probability 0. None: all steps.
-            share_prefix: compute the steps before a sample's first noisy one once for all that start from one noise.
             only_last: keep the videos and the last latents, not what a replay needs.
             decode: whether to decode the videos.
             on_step: called with the index of every finished step.
@@ -295,13 +293,7 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         step = partial(self.denoise_step, guidance=guidance, sde_type=sde_type, eta=eta)
         for index in range(len(self.scheduler.timesteps)):
             drawn = None if noisy is None else noisy[:, index]
-            if share_prefix and noisy is not None:
-                first = noise.first_alike(apart=noisy[:, : index + 1].any(1).tolist())
-                rows = sorted({*first})
-                shared = step(latents[-1][rows], index, conditioning.rows(rows), noisy=drawn[rows])
-                mean, std = (part[[rows.index(row) for row in first]] for part in shared)
-            else:
-                mean, std = step(latents[-1], index, conditioning, noisy=drawn)
+            mean, std = step(latents[-1], index, conditioning, noisy=drawn)
             following = mean
             if sde_type != "ode" and (drawn is None or drawn.any()):
                 following = self.scheduler.sample_next(mean, std, noise.step(index, shape, mean.device))

@@ -20,7 +20,7 @@ class SampleNoise:
         prompts: index of each sample's prompt, length B.
         generations: number of each sample within its prompt's group, length B.
         share_initial: samples of one prompt start from the same noise (`use_same_noise`).
-        repeat_initial: the starting noise is that of round 0 in every round (`initial_noise per_prompt`).
+        repeat_initial: the starting noise is that of round 0 in every round (`published prompt_noise`).
     """
 
     seeds: Sequence[int]
@@ -40,19 +40,6 @@ class SampleNoise:
         """Return the starting latents `[B, *shape]`, float32."""
         round = 0 if self.repeat_initial else self.round
         return self._draw("initial", round, 0, shape, device, shared=self.share_initial)
-
-    def first_alike(self, apart: Sequence[bool]) -> list[int]:
-        """Return for each sample the index of the first one that still has the same latents.
-
-        Samples of one prompt with the same starting noise have the same latents until they draw noise of their own,
-        which all of them must begin at the same step.
-
-        Args:
-            apart: whether each sample has drawn noise of its own.
-        """
-        start = list(zip(self.seeds, self.prompts, self.generations, strict=True))
-        start = [key[:2] if self.share_initial else key for key in start]
-        return [row if apart[row] else start.index(key) for row, key in enumerate(start)]
 
     def step(self, index: int, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
         """Return the noise `[B, *shape]` injected at denoising step `index`, float32."""

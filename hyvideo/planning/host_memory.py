@@ -33,23 +33,23 @@ def host_memory(
     `checkpoint_bytes` are of one checkpoint: trained weights, optimizer states, and the algorithm's copies of them.
     """
     parallel, size = config.parallel, DTYPES[config.model.master_weight_type].itemsize
-    sharded = parallel.enable_fsdp and (world_size > 1 or parallel.cpu_offload)
+    sharded = parallel.enable_fsdp and (world_size > 1 or "weights" in parallel.offload)
     shards = layout_of(config, world_size).num_shards if sharded else 1
-    resting = networks.reward_bytes if config.reward.reward_offload else 0
+    resting = networks.reward_bytes if "reward" in parallel.offload else 0
     trained = (4 if config.model.use_lora else size) * parameters.trained  # adapters are float32 always
     kept = 0
-    if parallel.cpu_offload:
+    if "weights" in parallel.offload:
         kept = checkpoint_bytes + size * parameters.total  # the weights that are not trained, and gradients
-    elif config.kl.reference_mode_offload:
+    elif "anchor" in parallel.offload:
         kept = trained * algorithm_class(config.grpo.algorithm).num_copies(config)
-    if config.optimizer.ema_decay and config.optimizer.ema_offload and not parallel.cpu_offload:
+    if config.optimizer.ema_decay and "ema" in parallel.offload and "weights" not in parallel.offload:
         kept += trained
     if config.rollout.base_interval and not starts_at_base(config.model):
         kept += trained
     kept += checkpoint_bytes if config.run.async_save else 0
     adapter = parameters.trained if config.model.use_lora else 0  # whole in every process, in float32
-    base = size * (parameters.total - adapter) // shards if sharded and parallel.cpu_offload else 0
-    resting += networks.encoder_bytes if parallel.encoder_offload else 0
+    base = size * (parameters.total - adapter) // shards if sharded and "weights" in parallel.offload else 0
+    resting += networks.encoder_bytes if "encoders" in parallel.offload else 0
     return HostMemory(
         loading=max(networks.reward_bytes, resting + 4 * adapter + base),
         training=kept // shards + resting,

@@ -88,21 +88,21 @@ def predict_memory(
     evaluations, num_copies = algorithm.evaluations(config), algorithm.num_copies(config)
     kept = 1 + evaluations.anchor  # float32 latents, and what other weights say of the trained pairs
     if algorithm.needs == "transitions":  # all latents, and the policy's means and the anchor's
-        means = 2 if evaluations.anchor and config.kl.kl_compute_mode == "rollout_phase" else 1
+        means = 2 if evaluations.anchor else 1
         kept = (1 + means) * rollout.grpo_sampling_steps + 1
     stored = 4 * torch.Size(shape).numel() * kept
-    anchor = 0 if config.parallel.cpu_offload else peaks.trained * num_copies
-    ema = peaks.trained if config.optimizer.ema_decay and not config.optimizer.ema_offload else 0
-    ema = 0 if config.parallel.cpu_offload else ema
+    anchor = 0 if "weights" in config.parallel.offload else peaks.trained * num_copies
+    ema = peaks.trained if config.optimizer.ema_decay and "ema" not in config.parallel.offload else 0
+    ema = 0 if "weights" in config.parallel.offload else ema
     reward = networks.reward_bytes
-    resting_reward = 0 if config.reward.reward_offload else reward
-    visitors = networks.encoder_bytes if config.parallel.encoder_offload else 0
+    resting_reward = 0 if "reward" in config.parallel.offload else reward
+    visitors = networks.encoder_bytes if "encoders" in config.parallel.offload else 0
     frozen = networks.encoder_bytes + networks.vae_bytes - visitors
     beside = frozen + ema + videos * stored
     around = beside + resting_reward
     # Gradients of whole weights are averaged over ranks in one flat copy.
     averaging = 2 * peaks.trained if world_size > 1 and not config.parallel.enable_fsdp else 0
-    resting_anchor = 0 if config.kl.reference_mode_offload else anchor
+    resting_anchor = 0 if "anchor" in config.parallel.offload else anchor
     resting = peaks.weights + peaks.states
     after_passes = resting + peaks.gathered
     visited = visitors + (after_passes if validated else resting)  # a round may begin after a validation

@@ -158,7 +158,7 @@ def _check_host(plan: Plan) -> None:
             raise ValueError(
                 f"{platform.node()} has {has:.0f} GiB of host memory, but {processes} process(es) need {needed:.0f} "
                 f"while they {when}, {each / GIB:.1f} each: start fewer on it, or turn off what keeps more here: "
-                "cpu_offload, encoder_offload, reward_offload, reference_mode_offload, async_save."
+                "offload, async_save."
             )
 
 

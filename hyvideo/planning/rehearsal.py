@@ -68,13 +68,13 @@ ALLOWED = {
     ("hunyuan_video_grpo_pipeline.py", "encode_images"): "a first frame goes to the device, once per prompt",
     ("hunyuan_video_grpo_pipeline.py", "_encode_frame"): "a first frame goes to the device, once per prompt",
     ("temporary_placement.py", "temporarily_on"): "encoders that rest in host memory visit the device, once per round",
-    ("weights_copy.py", "refresh"): "an average that rests in host memory follows every update (`ema_offload`)",
+    ("weights_copy.py", "refresh"): "an average that rests in host memory follows every update (`offload ema`)",
     ("optimizer.py", "step"): "the gradient's norm, once per update: an update that is not finite is not made",
     ("step_gradients.py", "pop"): "the gradient of each denoising step, once per update",
 }
 """Where the host may wait for the device, by file and function, and why; everywhere else it is a surprise."""
 
-OFFLOADED = {"the backward pass": "from the second micro-batch on, FSDP adds gradients in host memory (`cpu_offload`)"}
+OFFLOADED = {"the backward pass": "from the second micro-batch on, FSDP adds gradients in host memory (`offload`)"}
 """Where it may also wait if weights rest in host memory."""
 
 
@@ -154,7 +154,7 @@ def _rehearse(
             trainable_parameters(policy.transformer),
             config.optimizer,
             sp_size=mesh.sp_size,
-            ema=build_ema(config.optimizer, policy.transformer),
+            ema=build_ema(config, policy.transformer),
         )
         algorithm = algorithm_class(config.grpo.algorithm)(policy, optimization, config, timer)
         rounds = Rounds(config, prompts, mesh)
@@ -174,7 +174,7 @@ def _rehearse(
                 RunState(policy.transformer, optimization, algorithm, rounds.sampler, {}, {}, None).tensors()
         whole = 2 * sum(parameter.numel() for parameter in policy.transformer.parameters())
         shards = layout.num_shards if config.parallel.enable_fsdp and mesh.weights is not None else 1
-        allowed = OFFLOADED if config.parallel.cpu_offload else {}
+        allowed = OFFLOADED if "weights" in config.parallel.offload else {}
         reads = {key: count for key, count in device.reads.items() if key[1] in allowed or reason_to_wait(key[1])}
         surprises = _surprises(device, reads, whole, shards)
     return Rehearsal(
@@ -258,7 +258,7 @@ def _pipeline(
         )
     give_memory(vae)
     for encoder in filter(None, (text, glyph, vision)):
-        give_memory(encoder, "cpu" if config.parallel.encoder_offload else NAME)
+        give_memory(encoder, "cpu" if "encoders" in config.parallel.offload else NAME)
     reads_images = None
     if configs.vision is not None:
         reads_images = SiglipImageProcessorPil(size=dict.fromkeys(("height", "width"), configs.vision.image_size))
@@ -275,7 +275,7 @@ def _pipeline(
         feature_extractor=reads_images,
     )
     pipeline.autocast_dtype = compute_dtype(config, NAME)
-    pipeline.encoder_offload = config.parallel.encoder_offload
+    pipeline.encoder_offload = "encoders" in config.parallel.offload
     return pipeline
 
 

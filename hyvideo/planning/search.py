@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import Any, get_args
 
-from hyvideo.config.knobs import KNOBS, value_of
 from hyvideo.config.schema import Config
+from hyvideo.config.settings import SETTINGS, text_of, value_of
 from hyvideo.distributed.gpus import Gpu
 from hyvideo.distributed.layout import layout_of
 from hyvideo.models.parallelize import Recomputed
@@ -49,18 +49,18 @@ class Search:
         peak = predict_memory(config, self._networks, **sizes).peak / GIB
         return peak + self._assumptions.reserved(peak)
 
-    def largest(self, knob: str) -> tuple[Any, float] | None:
+    def largest(self, setting: str) -> tuple[Any, float] | None:
         """Return the largest value of a setting that fits, and the GiB it needs; None if no value fits.
 
         Other settings stay, except that `mini_batch_size_per_update` also sets `rollout_micro_batch_size`, and raises a
         smaller `batch_size`.
         """
-        candidates = self._candidates(knob)
+        candidates = self._candidates(setting)
         num_fitting = bisect_right(candidates, self._gpu.memory, key=self.needed)  # later ones need more
         if num_fitting == 0:
             return None
         last = candidates[num_fitting - 1]
-        return last[knob], self.needed(last)
+        return last[setting], self.needed(last)
 
     def nearest_that_fits(self) -> tuple[dict[str, Any], float] | None:
         """Return the changes that make the run fit at the least cost, and the GiB it then needs; None if none do.
@@ -86,20 +86,20 @@ class Search:
 
     def _remedies(self) -> Iterator[dict[str, Any]]:
         config = self._config
-        levels, recomputed = get_args(Recomputed)[::-1], config.parallel.activation_checkpointing
+        levels, recomputed = ("none", *get_args(Recomputed)[::-1]), config.parallel.activation_checkpointing
         wanted = [
             ("enable_fsdp", self._world_size > 1 or config.parallel.enable_fsdp),
-            ("enable_gradient_checkpointing", True),
             *(("activation_checkpointing", level) for level in levels[levels.index(recomputed) :]),
             ("reshard_after_forward", True),
             ("mini_batch_size_per_update", 1),
             ("rollout_micro_batch_size", 1),
-            ("reference_mode_offload", True),
-            ("reward_offload", True),
-            ("encoder_offload", True),
         ]
+        resting = config.parallel.offload
+        for word in ("anchor", "reward", "encoders"):
+            resting = resting + [word] * (word not in resting)
+            wanted.append(("offload", resting))
         if self._world_size == 1:  # more GPUs would rather hold a part of the weights each
-            wanted += [("enable_fsdp", True), ("cpu_offload", True)]
+            wanted += [("enable_fsdp", True), ("offload", resting + ["weights"] * ("weights" not in resting))]
         for name, value in wanted:
             if value_of(config, name) != value:
                 yield {name: value}
@@ -125,12 +125,12 @@ class Search:
                     yield changes
                     break
 
-    def _candidates(self, knob: str) -> list[dict[str, Any]]:
+    def _candidates(self, setting: str) -> list[dict[str, Any]]:
         """Return the values of a setting to try, small to large, each with the settings that change with it."""
-        if knob == "sample_n_frames":
-            return [{knob: frames} for frames in range(5, MOST_FRAMES + 1, 4)]
-        if knob == "rollout_size":
-            return [{knob: size} for size in SIZES]
+        if setting == "sample_n_frames":
+            return [{setting: frames} for frames in range(5, MOST_FRAMES + 1, 4)]
+        if setting == "rollout_size":
+            return [{setting: size} for size in SIZES]
         group = self._config.grpo.num_generations
         together = ("mini_batch_size_per_update", "rollout_micro_batch_size")
         return [
@@ -150,7 +150,7 @@ def misfit(plan: Plan, search: Search) -> str:
     if found is None:
         return f"{said} No change of its settings that was tried fits: use more GPUs, larger ones, or use_lora."
     changes, needed = found
-    flags = " ".join(f"--{name} {value}" for name, value in changes.items())
+    flags = " ".join(f"--{name} {text_of(value)}" for name, value in changes.items())
     return f"{said} The nearest that fits, with {needed:.1f} GiB: {flags}"
 
 
@@ -158,7 +158,7 @@ def with_settings(config: Config, changes: Mapping[str, Any]) -> Config:
     """Return a copy of the configuration with some settings changed."""
     changed = deepcopy(config)
     for name, value in changes.items():
-        setattr(getattr(changed, KNOBS[name].group), name, value)
+        setattr(getattr(changed, SETTINGS[name].group), name, value)
     return changed
 
 

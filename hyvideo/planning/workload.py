@@ -100,7 +100,7 @@ def workload(
     pairs = videos * evaluations.update
     shape = latent_shape(config, networks)
     forward, sizes = _one_pass(config, networks, num_text, shape)
-    recompute = parallel.activation_checkpointing if config.model.enable_gradient_checkpointing else "none"
+    recompute = parallel.activation_checkpointing
     training = forward.training(recompute=recompute, weight_gradients=not config.model.use_lora)
     tokens = token_traffic(networks.transformer, **sizes, training=False)
     trained_tokens = token_traffic(networks.transformer, **sizes, training=True, recompute=recompute != "none")

@@ -21,9 +21,9 @@ from hyvideo.algorithms.policy import Policy, rollout_scheduler
 from hyvideo.algorithms.weights_copy import build_base, build_ema
 from hyvideo.checkpoint.run_folder import RunFolder, open_run_folder
 from hyvideo.checkpoint.train_state import LATEST, point
-from hyvideo.config.knobs import deciding_fields, settings_of
 from hyvideo.config.loading import save_config
 from hyvideo.config.schema import Config
+from hyvideo.config.settings import deciding_fields, settings_of
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.files import writing
 from hyvideo.data.images import check_images, check_task
@@ -130,9 +130,15 @@ def _build_rewards(config: Config, device: torch.device) -> tuple[WeightedReward
         "prompt_csvs": [*config.data.train_video_csv, *config.data.valid_video_csv],
     }
     check_rewards(config.reward, **where)
-    reward, judging = get_reward_fn(config.reward, device, **where), judge_of(config.reward)
+    how = {
+        "device": device,
+        "offload": "reward" in config.parallel.offload,
+        "crf": 25 if "crf_25" in config.rollout.published else 16,
+        **where,
+    }
+    reward, judging = get_reward_fn(config.reward, **how), judge_of(config.reward)
     with about_the_guard():
-        return reward, get_reward_fn(judging, device, **where) if judging else None
+        return reward, get_reward_fn(judging, **how) if judging else None
 
 
 def check_weights(config: Config) -> None:
@@ -210,7 +216,6 @@ def _open_metrics(config: Config, folder: RunFolder, state: RunState, console: C
         config.run.trackers,
         folder.path,
         run_name=config.run.run_name or folder.path.name,
-        tags=config.run.run_tags,
         settings={name: str(value) for name, value in settings_of(config).items()},
         warn=console.warning,
     )
@@ -231,7 +236,7 @@ def build_pipeline(config: Config, device: torch.device, mesh: Mesh) -> HunyuanV
     """Load the models of `config` onto `device`, the transformer ready for training, the rollout's steps set.
 
     The transformer's weights are sharded as `mesh` and `config.parallel` say, and each rank reads only its own shards;
-    encoders and VAE are whole everywhere, the encoders in host memory if `encoder_offload` says so.
+    encoders and VAE are whole everywhere, the encoders in host memory if `offload` says so.
 
     Raises:
         ValueError: weights are missing or do not fit.
@@ -247,11 +252,11 @@ def build_pipeline(config: Config, device: torch.device, mesh: Mesh) -> HunyuanV
         transformer_dtype=DTYPES[model.master_weight_type] if on_gpu else torch.float32,
         encoder_dtype=torch.float16 if on_gpu else torch.float32,
         device=device,
-        encoders_on=None if config.parallel.encoder_offload else device,
+        encoders_on=None if "encoders" in config.parallel.offload else device,
         prepare=partial(make_policy_of, config=config, mesh=mesh),
     )
     pipeline.autocast_dtype = compute_dtype(config, device.type)
-    pipeline.encoder_offload = config.parallel.encoder_offload
+    pipeline.encoder_offload = "encoders" in config.parallel.offload
     resting = pipeline.encoders if pipeline.encoder_offload else []
     for component in pipeline.components.values():
         placed = component in resting or (component is pipeline.transformer and is_sharded(config, mesh))
@@ -281,7 +286,7 @@ def make_policy_of(
     model, parallel = config.model, config.parallel
     prepare_policy(
         install_attention(transformer, mesh.sp_group, mesh.guidance_group),
-        gradient_checkpointing=model.enable_gradient_checkpointing,
+        gradient_checkpointing=parallel.activation_checkpointing != "none",
         recompute=parallel.activation_checkpointing,
         lora=configured_adapter(model),
         pretrained_lora_path=model.pretrained_lora_path,
@@ -296,7 +301,7 @@ def make_policy_of(
             mesh.weights,
             compute_dtype=compute_dtype(config, mesh.weights.device_type),
             reshard_after_forward=parallel.reshard_after_forward,
-            cpu_offload=parallel.cpu_offload,
+            cpu_offload="weights" in parallel.offload,
         )
 
 
@@ -312,7 +317,6 @@ def build_policy(config: Config, pipeline: HunyuanVideoGRPOPipeline) -> Policy:
         num_frames=rollout.sample_n_frames,
         size=parse_size(rollout.rollout_size),
         videos_at_once=rollout.rollout_micro_batch_size,
-        share_prefix=rollout.share_prefix,
     )
 
 
@@ -320,13 +324,13 @@ def _build_state(
     config: Config, policy: Policy, rounds: Rounds, mesh: Mesh, timer: PhaseTimer, content: Mapping[str, str]
 ) -> RunState:
     """Build the algorithm and its optimizers, and gather what a checkpoint holds of them."""
-    run, reward, settings = config.run, config.reward, _deciding_settings(config, mesh.dp_size, content)
+    reward, settings = config.reward, _deciding_settings(config, mesh.dp_size, content)
     optimization = Optimization(
         trainable_parameters(policy.transformer),
         config.optimizer,
         sp_size=mesh.sp_size,
-        max_skipped=run.max_skipped_updates if run.nonfinite_update == "skip" else 0,
-        ema=build_ema(config.optimizer, policy.transformer),
+        max_skipped=config.run.max_skipped_updates,
+        ema=build_ema(config, policy.transformer),
     )
     return RunState(
         transformer=policy.transformer,
@@ -338,9 +342,7 @@ def _build_state(
         | {name: content[name] for name in content if name not in settings},
         lora=lora_facts(config.model),
         collective_timeout=config.parallel.collective_timeout,
-        guard=None
-        if reward.reward_guard is None
-        else RewardGuard(reward.reward_guard_action, reward.reward_guard_alpha),
+        guard=None if reward.reward_guard is None else RewardGuard(reward.reward_guard_action),
     )
 
 
@@ -357,10 +359,9 @@ def _open_journal(
     with all_or_none():
         console = Console(folder.path, rank=mesh.rank, log_interval=config.run.log_interval)
         metrics = _open_metrics(config, folder, state, console) if mesh.is_main else None
-    profile, steps = None, config.run.profile_steps
+    profile = None
     if config.run.profile:
-        place = folder.path / "profile"
-        profile = Profile(place, rank=mesh.rank, num_updates=steps, timer=timer, transformer=policy.transformer)
+        profile = Profile(folder.path / "profile", rank=mesh.rank, timer=timer, transformer=policy.transformer)
     peak = config.run.peak_tflops or matrix_peak_tflops(timer.device, policy.pipeline.autocast_dtype)
     return Journal(
         folder.path,
@@ -368,7 +369,7 @@ def _open_journal(
         metrics,
         Performance(policy, config, mesh, peak_tflops=peak, updates_per_round=state.algorithm.updates_per_round),
         profile,
-        Watchdog(timer, rank=mesh.rank, seconds=config.parallel.stuck_after),
+        Watchdog(timer, rank=mesh.rank, seconds=config.parallel.collective_timeout / 2),
         ReplayWatch(config),
         report=report,
     )

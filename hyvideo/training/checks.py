@@ -16,8 +16,8 @@ import torch
 from hyvideo.algorithms.algorithm import algorithm_class
 from hyvideo.algorithms.grpo import lambda_bounds
 from hyvideo.algorithms.policy import rollout_scheduler
-from hyvideo.config.knobs import KNOBS, nearest, out_of_range, unmet_condition, value_of
 from hyvideo.config.schema import Config, KLConfig, OptimizerConfig, RewardConfig, RolloutConfig
+from hyvideo.config.settings import SETTINGS, nearest, out_of_range, unmet_condition, value_of
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.images import share_kept
 from hyvideo.data.prompts import Prompt
@@ -27,6 +27,7 @@ from hyvideo.grpo.sde_window import noisy_steps
 from hyvideo.grpo.timesteps import check_updates
 from hyvideo.models.lora_keys import modules_of_original
 from hyvideo.models.model_folder import is_diffusers_layout
+from hyvideo.models.reward_models.registry import RewardContext
 from hyvideo.models.reward_models.requested import judge_of, read_requested_judges
 from hyvideo.models.reward_models.rewards import WeightedReward
 from hyvideo.pipelines.sampling_defaults import FILE, sampling_defaults
@@ -38,7 +39,7 @@ _STEPS = (
 )
 _FEWEST_COMPARED = 8
 """Validation videos that a guard needs to tell a fall from chance."""
-_WAITING = ("reward_batch_size", "remote_reward_in_flight", "remote_reward_timeout", "remote_reward_retries")
+_WAITING = ("reward_batch_size", "remote_reward_timeout")
 
 LEAST_KEPT = 0.75
 """Share of a first frame that cropping should leave: from 4:3 to 16:9 it is just that."""
@@ -204,9 +205,10 @@ def _check_steps(cfg: Config) -> None:
 def _sharding_problems(cfg: Config, world_size: int) -> Iterator[str]:
     """Settings of shards where there are none."""
     if not cfg.parallel.enable_fsdp:
-        for name, idle in (("dp_replicate", 1), ("cpu_offload", False)):
-            if getattr(cfg.parallel, name) != idle:
-                yield f"{name} is {getattr(cfg.parallel, name)}, but nothing is sharded: set enable_fsdp"
+        if cfg.parallel.dp_replicate != 1:
+            yield f"dp_replicate is {cfg.parallel.dp_replicate}, but nothing is sharded: set enable_fsdp"
+        if "weights" in cfg.parallel.offload:
+            yield "offload has weights, but nothing is sharded: set enable_fsdp"
 
 
 def _video_problems(cfg: Config, vae_spatial: int, vae_temporal: int) -> Iterator[str]:
@@ -241,23 +243,12 @@ def _video_problems(cfg: Config, vae_spatial: int, vae_temporal: int) -> Iterato
 
 
 def _rollout_problems(cfg: Config) -> Iterator[str]:
-    """A negative prompt without guidance; a shared prefix where videos share none, or none are denoised together."""
+    """A negative prompt without guidance."""
     rollout = cfg.rollout
     if not rollout.is_guided and rollout.negative_prompt:
         yield (
             f"negative_prompt is {rollout.negative_prompt!r}, but cfg_scale 1.0 switches guidance off and nothing "
             "would read it: set cfg_scale above 1, or negative_prompt to ''"
-        )
-    if rollout.share_prefix and not (rollout.use_same_noise and rollout.sde_window in ("sliding", "per_group")):
-        yield (
-            f"share_prefix computes what videos of a prompt have in common before their window, but sde_window is "
-            f"{rollout.sde_window} and use_same_noise {str(rollout.use_same_noise).lower()}: set them to per_group (or "
-            "sliding) and true"
-        )
-    if rollout.share_prefix and rollout.rollout_micro_batch_size == 1:
-        yield (
-            "share_prefix acts on videos that are denoised together, but rollout_micro_batch_size is 1: set it to "
-            "num_generations, or 0 for all"
         )
 
 
@@ -285,8 +276,8 @@ def _objective_problems(cfg: Config) -> Iterator[str]:
 def _waiting_problems(cfg: Config, world_size: int) -> Iterator[str]:
     """Timeouts that let a rank wait longer for a server of reward or judge than the others wait for this rank."""
     reward, judge, limit = cfg.reward, judge_of(cfg.reward), cfg.parallel.collective_timeout
-    timeout, retries = reward.remote_reward_timeout, reward.remote_reward_retries
-    block, in_flight = reward.reward_batch_size, reward.remote_reward_in_flight
+    timeout, block = reward.remote_reward_timeout, reward.reward_batch_size
+    retries, in_flight = RewardContext.retries, RewardContext.in_flight
     trains, judges = _asks_server(reward), judge is not None and _asks_server(judge)
     if world_size == 1 or not (trains or judges) or any(out_of_range(cfg, *_WAITING)):
         return
@@ -297,13 +288,13 @@ def _waiting_problems(cfg: Config, world_size: int) -> Iterator[str]:
     validated = cfg.validation.is_on * layout.most_to_sample(cfg.validation.validation_num_videos)
     videos = layout.most_to_score(max(trains * layout.num_own_videos, validated))
     times = math.ceil(math.ceil(videos / block) / in_flight)
-    seconds = times * (timeout * (retries + 1) + 0.5 * (2.0 ** min(retries, 60) - 1))  # waits double from half a second
+    seconds = times * (timeout * (retries + 1) + 0.5 * (2.0**retries - 1))  # waits double from half a second
     if seconds >= limit:
         yield (
-            f"remote_reward_timeout {timeout:g} and remote_reward_retries {retries} let a rank wait {seconds:g} s for "
-            f"a server ({retries + 1} attempts and the waits between them, {times} times, as at most {in_flight} "
-            f"requests of {block} of its {videos} videos are in flight), but the others wait for it only "
-            f"collective_timeout {limit} s: lower the first ones, or set collective_timeout above {seconds:g}"
+            f"remote_reward_timeout {timeout:g} lets a rank wait {seconds:g} s for a server ({retries + 1} attempts "
+            f"and the waits between them, {times} times, as at most {in_flight} requests of {block} of its {videos} "
+            f"videos are in flight), but the others wait for it only collective_timeout {limit} s: lower the first "
+            f"one, or set collective_timeout above {seconds:g}"
         )
 
 
@@ -333,7 +324,7 @@ def _asks_server(reward: RewardConfig) -> bool:
 
 
 def _csv_problems(name: str, paths: Sequence[str], advice: str) -> Iterator[str]:
-    """A CSV knob without files, or with files that are not there."""
+    """A CSV setting without files, or with files that are not there."""
     if not paths:
         yield f"{name} is empty: {advice}"
     for path in paths:
@@ -373,8 +364,6 @@ def _model_problems(cfg: Config) -> Iterator[str]:
         yield f"pretrained_lora_path: there is no folder {path!r}"
     if cfg.optimizer.ema_decay and cfg.model.master_weight_type == "bf16" and not model.use_lora:
         yield "ema_decay averages bf16 weights, which would round most of it away: set master_weight_type to fp32"
-    if cfg.validation.validation_weights == "ema" and not cfg.optimizer.ema_decay:
-        yield "validation_weights is ema, but ema_decay is 0 and there is no average: set ema_decay, such as 0.99"
     if cfg.model.dtype == "fp32" and cfg.model.master_weight_type == "bf16":
         yield "dtype fp32 computes with fp32 weights, but master_weight_type is bf16: set both to one of them"
 
@@ -382,8 +371,8 @@ def _model_problems(cfg: Config) -> Iterator[str]:
 def _run_problems(cfg: Config) -> Iterator[str]:
     """Names that are empty, not a folder name, or not a setting."""
     for setting in cfg.run.resume_may_change:
-        if setting not in KNOBS:
-            yield f"resume_may_change: {setting!r} is not a setting; the nearest is {nearest(setting, KNOBS)!r}"
+        if setting not in SETTINGS:
+            yield f"resume_may_change: {setting!r} is not a setting; the nearest is {nearest(setting, SETTINGS)!r}"
     name = cfg.run.run_name
     if name is not None and not re.fullmatch(r"[^/\\\0]+", name):
         yield f"run_name must be one folder name without slashes; received {name!r}"
@@ -394,8 +383,8 @@ def _run_problems(cfg: Config) -> Iterator[str]:
 def unread_settings(config: Config) -> Iterator[str]:
     """Settings that were changed, though another one keeps them from being read."""
     unread: dict[str, list[str]] = {}
-    for name, knob in KNOBS.items():
-        if (value := value_of(config, name)) != knob.default and (condition := unmet_condition(config, knob)):
+    for name, setting in SETTINGS.items():
+        if (value := value_of(config, name)) != setting.default and (condition := unmet_condition(config, setting)):
             unread.setdefault(condition, []).append(f"{name} {value}")
     for condition, changed in unread.items():
         yield f"nothing reads {', '.join(changed)}: only runs with {condition} do."
@@ -408,7 +397,7 @@ def _weights(config: Config) -> Iterator[str]:
         yield (
             f"master_weight_type is bf16 and all weights are trained at learning_rate {rate:g}: most updates are "
             "rounded away (60 equal ones at 1e-5 changed 2 % of a matrix with Muon, 16 % with AdamW, in fp32 all of "
-            "it). Use fp32 with more ranks or cpu_offload, or use_lora, whose weights are fp32 always."
+            "it). Use fp32 with more ranks, offload weights, or use_lora, whose weights are fp32 always."
         )
     if model.use_lora and rate <= OptimizerConfig.learning_rate:  # the default
         yield (

@@ -76,7 +76,7 @@ class Rounds:
             prompts=prompts,
             generations=[video.generation for video in videos],
             share_initial=self._rollout.use_same_noise,
-            repeat_initial=self._rollout.initial_noise == "per_prompt",
+            repeat_initial="prompt_noise" in self._rollout.published,
         )
         self.current = Round(
             index=index,

@@ -8,14 +8,12 @@ import torch.distributed as dist
 
 from hyvideo.algorithms.optimizer import NonFiniteUpdateError
 from hyvideo.checkpoint.train_state import SaveError
-from hyvideo.config.knobs import KNOBS, Knob, value_of
 from hyvideo.config.outside import complain, in_words
-from hyvideo.config.schema import Config
-from hyvideo.config.setting import EVERY_PHASE
+from hyvideo.config.schema import EVERY_PHASE, Config
+from hyvideo.config.settings import SETTINGS, Setting, value_of
 from hyvideo.data.files import FULL, LOCK
 from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.observability.phase_timer import BETWEEN
-from hyvideo.training.guard import ReplayMismatchError
 from hyvideo.training.run import Run
 from hyvideo.training.stop_signal import listened_preemptions
 
@@ -40,7 +38,7 @@ def exit_status(error: Exception, run: Run | None) -> int:
     if isinstance(error, torch.OutOfMemoryError):
         console.error(out_of_memory(error, run.timer.phase, run.state.step, run.mesh.rank, run.config))
         raise SystemExit(1) from None
-    if isinstance(error, NonFiniteUpdateError | ReplayMismatchError | RewardFailureError | SaveError):
+    if isinstance(error, NonFiniteUpdateError | RewardFailureError | SaveError):
         # Their message says everything: no traceback, but that of a custom reward that failed on this rank.
         cause = error.__cause__
         if isinstance(error, RewardFailureError) and cause and not isinstance(cause, RewardFailureError):
@@ -64,14 +62,14 @@ def out_of_memory_loading(error: torch.OutOfMemoryError) -> str:
     """Return the message for a GPU that cannot hold the models."""
     return (
         f"out of GPU memory while the models were loaded: {_cause(error)} More ranks (smaller shards), "
-        "use_lora (and with it alone master_weight_type bf16), encoder_offload and reward_offload need less. "
+        "use_lora (and with it alone master_weight_type bf16), offload encoders and reward need less. "
         "`python -m scripts.plan` with the run's flags says what fits."
     )
 
 
 def out_of_memory(error: torch.OutOfMemoryError, phase: str, step: int, rank: int, config: Config) -> str:
     """Return the message for a GPU that was exhausted in a phase of `PhaseTimer`, after `step` updates."""
-    knobs = [
+    named = [
         f"{name} (now {value_of(config, name)})"
         for name in settings_that_free("validation" if phase == BETWEEN else phase)
     ]
@@ -81,7 +79,7 @@ def out_of_memory(error: torch.OutOfMemoryError, phase: str, step: int, rank: in
         used = f" Peak {peak / 2**30:.1f} of {total / 2**30:.1f} GiB."
     return (
         f"out of GPU memory on rank {rank} in phase '{phase}', update {step + 1}: {_cause(error)}{used} Settings that "
-        f"need less, in this order: {', '.join(knobs)}. `python -m scripts.plan` with the run's flags says what fits. "
+        f"need less, in this order: {', '.join(named)}. `python -m scripts.plan` with the run's flags says what fits. "
         "Continue with --resume_from_checkpoint latest, and --resume_may_change with the names of the changed settings."
     )
 
@@ -92,14 +90,14 @@ def settings_that_free(phase: str) -> list[str]:
     Settings of this phase alone come first, then those of all phases, and last those of all phases that change the
     result. Within each, sizes come before switches, because they can be lowered as far as it takes.
     """
-    found = [knob for knob in KNOBS.values() if phase in knob.facts.frees]
+    found = [setting for setting in SETTINGS.values() if phase in setting.frees]
 
-    def place(knob: Knob) -> tuple[bool, bool, bool]:
+    def place(setting: Setting) -> tuple[bool, bool, bool]:
         """Return the key by which a setting is sorted."""
-        of_all = knob.facts.frees == EVERY_PHASE
-        return of_all, of_all and knob.facts.decides, knob.kind is bool or bool(knob.choices)
+        of_all = setting.frees == EVERY_PHASE
+        return of_all, of_all and setting.decides, setting.kind is bool or bool(setting.choices)
 
-    return [knob.name for knob in sorted(found, key=place)]
+    return [setting.name for setting in sorted(found, key=place)]
 
 
 def _cause(error: torch.OutOfMemoryError) -> str:

@@ -14,6 +14,9 @@ from hyvideo.distributed.layout import videos_together
 
 Action = Literal["warn", "stop", "rollback"]
 
+ALPHA = 0.05
+"""Largest probability of a false alarm in a whole run."""
+
 ROLLBACK_RATE = 0.3
 """What the learning rate is multiplied by after a rollback."""
 
@@ -60,20 +63,18 @@ class RewardGuard:
 
     **The test.** At look k the newest scores are compared with those of the best earlier look by the judge, as paired
     differences over the videos. The guard alarms if the reward's mean difference is positive and a one-sided t-test
-    rejects that the judge's is at least 0, at the level ``alpha * 6 / (pi^2 k^2) / (k - 1)``. The sum over the k - 1
-    looks that could have been the best, and over all k, is at most alpha (union bound). So a run whose judge does not
-    fall is stopped with a probability of at most `alpha`, however often it is looked at and however the looks depend on
+    rejects that the judge's is at least 0, at the level ``ALPHA * 6 / (pi^2 k^2) / (k - 1)``. The sum over the k - 1
+    looks that could have been the best, and over all k, is at most `ALPHA` (union bound). So a run whose judge does not
+    fall is stopped with a probability of at most `ALPHA`, however often it is looked at and however the looks depend on
     each other: alpha-spending (Lan and DeMets 1983) with a summable series, for an unknown number of looks.
 
     Attributes:
         action: of the first alarm; after a rollback the next alarm stops.
-        alpha: largest probability of a false alarm in a whole run.
         looks: all so far.
         rolled_back: whether it has been done.
     """
 
     action: Action
-    alpha: float
     looks: list[Look] = field(default_factory=list)
     rolled_back: bool = False
 
@@ -88,7 +89,7 @@ class RewardGuard:
         )
         both = np.isfinite(reward) & np.isfinite(judge)
         reward, judge, k = reward[both], judge[both], len(self.looks)
-        level = self.alpha * 6 / (math.pi**2 * k**2) / (k - 1)
+        level = ALPHA * 6 / (math.pi**2 * k**2) / (k - 1)
         p = probability_of_no_fall(judge)
         if not (len(judge) and reward.mean() > 0 and p <= level):
             return None
@@ -205,10 +206,6 @@ def _validations(rows: Iterable[Mapping[str, float]]) -> list[float]:
     return [row["valid/reward"] for row in rows if math.isfinite(row.get("valid/reward", math.nan))]
 
 
-class ReplayMismatchError(RuntimeError):
-    """The replay differs from the rollout by more than `clip_range`, and `replay_mismatch` is `stop`."""
-
-
 class ReplayWatch:
     """Compares `ratio/max_deviation`, measured before the first update of each round, with `clip_range`.
 
@@ -222,23 +219,16 @@ class ReplayWatch:
         self._told = False
 
     def observe(self, metrics: Mapping[str, float]) -> str | None:
-        """Take the metrics of an update; return a warning the first time that the replay differs too much.
-
-        Raises:
-            ReplayMismatchError: it differs too much, and `replay_mismatch` is `stop`.
-        """
+        """Take the metrics of an update; return a warning the first time that the replay differs too much."""
         deviation, grpo = metrics.get("ratio/max_deviation", 0.0), self._config.grpo
         if self._told or deviation <= grpo.clip_range:
             return None
         self._told = True
-        message = (
+        return (
             f"ratio/max_deviation is {deviation:.1e} although no weight was changed since the rollout, more than "
             f"clip_range {grpo.clip_range:g}: replaying a denoising step does not give what the rollout recorded. "
             f"{self._cause()}"
         )
-        if grpo.replay_mismatch == "stop":
-            raise ReplayMismatchError(f"{message} The run stops because replay_mismatch is stop.")
-        return f"{message} Set replay_mismatch to stop where this must not happen."
 
     def _cause(self) -> str:
         """Name what in the settings lets a replay round otherwise than its rollout."""

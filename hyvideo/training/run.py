@@ -19,7 +19,7 @@ from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.models.reward_models.rewards import WeightedReward
 from hyvideo.observability.phase_timer import PhaseTimer
 from hyvideo.training.collect import Rounds, collect, gain_over
-from hyvideo.training.guard import ROLLBACK_RATE, Action, Look, ReplayMismatchError
+from hyvideo.training.guard import ROLLBACK_RATE, Action, Look
 from hyvideo.training.journal import Journal
 from hyvideo.training.state import RunState
 from hyvideo.training.stop_signal import StopSignal
@@ -71,7 +71,6 @@ class Run:
         Raises:
             NonFiniteUpdateError: loss or gradient became non-finite; the message names the last good checkpoint.
             RewardFailureError: too many videos could not be scored.
-            ReplayMismatchError: a replay differs from its rollout, and `replay_mismatch` is `stop`.
             SaveError: a checkpoint could not be written.
         """
         policy, algorithm, reward, rounds = self.policy, self.algorithm, self.reward, self.rounds
@@ -90,8 +89,7 @@ class Run:
         """Validate the base model if asked to, then listen to stop signals while the `with` block trains.
 
         Raises:
-            RewardFailureError, ReplayMismatchError, NonFiniteUpdateError: from the block, after the checkpoint that
-                was being written.
+            RewardFailureError, NonFiniteUpdateError: from the block, after the checkpoint that was being written.
         """
         journal, state = self.journal, self.state
         self._stop, self._stopped_by = StopSignal(), None
@@ -110,7 +108,7 @@ class Run:
                 yield
             except RoundAbandoned:
                 self._abandon_round()
-            except (RewardFailureError, ReplayMismatchError):  # on all ranks: the save under way can be completed
+            except RewardFailureError:  # on all ranks: the save under way can be completed
                 state.finish_save()
                 raise
             except NonFiniteUpdateError as error:
@@ -142,11 +140,7 @@ class Run:
                     self._compared["reward/over_base"] = gain_over(*parts)
 
     def log(self, trajectory: Trajectory, metrics: dict[str, float]) -> None:
-        """Write an update's row; that of the round's last update waits for its validation.
-
-        Raises:
-            ReplayMismatchError: the round's replay differs from its rollout, and `replay_mismatch` is `stop`.
-        """
+        """Write an update's row; that of the round's last update waits for its validation."""
         step = self.state.step
         if metrics.get("update/skipped"):
             self.journal.console.main_warning(
@@ -180,7 +174,7 @@ class Run:
                 f"updates_per_round is {self._updates_per_round}: set it to the number of every round. In a class that "
                 f"does not set it, it follows updates_per_rollout, {config.grpo.updates_per_rollout}."
             )
-        if config.rollout.save_rollout_videos and self._begins_interval(config.run.save_interval):
+        if self._begins_interval(config.run.save_interval):
             save_samples(
                 self.folder.rollouts / f"step_{first}",
                 trajectory.rollout.videos,
@@ -266,9 +260,12 @@ class Run:
         self.journal.write_report()
 
     def _validate(self) -> tuple[dict[str, float], Look | None]:
-        """Write this step's validation videos; returns the `valid/*` metrics, and what the guard looks at."""
+        """Write this step's validation videos; returns the `valid/*` metrics, and what the guard looks at.
+
+        The average of the weights samples where there is one, otherwise the policy.
+        """
         folder = self.folder.samples / f"step_{self.state.step}"
-        ema = self.state.optimization.ema if self.config.validation.validation_weights == "ema" else None
+        ema = self.state.optimization.ema
         with ema.in_place_of_policy() if ema else nullcontext():
             validated = self.validation(folder, self.state.step)
         self.journal.log_videos(self.state.step, folder)

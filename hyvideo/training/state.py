@@ -20,7 +20,7 @@ from hyvideo.checkpoint.train_state import (
     latest_checkpoint,
     read_facts,
 )
-from hyvideo.config.knobs import KNOBS
+from hyvideo.config.settings import SETTINGS
 from hyvideo.data.samplers import GroupSampler
 from hyvideo.distributed.collectives import all_or_none, broadcast_from_main, gather, local_shard
 from hyvideo.models.adapter import adapter_weights, save_lora
@@ -239,8 +239,8 @@ def changed_settings(checkpoint: Path, settings: Mapping[str, object], may_chang
     names = ["train_video_csv" if name.startswith(CONTENT) else name for name in differing]
     refused = [name for name in dict.fromkeys(names) if name not in may_change]
     # A setting that is newer than the checkpoint had no other value than its default there.
-    added = [name for name in settings if name in KNOBS and name not in {*there, *may_change}]
-    new = [name for name in added if settings[name] != KNOBS[name].default]
+    added = [name for name in settings if name in SETTINGS and name not in {*there, *may_change}]
+    new = [name for name in added if settings[name] != SETTINGS[name].default]
     if there and not (refused or new):
         return told
     told += [f"{name} is {settings[name]!r}, the checkpoint is older than that setting" for name in new]

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hyvideo.config.flags import TeachingParser
-from hyvideo.config.knobs import KNOBS
 from hyvideo.config.loading import load_config
 from hyvideo.config.outside import complain, in_words, say_loading
 from hyvideo.config.schema import Config
+from hyvideo.config.settings import SETTINGS
 
 if TYPE_CHECKING:
     from scripts.forecast.measure import Forecast
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
 
     disable_progress_bar()
     try:
-        with process_group(config.parallel.collective_timeout, of_one=config.parallel.cpu_offload):
+        with process_group(config.parallel.collective_timeout, of_one="weights" in config.parallel.offload):
             write_forecast(arguments, config)
     except (ValueError, OSError, RewardFailureError, NonFiniteUpdateError) as error:
         if os.environ.get("RANK", "0") == "0":  # all ranks have the same to say
@@ -92,7 +92,7 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, Config]:
             "a forecast needs a folder of its own: leave --output_dir out, and name the checkpoint to go on from as "
             "--resume_from_checkpoint RUN/checkpoints/step_N."
         )
-    guard = {name: knob.default for name, knob in KNOBS.items() if name.startswith("reward_guard")}
+    guard = {name: setting.default for name, setting in SETTINGS.items() if name.startswith("reward_guard")}
     may_change = [*config.run.resume_may_change, *guard]  # a checkpoint's guard has nothing to look at here
     return arguments, replace(
         config,

@@ -306,7 +306,7 @@ def _held_out_rewards(
     A step is the optimizer's first one along a gradient, with a length as its rate; afterwards the weights are back.
     """
     run, parameters = training, training.algorithm.optimization.parameters
-    scratch = copy_policy(training.policy.transformer, offload=run.config.kl.reference_mode_offload)
+    scratch = copy_policy(training.policy.transformer, offload="anchor" in run.config.parallel.offload)
     done, count = 0, 1 + 2 * len(gradients) * len(lengths)
 
     def look() -> np.ndarray:

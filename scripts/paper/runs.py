@@ -27,7 +27,7 @@ from hyvideo.training.stop_signal import PREEMPTED, StopSignal
 
 REPOSITORY = Path(__file__).parents[2]
 CONFIG = REPOSITORY / "configs" / "tiny.yaml"
-SILENT = {"save_rollout_videos": False, "keep_last": 1, "log_interval": 1000, "resume_from_checkpoint": "latest"}
+SILENT = {"keep_last": 1, "log_interval": 1000, "resume_from_checkpoint": "latest"}
 _LOOK_EVERY_SECONDS = 0.5
 
 

@@ -54,7 +54,7 @@ def sampler_of(config: Config) -> Sampler:
     rollout = config.rollout
     scheduler = rollout_scheduler(rollout)
     flavour = {"sde_type": rollout.sde_type, "eta": rollout.eta}
-    norms = scheduler.gradient_norms(**flavour, published=config.grpo.cps_equalizer == "published")
+    norms = scheduler.gradient_norms(**flavour, published="cps_equalizer" in rollout.published)
     scales = equalizer_scales(norms).numpy() if config.grpo.use_grad_balancing else np.ones(len(norms))
     return Sampler(scheduler.step_weights(**flavour).std.numpy(), scales, float(scheduler.noise_left(**flavour)[-1]))
 

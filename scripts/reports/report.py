@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from hyvideo.config.knobs import KNOBS, value_of
 from hyvideo.config.schema import Config
+from hyvideo.config.settings import SETTINGS, value_of
 from hyvideo.evaluation.paired import PairedComparison
 from hyvideo.observability.metrics import METRIC_MEANINGS, stretches_in_words
 from hyvideo.observability.scored_videos import ScoredVideo, last_common_step
@@ -266,11 +266,11 @@ def _settings(configs: Sequence[Config | None]) -> list[Shown]:
     if not known:
         return []
     listed = []
-    for knob in KNOBS.values():
-        values = [value_of(config, knob.name) for config in known]
-        notable = values[0] != knob.default if len(known) == 1 else any(value != values[0] for value in values)
-        about = {"group": knob.group, "name": knob.name, "about": knob.doc, "decides": knob.facts.decides}
-        written = {"values": [_text(value) for value in values], "default": _text(knob.default)}
+    for setting in SETTINGS.values():
+        values = [value_of(config, setting.name) for config in known]
+        notable = values[0] != setting.default if len(known) == 1 else any(value != values[0] for value in values)
+        about = {"group": setting.group, "name": setting.name, "about": setting.doc, "decides": setting.decides}
+        written = {"values": [_text(value) for value in values], "default": _text(setting.default)}
         listed.append(about | written | {"notable": notable})
     return listed
 

@@ -5,8 +5,8 @@ from typing import get_args
 
 import pytest
 
-from hyvideo.config.flags import RENAMED
-from hyvideo.config.knobs import KNOBS
+from hyvideo.config.flags import ALIASES
+from hyvideo.config.settings import SETTINGS
 from hyvideo.grpo.kl_controller import Schedule
 from hyvideo.grpo.sde_window import Placement
 
@@ -19,12 +19,12 @@ def frozen_names() -> list[str]:
 
 
 def test_no_flag_was_removed_or_renamed():
-    gone = sorted(set(frozen_names()) - set(KNOBS) - set(RENAMED))
+    gone = sorted(set(frozen_names()) - set(SETTINGS) - set(ALIASES))
     assert gone == [], "users' scripts pass these flags: keep the names"
 
 
 def test_every_new_flag_is_on_the_list():
-    new = sorted(set(KNOBS) - set(frozen_names()))
+    new = sorted(set(SETTINGS) - set(frozen_names()))
     assert new == [], f"add the new flags to {FROZEN.name}: from then on their names stay"
 
 
@@ -36,7 +36,7 @@ def test_every_new_flag_is_on_the_list():
     ],
 )
 def test_choices_of_a_flag_are_those_of_the_code_behind_it(name: str, known: set[str]):
-    assert {*KNOBS[name].choices} == known
+    assert {*SETTINGS[name].choices} == known
 
 
 def test_the_list_is_sorted_and_has_no_name_twice():

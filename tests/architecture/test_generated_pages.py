@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from hyvideo.config.knobs import KNOBS
+from hyvideo.config.settings import SETTINGS
 from scripts.flag_tables import TARGET, flag_tables
 from scripts.paper.study import DOCS, DOCUMENT, claims_table, read_found
 
@@ -31,7 +31,7 @@ def test_the_flag_tables_are_those_of_the_schema():
 
 def test_every_flag_has_one_row():
     rows = re.findall(r"^\| `--(\w+)` \|", flag_tables(), re.MULTILINE)
-    assert rows == list(KNOBS)
+    assert rows == list(SETTINGS)
 
 
 @pytest.mark.parametrize("name", STUDIES)

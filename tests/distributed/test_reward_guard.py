@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hyvideo.checkpoint.train_state import BEST, named_checkpoint
+from hyvideo.training import guard
 from tests.support.equal_runs import assert_identical, rows_of
 from tests.support.ranks import run_on_ranks
 from tests.support.rewards import BRIGHTNESS, GUARDED
@@ -16,6 +17,7 @@ from tests.support.training import PROMPTS, REPOSITORY, arguments, training_of, 
 
 def train(argv: list[str], killed_after: int | None = None) -> None:
     """Train a run; every rank is killed when it has made as many updates, before it saves the last one."""
+    guard.ALPHA = 0.9  # in a process of its own
     training = training_of(argv)
     run, log = training, training.log
 
@@ -35,7 +37,6 @@ def test_a_guarded_run_that_rolls_back_is_killed_and_resumes_bit_for_bit(tmp_pat
         "reward_config": json.dumps({"models": {BRIGHTNESS: bright, "moving_shapes": {"sub_reward": {"MQ": 0.1}}}}),
         "reward_guard": json.dumps({"models": {BRIGHTNESS: {"sub_reward": {"brightness": -1.0}}}}),
         "reward_guard_action": "rollback",
-        "reward_guard_alpha": 0.9,
         "batch_size": 2,
         "save_interval": 1,
         "keep_last": 2,

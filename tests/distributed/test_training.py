@@ -45,7 +45,6 @@ METHODS: dict[str, dict[str, Any]] = {
         "lora_r": 2,
         "lora_alpha": 4,
         "pretrained_lora_path": True,
-        "kl_compute_mode": "training_phase",
     },
     "lora, fixed anchor": {"use_lora": True, "use_moving_KL": False},
     "muon": {"use_muon": True},
@@ -74,7 +73,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 FSDP = {"enable_fsdp": True}
 SP_2 = {**FSDP, "sp_size": 2, "batch_size": 4}
-AS_THE_RECIPES = {"enable_gradient_checkpointing": True, "activation_checkpointing": "elementwise"}
+AS_THE_RECIPES = {"activation_checkpointing": "elementwise"}
 
 Cases = dict[str, tuple[str, dict[str, Any]]]
 TWO_RANKS: Cases = {
@@ -82,7 +81,7 @@ TWO_RANKS: Cases = {
     "sp": ("grpo", SP_2),
     "sp, guidance, blocks recomputed, weights kept and saved after a validation": (
         "guidance",
-        {**SP_2, "enable_gradient_checkpointing": True, "reshard_after_forward": False, "save_interval": 2},
+        {**SP_2, "activation_checkpointing": "full", "reshard_after_forward": False, "save_interval": 2},
     ),
     "sp, fresh adapter with a fixed anchor": ("lora, fixed anchor", SP_2),
     "dp, muon": ("muon, adapter", {**FSDP, "batch_size": 2}),

@@ -156,10 +156,10 @@ def test_help_is_the_manual(command_line: CommandLine):
 
 def test_profile_mode_leaves_a_trace_and_a_table(command_line, tiny_root, prompts_csv, tmp_path):
     run = tmp_path / "run"
-    argv = arguments(tiny_root, prompts_csv, run, max_steps=3, profile=True, profile_steps=1)
+    argv = arguments(tiny_root, prompts_csv, run, max_steps=3, profile=True)
     finished = command_line.run("post_train.py", argv)
     assert finished.status == 0, finished.stderr
-    assert f"profiled until step 2: {run / 'profile'}" in finished.stderr
+    assert f"profiled until step 3: {run / 'profile'}" in finished.stderr
     recorded = ("rollout", "reward", "anchor", "update")
     assert all((run / "profile" / f"trace_rank0_{phase}.json.gz").stat().st_size > 1000 for phase in recorded)
     table = (run / "profile" / "phases.md").read_text()

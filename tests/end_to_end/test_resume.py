@@ -27,7 +27,7 @@ METHODS = {
         "lr_warmup_steps": 3,
         "sde_type": "cps",
     },
-    "fixed anchor, computed in training": {"use_moving_KL": False, "kl_compute_mode": "training_phase"},
+    "fixed anchor": {"use_moving_KL": False},
 }
 
 

@@ -43,7 +43,6 @@ SETTINGS = {
     "reward_model": "brightness",
     "reward_weights": '{"brightness": 1.0}',
     "reward_max_failed": 0.0,
-    "remote_reward_retries": 1,
     "remote_reward_timeout": 20.0,
     "resume_from_checkpoint": "latest",
 }
@@ -346,7 +345,7 @@ def test_a_run_under_faults_ends_as_the_undisturbed_one(
 
 
 def test_an_update_that_one_rank_cannot_make_is_skipped_by_all(command_line, server, tiny_root, prompts_csv, tmp_path):
-    settings = {"max_steps": 3, "remote_reward_url": server.url, "nonfinite_update": "skip"}
+    settings = {"max_steps": 3, "remote_reward_url": server.url, "max_skipped_updates": 3}
     run = Run(command_line, tmp_path / "run", tiny_root, prompts_csv, settings, server())
     run.start("the loss is NaN", after=2, faulty_rank=1)  # two steps of one video in each update
     finished = run.wait()

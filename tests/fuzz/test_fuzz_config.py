@@ -8,15 +8,15 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hyvideo.config.knobs import GROUPS, KNOBS
 from hyvideo.config.loading import load_config, load_saved_config, save_config
 from hyvideo.config.schema import Config
+from hyvideo.config.settings import GROUPS, SETTINGS
 from hyvideo.models.reward_models.requested import read_requested_rewards
 from hyvideo.training.checks import check_config
 from tests.support.fuzzing import SCALARS, changed, damaged, fuzz, only_value_errors
 
 RECIPE = (Path(__file__).parents[2] / "configs" / "sage_8gpu.yaml").read_bytes()
-NAMES = [*KNOBS, *GROUPS, "config"]
+NAMES = [*SETTINGS, *GROUPS, "config"]
 SPECIAL = st.sampled_from(
     ["${", "${a}", "???", "\\${x}", "1e400", "nan", "9" * 5000, "[" * 2000, "\0", "\ud800", "{}", "--", "="]
 )
@@ -45,7 +45,7 @@ WORDS = st.one_of(
     st.sampled_from(
         ["*a", "*b", "&a x", "&b [*a, *a]", "'", '"\\ud800"', "|\n  x", "? x", "%YAML 1.1", "---", "!!", "-"]
     ),
-    st.sampled_from(list(KNOBS)),
+    st.sampled_from(list(SETTINGS)),
     st.integers().map(str),
     st.text(max_size=6),
 )
@@ -60,8 +60,8 @@ NODES = st.recursive(
     max_leaves=5,
 )
 LINES = st.one_of(
-    st.tuples(st.sampled_from(list(KNOBS)), NODES).map(": ".join),
-    st.tuples(st.sampled_from(list(GROUPS)), st.sampled_from(list(KNOBS)), NODES).map(
+    st.tuples(st.sampled_from(list(SETTINGS)), NODES).map(": ".join),
+    st.tuples(st.sampled_from(list(GROUPS)), st.sampled_from(list(SETTINGS)), NODES).map(
         lambda t: f"{t[0]}:\n  {t[1]}: {t[2]}"
     ),
     st.tuples(WORDS, NODES).map(": ".join),
@@ -84,7 +84,7 @@ def test_any_arguments(argv):
 
 
 @fuzz(6)
-@given(st.one_of(TREES, st.dictionaries(st.sampled_from(list(KNOBS)), TREES, min_size=1, max_size=2)))
+@given(st.one_of(TREES, st.dictionaries(st.sampled_from(list(SETTINGS)), TREES, min_size=1, max_size=2)))
 def test_any_yaml_tree(tmp_path, tree):
     try:
         text = yaml.safe_dump(tree)
@@ -113,7 +113,7 @@ def test_any_bytes_in_a_file(tmp_path, content):
 
 
 @fuzz(6)
-@given(st.lists(st.tuples(st.sampled_from(list(KNOBS)), VALUES), min_size=1, max_size=3))
+@given(st.lists(st.tuples(st.sampled_from(list(SETTINGS)), VALUES), min_size=1, max_size=3))
 @example([("validation_fixed_size", "--")])  # Python 3.11's argparse makes an empty list of it
 def test_any_value_of_any_flag(settings_):
     loads_or_teaches([f"--{name}={value}" for name, value in settings_], "--")
@@ -147,7 +147,9 @@ NUMBERS = st.one_of(
 
 @fuzz(6)
 @given(
-    st.dictionaries(st.sampled_from([knob.name for knob in KNOBS.values() if knob.kind in (int, float)]), NUMBERS),
+    st.dictionaries(
+        st.sampled_from([setting.name for setting in SETTINGS.values() if setting.kind in (int, float)]), NUMBERS
+    ),
     st.integers(1, 100),
 )
 @example({"batch_size": 7, "num_generations": 10**12}, 8)
@@ -156,7 +158,7 @@ def test_any_numbers_are_checked(tmp_path, numbers, world_size):
     (tmp_path / "any.yaml").write_text(json.dumps(numbers))
     cfg = loads_or_teaches(["--config", str(tmp_path / "any.yaml")], "any.yaml")
     if cfg is not None:
-        with only_value_errors(*KNOBS):
+        with only_value_errors(*SETTINGS):
             check_config(cfg, world_size, files=False)
 
 

@@ -22,6 +22,7 @@ from hyvideo.models.reward_models.remote.wire import digest
 from hyvideo.models.reward_models.rewards import WeightedReward, get_reward_fn
 from hyvideo.models.reward_models.vlm_checks import RemoteJudge
 from tests.support.fuzzing import TEXTS, changed, fuzz, json_files, only_value_errors
+from tests.support.reward_server import requests_limited
 from tests.support.rewards import Brightness, FileBrightness, grey_videos
 
 VIDEOS, PROMPTS = grey_videos(10, 20), ["a", "b"]
@@ -67,7 +68,6 @@ CONFIG = RewardConfig(
     reward_model="brightness",
     reward_weights={"brightness": 1.0},
     remote_reward_url="http://rewards",
-    remote_reward_retries=0,
     reward_max_failed=1.0,
 )
 
@@ -75,7 +75,8 @@ CONFIG = RewardConfig(
 @pytest.fixture
 def reward(wire: Wire) -> WeightedReward:
     """A reward whose server answers with what `wire` says."""
-    return get_reward_fn(CONFIG)
+    with requests_limited(retries=0):
+        return get_reward_fn(CONFIG)
 
 
 def said(body: bytes, metric: str, video: int) -> float:

@@ -67,12 +67,9 @@ def test_anchor_means_are_those_of_a_second_model_and_asked_for_trained_pairs_al
     assert not means[other.sample_index, other.step_index].any()
 
 
-@pytest.mark.parametrize("kl_compute_mode", ["rollout_phase", "training_phase"])
-def test_a_share_of_the_anchors_passes_has_the_mean_of_all(make_training, kl_compute_mode):
+def test_a_share_of_the_anchors_passes_has_the_mean_of_all(make_training):
     """Over the choices of one step in four, loss and gradient average to those of all four."""
-    training = make_training(
-        anchor_fraction=0.25, kl_compute_mode=kl_compute_mode, max_grad_norm=1e9, update_ref_model_step=99
-    )
+    training = make_training(anchor_fraction=0.25, max_grad_norm=1e9, update_ref_model_step=99)
     algorithm, evaluated = training.algorithm, []
     move_policy(training)
     trajectory = collect_round(training)
@@ -81,8 +78,7 @@ def test_a_share_of_the_anchors_passes_has_the_mean_of_all(make_training, kl_com
     counter = training.policy.transformer.register_forward_hook(lambda *call: evaluated.append(len(call[2][0])))
     algorithm.anchor.policy_moved()
     compared = algorithm.compare(trajectory)
-    before = steps.numel() // 4 if kl_compute_mode == "rollout_phase" else 0  # otherwise the update makes the passes
-    assert sum(evaluated) == before
+    assert sum(evaluated) == steps.numel() // 4
 
     def measured(weights: Tensor | None) -> tuple[Tensor, Tensor, int]:
         """Position term, gradient and rows of the passes without gradient."""

@@ -90,21 +90,6 @@ def test_videos_of_a_group_are_one_until_their_step_and_then_part(rounds: Callab
             assert not torch.allclose(rollout.latents[first, step + 1 :], rollout.latents[first + 1, step + 1 :])
 
 
-def test_a_shared_prefix_is_computed_once_and_changes_nothing_else(rounds: Callable[..., tuple]):
-    window = {"sde_window": "per_group", "sde_window_size": 1, "use_same_noise": True, "seed": 1}
-    shared, counts, rows = rounds(share_prefix=True, **window)
-    plain, _, _ = rounds(**window)
-    spared = []
-    for rollout, reference, count in zip(shared[:1], plain[:1], counts[:1], strict=True):
-        assert torch.allclose(rollout.latents, reference.latents, atol=1e-5)
-        starts = noisy_steps_of(rollout).float().argmax(1)[::2].tolist()  # of each group of two
-        spared.append(count["rollout"] - NUM_VIDEOS * NUM_STEPS)
-        assert spared[-1] == -sum(starts) < 0
-    assert {row["ratio/max_deviation"] for row in rows} == {0.0}
-    expected = GRPO.evaluations(load_config(flags_of({**SETTINGS, **window, "share_prefix": True})))
-    assert expected.rollout == NUM_STEPS - (0 + 1 + 2 + 3) / 4 / 2
-
-
 @pytest.mark.parametrize("sde_type", ["sage_grpo", "cps"])
 def test_a_normalized_ratio_starts_at_1_and_the_later_update_of_a_round_leaves_it(rounds, sde_type):
     settings = {"ratio_norm": True, "clip_range": 1e-4, "clip_range_high": 2e-4, "advantage_std": "global"}

@@ -24,7 +24,7 @@ METHOD = {
     "mini_batch_size_per_update": DEFAULTS.grpo.mini_batch_size_per_update,
     "updates_per_rollout": DEFAULTS.grpo.updates_per_rollout,
     "update_ref_model_step": DEFAULTS.kl.update_ref_model_step,
-    "reference_mode_offload": DEFAULTS.kl.reference_mode_offload,
+    "offload": DEFAULTS.parallel.offload,
 }
 """The default method on one process: one prompt and its group of four videos per round."""
 
@@ -97,7 +97,7 @@ def test_the_negative_prompt_is_encoded_with_the_trainer(make_training: Callable
 
 @pytest.mark.parametrize("kl_weight", [0.0, 0.1], ids=["without KL", "with KL"])
 def test_nft_costs_what_it_says(make_training: Callable[..., Run], kl_weight: float):
-    training = make_training(algorithm="nft", nft_kl_weight=kl_weight, timestep_fraction=0.5)
+    training = make_training(algorithm="nft", algorithm_options=f"kl_weight={kl_weight}", timestep_fraction=0.5)
     calls, cost = count_calls(training), training.algorithm.evaluations(training.config)
     for spared in (cost.update, 0):  # in the first round the old policy is the policy
         make_round(training)

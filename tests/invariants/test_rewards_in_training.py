@@ -16,7 +16,7 @@ from hyvideo.models.reward_models.remote.server import create_app
 from hyvideo.models.reward_models.text_rendering import TextRendering
 from hyvideo.training.run import Run
 from tests.support.equal_runs import rows_of
-from tests.support.reward_server import Faulty, serving
+from tests.support.reward_server import Faulty, requests_limited, serving
 
 
 @pytest.fixture
@@ -65,8 +65,8 @@ def test_normalised_metrics_change_what_is_learnt_and_not_what_is_logged(trained
 def test_a_run_goes_on_without_the_scores_that_failed_or_stops_as_configured(make_training, monkeypatch):
     monkeypatch.setattr(exchange, "_FIRST_WAIT_SECONDS", 0.01)
     app = Faulty(create_app({"moving_shapes": MovingShapesReward()}), ["ok", "500", "500", "500", "500", "500"])
-    settings = {"reward_batch_size": 2, "remote_reward_retries": 0, "remote_reward_in_flight": 1, "save_interval": 1}
-    with serving(app) as url:
+    settings = {"reward_batch_size": 2, "save_interval": 1}
+    with serving(app) as url, requests_limited(retries=0, in_flight=1):
         lenient = make_training(remote_reward_url=url, reward_max_failed=1.0, max_steps=2, **settings)
         lenient.train()
         half, none = rows_of(lenient.folder.path)

@@ -12,14 +12,26 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import httpx
+import pytest
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from hyvideo.models.reward_models import rewards
+from hyvideo.models.reward_models.registry import RewardContext
 from hyvideo.models.reward_models.remote.connections import LIMITS
 from tests.support.ranks import free_port
 from tests.support.training import REPOSITORY
+
+
+@contextlib.contextmanager
+def requests_limited(**limits: int) -> Iterator[None]:
+    """Build rewards that send a failed request again `retries` times, and have `in_flight` requests open at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rewards, "RewardContext", partial(RewardContext, **limits))
+        yield
 
 
 @contextlib.contextmanager

@@ -44,7 +44,6 @@ SETTINGS: Mapping[str, Any] = {
     "kl_warmup_updates": 2,
     "update_ref_model_step": 2,
     "learning_rate": 1e-3,
-    "save_rollout_videos": False,
     "validation_interval": 0,
     "validation_num_videos": 2,
     "validate_video_length": 5,
@@ -62,8 +61,7 @@ ALGORITHMS: Mapping[str, Mapping[str, Any]] = {
         "algorithm": "nft",
         "ema_decay": 0.9,
         "base_interval": 2,
-        "nft_old_ramp": 0.2,
-        "nft_kl_weight": 0.1,
+        "algorithm_options": ["old_ramp=0.2", "kl_weight=0.1"],
         "timestep_fraction": 0.75,
         "adv_clip_max": 1.0,
     },
@@ -144,5 +142,7 @@ def update(
     coefficient: float = 0.0,
 ) -> dict[str, float]:
     """Make one update of these pairs and return its metrics."""
-    compared = replace(training.algorithm.compare(trajectory), anchor_means=anchor_means)
+    compared = training.algorithm.compare(trajectory)
+    if anchor_means is not None:
+        compared = replace(compared, anchor_means=anchor_means)
     return training.algorithm.update(compared, pairs, coefficient)

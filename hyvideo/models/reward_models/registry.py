@@ -12,8 +12,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from hyvideo.config.knobs import nearest
 from hyvideo.config.outside import complain, import_class
+from hyvideo.config.settings import nearest
 from hyvideo.models import reward_models
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}

@@ -185,8 +185,11 @@ class WeightedReward:
         models: Sequence[RewardModel],
         config: RewardConfig,
         context: RewardContext,
+        *,
+        offload: bool = False,
+        crf: int = 16,
     ) -> None:
-        self._config, self._context = config, context
+        self._config, self._context, self._offload, self._crf = config, context, offload, crf
         self.asynchronous, self.max_failed = config.reward_async, config.reward_max_failed
         given = [metric for model in models for metric in model.metrics]
         self._scorers: list[_Scorer] = []
@@ -195,12 +198,12 @@ class WeightedReward:
             check_metrics(choice, model.metrics)
             names = {m: m if given.count(m) == 1 else f"{choice.name}/{m}" for m in model.metrics}
             reads_files = model.reads == "file" and config.reward_io == "file"
-            workers = config.remote_reward_in_flight if choice.url else 1
+            workers = context.in_flight if choice.url else 1
             threads = ThreadPoolExecutor(workers, f"reward-{choice.name}")
             self._scorers.append(_Scorer(choice, model, names, reads_files, threads))
             weights = {names[metric]: choice.weight * weight for metric, weight in choice.sub_reward.items()}
             self.weights |= {name: weight for name, weight in weights.items() if weight != 0}
-        if config.reward_offload:
+        if offload:
             self._move("cpu")
 
     def __call__(self, videos: Tensor, prompts: Sequence[str]) -> Scores:
@@ -212,16 +215,16 @@ class WeightedReward:
     def begin(self) -> Scoring:
         """Start scoring a round whose videos arrive in parts: `add` them, then `finish`."""
         config = self._config
-        if config.reward_offload:
+        if self._offload:
             self._move(self._context.device)
-        return Scoring(self._scorers, config.reward_batch_size, self._context.video_fps, config.reward_video_crf)
+        return Scoring(self._scorers, config.reward_batch_size, self._context.video_fps, self._crf)
 
     def finish(self, scoring: Scoring) -> Scores:
         """Wait for a round's scores; as `__call__`, to which it is equal whenever the videos came."""
         try:
             metrics, applies = scoring.result()
         finally:
-            if self._config.reward_offload:
+            if self._offload:
                 self._move("cpu")
         weighted = Scores(metrics, torch.empty(0), self.weights, applies).weighted()
         total = torch.stack([weight * weighted[name] for name, weight in self.weights.items()]).sum(0)
@@ -273,11 +276,13 @@ def get_reward_fn(
     model_root: str | Path = "ckpts",
     video_fps: float = 24,
     prompt_csvs: Sequence[str] = (),
+    offload: bool = False,
+    crf: int = 16,
 ) -> WeightedReward:
     """Build the rewards that `config`, the reward group of the configuration, names.
 
-    Their networks run on `device`, with `reward_offload` only while they score. VideoAlign's weights lie below
-    `model_root` by default; `prompt_csvs` are the files of the prompts.
+    Their networks run on `device`, with `offload` only while they score. VideoAlign's weights lie below
+    `model_root` by default; `prompt_csvs` are the files of the prompts, and `crf` is the compression of mp4 files.
 
     Raises:
         ValueError: an unknown reward (the known ones are listed), weights that do not fit it, missing weights, or a
@@ -291,7 +296,7 @@ def get_reward_fn(
         else RemoteReward(context, choice.name, choice.url)
         for choice in choices
     ]
-    return WeightedReward(choices, models, config, context)
+    return WeightedReward(choices, models, config, context, offload=offload, crf=crf)
 
 
 def build_reward(name: str, options: Mapping[str, Any], context: RewardContext) -> RewardModel:
@@ -311,13 +316,7 @@ def _with_options(act: Callable[..., Any], name: str, context: RewardContext, op
 
 def _context(config: RewardConfig, **where: Any) -> RewardContext:
     """Add what the settings say to where and for what a reward runs."""
-    return RewardContext(
-        **where,
-        batch_size=config.reward_batch_size,
-        timeout=config.remote_reward_timeout,
-        retries=config.remote_reward_retries,
-        in_flight=config.remote_reward_in_flight,
-    )
+    return RewardContext(**where, batch_size=config.reward_batch_size, timeout=config.remote_reward_timeout)
 
 
 def check_rewards(

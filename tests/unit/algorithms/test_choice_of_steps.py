@@ -54,7 +54,7 @@ def test_with_noise_per_prompt_the_rounds_start_alike_and_go_on_differently(
     make_training: Callable[..., Run], tmp_path: Path
 ):
     csv = write_prompts(tmp_path / "two.csv", PROMPTS[:2])
-    training = make_training(train_video_csv=csv, initial_noise="per_prompt", grpo_sampling_steps=1)
+    training = make_training(train_video_csv=csv, published="prompt_noise", grpo_sampling_steps=1)
     first, second = (collect_round(training) for _ in range(2))
     again = [second.prompts.index(prompt) + place for prompt in dict.fromkeys(first.prompts) for place in range(2)]
     assert torch.equal(first.rollout.latents[:, 0], second.rollout.latents[again, 0])

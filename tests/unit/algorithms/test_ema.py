@@ -48,7 +48,7 @@ def test_it_is_the_average_with_its_ramp_and_the_training_does_not_see_it(
 
 
 def test_a_skipped_update_leaves_it(make_training: Callable[..., Run]):
-    training = make_training(ema_decay=0.5, nonfinite_update="skip")
+    training = make_training(ema_decay=0.5, max_skipped_updates=3)
     optimization = training.state.optimization
     before = {name: weight.clone() for name, weight in optimization.ema.state_dict().items()}
     for parameter in optimization.parameters.values():
@@ -61,11 +61,11 @@ def test_a_skipped_update_leaves_it(make_training: Callable[..., Run]):
 
 
 @pytest.mark.parametrize("use_lora", [False, True], ids=["full", "adapter"])
-def test_a_checkpoint_gives_policy_or_average_and_validation_samples_with_the_one_asked_for(
+def test_a_checkpoint_gives_policy_or_average_and_validation_samples_with_the_average(
     make_training: Callable[..., Run], tiny_root: Path, use_lora: bool
 ):
     settings = {"ema_decay": 0.5, "use_lora": use_lora, "max_steps": 2, "save_interval": 2, "validation_interval": 2}
-    training = make_training(validation_weights="ema", **settings)
+    training = make_training(**settings)
     training.train()
     optimization = training.state.optimization
     state = {False: weights_of(training), True: dict(optimization.ema.state_dict())}

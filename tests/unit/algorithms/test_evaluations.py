@@ -7,8 +7,6 @@ from hyvideo.config.loading import load_config
 
 NFT = ["--algorithm", "nft"]
 WINDOW = ["--sde_window", "first", "--sde_window_size"]
-BRANCHES = ["--sde_window_size", "1", "--use_same_noise", "--share_prefix", "--batch_size", "4"]
-BRANCHES += ["--rollout_micro_batch_size", "0"]
 OWN = ["--algorithm", "tests.support.reward_weighted:RewardWeighted"]
 
 
@@ -24,11 +22,10 @@ OWN = ["--algorithm", "tests.support.reward_weighted:RewardWeighted"]
         (["--anchor_fraction", "0.25"], Evaluations(20, 5, 20), 1),
         ([*WINDOW, "1", "--anchor_fraction", "0.5"], Evaluations(20, 1, 1), 1),
         (["--sde_type", "cps"], Evaluations(20, 19, 19), 1),
-        ([*WINDOW[:1], "per_group", *BRANCHES], Evaluations(20 - 9.5 * 3 / 4, 1, 1), 1),
         (NFT, Evaluations(20, 20, 20), 1),
         ([*NFT, "--timestep_fraction", "0.29"], Evaluations(20, 5, 5), 1),
-        ([*NFT, "--nft_kl_weight", "1e-4", "--timestep_fraction", "0.5"], Evaluations(20, 20, 10), 2),
-        ([*NFT, "--nft_kl_weight", "1e-4", "--use_lora"], Evaluations(20, 40, 20), 1),
+        ([*NFT, "--algorithm_options", "kl_weight=1e-4", "--timestep_fraction", "0.5"], Evaluations(20, 20, 10), 2),
+        ([*NFT, "--algorithm_options", "kl_weight=1e-4", "--use_lora"], Evaluations(20, 40, 20), 1),
         (OWN, Evaluations(20, 0, 20), 0),
     ],
     ids=str,

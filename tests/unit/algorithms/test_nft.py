@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from hyvideo.algorithms.algorithm import Trajectory
-from hyvideo.algorithms.nft import nft_losses, optimality
+from hyvideo.algorithms.nft import NFT, nft_losses, optimality
+from hyvideo.config.loading import load_config
 from hyvideo.data.randomness import generator_for
 from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.training.run import Run
@@ -88,7 +89,7 @@ def reference(
     policy: Run, old: Run, base: Run | None, trajectory: Trajectory, pairs: list[tuple[int, int]]
 ) -> tuple[Tensor, dict[str, float]]:
     """The loss of an update, its videos noised and compared one at a time, with three separate models."""
-    nft, seed = policy.config.nft, policy.config.run.seed
+    nft, seed = policy.algorithm.options, policy.config.run.seed
     rewards = trajectory.scores.total.view(2, 2)
     advantages = ((rewards - rewards.mean(1, keepdim=True)) / rewards.std(1, correction=0, keepdim=True)).flatten()
     columns = []
@@ -104,35 +105,38 @@ def reference(
             v_old = old.policy.velocity(*asked)[0]
             v_base = base.policy.velocity(*asked)[0] if base else v.detach()
         errors = []
-        for implicit in ((1 - nft.nft_beta) * v_old + nft.nft_beta * v, (1 + nft.nft_beta) * v_old - nft.nft_beta * v):
+        for implicit in ((1 - nft.beta) * v_old + nft.beta * v, (1 + nft.beta) * v_old - nft.beta * v):
             error = (implicit - target).square()
-            if nft.nft_adaptive_weighting:
+            if nft.adaptive_weighting:
                 error = sigma**2 * error / (sigma * (implicit - target)).abs().mean().detach()
             errors.append(error.mean())
         r = 0.5 + 0.5 * max(-1.0, min(1.0, float(advantages[row]) / CLIP))
         distance = (v - v_base).square().mean()
-        loss = CLIP / nft.nft_beta * (r * errors[0] + (1 - r) * errors[1])
+        loss = CLIP / nft.beta * (r * errors[0] + (1 - r) * errors[1])
         columns.append((loss, errors[0], errors[1], (v - v_old).square().mean(), distance))
     loss, good, bad, moved, distance = (torch.stack(column).mean() for column in zip(*columns, strict=True))
-    total = loss + nft.nft_kl_weight * distance
+    total = loss + nft.kl_weight * distance
     said = {"loss/policy": loss, "loss/total": total, "nft/good_error": good, "nft/bad_error": bad}
     said |= {"nft/old_distance": moved} | ({"nft/base_distance": distance} if base else {})
     return total, {name: value.item() for name, value in said.items()}
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("options", "settings"),
     [
-        {},
-        {"nft_beta": 0.3, "nft_adaptive_weighting": False},
-        {"nft_kl_weight": 5.0},
-        {"nft_kl_weight": 5.0, "use_lora": True, "cfg_scale": 3.0},
+        ([], {}),
+        (["beta=0.3", "adaptive_weighting=false"], {}),
+        (["kl_weight=5.0"], {}),
+        (["kl_weight=5.0"], {"use_lora": True, "cfg_scale": 3.0}),
     ],
     ids=["default", "plain errors", "KL to the base", "adapter, guidance, KL"],
 )
-def test_a_second_update_follows_the_gradient_of_the_formula(make_training: Callable[..., Run], settings: dict):
+def test_a_second_update_follows_the_gradient_of_the_formula(
+    make_training: Callable[..., Run], options: list[str], settings: dict
+):
     """Base, old policy and policy have different weights: the old one is of a round with a decay of one half."""
-    settings = TWO_UPDATES | {"nft_old_ramp": 1.0, "max_grad_norm": 0.1} | settings
+    options = {"algorithm_options": ["old_ramp=1.0", *options]}
+    settings = TWO_UPDATES | {"max_grad_norm": 0.1} | options | settings
     training, old, base = (make_training(**settings) for _ in range(3))
     list(training.algorithm.updates(collect_round(training)))
     for name, weight in trainable_parameters(old.policy.transformer).items():
@@ -143,7 +147,7 @@ def test_a_second_update_follows_the_gradient_of_the_formula(make_training: Call
     updates = training.algorithm.updates(trajectory)
     next(updates)
     parameters = training.algorithm.optimization.parameters.values()
-    total, said = reference(training, old, base if training.config.nft.nft_kl_weight else None, trajectory, pairs)
+    total, said = reference(training, old, base if training.algorithm.options.kl_weight else None, trajectory, pairs)
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(total, parameters, materialize_grads=True)])
     recorder = GradientRecorder(training)
     metrics = next(updates)
@@ -170,7 +174,7 @@ def test_every_video_trains_the_share_of_the_steps_that_is_asked_for(make_traini
 
 
 def test_the_old_policy_samples_and_follows_with_the_published_ramp(make_training: Callable[..., Run]):
-    training = make_training(algorithm="nft", nft_old_ramp=0.25, nft_old_decay=0.4)
+    training = make_training(algorithm="nft", algorithm_options=["old_ramp=0.25", "old_decay=0.4"])
     old, decays, sampled_with = weights_of(training), [], []
     training.policy.transformer.register_forward_pre_hook(lambda *_: sampled_with.append(weights_of(training)))
     for _ in range(3):
@@ -199,3 +203,17 @@ def test_a_video_without_a_score_has_no_influence(make_training: Callable[..., R
         return recorder.gradient
 
     assert torch.equal(gradient(0.0), gradient(1.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["betta=1"], "'betta'.*nft has beta, adaptive_weighting, old_ramp, old_decay, kl_weight"),
+        (["beta=much"], "algorithm_options: .*much"),
+        (["beta=0"], "expected beta > 0"),
+        (["old_decay=1.5"], "others in"),
+    ],
+)
+def test_options_that_do_not_exist_or_cannot_be_are_refused(options: list[str], message: str):
+    with pytest.raises(ValueError, match=message):
+        NFT.evaluations(load_config(["--algorithm", "nft", "--algorithm_options", *options]))

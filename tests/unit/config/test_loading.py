@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.config.knobs import KNOBS, value_of
 from hyvideo.config.loading import load_config, load_saved_config, save_config
 from hyvideo.config.schema import Config
+from hyvideo.config.settings import SETTINGS, value_of
 
 
 @pytest.fixture
@@ -79,8 +79,9 @@ def test_values_get_the_types_of_the_schema(yaml_file):
     assert [type(value) for value in values] == [float, float, int, float]
 
 
-def test_reward_weights_come_as_json_or_mapping_and_replace_the_default(yaml_file):
+def test_reward_weights_come_as_json_pairs_or_mapping_and_replace_the_default(yaml_file):
     assert load_config(["--reward_weights", '{"VQ": 2}']).reward.reward_weights == {"VQ": 2.0}
+    assert load_config(["--reward_weights", "VQ=2", "MQ=1e-1"]).reward.reward_weights == {"VQ": 2.0, "MQ": 0.1}
     assert load_config(["--config", yaml_file("reward_weights: {TA: 1}")]).reward.reward_weights == {"TA": 1.0}
     assert load_config(["--config", yaml_file("reward_weights: '{\"TA\": 1}'")]).reward.reward_weights == {"TA": 1.0}
 
@@ -124,7 +125,7 @@ def test_a_run_is_named_after_its_config_files_unless_it_has_a_name(yaml_file):
         ),
         (["--dtype", "float32"], "expected one of bf16, fp32; received 'float32', the nearest is 'fp32'"),
         (["--kl_target", "low"], "--kl_target: expected a number, or none; received 'low'"),
-        (["--reward_weights", "VQ=1"], "--reward_weights: expected a mapping of names to numbers"),
+        (["--reward_weights", "VQ"], "--reward_weights: expected a mapping of names to numbers"),
         (["--reward_weights", '{"VQ": "high"}'], "--reward_weights: expected a mapping of names to numbers"),
         (["--reward_weights", "[1]"], "--reward_weights: expected a mapping of names to numbers"),
         (["--negative_prompt", "${oc.env:HOME}"], "are not expanded here"),
@@ -226,7 +227,7 @@ def test_the_home_folder_is_found_in_every_setting_that_is_a_path_however_it_is_
     monkeypatch.setenv("HOME", "/home/ann")
     value = PATHS[name]
     words = [json.dumps(value)] if isinstance(value, dict) else value if isinstance(value, list) else [value]
-    group = KNOBS[name].group
+    group = SETTINGS[name].group
     ways = [[f"--{name}", *words], ["--config", yaml_file(json.dumps({name: value}))]]
     ways.append(["--config", yaml_file(json.dumps({group: {name: value}}), "grouped.yaml")])
     for way in [*ways, [f"--{name}={words[0]}"]] if len(words) == 1 else ways:

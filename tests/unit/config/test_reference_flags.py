@@ -1,12 +1,13 @@
 """The reference implementation's commands are taken as they stand; what sets nothing here says so."""
 
 import shlex
+from pathlib import Path
 
 import pytest
 
-from hyvideo.config.flags import RENAMED, WITHOUT_EFFECT
-from hyvideo.config.knobs import KNOBS
+from hyvideo.config.flags import ALIASES, WITHOUT_EFFECT
 from hyvideo.config.loading import load_config
+from hyvideo.config.settings import SETTINGS
 from hyvideo.config.sizes import parse_size
 from hyvideo.training.checks import check_config
 from tests.support.release import TRAINING
@@ -60,11 +61,42 @@ def test_a_flag_without_effect_is_taken_and_says_so_once(
 
 
 def test_no_flag_of_ours_is_hidden():
-    assert not set(KNOBS) & (set(RENAMED) | set(WITHOUT_EFFECT))
-    assert set(RENAMED.values()) <= set(KNOBS)
+    assert not set(SETTINGS) & (set(ALIASES) | set(WITHOUT_EFFECT))
+    assert {alias.setting for alias in ALIASES.values()} <= {"", *SETTINGS}
 
 
-@pytest.mark.parametrize(("flag", "value"), [("lora_dropout", "0.1"), ("reward_checkpoint_mode", "v2")])
-def test_a_flag_of_which_one_value_exists_takes_no_other(flag: str, value: str):
-    with pytest.raises(ValueError, match=f"--{flag}: invalid choice"):
-        load_config([f"--{flag}", value])
+def test_a_switch_of_the_release_sets_a_word_of_ours_and_our_own_name_counts_more(tmp_path: Path):
+    (tmp_path / "run.yaml").write_text("parallel: {offload: [ema]}\nmodel: {enable_gradient_checkpointing: false}")
+    file = ["--config", str(tmp_path / "run.yaml")]
+
+    def loaded(*flags: str) -> tuple[str, list[str]]:
+        parallel = load_config([*file, *flags]).parallel
+        return parallel.activation_checkpointing, parallel.offload
+
+    assert loaded() == ("none", ["ema"])
+    assert loaded("--reference_mode_offload", "True", "--cpu_offload") == ("none", ["anchor", "ema", "weights"])
+    assert loaded("--ema_offload", "no", "--enable_gradient_checkpointing") == ("full", [])
+    assert loaded("--activation_checkpointing", "cheap", "--enable_gradient_checkpointing") == ("cheap", ["ema"])
+    assert loaded("--offload", "reward", "--encoder_offload", "true") == ("none", ["reward"])
+    assert loaded("--offload") == ("none", [])
+    with pytest.raises(ValueError, match="--ema_offload: expected true or false; received 'maybe'"):
+        loaded("--ema_offload", "maybe")
+    with pytest.raises(ValueError, match="--offload: expected some of anchor, reward, .*; received .'models'"):
+        loaded("--offload", "models")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "other"),
+    [
+        ("lora_dropout", "0", "0.1"),
+        ("reward_checkpoint_mode", "v3", "v2"),
+        ("kl_compute_mode", "rollout_phase", "training_phase"),
+    ],
+)
+def test_a_name_of_which_one_value_exists_takes_no_other(name: str, value: str, other: str, tmp_path: Path):
+    assert load_config([f"--{name}", value]) == load_config([])
+    with pytest.raises(ValueError, match=f"--{name}: expected only .*; received '{other}'"):
+        load_config([f"--{name}", other])
+    (tmp_path / "run.yaml").write_text(f"{name}: {other}")
+    with pytest.raises(ValueError, match=f"run.yaml: {name}: expected only"):
+        load_config(["--config", str(tmp_path / "run.yaml")])

@@ -1,4 +1,4 @@
-"""The schema is the manual: names, defaults, texts and ranges of every knob, and which of them decide the result."""
+"""The schema is the manual: names, defaults, texts and ranges of every setting, and which of them decide the result."""
 
 import dataclasses
 
@@ -6,9 +6,9 @@ import pytest
 from torch import nn
 
 from hyvideo.config.flags import build_parser, range_text
-from hyvideo.config.knobs import GROUPS, KNOBS, deciding_fields, out_of_range, text_of, unmet_condition
 from hyvideo.config.loading import load_config
 from hyvideo.config.schema import Config, RolloutConfig
+from hyvideo.config.settings import GROUPS, SETTINGS, deciding_fields, out_of_range, text_of, unmet_condition
 from hyvideo.config.sizes import parse_size
 from tests.support.tiny_model import build_transformer
 
@@ -17,12 +17,12 @@ REFERENCE_DEFAULTS = dict(
     for pair in """
 pretrained_model_root ./ckpts; pretrained_transformer_version 480p_t2v; learning_rate 1e-05; weight_decay 0.01;
 max_steps 10000; gradient_accumulation_steps 1; max_grad_norm 1.0; batch_size 2; num_generations 4; sp_size 1;
-dp_replicate 1; enable_fsdp true; enable_gradient_checkpointing true; master_weight_type fp32; dtype bf16;
+dp_replicate 1; enable_fsdp true; master_weight_type fp32; dtype bf16;
 use_muon true; seed 42; eta 0.5; sage_clamp 0.003; cfg_scale 6.0; grpo_sampling_steps 20; sample_n_frames 81;
 infer_flow_shift_video 5.0; video_fps 24; rollout_size 352x624; clip_range 0.0001; adv_clip_max 5.0;
 timestep_fraction 1.0; updates_per_rollout 1; mini_batch_size_per_update 1; use_same_noise false;
 enable_timestep_permutation true; use_grad_balancing true; sde_type sage_grpo; kl_weight 1e-05; kl_min_coef 1e-07;
-kl_warmup_updates 100; kl_target none; kl_schedule two_stage; kl_compute_mode rollout_phase; use_moving_KL true;
+kl_warmup_updates 100; kl_target none; kl_schedule two_stage; use_moving_KL true;
 use_dual_kl true; dual_kl_moving_weight 1.0; dual_kl_step_weight 0.1; update_ref_model_step 10;
 reward_model videoalign_local; reward_weights {"VQ": 0.5, "MQ": 0.5, "TA": 1.0};
 remote_reward_url none; train_video_csv empty; valid_video_csv empty; save_interval 100; log_interval 1;
@@ -36,17 +36,19 @@ resume_from_checkpoint none; use_lora false; lora_r 8; lora_alpha 16; pretrained
 
 def test_field_names_are_unique_over_groups_and_no_group_has_a_fields_name():
     names = [field.name for group in dataclasses.fields(Config) for field in dataclasses.fields(group.type)]
-    assert len(names) == len(set(names)) == len(KNOBS)
+    assert len(names) == len(set(names)) == len(SETTINGS)
     assert not set(names) & set(GROUPS)
 
 
-def test_every_knob_has_a_manual_text_that_ends_as_a_sentence():
-    assert [knob.name for knob in KNOBS.values() if len(knob.doc) < 20 or not knob.doc.endswith(".")] == []
+def test_every_setting_has_a_manual_text_that_ends_as_a_sentence():
+    assert [
+        setting.name for setting in SETTINGS.values() if len(setting.doc) < 20 or not setting.doc.endswith(".")
+    ] == []
 
 
 @pytest.mark.parametrize("name", REFERENCE_DEFAULTS)
 def test_defaults_are_those_users_scripts_rely_on(name):
-    assert text_of(KNOBS[name].default) == REFERENCE_DEFAULTS[name]
+    assert text_of(SETTINGS[name].default) == REFERENCE_DEFAULTS[name]
 
 
 def test_lora_targets_name_linear_layers_of_both_streams_of_the_real_transformer_class():
@@ -64,19 +66,19 @@ def test_the_manual_shows_every_flag_with_group_text_and_default(monkeypatch):
     flat = " ".join(manual.split())
     prose = [line for line in manual.splitlines() if not line.lstrip().startswith("-")]
     assert 88 < max(map(len, prose)) <= 100  # as wide as the terminal
-    for knob in KNOBS.values():
-        assert f"--{knob.name} " in manual
+    for setting in SETTINGS.values():
+        assert f"--{setting.name} " in manual
     for about in GROUPS.values():
         assert " ".join(about.split()) in flat
     assert "[in (0, 100]; default: 0.5]" in flat and '[default: {"VQ": 0.5, "MQ": 0.5, "TA": 1.0}]' in flat
-    assert f"{{{','.join(KNOBS['sde_window'].choices)}}}" in manual
+    assert f"{{{','.join(SETTINGS['sde_window'].choices)}}}" in manual
 
 
-RANGES = {name: knob.facts.within for name, knob in KNOBS.items() if knob.facts.within}
+RANGES = {name: setting.within for name, setting in SETTINGS.items() if setting.within}
 
 
 def test_every_number_has_a_range_and_nothing_else_has_one():
-    assert set(RANGES) == {name for name, knob in KNOBS.items() if knob.kind in (int, float)}
+    assert set(RANGES) == {name for name, setting in SETTINGS.items() if setting.kind in (int, float)}
 
 
 @pytest.mark.parametrize("name", RANGES)
@@ -85,7 +87,7 @@ def test_every_number_is_held_to_its_range(name: str):
     outside = [low] if RANGES[name][0] == "(" else [str(int(float(low)) - 1)]
     if high != "inf":
         outside.append(high if RANGES[name][-1] == ")" else str(int(float(high)) + 1))
-    if KNOBS[name].kind is float:
+    if SETTINGS[name].kind is float:
         outside += ["nan", "inf", "-inf"]
     for value in outside:
         (message,) = out_of_range(load_config([f"--{name}={value}"]))
@@ -98,11 +100,11 @@ def test_the_defaults_lie_in_their_ranges_and_only_the_asked_settings_are_looked
     assert list(out_of_range(config, "seed", "sp_size")) == ["seed is -1, but must lie in [0, 9223372036854775808)"]
 
 
-@pytest.mark.parametrize("name", [name for name, knob in KNOBS.items() if knob.facts.read_when])
+@pytest.mark.parametrize("name", [name for name, setting in SETTINGS.items() if setting.read_when])
 def test_a_condition_names_another_setting_and_one_of_its_values(name: str):
-    other, comparison, value = KNOBS[name].facts.read_when.split()
+    other, comparison, value = SETTINGS[name].read_when.split()
     config = load_config([f"--{other}={value}"])  # it refuses a value that the setting cannot have
-    assert (unmet_condition(config, KNOBS[name]) is None) == (comparison == "=") and comparison in ("=", "!=")
+    assert (unmet_condition(config, SETTINGS[name]) is None) == (comparison == "=") and comparison in ("=", "!=")
 
 
 @pytest.mark.parametrize(
@@ -116,13 +118,13 @@ def test_a_condition_names_another_setting_and_one_of_its_values(name: str):
     ],
 )
 def test_the_manual_says_range_and_unit(name: str, text: str):
-    assert range_text(KNOBS[name]) == text
+    assert range_text(SETTINGS[name]) == text
 
 
 def test_two_configurations_share_no_list():
     first, second = Config(), Config()
     first.run.trackers.append("wandb")
-    assert second.run.trackers == ["tensorboard"] == KNOBS["trackers"].default
+    assert second.run.trackers == ["tensorboard"] == SETTINGS["trackers"].default
 
 
 @pytest.mark.parametrize(
@@ -154,7 +156,7 @@ def test_what_decides_the_result_is_a_deciding_field(argv):
         ["--validation_interval", "0", "--valid_video_csv", "v.csv", "--validate_at_step0"],
         ["--sp_size", "4", "--dp_replicate", "2", "--enable_fsdp", "no"],
         ["--remote_reward_url", "http://other:8000", "--reference_mode_offload"],
-        ["--profile", "--profile_steps", "5", "--peak_tflops", "900"],
+        ["--profile", "--peak_tflops", "900"],
         ["--reward_async", "--reward_offload", "--reward_max_failed", "0.1", "--remote_reward_timeout", "9"],
     ],
 )

@@ -45,7 +45,7 @@ def test_a_guarded_run_goes_on_at_the_rate_of_its_rollback_and_a_finished_one_is
     tiny_root: Path, prompts_csv: Path, tmp_path: Path, capsys: Capture
 ):
     guard = {"reward_guard": json.dumps({"models": {BRIGHTNESS: {"sub_reward": {"brightness": 1.0}}}})}
-    guard |= {"reward_guard_action": "stop", "reward_guard_alpha": 0.1, "lr_warmup_steps": 0}
+    guard |= {"reward_guard_action": "stop", "lr_warmup_steps": 0}
     valid = write_prompts(tmp_path / "valid.csv", PROMPTS * 2)
     watched = {"validation_interval": 1, "validation_num_videos": 8, "valid_video_csv": valid}
     training = training_of(arguments(tiny_root, prompts_csv, tmp_path / "run", **guard, **watched))

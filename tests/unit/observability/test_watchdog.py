@@ -24,10 +24,10 @@ def wait_for_a_server(seconds: float) -> None:
 def test_a_stuck_rank_prints_its_phase_and_the_stack_of_each_thread_again_and_again(tmp_path: Path):
     text = printed(tmp_path / "stderr", 0.2, [0.75])
     assert "rank 3: " in text
-    assert text.count("in phase 'reward' (stuck_after 0.2)") in (2, 3)
+    assert text.count("in phase 'reward'") in (2, 3)
     assert "in wait_for_a_server" in text
     assert "Current thread" in text
 
 
-def test_a_rank_that_moves_prints_nothing_and_zero_seconds_switch_it_off(tmp_path: Path):
-    assert printed(tmp_path / "stderr", 1.0, [0.4] * 4) == printed(tmp_path / "stderr", 0, [0.1]) == ""
+def test_a_rank_that_moves_prints_nothing(tmp_path: Path):
+    assert printed(tmp_path / "stderr", 1.0, [0.4] * 4) == ""

@@ -49,7 +49,7 @@ def sized_plan(config, monkeypatch):
         rows = settings.grpo.mini_batch_size_per_update
         rows *= 2 if settings.parallel.activation_checkpointing == "elementwise" else 1
         needed = settings.rollout.sample_n_frames / 10 * rows / settings.parallel.sp_size
-        needed -= 0.5 * settings.kl.reference_mode_offload
+        needed -= 0.5 * ("anchor" in settings.parallel.offload)
         return Memory(0, 0, 0, 0, 0, 0, rollout=0, reward=0, anchor_pass=0, update=int(needed * GIB))
 
     for module in ("plan", "search"):
@@ -145,7 +145,7 @@ def test_what_does_not_fit_names_the_nearest_that_does(sized_plan):
     assert not plan.fits
     said = misfit(plan, Search(settings, 8, GPU, Assumptions(reserve=0.0)))
     assert "needs 8.2 GiB" in said and "test has 4" in said
-    assert "--mini_batch_size_per_update 1 --reference_mode_offload True" in said and "3.6 GiB" in said
+    assert "--mini_batch_size_per_update 1 --offload anchor" in said and "3.6 GiB" in said
     assert "--sp_size" not in said
 
 

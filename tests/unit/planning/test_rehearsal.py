@@ -54,7 +54,7 @@ def rehearsal_of(*flags: str, world_size: int = 2) -> Rehearsal:
             4,
             (
                 *("--cfg_scale", "4.0", "--sp_size", "4", "--batch_size", "2", "--gradient_accumulation_steps", "2"),
-                *("--encoder_offload", "true", "--enable_gradient_checkpointing", "true"),
+                *("--encoder_offload", "true"),
                 *("--activation_checkpointing", "elementwise", "--sde_window", "sliding", "--sde_window_size", "1"),
                 *("--enable_compile", "true"),
             ),

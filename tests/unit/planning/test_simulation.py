@@ -27,7 +27,7 @@ def real_peaks(config, transformer, rows):
     """What an update of `rows` rows takes with real tensors, the model's own forward pass and padding of nothing."""
     install_attention(transformer)
     recomputed = config.parallel.activation_checkpointing
-    prepare_policy(transformer, gradient_checkpointing=config.model.enable_gradient_checkpointing, recompute=recomputed)
+    prepare_policy(transformer, gradient_checkpointing=recomputed != "none", recompute=recomputed)
     parameters = trainable_parameters(transformer)
     optimizers = build_optimizers(parameters, config.optimizer)
     with PeakMemory() as memory:
@@ -50,10 +50,7 @@ def real_peaks(config, transformer, rows):
 
 @pytest.mark.parametrize("recompute", ["none", "full", "elementwise"])
 def test_a_simulated_update_takes_what_a_real_one_takes(recompute):
-    recomputing = ["--enable_gradient_checkpointing", "false"]
-    if recompute != "none":
-        recomputing = ["--enable_gradient_checkpointing", "true", "--activation_checkpointing", recompute]
-    config = load_config([*FLAGS, *recomputing])
+    config = load_config([*FLAGS, "--activation_checkpointing", recompute])
     transformer = build_transformer(num_layers=4)
     weights = sum(parameter.nbytes for parameter in transformer.parameters())
     simulated = simulate(config, SimulatedCase(dict(transformer.config), LATENTS, NUM_TEXT, 1, 1), world_size=1)

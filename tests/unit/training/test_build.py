@@ -29,7 +29,7 @@ Make = Callable[..., Run]
     [("sage_grpo", False), ("dance_grpo", False), ("flow_grpo", False), ("cps", False), ("cps", True)],
 )
 def test_the_equalizer_is_that_of_the_runs_own_steps(make_training: Make, sde_type: str, published: bool):
-    form = {"cps_equalizer": "published"} if published else {}
+    form = {"published": "cps_equalizer"} if published else {}
     training = make_training(sde_type=sde_type, eta=0.3, sage_clamp=0.02, **form)
     scheduler = FlowMatchDiscreteScheduler(shift=3.0, sage_clamp=0.02)
     scheduler.set_timesteps(4)
@@ -70,12 +70,11 @@ def test_prompts_that_are_edited_while_the_models_load_count_as_they_were_read(
     assert training.state.settings[f"the content of {csv}"] == read
 
 
-@pytest.mark.parametrize("recomputed", [None, "full", "selective", "cheap", "elementwise"])
-def test_blocks_are_recomputed_as_asked(make_training: Make, recomputed: str | None):
-    chosen = {"enable_gradient_checkpointing": recomputed is not None, "activation_checkpointing": recomputed}
-    for block in make_training(**chosen).policy.transformer.transformer_blocks:
-        assert (getattr(block.forward, "func", None) is checkpoint) == (recomputed is not None)
-        assert ("context_fn" in getattr(block.forward, "keywords", ())) == (recomputed not in (None, "full"))
+@pytest.mark.parametrize("recomputed", ["none", "full", "selective", "cheap", "elementwise"])
+def test_blocks_are_recomputed_as_asked(make_training: Make, recomputed: str):
+    for block in make_training(activation_checkpointing=recomputed).policy.transformer.transformer_blocks:
+        assert (getattr(block.forward, "func", None) is checkpoint) == (recomputed != "none")
+        assert ("context_fn" in getattr(block.forward, "keywords", ())) == (recomputed not in ("none", "full"))
 
 
 @pytest.mark.parametrize("compiled", [False, True])

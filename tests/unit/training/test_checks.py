@@ -60,15 +60,6 @@ def test_an_adapter_cannot_stand_where_ranks_join_a_videos_tokens(base):
             ["--sde_type", "cps", "--eta", "1.5"],
             "eta must be a finite number within [0, 1] for sde_type='cps', got 1.5",
         ),
-        (
-            ["--share_prefix", "--rollout_micro_batch_size", "4"],
-            "sde_window is all and use_same_noise false: set them to",
-        ),
-        (
-            ["--share_prefix", "--use_same_noise", "--sde_window", "sliding"],
-            "share_prefix acts on videos that are denoised together, but rollout_micro_batch_size is 1",
-        ),
-        (["--validation_weights", "ema"], "validation_weights is ema, but ema_decay is 0"),
         (["--ema_decay", "0.9", "--master_weight_type", "bf16"], "ema_decay averages bf16 weights"),
         (["--sde_type", "cps", "--grpo_sampling_steps", "1"], "none of the 1 denoising steps is stochastic"),
         (
@@ -92,7 +83,7 @@ def test_an_adapter_cannot_stand_where_ranks_join_a_videos_tokens(base):
         (["--resume_may_change", "eta", "lr"], "resume_may_change: 'lr' is not a setting; the nearest is 'lora_r'"),
         (["--run_name", "../escape"], "run_name must be one folder name"),
         (["--output_dir="], "output_dir is empty"),
-        (["--cpu_offload", "--enable_fsdp", "no"], "cpu_offload is True, but nothing is sharded: set enable_fsdp"),
+        (["--cpu_offload", "--enable_fsdp", "no"], "offload has weights, but nothing is sharded: set enable_fsdp"),
         (["--learning_rate", "inf"], "learning_rate is inf, but must lie in (0, inf)"),
     ],
 )
@@ -128,19 +119,16 @@ def test_values_at_the_edge_pass(base, argv):
 def test_ranks_wait_longer_for_each_other_than_one_waits_for_a_server(base, server):
     slow = [*base, *server, "--remote_reward_timeout", "600"]
     line = only_problem(slow, 2)
-    assert "remote_reward_timeout 600 and remote_reward_retries 3" in line and "2403.5 s" in line
+    assert "remote_reward_timeout 600 lets a rank wait 2403.5 s" in line
     assert "collective_timeout 1800 s" in line
     assert problems([*slow, "--collective_timeout", "2404"], 2) == problems([*base, *server], 2) == []
     assert problems(slow) == []  # nobody waits for one process
-    patient = [*base, *server, "--remote_reward_timeout", "5", "--remote_reward_retries"]
-    assert "wait 2112.5 s" in only_problem([*patient, "12"], 2) and problems([*patient, "9"], 2) == []
     many = [*base, *server, "--validation_num_videos"]
     assert problems([*many, "64"], 2) == [] and "wait 2407 s" in only_problem([*many, "65"], 2)
     assert problems([*many, "65", "--validation_interval", "0"], 2) == []
     assert problems([*many, "128", "--sp_size", "2"], 4) == problems([*many, "65", "--reward_batch_size", "9"], 2) == []
     accumulated = [*base, *server, "--validation_interval", "0", "--gradient_accumulation_steps"]
     assert problems([*accumulated, "8"], 2) == [] and "wait 2407 s" in only_problem([*accumulated, "9"], 2)
-    assert "collective_timeout" in only_problem([*patient, str(2**63)], 2)
 
 
 def test_ranks_wait_as_long_for_the_server_of_a_judge_which_scores_no_rollouts(base):

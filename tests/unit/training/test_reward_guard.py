@@ -13,6 +13,7 @@ import torch
 
 from hyvideo.checkpoint.train_state import BEST, checkpoints_of, named_checkpoint
 from hyvideo.models.reward_models.registry import RewardContext
+from hyvideo.training import guard as guards
 from hyvideo.training.guard import ROLLBACK_RATE, Look, RewardGuard
 from hyvideo.training.run import Run
 from scripts.reports.run_record import read_run
@@ -36,19 +37,19 @@ def first_alarm(guard: RewardGuard, seen: list[Look]) -> int | None:
 
 def test_over_many_looks_few_honest_runs_are_stopped():
     rng, runs = np.random.default_rng(0), 150
-    alarms = sum(first_alarm(RewardGuard("stop", 0.05), looks(rng, 25, 0.05, 0.0)) is not None for _ in range(runs))
+    alarms = sum(first_alarm(RewardGuard("stop"), looks(rng, 25, 0.05, 0.0)) is not None for _ in range(runs))
     assert alarms <= 0.05 * runs
 
 
 def test_a_judge_that_falls_while_the_reward_rises_is_seen_within_a_few_looks_and_an_honest_fall_is_none():
     rng = np.random.default_rng(1)
-    delays = [first_alarm(RewardGuard("stop", 0.05), looks(rng, 20, 0.1, -0.15)) for _ in range(20)]
+    delays = [first_alarm(RewardGuard("stop"), looks(rng, 20, 0.1, -0.15)) for _ in range(20)]
     assert all(delay is not None and 1 <= delay <= 12 for delay in delays)
-    assert first_alarm(RewardGuard("stop", 0.05), looks(rng, 20, -0.1, -0.15)) is None  # no hacking: both fall
+    assert first_alarm(RewardGuard("stop"), looks(rng, 20, -0.1, -0.15)) is None  # no hacking: both fall
 
 
 def test_a_report_finds_its_alarm_among_the_warnings(tmp_path: Path):
-    guard, seen = RewardGuard("stop", 0.05), looks(np.random.default_rng(1), 20, 0.1, -0.15)
+    guard, seen = RewardGuard("stop"), looks(np.random.default_rng(1), 20, 0.1, -0.15)
     alarm = next(filter(None, map(guard.observe, seen))).message
     run = write_run(tmp_path / "run", num_updates=2)
     (run / "console.log").write_text(f"2026-01-01 10:00:00 WARNING: {alarm}\n2026-01-01 10:00:00 WARNING: slow\n")
@@ -59,17 +60,17 @@ GOOD, BAD = [1.0, 1.1, 0.9, 1.0], [0.0, 0.1, -0.1, 0.02]
 
 
 def test_failed_scores_and_other_videos_are_not_compared():
-    guard, nan = RewardGuard("warn", 0.05), math.nan
+    guard, nan = RewardGuard("warn"), math.nan
     guard.observe(Look(0, "a", BAD, GOOD))
     assert guard.observe(Look(1, "b", GOOD, BAD)) is None  # of other videos
-    guard = RewardGuard("warn", 0.05)
+    guard = RewardGuard("warn")
     guard.observe(Look(0, "a", BAD, GOOD))
     assert guard.observe(Look(1, "a", GOOD, [nan, nan, nan, 0.0])) is None  # one pair tells nothing
     assert guard.observe(Look(2, "a", GOOD, BAD)).best == 0
 
 
 def test_after_a_rollback_the_next_alarm_stops():
-    guard = RewardGuard("rollback", 0.05)
+    guard = RewardGuard("rollback")
     guard.observe(Look(0, "a", BAD, GOOD))
     assert guard.observe(Look(1, "a", GOOD, BAD)).action == "rollback"
     guard.rolled_back = True
@@ -77,9 +78,9 @@ def test_after_a_rollback_the_next_alarm_stops():
 
 
 def test_its_state_survives_as_json():
-    guard = RewardGuard("rollback", 0.05, looks(np.random.default_rng(2), 3, 0, 0), rolled_back=True)
+    guard = RewardGuard("rollback", looks(np.random.default_rng(2), 3, 0, 0), rolled_back=True)
     guard.looks.append(Look(99, "same", [math.nan, 1 / 3], [2 / 3, math.nan]))
-    other = RewardGuard("rollback", 0.05)
+    other = RewardGuard("rollback")
     other.load(json.loads(json.dumps(guard.facts())))
     assert repr(other) == repr(guard)
     with pytest.raises(ValueError, match="reward_guard cannot be read"):
@@ -90,8 +91,9 @@ Guarded = Callable[..., Run]
 
 
 @pytest.fixture
-def guarded(tiny_root: Path, tmp_path: Path) -> Guarded:
+def guarded(tiny_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Guarded:
     """Train for brightness; the judge is darkness, the planted flaw whose truth is exact, or `sign` +1, brightness."""
+    monkeypatch.setattr(guards, "ALPHA", 0.9)
     prompts = write_prompts(tmp_path / "prompts.csv", [f"{prompt} {n}" for n in range(2) for prompt in PROMPTS])
 
     def make(name: str, sign: int = -1, **settings: object) -> Run:
@@ -100,7 +102,6 @@ def guarded(tiny_root: Path, tmp_path: Path) -> Guarded:
             "reward_model": BRIGHTNESS,
             "reward_weights": json.dumps({"brightness": 1.0}),
             "reward_guard": json.dumps(judge),
-            "reward_guard_alpha": 0.5,
             "max_steps": 8,
         }
         return training_of(arguments(tiny_root, prompts, tmp_path / name, **planted | settings))
@@ -125,7 +126,7 @@ def test_a_planted_flaw_stops_the_run_which_names_the_best_checkpoint_and_an_hon
 
 
 def test_a_guard_that_only_warns_changes_nothing_but_names_the_best_checkpoint(guarded: Guarded):
-    training = guarded("warned", reward_guard_action="warn", reward_guard_alpha=0.9, max_steps=5)
+    training = guarded("warned", reward_guard_action="warn", max_steps=5)
     assert training.train() is None
     rows, folder = rows_of(training.folder.path), training.folder.checkpoints
     told = (training.folder.path / "console.log").read_text()
@@ -201,7 +202,7 @@ def test_a_guard_with_fewer_validation_prompts_than_it_needs_is_refused(guarded:
 
 
 def test_a_best_checkpoint_that_only_the_continued_run_has_is_not_promised(guarded: Guarded):
-    settings = {"reward_guard_action": "rollback", "reward_guard_alpha": 0.9, "save_interval": 1, "keep_last": 9}
+    settings = {"reward_guard_action": "rollback", "save_interval": 1, "keep_last": 9}
     first = guarded("first", **settings, max_steps=2)
     assert first.train() is None
     best = named_checkpoint(first.folder.checkpoints / BEST).name
@@ -230,7 +231,7 @@ def rows_of_judge(training: Run) -> float:
 
 
 def test_a_rollback_goes_on_from_the_best_at_a_lower_rate_also_in_a_run_that_is_resumed(guarded: Guarded):
-    settings = {"reward_guard_action": "rollback", "reward_guard_alpha": 0.9, "save_interval": 1, "keep_last": 1}
+    settings = {"reward_guard_action": "rollback", "save_interval": 1, "keep_last": 1}
     settings |= {"max_steps": 6}
     whole = guarded("whole", **settings)
     state, restored = whole.state, []

@@ -159,7 +159,7 @@ def infinite_gradients(training: Run, monkeypatch: Patch, steps: range) -> None:
 
 
 def test_an_update_that_is_not_finite_is_skipped_where_that_is_allowed(make_training: Make, monkeypatch: Patch):
-    training = make_training(max_steps=4, nonfinite_update="skip", max_skipped_updates=2)
+    training = make_training(max_steps=4, max_skipped_updates=2)
     infinite_gradients(training, monkeypatch, range(1, 3))
     training.train()
     rows = metrics_of(training)
@@ -172,7 +172,7 @@ def test_an_update_that_is_not_finite_is_skipped_where_that_is_allowed(make_trai
 def test_skipped_updates_move_neither_weights_nor_controller_and_too_many_in_a_row_end_the_run(
     make_training: Make, monkeypatch: Patch
 ):
-    training = make_training(max_steps=9, nonfinite_update="skip", max_skipped_updates=2)
+    training = make_training(max_steps=9, max_skipped_updates=2)
     before = weights_of(training)
     controller = training.algorithm.controller.state_dict()
     infinite_gradients(training, monkeypatch, range(9))
@@ -292,8 +292,8 @@ def test_validation_writes_videos_with_their_scores_and_logs_them_and_the_means(
     assert resumed.journal._validations == pytest.approx([start, end], abs=1e-5)
 
 
-def test_rollout_videos_are_kept_when_asked_for(make_training: Make):
-    training = make_training(max_steps=3, save_interval=2, save_rollout_videos=True, video_fps=12)
+def test_rollout_videos_of_one_round_per_save_are_kept(make_training: Make):
+    training = make_training(max_steps=3, save_interval=2, video_fps=12)
     training.train()
     assert sorted(path.name for path in training.folder.rollouts.iterdir()) == ["step_0", "step_2"]
     videos = (training.folder.rollouts / "step_0").glob("*.mp4")

@@ -101,7 +101,7 @@ def test_settings_change_where_they_are_named_and_nowhere_else(make_training: Ma
     first.train()
     checkpoint = first.folder.checkpoints / "step_1"
     changed = {"learning_rate": 1e-5, "num_generations": 4, "resume_from_checkpoint": str(checkpoint)}
-    changed |= {"max_steps": 2, "enable_gradient_checkpointing": True}  # these need no name
+    changed |= {"max_steps": 2, "activation_checkpointing": "full"}  # these need no name
     with pytest.raises(ValueError, match=r"num_generations is 4.* with --resume_may_change num_generations\."):
         make_training(**changed, resume_may_change=["learning_rate"])
     second = make_training(**changed, resume_may_change=["learning_rate", "num_generations", "eta"])

@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from hyvideo.algorithms.grpo import build_controller
-from hyvideo.config.knobs import KNOBS
 from hyvideo.config.loading import load_config, load_saved_config, save_config
 from hyvideo.config.schema import Config
+from hyvideo.config.settings import SETTINGS
 from hyvideo.data.images import share_kept
 from hyvideo.data.prompts import Prompt, read_prompts
 from hyvideo.training.build import read_inputs
@@ -52,14 +52,7 @@ UNREAD = [
     (["--use_dual_kl", "no", "--dual_kl_moving_weight", "0"], "dual_kl_moving_weight 0", ["--use_dual_kl", "yes"]),
     (["--kl_schedule", "fixed", "--kl_coef", "1e-6"], "kl_coef 1e-06", ["--kl_schedule", "milder"]),
     (["--sde_type", "cps", "--sage_clamp", "0.1"], "sage_clamp 0.1", ["--sde_type", "sage_grpo"]),
-    (["--profile_steps", "3"], "profile_steps 3", ["--profile", "yes"]),
-    (["--max_skipped_updates", "9"], "max_skipped_updates 9", ["--nonfinite_update", "skip"]),
     (["--use_moving_KL", "no", "--update_ref_model_step", "5"], "update_ref_model_step 5", ["--use_moving_KL", "yes"]),
-    (
-        ["--enable_gradient_checkpointing", "no", "--activation_checkpointing", "selective"],
-        "activation_checkpointing selective",
-        ["--enable_gradient_checkpointing", "yes"],
-    ),
 ]
 
 
@@ -159,7 +152,7 @@ def test_noise_that_the_sampler_leaves_is_said_with_what_mends_it(released, flag
     for cure in cures:
         assert cure in message
         name, value = cure.split()
-        assert said(replace(config, rollout=replace(config.rollout, **{name: KNOBS[name].kind(value)}))) == []
+        assert said(replace(config, rollout=replace(config.rollout, **{name: SETTINGS[name].kind(value)}))) == []
 
 
 def test_a_model_meant_for_few_steps_may_hold_what_the_papers_sampler_leaves_in_as_few_of_them(monkeypatch):

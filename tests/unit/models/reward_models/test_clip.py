@@ -93,7 +93,7 @@ def test_both_at_once_load_from_their_paths(checkpoint, videos):
         "clip_score": {**entry, "sub_reward": {"CLIPScore": 0.01}},
         "pick_score": {**entry, "sub_reward": {"PickScore": 1.0}, "weight": 0.5},
     }
-    scores = get_reward_fn(RewardConfig(reward_config={"models": models}, reward_offload=True))(videos, PROMPTS)
+    scores = get_reward_fn(RewardConfig(reward_config={"models": models}), offload=True)(videos, PROMPTS)
     expected = 0.01 * scores.metrics["CLIPScore"] + 0.5 * scores.metrics["PickScore"]
     torch.testing.assert_close(scores.total, expected)
 

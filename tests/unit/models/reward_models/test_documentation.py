@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyvideo.config.knobs import KNOBS
 from hyvideo.config.loading import load_config
 from hyvideo.config.schema import RewardConfig
+from hyvideo.config.settings import SETTINGS
 from hyvideo.models import reward_models
 from hyvideo.models.reward_models import registry
 from hyvideo.models.reward_models.requested import read_requested_rewards
@@ -57,7 +57,7 @@ def test_every_flag_of_the_document_exists():
     served = vars(parse_arguments(["--reward", "moving_shapes"]))
     written = vars(make_checks.parse_arguments(["--validate", "checks.csv"]))
     named = set(re.findall(r"--([a-z0-9_]+)", TEXT))
-    assert {"reward_config", "max_body_mb"} <= named <= {*KNOBS, *served, *written, "config", "seconds", "repeats"}
+    assert {"reward_config", "max_body_mb"} <= named <= {*SETTINGS, *served, *written, "config", "seconds", "repeats"}
 
 
 @pytest.mark.parametrize("name", SHIPPED)

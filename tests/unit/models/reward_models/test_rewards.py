@@ -230,9 +230,10 @@ def test_a_file_reward_reads_mp4_files_which_are_gone_afterwards_or_frames_when_
     assert not any(path.exists() for path in paths)
 
 
-def test_the_files_of_a_reward_are_compressed_as_the_setting_says():
+def test_the_files_of_a_reward_are_compressed_as_asked_for():
     noise = torch.randint(256, (1, 9, 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    rewards = [reward_of("file_brightness", reward_video_crf=crf) for crf in (16, 25)]
+    config = RewardConfig(reward_model="file_brightness", reward_weights={"brightness": 1.0})
+    rewards = [get_reward_fn(config, crf=crf) for crf in (16, 25)]
     for reward in rewards:
         reward(noise, ["a"])
     (ours,), (published,) = (model_of(reward).sizes for reward in rewards)
@@ -243,8 +244,8 @@ def test_an_offloaded_reward_is_on_its_device_only_while_it_scores_and_others_do
     settled = reward_of()
     settled(grey_videos(1), ["a"])
     assert model_of(settled).devices == []
-    config = RewardConfig(reward_model="brightness", reward_weights={"length": 1.0}, reward_offload=True)
-    reward = get_reward_fn(config, "meta")
+    config = RewardConfig(reward_model="brightness", reward_weights={"length": 1.0})
+    reward = get_reward_fn(config, "meta", offload=True)
     assert model_of(reward).devices == ["cpu"]
     reward(grey_videos(1), ["a"])
     assert model_of(reward).devices == ["cpu", "meta", "cpu"]

@@ -14,7 +14,7 @@ from hyvideo.models.reward_models.registry import RewardContext, RewardModel
 from hyvideo.models.reward_models.remote import exchange
 from hyvideo.models.reward_models.rewards import WeightedReward, check_rewards, get_reward_fn
 from hyvideo.models.reward_models.vlm_checks import TEMPLATE, VlmChecks, odds_of_yes
-from tests.support.reward_server import serving
+from tests.support.reward_server import requests_limited, serving
 from tests.support.vision_language import chat_app, write_vision_language_model
 
 FAMILIES = {"qwen2_5_vl": 56, "qwen3_vl": 64}
@@ -105,9 +105,9 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def reward_of(csv: str, **options: object) -> WeightedReward:
     models = {"vlm_checks": {"sub_reward": {"CHECKS": 1.0}, "options": options}}
-    limits = {"remote_reward_retries": 0, "remote_reward_timeout": 60}
-    config = RewardConfig(reward_config={"models": models}, **limits)
-    return get_reward_fn(config, prompt_csvs=[csv])
+    config = RewardConfig(reward_config={"models": models}, remote_reward_timeout=60)
+    with requests_limited(retries=0):
+        return get_reward_fn(config, prompt_csvs=[csv])
 
 
 def test_a_server_that_fails_costs_only_the_scores_of_its_videos(one, csv, monkeypatch):
@@ -172,7 +172,7 @@ def test_a_csv_without_usable_checks_is_refused_before_a_model_is_read(one, tmp_
 def test_wrong_options_are_refused_before_a_model_is_read(one, csv, options, message):
     chosen = {name: str(one) if value == "CHECKPOINT" else value for name, value in options.items()}
     models = {"vlm_checks": {"sub_reward": {"CHECKS": 1.0}, "options": chosen}}
-    config = RewardConfig(reward_config={"models": models}, remote_reward_retries=0)
+    config = RewardConfig(reward_config={"models": models})
     with pytest.raises(ValueError, match=message):
         check_rewards(config, "ckpts", 24, [csv])
 

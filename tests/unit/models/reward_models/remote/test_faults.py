@@ -16,7 +16,7 @@ from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.models.reward_models.remote import exchange
 from hyvideo.models.reward_models.remote.server import create_app
 from hyvideo.models.reward_models.rewards import WeightedReward, get_reward_fn
-from tests.support.reward_server import Faulty, server_process, serving, talking
+from tests.support.reward_server import Faulty, requests_limited, server_process, serving, talking
 from tests.support.rewards import Brightness, grey_videos
 
 TOKEN = "the token of the tests"
@@ -29,10 +29,11 @@ def quick_and_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REWARD_TOKEN", TOKEN)
 
 
-def remote(url: str, video_fps: float = 24, **settings: Any) -> WeightedReward:
+def remote(url: str, video_fps: float = 24, *, retries: int = 2, in_flight: int = 1, **settings: Any) -> WeightedReward:
     usual = {"reward_model": "brightness", "reward_weights": {"brightness": 1.0}, "reward_batch_size": 2}
-    limits = {"remote_reward_timeout": 60.0, "remote_reward_retries": 2, "remote_reward_in_flight": 1}
-    return get_reward_fn(RewardConfig(remote_reward_url=url, **{**usual, **limits, **settings}), video_fps=video_fps)
+    config = RewardConfig(remote_reward_url=url, **{**usual, "remote_reward_timeout": 60.0, **settings})
+    with requests_limited(retries=retries, in_flight=in_flight):
+        return get_reward_fn(config, video_fps=video_fps)
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def test_what_fails_for_a_while_is_tried_again(faulty, fault):
 )
 def test_what_keeps_failing_fails_its_own_videos_alone(faulty, fault, message, caplog):
     with serving(faulty("ok", fault, fault)) as url, caplog.at_level(logging.WARNING):
-        reward = remote(url, remote_reward_retries=1, remote_reward_timeout=2.0 if fault == "hang" else 60.0)
+        reward = remote(url, retries=1, remote_reward_timeout=2.0 if fault == "hang" else 60.0)
         total = reward(VIDEOS, PROMPTS).total
         assert total[:2].tolist() == [10, 20] and total[2:].isnan().all()
         assert "2 videos have no score by brightness" in caplog.text and "(2 attempts)" in caplog.text
@@ -128,7 +129,7 @@ def test_one_timeout_covers_a_whole_exchange_and_what_exceeds_it_is_tried_again(
             time.sleep(pause)
 
     with talking(INTRODUCTION, behave) as url:
-        reward = remote(url, remote_reward_timeout=1.0, remote_reward_retries=1, remote_reward_in_flight=3)
+        reward = remote(url, remote_reward_timeout=1.0, retries=1, in_flight=3)
         videos = torch.zeros(6, 20, size, size, 3, dtype=torch.uint8)  # the large ones are more than sockets hold
         began = time.monotonic()
         with caplog.at_level(logging.WARNING):
@@ -150,7 +151,7 @@ def answer(client: socket.socket, head: bytes) -> None:
 def test_a_message_repeats_little_of_what_a_server_says_and_nothing_that_a_terminal_obeys(head, caplog):
     with talking(INTRODUCTION, lambda client: answer(client, head)) as url, caplog.at_level(logging.WARNING):
         try:
-            remote(url, remote_reward_retries=0, reward_batch_size=4)(VIDEOS, PROMPTS)
+            remote(url, retries=0, reward_batch_size=4)(VIDEOS, PROMPTS)
             message = caplog.messages[-1]
         except RewardFailureError as error:
             message = str(error)
@@ -172,7 +173,7 @@ def test_a_server_that_introduces_itself_with_what_a_terminal_should_not_show_is
     introduction["rewards"]["brightness"] |= changed
     with talking(json.dumps(introduction), lambda client: None) as url:
         with pytest.raises(ValueError, match="an answer that is no Metadata") as refused:
-            remote(url, remote_reward_retries=0)
+            remote(url, retries=0)
     assert str(refused.value).isprintable() and len(str(refused.value)) < 600
 
 
@@ -221,7 +222,7 @@ def test_a_server_that_is_not_there_or_not_meant_is_found_before_training(
 def test_more_than_the_server_reads_is_sent_in_parts_of_which_one_without_an_answer_is_the_last(faulty, most, requests):
     app = faulty(*["ok"] * requests, "500", max_body_bytes=int(most * VIDEOS[0].nbytes))
     with serving(app) as url:
-        reward = remote(url, reward_batch_size=7, remote_reward_retries=0)
+        reward = remote(url, reward_batch_size=7, retries=0)
         assert reward(grey_videos(*range(7)), ["same"] * 7).total.tolist() == list(range(7))
         assert app.requests == requests
         assert reward(grey_videos(*range(7)), ["same"] * 7).total.isnan().all()
@@ -240,7 +241,7 @@ def test_two_clients_at_once_get_their_own_scores(faulty):
     app = faulty("ok", "500", "malformed", "stale", "ok", "fewer", "500", "stale")
     levels = torch.arange(64).view(2, 32)
     with serving(app) as url, ThreadPoolExecutor(2) as pool:
-        rewards = [remote(url, remote_reward_retries=5, remote_reward_in_flight=4) for _ in range(2)]
+        rewards = [remote(url, retries=5, in_flight=4) for _ in range(2)]
         totals = pool.map(lambda reward, own: reward(grey_videos(*own), ["same"] * 32).total, rewards, levels.tolist())
     assert torch.equal(torch.stack(list(totals)), levels.float())
 
@@ -248,7 +249,7 @@ def test_two_clients_at_once_get_their_own_scores(faulty):
 def test_no_more_requests_are_in_flight_than_allowed(faulty):
     app = faulty(seconds=0.02)
     with serving(app) as url:
-        reward = remote(url, remote_reward_in_flight=3, reward_batch_size=1)
+        reward = remote(url, in_flight=3, reward_batch_size=1)
         reward(grey_videos(*range(12)), ["a"] * 12)
     assert app.most_at_once == 3
 
@@ -258,5 +259,5 @@ def test_waits_between_attempts_double(faulty, monkeypatch):
     monkeypatch.setattr(time, "sleep", waits.append)
     with serving(faulty(*["500"] * 4)) as url:
         waits.clear()
-        remote(url, remote_reward_retries=3)(VIDEOS[:2], PROMPTS[:2])
+        remote(url, retries=3)(VIDEOS[:2], PROMPTS[:2])
     assert [wait for wait in waits if wait >= 0.01 and wait < 0.1] == [0.01, 0.02, 0.04]

@@ -1,7 +1,4 @@
-"""The schema read as data: one `Knob` per field with its group, type, default and manual text.
-
-The manual text is the string literal below the field in its dataclass, so schema and `--help` have one source.
-"""
+"""The schema read as data: a `Setting` of each, with its group, type, default and manual."""
 
 import ast
 import dataclasses
@@ -14,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from difflib import SequenceMatcher
 
 from hyvideo.config.schema import Config
-from hyvideo.config.setting import Facts, lies_in
 
 _EXPECTED = {
     bool: "true or false",
@@ -22,34 +18,48 @@ _EXPECTED = {
     float: "a number",
     str: "text",
     list: "a list of text",
-    dict: 'a mapping of names to numbers (as text: JSON such as {"VQ": 0.5})',
+    dict: "a mapping of names to numbers (as text: VQ=0.5 MQ=0.5, or JSON)",
 }
 
 
 @dataclasses.dataclass(frozen=True)
-class Knob:
-    """One setting: a flag, a YAML key and an attribute `cfg.<group>.<name>`."""
+class Setting:
+    """One setting: a flag, a YAML key and an attribute `cfg.<group>.<name>`.
+
+    Attributes:
+        kind: bool, int, float, str, list (of text) or dict (of text to numbers, unless nested).
+        nested: whether a dict's values may be anything.
+        choices: the allowed texts, or words of a list; empty: any.
+        optional: whether None is a value.
+        doc: its manual, the string literal below it in the schema.
+        within: the interval of a number, such as `(0, 1]`; a round bracket leaves its end out. Empty: not a number.
+        unit: of a number, where it has one.
+        decides: whether it can change the trained weights. A resumed run must have the same value.
+        read_when: the value that another setting must have, as `use_lora = true`, or must not have, as
+            `sde_window != all`, for anything to read this one. Empty: always.
+        frees: the phases whose peak of GPU memory it lowers when it is changed.
+    """
 
     name: str
     group: str
     kind: type
-    """bool, int, float, str, list (of text) or dict (of text to numbers, unless nested)."""
     nested: bool
-    """Whether a dict's values may be anything."""
     choices: tuple[str, ...]
-    """The allowed texts of an enumerated knob, otherwise empty."""
     optional: bool
-    """Whether None is a value."""
     default: object
     doc: str
-    facts: Facts
+    within: str = ""
+    unit: str = ""
+    decides: bool = True
+    read_when: str = ""
+    frees: tuple[str, ...] = ()
 
     @property
     def expected(self) -> str:
         """What a value must be, in words, for error messages."""
-        words = "a mapping (as text: JSON)" if self.nested else _EXPECTED[self.kind]
+        words = "a mapping (as text: name=value ..., or JSON)" if self.nested else _EXPECTED[self.kind]
         if self.choices:
-            words = f"one of {', '.join(self.choices)}" if len(self.choices) > 1 else f"only {self.choices[0]!r}"
+            words = f"{'some' if self.kind is list else 'one'} of {', '.join(self.choices)}"
         return f"{words}, or none" if self.optional else words
 
 
@@ -63,36 +73,45 @@ def _manual_texts(group: type) -> dict[str, str]:
     }
 
 
-def _read_schema() -> dict[str, Knob]:
-    """All knobs in schema order, by name. A hint `X | None` is optional, `Literal` lists choices."""
+def _read_schema() -> dict[str, Setting]:
+    """All settings in schema order, by name. A hint `X | None` is optional, `Literal` lists choices."""
     defaults = Config()
-    knobs: dict[str, Knob] = {}
+    settings: dict[str, Setting] = {}
     for group in dataclasses.fields(Config):
         texts = _manual_texts(group.type)
-        facts = {field.name: field.metadata.get("facts", Facts()) for field in dataclasses.fields(group.type)}
+        about = {field.name: field.metadata for field in dataclasses.fields(group.type)}
         for name, hint in typing.get_type_hints(group.type).items():
             optional = isinstance(hint, types.UnionType)
             if optional:
                 (hint,) = (part for part in typing.get_args(hint) if part is not types.NoneType)
             origin = typing.get_origin(hint)
-            choices = typing.get_args(hint) if origin is typing.Literal else ()
-            kind = str if choices else origin or hint
+            kind = str if origin is typing.Literal else origin or hint
+            inner = typing.get_args(hint)[0] if kind is list else hint
+            choices = typing.get_args(inner) if typing.get_origin(inner) is typing.Literal else ()
             nested = kind is dict and typing.get_args(hint)[1] is typing.Any
             default, doc = getattr(getattr(defaults, group.name), name), texts.get(name, "")
-            knobs[name] = Knob(name, group.name, kind, nested, choices, optional, default, doc, facts[name])
-    return knobs
+            settings[name] = Setting(name, group.name, kind, nested, choices, optional, default, doc, **about[name])
+    return settings
 
 
-KNOBS: dict[str, Knob] = _read_schema()
-"""Every knob by its name, in the order of the schema."""
+SETTINGS: dict[str, Setting] = _read_schema()
+"""Every setting by its name, in the order of the schema."""
 
 GROUPS: dict[str, str] = {group.name: inspect.cleandoc(group.type.__doc__) for group in dataclasses.fields(Config)}
 """Group name -> what the group is about."""
 
 
+def lies_in(value: float, interval: str) -> bool:
+    """Whether a number lies in an interval written such as `(0, 1]`; nan lies in none."""
+    low, high = (float(end) for end in interval[1:-1].split(","))
+    above = low < value if interval[0] == "(" else low <= value
+    below = value < high if interval[-1] == ")" else value <= high
+    return above and below
+
+
 def value_of(config: Config, name: str) -> object:
     """Return the value that a configuration has for a setting."""
-    return getattr(getattr(config, KNOBS[name].group), name)
+    return getattr(getattr(config, SETTINGS[name].group), name)
 
 
 def text_of(value: object) -> str:
@@ -106,20 +125,20 @@ def text_of(value: object) -> str:
     return "none" if value is None else str(value) or "empty"
 
 
-def unmet_condition(config: Config, knob: Knob) -> str | None:
-    """Return the `Facts.read_when` that keeps a setting from being read: its own, or that of the setting it names."""
-    if not knob.facts.read_when:
+def unmet_condition(config: Config, setting: Setting) -> str | None:
+    """Return the `read_when` that keeps a setting from being read: its own, or that of the setting it names."""
+    if not setting.read_when:
         return None
-    name, comparison, wanted = knob.facts.read_when.split()
+    name, comparison, wanted = setting.read_when.split()
     if (text_of(value_of(config, name)) == wanted) != (comparison == "="):
-        return knob.facts.read_when
-    return unmet_condition(config, KNOBS[name])
+        return setting.read_when
+    return unmet_condition(config, SETTINGS[name])
 
 
 def out_of_range(config: Config, *names: str) -> Iterator[str]:
-    """Yield a message for each number, of `names` or of all, that lies outside its own interval (`Facts.within`)."""
-    for name in names or KNOBS:
-        value, interval = value_of(config, name), KNOBS[name].facts.within
+    """Yield a message for each number, of `names` or of all, that lies outside its own interval (`within`)."""
+    for name in names or SETTINGS:
+        value, interval = value_of(config, name), SETTINGS[name].within
         if interval and value is not None and not lies_in(value, interval):
             yield f"{name} is {value}, but must lie in {interval}"
 
@@ -137,7 +156,7 @@ def deciding_fields(cfg: Config, dp_size: int = 1) -> dict[str, object]:
     """
     values = settings_of(cfg)
     values["batch_size"] *= dp_size
-    return {name: values[name] for name, knob in KNOBS.items() if knob.facts.decides}
+    return {name: values[name] for name, setting in SETTINGS.items() if setting.decides}
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -1,1 +1,0 @@
-"""The groups of settings, one file each: `cfg.rollout` is described in `rollout.py`."""
