@@ -17,13 +17,13 @@ from fastapi import FastAPI
 
 from hyvideo.config.flags import Parser
 from hyvideo.config.outside import complain, say_loading, with_home
-from hyvideo.models.reward_models.remote.connections import LIMITS, LOGGING
 from hyvideo.models.reward_models.remote.wire import TOKEN_VARIABLE, checked_token
 
 if TYPE_CHECKING:
     from hyvideo.models.reward_models.registry import RewardContext, RewardModel
 
 _LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
+_MOST_CONNECTIONS = 256  # fewer than the files that a process may open; who comes later is answered 503
 
 
 def main(argv: Sequence[str]) -> int:
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     except ValueError as error:
         complain(f"serve_reward: {error}")
         return 2
-    uvicorn.run(app, host=arguments.host, port=arguments.port, log_level="info", log_config=LOGGING, **LIMITS)
+    uvicorn.run(app, host=arguments.host, port=arguments.port, limit_concurrency=_MOST_CONNECTIONS, ws="none")
     return 0
 
 

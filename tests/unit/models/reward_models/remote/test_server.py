@@ -1,6 +1,7 @@
 """The reward server: what it scores, whom it answers and what it refuses."""
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -16,11 +17,12 @@ from hyvideo.config.schema import RewardConfig
 from hyvideo.data.videos import write_video
 from hyvideo.models.reward_models.moving_shapes import MovingShapesReward
 from hyvideo.models.reward_models.registry import RewardContext, Videos
+from hyvideo.models.reward_models.remote import server
 from hyvideo.models.reward_models.remote.server import create_app
 from hyvideo.models.reward_models.remote.wire import digest
 from hyvideo.models.reward_models.rewards import get_reward_fn
 from scripts.serve_reward import build_app, parse_arguments, read_reward
-from tests.support.reward_server import Faulty, serving
+from tests.support.reward_server import Faulty, server_process, serving
 from tests.support.rewards import Brightness, FileBrightness, grey_videos
 
 MEBIBYTE = 2**20
@@ -193,6 +195,51 @@ def test_a_body_of_100_megabytes_is_refused_and_the_next_request_is_served(url):
     answer = httpx.post(f"{url}/score/brightness", content=body(), headers=form)
     assert answer.status_code == 413 and f"larger than {MEBIBYTE} bytes" in answer.text
     assert ask(url, [GREY], prompts=["a"], **RAW).status_code == 200
+
+
+def test_a_body_that_drips_is_given_up(monkeypatch):
+    monkeypatch.setattr(server, "BODY_SECONDS", 0.5)
+    with serving(create_app({"brightness": Brightness()})) as url:
+        with socket.create_connection((httpx.URL(url).host, httpx.URL(url).port), timeout=5) as connection:
+            connection.sendall(
+                b"POST /score/brightness HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n"
+                b"Content-Type: multipart/form-data; boundary=b\r\n\r\n--b\r\n"
+            )
+            began = time.monotonic()
+            assert connection.recv(2**16).startswith(b"HTTP/1.1 408") and time.monotonic() - began < 2
+        assert ask(url, [GREY], prompts=["a"], **RAW).status_code == 200
+
+
+def peak(process: int) -> float:
+    """Most memory that a process has held, in MiB."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text().splitlines())
+    return int(status["VmHWM"].split()[0]) / 1024
+
+
+def black(path: Path, num_frames: int) -> bytes:
+    """A video of 512x512 pixels: a few kB that are 0.75 MiB per frame when decoded."""
+    write_video(path, torch.zeros(1, 1, 1, 1, dtype=torch.uint8).expand(num_frames, 512, 512, 3), 24)
+    return path.read_bytes()
+
+
+def test_memory_is_bounded_over_the_videos_of_a_request_and_over_requests(tmp_path):
+    bomb, large = black(tmp_path / "bomb.mp4", 600), black(tmp_path / "large.mp4", 120)
+    half = black(tmp_path / "half.mp4", 80)
+
+    def send(contents: Sequence[bytes]) -> httpx.Response:
+        return ask(url, contents, "corner", timeout=60, prompts=["a"] * len(contents), format="mp4")
+
+    with server_process(0.3, reward="Corner", max_body_bytes=100 * MEBIBYTE) as (url, process):
+        send([large]).raise_for_status()
+        before = peak(process.pid)
+        for too_large in ([bomb], [half, half], [bomb] * 10):
+            answer = send(too_large)
+            assert answer.status_code == 413, (len(too_large), answer.text)
+            assert "start the server with a higher --max_body_mb" in answer.text
+        with ThreadPoolExecutor(8) as clients:
+            assert {answer.status_code for answer in clients.map(send, [[large]] * 8)} == {200}
+        grown = peak(process.pid) - before
+    assert grown < 200, f"{grown:.0f} MiB for requests of at most 100 MiB of frames"
 
 
 def by_path(url: str, name: str) -> httpx.Response:
