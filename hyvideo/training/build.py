@@ -36,8 +36,7 @@ from hyvideo.models.flops import video_tokens
 from hyvideo.models.loading import load_pipeline
 from hyvideo.models.model_folder import check_layout, task_of
 from hyvideo.models.parallelize import compile_blocks, prepare_policy, shard_weights, trainable_parameters
-from hyvideo.models.reward_models.requested import about_the_guard, judge_of, loaded_rewards
-from hyvideo.models.reward_models.rewards import WeightedReward, check_rewards, get_reward_fn
+from hyvideo.models.reward_models.rewards import WeightedReward, check_rewards, get_reward_fn, loaded_rewards
 from hyvideo.observability.console import COMMAND, Console
 from hyvideo.observability.matrix_peak import matrix_peak_tflops
 from hyvideo.observability.metrics import MetricsLog
@@ -130,9 +129,8 @@ def _build_rewards(config: Config, device: torch.device) -> tuple[WeightedReward
         "prompt_csvs": [*config.data.train_video_csv, *config.data.valid_video_csv],
     }
     check_rewards(config.reward, **where)
-    reward, judging = get_reward_fn(config.reward, device, **where), judge_of(config.reward)
-    with about_the_guard():
-        return reward, get_reward_fn(judging, device, **where) if judging else None
+    reward, guarded = get_reward_fn(config.reward, device, **where), config.reward.reward_guard is not None
+    return reward, get_reward_fn(config.reward, device, **where, setting="reward_guard") if guarded else None
 
 
 def check_weights(config: Config) -> None:

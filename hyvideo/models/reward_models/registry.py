@@ -101,42 +101,29 @@ class RewardModel(ABC):
         return ", ".join(self.metrics)
 
 
-def checked_scores(name: str, reward: RewardModel, scores: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
-    """Return what a reward gave for `count` videos: each of its metrics `[count]` float32 on the CPU, NaN for infinity.
-
-    A metric that is missing, no tensor, of another shape or complex is a ValueError that names the reward.
-    """
-    if not isinstance(scores, Mapping):
-        raise ValueError(f"The reward {name} must return a mapping of its metrics; it returned {scores!r:.80}.")
-    found = {}
-    for metric in reward.metrics:
-        try:
-            values = torch.as_tensor(scores.get(metric, ()))
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(f"The reward {name} gave a '{metric}' that is no tensor: {error}.") from error
-        if values.shape != (count,):
-            given = ", ".join(f"{key} {list(getattr(value, 'shape', ()))}" for key, value in scores.items())
-            raise ValueError(
-                f"The reward {name} must give '{metric}' as [{count}], one score per video; it gave {given}."
-            )
-        if values.is_complex():
-            raise ValueError(f"The reward {name} must give '{metric}' as real numbers; it gave {values.dtype}.")
-        values = values.detach().float().cpu()
-        found[metric] = torch.where(values.isinf(), torch.nan, values)
-    return found
-
-
 def checked_answer(name: str, reward: RewardModel, videos: Videos, prompts: Sequence[str]) -> dict[str, Tensor]:
-    """Score videos; errors as `checked_scores`.
+    """Score B videos: each of the reward's metrics `[B]` float32 on the CPU, NaN for infinity.
 
-    A reward that ends the program is a RuntimeError: what asked it would end too, as if all were well.
+    A metric that is missing, no tensor, of another shape or complex is a ValueError that names the reward. A reward
+    that ends the program is a RuntimeError: what asked it would end too, as if all were well.
     """
     try:
         scores = reward(videos, prompts)
     except SystemExit as error:
         told = RuntimeError(f"the reward {name} called exit({error.code!r}): let it raise what is wrong instead")
         raise told.with_traceback(error.__traceback__) from None
-    return checked_scores(name, reward, scores, len(prompts))
+    try:
+        found = {metric: torch.as_tensor(scores[metric]).detach() for metric in reward.metrics}
+        fits = all(values.shape == (len(prompts),) and not values.is_complex() for values in found.values())
+    except (KeyError, TypeError, ValueError, RuntimeError):
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"The reward {name} must give {', '.join(reward.metrics)} as [{len(prompts)}] real numbers, one per video; "
+            f"it gave {scores!r:.300}."
+        )
+    found = {metric: values.float().cpu() for metric, values in found.items()}
+    return {metric: torch.where(values.isinf(), torch.nan, values) for metric, values in found.items()}
 
 
 _REWARDS: dict[str, type[RewardModel]] = {}
@@ -169,15 +156,15 @@ def register_reward(name: str) -> Callable[[type[RewardModel]], type[RewardModel
     return register
 
 
-def reward_class(name: str) -> type[RewardModel]:
+def reward_class(name: str, setting: str) -> type[RewardModel]:
     """Return the reward of a name, or of the import path `module:Class`; a ValueError lists those there are."""
     if ":" in name:
-        return import_class("reward_model", name, RewardModel)
+        return import_class(setting, name, RewardModel)
     known = registered_rewards()
     if name not in known:
         skipped = "".join(f" {file} was skipped: {reason}." for file, reason in _BROKEN.items())
         raise ValueError(
-            f"reward_model: no reward named '{name}' is available; expected one of {', '.join(known)}, or module:Class "
+            f"{setting}: no reward named '{name}' is available; expected one of {', '.join(known)}, or module:Class "
             f"of your own. Nearest: {nearest(name, known)}.{skipped}"
         )
     return known[name]

@@ -43,7 +43,7 @@ class RemoteReward(RewardModel):
             raise ValueError(f"remote_reward_url: {error}") from error
         if name not in metadata.rewards:
             raise ValueError(
-                f"reward_model: the server {url} has no reward '{name}'; it has {', '.join(metadata.rewards)[:SHOWN]}."
+                f"the reward server {url} has no reward '{name}'; it has {', '.join(metadata.rewards)[:SHOWN]}."
             )
         if metadata.video_fps != context.video_fps:
             raise ValueError(
