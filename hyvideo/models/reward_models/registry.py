@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from torch import Tensor
 from hyvideo.config.knobs import nearest
 from hyvideo.config.outside import complain, import_class
 from hyvideo.models import reward_models
+from hyvideo.models.model_folder import readable
+from hyvideo.models.weight_files import SafetensorsFolder
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 """Value of a reward's option `dtype` -> dtype of its network."""
@@ -62,6 +64,18 @@ class RewardContext:
         if chosen is not None and chosen not in DTYPES:
             raise ValueError(f"{reward}: expected dtype {' or '.join(DTYPES)}, received {chosen!r}.")
         return chosen or ("fp32" if torch.device(self.device).type == "cpu" else "bf16")
+
+
+def pretrained(kind: type, checkpoint: str, reward: str, dtype: torch.dtype) -> Any:
+    """Load a network of the transformers library from a folder, all weights or a ValueError that names the reward."""
+    with readable(Path(checkpoint), f"the model for {reward}"):
+        SafetensorsFolder(Path(checkpoint)).close()  # the library would convert quantized weights without a word
+        options = {"dtype": dtype, "output_loading_info": True, "use_safetensors": True}
+        network, report = kind.from_pretrained(checkpoint, **options, local_files_only=True, trust_remote_code=False)
+    if report["missing_keys"]:  # the library would draw them at random
+        listed = ", ".join(sorted(report["missing_keys"])[:3])
+        raise ValueError(f"{reward}: '{checkpoint}' lacks weights: {listed}, ...")
+    return network
 
 
 class RewardModel(ABC):

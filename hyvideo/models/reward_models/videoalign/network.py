@@ -6,17 +6,15 @@ from pathlib import Path
 import torch
 from accelerate import init_empty_weights
 from peft import LoraConfig, inject_adapter_in_model
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoConfig, Qwen2VLConfig, Qwen2VLModel
+from transformers import Qwen2VLConfig, Qwen2VLModel
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLVisionRotaryEmbedding
 
-from hyvideo.models.model_folder import check_component
+from hyvideo.config.outside import check_file
+from hyvideo.models.model_folder import check_component, readable
 from hyvideo.models.reward_models.videoalign.settings import VideoAlignSettings
 from hyvideo.models.weight_files import check_precision, read_pickled
-
-_EMBEDDING = "model.language_model.embed_tokens.weight"
 
 
 class _VisionAngles(Qwen2VLVisionRotaryEmbedding):
@@ -67,12 +65,10 @@ class RewardNetwork(nn.Module):
 
 
 def load_network(settings: VideoAlignSettings) -> RewardNetwork:
-    """Build the network and load its weights, exactly all or a ValueError, on the CPU in the precision of the files."""
+    """Build the network and load its weights, exactly all or an error, on the CPU in the precision of the files."""
     weights = _read_weights(settings)
-    if _EMBEDDING not in weights:
-        raise ValueError(f"VideoAlign: {settings.checkpoint} has no token embedding; expected a whole checkpoint.")
     config = _base_config(settings.base)
-    config.text_config.vocab_size = len(weights[_EMBEDDING])
+    config.text_config.vocab_size = len(weights["model.language_model.embed_tokens.weight"])
     with init_empty_weights(include_buffers=False):
         network = RewardNetwork(config, settings.output_dim)
     if settings.lora is not None:  # adapters stay live: merged into bf16 weights they would change the scores
@@ -85,10 +81,7 @@ def load_network(settings: VideoAlignSettings) -> RewardNetwork:
         moved = {f"{name}.{kind}": f"{name}.base_layer.{kind}" for name in targets for kind in ("weight", "bias")}
         weights = {moved.get(name, name): value for name, value in weights.items()}
     weights.pop("lm_head.weight", None)  # predicts words, which nobody asks for
-    try:
-        network.load_state_dict(weights, strict=True, assign=True)
-    except RuntimeError as error:
-        raise ValueError(f"VideoAlign: the weights in {settings.checkpoint} do not fit: {error}") from error
+    network.load_state_dict(weights, strict=True, assign=True)
     return network.eval().requires_grad_(False)
 
 
@@ -96,15 +89,12 @@ def _base_config(base: str) -> Qwen2VLConfig:
     """Read the base model's configuration from a folder or the hub."""
     check_component(Path(base))
     try:
-        config = AutoConfig.from_pretrained(base, trust_remote_code=False)
+        return Qwen2VLConfig.from_pretrained(base)  # weights of another kind will not fit
     except (OSError, ValueError) as error:
         raise ValueError(
             f"VideoAlign: cannot read the configuration of its base model '{base}'. Without a network, put the base "
             "model's config.json into the folder `base` of the VideoReward folder."
         ) from error
-    if not isinstance(config, Qwen2VLConfig):
-        raise ValueError(f"VideoAlign: the base model '{base}' is a {config.model_type}; expected qwen2_vl.")
-    return config
 
 
 def _read_weights(settings: VideoAlignSettings) -> dict[str, Tensor]:
@@ -113,31 +103,24 @@ def _read_weights(settings: VideoAlignSettings) -> dict[str, Tensor]:
     if (folder / "model.pth").is_file():
         return _current_names(_load(folder / "model.pth"))
     adapters, rest = folder / "adapter_model.safetensors", folder / "non_lora_state_dict.pth"
-    if not (adapters.is_file() and rest.is_file()):
-        raise ValueError(
-            f"VideoAlign: {folder} has no weights: expected model.pth, or adapter_model.safetensors with "
-            "non_lora_state_dict.pth."
-        )
     shards = sorted(Path(settings.base).glob("*.safetensors"))
-    if not shards:
+    if not (shards and adapters.is_file() and rest.is_file()):
         raise ValueError(
-            f"VideoAlign: {folder} holds adapters only and needs the base model's weights, but there are no "
-            f".safetensors files in '{settings.base}'. Put the base model into the folder `base` of VideoReward."
+            f"VideoAlign: {folder} has no weights: expected model.pth; or adapter_model.safetensors with "
+            f"non_lora_state_dict.pth, and the base model's .safetensors files in '{settings.base}' (put it into "
+            "the folder `base` of VideoReward)."
         )
     return {name: value for path in (*shards, rest, adapters) for name, value in _current_names(_load(path)).items()}
 
 
 def _load(path: Path) -> dict[str, Tensor]:
     """Read tensors; a pickle is read as data only."""
-    try:
-        if path.suffix == ".safetensors" and not path.is_file():
-            raise ValueError("it is a folder, pipe or device")
+    with readable(path, "weights"):
+        check_file(path)
         weights = load_file(path) if path.suffix == ".safetensors" else read_pickled(path)
         for name, value in weights.items():
             check_precision(name, value.dtype, path)
         return weights
-    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
-        raise ValueError(f"VideoAlign: {path} cannot be read as weights: {error}") from error
 
 
 def _current_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

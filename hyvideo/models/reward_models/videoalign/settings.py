@@ -5,13 +5,13 @@ import hashlib
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import ConfigDict, Field, FiniteFloat
 from pydantic.dataclasses import dataclass
 
 from hyvideo.config.outside import check_files, read_file
-from hyvideo.models.model_folder import check_component, local_folder, read_json
+from hyvideo.models.model_folder import check_component, local_folder, read_json, readable
 
 METRICS = ("VQ", "MQ", "TA")
 """Visual quality, motion quality, text alignment: the order of the reward tokens in the scoring text."""
@@ -45,7 +45,7 @@ class VideoAlignSettings:
 
     checkpoint: Path
     base: str
-    output_dim: int
+    output_dim: Literal[1, 3]
     lora: Mapping[str, Any] | None
     without_lora: tuple[str, ...]
     fps: _Positive
@@ -58,27 +58,20 @@ class VideoAlignSettings:
 def read_settings(root: Path) -> VideoAlignSettings:
     """Read the VideoReward folder `root`; its base model is `root/base`, or what `model_config.json` names.
 
-    Raises:
-        ValueError: a file is missing, unreadable or of another kind than the released VideoReward's.
+    A file that is missing, unreadable or of another kind than the released VideoReward's is a ValueError.
     """
     path = local_folder(root, "VideoAlign") / "model_config.json"
     check_files(root)
     check_component(root / "base")  # which may be a link
-    content = read_json(path)
-    try:
+    with readable(root, "VideoReward"):
+        content = read_json(path)
         data, model, lora = (content[key] for key in ("data_config", "model_config", "peft_lora_config"))
-        _check_kind(path, data, model, lora)
-        numbered = {
-            int(path.name.removeprefix("checkpoint-")): path
-            for path in root.glob("checkpoint-*")
-            if path.name.removeprefix("checkpoint-").isdecimal()
-        }
-        if not numbered:
-            raise ValueError(f"VideoAlign: no checkpoint-* folder in {root}.")
+        _check_kind(data, model, lora)
+        numbered = [path for path in root.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal()]
         adapters = {"r": lora["lora_r"], "lora_alpha": lora["lora_alpha"], "use_rslora": lora["use_rslora"]}
         inference = content.get("inference_config")
         return VideoAlignSettings(
-            checkpoint=numbered[max(numbered)],
+            checkpoint=max(numbered, key=lambda path: int(path.name.removeprefix("checkpoint-"))),
             base=str(root / "base") if (root / "base").is_dir() else model["model_name_or_path"],
             output_dim=model["output_dim"],
             lora=adapters if lora["lora_enable"] else None,
@@ -90,20 +83,14 @@ def read_settings(root: Path) -> VideoAlignSettings:
                 metric: (0.0, 1.0) if inference is None else (inference[f"{metric}_mean"], inference[f"{metric}_std"])
                 for metric in METRICS
             },
-            text=read_scoring_text(root),
+            text=_read_scoring_text(root),
         )
-    except ValidationError as error:
-        wrong = (f"{'.'.join(map(str, one['loc']))} is {one['input']!r:.80}: {one['msg']}" for one in error.errors())
-        raise ValueError(f"VideoAlign: {path}: {'; '.join(wrong)}.") from error
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"VideoAlign: {path} is not that of a VideoReward checkpoint ({error!r}).") from error
 
 
-def read_scoring_text(root: Path) -> str:
+def _read_scoring_text(root: Path) -> str:
     """Return the text that asks the network for its scores, which belongs to the weights and lies beside them.
 
     `detailed_special.txt` is read as it is; otherwise the constant of `prompt_template.py`, which is parsed, never run.
-    A ValueError says that neither is there or can be read, or what the text lacks.
     """
     plain, module = root / "detailed_special.txt", root / "prompt_template.py"
     path = next((path for path in (plain, module) if path.is_file()), None)
@@ -112,10 +99,7 @@ def read_scoring_text(root: Path) -> str:
             f"VideoAlign: no scoring text in {root}: expected detailed_special.txt, or prompt_template.py of the "
             "checkpoint's authors (checkpoints-download.md says where it is)."
         )
-    try:
-        text = read_file(path, 2**20).decode("utf-8") if path == plain else _text_constant(path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"VideoAlign: cannot read the scoring text {path}: {error}.") from error
+    text = read_file(path, 2**20).decode("utf-8") if path == plain else _text_constant(path)
     wanted = ["{text_prompt}", *(f"<|{metric}_reward|>" for metric in METRICS)]
     if wrong := [part for part in wanted if text.count(part) != 1]:
         raise ValueError(f"VideoAlign: the scoring text in {path} must contain {', '.join(wrong)} exactly once.")
@@ -124,7 +108,7 @@ def read_scoring_text(root: Path) -> str:
     return text
 
 
-def _check_kind(path: Path, data: Mapping[str, Any], model: Mapping[str, Any], lora: Mapping[str, Any]) -> None:
+def _check_kind(data: Mapping[str, Any], model: Mapping[str, Any], lora: Mapping[str, Any]) -> None:
     """Refuse checkpoints of another kind than the released one, which would be scored wrongly."""
     expected = {
         "eval_dim": (data["eval_dim"], list(METRICS)),
@@ -137,18 +121,12 @@ def _check_kind(path: Path, data: Mapping[str, Any], model: Mapping[str, Any], l
     }
     for key, (received, value) in expected.items():
         if received != value:
-            raise ValueError(f"VideoAlign: {path}: expected {key} {value!r}, received {received!r}.")
-    if model["output_dim"] not in (1, 3):
-        raise ValueError(f"VideoAlign: {path}: expected output_dim 1 or 3, received {model['output_dim']!r}.")
+            raise ValueError(f"model_config.json: expected {key} {value!r}, received {received!r}")
 
 
 def _text_constant(module: Path) -> str:
     """Return the scoring text of a Python file without running it."""
-    try:
-        tree = ast.parse(read_file(module, 2**20))
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two: brackets in brackets
-        raise ValueError(f"VideoAlign: {module} is not Python ({error}).") from error
-    for node in tree.body:
+    for node in ast.parse(read_file(module, 2**20)).body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             if any(isinstance(target, ast.Name) and target.id == _TEXT_NAME for target in node.targets):
                 return node.value.value

@@ -126,8 +126,6 @@ def test_a_clips_weights_are_read_from_its_own_safetensors_alone(checkpoint, tmp
     [
         ({"checkpoint": "nowhere"}, "CLIPScore: there is no folder 'nowhere'"),
         ({"checkpoint": 5}, "reward_config: clip_score cannot use its options {'checkpoint': 5}"),
-        ({"num_frames": "8"}, "reward_config: clip_score cannot use its options .*'num_frames': '8'"),
-        ({"num_frames": 0}, "expected num_frames of at least 1, received 0"),
     ],
 )
 def test_wrong_options_are_named_with_and_without_loading_a_network(checkpoint, options, message):
@@ -150,7 +148,7 @@ def test_a_clip_with_missing_or_damaged_files_is_refused(checkpoint, tmp_path):
     weights = load_file(copy / "model.safetensors")
     weights.pop("visual_projection.weight")
     save_file(weights, copy / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match="lacks weights of a CLIP: visual_projection.weight"):
+    with pytest.raises(ValueError, match="lacks weights: visual_projection.weight"):
         ClipScore(RewardContext(), str(copy))
     (copy / "model.safetensors").write_bytes(b"123")
     with pytest.raises(ValueError, match=f"Cannot read '{copy}/model.safetensors', 3 bytes"):

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 from hyvideo.config.schema import RewardConfig
 from hyvideo.models.reward_models import text_rendering
 from hyvideo.models.reward_models.registry import RewardContext
-from hyvideo.models.reward_models.rewards import check_rewards, get_reward_fn
+from hyvideo.models.reward_models.rewards import get_reward_fn
 from hyvideo.models.reward_models.text_rendering import TextRendering, edit_distance, legibility, quoted_texts
 
 FONT = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
@@ -135,9 +135,3 @@ def test_lines_that_cannot_be_nearer_than_what_was_found_are_not_compared(monkey
     monkeypatch.setattr(text_rendering, "edit_distance", lambda *pair: compared.append(pair) or edit_distance(*pair))
     assert legibility(texts, lines) == pytest.approx(sum(best) / 20)
     assert len(compared) < len(texts) * len(runs) / 10
-
-
-def test_wrong_options_are_refused_before_the_weights_are_read():
-    entry = {"options": {"num_frames": 0}, "sub_reward": {"TEXT": 1.0}}
-    with pytest.raises(ValueError, match="expected num_frames and threads >= 1, received 0, 4"):
-        check_rewards(RewardConfig(reward_config={"models": {"text_rendering": entry}}), "ckpts", 24)
