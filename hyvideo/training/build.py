@@ -37,6 +37,7 @@ from hyvideo.models.loading import load_pipeline
 from hyvideo.models.model_folder import check_layout, task_of
 from hyvideo.models.parallelize import compile_blocks, prepare_policy, shard_weights, trainable_parameters
 from hyvideo.models.reward_models.rewards import WeightedReward, check_rewards, get_reward_fn, loaded_rewards
+from hyvideo.models.weight_files import DTYPES
 from hyvideo.observability.console import COMMAND, Console
 from hyvideo.observability.matrix_peak import matrix_peak_tflops
 from hyvideo.observability.metrics import MetricsLog
@@ -56,8 +57,6 @@ from hyvideo.training.performance import Performance
 from hyvideo.training.run import Run
 from hyvideo.training.state import CONTENT, RunState, changed_settings
 from hyvideo.training.validation import Validation
-
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def open_run(config: Config, report: Callable[[Path], None] | None = None) -> Run:

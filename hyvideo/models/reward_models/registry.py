@@ -16,10 +16,7 @@ from hyvideo.config.knobs import nearest
 from hyvideo.config.outside import complain, import_class
 from hyvideo.models import reward_models
 from hyvideo.models.model_folder import readable
-from hyvideo.models.weight_files import SafetensorsFolder
-
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-"""Value of a reward's option `dtype` -> dtype of its network."""
+from hyvideo.models.weight_files import DTYPES, SafetensorsFolder
 
 Videos = Tensor | Sequence[Path]
 """B videos: uint8 `[B, F, H, W, 3]` in memory, or mp4 files."""
@@ -56,11 +53,7 @@ class RewardContext:
     in_flight: int = 4
 
     def dtype_name(self, reward: str, chosen: str | None) -> str:
-        """Return the key of DTYPES that was chosen; for None `bf16` on a GPU and `fp32` on the CPU.
-
-        Raises:
-            ValueError: it is no such key; the message names the reward.
-        """
+        """Return the key of DTYPES that was chosen, or a ValueError; for None `bf16` on a GPU, `fp32` on the CPU."""
         if chosen is not None and chosen not in DTYPES:
             raise ValueError(f"{reward}: expected dtype {' or '.join(DTYPES)}, received {chosen!r}.")
         return chosen or ("fp32" if torch.device(self.device).type == "cpu" else "bf16")

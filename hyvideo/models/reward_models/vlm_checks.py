@@ -21,7 +21,6 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from hyvideo.data.checks import Check, read_checks
 from hyvideo.models.model_folder import check_component, local_folder, readable
 from hyvideo.models.reward_models.registry import (
-    DTYPES,
     RewardContext,
     RewardFailureError,
     RewardModel,
@@ -29,6 +28,7 @@ from hyvideo.models.reward_models.registry import (
     register_reward,
 )
 from hyvideo.models.reward_models.remote.exchange import ChatServer, Fault
+from hyvideo.models.weight_files import DTYPES
 
 TEMPLATE = "These are frames of one video, in order. {question} Answer Yes or No."
 """What is asked after the frames, unless the option `template` says otherwise."""

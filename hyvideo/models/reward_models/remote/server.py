@@ -17,13 +17,7 @@ from torch import Tensor
 
 from hyvideo.data.videos import VideoTooLargeError, read_video
 from hyvideo.models.reward_models.registry import RewardModel, Videos, checked_answer
-from hyvideo.models.reward_models.remote.wire import (
-    Metadata,
-    RewardFacts,
-    ScoreRequest,
-    ScoreResponse,
-    digest,
-)
+from hyvideo.models.reward_models.remote.wire import Metadata, RewardFacts, ScoreRequest, ScoreResponse, digest
 
 BODY_SECONDS = 300.0
 """Time in which the body of a request must come; after as many a trainer gives up by default."""
@@ -53,7 +47,10 @@ def create_app(
     app = FastAPI(title="SAGE-GRPO reward server", docs_url=None, redoc_url=None, openapi_url=None)
     held = {name: asyncio.Semaphore(_REQUESTS_HELD) for name in rewards}  # who waits takes no worker thread
     locks = {name: asyncio.Lock() for name in rewards}
-    facts = {name: _facts(reward) for name, reward in rewards.items()}
+    facts = {
+        name: RewardFacts(metrics=list(reward.metrics), reads=reward.reads, description=reward.describe())
+        for name, reward in rewards.items()
+    }
 
     async def guard(request: Request) -> None:
         """Answer 401 to a request without the token."""
@@ -101,10 +98,6 @@ def create_app(
         return ScoreResponse(metrics=metrics, digests=digests, applies=applies)
 
     return app
-
-
-def _facts(reward: RewardModel) -> RewardFacts:
-    return RewardFacts(metrics=list(reward.metrics), reads=reward.reads, description=reward.describe())
 
 
 async def _read_form(request: Request) -> tuple[ScoreRequest, list[bytes]]:

@@ -14,9 +14,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt
 TOKEN_VARIABLE = "REWARD_TOKEN"
 """Environment variable that holds the bearer token, on both sides."""
 
-MAX_PROMPT = 2**14
-"""Characters of a prompt: rewards search it, some in a time that grows with its square."""
-
 
 def checked_token(token: str | None) -> str | None:
     """Return a token without the line end that a mounted secret has, or None; a ValueError does not repeat it."""
@@ -54,7 +51,8 @@ class ScoreRequest(_Message):
         shape: [F, H, W, 3] of every raw video.
     """
 
-    prompts: list[Annotated[str, Field(max_length=MAX_PROMPT)]] = Field(min_length=1, fail_fast=True)
+    # rewards search a prompt, some in a time that grows with the square of its length
+    prompts: list[Annotated[str, Field(max_length=2**14)]] = Field(min_length=1, fail_fast=True)
     format: Literal["mp4", "raw"]
     shape: tuple[PositiveInt, PositiveInt, PositiveInt, Literal[3]] | None = None
 

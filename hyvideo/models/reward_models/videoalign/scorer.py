@@ -12,10 +12,10 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from hyvideo.models.model_folder import check_component, readable
-from hyvideo.models.reward_models.registry import DTYPES, RewardContext, RewardModel, Videos, register_reward
+from hyvideo.models.reward_models.registry import RewardContext, RewardModel, Videos, register_reward
 from hyvideo.models.reward_models.videoalign.frames import MERGE, frame_indices, patches, read_frames
-from hyvideo.models.reward_models.videoalign.network import load_network
-from hyvideo.models.reward_models.videoalign.settings import METRICS, read_settings
+from hyvideo.models.reward_models.videoalign.network import METRICS, load_network, read_settings
+from hyvideo.models.weight_files import DTYPES
 
 _REQUEST = (
     "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.models.reward_models.videoalign.settings import read_settings
+from hyvideo.models.reward_models.videoalign.network import read_settings
 from tests.support.videoreward import STATISTICS, TEXT, write_model_config
 
 
@@ -63,7 +63,7 @@ def test_the_text_is_taken_from_the_authors_module_without_running_it_and_named_
         (lambda root: write_model_config(root, TA_std=0), r"statistics.TA.1\n.*greater than 0"),
         (lambda root: write_model_config(root, VQ_mean=float("nan")), r"statistics.VQ.0\n.*finite"),
         (lambda root: [path.rmdir() for path in root.glob("checkpoint-*")], "Cannot load VideoReward .*empty"),
-        (lambda root: only_module(root, "A = 1"), "no text constant DETAILED_PROMPT"),
+        (lambda root: only_module(root, "A = 1"), "'DETAILED_PROMPT_WITH_SPECIAL_TOKEN'"),
         (lambda root: only_module(root, "def ("), "Cannot load VideoReward .*SyntaxError"),
         (lambda root: only_module(root, "-" * 10**5 + "1"), "Cannot load VideoReward .*(Recursion|Memory)Error"),
     ],
