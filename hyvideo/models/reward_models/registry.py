@@ -135,9 +135,6 @@ def checked_answer(name: str, reward: RewardModel, videos: Videos, prompts: Sequ
 
 _REWARDS: dict[str, type[RewardModel]] = {}
 
-_BROKEN: dict[str, str] = {}
-"""Files of this folder that cannot be imported -> why."""
-
 
 def register_reward(name: str) -> Callable[[type[RewardModel]], type[RewardModel]]:
     """Register a subclass of RewardModel as `reward_model: name`, which must be free.
@@ -169,16 +166,15 @@ def reward_class(name: str, setting: str) -> type[RewardModel]:
         return import_class(setting, name, RewardModel)
     known = registered_rewards()
     if name not in known:
-        skipped = "".join(f" {file} was skipped: {reason}." for file, reason in _BROKEN.items())
         raise ValueError(
             f"{setting}: no reward named '{name}' is available; expected one of {', '.join(known)}, or module:Class "
-            f"of your own. Nearest: {nearest(name, known)}.{skipped}"
+            f"of your own. Nearest: {nearest(name, known)}."
         )
     return known[name]
 
 
 def registered_rewards() -> Mapping[str, type[RewardModel]]:
-    """Import every module of this package and return the rewards by name; one that cannot be imported is named once."""
+    """Import every module of this package and return the rewards by name; of one that cannot be, say why."""
     for module in pkgutil.iter_modules(reward_models.__path__):
         name = f"{reward_models.__name__}.{module.name}"
         try:
@@ -187,8 +183,6 @@ def registered_rewards() -> Mapping[str, type[RewardModel]]:
             for reward in [reward for reward, owner in _REWARDS.items() if owner.__module__ == name]:
                 del _REWARDS[reward]
             file = str(Path(module.module_finder.path) / module.name) + ("" if module.ispkg else ".py")
-            reason = f"{type(error).__name__}: {error}"
-            if _BROKEN.get(file) != reason and os.environ.get("RANK", "0") == "0":
-                complain(f"WARNING: rewards in {file} are skipped, because it cannot be imported: {reason}")
-            _BROKEN[file] = reason
+            if os.environ.get("RANK", "0") == "0":
+                complain(f"WARNING: rewards in {file} are skipped, because it cannot be imported: {error!r}")
     return dict(sorted(_REWARDS.items()))

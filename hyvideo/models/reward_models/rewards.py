@@ -18,9 +18,6 @@ from hyvideo.data.videos import write_video
 from hyvideo.models.reward_models.registry import RewardContext, RewardModel, checked_answer, reward_class
 from hyvideo.models.reward_models.remote.client import RemoteReward
 
-_Answer = tuple[dict[str, Tensor], Tensor]
-"""A reward's metrics of a block of b videos, `[b]` each, and whether it applies to them, `[b]` bool."""
-
 
 @dataclass(frozen=True)
 class RequestedReward:
@@ -97,8 +94,11 @@ def read_requested_rewards(config: RewardConfig, setting: str = "reward_config")
 
 def loaded_rewards(config: RewardConfig) -> list[RequestedReward]:
     """Return the rewards that a run computes itself, its judge's included; errors as `read_requested_rewards`."""
-    both = [*read_requested_rewards(config), *read_requested_rewards(config, "reward_guard")]
-    return [choice for choice in both if choice.url is None]
+    return [choice for choice in _all_rewards(config) if choice.url is None]
+
+
+def _all_rewards(config: RewardConfig) -> list[RequestedReward]:
+    return [*read_requested_rewards(config), *read_requested_rewards(config, "reward_guard")]
 
 
 @dataclass(frozen=True)
@@ -153,10 +153,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class _Scorer:
-    """One reward at work, whether it gets mp4 files, and its metrics -> their names among those of all rewards.
-
-    It has one thread in this process, or as many as requests may be in flight to its server.
-    """
+    """One reward at work, whether it gets mp4 files, and its metrics -> their names among those of all rewards."""
 
     choice: RequestedReward
     model: RewardModel
@@ -176,7 +173,7 @@ class Scoring:
         self._scorers, self._block_size, self._video_fps, self._crf = scorers, block_size, video_fps, crf
         self._folder = tempfile.TemporaryDirectory(prefix="rewards-")
         self._waiting: list[tuple[Tensor, str]] = []
-        self._results: list[list[Future[_Answer]]] = []
+        self._results: list[list[Future[tuple[dict[str, Tensor], Tensor]]]] = []
 
     def add(self, videos: Tensor, prompts: Sequence[str]) -> None:
         """Add videos `[b, F, H, W, 3]` uint8 and their prompts, and start scoring what fills a block."""
@@ -216,8 +213,12 @@ class Scoring:
         ]
         self._results.append(submitted)
 
-    def _score(self, scorer: _Scorer, videos: Tensor, prompts: Sequence[str], folder: Path) -> _Answer:
-        """Run one reward on a block, with a tensor or files of its own: it may write into them."""
+    def _score(self, scorer: _Scorer, videos: Tensor, prompts: Sequence[str], folder: Path) -> tuple[dict, Tensor]:
+        """Run one reward on a block of b videos, with a tensor or files of its own: it may write into them.
+
+        Returns:
+            Its metrics, `[b]` each, and whether it applies to them, `[b]` bool.
+        """
         name, shown = scorer.choice.name, [folder / f"{index}.mp4" for index in range(len(videos))]
         if scorer.reads_files:
             for path, video in zip(shown, videos, strict=True):
@@ -265,13 +266,15 @@ class WeightedReward:
         for choice, model in zip(choices, models, strict=True):
             names = {m: m if given.count(m) == 1 else f"{choice.name}/{m}" for m in model.metrics}
             reads_files = model.reads == "file" and config.reward_io == "file"
-            workers = config.remote_reward_in_flight if choice.url else 1
-            threads = ThreadPoolExecutor(workers, f"reward-{choice.name}")
+            at_once = config.remote_reward_in_flight if choice.url else 1
+            threads = ThreadPoolExecutor(at_once, f"reward-{choice.name}")
             self._scorers.append(_Scorer(choice, model, names, reads_files, threads))
             weights = {names[metric]: choice.weight * weight for metric, weight in choice.sub_reward.items()}
             self.weights |= {name: weight for name, weight in weights.items() if weight != 0}
-        if config.reward_offload:
-            self._move("cpu")
+        self._weighted = [
+            scorer for scorer in self._scorers if not self.weights.keys().isdisjoint(scorer.names.values())
+        ]
+        self._move("cpu")
 
     def __call__(self, videos: Tensor, prompts: Sequence[str]) -> Scores:
         """Score videos `[B, F, H, W, 3]` uint8 for their B prompts."""
@@ -282,8 +285,7 @@ class WeightedReward:
     def begin(self) -> Scoring:
         """Start scoring a round whose videos arrive in parts: `add` them, then `finish`."""
         config = self._config
-        if config.reward_offload:
-            self._move(self._context.device)
+        self._move(self._context.device)
         return Scoring(self._scorers, config.reward_batch_size, self._context.video_fps, config.reward_video_crf)
 
     def finish(self, scoring: Scoring) -> Scores:
@@ -291,8 +293,7 @@ class WeightedReward:
         try:
             metrics, applies = scoring.result()
         finally:
-            if self._config.reward_offload:
-                self._move("cpu")
+            self._move("cpu")
         weighted = Scores(metrics, torch.empty(0), self.weights, applies).weighted()
         total = torch.stack([weight * weighted[name] for name, weight in self.weights.items()]).sum(0)
         judged = torch.stack([applies[name] for name in self.weights]).any(0)
@@ -300,10 +301,7 @@ class WeightedReward:
 
     def applies(self, prompt: str) -> bool:
         """Whether a weighted metric can judge videos of this prompt; rewards on a server say it only with scores."""
-        return any(scorer.model.applies(prompt) for scorer in self._weighted())
-
-    def _weighted(self) -> list[_Scorer]:
-        return [scorer for scorer in self._scorers if set(scorer.names.values()) & set(self.weights)]
+        return any(scorer.model.applies(prompt) for scorer in self._weighted)
 
     def check_prompts(self, prompts: Sequence[str]) -> str | None:
         """Return a warning if the weighted metrics judge no videos of some prompts; a ValueError if of none at all.
@@ -313,7 +311,7 @@ class WeightedReward:
         without = [prompt for prompt in prompts if not self.applies(prompt)]
         if not without:
             return None
-        names = " and ".join(scorer.choice.name for scorer in self._weighted())
+        names = " and ".join(scorer.choice.name for scorer in self._weighted)
         told = (
             f"{names} cannot judge the videos of {len(without)} of {len(prompts)} training prompts, such as "
             f"{without[0]!r:.200}"
@@ -332,7 +330,7 @@ class WeightedReward:
         return f"{models}; total = {' + '.join(f'{weight:g} {name}' for name, weight in self.weights.items())}"
 
     def _move(self, device: torch.device | str) -> None:
-        for scorer in self._scorers:
+        for scorer in self._scorers if self._config.reward_offload else ():
             scorer.model.to(device)
 
 
@@ -373,7 +371,7 @@ def check_rewards(
     The judge of a guarded run is checked too.
     """
     context = _context(config, model_root=Path(model_root), video_fps=video_fps, prompt_csvs=prompt_csvs)
-    for choice in [*read_requested_rewards(config), *read_requested_rewards(config, "reward_guard")]:
+    for choice in _all_rewards(config):
         _reward(choice, context, load=False)
 
 
