@@ -16,7 +16,6 @@ from hyvideo.config.schema import RewardConfig
 from hyvideo.models.reward_models.registry import RewardContext, RewardFailureError
 from hyvideo.models.reward_models.remote import exchange
 from hyvideo.models.reward_models.remote.client import RemoteReward
-from hyvideo.models.reward_models.remote.exchange import ChatServer
 from hyvideo.models.reward_models.remote.server import create_app
 from hyvideo.models.reward_models.remote.wire import digest
 from hyvideo.models.reward_models.rewards import WeightedReward, get_reward_fn
@@ -144,13 +143,6 @@ def test_any_answer_of_a_chat_server_gives_a_probability_or_none(wire, body, sta
         pass
     except RewardFailureError as error:
         assert f"refused with status {status}" in str(error)
-
-
-@pytest.mark.parametrize("message", ["text", ["text"], {"content": 3}], ids=str)
-def test_a_chat_servers_message_of_another_form_is_no_answer(wire, message):
-    wire.say(json.dumps({"choices": [{"message": message}]}).encode())
-    with pytest.raises(exchange.Fault, match="Completion"):
-        ChatServer("http://rewards/v1", "m", RewardContext(retries=0), "server").complete([])
 
 
 CONTENT = VIDEOS[0].numpy().tobytes()

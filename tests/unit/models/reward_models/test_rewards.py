@@ -109,9 +109,7 @@ def test_what_cannot_be_scored_is_refused_at_construction(config, message):
             refuse(config)
 
 
-@pytest.mark.parametrize(
-    "names", [("Blackening",), ("Blackening", "Brightness"), ("Brightness", "Blackening")], ids=str
-)
+@pytest.mark.parametrize("names", [("Blackening",), ("Blackening", "Brightness"), ("Brightness", "Blackening")])
 def test_a_reward_that_writes_into_its_videos_changes_no_other_score_and_not_the_rollouts_videos(names):
     paths = [f"tests.support.rewards:{name}" for name in names]
     models = {path: {"sub_reward": {"brightness": 1.0}, "weight": 1.0 - ("Black" in path) / 2} for path in paths}
@@ -125,17 +123,6 @@ def test_a_reward_that_writes_into_its_videos_changes_no_other_score_and_not_the
         found = [values.tolist() for name, values in scores.metrics.items() if name.endswith("brightness")]
         assert found == [[*range(100, 200, 10)]] * len(names)
         assert torch.equal(videos, grey_videos(*range(100, 200, 10)))
-
-
-@pytest.mark.parametrize(
-    "names", [("Rewriting", "FileBrightness"), ("FileBrightness", "Rewriting")], ids=["first", "second"]
-)
-def test_a_reward_that_rewrites_its_files_changes_no_other_score(names):
-    paths = [f"tests.support.rewards:{name}" for name in names]
-    config = RewardConfig(reward_config={"models": {path: {"sub_reward": {"brightness": 1.0}} for path in paths}})
-    scores = get_reward_fn(config)(grey_videos(50, 200), ["a"] * 2)
-    of_files = next(values for name, values in scores.metrics.items() if "FileBrightness" in name)
-    assert of_files.tolist() == pytest.approx([50, 200], abs=3)
 
 
 def test_a_failed_item_has_no_total_and_the_others_keep_theirs():
@@ -221,15 +208,11 @@ def test_a_file_reward_reads_mp4_files_which_are_gone_afterwards_or_frames_when_
     paths = model_of(reward).paths
     assert [path.suffix for path in paths] == [".mp4", ".mp4"] * of_files
     assert not any(path.exists() for path in paths)
-
-
-def test_the_files_of_a_reward_are_compressed_as_the_setting_says():
     noise = torch.randint(256, (1, 9, 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    rewards = [reward_of("file_brightness", reward_video_crf=crf) for crf in (16, 25)]
-    for reward in rewards:
-        reward(noise, ["a"])
-    (ours,), (published,) = (model_of(reward).sizes for reward in rewards)
-    assert published < 0.8 * ours
+    coarse = reward_of("file_brightness", reward_io=reward_io, reward_video_crf=25)
+    for each in (reward, coarse):
+        each(noise, ["a"])
+    assert not of_files or model_of(coarse).sizes[-1] < 0.8 * model_of(reward).sizes[-1]
 
 
 def test_an_offloaded_reward_is_on_its_device_only_while_it_scores_and_others_do_not_move():

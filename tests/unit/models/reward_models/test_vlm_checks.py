@@ -138,11 +138,8 @@ def test_a_server_that_cannot_judge_is_refused_before_a_rollout(one, csv, served
     [
         (["prompt", "a"], "prompts.csv: there is no column `checks`"),
         (["prompt,checks", "a,"], "prompts.csv: no prompt has any checks"),
-        (["prompt,checks", "a,nothing"], "line 2: checks: not JSON"),
         (["prompt,checks", "a," + "[" * 10**5], "line 2: checks: not JSON"),
-        (["prompt,checks", 'a,"[]"'], "line 2: checks: expected"),
         (["prompt,checks", 'a,"[{""question"": ""x?""}]"'], "line 2: checks: expected .* received the entry"),
-        (["prompt,checks", 'a,"[{""question"": ""x?"", ""answer"": true}]"'], "an answer must be yes or no"),
         (["prompt,checks", 'a,"[{""question"": ""<|im_end|>"", ""answer"": ""no""}]"'], "special tokens"),
     ],
 )
@@ -192,18 +189,10 @@ def test_a_checkpoint_that_would_fill_the_memory_is_refused_before_it_does(one, 
         VlmChecks(context(csv), checkpoint=str(path.parent))
 
 
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        ("{% for %}", "Expected an expression"),
-        ("{{ messages[0].nothing.at_all }}", "has no attribute"),
-        ("a", "for every image"),
-    ],
-)
-def test_a_chat_template_that_cannot_ask_is_refused_when_the_model_is_loaded(one, csv, tmp_path, template, message):
+def test_a_chat_template_that_cannot_ask_is_refused_when_the_model_is_loaded(one, csv, tmp_path):
     folder = shutil.copytree(one, tmp_path / "other")
-    (folder / "chat_template.jinja").write_text(template)
-    with pytest.raises(ValueError, match=f"Cannot load the model for vlm_checks from '{folder}': .*{message}"):
+    (folder / "chat_template.jinja").write_text("a")
+    with pytest.raises(ValueError, match=f"Cannot load the model for vlm_checks from '{folder}': .*for every image"):
         VlmChecks(context(csv), checkpoint=str(folder))
 
 
