@@ -137,16 +137,7 @@ _REWARDS: dict[str, type[RewardModel]] = {}
 
 
 def register_reward(name: str) -> Callable[[type[RewardModel]], type[RewardModel]]:
-    """Register a subclass of RewardModel as `reward_model: name`, which must be free.
-
-    Example:
-        >>> @register_reward("brightness")
-        ... class Brightness(RewardModel):
-        ...     metrics = ("brightness",)
-        ...
-        ...     def __call__(self, videos, prompts):
-        ...         return {"brightness": videos.float().mean((1, 2, 3, 4))}
-    """
+    """Register a subclass of RewardModel as `reward_model: name`, which must be free (docs/rewards.md shows one)."""
 
     def register(reward: type[RewardModel]) -> type[RewardModel]:
         """Put the class into the registry, unchanged."""

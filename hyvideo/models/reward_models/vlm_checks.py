@@ -185,15 +185,11 @@ class Options:
     def __post_init__(self) -> None:
         if (self.checkpoint is None) == (self.server is None) or (self.server is None) != (self.model is None):
             raise ValueError("vlm_checks: give either the option checkpoint, or both server and model.")
-        if self.num_frames < 1 or self.max_pixels < 32 * 32:
-            raise ValueError(f"vlm_checks: expected num_frames >= 1 and max_pixels >= 1024; received {self}.")
-        try:
-            fits = self.template.format(question="") != self.template
-        except (KeyError, IndexError, ValueError):
-            fits = False
-        if not fits or not self.template.isprintable() or len(self.template) > 300:
+        fits = "{question}" in self.template and self.template.isprintable() and len(self.template) <= 300
+        if not fits or self.num_frames < 1 or self.max_pixels < 32 * 32:
             raise ValueError(
-                f"vlm_checks: a template is one line of 300 characters with {{question}}; received {self.template!r}."
+                "vlm_checks: expected num_frames >= 1, max_pixels >= 1024 and a template of one line of 300 characters "
+                f"with {{question}}; received {self}."
             )
 
 
@@ -256,7 +252,7 @@ class VlmChecks(RewardModel):
     def _likelihood(self, frames: Tensor, check: Check) -> float:
         """Return the probability of the expected answer; NaN where the server failed."""
         try:
-            yes = float(self._judge.yes(frames, self._options.template.format(question=check.question)))
+            yes = float(self._judge.yes(frames, self._options.template.replace("{question}", check.question)))
         except Fault as fault:
             _LOG.warning("a video has no score by vlm_checks: %s", fault)
             return math.nan
