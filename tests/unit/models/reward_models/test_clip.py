@@ -87,17 +87,6 @@ def test_quality_is_the_share_of_a_good_photo_whatever_the_prompt(checkpoint, vi
     assert 0 < float(scores.min()) < float(scores.max()) < 1
 
 
-def test_both_at_once_load_from_their_paths(checkpoint, videos):
-    entry = {"options": {"checkpoint": str(checkpoint), "num_frames": 2}}
-    models = {
-        "clip_score": {**entry, "sub_reward": {"CLIPScore": 0.01}},
-        "pick_score": {**entry, "sub_reward": {"PickScore": 1.0}, "weight": 0.5},
-    }
-    scores = get_reward_fn(RewardConfig(reward_config={"models": models}, reward_offload=True))(videos, PROMPTS)
-    expected = 0.01 * scores.metrics["CLIPScore"] + 0.5 * scores.metrics["PickScore"]
-    torch.testing.assert_close(scores.total, expected)
-
-
 def test_a_clips_weights_are_read_from_its_own_safetensors_alone(checkpoint, tmp_path):
     copy = shutil.copytree(checkpoint, tmp_path / "copy")
     (copy / "model.safetensors").rename(tmp_path / "shard.safetensors")
