@@ -17,7 +17,7 @@ import torch
 from hyvideo.config.flags import Parser
 from hyvideo.data.videos import read_video, video_length, write_video
 from hyvideo.models.reward_models.videoalign import VideoAlignScorer
-from hyvideo.models.reward_models.videoalign.settings import METRICS
+from hyvideo.models.reward_models.videoalign.network import METRICS
 
 
 def main(argv: Sequence[str]) -> int:

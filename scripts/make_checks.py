@@ -20,8 +20,7 @@ from hyvideo.data.checks import COLUMN, checks_as_text, parse_checks, read_check
 from hyvideo.data.files import replacing
 from hyvideo.data.prompts import read_prompts, rows_of_csv
 from hyvideo.models.reward_models.registry import RewardContext, RewardFailureError
-from hyvideo.models.reward_models.remote.chat import ChatServer
-from hyvideo.models.reward_models.remote.exchange import Fault
+from hyvideo.models.reward_models.remote.exchange import ChatServer, Fault
 
 INSTRUCTION = """A video is to be made from this prompt:
 
@@ -79,7 +78,8 @@ def ask_for_checks(server: ChatServer, prompt: str, count: int) -> str:
         Fault, RewardFailureError: the server gave no answer, or refused.
     """
     for _ in range(_ATTEMPTS):
-        reply = server.reply(INSTRUCTION.format(prompt=prompt, count=count))
+        text = {"type": "text", "text": INSTRUCTION.format(prompt=prompt, count=count)}
+        reply = server.complete([text], max_tokens=2048, temperature=0.7).message.content or ""
         try:
             return checks_as_text(parse_checks(reply[reply.find("[") : reply.rfind("]") + 1] or "[]"))
         except ValueError as error:

@@ -5,7 +5,6 @@ Example: `REWARD_TOKEN=secret python -m scripts.serve_reward --reward videoalign
 
 import argparse
 import json
-import math
 import os
 import sys
 from collections.abc import Sequence
@@ -17,13 +16,13 @@ from fastapi import FastAPI
 
 from hyvideo.config.flags import Parser
 from hyvideo.config.outside import complain, say_loading, with_home
-from hyvideo.models.reward_models.remote.connections import LIMITS, LOGGING
 from hyvideo.models.reward_models.remote.wire import TOKEN_VARIABLE, checked_token
 
 if TYPE_CHECKING:
     from hyvideo.models.reward_models.registry import RewardContext, RewardModel
 
 _LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
+_MOST_CONNECTIONS = 256  # fewer than the files that a process may open; who comes later is answered 503
 
 
 def main(argv: Sequence[str]) -> int:
@@ -31,10 +30,10 @@ def main(argv: Sequence[str]) -> int:
     arguments = parse_arguments(argv)
     try:
         app = build_app(arguments, os.environ.get(TOKEN_VARIABLE))
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:
         complain(f"serve_reward: {error}")
         return 2
-    uvicorn.run(app, host=arguments.host, port=arguments.port, log_level="info", log_config=LOGGING, **LIMITS)
+    uvicorn.run(app, host=arguments.host, port=arguments.port, limit_concurrency=_MOST_CONNECTIONS, ws="none")
     return 0
 
 
@@ -42,24 +41,16 @@ def build_app(arguments: argparse.Namespace, token: str | None) -> FastAPI:
     """Load the rewards and make the application.
 
     Raises:
-        ValueError: a token that is no header, an unknown or repeated reward, an unknown option or device, a number out
-            of range, missing weights or folder, or a public address without a token.
+        ValueError: a token that is no header, an unknown or repeated reward, an unknown option, missing weights,
+            or a public address without a token.
+        RuntimeError: an unknown device.
     """
     token = checked_token(token)
-    for name in ("batch_size", "max_body_mb"):
-        if getattr(arguments, name) < 1:
-            raise ValueError(f"--{name} must be at least 1; received {getattr(arguments, name)}.")
-    if not 0 <= arguments.port < 2**16:
-        raise ValueError(f"--port must lie between 0 and 65535; received {arguments.port}.")
-    if not 0 < arguments.video_fps < math.inf:
-        raise ValueError(f"--video_fps must be a number above 0; received {arguments.video_fps}.")
     names = [text.partition("=")[0] for text in arguments.reward]
     if len(set(names)) < len(names):
         raise ValueError(f"--reward: a server has each reward once; received {', '.join(names)}.")
     if not token and arguments.host not in _LOCAL_HOSTS:
         raise ValueError(f"--host {arguments.host} is open to others: set {TOKEN_VARIABLE} to a token they must show.")
-    if arguments.video_folder is not None and not arguments.video_folder.is_dir():
-        raise ValueError(f"--video_folder: there is no folder '{arguments.video_folder}'.")
     say_loading("serve_reward")
     import torch  # only now, for it takes seconds
     from transformers.utils.logging import disable_progress_bar
@@ -68,17 +59,13 @@ def build_app(arguments: argparse.Namespace, token: str | None) -> FastAPI:
     from hyvideo.models.reward_models.remote.server import create_app
 
     disable_progress_bar()
-    try:
-        device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except RuntimeError as error:
-        raise ValueError(f"--device: expected a device such as cuda or cpu, received '{arguments.device}'.") from error
+    device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     context = RewardContext(device, arguments.model_root, arguments.video_fps, arguments.batch_size, own_files=False)
     return create_app(
         dict(read_reward(text, context) for text in arguments.reward),
         token=token,
         video_fps=arguments.video_fps,
         max_body_bytes=arguments.max_body_mb * 2**20,
-        video_folder=arguments.video_folder,
     )
 
 
@@ -118,7 +105,6 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add("--video_fps", type=float, default=24, help="of videos sent as frames; default 24")
     largest = "largest request in MiB, and most frames decoded for one; default 256"
     add("--max_body_mb", type=int, default=256, help=largest)
-    add("--video_folder", type=Path, help="requests may name videos in this folder")
     return parser.parse_args(argv)
 
 

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from hyvideo.models.model_folder import read_index, readable
 
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+"""Name of a precision in settings -> dtype."""
+
 MAPPED_BYTES = 2**28
 """A file is reopened after this many bytes: what was read from a mapped file stays in memory until it is closed."""
 

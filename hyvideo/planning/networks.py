@@ -15,7 +15,7 @@ from hyvideo.config.schema import ModelConfig, RewardConfig
 from hyvideo.models.diffusers_logging import without_diffusers_logs
 from hyvideo.models.loading import TILE_OVERLAP, open_transformer, open_vae
 from hyvideo.models.model_folder import check_component, check_layout, is_diffusers_layout, versions_in
-from hyvideo.models.reward_models.requested import loaded_rewards
+from hyvideo.models.reward_models.rewards import loaded_rewards
 from hyvideo.models.vae import allow_batches
 from hyvideo.models.weight_files import SafetensorsFolder
 

@@ -36,8 +36,8 @@ from hyvideo.models.flops import video_tokens
 from hyvideo.models.loading import load_pipeline
 from hyvideo.models.model_folder import check_layout, task_of
 from hyvideo.models.parallelize import compile_blocks, prepare_policy, shard_weights, trainable_parameters
-from hyvideo.models.reward_models.requested import about_the_guard, judge_of, loaded_rewards
-from hyvideo.models.reward_models.rewards import WeightedReward, check_rewards, get_reward_fn
+from hyvideo.models.reward_models.rewards import WeightedReward, check_rewards, get_reward_fn, loaded_rewards
+from hyvideo.models.weight_files import DTYPES
 from hyvideo.observability.console import COMMAND, Console
 from hyvideo.observability.matrix_peak import matrix_peak_tflops
 from hyvideo.observability.metrics import MetricsLog
@@ -57,8 +57,6 @@ from hyvideo.training.performance import Performance
 from hyvideo.training.run import Run
 from hyvideo.training.state import CONTENT, RunState, changed_settings
 from hyvideo.training.validation import Validation
-
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def open_run(config: Config, report: Callable[[Path], None] | None = None) -> Run:
@@ -136,9 +134,8 @@ def _build_rewards(config: Config, device: torch.device) -> tuple[WeightedReward
         "crf": 25 if "crf_25" in config.rollout.published else 16,
         **where,
     }
-    reward, judging = get_reward_fn(config.reward, **how), judge_of(config.reward)
-    with about_the_guard():
-        return reward, get_reward_fn(judging, **how) if judging else None
+    reward, guarded = get_reward_fn(config.reward, **how), config.reward.reward_guard is not None
+    return reward, get_reward_fn(config.reward, **how, setting="reward_guard") if guarded else None
 
 
 def check_weights(config: Config) -> None:

@@ -16,7 +16,7 @@ import torch
 from hyvideo.algorithms.algorithm import algorithm_class
 from hyvideo.algorithms.grpo import lambda_bounds
 from hyvideo.algorithms.policy import rollout_scheduler
-from hyvideo.config.schema import Config, KLConfig, OptimizerConfig, RewardConfig, RolloutConfig
+from hyvideo.config.schema import Config, KLConfig, OptimizerConfig, RolloutConfig
 from hyvideo.config.settings import SETTINGS, nearest, out_of_range, unmet_condition, value_of
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.images import share_kept
@@ -28,8 +28,7 @@ from hyvideo.grpo.timesteps import check_updates
 from hyvideo.models.lora_keys import modules_of_original
 from hyvideo.models.model_folder import is_diffusers_layout
 from hyvideo.models.reward_models.registry import RewardContext
-from hyvideo.models.reward_models.requested import judge_of, read_requested_judges
-from hyvideo.models.reward_models.rewards import WeightedReward
+from hyvideo.models.reward_models.rewards import WeightedReward, read_requested_rewards
 from hyvideo.pipelines.sampling_defaults import FILE, sampling_defaults
 
 _LAYOUT = ("sp_size", "dp_replicate", "batch_size", "num_generations", "gradient_accumulation_steps")
@@ -169,7 +168,7 @@ def check_validated(config: Config, prompts: Sequence[Prompt], judge: WeightedRe
     texts = [prompt.text for prompt in prompts[: config.validation.validation_num_videos]]
     without = [text for text in texts if judge and not judge.applies(text)]
     if len(texts) - len(without) < _FEWEST_COMPARED:
-        names = " and ".join(choice.name for choice in read_requested_judges(config.reward))
+        names = " and ".join(choice.name for choice in read_requested_rewards(config.reward, "reward_guard"))
         raise ValueError(
             f"reward_guard: {names} can judge the videos of only {len(texts) - len(without)} of the {len(texts)} "
             f"prompts that are validated, {needed}; it cannot judge {without[0]!r:.200}, for example. Validate other "
@@ -275,10 +274,11 @@ def _objective_problems(cfg: Config) -> Iterator[str]:
 
 def _waiting_problems(cfg: Config, world_size: int) -> Iterator[str]:
     """Timeouts that let a rank wait longer for a server of reward or judge than the others wait for this rank."""
-    reward, judge, limit = cfg.reward, judge_of(cfg.reward), cfg.parallel.collective_timeout
+    reward, limit = cfg.reward, cfg.parallel.collective_timeout
     timeout, block = reward.remote_reward_timeout, reward.reward_batch_size
     retries, in_flight = RewardContext.retries, RewardContext.in_flight
-    trains, judges = _asks_server(reward), judge is not None and _asks_server(judge)
+    trains = _asks_server(reward.reward_config or {}, reward.remote_reward_url)
+    judges = reward.reward_guard is not None and _asks_server(reward.reward_guard, reward.remote_reward_url)
     if world_size == 1 or not (trains or judges) or any(out_of_range(cfg, *_WAITING)):
         return
     try:
@@ -303,7 +303,7 @@ def _guard_problems(cfg: Config) -> Iterator[str]:
     if cfg.reward.reward_guard is None:
         return
     try:
-        read_requested_judges(cfg.reward)
+        read_requested_rewards(cfg.reward, "reward_guard")
     except ValueError as error:
         yield str(error)
     if not cfg.validation.validation_interval:
@@ -315,9 +315,9 @@ def _guard_problems(cfg: Config) -> Iterator[str]:
         )
 
 
-def _asks_server(reward: RewardConfig) -> bool:
-    """Whether a server scores, as far as a `reward_config` that is not yet checked can be understood."""
-    models, url = (reward.reward_config or {}).get("models"), reward.remote_reward_url
+def _asks_server(rewards: Mapping[str, Any], url: str | None) -> bool:
+    """Whether a server scores, as far as rewards that are not yet checked can be understood."""
+    models = rewards.get("models")
     if not isinstance(models, Mapping):
         return url is not None
     return any(entry.get("url", url) is not None for entry in models.values() if isinstance(entry, Mapping))

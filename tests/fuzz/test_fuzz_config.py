@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hyvideo.config.loading import load_config, load_saved_config, save_config
 from hyvideo.config.schema import Config
 from hyvideo.config.settings import GROUPS, SETTINGS
-from hyvideo.models.reward_models.requested import read_requested_rewards
+from hyvideo.models.reward_models.rewards import read_requested_rewards
 from hyvideo.training.checks import check_config
 from tests.support.fuzzing import SCALARS, changed, damaged, fuzz, only_value_errors
 

@@ -21,7 +21,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hyvideo.models.reward_models import rewards
 from hyvideo.models.reward_models.registry import RewardContext
-from hyvideo.models.reward_models.remote.connections import LIMITS
 from tests.support.ranks import free_port
 from tests.support.training import REPOSITORY
 
@@ -38,7 +37,7 @@ def requests_limited(**limits: int) -> Iterator[None]:
 def serving(app: ASGIApp) -> Iterator[str]:
     """Serve `app` in a thread; gives its address."""
     options = {"log_config": None, "log_level": "error", "timeout_graceful_shutdown": 1}
-    server = uvicorn.Server(uvicorn.Config(app, port=0, **options, **LIMITS))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, **options))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
@@ -60,10 +59,10 @@ def server_process(
     """
     port = port or free_port()
     program = (
-        "import uvicorn; from tests.support import rewards; from tests.support.reward_server import LIMITS, Faulty; "
+        "import uvicorn; from tests.support import rewards; from tests.support.reward_server import Faulty; "
         "from hyvideo.models.reward_models.remote.server import create_app; "
         f"app = create_app({{{reward.lower()!r}: rewards.{reward}(seconds={seconds})}}, **{options!r}); "
-        f"uvicorn.run(Faulty(app, {list(faults)!r}), port={port}, log_level='error', **LIMITS)"
+        f"uvicorn.run(Faulty(app, {list(faults)!r}), port={port}, log_level='error')"
     )
     with started([sys.executable, "-c", program], f"http://127.0.0.1:{port}") as process:
         yield f"http://127.0.0.1:{port}", process

@@ -114,13 +114,3 @@ class FileBrightness(Brightness):
         self.paths += paths
         self.sizes += [path.stat().st_size for path in paths]
         return super().__call__(videos, prompts)
-
-
-class Rewriting(FileBrightness):
-    """The mean pixel of its files; then it puts the first in the place of all."""
-
-    def __call__(self, videos: Videos, prompts: Sequence[str]) -> dict[str, Tensor]:
-        scores = super().__call__(videos, prompts)
-        for path in videos:
-            path.write_bytes(videos[0].read_bytes())
-        return scores

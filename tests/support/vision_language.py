@@ -72,7 +72,7 @@ def _lean_to_answers(folder: Path, network: nn.Module) -> None:
     hook = judge.network.lm_head.register_forward_pre_hook(lambda module, inputs: kept.append(inputs[0][0, -1]))
     with torch.no_grad():
         for level in (30.0, 220.0):
-            judge.yes(torch.full((2, 3, 64, 64), level), "Is it bright?")
+            judge.yes(torch.full((2, 64, 64, 3), int(level), dtype=torch.uint8), "Is it bright?")
         hook.remove()
         middle = (kept[0] + kept[1]) / 2
         for ids, side in zip(judge._answers, (1.0, -1.0), strict=True):
@@ -119,6 +119,6 @@ def chat_app(folder: Path, *, log_probs: bool = True, replies: list[str] | None 
 
 
 def _image(url: str) -> Tensor:
-    """Decode an image of a request, `[3, H, W]` in [0, 255]."""
+    """Decode an image of a request, uint8 `[H, W, 3]`."""
     content = base64.b64decode(url.partition(",")[2])
-    return torch.from_numpy(np.array(Image.open(io.BytesIO(content)))).permute(2, 0, 1).float()
+    return torch.from_numpy(np.array(Image.open(io.BytesIO(content))))

@@ -11,8 +11,7 @@ from transformers import CLIPModel, CLIPTokenizerFast
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from hyvideo.models.model_folder import check_component, local_folder, readable
-from hyvideo.models.reward_models.registry import RewardContext, RewardModel, register_reward
-from hyvideo.models.weight_files import SafetensorsFolder
+from hyvideo.models.reward_models.registry import RewardContext, RewardModel, pretrained, register_reward
 
 
 class _FrameReward(RewardModel):
@@ -25,16 +24,10 @@ class _FrameReward(RewardModel):
     def __init__(self, context: RewardContext, checkpoint: str, num_frames: int = 8) -> None:
         super().__init__(context)
         self.check(context, checkpoint, num_frames)
+        network = pretrained(CLIPModel, checkpoint, self.metrics[0], dtype=torch.float32)
         with readable(Path(checkpoint), f"the CLIP for {self.metrics[0]}"):
-            SafetensorsFolder(Path(checkpoint)).close()  # the library would convert quantized weights without a word
-            network, report = CLIPModel.from_pretrained(
-                checkpoint, dtype=torch.float32, output_loading_info=True, local_files_only=True, use_safetensors=True
-            )
             self._tokenizer = CLIPTokenizerFast.from_pretrained(checkpoint, local_files_only=True)
             self._processor = CLIPImageProcessorPil.from_pretrained(checkpoint, local_files_only=True)
-        if report["missing_keys"]:  # the library would draw them at random
-            listed = ", ".join(sorted(report["missing_keys"])[:3])
-            raise ValueError(f"{self.metrics[0]}: '{checkpoint}' lacks weights of a CLIP: {listed}, ...")
         side = network.config.vision_config.image_size
         given = [getattr(self._processor, name, None) for name in ("size", "crop_size", "pad_size")]
         sizes = [size for sizes in given if sizes for size in dict(sizes).values() if size]
@@ -47,9 +40,7 @@ class _FrameReward(RewardModel):
 
     @classmethod
     def check(cls, context: RewardContext, checkpoint: str, num_frames: int = 8) -> None:
-        """Refuse a folder that is not there, and less than one frame."""
-        if num_frames < 1:
-            raise ValueError(f"{cls.metrics[0]}: expected num_frames of at least 1, received {num_frames}.")
+        """Refuse a folder that is not there."""
         check_component(local_folder(checkpoint, cls.metrics[0]))
 
     @torch.inference_mode()

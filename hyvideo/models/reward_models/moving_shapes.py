@@ -96,11 +96,9 @@ def signed_distance(shape: str, dx: Tensor, dy: Tensor, radius: Tensor) -> Tenso
         return torch.maximum(dx.abs(), dy.abs()) - 0.886 * radius
     if shape == "triangle":
         return torch.maximum(dy, 0.8660 * dx.abs() - 0.5 * dy) - 0.675 * radius
-    if shape == "cross":
-        length, breadth = 1.2 * radius, 0.42 * radius
-        bar = torch.maximum(dx.abs() - length, dy.abs() - breadth)
-        return torch.minimum(bar, torch.maximum(dx.abs() - breadth, dy.abs() - length))
-    raise ValueError(f"unknown shape {shape!r}; expected one of {', '.join(SHAPES)}")
+    length, breadth = 1.2 * radius, 0.42 * radius  # of the bars of a cross
+    bar = torch.maximum(dx.abs() - length, dy.abs() - breadth)
+    return torch.minimum(bar, torch.maximum(dx.abs() - breadth, dy.abs() - length))
 
 
 def coverage(shape: str, centre: Tensor, radius: Tensor, height: int, width: int) -> Tensor:
@@ -191,16 +189,14 @@ class MovingShapesReward(RewardModel):
         """Score uint8 videos `[B, F, H, W, 3]`: metric -> float32 `[B]`, NaN for a prompt that names no scene."""
         if len(videos) != len(prompts):
             raise ValueError(f"moving_shapes: received {len(videos)} videos but {len(prompts)} prompts")
-        scenes = [parse_prompt(prompt) or UNREAD for prompt in prompts]
-        raw, failed = raw_scores(measure(videos), scenes), torch.tensor([scene is UNREAD for scene in scenes])
+        scenes = [parse_prompt(prompt) for prompt in prompts]
+        any_scene = Scene("red", "circle", "left", "slowly")  # in the place of what failed, whose scores are dropped
+        raw = raw_scores(measure(videos), [scene or any_scene for scene in scenes])
+        failed = torch.tensor([scene is None for scene in scenes])
         return {
             metric: ((raw[metric] - mean) / spread).masked_fill(failed, math.nan)
             for metric, (mean, spread) in CALIBRATION.items()
         }
-
-
-UNREAD = Scene("red", "circle", "left", "slowly")
-"""Stands in for a prompt that names no scene while its batch is scored; the result is discarded."""
 
 
 def raw_scores(seen: Measurement, scenes: Sequence[Scene]) -> dict[str, Tensor]:
@@ -252,25 +248,15 @@ def _presence(share: Tensor, contrast: Tensor) -> Tensor:
 
 def _motion_score(centre: Tensor, scenes: Sequence[Scene]) -> Tensor:
     """Agreement of the straight-line motion with the asked one, times smoothness, in [0, 1]: `[B]`."""
-    asked, time = _asked_velocity(scenes), _time(centre)
+    asked = torch.tensor([MOTIONS[scene.motion] for scene in scenes], dtype=torch.float32)
     speed = torch.tensor([SPEEDS[scene.speed] / VIDEO_FPS for scene in scenes])
+    asked = asked / asked.norm(dim=1, keepdim=True) * speed[:, None]  # per frame, as a share of the frame
+    time = torch.arange(centre.shape[1]) - (centre.shape[1] - 1) / 2  # from the middle of the video
     middle = centre.mean(1, keepdim=True)
     velocity = (time[:, None] * (centre - middle)).sum(1) / time.square().sum().clamp_min(1e-6)
     jitter = (centre - middle - velocity[:, None] * time[:, None]).square().sum(-1).mean(1).sqrt()
     miss = ((velocity - asked).norm(dim=1) / speed - 0.12).clamp_min(0)
     return torch.exp(-miss / 0.7 - jitter / 0.015)
-
-
-def _asked_velocity(scenes: Sequence[Scene]) -> Tensor:
-    """Asked motion `[B, 2]` (x, y) per frame, as a share of the frame's width and height."""
-    asked = torch.tensor([MOTIONS[scene.motion] for scene in scenes], dtype=torch.float32)
-    speed = torch.tensor([SPEEDS[scene.speed] / VIDEO_FPS for scene in scenes])
-    return asked / asked.norm(dim=1, keepdim=True) * speed[:, None]
-
-
-def _time(centre: Tensor) -> Tensor:
-    """Number of every frame of centroids `[B, F, 2]`, counted from the middle of the video: `[F]`."""
-    return torch.arange(centre.shape[1]) - (centre.shape[1] - 1) / 2
 
 
 def _clarity(nearness: Tensor, logits: Tensor, asked: Sequence[int]) -> Tensor:

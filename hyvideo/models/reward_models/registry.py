@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -15,9 +15,8 @@ from torch import Tensor
 from hyvideo.config.outside import complain, import_class
 from hyvideo.config.settings import nearest
 from hyvideo.models import reward_models
-
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-"""Value of a reward's option `dtype` -> dtype of its network."""
+from hyvideo.models.model_folder import readable
+from hyvideo.models.weight_files import DTYPES, SafetensorsFolder
 
 Videos = Tensor | Sequence[Path]
 """B videos: uint8 `[B, F, H, W, 3]` in memory, or mp4 files."""
@@ -54,14 +53,22 @@ class RewardContext:
     in_flight: int = 4
 
     def dtype_name(self, reward: str, chosen: str | None) -> str:
-        """Return the key of DTYPES that was chosen; for None `bf16` on a GPU and `fp32` on the CPU.
-
-        Raises:
-            ValueError: it is no such key; the message names the reward.
-        """
+        """Return the key of DTYPES that was chosen, or a ValueError; for None `bf16` on a GPU, `fp32` on the CPU."""
         if chosen is not None and chosen not in DTYPES:
             raise ValueError(f"{reward}: expected dtype {' or '.join(DTYPES)}, received {chosen!r}.")
         return chosen or ("fp32" if torch.device(self.device).type == "cpu" else "bf16")
+
+
+def pretrained(kind: type, checkpoint: str, reward: str, dtype: torch.dtype) -> Any:
+    """Load a network of the transformers library from a folder, all weights or a ValueError that names the reward."""
+    with readable(Path(checkpoint), f"the model for {reward}"):
+        SafetensorsFolder(Path(checkpoint)).close()  # the library would convert quantized weights without a word
+        options = {"dtype": dtype, "output_loading_info": True, "use_safetensors": True}
+        network, report = kind.from_pretrained(checkpoint, **options, local_files_only=True, trust_remote_code=False)
+    if report["missing_keys"]:  # the library would draw them at random
+        listed = ", ".join(sorted(report["missing_keys"])[:3])
+        raise ValueError(f"{reward}: '{checkpoint}' lacks weights: {listed}, ...")
+    return network
 
 
 class RewardModel(ABC):
@@ -101,61 +108,36 @@ class RewardModel(ABC):
         return ", ".join(self.metrics)
 
 
-def checked_scores(name: str, reward: RewardModel, scores: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
-    """Return what a reward gave for `count` videos: each of its metrics `[count]` float32 on the CPU, NaN for infinity.
-
-    A metric that is missing, no tensor, of another shape or complex is a ValueError that names the reward.
-    """
-    if not isinstance(scores, Mapping):
-        raise ValueError(f"The reward {name} must return a mapping of its metrics; it returned {scores!r:.80}.")
-    found = {}
-    for metric in reward.metrics:
-        try:
-            values = torch.as_tensor(scores.get(metric, ()))
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(f"The reward {name} gave a '{metric}' that is no tensor: {error}.") from error
-        if values.shape != (count,):
-            given = ", ".join(f"{key} {list(getattr(value, 'shape', ()))}" for key, value in scores.items())
-            raise ValueError(
-                f"The reward {name} must give '{metric}' as [{count}], one score per video; it gave {given}."
-            )
-        if values.is_complex():
-            raise ValueError(f"The reward {name} must give '{metric}' as real numbers; it gave {values.dtype}.")
-        values = values.detach().float().cpu()
-        found[metric] = torch.where(values.isinf(), torch.nan, values)
-    return found
-
-
 def checked_answer(name: str, reward: RewardModel, videos: Videos, prompts: Sequence[str]) -> dict[str, Tensor]:
-    """Score videos; errors as `checked_scores`.
+    """Score B videos: each of the reward's metrics `[B]` float32 on the CPU, NaN for infinity.
 
-    A reward that ends the program is a RuntimeError: what asked it would end too, as if all were well.
+    A metric that is missing, no tensor, of another shape or complex is a ValueError that names the reward. A reward
+    that ends the program is a RuntimeError: what asked it would end too, as if all were well.
     """
     try:
         scores = reward(videos, prompts)
     except SystemExit as error:
         told = RuntimeError(f"the reward {name} called exit({error.code!r}): let it raise what is wrong instead")
         raise told.with_traceback(error.__traceback__) from None
-    return checked_scores(name, reward, scores, len(prompts))
+    try:
+        found = {metric: torch.as_tensor(scores[metric]).detach() for metric in reward.metrics}
+        fits = all(values.shape == (len(prompts),) and not values.is_complex() for values in found.values())
+    except (KeyError, TypeError, ValueError, RuntimeError):
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"The reward {name} must give {', '.join(reward.metrics)} as [{len(prompts)}] real numbers, one per video; "
+            f"it gave {scores!r:.300}."
+        )
+    found = {metric: values.float().cpu() for metric, values in found.items()}
+    return {metric: torch.where(values.isinf(), torch.nan, values) for metric, values in found.items()}
 
 
 _REWARDS: dict[str, type[RewardModel]] = {}
 
-_BROKEN: dict[str, str] = {}
-"""Files of this folder that cannot be imported -> why."""
-
 
 def register_reward(name: str) -> Callable[[type[RewardModel]], type[RewardModel]]:
-    """Register a subclass of RewardModel as `reward_model: name`, which must be free.
-
-    Example:
-        >>> @register_reward("brightness")
-        ... class Brightness(RewardModel):
-        ...     metrics = ("brightness",)
-        ...
-        ...     def __call__(self, videos, prompts):
-        ...         return {"brightness": videos.float().mean((1, 2, 3, 4))}
-    """
+    """Register a subclass of RewardModel as `reward_model: name`, which must be free (docs/rewards.md shows one)."""
 
     def register(reward: type[RewardModel]) -> type[RewardModel]:
         """Put the class into the registry, unchanged."""
@@ -169,22 +151,21 @@ def register_reward(name: str) -> Callable[[type[RewardModel]], type[RewardModel
     return register
 
 
-def reward_class(name: str) -> type[RewardModel]:
+def reward_class(name: str, setting: str) -> type[RewardModel]:
     """Return the reward of a name, or of the import path `module:Class`; a ValueError lists those there are."""
     if ":" in name:
-        return import_class("reward_model", name, RewardModel)
+        return import_class(setting, name, RewardModel)
     known = registered_rewards()
     if name not in known:
-        skipped = "".join(f" {file} was skipped: {reason}." for file, reason in _BROKEN.items())
         raise ValueError(
-            f"reward_model: no reward named '{name}' is available; expected one of {', '.join(known)}, or module:Class "
-            f"of your own. Nearest: {nearest(name, known)}.{skipped}"
+            f"{setting}: no reward named '{name}' is available; expected one of {', '.join(known)}, or module:Class "
+            f"of your own. Nearest: {nearest(name, known)}."
         )
     return known[name]
 
 
 def registered_rewards() -> Mapping[str, type[RewardModel]]:
-    """Import every module of this package and return the rewards by name; one that cannot be imported is named once."""
+    """Import every module of this package and return the rewards by name; of one that cannot be, say why."""
     for module in pkgutil.iter_modules(reward_models.__path__):
         name = f"{reward_models.__name__}.{module.name}"
         try:
@@ -193,8 +174,6 @@ def registered_rewards() -> Mapping[str, type[RewardModel]]:
             for reward in [reward for reward, owner in _REWARDS.items() if owner.__module__ == name]:
                 del _REWARDS[reward]
             file = str(Path(module.module_finder.path) / module.name) + ("" if module.ispkg else ".py")
-            reason = f"{type(error).__name__}: {error}"
-            if _BROKEN.get(file) != reason and os.environ.get("RANK", "0") == "0":
-                complain(f"WARNING: rewards in {file} are skipped, because it cannot be imported: {reason}")
-            _BROKEN[file] = reason
+            if os.environ.get("RANK", "0") == "0":
+                complain(f"WARNING: rewards in {file} are skipped, because it cannot be imported: {error!r}")
     return dict(sorted(_REWARDS.items()))

@@ -1,31 +1,104 @@
 """From the reward group of the configuration to a function that scores videos: names, weights, NaN rules."""
 
+import inspect
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from torch import Tensor
 
 from hyvideo.config.schema import RewardConfig
 from hyvideo.data.videos import write_video
 from hyvideo.models.reward_models.registry import RewardContext, RewardModel, checked_answer, reward_class
 from hyvideo.models.reward_models.remote.client import RemoteReward
-from hyvideo.models.reward_models.requested import (
-    RequestedReward,
-    about_the_guard,
-    check_metrics,
-    check_options,
-    judge_of,
-    read_requested_rewards,
-)
 
-_Answer = tuple[dict[str, Tensor], Tensor]
-"""A reward's metrics of a block of b videos, `[b]` each, and whether it applies to them, `[b]` bool."""
+
+@dataclass(frozen=True)
+class RequestedReward:
+    """One reward of a configuration.
+
+    Attributes:
+        name: as it is registered here, or on its server.
+        weight: factor on all of its metrics.
+        sub_reward: metric -> weight; a metric without one, or with 0, is logged only.
+        options: arguments of its constructor.
+        url: server that scores it, or None for this process.
+        setting: what asks for it, for messages.
+    """
+
+    name: str
+    weight: float
+    sub_reward: Mapping[str, float]
+    options: Mapping[str, Any]
+    url: str | None
+    setting: str
+
+
+class _Entry(BaseModel):
+    """What `reward_config` or `reward_guard` says of one reward."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    weight: FiniteFloat = 1.0
+    sub_reward: dict[str, FiniteFloat]
+    options: dict[str, Any] = {}
+    url: str | None = None
+
+
+class _Entries(BaseModel):
+    """The whole setting."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    models: Annotated[dict[str, _Entry], Field(min_length=1)]
+
+
+def read_requested_rewards(config: RewardConfig, setting: str = "reward_config") -> list[RequestedReward]:
+    """Read the rewards that train, or with the setting `reward_guard` those that judge a guarded run, or none.
+
+    Where `reward_config` is None, the short form `reward_model` with `reward_weights` takes its place. What cannot be
+    understood, weights that are all 0 and an address with a password are a ValueError, which does not repeat it.
+    """
+    given = getattr(config, setting)
+    if given is None and setting == "reward_guard":
+        return []
+    if given is None:
+        setting, path = "reward_model", config.reward_checkpoint_path
+        options = {} if path is None else {"checkpoint": path}
+        given = {"models": {config.reward_model: {"sub_reward": config.reward_weights, "options": options}}}
+    try:
+        entries = _Entries.model_validate(given).models
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        shape = '{"models": {NAME: {"weight": 1.0, "sub_reward": {METRIC: WEIGHT}}}}'
+        raise ValueError(f"{setting}: expected {shape}, with some of weight, options and url; {wrong}.") from error
+    choices = []
+    for name, entry in entries.items():
+        url = entry.url if "url" in entry.model_fields_set else config.remote_reward_url
+        if url is not None and "@" in url:
+            raise ValueError(
+                f"{setting}: the address of {name}'s server holds a user or password, which config.yaml and logs would "
+                "show: leave it out, and put the token into the environment variable REWARD_TOKEN."
+            )
+        if url is not None and entry.options:
+            raise ValueError(f"{setting}: {name} is scored at {url}; give its options to that server's --reward.")
+        choices.append(RequestedReward(name, entry.weight, entry.sub_reward, entry.options, url, setting))
+    if not any(choice.weight * weight for choice in choices for weight in choice.sub_reward.values()):
+        raise ValueError(f"{setting}: expected at least one weight other than 0; received {choices}.")
+    return choices
+
+
+def loaded_rewards(config: RewardConfig) -> list[RequestedReward]:
+    """Return the rewards that a run computes itself, its judge's included; errors as `read_requested_rewards`."""
+    return [choice for choice in _all_rewards(config) if choice.url is None]
+
+
+def _all_rewards(config: RewardConfig) -> list[RequestedReward]:
+    return [*read_requested_rewards(config), *read_requested_rewards(config, "reward_guard")]
 
 
 @dataclass(frozen=True)
@@ -80,10 +153,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class _Scorer:
-    """One reward at work, whether it gets mp4 files, and its metrics -> their names among those of all rewards.
-
-    It has one thread in this process, or as many as requests may be in flight to its server.
-    """
+    """One reward at work, whether it gets mp4 files, and its metrics -> their names among those of all rewards."""
 
     choice: RequestedReward
     model: RewardModel
@@ -103,7 +173,7 @@ class Scoring:
         self._scorers, self._block_size, self._video_fps, self._crf = scorers, block_size, video_fps, crf
         self._folder = tempfile.TemporaryDirectory(prefix="rewards-")
         self._waiting: list[tuple[Tensor, str]] = []
-        self._results: list[list[Future[_Answer]]] = []
+        self._results: list[list[Future[tuple[dict[str, Tensor], Tensor]]]] = []
 
     def add(self, videos: Tensor, prompts: Sequence[str]) -> None:
         """Add videos `[b, F, H, W, 3]` uint8 and their prompts, and start scoring what fills a block."""
@@ -136,16 +206,19 @@ class Scoring:
     def _start_block(self) -> None:
         chosen, self._waiting = self._waiting[: self._block_size], self._waiting[self._block_size :]
         videos, prompts = zip(*chosen, strict=True)
-        folder, block = Path(self._folder.name) / str(len(self._results)), (torch.stack(videos), prompts)
-        self._results.append(
-            [
-                scorer.threads.submit(self._score, scorer, *block, folder / str(number))
-                for number, scorer in enumerate(self._scorers)
-            ]
-        )
+        folder, block = Path(self._folder.name) / str(len(self._results)), torch.stack(videos)
+        submitted = [
+            scorer.threads.submit(self._score, scorer, block, prompts, folder / str(number))
+            for number, scorer in enumerate(self._scorers)
+        ]
+        self._results.append(submitted)
 
-    def _score(self, scorer: _Scorer, videos: Tensor, prompts: Sequence[str], folder: Path) -> _Answer:
-        """Run one reward on a block, with a tensor or files of its own: it may write into them."""
+    def _score(self, scorer: _Scorer, videos: Tensor, prompts: Sequence[str], folder: Path) -> tuple[dict, Tensor]:
+        """Run one reward on a block of b videos, with a tensor or files of its own: it may write into them.
+
+        Returns:
+            Its metrics, `[b]` each, and whether it applies to them, `[b]` bool.
+        """
         name, shown = scorer.choice.name, [folder / f"{index}.mp4" for index in range(len(videos))]
         if scorer.reads_files:
             for path, video in zip(shown, videos, strict=True):
@@ -170,8 +243,7 @@ def frames_of_reward(error: BaseException) -> TracebackType | None:
 class WeightedReward:
     """Composite reward `R = sum_m w_m metric_m` (paper, reward settings A and B) over one or more rewards.
 
-    A metric goes by its own name, or by `<reward>/<metric>` where several rewards give one of that name. A weight for a
-    metric that does not exist is a ValueError.
+    A metric goes by its own name, or by `<reward>/<metric>` where several rewards give one of that name.
 
     Attributes:
         weights: weight, not 0, of every metric that is part of the total.
@@ -195,16 +267,17 @@ class WeightedReward:
         self._scorers: list[_Scorer] = []
         self.weights: dict[str, float] = {}
         for choice, model in zip(choices, models, strict=True):
-            check_metrics(choice, model.metrics)
             names = {m: m if given.count(m) == 1 else f"{choice.name}/{m}" for m in model.metrics}
             reads_files = model.reads == "file" and config.reward_io == "file"
-            workers = context.in_flight if choice.url else 1
-            threads = ThreadPoolExecutor(workers, f"reward-{choice.name}")
+            at_once = context.in_flight if choice.url else 1
+            threads = ThreadPoolExecutor(at_once, f"reward-{choice.name}")
             self._scorers.append(_Scorer(choice, model, names, reads_files, threads))
             weights = {names[metric]: choice.weight * weight for metric, weight in choice.sub_reward.items()}
             self.weights |= {name: weight for name, weight in weights.items() if weight != 0}
-        if offload:
-            self._move("cpu")
+        self._weighted = [
+            scorer for scorer in self._scorers if not self.weights.keys().isdisjoint(scorer.names.values())
+        ]
+        self._move("cpu")
 
     def __call__(self, videos: Tensor, prompts: Sequence[str]) -> Scores:
         """Score videos `[B, F, H, W, 3]` uint8 for their B prompts."""
@@ -215,8 +288,7 @@ class WeightedReward:
     def begin(self) -> Scoring:
         """Start scoring a round whose videos arrive in parts: `add` them, then `finish`."""
         config = self._config
-        if self._offload:
-            self._move(self._context.device)
+        self._move(self._context.device)
         return Scoring(self._scorers, config.reward_batch_size, self._context.video_fps, self._crf)
 
     def finish(self, scoring: Scoring) -> Scores:
@@ -224,8 +296,7 @@ class WeightedReward:
         try:
             metrics, applies = scoring.result()
         finally:
-            if self._offload:
-                self._move("cpu")
+            self._move("cpu")
         weighted = Scores(metrics, torch.empty(0), self.weights, applies).weighted()
         total = torch.stack([weight * weighted[name] for name, weight in self.weights.items()]).sum(0)
         judged = torch.stack([applies[name] for name in self.weights]).any(0)
@@ -233,10 +304,7 @@ class WeightedReward:
 
     def applies(self, prompt: str) -> bool:
         """Whether a weighted metric can judge videos of this prompt; rewards on a server say it only with scores."""
-        return any(scorer.model.applies(prompt) for scorer in self._weighted())
-
-    def _weighted(self) -> list[_Scorer]:
-        return [scorer for scorer in self._scorers if set(scorer.names.values()) & set(self.weights)]
+        return any(scorer.model.applies(prompt) for scorer in self._weighted)
 
     def check_prompts(self, prompts: Sequence[str]) -> str | None:
         """Return a warning if the weighted metrics judge no videos of some prompts; a ValueError if of none at all.
@@ -246,7 +314,7 @@ class WeightedReward:
         without = [prompt for prompt in prompts if not self.applies(prompt)]
         if not without:
             return None
-        names = " and ".join(scorer.choice.name for scorer in self._weighted())
+        names = " and ".join(scorer.choice.name for scorer in self._weighted)
         told = (
             f"{names} cannot judge the videos of {len(without)} of {len(prompts)} training prompts, such as "
             f"{without[0]!r:.200}"
@@ -265,7 +333,7 @@ class WeightedReward:
         return f"{models}; total = {' + '.join(f'{weight:g} {name}' for name, weight in self.weights.items())}"
 
     def _move(self, device: torch.device | str) -> None:
-        for scorer in self._scorers:
+        for scorer in self._scorers if self._offload else ():
             scorer.model.to(device)
 
 
@@ -278,45 +346,27 @@ def get_reward_fn(
     prompt_csvs: Sequence[str] = (),
     offload: bool = False,
     crf: int = 16,
+    setting: str = "reward_config",
 ) -> WeightedReward:
     """Build the rewards that `config`, the reward group of the configuration, names.
 
     Their networks run on `device`, with `offload` only while they score. VideoAlign's weights lie below
-    `model_root` by default; `prompt_csvs` are the files of the prompts, and `crf` is the compression of mp4 files.
+    `model_root` by default; `prompt_csvs` are the files of the prompts, and `crf` is the compression of mp4 files. The
+    setting `reward_guard` builds the judge.
 
     Raises:
         ValueError: an unknown reward (the known ones are listed), weights that do not fit it, missing weights, or a
             reward server that does not answer.
     """
-    choices = _checked_choices(config)
+    choices = read_requested_rewards(config, setting)
     context = _context(config, device=device, model_root=Path(model_root), video_fps=video_fps, prompt_csvs=prompt_csvs)
-    models = [
-        _with_options(reward_class(choice.name), choice.name, context, choice.options)
-        if choice.url is None
-        else RemoteReward(context, choice.name, choice.url)
-        for choice in choices
-    ]
+    models = [_reward(choice, context, load=True) for choice in choices]
     return WeightedReward(choices, models, config, context, offload=offload, crf=crf)
 
 
 def build_reward(name: str, options: Mapping[str, Any], context: RewardContext) -> RewardModel:
     """Build one registered reward, without weights; a ValueError as in `get_reward_fn`."""
-    reward = reward_class(name)
-    check_options(name, options, reward)
-    return _with_options(reward, name, context, options)
-
-
-def _with_options(act: Callable[..., Any], name: str, context: RewardContext, options: Mapping[str, Any]) -> Any:
-    """Build or check a reward; an option of another type than it takes is a ValueError, as is an end of the program."""
-    try:
-        return act(context, **options)
-    except (TypeError, SystemExit) as error:
-        raise ValueError(f"reward_config: {name} cannot use its options {dict(options)}: {error!r}.") from error
-
-
-def _context(config: RewardConfig, **where: Any) -> RewardContext:
-    """Add what the settings say to where and for what a reward runs."""
-    return RewardContext(**where, batch_size=config.reward_batch_size, timeout=config.remote_reward_timeout)
+    return _reward(RequestedReward(name, 1.0, {}, options, None, "--reward"), context, load=True)
 
 
 def check_rewards(
@@ -327,22 +377,33 @@ def check_rewards(
     The judge of a guarded run is checked too.
     """
     context = _context(config, model_root=Path(model_root), video_fps=video_fps, prompt_csvs=prompt_csvs)
-    for choice in _checked_choices(config):
-        if choice.url is None:
-            _with_options(reward_class(choice.name).check, choice.name, context, choice.options)
-        else:
-            check_metrics(choice, RemoteReward(context, choice.name, choice.url).metrics)
-    if judge := judge_of(config):
-        with about_the_guard():
-            check_rewards(judge, model_root, video_fps, prompt_csvs)
+    for choice in _all_rewards(config):
+        _reward(choice, context, load=False)
 
 
-def _checked_choices(config: RewardConfig) -> list[RequestedReward]:
-    """Return the rewards of a configuration; those of this process are known and fit their weights and options."""
-    choices = read_requested_rewards(config)
-    for choice in choices:
-        if choice.url is None:
-            reward = reward_class(choice.name)
-            check_metrics(choice, reward.metrics)
-            check_options(choice.name, choice.options, reward)
-    return choices
+def _context(config: RewardConfig, **where: Any) -> RewardContext:
+    """Add what the settings say to where and for what a reward runs."""
+    return RewardContext(**where, batch_size=config.reward_batch_size, timeout=config.remote_reward_timeout)
+
+
+def _reward(choice: RequestedReward, context: RewardContext, *, load: bool) -> RewardModel | None:
+    """Build a reward, or only check it; its end of the program is a ValueError too."""
+    at_server = choice.url is not None
+    reward = RemoteReward(context, choice.name, choice.url) if at_server else reward_class(choice.name, choice.setting)
+    if unknown := [metric for metric in choice.sub_reward if metric not in reward.metrics]:
+        known = ", ".join(reward.metrics)
+        raise ValueError(
+            f"{choice.setting}: {choice.name} has no metric {', '.join(unknown)}; expected some of {known}."
+        )
+    if at_server:
+        return reward
+    try:
+        inspect.signature(reward).bind(context, **choice.options)  # most check nothing before they are built
+        return (reward if load else reward.check)(context, **choice.options)
+    except (TypeError, SystemExit) as error:
+        taken = ", ".join([*inspect.signature(reward).parameters][1:])
+        flag = " (reward_checkpoint_path gives the checkpoint)" if choice.setting == "reward_model" else ""
+        raise ValueError(
+            f"{choice.setting}: {choice.name} cannot use its options {dict(choice.options)}: {error!r}; it takes "
+            f"{taken or 'none'}{flag}."
+        ) from error

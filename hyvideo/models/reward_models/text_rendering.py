@@ -77,7 +77,6 @@ class TextRendering(RewardModel):
 
     def __init__(self, context: RewardContext, num_frames: int = 4, threads: int = 4) -> None:
         super().__init__(context)
-        self.check(context, num_frames, threads)
         import rapidocr  # a second, and only this reward needs it
 
         models = Path(rapidocr.__file__).parent / "models"
@@ -94,12 +93,6 @@ class TextRendering(RewardModel):
         )
         self._reader(np.zeros((64, 64, 3), np.uint8), use_det=False)  # loads the recognizer, and is remembered
         self._known = {comparable(character) for character in self._reader.text_rec.postprocess_op.character}
-
-    @classmethod
-    def check(cls, context: RewardContext, num_frames: int = 4, threads: int = 4) -> None:
-        """Refuse fewer than one frame or thread."""
-        if min(num_frames, threads) < 1:
-            raise ValueError(f"text_rendering: expected num_frames and threads >= 1, received {num_frames}, {threads}.")
 
     def applies(self, prompt: str) -> bool:
         """Whether the prompt quotes at most `MAX_LETTERS`, and the recognizer knows all of them."""

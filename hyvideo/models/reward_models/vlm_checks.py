@@ -1,32 +1,34 @@
 """Yes/no questions about a video, answered by the likelihood of "Yes" against "No" under a vision-language model."""
 
+import base64
 import hashlib
-import inspect
+import io
 import logging
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from einops import rearrange, repeat
+from PIL import Image
 from torch import Tensor
 from torch.nn.functional import interpolate
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from hyvideo.data.checks import Check, read_checks
 from hyvideo.models.model_folder import check_component, local_folder, readable
 from hyvideo.models.reward_models.registry import (
-    DTYPES,
     RewardContext,
     RewardFailureError,
     RewardModel,
+    pretrained,
     register_reward,
 )
-from hyvideo.models.reward_models.remote.chat import ChatServer
-from hyvideo.models.reward_models.remote.exchange import Fault
-from hyvideo.models.weight_files import SafetensorsFolder
+from hyvideo.models.reward_models.remote.exchange import ChatServer, Fault
+from hyvideo.models.weight_files import DTYPES
 
 TEMPLATE = "These are frames of one video, in order. {question} Answer Yes or No."
 """What is asked after the frames, unless the option `template` says otherwise."""
@@ -35,7 +37,13 @@ FAMILIES = ("qwen2_5_vl", "qwen3_vl")
 """Model types that run in this process; a server may run any."""
 
 _ANSWERS = ("yes", "no")
+_TOP = 20  # likeliest tokens that are asked for, the most that the protocol allows
 _LOG = logging.getLogger(__name__)
+
+
+def _word(token: str) -> str:
+    """Write a token without what marks a blank before it, and in lower case."""
+    return token.strip("Ġ▁ ").casefold()
 
 
 def odds_of_yes(log_probs: Mapping[str, float]) -> float:
@@ -58,20 +66,13 @@ class LocalJudge:
     """
 
     def __init__(self, checkpoint: str, max_pixels: int, device: torch.device | str, dtype: torch.dtype) -> None:
+        self.network = pretrained(AutoModelForImageTextToText, checkpoint, "vlm_checks", dtype=dtype)
         with readable(Path(checkpoint), "the model for vlm_checks"):
-            SafetensorsFolder(Path(checkpoint)).close()  # the library would convert quantized weights without a word
-            options = {"dtype": dtype, "output_loading_info": True, "use_safetensors": True}
-            self.network, report = AutoModelForImageTextToText.from_pretrained(
-                checkpoint, **options, local_files_only=True, trust_remote_code=False
-            )
             self._tokenizer = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True, trust_remote_code=False)
             self._images = Qwen2VLImageProcessorPil.from_pretrained(checkpoint, local_files_only=True)
             self._image = self._tokenizer.convert_ids_to_tokens(self.network.config.image_token_id)
             if self._asked(2, "").count(self._image) != 2:
                 raise ValueError(f"its chat template must write {self._image} once for every image")
-        if report["missing_keys"]:  # the library would draw them at random
-            listed = ", ".join(sorted(report["missing_keys"])[:3])
-            raise ValueError(f"vlm_checks: '{checkpoint}' lacks weights: {listed}, ...")
         vision, images = self.network.config.vision_config, self._images
         of_images = (images.patch_size, images.merge_size, images.temporal_patch_size)
         if of_images != (vision.patch_size, vision.spatial_merge_size, vision.temporal_patch_size):
@@ -86,18 +87,24 @@ class LocalJudge:
         self._max_pixels = max_pixels
 
     def yes(self, frames: Tensor, text: str) -> Tensor:
-        """Return the probability of yes against no, 0-dim float32, for frames `[N, 3, H, W]` float in [0, 255]."""
-        pixels, grid = self._patches(frames)
-        device, config = self.network.device, self.network.config
-        num_tokens = int(grid[0].prod()) // self._images.merge_size**2
+        """Return the probability of yes against no, 0-dim float32, for frames uint8 `[N, H, W, 3]`."""
+        images, device, config = self._images, self.network.device, self.network.config
+        least = (images.patch_size * images.merge_size) ** 2
+        shown = images(
+            list(frames.numpy()),
+            size={"shortest_edge": least, "longest_edge": self._max_pixels},
+            input_data_format="channels_last",
+            return_tensors="pt",
+        )
+        num_tokens = int(shown.image_grid_thw[0].prod()) // images.merge_size**2
         asked = self._asked(len(frames), text).replace(self._image, self._image * num_tokens)
         tokens = self._tokenizer(asked, return_tensors="pt").input_ids.to(device)
         logits = self.network(
             input_ids=tokens,
             attention_mask=torch.ones_like(tokens),
             mm_token_type_ids=(tokens == config.image_token_id).int(),
-            pixel_values=pixels.to(device, self.network.dtype),
-            image_grid_thw=grid.to(device),
+            pixel_values=shown.pixel_values.to(device, self.network.dtype),
+            image_grid_thw=shown.image_grid_thw.to(device),
             use_cache=False,
             logits_to_keep=1,
         ).logits[0, -1]
@@ -111,26 +118,6 @@ class LocalJudge:
             [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
         )
 
-    def _patches(self, frames: Tensor) -> tuple[Tensor, Tensor]:
-        """Resize, normalise and cut frames as the checkpoint's image processor does.
-
-        Returns:
-            Patches `[N h w, D]`, grouped by merged neighbours, and their grids (1, h, w), `[N, 3]`.
-        """
-        images = self._images
-        patch, merge = images.patch_size, images.merge_size
-        height, width = smart_resize(*frames.shape[2:], patch * merge, (patch * merge) ** 2, self._max_pixels)
-        if frames.shape[2:] != (height, width):
-            frames = interpolate(frames, (height, width), mode="bicubic", antialias=True).clamp(0, 255)
-        mean, std = (torch.tensor(v).view(3, 1, 1).to(frames) for v in (images.image_mean, images.image_std))
-        cut = rearrange(
-            (frames / 255 - mean) / std,
-            "n c (h a p) (w b q) -> (n h w a b) c p q",
-            a=merge, b=merge, p=patch, q=patch,
-        )  # fmt: skip
-        cut = repeat(cut, "n c p q -> n (c t p q)", t=images.temporal_patch_size)  # an image is a still video
-        return cut, torch.tensor([[1, height // patch, width // patch]] * len(frames))
-
 
 class RemoteJudge:
     """A model of a chat server; a ValueError if it does not answer, refuses, or answers without log-probabilities."""
@@ -138,30 +125,44 @@ class RemoteJudge:
     def __init__(self, url: str, model: str, max_pixels: int, context: RewardContext) -> None:
         self._server, self._max_pixels = ChatServer(url, model, context, "vlm_checks: server"), max_pixels
         try:
-            self._server.first_token(torch.full((1, 56, 56, 3), 128, dtype=torch.uint8), "Is it grey? Yes or No.")
+            self._first_token(torch.full((1, 56, 56, 3), 128, dtype=torch.uint8), "Is it grey? Yes or No.")
         except (Fault, RewardFailureError) as error:
             raise ValueError(f"vlm_checks: {error}") from error
 
     def yes(self, frames: Tensor, text: str) -> Tensor:
-        """Return the probability of yes against no, 0-dim, for frames `[N, 3, H, W]`; a Fault where none can be had."""
-        height, width = frames.shape[2:]
+        """Return the probability of yes against no, 0-dim, for frames as above; a Fault where none can be had."""
+        height, width = frames.shape[1:3]
         scale = min(1.0, math.sqrt(self._max_pixels / (height * width)))
         if scale < 1:
             size = (max(1, int(height * scale)), max(1, int(width * scale)))
-            frames = interpolate(frames, size, mode="bicubic", antialias=True)
-        shown = frames.clamp(0, 255).round().to(torch.uint8).permute(0, 2, 3, 1)
-        odds = odds_of_yes(self._server.first_token(shown, text))
+            resized = interpolate(frames.permute(0, 3, 1, 2).float(), size, mode="bicubic", antialias=True)
+            frames = resized.clamp(0, 255).round().to(torch.uint8).permute(0, 2, 3, 1)
+        odds = odds_of_yes(self._first_token(frames, text))
         if math.isnan(odds):
             raise Fault(f"neither Yes nor No is among the likeliest answers of {self._server.model} to {text!r:.200}")
         return torch.tensor(odds)
 
+    def _first_token(self, frames: Tensor, text: str) -> dict[str, float]:
+        """Return log-probabilities of the answer's likeliest first tokens to frames uint8 `[N, H, W, 3]` and a text."""
+        content: list[dict[str, object]] = []
+        for frame in frames:
+            file = io.BytesIO()
+            Image.fromarray(frame.cpu().numpy()).save(file, "PNG", compress_level=1)
+            url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+            content.append({"type": "image_url", "image_url": {"url": url}})
+        content.append({"type": "text", "text": text})
+        answer = self._server.complete(content, max_tokens=1, temperature=0, logprobs=True, top_logprobs=_TOP)
+        told = answer.logprobs
+        if told is None or not told.content or not told.content[0].top_logprobs:
+            raise Fault(f"{self._server.model} answers without log-probabilities, which are needed")
+        return {token.token: token.logprob for token in told.content[0].top_logprobs}
 
-@register_reward("vlm_checks")
-class VlmChecks(RewardModel):
-    """Mean over a prompt's checks of the probability of the expected answer, 0 to 1 (VQAScore, Lin et al. 2024).
 
-    Args:
-        context: of the run; its prompt CSVs hold the checks.
+@dataclass(frozen=True)
+class Options:
+    """Options of `vlm_checks`; those that do not go together are a ValueError.
+
+    Attributes:
         checkpoint: folder of a Qwen2.5-VL or Qwen3-VL that runs in this process.
         server: instead of it, address of a chat server, up to and with `/v1`.
         model: the name that the server knows it by.
@@ -170,50 +171,58 @@ class VlmChecks(RewardModel):
         template: what is asked, with `{question}` in it.
         dtype: `bf16` or `fp32`; None: bf16 on a GPU, fp32 on the CPU.
         csv: CSV files with the checks, instead of the run's.
+    """
 
-    Raises:
-        ValueError: see `check`, `LocalJudge` and `RemoteJudge`.
+    checkpoint: str | None = None
+    server: str | None = None
+    model: str | None = None
+    num_frames: int = 8
+    max_pixels: int = 200704
+    template: str = TEMPLATE
+    dtype: str | None = None
+    csv: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.checkpoint is None) == (self.server is None) or (self.server is None) != (self.model is None):
+            raise ValueError("vlm_checks: give either the option checkpoint, or both server and model.")
+        fits = "{question}" in self.template and self.template.isprintable() and len(self.template) <= 300
+        if not fits or self.num_frames < 1 or self.max_pixels < 32 * 32:
+            raise ValueError(
+                "vlm_checks: expected num_frames >= 1, max_pixels >= 1024 and a template of one line of 300 characters "
+                f"with {{question}}; received {self}."
+            )
+
+
+@register_reward("vlm_checks")
+class VlmChecks(RewardModel):
+    """Mean over a prompt's checks of the probability of the expected answer, 0 to 1 (VQAScore, Lin et al. 2024).
+
+    Its options are those of `Options`; a ValueError as there and of `LocalJudge` and `RemoteJudge`.
     """
 
     metrics = ("CHECKS",)
 
-    def __init__(
-        self,
-        context: RewardContext,
-        checkpoint: str | None = None,
-        server: str | None = None,
-        model: str | None = None,
-        num_frames: int = 8,
-        max_pixels: int = 200704,
-        template: str = TEMPLATE,
-        dtype: str | None = None,
-        csv: Sequence[str] | None = None,
-    ) -> None:
+    def __init__(self, context: RewardContext, **options: Any) -> None:
         super().__init__(context)
-        self._checks = _checked(context, checkpoint, server, model, num_frames, max_pixels, template, dtype, csv)
-        self._num_frames, self._template = num_frames, template
-        name = context.dtype_name("vlm_checks", dtype)
-        if server is None:
-            self._judge = LocalJudge(checkpoint, max_pixels, context.device, DTYPES[name])
-            what = f"{Path(checkpoint).name}, {name}"
+        self._options, self._checks = _checked(context, options)
+        chosen, name = self._options, context.dtype_name("vlm_checks", self._options.dtype)
+        if chosen.server is None:
+            self._judge = LocalJudge(chosen.checkpoint, chosen.max_pixels, context.device, DTYPES[name])
+            what = f"{Path(chosen.checkpoint).name}, {name}"
         else:
-            self._judge = RemoteJudge(server, model, max_pixels, context)
-            what = f"{model} at {server}"
+            self._judge = RemoteJudge(chosen.server, chosen.model, chosen.max_pixels, context)
+            what = f"{chosen.model} at {chosen.server}"
         asked = hashlib.sha256(repr(sorted(self._checks.items())).encode()).hexdigest()[:8]
-        self._about = (
-            f"CHECKS by {what}, {num_frames} frames of at most {max_pixels} pixels, {template!r}, questions {asked}"
-        )
-        self._threads = ThreadPoolExecutor(1 if server is None else context.in_flight, "vlm-checks")
+        shown = f"{chosen.num_frames} frames of at most {chosen.max_pixels} pixels"
+        self._about = f"CHECKS by {what}, {shown}, {chosen.template!r}, questions {asked}"
+        self._threads = ThreadPoolExecutor(1 if chosen.server is None else context.in_flight, "vlm-checks")
 
     @classmethod
-    def check(cls, context: RewardContext, **options: object) -> None:
+    def check(cls, context: RewardContext, **options: Any) -> None:
         """Read the checks and ask the server once; of a checkpoint read only what it is."""
-        bound = inspect.signature(cls).bind(context, **options)
-        bound.apply_defaults()
-        chosen = bound.arguments
-        _checked(**chosen)
-        if chosen["server"] is not None:
-            RemoteJudge(chosen["server"], chosen["model"], chosen["max_pixels"], context)
+        chosen, _ = _checked(context, options)
+        if chosen.server is not None:
+            RemoteJudge(chosen.server, chosen.model, chosen.max_pixels, context)
 
     def applies(self, prompt: str) -> bool:
         """Whether the prompt has checks."""
@@ -221,8 +230,8 @@ class VlmChecks(RewardModel):
 
     def __call__(self, videos: Tensor, prompts: Sequence[str]) -> dict[str, Tensor]:
         """Score videos `[B, F, H, W, 3]` uint8; NaN and a warning where the server keeps failing."""
-        chosen = torch.linspace(0, videos.shape[1] - 1, self._num_frames).round().long().unique()
-        shown = [rearrange(video[chosen].cpu(), "n h w c -> n c h w").float() for video in videos]
+        chosen = torch.linspace(0, videos.shape[1] - 1, self._options.num_frames).round().long().unique()
+        shown = [video[chosen].cpu() for video in videos]
         asked = [(video, check) for video, prompt in enumerate(prompts) for check in self._checks.get(prompt, ())]
         answers = self._threads.map(lambda one: self._likelihood(shown[one[0]], one[1]), asked)
         of_videos: list[list[float]] = [[] for _ in prompts]
@@ -243,57 +252,24 @@ class VlmChecks(RewardModel):
     def _likelihood(self, frames: Tensor, check: Check) -> float:
         """Return the probability of the expected answer; NaN where the server failed."""
         try:
-            yes = float(self._judge.yes(frames, self._template.format(question=check.question)))
+            yes = float(self._judge.yes(frames, self._options.template.replace("{question}", check.question)))
         except Fault as fault:
             _LOG.warning("a video has no score by vlm_checks: %s", fault)
             return math.nan
         return yes if check.expected else 1 - yes
 
 
-def _word(token: str) -> str:
-    """Write a token without what marks a blank before it, and in lower case."""
-    return token.strip("Ġ▁ ").casefold()
-
-
-def _checked(
-    context: RewardContext,
-    checkpoint: str | None,
-    server: str | None,
-    model: str | None,
-    num_frames: int,
-    max_pixels: int,
-    template: str,
-    dtype: str | None,
-    csv: Sequence[str] | None,
-) -> dict[str, tuple[Check, ...]]:
-    """Refuse options that do not go together and a checkpoint of another family; return the prompts' checks."""
-    if (checkpoint is None) == (server is None):
-        raise ValueError("vlm_checks: give the option checkpoint, or server with model; exactly one of the two.")
-    if (server is None) != (model is None):
-        raise ValueError("vlm_checks: the options server and model belong together: the address and the model's name.")
-    if num_frames < 1 or max_pixels < 32 * 32:
-        raise ValueError(
-            f"vlm_checks: expected num_frames >= 1, max_pixels >= 1024; received {num_frames}, {max_pixels}."
-        )
-    try:
-        without = template.format(question="")
-    except (KeyError, IndexError, ValueError) as error:
-        raise ValueError(f"vlm_checks: the template {template!r} cannot be filled in: {error!r}.") from error
-    if without == template or not template.isprintable() or len(template) > 300:
-        raise ValueError(
-            f"vlm_checks: a template is one line of 300 characters with {{question}}; received {template!r}."
-        )
-    context.dtype_name("vlm_checks", dtype)
-    if checkpoint is not None:
-        check_component(local_folder(checkpoint, "vlm_checks"))
-        with readable(Path(checkpoint), "the configuration for vlm_checks"):
-            kind = AutoConfig.from_pretrained(checkpoint, local_files_only=True, trust_remote_code=False).model_type
-        if kind not in FAMILIES:
+def _checked(context: RewardContext, options: Mapping[str, Any]) -> tuple[Options, dict[str, tuple[Check, ...]]]:
+    """Return the options and the prompts' checks; a checkpoint of another family is refused."""
+    chosen = Options(**options)
+    context.dtype_name("vlm_checks", chosen.dtype)
+    if chosen.checkpoint is not None:
+        check_component(local_folder(chosen.checkpoint, "vlm_checks"))
+        with readable(Path(chosen.checkpoint), "the configuration for vlm_checks"):
+            config = AutoConfig.from_pretrained(chosen.checkpoint, local_files_only=True, trust_remote_code=False)
+        if config.model_type not in FAMILIES:
             raise ValueError(
-                f"vlm_checks: '{checkpoint}' is a {kind}; in this process runs {' or '.join(FAMILIES)}. Any other runs "
-                "on a server: give the options server and model."
+                f"vlm_checks: '{chosen.checkpoint}' is a {config.model_type}; in this process runs "
+                f"{' or '.join(FAMILIES)}. Any other runs on a server: give the options server and model."
             )
-    paths = context.prompt_csvs if csv is None else csv
-    if not paths:
-        raise ValueError("vlm_checks: no prompt CSV is known here; give the option csv, a list of files.")
-    return read_checks(paths)
+    return chosen, read_checks(context.prompt_csvs if chosen.csv is None else chosen.csv)

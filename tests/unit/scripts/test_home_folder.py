@@ -45,7 +45,7 @@ COMMANDS: dict[str, tuple[Callable, str]] = {
     ),
     "serve_reward": (
         serve_reward.parse_arguments,
-        "--reward clip_score --model_root ~/ckpts --video_folder=~/videos",
+        "--reward clip_score --model_root ~/ckpts",
     ),
     "plan": (plan.parse_arguments, "--world_size 8 --json ~/plan.json --pretrained_model_root ~/ckpts"),
     "make_checks": (make_checks.parse_arguments, "--validate ~/checks.csv"),

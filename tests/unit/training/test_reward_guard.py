@@ -163,7 +163,6 @@ class Unloadable(Brightness):
     ("judge", "settings", "message"),
     [
         ("{}", {}, "reward_guard: expected"),
-        ('{"models": {"moving_shapes": {}}}', {}, "reward_guard: models.moving_shapes.sub_reward: expected finite"),
         (
             '{"models": {"moving_shapes": {"sub_reward": {"XQ": 1.0}}}}',
             {},
@@ -172,7 +171,7 @@ class Unloadable(Brightness):
         (
             '{"models": {"moving_shapes": {"sub_reward": {"MQ": 1.0}, "options": {"x": 1}}}}',
             {},
-            "reward_guard: moving_shapes takes no option x",
+            "reward_guard: moving_shapes cannot use its options {'x': 1}",
         ),
         ('{"models": {"moving_shapes": {"sub_reward": {"MQ": 1.0}}}}', {"validation_interval": 0}, "set an interval"),
         ('{"models": {"moving_shapes": {"sub_reward": {"MQ": 1.0}}}}', {"validation_num_videos": 4}, "at least 8"),
@@ -181,7 +180,7 @@ class Unloadable(Brightness):
         (
             '{"models": {"pick_score": {"sub_reward": {"PickScore": 1.0}}}}',
             {},
-            "reward_guard: pick_score needs the option checkpoint; its options",
+            "reward_guard: pick_score .* missing a required argument: 'checkpoint'",
         ),
         (
             '{"models": {"text_rendering": {"sub_reward": {"TEXT": 1.0}}}}',

@@ -11,8 +11,7 @@ from torch import Tensor
 from hyvideo.config.schema import RewardConfig
 from hyvideo.distributed.mesh import build_mesh
 from hyvideo.models.reward_models.registry import RewardContext, RewardFailureError, Videos
-from hyvideo.models.reward_models.requested import RequestedReward
-from hyvideo.models.reward_models.rewards import WeightedReward
+from hyvideo.models.reward_models.rewards import RequestedReward, WeightedReward
 from hyvideo.training.collect import score_over_ranks
 from tests.support.ranks import run_on_ranks
 from tests.support.rewards import Brightness, grey_videos
@@ -32,7 +31,7 @@ class Broken(Brightness):
 
 
 def broken_reward(error: BaseException | None, max_failed: float = 0.5) -> WeightedReward:
-    choice = RequestedReward("brightness", 1.0, {"brightness": 2.0}, {}, None)
+    choice = RequestedReward("brightness", 1.0, {"brightness": 2.0}, {}, None, "reward_model")
     model = Broken(error) if error else Brightness()
     return WeightedReward([choice], [model], RewardConfig(reward_max_failed=max_failed), RewardContext())
 

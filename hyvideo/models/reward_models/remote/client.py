@@ -38,12 +38,12 @@ class RemoteReward(RewardModel):
         token = checked_token(os.environ.get(TOKEN_VARIABLE))
         self._server = Exchange(url, token, context, setting="remote_reward_url", variable=TOKEN_VARIABLE)
         try:
-            metadata = self._server.persistently(lambda: self._server.answer(Metadata, "GET", "/metadata"))
+            metadata = self._server.ask(Metadata, "GET", "/metadata")
         except (Fault, RewardFailureError) as error:
             raise ValueError(f"remote_reward_url: {error}") from error
         if name not in metadata.rewards:
             raise ValueError(
-                f"reward_model: the server {url} has no reward '{name}'; it has {', '.join(metadata.rewards)[:SHOWN]}."
+                f"the reward server {url} has no reward '{name}'; it has {', '.join(metadata.rewards)[:SHOWN]}."
             )
         if metadata.video_fps != context.video_fps:
             raise ValueError(
@@ -97,23 +97,22 @@ class RemoteReward(RewardModel):
             )
         sent = [digest(prompt, content) for prompt, content in zip(prompts, contents, strict=True)]
 
-        def post() -> ScoreResponse:
-            """Ask once, and refuse an answer that is not about exactly what was sent."""
-            answer = self._server.answer(
-                ScoreResponse,
-                "POST",
-                f"/score/{self._name}",
-                data={"request": request.model_dump_json()},
-                files=[("videos", (str(index), content)) for index, content in enumerate(contents)],
-            )
+        def check(answer: ScoreResponse) -> None:
+            """Refuse an answer that is not about exactly what was sent."""
             if answer.digests != sent:
                 raise Fault("an answer about other videos than were sent")
             lists = [*answer.metrics.values(), answer.applies or sent]
             if set(answer.metrics) != set(self.metrics) or any(len(values) != len(sent) for values in lists):
                 raise Fault(f"an answer without {len(sent)} scores for each of {', '.join(self.metrics)[:SHOWN]}")
-            return answer
 
-        answer = self._server.persistently(post)
+        answer = self._server.ask(
+            ScoreResponse,
+            "POST",
+            f"/score/{self._name}",
+            check,
+            data={"request": request.model_dump_json()},
+            files=[("videos", (str(index), content)) for index, content in enumerate(contents)],
+        )
         self._not_for |= {p for p, applies in zip(prompts, answer.applies or sent, strict=True) if not applies}
         return {
             metric: torch.tensor([torch.nan if value is None else value for value in values])

@@ -1,14 +1,18 @@
-"""Requests to a server that may hang, die or answer nonsense: limited in time and size, and some are repeated."""
+"""Requests to a server that may hang, die or answer nonsense: limited in time and size, and some are repeated.
+
+The server is our own, or one with OpenAI's chat protocol (vLLM, SGLang and others).
+"""
 
 import asyncio
 import functools
+import os
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import httpx
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from hyvideo.models.reward_models.registry import RewardContext, RewardFailureError
 
@@ -18,9 +22,11 @@ MAX_ANSWER_BYTES = 2**24
 SHOWN = 300
 """Characters of what a server says that a message repeats, escaped."""
 
+KEY_VARIABLE = "OPENAI_API_KEY"
+"""Environment variable with the key that a chat server asks for, if it does."""
+
 _FIRST_WAIT_SECONDS = 0.5
 _Answer = TypeVar("_Answer", bound=BaseModel)
-_Asked = TypeVar("_Asked")
 
 
 class Fault(Exception):
@@ -47,24 +53,33 @@ class Exchange:
             raise ValueError(f"{setting}: '{url}' is not an address ({error}).") from error
         self._loop = _event_loop()
 
-    def persistently(self, ask: Callable[[], _Asked]) -> _Asked:
-        """Ask until there is an answer, with waits that double; a Fault after all retries."""
-        for attempt in range(self._retries + 1):
-            try:
-                return ask()
-            except Fault as fault:
-                last = fault
-                if attempt < self._retries:
-                    time.sleep(_FIRST_WAIT_SECONDS * 2**attempt)
-        raise Fault(f"reward server {self._url}: {last} ({self._retries + 1} attempts)") from last
-
-    def answer(self, kind: type[_Answer], method: str, path: str, **content: object) -> _Answer:
-        """Send one request and read its answer.
+    def ask(
+        self,
+        kind: type[_Answer],
+        method: str,
+        path: str,
+        check: Callable[[_Answer], None] = lambda answer: None,
+        **content: object,
+    ) -> _Answer:
+        """Return an answer that `check` does not refuse by a Fault; waits between attempts double.
 
         Raises:
-            Fault: no answer, a server error, or one that is not understood.
+            Fault: there is none after all retries.
             RewardFailureError: the server refused.
         """
+        for attempt in range(self._retries + 1):
+            if attempt:
+                time.sleep(_FIRST_WAIT_SECONDS * 2 ** (attempt - 1))
+            try:
+                answer = self._answer(kind, method, path, content)
+                check(answer)
+                return answer
+            except Fault as fault:
+                last = fault
+        raise Fault(f"reward server {self._url}: {last} ({self._retries + 1} attempts)") from last
+
+    def _answer(self, kind: type[_Answer], method: str, path: str, content: dict[str, object]) -> _Answer:
+        """Send one request and read its answer; a Fault if there is none, or one that is not understood."""
         try:
             exchange = self._exchange(method, path, content)
             status, body = asyncio.run_coroutine_threadsafe(exchange, self._loop).result()
@@ -86,9 +101,7 @@ class Exchange:
     async def _exchange(self, method: str, path: str, content: dict[str, object]) -> tuple[int, bytes]:
         """Send a request; return the status and body of its answer, as it was sent: unpacked it might fill the memory.
 
-        Raises:
-            TimeoutError: connecting, sending and receiving, in however small pieces, take more than the timeout in all.
-            Fault: the answer is too long.
+        Connecting, sending and receiving, in however small pieces, take no more than the timeout in all.
         """
         body = bytearray()
         async with asyncio.timeout(self._timeout), self._client.stream(method, path, **content) as response:
@@ -105,3 +118,49 @@ def _event_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="reward-requests", daemon=True).start()
     return loop
+
+
+class _Token(BaseModel):
+    token: str
+    logprob: Annotated[float, Field(le=0.01)]  # some servers round above 0; what is far above overflows its exponential
+
+
+class _Position(BaseModel):
+    top_logprobs: list[_Token] = []
+
+
+class _LogProbs(BaseModel):
+    content: list[_Position] | None = None
+
+
+class _Message(BaseModel):
+    content: str | None = None
+
+
+class Choice(BaseModel):
+    """What is read of one of its choices: the text, and the likeliest tokens at each place."""
+
+    message: _Message = _Message()
+    logprobs: _LogProbs | None = None
+
+
+class Completion(BaseModel):
+    """What is read of an answer."""
+
+    choices: Annotated[list[Choice], Field(min_length=1)]
+
+
+class ChatServer(Exchange):
+    """The model `model` of a chat server at `url`, up to and with `/v1`; many threads may ask at once.
+
+    `setting` names the address in messages; one that is none is a ValueError.
+    """
+
+    def __init__(self, url: str, model: str, context: RewardContext, setting: str) -> None:
+        super().__init__(url, os.environ.get(KEY_VARIABLE), context, setting=setting, variable=KEY_VARIABLE)
+        self.model = model
+
+    def complete(self, content: list[dict[str, object]], **how: object) -> Choice:
+        """Return the answer to texts and images, with `how` it is made; errors as `ask`."""
+        request = {"model": self.model, "messages": [{"role": "user", "content": content}], **how}
+        return self.ask(Completion, "POST", "/chat/completions", json=request).choices[0]

@@ -13,18 +13,11 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torch import Tensor
 
 from hyvideo.data.videos import VideoTooLargeError, read_video
 from hyvideo.models.reward_models.registry import RewardModel, Videos, checked_answer
-from hyvideo.models.reward_models.remote.wire import (
-    Metadata,
-    RewardFacts,
-    ScoreRequest,
-    ScoreResponse,
-    digest,
-)
+from hyvideo.models.reward_models.remote.wire import Metadata, RewardFacts, ScoreRequest, ScoreResponse, digest
 
 BODY_SECONDS = 300.0
 """Time in which the body of a request must come; after as many a trainer gives up by default."""
@@ -38,9 +31,8 @@ def create_app(
     token: str | None = None,
     video_fps: float = 24,
     max_body_bytes: int = 256 * 2**20,
-    video_folder: Path | None = None,
 ) -> FastAPI:
-    """Make the application, which serves rewards by name.
+    """Make the application, which serves rewards by name to whoever shows the token; None lets anyone in.
 
     `GET /health` answers anyone. `GET /metadata` and `POST /score/{reward}` require the bearer token. A reward scores
     one request at a time, while one more is read and decoded. The bodies of others wait with their clients; those that
@@ -48,16 +40,17 @@ def create_app(
 
     Args:
         rewards: by the names they are served under.
-        token: what clients must show; None lets anyone in.
+        token: what clients must show.
         video_fps: frames per second of raw videos.
         max_body_bytes: larger requests are refused, and files with more bytes of frames for a reward that reads frames.
-        video_folder: where requests may name videos, instead of sending them; None: nowhere.
     """
     app = FastAPI(title="SAGE-GRPO reward server", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(_limited, max_bytes=max_body_bytes)
     held = {name: asyncio.Semaphore(_REQUESTS_HELD) for name in rewards}  # who waits takes no worker thread
     locks = {name: asyncio.Lock() for name in rewards}
-    facts = {name: _facts(reward) for name, reward in rewards.items()}
+    facts = {
+        name: RewardFacts(metrics=list(reward.metrics), reads=reward.reads, description=reward.describe())
+        for name, reward in rewards.items()
+    }
 
     async def guard(request: Request) -> None:
         """Answer 401 to a request without the token."""
@@ -80,11 +73,14 @@ def create_app(
         """Score the videos of one request."""
         if name not in rewards:
             raise HTTPException(404, f"no reward '{name}'; expected one of {', '.join(rewards)}")
+        length = request.headers.get("Content-Length", "")  # uvicorn reads no more than this
+        if not length.isdecimal() or int(length) > max_body_bytes:
+            raise HTTPException(413, f"the request is larger than {max_body_bytes} bytes, or does not say its length")
         async with held[name]:
             with tempfile.TemporaryDirectory(prefix="reward-server-") as folder:
                 try:
                     asked, digests, videos = await run_in_threadpool(
-                        _unpacked, rewards[name], await _read_form(request), Path(folder), video_folder, max_body_bytes
+                        _unpacked, rewards[name], await _read_form(request), Path(folder), max_body_bytes
                     )
                     async with locks[name]:
                         if await request.is_disconnected():
@@ -104,22 +100,12 @@ def create_app(
     return app
 
 
-def _facts(reward: RewardModel) -> RewardFacts:
-    return RewardFacts(metrics=list(reward.metrics), reads=reward.reads, description=reward.describe())
-
-
 async def _read_form(request: Request) -> tuple[ScoreRequest, list[bytes]]:
     """Read and check the form: as many videos as prompts."""
     try:
         async with asyncio.timeout(BODY_SECONDS), request.form(max_part_size=2**24) as form:
             asked = ScoreRequest.model_validate_json(str(form.get("request")))
-            uploads = form.getlist("videos")
-            if asked.format == "path":
-                contents = [path.encode() for path in asked.paths]
-            elif all(isinstance(upload, UploadFile) for upload in uploads):
-                contents = [await upload.read() for upload in uploads]
-            else:
-                raise HTTPException(422, "field `videos`: expected files, received text")
+            contents = [await part.read() for part in form.getlist("videos") if isinstance(part, UploadFile)]
     except TimeoutError as error:
         raise HTTPException(408, f"the request did not end within {BODY_SECONDS:g} s") from error
     except ValueError as error:  # of the field `request`, or of a form in no charset
@@ -130,22 +116,19 @@ async def _read_form(request: Request) -> tuple[ScoreRequest, list[bytes]]:
 
 
 def _unpacked(
-    reward: RewardModel, form: tuple[ScoreRequest, Sequence[bytes]], folder: Path, video_folder: Path | None, most: int
+    reward: RewardModel, form: tuple[ScoreRequest, Sequence[bytes]], folder: Path, most: int
 ) -> tuple[ScoreRequest, list[str], Videos]:
     """Return what is asked, the digests, and the videos as the reward reads them, `most` bytes of frames at most.
 
-    A ValueError says that a video is not what the request says or too large, or that a path leads out of the folder.
+    A ValueError says that a video is not what the request says or too large.
     """
     asked, contents = form
     digests = [digest(prompt, content) for prompt, content in zip(asked.prompts, contents, strict=True)]
     if asked.format == "raw":
         return asked, digests, _frames(asked.shape, contents)
-    if asked.format == "path":
-        paths = [_inside(video_folder, name) for name in asked.paths]
-    else:
-        paths = [folder / f"{index}.mp4" for index in range(len(contents))]
-        for path, content in zip(paths, contents, strict=True):
-            path.write_bytes(content)
+    paths = [folder / f"{index}.mp4" for index in range(len(contents))]
+    for path, content in zip(paths, contents, strict=True):
+        path.write_bytes(content)
     return asked, digests, paths if reward.reads == "file" else _decoded(paths, most)
 
 
@@ -167,43 +150,6 @@ def _decoded(paths: Sequence[Path], most: int) -> Tensor:
 
 def _frames(shape: tuple[int, ...] | None, contents: Sequence[bytes]) -> Tensor:
     """Return raw videos as uint8 `[B, F, H, W, 3]`."""
-    if shape is None or min(shape) < 1:
-        raise ValueError(f"raw videos need their shape [F, H, W, 3], received {shape}")
-    for content in contents:
-        if len(content) != math.prod(shape):
-            raise ValueError(f"a raw video of shape {shape} has {math.prod(shape)} bytes, received {len(content)}")
+    if shape is None or any(len(content) != math.prod(shape) for content in contents):
+        raise ValueError(f"raw videos need their shape [F, H, W, 3] and as many bytes, received {shape}")
     return torch.from_numpy(np.stack([np.frombuffer(content, np.uint8).reshape(shape) for content in contents]))
-
-
-def _inside(folder: Path | None, name: str) -> Path:
-    """Return the path of a video in the server's folder; links that lead out of it count as outside."""
-    if folder is None:
-        raise ValueError("this server takes no paths (--video_folder): send the videos")
-    try:
-        path = (folder / name).resolve()
-        if path.is_relative_to(folder.resolve()) and path.is_file():
-            return path
-    except (OSError, RuntimeError, ValueError):  # no name that a file can have, or a link that leads to itself
-        pass
-    raise ValueError(f"there is no video {name!r} in the server's folder")
-
-
-def _limited(app: ASGIApp, max_bytes: int) -> ASGIApp:
-    """Answer 413 to a request that turns out to be too large, without storing it."""
-
-    async def limited(scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, counting what it sends."""
-        received = 0
-
-        async def counted() -> Message:
-            """Receive the next piece; answer 413 when they have become too many bytes."""
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > max_bytes:
-                raise HTTPException(413, f"the request is larger than {max_bytes} bytes")
-            return message
-
-        await app(scope, counted, send)
-
-    return limited

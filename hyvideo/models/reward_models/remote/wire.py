@@ -9,13 +9,10 @@ import hashlib
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt
 
 TOKEN_VARIABLE = "REWARD_TOKEN"
 """Environment variable that holds the bearer token, on both sides."""
-
-MAX_PROMPT = 2**14
-"""Characters of a prompt: rewards search it, some in a time that grows with its square."""
 
 
 def checked_token(token: str | None) -> str | None:
@@ -50,16 +47,14 @@ class ScoreRequest(_Message):
 
     Attributes:
         prompts: one per video.
-        format: `mp4`: the files are mp4; `raw`: they are uint8 frames of `shape`; `path`: no files, but names in the
-            server's folder.
+        format: `mp4`: the files are mp4; `raw`: they are uint8 frames of `shape`.
         shape: [F, H, W, 3] of every raw video.
-        paths: names of the videos, for the format `path`.
     """
 
-    prompts: list[Annotated[str, Field(max_length=MAX_PROMPT)]] = Field(min_length=1, fail_fast=True)
-    format: Literal["mp4", "raw", "path"]
-    shape: tuple[int, int, int, Literal[3]] | None = None
-    paths: list[str] = Field(default=[], fail_fast=True)
+    # rewards search a prompt, some in a time that grows with the square of its length
+    prompts: list[Annotated[str, Field(max_length=2**14)]] = Field(min_length=1, fail_fast=True)
+    format: Literal["mp4", "raw"]
+    shape: tuple[PositiveInt, PositiveInt, PositiveInt, Literal[3]] | None = None
 
 
 class ScoreResponse(_Message):
@@ -93,6 +88,6 @@ class Metadata(_Message):
 
 
 def digest(prompt: str, content: bytes) -> str:
-    """Identify a prompt with a video (the bytes of the file or frames, or the name of the path)."""
+    """Identify a prompt with a video, the bytes of its file or frames."""
     words = prompt.encode()
     return hashlib.sha256(len(words).to_bytes(8) + words + content).hexdigest()

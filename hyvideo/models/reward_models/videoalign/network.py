@@ -1,22 +1,137 @@
-"""The network: Qwen2-VL with live adapters and a reward head at three special tokens, loaded strictly."""
+"""What a VideoReward folder holds: its settings and scoring text, and the network, loaded strictly.
 
+The network is Qwen2-VL with live adapters and a reward head at three special tokens.
+"""
+
+import ast
+import hashlib
+import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import torch
 from accelerate import init_empty_weights
 from peft import LoraConfig, inject_adapter_in_model
-from safetensors import SafetensorError
+from pydantic import ConfigDict, Field, FiniteFloat
+from pydantic.dataclasses import dataclass
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoConfig, Qwen2VLConfig, Qwen2VLModel
+from transformers import Qwen2VLConfig, Qwen2VLModel
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLVisionRotaryEmbedding
 
-from hyvideo.models.model_folder import check_component
-from hyvideo.models.reward_models.videoalign.settings import VideoAlignSettings
+from hyvideo.config.outside import check_file, check_files, read_file
+from hyvideo.models.model_folder import check_component, local_folder, read_json, readable
 from hyvideo.models.weight_files import check_precision, read_pickled
 
-_EMBEDDING = "model.language_model.embed_tokens.weight"
+METRICS = ("VQ", "MQ", "TA")
+"""Visual quality, motion quality, text alignment: the order of the reward tokens in the scoring text."""
+
+TEXT_SHA256 = "fdb6309bac618dd0c8b1b589d3a0970a974f7856eecbb355a190b2dce54af700"
+"""Hash of the published scoring text `detailed_special`."""
+
+_TEXT_NAME = "DETAILED_PROMPT_WITH_SPECIAL_TOKEN"
+_LOG = logging.getLogger(__name__)
+
+
+_Positive = Annotated[FiniteFloat, Field(gt=0)]
+
+
+@dataclass(frozen=True, config=ConfigDict(strict=True))
+class VideoAlignSettings:
+    """A VideoReward folder, read and checked.
+
+    Attributes:
+        checkpoint: the newest `checkpoint-*` folder.
+        base: folder or hub name of the Qwen2-VL whose configuration the network has.
+        output_dim: outputs of the reward head, 1 or 3.
+        lora: arguments of `peft.LoraConfig` for the adapters of the checkpoint, None where it has none.
+        without_lora: a linear layer whose module path contains one of these has no adapter.
+        fps: frames per second that are shown to the network.
+        num_frames: a fixed number of frames instead of `fps`, or None.
+        max_pixels: bound on height x width of a shown frame.
+        statistics: metric -> (mean, std) of its raw score, by which it is normalised; 0 and 1 where the file has none.
+        text: the scoring text with its placeholder `{text_prompt}`.
+    """
+
+    checkpoint: Path
+    base: str
+    output_dim: Literal[1, 3]
+    lora: Mapping[str, Any] | None
+    without_lora: tuple[str, ...]
+    fps: _Positive
+    num_frames: Annotated[int, Field(ge=2)] | None
+    max_pixels: Annotated[int, Field(ge=1, lt=2**26)]
+    statistics: Mapping[str, tuple[FiniteFloat, _Positive]]
+    text: str
+
+
+def read_settings(root: Path) -> VideoAlignSettings:
+    """Read the VideoReward folder `root`; its base model is `root/base`, or what `model_config.json` names.
+
+    A file that is missing, unreadable or of another kind than the released VideoReward's is a ValueError.
+    """
+    path = local_folder(root, "VideoAlign") / "model_config.json"
+    check_files(root)
+    check_component(root / "base")  # which may be a link
+    with readable(root, "VideoReward"):
+        content = read_json(path)
+        data, model, lora = (content[key] for key in ("data_config", "model_config", "peft_lora_config"))
+        expected = {
+            "eval_dim": (data["eval_dim"], list(METRICS)),
+            "prompt_template_type": (data["prompt_template_type"], "detailed_special"),
+            "sample_type": (data.get("sample_type", "uniform"), "uniform"),
+            "reward_token": (model["reward_token"], "special"),
+            "use_special_tokens": (model["use_special_tokens"], True),
+            "lora_target_modules": (lora["lora_target_modules"], None),
+            "num_lora_modules": (lora.get("num_lora_modules", -1), -1),
+        }
+        for key, (received, value) in expected.items():  # another kind would be scored wrongly
+            if received != value:
+                raise ValueError(f"model_config.json: expected {key} {value!r}, received {received!r}")
+        numbered = [path for path in root.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal()]
+        adapters = {"r": lora["lora_r"], "lora_alpha": lora["lora_alpha"], "use_rslora": lora["use_rslora"]}
+        inference = content.get("inference_config")
+        return VideoAlignSettings(
+            checkpoint=max(numbered, key=lambda path: int(path.name.removeprefix("checkpoint-"))),
+            base=str(root / "base") if (root / "base").is_dir() else model["model_name_or_path"],
+            output_dim=model["output_dim"],
+            lora=adapters if lora["lora_enable"] else None,
+            without_lora=(*(lora["lora_namespan_exclude"] or ()), *(() if lora["vision_lora"] else ("visual",))),
+            fps=data["fps"],
+            num_frames=data["num_frames"],
+            max_pixels=data["max_frame_pixels"],
+            statistics={
+                metric: (0.0, 1.0) if inference is None else (inference[f"{metric}_mean"], inference[f"{metric}_std"])
+                for metric in METRICS
+            },
+            text=_read_scoring_text(root),
+        )
+
+
+def _read_scoring_text(root: Path) -> str:
+    """Return the text that asks the network for its scores, which belongs to the weights and lies beside them.
+
+    `detailed_special.txt` is read as it is; otherwise the constant of `prompt_template.py`, which is parsed, never run.
+    """
+    plain, module = root / "detailed_special.txt", root / "prompt_template.py"
+    path = next((path for path in (plain, module) if path.is_file()), None)
+    if path is None:
+        raise ValueError(
+            f"VideoAlign: no scoring text in {root}: expected detailed_special.txt, or prompt_template.py of the "
+            "checkpoint's authors (checkpoints-download.md says where it is)."
+        )
+    text = read_file(path, 2**20).decode("utf-8")
+    if path == module:
+        assigned = [node for node in ast.parse(text).body if isinstance(node, ast.Assign)]
+        values = {target.id: node.value for node in assigned for target in node.targets if isinstance(target, ast.Name)}
+        text = str(ast.literal_eval(values[_TEXT_NAME]))
+    wanted = ["{text_prompt}", *(f"<|{metric}_reward|>" for metric in METRICS)]
+    if wrong := [part for part in wanted if text.count(part) != 1]:
+        raise ValueError(f"VideoAlign: the scoring text in {path} must contain {', '.join(wrong)} exactly once.")
+    if hashlib.sha256(text.encode()).hexdigest() != TEXT_SHA256:
+        _LOG.warning("VideoAlign: the scoring text in %s is not the published one; scores will differ from it.", path)
+    return text
 
 
 class _VisionAngles(Qwen2VLVisionRotaryEmbedding):
@@ -67,12 +182,10 @@ class RewardNetwork(nn.Module):
 
 
 def load_network(settings: VideoAlignSettings) -> RewardNetwork:
-    """Build the network and load its weights, exactly all or a ValueError, on the CPU in the precision of the files."""
+    """Build the network and load its weights, exactly all or an error, on the CPU in the precision of the files."""
     weights = _read_weights(settings)
-    if _EMBEDDING not in weights:
-        raise ValueError(f"VideoAlign: {settings.checkpoint} has no token embedding; expected a whole checkpoint.")
     config = _base_config(settings.base)
-    config.text_config.vocab_size = len(weights[_EMBEDDING])
+    config.text_config.vocab_size = len(weights["model.language_model.embed_tokens.weight"])
     with init_empty_weights(include_buffers=False):
         network = RewardNetwork(config, settings.output_dim)
     if settings.lora is not None:  # adapters stay live: merged into bf16 weights they would change the scores
@@ -85,10 +198,7 @@ def load_network(settings: VideoAlignSettings) -> RewardNetwork:
         moved = {f"{name}.{kind}": f"{name}.base_layer.{kind}" for name in targets for kind in ("weight", "bias")}
         weights = {moved.get(name, name): value for name, value in weights.items()}
     weights.pop("lm_head.weight", None)  # predicts words, which nobody asks for
-    try:
-        network.load_state_dict(weights, strict=True, assign=True)
-    except RuntimeError as error:
-        raise ValueError(f"VideoAlign: the weights in {settings.checkpoint} do not fit: {error}") from error
+    network.load_state_dict(weights, strict=True, assign=True)
     return network.eval().requires_grad_(False)
 
 
@@ -96,15 +206,12 @@ def _base_config(base: str) -> Qwen2VLConfig:
     """Read the base model's configuration from a folder or the hub."""
     check_component(Path(base))
     try:
-        config = AutoConfig.from_pretrained(base, trust_remote_code=False)
+        return Qwen2VLConfig.from_pretrained(base)  # weights of another kind will not fit
     except (OSError, ValueError) as error:
         raise ValueError(
             f"VideoAlign: cannot read the configuration of its base model '{base}'. Without a network, put the base "
             "model's config.json into the folder `base` of the VideoReward folder."
         ) from error
-    if not isinstance(config, Qwen2VLConfig):
-        raise ValueError(f"VideoAlign: the base model '{base}' is a {config.model_type}; expected qwen2_vl.")
-    return config
 
 
 def _read_weights(settings: VideoAlignSettings) -> dict[str, Tensor]:
@@ -113,31 +220,24 @@ def _read_weights(settings: VideoAlignSettings) -> dict[str, Tensor]:
     if (folder / "model.pth").is_file():
         return _current_names(_load(folder / "model.pth"))
     adapters, rest = folder / "adapter_model.safetensors", folder / "non_lora_state_dict.pth"
-    if not (adapters.is_file() and rest.is_file()):
-        raise ValueError(
-            f"VideoAlign: {folder} has no weights: expected model.pth, or adapter_model.safetensors with "
-            "non_lora_state_dict.pth."
-        )
     shards = sorted(Path(settings.base).glob("*.safetensors"))
-    if not shards:
+    if not (shards and adapters.is_file() and rest.is_file()):
         raise ValueError(
-            f"VideoAlign: {folder} holds adapters only and needs the base model's weights, but there are no "
-            f".safetensors files in '{settings.base}'. Put the base model into the folder `base` of VideoReward."
+            f"VideoAlign: {folder} has no weights: expected model.pth; or adapter_model.safetensors with "
+            f"non_lora_state_dict.pth, and the base model's .safetensors files in '{settings.base}' (put it into "
+            "the folder `base` of VideoReward)."
         )
     return {name: value for path in (*shards, rest, adapters) for name, value in _current_names(_load(path)).items()}
 
 
 def _load(path: Path) -> dict[str, Tensor]:
     """Read tensors; a pickle is read as data only."""
-    try:
-        if path.suffix == ".safetensors" and not path.is_file():
-            raise ValueError("it is a folder, pipe or device")
+    with readable(path, "weights"):
+        check_file(path)
         weights = load_file(path) if path.suffix == ".safetensors" else read_pickled(path)
         for name, value in weights.items():
             check_precision(name, value.dtype, path)
         return weights
-    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
-        raise ValueError(f"VideoAlign: {path} cannot be read as weights: {error}") from error
 
 
 def _current_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -12,10 +12,10 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from hyvideo.models.model_folder import check_component, readable
-from hyvideo.models.reward_models.registry import DTYPES, RewardContext, RewardModel, Videos, register_reward
+from hyvideo.models.reward_models.registry import RewardContext, RewardModel, Videos, register_reward
 from hyvideo.models.reward_models.videoalign.frames import MERGE, frame_indices, patches, read_frames
-from hyvideo.models.reward_models.videoalign.network import load_network
-from hyvideo.models.reward_models.videoalign.settings import METRICS, read_settings
+from hyvideo.models.reward_models.videoalign.network import METRICS, load_network, read_settings
+from hyvideo.models.weight_files import DTYPES
 
 _REQUEST = (
     "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
@@ -117,8 +117,6 @@ class VideoAlignScorer:
         max_pixels: int | None = None,
     ) -> dict[str, list[float]]:
         """Score what `read` makes frames of; raw scores are NaN where it cannot."""
-        if len(videos) != len(prompts):
-            raise ValueError(f"VideoAlign: received {len(videos)} videos but {len(prompts)} prompts.")
         items = {}
         for index, (video, prompt) in enumerate(zip(videos, prompts, strict=True)):
             try:
@@ -180,9 +178,14 @@ class VideoAlignReward(RewardModel):
 
     def __init__(self, context: RewardContext, checkpoint: str | None = None, dtype: str | None = None) -> None:
         super().__init__(context)
-        self._dtype, folder = context.dtype_name("videoalign_local", dtype), self._folder(context, checkpoint)
-        at = (folder, context.device, DTYPES[self._dtype], context.batch_size)
-        self._scorer = VideoAlignScorer(*at, own_files=context.own_files)
+        self._dtype = context.dtype_name("videoalign_local", dtype)
+        self._scorer = VideoAlignScorer(
+            self._folder(context, checkpoint),
+            device=context.device,
+            dtype=DTYPES[self._dtype],
+            batch_size=context.batch_size,
+            own_files=context.own_files,
+        )
 
     @classmethod
     def check(cls, context: RewardContext, checkpoint: str | None = None, dtype: str | None = None) -> None:

@@ -87,17 +87,6 @@ def test_quality_is_the_share_of_a_good_photo_whatever_the_prompt(checkpoint, vi
     assert 0 < float(scores.min()) < float(scores.max()) < 1
 
 
-def test_both_at_once_load_from_their_paths(checkpoint, videos):
-    entry = {"options": {"checkpoint": str(checkpoint), "num_frames": 2}}
-    models = {
-        "clip_score": {**entry, "sub_reward": {"CLIPScore": 0.01}},
-        "pick_score": {**entry, "sub_reward": {"PickScore": 1.0}, "weight": 0.5},
-    }
-    scores = get_reward_fn(RewardConfig(reward_config={"models": models}), offload=True)(videos, PROMPTS)
-    expected = 0.01 * scores.metrics["CLIPScore"] + 0.5 * scores.metrics["PickScore"]
-    torch.testing.assert_close(scores.total, expected)
-
-
 def test_a_clips_weights_are_read_from_its_own_safetensors_alone(checkpoint, tmp_path):
     copy = shutil.copytree(checkpoint, tmp_path / "copy")
     (copy / "model.safetensors").rename(tmp_path / "shard.safetensors")
@@ -126,8 +115,6 @@ def test_a_clips_weights_are_read_from_its_own_safetensors_alone(checkpoint, tmp
     [
         ({"checkpoint": "nowhere"}, "CLIPScore: there is no folder 'nowhere'"),
         ({"checkpoint": 5}, "reward_config: clip_score cannot use its options {'checkpoint': 5}"),
-        ({"num_frames": "8"}, "reward_config: clip_score cannot use its options .*'num_frames': '8'"),
-        ({"num_frames": 0}, "expected num_frames of at least 1, received 0"),
     ],
 )
 def test_wrong_options_are_named_with_and_without_loading_a_network(checkpoint, options, message):
@@ -150,7 +137,7 @@ def test_a_clip_with_missing_or_damaged_files_is_refused(checkpoint, tmp_path):
     weights = load_file(copy / "model.safetensors")
     weights.pop("visual_projection.weight")
     save_file(weights, copy / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match="lacks weights of a CLIP: visual_projection.weight"):
+    with pytest.raises(ValueError, match="lacks weights: visual_projection.weight"):
         ClipScore(RewardContext(), str(copy))
     (copy / "model.safetensors").write_bytes(b"123")
     with pytest.raises(ValueError, match=f"Cannot read '{copy}/model.safetensors', 3 bytes"):

@@ -12,8 +12,7 @@ from hyvideo.config.schema import RewardConfig
 from hyvideo.config.settings import SETTINGS
 from hyvideo.models import reward_models
 from hyvideo.models.reward_models import registry
-from hyvideo.models.reward_models.requested import read_requested_rewards
-from hyvideo.models.reward_models.rewards import get_reward_fn
+from hyvideo.models.reward_models.rewards import get_reward_fn, read_requested_rewards
 from scripts import make_checks
 from scripts.serve_reward import parse_arguments
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import random
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -168,17 +167,6 @@ def test_a_cheap_exploit_loses_to_a_mediocre_honest_video_on_every_metric(truth,
     assert all((mediocre[metric] > cheap[metric]).all() for metric in METRICS)
 
 
-def test_between_two_colours_the_score_lies_between(truth):
-    blend = []
-    for clip, scene in zip(clips(), SCENES, strict=True):
-        other = COLOURS[next_of(COLOURS, scene.colour)]
-        between = tuple((a + b) // 2 for a, b in zip(clip.colour, other, strict=True))
-        blend.append(dataclasses.replace(clip, colour=between))
-    right, half = raw(truth)["TA"], raw(render(blend))["TA"]
-    wrong = raw(FAULTS["wrong colour"][1](truth))["TA"]
-    assert (right > half).all() and (half.mean() > wrong.mean())
-
-
 def test_an_unreadable_prompt_is_nan_for_its_item_alone_and_wrong_input_refused(truth):
     reward = MovingShapesReward()
     scores = reward(truth[:3], [PROMPTS[0], "a cat", PROMPTS[2]])
@@ -193,11 +181,3 @@ def test_an_unreadable_prompt_is_nan_for_its_item_alone_and_wrong_input_refused(
         MovingShapesReward()(truth[:2], PROMPTS[:1])
     with pytest.raises(ValueError, match="a cat"):
         correct(truth[:1], ["a cat"])
-
-
-def test_sixty_four_videos_are_scored_in_about_a_second(truth):
-    videos, prompts = truth.repeat(3, 1, 1, 1, 1)[:64], (PROMPTS * 3)[:64]
-    MovingShapesReward()(videos[:2], prompts[:2])
-    begin = time.process_time()
-    MovingShapesReward()(videos, prompts)
-    assert time.process_time() - begin < 4

@@ -23,18 +23,17 @@ def several(**models: dict[str, Any]) -> RewardConfig:
     return RewardConfig(reward_config={"models": models})
 
 
-def test_a_neighbours_file_that_cannot_be_imported_is_named_once_and_skipped(tmp_path, monkeypatch, capsys):
+def test_a_neighbours_file_that_cannot_be_imported_is_named_and_skipped(tmp_path, monkeypatch, capsys):
     known = registered_rewards()
     source = "from hyvideo.models.reward_models.registry import *\n@register_reward('half_done')\n"
     source += "class HalfDone(RewardModel):\n    metrics = ('a',)\nimport no_such_library\n"
     (tmp_path / "half_done.py").write_text(source)
-    monkeypatch.setattr("hyvideo.models.reward_models.registry._BROKEN", {})
     monkeypatch.setattr(reward_models, "__path__", [*reward_models.__path__, str(tmp_path)])
-    assert registered_rewards() == registered_rewards() == known
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1 and f"rewards in {tmp_path}/half_done.py are skipped" in told
-    with pytest.raises(ValueError, match=r"half_done.py was skipped: ModuleNotFoundError: .*no_such_library"):
+    with pytest.raises(ValueError, match="no reward named 'half_done' is available"):
         reward_of("half_done")
+    told = capsys.readouterr().err
+    assert f"rewards in {tmp_path}/half_done.py are skipped" in told and "no_such_library" in told
+    assert registered_rewards() == known
 
 
 def model_of(reward: WeightedReward) -> Any:
@@ -76,35 +75,31 @@ def test_several_rewards_are_weighted_and_metrics_of_one_name_are_told_apart():
         (RewardConfig(reward_model="pathlib:Path"), "must be a subclass of hyvideo.*registry.RewardModel"),
         (RewardConfig(reward_model="brightness"), "brightness has no metric VQ, MQ, TA; expected some of brightness, "),
         (RewardConfig(reward_model="brightness", reward_weights={"length": 0.0}), "at least one weight other than 0"),
-        (RewardConfig(reward_model="brightness", reward_weights={"length": float("nan")}), "expected finite weights"),
-        (RewardConfig(reward_model="clip_score", reward_weights={"CLIPScore": 1.0}), "needs the option checkpoint"),
-        (RewardConfig(remote_reward_url="http://me:pw@host"), "^remote_reward_url holds a user((?!pw@).)*$"),
-        (several(brightness={"url": "http://pw@host"}), r"brightness\.url holds a user or password"),
-        (several(brightness={"url": 5}), r"brightness\.url is not an address: expected one such as http://"),
+        (RewardConfig(reward_model="brightness", reward_weights={"length": float("nan")}), "should be a finite number"),
+        (
+            RewardConfig(reward_model="clip_score", reward_weights={"CLIPScore": 1.0}),
+            "required argument: 'checkpoint'.*it takes checkpoint, num_frames .reward_checkpoint_path",
+        ),
+        (RewardConfig(remote_reward_url="http://me:pw@host"), "server holds a user((?!pw@).)*$"),
+        (
+            several(brightness={"sub_reward": {"length": 1}, "url": "http://pw@["}),
+            "holds a user((?!pw@).)*$",
+        ),
+        (several(brightness={"sub_reward": {"length": 1}, "url": 5}), "models.brightness.url: Input should be a valid"),
         (RewardConfig(reward_config={"models": {}}), 'reward_config: expected {"models"'),
-        (RewardConfig(reward_config={"models": {"a": {}}, "b": 1}), 'reward_config: expected {"models"'),
-        (RewardConfig(reward_config={"models": {5: {}}}), 'reward_config: expected {"models"'),
-        (several(brightness=1), "models.brightness: expected a mapping with some of weight, sub_reward"),
-        (several(brightness={}), "models.brightness.sub_reward: expected finite weights"),
+        (RewardConfig(reward_config={"models": {"a": {}}, "b": 1}), "b: Extra inputs"),
         (several(brightness={"weight": 0, "sub_reward": {"length": 1}}), "at least one weight other than 0"),
-        (several(brightness={"sub_reward": {"length": "1"}}), "sub_reward: expected finite weights"),
-        (several(brightness={"sub_rewards": {}}), "unknown key sub_rewards; expected some of weight, sub_reward"),
-        (several(brightness={"sub_reward": {"length": 1}, "weight": 1e999}), "models.brightness: expected finite"),
-        (several(brightness={"sub_reward": {"length": 1}, "weight": 10**400}), "models.brightness: expected finite"),
-        (several(brightness={"sub_reward": {1: 1}}), "sub_reward: expected finite weights by name"),
-        (several(brightness={"sub_reward": {"length": 1}, "options": {1: 2}}), "mapping of names; received {1: 2}"),
-        (several(brightness={"sub_reward": {"length": 1}, "options": 3}), "options: expected a mapping of names"),
+        (several(brightness={"sub_reward": {"length": "1"}}), "sub_reward.length: Input should be a valid number"),
+        (several(brightness={"sub_rewards": {}}), "models.brightness.sub_rewards: Extra inputs"),
+        (several(brightness={"sub_reward": {"length": 1}, "weight": 10**400}), "brightness.weight: Input should be"),
+        (several(brightness={"sub_reward": {"length": 1}, "options": {1: 2}}), "options.1.*valid string"),
         (
             several(brightness={"sub_reward": {"length": 1}, "options": {"second": 3}}),
-            "brightness takes no option second; its options: seconds",
+            "brightness cannot use its options {'second': 3}.*unexpected keyword argument 'second'.*; it takes seconds",
         ),
         (
             several(brightness={"sub_reward": {"length": 1}, "options": {"seconds": 3}, "url": "http://a"}),
             "brightness is scored at http://a; give its options to that server's --reward",
-        ),
-        (
-            several(clip_score={"sub_reward": {"CLIPScore": 1}, "options": {"checkpoint": 5}}),
-            "reward_config: clip_score cannot use its options {'checkpoint': 5}",
         ),
     ],
 )
@@ -114,9 +109,7 @@ def test_what_cannot_be_scored_is_refused_at_construction(config, message):
             refuse(config)
 
 
-@pytest.mark.parametrize(
-    "names", [("Blackening",), ("Blackening", "Brightness"), ("Brightness", "Blackening")], ids=str
-)
+@pytest.mark.parametrize("names", [("Blackening",), ("Blackening", "Brightness"), ("Brightness", "Blackening")])
 def test_a_reward_that_writes_into_its_videos_changes_no_other_score_and_not_the_rollouts_videos(names):
     paths = [f"tests.support.rewards:{name}" for name in names]
     models = {path: {"sub_reward": {"brightness": 1.0}, "weight": 1.0 - ("Black" in path) / 2} for path in paths}
@@ -130,17 +123,6 @@ def test_a_reward_that_writes_into_its_videos_changes_no_other_score_and_not_the
         found = [values.tolist() for name, values in scores.metrics.items() if name.endswith("brightness")]
         assert found == [[*range(100, 200, 10)]] * len(names)
         assert torch.equal(videos, grey_videos(*range(100, 200, 10)))
-
-
-@pytest.mark.parametrize(
-    "names", [("Rewriting", "FileBrightness"), ("FileBrightness", "Rewriting")], ids=["first", "second"]
-)
-def test_a_reward_that_rewrites_its_files_changes_no_other_score(names):
-    paths = [f"tests.support.rewards:{name}" for name in names]
-    config = RewardConfig(reward_config={"models": {path: {"sub_reward": {"brightness": 1.0}} for path in paths}})
-    scores = get_reward_fn(config)(grey_videos(50, 200), ["a"] * 2)
-    of_files = next(values for name, values in scores.metrics.items() if "FileBrightness" in name)
-    assert of_files.tolist() == pytest.approx([50, 200], abs=3)
 
 
 def test_a_failed_item_has_no_total_and_the_others_keep_theirs():
@@ -163,16 +145,15 @@ def test_an_error_of_a_reward_is_not_swallowed_and_leaves_it_usable():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (None, "The reward brightness must return a mapping of its metrics; it returned None"),
-        ({}, r"The reward brightness must give 'brightness' as \[2\]"),
-        ({"brightness": "high"}, "The reward brightness gave a 'brightness' that is no tensor"),
-        ({"brightness": torch.ones(3), "note": "x"}, r"gave brightness \[3\], note \[\]"),
-        ({"brightness": torch.tensor([1, 1j])}, "must give 'brightness' as real numbers; it gave torch.complex64"),
-        ({"brightness": [1 + 0j, 2]}, "must give 'brightness' as real numbers"),
+        (None, "None"),
+        ({}, "{}"),
+        ({"brightness": "high", "length": torch.ones(2)}, "{'brightness': 'high'"),
+        ({"brightness": torch.ones(3), "length": torch.ones(2)}, "{'brightness': tensor"),
+        ({"brightness": [1 + 0j, 2], "length": torch.ones(2)}, "{'brightness': "),
     ],
 )
 def test_a_reward_that_gives_no_scores_is_named(monkeypatch, given, message):
-    reward = reward_of()
+    reward, message = reward_of(), rf"brightness must give brightness, length as \[2\] real .* it gave {message}"
     monkeypatch.setattr(type(model_of(reward)), "__call__", lambda self, videos, prompts: given)
     with pytest.raises(ValueError, match=message):
         reward(grey_videos(1, 2), ["a", "b"])
@@ -192,9 +173,8 @@ def test_a_reward_that_would_end_the_program_fails_wherever_it_does_so(tmp_path,
     with pytest.raises(ValueError, match=rf"'exiting:Reward' cannot be imported \(SystemExit: {code}\)"):
         reward_of("exiting:Reward")
     monkeypatch.setattr(reward_models, "__path__", [*reward_models.__path__, str(tmp_path)])
-    monkeypatch.setattr("hyvideo.models.reward_models.registry._BROKEN", {})
     assert "exiting" not in registered_rewards()
-    assert f"exiting.py are skipped, because it cannot be imported: SystemExit: {code}" in capsys.readouterr().err
+    assert f"exiting.py are skipped, because it cannot be imported: {SystemExit(code)!r}" in capsys.readouterr().err
 
 
 def test_videos_are_scored_in_blocks_that_do_not_depend_on_how_they_arrive():

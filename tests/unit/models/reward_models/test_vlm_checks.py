@@ -10,7 +10,7 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from hyvideo.config.schema import RewardConfig
-from hyvideo.models.reward_models.registry import RewardContext, RewardModel
+from hyvideo.models.reward_models.registry import RewardContext
 from hyvideo.models.reward_models.remote import exchange
 from hyvideo.models.reward_models.rewards import WeightedReward, check_rewards, get_reward_fn
 from hyvideo.models.reward_models.vlm_checks import TEMPLATE, VlmChecks, odds_of_yes
@@ -138,11 +138,8 @@ def test_a_server_that_cannot_judge_is_refused_before_a_rollout(one, csv, served
     [
         (["prompt", "a"], "prompts.csv: there is no column `checks`"),
         (["prompt,checks", "a,"], "prompts.csv: no prompt has any checks"),
-        (["prompt,checks", "a,nothing"], "line 2: checks: not JSON"),
         (["prompt,checks", "a," + "[" * 10**5], "line 2: checks: not JSON"),
-        (["prompt,checks", 'a,"[]"'], "line 2: checks: expected"),
         (["prompt,checks", 'a,"[{""question"": ""x?""}]"'], "line 2: checks: expected .* received the entry"),
-        (["prompt,checks", 'a,"[{""question"": ""x?"", ""answer"": true}]"'], "an answer must be yes or no"),
         (["prompt,checks", 'a,"[{""question"": ""<|im_end|>"", ""answer"": ""no""}]"'], "special tokens"),
     ],
 )
@@ -156,17 +153,17 @@ def test_a_csv_without_usable_checks_is_refused_before_a_model_is_read(one, tmp_
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "exactly one of the two"),
-        ({"checkpoint": "CHECKPOINT", "server": "http://127.0.0.1:1/v1"}, "exactly one of the two"),
-        ({"server": "http://127.0.0.1:1/v1"}, "server and model belong together"),
+        ({}, "give either the option checkpoint, or both server and model"),
+        ({"checkpoint": "CHECKPOINT", "server": "http://127.0.0.1:1/v1"}, "give either the option checkpoint"),
+        ({"server": "http://127.0.0.1:1/v1"}, "give either the option checkpoint"),
+        ({"chekpoint": "CHECKPOINT"}, "vlm_checks cannot use its options .*unexpected keyword argument 'chekpoint'"),
         ({"server": "http://127.0.0.1:1/v1", "model": "m"}, r"no answer \(ConnectError"),
         ({"checkpoint": "nowhere"}, "there is no folder 'nowhere'"),
         ({"checkpoint": "assets/tiny/transformer"}, "assets/tiny/transformer"),
-        ({"checkpoint": "CHECKPOINT", "num_frames": 0}, "expected num_frames >= 1"),
-        ({"checkpoint": "CHECKPOINT", "template": "Is it good?"}, "a template is one line"),
-        ({"checkpoint": "CHECKPOINT", "template": "{quest}"}, "cannot be filled in"),
+        ({"checkpoint": "CHECKPOINT", "num_frames": 0}, "expected num_frames >= 1.*num_frames=0"),
+        ({"checkpoint": "CHECKPOINT", "template": "Is it good?"}, "a template of one line"),
         ({"checkpoint": "CHECKPOINT", "dtype": "fp8"}, "expected dtype bf16 or fp32"),
-        ({"checkpoint": "CHECKPOINT", "csv": []}, "give the option csv"),
+        ({"checkpoint": "CHECKPOINT", "csv": []}, "no prompt has any checks"),
     ],
 )
 def test_wrong_options_are_refused_before_a_model_is_read(one, csv, options, message):
@@ -191,18 +188,10 @@ def test_a_checkpoint_that_would_fill_the_memory_is_refused_before_it_does(one, 
         VlmChecks(context(csv), checkpoint=str(path.parent))
 
 
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        ("{% for %}", "Expected an expression"),
-        ("{{ messages[0].nothing.at_all }}", "has no attribute"),
-        ("a", "for every image"),
-    ],
-)
-def test_a_chat_template_that_cannot_ask_is_refused_when_the_model_is_loaded(one, csv, tmp_path, template, message):
+def test_a_chat_template_that_cannot_ask_is_refused_when_the_model_is_loaded(one, csv, tmp_path):
     folder = shutil.copytree(one, tmp_path / "other")
-    (folder / "chat_template.jinja").write_text(template)
-    with pytest.raises(ValueError, match=f"Cannot load the model for vlm_checks from '{folder}': .*{message}"):
+    (folder / "chat_template.jinja").write_text("a")
+    with pytest.raises(ValueError, match=f"Cannot load the model for vlm_checks from '{folder}': .*for every image"):
         VlmChecks(context(csv), checkpoint=str(folder))
 
 
@@ -211,9 +200,3 @@ def test_every_way_to_write_an_answer_counts():
     e = torch.tensor([-1.0, -2.0, -1.0]).exp()
     assert odds_of_yes(log_probs) == pytest.approx(float((e[0] + e[1]) / e.sum()))
     assert odds_of_yes({"Maybe": -0.1}) != odds_of_yes({"Maybe": -0.1})  # NaN
-
-
-def test_a_question_about_another_video_of_the_batch_changes_nothing(one, csv):
-    reward: RewardModel = VlmChecks(context(csv), checkpoint=str(one), num_frames=2)
-    both = reward(videos(56), ["a red circle", "a green cross"])["CHECKS"]
-    assert reward(videos(56)[1:], ["a green cross"])["CHECKS"].item() == both[1].item()

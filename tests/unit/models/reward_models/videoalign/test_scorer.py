@@ -92,7 +92,7 @@ def test_more_shown_frames_and_pixels_change_the_scores(scorer, clips, tmp_path)
 
 
 def test_a_call_that_makes_no_sense_is_refused_and_no_videos_have_no_scores(scorer, clips):
-    with pytest.raises(ValueError, match="received 3 videos but 0 prompts"):
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
         scorer.score(clips, [])
     with pytest.raises(ValueError, match="give fps or num_frames, not both"):
         scorer.score(clips, PROMPTS, fps=2.0, num_frames=4)
@@ -148,7 +148,7 @@ def damaged(reward: VideoReward, tmp_path: Path, change) -> Path:
         (lambda w: w.pop("base_model.model.visual.blocks.0.attn.qkv.bias"), "visual.blocks.0.attn.qkv.bias"),
         (lambda w: w.update({"base_model.model.model.layers.7.extra": torch.ones(1)}), "layers.7.extra"),
         (lambda w: w.update({"base_model.model.rm_head.weight": torch.ones(3, 32)}), "rm_head"),
-        (lambda w: w.pop("base_model.model.model.embed_tokens.weight"), "no token embedding"),
+        (lambda w: w.pop("base_model.model.model.embed_tokens.weight"), "embed_tokens.weight"),
     ],
 )
 def test_weights_that_are_not_exactly_the_networks_are_refused(whole, tmp_path, change, message):
@@ -165,7 +165,7 @@ class Evil:
 
 def test_a_pickle_that_runs_code_and_a_tokenizer_without_the_reward_tokens_are_refused(whole, tmp_path, capsys):
     root = damaged(whole, tmp_path, lambda weights: weights.update(evil=Evil()))
-    with pytest.raises(ValueError, match="model.pth cannot be read as weights"):
+    with pytest.raises(ValueError, match="model.pth.*Evil"):
         VideoAlignScorer(root)
     assert "executed" not in capsys.readouterr().out
     build_tokenizer().save_pretrained(root / "checkpoint-20" / "tokenizer")
