@@ -334,25 +334,17 @@ def build_anchor(config: Config, transformer: nn.Module) -> WeightsCopy | None:
     return copy_policy(transformer, offload=config.kl.reference_mode_offload)
 
 
-def lambda_bounds(kl: KLConfig) -> tuple[float, float]:
-    """Return lambda's smallest value and that at the start, both brought to what its ceiling allows.
-
-    The reference does this too, so that a smaller `kl_weight` alone makes a run with a weaker penalty.
-    """
-    ceiling = kl.kl_weight * (MILDER_CEILING if kl.kl_schedule == "milder" else 1)
-    lowest = min(kl.kl_min_coef, ceiling)
-    return lowest, lowest if kl.kl_coef is None else min(max(kl.kl_coef, lowest), ceiling)
-
-
 def build_controller(kl: KLConfig) -> KLController | None:
     """Build the schedule of the KL coefficient; None when there is no KL term.
 
-    Raises:
-        ValueError: the settings of the schedule contradict each other.
+    Its smallest value and that at the start are brought to what the ceiling allows, as in the reference, so that a
+    smaller `kl_weight` alone makes a run with a weaker penalty.
     """
     if kl.kl_weight == 0:
         return None
-    lowest, first = lambda_bounds(kl)
+    ceiling = kl.kl_weight * (MILDER_CEILING if kl.kl_schedule == "milder" else 1)
+    lowest = min(kl.kl_min_coef, ceiling)
+    first = lowest if kl.kl_coef is None else min(max(kl.kl_coef, lowest), ceiling)
     return KLController(
         max_coef=kl.kl_weight,
         min_coef=lowest,

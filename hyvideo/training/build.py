@@ -48,7 +48,7 @@ from hyvideo.observability.watchdog import Watchdog
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from hyvideo.pipelines.prompt_lengths import truncated_prompts_warning
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
-from hyvideo.training.checks import check_config, check_validated, cropped_images
+from hyvideo.training.checks import check_config, check_validated
 from hyvideo.training.code_version import CODE, code_version
 from hyvideo.training.collect import Rounds
 from hyvideo.training.guard import ReplayWatch, RewardGuard
@@ -153,7 +153,7 @@ def read_inputs(config: Config) -> tuple[list[Prompt], list[Prompt], dict[str, s
 
     Returns:
         The prompts for training, those for validation, the hash of each prompt file as it was read (it may change while
-        the models are loaded), and warnings of settings and images that are valid but hardly meant.
+        the models are loaded), and warnings of settings that are valid but hardly meant.
 
     Raises:
         ValueError: a setting or file is wrong on any rank, or ranks have different ones; all ranks raise it.
@@ -175,7 +175,6 @@ def read_inputs(config: Config) -> tuple[list[Prompt], list[Prompt], dict[str, s
             check_task(rows, task)
             check_images(rows[rank::world_size])  # decoding a million takes hours
         check_validated(config, valid)
-        warnings += cropped_images(config, prompts, valid)
     require_same(settings_of(config) | content)
     return prompts, valid, content, warnings
 
