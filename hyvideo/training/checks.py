@@ -219,7 +219,7 @@ def _objective_problems(cfg: Config) -> Iterator[str]:
 
 
 def _guard_problems(cfg: Config) -> Iterator[str]:
-    """A guard whose judge cannot be read, that would never look, or could not tell a fall."""
+    """Check the guard: a readable judge, an interval, enough videos."""
     if cfg.reward.reward_guard is None:
         return
     try:

@@ -43,14 +43,13 @@ class Journal:
         for row in {row["round"]: row for row in rows if "round" in row}.values():  # the last row of each round
             self.reward_watch.observe(row)
         samples = scored_steps(self.folder / "samples") if own else {}
-        self._validations = [_mean_reward(folder) for folder in samples.values()]
+        self._validations = []
+        for folder in samples.values():
+            rewards = [video.reward for video in read_scored_videos(folder) if math.isfinite(video.reward)]
+            self._validations.append(sum(rewards) / len(rewards) if rewards else math.nan)
 
-    def row(
-        self, step: int, trajectory: Trajectory, metrics: dict[str, float], times: dict[str, float], *, round_ends: bool
-    ) -> dict[str, float]:
-        """Return the whole row of update `step`: the round's numbers, the update's, and the seconds of its phases."""
-        if self.profile and self.profile.end_update(times, round_ends=round_ends):
-            self.console.info(f"profiled until step {step}: {self.profile.folder}")
+    def row(self, trajectory: Trajectory, metrics: dict[str, float], times: dict[str, float]) -> dict[str, float]:
+        """Return the whole row of an update: the round's numbers, the update's, and the seconds of its phases."""
         performance = self.performance.row(trajectory, metrics.get("update/evaluations", 0.0), times)
         return {**trajectory.metrics, **metrics, "round": trajectory.round, **times, **performance}
 
@@ -96,9 +95,3 @@ class Journal:
             self.metrics.close()
             if self.report:
                 self.console.info(f"report: {self.folder / 'report.html'}")
-
-
-def _mean_reward(folder: Path) -> float:
-    """Mean reward of a validation, failed scores left out; NaN where none could be scored."""
-    rewards = [video.reward for video in read_scored_videos(folder) if math.isfinite(video.reward)]
-    return sum(rewards) / len(rewards) if rewards else math.nan

@@ -65,7 +65,6 @@ class Performance:
         }
 
         def passes(conditioning: Conditioning) -> list[PassFlops]:
-            """One per row."""
             return [
                 transformer_flops(config, num_text=len(text), num_glyph=len(glyph), **sizes)
                 for text, glyph in zip(conditioning.text, conditioning.glyph, strict=True)

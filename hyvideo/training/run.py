@@ -115,7 +115,13 @@ class Run:
                 raise
             except NonFiniteUpdateError as error:
                 state.finish_save()
-                raise NonFiniteUpdateError(f"{error} {self._advice()}") from error
+                good = broadcast_from_main(lambda: latest_checkpoint(self.folder.checkpoints))
+                may_change = "--resume_may_change learning_rate max_grad_norm"
+                way_on = f": give it with --resume_from_checkpoint latest {may_change}" if good else ""
+                raise NonFiniteUpdateError(
+                    f"{error} Last good checkpoint: {good or 'none was saved yet'}. A lower learning_rate or "
+                    f"max_grad_norm usually helps{way_on}."
+                ) from error
             state.finish_save()
 
     def continues(self) -> bool:
@@ -131,15 +137,16 @@ class Run:
         """
         if self._stop.preempted():
             raise RoundAbandoned
-        config, parts = self.config, (self.policy, self.algorithm, self.reward, self.rounds.current, trajectory)
-        noisy = self.algorithm.needs == "transitions"
+        config, policy, algorithm, reward = self.config, self.policy, self.algorithm, self.reward
+        round, noisy = self.rounds.current, algorithm.needs == "transitions"
         if self.validation and noisy and self._begins_interval(config.validation.validation_interval):
-            self._compared["rollout/ode_gap"] = -gain_over(*parts, without_noise=True)
+            gain = gain_over(policy, algorithm, reward, round, trajectory, without_noise=True)
+            self._compared["rollout/ode_gap"] = -gain
         if self.base and self._begins_interval(config.rollout.base_interval):
             self._compared["reward/over_base"] = 0.0  # before the first update the policy is the base
             if self.state.step:
                 with self.base.in_place_of_policy():
-                    self._compared["reward/over_base"] = gain_over(*parts)
+                    self._compared["reward/over_base"] = gain_over(policy, algorithm, reward, round, trajectory)
 
     def log(self, trajectory: Trajectory, metrics: dict[str, float]) -> None:
         """Write an update's row; that of the round's last update waits for its validation.
@@ -161,7 +168,10 @@ class Run:
         if warning := self.journal.replay_watch.observe(metrics):
             self.journal.console.main_warning(warning)
         round_ends = step == self._first_step + self._updates_per_round
-        row = self.journal.row(step, trajectory, self._compared | metrics, self.timer.pop(), round_ends=round_ends)
+        times = self.timer.pop()
+        if self.journal.profile and self.journal.profile.end_update(times, round_ends=round_ends):
+            self.journal.console.info(f"profiled until step {step}: {self.journal.profile.folder}")
+        row = self.journal.row(trajectory, self._compared | metrics, times)
         if round_ends:
             self._last_row = row
         else:
@@ -310,21 +320,12 @@ class Run:
         checkpoints = self.folder.checkpoints
 
         def act() -> None:
-            """Write the file `best`, or remove it."""
             if look and (checkpoints / f"step_{look.step}").is_dir():
                 point(BEST, checkpoints / f"step_{look.step}")
             else:
                 (checkpoints / BEST).unlink(missing_ok=True)
 
         broadcast_from_main(act)
-
-    def _advice(self) -> str:
-        """Say how to go on after an update that is not finite."""
-        good = broadcast_from_main(lambda: latest_checkpoint(self.folder.checkpoints))
-        may_change = "--resume_may_change learning_rate max_grad_norm"
-        way_on = f": give it with --resume_from_checkpoint latest {may_change}" if good else ""
-        helps = f"A lower learning_rate or max_grad_norm usually helps{way_on}."
-        return f"Last good checkpoint: {good or 'none was saved yet'}. {helps}"
 
 
 @contextmanager

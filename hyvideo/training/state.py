@@ -71,7 +71,7 @@ class RunState:
     def save(self, folder: Path, *, keep_last: int | None, keep_every: int = 0, beside_training: bool = False) -> Path:
         """Write a checkpoint into `folder` and return its path; a LoRA run's has the adapter in `lora/` too.
 
-        What is kept is said at `begin_save`. With `beside_training` it returns when the tensors are copied, and the
+        See `begin_save` for what is kept. With `beside_training` it returns when the tensors are copied, and the
         checkpoint is valid after `finish_save`.
 
         Raises:
