@@ -51,14 +51,6 @@ def test_errors_and_gradients_are_those_of_the_formula(beta: float, adaptive: bo
         assert gradient.flatten().tolist() == pytest.approx([slopes[kind] for _, slopes in expected])
 
 
-def test_a_video_of_several_numbers_has_the_mean_of_their_errors():
-    zero, sigma, clean = torch.zeros(2, 3), torch.full((2, 1), 0.5), torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 6.0]])
-    good, bad = nft_losses(zero, zero, zero, clean, sigma, beta=1.0, adaptive=True)
-    assert good.tolist() == bad.tolist() == pytest.approx([(14 / 3) / 2, 12 / 2])
-    good, _ = nft_losses(zero, zero, zero, clean, sigma, beta=1.0, adaptive=False)
-    assert good.tolist() == pytest.approx([4 * 14 / 3, 4 * 12])
-
-
 def test_at_the_old_policy_the_gradient_is_the_advantage_times_that_of_flow_matching_whatever_beta_and_clip():
     """Theorem 3.2's direction, with the release's factor ``clip / beta``."""
     drawn = torch.Generator().manual_seed(1)
@@ -76,12 +68,6 @@ def test_at_the_old_policy_the_gradient_is_the_advantage_times_that_of_flow_matc
     expected = torch.autograd.grad((advantages * (v - (noise - clean)).square().mean(1)).sum(), v)[0]
     for gradient in gradients:
         torch.testing.assert_close(gradient, expected)
-
-
-def test_advantages_become_probabilities():
-    assert optimality(torch.tensor([-9.0, -5.0, -2.5, 0.0, 2.5, 5.0, 9.0]), 5.0).tolist() == [
-        *(0.0, 0.0, 0.25, 0.5, 0.75, 1.0, 1.0)
-    ]
 
 
 def reference(
