@@ -67,13 +67,18 @@ def check(
         files: whether the prompts, the model's files and a checkpoint to resume must be there. Without them nothing is
             known of what is hardly meant.
     """
+    grpo = config.grpo
+
+    def deal() -> None:
+        trained = algorithm_class(grpo.algorithm).evaluations(config).update
+        check_updates(grpo.updates_per_rollout, grpo.batch_size * grpo.gradient_accumulation_steps, trained)
+
     errors = [
         *out_of_range(config),
         *_refusals(config, _LAYOUT, lambda: layout_of(config, world_size)),
-        *_refusals(config, _STEPS, lambda: _check_steps(config)),
+        *_refusals(config, _STEPS, deal),
         *_video_problems(config, vae_spatial, vae_temporal),
         *_objective_problems(config),
-        *_guard_problems(config),
         *_model_problems(config),
         *_run_problems(config),
     ]
@@ -84,7 +89,13 @@ def check(
             known = known_sampling(config)
         except ValueError as error:
             errors.append(str(error))
-        errors += _guidance_problems(config, known)
+        model, scale = config.model, config.rollout.cfg_scale
+        original = not is_diffusers_layout(Path(model.pretrained_model_root))
+        if known and known["guidance_scale"] == 1 and original and scale > 1:
+            errors.append(
+                f"cfg_scale is {scale:g}, but {model.pretrained_transformer_version} is distilled: its guidance is in "
+                "its weights, and more of it spoils its videos. Set cfg_scale to 1."
+            )
     if errors or not files:
         return [Problem(error) for error in errors]
     return [Problem(warning, "warning") for warning in hardly_meant(config, known)]
@@ -105,21 +116,17 @@ def check_config(
     return [problem.text for problem in problems]
 
 
-def _guidance_problems(config: Config, known: Mapping[str, Any] | None) -> Iterator[str]:
-    """Guidance for a distilled version, which has it in its weights already."""
-    model = config.model
-    distilled = known and known["guidance_scale"] == 1 and not is_diffusers_layout(Path(model.pretrained_model_root))
-    if distilled and config.rollout.cfg_scale > 1:
-        yield (
-            f"cfg_scale is {config.rollout.cfg_scale:g}, but {model.pretrained_transformer_version} is distilled: its "
-            "guidance is in its weights, and more of it spoils its videos. Set cfg_scale to 1."
-        )
-
-
 def hardly_meant(config: Config, known: Mapping[str, Any] | None) -> Iterator[str]:
     """Yield what is valid, but probably not meant, in settings without an error; `known` is of `known_sampling`."""
     yield from _weights(config)
-    yield from _sampling(config, known)
+    if known:
+        shifts = {"infer_flow_shift_video": config.rollout.infer_flow_shift_video}
+        if config.data.valid_video_csv and config.validation.is_on:
+            shifts["validation_timestep_shift"] = config.validation.validation_timestep_shift
+        pairs = [("cfg_scale", config.rollout.cfg_scale, known["guidance_scale"])]
+        pairs += [(name, shift, known["shift"]) for name, shift in shifts.items()]
+        if differing := [f"{name} is {own:g}, the model's is {its:g}" for name, own, its in pairs if own != its]:
+            yield f"the model is meant to be sampled otherwise: {'; '.join(differing)}."
     if algorithm_class(config.grpo.algorithm).needs == "transitions":
         yield from _noise_left(config, known)
     yield from unread_settings(config)
@@ -134,24 +141,18 @@ def check_validated(config: Config, prompts: Sequence[Prompt], judge: WeightedRe
         judge: the reward that judges the run; None if it is not yet built.
 
     Raises:
-        ValueError: it says how many there are, and how many are needed.
+        ValueError: it says how many it would compare, and how many are needed.
     """
     if config.reward.reward_guard is None:
         return
-    needed = f"but needs at least {_FEWEST_COMPARED}, better 32, to tell a fall from chance"
-    if len(prompts) < _FEWEST_COMPARED:
-        raise ValueError(
-            f"reward_guard would compare {len(prompts)} validation videos, as valid_video_csv has no more prompts, "
-            f"{needed}: add prompts."
-        )
     texts = [prompt.text for prompt in prompts[: config.validation.validation_num_videos]]
     without = [text for text in texts if judge and not judge.applies(text)]
-    if len(texts) - len(without) < _FEWEST_COMPARED:
-        names = " and ".join(choice.name for choice in read_requested_judges(config.reward))
+    if (compared := len(texts) - len(without)) < _FEWEST_COMPARED:
+        example = f" (not {without[0]!r:.200}, for example)" if without else ""
         raise ValueError(
-            f"reward_guard: {names} can judge the videos of only {len(texts) - len(without)} of the {len(texts)} "
-            f"prompts that are validated, {needed}; it cannot judge {without[0]!r:.200}, for example. Validate other "
-            "prompts, or name another judge."
+            f"reward_guard would compare {compared} validation videos that its judge can judge{example}, but needs at "
+            f"least {_FEWEST_COMPARED}, better 32, to tell a fall from chance: add prompts to valid_video_csv, or "
+            "raise validation_num_videos."
         )
 
 
@@ -171,13 +172,6 @@ def _refusals(cfg: Config, names: Sequence[str], ask: Callable[[], object]) -> I
         ask()
     except ValueError as error:
         yield from str(error).splitlines()
-
-
-def _check_steps(cfg: Config) -> None:
-    """Ask the algorithm what it trains of one video, and deal that to updates."""
-    trained = algorithm_class(cfg.grpo.algorithm).evaluations(cfg).update
-    num_videos = cfg.grpo.batch_size * cfg.grpo.gradient_accumulation_steps
-    check_updates(cfg.grpo.updates_per_rollout, num_videos, trained)
 
 
 def _video_problems(cfg: Config, vae_spatial: int, vae_temporal: int) -> Iterator[str]:
@@ -207,7 +201,7 @@ def _video_problems(cfg: Config, vae_spatial: int, vae_temporal: int) -> Iterato
 
 
 def _objective_problems(cfg: Config) -> Iterator[str]:
-    """Reward weights that cannot rank videos, and a reward checkpoint that nothing would load."""
+    """Reward weights that cannot rank videos, a reward checkpoint that nothing would load, a guard without judge."""
     reward, weights = cfg.reward, cfg.reward.reward_weights
     if not (all(math.isfinite(weight) for weight in weights.values()) and any(weights.values())):
         yield f"reward_weights must be finite numbers, at least one other than 0; received {weights}"
@@ -216,23 +210,13 @@ def _objective_problems(cfg: Config) -> Iterator[str]:
             f"reward_checkpoint_path is {reward.reward_checkpoint_path!r}, but nothing would load it: a server has "
             "its own weights, and reward_config names those of each reward in its options"
         )
-
-
-def _guard_problems(cfg: Config) -> Iterator[str]:
-    """Check the guard: a readable judge, an interval, enough videos."""
-    if cfg.reward.reward_guard is None:
-        return
-    try:
-        read_requested_judges(cfg.reward)
-    except ValueError as error:
-        yield str(error)
-    if not cfg.validation.validation_interval:
-        yield "reward_guard judges validation videos, but validation_interval is 0: set an interval"
-    if cfg.validation.validation_num_videos < _FEWEST_COMPARED:
-        yield (
-            f"reward_guard compares {cfg.validation.validation_num_videos} validation videos, too few to tell a fall "
-            f"from chance: set validation_num_videos to at least {_FEWEST_COMPARED}, better 32"
-        )
+    if reward.reward_guard is not None:
+        try:
+            read_requested_judges(reward)
+        except ValueError as error:
+            yield str(error)
+        if not cfg.validation.validation_interval:
+            yield "reward_guard judges validation videos, but validation_interval is 0: set an interval"
 
 
 def _file_problems(cfg: Config) -> Iterator[str]:
@@ -303,19 +287,6 @@ def _weights(config: Config) -> Iterator[str]:
             f"use_lora is true at learning_rate {rate:g}, the rate of full fine-tuning, at which an adapter hardly "
             "learns: add configs/lora.yaml to --config, or set a rate about ten times as high."
         )
-
-
-def _sampling(config: Config, known: Mapping[str, Any] | None) -> Iterator[str]:
-    """Settings that differ from how the model is meant to be sampled."""
-    if known is None:
-        return
-    pairs = [("cfg_scale", config.rollout.cfg_scale, known["guidance_scale"])]
-    pairs += [("infer_flow_shift_video", config.rollout.infer_flow_shift_video, known["shift"])]
-    if config.data.valid_video_csv and config.validation.is_on:
-        pairs += [("validation_timestep_shift", config.validation.validation_timestep_shift, known["shift"])]
-    differing = [f"{name} is {ours:g}, the model's is {theirs:g}" for name, ours, theirs in pairs if ours != theirs]
-    if differing:
-        yield f"the model is meant to be sampled otherwise: {'; '.join(differing)}."
 
 
 def noise_left(rollout: RolloutConfig) -> tuple[float, float]:

@@ -185,7 +185,7 @@ class Unloadable(Brightness):
         (
             '{"models": {"text_rendering": {"sub_reward": {"TEXT": 1.0}}}}',
             {"reward_model": BRIGHTNESS},
-            "text_rendering can judge the videos of only 2 of the 8 prompts .* cannot judge 'a red circle",
+            "would compare 2 validation videos that its judge can judge .not 'a red circle",
         ),
     ],
 )
