@@ -174,7 +174,8 @@ class GRPO(Algorithm):
             anchor_mean = self._anchor_mean(compared, anchored)
         mean, std = self.policy.step(latents, index, conditioning)
         following, recorded = rollout.latents[rows, index + 1], rollout.log_probs[rows, index]
-        log_probs = self.policy.log_prob(following, mean, std)
+        scheduler, sde_type = self.policy.pipeline.scheduler, self.policy.sde_type
+        log_probs = scheduler.log_prob(following, mean, std, sde_type=sde_type)  # mean over elements
         old_log_probs = log_probs.detach() if on_policy else recorded
         log_ratio = log_probs - old_log_probs
         if self.config.grpo.ratio_norm:
@@ -283,15 +284,7 @@ class GRPO(Algorithm):
         }
 
     def load_state(self, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]) -> None:
-        """Restore anchor and controller.
-
-        Raises:
-            ValueError: the state has no controller, and this run needs one.
-        """
-        if self.controller is not None and facts.get("controller") is None:
-            raise ValueError(
-                "there is no KL controller, which this run's KL settings need; keep kl_weight, or start a new run"
-            )
+        """Restore anchor and controller."""
         if self.anchor is not None:
             self.anchor.load_state_dict(tensors.get("anchor", {}), equals_policy=facts["anchor_equals_policy"])
         if self.controller is not None:

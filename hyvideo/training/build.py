@@ -108,7 +108,8 @@ def open_run(config: Config, report: Callable[[Path], None] | None = None) -> Ru
     if device.type == "cuda":
         network = policy.transformer.config
         heads = network.num_attention_heads // mesh.token_ranks
-        shape = (1, video_tokens(network, policy.latent_grid()), heads, network.attention_head_dim)
+        tokens = video_tokens(network, policy.pipeline.latent_shape(policy.num_frames, policy.size))
+        shape = (1, tokens, heads, network.attention_head_dim)
         told(kernel_in_use(shape, policy.pipeline.autocast_dtype, device))
     for change in changed:
         told(f"changed: {change}")

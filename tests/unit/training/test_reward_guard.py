@@ -82,8 +82,6 @@ def test_its_state_survives_as_json():
     other = RewardGuard("rollback", 0.05)
     other.load(json.loads(json.dumps(guard.facts())))
     assert repr(other) == repr(guard)
-    with pytest.raises(ValueError, match="reward_guard cannot be read"):
-        other.load({"looks": [{}], "rolled_back": False})
 
 
 Guarded = Callable[..., Run]
