@@ -52,9 +52,8 @@ from hyvideo.training.checks import check_config, check_validated
 from hyvideo.training.code_version import CODE, code_version
 from hyvideo.training.collect import Rounds
 from hyvideo.training.guard import ReplayWatch, RewardGuard
-from hyvideo.training.journal import Journal
 from hyvideo.training.performance import Performance
-from hyvideo.training.run import Run
+from hyvideo.training.run import Journal, Run
 from hyvideo.training.state import CONTENT, RunState, changed_settings
 from hyvideo.training.validation import Validation
 

@@ -1,9 +1,11 @@
-"""A run: everything that is true whatever the algorithm, and the loop over its rounds."""
+"""A run: everything that is true whatever the algorithm, the loop over its rounds, and what it tells of them."""
 
 import gc
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from hyvideo.algorithms.algorithm import Algorithm, Trajectory
 from hyvideo.algorithms.optimizer import NonFiniteUpdateError
@@ -11,22 +13,105 @@ from hyvideo.algorithms.policy import Policy
 from hyvideo.algorithms.weights_copy import WeightsCopy
 from hyvideo.checkpoint.run_folder import RunFolder
 from hyvideo.checkpoint.train_state import BEST, LATEST, latest_checkpoint, point
+from hyvideo.config.outside import in_words
 from hyvideo.config.schema import Config
 from hyvideo.data.files import LOCK
 from hyvideo.distributed.collectives import broadcast_from_main
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.models.reward_models.rewards import WeightedReward
+from hyvideo.observability.console import Console, validation_line
+from hyvideo.observability.metrics import MetricsLog, read_metrics
 from hyvideo.observability.phase_timer import PhaseTimer
+from hyvideo.observability.profiling import Profile
+from hyvideo.observability.scored_videos import read_scored_videos, scored_steps
+from hyvideo.observability.watchdog import Watchdog
 from hyvideo.training.collect import Rounds, collect, gain_over
-from hyvideo.training.guard import ROLLBACK_RATE, Action, Look, ReplayMismatchError
-from hyvideo.training.journal import Journal
+from hyvideo.training.guard import ROLLBACK_RATE, Action, Look, ReplayMismatchError, ReplayWatch, RewardWatch
+from hyvideo.training.performance import Performance
 from hyvideo.training.state import RunState
 from hyvideo.training.stop_signal import StopSignal
 from hyvideo.training.validation import Validation, save_samples
 
 GUARD = "reward_guard"
 """What a run was stopped by, if not by a signal."""
+
+
+TRACKED_VIDEOS = 8
+"""Validation videos sent to trackers each time."""
+
+
+@dataclass(eq=False)
+class Journal:
+    """Writes one row per update, and what people read of them.
+
+    Only the main rank has `metrics`, and `profile` is None where the run is not profiled. `report` is called with the
+    run folder after a save; None writes no report.
+    """
+
+    folder: Path
+    console: Console
+    metrics: MetricsLog | None
+    performance: Performance
+    profile: Profile | None
+    watchdog: Watchdog
+    replay_watch: ReplayWatch
+    reward_watch: RewardWatch = field(default_factory=RewardWatch)
+    report: Callable[[Path], None] | None = None
+
+    def __post_init__(self) -> None:
+        own = self.metrics and self.metrics.path.is_file()
+        rows = read_metrics(self.metrics.path) if own else []  # those before a resume
+        for row in {row["round"]: row for row in rows if "round" in row}.values():  # the last row of each round
+            self.reward_watch.observe(row)
+        samples = scored_steps(self.folder / "samples") if own else {}
+        self._validations = []
+        for folder in samples.values():
+            rewards = [video.reward for video in read_scored_videos(folder) if math.isfinite(video.reward)]
+            self._validations.append(sum(rewards) / len(rewards) if rewards else math.nan)
+
+    def row(self, trajectory: Trajectory, metrics: dict[str, float], times: dict[str, float]) -> dict[str, float]:
+        """Return the whole row of an update: the round's numbers, the update's, and the seconds of its phases."""
+        performance = self.performance.row(trajectory, metrics.get("update/evaluations", 0.0), times)
+        return {**trajectory.metrics, **metrics, "round": trajectory.round, **times, **performance}
+
+    def log(self, step: int, row: dict[str, float], *, round_ends: bool) -> None:
+        """Write the row of update `step`, and warn if the rounds so far look as if the reward were exploited."""
+        if self.metrics:
+            self.metrics.log(step, row)
+        self.console.progress(step, row, round_ends=round_ends)
+        if round_ends and (failed := row.get("reward/failed", 0)):
+            self.console.main_warning(
+                f"{failed:.0f} videos of the round that ended with update {step} could not be scored and are left out "
+                "(reward/failed)."
+            )
+        if "valid/reward" in row:
+            self.tell_validation(step, row["valid/reward"])
+        if round_ends and (warning := self.reward_watch.observe(row)):
+            self.console.main_warning(warning)
+
+    def tell_validation(self, step: int, reward: float) -> None:
+        """Say what a validation found."""
+        self._validations.append(reward)
+        self.console.info(validation_line(step, self._validations))
+
+    def write_report(self) -> None:
+        """Report what is in the run folder; if that cannot be written, training goes on."""
+        if not (self.report and self.metrics and self.metrics.path.exists()):
+            return
+        try:
+            self.report(self.folder)
+        except (OSError, ValueError) as error:
+            self.console.warning(f"report.html was not written: {in_words(error)}")
+
+    def finish(self) -> None:
+        """Close what the run wrote to, and say where its report is."""
+        if self.profile:
+            self.profile.finish()
+        if self.metrics:
+            self.metrics.close()
+            if self.report:
+                self.console.info(f"report: {self.folder / 'report.html'}")
 
 
 class RoundAbandoned(Exception):
@@ -281,7 +366,8 @@ class Run:
         ema = self.state.optimization.ema if self.config.validation.validation_weights == "ema" else None
         with ema.in_place_of_policy() if ema else nullcontext():
             validated = self.validation(folder, self.state.step)
-        self.journal.log_videos(self.state.step, folder)
+        if (metrics := self.journal.metrics) and metrics.trackers:
+            metrics.trackers.log_videos(self.state.step, read_scored_videos(folder)[:TRACKED_VIDEOS])
         return validated
 
     def _guard(self, look: Look | None) -> Action | None:
