@@ -95,7 +95,6 @@ def settings_that_free(phase: str) -> list[str]:
     found = [knob for knob in KNOBS.values() if phase in knob.facts.frees]
 
     def place(knob: Knob) -> tuple[bool, bool, bool]:
-        """Return the key by which a setting is sorted."""
         of_all = knob.facts.frees == EVERY_PHASE
         return of_all, of_all and knob.facts.decides, knob.kind is bool or bool(knob.choices)
 

@@ -41,21 +41,6 @@ class Performance:
             `perf/mfu_rollout` of the round, `perf/mfu_update`, and `perf/videos_per_gpu_hour` over this row and those
             before it, as many as a round has: sampled, scored and trained, without validation and checkpoints.
         """
-        per_video = self._flops(trajectory)
-        if times["time/rollout"]:
-            sampled = self._per_video * sum(flops.total for flops in per_video)
-            self._mfu_rollout = sampled / times["time/rollout"] / self._peak
-        trained = sum(flops.model - (flops.linear if self._adapter else 0) for flops in per_video) / len(per_video)
-        self._seconds.append(sum(times.values()))
-        num_videos = len(trajectory) * self._mesh.dp_size
-        return {
-            "perf/mfu_rollout": self._mfu_rollout,
-            "perf/mfu_update": evaluations * trained / max(times["time/update"], 1e-9) / self._peak,
-            "perf/videos_per_gpu_hour": 3600 * num_videos / sum(self._seconds) / self._mesh.world_size,
-        }
-
-    def _flops(self, trajectory: Trajectory) -> list[PassFlops]:
-        """Count one rank's part of an evaluation of every sample."""
         config, guidance = self._policy.transformer.config, self._policy.guidance
         images = trajectory.conditioning.images
         sizes = {
@@ -70,7 +55,7 @@ class Performance:
                 for text, glyph in zip(conditioning.text, conditioning.glyph, strict=True)
             ]
 
-        prompted = passes(trajectory.conditioning)
+        prompted = passes(trajectory.conditioning)  # this rank's part of an evaluation of every prompt
         if guidance.scale != 1.0:
             (negative,) = passes(guidance.negative)
             split = self._mesh.guidance_ranks  # then this rank computes one row: their mean stands for it
@@ -78,4 +63,15 @@ class Performance:
                 PassFlops((own.linear + negative.linear) // split, (own.attention + negative.attention) // split)
                 for own in prompted
             ]
-        return [prompted[row] for row in trajectory.conditioning_rows]
+        per_video = [prompted[row] for row in trajectory.conditioning_rows]
+        if times["time/rollout"]:
+            sampled = self._per_video * sum(flops.total for flops in per_video)
+            self._mfu_rollout = sampled / times["time/rollout"] / self._peak
+        trained = sum(flops.model - (flops.linear if self._adapter else 0) for flops in per_video) / len(per_video)
+        self._seconds.append(sum(times.values()))
+        num_videos = len(trajectory) * self._mesh.dp_size
+        return {
+            "perf/mfu_rollout": self._mfu_rollout,
+            "perf/mfu_update": evaluations * trained / max(times["time/update"], 1e-9) / self._peak,
+            "perf/videos_per_gpu_hour": 3600 * num_videos / sum(self._seconds) / self._mesh.world_size,
+        }

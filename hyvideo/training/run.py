@@ -324,7 +324,7 @@ class Run:
     def _begin_round(self) -> None:
         """Remember where the next round begins, and let the garbage collector run."""
         gc.collect()
-        self._first_step, self._before, self._compared = self.state.step, self.state.before_round(), {}
+        self._first_step, self._start, self._compared = self.state.step, self.state.position(), {}
         if (profile := self.journal.profile) and self.continues():
             profile.begin_round(last=self.state.step + self._updates_per_round >= self.config.run.max_steps)
 
@@ -335,7 +335,7 @@ class Run:
 
     def _abandon_round(self) -> None:
         """Go back to where the round began, and save if that is not saved already."""
-        self.state.give_round_up(self._before)
+        self.state.rewind(self._start)
         self.timer.pop()
         self.state.finish_save()
         saved = broadcast_from_main(lambda: latest_checkpoint(self.folder.checkpoints))  # others may see it later

@@ -139,22 +139,6 @@ def test_a_second_update_follows_the_gradient_of_the_formula(make_training: Call
     assert said["nft/old_distance"] > 0 and expected.norm() > 0.1
 
 
-def test_every_video_trains_the_share_of_the_steps_that_is_asked_for(make_training: Callable[..., Run]):
-    settings = {"algorithm": "nft", "timestep_fraction": 0.5}
-    trajectory = collect_round(make_training(**settings))
-
-    def steps_of(**more: object) -> list[list[int]]:
-        """Steps that each video trains."""
-        (update,) = make_training(**settings, **more).algorithm._choose_pairs(trajectory)
-        pairs = [pair for part in update for pair in zip(*(index.tolist() for index in part), strict=True)]
-        return [sorted(step for video, step in pairs if video == one) for one in range(4)]
-
-    assert steps_of(enable_timestep_permutation=False) == [[0, 1]] * 4
-    drawn = steps_of()
-    assert all(len({*steps}) == 2 and {*steps} <= {*range(STEPS)} for steps in drawn)
-    assert any(steps != drawn[0] for steps in drawn)
-
-
 def test_the_old_policy_samples_and_follows_with_the_published_ramp(make_training: Callable[..., Run]):
     training = make_training(algorithm="nft", nft_old_ramp=0.25, nft_old_decay=0.4)
     old, decays, sampled_with = weights_of(training), [], []
