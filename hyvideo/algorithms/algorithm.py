@@ -179,7 +179,7 @@ class Algorithm(ABC):
                 which add up to 1, their losses with gradient, and their numbers, among them `loss/total`. Where all
                 ranks' `advantage/largest` is 0, as in groups of equal scores, nothing can be learnt and the weights
                 stay.
-            largest: names of the numbers whose largest value counts; of the others the mean does.
+            largest: numbers reduced by their maximum; all others by their mean.
 
         Returns:
             The numbers over all ranks and those of the step, by their names in `metrics.jsonl`; and the step.

@@ -162,7 +162,8 @@ class GRPO(Algorithm):
         chosen = slice(None) if weights is None else weights.nonzero()[:, 0]
         mean, std = self.policy.step(latents, index, conditioning)
         following, recorded = rollout.latents[rows, index + 1], rollout.log_probs[rows, index]
-        log_probs = self.policy.log_prob(following, mean, std)
+        scheduler, sde_type = self.policy.pipeline.scheduler, self.policy.sde_type
+        log_probs = scheduler.log_prob(following, mean, std, sde_type=sde_type)  # mean over elements
         old_log_probs = log_probs.detach() if on_policy else recorded
         log_ratio = log_probs - old_log_probs
         if self.config.grpo.ratio_norm:
@@ -263,15 +264,7 @@ class GRPO(Algorithm):
         }
 
     def load_state(self, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]) -> None:
-        """Restore anchor and controller.
-
-        Raises:
-            ValueError: the state has no controller, and this run needs one.
-        """
-        if self.controller is not None and facts.get("controller") is None:
-            raise ValueError(
-                "there is no KL controller, which this run's KL settings need; keep kl_weight, or start a new run"
-            )
+        """Restore anchor and controller."""
         if self.anchor is not None:
             self.anchor.load_state_dict(tensors.get("anchor", {}), equals_policy=facts["anchor_equals_policy"])
         if self.controller is not None:
@@ -314,25 +307,17 @@ def build_anchor(config: Config, transformer: nn.Module) -> WeightsCopy | None:
     return copy_policy(transformer, offload="anchor" in config.parallel.offload)
 
 
-def lambda_bounds(kl: KLConfig) -> tuple[float, float]:
-    """Return lambda's smallest value and that at the start, both brought to what its ceiling allows.
-
-    The reference does this too, so that a smaller `kl_weight` alone makes a run with a weaker penalty.
-    """
-    ceiling = kl.kl_weight * (MILDER_CEILING if kl.kl_schedule == "milder" else 1)
-    lowest = min(kl.kl_min_coef, ceiling)
-    return lowest, lowest if kl.kl_coef is None else min(max(kl.kl_coef, lowest), ceiling)
-
-
 def build_controller(kl: KLConfig) -> KLController | None:
     """Build the schedule of the KL coefficient; None when there is no KL term.
 
-    Raises:
-        ValueError: the settings of the schedule contradict each other.
+    Its smallest value and that at the start are brought to what the ceiling allows, as in the reference, so that a
+    smaller `kl_weight` alone makes a run with a weaker penalty.
     """
     if kl.kl_weight == 0:
         return None
-    lowest, first = lambda_bounds(kl)
+    ceiling = kl.kl_weight * (MILDER_CEILING if kl.kl_schedule == "milder" else 1)
+    lowest = min(kl.kl_min_coef, ceiling)
+    first = lowest if kl.kl_coef is None else min(max(kl.kl_coef, lowest), ceiling)
     return KLController(
         max_coef=kl.kl_weight,
         min_coef=lowest,

@@ -52,9 +52,7 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:
-        """Update every parameter that has a gradient; `closure` is not supported."""
-        if closure is not None:
-            raise ValueError("Muon.step takes no closure.")
+        """Update every parameter that has a gradient; `closure` is not called."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is None:

@@ -106,15 +106,6 @@ class Policy:
         """Return the guided velocity `[B, ...]` at step `index` (or `[B]`), float32."""
         return self.pipeline.velocity(latents, index, conditioning, self.guidance)
 
-    def log_prob(self, next_latents: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-        """Return the log-probability `[B]` of stored next latents, the mean over elements."""
-        return self.pipeline.scheduler.log_prob(next_latents, mean, std, sde_type=self.sde_type)
-
-    def latent_grid(self) -> tuple[int, int, int]:
-        """Frames, height and width of a video's latents."""
-        _, frames, height, width = self.pipeline.latent_shape(self.num_frames, self.size)
-        return frames, height, width
-
     def sigmas(self) -> Tensor:
         """Noise levels of the schedule from 1 to 0, `[K + 1]`."""
         return self.pipeline.scheduler.sigmas

@@ -113,10 +113,6 @@ class BaseModel(WeightsCopy):
         super().__init__({}, offload=False)
         self._transformer = transformer
 
-    def refresh(self, decay: float = 0.0) -> None:
-        """Raise a ValueError: the base model cannot move."""
-        raise ValueError("the base model is a fixed anchor: use_moving_KL must be false.")
-
     def load_state_dict(self, state: Mapping[str, Tensor], *, equals_policy: bool) -> None:
         """Restore nothing: a checkpoint's policy has left the base model, whichever anchor it had."""
         self.equals_policy = False

@@ -3,7 +3,7 @@
 import struct
 from collections.abc import Sequence
 
-from PIL import ExifTags, Image, ImageOps
+from PIL import Image, ImageOps
 
 from hyvideo.config.outside import check_file
 from hyvideo.data.prompts import Prompt
@@ -45,16 +45,6 @@ def check_images(prompts: Sequence[Prompt]) -> None:
     """Raise a ValueError unless every image that `prompts` name can be decoded."""
     for path in dict.fromkeys(prompt.ref_image_path for prompt in prompts if prompt.ref_image_path):
         read_image(path)
-
-
-def share_kept(path: str, size: tuple[int, int]) -> float:
-    """Return the share of a readable image's area that is left when it is scaled to cover `size` and cropped to it."""
-    with Image.open(path, formats=FORMATS) as image:
-        ratio = image.width / image.height
-        if image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8):  # turned by a quarter
-            ratio = 1 / ratio
-    height, width = size
-    return min(ratio * height / width, width / (ratio * height))
 
 
 def check_task(prompts: Sequence[Prompt], task: str) -> None:

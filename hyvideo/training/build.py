@@ -48,13 +48,12 @@ from hyvideo.observability.watchdog import Watchdog
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from hyvideo.pipelines.prompt_lengths import truncated_prompts_warning
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
-from hyvideo.training.checks import check_config, check_validated, cropped_images
+from hyvideo.training.checks import check_config, check_validated
 from hyvideo.training.code_version import CODE, code_version
 from hyvideo.training.collect import Rounds
 from hyvideo.training.guard import ReplayWatch, RewardGuard
-from hyvideo.training.journal import Journal
 from hyvideo.training.performance import Performance
-from hyvideo.training.run import Run
+from hyvideo.training.run import Journal, Run
 from hyvideo.training.state import CONTENT, RunState, changed_settings
 from hyvideo.training.validation import Validation
 
@@ -88,22 +87,43 @@ def open_run(config: Config, report: Callable[[Path], None] | None = None) -> Ru
     changed = state.load(folder.resume_from, may_change=config.run.resume_may_change) if folder.resume_from else []
     state.began_at = state.began_at if folder.continues_itself else state.step
     journal = _open_journal(config, folder, policy, state, mesh, timer, report)
-    _introduce(journal.console, folder, config, state, mesh)
+    told = journal.console.info
+    trained = policy.transformer.num_parameters(only_trainable=True)
+    name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    ranks = f", {mesh.world_size} ranks (dp {mesh.dp_size} x sp {mesh.sp_size})" if mesh.world_size > 1 else ""
+    height, width = policy.size
+    method = config.rollout.sde_type if config.grpo.algorithm == "grpo" else config.grpo.algorithm
+    told(
+        f"run folder {folder.path}: {method}, {trained:,} trained parameters{' (LoRA)' if state.lora else ''}, videos "
+        f"{policy.num_frames}x{height}x{width} in {config.rollout.grpo_sampling_steps} steps, on {name}{ranks}; {CODE} "
+        f"is {state.noted[CODE]}"
+    )
+    program, *rest = sys.orig_argv
+    told(COMMAND + shlex.join([Path(program).name, *rest]))
+    if folder.resume_from:
+        told(f"resumed from {folder.resume_from} at step {state.step}, round {rounds.sampler.round}")
     if device.type == "cuda":
         network = policy.transformer.config
         heads = network.num_attention_heads // mesh.token_ranks
-        shape = (1, video_tokens(network, policy.latent_grid()), heads, network.attention_head_dim)
-        journal.console.info(kernel_in_use(shape, policy.pipeline.autocast_dtype, device))
+        tokens = video_tokens(network, policy.pipeline.latent_shape(policy.num_frames, policy.size))
+        shape = (1, tokens, heads, network.attention_head_dim)
+        told(kernel_in_use(shape, policy.pipeline.autocast_dtype, device))
     for change in changed:
-        journal.console.info(f"changed: {change}")
-    journal.console.info(f"reward {reward.describe()}")
+        told(f"changed: {change}")
+    told(f"reward {reward.describe()}")
     if judge:
-        journal.console.info(f"judge {judge.describe()}")
+        told(f"judge {judge.describe()}")
     if mesh.is_main:
         cut = truncated_prompts_warning(policy.pipeline, [*prompts, *valid])
         for warning in filter(None, [*warnings, cut, not_judged]):
             journal.console.warning(warning)
-    validation = _build_validation(config, policy, valid, reward, judge, mesh)
+    validation, settings = None, config.validation
+    if valid and settings.is_on:
+        scheduler = FlowMatchDiscreteScheduler(shift=settings.validation_timestep_shift)
+        scheduler.set_timesteps(settings.validation_num_inference_steps)
+        size = parse_size(settings.validation_fixed_size)
+        validated = policy.with_schedule(scheduler, num_frames=settings.validate_video_length, size=size)
+        validation = Validation(validated, valid[: settings.validation_num_videos], reward, config, mesh, judge)
     return Run(
         config=config,
         policy=policy,
@@ -156,7 +176,7 @@ def read_inputs(config: Config) -> tuple[list[Prompt], list[Prompt], dict[str, s
 
     Returns:
         The prompts for training, those for validation, the hash of each prompt file as it was read (it may change while
-        the models are loaded), and warnings of settings and images that are valid but hardly meant.
+        the models are loaded), and warnings of settings that are valid but hardly meant.
 
     Raises:
         ValueError: a setting or file is wrong on any rank, or ranks have different ones; all ranks raise it.
@@ -178,7 +198,6 @@ def read_inputs(config: Config) -> tuple[list[Prompt], list[Prompt], dict[str, s
             check_task(rows, task)
             check_images(rows[rank::world_size])  # decoding a million takes hours
         check_validated(config, valid)
-        warnings += cropped_images(config, prompts, valid)
     require_same(settings_of(config) | content)
     return prompts, valid, content, warnings
 
@@ -370,40 +389,3 @@ def _open_journal(
         ReplayWatch(config),
         report=report,
     )
-
-
-def _build_validation(
-    config: Config,
-    policy: Policy,
-    prompts: list[Prompt],
-    reward: WeightedReward,
-    judge: WeightedReward | None,
-    mesh: Mesh,
-) -> Validation | None:
-    """Build validation with its own schedule over the same network; None when there are no prompts for it."""
-    settings = config.validation
-    if not prompts or not settings.is_on:
-        return None
-    scheduler = FlowMatchDiscreteScheduler(shift=settings.validation_timestep_shift)
-    scheduler.set_timesteps(settings.validation_num_inference_steps)
-    size = parse_size(settings.validation_fixed_size)
-    policy = policy.with_schedule(scheduler, num_frames=settings.validate_video_length, size=size)
-    return Validation(policy, prompts[: settings.validation_num_videos], reward, config, mesh, judge)
-
-
-def _introduce(console: Console, folder: RunFolder, config: Config, state: RunState, mesh: Mesh) -> None:
-    """Log what runs, where, and from which step."""
-    trained = state.transformer.num_parameters(only_trainable=True)
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    ranks = f", {mesh.world_size} ranks (dp {mesh.dp_size} x sp {mesh.sp_size})" if mesh.world_size > 1 else ""
-    height, width = parse_size(config.rollout.rollout_size)
-    method = config.rollout.sde_type if config.grpo.algorithm == "grpo" else config.grpo.algorithm
-    console.info(
-        f"run folder {folder.path}: {method}, {trained:,} trained parameters"
-        f"{' (LoRA)' if state.lora else ''}, videos {config.rollout.sample_n_frames}x{height}x{width} in "
-        f"{config.rollout.grpo_sampling_steps} steps, on {device}{ranks}; {CODE} is {state.noted[CODE]}"
-    )
-    program, *rest = sys.orig_argv
-    console.info(COMMAND + shlex.join([Path(program).name, *rest]))
-    if folder.resume_from:
-        console.info(f"resumed from {folder.resume_from} at step {state.step}, round {state.sampler.round}")

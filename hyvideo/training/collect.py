@@ -206,7 +206,18 @@ def collect(policy: Policy, algorithm: Algorithm, reward: WeightedReward, round:
             rollout = replace(rollout, videos=_decode_over_ranks(policy, rollout.latents[:, -1], size, mesh))
     with timer("reward"):
         scores = score_over_ranks(reward, rollout.videos, texts, round.positions, mesh, scoring)
-    metrics = _scores_metrics(scores) | _diversity_metrics(rollout.videos, round)
+    valid = scores.total[~scores.total.isnan()]
+    of_ranks = gather((thumbnails(rollout.videos), round.positions))[:: mesh.sp_size]
+    points, positions = (torch.cat(parts) for parts in zip(*of_ranks, strict=True))
+    diversity = group_diversity(points[positions.argsort()], round.num_generations)
+    metrics = {
+        "reward/mean": float(valid.mean()),
+        "reward/std": float(valid.std(correction=0)) if len(valid) else math.nan,
+        "reward/failed": float(scores.failed().sum()),
+        **{f"reward/{name}": float(values.nanmean()) for name, values in scores.metrics.items()},
+        "rollout/diversity": float(diversity.mean()),
+        "rollout/least_diversity": float(diversity.min()),
+    }
     if len(scores.weights) > 1:
         normalized = algorithm.config.reward.reward_aggregation != "sum"
         mixing = parts_of_advantage(scores.weighted(), scores.weights, round.num_generations, normalized=normalized)
@@ -273,25 +284,3 @@ def gain_over(
             videos.append(_sample(policy, algorithm, conditions, round, block, noisy, decode=True).videos)
     scores = score_over_ranks(reward, torch.cat(videos), trajectory.prompts, trajectory.positions, round.mesh)
     return float((trajectory.scores.total - scores.total).nanmean())
-
-
-def _scores_metrics(scores: Scores) -> dict[str, float]:
-    """Mean and spread of the round's scores; failed ones are left out and counted."""
-    valid = scores.total[~scores.total.isnan()]
-    return {
-        "reward/mean": float(valid.mean()),
-        "reward/std": float(valid.std(correction=0)) if len(valid) else math.nan,
-        "reward/failed": float(scores.failed().sum()),
-        **{f"reward/{name}": float(values.nanmean()) for name, values in scores.metrics.items()},
-    }
-
-
-def _diversity_metrics(videos: Tensor, round: Round) -> dict[str, float]:
-    """How far the videos of a prompt are from each other, over the prompts of the round."""
-    of_ranks = gather((thumbnails(videos), round.positions))[:: round.mesh.sp_size]
-    points, positions = (torch.cat(parts) for parts in zip(*of_ranks, strict=True))
-    diversity = group_diversity(points[positions.argsort()], round.num_generations)
-    return {
-        "rollout/diversity": float(diversity.mean()),
-        "rollout/least_diversity": float(diversity.min()),
-    }

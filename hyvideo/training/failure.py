@@ -93,7 +93,6 @@ def settings_that_free(phase: str) -> list[str]:
     found = [setting for setting in SETTINGS.values() if phase in setting.frees]
 
     def place(setting: Setting) -> tuple[bool, bool, bool]:
-        """Return the key by which a setting is sorted."""
         of_all = setting.frees == EVERY_PHASE
         return of_all, of_all and setting.decides, setting.kind is bool or bool(setting.choices)
 

@@ -117,15 +117,11 @@ class RewardGuard:
         return {"looks": looks, "rolled_back": self.rolled_back}
 
     def load(self, facts: Mapping[str, Any]) -> None:
-        """Restore what `facts` returned; a ValueError where something is missing."""
-        try:
-            self.rolled_back = bool(facts["rolled_back"])
-            self.looks = [
-                Look(int(look["step"]), look["key"], _nans(look["reward"]), _nans(look["judge"]))
-                for look in facts["looks"]
-            ]
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"the checkpoint's reward_guard cannot be read: {error!r}") from error
+        """Restore what `facts` returned."""
+        self.rolled_back = bool(facts["rolled_back"])
+        self.looks = [
+            Look(int(look["step"]), look["key"], _nans(look["reward"]), _nans(look["judge"])) for look in facts["looks"]
+        ]
 
 
 def probability_of_no_fall(differences: np.ndarray) -> float:

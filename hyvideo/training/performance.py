@@ -41,7 +41,29 @@ class Performance:
             `perf/mfu_rollout` of the round, `perf/mfu_update`, and `perf/videos_per_gpu_hour` over this row and those
             before it, as many as a round has: sampled, scored and trained, without validation and checkpoints.
         """
-        per_video = self._flops(trajectory)
+        config, guidance = self._policy.transformer.config, self._policy.guidance
+        images = trajectory.conditioning.images
+        sizes = {
+            "num_video": video_tokens(config, trajectory.rollout.latents.shape),
+            "num_vision": 0 if images is None else images.states.shape[1],
+            "sp_size": self._mesh.token_ranks,
+        }
+
+        def passes(conditioning: Conditioning) -> list[PassFlops]:
+            return [
+                transformer_flops(config, num_text=len(text), num_glyph=len(glyph), **sizes)
+                for text, glyph in zip(conditioning.text, conditioning.glyph, strict=True)
+            ]
+
+        prompted = passes(trajectory.conditioning)  # this rank's part of an evaluation of every prompt
+        if guidance.scale != 1.0:
+            (negative,) = passes(guidance.negative)
+            split = self._mesh.guidance_ranks  # then this rank computes one row: their mean stands for it
+            prompted = [
+                PassFlops((own.linear + negative.linear) // split, (own.attention + negative.attention) // split)
+                for own in prompted
+            ]
+        per_video = [prompted[row] for row in trajectory.conditioning_rows]
         if times["time/rollout"]:
             sampled = self._per_video * sum(flops.total for flops in per_video)
             self._mfu_rollout = sampled / times["time/rollout"] / self._peak
@@ -53,30 +75,3 @@ class Performance:
             "perf/mfu_update": evaluations * trained / max(times["time/update"], 1e-9) / self._peak,
             "perf/videos_per_gpu_hour": 3600 * num_videos / sum(self._seconds) / self._mesh.world_size,
         }
-
-    def _flops(self, trajectory: Trajectory) -> list[PassFlops]:
-        """Count one rank's part of an evaluation of every sample."""
-        config, guidance = self._policy.transformer.config, self._policy.guidance
-        images = trajectory.conditioning.images
-        sizes = {
-            "num_video": video_tokens(config, trajectory.rollout.latents.shape),
-            "num_vision": 0 if images is None else images.states.shape[1],
-            "sp_size": self._mesh.token_ranks,
-        }
-
-        def passes(conditioning: Conditioning) -> list[PassFlops]:
-            """One per row."""
-            return [
-                transformer_flops(config, num_text=len(text), num_glyph=len(glyph), **sizes)
-                for text, glyph in zip(conditioning.text, conditioning.glyph, strict=True)
-            ]
-
-        prompted = passes(trajectory.conditioning)
-        if guidance.scale != 1.0:
-            (negative,) = passes(guidance.negative)
-            split = self._mesh.guidance_ranks  # then this rank computes one row: their mean stands for it
-            prompted = [
-                PassFlops((own.linear + negative.linear) // split, (own.attention + negative.attention) // split)
-                for own in prompted
-            ]
-        return [prompted[row] for row in trajectory.conditioning_rows]

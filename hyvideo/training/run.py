@@ -1,9 +1,11 @@
-"""A run: everything that is true whatever the algorithm, and the loop over its rounds."""
+"""A run: everything that is true whatever the algorithm, the loop over its rounds, and what it tells of them."""
 
 import gc
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from hyvideo.algorithms.algorithm import Algorithm, Trajectory
 from hyvideo.algorithms.optimizer import NonFiniteUpdateError
@@ -11,22 +13,105 @@ from hyvideo.algorithms.policy import Policy
 from hyvideo.algorithms.weights_copy import WeightsCopy
 from hyvideo.checkpoint.run_folder import RunFolder
 from hyvideo.checkpoint.train_state import BEST, LATEST, latest_checkpoint, point
+from hyvideo.config.outside import in_words
 from hyvideo.config.schema import Config
 from hyvideo.data.files import LOCK
 from hyvideo.distributed.collectives import broadcast_from_main
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.models.reward_models.rewards import WeightedReward
+from hyvideo.observability.console import Console, validation_line
+from hyvideo.observability.metrics import MetricsLog, read_metrics
 from hyvideo.observability.phase_timer import PhaseTimer
+from hyvideo.observability.profiling import Profile
+from hyvideo.observability.scored_videos import read_scored_videos, scored_steps
+from hyvideo.observability.watchdog import Watchdog
 from hyvideo.training.collect import Rounds, collect, gain_over
-from hyvideo.training.guard import ROLLBACK_RATE, Action, Look
-from hyvideo.training.journal import Journal
+from hyvideo.training.guard import ROLLBACK_RATE, Action, Look, ReplayWatch, RewardWatch
+from hyvideo.training.performance import Performance
 from hyvideo.training.state import RunState
 from hyvideo.training.stop_signal import StopSignal
 from hyvideo.training.validation import Validation, save_samples
 
 GUARD = "reward_guard"
 """What a run was stopped by, if not by a signal."""
+
+
+TRACKED_VIDEOS = 8
+"""Validation videos sent to trackers each time."""
+
+
+@dataclass(eq=False)
+class Journal:
+    """Writes one row per update, and what people read of them.
+
+    Only the main rank has `metrics`, and `profile` is None where the run is not profiled. `report` is called with the
+    run folder after a save; None writes no report.
+    """
+
+    folder: Path
+    console: Console
+    metrics: MetricsLog | None
+    performance: Performance
+    profile: Profile | None
+    watchdog: Watchdog
+    replay_watch: ReplayWatch
+    reward_watch: RewardWatch = field(default_factory=RewardWatch)
+    report: Callable[[Path], None] | None = None
+
+    def __post_init__(self) -> None:
+        own = self.metrics and self.metrics.path.is_file()
+        rows = read_metrics(self.metrics.path) if own else []  # those before a resume
+        for row in {row["round"]: row for row in rows if "round" in row}.values():  # the last row of each round
+            self.reward_watch.observe(row)
+        samples = scored_steps(self.folder / "samples") if own else {}
+        self._validations = []
+        for folder in samples.values():
+            rewards = [video.reward for video in read_scored_videos(folder) if math.isfinite(video.reward)]
+            self._validations.append(sum(rewards) / len(rewards) if rewards else math.nan)
+
+    def row(self, trajectory: Trajectory, metrics: dict[str, float], times: dict[str, float]) -> dict[str, float]:
+        """Return the whole row of an update: the round's numbers, the update's, and the seconds of its phases."""
+        performance = self.performance.row(trajectory, metrics.get("update/evaluations", 0.0), times)
+        return {**trajectory.metrics, **metrics, "round": trajectory.round, **times, **performance}
+
+    def log(self, step: int, row: dict[str, float], *, round_ends: bool) -> None:
+        """Write the row of update `step`, and warn if the rounds so far look as if the reward were exploited."""
+        if self.metrics:
+            self.metrics.log(step, row)
+        self.console.progress(step, row, round_ends=round_ends)
+        if round_ends and (failed := row.get("reward/failed", 0)):
+            self.console.main_warning(
+                f"{failed:.0f} videos of the round that ended with update {step} could not be scored and are left out "
+                "(reward/failed)."
+            )
+        if "valid/reward" in row:
+            self.tell_validation(step, row["valid/reward"])
+        if round_ends and (warning := self.reward_watch.observe(row)):
+            self.console.main_warning(warning)
+
+    def tell_validation(self, step: int, reward: float) -> None:
+        """Say what a validation found."""
+        self._validations.append(reward)
+        self.console.info(validation_line(step, self._validations))
+
+    def write_report(self) -> None:
+        """Report what is in the run folder; if that cannot be written, training goes on."""
+        if not (self.report and self.metrics and self.metrics.path.exists()):
+            return
+        try:
+            self.report(self.folder)
+        except (OSError, ValueError) as error:
+            self.console.warning(f"report.html was not written: {in_words(error)}")
+
+    def finish(self) -> None:
+        """Close what the run wrote to, and say where its report is."""
+        if self.profile:
+            self.profile.finish()
+        if self.metrics:
+            self.metrics.close()
+            if self.report:
+                self.console.info(f"report: {self.folder / 'report.html'}")
 
 
 class RoundAbandoned(Exception):
@@ -113,7 +198,13 @@ class Run:
                 raise
             except NonFiniteUpdateError as error:
                 state.finish_save()
-                raise NonFiniteUpdateError(f"{error} {self._advice()}") from error
+                good = broadcast_from_main(lambda: latest_checkpoint(self.folder.checkpoints))
+                may_change = "--resume_may_change learning_rate max_grad_norm"
+                way_on = f": give it with --resume_from_checkpoint latest {may_change}" if good else ""
+                raise NonFiniteUpdateError(
+                    f"{error} Last good checkpoint: {good or 'none was saved yet'}. A lower learning_rate or "
+                    f"max_grad_norm usually helps{way_on}."
+                ) from error
             state.finish_save()
 
     def continues(self) -> bool:
@@ -129,15 +220,16 @@ class Run:
         """
         if self._stop.preempted():
             raise RoundAbandoned
-        config, parts = self.config, (self.policy, self.algorithm, self.reward, self.rounds.current, trajectory)
-        noisy = self.algorithm.needs == "transitions"
+        config, policy, algorithm, reward = self.config, self.policy, self.algorithm, self.reward
+        round, noisy = self.rounds.current, algorithm.needs == "transitions"
         if self.validation and noisy and self._begins_interval(config.validation.validation_interval):
-            self._compared["rollout/ode_gap"] = -gain_over(*parts, without_noise=True)
+            gain = gain_over(policy, algorithm, reward, round, trajectory, without_noise=True)
+            self._compared["rollout/ode_gap"] = -gain
         if self.base and self._begins_interval(config.rollout.base_interval):
             self._compared["reward/over_base"] = 0.0  # before the first update the policy is the base
             if self.state.step:
                 with self.base.in_place_of_policy():
-                    self._compared["reward/over_base"] = gain_over(*parts)
+                    self._compared["reward/over_base"] = gain_over(policy, algorithm, reward, round, trajectory)
 
     def log(self, trajectory: Trajectory, metrics: dict[str, float]) -> None:
         """Write an update's row; that of the round's last update waits for its validation."""
@@ -155,7 +247,10 @@ class Run:
         if warning := self.journal.replay_watch.observe(metrics):
             self.journal.console.main_warning(warning)
         round_ends = step == self._first_step + self._updates_per_round
-        row = self.journal.row(step, trajectory, self._compared | metrics, self.timer.pop(), round_ends=round_ends)
+        times = self.timer.pop()
+        if self.journal.profile and self.journal.profile.end_update(times, round_ends=round_ends):
+            self.journal.console.info(f"profiled until step {step}: {self.journal.profile.folder}")
+        row = self.journal.row(trajectory, self._compared | metrics, times)
         if round_ends:
             self._last_row = row
         else:
@@ -223,7 +318,7 @@ class Run:
     def _begin_round(self) -> None:
         """Remember where the next round begins, and let the garbage collector run."""
         gc.collect()
-        self._first_step, self._before, self._compared = self.state.step, self.state.before_round(), {}
+        self._first_step, self._start, self._compared = self.state.step, self.state.position(), {}
         if (profile := self.journal.profile) and self.continues():
             profile.begin_round(last=self.state.step + self._updates_per_round >= self.config.run.max_steps)
 
@@ -234,7 +329,7 @@ class Run:
 
     def _abandon_round(self) -> None:
         """Go back to where the round began, and save if that is not saved already."""
-        self.state.give_round_up(self._before)
+        self.state.rewind(self._start)
         self.timer.pop()
         self.state.finish_save()
         saved = broadcast_from_main(lambda: latest_checkpoint(self.folder.checkpoints))  # others may see it later
@@ -268,7 +363,8 @@ class Run:
         ema = self.state.optimization.ema
         with ema.in_place_of_policy() if ema else nullcontext():
             validated = self.validation(folder, self.state.step)
-        self.journal.log_videos(self.state.step, folder)
+        if (metrics := self.journal.metrics) and metrics.trackers:
+            metrics.trackers.log_videos(self.state.step, read_scored_videos(folder)[:TRACKED_VIDEOS])
         return validated
 
     def _guard(self, look: Look | None) -> Action | None:
@@ -307,21 +403,12 @@ class Run:
         checkpoints = self.folder.checkpoints
 
         def act() -> None:
-            """Write the file `best`, or remove it."""
             if look and (checkpoints / f"step_{look.step}").is_dir():
                 point(BEST, checkpoints / f"step_{look.step}")
             else:
                 (checkpoints / BEST).unlink(missing_ok=True)
 
         broadcast_from_main(act)
-
-    def _advice(self) -> str:
-        """Say how to go on after an update that is not finite."""
-        good = broadcast_from_main(lambda: latest_checkpoint(self.folder.checkpoints))
-        may_change = "--resume_may_change learning_rate max_grad_norm"
-        way_on = f": give it with --resume_from_checkpoint latest {may_change}" if good else ""
-        helps = f"A lower learning_rate or max_grad_norm usually helps{way_on}."
-        return f"Last good checkpoint: {good or 'none was saved yet'}. {helps}"
 
 
 @contextmanager

@@ -71,7 +71,7 @@ class RunState:
     def save(self, folder: Path, *, keep_last: int | None, keep_every: int = 0, beside_training: bool = False) -> Path:
         """Write a checkpoint into `folder` and return its path; a LoRA run's has the adapter in `lora/` too.
 
-        What is kept is said at `begin_save`. With `beside_training` it returns when the tensors are copied, and the
+        See `begin_save` for what is kept. With `beside_training` it returns when the tensors are copied, and the
         checkpoint is valid after `finish_save`.
 
         Raises:
@@ -95,7 +95,6 @@ class RunState:
         adapter = adapter_weights(self.transformer) if self.lora is not None else {}
 
         def write_adapter(unfinished: Path) -> None:
-            """Add the adapter as diffusers reads it."""
             if self.lora is not None:
                 save_lora(self.transformer, unfinished / "lora", adapter)
 
@@ -125,14 +124,14 @@ class RunState:
         if pending is not None:
             pending.finish()
 
-    def before_round(self) -> dict[str, Any]:
+    def position(self) -> dict[str, Any]:
         """Return what a rollout changes: the position in the prompts and the libraries' random generators."""
         return {"sampler": self.sampler.state_dict(), "rng": rng_state()}
 
-    def give_round_up(self, before: Mapping[str, Any]) -> None:
-        """Go back to where `before_round` was called; no update may have been made since."""
-        self.sampler.load_state_dict(before["sampler"])
-        set_rng_state(before["rng"])
+    def rewind(self, position: Mapping[str, Any]) -> None:
+        """Go back to where `position` was called; no update may have been made since."""
+        self.sampler.load_state_dict(position["sampler"])
+        set_rng_state(position["rng"])
 
     def load(self, checkpoint: Path, *, may_change: Collection[str] = ()) -> list[str]:
         """Put `checkpoint` back: after this the run goes on as if it had never stopped. All ranks call it.

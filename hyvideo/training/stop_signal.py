@@ -40,7 +40,6 @@ class StopSignal:
         received: dict[int, float] = {}
 
         def remember(number: int, frame: FrameType | None) -> None:
-            """Keep the first signal's name; the same one again does what it does in any program."""
             self.name = self.name or signal.Signals(number).name
             now = time.monotonic()
             if number == signal.SIGINT:

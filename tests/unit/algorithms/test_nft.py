@@ -52,14 +52,6 @@ def test_errors_and_gradients_are_those_of_the_formula(beta: float, adaptive: bo
         assert gradient.flatten().tolist() == pytest.approx([slopes[kind] for _, slopes in expected])
 
 
-def test_a_video_of_several_numbers_has_the_mean_of_their_errors():
-    zero, sigma, clean = torch.zeros(2, 3), torch.full((2, 1), 0.5), torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 6.0]])
-    good, bad = nft_losses(zero, zero, zero, clean, sigma, beta=1.0, adaptive=True)
-    assert good.tolist() == bad.tolist() == pytest.approx([(14 / 3) / 2, 12 / 2])
-    good, _ = nft_losses(zero, zero, zero, clean, sigma, beta=1.0, adaptive=False)
-    assert good.tolist() == pytest.approx([4 * 14 / 3, 4 * 12])
-
-
 def test_at_the_old_policy_the_gradient_is_the_advantage_times_that_of_flow_matching_whatever_beta_and_clip():
     """Theorem 3.2's direction, with the release's factor ``clip / beta``."""
     drawn = torch.Generator().manual_seed(1)
@@ -77,12 +69,6 @@ def test_at_the_old_policy_the_gradient_is_the_advantage_times_that_of_flow_matc
     expected = torch.autograd.grad((advantages * (v - (noise - clean)).square().mean(1)).sum(), v)[0]
     for gradient in gradients:
         torch.testing.assert_close(gradient, expected)
-
-
-def test_advantages_become_probabilities():
-    assert optimality(torch.tensor([-9.0, -5.0, -2.5, 0.0, 2.5, 5.0, 9.0]), 5.0).tolist() == [
-        *(0.0, 0.0, 0.25, 0.5, 0.75, 1.0, 1.0)
-    ]
 
 
 def reference(
@@ -155,22 +141,6 @@ def test_a_second_update_follows_the_gradient_of_the_formula(
     said["grad_norm"] = expected.norm().item()
     assert {name: metrics[name] for name in said} == pytest.approx(said, rel=1e-3, abs=1e-5)
     assert said["nft/old_distance"] > 0 and expected.norm() > 0.1
-
-
-def test_every_video_trains_the_share_of_the_steps_that_is_asked_for(make_training: Callable[..., Run]):
-    settings = {"algorithm": "nft", "timestep_fraction": 0.5}
-    trajectory = collect_round(make_training(**settings))
-
-    def steps_of(**more: object) -> list[list[int]]:
-        """Steps that each video trains."""
-        (update,) = make_training(**settings, **more).algorithm._choose_pairs(trajectory)
-        pairs = [pair for part in update for pair in zip(*(index.tolist() for index in part), strict=True)]
-        return [sorted(step for video, step in pairs if video == one) for one in range(4)]
-
-    assert steps_of(enable_timestep_permutation=False) == [[0, 1]] * 4
-    drawn = steps_of()
-    assert all(len({*steps}) == 2 and {*steps} <= {*range(STEPS)} for steps in drawn)
-    assert any(steps != drawn[0] for steps in drawn)
 
 
 def test_the_old_policy_samples_and_follows_with_the_published_ramp(make_training: Callable[..., Run]):

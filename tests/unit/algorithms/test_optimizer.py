@@ -59,8 +59,6 @@ def test_without_a_gradient_a_parameter_stays_and_a_zero_one_moves_nothing_but_b
     parameter.grad = torch.zeros(4, 4)
     optimizer.step()
     assert torch.equal(parameter, matrix(4, 4) * (1 - 0.1 * 0.5))
-    with pytest.raises(ValueError, match="no closure"):
-        optimizer.step(lambda: 0.0)
 
 
 def test_zero_gradients_after_one_that_is_not_take_no_step_and_let_the_momentum_fade():

@@ -1,17 +1,11 @@
 """Rules over the whole configuration: found before anything is built, all at once, with numbers and a way on."""
 
 import re
-from itertools import product
 from pathlib import Path
 
 import pytest
-import torch
 
 from hyvideo.config.loading import load_config
-from hyvideo.config.schema import Config
-from hyvideo.grpo.sde_window import noisy_steps
-from hyvideo.grpo.timesteps import select_timesteps, split_updates
-from hyvideo.schedulers.scheduling_flow_match_discrete import SDE_TYPES, FlowMatchDiscreteScheduler
 from hyvideo.training.build import read_inputs
 from hyvideo.training.checks import check_config
 from tests.support.training import arguments, write_prompts
@@ -55,7 +49,6 @@ def test_an_adapter_cannot_stand_where_ranks_join_a_videos_tokens(base):
         (["--rollout_size", "350x624"], "rollout_size is 350x624, but height and width must be multiples of 16"),
         (["--rollout_size", "4x624"], "use 16x624"),
         (["--validation_fixed_size", "480p"], "validation_fixed_size: a size is HEIGHTxWIDTH in pixels"),
-        (["--cfg_scale", "1", "--negative_prompt", "blurry"], "negative_prompt is 'blurry', but cfg_scale 1.0"),
         (
             ["--sde_type", "cps", "--eta", "1.5"],
             "eta must be a finite number within [0, 1] for sde_type='cps', got 1.5",
@@ -68,22 +61,17 @@ def test_an_adapter_cannot_stand_where_ranks_join_a_videos_tokens(base):
         ),
         (["--updates_per_rollout", "77", "--sde_type", "cps"], "(4 samples x 19 steps), got 77"),
         (["--updates_per_rollout", "41", "--timestep_fraction", "0.5"], "(4 samples x 10 steps), got 41"),
-        (["--dual_kl_moving_weight", "0", "--dual_kl_step_weight", "0"], "dual_kl_step_weight are both 0"),
-        (["--reward_weights", '{"VQ": 0}'], "reward_weights needs at least one metric"),
+        (["--reward_weights", '{"VQ": 0}'], "reward_weights must be finite numbers, at least one other than 0"),
         (["--reward_weights", '{"VQ": NaN}'], "reward_weights must be finite"),
-        (["--remote_reward_url", "localhost:8000"], "must begin with http:// or https://"),
         (["--remote_reward_url", "http://a", "--reward_checkpoint_path", "b"], "but nothing would load it"),
         (["--reward_max_failed", "1.1"], "reward_max_failed is 1.1, but must lie in [0, 1]"),
         (["--train_video_csv", "no.csv"], "train_video_csv: there is no file 'no.csv'"),
         (["--valid_video_csv", "no.csv"], "valid_video_csv: there is no file 'no.csv'"),
         (["--dtype", "fp32", "--master_weight_type", "bf16"], "set both to one of them"),
         (["--pretrained_lora_path", "."], "use_lora is false and nothing would load it"),
-        (["--use_lora", "--pretrained_lora_path", "no/adapter"], "there is no folder 'no/adapter'"),
         (["--resume_from_checkpoint", "no/step_3"], "there is no checkpoint 'no/step_3'"),
         (["--resume_may_change", "eta", "lr"], "resume_may_change: 'lr' is not a setting; the nearest is 'lora_r'"),
         (["--run_name", "../escape"], "run_name must be one folder name"),
-        (["--output_dir="], "output_dir is empty"),
-        (["--cpu_offload", "--enable_fsdp", "no"], "offload has weights, but nothing is sharded: set enable_fsdp"),
         (["--learning_rate", "inf"], "learning_rate is inf, but must lie in (0, inf)"),
     ],
 )
@@ -108,50 +96,6 @@ def test_values_at_the_edge_pass(base, argv):
     assert problems([*base, *argv]) == []
 
 
-@pytest.mark.parametrize(
-    "server",
-    [
-        ["--remote_reward_url", "http://a"],
-        ["--reward_config", '{"models": {"x": {"sub_reward": {"x": 1}}, "y": {"url": "http://a"}}}'],
-        ["--remote_reward_url", "http://a", "--reward_config", '{"models": {"x": {"sub_reward": {"x": 1}}}}'],
-    ],
-)
-def test_ranks_wait_longer_for_each_other_than_one_waits_for_a_server(base, server):
-    slow = [*base, *server, "--remote_reward_timeout", "600"]
-    line = only_problem(slow, 2)
-    assert "remote_reward_timeout 600 lets a rank wait 2403.5 s" in line
-    assert "collective_timeout 1800 s" in line
-    assert problems([*slow, "--collective_timeout", "2404"], 2) == problems([*base, *server], 2) == []
-    assert problems(slow) == []  # nobody waits for one process
-    many = [*base, *server, "--validation_num_videos"]
-    assert problems([*many, "64"], 2) == [] and "wait 2407 s" in only_problem([*many, "65"], 2)
-    assert problems([*many, "65", "--validation_interval", "0"], 2) == []
-    assert problems([*many, "128", "--sp_size", "2"], 4) == problems([*many, "65", "--reward_batch_size", "9"], 2) == []
-    accumulated = [*base, *server, "--validation_interval", "0", "--gradient_accumulation_steps"]
-    assert problems([*accumulated, "8"], 2) == [] and "wait 2407 s" in only_problem([*accumulated, "9"], 2)
-
-
-def test_ranks_wait_as_long_for_the_server_of_a_judge_which_scores_no_rollouts(base):
-    judged = [*base, "--reward_guard", '{"models": {"x": {"sub_reward": {"x": 1}, "url": "http://a"}}}']
-    assert "2403.5 s" in only_problem([*judged, "--remote_reward_timeout", "600"], 2)
-    assert "wait 2407 s" in only_problem([*judged, "--validation_num_videos", "65"], 2)
-    assert problems([*judged, "--validation_num_videos", "8", "--gradient_accumulation_steps", "9"], 2) == []
-
-
-@pytest.mark.parametrize(
-    "reward",
-    [
-        [],
-        ["--remote_reward_url", "http://a", "--reward_config", '{"models": {"x": {"url": null}}}'],
-        ["--reward_config", '{"models": {"x": {}}}'],
-        ["--reward_config", '{"models": {"x": 3}}'],
-        ["--reward_config", '{"models": 3}'],
-    ],
-)
-def test_without_a_server_its_timeout_matters_to_nobody(base, reward):
-    assert problems([*base, *reward, "--remote_reward_timeout", "9999"], 2) == []
-
-
 def test_prompts_are_needed_and_without_validation_none_for_it(base):
     off = [*base[:4], "--validation_interval", "0"]
     assert problems(off) == []
@@ -168,14 +112,14 @@ def test_the_factors_are_those_of_the_vae_in_use(base):
 
 
 def test_all_problems_come_in_one_error_a_line_each(base):
-    argv = ["--sample_n_frames", "80", "--cfg_scale", "1", "--negative_prompt", "x", "--eta", "0"]
+    argv = ["--sample_n_frames", "80", "--eta", "0"]
     argv += ["--batch_size", "6", "--dp_replicate", "3"]  # two rules of the layout
     with pytest.raises(ValueError, match=re.escape("cannot run on 8 rank(s)")):
         check_config(load_config([*base, *argv]), 8)
     lines = problems([*base, *argv], 8)
-    for name in ("eta", "dp_replicate", "batch_size", "sample_n_frames", "cfg_scale"):
+    for name in ("eta", "dp_replicate", "batch_size", "sample_n_frames"):
         assert any(f" {name} " in line for line in lines)
-    assert len(lines) == 5
+    assert len(lines) == 4
 
 
 def test_a_zero_that_would_divide_is_reported_as_a_number_out_of_range(base):
@@ -196,52 +140,3 @@ def test_a_window_must_fit_the_steps_that_the_shift_leaves_noisy_before_a_model_
     argv = [*arguments(tiny_root, csv, tmp_path / "out"), *DRIFTED, "--sde_window_size", "50"]
     with pytest.raises(ValueError, match=r"cannot run on 1 rank.*\n.*sde_window_size must lie within \[1, 49\]"):
         read_inputs(load_config(argv))  # the first thing that a run does
-
-
-def run_refuses(config: Config) -> bool:
-    """Whether the functions that a round calls, with all videos of three rounds, refuse the configuration."""
-    rollout, grpo = config.rollout, config.grpo
-    scheduler = FlowMatchDiscreteScheduler(shift=rollout.infer_flow_shift_video, sage_clamp=rollout.sage_clamp)
-    scheduler.set_timesteps(rollout.grpo_sampling_steps)
-    generator = torch.Generator().manual_seed(0)
-    try:
-        for round_index in (0, 30, 700):
-            noisy = noisy_steps(
-                scheduler.trained_steps(sde_type=rollout.sde_type, eta=rollout.eta),
-                rollout.sde_window,
-                rollout.sde_window_size,
-                num_samples=grpo.batch_size,
-                num_generations=grpo.num_generations,
-                round_index=round_index,
-                interval=rollout.sde_window_interval,
-                generator=generator,
-            )
-            for permute in (True, False):
-                steps = select_timesteps(
-                    noisy, grpo.timestep_fraction, grpo.batch_size, permute=permute, generator=generator
-                )
-                split_updates(steps, grpo.updates_per_rollout, num_generations=grpo.num_generations)
-    except ValueError:
-        return True
-    return False
-
-
-@pytest.mark.parametrize("sde_type", [name for name in SDE_TYPES if name != "ode"])
-@pytest.mark.parametrize("num_steps", [1, 2, 7, 50])
-def test_the_check_refuses_exactly_what_the_run_would(base, sde_type: str, num_steps: int):
-    config = load_config([*base, "--sde_type", sde_type, "--grpo_sampling_steps", str(num_steps)])
-    windows = [("all", 4), *product(("first", "sliding", "per_group"), (1, num_steps - 1 or 1, num_steps))]
-    refused = []
-    for shift, (window, size), fraction in product((0.3, 5.0, 9.0, 300.0), windows, (0.29, 1.0)):
-        rollout, grpo = config.rollout, config.grpo
-        rollout.infer_flow_shift_video, rollout.sde_window, rollout.sde_window_size = shift, window, size
-        grpo.timestep_fraction = fraction
-        for grpo.updates_per_rollout in (1, 4 * num_steps - 4 or 1, 4 * num_steps, 4 * num_steps + 1):
-            refused.append(run_refuses(config))
-            try:
-                check_config(config, 1)
-                accepted = True
-            except ValueError:
-                accepted = False
-            assert accepted != refused[-1], config.rollout
-    assert len(set(refused)) == 2 or (sde_type, num_steps) == ("cps", 1)  # the last step of cps never draws noise

@@ -83,8 +83,6 @@ def test_its_state_survives_as_json():
     other = RewardGuard("rollback")
     other.load(json.loads(json.dumps(guard.facts())))
     assert repr(other) == repr(guard)
-    with pytest.raises(ValueError, match="reward_guard cannot be read"):
-        other.load({"looks": [{}], "rolled_back": False})
 
 
 Guarded = Callable[..., Run]
@@ -139,19 +137,6 @@ def test_a_guard_that_only_warns_changes_nothing_but_names_the_best_checkpoint(g
         assert {name: row[name] for name in plain} == plain
 
 
-def test_a_best_checkpoint_that_an_interval_asks_for_too_is_written_once(guarded: Guarded):
-    training = guarded("honest", sign=1, save_interval=1, keep_last=9, max_steps=3)
-    save, saved = training.state.save, []
-
-    def counted(*args: Any, **settings: Any) -> Path:
-        saved.append(training.state.step)
-        return save(*args, **settings)
-
-    training.state.save = counted
-    training.train()
-    assert saved == sorted(set(saved)) and {1, 2, 3} <= set(saved)
-
-
 class Unloadable(Brightness):
     """A reward that must not be built, because its run is refused before."""
 
@@ -185,7 +170,7 @@ class Unloadable(Brightness):
         (
             '{"models": {"text_rendering": {"sub_reward": {"TEXT": 1.0}}}}',
             {"reward_model": BRIGHTNESS},
-            "text_rendering can judge the videos of only 2 of the 8 prompts .* cannot judge 'a red circle",
+            "would compare 2 validation videos that its judge can judge .not 'a red circle",
         ),
     ],
 )
@@ -193,11 +178,6 @@ def test_a_guard_that_could_not_judge_is_refused(guarded: Guarded, judge: str, s
     settings = {"reward_model": f"{__name__}:{Unloadable.__name__}"} | settings
     with pytest.raises(ValueError, match=message):
         guarded("refused", reward_guard=judge, **settings)
-
-
-def test_a_guard_with_fewer_validation_prompts_than_it_needs_is_refused(guarded: Guarded, prompts_csv: Path):
-    with pytest.raises(ValueError, match="would compare 4 validation videos.*at least 8.*add prompts"):
-        guarded("refused", valid_video_csv=prompts_csv)
 
 
 def test_a_best_checkpoint_that_only_the_continued_run_has_is_not_promised(guarded: Guarded):

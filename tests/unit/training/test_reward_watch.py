@@ -51,12 +51,6 @@ def test_an_honest_rise_and_no_rise_are_not(moves: dict[str, float]):
     assert warnings(**moves) == []
 
 
-def test_rounds_without_a_score_are_no_rise():
-    watch = RewardWatch()
-    for number in range(ROUNDS):
-        assert watch.observe({"reward/mean": float("nan"), "rollout/diversity": 0.1 - number / 500}) is None
-
-
 def test_a_validation_of_the_rounds_is_compared_with_the_one_before_them():
     watch, noise = RewardWatch(), random.Random(0)
     said = []

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-from hyvideo.algorithms.weights_copy import BaseModel
 from hyvideo.checkpoint.train_state import FACTS, read_facts
 from hyvideo.models.adapter import load_lora
 from hyvideo.models.parallelize import trainable_parameters
@@ -88,12 +86,6 @@ def test_a_resume_may_add_a_gpu_and_cannot_add_what_other_kl_settings_need(
     assert second.state.step == 1
     with pytest.raises(ValueError, match="was made without the anchor that this run's settings need"):
         make_training(max_steps=1).state.load(checkpoint, may_change=["kl_weight"])
-
-
-def test_the_base_model_as_an_anchor_is_not_the_policy_of_a_checkpoint():
-    anchor = BaseModel(nn.Linear(2, 2))
-    anchor.load_state_dict({}, equals_policy=True)
-    assert not anchor.equals_policy
 
 
 def test_settings_change_where_they_are_named_and_nowhere_else(make_training: Make):
