@@ -9,8 +9,7 @@ import torch
 from playwright.sync_api import ElementHandle, Page
 
 from hyvideo.data.videos import write_video
-from scripts.reports.gallery import Model, write_gallery
-from scripts.reports.preference import write_study
+from scripts.reports.gallery import Model, write_gallery, write_study
 from scripts.reports.win_rates import CRITERIA, read_votes, win_rates
 from tests.browser.conftest import PHONE
 from tests.support.run_folders import HOSTILE_PROMPTS, PROMPTS, model_of, write_scored
