@@ -88,8 +88,8 @@ def draw(
     if not lines:
         return None
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(5, 3), dpi=72, layout="constrained")
-        axes = figure.subplots()
+        figure = Figure(figsize=(5, 3), dpi=72)
+        axes = figure.add_axes((0.14, 0.19, 0.84, 0.78))
         if logarithmic:
             axes.set_yscale("log", nonpositive="mask")
         for line in lines:
@@ -206,51 +206,19 @@ _REWARD = (
     _Logged(
         "reward/mean",
         "Training reward",
-        "Mean over each round's videos, sampled with noise. Each round has other prompts, so it moves more than the "
-        "validated gain. Faint: as logged; strong: smoothed. The band of a single run is one standard deviation.",
+        "Of each round's videos, whose prompts differ, so it moves more than the validated gain. Faint: as logged. The "
+        "band of a single run is one standard deviation.",
         "round",
     ),
-    _Logged(
-        "reward/over_base",
-        "Training reward over the base",
-        "How much more the round's videos score than the base model's of the same prompts and noise (base_interval).",
-        "round",
-        smoothed=False,
-        words=signed,
-    ),
+    _Logged("reward/over_base", "Training reward over the base", "See base_interval.", "round", False, False, signed),
     _Logged("reward", "Validation reward", "The same prompts and seeds each time, without noise.", "validation"),
-    _Logged(
-        "judge",
-        "Validation by the judge",
-        "Mean score of the same videos by the judge of reward_guard, which the policy is not trained on.",
-        "validation",
-    ),
-    _Logged(
-        "reward/std",
-        "Spread of the reward",
-        "Standard deviation over a round's videos. Near 0 there is nothing left to compare.",
-        "round",
-    ),
+    _Logged("judge", "Validation by the judge", "By the judge of reward_guard, which is not trained on.", "validation"),
+    _Logged("reward/std", "Spread of the reward", "Near 0 there is nothing left to compare in a round.", "round"),
 )
 _MIXING = (
-    _Logged(
-        "share",
-        "Share of each metric in the advantage",
-        "All shares add up to 1. Near 0 a metric decides nothing, near 1 everything; below 0 it is overruled.",
-        "round",
-    ),
-    _Logged(
-        "spread",
-        "Spread of each metric within a prompt",
-        "Standard deviation, in the metric's unit. The sum follows the metric whose spread times weight is largest.",
-        "round",
-    ),
-    _Logged(
-        "correlation",
-        "Correlation of each metric with the others",
-        "Within prompts, with the others' weighted sum. Near 1 it adds little; below 0 it contradicts them.",
-        "round",
-    ),
+    _Logged("share", "Share of each metric in the advantage", "They add up to 1; near 0 one decides nothing.", "round"),
+    _Logged("spread", "Spread of each metric within a prompt", "Standard deviation, in the metric's unit.", "round"),
+    _Logged("correlation", "Correlation of each metric with the others", "Below 0 it contradicts them.", "round"),
 )
 """How the metrics share in what a run learns (`mixing/*`): one that decides nothing, or everything, is seen here."""
 _TRUST = (

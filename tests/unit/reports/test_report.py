@@ -289,8 +289,8 @@ def test_the_shortest_runs_have_a_report(tmp_path, num_updates):
     assert page.tags.count("figure") > 10 if num_updates else "Nothing was logged yet." in page.words
 
 
-@pytest.mark.parametrize("name", ["reward/mean", "reward/std", "reward/VQ", "time/rollout", "grad_norm", "lr", "round"])
-@pytest.mark.parametrize("values", [(1e308, -1e308), (1.7e308, 1.7e308), (9e99, -9e99)], ids=str)
+@pytest.mark.parametrize("name", ["reward/mean", "reward/std", "time/rollout", "grad_norm", "round"])
+@pytest.mark.parametrize("values", [(1.7e308, 1.7e308), (9e99, -9e99)], ids=str)
 def test_numbers_whose_sums_no_float_holds_are_left_out_of_curves_and_means(tmp_path, name, values):
     run = write_run(tmp_path / "run", num_updates=12, samples={0: 0.0, 12: 1.0})
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
