@@ -73,8 +73,7 @@ def _gallery(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     named = [_named_folder(text) for text in arguments.models]
     say_loading("scripts.report")
-    from scripts.reports.gallery import read_models, write_gallery
-    from scripts.reports.preference import write_study
+    from scripts.reports.gallery import read_models, write_gallery, write_study
 
     models = read_models(named)
     if arguments.preference is None:

@@ -1,52 +1,40 @@
-"""Line charts as SVG geometry: the templates turn a `Drawing` into a picture that follows the page's size and theme.
+"""The curves of a report, of one run or of several overlaid: which are drawn, and how."""
 
-All coordinates are in a square of 1000 x 1000 that the page stretches, y pointing down; labels are plain text placed
-in percent, so that they keep their size on a phone.
-"""
+import io
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-import json
-import math
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-
+import matplotlib
 import numpy as np
-from matplotlib.ticker import MaxNLocator
+from markupsafe import Markup, escape
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-NUM_COLOURS = 6
-LEAST_SMOOTHED = 10
-_SIDE = 1000
-_MAX_POINTS = 240
-_DASHES = ("", "7 4", "2 4", "9 3 2 3")
+from hyvideo.observability.metrics import METRIC_MEANINGS
+from hyvideo.observability.phase_timer import PHASES
+from scripts.reports.improvement import gains_over_training
+from scripts.reports.run_record import RunRecord
+from scripts.reports.words import in_words, signed
 
-
-def in_words(value: float) -> str:
-    """Write a number briefly, as a person would: at most 3 digits, powers of ten where it is tiny or huge."""
-    if not math.isfinite(value):
-        return "–"
-    size = abs(value)
-    if size and (size < 1e-3 or size >= 1e5):
-        digits, _, power = f"{value:.2e}".partition("e")
-        text = f"{digits.rstrip('0').rstrip('.')}e{int(power)}"
-    else:
-        text = f"{value:.3g}" if size < 999.5 else f"{value:.0f}"
-    return text.replace("-", "−")
-
-
-def fixed(value: float, decimals: int = 2) -> str:
-    """Write a number with that many decimals, so that those of a column stand under each other."""
-    return f"{round(value, decimals) + 0.0:.{decimals}f}".replace("-", "−") if math.isfinite(value) else "–"
-
-
-def signed(value: float) -> str:
-    """Write a difference with its sign and two decimals."""
-    return f"+{fixed(value)}" if round(value, 2) > 0 else fixed(value)
-
-
-def decimals_for(values: Collection[float]) -> int:
-    """Return the decimals that show two digits of the spread of some values: 2 to 6."""
-    finite = np.asarray([value for value in values if math.isfinite(value)])
-    spread = float(finite.std()) if len(finite) else 0.0
-    return min(max(2, 1 - math.floor(math.log10(spread))), 6) if spread > 0 else 2
+_STYLE = {
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "report",  # one run, one page
+    "path.simplify_threshold": 1.0,  # in pixels: thousands of updates become few points
+    "font.size": 12,
+    **dict.fromkeys(("axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), "#00c0fa"),
+    **dict.fromkeys(("axes.edgecolor", "grid.color"), "#00c0fb"),
+    **dict.fromkeys(("xtick.major.size", "ytick.major.size", "xtick.major.width", "ytick.left"), 0),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "axes.spines.left"), False),
+    **dict.fromkeys(("axes.facecolor", "figure.facecolor"), "none"),
+    "axes.xmargin": 0.01,
+}
+_VARIABLES = {**{str(number): f"c{number}" for number in range(6)}, "a": "muted", "b": "line"}
+"""The colour #00c0fX of a figure becomes a variable of the page's style sheet, which follows the reader's theme."""
+_DASHES = ("solid", "dashed", "dotted")
+_MAX_VALUES, _MAX_OF_BAND = 48, 240
+_LEAST_SMOOTHED = 10
 
 
 @dataclass(frozen=True)
@@ -54,292 +42,146 @@ class Line:
     """One curve.
 
     Attributes:
-        label: its name in the legend.
-        x: [N] increasing.
-        y: [N]; NaN leaves a gap.
-        colour: number of its colour; beyond the last the colours repeat with another dash.
+        x, y: [N] each, x increasing; a NaN in y leaves a gap.
+        number: decides its colour, and beyond the last colour its dash.
         raw: [N] values before smoothing, drawn faintly; None for none.
         band: lower and upper edge of a band around y, [N] each; None for none.
-        dots: mark every point.
         gaps: stretches of x, first and last of each, at which values are missing: shaded, and not drawn across.
     """
 
     label: str
     x: np.ndarray
     y: np.ndarray
-    colour: int = 0
+    number: int = 0
     raw: np.ndarray | None = None
     band: tuple[np.ndarray, np.ndarray] | None = None
     dots: bool = False
     gaps: Sequence[tuple[int, int]] = ()
 
 
-ROUND = "the round's videos"
-"""What most charts are of."""
-
-
 @dataclass(frozen=True)
 class Chart:
-    """What a chart shows.
-
-    Attributes:
-        title: the quantity, in words.
-        about: one sentence that says how to read it.
-        lines: its curves.
-        logarithmic: whether y is drawn by its logarithm; values that are not positive are gaps.
-        x_label: what x counts.
-        words: how its values are written.
-        of: which videos its values are of; empty where they are of none.
-    """
+    """A chart as a page shows it: title, how to read it, SVG, (label, colour, dash) of its curves, and all in words."""
 
     title: str
     about: str
-    lines: Sequence[Line]
-    logarithmic: bool = False
-    x_label: str = "update"
-    words: Callable[[float], str] = in_words
-    of: str = ""
-
-
-@dataclass(frozen=True)
-class Stroke:
-    """One SVG path.
-
-    Attributes:
-        kind: one of `STROKES`.
-        data: the `d` attribute.
-        colour: number of its colour.
-        dash: the `stroke-dasharray`, empty for a solid line.
-        line: number of its curve among those drawn.
-    """
-
-    kind: str
-    data: str
-    colour: int
-    dash: str
-    line: int
-
-
-STROKES = ("gap", "band", "raw", "line", "dots")
-"""Kinds of strokes, in drawing order."""
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A chart laid out.
-
-    Attributes:
-        chart: what is shown.
-        strokes: in drawing order.
-        x_ticks: places in percent from the left, and their labels.
-        y_ticks: places in percent from the top, and their labels.
-        legend: (label, colour, dash) of every curve that has a value.
-        values: JSON of the curves' points for the hover labels, and for other smoothing.
-        ends: JSON of the values at the edges of x and y (of their logarithm where `logarithmic`).
-        description: the chart in words.
-    """
-
-    chart: Chart
-    strokes: tuple[Stroke, ...]
-    x_ticks: tuple[tuple[float, str], ...]
-    y_ticks: tuple[tuple[float, str], ...]
+    picture: Markup
     legend: tuple[tuple[str, int, str], ...]
-    values: str
-    ends: str
     description: str
-
-
-@dataclass(frozen=True)
-class _Scale:
-    """Maps values to 0..1000, from `low` to `high` (after the logarithm, where there is one)."""
-
-    low: float
-    high: float
-    logarithmic: bool = False
-
-    def __call__(self, values: np.ndarray) -> np.ndarray:
-        """Place values; NaN where there is no place."""
-        return (self.raw(values) - self.low) / (self.high - self.low) * _SIDE
-
-    def raw(self, values: np.ndarray) -> np.ndarray:
-        """Take the logarithm, where there is one."""
-        if not self.logarithmic:
-            return values
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(values > 0, np.log10(values), np.nan)
-
-    def ticks(self, count: int, *, whole: bool = False) -> list[tuple[float, str]]:
-        """Choose round values within the scale: (percent from its low end, label)."""
-        if self.logarithmic:
-            values = self._round_values(count)
-            levels, labels = self.raw(values), [in_words(value) for value in values]
-        else:
-            levels = MaxNLocator(count, steps=[1, 2, 5, 10], integer=whole).tick_values(self.low, self.high)
-            values, labels = levels, [in_words(round(level, 12)) for level in levels]
-        if len(set(labels)) < len(labels):  # three digits do not tell them apart
-            labels = [f"{value:.6g}".replace("-", "−") for value in values]
-        inside = [(level, label) for level, label in zip(levels, labels, strict=True) if self.low <= level <= self.high]
-        return [(float(level - self.low) / (self.high - self.low) * 100, label) for level, label in inside]
-
-    def _round_values(self, count: int) -> np.ndarray:
-        """Choose values of a logarithmic scale: powers of ten, with 2 and 5 between few of them, or evenly spaced."""
-        width = self.high - self.low
-        if width < 0.6:
-            return MaxNLocator(count, steps=[1, 2, 5, 10]).tick_values(10**self.low, 10**self.high)
-        powers = np.arange(math.floor(self.low), math.ceil(self.high) + 1, math.ceil(width / count), dtype=float)
-        return (10 ** powers[:, None] * np.array([1.0, 2.0, 5.0] if width < 1.6 else [1.0])).flatten()
-
-
-def draw(chart: Chart) -> Drawing | None:
-    """Lay a chart out; None when no curve has a value to show."""
-    lines = [line for line in chart.lines if np.isfinite(_y_scale([line], chart.logarithmic).low)]
-    if not lines:
-        return None
-    first, last = (float(pick([pick(line.x) for line in lines])) for pick in (min, max))
-    x_scale = _Scale(first, last) if last > first else _Scale(first - 1, last + 1)  # a single point in the middle
-    y_scale = _y_scale(lines, chart.logarithmic)
-    strokes = []
-    for number, line in enumerate(lines):
-        colour, dash = line_style(line.colour)
-        for kind, data in _strokes(line, x_scale, y_scale).items():
-            strokes.append(Stroke(kind, data, colour, dash if kind == "line" else "", number))
-    return Drawing(
-        chart,
-        tuple(sorted(strokes, key=lambda stroke: STROKES.index(stroke.kind))),
-        tuple(x_scale.ticks(5, whole=True)),
-        tuple((100 - place, label) for place, label in y_scale.ticks(5)),
-        tuple((line.label, *line_style(line.colour)) for line in lines),
-        json.dumps([_hover(line, chart, x_scale, y_scale) for line in lines], separators=(",", ":")),
-        json.dumps({"x": [x_scale.low, x_scale.high], "y": [y_scale.low, y_scale.high]}),
-        ". ".join([chart.title, *(_in_words(line, chart) for line in lines)]),
-    )
 
 
 def line_style(number: int) -> tuple[int, str]:
     """Colour and dash of the n-th curve: when the colours are used up they repeat with another dash."""
-    return number % NUM_COLOURS, _DASHES[number // NUM_COLOURS % len(_DASHES)]
+    return number % 6, _DASHES[number // 6 % len(_DASHES)]
 
 
-def _y_scale(lines: Sequence[Line], logarithmic: bool) -> _Scale:
-    """Cover all finite values with a small margin; without any, the scale is NaN."""
-    parts = [part for line in lines for part in (line.y, line.raw, *(line.band or ())) if part is not None]
-    values = _Scale(0, 1, logarithmic).raw(np.concatenate(parts))
-    values = values[np.isfinite(values)]
-    if not len(values):
-        return _Scale(math.nan, math.nan, logarithmic)
-    low, high = float(values.min()), float(values.max())
-    if high - low <= 1e-9 * max(abs(low), abs(high)):  # rounding is not a visible change
-        low = high
-    margin = 0.06 * (high - low) or 0.5 * abs(low) * (not logarithmic) or 0.5
-    flat_zero = low == high == 0 and not logarithmic
-    return _Scale(-0.06 if flat_zero else low - margin, 1.0 if flat_zero else high + margin, logarithmic)
+def draw(
+    title: str,
+    about: str,
+    lines: Sequence[Line],
+    *,
+    logarithmic: bool = False,
+    words: Callable[[float], str] = in_words,
+) -> Chart | None:
+    """Draw a chart whose values are written by `words`; None when no curve has a value to show."""
+    lines = [line for line in lines if (line.y > 0 if logarithmic else np.isfinite(line.y)).any()]
+    if not lines:
+        return None
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(5, 3), dpi=72)
+        axes = figure.add_axes((0.14, 0.19, 0.84, 0.78))
+        if logarithmic:
+            axes.set_yscale("log", nonpositive="mask")
+        for line in lines:
+            _draw_line(axes, line)
+        low, high = axes.dataLim.minposy if logarithmic else axes.dataLim.y0, axes.dataLim.y1
+        if high - low <= 1e-6 * abs(high):  # rounding is not a visible change
+            around = abs(high) / 2 or 1.0
+            axes.set_ylim(high - around, high + around)
+        few = LogLocator(subs=(1, 2, 5) if high < 30 * low else (1,), numticks=5)
+        axes.yaxis.set_major_locator(few if logarithmic else MaxNLocator(5, steps=[1, 2, 5, 10]))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=True))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(FuncFormatter(lambda value, _: in_words(round(value, 12), 6)))
+        axes.grid(axis="y")
+        axes.set_xlabel("update", loc="right")
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    svg = file.getvalue()
+    svg = re.sub("#00c0f([0-9a-b])", lambda found: f"var(--{_VARIABLES[found[1]]})", svg[svg.index("<svg") :])
+    svg = re.sub(r'<g id="(line|gap)">', r'<g class="\1">', svg)
+    svg = re.sub(r'<g id="[^"]*">', "<g>", svg)
+    svg = re.sub("<[^>]*>", lambda tag: re.sub(r"(\d\.\d)\d\d+", r"\1", tag[0]), svg)  # to a tenth of a pixel
+    svg = svg.replace("</svg>", f"{_values(axes, lines, words)}</svg>")
+    legend = tuple((line.label, *line_style(line.number)) for line in lines)
+    return Chart(title, about, Markup(svg), legend, ". ".join([title, *(_ends(line, words) for line in lines)]))
 
 
-def _strokes(line: Line, x_scale: _Scale, y_scale: _Scale) -> dict[str, str]:
-    """Make the paths of one curve, by the kind of their stroke."""
-    chosen = evenly_spaced(len(line.x), _MAX_POINTS)
-    paths = {"line": _curve(line, line.y, chosen, x_scale, y_scale)}
-    if line.gaps:
-        edges = x_scale(np.array(line.gaps, dtype=float) + [-1, 1])  # from the value before to the value after
-        paths["gap"] = "".join(f"M{left:.1f} 0H{right:.1f}V{_SIDE}H{left:.1f}Z" for left, right in edges)
-    if line.raw is not None:
-        paths["raw"] = _curve(line, line.raw, extremes(line.raw, 2 * _MAX_POINTS), x_scale, y_scale)
+def _draw_line(axes: Axes, line: Line) -> None:
+    colour, dash = line_style(line.number)
+    style = {"color": f"#00c0f{colour}"}
+    places = np.searchsorted(line.x, [first for first, _ in line.gaps])
+    x = np.insert(line.x, places, [first for first, _ in line.gaps])
+    y, raw = (None if values is None else np.insert(values, places, np.nan) for values in (line.y, line.raw))
+    for first, last in line.gaps:
+        axes.axvspan(first - 1, last + 1, alpha=0.14, linewidth=0, gid="gap", **style)
     if line.band is not None:
-        paths["band"] = _band(line, chosen, x_scale, y_scale)
-    x, y = x_scale(line.x[chosen]), y_scale(line.y[chosen])
-    there = np.isfinite(x) & np.isfinite(y)
-    beside = np.pad(there, 1)
-    alone = there if line.dots else there & ~beside[:-2] & ~beside[2:]  # the pen is lifted on both sides of these
-    if alone.any():  # lines of no length, whose round ends keep their shape when the picture is stretched
-        paths["dots"] = "".join(f"M{px:.1f} {_SIDE - py:.1f}h0" for px, py in zip(x[alone], y[alone], strict=True))
-    return paths
+        shown = evenly_spaced(len(line.x), _MAX_OF_BAND)
+        axes.fill_between(line.x[shown], *(edge[shown] for edge in line.band), alpha=0.14, linewidth=0, **style)
+    if raw is not None:
+        axes.plot(x, raw, linewidth=1, alpha=0.38, **style)
+    there = np.pad(np.isfinite(y), 1)
+    marked = there[1:-1] if line.dots else there[1:-1] & ~there[:-2] & ~there[2:]  # no line reaches these
+    marks = {"marker": "o", "markersize": 5, "markevery": np.flatnonzero(marked).tolist()} if marked.any() else {}
+    axes.plot(x, y, linewidth=2, linestyle=dash, gid="line", **marks, **style)
 
 
-def _curve(line: Line, values: np.ndarray, chosen: np.ndarray, x_scale: _Scale, y_scale: _Scale) -> str:
-    """Join the chosen values of a line, but not across its gaps."""
-    x, gaps = line.x[chosen], [first for first, _ in line.gaps]
-    places = np.searchsorted(x, gaps)
-    y = np.insert(y_scale(values[chosen]), places, math.nan)
-    return _polyline(x_scale(np.insert(x, places, gaps)), y)
+def _values(axes: Axes, lines: Sequence[Line], words: Callable[[float], str]) -> str:
+    """Cover the plot with strips that tell the values there to whoever points at them."""
+    every = np.unique(np.concatenate([line.x[np.isfinite(line.y)] for line in lines]))
+    shown = every[evenly_spaced(len(every), _MAX_VALUES)]
+    box = axes.get_window_extent()
+    places = axes.transData.transform(np.column_stack([shown, np.ones(len(shown))]))[:, 0]
+    edges = [box.x0, *((places[1:] + places[:-1]) / 2), box.x1]
+    strips = []
+    for x, left, right in zip(shown, edges, edges[1:], strict=False):
+        told = [_value(line, at, words) for line in lines for at in np.flatnonzero(line.x == x)[:1]]
+        place = f'x="{left:.1f}" y="{axes.figure.bbox.height - box.y1:.1f}" width="{right - left:.1f}"'
+        title = escape("\n".join([f"update {x:g}", *told]))
+        strips.append(f'<rect {place} height="{box.height:.1f}"><title>{title}</title></rect>')
+    return "".join(strips)
 
 
-def _polyline(x: np.ndarray, y: np.ndarray) -> str:
-    """Join points; a NaN lifts the pen."""
-    words, drawing = [], False
-    for px, py in zip(x, y, strict=True):
-        finite = math.isfinite(px) and math.isfinite(py)
-        if finite:
-            words.append(f"{'L' if drawing else 'M'}{px:.1f} {_SIDE - py:.1f}")
-        drawing = finite
-    return "".join(words)
+def _value(line: Line, at: int, words: Callable[[float], str]) -> str:
+    text = f"{line.label} {words(float(line.y[at]))}".lstrip()
+    if line.raw is not None:
+        return f"{text} ({words(line.raw[at])} before smoothing)" if len(line.raw) >= _LEAST_SMOOTHED else text
+    return text if line.band is None else f"{text} [{', '.join(words(edge[at]) for edge in line.band)}]"
 
 
-def _band(line: Line, chosen: np.ndarray, x_scale: _Scale, y_scale: _Scale) -> str:
-    """Outline the band around a curve, once around."""
-    low, high = (y_scale(edge)[chosen] for edge in line.band)
-    x = x_scale(line.x)[chosen]
-    whole = np.isfinite(low) & np.isfinite(high)
-    outline = _polyline(np.concatenate([x[whole], x[whole][::-1]]), np.concatenate([high[whole], low[whole][::-1]]))
-    return f"{outline}Z" if outline else ""
-
-
-def _hover(line: Line, chart: Chart, x_scale: _Scale, y_scale: _Scale) -> dict[str, object]:
-    """List the points a reader can hover over: x, place in 0..1000, and the value in words.
-
-    Of a smoothed curve it also lists what was logged, in words and as the places of means over stretches, which a page
-    smooths otherwise; of one with an interval the words say its ends.
-    """
-    chosen = evenly_spaced(len(line.x), _MAX_POINTS)
-    chosen = chosen[np.isfinite(y_scale(line.y[chosen]))]
-    found = {
-        "label": line.label,
-        "colour": line.colour % NUM_COLOURS,
-        "x": [float(value) for value in line.x[chosen]],
-        "px": [round(float(place), 1) for place in x_scale(line.x[chosen])],
-        "y": [chart.words(float(value)) for value in line.y[chosen]],
-    }
-    if line.band is not None and line.raw is None:
-        low, high = ([chart.words(float(value)) for value in edge[chosen]] for edge in line.band)
-        found["y"] = [f"{value} [{low}, {high}]" for value, low, high in zip(found["y"], low, high, strict=True)]
-    if line.raw is None or len(line.raw) < LEAST_SMOOTHED:
-        return found
-    stretches = np.array_split(np.flatnonzero(np.isfinite(y_scale(line.raw))), min(len(line.raw), _MAX_POINTS))
-    means = [(line.x[stretch].mean(), line.raw[stretch].mean()) for stretch in stretches if len(stretch)]
-    places = zip(x_scale(np.array([x for x, _ in means])), y_scale(np.array([y for _, y in means])), strict=True)
-    return found | {
-        "logged": [chart.words(float(value)) for value in line.raw[chosen]],
-        "means": [[round(float(x), 1), round(float(_SIDE - y), 1)] for x, y in places],
-    }
-
-
-def _in_words(line: Line, chart: Chart) -> str:
+def _ends(line: Line, words: Callable[[float], str]) -> str:
     """Say where a curve begins and ends."""
-    words, x_label = chart.words, chart.x_label
     finite = np.isfinite(line.y)
     (x, y), name = (line.x[finite], line.y[finite]), f"{line.label}: " if line.label else ""
-    start = f"{name}{words(float(y[0]))} at {x_label} {x[0]:g}"
-    return start if len(y) == 1 else f"{start}, {words(float(y[-1]))} at {x_label} {x[-1]:g}"
-
-
-def moving_average(values: np.ndarray, window: int) -> np.ndarray:
-    """Centred mean over `window` neighbours of [N] values, fewer at the ends; NaNs are left out, [N] out."""
-    half = window // 2
-    finite, ones = np.isfinite(values), np.ones(2 * half + 1)
-    counts, sums = (
-        np.convolve(np.pad(part, half), ones, "valid") for part in (finite.astype(float), np.where(finite, values, 0.0))
-    )
-    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+    start = f"{name}{words(y[0])} at update {x[0]:g}"
+    return start if len(y) == 1 else f"{start}, {words(y[-1])} at update {x[-1]:g}"
 
 
 def smooth(values: np.ndarray) -> np.ndarray:
-    """Smooth [N] values over a tenth of them: a moving average taken twice, so that no zigzag of a round is left.
+    """Smooth [N] values over a tenth of them: a centred mean taken twice, so that no zigzag of a round is left.
 
-    Fewer than LEAST_SMOOTHED values are left as they are.
+    NaNs are left out, and fewer than 10 values are left as they are.
     """
-    if len(values) < LEAST_SMOOTHED:
+    if len(values) < _LEAST_SMOOTHED:
         return values
-    half = (max(3, len(values) // 10) | 1) // 2 + 1
-    return moving_average(moving_average(values, half), half)
+    half = (max(3, len(values) // 10) // 2 + 1) // 2
+    for _ in range(2):
+        finite = np.isfinite(values)
+        padded = (np.pad(part, half) for part in (finite.astype(float), np.where(finite, values, 0.0)))
+        counts, sums = (np.convolve(part, np.ones(2 * half + 1), "valid") for part in padded)
+        values = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+    return values
 
 
 def evenly_spaced(num_points: int, limit: int) -> np.ndarray:
@@ -347,12 +189,113 @@ def evenly_spaced(num_points: int, limit: int) -> np.ndarray:
     return np.unique(np.linspace(0, max(num_points - 1, 0), min(num_points, limit)).round().astype(int))
 
 
-def extremes(values: np.ndarray, limit: int) -> np.ndarray:
-    """At most `limit` indices into [N] values that keep every spike: the least and the greatest of each stretch."""
-    if len(values) <= limit:
-        return np.arange(len(values))
-    kept = []
-    for stretch in np.array_split(np.arange(len(values)), limit // 2):
-        finite = stretch[np.isfinite(values[stretch])]
-        kept += [finite[values[finite].argmin()], finite[values[finite].argmax()]] if len(finite) else [stretch[0]]
-    return np.unique(kept)
+@dataclass(frozen=True)
+class _Logged:
+    """A metric and how it is drawn: one point `per` update, round or validation."""
+
+    name: str
+    title: str
+    about: str
+    per: str = "update"
+    logarithmic: bool = False
+    smoothed: bool = True
+    words: Callable[[float], str] = in_words
+
+
+_REWARD = (
+    _Logged(
+        "reward/mean",
+        "Training reward",
+        "Of each round's videos, whose prompts differ, so it moves more than the validated gain. Faint: as logged. The "
+        "band of a single run is one standard deviation.",
+        "round",
+    ),
+    _Logged("reward/over_base", "Training reward over the base", "See base_interval.", "round", False, False, signed),
+    _Logged("reward", "Validation reward", "The same prompts and seeds each time, without noise.", "validation"),
+    _Logged("judge", "Validation by the judge", "By the judge of reward_guard, which is not trained on.", "validation"),
+    _Logged("reward/std", "Spread of the reward", "Near 0 there is nothing left to compare in a round.", "round"),
+)
+_MIXING = (
+    _Logged("share", "Share of each metric in the advantage", "They add up to 1; near 0 one decides nothing.", "round"),
+    _Logged("spread", "Spread of each metric within a prompt", "Standard deviation, in the metric's unit.", "round"),
+    _Logged("correlation", "Correlation of each metric with the others", "Below 0 it contradicts them.", "round"),
+)
+"""How the metrics share in what a run learns (`mixing/*`): one that decides nothing, or everything, is seen here."""
+_TRUST = (
+    _Logged("kl/position", "KL to the anchor", "How far the steps' means moved from the anchor's.", "update", True),
+    _Logged("kl/velocity", "KL within a round", "Old minus new log-probability. 0 at a round's first update."),
+    _Logged("nft/old_distance", "Distance to the old policy", "Mean squared difference of velocities.", "update", True),
+    _Logged("nft/base_distance", "Distance to the base", "Mean squared difference of velocities.", "update", True),
+    _Logged("kl/coef", "KL coefficient", "Weight of the KL term in the loss.", smoothed=False),
+    _Logged("clip_fraction", "Clipped share", "Pairs of video and step whose gradient the clip removed."),
+    _Logged("ratio/max_deviation", "Ratio before the first update", "Largest |ratio - 1| of the replay. Should be 0."),
+    _Logged("replay/mean_error", "Replay error", "Largest deviation of a replayed mean, in units of the noise."),
+    _Logged("grad_norm", "Gradient norm", "Over all trained weights, before clipping.", "update", True),
+    _Logged("loss/policy", "Policy loss", "Its level says little, its jumps much."),
+    _Logged("lr", "Learning rate", "As used by each update.", smoothed=False),
+)
+_SECONDS = _Logged(
+    "seconds", "Seconds per update", "All phases together; an update that begins a round pays for its rollout."
+)
+
+
+def charts_of(runs: Sequence[RunRecord]) -> dict[str, list[Chart]]:
+    """Draw what the runs logged, by the section of the report that shows it."""
+    alone = runs[0] if len(runs) == 1 else None
+    reward = [_chart(logged, runs, alone if logged.name == "reward/mean" else None) for logged in _REWARD]
+    for name in dict.fromkeys(name for run in runs for name in run.metric_names):
+        title = ": ".join(filter(None, [name, METRIC_MEANINGS.get(name)]))
+        reward.append(_chart(_Logged(f"reward/{name}", title, "Mean over each round's videos.", "round"), runs))
+    for logged in _MIXING if alone else ():
+        lines = [
+            line
+            for number, name in enumerate(alone.metric_names)
+            for line in _lines(logged, alone, f"mixing/{logged.name}_{name}", name, number)
+        ]
+        reward.append(draw(logged.title, logged.about, lines))
+    trust = [_chart(logged, runs) for logged in _TRUST]
+    sections = {"Reward": reward, "Trust region": trust, "Time": [_chart(_SECONDS, runs)]}
+    return {name: [chart for chart in charts if chart] for name, charts in sections.items()}
+
+
+def _chart(logged: _Logged, runs: Sequence[RunRecord], banded: RunRecord | None = None) -> Chart | None:
+    """Draw a metric of all runs; that of `banded` with one standard deviation of the reward around it."""
+    lines = []
+    for number, run in enumerate(runs):
+        lines += _lines(logged, run, logged.name, run.name if len(runs) > 1 else "", number)
+        if lines and run is banded:
+            width = smooth(run.per_round("reward/std")[1])
+            lines[-1] = replace(lines[-1], band=(lines[-1].y - width, lines[-1].y + width))
+    return draw(logged.title, logged.about, lines, logarithmic=logged.logarithmic, words=logged.words)
+
+
+def _lines(logged: _Logged, run: RunRecord, name: str, label: str, number: int) -> list[Line]:
+    """Return the curve of a run, none where it logged nothing of that name."""
+    per = {"round": run.per_round, "validation": run.validation}
+    x, y = per[logged.per](name) if logged.per in per else (run.column("step"), run.column(name))
+    there = np.isfinite(y)
+    if not there.any():
+        return []
+    if logged.per == "validation" or not (logged.smoothed or logged.per == "update"):
+        return [Line(label, x[there], y[there], number, dots=True)]
+    raw = y if logged.smoothed else None
+    return [Line(label, x, smooth(y) if logged.smoothed else y, number, raw=raw, gaps=run.gaps)]
+
+
+def gain_chart(runs: Sequence[RunRecord]) -> Chart | None:
+    """Draw by how much each validation's reward exceeds the first one's, with intervals for a run alone."""
+    lines = []
+    for number, run in enumerate(runs):
+        gains = {step: gain.relative for step, gain in gains_over_training(run).items()}
+        alone, steps = len(runs) == 1, np.array(list(gains), dtype=float)
+        mean, *band = (np.array([getattr(gain, edge) for gain in gains.values()]) for edge in ("mean", "low", "high"))
+        band = tuple(band) if alone else None
+        lines.append(Line("" if alone else run.name, steps, mean, number, band=band, dots=True))
+    about = "Validation videos against those of the same prompts and noise at the first validation, in base std."
+    return draw("Validated gain", f"{about} The band of a single run is its 95 % interval.", lines, words=signed)
+
+
+def time_split(run: RunRecord) -> dict[str, float]:
+    """Mean seconds per update by phase, over the whole run; empty when no time was logged."""
+    means = {phase: run.column(f"time/{phase}") for phase in PHASES}
+    return {phase: float(np.nanmean(values)) for phase, values in means.items() if np.isfinite(values).any()}

@@ -1,15 +1,19 @@
-"""A page of videos side by side, playing in sync: several models' of one prompt and seed, or one model's seeds."""
+"""Videos side by side: a page where they play in sync, and a blind preference study of pairs without names."""
 
+import json
+import random
+import secrets
+import shutil
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 
-from hyvideo.observability.scored_videos import ScoredVideo, last_common_step, read_scored_videos, scored_steps
-from scripts.reports.charts import decimals_for
-from scripts.reports.page import place_video, write_page
-
-_MAX_LISTED = 3
+from hyvideo.observability.scored_videos import POSTER, ScoredVideo, last_common_step, read_scored_videos, scored_steps
+from scripts.reports.page import picture_of, place_video, write_page
+from scripts.reports.win_rates import CRITERIA
+from scripts.reports.words import decimals_for
 
 
 @dataclass(frozen=True)
@@ -54,13 +58,16 @@ def same_prompts(models: Sequence[Model]) -> list[tuple[ScoredVideo, ...]]:
             "Name them, as in `base=outputs/a trained=outputs/b`."
         )
     with_seeds = all(video.seed is not None for model in models for video in model.videos)
-    keyed = [_keyed(model, with_seeds) for model in models]
+    keyed: list[dict[Hashable, ScoredVideo]] = [{} for _ in models]
+    for model, videos in zip(models, keyed, strict=True):
+        seen: Counter[Hashable] = Counter()
+        for video in model.videos:
+            asked = (video.prompt, video.seed if with_seeds else None)
+            videos[asked, seen[asked]] = video
+            seen[asked] += 1
     shared = [key for key in keyed[0] if all(key in videos for videos in keyed)]
     if not shared:
-        examples = "; ".join(
-            f"{model.name}: {', '.join(repr(video.prompt[:60]) for video in model.videos[:_MAX_LISTED])}"
-            for model in models
-        )
+        examples = "; ".join(f"{m.name}: {', '.join(repr(v.prompt[:60]) for v in m.videos[:3])}" for m in models)
         raise ValueError(
             f"The folders have no prompt{' and seed' if with_seeds else ''} in common. They hold {examples}."
         )
@@ -71,41 +78,76 @@ def write_gallery(path: Path, models: Sequence[Model], *, embed: bool = False) -
     """Write the gallery of two or more models, or of one, whose seeds of a prompt then stand side by side.
 
     With `embed` the videos are put into the file instead of being linked.
+    """
+    names = [model.name for model in models]
+    if len(models) > 1:
+        rows = [list(zip(names, row, strict=True)) for row in same_prompts(models)]
+    else:
+        prompts: dict[str, list[tuple[str, ScoredVideo]]] = {}
+        for video in models[0].videos:
+            row = prompts.setdefault(video.prompt, [])
+            row.append((f"video {len(row) + 1}" if video.seed is None else f"seed {video.seed}", video))
+        rows = list(prompts.values())
+    placed = [[place_video(video, path, embed=embed, label=label) for label, video in row] for row in rows]
+    there = [row for row in placed if any(video.url for video in row)]
+    return write_page(
+        path,
+        "gallery.html",
+        names=names,
+        rows=there,
+        left_out=sum(len(model.videos) for model in models) - sum(len(row) for row in rows),
+        not_there=len(placed) - len(there),
+        decimals=decimals_for([video.reward for model in models for video in model.videos]),
+    )
+
+
+def write_study(folder: Path, models: Sequence[Model], *, num_pairs: int | None = None, seed: int = 0) -> Path:
+    """Write a study for raters, and beside it the key that says which video is whose, `<folder>.key.json`.
+
+    The folder holds `index.html` and copies of the videos under random names, and can be handed out as it is. Every
+    rater sees the pairs and their sides in a different order. Every two models are compared, by `num_pairs` pairs in
+    all, drawn evenly over the models; None takes all. Returns the path of the key.
 
     Raises:
-        ValueError: see `same_prompts`.
-        OSError: the page cannot be written.
+        ValueError: the folder exists, nothing is shared, a video is missing, or there are fewer pairs than asked for.
     """
-    if len(models) > 1:
-        rows = same_prompts(models)
-    else:
-        prompts: dict[str, list[ScoredVideo]] = {}
-        for video in models[0].videos:
-            prompts.setdefault(video.prompt, []).append(video)
-        rows = list(prompts.values())
+    folder = Path(folder)
+    key_path = folder.with_name(f"{folder.name}.key.json")
+    if folder.exists() or key_path.exists():
+        raise ValueError(f"'{folder}' or its key '{key_path.name}' exists already: give a new folder.")
+    rows = same_prompts(models)
+    random.Random(seed).shuffle(rows)
     names = [model.name for model in models]
-    placed = []
-    for row in rows:
-        labelled = zip(names if len(models) > 1 else _seed_labels(row), row, strict=True)
-        placed.append([place_video(video, path, embed=embed, label=label) for label, video in labelled])
-    there = [row for row in placed if any(video.url for video in row)]
-    left_out = sum(len(model.videos) for model in models) - sum(len(row) for row in rows)
-    decimals = decimals_for([video.reward for model in models for video in model.videos])
-    shown = {"rows": there, "left_out": left_out, "not_there": len(placed) - len(there)}
-    return write_page(path, "gallery.html", names=names, decimals=decimals, **shown)
-
-
-def _seed_labels(row: Sequence[ScoredVideo]) -> list[str]:
-    """Name a prompt's videos by their seeds, or by their places where the folder does not say them."""
-    return [f"video {place}" if video.seed is None else f"seed {video.seed}" for place, video in enumerate(row, 1)]
-
-
-def _keyed(model: Model, with_seeds: bool) -> dict[Hashable, ScoredVideo]:
-    """Name each video by its prompt, seed if it counts, and its number among equal ones."""
-    seen: Counter[Hashable] = Counter()
-    keyed = {}
-    for video in model.videos:
-        asked = (video.prompt, video.seed if with_seeds else None)
-        keyed[asked, seen[asked]] = video
-        seen[asked] += 1
-    return keyed
+    pairs = [pair for row in rows for pair in combinations(zip(names, row, strict=True), 2)]
+    if num_pairs is not None and not 1 <= num_pairs <= len(pairs):
+        raise ValueError(f"num_pairs must lie in 1..{len(pairs)}, all pairs there are; received {num_pairs}.")
+    pairs = pairs[:num_pairs]  # prompt by prompt, so every two models have as many
+    paths = {video.path for pair in pairs for _, video in pair}
+    if missing := sorted(str(path) for path in paths if not (path.is_file() and path.stat().st_size)):
+        raise ValueError(f"{len(missing)} of the videos are missing or empty, such as '{missing[0]}': make them again.")
+    (folder / "videos").mkdir(parents=True)
+    key: dict = {"study": secrets.token_hex(6), "models": {}, "pairs": {}, "prompts": {}}
+    sizes: dict[str, tuple[int, int]] = {}
+    for pair in pairs:
+        videos = [secrets.token_hex(6) for _ in pair]
+        for name, (model, video) in zip(videos, pair, strict=True):
+            key["models"][name] = model
+            shutil.copyfile(video.path, folder / "videos" / f"{name}.mp4")
+            if found := picture_of(video.path):
+                picture, sizes[name] = found
+                (folder / "videos" / f"{name}{POSTER}").write_bytes(picture)
+        number = secrets.token_hex(6)
+        key["pairs"][number], key["prompts"][number] = videos, pair[0][1].prompt
+    write_page(
+        folder / "index.html",
+        "preference.html",
+        study=key["study"],
+        pairs=[  # sorted, so that the order says nothing
+            {"pair": number, "prompt": key["prompts"][number], "videos": sorted(videos)}
+            for number, videos in key["pairs"].items()
+        ],
+        sizes=dict(sorted(sizes.items())),
+        criteria=CRITERIA,
+    )
+    key_path.write_text(json.dumps(key, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return key_path

@@ -1,7 +1,7 @@
-"""What a run gained, measured on its own validation videos: same prompts and seeds, pair by pair."""
+"""What a run gained, measured on videos of the same prompts and seeds, pair by pair, and the verdict in words."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,9 +10,10 @@ from pydantic import TypeAdapter
 from pydantic_core import to_json
 
 from hyvideo.data.files import replace_synced
-from hyvideo.evaluation.paired import Gain, Pair, PairedComparison, paired_gain
+from hyvideo.evaluation.paired import ENOUGH_PAIRS, Gain, Pair, PairedComparison, paired_gain
 from hyvideo.observability.scored_videos import SCORES, ScoredVideo, read_scored_videos
 from scripts.reports.run_record import RunRecord
+from scripts.reports.words import fixed, signed
 
 HELD_OUT = "gains.json"
 HELD_OUT_VIDEOS = ("held_out/before", "held_out/after")
@@ -48,11 +49,7 @@ def write_held_out(folder: Path, measured: HeldOutGains) -> None:
 
 
 def read_held_out(folder: Path) -> HeldOutGains:
-    """Read what `write_held_out` wrote.
-
-    Raises:
-        ValueError: it cannot be read.
-    """
+    """Read what `write_held_out` wrote."""
     path = folder / HELD_OUT
     try:
         return TypeAdapter(HeldOutGains).validate_json(path.read_bytes(), strict=True)
@@ -65,9 +62,6 @@ def improvement(run: RunRecord, *, held_out: bool = True) -> PairedComparison | 
 
     Held-out gains of its last update are preferred, unless `held_out` is False; else its last validation is compared
     with the earliest of the same prompts, seeds and settings. None when there is none with at least two pairs.
-
-    Raises:
-        ValueError: the held-out gains or videos cannot be read.
     """
     there = held_out and (run.folder / HELD_OUT).is_file()
     if there and (measured := read_held_out(run.folder)).updates == run.num_updates:
@@ -120,7 +114,7 @@ def against(reference: RunRecord, run: RunRecord) -> PairedComparison | None:
 
 
 def _pairs(before: Sequence[ScoredVideo], after: Sequence[ScoredVideo]) -> tuple[Pair, ...]:
-    """Pair videos by number, prompt, and how they were sampled and scored: their noise depends on nothing else."""
+    """Pair videos by number, prompt, and how they were sampled and scored."""
     earlier = {(video.path.name, video.prompt, video.how): video for video in before}
     keys = [(video.path.name, video.prompt, video.how) for video in after]
     return tuple((earlier[key], video) for key, video in zip(keys, after, strict=True) if key in earlier)
@@ -138,3 +132,79 @@ def _compare(
         if np.isfinite(scores).all(1).sum() >= 2:  # whole pairs
             gains[name] = paired_gain(*scores.T)
     return PairedComparison(before_name, after_name, gains, pairs) if "reward" in gains else None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer in words; `direction` is `better`, `worse` or `unclear`."""
+
+    direction: str
+    headline: str
+    detail: str
+
+
+def common_range(gains: Collection[Gain]) -> tuple[float, float]:
+    """Shared axis range of stacked interval plots in base std: covers all intervals and 0, plus a margin."""
+    low = min([0.0, *(gain.relative.low for gain in gains)])
+    high = max([0.0, *(gain.relative.high for gain in gains)])
+    margin = 0.06 * (high - low) or 1.0
+    return low - margin, high + margin
+
+
+def verdict_of(comparison: PairedComparison) -> Verdict:
+    """Say what a comparison shows."""
+    gain = comparison.gains["reward"]
+    amount = f"reward {_amount(gain)}"
+    pairs = f"{gain.num_pairs} videos of the same prompts and seeds: {comparison.after} against {comparison.before}."
+    if gain.num_pairs < ENOUGH_PAIRS:
+        few = f"Only {pairs} At least {ENOUGH_PAIRS} are needed for a verdict ({amount})."
+        return Verdict("unclear", "Too few videos to tell", few)
+    said = {"better": "Improved", "worse": "Got worse", "unclear": "No clear change"}[gain.direction]
+    for direction, verb in {"better": "rose", "worse": "fell"}.items():
+        changed = [name for name, g in comparison.gains.items() if name != "reward" and g.direction == direction]
+        if changed:
+            pairs += f" {' and '.join(filter(None, [', '.join(changed[:-1]), changed[-1]]))} {verb}."
+    return Verdict(gain.direction, f"{said}: {amount}", pairs)
+
+
+def verdict_of_runs(
+    lengths: Mapping[str, int], gained: Sequence[PairedComparison | None], common: int | None
+) -> Verdict:
+    """Say which of several runs gained most; none wins whose interval overlaps with another's.
+
+    `lengths` are their updates by name, and `common` is the one after which their starts are compared with them.
+    """
+    ends = ", ".join(f"{name} has {length} updates" for name, length in lengths.items())
+    if common is None:
+        return Verdict("unclear", "Not compared: there is no update after which all runs validated", f"{ends}.")
+    gains = {name: found.gains["reward"] for name, found in zip(lengths, gained, strict=True) if found}
+    clear = {name: gain for name, gain in gains.items() if gain.direction == "better"}
+    differ = f", the last that all validated: {ends}" if {*lengths.values()} != {common} else ""
+    counted = f"{len(clear)} of {len(lengths)} runs clearly improved. Compared after update {common}{differ}."
+    if not clear:
+        return Verdict("unclear", "No run clearly improved", counted)
+    first, best = max(clear.items(), key=lambda pair: pair[1].relative.mean)
+    others = {name: gain for name, gain in gains.items() if name != first}
+    doubts = [f"The interval of {n} overlaps." for n, gain in others.items() if gain.relative.high >= best.relative.low]
+    doubts += [f"{name} cannot be compared." for name in lengths if name not in gains]
+    detail = " ".join([f"{first} gained {_amount(best)}.", *doubts, counted])
+    said = ("unclear", "No run clearly gained most") if doubts else ("better", f"{first} gained most")
+    return Verdict(*said, detail)
+
+
+def verdict_without_pairs(first: float, last: float, when: str) -> Verdict:
+    """Say when there will be a verdict, and what is known: the training reward of a run's first and last tenth."""
+    headline = f"No verdict yet: {when}"
+    if not (math.isfinite(first) and math.isfinite(last)):
+        return Verdict("unclear", headline, "The first finished round will show here.")
+    detail = (
+        "A verdict compares two validations of the same prompts and seeds. The training reward was "
+        f"{fixed(first)} over the first and {fixed(last)} over the last tenth of the rounds, whose prompts differ."
+    )
+    return Verdict("unclear", headline, detail)
+
+
+def _amount(gain: Gain) -> str:
+    shown = gain.relative
+    amount = f"{signed(shown.mean)} {gain.unit}".rstrip()
+    return f"{amount}, 95 % interval {signed(shown.low)} to {signed(shown.high)}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -18,7 +18,7 @@ from hyvideo.config.outside import read_file
 from hyvideo.data.files import replacing
 from hyvideo.data.videos import first_frame, poster_of
 from hyvideo.observability.scored_videos import POSTER, ScoredVideo
-from scripts.reports.charts import fixed, in_words, signed
+from scripts.reports.words import fixed, in_words, signed
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -30,9 +30,6 @@ class VideoOnPage:
     Attributes:
         url: what the page plays: relative to it, or the file itself; empty when the file is missing.
         file: the file's place in words.
-        prompt: its text.
-        scores: name to number; NaN marks a failed score.
-        label: its name on the page.
         poster: url of its first frame, as `url`; empty when there is none.
         size: width and height of that picture, which has the video's ratio.
     """
@@ -53,7 +50,7 @@ class VideoOnPage:
 
 def place_video(video: ScoredVideo, page: Path, *, embed: bool, label: str = "") -> VideoOnPage:
     """Prepare a video for a page at `page`: its url is relative, or with `embed` holds the file itself."""
-    file = _relative(video.path, page)
+    file = unquote(relative_url(video.path, page))
     if not (video.path.is_file() and video.path.stat().st_size):
         return VideoOnPage("", file, video.prompt, video.scores, label)
     url = _data("video/mp4", read_file(video.path, None)) if embed else relative_url(video.path, page)
@@ -87,11 +84,7 @@ def _is_own(file: Path) -> bool:
 
 def relative_url(path: Path, page: Path) -> str:
     """Return the link from a page to a file."""
-    return quote(_relative(path, page))
-
-
-def _relative(path: Path, page: Path) -> str:
-    return Path(os.path.relpath(path.resolve(), page.resolve().parent)).as_posix()
+    return quote(Path(os.path.relpath(path.resolve(), page.resolve().parent)).as_posix())
 
 
 def _data(kind: str, content: bytes) -> str:
@@ -99,12 +92,9 @@ def _data(kind: str, content: bytes) -> str:
 
 
 def write_page(path: Path, template: str, **context: Any) -> Path:
-    """Fill a template of `templates/` and write it; a reader sees the old page or the new one, never a part.
-
-    All text in the context is escaped.
+    """Fill a template of `templates/`, everything escaped; a reader sees the old page or the new one, never a part.
 
     Raises:
-        OSError: the page cannot be written.
         ValueError: the path does not end in `.html`: it may be a file of the run.
     """
     path = Path(path)

@@ -15,30 +15,24 @@ from hyvideo.config.settings import SETTINGS, value_of
 from hyvideo.evaluation.paired import PairedComparison
 from hyvideo.observability.metrics import METRIC_MEANINGS, stretches_in_words
 from hyvideo.observability.scored_videos import ScoredVideo, last_common_step
-from scripts.reports.before_after import BEFORE_AFTER
-from scripts.reports.charts import decimals_for, evenly_spaced, fixed, in_words, line_style
-from scripts.reports.improvement import against, improvement, worst_median_best
-from scripts.reports.page import place_video, relative_url, write_page
-from scripts.reports.panels import (
-    OPTIMIZER,
-    TRUST,
-    clocks,
-    gain_panel,
-    logged_panels,
-    reward_panels,
-    sampler_panels,
-    seconds,
-    time_panels,
-    time_split,
+from scripts.reports.charts import charts_of, evenly_spaced, gain_chart, line_style, time_split
+from scripts.reports.improvement import (
+    against,
+    common_range,
+    improvement,
+    verdict_of,
+    verdict_of_runs,
+    verdict_without_pairs,
+    worst_median_best,
 )
+from scripts.reports.page import place_video, relative_url, write_page
+from scripts.reports.pictures import BEFORE_AFTER
 from scripts.reports.run_record import RunRecord, read_run
-from scripts.reports.verdict import common_range, verdict_of, verdict_of_runs, verdict_without_pairs
+from scripts.reports.words import decimals_for, fixed, in_words
 
 _MAX_MOMENTS = 6
 _MAX_PROMPTS = 32
-_NUM_EXTREMES = 4
 _MAX_WARNINGS = 50
-
 
 Shown = dict[str, Any]
 """What a template shows of one thing, by the names that it uses."""
@@ -52,7 +46,6 @@ def report_runs(folders: Sequence[Path], path: Path, names: Sequence[str | None]
 
     Raises:
         ValueError: a folder is not a run folder, or two runs have the same name.
-        OSError: the page cannot be written.
     """
     runs = [read_run(folder, name) for folder, name in zip(folders, names or [None] * len(folders), strict=True)]
     taken = [run.name for run in runs]
@@ -67,17 +60,10 @@ def report_runs(folders: Sequence[Path], path: Path, names: Sequence[str | None]
         "runs": runs,
         "title": runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared",
         "written": datetime.now(),
-        "sections": {
-            "Reward": reward_panels(runs),
-            "Trust region": logged_panels(runs, TRUST),
-            "Optimizer": logged_panels(runs, OPTIMIZER),
-            "Sampler": sampler_panels(runs),
-            "Time": time_panels(runs),
-        },
+        "sections": charts_of(runs),
         "splits": [time_split(run) for run in runs],
         "settings": settings,
-        "headline": gain_panel(runs),
-        "clocks": clocks(runs),
+        "headline": gain_chart(runs),
         "in_progress": any(_in_progress(run) for run in runs),
         "decimals": decimals_for([video.reward for run in runs for videos in run.samples.values() for video in videos]),
         "troubles": [_troubles(run) for run in runs],
@@ -94,9 +80,15 @@ def _of_several(path: Path, runs: Sequence[RunRecord], settings: Sequence[Shown]
     cut = [run.until(until) for run in runs]
     gains = [None if common is None else improvement(run, held_out=False) for run in cut]
     others = [None if common is None else against(cut[0], run) for run in cut[1:]]
+    known = [run for run in runs if run.config]
+    notable = [setting for setting in settings if setting["notable"] and setting["decides"]]
+    differences = [  # as one would type them
+        [f"{setting['name']} {setting['values'][known.index(run)]}" for setting in notable] if run.config else []
+        for run in runs
+    ]
     return {
         "until": until,
-        "rows": [*zip(runs, gains, [None, *others], map(_facts, cut), _differences(runs, settings), strict=True)],
+        "rows": [*zip(runs, gains, [None, *others], map(_facts, cut), differences, strict=True)],
         "verdict": verdict_of_runs({run.name: run.num_updates for run in runs}, gains, common),
         "scale": common_range([found.gains["reward"] for found in (*gains, *others) if found]),
         "run_legend": [(run.name, *line_style(number)) for number, run in enumerate(runs)],
@@ -107,6 +99,7 @@ def _of_several(path: Path, runs: Sequence[RunRecord], settings: Sequence[Shown]
 def _of_one(path: Path, run: RunRecord, embed: bool) -> Shown:
     """Collect what only the report of one run shows."""
     gain = improvement(run)
+    total = run.config.run.max_steps if run.config else run.num_updates
     rewards = run.per_round("reward/mean")[1]
     rewards = rewards[np.isfinite(rewards)]
     tenth = max(1, len(rewards) // 10)
@@ -117,7 +110,7 @@ def _of_one(path: Path, run: RunRecord, embed: bool) -> Shown:
     film = run.folder / BEFORE_AFTER
     return {
         "run": run,
-        "state": _state(run),
+        "state": f"{run.num_updates} of {total} updates, {'not ' if run.num_updates < total else ''}finished",
         "verdict": verdict_of(gain) if gain else verdict_without_pairs(*ends, _next_validation(run)),
         "gain": gain,
         "scale": common_range(gain.gains.values() if gain else []),
@@ -128,7 +121,6 @@ def _of_one(path: Path, run: RunRecord, embed: bool) -> Shown:
         "strips": _strips(path, columns, embed),
         "moments": steps,
         "gaps": stretches_in_words(run.gaps),
-        "extremes": _extremes(path, run, embed),
     }
 
 
@@ -163,13 +155,6 @@ def _next_validation(run: RunRecord) -> str:
     return f"next validation at update {step}" + ("" if run.samples else ", to be compared with the one after it")
 
 
-def _state(run: RunRecord) -> str:
-    if run.config is None:
-        return f"{run.num_updates} updates"
-    total = run.config.run.max_steps
-    return f"{run.num_updates} of {total} updates, {'finished' if run.num_updates >= total else 'not finished'}"
-
-
 def _facts(run: RunRecord) -> dict[str, Shown]:
     """Collect the numbers of the run's last tenth, its last validation, and its failures, and what they are of."""
 
@@ -183,7 +168,7 @@ def _facts(run: RunRecord) -> dict[str, Shown]:
         of = f"last {unit}" if len(last) < 2 else f"mean of the last {len(last)} {unit}s"
         return fact(words(float(last.mean())) if len(last) else "–", of)
 
-    times, validations = seconds(run), run.validation("reward")
+    times, validations = run.column("seconds"), run.validation("reward")
     rewards, failed = run.per_round("reward/mean")[1], float(np.nansum(run.per_round("reward/failed")[1]))
     words = partial(fixed, decimals=decimals_for(rewards))
     step, last = (int(validations[0][-1]), float(validations[1][-1])) if len(validations[0]) else (0, math.nan)
@@ -200,28 +185,16 @@ def _facts(run: RunRecord) -> dict[str, Shown]:
     }
 
 
-def _differences(runs: Sequence[RunRecord], settings: Sequence[Shown]) -> list[list[str]]:
-    """List each run's settings that decide the result and differ between the runs, as one would type them."""
-    known = [run for run in runs if run.config]
-    differing = [setting for setting in settings if setting["notable"] and setting["decides"]]
-    return [
-        [f"{setting['name']} {setting['values'][known.index(run)]}" for setting in differing] if run.config else []
-        for run in runs
-    ]
-
-
 def _troubles(run: RunRecord) -> list[tuple[str, str]]:
     """List what went wrong: (what, how much or where)."""
     listed = []
-    failed = np.nansum(run.per_round("reward/failed")[1])
-    if failed:
-        rounds = int(np.nansum(run.per_round("reward/failed")[1] > 0))
-        listed.append(("Scores that failed", f"{failed:.0f} videos in {rounds} rounds; left out, not counted as 0"))
-    without = np.nansum(run.per_round("reward/groups_without_spread")[1])
-    if without:
-        listed.append(
-            ("Groups without spread", f"{without:.0f}: all videos of a prompt scored alike, nothing to learn")
-        )
+    failed = run.per_round("reward/failed")[1]
+    if number := np.nansum(failed):
+        rounds = int((failed > 0).sum())
+        listed.append(("Scores that failed", f"{number:.0f} videos in {rounds} rounds; left out, not counted as 0"))
+    if without := np.nansum(run.per_round("reward/groups_without_spread")[1]):
+        about = f"{without:.0f}: all videos of a prompt scored alike, nothing to learn"
+        listed.append(("Groups without spread", about))
     if run.gaps:
         listed.append(("Updates without a row", f"{stretches_in_words(run.gaps)}; lost from metrics.jsonl"))
     if run.num_discarded:
@@ -244,36 +217,14 @@ def _strips(path: Path, columns: Sequence[tuple[str, Sequence[ScoredVideo]]], em
     return strips
 
 
-def _extremes(path: Path, run: RunRecord, embed: bool) -> Shown | None:
-    """Pick the best and the worst videos of the last kept round, and some that could not be scored."""
-    if not run.rollouts:
-        return None
-    step, videos = list(run.rollouts.items())[-1]
-    scored = sorted((v for v in videos if math.isfinite(v.reward)), key=lambda v: v.reward, reverse=True)
-    count = min(_NUM_EXTREMES, len(scored) // 2)
-    failed = [video for video in videos if not math.isfinite(video.reward)]
-    chosen = {"best": scored[:count], "worst": scored[::-1][:count], "failed": failed[:_NUM_EXTREMES]}
-    placed = {name: [place_video(video, path, embed=embed) for video in some] for name, some in chosen.items()}
-    return {"step": step, "num_videos": len(videos), **placed}
-
-
 def _settings(configs: Sequence[Config | None]) -> list[Shown]:
-    """List every setting of the runs whose settings are known, as one would type it.
-
-    One is notable if it differs from its default, or between the runs.
-    """
+    """List every known setting as one would type it; notable is one that is no default, or differs between runs."""
     known = [config for config in configs if config]
-    if not known:
-        return []
-    listed = []
-    for setting in SETTINGS.values():
+    listed: list[Shown] = []
+    for setting in SETTINGS.values() if known else ():
         values = [value_of(config, setting.name) for config in known]
         notable = values[0] != setting.default if len(known) == 1 else any(value != values[0] for value in values)
         about = {"group": setting.group, "name": setting.name, "about": setting.doc, "decides": setting.decides}
-        written = {"values": [_text(value) for value in values], "default": _text(setting.default)}
-        listed.append(about | written | {"notable": notable})
+        written = [v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for v in (*values, setting.default)]
+        listed.append(about | {"values": written[:-1], "default": written[-1], "notable": notable})
     return listed
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

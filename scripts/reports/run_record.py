@@ -13,6 +13,7 @@ from hyvideo.config.loading import load_saved_config
 from hyvideo.config.schema import Config
 from hyvideo.observability.console import COMMAND
 from hyvideo.observability.metrics import missing_updates, read_rows
+from hyvideo.observability.phase_timer import PHASES
 from hyvideo.observability.scored_videos import TOO_LARGE, ScoredVideo, read_scored_videos, scored_steps
 
 EXPLOITED = "flaws of the reward"
@@ -26,15 +27,11 @@ class RunRecord:
     """What a run folder holds, complete or not.
 
     Attributes:
-        name: what the run is called on the page.
-        folder: where it lies.
-        columns: metric name to its values [N], one per logged update, NaN where it is missing; `step` among them.
+        columns: metric name to its values [N], one per logged update, NaN where it is missing; `step` is among them,
+            and `seconds`, the sum of its phases.
         gaps: stretches of updates between the logged ones whose rows are missing, first and last of each.
         samples: validation videos by the update they were made after.
-        rollouts: training videos of the newest kept round that can be read, by the update they were made after.
-        config: its settings; None when they cannot be read.
-        command: that started or last resumed it; empty when it is not known.
-        commit: of the code it ran; empty when it is not known.
+        command, commit: that started or last resumed it, and of the code it ran; empty when not known.
         warnings: lines of the console log that say WARNING, oldest first.
         problems: files that are missing or damaged, in words.
         num_discarded: logged updates that a resume made again.
@@ -46,7 +43,6 @@ class RunRecord:
     columns: Mapping[str, np.ndarray]
     gaps: tuple[tuple[int, int], ...]
     samples: VideosByStep
-    rollouts: VideosByStep
     config: Config | None
     command: str
     commit: str
@@ -91,7 +87,11 @@ class RunRecord:
 
     def validation(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Steps and mean scores of the validations (`reward` or a metric), failed scores left out."""
-        points = {step: _mean([video.scores.get(name, math.nan) for video in v]) for step, v in self.samples.items()}
+        points: dict[int, float] = {}
+        for step, videos in self.samples.items():
+            scores = np.array([video.scores.get(name, math.nan) for video in videos])
+            if np.isfinite(scores).any():
+                points[step] = scores[np.isfinite(scores)].mean()
         logged = zip(self.columns["step"], self.column(f"valid/{name}"), strict=True)
         points |= {int(step): value for step, value in logged if np.isfinite(value)}
         return np.array(sorted(points), dtype=float), np.array([points[step] for step in sorted(points)], dtype=float)
@@ -109,21 +109,28 @@ def read_run(folder: Path, name: str | None = None) -> RunRecord:
     if unreadable:
         listed = ", ".join(str(number) for number in unreadable)
         problems.append(f"metrics.jsonl: no row in line {listed}; a killed run can leave a torn last line.")
-    config = _read_config(folder / "config.yaml", problems)
     discarded, console = folder / "metrics.discarded.jsonl", folder / "console.log"
     log = console.read_text(encoding="utf-8", errors="replace").split("\n") if console.is_file() else []
+    config, samples = _read_config(folder / "config.yaml", problems), {}
+    for step, path in scored_steps(folder / "samples").items():
+        try:
+            samples[step] = read_scored_videos(path)
+        except (ValueError, OSError) as error:
+            problems.append(str(error))
+    named = (rf"^[\d-]+ [\d:]+ {COMMAND}(.*)", r"\(commit (\w+(?:-dirty)?)\)$")
+    last = [next((found[1] for line in reversed(log) if (found := re.search(name, line))), "") for name in named]
     steps = [int(row["step"]) for row in rows]
     names = dict.fromkeys(["step", *(name for row in rows for name in row)])
+    seconds = np.sum([column_of(rows, f"time/{phase}") for phase in PHASES], axis=0)
     return RunRecord(
         name=name or folder.resolve().name,
         folder=folder,
-        columns={name: column_of(rows, name) for name in names},
+        columns={name: column_of(rows, name) for name in names} | {"seconds": seconds},
         gaps=tuple(missing_updates(steps, min(steps), max(steps))) if steps else (),
-        samples=_read_videos(folder / "samples", problems),
-        rollouts=_read_videos(folder / "rollouts", problems, newest_only=True),
+        samples=samples,
         config=config,
-        command=_last(log, rf"^[\d-]+ [\d:]+ {COMMAND}(.*)"),
-        commit=_last(log, r"\(commit (\w+(?:-dirty)?)\)$"),
+        command=last[0],
+        commit=last[1],
         warnings=tuple(line for line in log if re.match(r"[\d-]+ [\d:]+ WARNING", line)),
         problems=tuple(problems),
         num_discarded=len(read_rows(discarded)[0]) if discarded.is_file() else 0,
@@ -146,26 +153,3 @@ def _read_config(path: Path, problems: list[str]) -> Config | None:
     except ValueError as error:
         problems.append(f"The settings cannot be read: {error}")
         return None
-
-
-def _read_videos(folder: Path, problems: list[str], *, newest_only: bool = False) -> VideosByStep:
-    """Read the `step_N` folders below a folder, in order of N; or the newest alone, for a run may keep thousands."""
-    found = {}
-    for step, path in reversed(scored_steps(folder).items()):
-        try:
-            found[step] = read_scored_videos(path)
-        except (ValueError, OSError) as error:
-            problems.append(str(error))
-        if newest_only and found:
-            break
-    return dict(sorted(found.items()))
-
-
-def _last(log: Sequence[str], pattern: str) -> str:
-    """Return what a pattern names in the last line that has it."""
-    return next((found[1] for line in reversed(log) if (found := re.search(pattern, line))), "")
-
-
-def _mean(values: list[float]) -> float:
-    finite = [value for value in values if math.isfinite(value)]
-    return sum(finite) / len(finite) if finite else math.nan

@@ -1,7 +1,7 @@
 """Win rates of a blind preference study, with their uncertainty."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -28,14 +28,11 @@ class Vote:
     """One judgement.
 
     Attributes:
-        study: which study it belongs to.
-        rater: who judged.
-        pair: which pair of videos.
         criterion: a key of `CRITERIA`.
         choice: the preferred video, or `tie`.
         at: when by the rater's clock, as ISO text with its zone.
         count: number of the judgement among those of its rater; of two on one question the one of the higher number
-            counts. Files of older pages have none, and go by `at`.
+            counts, and of equal ones the later.
     """
 
     study: str
@@ -52,9 +49,7 @@ class WinRate:
     """How often one model was preferred to another.
 
     Attributes:
-        first: the model whose rate it is.
-        second: the model it was compared with.
-        criterion: what was judged.
+        first, second: the model whose rate it is, and the one it was compared with.
         wins, ties, losses: votes for the first, for neither, for the second.
         num_pairs: pairs of videos judged.
         num_raters: people who judged them.
@@ -77,8 +72,6 @@ class WinRate:
 
 
 class _Votes(BaseModel):
-    """A file of votes."""
-
     model_config = ConfigDict(strict=True)
     votes: list[Vote]
 
@@ -90,7 +83,7 @@ class _Key(BaseModel):
     study: str
     models: dict[str, str]
     pairs: dict[str, tuple[str, str]]
-    prompts: dict[str, str] = {}  # older keys have none: each pair counts as a prompt of its own
+    prompts: dict[str, str] = {}  # a pair without one counts as a prompt of its own
 
 
 _File = TypeVar("_File", _Votes, _Key)
@@ -129,38 +122,27 @@ def win_rates(key_path: Path, votes: Sequence[Vote]) -> list[WinRate]:
         ValueError: the key cannot be read, or a vote does not belong to it.
     """
     key = _read(_Key, key_path, "the key of a study")
-    results: dict[tuple[str, str, str], dict[str, list[float]]] = {}
+    chosen: dict[tuple[str, str, str], dict[str, list[float]]] = {}
     raters: dict[tuple[str, str, str], set[str]] = {}
     for vote in votes:
-        first, second = _models_of(vote, key, key_path)
-        place = (first, second, vote.criterion)
-        chosen = 0.5 if vote.choice == TIE else float(key.models[vote.choice] == first)
-        results.setdefault(place, {}).setdefault(vote.pair, []).append(chosen)
+        place = (*_models_of(vote, key, key_path), vote.criterion)
+        won = 0.5 if vote.choice == TIE else float(key.models[vote.choice] == place[0])
+        chosen.setdefault(place, {}).setdefault(vote.pair, []).append(won)
         raters.setdefault(place, set()).add(vote.rater)
-    order = {name: number for number, name in enumerate(CRITERIA)}
-    places = sorted(results, key=lambda place: (place[0], place[1], order[place[2]]))
-    return [_win_rate(place, results[place], key.prompts, len(raters[place])) for place in places]
-
-
-def _win_rate(
-    place: tuple[str, str, str], by_pair: Mapping[str, Sequence[float]], prompts: Mapping[str, str], num_raters: int
-) -> WinRate:
-    """Sum up one comparison; `prompts` says which prompt each pair is of."""
-    votes = [vote for of_pair in by_pair.values() for vote in of_pair]
-    by_prompt: dict[str, list[float]] = {}
-    for pair, of_pair in by_pair.items():
-        by_prompt.setdefault(prompts.get(pair, pair), []).append(mean(of_pair))
-    rate = mean(mean(of_prompt) for of_prompt in by_prompt.values())
-    counts = (votes.count(1.0), votes.count(0.5), votes.count(0.0))
-    return WinRate(*place, *counts, len(by_pair), num_raters, rate, *wilson_interval(rate, len(by_prompt)))
+    rates = []
+    for place in sorted(chosen, key=lambda place: (*place[:2], list(CRITERIA).index(place[2]))):
+        by_prompt: dict[str, list[float]] = {}
+        for pair, of_pair in chosen[place].items():
+            by_prompt.setdefault(key.prompts.get(pair, pair), []).append(mean(of_pair))
+        rate = mean(mean(of_prompt) for of_prompt in by_prompt.values())
+        counted = [won for of_pair in chosen[place].values() for won in of_pair]
+        counts = (*(counted.count(won) for won in (1.0, 0.5, 0.0)), len(chosen[place]), len(raters[place]))
+        rates.append(WinRate(*place, *counts, rate, *wilson_interval(rate, len(by_prompt))))
+    return rates
 
 
 def _time_of(vote: Vote, path: Path) -> datetime:
-    """Return when a vote was made.
-
-    Raises:
-        ValueError: that is no time with its zone, or more than a day ahead, by which a clock may be wrong.
-    """
+    """Return when a vote was made; a clock may be a day wrong."""
     with suppress(ValueError):
         given = datetime.fromisoformat(vote.at)
         if given.tzinfo is not None and given < datetime.now(UTC) + timedelta(days=1):

@@ -26,12 +26,16 @@ from hyvideo.distributed.process_group import process_group
 from hyvideo.training.build import open_run
 from hyvideo.training.run import Run
 from hyvideo.training.validation import Sampled, save_samples
-from scripts.reports.before_after import BEFORE_AFTER, side_by_side
-from scripts.reports.improvement import HELD_OUT_VIDEOS, HeldOutGains, worst_median_best, write_held_out
-from scripts.reports.plots import plot_reward_curve
+from scripts.reports.improvement import (
+    HELD_OUT_VIDEOS,
+    HeldOutGains,
+    verdict_of,
+    worst_median_best,
+    write_held_out,
+)
+from scripts.reports.pictures import BEFORE_AFTER, plot_reward_curve, side_by_side
 from scripts.reports.report import report_runs
 from scripts.reports.run_record import EXPLOITED
-from scripts.reports.verdict import verdict_of
 from scripts.tiny.comparison import gains, held_out_prompts
 from scripts.tiny.drift import DRIFT, appearance, drift
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page
 
-from scripts.reports.gallery import write_gallery
-from scripts.reports.preference import write_study
+from scripts.reports.gallery import write_gallery, write_study
 from scripts.reports.report import report_runs
 from tests.support.run_folders import model_of, write_run
 
@@ -35,7 +34,10 @@ FAULTS = """() => {
   };
   if (document.documentElement.scrollWidth > innerWidth) faults.push(`${document.documentElement.scrollWidth} px wide`);
   for (const details of document.querySelectorAll("details")) details.open = true;
-  for (const line of document.querySelectorAll("path.line")) legible(line, 3);
+  for (const line of document.querySelectorAll("g.line path")) {
+    const found = contrast(line, getComputedStyle(line).stroke);
+    if (found < 3) faults.push(`contrast ${found.toFixed(1)} of a curve`);
+  }
   const first = ".gains tr > :nth-child(-n+3), .verdict .gains tr > *"; // the rest may have to be scrolled to
   for (const part of document.querySelectorAll(`nav a, .facts div, .chart, ${first}`)) {
     if (part.getBoundingClientRect().right > innerWidth) faults.push(`beyond the screen: ${part.innerText}`);

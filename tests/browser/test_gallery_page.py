@@ -9,8 +9,7 @@ import torch
 from playwright.sync_api import ElementHandle, Page
 
 from hyvideo.data.videos import write_video
-from scripts.reports.gallery import Model, write_gallery
-from scripts.reports.preference import write_study
+from scripts.reports.gallery import Model, write_gallery, write_study
 from scripts.reports.win_rates import CRITERIA, read_votes, win_rates
 from tests.browser.conftest import PHONE
 from tests.support.run_folders import HOSTILE_PROMPTS, PROMPTS, model_of, write_scored
@@ -104,41 +103,6 @@ def test_a_video_that_returns_follows_its_row(tall: Path, open_page: OpenPage):
     )
     page.wait_for_function("(first) => Math.abs(first.currentTime / first.duration - 0.4) < 0.02", arg=first)
     assert second.evaluate("(video) => video.currentTime / video.duration") == pytest.approx(0.4, abs=0.02)
-
-
-def test_a_video_with_data_but_no_place_yet_leads_no_other_back_to_the_start(tall: Path, open_page: OpenPage):
-    page = open_page(tall)
-    row = page.locator(".strip").first
-    first, second = (row.locator("video").nth(number).element_handle() for number in (0, 1))
-    wait_for_data(page, second, first)
-    page.evaluate(
-        """async ([video, second]) => {
-      place = 0.4;
-      second.currentTime = 0.4 * second.duration;
-      addEventListener("loadedmetadata", (event) => event.isTrusted && event.stopImmediatePropagation(), true);
-      const source = video.src;
-      video.removeAttribute("src");
-      video.load();
-      video.src = source;
-      await new Promise((resolve) => video.addEventListener("canplay", () => setTimeout(resolve, 500), { once: true }));
-      video.dispatchEvent(new Event("loadedmetadata"));
-    }""",
-        [first, second],
-    )  # as a busy browser does, which tells of the data late
-    page.wait_for_function("(first) => Math.abs(first.currentTime / first.duration - 0.4) < 0.02", arg=first)
-    assert second.evaluate("(video) => video.currentTime / video.duration") == pytest.approx(0.4, abs=0.02)
-
-
-def test_rows_far_from_the_screen_are_not_measured(tall: Path, open_page: OpenPage):
-    page = open_page(tall)
-    page.keyboard.press("Space")
-    measured = page.evaluate("""async () => {
-      const measured = new Set(), measure = Element.prototype.getBoundingClientRect;
-      Element.prototype.getBoundingClientRect = function () { measured.add(this); return measure.call(this); };
-      await new Promise((resolve) => setTimeout(resolve, 500));
-      return [...document.querySelectorAll("video")].map((video) => measured.has(video));
-    }""")
-    assert any(measured[:4]) and not any(measured[40:])
 
 
 def test_keys_play_and_pause_all_whatever_was_clicked_before(gallery: Path, open_page: OpenPage):

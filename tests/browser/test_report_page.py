@@ -1,6 +1,5 @@
 """The report in a browser: plots drawn, videos playing, prompts as text, fits a phone, quiet console."""
 
-import re
 import shutil
 import time
 from collections.abc import Callable
@@ -27,7 +26,7 @@ def test_on_a_phone_every_chart_has_a_visible_curve_and_no_name_breaks_inside_a_
     charts = page.locator(".chart")
     assert charts.count() >= 15
     for number in range(charts.count()):
-        line = charts.nth(number).locator("path.line").first.bounding_box()
+        line = charts.nth(number).locator("g.line path").first.bounding_box()
         assert line["width"] > 100, charts.nth(number).inner_text()
     broken = """() => [...document.querySelectorAll(".settings th")].flatMap((name) => [...name.childNodes])
         .filter((piece) => piece.nodeType === Node.TEXT_NODE).map((piece) => {
@@ -61,70 +60,6 @@ def test_the_page_of_a_run_in_progress_is_read_anew_but_not_while_a_video_plays(
     page.wait_for_function("!window.isOld")
 
 
-def test_pointing_at_a_chart_shows_the_value_there(run: Path, open_page: OpenPage):
-    page = open_page(report_runs([run], run / "report.html"))
-    area = page.locator(".chart", has_text="Validation reward").locator(".area")
-    area.scroll_into_view_if_needed()
-    box = area.bounding_box()
-    page.mouse.move(box["x"] + box["width"] - 2, box["y"] + 20)
-    assert area.locator(".tip").inner_text().startswith("update 30\n\n8 validation videos\n")
-    page.mouse.move(box["x"] + 2, box["y"] + 20)
-    assert "update 10" in area.locator(".tip").inner_text()
-    page.locator(".chart", has_text="Validation reward").locator(".plot").focus()
-    page.keyboard.press("ArrowRight")
-    assert "update 20" in area.locator(".tip").inner_text()
-    page.locator(".chart", has_text="Training reward").locator(".plot").focus()
-    page.keyboard.press("ArrowRight")
-    assert "the round's videos" in page.locator(".tip:visible").inner_text()
-
-
-def test_a_reader_chooses_the_smoothing_counts_hours_and_zooms(run: Path, open_page: OpenPage):
-    page = open_page(report_runs([run], run / "report.html"))
-    chart = page.locator(".chart", has_text="Training reward").first
-    line, tip = chart.locator("path.line"), chart.locator(".tip")
-    drawn, ticks = line.get_attribute("d"), chart.locator(".x span").all_inner_texts()
-    page.locator("#smoothing").fill("0")
-    assert line.get_attribute("d") != drawn
-    chart.locator(".plot").focus()
-    page.keyboard.press("ArrowLeft")
-    smoothed, logged = re.search(r"(\S+) smoothed, (\S+) logged", tip.inner_text()).groups()
-    assert smoothed == logged, "without smoothing the curve is what was logged"
-    page.locator("#smoothing").fill("10")
-    assert line.get_attribute("d") == drawn
-    page.locator("#axis").select_option("hours")
-    chart.locator(".plot").focus()
-    page.keyboard.press("ArrowLeft")
-    assert tip.inner_text().startswith("update 30, 0.085 h"), "30 updates of 10.2 seconds"
-    assert chart.locator(".x-label").inner_text() == "hours of training"
-    page.locator("#axis").select_option("update")
-    assert line.get_attribute("d") == drawn
-    box = chart.locator(".area").bounding_box()
-    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 50)
-    page.mouse.down()
-    page.mouse.move(box["x"] + box["width"], box["y"] + 60)
-    page.mouse.up()
-    labels = [int(label) for label in chart.locator(".x span").all_inner_texts()]
-    assert len(labels) > 2 and min(labels) >= 15
-    chart.locator(".plot").focus()
-    page.keyboard.press("ArrowRight")
-    assert tip.inner_text().startswith("update 16"), "the first update in sight"
-    chart.locator(".area").dblclick()
-    assert chart.locator(".x span").all_inner_texts() == ticks
-
-
-def test_a_value_of_another_update_than_pointed_at_says_so(open_page: OpenPage, tmp_path: Path):
-    runs = [write_run(tmp_path / str(end), samples={10: 0.0, end: 0.5}) for end in (20, 30)]
-    page = open_page(report_runs(runs, tmp_path / "report.html"))
-    chart = page.locator(".chart", has_text="Validation reward")
-    chart.locator(".plot").focus()
-    shown = []
-    for _ in range(3):
-        page.keyboard.press("ArrowRight")
-        shown.append([line for line in chart.locator(".tip").inner_text().split("\n") if line])
-    assert [tip[0] for tip in shown] == ["update 10", "update 20", "update 30"]
-    assert [[line.partition("(")[2] for line in tip[2:]] for tip in shown] == [["", ""], ["", "at 10)"], ["at 20)", ""]]
-
-
 @pytest.mark.parametrize("embed", [False, True], ids=["linked", "embedded"])
 def test_videos_play(run: Path, open_page: OpenPage, tmp_path: Path, embed: bool):
     path = report_runs([run], tmp_path / "alone.html" if embed else run / "report.html", embed=embed)
@@ -132,7 +67,6 @@ def test_videos_play(run: Path, open_page: OpenPage, tmp_path: Path, embed: bool
     page.locator("#samples").get_by_role("button", name="Play all").click()
     video = page.locator("#strips video").first
     page.wait_for_function("(video) => video.currentTime > 0.05", arg=video.element_handle(), timeout=10_000)
-    assert page.locator("#rollouts video").count() == 8
 
 
 @pytest.mark.parametrize("reduced", [False, True], ids=["motion", "reduced motion"])
@@ -236,7 +170,7 @@ def test_a_run_of_5000_updates_opens_within_three_seconds(open_page: OpenPage, t
     for _ in range(3):  # the best of three: other programs may be running
         start = time.monotonic()
         page = open_page(path)
-        assert page.locator("#reward .chart path.line").first.is_visible()
+        assert page.locator("#reward .chart g.line path").first.is_visible()
         seconds.append(time.monotonic() - start)
     assert min(seconds) < 3
 
@@ -253,7 +187,7 @@ def test_four_runs_are_compared_in_colours_of_their_own(open_page: OpenPage, tmp
         page = open_page(report_runs(runs, tmp_path / "comparison.html"), theme=theme)
         chart = page.locator(".chart", has_text="Training reward")
         strokes = "(lines) => lines.map((line) => getComputedStyle(line).stroke)"
-        colours = chart.locator("path.line").evaluate_all(strokes)
+        colours = chart.locator("g.line path").evaluate_all(strokes)
         assert len(set(colours)) == 4
         assert chart.locator(".legend li").all_inner_texts() == list(samplers)
     rows = page.locator("table.gains tbody tr")

@@ -5,8 +5,7 @@ import shutil
 
 import pytest
 
-from scripts.reports.gallery import read_models, same_prompts, write_gallery
-from scripts.reports.preference import write_study
+from scripts.reports.gallery import read_models, same_prompts, write_gallery, write_study
 from tests.support.run_folders import PROMPTS, model_of, write_run, write_scored
 
 
@@ -91,17 +90,6 @@ def test_a_study_holds_copies_under_random_names_and_its_key_lies_beside(tmp_pat
     assert set(key["prompts"]) == set(key["pairs"]) and len(set(key["prompts"].values())) == 3
     handed_out = {path.stem for path in (tmp_path / "study" / "videos").iterdir()}
     assert handed_out == set(key["models"]) and len(handed_out) == 18
-
-
-def test_a_study_that_does_not_fit_is_refused_before_anything_is_written(tmp_path, monkeypatch):
-    models = [model_of(generated(tmp_path / name, ["x", "y"], [1, 1])) for name in ("base", "sage")]
-    needed = 4 * len(b"video")
-    disk_usage = shutil.disk_usage
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: disk_usage(path)._replace(free=needed - 1))
-    with pytest.raises(ValueError, match=r"study': the videos of 2 pairs need 2e-08 GB, .*--num_pairs"):
-        write_study(tmp_path / "new" / "study", models)
-    assert not (tmp_path / "new").exists()
-    write_study(tmp_path / "study", models, num_pairs=1)
 
 
 def test_a_study_with_missing_videos_or_a_used_folder_is_refused(tmp_path):

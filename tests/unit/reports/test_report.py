@@ -13,7 +13,7 @@ from PIL import Image
 
 from hyvideo.observability.metrics import read_metrics
 from hyvideo.training.guard import RewardWatch
-from scripts.reports.plots import plot_reward_curve
+from scripts.reports.pictures import plot_reward_curve
 from scripts.reports.report import report_runs
 from tests.support.run_folders import HOSTILE_PROMPTS, PROMPTS, write_run, write_scored
 
@@ -44,7 +44,7 @@ def test_a_report_refers_to_nothing_but_its_videos_and_itself_and_says_what_they
     page = read(report_runs([run], run / "report.html"))
     links = [value for _, name, value in page.attributes if name in ("src", "href")]
     videos = [link for link in links if link.endswith(".mp4")]
-    assert len(videos) == 2 * 8 + 8 + 2 * 3
+    assert len(videos) == 2 * 8 + 2 * 3
     posters = [value for _, name, value in page.attributes if name == "poster"]
     assert [unquote(poster) for poster in posters] == [unquote(video)[:-3] + "jpg" for video in videos]
     assert all((run / link).is_file() for link in (*videos, *posters))
@@ -69,9 +69,9 @@ def test_an_embedded_report_can_be_sent_alone(tmp_path):
     run = write_run(tmp_path / "run", samples={10: 0.0, 30: 0.5})
     page = read(report_runs([run], run / "report.html", embed=True))
     sources = [value for tag, name, value in page.attributes if (tag, name) == ("video", "src")]
-    assert len(sources) == 30 and all(source.startswith("data:video/mp4;base64,") for source in sources)
+    assert len(sources) == 22 and all(source.startswith("data:video/mp4;base64,") for source in sources)
     posters = [value for tag, name, value in page.attributes if (tag, name) == ("video", "poster")]
-    assert len(posters) == 30 and all(poster.startswith("data:image/jpeg;base64,") for poster in posters)
+    assert len(posters) == 22 and all(poster.startswith("data:image/jpeg;base64,") for poster in posters)
 
 
 def test_a_video_without_a_picture_beside_it_gets_its_first_frame(tmp_path):
@@ -83,7 +83,7 @@ def test_a_video_without_a_picture_beside_it_gets_its_first_frame(tmp_path):
     page = read(report_runs([run], run / "report.html"))
     posters = [value for tag, name, value in page.attributes if (tag, name) == ("video", "poster")]
     assert [poster.partition(",")[0] for poster in posters[:2]] == ["samples/step_30/000.jpg", "data:image/jpeg;base64"]
-    assert len(posters) == 16 - 2, "neither a broken picture nor a broken video ends the page"
+    assert len(posters) == 8 - 2, "neither a broken picture nor a broken video ends the page"
     picture = Image.open(io.BytesIO(base64.b64decode(posters[1].partition(",")[2])))
     assert picture.size == (32, 32)
 
@@ -277,8 +277,7 @@ def test_lost_rows_are_said_and_shaded_in_every_curve_over_the_updates(tmp_path)
     page = read(report_runs([run], run / "report.html"))
     assert "Shaded in the charts: the rows of updates 5 to 9 are missing from metrics.jsonl." in page.words
     assert "5 to 9; lost from metrics.jsonl" in page.words
-    classes = [value for tag, name, value in page.attributes if (tag, name) == ("path", "class")]
-    assert classes.count("gap c0") == 15
+    assert page.attributes.count(("g", "class", "gap")) == 15
     assert "Shaded" not in "".join(read(report_runs([write_run(tmp_path / "whole")], tmp_path / "r.html")).words)
 
 
@@ -290,8 +289,8 @@ def test_the_shortest_runs_have_a_report(tmp_path, num_updates):
     assert page.tags.count("figure") > 10 if num_updates else "Nothing was logged yet." in page.words
 
 
-@pytest.mark.parametrize("name", ["reward/mean", "reward/std", "reward/VQ", "time/rollout", "grad_norm", "lr", "round"])
-@pytest.mark.parametrize("values", [(1e308, -1e308), (1.7e308, 1.7e308), (9e99, -9e99)], ids=str)
+@pytest.mark.parametrize("name", ["reward/mean", "reward/std", "time/rollout", "grad_norm", "round"])
+@pytest.mark.parametrize("values", [(1.7e308, 1.7e308), (9e99, -9e99)], ids=str)
 def test_numbers_whose_sums_no_float_holds_are_left_out_of_curves_and_means(tmp_path, name, values):
     run = write_run(tmp_path / "run", num_updates=12, samples={0: 0.0, 12: 1.0})
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
