@@ -116,12 +116,3 @@ def test_a_cut_cable_stops_all_within_the_collective_timeout(launch):
     print(f"stopped {time.monotonic() - cut:.1f} s after the cable was cut")
     assert status != 0, output
     assert processes_of(FIRST) == [] and processes_of(SECOND) == []
-
-
-def test_ctrl_c_ends_the_round_saves_and_stops_both_hosts(launch):
-    run = launch("run", {"PREFLIGHT": "0"}, max_steps=1000)
-    run.wait_for_row(1)
-    os.kill(run.process.pid, signal.SIGINT)
-    _, output = run.end(300)
-    assert "saved and stopped after step" in output, output
-    assert latest_checkpoint(run.folder / "checkpoints").name == f"step_{len(run.rows())}"

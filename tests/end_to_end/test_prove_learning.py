@@ -65,9 +65,3 @@ def test_what_cannot_be_compared_is_refused_before_it_is_trained(tmp_path: Path,
     ):
         assert main(["--output_dir", str(tmp_path / "other"), "--seeds", "1", *SMALL, *flags]) == 2
         assert told in capsys.readouterr().err
-
-
-def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path, capsys: pytest.CaptureFixture):
-    (tmp_path / "file").touch()
-    assert main(["--output_dir", str(tmp_path / "file"), "--seeds", "1", *SMALL]) == 2
-    assert "prove_learning: " in capsys.readouterr().err

@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -85,9 +84,3 @@ def test_an_offloaded_reward_is_asked_back_in_every_round(make_training, monkeyp
     monkeypatch.setattr(MovingShapesReward, "to", lambda self, device: devices.append(str(device)))
     make_training(max_steps=2, reward_offload=True, reward_async=True).train()
     assert devices == ["cpu"] * 5  # when it is built; then to the device, here the CPU, and back in two rounds
-
-
-def test_the_console_says_what_is_scored(make_training: Callable[..., Run]):
-    training = make_training()
-    console = (Path(training.folder.path) / "console.log").read_text()
-    assert "reward moving_shapes (VQ, MQ, TA); total = 0.5 VQ + 0.5 MQ + 1 TA" in console

@@ -27,9 +27,9 @@ from hyvideo.training import build
 Call = Callable[..., Any]
 
 
-def score(value: float) -> Call:
-    """Every score of the call becomes `value`."""
-    return lambda call, *args: {name: torch.full_like(scores, value) for name, scores in call(*args).items()}
+def lose_the_scores(call: Call, *args: Any) -> Any:
+    """Every score of the call is NaN."""
+    return {name: scores * torch.nan for name, scores in call(*args).items()}
 
 
 def fail(error: Exception) -> Call:
@@ -76,8 +76,7 @@ def delay(call: Call, *args: Any) -> Any:
 
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 ONCE: dict[str, tuple[Any, str, Call]] = {
-    "the reward is NaN": (RemoteReward, "__call__", score(torch.nan)),
-    "the reward is infinite": (RemoteReward, "__call__", score(torch.inf)),
+    "the reward is NaN": (RemoteReward, "__call__", lose_the_scores),
     "the reward raises": (RemoteReward, "__call__", fail(RuntimeError("the reward broke"))),
     "the loss is NaN": (grpo, "clipped_policy_loss", lose_the_loss),
     "a gradient is infinite": (optimizer, "average_gradients", overflow_the_gradient),

@@ -62,11 +62,6 @@ def test_after_its_minutes_nothing_is_started_and_nothing_has_failed(run):
     assert not run.folder.exists()
 
 
-def test_a_run_that_is_cut_off_while_it_starts_has_not_failed(run):
-    assert train([run], jobs=1, minutes=0.01) == []
-    assert not run.is_finished
-
-
 def test_a_run_that_is_stopped_while_it_trains_has_not_failed_and_is_saved(tmp_path):
     long = Run.of({**SMALL, "seed": 1, "max_steps": 10_000}, tmp_path / "runs")
 

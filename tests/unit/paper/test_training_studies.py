@@ -10,9 +10,8 @@ import pytest
 from hyvideo.config.loading import load_config
 from hyvideo.training.checks import check_config
 from scripts.paper import equalizer, kl_strategies, over_optimization, results_table
-from scripts.paper.drawing import SAMPLERS
 from scripts.paper.study import DOCS, FAILS, HOLDS, OPEN, read_found
-from scripts.paper.sweep import Arm, base_model, base_run, run_of, train_and_publish
+from scripts.paper.sweep import Arm, base_run, run_of, train_and_publish
 from tests.support.trained_arms import budget_of, finish, finish_run
 
 NOISE = {1: 0.02, 2: -0.01, 3: 0.0, 4: 0.01, 5: -0.02}
@@ -64,37 +63,6 @@ def test_arms_are_compared_by_differences_of_the_same_seed(tmp_path, gain, expec
     assert verdicts(path) == [expected] * 4
 
 
-def test_better_than_all_needs_to_be_better_than_each(tmp_path):
-    tie = {"sage_grpo": 0.3, "cps": 0.3}
-    path = published(
-        tmp_path,
-        "results_table",
-        gain=lambda arm, s: (
-            tie.get(arm.settings["sde_type"], 0.0) + NOISE[s] / (1 if arm.settings["sde_type"] == "cps" else 2)
-        ),
-    )
-    assert verdicts(path) == [OPEN, OPEN]
-    evidence = read_found(path)["claims"][0]["evidence"]
-    assert "Flow-GRPO +0.9" in evidence and "CPS +0.0" in evidence
-
-
-def test_a_single_seed_gives_means_and_no_verdict(tmp_path):
-    path = published(
-        tmp_path, "equalizer", "--seeds", "3", gain=lambda arm, s: 0.1 * arm.settings["use_grad_balancing"]
-    )
-    assert verdicts(path) == [OPEN] * 4
-    assert "1 seeds per arm" in " ".join((tmp_path / "docs/claims.md").read_text().split())
-
-
-def test_what_is_finished_is_drawn_and_what_is_missing_is_said(tmp_path):
-    budget = budget_of(tmp_path)
-    arms = equalizer.arms()
-    finish(arms[:2], budget_of(tmp_path, "--seeds", "1", "2"), lambda arm, seed: 0.2)
-    assert train_and_publish(equalizer.STUDY, arms, budget) == 0
-    text = " ".join((tmp_path / "docs/claims.md").read_text().split())
-    assert "2 seeds per arm (not all 5 are finished)" in text and "| CPS | no run yet |" in text
-
-
 def test_a_study_goes_on_from_published_numbers_where_no_run_folder_is_left(tmp_path):
     finished = budget_of(tmp_path, "--seeds", "1", "2")
     published(tmp_path, "equalizer", "--seeds", "1", "2")
@@ -113,49 +81,12 @@ def test_a_study_goes_on_from_published_numbers_where_no_run_folder_is_left(tmp_
         assert {seed: arm["runs"][seed] for seed in ("1", "2")} == first["arms"][label]["runs"]
 
 
-def test_a_study_takes_runs_that_another_has_published(tmp_path):
-    published(tmp_path, "equalizer")
-    budget = budget_of(tmp_path, "--runs_dir", str(tmp_path / "elsewhere"))
-    assert train_and_publish(results_table.STUDY, results_table.arms(), budget) == 0
-    arms = read_found(tmp_path / "docs/claims/results_table.json")["arms"]
-    assert {label: len(arm["runs"]) for label, arm in arms.items()} == {
-        results_table.label_of(sampler, "B"): 5 for sampler in SAMPLERS
-    }
-
-
 @pytest.mark.parametrize("flags", [["--rounds", "6"], ["--anew"]])
 def test_published_numbers_of_another_budget_are_not_taken_and_none_are_on_request(tmp_path, capsys, flags):
     published(tmp_path, "equalizer")
     budget = budget_of(tmp_path, "--runs_dir", str(tmp_path / "elsewhere"), *flags)
     assert train_and_publish(equalizer.STUDY, equalizer.arms(), budget) == 0
     assert "no finished run" in capsys.readouterr().out
-
-
-def test_published_numbers_of_another_base_model_are_not_taken(tmp_path, capsys):
-    path = published(tmp_path, "equalizer")
-    path.write_text(path.read_text().replace(base_model(), "another"))
-    budget = budget_of(tmp_path, "--runs_dir", str(tmp_path / "elsewhere"))
-    assert train_and_publish(equalizer.STUDY, equalizer.arms(), budget) == 0
-    assert "no finished run" in capsys.readouterr().out
-
-
-def test_without_any_run_nothing_is_written(tmp_path, capsys):
-    budget = budget_of(tmp_path)
-    assert train_and_publish(equalizer.STUDY, equalizer.arms(), budget) == 0
-    assert "no finished run" in capsys.readouterr().out and not (tmp_path / "docs").exists()
-
-
-def test_studies_share_the_runs_they_have_in_common(tmp_path):
-    budget = budget_of(tmp_path)
-    folders = [{run_of(arm, 1, budget).folder for arm in arms} for arms in (equalizer.arms(), results_table.arms())]
-    assert len(folders[0] & folders[1]) == 4
-
-
-def test_all_arms_of_the_kl_study_sample_as_many_videos(tmp_path):
-    budget = budget_of(tmp_path)
-    for arm in kl_strategies.arms():
-        updates = run_of(arm, 1, budget).settings["max_steps"]
-        assert updates / arm.settings["updates_per_rollout"] == budget.rounds
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3, 7, 24])
@@ -165,13 +96,6 @@ def test_every_run_is_measured_after_its_last_update(tmp_path, rounds):
         settings = run_of(Arm("a", {"updates_per_rollout": updates}), 1, budget).settings
         assert settings["max_steps"] % settings["validation_interval"] == 0
         assert settings["validation_interval"] % updates == 0
-
-
-def test_another_setting_is_another_run(tmp_path):
-    budget = budget_of(tmp_path)
-    folders = {run_of(Arm("a", {"eta": eta}), seed, budget).folder for eta in (0.4, 0.5) for seed in (1, 2)}
-    assert len(folders) == 4
-    assert run_of(Arm("b", {"eta": 0.5}), 1, budget).folder in folders
 
 
 def write_looks(arms, budget, means) -> None:

@@ -61,13 +61,6 @@ def test_no_variance_is_negative_for_any_number_of_steps_and_shift(sde_type):
             assert torch.stack(weights).isfinite().all()
 
 
-@pytest.mark.parametrize("shift", [0.3, 0.7, 1.1, 5.0, 20.0])
-@pytest.mark.parametrize("num_steps", [1, 20])
-def test_the_first_flow_step_adds_the_variance_eta_squared_whatever_its_length(num_steps, shift):
-    first = variances(scheduled(num_steps, shift), "flow_grpo", 0.5)[0]
-    assert first.item() == pytest.approx(0.25, rel=1e-12)
-
-
 @pytest.mark.parametrize(("num_steps", "shift"), [(68, 5.0), (49, 7.0), (38, 9.0)])
 def test_the_first_sage_step_turns_deterministic_where_it_lies_above_the_clamp(num_steps, shift):
     last_with_noise = scheduled(num_steps - 1, shift).trained_steps(sde_type="sage_grpo", eta=0.5)
