@@ -2,12 +2,11 @@
 
 import json
 import math
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from functools import partial
 
 import httpx
 import pytest
-from anyio.from_thread import start_blocking_portal
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import zeros
@@ -17,12 +16,11 @@ from hyvideo.models.reward_models.registry import RewardContext, RewardFailureEr
 from hyvideo.models.reward_models.remote import exchange
 from hyvideo.models.reward_models.remote.chat import ChatServer
 from hyvideo.models.reward_models.remote.client import RemoteReward
-from hyvideo.models.reward_models.remote.server import create_app
 from hyvideo.models.reward_models.remote.wire import digest
 from hyvideo.models.reward_models.rewards import WeightedReward, get_reward_fn
 from hyvideo.models.reward_models.vlm_checks import RemoteJudge
-from tests.support.fuzzing import TEXTS, changed, fuzz, json_files, only_value_errors
-from tests.support.rewards import Brightness, FileBrightness, grey_videos
+from tests.support.fuzzing import fuzz, json_files, only_value_errors
+from tests.support.rewards import grey_videos
 
 VIDEOS, PROMPTS = grey_videos(10, 20), ["a", "b"]
 FACTS = {"metrics": ["brightness", "length"], "reads": "memory", "description": "the mean pixel"}
@@ -151,71 +149,3 @@ def test_a_chat_servers_message_of_another_form_is_no_answer(wire, message):
     wire.say(json.dumps({"choices": [{"message": message}]}).encode())
     with pytest.raises(exchange.Fault, match="Completion"):
         ChatServer("http://rewards/v1", "m", RewardContext(retries=0), "server").reply("Is it dark?")
-
-
-CONTENT = VIDEOS[0].numpy().tobytes()
-REQUEST = {"prompts": ["a"], "format": "raw", "shape": [5, 32, 32, 3]}
-BY_PATH = {"prompts": ["a"], "format": "path", "paths": ["grey.mp4"]}
-PARTS = st.lists(
-    st.tuples(
-        st.sampled_from(["videos", "videos", "request", "other"]),
-        st.one_of(st.none(), st.just("0"), TEXTS.map(lambda text: text.encode("utf-8", "replace").decode())),
-        st.one_of(st.just(CONTENT), st.just(b""), st.binary(max_size=8), st.just(b"\0" * 5000)),
-    ),
-    max_size=3,
-)
-
-
-@pytest.fixture(scope="module")
-def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., httpx.Response]]:
-    """Ask a real server, without a socket; what it does not catch comes out here."""
-    folder = tmp_path_factory.mktemp("server")
-    (folder / "videos").mkdir()
-    (folder / "secret.mp4").write_bytes(b"x")
-    (folder / "videos" / "link.mp4").symlink_to(folder / "secret.mp4")
-    (folder / "videos" / "loop").symlink_to(folder / "videos" / "loop")
-    rewards = {"brightness": Brightness(), "file": FileBrightness()}
-    app = create_app(rewards, max_body_bytes=10**5, video_folder=folder / "videos")
-    with start_blocking_portal() as portal:  # in a thread: the browser of other tests has a loop in this one
-        caller = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://rewards")
-        yield lambda path, **content: portal.call(partial(caller.post, path, **content))
-
-
-def refused(answer: httpx.Response) -> bool:
-    """Whether a request was refused for its own fault, with a reason."""
-    assert answer.status_code == 200 or (answer.status_code in (400, 404, 413, 422) and answer.json()["detail"])
-    return answer.status_code != 200
-
-
-@fuzz(4)
-@given(
-    st.one_of(
-        json_files(REQUEST), json_files(BY_PATH), TEXTS.map(lambda name: json.dumps(BY_PATH | {"paths": [name]}))
-    ),
-    st.sampled_from(["brightness", "file"]),
-    PARTS,
-)
-@example(json.dumps(REQUEST), "brightness", [("videos", None, CONTENT)])
-@example(json.dumps(REQUEST | {"prompts": []}), "brightness", [("other", "0", b"")])
-@example(json.dumps(REQUEST | {"prompts": ["“" * 2**15]}), "brightness", [("videos", None, CONTENT)])
-@example(json.dumps(BY_PATH | {"paths": ["loop"]}), "brightness", [])
-@example(json.dumps(BY_PATH | {"paths": ["a" * 5000]}), "file", [])
-def test_any_form_is_scored_or_refused_with_a_reason(ask: Callable, request: str | bytes, reward: str, parts: list):
-    files = [(name, (file, content)) for name, file, content in parts] or [("videos", ("0", CONTENT))]
-    answer = ask(f"/score/{reward}", data={"request": request}, files=files)
-    if not refused(answer):
-        assert answer.json()["digests"] == [digest(p, CONTENT) for p in json.loads(request)["prompts"]]
-
-
-@fuzz(4)
-@given(
-    changed(REQUEST).map(json.dumps),
-    st.sampled_from(
-        ["multipart/form-data; boundary=b", "application/x-www-form-urlencoded", "application/json", "x", ""]
-    ),
-    st.sampled_from(["", "; charset=undefined", "; charset=zlib", "; boundary=", '; boundary="', "; charset=\x00"]),
-    st.binary(max_size=60),
-)
-def test_any_body_is_refused_with_a_reason(ask: Callable, request: str, kind: str, option: str, tail: bytes):
-    form = b'--b\r\nContent-Disposition: form-data; name="request"\r\n\r\n' + request.encode() + b"\r\n" + tail
-    assert refused(ask("/score/brightness", content=form, headers={"Content-Type": kind + option}))

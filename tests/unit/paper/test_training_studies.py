@@ -1,7 +1,9 @@
 """Studies of training runs read what runs leave, compare arms by seed and say what can be said, whole or in part."""
 
+import argparse
 import json
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +12,46 @@ import pytest
 from hyvideo.config.loading import load_config
 from hyvideo.training.checks import check_config
 from scripts.paper import equalizer, kl_strategies, over_optimization, results_table
+from scripts.paper.runs import Run
 from scripts.paper.study import DOCS, FAILS, HOLDS, OPEN, read_found
-from scripts.paper.sweep import Arm, base_run, run_of, train_and_publish
-from tests.support.trained_arms import budget_of, finish, finish_run
+from scripts.paper.sweep import Arm, base_run, parse_budget, run_of, train_and_publish
+
+METRICS = ("VQ", "MQ", "TA")
+MINUTE = 60.0
+
+
+def budget_of(folder: Path, *flags: str) -> argparse.Namespace:
+    """Return a budget of three rounds that trains nothing and writes below `folder`."""
+    places = ["--runs_dir", str(folder / "runs"), "--docs", str(folder / "docs")]
+    return parse_budget(["--rounds", "3", "--num_held_out", "4", "--minutes", "0", *places, *flags], "a study", 3)
+
+
+def finish(arms: Sequence[Arm], budget: argparse.Namespace, gain: Callable[[Arm, int], float]) -> None:
+    """Write the base, and every arm and seed of the budget with `gain(arm, seed)` per metric at the run's end."""
+    finish_run(base_run(budget), [0], 0.0)
+    for arm in arms:
+        for seed in budget.seeds:
+            run = run_of(arm, seed, budget)
+            interval = run.settings["validation_interval"]
+            finish_run(run, range(interval, run.settings["max_steps"] + 1, interval), gain(arm, seed))
+
+
+def finish_run(run: Run, looks: Sequence[int], gain: float) -> None:
+    """Write what a run leaves: held-out scores at `looks`, rising to `gain`, and its metrics."""
+    for look in looks:
+        path = run.scores_at(look)
+        path.parent.mkdir(parents=True)
+        reached = gain * look / run.settings["max_steps"]
+        values = {f"{number:03d}.mp4": reached + number - 1.0 for number in range(3)}
+        rows = [
+            {"video": video, "prompt": "a shape", "reward": 2 * value, **dict.fromkeys(METRICS, value)}
+            for video, value in values.items()
+        ]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    steps = sorted({run.settings["max_steps"], *looks} - {0})
+    rows = [{"step": step, "kl/position": 1e-3, "kl/velocity": 0.0, "time/rollout": MINUTE} for step in steps]
+    (run.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
 
 NOISE = {1: 0.02, 2: -0.01, 3: 0.0, 4: 0.01, 5: -0.02}
 """What a seed adds to the gain of any arm."""

@@ -101,12 +101,12 @@ def marginal_errors(sde_type: str, num_steps: int, shift: float) -> dict[str, tu
 
 
 @pytest.mark.parametrize("shift", [1.0, 5.0])
-@pytest.mark.parametrize(("sde_type", "tolerance"), [("sage_grpo", 2e-3), ("dance_grpo", 2e-3), ("flow_grpo", 6e-3)])
+@pytest.mark.parametrize(("sde_type", "tolerance"), [("sage_grpo", 8e-3), ("dance_grpo", 8e-3), ("flow_grpo", 24e-3)])
 def test_gaussian_marginals_are_preserved_as_steps_grow(sde_type, tolerance, shift):
-    coarse, fine = marginal_errors(sde_type, 50, shift), marginal_errors(sde_type, 5000, shift)
+    coarse, fine = marginal_errors(sde_type, 50, shift), marginal_errors(sde_type, 1250, shift)
     for place in ("middle", "end"):
         mean_error, variance_error = fine[place]
-        assert mean_error < 1e-4
+        assert mean_error < 4e-4
         assert variance_error < tolerance
         assert variance_error < coarse[place][1]
 
