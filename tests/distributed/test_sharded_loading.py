@@ -123,9 +123,11 @@ def bytes_of_runs(runs: list[list[str]]) -> list[tuple[int, int]]:
 
 
 def test_a_run_reads_its_shards_alone(tmp_path, root_of_four_heads, prompts_csv):
-    kinds = [{}, {"use_lora": True}, {"cpu_offload": True}]
     shared = {"batch_size": 2, "enable_fsdp": True}
-    runs = [arguments(root_of_four_heads, prompts_csv, tmp_path / "run", **shared, **kind) for kind in kinds]
+    runs = [
+        arguments(root_of_four_heads, prompts_csv, tmp_path / name, **shared, **kind)
+        for name, kind in (("full", {}), ("lora", {"use_lora": True}), ("offload", {"cpu_offload": True}))
+    ]
     for ranks in zip(*run_on_ranks(2, bytes_of_runs, runs), strict=True):
         assert [read for read, _ in ranks] == [held for _, held in ranks]
         assert max(held for _, held in ranks) < 0.6 * sum(held for _, held in ranks)
