@@ -18,7 +18,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 import transformers
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen2_5_VLTextConfig, Qwen2_5_VLTextModel, Qwen2VLConfig
 
 from benchmarks.first_light.random_model import BUNDLED, random_trunk, write_random_model
@@ -101,20 +100,6 @@ def attention(place: Place) -> Findings:
                     "backward_tflops": 2.5 * flops / max(both - forward, 1e-9) / 1e12,
                 },
             )
-    yield "attention/masked", {"nan_gradients": _masked_gradients_that_are_nan()}
-
-
-def _masked_gradients_that_are_nan() -> int:
-    """Count NaN gradients of a masked call with very negative rows (pytorch issue 196678); training masks nothing."""
-    dtype = torch.bfloat16 if device().type == "cuda" else torch.float32
-    q = torch.randn(1, 1, 704, 64, device=device(), dtype=dtype) * 0.1
-    k = q.clone()
-    q[..., 0], k[..., 0] = 1.0, -960.0
-    q.requires_grad_()
-    mask = torch.ones(1, 1, 1, 704, dtype=torch.bool, device=device())
-    out = F.scaled_dot_product_attention(q, k, torch.randn_like(k), attn_mask=mask)
-    out.backward(torch.ones_like(out))
-    return int((~q.grad.isfinite()).sum())
 
 
 LAUNCHED = [sys.executable, *"-m torch.distributed.run --standalone --nproc_per_node 1".split()]
@@ -242,15 +227,6 @@ def rank(place: Place, variant: str) -> Findings:
         training = open_run(config)
         yield f"rank/{variant}/built", {"seconds": time.monotonic() - start, "planned_peak_gib": planned}
         yield from _rounds(f"rank/{variant}", training, 2)
-        if torch.cuda.is_available() and variant == "compiled":  # where the time of a round of the recipes goes
-            start = time.monotonic()
-            with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-                make_round(training)
-            seconds, kernels = time.monotonic() - start, profiler.key_averages()
-            table = kernels.table(sort_by="self_device_time_total", row_limit=40)
-            (place.folder / f"profile_{variant}.txt").write_text(table, encoding="utf-8")
-            busy = sum(kernel.self_device_time_total for kernel in kernels) / 1e6
-            yield f"rank/{variant}/profiled round", {"seconds": seconds, "seconds_in_kernels": busy}
     dist.destroy_process_group()
 
 

@@ -35,12 +35,6 @@ def test_the_lists_above_name_every_committed_config():
     assert committed == {*WORLD_SIZES, *PIECES}
 
 
-@pytest.mark.parametrize("file", [*WORLD_SIZES, *PIECES])
-def test_every_config_begins_with_a_line_that_says_what_it_is(file):
-    first = Path(file).read_text(encoding="utf-8").splitlines()[0]
-    assert first.startswith("# ") and first.endswith(".")
-
-
 @pytest.mark.parametrize("file", WORLD_SIZES)
 def test_every_config_runs_on_its_number_of_ranks(file, prompt_flags):
     check_config(load_config(["--config", file, *prompt_flags]), WORLD_SIZES[file])

@@ -129,10 +129,6 @@ def test_every_documented_training_has_settings_that_go_together(monkeypatch, pr
     assert list(unread_settings(loaded)) == []
 
 
-def test_trainings_are_found_in_the_readme_documents_and_launchers():
-    assert {program for program, _ in documented_trainings()} == set(LAUNCHERS) - {"python post_train.py"}
-
-
 def test_the_loop_that_the_architecture_page_quotes_is_the_code():
     page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     (quoted,) = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)

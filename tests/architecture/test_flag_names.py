@@ -37,7 +37,3 @@ def test_every_new_flag_is_on_the_list():
 )
 def test_choices_of_a_flag_are_those_of_the_code_behind_it(name: str, known: set[str]):
     assert {*SETTINGS[name].choices} == known
-
-
-def test_the_list_is_sorted_and_has_no_name_twice():
-    assert frozen_names() == sorted(set(frozen_names()))

@@ -65,11 +65,6 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(ROOT)
 
 
-def slow_but(first: int, rows: list) -> list:
-    """All rows but one take minutes together."""
-    return [row if number == first else pytest.param(row, marks=pytest.mark.slow) for number, row in enumerate(rows)]
-
-
 def test_the_assumed_utilisation_is_what_an_h200_reached_by_the_operations_that_plans_count():
     measured = json.loads((ROOT / "benchmarks/results/first_light/nvidia-h200.json").read_text(encoding="utf-8"))
     took = measured["findings"]["rank/compiled/round 1"]["seconds"]
@@ -127,7 +122,8 @@ def test_readme_and_page_have_one_answer_for_gpus_of_40_gb():
     assert update in page
 
 
-@pytest.mark.parametrize("row", slow_but(3, rows_of(PLANNING, "GPUs | video")), ids=" ".join)
+@pytest.mark.slow
+@pytest.mark.parametrize("row", rows_of(PLANNING, "GPUs | video"), ids=" ".join)
 def test_the_table_of_recipes(row: list[str]):
     world_size = int(row[0])
     plan = planned(world_size, (*recipe(world_size, "--rollout_size", row[1].split(",")[0]), *flags_in(row[1])), True)

@@ -10,10 +10,10 @@ NAMELESS = {"utils", "util", "common", "commons", "helpers", "helper", "misc"}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def python_files(root: Path, *, tests: bool = False) -> list[Path]:
+def python_files(*, tests: bool = False) -> list[Path]:
     """The project's Python files; with `tests` those of the tests too."""
     folders = ["hyvideo", "scripts", "benchmarks", *(["tests"] if tests else [])]
-    files = [*root.glob("*.py"), *(path for name in folders for path in (root / name).rglob("*.py"))]
+    files = [*ROOT.glob("*.py"), *(path for name in folders for path in (ROOT / name).rglob("*.py"))]
     return sorted(files)
 
 
@@ -28,26 +28,23 @@ def public_nodes(node: ast.AST) -> Iterator[ast.AST]:
             yield from public_nodes(child)
 
 
-def undocumented(root: Path) -> list[str]:
-    """Modules and public names without a docstring."""
-    found = []
-    for path in python_files(root):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        nodes = [tree, *public_nodes(tree)]
-        bare = [node for node in nodes if ast.get_docstring(node) is None]
-        found += [f"{path.relative_to(root)}:{getattr(n, 'lineno', 1)} {getattr(n, 'name', 'module')}" for n in bare]
-    return found
-
-
 TRUSTING = {r"(\w+\.)*Auto[A-Z]\w+\.from_pretrained": "trust_remote_code=False", r"torch\.load": "weights_only=True"}
 """Calls that could run a stranger's code, and what must stand in them; ruff finds eval, exec, pickle and yaml.load."""
 
 
-def trusting(root: Path) -> list[str]:
-    """Calls that could run a stranger's code."""
-    return [
-        f"{path.relative_to(root)}:{node.lineno} {ast.unparse(node.func)} without {wanted}"
-        for path in python_files(root)
+def test_every_module_and_public_name_has_a_docstring():
+    found = []
+    for path in python_files():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        bare = [node for node in (tree, *public_nodes(tree)) if ast.get_docstring(node) is None]
+        found += [f"{path.relative_to(ROOT)}:{getattr(n, 'lineno', 1)} {getattr(n, 'name', 'module')}" for n in bare]
+    assert found == []
+
+
+def test_nothing_may_run_code_of_a_file_that_is_read():
+    assert not [
+        f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node.func)} without {wanted}"
+        for path in python_files()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call)
         for pattern, wanted in TRUSTING.items()
@@ -55,20 +52,7 @@ def trusting(root: Path) -> list[str]:
     ]
 
 
-def nameless(root: Path) -> list[str]:
-    """Folders and modules whose name does not say what is in them."""
-    files = python_files(root, tests=True)
-    parts = {path.relative_to(root).with_suffix("").parts[: depth + 1] for path in files for depth in range(9)}
-    return sorted({"/".join(names) for names in parts if names[-1].lower() in NAMELESS})
-
-
-def test_every_public_name_has_a_docstring():
-    assert undocumented(ROOT) == []
-
-
-def test_nothing_may_run_code_of_a_file_that_is_read():
-    assert trusting(ROOT) == []
-
-
 def test_every_folder_and_module_is_named_for_what_is_in_it():
-    assert nameless(ROOT) == []
+    files = python_files(tests=True)
+    parts = {path.relative_to(ROOT).with_suffix("").parts[: depth + 1] for path in files for depth in range(9)}
+    assert sorted("/".join(names) for names in parts if names[-1].lower() in NAMELESS) == []

@@ -1,11 +1,8 @@
 """Checkpoints of several ranks: bit for bit for as many, within rounding for another number, whole or not there."""
 
-import contextlib
-import random
 import re
 import signal
 import time
-from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -85,17 +82,6 @@ def test_two_ranks_go_on_bit_for_bit_and_other_numbers_of_ranks_within_rounding(
     assert max(errors.values()) <= 1e-5, errors
 
 
-@pytest.mark.slow
-def test_four_ranks_shrink_to_two_within_rounding(run_of):
-    four, argv_four = run_of("four", dp_replicate=2, batch_size=2)
-    run_on_ranks(4, train_all, [argv_four])
-    two, argv_two = run_of("two", batch_size=4, resume_from_checkpoint=four / "checkpoints" / "step_2")
-    run_on_ranks(2, train_all, [argv_two])
-    error = largest_error(two / "checkpoints" / "step_4", four / "checkpoints" / "step_4")
-    print(f"4 -> 2: {error:.1e}")
-    assert error <= 1e-5
-
-
 def start_ranks(
     command_line: CommandLine, argv: list[str], fault: Mapping[str, str] = MappingProxyType({}), victim: int = 0
 ) -> list[Command]:
@@ -105,53 +91,6 @@ def start_ranks(
     return [
         command_line.start(script, argv, rank_environment(rank, 2, port) | fault) for rank, script in enumerate(scripts)
     ]
-
-
-def folders_of(checkpoints: Path) -> set[tuple[str, int]]:
-    """Names and identities of checkpoints, finished or not; some may vanish while they are listed."""
-    found = set()
-    for path in checkpoints.glob("step_*"):
-        with contextlib.suppress(FileNotFoundError):
-            found.add((path.name, path.stat().st_ino))
-    return found
-
-
-def kill_at_random(ranks: list[Command], checkpoints: Path, chance: random.Random) -> str:
-    """Kill -9 one rank at a random moment, about every second time during a save; then the rest, as a launcher does."""
-    before = folders_of(checkpoints)
-    ending = chance.choice((".partial", ""))  # of the folder that appears first
-    while all(rank.is_alive() for rank in ranks):
-        if any(name.endswith(ending) for name, _ in folders_of(checkpoints) - before):
-            break
-        time.sleep(0.002)
-    time.sleep(chance.random() * (0.1 if ending else 1.0))
-    chance.shuffle(ranks)
-    for rank in ranks:
-        rank.kill()
-    for rank in ranks:
-        rank.wait()
-    return "during a save" if any(path.suffix == ".partial" for path in checkpoints.glob("step_*")) else "between saves"
-
-
-@pytest.mark.parametrize(
-    ("num_kills", "algorithm"), [(2, "grpo"), *(pytest.param(30, name, marks=pytest.mark.slow) for name in ALGORITHMS)]
-)
-def test_a_run_whose_ranks_are_killed_ends_as_the_uninterrupted_one(run_of, command_line, num_kills, algorithm):
-    settings = {"save_interval": 1, "keep_last": 2, "max_steps": num_kills + 6, "use_lora": True}
-    settings |= ALGORITHMS[algorithm]
-    whole, argv_whole = run_of("uninterrupted", **settings)
-    run_on_ranks(2, train_all, [argv_whole])
-
-    killed, argv = run_of("killed", resume_from_checkpoint="latest", **settings)
-    chance, moments = random.Random(num_kills), Counter()
-    for _ in range(num_kills):
-        moments[kill_at_random(start_ranks(command_line, argv), killed / "checkpoints", chance)] += 1
-        if (good := latest_checkpoint(killed / "checkpoints")) is not None:
-            verify_files(good)
-    finished = [rank.wait() for rank in start_ranks(command_line, argv)]
-    assert [rank.status for rank in finished] == [0, 0], finished
-    print(f"killed {dict(moments)}")
-    assert_identical(killed, whole)
 
 
 KILLED_SAVES = [
@@ -204,13 +143,4 @@ def test_a_rank_that_stands_still_ends_the_other_in_time_and_keeps_the_folder(ru
     assert [rank.status for rank in refused] == [2, 2], refused
     assert f"another process is training in '{run}'" in refused[0].stderr
     ranks[0].signal(signal.SIGCONT)
-    assert ranks[0].wait().status == 1
-
-
-def test_when_one_rank_dies_the_other_ends_too(run_of, command_line: CommandLine):
-    run, argv = run_of("orphan", max_steps=1000, save_interval=0)
-    ranks = start_ranks(command_line, argv)
-    metrics = run / "metrics.jsonl"
-    ranks[1].signal_when(signal.SIGKILL, lambda: metrics.exists() and metrics.read_text())
-    assert ranks[1].wait().status == -signal.SIGKILL
     assert ranks[0].wait().status == 1

@@ -83,8 +83,6 @@ TWO_RANKS: Cases = {
         "guidance",
         {**SP_2, "activation_checkpointing": "full", "reshard_after_forward": False, "save_interval": 2},
     ),
-    "sp, fresh adapter with a fixed anchor": ("lora, fixed anchor", SP_2),
-    "dp, muon": ("muon, adapter", {**FSDP, "batch_size": 2}),
     "dp, groups over ranks, accumulated": (
         "two updates in windows",
         {**FSDP, "batch_size": 1, "gradient_accumulation_steps": 2},
@@ -96,10 +94,6 @@ TWO_RANKS: Cases = {
 }
 FOUR_RANKS: Cases = {
     "dp x sp, weights whole": ("lora", {"sp_size": 2, "batch_size": 2}),
-    "copies x sp, no product recomputed": (
-        "guidance",
-        {**FSDP, "dp_replicate": 2, "sp_size": 2, "batch_size": 2, **AS_THE_RECIPES},
-    ),
     "two rows of guidance, each over two ranks": ("guidance", {**SP_2, "sp_size": 4}),
     "nft, copies x two rows of guidance": (
         "nft, guidance, adapter",
@@ -107,20 +101,21 @@ FOUR_RANKS: Cases = {
     ),
 }
 MORE_ON_TWO: Cases = {
-    "dp": ("full", {**FSDP, "batch_size": 2}),
     "dp, weights whole": ("full", {"batch_size": 2}),
     "dp, weights in host memory": (
         "full",
         {**FSDP, "batch_size": 2, "cpu_offload": True, "reference_mode_offload": True},
     ),
-    "sp": ("full", SP_2),
+    "sp, fresh adapter with a fixed anchor": ("lora, fixed anchor", SP_2),
     "dp, lora": ("lora", {**FSDP, "batch_size": 2}),
+    "dp, muon": ("muon, adapter", {**FSDP, "batch_size": 2}),
 }
 MORE_ON_FOUR: Cases = {
     "groups over ranks": ("full", {**FSDP, "batch_size": 1}),
-    "dp x sp": ("full", {**SP_2, "batch_size": 2}),
-    "copies": ("full", {**FSDP, "dp_replicate": 2, "batch_size": 1}),
-    "sp": ("lora", {**SP_2, "sp_size": 4}),
+    "copies x sp, no product recomputed": (
+        "guidance",
+        {**FSDP, "dp_replicate": 2, "sp_size": 2, "batch_size": 2, **AS_THE_RECIPES},
+    ),
     "copies, muon": ("muon", {**FSDP, "dp_replicate": 2, "batch_size": 1}),
 }
 

@@ -94,6 +94,7 @@ def test_output_and_gradients_are_those_of_one_process(sp_size: int):
     assert worst_gradient <= 1e-5, answers[0]
 
 
+@pytest.mark.slow
 def test_compiled_blocks_give_the_output_and_gradients_too():
     for output, gradient in run_on_ranks(2, errors_of_compiled_blocks):
         assert output <= 1e-6 and gradient <= 1e-5

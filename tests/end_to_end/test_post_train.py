@@ -147,13 +147,6 @@ def _text(path: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def test_help_is_the_manual(command_line: CommandLine):
-    finished = command_line.run("post_train.py", ["--help"])
-    assert finished.status == 0
-    assert "--sde_type" in finished.stdout
-    assert list(command_line.folder.iterdir()) == []
-
-
 def test_profile_mode_leaves_a_trace_and_a_table(command_line, tiny_root, prompts_csv, tmp_path):
     run = tmp_path / "run"
     argv = arguments(tiny_root, prompts_csv, run, max_steps=3, profile=True)

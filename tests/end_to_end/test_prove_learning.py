@@ -1,13 +1,16 @@
 """The learning proof as a program: two kinds of runs, kept once finished, and their gains over seeds."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from hyvideo.models.reward_models.rewards import Scores
 from hyvideo.observability.metrics import read_metrics
-from scripts.tiny.prove_learning import ShuffledReward, main
+from hyvideo.training.validation import Sampled
+from scripts.tiny.prove_learning import ShuffledReward, _base, main
 
 SMALL = ["--num_held_out", "2", "--batch_size", "8", "--max_steps", "2"]
 
@@ -67,7 +70,19 @@ def test_what_cannot_be_compared_is_refused_before_it_is_trained(tmp_path: Path,
         assert told in capsys.readouterr().err
 
 
-def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path, capsys: pytest.CaptureFixture):
-    (tmp_path / "file").touch()
-    assert main(["--output_dir", str(tmp_path / "file"), "--seeds", "1", *SMALL]) == 2
-    assert "prove_learning: " in capsys.readouterr().err
+def test_a_run_that_is_killed_while_it_saves_the_bases_videos_samples_them_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    scores = Scores({"VQ": torch.ones(1)}, torch.ones(1), {"VQ": 1.0})
+    sampled = Sampled(range(1), torch.zeros(1, 1, 2, 2, 3, dtype=torch.uint8), scores)
+    validation = SimpleNamespace(sample=lambda prompts: sampled)
+    training = SimpleNamespace(state=SimpleNamespace(step=0), validation=validation)
+
+    def killed(content: Any, path: Path) -> None:
+        Path(path).write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(torch, "save", killed)
+        _base(training, [None], tmp_path)
+    assert torch.equal(_base(training, [None], tmp_path).videos, sampled.videos)

@@ -11,23 +11,25 @@ from tests.support.training import REPOSITORY
 
 CONFIGS = REPOSITORY / "configs"
 BASE, FEW = ("configs/sage_8gpu.yaml",), ("--grpo_sampling_steps", "2", "--mini_batch_size_per_update", "1")
-RECIPES = {
+RECIPES = [
     (8, BASE),
-    (64, ("configs/sage_64gpu.yaml",)),
     (1, ("configs/one_gpu_24gb.yaml",)),
-    (1, ("configs/one_gpu_48gb.yaml",)),
     (8, (*BASE, "configs/lora.yaml", "configs/kl/dual.yaml")),
+    (8, (*BASE, "configs/method/nft.yaml")),
+]
+LIKE_THEM = [
+    (64, ("configs/sage_64gpu.yaml",)),
+    (1, ("configs/one_gpu_48gb.yaml",)),
     (8, (*BASE, "configs/method/sage.yaml", "configs/kl/step.yaml")),
     (8, (*BASE, "configs/method/dance.yaml", "configs/kl/fixed.yaml")),
     (8, (*BASE, "configs/method/flow.yaml", "configs/kl/moving.yaml")),
     (8, (*BASE, "configs/method/cps.yaml", "configs/kl/none.yaml")),
-    (8, (*BASE, "configs/method/nft.yaml")),
-}
+]
 
 
 @pytest.mark.parametrize(
     ("world_size", "files"),
-    sorted(RECIPES),
+    [*RECIPES, *(pytest.param(*recipe, marks=pytest.mark.slow) for recipe in LIKE_THEM)],
     ids=lambda value: Path(value[-1]).stem if isinstance(value, tuple) else str(value),
 )
 def test_a_recipe_runs_on_gpus_without_a_surprise(
@@ -40,6 +42,6 @@ def test_a_recipe_runs_on_gpus_without_a_surprise(
 
 
 def test_no_recipe_is_left_out():
-    rehearsed = {name for _, files in RECIPES for name in files}
+    rehearsed = {name for _, files in RECIPES + LIKE_THEM for name in files}
     own = {"configs/tiny.yaml", "configs/demo.yaml"}  # which tests run on real tensors
     assert {str(path.relative_to(REPOSITORY)) for path in CONFIGS.rglob("*.yaml")} == rehearsed | own

@@ -17,8 +17,6 @@ from tests.support.training import ALGORITHMS, arguments, training_of
 
 Row = dict[str, float]
 METHODS = {
-    "grpo": ALGORITHMS["grpo"],
-    "nft, adapter": {**ALGORITHMS["nft"], "use_lora": True, "lora_r": 2},
     "muon, adapter, guided, two updates per round, warm-up": {
         "use_muon": True,
         "use_lora": True,
@@ -56,7 +54,7 @@ def uninterrupted(tiny_root, prompts_csv, tmp_path_factory) -> list[Row]:
 def test_a_resumed_run_is_the_uninterrupted_one(train, method: dict[str, Any]):
     whole = train("whole", max_steps=4, **method)
     assert [row["step"] for row in whole] == [1, 2, 3, 4]
-    assert any(row.get("kl/position") or row.get("nft/old_distance") for row in whole)
+    assert any(row["kl/position"] for row in whole)
     assert len({row["grad_norm"] for row in whole}) == 4
     train("parts", max_steps=2, **method)
     assert train("parts", max_steps=4, resume_from_checkpoint="latest", **method) == whole
@@ -70,7 +68,11 @@ def test_a_run_makes_its_last_round_whole_and_may_go_on(train):
     assert train("parts", max_steps=3, resume_from_checkpoint="latest", **method) == whole
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
+@pytest.mark.parametrize(
+    "algorithm",
+    [ALGORITHMS["grpo"], {**ALGORITHMS["nft"], "use_lora": True, "lora_r": 2}],
+    ids=["grpo", "nft, adapter"],
+)
 def test_a_killed_run_makes_the_lost_steps_again(train, command_line, tiny_root, prompts_csv, algorithm):
     run = command_line.folder / "killed"
     metrics, latest = run / "metrics.jsonl", run / "checkpoints" / "latest"

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from hyvideo.checkpoint.manifest import MANIFEST, verify_files
-from hyvideo.checkpoint.train_state import checkpoints_of, latest_checkpoint
+from hyvideo.checkpoint.manifest import verify_files
+from hyvideo.checkpoint.train_state import latest_checkpoint
 from hyvideo.training.stop_signal import PREEMPTED
 from tests.support.command_line import Command, CommandLine, Finished
 from tests.support.equal_runs import assert_identical, rows_of, tensors_of
 from tests.support.ranks import free_port, rank_environment
-from tests.support.reward_server import server_process
+from tests.support.rewards import BRIGHTNESS
 from tests.support.training import arguments
 
 WORLD_SIZE = 2
@@ -40,10 +40,8 @@ SETTINGS = {
     "mini_batch_size_per_update": 1,
     "save_interval": 1,
     "keep_last": 3,
-    "reward_model": "brightness",
+    "reward_model": BRIGHTNESS,
     "reward_weights": '{"brightness": 1.0}',
-    "reward_max_failed": 0.0,
-    "remote_reward_timeout": 20.0,
     "resume_from_checkpoint": "latest",
 }
 
@@ -57,7 +55,6 @@ class Run:
     root: Path
     csv: Path
     settings: dict[str, Any]
-    server: subprocess.Popen | None = None
     ranks: list[Command] = field(default_factory=list)
 
     def start(self, fault: str = "", after: int = 0, faulty_rank: int = 0, **settings: Any) -> None:
@@ -134,43 +131,6 @@ def signalled(number: signal.Signals) -> Callable[[Run, random.Random], list[Fin
     return happen
 
 
-def stopped(seconds: float, **settings: Any) -> Callable[[Run, random.Random], list[Finished]]:
-    """A rank stands still for a while; the run is preempted once it has gone on."""
-
-    def happen(run: Run, chance: random.Random) -> list[Finished]:
-        run.start(**settings)
-        run.go_on_for(1)
-        victim = chance.choice(run.ranks)
-        victim.signal(signal.SIGSTOP)
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and all(rank.is_alive() for rank in run.ranks):
-            time.sleep(0.02)
-        if all(rank.is_alive() for rank in run.ranks):
-            victim.signal(signal.SIGCONT)
-            run.go_on_for(1)
-            run.signal_all(signal.SIGTERM)
-        return run.wait()
-
-    return happen
-
-
-def server_gets(number: signal.Signals) -> Callable[[Run, random.Random], list[Finished]]:
-    """The reward server dies, or stands still for two seconds; the run is preempted if it goes on."""
-
-    def happen(run: Run, chance: random.Random) -> list[Finished]:
-        run.start()
-        run.go_on_for(1)
-        run.server.send_signal(number)
-        time.sleep(2)
-        if number == signal.SIGSTOP:
-            run.server.send_signal(signal.SIGCONT)
-        run.go_on_for(2)
-        run.signal_all(signal.SIGTERM)
-        return run.wait()
-
-    return happen
-
-
 def inside(fault: str, *, most_calls: int = 6, most_updates: int = 8) -> Callable[[Run, random.Random], list[Finished]]:
     """Something goes wrong inside a rank; a run that bears it is preempted after some updates."""
 
@@ -205,23 +165,6 @@ def read_only_disk(run: Run, chance: random.Random) -> list[Finished]:
     return finished
 
 
-def damaged_checkpoint(run: Run, chance: random.Random) -> list[Finished]:
-    """A file of the last checkpoint is damaged; the user goes on from the one before."""
-    *_, before, last = checkpoints_of(run.folder / "checkpoints")
-    files = [path for path in last.rglob("*") if path.is_file() and path.name not in (MANIFEST, "facts.json")]
-    victim = chance.choice(sorted(files))
-    content = victim.read_bytes()
-    place = chance.randrange(len(content))
-    victim.write_bytes(content[:place] + bytes([content[place] ^ 1 << chance.randrange(8)]) + content[place + 1 :])
-    run.start()
-    refused = run.wait()
-    run.start(resume_from_checkpoint=before)
-    run.go_on_for(1)
-    run.signal_all(signal.SIGTERM)
-    assert {rank.status for rank in run.wait()} == {PREEMPTED}
-    return refused
-
-
 KILLED, TERMINATED = -signal.SIGKILL, -signal.SIGTERM
 FAILED = (1, KILLED, TERMINATED, PREEMPTED)
 """Statuses when a rank failed: 1, and those of the others, which are ended at any moment."""
@@ -229,20 +172,8 @@ FAILED = (1, KILLED, TERMINATED, PREEMPTED)
 FAULTS = {
     "a rank is killed": Fault(signalled(signal.SIGKILL), FAILED),
     "a rank is terminated": Fault(signalled(signal.SIGTERM), (PREEMPTED,), "SIGTERM: saved and stopped after step"),
-    "a rank gets SIGUSR1": Fault(signalled(signal.SIGUSR1), (PREEMPTED,), "SIGUSR1: saved and stopped after step"),
-    "a rank gets SIGINT": Fault(signalled(signal.SIGINT), (0,), "SIGINT: saved and stopped after step"),
-    "a rank stands still for 2 s": Fault(stopped(2), (PREEMPTED,), "saved and stopped after step"),
-    "a rank stands still for good": Fault(
-        stopped(HANG, collective_timeout=15, remote_reward_timeout=5), FAILED, "Rank . failed in phase"
-    ),
-    "the reward server is killed": Fault(server_gets(signal.SIGKILL), FAILED, "could not be scored"),
-    "the reward server stands still for 2 s": Fault(server_gets(signal.SIGSTOP), (PREEMPTED,), "saved and stopped"),
     "the disk is full": Fault(full_disk, FAILED, "nothing was written. .* GB are free|No space left on device"),
     "the disk is read-only": Fault(read_only_disk, (2,), "post_train.py: .*Read-only file system"),
-    "a checkpoint is damaged": Fault(damaged_checkpoint, (2,), "is damaged"),
-    "the reward is NaN": Fault(inside("the reward is NaN"), FAILED, "could not be scored"),
-    "the reward is infinite": Fault(inside("the reward is infinite"), FAILED, "could not be scored"),
-    "the reward raises": Fault(inside("the reward raises"), FAILED, "the reward broke"),
     "the loss is NaN": Fault(inside("the loss is NaN"), FAILED, "not finite"),
     "a gradient is infinite": Fault(inside("a gradient is infinite"), FAILED, "not finite"),
     "a weight is NaN": Fault(inside("a weight is NaN"), FAILED, "not finite"),
@@ -294,33 +225,17 @@ def assert_nothing_lost(run: Run, logged: int) -> None:
     assert json.loads((latest / "facts.json").read_text())["step"] >= max(logged, run.num_rows()) - 2
 
 
-@pytest.fixture
-def server() -> Iterator[Callable[[], subprocess.Popen]]:
-    """Return the living reward server at `server.url`, started again if it died."""
-    with contextlib.ExitStack() as processes:
-        port = free_port()
-        running: list[subprocess.Popen] = []
-
-        def living() -> subprocess.Popen:
-            if not running or running[-1].poll() is not None:
-                running.append(processes.enter_context(server_process(0.0, port))[1])
-            return running[-1]
-
-        living.url = f"http://127.0.0.1:{port}"
-        yield living
-
-
-FEW = ("the disk is full", "a file cannot be read back", "the encoder raises", "the disk is read-only")
+FEW = ("the disk is full", "a file cannot be read back", "the encoder raises")
 
 
 @pytest.mark.parametrize(
     "names", [pytest.param(FEW, id="few"), pytest.param(sorted(FAULTS) * 5, id="many", marks=pytest.mark.slow)]
 )
 def test_a_run_under_faults_ends_as_the_undisturbed_one(
-    command_line, server, small_disk, tiny_root, prompts_csv, tmp_path, names
+    command_line, small_disk, tiny_root, prompts_csv, tmp_path, names
 ):
-    settings = {"max_steps": 10_000, "remote_reward_url": server.url}
-    run = Run(command_line, small_disk / "run", tiny_root, prompts_csv, settings, server())
+    settings = {"max_steps": 10_000}
+    run = Run(command_line, small_disk / "run", tiny_root, prompts_csv, settings)
     run.start()
     run.go_on_for(3)
     run.signal_all(signal.SIGTERM)
@@ -328,7 +243,6 @@ def test_a_run_under_faults_ends_as_the_undisturbed_one(
     chance = random.Random(len(names))
     for name in chance.sample(names, len(names)):
         began, logged = time.monotonic(), run.num_rows()
-        run.server = server()
         finished = FAULTS[name].happen(run, chance)
         statuses, said = [rank.status for rank in finished], "\n".join(rank.stderr for rank in finished)
         print(f"{name}: {statuses}, step {logged} -> {run.num_rows()}, {time.monotonic() - began:.1f} s", flush=True)
@@ -337,16 +251,16 @@ def test_a_run_under_faults_ends_as_the_undisturbed_one(
         assert_nothing_lost(run, logged)
 
     last = run.num_rows() + 2
-    whole = Run(command_line, tmp_path / "whole", tiny_root, prompts_csv, settings, server())
+    whole = Run(command_line, tmp_path / "whole", tiny_root, prompts_csv, settings)
     for one in (run, whole):
         one.start(max_steps=last)
         assert [rank.status for rank in one.wait()] == [0, 0]
     assert_identical(run.folder, whole.folder)
 
 
-def test_an_update_that_one_rank_cannot_make_is_skipped_by_all(command_line, server, tiny_root, prompts_csv, tmp_path):
-    settings = {"max_steps": 3, "remote_reward_url": server.url, "max_skipped_updates": 3}
-    run = Run(command_line, tmp_path / "run", tiny_root, prompts_csv, settings, server())
+def test_an_update_that_one_rank_cannot_make_is_skipped_by_all(command_line, tiny_root, prompts_csv, tmp_path):
+    settings = {"max_steps": 3, "max_skipped_updates": 3}
+    run = Run(command_line, tmp_path / "run", tiny_root, prompts_csv, settings)
     run.start("the loss is NaN", after=2, faulty_rank=1)  # two steps of one video in each update
     finished = run.wait()
     assert [rank.status for rank in finished] == [0, 0], finished

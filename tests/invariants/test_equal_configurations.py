@@ -48,13 +48,13 @@ OTHERWISE = {
 """A run that saves memory, is watched, and accumulates its round."""
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
-@pytest.mark.parametrize("use_lora", [False, True], ids=["full", "lora"])
-def test_how_a_run_is_computed_and_watched_changes_no_bit(train, use_lora, algorithm):
-    expected = train(use_lora=use_lora, **algorithm)
+@pytest.mark.parametrize(("algorithm", "use_lora"), [("grpo", False), ("nft", True)])
+def test_how_a_run_is_computed_and_watched_changes_no_bit(train, algorithm, use_lora):
+    method = {**ALGORITHMS[algorithm], "use_lora": use_lora}
+    expected = train(**method)
     assert len(expected) == 3
     assert expected[1].get("kl/position") or expected[1]["nft/old_distance"]
-    rows = train(use_lora=use_lora, **OTHERWISE, **algorithm)
+    rows = train(**OTHERWISE, **method)
     watched = ("valid/", "rollout/ode_gap")  # what only a run with validations logs
     assert [{name: row[name] for name in row if not name.startswith(watched)} for row in rows] == expected
 

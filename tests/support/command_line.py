@@ -1,6 +1,6 @@
 """The entry files run as commands, in processes of their own, without paying their seconds of imports each time.
 
-A fork of the server (`tests.support.forking`), which has imported the entry files, runs one as `__main__`, with its own
+A fork of the server (`tests.support.ranks`), which has imported the entry files, runs one as `__main__`, with its own
 arguments, working directory and output.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from tests.support.forking import forking_context
+from tests.support.ranks import forking_context
 from tests.support.training import REPOSITORY
 
 TIMEOUT = 600.0

@@ -20,16 +20,10 @@ from hyvideo.algorithms.grpo import GRPO
 from hyvideo.checkpoint import manifest, train_state
 from hyvideo.checkpoint.train_state import PendingSave
 from hyvideo.distributed.collectives import local_shard
-from hyvideo.models.reward_models.remote.client import RemoteReward
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
 from hyvideo.training import build
 
 Call = Callable[..., Any]
-
-
-def score(value: float) -> Call:
-    """Every score of the call becomes `value`."""
-    return lambda call, *args: {name: torch.full_like(scores, value) for name, scores in call(*args).items()}
 
 
 def fail(error: Exception) -> Call:
@@ -76,9 +70,6 @@ def delay(call: Call, *args: Any) -> Any:
 
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 ONCE: dict[str, tuple[Any, str, Call]] = {
-    "the reward is NaN": (RemoteReward, "__call__", score(torch.nan)),
-    "the reward is infinite": (RemoteReward, "__call__", score(torch.inf)),
-    "the reward raises": (RemoteReward, "__call__", fail(RuntimeError("the reward broke"))),
     "the loss is NaN": (grpo, "clipped_policy_loss", lose_the_loss),
     "a gradient is infinite": (optimizer, "average_gradients", overflow_the_gradient),
     "a weight is NaN": (GRPO, "update", lose_a_weight),

@@ -1,5 +1,5 @@
 # ruff: noqa: F401
-"""What the server of `tests.support.forking` holds when it forks, so that no process of a test pays for it again."""
+"""What the server of `tests.support.ranks` holds when it forks, so that no process of a test pays for it again."""
 
 import gc
 

@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-import os
 import re
-import signal
 import socket
 import socketserver
 import subprocess
@@ -51,18 +49,18 @@ def serving(app: ASGIApp) -> Iterator[str]:
 
 @contextlib.contextmanager
 def server_process(
-    seconds: float, port: int | None = None, reward: str = "Brightness", faults: Sequence[str] = (), **options: object
+    seconds: float, reward: str = "Brightness", **options: object
 ) -> Iterator[tuple[str, subprocess.Popen]]:
     """Serve a reward of `tests.support.rewards`, built with `seconds`, in a process of its own that can be killed.
 
-    It is served under the name of its class in lower case; `faults` are of `Faulty`, `options` of `create_app`.
+    It is served under the name of its class in lower case; `options` are of `create_app`.
     """
-    port = port or free_port()
+    port = free_port()
     program = (
-        "import uvicorn; from tests.support import rewards; from tests.support.reward_server import Faulty; "
+        "import uvicorn; from tests.support import rewards; "
         "from hyvideo.models.reward_models.remote.server import create_app; "
         f"app = create_app({{{reward.lower()!r}: rewards.{reward}(seconds={seconds})}}, **{options!r}); "
-        f"uvicorn.run(Faulty(app, {list(faults)!r}), port={port}, log_level='error')"
+        f"uvicorn.run(app, port={port}, log_level='error')"
     )
     with started([sys.executable, "-c", program], f"http://127.0.0.1:{port}") as process:
         yield f"http://127.0.0.1:{port}", process
@@ -121,8 +119,8 @@ class Faulty:
     """Passes requests to `app`, but for scoring requests takes the next of `faults` first.
 
     Faults: `hang`, a status, `malformed` (half an answer), `nan` (every score), `stale` (the answer to an earlier
-    request), `fewer` (a score is missing), `die` (the process is killed) and
-    `ok`. After the last one all goes well. It counts scoring requests, and the most that were open at one time.
+    request), `fewer` (a score is missing) and `ok`. After the last one all goes well. It counts scoring requests, and
+    the most that were open at one time.
     """
 
     def __init__(self, app: ASGIApp, faults: Sequence[str] = ()) -> None:
@@ -144,8 +142,6 @@ class Faulty:
     async def _misbehave(self, fault: str, scope: Scope, receive: Receive, send: Send) -> None:
         if fault == "hang":
             await asyncio.sleep(60)
-        elif fault == "die":
-            os.kill(os.getpid(), signal.SIGKILL)
         elif fault.isdigit():
             await _send(send, int(fault), b"no")
         elif fault == "stale":

@@ -1,8 +1,6 @@
 """First light runs at small sizes on a CPU, stage by stage, and a stage that fails does not take the others with it."""
 
 import json
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -72,33 +70,6 @@ def test_a_stage_that_fails_or_hangs_is_told_and_the_others_run(
     record = json.loads((tmp_path / "results.json").read_text())
     ended = {name: stage["ended"] for name, stage in record["stages"].items()}
     assert ended == {"versions": "done", "attention": "stopped after 0 s"}
-
-
-def test_findings_of_a_later_visit_join_those_of_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(first_light, "RESULTS", tmp_path)
-    for stage, code in (("decoder", "old"), ("frozen", "old"), ("decoder", "new")):
-        ended = {stage: {"ended": "done", "code": code}}
-        first_light.publish({"machine": "gpu", "stages": ended, "findings": {f"{stage}/one": {"code": code}}})
-    record = json.loads((tmp_path / "gpu.json").read_text())
-    assert {stage: how["code"] for stage, how in record["stages"].items()} == {"decoder": "new", "frozen": "old"}
-    table = (tmp_path / "gpu.md").read_text()
-    assert "| decoder/one | code new |" in table and "| frozen | done | old |" in table
-
-
-@pytest.mark.slow
-def test_of_a_stage_that_hangs_no_program_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def left() -> list[str]:
-        commands = [path.read_bytes().decode().split("\0") for path in Path("/proc").glob("[0-9]*/cmdline")]
-        return [" ".join(one) for one in commands if any(str(tmp_path) in word for word in one)]
-
-    monkeypatch.chdir(REPOSITORY)
-    monkeypatch.setattr(first_light, "STAGES", {"program": Stage(1, 20, STAGES["program"].run)})
-    with ThreadPoolExecutor() as pool:
-        ended = pool.submit(first_light.main, ["1", "--small", "--folder", str(tmp_path)])
-        while not (started := any("post_train.py" in command for command in left())) and not ended.done():
-            time.sleep(0.1)
-    assert started and ended.result() == 1
-    assert left() == []
 
 
 @pytest.mark.slow

@@ -1,14 +1,12 @@
 """What benchmarks leave on disk, and when they call something slower."""
 
-import json
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from benchmarks import __main__ as program
 from benchmarks.paired import Result, Spread, compare
-from benchmarks.record import read_results, verdict, write_results, write_table
+from benchmarks.record import verdict, write_table
 
 
 def result(median: float, low: float, high: float, name: str = "a/b") -> Result:
@@ -28,17 +26,6 @@ def result(median: float, low: float, high: float, name: str = "a/b") -> Result:
 )
 def test_a_verdict_needs_a_difference_and_ranges_that_part(here: Result, said: str):
     assert verdict(here, {"a/b": result(2.0, 1.9, 2.1).as_json()}) == said
-
-
-def test_results_are_kept_by_name_and_rounded(tmp_path: Path):
-    write_results("cpu", [result(2.0, 1.9, 2.1), result(3.0, 2.9, 3.1, name="c")], tmp_path)
-    path = write_results("cpu", [result(1.23456, 1.2, 1.3)], tmp_path)
-    assert json.loads(path.read_text())["machine"] == "cpu"
-    kept = read_results("cpu", tmp_path)
-    assert kept["a/b"]["ratio"]["median"] == 1.235
-    assert kept["a/b"]["facts"] == {"seconds": 0.1235}
-    assert kept["c"]["ratio"]["median"] == 3.0
-    assert read_results("gpu", tmp_path) == {}
 
 
 def test_the_table_of_a_machine_replaces_its_own_and_leaves_the_rest(tmp_path: Path):
@@ -62,15 +49,3 @@ def test_both_ways_are_run_in_turns_and_settled_after_each():
     assert "".join(order) == "b.c." + "c.b." + "b.c." + "c.b."
     assert compared.ratio.pairs == 3
     assert compared.ratio.low <= compared.ratio.median <= compared.ratio.high
-
-
-def test_where_no_benchmark_can_run_the_documents_stay_as_they_are(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.setattr(program, "on_shared_cpu", lambda: None)
-    monkeypatch.setattr(program, "write_table", lambda *_: pytest.fail("an empty table was written"))
-    with pytest.raises(SystemExit) as ended:
-        program.main(["--shared", "--only", "checkpoints"])
-    told = capsys.readouterr()
-    assert ended.value.code == 2 and "none of the benchmarks can run here" in told.err
-    assert "checkpoints is left out" in told.out

@@ -103,11 +103,8 @@ def test_a_run_is_named_after_its_config_files_unless_it_has_a_name(yaml_file):
     ("argv", "message"),
     [
         (["--etta", "1"], "unknown flag '--etta'; the nearest is --eta"),
-        (["--sp-size=2"], "unknown flag '--sp-size=2'; the nearest is --sp_size"),
-        (["--USE_MOVING_kl", "1"], "the nearest is --use_moving_KL"),
         (["--clip", "1"], "the nearest is --clip_range"),  # no silent abbreviation
         (["--group_size", "4"], "unknown flag '--group_size'; here it is called --num_generations"),
-        (["--lr=1"], "here it is called --learning_rate"),
         (
             ["--beta", "-1", "--seed", "3", "--etta", "1", "--resume"],
             "3 unknown flags (--help lists all):\n  '--beta'; here it is called --kl_weight\n  '--etta'; the nearest "
@@ -123,14 +120,9 @@ def test_a_run_is_named_after_its_config_files_unless_it_has_a_name(yaml_file):
             ["--sde_window", "slide"],
             "expected one of all, first, sliding, per_group; received 'slide', the nearest is 'sliding'",
         ),
-        (["--dtype", "float32"], "expected one of bf16, fp32; received 'float32', the nearest is 'fp32'"),
-        (["--kl_target", "low"], "--kl_target: expected a number, or none; received 'low'"),
         (["--reward_weights", "VQ"], "--reward_weights: expected a mapping of names to numbers"),
-        (["--reward_weights", '{"VQ": "high"}'], "--reward_weights: expected a mapping of names to numbers"),
-        (["--reward_weights", "[1]"], "--reward_weights: expected a mapping of names to numbers"),
         (["--negative_prompt", "${oc.env:HOME}"], "are not expanded here"),
         (["--config", "no/such.yaml"], "config file 'no/such.yaml' cannot be read"),
-        (["--config"], "--config: expected at least one argument"),
     ],
 )
 def test_a_wrong_flag_is_named_with_what_was_expected_and_received(argv, message):
@@ -142,7 +134,6 @@ def test_a_wrong_flag_is_named_with_what_was_expected_and_received(argv, message
     ("text", "message"),
     [
         ("etta: 0.5", "run.yaml: unknown key 'etta'; the nearest is 'eta'"),
-        ("rolout: {eta: 0.5}", "run.yaml: unknown key 'rolout'; the nearest is 'rollout'"),
         ("rollout: {etta: 0.5}", "run.yaml: rollout: unknown key 'etta'; the nearest is 'eta'"),
         ("grpo: {eta: 0.5}", "run.yaml: eta belongs to group rollout; received under grpo"),
         ("1: 2", "run.yaml: unknown key 1"),
@@ -151,21 +142,16 @@ def test_a_wrong_flag_is_named_with_what_was_expected_and_received(argv, message
         ("rollout: {eta: much}", "run.yaml: rollout.eta: expected a number; received 'much'"),
         ("max_steps: 2.5", "run.yaml: max_steps: expected a whole number; received 2.5"),
         ("max_steps: true", "run.yaml: max_steps: expected a whole number; received True"),
-        ("use_lora: 2", "run.yaml: use_lora: expected true or false; received 2"),
         ("eta: null", "run.yaml: eta: expected a number; received None"),
         ("negative_prompt: no", "unless they are quoted"),
         ("negative_prompt: ${run.output_dir}", "are not expanded here"),
-        ("negative_prompt: ${", "run.yaml"),
-        ("eta: ???", "run.yaml: eta: expected a number; received '???'"),
         ("train_video_csv: {a: b}", "run.yaml: train_video_csv: expected a list of text"),
         ("eta: 0.5\nrollout: {eta: 0.5}", "run.yaml: rollout.eta: given twice, also as"),
         ("eta: 0.5\neta: 0.6", "duplicate key eta"),
         ("- eta", "must hold `key: value` lines; received a list"),
         ("0.5", "run.yaml' cannot be read"),
-        ("rollout:\n\teta: 1", "run.yaml' cannot be read"),
         ("seed: !!python/name:os.system x", "run.yaml' cannot be read"),
         ("reward_weights: &a {b: *a}", "run.yaml' cannot be read"),
-        (f"eta: 1{'0' * 400}", "run.yaml: eta: expected a number"),
         (f"seed: 1{'0' * 5000}", "run.yaml' cannot be read"),
     ],
 )
@@ -174,14 +160,6 @@ def test_a_wrong_file_is_named_with_its_key_and_what_was_received(yaml_file, tex
         load_config(["--config", yaml_file(text)])
     with pytest.raises(ValueError, match=re.escape(message)):
         load_saved_config(yaml_file(text))
-
-
-def test_a_file_that_is_not_utf8_is_refused_and_of_a_huge_value_only_the_beginning_is_shown(tmp_path):
-    (tmp_path / "latin.yaml").write_bytes(b"negative_prompt: caf\xe9")
-    with pytest.raises(ValueError, match="latin.yaml' cannot be read as YAML settings"):
-        load_config(["--config", str(tmp_path / "latin.yaml")])
-    with pytest.raises(ValueError, match=r"^.{0,200}$"):
-        load_config(["--eta", "x" * 10000])
 
 
 def test_a_saved_config_reads_back_unchanged_and_serves_as_a_config_file(tmp_path):
@@ -214,14 +192,6 @@ PATHS = {
 }
 
 
-def expanded(value, home):
-    if isinstance(value, dict):
-        return {key: expanded(one, home) for key, one in value.items()}
-    if isinstance(value, list):
-        return [expanded(one, home) for one in value]
-    return value.replace("~", home) if isinstance(value, str) else value
-
-
 @pytest.mark.parametrize("name", PATHS)
 def test_the_home_folder_is_found_in_every_setting_that_is_a_path_however_it_is_given(yaml_file, monkeypatch, name):
     monkeypatch.setenv("HOME", "/home/ann")
@@ -231,7 +201,7 @@ def test_the_home_folder_is_found_in_every_setting_that_is_a_path_however_it_is_
     ways = [[f"--{name}", *words], ["--config", yaml_file(json.dumps({name: value}))]]
     ways.append(["--config", yaml_file(json.dumps({group: {name: value}}), "grouped.yaml")])
     for way in [*ways, [f"--{name}={words[0]}"]] if len(words) == 1 else ways:
-        assert value_of(load_config(way), name) == expanded(value, "/home/ann")
+        assert value_of(load_config(way), name) == json.loads(json.dumps(value).replace("~", "/home/ann"))
 
 
 def test_a_configuration_file_in_the_home_folder_is_found_and_a_text_with_a_tilde_inside_stays(yaml_file, monkeypatch):

@@ -2,14 +2,13 @@
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hyvideo.config.loading import load_config
 from hyvideo.evaluation.intervals import Interval
-from scripts.forecast.__main__ import advice, main, table
+from scripts.forecast.__main__ import advice, main
 from scripts.forecast.measure import Agreement, Forecast, Groups, Outlook
 from tests.support.rewards import BRIGHTNESS
 from tests.support.training import PROMPTS, arguments, training_of, write_prompts
@@ -112,22 +111,3 @@ def test_advice_names_what_holds_a_run_back():
     unsure = [Outlook(1e-5, 1e-4, *[Interval(0.1, -0.1, 0.3, 64)] * 3)]
     assert "at none of the tried rates is a gain sure" in advice(a_forecast(outlooks=unsure), config)[2]
     assert "Use many more" in advice(a_forecast(gradient=unseen, outlooks=unsure), config)[1]
-
-
-def test_failed_scores_are_told_and_are_no_gain():
-    config = load_config(["--config", "configs/tiny.yaml", "--learning_rate", "1e-5"])
-    none, sure = Interval(math.nan, math.nan, math.nan, 0), Interval(1.0, 0.8, 1.2, 40)
-    unseen, seen = Outlook(1e-5, 1e-4, none, none, none), Outlook(3e-5, 1e-4, sure, sure, sure)
-    held_out = {"base": [0.0] * 64}
-    nothing = a_forecast(outlooks=[unseen, unseen], gradient=Agreement(-0.1, math.inf), held_out=held_out)
-    assert "0 of 64 videos counted" in table(nothing)
-    _, videos, rate = advice(nothing, config)
-    assert "Use many more" in videos
-    assert (
-        rate.startswith("Rate: nothing was seen, because too many held-out videos have no score") and "nan" not in rate
-    )
-    half = a_forecast(outlooks=[unseen, seen], held_out=held_out)
-    assert "40 of 64 videos counted" in table(half)
-    assert advice(half, config)[2].startswith("Rate: use learning_rate 3e-05")
-    whole = a_forecast(held_out={"base": [0.0] * 40})
-    assert "counted" not in table(replace(whole, outlooks=[seen]))

@@ -93,16 +93,6 @@ def test_a_text_that_is_not_the_authors_is_not_kept(project: Path):
     assert not (project / "ckpts" / "VideoReward" / "prompt_template.py").exists()
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [("x = 1\n", "has no constant DETAILED_PROMPT_WITH_SPECIAL_TOKEN"), ("<html>", "cannot be read")],
-)
-def test_a_file_without_the_scoring_text_is_refused(project: Path, content: str, message: str):
-    (project / "text.py").write_text(content)
-    result = run(project)
-    assert result.returncode == 1 and message in result.stderr
-
-
 def test_verify_names_everything_that_is_missing_and_fetches_nothing(project: Path):
     result = run(project, "--verify", "there")
     assert result.returncode == 1
@@ -118,16 +108,6 @@ def test_verify_finds_weights_that_were_cut_short(project: Path):
     assert "checkpoint-11352/model.pth' has 1000 bytes, expected at least 5000000000" in result.stderr
 
 
-def test_the_highest_checkpoint_counts_and_an_adapter_is_one(project: Path):
-    run(project, MODEL_SIZE="1000")
-    newer = project / "ckpts" / "VideoReward" / "checkpoint-20000"
-    newer.mkdir()
-    assert "lacks: checkpoint-20000/model.pth prompt_template.py" in run(project, "--verify").stderr
-    for name in ("adapter_model.safetensors", "non_lora_state_dict.pth"):
-        (newer / name).touch()
-    assert "lacks: prompt_template.py" in run(project, "--verify").stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -140,10 +120,3 @@ def test_wrong_arguments_and_a_missing_program_are_named(project: Path, argument
     result = run(project, *arguments, HF="no-such-hf")
     assert result.returncode == 1 and message in result.stderr
     assert not (project / "calls").exists()
-
-
-def test_help_names_every_option_and_setting(project: Path):
-    text = run(project, "--help").stdout
-    for name in ("ROOT", "--dry-run", "--verify", "PYTHON", "HF", "TEXT_URL"):
-        assert f"\n  {name} " in text
-    assert "set -" not in text

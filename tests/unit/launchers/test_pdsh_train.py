@@ -149,12 +149,6 @@ def test_a_hostfile_may_have_comments_and_slots(project, tmp_path):
 
 
 @needs_pdsh
-def test_defaults_of_nccl_can_be_overridden(project):
-    assert launch(project).returncode == 0 and "NCCL_DEBUG=WARN" in got(project, 1)
-    assert launch(project, NCCL_DEBUG="INFO").returncode == 0 and "NCCL_DEBUG=INFO" in got(project, 1)
-
-
-@needs_pdsh
 @pytest.mark.parametrize("deaf", ["", "1"])
 def test_a_node_that_fails_stops_the_others_and_gives_the_status(project, deaf):
     started = time.monotonic()
@@ -224,17 +218,6 @@ def test_a_wrong_or_missing_list_of_nodes_is_refused_with_the_way_to_give_one(pr
     assert result.returncode == 1 and all(word in result.stderr for word in words)
 
 
-def test_missing_pdsh_is_named_with_the_way_to_get_it(project):
-    """With a PATH that has the shell's own programs and no pdsh."""
-    programs = project / "few"
-    programs.mkdir()
-    for name in ("bash", "dirname", "basename", "sed", "tr", "date"):
-        (programs / name).symlink_to(shutil.which(name))
-    result = launch(project, PATH=str(programs))
-    assert result.returncode == 1
-    assert "pdsh is not installed" in result.stderr and "apt-get install pdsh" in result.stderr
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -249,13 +232,6 @@ def test_an_invalid_setting_is_refused(project, settings, words):
     result = launch(project, **settings)
     assert result.returncode == 1 and words in result.stderr and not list(project.glob("got.*"))
     assert not (project / "ran").exists() and "\x1b" not in result.stderr
-
-
-@pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_help_is_the_usage(project, flag):
-    result = launch(project, flag)
-    assert result.returncode == 0 and "Usage: ./run_post_train_multinode.sh" in result.stdout
-    assert "NODE_IP_LIST" in result.stdout and "set -" not in result.stdout
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")

@@ -47,24 +47,15 @@ def test_a_run_is_made_once_and_keeps_what_it_measured_but_no_checkpoints(run, c
     assert (run.folder / "metrics.jsonl").read_text() == rows and capsys.readouterr().out == ""
 
 
-def test_a_run_that_fails_is_named_with_its_log_and_others_go_on(tmp_path):
-    broken = [Run.of({**SMALL, "seed": seed, "batch_size": 3}, tmp_path) for seed in (1, 2)]
-    failures = sorted(train(broken, jobs=2))
-    assert [failure.split(":")[0] for failure in failures] == sorted(run.folder.name for run in broken)
-    assert all(
-        "status 2" in failure and str(log_of(run)) in failure for failure, run in zip(failures, broken, strict=True)
-    )
-    assert "batch_size" in log_of(broken[0]).read_text()
+def test_a_run_that_fails_is_named_with_its_log(tmp_path):
+    broken = Run.of({**SMALL, "seed": 1, "batch_size": 3}, tmp_path)
+    assert train([broken], jobs=2) == [f"{broken.folder.name}: status 2, see {log_of(broken)}"]
+    assert "batch_size" in log_of(broken).read_text()
 
 
 def test_after_its_minutes_nothing_is_started_and_nothing_has_failed(run):
     assert train([run], jobs=1, minutes=0) == []
     assert not run.folder.exists()
-
-
-def test_a_run_that_is_cut_off_while_it_starts_has_not_failed(run):
-    assert train([run], jobs=1, minutes=0.01) == []
-    assert not run.is_finished
 
 
 def test_a_run_that_is_stopped_while_it_trains_has_not_failed_and_is_saved(tmp_path):

@@ -34,10 +34,6 @@ def test_what_was_published_can_be_described_again_from_its_json(tmp_path):
     assert math.isnan(found["odd"][0]) and found["odd"][1] == 0.333333
 
 
-def test_a_part_without_a_place_goes_to_the_end():
-    assert replace_part("Text.\n", "colours", "new") == "Text.\n\n<!-- colours -->\nnew\n<!-- /colours -->\n"
-
-
 def test_backslashes_in_a_part_stay_as_they_are():
     before = "<!-- a -->\nold\n<!-- /a -->"
     assert replace_part(before, "a", r"\1 \n") == "<!-- a -->\n\\1 \\n\n<!-- /a -->"

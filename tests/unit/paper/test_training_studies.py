@@ -1,7 +1,9 @@
 """Studies of training runs read what runs leave, compare arms by seed and say what can be said, whole or in part."""
 
+import argparse
 import json
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +12,46 @@ import pytest
 from hyvideo.config.loading import load_config
 from hyvideo.training.checks import check_config
 from scripts.paper import equalizer, kl_strategies, over_optimization, results_table
-from scripts.paper.drawing import SAMPLERS
+from scripts.paper.runs import Run
 from scripts.paper.study import DOCS, FAILS, HOLDS, OPEN, read_found
-from scripts.paper.sweep import Arm, base_model, base_run, run_of, train_and_publish
-from tests.support.trained_arms import budget_of, finish, finish_run
+from scripts.paper.sweep import Arm, base_run, parse_budget, run_of, train_and_publish
+
+METRICS = ("VQ", "MQ", "TA")
+MINUTE = 60.0
+
+
+def budget_of(folder: Path, *flags: str) -> argparse.Namespace:
+    """Return a budget of three rounds that trains nothing and writes below `folder`."""
+    places = ["--runs_dir", str(folder / "runs"), "--docs", str(folder / "docs")]
+    return parse_budget(["--rounds", "3", "--num_held_out", "4", "--minutes", "0", *places, *flags], "a study", 3)
+
+
+def finish(arms: Sequence[Arm], budget: argparse.Namespace, gain: Callable[[Arm, int], float]) -> None:
+    """Write the base, and every arm and seed of the budget with `gain(arm, seed)` per metric at the run's end."""
+    finish_run(base_run(budget), [0], 0.0)
+    for arm in arms:
+        for seed in budget.seeds:
+            run = run_of(arm, seed, budget)
+            interval = run.settings["validation_interval"]
+            finish_run(run, range(interval, run.settings["max_steps"] + 1, interval), gain(arm, seed))
+
+
+def finish_run(run: Run, looks: Sequence[int], gain: float) -> None:
+    """Write what a run leaves: held-out scores at `looks`, rising to `gain`, and its metrics."""
+    for look in looks:
+        path = run.scores_at(look)
+        path.parent.mkdir(parents=True)
+        reached = gain * look / run.settings["max_steps"]
+        values = {f"{number:03d}.mp4": reached + number - 1.0 for number in range(3)}
+        rows = [
+            {"video": video, "prompt": "a shape", "reward": 2 * value, **dict.fromkeys(METRICS, value)}
+            for video, value in values.items()
+        ]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    steps = sorted({run.settings["max_steps"], *looks} - {0})
+    rows = [{"step": step, "kl/position": 1e-3, "kl/velocity": 0.0, "time/rollout": MINUTE} for step in steps]
+    (run.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
 
 NOISE = {1: 0.02, 2: -0.01, 3: 0.0, 4: 0.01, 5: -0.02}
 """What a seed adds to the gain of any arm."""
@@ -64,37 +102,6 @@ def test_arms_are_compared_by_differences_of_the_same_seed(tmp_path, gain, expec
     assert verdicts(path) == [expected] * 4
 
 
-def test_better_than_all_needs_to_be_better_than_each(tmp_path):
-    tie = {"sage_grpo": 0.3, "cps": 0.3}
-    path = published(
-        tmp_path,
-        "results_table",
-        gain=lambda arm, s: (
-            tie.get(arm.settings["sde_type"], 0.0) + NOISE[s] / (1 if arm.settings["sde_type"] == "cps" else 2)
-        ),
-    )
-    assert verdicts(path) == [OPEN, OPEN]
-    evidence = read_found(path)["claims"][0]["evidence"]
-    assert "Flow-GRPO +0.9" in evidence and "CPS +0.0" in evidence
-
-
-def test_a_single_seed_gives_means_and_no_verdict(tmp_path):
-    path = published(
-        tmp_path, "equalizer", "--seeds", "3", gain=lambda arm, s: 0.1 * arm.settings["use_grad_balancing"]
-    )
-    assert verdicts(path) == [OPEN] * 4
-    assert "1 seeds per arm" in " ".join((tmp_path / "docs/claims.md").read_text().split())
-
-
-def test_what_is_finished_is_drawn_and_what_is_missing_is_said(tmp_path):
-    budget = budget_of(tmp_path)
-    arms = equalizer.arms()
-    finish(arms[:2], budget_of(tmp_path, "--seeds", "1", "2"), lambda arm, seed: 0.2)
-    assert train_and_publish(equalizer.STUDY, arms, budget) == 0
-    text = " ".join((tmp_path / "docs/claims.md").read_text().split())
-    assert "2 seeds per arm (not all 5 are finished)" in text and "| CPS | no run yet |" in text
-
-
 def test_a_study_goes_on_from_published_numbers_where_no_run_folder_is_left(tmp_path):
     finished = budget_of(tmp_path, "--seeds", "1", "2")
     published(tmp_path, "equalizer", "--seeds", "1", "2")
@@ -113,49 +120,12 @@ def test_a_study_goes_on_from_published_numbers_where_no_run_folder_is_left(tmp_
         assert {seed: arm["runs"][seed] for seed in ("1", "2")} == first["arms"][label]["runs"]
 
 
-def test_a_study_takes_runs_that_another_has_published(tmp_path):
-    published(tmp_path, "equalizer")
-    budget = budget_of(tmp_path, "--runs_dir", str(tmp_path / "elsewhere"))
-    assert train_and_publish(results_table.STUDY, results_table.arms(), budget) == 0
-    arms = read_found(tmp_path / "docs/claims/results_table.json")["arms"]
-    assert {label: len(arm["runs"]) for label, arm in arms.items()} == {
-        results_table.label_of(sampler, "B"): 5 for sampler in SAMPLERS
-    }
-
-
 @pytest.mark.parametrize("flags", [["--rounds", "6"], ["--anew"]])
 def test_published_numbers_of_another_budget_are_not_taken_and_none_are_on_request(tmp_path, capsys, flags):
     published(tmp_path, "equalizer")
     budget = budget_of(tmp_path, "--runs_dir", str(tmp_path / "elsewhere"), *flags)
     assert train_and_publish(equalizer.STUDY, equalizer.arms(), budget) == 0
     assert "no finished run" in capsys.readouterr().out
-
-
-def test_published_numbers_of_another_base_model_are_not_taken(tmp_path, capsys):
-    path = published(tmp_path, "equalizer")
-    path.write_text(path.read_text().replace(base_model(), "another"))
-    budget = budget_of(tmp_path, "--runs_dir", str(tmp_path / "elsewhere"))
-    assert train_and_publish(equalizer.STUDY, equalizer.arms(), budget) == 0
-    assert "no finished run" in capsys.readouterr().out
-
-
-def test_without_any_run_nothing_is_written(tmp_path, capsys):
-    budget = budget_of(tmp_path)
-    assert train_and_publish(equalizer.STUDY, equalizer.arms(), budget) == 0
-    assert "no finished run" in capsys.readouterr().out and not (tmp_path / "docs").exists()
-
-
-def test_studies_share_the_runs_they_have_in_common(tmp_path):
-    budget = budget_of(tmp_path)
-    folders = [{run_of(arm, 1, budget).folder for arm in arms} for arms in (equalizer.arms(), results_table.arms())]
-    assert len(folders[0] & folders[1]) == 4
-
-
-def test_all_arms_of_the_kl_study_sample_as_many_videos(tmp_path):
-    budget = budget_of(tmp_path)
-    for arm in kl_strategies.arms():
-        updates = run_of(arm, 1, budget).settings["max_steps"]
-        assert updates / arm.settings["updates_per_rollout"] == budget.rounds
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3, 7, 24])
@@ -165,13 +135,6 @@ def test_every_run_is_measured_after_its_last_update(tmp_path, rounds):
         settings = run_of(Arm("a", {"updates_per_rollout": updates}), 1, budget).settings
         assert settings["max_steps"] % settings["validation_interval"] == 0
         assert settings["validation_interval"] % updates == 0
-
-
-def test_another_setting_is_another_run(tmp_path):
-    budget = budget_of(tmp_path)
-    folders = {run_of(Arm("a", {"eta": eta}), seed, budget).folder for eta in (0.4, 0.5) for seed in (1, 2)}
-    assert len(folders) == 4
-    assert run_of(Arm("b", {"eta": 0.5}), 1, budget).folder in folders
 
 
 def write_looks(arms, budget, means) -> None:

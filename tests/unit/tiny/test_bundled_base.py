@@ -9,7 +9,6 @@ from diffusers import HunyuanVideo15Pipeline
 from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import format_text_input
 
 from scripts.tiny.components import PROMPT_TOKENS, build_tokenizer, encode_prompts
-from scripts.tiny.evaluate import main, share_within
 from scripts.tiny.prompts import WORDINGS, prompt, scenes
 
 BUNDLED = Path(__file__).parents[3] / "assets" / "tiny"
@@ -68,26 +67,3 @@ def test_latents_of_rendered_clips_have_unit_spread(pipeline: HunyuanVideo15Pipe
     assert psnr >= 28
     assert (latents * pipeline.vae.config.scaling_factor).std().item() == pytest.approx(1, abs=0.1)
     assert latents.mean().abs() < 0.3 * latents.std()
-
-
-def test_measuring_prints_hits_and_raw_scores_of_as_many_prompts_as_asked(capsys: pytest.CaptureFixture) -> None:
-    assert main(["--model_path", str(BUNDLED), "--count", "2", "--per_prompt", "2"]) == 0
-    hits, *scores = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"strict colour and shape: (0\.00|0\.25|0\.50|0\.75|1\.00)0 of 4", hits)
-    assert all(
-        re.search(r"the best fifth \+.*, clean clips \+.*, \d+% of the variance within prompts$", s) for s in scores
-    )
-    means = {line.split(":")[0]: float(line.split()[2]) for line in scores}
-    assert set(means) == {"VQ", "MQ", "TA"} and all(0.1 < mean < 1 for mean in means.values())
-
-
-def test_the_share_within_prompts_is_that_of_the_draws() -> None:
-    generator = torch.Generator().manual_seed(0)
-    prompts, videos = torch.randn(20000, 1, generator=generator), torch.randn(20000, 4, generator=generator)
-    assert share_within(prompts + 2 * videos) == pytest.approx(0.8, abs=0.01)
-    assert share_within(prompts.expand(-1, 4)) == 0
-
-
-def test_a_folder_without_a_base_is_said(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    assert main(["--model_path", str(tmp_path)]) == 2
-    assert f"tiny.evaluate: prompt CSV '{tmp_path}/prompts/valid.csv'" in capsys.readouterr().err
