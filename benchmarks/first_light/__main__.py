@@ -110,18 +110,22 @@ def publish(record: dict[str, Any]) -> None:
             record[key] = before[key] | record[key]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    stages = markdown_table(
-        ("stage", "ended", "code"), [(name, how["ended"], how["code"]) for name, how in record["stages"].items()]
-    )
+    alike: dict[tuple[str, str], list[str]] = {}
+    for name, how in record["stages"].items():
+        alike.setdefault((how["ended"], how["code"]), []).append(name)
+    stages = markdown_table(("ended", "code", "stages"), [(*how, ", ".join(names)) for how, names in alike.items()])
     text = f"# First light on {record['machine']}\n\n{table(record['findings'])}\n\n{stages}\n"
     path.with_suffix(".md").write_text(text, encoding="utf-8")
 
 
 def table(findings: Mapping[str, Mapping[str, Any]]) -> str:
-    """Lay findings out in Markdown."""
+    """Lay findings out in Markdown; what is true is named alone."""
     rows = []
     for name, facts in findings.items():
-        shown = (f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in facts.items())
+        shown = (
+            key if value is True else f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
+            for key, value in facts.items()
+        )
         rows.append((name, ", ".join(shown)))
     return markdown_table(("finding", "found"), rows)
 
