@@ -4,7 +4,7 @@ Four parts of less than ten minutes each; no network and no released weights are
 is a process of its own with a time limit, so that one that fails or hangs does not take the others with it. Without a
 part all four run. `--small` tries the program out on a CPU with small sizes.
 
-The findings become <GPU>.json and <GPU>.md in benchmarks/results/first_light: please send both.
+The findings become <GPU>.json in benchmarks/results/first_light: please send it.
 
 Example: `python -m benchmarks.first_light 1`
 """
@@ -102,7 +102,7 @@ def _run(name: str, seconds: int, given: argparse.Namespace) -> str:
 
 
 def publish(record: dict[str, Any]) -> None:
-    """Write the findings of this kind of machine, joined with those of parts that ran earlier, also as a table."""
+    """Write the findings of this kind of machine, joined with those of parts that ran earlier."""
     path = RESULTS / f"{record['machine']}.json"
     if path.is_file():
         before = json.loads(path.read_text(encoding="utf-8"))
@@ -110,11 +110,6 @@ def publish(record: dict[str, Any]) -> None:
             record[key] = before[key] | record[key]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    stages = markdown_table(
-        ("stage", "ended", "code"), [(name, how["ended"], how["code"]) for name, how in record["stages"].items()]
-    )
-    text = f"# First light on {record['machine']}\n\n{table(record['findings'])}\n\n{stages}\n"
-    path.with_suffix(".md").write_text(text, encoding="utf-8")
 
 
 def table(findings: Mapping[str, Mapping[str, Any]]) -> str:

@@ -40,7 +40,7 @@ def _label(sampler: str, word: str) -> str:
 
 def describe(found: Mapping[str, Any]) -> str:
     """Say what was compared, with the gain of every arm."""
-    text = paragraph(f"Each cell trains at its own tuned rate and noise. {setup_text(found)}")
+    text = paragraph(f"Each arm trains at its own tuned rate and noise. {setup_text(found)}")
     rows = [
         [name, *(shown_gain(found, _label(sampler, word)) for word in SWITCH)] for sampler, name in SAMPLERS.items()
     ]

@@ -121,10 +121,9 @@ def describe(found: Mapping[str, Any]) -> str:
     ]
     text = paragraph(
         f"""The bundled model samples {settings["videos"]} videos in {settings["steps"]} steps (shift
-        {settings["shift"]:g}, eta {settings["eta"]:g}). The gradient of a step's log-probability by the velocity
-        follows the theory N_t (the line), and the equalizer makes it equal everywhere. The gradient that reaches the
-        *weights* also depends on how sensitive the network is at each level, which the equalizer does not know. Ratio
-        of the largest to the smallest step:"""
+        {settings["shift"]:g}, eta {settings["eta"]:g}). The gradient that reaches the *weights* also depends on how
+        sensitive the network is at each level, which the equalizer does not know. Ratio of the largest to the smallest
+        step:"""
     )
     header = ["sampler", "by the velocity", "equalized", "by the weights", "equalized"]
     return f"{text}\n\n{markdown_table(header, rows)}"

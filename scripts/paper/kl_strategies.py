@@ -20,11 +20,9 @@ from scripts.paper.sweep import (
     difference,
     parse_budget,
     setup_text,
-    shown_gain,
     train_and_publish,
     tuned,
 )
-from scripts.reports.markdown import markdown_table
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     name: yaml.safe_load((REPOSITORY / "configs" / "kl" / f"{name}.yaml").read_text(encoding="utf-8"))["kl"]
@@ -59,17 +57,11 @@ def label_of(strategy: str, updates: int, weight: float) -> str:
 
 
 def describe(found: Mapping[str, Any]) -> str:
-    """Say what was compared, with the gain of every arm."""
-    text = paragraph(
+    """Say what was compared, and what such runs can show."""
+    return paragraph(
         f"""Lambda is held at kl_weight, and a moving anchor is refreshed every {ANCHOR_STEPS} updates.
-        {setup_text(found)} With one update per rollout there are half as many updates and the velocity term is 0. What
-        a trust region prevents would come later, so these short runs show only what it costs. Gains:"""
+        {setup_text(found)} What a trust region prevents would come later, so these runs show only what it costs."""
     )
-    rows = [
-        [str(updates), f"{weight:g}", *(shown_gain(found, label_of(s, updates, weight)) for s in STRATEGIES)]
-        for updates, weight in ROWS
-    ]
-    return f"{text}\n\n{markdown_table(['updates', 'kl_weight', *STRATEGIES], rows)}"
 
 
 def claims(found: Mapping[str, Any]) -> Sequence[Claim]:

@@ -94,13 +94,12 @@ def describe(found: Mapping[str, Any]) -> str:
     one, both = ([regimes[name][s]["std"][0] for s in COLOURS] for name in ("one schedule", "both clamped"))
     of = {name: "{} steps, shift {:g}, eta {:g}".format(*chosen) for name, chosen in settings["published"].items()}
     return paragraph(
-        f"""The panels show the standard deviation of each step's noise. In *one schedule*, every sampler takes
-        {settings["steps"]} steps at shift {settings["shift"]:g} and eta {settings["eta"]:g}. At σ = 1 SAGE and
-        Flow-GRPO are singular, so their first step depends on where they are cut. SAGE stops at
-        1 − {settings["sage_clamp"]:g} and adds {one[0]:.2f}, while Flow-GRPO takes the level of the next step and adds
-        {one[1]:.2f}. Cut where SAGE is (*both clamped*), it adds {both[1]:.2f}. *Published settings* are
-        {of["sage_grpo"]} for SAGE; {of["flow_grpo"]} for Flow-GRPO; {of["dance_grpo"]} for DanceGRPO. SAGE's closed
-        form agrees with numerical integration within {found["largest_error_of_closed_form"]:.0e} at every step."""
+        f"""*One schedule* has {settings["steps"]} steps, shift {settings["shift"]:g} and eta {settings["eta"]:g}. At
+        σ = 1 SAGE and Flow-GRPO are singular: SAGE stops at 1 − {settings["sage_clamp"]:g} and adds {one[0]:.2f},
+        Flow-GRPO takes the level of the next step and adds {one[1]:.2f}, and {both[1]:.2f} if it is cut where SAGE is
+        (*both clamped*). *Published settings* are {of["sage_grpo"]} for SAGE; {of["flow_grpo"]} for Flow-GRPO;
+        {of["dance_grpo"]} for DanceGRPO. SAGE's closed form agrees with numerical integration within
+        {found["largest_error_of_closed_form"]:.0e}."""
     )
 
 

@@ -25,7 +25,6 @@ from scripts.paper.kl_strategies import ANCHOR_STEPS, STRATEGIES
 from scripts.paper.runs import Run
 from scripts.paper.study import FAILS, HOLDS, OPEN, Claim, Study, paragraph
 from scripts.paper.sweep import Arm, claim_ahead, difference, parse_budget, train_and_publish, verdict
-from scripts.reports.markdown import markdown_table
 
 ROUNDS, LOOKS, HELD_OUT = 18, 6, 64
 LEAK, RATE = 2.0, 1e-4
@@ -140,26 +139,20 @@ def _draw_arm(row: Sequence[Axes], found: Mapping[str, Any], strategy: str, weig
 
 
 def describe(found: Mapping[str, Any]) -> str:
-    """Say what was planted, and what every arm gained at its best look and at its end."""
+    """Say what was planted, and when the truth is best without a KL term."""
     seeds = min(len(arm["runs"]) for arm in found["arms"].values())
-    text = paragraph(
+    best_look = ""
+    if len(truth := _curves(found, "none", "truth")):
+        means = truth.mean(0)
+        update = next(iter(found["arms"]["none"]["runs"].values()))["looks"][int(means.argmax())]
+        best_look = f"""Without a KL term the truth gains {means.max():+.3f} at update {update} and {means[-1]:+.3f} at
+        the end."""
+    return paragraph(
         f"""Training sees the truth (VQ + MQ + TA) with noise of one standard deviation of a metric, and is also paid
-        {LEAK:g} for every {BRIGHTNESS[1]:g} grey levels of brightness. The sampler settings are those of the demo, the
-        rate is {RATE:g} for every arm, lambda is held at kl_weight, and a moving anchor is refreshed every
-        {ANCHOR_STEPS} updates. Every run has {found["budget"]["rounds"]} rounds of 32 videos, with {seeds} seeds per
-        arm and {found["budget"]["held_out"]} held-out videos at each of {LOOKS} looks."""
+        {LEAK:g} for every {BRIGHTNESS[1]:g} grey levels of brightness. The rate is {RATE:g}, and lambda and anchors are
+        those of the study above. Every run has {found["budget"]["rounds"]} rounds of 32 videos, with {seeds} seeds per
+        arm and {found["budget"]["held_out"]} held-out videos at each of {LOOKS} looks. {best_look}"""
     )
-    rows = []
-    for arm in arms():
-        truth = _curves(found, arm.label, "truth")
-        if len(truth):
-            best = int(truth.mean(0).argmax())
-            shown = [_curves(found, arm.label, "proxy")[:, -1], truth[:, -1]]
-            update = next(iter(found["arms"][arm.label]["runs"].values()))["looks"][best]
-            best_look = f"{truth[:, best].mean():+.3f} at update {update}"
-            rows.append([arm.label, *(str(seed_interval(values.tolist())) for values in shown), best_look])
-    header = ["arm", "proxy at the end", "truth at the end", "truth at its best look"]
-    return f"{text}\n\n{markdown_table(header, rows)}"
 
 
 def claims(found: Mapping[str, Any]) -> Sequence[Claim]:

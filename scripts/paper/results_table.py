@@ -1,8 +1,8 @@
-"""All samplers under reward settings A and B, in the form of the paper's Table 2.
+"""All samplers under reward settings A and B (the paper's Table 2).
 
 Example: `python -m scripts.paper.results_table --minutes 60`
 
-CLIPScore and PickScore, the other columns of that table, need networks that are downloaded and know photographs, not
+CLIPScore and PickScore, further columns of that table, need networks that are downloaded and know photographs, not
 flat shapes: `scripts/evaluate.py` gives them for real videos.
 """
 
@@ -19,16 +19,12 @@ from scripts.paper.sweep import (
     difference,
     parse_budget,
     setup_text,
-    shown_gain,
     train_and_publish,
     tuned,
 )
-from scripts.reports.markdown import markdown_table
 
 SETTINGS = {"A": {"reward_weights": {"VQ": 1.0, "MQ": 1.0, "TA": 1.0}}, "B": {}}
 """Setting B is the schema's default, so its runs are those of the equalizer study."""
-
-COLUMNS = ("Overall", "TA")
 
 
 def arms() -> list[Arm]:
@@ -46,18 +42,11 @@ def label_of(sampler: str, setting: str) -> str:
 
 
 def describe(found: Mapping[str, Any]) -> str:
-    """Say what was compared; a table with the base and every arm."""
-    rows = [["base", "", *(f"{found['base'][metric]:+.2f}" for metric in COLUMNS)]]
-    rows += [
-        [SAMPLERS[sampler], setting, *(shown_gain(found, label_of(sampler, setting), column) for column in COLUMNS)]
-        for setting in SETTINGS
-        for sampler in SAMPLERS
-    ]
-    text = paragraph(
-        f"""The first row gives the means of the base model, the others gains over it. Setting A trains with equal
-        weights, setting B with 0.5, 0.5 and 1. Overall is VQ + MQ + TA in both. {setup_text(found)}"""
+    """Say what was compared."""
+    return paragraph(
+        f"""Setting A weighs VQ, MQ and TA equally, setting B with 0.5, 0.5 and 1. Overall is their sum in both.
+        {setup_text(found)}"""
     )
-    return f"{text}\n\n{markdown_table(['model', 'setting', *COLUMNS], rows)}"
 
 
 def claims(found: Mapping[str, Any]) -> Sequence[Claim]:

@@ -242,7 +242,4 @@ def setup_text(found: Mapping[str, Any]) -> str:
     counts = {len(arm["runs"]) for arm in found["arms"].values()}
     seeds = " to ".join(map(str, sorted({min(counts), max(counts)})))
     unfinished = "" if min(counts) == len(budget["seeds"]) else f" (not all {len(budget['seeds'])} are finished)"
-    return (
-        f"Every run has {budget['rounds']} rounds of 32 videos, with {seeds} seeds per arm{unfinished}. The base "
-        f"model's held-out reward is {found['base']['reward']:+.2f}."
-    )
+    return f"Every run has {budget['rounds']} rounds of 32 videos, with {seeds} seeds per arm{unfinished}."

@@ -2,11 +2,12 @@
 
 import json
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 
 import httpx
 import pytest
+from anyio.from_thread import start_blocking_portal
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import uint8, zeros
@@ -15,6 +16,7 @@ from hyvideo.config.schema import RewardConfig
 from hyvideo.models.reward_models.registry import RewardContext, RewardFailureError
 from hyvideo.models.reward_models.remote import exchange
 from hyvideo.models.reward_models.remote.client import RemoteReward
+from hyvideo.models.reward_models.remote.server import create_app
 from hyvideo.models.reward_models.remote.wire import digest
 from hyvideo.models.reward_models.rewards import WeightedReward, get_reward_fn
 from hyvideo.models.reward_models.vlm_checks import RemoteJudge
