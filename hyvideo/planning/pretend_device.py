@@ -44,6 +44,8 @@ _aten = torch.ops.aten
 INDEXED = (_aten.index, _aten._unsafe_index, _aten.index_put, _aten.index_put_, _aten._index_put_impl_)
 """Operations that copy host indices, and one host value, to the device by themselves."""
 
+_BY_PLACE = ("sent", "reads", "uploads", "waits", "mixes", "faults", "kernels")
+
 _PROJECT = Path(__file__).parents[2]
 
 
@@ -98,6 +100,18 @@ class PretendDevice(PeakMemory):
         self.mixes: Counter[tuple[str, str]] = Counter()
         self.faults: Counter[tuple[str, str]] = Counter()
         self.kernels: Counter[tuple[str, str]] = Counter()
+
+    def counted(self, phase: str) -> Counter[tuple[str, ...]]:
+        """Return what was counted in a phase so far: (name of the attribute, rest of its key) -> number."""
+        found: Counter[tuple[str, ...]] = Counter({("flops",): self.flops[phase]})
+        for name in _BY_PLACE:
+            found |= Counter({(name, *key[1:]): count for key, count in getattr(self, name).items() if key[0] == phase})
+        return found
+
+    def count_again(self, phase: str, counts: Mapping[tuple[str, ...], int]) -> None:
+        """Count in a phase what was counted in another."""
+        for (name, *rest), count in counts.items():
+            getattr(self, name)[(phase, *rest) if rest else phase] += count
 
     def __enter__(self) -> "PretendDevice":
         self._lifted = torch._C._only_lift_cpu_tensors()
