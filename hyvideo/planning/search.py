@@ -81,14 +81,16 @@ class Search:
         """
         changes: dict[str, Any] = {}
         for more in self._remedies():
+            plan = self.plan(changes | more)
+            if plan is None:
+                continue
             changes |= more
-            plan = self.plan(changes)
-            if plan and not plan.fits and plan.rehearsal.peaks.get("validation") == plan.rehearsal.peak:
+            if not plan.fits and plan.rehearsal.peaks.get("validation") == plan.rehearsal.peak:
                 rollout = with_settings(self.config, changes).rollout
                 changes |= {"validation_fixed_size": rollout.rollout_size}
                 changes |= {"validate_video_length": rollout.sample_n_frames}
                 plan = self.plan(changes)
-            if plan and plan.fits:
+            if plan.fits:
                 return changes, plan.needed
         return None
 
