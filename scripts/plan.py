@@ -1,4 +1,4 @@
-"""Plan a run without its hardware: layout, memory by simulation, operations, bytes sent, time.
+"""Plan a run without its hardware: layout, memory, operations, bytes sent and time, by rehearsing a round of its code.
 
 All flags of post_train.py are accepted too; prompts and weights are not needed. The sizes of the networks come from
 --pretrained_model_root if it holds a model, otherwise they are those of the published HunyuanVideo-1.5.
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from hyvideo.planning.plan import Plan
     from hyvideo.planning.search import Search
 
+SEARCH = "also the nearest settings that fit, the cheapest sp_size and the largest videos and batches; a plan for each"
+NOTHING_FITS = "no change of its settings that was tried fits: use more GPUs, larger ones, or use_lora"
 SEARCHED = ("mini_batch_size_per_update", "sample_n_frames", "rollout_size")
 
 
@@ -38,9 +40,9 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--network", type=float, default=given.network, help="GB/s of a GPU to others; %(default)s")
     parser.add_argument("--utilisation", type=float, default=given.utilisation, help="share of peak; %(default)s")
     parser.add_argument("--num_text", type=int, default=given.num_text, help="tokens of a prompt; %(default)s")
-    parser.add_argument("--reserve", type=float, help="GiB not simulated; default 1 + a quarter of the peak, at most 8")
-    parser.add_argument("--full_depth", action="store_true", help="simulate every block (minutes)")
-    parser.add_argument("--search", action="store_true", help="also the largest that fits, and the cheapest sp_size")
+    parser.add_argument("--reserve", type=float, help="GiB not rehearsed; default 1 + a quarter of the peak, at most 8")
+    parser.add_argument("--whole", action="store_true", help="rehearse every block and step (many minutes)")
+    parser.add_argument("--search", action="store_true", help=SEARCH)
     parser.add_argument("--json", type=Path, help="file to write all numbers to")
     return parser.parse_known_args(argv)
 
@@ -57,26 +59,25 @@ def main(argv: list[str]) -> int:
             claim_output(arguments.json, [flag.rpartition("=")[2] for flag in flags])
         assumptions = _assumptions(arguments)
         say_loading("scripts.plan")
-        from hyvideo.planning.plan import make_plan  # only now, for it takes seconds
-        from hyvideo.planning.search import Search, misfit
-        from hyvideo.planning.simulation import simulate
+        from hyvideo.planning.plan import make_plan, misfit  # only now, for it takes seconds
+        from hyvideo.planning.search import Search
         from hyvideo.planning.table import plan_table
 
-        peaks_of = simulate if arguments.full_depth else None
-        plan = make_plan(config, world_size=arguments.world_size, gpu=gpu, assumptions=assumptions, peaks_of=peaks_of)
+        sizes = {"world_size": arguments.world_size, "gpu": gpu, "assumptions": assumptions}
+        plan = make_plan(config, **sizes, whole=arguments.whole)
     except (ValueError, OSError) as error:
         complain(f"scripts.plan: {error}")
         return 2
     print(f"{_verdict(plan)}\n\n{plan_table(plan)}", flush=True)
     numbers = plan.as_json()
-    search = Search(config, arguments.world_size, gpu, assumptions) if gpu else None
     if arguments.search:
-        numbers["search"] = _print_search(search)
+        search = Search(config, **sizes, tell=lambda line: complain(f"scripts.plan: {line}"))
+        numbers["search"] = _print_search(search, fits=plan.fits)
     if arguments.json:
         arguments.json.write_text(json.dumps(numbers, indent=1), encoding="utf-8")
     if plan.fits:
         return 0
-    complain(f"scripts.plan: {misfit(plan, search)}")
+    complain(f"scripts.plan: {misfit(plan)}{'' if arguments.search else ' --search names settings that do.'}")
     return 1
 
 
@@ -98,39 +99,40 @@ def _verdict(plan: "Plan") -> str:
         return f"NEEDS {plan.needed:.1f} GiB per GPU | name the --gpu, for its time and whether the run fits"
     parts = ["FITS" if plan.fits else "DOES NOT FIT"]
     if plan.seconds is not None:
-        parts.append(f"{sum(plan.seconds.values()) / plan.workload.updates:.0f} s per update")
+        parts.append(f"{sum(plan.seconds.values()) / plan.updates:.0f} s per update")
     return " | ".join([*parts, f"{plan.needed:.1f} of {plan.gpu.memory:g} GiB"])
 
 
-def _print_search(search: "Search") -> dict:
-    """Print which `sp_size` costs least and the largest values that fit; returns them."""
+def _print_search(search: "Search", *, fits: bool) -> dict:
+    """Print the nearest that fits, which `sp_size` costs least and the largest values that fit; returns them."""
+    from hyvideo.planning.search import flags_of
 
-    def begin(number: int, what: str) -> None:
-        """Say what is tried now, since each of them may take minutes."""
-        complain(f"scripts.plan: searching, {number} of {1 + len(SEARCHED)}: {what} ...")
-
-    begin(1, "sp_size")
+    found = {}
+    if not fits:
+        nearest = search.nearest_that_fits()
+        said = f"the nearest that fits, with {nearest[1]:.1f} GiB: {flags_of(nearest[0])}" if nearest else NOTHING_FITS
+        print(said, flush=True)
+        found["nearest"] = nearest and nearest[0]
     plans = search.sp_sizes()
     print("ranks per video")
     for plan in plans:
-        fits = "fits" if plan.fits else "does not fit"
         print(
-            f"  sp_size {plan.sp_size}: {plan.videos} videos per round, {plan.needed:.1f} GiB ({fits}), "
-            f"{plan.gpu_seconds_per_video:.0f} GPU-seconds per video"
+            f"  sp_size {plan.sp_size}: {plan.videos} videos per round, {plan.needed:.1f} GiB "
+            f"({'fits' if plan.fits else 'does not fit'}), {plan.gpu_seconds_per_video:.0f} GPU-seconds per video"
         )
     fitting = [plan for plan in plans if plan.fits]
     cheapest = min(fitting, key=lambda plan: plan.gpu_seconds_per_video, default=None)
     print(f"  cheapest that fits: sp_size {cheapest.sp_size}" if cheapest else "  none of them fits")
     print("largest that fits, all else unchanged", flush=True)
     largest = {}
-    for number, name in enumerate(SEARCHED, start=2):
-        begin(number, name)
-        found = largest[name] = search.largest(name)
-        print(f"  {name}: {'no value fits' if found is None else f'{found[0]} ({found[1]:.1f} GiB)'}", flush=True)
-    return {
+    for name in SEARCHED:
+        largest[name] = search.largest(name)
+        told = "no value fits" if largest[name] is None else f"{largest[name][0]} ({largest[name][1]:.1f} GiB)"
+        print(f"  {name}: {told}", flush=True)
+    return found | {
         "cheapest_sp_size": cheapest and cheapest.sp_size,
         "sp_sizes": {plan.sp_size: plan.as_json() for plan in plans},
-        "largest": {name: found and found[0] for name, found in largest.items()},
+        "largest": {name: value and value[0] for name, value in largest.items()},
     }
 
 

@@ -13,7 +13,6 @@ Example: `python -m scripts.rehearse --world_size 64 --config configs/sage_64gpu
 import argparse
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +32,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--world_size", type=int, required=True, help="number of GPUs")
     parser.add_argument("--num_text", type=int, default=300, help="tokens of a prompt; default %(default)s")
-    parser.add_argument("--full_depth", action="store_true", help="all blocks; default: extrapolated from 4 and 5")
+    parser.add_argument("--whole", action="store_true", help="all blocks and steps; default: extrapolated from a few")
     parser.add_argument("--json", type=Path, help="file to write all numbers to")
     try:
         arguments, flags = parser.parse_known_args(argv)
@@ -45,45 +44,37 @@ def main(argv: list[str]) -> int:
         say_loading("scripts.rehearse")
         from hyvideo.planning.networks import read_networks  # only now, for it takes seconds
         from hyvideo.planning.plan import check_plan
-        from hyvideo.planning.rehearsal import rehearse, rehearse_extrapolated
+        from hyvideo.planning.rehearsal import rehearse
 
         networks = read_networks(config.model, config.reward)
         check_plan(config, networks, arguments.world_size)
     except (ValueError, OSError) as error:
         complain(f"scripts.rehearse: {error}")
         return 2
-    make = rehearse if arguments.full_depth else rehearse_extrapolated
-    done = make(config, networks, world_size=arguments.world_size, num_text=arguments.num_text)
+    sizes = {"world_size": arguments.world_size, "num_text": arguments.num_text}
+    done = rehearse(config, networks, **sizes, whole=arguments.whole)
     print(_table(done))
     if arguments.json:
-        numbers = asdict(done)
-        for name in ("sent", "kernels", "reads", "uploads"):
-            numbers[name] = {" ".join(key): number for key, number in numbers[name].items()}
-        arguments.json.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+        arguments.json.write_text(json.dumps(done.as_json(), indent=1) + "\n", encoding="utf-8")
     for surprise in done.surprises:
         complain(f"scripts.rehearse: {surprise}")
     return 1 if done.surprises else 0
 
 
 def _table(done: "Rehearsal") -> str:
-    from hyvideo.planning.rehearsal import OFFLOADED, PHASES, reason_to_wait
+    from hyvideo.planning.rehearsal import PHASES
 
-    rehearsed = f"{done.extrapolated_to} blocks"
-    if done.num_layers < done.extrapolated_to:
-        rehearsed += f", extrapolated from {done.num_layers - 1} and {done.num_layers}"
-    lines = [f"one rank, one round, {rehearsed}", "phase        peak GiB      TFLOP  sent"]
+    blocks, steps = (" and ".join(map(str, numbers)) for numbers in (done.depths, done.steps))
+    lines = [f"one rank, one round, from {blocks} blocks and {steps} steps", "phase        peak GiB      TFLOP  sent"]
     for phase in (phase for phase in PHASES if phase in done.peaks):
-        of_phase = {kind: count for (place, kind), count in done.sent.items() if place == phase}
-        sent = [f"{kind} {count / 1e9:.2f} GB" for kind, count in of_phase.items() if count > 1e6]
+        of_phase = {(kind, of): count for (place, kind, of), count in done.sent.items() if place == phase}
+        sent = [f"{kind} of {of} {count / 1e9:.2f} GB" for (kind, of), count in of_phase.items() if count > 1e6]
         peak, flops = done.peaks[phase] / 2**30, done.flops.get(phase, 0) / 1e12
         lines.append(f"{phase:<12} {peak:8.2f} {flops:10.1f}  {', '.join(sent)}".rstrip())
     lines.append("attention kernels")
     lines += [f"  {phase}: {name} {count:.0f} times" for (phase, name), count in done.kernels.items()]
     lines.append("values read back from the device, each for a reason")
-    lines += [
-        f"  {phase}: {count:.0f} times in {place} ({OFFLOADED.get(place) or reason_to_wait(place)})"
-        for (phase, place), count in done.reads.items()
-    ]
+    lines += [f"  {phase}: {count:.0f} times: {reason}" for (phase, reason), count in done.reads.items()]
     lines.append(f"copies to the device that the host waits for, also of indices: {sum(done.uploads.values()):.0f}")
     lines += [f"  {phase}: {count:.0f} times in {place}" for (phase, place), count in done.uploads.items()]
     lines.append(f"surprises: {len(done.surprises) or 'none'}")

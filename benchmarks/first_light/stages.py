@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,9 +27,9 @@ from benchmarks.rewards import GRID, qwen2_language, video_reward, videoreward_c
 from hyvideo.config.loading import load_config
 from hyvideo.config.schema import Config
 from hyvideo.observability.metrics import read_metrics
-from hyvideo.planning.memory import decoding_memory, predict_memory
 from hyvideo.planning.networks import encoder_configs, made_in, make_vae, read_networks
-from hyvideo.planning.rehearsal import told_by_this_rank
+from hyvideo.planning.peak_memory import PeakMemory
+from hyvideo.planning.rehearsal import rehearse, told_by_this_rank
 from hyvideo.training.build import open_run
 from hyvideo.training.run import Run
 from scripts.reports.improvement import read_held_out
@@ -191,7 +191,7 @@ def plan_gib(place: Place, name: str) -> float:
     bundled = read_networks(replace(config.model, pretrained_model_root=str(BUNDLED)), config.reward)
     networks = replace(bundled, transformer={**bundled.transformer, **random_trunk(small=place.small)})
     ranks = 8 if config.parallel.enable_fsdp else 1
-    return predict_memory(config, networks, world_size=ranks, num_text=15).peak / GIB
+    return rehearse(config, networks, world_size=ranks, num_text=15).peak / GIB
 
 
 def planned_gib(place: Place, name: str) -> float:
@@ -261,9 +261,18 @@ def decoder(place: Place) -> Findings:
             seconds = median_seconds(lambda: network.decode(latents))  # noqa: B023
             facts = {"seconds": seconds, "finite": bool(network.decode(latents)[0].isfinite().all())}
         if torch.cuda.is_available():
-            planned = networks.vae_bytes + decoding_memory(networks.vae, tuple(latents.shape[1:]))
-            facts |= {"planned_peak_gib": planned / GIB, "peak_gib": torch.cuda.max_memory_allocated() / GIB}
+            facts |= {"planned_peak_gib": _decoding_gib(networks.vae, latents.shape)}
+            facts |= {"peak_gib": torch.cuda.max_memory_allocated() / GIB}
         yield f"decoder/latents {'x'.join(map(str, size))}", facts
+
+
+def _decoding_gib(vae: Mapping[str, Any], shape: Sequence[int]) -> float:
+    """Work out the peak of decoding latents on a device that does not exist, the VAE's weights included."""
+    with torch.device("meta"), torch.no_grad():
+        network = make_vae(vae)
+        with PeakMemory() as memory:
+            network.decode(torch.empty(*shape, dtype=torch.float16))
+    return (memory.peak + sum(weight.nbytes for weight in network.parameters())) / GIB
 
 
 def frozen(place: Place) -> Findings:

@@ -14,6 +14,7 @@ from hyvideo.algorithms.optimizer import Optimization, Step
 from hyvideo.algorithms.policy import Policy
 from hyvideo.config.outside import import_class
 from hyvideo.config.schema import Config
+from hyvideo.data.host_reads import host_read
 from hyvideo.data.randomness import generator_for
 from hyvideo.distributed.collectives import gather
 from hyvideo.grpo.advantages import gdpo_advantages, group_advantages, groups_without_spread, normalize_then_sum
@@ -237,7 +238,9 @@ def over_micro_batches(
         largest: names whose largest value counts.
     """
     names = list(measured[0])
-    table = torch.stack([torch.stack([part[name].detach() for name in names]) for part in measured]).double().cpu()
+    table = torch.stack([torch.stack([part[name].detach() for name in names]) for part in measured]).double()
+    with host_read("the numbers of an update, once when all its micro-batches are done"):
+        table = table.cpu()
     means, maxima = zip(*gather((torch.tensor(weights, dtype=torch.float64) @ table, table.max(0).values)), strict=True)
     mean, maximum = torch.stack(means).mean(0).tolist(), torch.stack(maxima).max(0).values.tolist()
     return {name: maximum[i] if name in largest else mean[i] for i, name in enumerate(names)}

@@ -11,6 +11,7 @@ from torch.optim import AdamW, Optimizer
 
 from hyvideo.algorithms.weights_copy import WeightsCopy
 from hyvideo.config.schema import OptimizerConfig
+from hyvideo.data.host_reads import host_read
 from hyvideo.distributed.collectives import average_gradients, local_shard, own_part, whole
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
@@ -188,7 +189,9 @@ class Optimization:
         parameters = self.parameters.values()
         rate = set_learning_rate(self.optimizers, self._config, self.updates, self.rate_scale)
         average_gradients(parameters)
-        norm = float(whole(nn.utils.clip_grad_norm_(parameters, self._config.max_grad_norm)))
+        norm = whole(nn.utils.clip_grad_norm_(parameters, self._config.max_grad_norm))
+        with host_read("the gradient's norm, once per update: an update that is not finite is not made"):
+            norm = float(norm)
         skipped = not (math.isfinite(norm) and math.isfinite(loss))
         if skipped and self.skipped_in_row >= self._max_skipped:
             self._zero_grad()

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from hyvideo.data.host_reads import host_read
 from hyvideo.distributed.collectives import gather
 from hyvideo.grpo.gradient_equalizer import velocity_gradients
 
@@ -39,7 +40,9 @@ class StepGradients:
             scale it is the value before.
         """
         sums, self._sums = self._sums, None
-        parts = [part for part in gather(None if sums is None else sums.cpu()) if part is not None]
+        with host_read("the gradient of each denoising step, once per update"):
+            own = None if sums is None else sums.cpu()
+        parts = [part for part in gather(own) if part is not None]
         if not parts:
             return {}
         norms, counts = torch.stack(parts).sum(0).tolist()

@@ -9,6 +9,7 @@ from peft.helpers import rescale_adapter_scale
 from torch import Tensor, nn
 
 from hyvideo.config.schema import Config, ModelConfig
+from hyvideo.data.host_reads import host_read
 from hyvideo.distributed.collectives import as_shard_of, local_shard
 from hyvideo.models.parallelize import forget_gathered_weights, trainable_parameters
 
@@ -55,7 +56,8 @@ class WeightsCopy:
         for name, parameter in self._parameters.items():
             shard, copy = local_shard(parameter), self._copy[name]
             if decay:
-                copy.lerp_(shard.to(copy.device), 1 - decay)
+                with host_read("an average that rests in host memory follows every update"):
+                    copy.lerp_(shard.to(copy.device), 1 - decay)
             else:
                 copy.copy_(shard, non_blocking=True)
         self.equals_policy = decay == 0 or self.equals_policy

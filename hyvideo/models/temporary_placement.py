@@ -6,6 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from hyvideo.data.host_reads import host_read
+
 
 @contextmanager
 def temporarily_on(networks: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
@@ -17,7 +19,8 @@ def temporarily_on(networks: Sequence[nn.Module], device: torch.device) -> Itera
             for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
                 places.append((module, name, tensor))
                 if tensor not in away:
-                    copy = tensor.detach().to(device)
+                    with host_read("networks that rest in host memory visit the device, once per round"):
+                        copy = tensor.detach().to(device)
                     away[tensor] = nn.Parameter(copy, False) if isinstance(tensor, nn.Parameter) else copy
     try:
         for module, name, tensor in places:

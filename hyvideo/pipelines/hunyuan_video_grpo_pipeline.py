@@ -27,6 +27,7 @@ from transformers import (
     T5EncoderModel,
 )
 
+from hyvideo.data.host_reads import host_read
 from hyvideo.data.images import check_task, read_image
 from hyvideo.data.prompts import Prompt
 from hyvideo.models.temporary_placement import temporarily_on
@@ -172,6 +173,7 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         return Conditioning(*zip(*rows, strict=True))
 
     @torch.no_grad()
+    @host_read("a first frame goes to the device, once per prompt")
     def encode_images(self, images: Sequence[Image.Image], size: tuple[int, int]) -> FirstFrames:
         """Encode first frames of videos of `size` (height, width): vision states, and the mode of the VAE's latents."""
         cropped = [crop_to_size(image, size) for image in images]
@@ -327,7 +329,9 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         videos = []
         for part in scaled.split(decoded_together(scaled.shape)):
             pixels = (self.vae.decode(part, return_dict=False)[0].float().clamp(-1, 1) + 1) * 127.5
-            videos.append(rearrange(pixels.round().to(torch.uint8), "b c f h w -> b f h w c").contiguous().cpu())
+            pixels = rearrange(pixels.round().to(torch.uint8), "b c f h w -> b f h w c").contiguous()
+            with host_read("videos go to the host, where rewards read them"):
+                videos.append(pixels.cpu())
         self.vae.disable_tiling()
         return torch.cat(videos)
 

@@ -9,24 +9,14 @@ from typing import Any
 import torch
 from accelerate import init_empty_weights
 from diffusers import AutoencoderKLHunyuanVideo15, HunyuanVideo15Transformer3DModel
-from transformers import AutoConfig, Qwen2_5_VLTextConfig, SiglipVisionConfig, T5Config, T5EncoderModel
+from transformers import AutoConfig, Qwen2_5_VLTextConfig, SiglipVisionConfig, T5Config
 
 from hyvideo.config.schema import ModelConfig, RewardConfig
 from hyvideo.models.diffusers_logging import without_diffusers_logs
 from hyvideo.models.loading import TILE_OVERLAP, open_transformer, open_vae
-from hyvideo.models.model_folder import check_component, check_layout, is_diffusers_layout, versions_in
+from hyvideo.models.model_folder import check_layout, is_diffusers_layout, versions_in
 from hyvideo.models.reward_models.rewards import loaded_rewards
 from hyvideo.models.vae import allow_batches
-from hyvideo.models.weight_files import SafetensorsFolder
-
-LANGUAGE_PARAMETERS = 7_070_619_136
-"""Qwen2.5-VL-7B without its vision tower and output layer."""
-
-GLYPH_PARAMETERS = 219_314_944
-"""Encoder of ByT5-small with the glyph model's colour and font tokens; kept in float32."""
-
-VISION_PARAMETERS = 428_225_600
-"""SigLIP so400m at 384 pixels, only in image-to-video models."""
 
 REWARD_BYTES = {
     "videoalign_local": 5_030_000_000,
@@ -37,9 +27,6 @@ REWARD_BYTES = {
 }
 """Weights of a published reward on the GPU; rewards on a server need none."""
 
-HALF = 2
-"""Bytes per weight of frozen networks on a GPU, in fp16."""
-
 
 @dataclass(frozen=True)
 class Networks:
@@ -49,8 +36,6 @@ class Networks:
         source: where they are from, for people to read.
         transformer: config of the diffusers transformer.
         vae: config of the diffusers VAE.
-        encoder_bytes: weights of the encoders on each GPU.
-        vae_bytes: weights of the VAE on each GPU.
         reward_bytes: weights of the reward networks on each GPU, those of a reward guard's judge included.
         unknown_rewards: rewards whose size is not known, and counted as 0.
     """
@@ -58,8 +43,6 @@ class Networks:
     source: str
     transformer: Mapping[str, Any]
     vae: Mapping[str, Any]
-    encoder_bytes: int
-    vae_bytes: int
     reward_bytes: int
     unknown_rewards: tuple[str, ...] = ()
 
@@ -82,8 +65,7 @@ def read_networks(model: ModelConfig, reward: RewardConfig) -> Networks:
     source.close()
     vae, source, _ = open_vae(root)
     source.close()
-    frozen = (_encoder_bytes(root, transformer.config.task_type), HALF * vae.num_parameters())
-    return Networks(str(root), dict(transformer.config), dict(vae.config), *frozen, **rewards_of)
+    return Networks(str(root), dict(transformer.config), dict(vae.config), **rewards_of)
 
 
 def _published(version: str, rewards: dict[str, Any]) -> Networks:
@@ -92,10 +74,7 @@ def _published(version: str, rewards: dict[str, Any]) -> Networks:
     with init_empty_weights(), without_diffusers_logs():
         config = dict(HunyuanVideo15Transformer3DModel(num_layers=1, task_type=task).config) | {"num_layers": 54}
         vae = AutoencoderKLHunyuanVideo15()
-    vision = VISION_PARAMETERS if task == "i2v" else 0
-    encoders = HALF * (LANGUAGE_PARAMETERS + vision) + 4 * GLYPH_PARAMETERS
-    where = f"published sizes of {version}"
-    return Networks(where, config, dict(vae.config), encoders, HALF * vae.num_parameters(), **rewards)
+    return Networks(f"published sizes of {version}", config, dict(vae.config), **rewards)
 
 
 @contextmanager
@@ -163,27 +142,3 @@ def encoder_configs(root: Path, task: str) -> EncoderConfigs:
         patch_size=14,
     )
     return EncoderConfigs(text, glyph, vision if task == "i2v" else None)
-
-
-def _encoder_bytes(root: Path, task: str) -> int:
-    """Return the bytes of the encoders in a folder, from the headers of its files."""
-    if is_diffusers_layout(root):
-        text, vision = root / "text_encoder", root / "image_encoder"
-        glyph = _in_files(root / "text_encoder_2")
-    else:
-        text, vision = root / "text_encoder" / "llm", root / "vision_encoder" / "siglip" / "image_encoder"
-        check_component(root / "text_encoder" / "byt5-small")
-        config = T5Config.from_pretrained(root / "text_encoder" / "byt5-small", local_files_only=True)
-        with init_empty_weights():
-            glyph = T5EncoderModel(config).num_parameters()
-    half = _in_files(text, ignored=("visual.", "model.visual.", "lm_head."))
-    return HALF * (half + (_in_files(vision) if task == "i2v" else 0)) + 4 * glyph
-
-
-def _in_files(folder: Path, ignored: tuple[str, ...] = ()) -> int:
-    if not any(folder.glob("*.safetensors")):
-        return 0
-    source = SafetensorsFolder(folder)
-    shapes = [shape for name, shape in source.shapes.items() if not name.startswith(ignored)]
-    source.close()
-    return sum(torch.Size(shape).numel() for shape in shapes)

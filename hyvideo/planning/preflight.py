@@ -22,8 +22,7 @@ from hyvideo.models.loading import open_transformer, open_vae
 from hyvideo.models.reward_models.rewards import check_rewards
 from hyvideo.models.streaming import check_fit
 from hyvideo.planning.assumptions import Assumptions
-from hyvideo.planning.plan import GIB, Plan, make_plan
-from hyvideo.planning.search import Search, misfit
+from hyvideo.planning.plan import GIB, Plan, make_plan, misfit
 from hyvideo.planning.table import plan_table
 from hyvideo.training.build import open_folder, read_inputs
 from hyvideo.training.code_version import CODE, code_hash
@@ -71,7 +70,7 @@ def _plan(config: Config, world_size: int) -> Plan:
     gpu, assumptions = this_gpu(), Assumptions(gpus_per_node=int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size))))
     plan = make_plan(config, world_size=world_size, gpu=gpu, assumptions=assumptions)
     if not plan.fits:
-        raise ValueError(misfit(plan, Search(config, world_size, gpu, assumptions)))
+        raise ValueError(f"{misfit(plan)} `python -m scripts.plan ... --search` names settings that do.")
     return plan
 
 
@@ -152,7 +151,7 @@ def _check_host(plan: Plan) -> None:
     """Check that this machine has as much memory as its processes take there; without a GPU that is everything."""
     has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    elsewhere = 0 if torch.cuda.is_available() else plan.memory.peak
+    elsewhere = 0 if torch.cuda.is_available() else plan.rehearsal.peak
     for when, each in (("load", plan.host.loading), ("train", plan.host.training + elsewhere)):
         if (needed := each * processes / GIB) > has:
             raise ValueError(
@@ -167,10 +166,10 @@ def _check_gpu(plan: Plan) -> None:
     if not torch.cuda.is_available():
         return
     free = torch.cuda.mem_get_info()[0] / GIB
-    if free < plan.memory.peak / GIB:
+    if free < plan.rehearsal.peak / GIB:
         raise ValueError(
             f"GPU {torch.cuda.current_device()} of {platform.node()} has {free:.1f} GiB free, but the run needs "
-            f"{plan.memory.peak / GIB:.1f}: stop whatever else runs on it (nvidia-smi lists it)."
+            f"{plan.rehearsal.peak / GIB:.1f}: stop whatever else runs on it (nvidia-smi lists it)."
         )
 
 

@@ -10,7 +10,7 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import flop_registry
 
+from hyvideo.data.host_reads import REASONS
 from hyvideo.planning.peak_memory import PeakMemory
 from hyvideo.planning.pretend_backend import NAME, register
 
@@ -43,6 +44,8 @@ _aten = torch.ops.aten
 INDEXED = (_aten.index, _aten._unsafe_index, _aten.index_put, _aten.index_put_, _aten._index_put_impl_)
 """Operations that copy host indices, and one host value, to the device by themselves."""
 
+_BY_PLACE = ("sent", "reads", "uploads", "waits", "mixes", "faults", "kernels")
+
 _PROJECT = Path(__file__).parents[2]
 
 
@@ -53,13 +56,14 @@ class PretendDevice(PeakMemory):
         device: to put tensors on.
         phase: name that what happens now is counted under.
         peaks: the most by phase.
-        reads: how often a value was read back, by (phase, place).
+        reads: how often a value was read back, by (phase, reason), or (phase, place) where no reason was given.
         uploads: how often the host waited for the device to copy something to it, also host indices, likewise.
-        waits: how often it copied more than `STAGED`.
+        waits: how often it copied more than `STAGED`, likewise.
+        reasons: reasons that were given (`hyvideo.data.host_reads`).
         mixes: how often a host tensor met a device tensor, by (phase, operation and place).
         faults: other things that a GPU would punish, by (phase, what and where).
         flops: operations by phase.
-        sent: bytes that this rank sends, by (phase, kind of collective).
+        sent: bytes that this rank sends, by (phase, kind of collective, name of the group).
         kernels: calls of attention kernels, by (phase, name).
         gathered: bytes in use that other ranks' shards were gathered into, apart from what FSDP frees by itself.
         most_gathered: the most of these.
@@ -71,15 +75,8 @@ class PretendDevice(PeakMemory):
         self.device = torch.device(NAME, 0)
         self.phase = "build"
         self.gathered = self.most_gathered = 0
-        self.peaks: Counter[str] = Counter()
-        self.reads: Counter[tuple[str, str]] = Counter()
-        self.uploads: Counter[tuple[str, str]] = Counter()
-        self.waits: Counter[tuple[str, str]] = Counter()
-        self.mixes: Counter[tuple[str, str]] = Counter()
-        self.faults: Counter[tuple[str, str]] = Counter()
-        self.flops: Counter[str] = Counter()
-        self.sent: Counter[tuple[str, str]] = Counter()
-        self.kernels: Counter[tuple[str, str]] = Counter()
+        self.reasons: set[str] = set()
+        self.forget()
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
 
     @contextmanager
@@ -92,13 +89,29 @@ class PretendDevice(PeakMemory):
         finally:
             self.phase = before
 
-    def forget(self, phase: str) -> None:
-        """Forget what was counted under `phase`; what it left in memory stays."""
-        for by_phase in (self.peaks, self.flops):
-            by_phase.pop(phase, None)
-        for by_place in (self.reads, self.uploads, self.waits, self.mixes, self.faults, self.sent, self.kernels):
-            for key in [key for key in by_place if key[0] == phase]:
-                del by_place[key]
+    def forget(self) -> None:
+        """Forget what was counted so far; what is in memory stays."""
+        self.peaks: Counter[str] = Counter()
+        self.flops: Counter[str] = Counter()
+        self.sent: Counter[tuple[str, str, str]] = Counter()
+        self.reads: Counter[tuple[str, str]] = Counter()
+        self.uploads: Counter[tuple[str, str]] = Counter()
+        self.waits: Counter[tuple[str, str]] = Counter()
+        self.mixes: Counter[tuple[str, str]] = Counter()
+        self.faults: Counter[tuple[str, str]] = Counter()
+        self.kernels: Counter[tuple[str, str]] = Counter()
+
+    def counted(self, phase: str) -> Counter[tuple[str, ...]]:
+        """Return what was counted in a phase so far: (name of the attribute, rest of its key) -> number."""
+        found: Counter[tuple[str, ...]] = Counter({("flops",): self.flops[phase]})
+        for name in _BY_PLACE:
+            found |= Counter({(name, *key[1:]): count for key, count in getattr(self, name).items() if key[0] == phase})
+        return found
+
+    def count_again(self, phase: str, counts: Mapping[tuple[str, ...], int]) -> None:
+        """Count in a phase what was counted in another."""
+        for (name, *rest), count in counts.items():
+            getattr(self, name)[(phase, *rest) if rest else phase] += count
 
     def __enter__(self) -> "PretendDevice":
         self._lifted = torch._C._only_lift_cpu_tensors()
@@ -175,7 +188,7 @@ class PretendDevice(PeakMemory):
             return args[0]
         if operation is _aten._local_scalar_dense.default:
             if args[0].device.type == NAME:
-                self.reads[self.phase, _place()] += 1
+                self.reads[self.phase, self._reason()] += 1
             return args[0].dtype.is_floating_point * 0.0 if args[0].dtype != torch.bool else False
         if operation is _aten.record_stream.default:
             return None
@@ -198,9 +211,14 @@ class PretendDevice(PeakMemory):
     def _wait_for_copy(self, tensor: Tensor) -> None:
         """Note a blocking copy of a tensor to the device, or of one on the device to the host."""
         noted = self.reads if tensor.device.type == NAME else self.uploads
-        noted[self.phase, _place()] += 1
+        noted[self.phase, self._reason()] += 1
         if noted is self.uploads and tensor.nbytes > STAGED:
-            self.waits[self.phase, _place()] += 1
+            self.waits[self.phase, self._reason()] += 1
+
+    def _reason(self) -> str:
+        """Return why the host waits, or without a reason the place where it does."""
+        self.reasons.update(REASONS[-1:])
+        return REASONS[-1] if REASONS else _place()
 
     def _moved(self, tensor: Tensor, target: torch.device, kwargs: Mapping[str, Any]) -> Tensor:
         """Copy a tensor to the device, or back, where a blocking copy waits for the device."""
@@ -228,8 +246,8 @@ class PretendDevice(PeakMemory):
             masked = " with a mask" if "efficient" in name and args[3] is not None else ""
             self.kernels[self.phase, name.removeprefix("_scaled_dot_product_") + masked] += 1
         if operation.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd"):
-            kind, count = sent_bytes(name, args, result)
-            self.sent[self.phase, kind] += count
+            kind, group, count = sent_bytes(name, args, result)
+            self.sent[self.phase, kind, group] += count
             if operation.namespace != "c10d" and kind == "all-gather":
                 size = [0]
                 weakref.finalize(result.untyped_storage(), self._count_gathered, 0, size)
@@ -273,10 +291,10 @@ def _is_large(operation: Any, args: tuple, kwargs: Mapping[str, Any]) -> bool:
     return makes and math.prod(sizes) > SMALL and torch.device(kwargs.get("device") or "cpu").type == "cpu"
 
 
-def sent_bytes(name: str, args: tuple, result: Any) -> tuple[str, int]:
-    """Return the kind of a collective and the bytes that one rank of a ring sends."""
+def sent_bytes(name: str, args: tuple, result: Any) -> tuple[str, str, int]:
+    """Return the kind of a collective, the name of its group and the bytes that one rank of a ring sends."""
     largest = max((tensor.nbytes for tensor in _tensors_in([*args, result])), default=0)
-    ranks = next((_size_of(value) for value in reversed(args) if _size_of(value)), 1)
+    group, ranks = next((found for value in reversed(args) if (found := _group_of(value))), ("", 1))
     for part, kind, factor in (
         ("gather", "all-gather", 1),
         ("reduce_scatter", "reduce-scatter", 1),
@@ -285,20 +303,19 @@ def sent_bytes(name: str, args: tuple, result: Any) -> tuple[str, int]:
         ("reduce", "all-reduce", 2),
     ):
         if part in name:
-            return kind, factor * largest * (ranks - 1) // ranks
-    return name, 0
+            return kind, group, factor * largest * (ranks - 1) // ranks
+    return name, group, 0
 
 
-def _size_of(group: object) -> int:
-    """Return the number of ranks of what an operation calls its group; 0 for anything else."""
-    if isinstance(group, str):
-        return torch.distributed.distributed_c10d._resolve_process_group(group).size()
-    if isinstance(group, torch.ScriptObject):
-        try:
-            return ProcessGroup.unbox(group).size()
-        except RuntimeError:
-            return 0
-    return 0
+def _group_of(value: object) -> tuple[str, int] | None:
+    """Return the name and the number of ranks of what an operation calls its group; None for anything else."""
+    if isinstance(value, str):
+        return value, torch.distributed.distributed_c10d._resolve_process_group(value).size()
+    if isinstance(value, torch.ScriptObject):
+        with suppress(RuntimeError):
+            group = ProcessGroup.unbox(value)
+            return group.group_name, group.size()
+    return None
 
 
 def _place() -> str:

@@ -1,15 +1,22 @@
-"""One whole round of a run, rehearsed as one rank of many on a GPU that does not exist: the real code, the real sizes.
+"""A run's rounds, rehearsed as one rank of many on a GPU that does not exist: the real code, the real sizes.
 
-What is rehearsed: building and sharding the policy, encoding, rollout, decoding, the anchor's pass, updates, the
-anchor's refresh and collecting a checkpoint. What is not: reward networks (a stand-in scores the videos), reading
-weights, and what compiled blocks become: they are called as they are compiled, but PyTorch traces nothing on a device
-like this. What other ranks would say is what this one says.
+What is rehearsed: building and sharding the policy, a validation, encoding, rollout, decoding, the anchor's pass,
+updates, the anchor's refresh and collecting a checkpoint. What is not: reward networks (a stand-in takes their memory),
+reading weights, and what compiled blocks become: they are called as they are compiled, but PyTorch traces nothing on a
+device like this. What other ranks would say is what this one says.
+
+Two depths of the transformer and two numbers of denoising steps are rehearsed. All others lie on a line with them, as
+every block but the first and the last does the same, and so does every step.
 """
 
+import gc
+import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import combinations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,9 +24,9 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from diffusers import ClassifierFreeGuidance
+from diffusers import ClassifierFreeGuidance, HunyuanVideo15Transformer3DModel
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from transformers import (
     AutoTokenizer,
@@ -32,23 +39,24 @@ from transformers import (
 
 from hyvideo.algorithms.algorithm import algorithm_class
 from hyvideo.algorithms.optimizer import Optimization
-from hyvideo.algorithms.policy import rollout_scheduler
+from hyvideo.algorithms.policy import Policy, rollout_scheduler
 from hyvideo.algorithms.weights_copy import build_ema
 from hyvideo.config.schema import Config
+from hyvideo.config.sizes import parse_size
 from hyvideo.data.prompts import Prompt
 from hyvideo.distributed.layout import layout_of
-from hyvideo.distributed.mesh import mesh_of
+from hyvideo.distributed.mesh import Mesh, mesh_of
+from hyvideo.models.diffusers_logging import without_diffusers_logs
 from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.models.reward_models.rewards import Scores
 from hyvideo.observability.phase_timer import PhaseTimer
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
-from hyvideo.planning.memory import DEPTHS
-from hyvideo.planning.networks import Networks, encoder_configs, make_vae
-from hyvideo.planning.own_process import in_own_process
+from hyvideo.planning.networks import Networks, encoder_configs, made_in, make_vae
+from hyvideo.planning.own_process import in_own_processes
 from hyvideo.planning.pretend_backend import NAME
 from hyvideo.planning.pretend_device import PretendDevice
-from hyvideo.planning.simulation import fake_ranks, give_memory, policy_network
-from hyvideo.training.build import build_policy, compute_dtype
+from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
+from hyvideo.training.build import DTYPES, build_policy, compute_dtype, is_sharded, make_policy_of
 from hyvideo.training.collect import Rounds, collect
 from hyvideo.training.run import garbage_collected_on_request
 from hyvideo.training.state import RunState
@@ -56,86 +64,201 @@ from hyvideo.training.state import RunState
 TOKENIZERS = Path(__file__).parents[2] / "assets" / "tiny"
 """The bundled model's tokenizers read prompts where the configured folder has none."""
 
-PHASES = ("build", "rollout", "reward", "anchor", "update", "between", "refresh", "checkpoint")
+DEPTHS = (4, 5)
+"""Transformer blocks that are rehearsed of a deeper network. With fewer than four, no block has on both sides all those
+whose weights are gathered and gradients reduced during its own pass."""
+
+PHASES = ("build", "validation", "rollout", "reward", "anchor", "update", "between", "refresh", "checkpoint")
 """In order; `between` is what an algorithm does outside the phases that are timed."""
 
 HOT = ("rollout", "anchor", "update")
 """Phases in which a value read back holds up the device again and again."""
 
-ALLOWED = {
-    ("hunyuan_video_grpo_pipeline.py", "decode"): "the videos go to the host, where rewards read them",
-    ("algorithm.py", "over_micro_batches"): "the numbers of an update, read once when all its micro-batches are done",
-    ("hunyuan_video_grpo_pipeline.py", "encode_images"): "a first frame goes to the device, once per prompt",
-    ("hunyuan_video_grpo_pipeline.py", "_encode_frame"): "a first frame goes to the device, once per prompt",
-    ("temporary_placement.py", "temporarily_on"): "encoders that rest in host memory visit the device, once per round",
-    ("weights_copy.py", "refresh"): "an average that rests in host memory follows every update (`offload ema`)",
-    ("optimizer.py", "step"): "the gradient's norm, once per update: an update that is not finite is not made",
-    ("step_gradients.py", "pop"): "the gradient of each denoising step, once per update",
-}
-"""Where the host may wait for the device, by file and function, and why; everywhere else it is a surprise."""
+REWARD_ACTIVATIONS = 100 * 2**20
+"""Bytes for each video scored together: three tensors of VideoAlign's widest layer (8,960) over 1,800 tokens, bf16."""
 
-OFFLOADED = {"the backward pass": "from the second micro-batch on, FSDP adds gradients in host memory (`offload`)"}
-"""Where it may also wait if weights rest in host memory."""
+BACKWARD = "the backward pass"
+"""Where the host may also wait if weights rest in host memory: FSDP adds gradients there (`--offload weights`)."""
+
+Numbers = Counter[tuple[str, ...]]
+"""What was counted: (what, phase or part of one, more) -> number. A part of a phase is written `rollout/decode`."""
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What one rank did in one round.
+    """What one rank does in one round, and in one validation, which is no part of a round.
 
     Attributes:
-        num_layers: transformer blocks that were rehearsed.
-        extrapolated_to: blocks that the numbers stand for.
+        depths: transformer blocks that were rehearsed.
+        steps: denoising steps that were rehearsed.
+        resident: bytes on the device that stay there, by what they are.
         peaks: most bytes on the device by phase.
         flops: operations by phase.
-        sent: bytes that this rank sends, by (phase, kind of collective).
+        sent: bytes that this rank sends, by (phase, kind of collective, `weights`, `copies` of them or `tokens`).
         kernels: calls of attention kernels, by (phase, name).
-        reads: values read back at allowed places, by (phase, place).
-        uploads: copies to the device, also of host indices, for which the host waits, by (phase, place).
+        reads: values read back where that is allowed, by (phase, reason).
+        uploads: copies to the device, also of host indices, for which the host waits, by (phase, place or reason).
+        sizes: bytes of whole things: `checkpoint`, `weights`, `trained` weights, `encoders`.
         surprises: what a GPU would punish, in words; empty when all is well.
     """
 
-    num_layers: int
-    extrapolated_to: int
+    depths: tuple[int, ...]
+    steps: tuple[int, ...]
+    resident: Mapping[str, float]
     peaks: Mapping[str, float]
     flops: Mapping[str, float]
-    sent: Mapping[tuple[str, str], float]
+    sent: Mapping[tuple[str, str, str], float]
     kernels: Mapping[tuple[str, str], float]
     reads: Mapping[tuple[str, str], float]
     uploads: Mapping[tuple[str, str], float]
+    sizes: Mapping[str, float]
     surprises: tuple[str, ...]
 
+    @property
+    def peak(self) -> float:
+        """The most bytes of all phases."""
+        return max(self.peaks.values())
 
-class _StandIn:
-    """Scores videos by a seeded draw."""
+    def as_json(self) -> dict[str, Any]:
+        """Return all numbers, with names joined by spaces."""
+        return {
+            name: {key if isinstance(key, str) else " ".join(key): number for key, number in value.items()}
+            if isinstance(value, dict)
+            else value
+            for name, value in vars(self).items()
+        }
 
-    asynchronous = False
-    max_failed = 0.0
-
-    def __call__(self, videos: Tensor, prompts: Sequence[str]) -> Scores:
-        """Return a score of every video."""
-        drawn = torch.randn(len(prompts), generator=torch.Generator().manual_seed(len(prompts)))
-        return Scores({"VQ": drawn}, drawn, {"VQ": 1.0})
+    def sent_in(self, phase: str, whose: str = "") -> float:
+        """Return the bytes sent in a phase, of `weights`, `copies` or `tokens` alone where `whose` says so."""
+        return sum(count for (where, _, what), count in self.sent.items() if where == phase and whose in ("", what))
 
 
 def rehearse(
-    config: Config, networks: Networks, *, world_size: int, num_text: int = 300, num_layers: int | None = None
+    config: Config, networks: Networks, *, world_size: int, num_text: int = 300, whole: bool = False
 ) -> Rehearsal:
-    """Rehearse one round as the first of `world_size` ranks that decodes as many videos as any.
+    """Rehearse a round and a validation as the first of `world_size` ranks that decodes as many videos as any.
 
-    Prompts have `num_text` tokens, and the network `num_layers` blocks; None: all of them.
+    Args:
+        config: the run.
+        networks: sizes of its networks.
+        world_size: ranks.
+        num_text: tokens of every prompt.
+        whole: make every block and step instead of extrapolating; it takes minutes.
 
     Raises:
         ValueError: the ranks do not divide as `config.parallel` says.
+        RuntimeError: the process that rehearses was killed; most often memory ran out.
     """
-    sizes = {"world_size": world_size, "num_text": num_text, "num_layers": num_layers}
-    return in_own_process(_rehearse, config, networks, **sizes)
+    layers, look = networks.transformer["num_layers"], config.validation.validation_num_inference_steps
+    steps = config.rollout.grpo_sampling_steps
+    depths, made, looks = (layers,), (steps,), (look,)
+    if not whole:
+        depths = DEPTHS if layers > max(DEPTHS) else depths
+        made, looks = _few_steps(config, world_size), (1, 2) if look > 2 else looks
+    rounds = [(made[0], looks[0]), (made[-1], looks[-1])] if len({*made}) + len({*looks}) > 2 else [(steps, look)]
+    networks_of = [replace(networks, transformer={**networks.transformer, "num_layers": depth}) for depth in depths]
+    sizes = {"world_size": world_size, "num_text": num_text, "rounds": rounds}
+    of_depths, said = [], {}
+    for numbers, surprises in in_own_processes(_rehearse, [(config, each) for each in networks_of], **sizes):
+        few, more = numbers[0], numbers[-1]
+        of_round = _on_line(few, more, rounds[0][0], rounds[-1][0], steps)
+        of_look = _on_line(few, more, rounds[0][1], rounds[-1][1], look)
+        validated = {key: number for key, number in of_look.items() if key[1].startswith("validation")}
+        of_depths.append(Counter(of_round | validated))
+        said |= dict.fromkeys(surprises)
+    numbers = _on_line(of_depths[0], of_depths[-1], depths[0], depths[-1], layers)
+    return Rehearsal(depths=depths, steps=made, surprises=tuple(said), **_by_phase(numbers))
+
+
+def _few_steps(config: Config, world_size: int) -> tuple[int, ...]:
+    """Choose two numbers of steps that lie on a line with the configured one in all that is counted in passes.
+
+    Where there are none, that number itself.
+    """
+    asked, layout = config.rollout.grpo_sampling_steps, layout_of(config, world_size)
+
+    def passes(steps: int) -> tuple[float, ...]:
+        """Count the passes of a round of so many steps."""
+        settings = replace(config, rollout=replace(config.rollout, grpo_sampling_steps=steps))
+        counted, updates = algorithm_class(config.grpo.algorithm).evaluations(settings), config.grpo.updates_per_rollout
+        pairs, size = layout.num_own_videos * counted.update, config.grpo.mini_batch_size_per_update
+        anchored = layout.num_own_videos * counted.anchor
+        together = (math.ceil(pairs / updates / size), math.ceil(anchored / updates / size), pairs % updates)
+        return counted.rollout, counted.anchor, counted.update, *together
+
+    for few, more in sorted(combinations(range(1, min(asked, 9)), 2), key=max):
+        with suppress(ValueError):  # too few steps for the window, or for a step with noise
+            counted = zip(passes(few), passes(more), passes(asked), strict=True)
+            if all(abs(a + (asked - few) / (more - few) * (b - a) - c) < 1e-6 for a, b, c in counted):
+                return few, more
+    return (asked,)
+
+
+def _on_line(first: Numbers, second: Numbers, low: int, high: int, at: int) -> Numbers:
+    """Return the numbers at a place on the line through those of two places."""
+    share = (at - low) / (high - low) if high > low else 1.0
+    return Counter({key: first[key] + share * (second[key] - first[key]) for key in {**first, **second}})
+
+
+def _by_phase(numbers: Numbers) -> dict[str, dict[Any, float]]:
+    """Sort numbers by what was counted, and join the parts of a phase: the largest of peaks, the sum of all else."""
+    sorted_ = {
+        name: Counter() for name in ("resident", "peaks", "flops", "sent", "kernels", "reads", "uploads", "sizes")
+    }
+    for (what, place, *more), number in numbers.items():
+        phase = place.partition("/")[0]
+        key, found = (phase, *more) if more else phase, sorted_[what]
+        found[key] = max(found[key], number) if what == "peaks" else found[key] + number
+    return {what: dict(found) for what, found in sorted_.items()}
+
+
+class _StandIn:
+    """Scores videos by a seeded draw, and takes the memory of the reward's networks."""
+
+    max_failed = 0.0
+
+    def __init__(self, config: Config, networks: Networks) -> None:
+        self.asynchronous = config.reward.reward_async
+        self._together = config.reward.reward_batch_size
+        self._offload = "reward" in config.parallel.offload
+        self._bytes = networks.reward_bytes
+        self._networks = None if self._offload else self._allocate(self._bytes)
+        self._count = 0
+        self._working: list[Tensor] = []
+
+    def _allocate(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=NAME)
+
+    def begin(self) -> "_StandIn":
+        """Take the memory that scoring needs."""
+        self._working = [self._allocate(self._bytes)] if self._offload else []
+        self._count = 0
+        return self
+
+    def add(self, videos: Tensor, prompts: Sequence[str]) -> None:
+        """Take some of a round's videos."""
+        self._count += len(prompts)
+        if self._bytes:
+            self._working += [self._allocate(REWARD_ACTIVATIONS * min(self._together, len(prompts)))]
+            del self._working[1 + self._offload :]
+
+    def finish(self, scoring: "_StandIn") -> Scores:
+        """Return a score of every video."""
+        self._working = []
+        drawn = torch.randn(self._count, generator=torch.Generator().manual_seed(self._count))
+        return Scores({"VQ": drawn}, drawn, {"VQ": 1.0})
+
+    def __call__(self, videos: Tensor, prompts: Sequence[str]) -> Scores:
+        """Return a score of every video."""
+        scoring = self.begin()
+        scoring.add(videos, prompts)
+        return self.finish(scoring)
 
 
 def _rehearse(
-    config: Config, networks: Networks, *, world_size: int, num_text: int, num_layers: int | None
-) -> Rehearsal:
-    network = dict(networks.transformer)
-    network["num_layers"] = min(num_layers or network["num_layers"], network["num_layers"])
+    config: Config, networks: Networks, *, world_size: int, num_text: int, rounds: Sequence[tuple[int, int]]
+) -> tuple[list[Numbers], tuple[str, ...]]:
+    """Rehearse rounds of so many (steps of the rollout, steps of a validation); return their numbers and surprises."""
     layout = layout_of(config, world_size)
     decoded = [len(layout.share_to_score(layout.num_own_videos, rank)) for rank in range(config.parallel.sp_size)]
     with ExitStack() as stack:
@@ -145,78 +268,172 @@ def _rehearse(
         mesh = mesh_of(config, NAME)
         stack.enter_context(device)
         stack.enter_context(garbage_collected_on_request())
+        for owner, name, part, alike in (
+            (HunyuanVideoGRPOPipeline, "encode_prompts", "encode", lambda prompts, size: (len(prompts), size)),
+            (HunyuanVideoGRPOPipeline, "decode", "decode", lambda latents: latents.shape),
+            (HunyuanVideoGRPOPipeline, "encode", "encode", None),
+            (Optimization, "step", "step", None),
+        ):
+            stack.enter_context(patch.object(owner, name, _as_part(device, getattr(owner, name), part, alike)))
         timer = PhaseTimer(device.device)
         timer.around = device.during
         folder = Path(stack.enter_context(TemporaryDirectory()))
         prompts = _prompts(networks, layout.num_groups, num_text, folder)
-        policy = build_policy(config, _pipeline(config, networks, network, mesh, device))
-        optimization = Optimization(
-            trainable_parameters(policy.transformer),
-            config.optimizer,
-            sp_size=mesh.sp_size,
-            ema=build_ema(config, policy.transformer),
-        )
-        algorithm = algorithm_class(config.grpo.algorithm)(policy, optimization, config, timer)
-        rounds = Rounds(config, prompts, mesh)
-        _make_optimizer_states(optimization, device)
-        resting, device.phase = device.current, "between"
-        anchor = getattr(algorithm, "anchor", None)
-        if anchor:
-            anchor.policy_moved()  # as in all rounds but those after a refresh
-        with suppress(DynamicOutputShapeException):  # noted; what comes after it cannot be rehearsed
-            trajectory = collect(policy, algorithm, _StandIn(), rounds.next())
-            for _ in algorithm.updates(trajectory):
-                pass
-            if anchor and config.kl.moves_anchor:
-                with device.during("refresh"):
-                    anchor.refresh()
-            with device.during("checkpoint"):
-                RunState(policy.transformer, optimization, algorithm, rounds.sampler, {}, {}, None).tensors()
-        whole = 2 * sum(parameter.numel() for parameter in policy.transformer.parameters())
-        shards = layout.num_shards if config.parallel.enable_fsdp and mesh.weights is not None else 1
-        allowed = OFFLOADED if "weights" in config.parallel.offload else {}
-        reads = {key: count for key, count in device.reads.items() if key[1] in allowed or reason_to_wait(key[1])}
-        surprises = _surprises(device, reads, whole, shards)
-    return Rehearsal(
-        num_layers=network["num_layers"],
-        extrapolated_to=network["num_layers"],
-        peaks=dict(device.peaks) | {"resting": resting},
-        flops=dict(device.flops),
-        sent=dict(device.sent),
-        kernels=dict(device.kernels),
-        reads=reads,
-        uploads={key: count for key, count in device.uploads.items() if key[0] != "build"},
-        surprises=surprises,
-    )
+        resident: dict[str, int] = {}
+
+        def held(what: str, make: Callable[[], Any]) -> Any:
+            """Make something, and note what it takes on the device."""
+            before = device.current
+            made = make()
+            resident[what] = device.current - before
+            return made
+
+        network = held("transformer's shard", lambda: policy_network(config, networks.transformer, mesh))
+        pipeline = held("encoders and VAE", lambda: _pipeline(config, networks, network))
+        policy = build_policy(config, pipeline)
+        reward = held("reward networks", lambda: _StandIn(config, networks))
+        average = held("the weights' average, its shard", lambda: build_ema(config, network))
+        trained = trainable_parameters(network)
+        optimization = Optimization(trained, config.optimizer, sp_size=mesh.sp_size, ema=average)
+        held("optimizer's shard", lambda: _make_states(optimization))
+        built, found, surprises, algorithm = device.peaks["build"], [], [], None
+        whole = 2 * sum(parameter.numel() for parameter in network.parameters())
+        shards = layout.num_shards if is_sharded(config, mesh) else 1
+        device.phase = "between"
+        for steps, look in rounds:
+            settings = replace(config, rollout=replace(config.rollout, grpo_sampling_steps=steps))
+            sampler = rollout_scheduler(settings.rollout)
+            algorithm = anchor = None  # what the former one holds is freed first
+            gc.collect()
+            device.forget()
+            sampling = policy.with_schedule(sampler, num_frames=policy.num_frames, size=policy.size)
+            make = partial(algorithm_class(config.grpo.algorithm), sampling, optimization, settings, timer)
+            algorithm, dealt = held("anchor's shard", make), Rounds(settings, prompts, mesh)
+            looked, sizes = 0.0, {}
+            with suppress(DynamicOutputShapeException):  # noted; what comes after it cannot be rehearsed
+                with device.during("validation"):
+                    looked = _validate(policy, reward, config, world_size, look, prompts)
+                if anchor := getattr(algorithm, "anchor", None):
+                    anchor.policy_moved()  # as in all rounds but those after a refresh
+                trajectory = collect(sampling, algorithm, reward, dealt.next())
+                rollout = trajectory.rollout
+                kept = filter(None.__ne__, (rollout.latents, rollout.means, rollout.log_probs))
+                resident["a round's latents"] = sum(each.nbytes for each in kept)
+                for _ in algorithm.updates(trajectory):
+                    pass
+                if anchor and config.kl.moves_anchor:
+                    with device.during("refresh"):
+                        anchor.refresh()
+                with device.during("checkpoint"):
+                    state = RunState(network, optimization, algorithm, dealt.sampler, {}, {}, None).tensors()
+                saved = [each for part in state.values() for each in part.values()]
+                sizes["checkpoint"] = sum(each.numel() * each.itemsize for each in saved)
+                del trajectory, rollout, kept, state, saved
+            sizes |= {"trained": sum(weight.nbytes for weight in trained.values())}
+            sizes |= {"weights": sum(weight.nbytes for weight in network.parameters())}
+            sizes |= {"encoders": sum(weight.nbytes for each in pipeline.encoders for weight in each.parameters())}
+            device.peaks["build"] = built
+            found.append(_numbers(device, mesh, looked, resident, sizes))
+            surprises += _surprises(device, whole, shards, rests="weights" in config.parallel.offload)
+    return found, tuple(surprises)
 
 
-def rehearse_extrapolated(config: Config, networks: Networks, **sizes: int) -> Rehearsal:
-    """Rehearse two depths and extrapolate to the network's: every block but the first and the last does the same."""
-    layers = networks.transformer["num_layers"]
-    if layers <= max(DEPTHS):
-        return rehearse(config, networks, **sizes)
-    few, more = (rehearse(config, networks, num_layers=depth, **sizes) for depth in DEPTHS)
-    share = (layers - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0])
+def _as_part(
+    device: PretendDevice, function: Callable[..., Any], part: str, alike: Callable[..., object] | None
+) -> Callable[..., Any]:
+    """Wrap a method so that what it does is counted as a part of the phase.
 
-    def on_line(name: str) -> dict[Any, float]:
-        """Extrapolate one kind of numbers, key by key."""
-        first, second = Counter(getattr(few, name)), Counter(getattr(more, name))
-        return {key: first[key] + share * (second[key] - first[key]) for key in second}
+    Calls for which `alike` returns the same do the same: the first is made, and the others are counted as it was.
+    """
+    made: dict[object, tuple[Any, int, Counter]] = {}
 
-    numbers = {name: on_line(name) for name in ("peaks", "flops", "sent", "kernels", "reads", "uploads")}
-    surprises = tuple(dict.fromkeys(few.surprises + more.surprises))
-    return replace(more, extrapolated_to=layers, surprises=surprises, **numbers)
+    def wrapped(owner: Any, *args: Any, **kwargs: Any) -> Any:
+        """Make the call, or count it again."""
+        place, key = f"{device.phase.partition('/')[0]}/{part}", alike and alike(*args)
+        with device.during(place):
+            if key not in made:
+                before, start = device.counted(place), device.current
+                most, device.peaks[place] = device.peaks[place], start
+                result = function(owner, *args, **kwargs)
+                counts = {what: number - before[what] for what, number in device.counted(place).items()}
+                taken = device.peaks[place] - start
+                device.peaks[place] = max(most, device.peaks[place])
+                if key is None:
+                    return result
+                made[key] = (result, taken, counts)
+            else:
+                result, taken, counts = made[key]
+                device.peaks[place] = max(device.peaks[place], device.current + taken)
+                device.count_again(place, counts)
+        return result
+
+    return wrapped
 
 
-def _make_optimizer_states(optimization: Optimization, device: PretendDevice) -> None:
-    """Give the optimizers the states that they have in all rounds but the first, by a step that is not counted."""
-    with device.during("states"):
-        for parameter in optimization.parameters.values():
-            parameter.grad = torch.zeros_like(parameter)
+def _validate(
+    policy: Policy, reward: _StandIn, config: Config, world_size: int, steps: int, prompts: Sequence[Prompt]
+) -> float:
+    """Sample and score the videos of a validation that are sampled together; return how often a rank does so."""
+    own, together = validation_videos(config, world_size)
+    if not own:
+        return 0.0
+    validation = config.validation
+    scheduler = FlowMatchDiscreteScheduler(shift=validation.validation_timestep_shift)
+    scheduler.set_timesteps(steps)
+    size = parse_size(validation.validation_fixed_size)
+    policy = policy.with_schedule(scheduler, num_frames=validation.validate_video_length, size=size)
+    shown = [prompts[number % len(prompts)] for number in range(together)]
+    reward(policy.sample(shown, seed=0, videos_at_once=together), shown)
+    return own / together
+
+
+def validation_videos(config: Config, world_size: int) -> tuple[int, int]:
+    """Return the videos that one rank samples per validation, and how many of them together; 0 without validation."""
+    settings = config.validation
+    if not settings.is_on:
+        return 0, 0
+    count = layout_of(config, world_size).most_to_sample(settings.validation_num_videos)
+    return count, min(config.rollout.rollout_micro_batch_size or count, count)
+
+
+def _numbers(
+    device: PretendDevice, mesh: Mesh, validations: float, resident: Mapping[str, float], sizes: Mapping[str, float]
+) -> Numbers:
+    """Gather what was counted in a round; of a validation a part was made."""
+    tokens = {group.group_name for group in (mesh.sp_group, mesh.guidance_group, mesh.video_group) if group}
+    weights = {mesh.weights.get_group("shard").group_name} if mesh.weights else set()
+    found: Numbers = Counter()
+    for what in ("flops", "sent", "kernels", "reads", "uploads"):
+        for key, number in getattr(device, what).items():
+            key = (key,) if isinstance(key, str) else key
+            if what == "sent":
+                whose = "tokens" if key[2] in tokens else "weights" if key[2] in weights else "copies"
+                key = (*key[:2], whose)
+            if key[0] != "build":
+                found[what, *key] += number * (validations if key[0].startswith("validation") else 1)
+    found |= Counter({("peaks", phase): number for phase, number in device.peaks.items()})
+    found |= Counter({("resident", part): number for part, number in resident.items()})
+    return found | Counter({("sizes", part): number for part, number in sizes.items()})
+
+
+def _make_states(optimization: Optimization) -> None:
+    """Give the optimizers the states that they have in all rounds but the first."""
+    for parameter in optimization.parameters.values():
+        parameter.grad = torch.zeros_like(parameter)
+    with patch("hyvideo.algorithms.optimizer.orthogonalize", lambda matrix, dtype: matrix):  # thousands of products
         for optimizer in optimization.optimizers:
             optimizer.step()
             optimizer.zero_grad()
-    device.forget("states")
+
+
+@contextmanager
+def fake_ranks(world_size: int, rank: int = 0) -> Iterator[None]:
+    """Be one rank of a process group without other ranks."""
+    dist.init_process_group("fake", rank=rank, world_size=world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 @contextmanager
@@ -241,8 +458,32 @@ def _prompts(networks: Networks, count: int, num_text: int, folder: Path) -> lis
     return [Prompt(f"{number}" + " a" * (num_text - others), number, None, image) for number in range(count)]
 
 
+def policy_network(config: Config, network: Mapping[str, Any], mesh: Mesh) -> HunyuanVideo15Transformer3DModel:
+    """Make the policy as a run does, on the pretended device. An adapter is always a new one."""
+    config = replace(config, model=replace(config.model, pretrained_lora_path=None))
+    with made_in(DTYPES[config.model.master_weight_type]):
+        with without_diffusers_logs(), torch.device("meta"):
+            transformer = HunyuanVideo15Transformer3DModel.from_config(dict(network))
+        make_policy_of(transformer, config, mesh, draw=False)
+    if not is_sharded(config, mesh):
+        _give_memory(transformer)
+    return transformer
+
+
+def _give_memory(network: nn.Module, device: str = NAME) -> None:
+    """Put a network's weights from the meta device on the pretended one, or in pretended host memory (`cpu`)."""
+    for module in network.modules():
+        for name, weight in module._parameters.items():
+            if weight is not None:
+                made = torch.empty(weight.shape, dtype=weight.dtype, device=device)
+                module._parameters[name] = nn.Parameter(made, weight.requires_grad)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
+
+
 def _pipeline(
-    config: Config, networks: Networks, network: Mapping[str, Any], mesh: Any, device: PretendDevice
+    config: Config, networks: Networks, transformer: HunyuanVideo15Transformer3DModel
 ) -> HunyuanVideoGRPOPipeline:
     """Build the pipeline of a run without reading weights."""
     configs = encoder_configs(Path(config.model.pretrained_model_root), networks.transformer["task_type"])
@@ -256,16 +497,16 @@ def _pipeline(
                 (SiglipVisionModel, configs.vision, torch.float16),
             )
         )
-    give_memory(vae)
+    _give_memory(vae)
     for encoder in filter(None, (text, glyph, vision)):
-        give_memory(encoder, "cpu" if "encoders" in config.parallel.offload else NAME)
+        _give_memory(encoder, "cpu" if "encoders" in config.parallel.offload else NAME)
     reads_images = None
     if configs.vision is not None:
         reads_images = SiglipImageProcessorPil(size=dict.fromkeys(("height", "width"), configs.vision.image_size))
     pipeline = HunyuanVideoGRPOPipeline(
         text_encoder=text,
         tokenizer=AutoTokenizer.from_pretrained(TOKENIZERS / "tokenizer", trust_remote_code=False),
-        transformer=policy_network(config, network, mesh),
+        transformer=transformer,
         vae=vae,
         scheduler=rollout_scheduler(config.rollout),
         text_encoder_2=glyph,
@@ -279,29 +520,24 @@ def _pipeline(
     return pipeline
 
 
-def reason_to_wait(place: str) -> str | None:
-    """Return why the host may wait for the device at a place; None where it may not."""
-    reasons = (why for (file, name), why in ALLOWED.items() if f"/{file}:" in place and place.endswith(f" {name}"))
-    return next(reasons, None)
-
-
-def _surprises(device: PretendDevice, allowed: Collection[tuple[str, str]], whole: int, shards: int) -> tuple[str, ...]:
+def _surprises(device: PretendDevice, whole: int, shards: int, *, rests: bool) -> list[str]:
+    """Say what a GPU would punish, with a model of `whole` bytes on so many shards, which may rest on the host."""
+    allowed = device.reasons | ({BACKWARD} if rests else set())
     said = [
         f"{phase}: host and device are mixed by {what} ({count} times)" for (phase, what), count in device.mixes.items()
     ]
     said += [f"{phase}: {what} ({count} times)" for (phase, what), count in device.faults.items()]
-    said += [
-        f"{phase}: a value is read back from the device in {place} ({count} times)"
-        for (phase, place), count in device.reads.items()
-        if phase in HOT and (phase, place) not in allowed
-    ]
-    said += [
-        f"{phase}: the host waits for the device to copy memory that is not pinned in {place} ({count} times)"
-        for (phase, place), count in device.waits.items()
-        if phase in HOT and not reason_to_wait(place)
-    ]
+    for noted, words in (
+        (device.reads, "a value is read back from the device in"),
+        (device.waits, "the host waits for the device to copy memory that is not pinned in"),
+    ):
+        said += [
+            f"{phase}: {words} {place} ({count} times)"
+            for (phase, place), count in noted.items()
+            if phase.partition("/")[0] in HOT and place not in allowed
+        ]
     if shards > 1 and device.most_gathered > 0.9 * whole:
         said.append(
             f"weights of {device.most_gathered / 2**30:.1f} GiB are gathered at once, which is nearly the whole model"
         )
-    return tuple(said)
+    return said

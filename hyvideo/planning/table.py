@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from hyvideo.distributed.layout import Layout
-from hyvideo.planning.plan import GIB, Plan
+from hyvideo.planning.plan import GIB, TIMED, Plan
+from hyvideo.planning.rehearsal import PHASES
 
 Rows = Iterator[tuple[str, str]]
 
@@ -31,27 +32,14 @@ def _layout(plan: Plan) -> Rows:
     yield "video", f"{plan.frames}x{plan.size}"
     yield "videos per round", str(plan.videos)
     yield "prompt groups per round", str(plan.prompts)
-    yield "updates per round", str(plan.workload.updates)
+    yield "updates per round", str(plan.updates)
     yield "checkpoint, GB", f"{plan.checkpoint_bytes / 1e9:.1f}"
 
 
 def _memory(plan: Plan) -> Rows:
-    memory = plan.memory
-    parts = {
-        "resident: transformer's shard": memory.weights,
-        "resident: optimizer's shard": memory.optimizer,
-        "resident: anchor's shard": memory.anchor,
-        "resident: the weights' average, its shard": memory.ema,
-        "resident: encoders and VAE": memory.frozen,
-        "resident: reward networks": memory.reward_networks,
-        "resident: a round's latents": memory.trajectory,
-        "peak: rollout": memory.rollout,
-        "peak: reward": memory.reward,
-        "peak: anchor": memory.anchor_pass,
-        "peak: update": memory.update,
-        "peak: validation": memory.validation,
-    }
-    yield from ((name, f"{value / GIB:.2f}") for name, value in parts.items())
+    yield from ((f"resident: {name}", f"{held / GIB:.2f}") for name, held in plan.rehearsal.resident.items())
+    peaks = plan.rehearsal.peaks
+    yield from ((f"peak: {phase}", f"{peaks[phase] / GIB:.2f}") for phase in PHASES if phase in peaks)
     yield f"needed (with {plan.reserved:.2f} in reserve)", f"{plan.needed:.2f}"
     if plan.gpu:
         yield f"{plan.gpu.name} has {plan.gpu.memory:g}", "fits" if plan.fits else "DOES NOT FIT"
@@ -65,19 +53,17 @@ def _host_memory(plan: Plan) -> Rows:
 
 
 def _operations(plan: Plan) -> Rows:
-    work, ranks = plan.workload, plan.world_size
-    for name, phase in work.phases.items():
-        yield f"{name}, per rank and round", f"{phase.flops / 1e15:.3g}"
-    yield "all ranks, per update", f"{work.flops * ranks / work.updates / 1e15:.4g}"
-    yield "per video, with its training", f"{work.flops * ranks / plan.videos / 1e15:.4g}"
+    for phase in TIMED:
+        yield f"{phase}, per rank and round", f"{plan.rehearsal.flops.get(phase, 0) / 1e15:.3g}"
+    yield "all ranks, per update", f"{plan.flops * plan.world_size / plan.updates / 1e15:.4g}"
+    yield "per video, with its training", f"{plan.flops * plan.world_size / plan.videos / 1e15:.4g}"
 
 
 def _traffic(plan: Plan) -> Rows:
-    work = plan.workload
-    for name, phase in work.phases.items():
-        sent = phase.traffic
-        yield f"{name}: weights", f"{(sent.weights + sent.copies) / 1e9:.1f}"
-        yield f"{name}: tokens", f"{(sent.tokens + sent.condition) / 1e9:.1f}"
+    done = plan.rehearsal
+    for phase in TIMED:
+        yield f"{phase}: weights", f"{(done.sent_in(phase, 'weights') + done.sent_in(phase, 'copies')) / 1e9:.1f}"
+        yield f"{phase}: tokens", f"{done.sent_in(phase, 'tokens') / 1e9:.1f}"
 
 
 def _time(plan: Plan) -> Rows:
@@ -88,7 +74,7 @@ def _time(plan: Plan) -> Rows:
     yield f"at {given.utilisation:.0%} of {plan.gpu.teraflops:g} TFLOPS, {given.network:g} GB/s", ""
     yield from ((f"{name}, seconds per round", f"{value:.0f}") for name, value in plan.seconds.items())
     total = sum(plan.seconds.values())
-    yield "seconds per update", f"{total / plan.workload.updates:.0f}"
+    yield "seconds per update", f"{total / plan.updates:.0f}"
     if plan.validation_seconds is not None:
         yield "seconds per validation, in addition", f"{plan.validation_seconds:.0f}"
     yield "GPU-seconds per video", f"{plan.gpu_seconds_per_video:.0f}"
