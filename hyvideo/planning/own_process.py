@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from functools import cache, partial
+from functools import cache
 from multiprocessing import get_context
 from typing import Any, TypeVar
 
@@ -22,7 +22,8 @@ def in_own_processes(function: Callable[..., R], calls: Sequence[Sequence[Any]],
         RuntimeError: a process was killed; most often memory ran out.
     """
     try:
-        return list(_processes().map(partial(function, **kwargs), *zip(*calls, strict=True)))
+        begun = [_processes().submit(function, *arguments, **kwargs) for arguments in calls]
+        return [each.result() for each in begun]
     except BrokenProcessPool:
         _processes.cache_clear()
         raise RuntimeError(

@@ -262,7 +262,8 @@ def _rehearse(
     layout = layout_of(config, world_size)
     decoded = [len(layout.share_to_score(layout.num_own_videos, rank)) for rank in range(config.parallel.sp_size)]
     with ExitStack() as stack:
-        stack.enter_context(fake_ranks(world_size, decoded.index(max(decoded))))
+        if world_size > 1 or "weights" in config.parallel.offload:  # otherwise a run has no group of ranks either
+            stack.enter_context(fake_ranks(world_size, decoded.index(max(decoded))))
         stack.enter_context(told_by_this_rank())
         device = PretendDevice()
         mesh = mesh_of(config, NAME)
