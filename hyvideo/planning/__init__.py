@@ -1,1 +1,1 @@
-"""What a run will need, before it is started: memory by simulation, operations and bytes by formula, checks."""
+"""What a run will need, before it is started: a rehearsal on GPUs that do not exist, and what is read off it."""

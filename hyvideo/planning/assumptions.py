@@ -13,7 +13,7 @@ class Assumptions:
             compiled blocks (`tests/architecture/test_planned_numbers.py`).
         gpus_per_node: GPUs of a machine.
         network: GB/s that a GPU sends to other machines.
-        reserve: GiB for what the simulation leaves out; None: 1 GiB plus a quarter of the simulated peak, at most 8.
+        reserve: GiB for what a rehearsal leaves out; None: 1 GiB plus a quarter of the rehearsed peak, at most 8.
     """
 
     num_text: int = 300
@@ -23,5 +23,5 @@ class Assumptions:
     reserve: float | None = None
 
     def reserved(self, peak: float) -> float:
-        """Return the GiB to reserve besides a simulated peak of `peak` GiB."""
+        """Return the GiB to reserve besides a rehearsed peak of `peak` GiB."""
         return min(8.0, 1 + peak / 4) if self.reserve is None else self.reserve

@@ -18,6 +18,7 @@ from hyvideo.config.schema import Config, OptimizerConfig, RolloutConfig
 from hyvideo.config.settings import SETTINGS, nearest, out_of_range, unmet_condition, value_of
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.prompts import Prompt
+from hyvideo.data.videos import MAX_VIDEO_BYTES
 from hyvideo.distributed.layout import layout_of
 from hyvideo.grpo.sde_window import noisy_steps
 from hyvideo.grpo.timesteps import check_updates
@@ -182,9 +183,9 @@ def _video_problems(cfg: Config, vae_spatial: int, vae_temporal: int) -> Iterato
         if frames >= 1 and (frames - 1) % vae_temporal:
             lower = (frames - 1) // vae_temporal * vae_temporal + 1
             yield f"{name} is {frames}, but must be {vae_temporal}n + 1: use {lower} or {lower + vae_temporal}"
-    for name, text in (
-        ("rollout_size", cfg.rollout.rollout_size),
-        ("validation_fixed_size", cfg.validation.validation_fixed_size),
+    for name, text, frames in (
+        ("rollout_size", cfg.rollout.rollout_size, cfg.rollout.sample_n_frames),
+        ("validation_fixed_size", cfg.validation.validation_fixed_size, cfg.validation.validate_video_length),
     ):
         try:
             size = parse_size(text)
@@ -196,6 +197,11 @@ def _video_problems(cfg: Config, vae_spatial: int, vae_temporal: int) -> Iterato
             yield (
                 f"{name} is {text}, but height and width must be multiples of {vae_spatial}, the VAE's factor: use "
                 f"{height}x{width}"
+            )
+        if (num_bytes := frames * math.prod(size) * 3) > MAX_VIDEO_BYTES:
+            yield (
+                f"{name} {text} with {frames} frames is {num_bytes / 2**30:,.1f} GiB per decoded video, but must be at "
+                f"most {MAX_VIDEO_BYTES / 2**30:.0f}: take fewer or smaller frames"
             )
 
 
