@@ -188,7 +188,8 @@ def large_run(place: Place, name: str) -> Config:
 def plan_gib(place: Place, name: str) -> float:
     """Work out the peak of a large run; neither a GPU nor the random weights are needed."""
     config = large_run(place, name)
-    bundled = read_networks(replace(config.model, pretrained_model_root=str(BUNDLED)), config.reward)
+    config = replace(config, model=replace(config.model, pretrained_model_root=str(BUNDLED)))  # for its encoders
+    bundled = read_networks(config.model, config.reward)
     networks = replace(bundled, transformer={**bundled.transformer, **random_trunk(small=place.small)})
     ranks = 8 if config.parallel.enable_fsdp else 1
     return rehearse(config, networks, world_size=ranks, num_text=15).peak / GIB

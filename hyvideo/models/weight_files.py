@@ -1,5 +1,6 @@
 """Weights on disk that are read tensor by tensor, or by rows of one, without ever holding a whole file in memory."""
 
+import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -121,7 +122,10 @@ def read_pickled(path: Path) -> dict[str, Tensor]:
     """
     _require_file(path)
     with readable(path, "tensors"):
-        content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        try:
+            content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        except pickle.UnpicklingError as error:  # its advice is to let the file run what it likes
+            raise ValueError(f"'{path}' holds more than tensors, or is damaged; nothing of it was run.") from error
     content = content.get("state_dict", content) if isinstance(content, dict) else content
     if not isinstance(content, dict):
         raise ValueError(f"'{path}' holds a {type(content).__name__}; expected named tensors. Download it again.")

@@ -29,10 +29,11 @@ class Watchdog:
         self._seconds = seconds
         self._output = output or sys.stderr
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> "Watchdog":
         """Start to watch."""
+        self._ended.clear()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
         return self
 

@@ -76,7 +76,8 @@ def test_the_assumed_utilisation_is_what_an_h200_reached_by_the_operations_that_
     measured = json.loads((ROOT / "benchmarks/results/first_light/nvidia-h200.json").read_text(encoding="utf-8"))
     took = measured["findings"]["rank/compiled/round 1"]["seconds"]
     config = large_run(Place(Path(), small=False), "rank_compiled")
-    bundled = read_networks(replace(config.model, pretrained_model_root=str(BUNDLED)), config.reward)
+    config = replace(config, model=replace(config.model, pretrained_model_root=str(BUNDLED)))
+    bundled = read_networks(config.model, config.reward)
     networks = replace(bundled, transformer=bundled.transformer | random_trunk(small=False))
     done = rehearse(config, networks, world_size=8, num_text=15)
     flops = sum(done.flops[phase] for phase in TIMED)

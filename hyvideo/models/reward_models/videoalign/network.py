@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Field, FiniteFloat
 from pydantic.dataclasses import dataclass
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import Qwen2VLConfig, Qwen2VLModel
+from transformers import AutoConfig, Qwen2VLConfig, Qwen2VLModel
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLVisionRotaryEmbedding
 
 from hyvideo.config.outside import check_file, check_files, read_file
@@ -206,12 +206,15 @@ def _base_config(base: str) -> Qwen2VLConfig:
     """Read the base model's configuration from a folder or the hub."""
     check_component(Path(base))
     try:
-        return Qwen2VLConfig.from_pretrained(base)  # weights of another kind will not fit
+        config = AutoConfig.from_pretrained(base, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"VideoAlign: cannot read the configuration of its base model '{base}'. Without a network, put the base "
             "model's config.json into the folder `base` of the VideoReward folder."
         ) from error
+    if not isinstance(config, Qwen2VLConfig):
+        raise ValueError(f"VideoAlign: the base model '{base}' is a {config.model_type}; expected qwen2_vl.")
+    return config
 
 
 def _read_weights(settings: VideoAlignSettings) -> dict[str, Tensor]:

@@ -165,7 +165,7 @@ class Evil:
 
 def test_a_pickle_that_runs_code_and_a_tokenizer_without_the_reward_tokens_are_refused(whole, tmp_path, capsys):
     root = damaged(whole, tmp_path, lambda weights: weights.update(evil=Evil()))
-    with pytest.raises(ValueError, match="model.pth.*Evil"):
+    with pytest.raises(ValueError, match="model.pth. holds more than tensors, or is damaged; nothing of it was run"):
         VideoAlignScorer(root)
     assert "executed" not in capsys.readouterr().out
     build_tokenizer().save_pretrained(root / "checkpoint-20" / "tokenizer")
