@@ -165,7 +165,7 @@ class Unloadable(Brightness):
         (
             '{"models": {"pick_score": {"sub_reward": {"PickScore": 1.0}}}}',
             {},
-            "reward_guard: pick_score .* missing a required argument: .{1,2}checkpoint",
+            "reward_guard: pick_score .*missing a required argument: 'checkpoint'",
         ),
         (
             '{"models": {"text_rendering": {"sub_reward": {"TEXT": 1.0}}}}',
