@@ -285,7 +285,7 @@ def test_the_report_is_refreshed_at_every_save_and_knows_the_last_update(make_tr
     assert written == [2, 4]
     text = (training.folder.path / "report.html").read_text()
     assert "4 of 4 updates, finished" in text
-    assert "Pull of each step" in text and 'src="samples/step_4/001.mp4"' in text
+    assert "Trust region" in text and 'src="samples/step_4/001.mp4"' in text
 
 
 def test_a_report_that_cannot_be_written_stops_no_training(make_training: Make):
