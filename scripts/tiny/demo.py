@@ -17,9 +17,9 @@ from pydantic_core import to_json
 from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
-from hyvideo.config.groups.grpo import GrpoConfig
 from hyvideo.config.loading import load_config
 from hyvideo.config.outside import complain, in_words
+from hyvideo.config.schema import GrpoConfig
 from hyvideo.data.prompts import Prompt
 from hyvideo.distributed.collectives import gather
 from hyvideo.distributed.process_group import process_group
