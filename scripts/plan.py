@@ -77,7 +77,7 @@ def main(argv: list[str]) -> int:
         arguments.json.write_text(json.dumps(numbers, indent=1), encoding="utf-8")
     if plan.fits:
         return 0
-    complain(f"scripts.plan: {misfit(plan)}{'' if arguments.search else ' --search names settings that do.'}")
+    complain(f"scripts.plan: {misfit(plan)}{'' if arguments.search else ' --search looks for settings that fit.'}")
     return 1
 
 

@@ -135,10 +135,6 @@ class Layout:
         """Return the largest of all ranks' shares to sample."""
         return largest_share(count, self.dp_size)
 
-    def most_to_score(self, count: int) -> int:
-        """Return the largest of a data-parallel rank's shares to score."""
-        return largest_share(count, self.sp_size)
-
 
 def guidance_ranks(sp_size: int, *, guided: bool) -> int:
     """Return over how many of a video's ranks the two rows of guidance are split: 2 where `sp_size` is even, else 1.

@@ -1,15 +1,11 @@
-"""Floating-point operations of the transformer and the VAE: only the matrix products, a multiply-add being two.
+"""Floating-point operations of the transformer: only the matrix products, a multiply-add being two.
 
 Norms, activations and modulation are left out, as is usual: they are far below one percent of the operations.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
-
-import torch
-from diffusers import AutoencoderKLHunyuanVideo15
-from torch.utils.flop_counter import FlopCounterMode
+from typing import Any
 
 from hyvideo.distributed.layout import largest_share
 
@@ -20,42 +16,15 @@ _REFINER_MLP_RATIO = 4  # width of the refiner's feed-forward layers relative to
 
 @dataclass(frozen=True)
 class PassFlops:
-    """Operations of one forward pass: of linear layers, and of the products with queries, keys and values.
-
-    Those of the blocks' second feed-forward layers are part of `linear` and also stand in `narrowing`.
-    """
+    """Operations of one forward pass: of linear layers, and of the products with queries, keys and values."""
 
     linear: int
     attention: int
-    narrowing: int = 0
 
     @property
     def total(self) -> int:
         """All operations of the forward pass."""
         return self.linear + self.attention
-
-    def training(
-        self,
-        *,
-        recompute: Literal["none", "elementwise", "cheap", "selective", "full"] = "none",
-        weight_gradients: bool = True,
-    ) -> int:
-        """Return the operations of a forward and a backward pass as the hardware executes them.
-
-        The backward pass of a linear layer is two products of its size (one without a gradient of its weight, as for
-        layers under adapters); that of fused attention is five where the forward pass has two. `recompute` is what
-        `activation_checkpointing` computes again in it: nothing, no matrix product, all but attention and second
-        feed-forward layers, all but attention, or all.
-        """
-        again = {
-            "none": 0,
-            "elementwise": 0,
-            "cheap": self.linear - self.narrowing,
-            "selective": self.linear,
-            "full": self.total,
-        }
-        backward = (2 if weight_gradients else 1) * self.linear + 5 * self.attention // 2
-        return self.total + again[recompute] + backward
 
     @property
     def model(self) -> int:
@@ -105,23 +74,10 @@ def transformer_flops(
     glyph = 2 * num_glyph * _GLYPH_HIDDEN * (config["text_embed_2_dim"] + _GLYPH_HIDDEN + width)
     vision = 2 * num_vision * config["image_embed_dim"] * (config["image_embed_dim"] + width)
     linear = blocks + embedding + head + times + refiner + glyph + vision
-    narrowing = config["num_layers"] * (own + condition) * 2 * config["mlp_ratio"] * width**2
-    return PassFlops(int(linear), int(attention) + refined_attention, int(narrowing))
+    return PassFlops(int(linear), int(attention) + refined_attention)
 
 
 def video_tokens(config: Mapping[str, Any], latent_shape: tuple[int, ...]) -> int:
     """Return the number of video tokens of latents `(..., F', H', W')`."""
     frames, height, width = latent_shape[-3:]
     return (frames // config["patch_size_t"]) * (height // config["patch_size"]) * (width // config["patch_size"])
-
-
-def vae_decode_flops(vae: AutoencoderKLHunyuanVideo15, latent_shape: tuple[int, int, int, int]) -> int:
-    """Count the decoding of one video's latents `(C, F', H', W')`, in tiles where `vae` has tiling on.
-
-    Args:
-        vae: on the meta device (counting runs the network's operations, which then cost nothing).
-        latent_shape: of one video.
-    """
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        vae.decode(torch.zeros(1, *latent_shape, device="meta", dtype=vae.dtype))
-    return counter.get_total_flops()

@@ -70,7 +70,7 @@ def _plan(config: Config, world_size: int) -> Plan:
     gpu, assumptions = this_gpu(), Assumptions(gpus_per_node=int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size))))
     plan = make_plan(config, world_size=world_size, gpu=gpu, assumptions=assumptions)
     if not plan.fits:
-        raise ValueError(f"{misfit(plan)} `python -m scripts.plan ... --search` names settings that do.")
+        raise ValueError(f"{misfit(plan)} `python -m scripts.plan ... --search` looks for settings that fit.")
     return plan
 
 

@@ -154,8 +154,9 @@ def rehearse(
     depths, made, looks = (layers,), (steps,), (look,)
     if not whole:
         depths = DEPTHS if layers > max(DEPTHS) else depths
-        made, looks = _few_steps(config, world_size), (1, 2) if look > 2 else looks
-    rounds = [(made[0], looks[0]), (made[-1], looks[-1])] if len({*made}) + len({*looks}) > 2 else [(steps, look)]
+        made = _few_steps(config, world_size)
+        looks = (1, 2) if config.validation.is_on and look > 2 else looks
+    rounds = list(dict.fromkeys([(made[0], looks[0]), (made[-1], looks[-1])]))
     networks_of = [replace(networks, transformer={**networks.transformer, "num_layers": depth}) for depth in depths]
     sizes = {"world_size": world_size, "num_text": num_text, "rounds": rounds}
     of_depths, said = [], {}
@@ -375,10 +376,11 @@ def _validate(
     policy: Policy, reward: _StandIn, config: Config, world_size: int, steps: int, prompts: Sequence[Prompt]
 ) -> float:
     """Sample and score the videos of a validation that are sampled together; return how often a rank does so."""
-    own, together = validation_videos(config, world_size)
-    if not own:
-        return 0.0
     validation = config.validation
+    if not validation.is_on:
+        return 0.0
+    own = layout_of(config, world_size).most_to_sample(validation.validation_num_videos)
+    together = min(policy.videos_at_once or own, own)
     scheduler = FlowMatchDiscreteScheduler(shift=validation.validation_timestep_shift)
     scheduler.set_timesteps(steps)
     size = parse_size(validation.validation_fixed_size)
@@ -386,15 +388,6 @@ def _validate(
     shown = [prompts[number % len(prompts)] for number in range(together)]
     reward(policy.sample(shown, seed=0, videos_at_once=together), shown)
     return own / together
-
-
-def validation_videos(config: Config, world_size: int) -> tuple[int, int]:
-    """Return the videos that one rank samples per validation, and how many of them together; 0 without validation."""
-    settings = config.validation
-    if not settings.is_on:
-        return 0, 0
-    count = layout_of(config, world_size).most_to_sample(settings.validation_num_videos)
-    return count, min(config.rollout.rollout_micro_batch_size or count, count)
 
 
 def _numbers(

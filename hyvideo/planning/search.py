@@ -31,7 +31,7 @@ class Search:
         world_size: ranks.
         gpu: what it runs on.
         assumptions: of the plans.
-        tell: is called with a line before each plan, and with what it needs after it.
+        tell: is called with a line for each plan.
     """
 
     config: Config
@@ -42,13 +42,13 @@ class Search:
 
     def plan(self, changes: Mapping[str, Any]) -> Plan | None:
         """Plan the run with some settings changed; None where it cannot run with them."""
-        config = with_settings(self.config, changes)
+        config, said = with_settings(self.config, changes), flags_of(changes)
         try:
             plan = make_plan(config, world_size=self.world_size, gpu=self.gpu, assumptions=self.assumptions)
         except ValueError:
+            self.tell(f"{said}: cannot run")
             return None
-        said = flags_of(changes)
-        self.tell(f"{said or 'as it is'}: {plan.needed:.1f} GiB, {'fits' if plan.fits else 'does not fit'}")
+        self.tell(f"{said}: {plan.needed:.1f} GiB, {'fits' if plan.fits else 'does not fit'}")
         return plan
 
     def sp_sizes(self) -> list[Plan]:

@@ -142,5 +142,5 @@ def test_a_machine_without_the_host_memory_is_refused(dry_run, monkeypatch):
 
 def test_a_plan_that_does_not_fit_this_gpu_ends_it(dry_run, monkeypatch):
     monkeypatch.setattr(module, "this_gpu", lambda: Gpu("small", 1.0, 1, 1))
-    with pytest.raises(ValueError, match=r"but small has 1\. .*--search` names settings that do"):
+    with pytest.raises(ValueError, match=r"but small has 1\. .*--search` looks for settings that fit"):
         dry_run()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hyvideo.config.loading import load_config
 from hyvideo.data.samplers import Assignment, GroupSampler
-from hyvideo.distributed.layout import Layout, layout_of
+from hyvideo.distributed.layout import Layout, largest_share, layout_of
 from hyvideo.distributed.mesh import Mesh, build_mesh
 
 
@@ -74,7 +74,7 @@ def test_every_video_is_sampled_by_one_data_parallel_rank_and_scored_by_one_of_i
         assert len(sampled) == 1 and len(own := sampled.pop()) <= layout.most_to_sample(count)
         for rank in ranks:
             part = layout.share_to_score(len(own), rank)
-            assert len(part) <= layout.most_to_score(len(own))
+            assert len(part) <= largest_share(len(own), layout.sp_size)
             scored += own[part.start : part.stop]
     assert scored == list(range(count))
     assert layout.most_to_sample(count) * dp_size < count + dp_size
