@@ -5,10 +5,12 @@ from pathlib import Path
 from hyvideo.data.videos import read_video
 from tests.support.command_line import CommandLine
 from tests.support.ranks import free_port, rank_environment
-from tests.support.training import PROMPTS, flags_of, write_prompts
+from tests.support.training import arguments, flags_of, write_prompts
 
 
-def sample(command_line: CommandLine, root: Path, csv: Path, folder: Path, num_ranks: int, sp_size: int) -> list[Path]:
+def sample(
+    command_line: CommandLine, root: Path, csv: Path, folder: Path, num_ranks: int, sp_size: int, **more: Path
+) -> list[Path]:
     """Sample every prompt of `csv` on `num_ranks` processes; return the videos in order."""
     settings = {
         "model_path": root,
@@ -20,6 +22,7 @@ def sample(command_line: CommandLine, root: Path, csv: Path, folder: Path, num_r
         "video_length": 9,
         "guidance_scale": 2.0,
         "shift": 3.0,
+        **more,
     }
     port = free_port()
     ranks = [
@@ -32,10 +35,22 @@ def sample(command_line: CommandLine, root: Path, csv: Path, folder: Path, num_r
 
 
 def test_videos_made_together_are_those_of_one_process(tmp_path, command_line, root_of_four_heads):
-    csv = write_prompts(tmp_path / "prompts.csv", PROMPTS[:3])  # one pair waits for the other at the end
+    csv = write_prompts(tmp_path / "prompts.csv")
     alone = sample(command_line, root_of_four_heads, csv, tmp_path / "alone", num_ranks=1, sp_size=1)
     pairs = sample(command_line, root_of_four_heads, csv, tmp_path / "pairs", num_ranks=4, sp_size=2)
-    assert len(alone) == 3
+    assert len(alone) > 2
     assert [path.name for path in pairs] == [path.name for path in alone]
     for mine, theirs in zip(pairs, alone, strict=True):
         assert (read_video(mine).int() - read_video(theirs).int()).abs().max() <= 2, mine.name
+
+
+def test_ranks_without_a_video_wait_for_those_with_one(tmp_path, command_line, root_of_four_heads):
+    csv = tmp_path / "one.csv"
+    csv.write_text("prompt\na red circle moves slowly to the left\n")
+    run = arguments(root_of_four_heads, csv, tmp_path / "run", max_steps=1)
+    assert command_line.run("post_train.py", run).status == 0
+    checkpoint = tmp_path / "run" / "checkpoints" / "step_1"
+    made = sample(
+        command_line, root_of_four_heads, csv, tmp_path / "one", num_ranks=4, sp_size=2, checkpoint_path=checkpoint
+    )
+    assert len(made) == 1

@@ -79,13 +79,17 @@ def test_a_checkpoint_and_existing_videos_are_compared_and_nothing_is_made_twice
     assert json.loads((folder / "evaluation.json").read_text()) == result
 
 
-def test_a_folder_for_vbench_holds_its_videos_and_nothing_else(evaluate, tiny_root, tmp_path):
-    assert evaluate("--model", "base", tiny_root, *SAMPLING, "--file_names", "vbench", "--seeds", "0", "1") == 0
+def test_a_folder_for_vbench_holds_its_videos_and_nothing_else(evaluate, tiny_root, tmp_path, capfd):
+    base = ["--model", "base", tiny_root, *SAMPLING, "--file_names", "vbench", "--seeds", "0", "1"]
+    assert evaluate(*base) == 0
     videos = tmp_path / "evaluation" / "base"
     assert {path.name for path in videos.iterdir()} == {f"{text}-{n}.mp4" for text in PROMPTS for n in (0, 1)}
     assert {(video.prompt, video.seed) for video in read_scored_videos(videos)} == {
         (text, seed) for text in PROMPTS for seed in (0, 1)
     }
+    capfd.readouterr()
+    assert evaluate(*base) == 0
+    assert capfd.readouterr().err.count("is finished already") == 2 * len(PROMPTS)
 
 
 def test_questions_of_the_csv_are_asked(greys: Path, tmp_path: Path, evaluate: Evaluate):
@@ -114,11 +118,15 @@ def test_weights_of_overall_are_the_users(evaluate: Evaluate, greys: Path, tmp_p
         ([], "received none"),
         (["--videos", "a", "GREYS", "--videos", "a", "GREYS"], "received a, a"),
         (["--videos", "a/b", "GREYS"], "no '/' or '..'"),
+        (["--videos", "..", "GREYS"], "no '/' or '..'"),
         (["--videos", "a", "nowhere"], "there is no folder 'nowhere'"),
         (["--model", "a", "GREYS"], "weights are missing"),
+        (["--model", "a", "ROOT", "GREYS"], "greys"),
         (["--videos", "a", "GREYS", "--seeds", "1", "2"], "There is no video '.*0000_seed1.mp4'"),
         (["--videos", "a", "GREYS", "--overall", '{"XQ": 1}'], "no reward gives XQ; there are VQ, MQ, TA"),
         (["--videos", "a", "GREYS", "--overall", "VQ"], "expected finite weights as JSON"),
+        (["--videos", "a", "GREYS", "--overall", '{"VQ": NaN}'], "expected finite weights"),
+        (["--videos", "a", "GREYS", "--batchsize", "2"], "unknown flag --batchsize"),
         (["--model", "a", "ROOT", "--batch_size", "0"], "--batch_size must be at least 1; received 0"),
         (["--videos", "a", "GREYS", "--rewards", "moving_shape"], "Nearest: moving_shapes"),
         (["--videos", "a", "GREYS", "--rewards", "clip_score=nowhere"], "there is no folder 'nowhere'"),
@@ -129,6 +137,11 @@ def test_wrong_input_ends_with_status_2_and_says_what_to_do(evaluate, greys, tin
     assert evaluate(*[places.get(word, word) for word in flags]) == 2
     error = capsys.readouterr().err
     assert error.startswith("evaluate: ") and re.search(message, error)
+
+
+def test_a_seed_given_twice_counts_once(evaluate: Evaluate, greys: Path, tmp_path: Path):
+    assert evaluate("--videos", "greys", greys, "--seeds", 42, 42) == 0
+    assert json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())["num_videos"] == 4
 
 
 def test_a_model_needs_a_name_and_a_folder(evaluate: Evaluate, capsys: Captured):
@@ -179,3 +192,10 @@ def test_rows_of_one_text_are_one_prompt(evaluate: Evaluate, greys: Path, tmp_pa
     assert evaluate("--videos", "greys", greys, "--prompts_csv", tmp_path / "seeds.csv") == 0
     result = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
     assert (result["num_prompts"], result["num_videos"]) == (2, 4)
+
+
+def test_one_prompt_is_too_few_and_said_before_anything_is_made(evaluate, greys, tmp_path, capsys):
+    (tmp_path / "one.csv").write_text("prompt\nalone\n")
+    assert evaluate("--videos", "greys", greys, "--prompts_csv", tmp_path / "one.csv") == 2
+    assert "at least 2" in capsys.readouterr().err
+    assert not (tmp_path / "evaluation").exists()

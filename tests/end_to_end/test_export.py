@@ -112,6 +112,15 @@ def test_an_adapter_round_trips(checkpoint_of, original_root: Path, tmp_path: Pa
     assert_same({n: received.state_dict()[n] for n in weights}, {n: fused.state_dict()[n] for n in weights})
 
 
+def test_a_merged_adapter_is_the_policy_up_to_rounding(checkpoint_of, original_root: Path, tmp_path: Path):
+    checkpoint = checkpoint_of(use_lora=True)
+    export(original_root, tmp_path / "transformer" / "mine", "original", "--checkpoint_path", checkpoint)
+    expected = trained_transformer(original_root, checkpoint)
+    expected.fuse_lora()
+    expected.unload_lora()
+    assert_same(load_transformer(tmp_path, "mine").state_dict(), expected.state_dict())
+
+
 def test_a_distilled_model_keeps_the_name_that_says_so(original_root, tmp_path, capsys):
     shutil.copytree(original_root, tmp_path / "ckpts")
     (tmp_path / "ckpts" / "transformer" / VERSION).rename(tmp_path / "ckpts" / "transformer" / f"{VERSION}_distilled")
@@ -121,6 +130,14 @@ def test_a_distilled_model_keeps_the_name_that_says_so(original_root, tmp_path, 
     assert "put 'distilled' into 'mine'" in capsys.readouterr().err
     assert not (tmp_path / "mine").exists()
     assert main([*argv, str(tmp_path / "mine_distilled")]) == 0
+
+
+def test_a_base_model_is_converted_there_and_back(original_root: Path, tmp_path: Path):
+    export(original_root, tmp_path / "diffusers", "diffusers")
+    export(tmp_path / "diffusers", tmp_path / "transformer" / "back", "original")
+    written = load_file(tmp_path / "transformer" / "back" / "diffusion_pytorch_model.safetensors")
+    assert_same(written, original_transformer_tensors(original_transformer(VERSION).state_dict()))
+    assert_same(load_transformer(tmp_path, "back").state_dict(), original_transformer(VERSION).state_dict())
 
 
 def test_an_image_to_video_model_takes_its_vision_encoder_along(original_root: Path, tmp_path: Path):

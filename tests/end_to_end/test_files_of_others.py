@@ -94,6 +94,7 @@ ADAPTER, FACTS = "lora/pytorch_lora_weights.safetensors", "saved/step_5/facts.js
 CASES: dict[str, tuple[str, Main, list[str]]] = {
     "config": ("given.yaml", post_train.main, train(config="given.yaml")),
     "training prompts": ("prompts.csv", post_train.main, train()),
+    "validation prompts": ("v.csv", post_train.main, train(valid_video_csv="v.csv", validation_interval=1)),
     "an image of a CSV": ("images_0.png", post_train.main, train(**IMAGES)),
     "facts of a checkpoint": (FACTS, post_train.main, train(resume_from_checkpoint="saved/step_5")),
     "an adapter": (ADAPTER, post_train.main, train(use_lora=True, pretrained_lora_path="lora")),
@@ -103,14 +104,23 @@ CASES: dict[str, tuple[str, Main, list[str]]] = {
         evaluate.main,
         [*EVALUATE[:4], "--videos", "a", "videos", "--rewards", "videoalign_local", "--model_root", "reward"],
     ),
+    "prompts to sample": (
+        "prompts.csv",
+        generate.main,
+        ["--model_path", "model", "--prompts_csv", "prompts.csv", "--output_path", "out"],
+    ),
     "an image to start from": (
         "first.png",
         generate.main,
         ["--model_path", "original", *SAMPLE[2:], "--transformer_version", "480p_i2v", "--image_path", "first.png"],
     ),
+    "an adapter to sample with": (ADAPTER, generate.main, [*SAMPLE, "--lora_path", "lora"]),
+    "a checkpoint to sample with": (FACTS, generate.main, [*SAMPLE, "--checkpoint_path", "saved/step_5"]),
+    "prompts to compare by": ("prompts.csv", evaluate.main, [*EVALUATE, "--videos", "a", "videos"]),
     "a video to score": ("videos/0000_seed42.mp4", evaluate.main, [*EVALUATE, "--videos", "a", "videos"]),
     "metrics of a run": ("run/metrics.jsonl", report.main, ["run"]),
     "a key": ("study.key.json", report.main, ["winrates", "study.key.json", "votes.json"]),
+    "votes": ("votes.json", report.main, ["winrates", "study.key.json", "votes.json"]),
     "scores of a gallery": ("videos/scores.jsonl", report.main, ["gallery", "videos", "videos", "--embed"]),
     "a video of a gallery": ("videos/000.mp4", report.main, ["gallery", "videos", "videos", "--embed"]),
 }
@@ -168,6 +178,29 @@ def test_what_a_message_quotes_is_shown_and_not_obeyed(place, main, argv, monkey
     told = capsys.readouterr().err
     assert status == 2 and "x1b]0;owned" in told
     assert not set(EVIL) - set("]0;owned31m") & set(told)
+
+
+ELSEWHERE: dict[str, tuple[dict[str, object], str, dict[str, object]]] = {
+    "another's weights": (
+        CLIP,
+        "clip/model.safetensors.index.json",
+        {"weight_map": {"logit_scale": "../original/vae/x.safetensors"}, "metadata": {}},
+    ),
+    "another's tokens": ({}, "own/tokenizer/special_tokens_map.json", {"tokenizer_file": "/elsewhere/tokenizer.json"}),
+    "another's vocabulary": ({}, "own/tokenizer/tokenizer_config.json", {"gguf_file": "../../x.gguf"}),
+    "a hundred million tokens": ({}, "own/tokenizer_2/tokenizer_config.json", {"extra_ids": 10**8}),
+}
+
+
+@pytest.mark.parametrize(("settings", "path", "content"), ELSEWHERE.values(), ids=ELSEWHERE)
+def test_a_component_that_reaches_outside_its_folder_is_refused_by_its_file(
+    place, settings, path, content, monkeypatch, capsys
+):
+    shutil.copytree("model", "own")
+    Path(path).write_text(json.dumps(content))
+    with bounded_memory():
+        assert run_main(post_train.main, train(pretrained_model_root="own", **settings), monkeypatch) == 2
+    assert f"'{path}'" in capsys.readouterr().err
 
 
 def test_a_name_of_the_hub_is_told_to_be_no_folder(place, capsys):

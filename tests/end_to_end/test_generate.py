@@ -68,6 +68,15 @@ def test_a_video_is_decided_by_prompt_seed_guidance_shift_and_steps(video: Calla
     assert not any(torch.equal(a, b) for i, a in enumerate(videos) for b in videos[:i])
 
 
+def test_an_adapters_checkpoint_gives_the_trained_policys_videos(video, make_training):
+    training = make_training(max_steps=2, use_lora=True, learning_rate=0.02)
+    training.train()
+    checkpoint = training.folder.checkpoints / "step_2"
+    trained = video(checkpoint_path=checkpoint)
+    assert not torch.equal(trained, video())
+    assert torch.equal(video(lora_path=checkpoint), trained)
+
+
 def test_a_csv_gives_a_folder_of_videos_whose_own_seeds_count(generate, video, command_line):
     csv = command_line.folder / "prompts.csv"
     csv.write_text(f"prompt,seed\n{PROMPTS[0]},7\n{PROMPTS[3]!r},\n".replace("'", '"'))
@@ -77,6 +86,13 @@ def test_a_csv_gives_a_folder_of_videos_whose_own_seeds_count(generate, video, c
     assert sorted(path.name for path in folder.glob("*.mp4")) == ["0000.mp4", "0001.mp4"]
     assert torch.equal(read_video(folder / "0000.mp4"), video(seed=7))
     assert json.loads((folder / "0001.json").read_text())["prompt"] == PROMPTS[3]
+
+
+def test_several_seeds_give_a_file_each(generate: Generate, video: Callable, command_line: CommandLine):
+    finished = generate(output_path="red.mp4", seeds=[7, 8])
+    assert finished.status == 0, finished.stderr
+    for seed in (7, 8):
+        assert torch.equal(read_video(command_line.folder / f"red_seed{seed}.mp4"), video(seed=seed))
 
 
 def test_what_is_finished_is_not_made_again_but_with_other_settings(generate: Generate, command_line: CommandLine):

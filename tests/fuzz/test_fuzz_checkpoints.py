@@ -9,11 +9,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from hyvideo.checkpoint.manifest import MANIFEST, Manifest, read_manifest, verify_files, write_manifest
 from hyvideo.checkpoint.run_folder import open_run_folder
 from hyvideo.checkpoint.train_state import FACTS, begin_save, checkpoints_of, latest_checkpoint, read_facts
 from hyvideo.config.schema import RunConfig
+from hyvideo.models.weight_files import SafetensorsFolder
 from hyvideo.training.run import Run
 from tests.support.equal_runs import sign
 from tests.support.fuzzing import TEXTS, changed, fuzz, json_files, only_value_errors
@@ -123,3 +125,34 @@ def test_any_facts_with_a_true_manifest_load_or_are_refused_by_name(trained, dat
             training.state.sampler.next_round()
     finally:
         (checkpoint / FACTS).write_bytes(before)
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    """A folder of small shards with their index, beside a file that is none of them."""
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    for name in ("a", "b"):
+        save_file({name: torch.ones(2, 3)}, folder / f"{name}.safetensors")
+    save_file({"c": torch.ones(1)}, tmp_path / "secret.safetensors")
+    return folder
+
+
+INDEX = {"metadata": {"total_size": 48}, "weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}
+
+
+@fuzz(4)
+@given(
+    st.one_of(
+        json_files(INDEX),
+        st.one_of(TEXTS, st.sampled_from(["../secret.safetensors", "./b.safetensors", "b.safetensors/"])).map(
+            lambda name: json.dumps({"weight_map": {"a": "a.safetensors", "b": name, "c": name}}).encode()
+        ),
+    )
+)
+def test_any_index_of_weights_is_true_or_refused_by_name(shards: Path, content: bytes):
+    (shards / "model.safetensors.index.json").write_bytes(content)
+    with only_value_errors(shards):
+        source = SafetensorsFolder(shards)
+        assert {source.read(name, None).shape for name in source.shapes} == {(2, 3)}
+        assert source.shapes.keys() == json.loads(content)["weight_map"].keys()

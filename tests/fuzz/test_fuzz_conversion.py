@@ -1,6 +1,7 @@
 """Whatever keys, shapes and settings weights come with: they fit exactly, or a ValueError names what does not."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,16 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hyvideo.models.adapter import ADAPTER, load_lora
-from hyvideo.models.conversion import transformer_part
-from hyvideo.models.model_folder import check_values
+from hyvideo.models.conversion import original_tensors, transformer_part, vae_part
+from hyvideo.models.encoders import load_encoders
+from hyvideo.models.loading import load_transformer
+from hyvideo.models.model_folder import check_layout, check_values
 from hyvideo.models.original_config import diffusers_transformer_config, diffusers_vae_config
 from hyvideo.models.streaming import fill
 from hyvideo.models.weight_files import StateDict
 from tests.support.fuzzing import SCALARS, TEXTS, changed, fuzz, json_files, only_value_errors
 from tests.support.original_layout import original_transformer, original_transformer_tensors, transformer_config_json
+from tests.support.tiny_model import build_vae
 
 NETWORK = original_transformer("480p_t2v")
 STATE = {name: tensor.clone() for name, tensor in NETWORK.state_dict().items()}
@@ -75,6 +79,44 @@ def test_any_weights_fill_the_network_or_are_refused_key_by_key(faults: list):
         assert torch.equal(tensor, found[name].to(tensor.dtype))
 
 
+@fuzz(4)
+@given(FAULTS)
+def test_any_state_is_renamed_whole_or_refused(faults: list):
+    found = with_faults(STATE, faults)
+    try:
+        renamed = dict(original_tensors(found))
+    except KeyError as error:
+        assert transformer_names(error.args[0]) is None
+    except ValueError as error:
+        assert any(name.split(".")[-1] in str(error) for name in STATE.keys() ^ found.keys()) or "shape" in str(error)
+    else:
+        assert sum(map(torch.numel, renamed.values())) == sum(map(torch.numel, found.values()))
+
+
+def transformer_names(name: str) -> tuple[str, int] | None:
+    """The original name and piece of a tensor; None where the layout has none such."""
+    try:
+        part = transformer_part(name)
+    except KeyError:
+        return None
+    return part.name, part.index
+
+
+VAE_NAMES = [*build_vae().state_dict()]
+
+
+@fuzz(4)
+@given(st.lists(st.one_of(st.sampled_from([*STATE]), NEW_NAMES), min_size=2, max_size=6, unique=True))
+def test_no_two_names_become_one(names: list[str]):
+    parts = [part for name in names if (part := transformer_names(name)) is not None]
+    assert len(set(parts)) == len(parts)
+    for name in [*names, *VAE_NAMES[:1]]:
+        try:
+            assert vae_part(name).name
+        except KeyError:
+            assert name not in VAE_NAMES
+
+
 CONFIG = transformer_config_json(NETWORK.config)
 
 
@@ -88,6 +130,38 @@ def test_any_config_is_understood_or_refused_by_name(config: dict):
             assert 0 < sizes["num_layers"] <= 1000
         with only_value_errors("config.json"):
             diffusers_vae_config(config, "config.json")
+
+
+@fuzz(10)
+@given(json_files(CONFIG))
+def test_any_config_beside_weights_loads_or_is_refused_by_name(original_root: Path, tmp_path: Path, config: bytes):
+    folder = tmp_path / "transformer" / "480p_t2v"
+    if not folder.exists():
+        shutil.copytree(original_root / "transformer" / "480p_t2v", folder)
+    (folder / "config.json").write_bytes(config)
+    with only_value_errors(folder):
+        load_transformer(tmp_path, "480p_t2v")
+
+
+ENCODERS = (
+    *("text_encoder/config.json", "text_encoder_2/config.json", "tokenizer/tokenizer.json"),
+    *("tokenizer/tokenizer_config.json", "tokenizer_2/tokenizer_config.json"),
+)
+
+
+@fuzz(5)
+@given(st.sampled_from(ENCODERS), st.data())
+def test_any_files_of_the_encoders_load_or_are_refused_by_name(tiny_root, tmp_path, name, data):
+    root, content = tmp_path / "root", (tiny_root / name).read_text()
+    if not root.exists():
+        shutil.copytree(tiny_root, root)
+    try:
+        (root / name).write_bytes(data.draw(json_files(json.loads(content))))
+        with only_value_errors(root):
+            check_layout(root, None)
+            load_encoders(root, None, vision=False)
+    finally:
+        (root / name).write_text(content)
 
 
 MODULES = ("double_blocks.1.img_attn_q", "txt_in.individual_token_refiner.blocks.1.self_attn_qkv", "final_layer.linear")

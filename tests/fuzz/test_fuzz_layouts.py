@@ -1,14 +1,14 @@
 """Any division of videos over ranks deals every (prompt, generation) once, or is refused with its numbers."""
 
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hyvideo.config.loading import load_config
 from hyvideo.data.samplers import GroupSampler
 from hyvideo.distributed.layout import Layout
 from hyvideo.training.checks import check_config
-from tests.support.fuzzing import fuzz
+from tests.support.fuzzing import SCALARS, fuzz, only_value_errors
 
 SIZES = st.one_of(st.integers(0, 9), st.sampled_from([12, 16, 24, 32]))
 WORLDS = st.one_of(st.integers(1, 9), st.sampled_from([12, 16, 24, 32, 64]))
@@ -71,3 +71,27 @@ def test_accepted_layouts_deal_every_video_once_and_others_name_their_numbers(
             prompts, generations = zip(*videos[start : start + num_generations], strict=True)
             assert len(set(prompts)) == 1 and generations[0] % num_generations == 0
             assert generations == tuple(range(generations[0], generations[0] + num_generations))
+
+
+NUMBERS = st.one_of(st.integers(-2, 20), st.sampled_from([2**31, 10**12, 10**30]))
+
+
+@fuzz(4)
+@given(st.lists(NUMBERS, min_size=6, max_size=6))
+def test_any_layout_is_made_or_refused_with_its_numbers(numbers):
+    with only_value_errors(*numbers):
+        Layout(*numbers)
+
+
+STATES = st.dictionaries(st.sampled_from(["round", "groups_dealt", "x"]), st.one_of(st.integers(-1, 10**6), SCALARS))
+
+
+@fuzz(4)
+@given(st.one_of(STATES, SCALARS, st.lists(SCALARS)))
+@example({"round": "1", "groups_dealt": 2})
+@example(None)
+def test_any_state_of_a_sampler_is_continued_or_refused(state):
+    sampler = GroupSampler(5, 4, 2, Layout(2, batch_size=4, num_generations=2).positions(0), seed=0)
+    with only_value_errors("round and groups_dealt"):
+        sampler.load_state_dict(state)
+        assert len(sampler.next_round()) == 4 and sampler.round == state["round"] + 1

@@ -91,6 +91,20 @@ def test_any_csv_gives_prompts_or_a_value_error_that_names_the_file(root: Path, 
     assert listing(root.parent) == before
 
 
+@fuzz(5)
+@given(
+    st.lists(
+        st.text(st.characters(codec="utf-8", exclude_characters="\r")).map(str.strip).filter(bool),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_any_texts_written_as_csv_come_back(tmp_path: Path, texts: list[str]):
+    quoted = ['"' + text.replace('"', '""') + '"' for text in texts]
+    (tmp_path / "prompts.csv").write_bytes("\n".join(["prompt", *quoted]).encode())
+    assert [prompt.text for prompt in read_prompts([tmp_path / "prompts.csv"])] == texts
+
+
 def image_file(kind: str, mode: str) -> bytes:
     """A small image as a file of one kind, with what such files carry beside the pixels."""
     stream = io.BytesIO()

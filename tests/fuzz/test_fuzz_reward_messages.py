@@ -20,7 +20,7 @@ from hyvideo.models.reward_models.remote.server import create_app
 from hyvideo.models.reward_models.remote.wire import digest
 from hyvideo.models.reward_models.rewards import WeightedReward, get_reward_fn
 from hyvideo.models.reward_models.vlm_checks import RemoteJudge
-from tests.support.fuzzing import TEXTS, fuzz, json_files, only_value_errors
+from tests.support.fuzzing import TEXTS, changed, fuzz, json_files, only_value_errors
 from tests.support.reward_server import requests_limited
 from tests.support.rewards import Brightness, FileBrightness, grey_videos
 
@@ -168,6 +168,12 @@ def ask() -> Iterator[Callable[..., httpx.Response]]:
         yield lambda path, **content: portal.call(partial(caller.post, path, **content))
 
 
+def refused(answer: httpx.Response) -> bool:
+    """Whether a request was refused for its own fault, with a reason."""
+    assert answer.status_code == 200 or (answer.status_code in (400, 404, 413, 422) and answer.json()["detail"])
+    return answer.status_code != 200
+
+
 @fuzz(4)
 @given(
     json_files(REQUEST),
@@ -180,7 +186,19 @@ def ask() -> Iterator[Callable[..., httpx.Response]]:
 def test_any_form_is_scored_or_refused_with_a_reason(ask: Callable, request: str | bytes, reward: str, parts: list):
     files = [(name, (file, content)) for name, file, content in parts] or [("videos", ("0", CONTENT))]
     answer = ask(f"/score/{reward}", data={"request": request}, files=files)
-    if answer.status_code != 200:
-        assert answer.status_code in (400, 404, 413, 422) and answer.json()["detail"]
-    else:
+    if not refused(answer):
         assert answer.json()["digests"] == [digest(p, CONTENT) for p in json.loads(request)["prompts"]]
+
+
+@fuzz(4)
+@given(
+    changed(REQUEST).map(json.dumps),
+    st.sampled_from(
+        ["multipart/form-data; boundary=b", "application/x-www-form-urlencoded", "application/json", "x", ""]
+    ),
+    st.sampled_from(["", "; charset=undefined", "; charset=zlib", "; boundary=", '; boundary="', "; charset=\x00"]),
+    st.binary(max_size=60),
+)
+def test_any_body_is_refused_with_a_reason(ask: Callable, request: str, kind: str, option: str, tail: bytes):
+    form = b'--b\r\nContent-Disposition: form-data; name="request"\r\n\r\n' + request.encode() + b"\r\n" + tail
+    assert refused(ask("/score/brightness", content=form, headers={"Content-Type": kind + option}))

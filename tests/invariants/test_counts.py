@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from benchmarks.plain_loop import make_round
 from hyvideo.algorithms.algorithm import Evaluations
@@ -67,6 +68,16 @@ def train_and_count(make_training: Callable[..., Run]) -> Callable[..., Counter[
     return train
 
 
+def test_a_round_of_several_prompts_encodes_each_once_and_decodes_each_video_once(train_and_count):
+    assert train_and_count(max_steps=1) == {
+        "text_encoder": 4,  # the CSV's prompts, two videos each
+        "text_encoder_2": 1,  # one of them quotes a text
+        "videos": 8,
+        "transformer": 2 * 4 * 8 // 2,  # rollout and replay of four steps; the anchor equals the policy
+        "rows": 2 * 4 * 8,
+    }
+
+
 def test_guidance_encodes_the_negative_prompt_once_and_doubles_rows_not_calls(train_and_count):
     unguided, guided = train_and_count(max_steps=2), train_and_count(max_steps=2, cfg_scale=4.0)
     assert guided.pop("rows") == 2 * unguided.pop("rows")
@@ -76,6 +87,12 @@ def test_guidance_encodes_the_negative_prompt_once_and_doubles_rows_not_calls(tr
 @pytest.mark.parametrize("settings", [{"kl_weight": 0}, {"dual_kl_moving_weight": 0}], ids=str)
 def test_without_a_position_term_there_is_no_anchor_pass(train_and_count, settings):
     assert train_and_count(max_steps=2, update_ref_model_step=10, **settings)["transformer"] == 2 * 2 * 4 * 8 // 2
+
+
+def test_the_negative_prompt_is_encoded_with_the_trainer(make_training: Callable[..., Run]):
+    training = make_training(cfg_scale=4.0, negative_prompt="blurred")
+    expected = training.policy.pipeline.encode(["blurred"], glyphs=False)
+    assert torch.equal(training.policy.guidance.negative.text[0], expected.text[0])
 
 
 @pytest.mark.parametrize("kl_weight", [0.0, 0.1], ids=["without KL", "with KL"])

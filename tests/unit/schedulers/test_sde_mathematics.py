@@ -61,6 +61,13 @@ def test_no_variance_is_negative_for_any_number_of_steps_and_shift(sde_type):
             assert torch.stack(weights).isfinite().all()
 
 
+@pytest.mark.parametrize("shift", [0.3, 0.7, 1.1, 5.0, 20.0])
+@pytest.mark.parametrize("num_steps", [1, 20])
+def test_the_first_flow_step_adds_the_variance_eta_squared_whatever_its_length(num_steps, shift):
+    first = variances(scheduled(num_steps, shift), "flow_grpo", 0.5)[0]
+    assert first.item() == pytest.approx(0.25, rel=1e-12)
+
+
 @pytest.mark.parametrize(("num_steps", "shift"), [(68, 5.0), (49, 7.0), (38, 9.0)])
 def test_the_first_sage_step_turns_deterministic_where_it_lies_above_the_clamp(num_steps, shift):
     last_with_noise = scheduled(num_steps - 1, shift).trained_steps(sde_type="sage_grpo", eta=0.5)
@@ -101,12 +108,12 @@ def marginal_errors(sde_type: str, num_steps: int, shift: float) -> dict[str, tu
 
 
 @pytest.mark.parametrize("shift", [1.0, 5.0])
-@pytest.mark.parametrize(("sde_type", "tolerance"), [("sage_grpo", 8e-3), ("dance_grpo", 8e-3), ("flow_grpo", 24e-3)])
+@pytest.mark.parametrize(("sde_type", "tolerance"), [("sage_grpo", 2e-3), ("dance_grpo", 2e-3), ("flow_grpo", 6e-3)])
 def test_gaussian_marginals_are_preserved_as_steps_grow(sde_type, tolerance, shift):
-    coarse, fine = marginal_errors(sde_type, 50, shift), marginal_errors(sde_type, 1250, shift)
+    coarse, fine = marginal_errors(sde_type, 50, shift), marginal_errors(sde_type, 5000, shift)
     for place in ("middle", "end"):
         mean_error, variance_error = fine[place]
-        assert mean_error < 4e-4
+        assert mean_error < 1e-4
         assert variance_error < tolerance
         assert variance_error < coarse[place][1]
 

@@ -110,6 +110,19 @@ def test_without_noise_every_flavour_is_the_euler_step(scheduler, tensors, sde_t
         assert none.count_nonzero() == 0
 
 
+@pytest.mark.parametrize("sde_type", ["sage_grpo", "flow_grpo", "dance_grpo"])
+def test_log_prob_is_the_mean_log_density_of_a_normal(scheduler, tensors, sde_type):
+    sample, velocity, noise = tensors
+    index = torch.tensor([0, 4, 9])
+    mean, std = scheduler.transition(velocity, sample, index, sde_type=sde_type, eta=ETA)
+    stored = scheduler.sample_next(mean, std, noise)
+    assert torch.equal(stored, mean + std * noise)
+    density = torch.distributions.Normal(mean.double(), std.double().expand_as(mean)).log_prob(stored.double())
+    log_prob = scheduler.log_prob(stored, mean, std, sde_type=sde_type)
+    assert log_prob.shape == (SHAPE[0],)
+    torch.testing.assert_close(log_prob.double(), density.mean(dim=(1, 2, 3, 4)), rtol=1e-5, atol=1e-5)
+
+
 def test_cps_log_prob_is_the_squared_error_alone(scheduler, tensors):
     sample, velocity, noise = tensors
     mean, std = scheduler.transition(velocity, sample, 3, sde_type="cps", eta=ETA)
