@@ -8,6 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import cache
 from multiprocessing import get_context
+from multiprocessing.util import Finalize
 from typing import Any, TypeVar
 
 R = TypeVar("R")
@@ -33,7 +34,9 @@ def in_own_processes(function: Callable[..., R], calls: Sequence[Sequence[Any]],
 
 @cache
 def _processes() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(2, get_context("spawn"), _begin)
+    pool = ProcessPoolExecutor(2, get_context("spawn"), _begin)
+    Finalize(pool, pool.shutdown, exitpriority=100)  # before its queues close; multiprocessing waits for it
+    return pool
 
 
 def _begin() -> None:

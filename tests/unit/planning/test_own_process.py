@@ -16,6 +16,11 @@ def refuse(number: int) -> None:
     raise ValueError(f"not {number}")
 
 
+def end() -> None:
+    """Be killed."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def own() -> int:
     """The process that answers a call."""
     return in_own_processes(os.getpid, [()])[0]
@@ -35,7 +40,7 @@ def test_an_error_is_raised_here_with_the_place_where_it_arose():
 def test_a_killed_process_is_told_and_replaced():
     killed = own()
     with pytest.raises(RuntimeError, match="was killed"):
-        in_own_processes(os.kill, [(killed, signal.SIGKILL)])
+        in_own_processes(end, [()])
     assert own() != killed
 
 
