@@ -18,6 +18,7 @@ from hyvideo.config.outside import complain, say_loading
 from hyvideo.data.files import claim_output
 from hyvideo.distributed.gpus import GPUS, find_gpu
 from hyvideo.planning.assumptions import Assumptions
+from hyvideo.planning.own_process import start_server
 
 if TYPE_CHECKING:
     from hyvideo.planning.plan import Plan
@@ -59,6 +60,7 @@ def main(argv: list[str]) -> int:
             claim_output(arguments.json, [flag.rpartition("=")[2] for flag in flags])
         assumptions = _assumptions(arguments)
         say_loading("scripts.plan")
+        start_server()
         from hyvideo.planning.plan import make_plan, misfit  # only now, for it takes seconds
         from hyvideo.planning.search import Search
         from hyvideo.planning.table import plan_table

@@ -20,6 +20,7 @@ from hyvideo.config.flags import TeachingParser
 from hyvideo.config.loading import load_config
 from hyvideo.config.outside import complain, say_loading
 from hyvideo.data.files import claim_output
+from hyvideo.planning.own_process import start_server
 
 if TYPE_CHECKING:
     from hyvideo.planning.rehearsal import Rehearsal
@@ -42,6 +43,7 @@ def main(argv: list[str]) -> int:
         if arguments.json:
             claim_output(arguments.json, [flag.rpartition("=")[2] for flag in flags])
         say_loading("scripts.rehearse")
+        start_server()
         from hyvideo.planning.networks import read_networks  # only now, for it takes seconds
         from hyvideo.planning.plan import check_plan
         from hyvideo.planning.rehearsal import rehearse

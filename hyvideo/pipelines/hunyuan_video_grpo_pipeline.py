@@ -346,7 +346,7 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
             max_length=crop + self.tokenizer_max_length,
             return_tensors="pt",
         ).to(self._execution_device)
-        states = self.text_encoder(**tokens, output_hidden_states=True).hidden_states[-3]
+        states = self.text_encoder(**tokens, output_hidden_states=True, use_cache=False).hidden_states[-3]
         return states[0, crop:].float()
 
     def _encode_glyphs(self, prompt: str) -> Tensor:

@@ -1,15 +1,18 @@
 """Processes for what changes PyTorch as a whole, so that the process of a run stays as it was."""
 
-import ctypes
+import os
 import signal
-import sys
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import cache
-from multiprocessing import get_context
+from multiprocessing import forkserver, get_context, parent_process
 from multiprocessing.util import Finalize
 from typing import Any, TypeVar
+
+PRELOADED = ["hyvideo.planning.rehearsal"]
+"""What the server imports from which these processes are forked. A process of multiprocessing has one such server."""
 
 R = TypeVar("R")
 
@@ -32,15 +35,27 @@ def in_own_processes(function: Callable[..., R], calls: Sequence[Sequence[Any]],
         ) from None
 
 
+def start_server() -> None:
+    """Start importing what the processes need, while this one does something else."""
+    get_context("forkserver").set_forkserver_preload(PRELOADED)
+    forkserver.ensure_running()
+
+
 @cache
 def _processes() -> ProcessPoolExecutor:
-    pool = ProcessPoolExecutor(2, get_context("spawn"), _begin)
+    start_server()
+    pool = ProcessPoolExecutor(2, get_context("forkserver"), _begin)
     Finalize(pool, pool.shutdown, exitpriority=100)  # before its queues close; multiprocessing waits for it
     return pool
 
 
 def _begin() -> None:
-    """End with the process that began this one, however that ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    """End with the process that asked for this one, however that ends."""
+
+    def watch() -> None:
+        """Wait for its end."""
+        parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches all processes of a terminal

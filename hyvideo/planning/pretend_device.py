@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorDeviceMismatchError,
     FakeTensorMode,
+    in_kernel_invocation_manager,
 )
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
@@ -78,6 +79,7 @@ class PretendDevice(PeakMemory):
         self.reasons: set[str] = set()
         self.forget()
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self._results: dict[object, tuple] = {}  # operation and what decides its shapes -> those of its results
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
@@ -138,7 +140,7 @@ class PretendDevice(PeakMemory):
         tensors = _tensors_in(args) + _tensors_in(kwargs.values())
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
-        on_device = any(value.device.type == NAME for value in tensors) or (
+        on_device = any(_is_on_device(value) for value in tensors) or (
             torch.device(kwargs.get("device") or "cpu").type == NAME
         )
         if (
@@ -160,14 +162,38 @@ class PretendDevice(PeakMemory):
         return result
 
     def _run(self, operation: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Return an operation's result, for most of them without the slow checks of `FakeTensorMode`."""
+        tensors = _tensors_in(args) + _tensors_in(kwargs.values())
+        if not all(isinstance(value, FakeTensor) for value in tensors):
+            return self._checked(operation, args, kwargs)
+        if operation.is_view:
+            with in_kernel_invocation_manager(self._fake):
+                viewed = operation(*args, **kwargs)
+            views = [FakeTensor(self._fake, each, tensors[0].fake_device) for each in _tensors_in([viewed])]
+            return views[0] if isinstance(viewed, Tensor) else views
+        if "device" in kwargs or not all(map(_is_on_device, tensors)):
+            return self._checked(operation, args, kwargs)
+        key = (operation, _shapes(args), _shapes(kwargs))
+        if made := self._results.get(key):
+            made = [torch.empty_strided(*shape, dtype=dtype, device="meta") for *shape, dtype in made]
+            results = [FakeTensor(self._fake, each, self.device) for each in made]
+            return results[0] if len(results) == 1 else tuple(results)
+        result = self._checked(operation, args, kwargs)
+        results = result if isinstance(result, tuple) else (result,)
+        if all(isinstance(each, FakeTensor) for each in results):
+            held = {each.untyped_storage()._cdata for each in tensors}
+            if not held & {each.untyped_storage()._cdata for each in results}:
+                self._results[key] = _shapes(results)
+        return result
+
+    def _checked(self, operation: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Compute shapes; a mix of host and device is noted, and repaired so that the rehearsal goes on."""
-        if not all(isinstance(value, FakeTensor) for value in _tensors_in(args) + _tensors_in(kwargs.values())):
 
-            def enter(value: Tensor) -> Tensor:
-                """Take a tensor that was made outside into the rehearsal."""
-                return value if isinstance(value, FakeTensor) else self._fake.from_tensor(value)
+        def enter(value: Tensor) -> Tensor:
+            """Take a tensor that was made outside into the rehearsal."""
+            return value if isinstance(value, FakeTensor) else self._fake.from_tensor(value)
 
-            args, kwargs = tree_map_only(Tensor, enter, (args, kwargs))
+        args, kwargs = tree_map_only(Tensor, enter, (args, kwargs))
         try:
             with self._fake:
                 return operation(*args, **kwargs)
@@ -255,7 +281,7 @@ class PretendDevice(PeakMemory):
 
     def _see(self, tensor: Tensor) -> None:
         """Count a storage that is new, if it is on the device."""
-        if tensor.device.type == NAME:
+        if _is_on_device(tensor):
             super()._see(tensor)
 
     def _count(self, now: int, size: list[int]) -> None:
@@ -281,6 +307,22 @@ def _tensors_in(values: Iterable[Any]) -> list[Tensor]:
         elif isinstance(value, list | tuple):
             found += _tensors_in(value)
     return found
+
+
+def _is_on_device(tensor: Tensor) -> bool:
+    """Whether a tensor is on the pretended device; to ask a fake one for its `device` is an operation by itself."""
+    return (tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device).type == NAME
+
+
+def _shapes(value: Any) -> Any:
+    """Return what of arguments decides the shapes of results: those of tensors, and all other values."""
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype
+    if isinstance(value, list | tuple):
+        return tuple(map(_shapes, value))
+    if isinstance(value, dict):
+        return tuple((name, _shapes(each)) for name, each in value.items())
+    return type(value), value
 
 
 def _is_large(operation: Any, args: tuple, kwargs: Mapping[str, Any]) -> bool:

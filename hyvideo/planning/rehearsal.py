@@ -25,6 +25,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from diffusers import ClassifierFreeGuidance, HunyuanVideo15Transformer3DModel
+from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import HunyuanVideo15Decoder3D
 from PIL import Image
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
@@ -36,6 +37,7 @@ from transformers import (
     SiglipVisionModel,
     T5EncoderModel,
 )
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLDecoderLayer
 
 from hyvideo.algorithms.algorithm import algorithm_class
 from hyvideo.algorithms.optimizer import Optimization
@@ -275,6 +277,8 @@ def _rehearse(
             (HunyuanVideoGRPOPipeline, "decode", "decode", lambda latents: latents.shape),
             (HunyuanVideoGRPOPipeline, "encode", "encode", None),
             (Optimization, "step", "step", None),
+            (HunyuanVideo15Decoder3D, "forward", "decode", lambda tile: ("tile", tile.shape)),
+            (Qwen2_5_VLDecoderLayer, "forward", "encode", lambda tokens: ("layer", tokens.shape)),
         ):
             stack.enter_context(patch.object(owner, name, _as_part(device, getattr(owner, name), part, alike)))
         timer = PhaseTimer(device.device)
@@ -347,7 +351,7 @@ def _as_part(
 
     Calls for which `alike` returns the same do the same: the first is made, and the others are counted as it was.
     """
-    made: dict[object, tuple[Any, int, Counter]] = {}
+    made: dict[object, tuple[Callable[[], Any], int, Counter]] = {}
 
     def wrapped(owner: Any, *args: Any, **kwargs: Any) -> Any:
         """Make the call, or count it again."""
@@ -362,14 +366,21 @@ def _as_part(
                 device.peaks[place] = max(most, device.peaks[place])
                 if key is None:
                     return result
-                made[key] = (result, taken, counts)
+                again = _another(result) if isinstance(result, Tensor) else lambda: result
+                made[key] = (again, taken, counts)
             else:
-                result, taken, counts = made[key]
+                again, taken, counts = made[key]
                 device.peaks[place] = max(device.peaks[place], device.current + taken)
                 device.count_again(place, counts)
+                result = again()
         return result
 
     return wrapped
+
+
+def _another(tensor: Tensor) -> Callable[[], Tensor]:
+    """Return what makes tensors like this one, which need not stay in memory for it."""
+    return partial(torch.empty_strided, tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
 
 def _validate(

@@ -5,32 +5,30 @@ import os
 import socket
 import traceback
 from collections.abc import Callable, Sequence
-from functools import cache
-from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from typing import Any
 
 import torch
 
 from hyvideo.distributed.process_group import process_group
+from hyvideo.planning import own_process
 from tests.support.training import REPOSITORY
 
 TIMEOUT = 1500.0
 """Seconds after which ranks that should have ended are a failed test."""
 
 
-@cache
-def forking_context() -> ForkServerContext:
-    """Start the server that every process of a test is forked from; return the context that forks it.
+own_process.PRELOADED = ["tests.support.preloaded"]
+"""There is one server per test process, and what it imports is decided when it starts: hence one module for all."""
 
-    There is one server per test process, and what it imports is decided when it starts: hence one module for all.
-    """
-    path = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPOSITORY), path]))
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.support.preloaded"])
-    forkserver.ensure_running()
-    return context
+if str(REPOSITORY) not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+
+
+def forking_context() -> ForkServerContext:
+    """Start the server that every process of a test is forked from; return the context that forks it."""
+    own_process.start_server()
+    return multiprocessing.get_context("forkserver")
 
 
 def run_on_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:

@@ -45,14 +45,15 @@ def test_a_killed_process_is_told_and_replaced():
 
 
 @pytest.mark.parametrize(
-    "waiting", ["time.sleep(60)", "in_own_processes(time.sleep, [(60,)])"], ids=["idle", "at work"]
+    "waiting", ["time.sleep(60)", "own_process.in_own_processes(time.sleep, [(60,)])"], ids=["idle", "at work"]
 )
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_it_ends_with_the_process_that_asked(number: int, waiting: str, tmp_path: Path):
     program = tmp_path / "program.py"
     program.write_text(
-        "import os, time\nfrom hyvideo.planning.own_process import in_own_processes\n"
-        f"if __name__ == '__main__':\n    print(in_own_processes(os.getpid, [()])[0], flush=True)\n    {waiting}\n"
+        "import os, time\nfrom hyvideo.planning import own_process\nown_process.PRELOADED = []\n"
+        "if __name__ == '__main__':\n"
+        f"    print(own_process.in_own_processes(os.getpid, [()])[0], flush=True)\n    {waiting}\n"
     )
     repository = {"PYTHONPATH": str(Path(__file__).parents[3])}
     asking = subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, text=True, env=os.environ | repository)
