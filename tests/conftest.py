@@ -1,6 +1,7 @@
 """Fixtures of all tests: the tiny random model, written once per session, and pipelines and trainers of it."""
 
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from hypothesis import settings
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # equalities to the last bit are promised on the CPU
 if "PYTEST_XDIST_WORKER" in os.environ:  # a core each for the workers of `make test`, and for what they start
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+else:
+    rehearsals = tempfile.TemporaryDirectory()  # shared by all workers, and by what they start
+    os.environ["SAGE_GRPO_CACHE"] = rehearsals.name
 settings.register_profile("long", max_examples=10_000)
 if "HYPOTHESIS_PROFILE" in os.environ:
     settings.load_profile(os.environ["HYPOTHESIS_PROFILE"])

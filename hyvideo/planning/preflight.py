@@ -61,7 +61,7 @@ def preflight(config: Config) -> str:
     return (
         f"{plan_table(plan)}\n{warned}"
         f"dry run: {plan.world_size} rank(s), settings, prompts, weights, run folder and free "
-        f"space are in order ({time.monotonic() - started:.0f} s); nothing was written"
+        f"space are in order ({time.monotonic() - started:.0f} s); no run folder was touched"
     )
 
 

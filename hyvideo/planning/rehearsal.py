@@ -53,6 +53,7 @@ from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.models.reward_models.rewards import Scores
 from hyvideo.observability.phase_timer import PhaseTimer
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
+from hyvideo.planning.kept import keep, kept_at, read_kept
 from hyvideo.planning.networks import Networks, encoder_configs, made_in, make_vae
 from hyvideo.planning.own_process import in_own_processes
 from hyvideo.planning.pretend_backend import NAME
@@ -140,6 +141,8 @@ def rehearse(
 ) -> Rehearsal:
     """Rehearse a round and a validation as the first of `world_size` ranks that decodes as many videos as any.
 
+    A rehearsal of the same settings, code and libraries is read where it was kept (`hyvideo.planning.kept`).
+
     Args:
         config: the run.
         networks: sizes of its networks.
@@ -151,6 +154,17 @@ def rehearse(
         ValueError: the ranks do not divide as `config.parallel` says.
         RuntimeError: the process that rehearses was killed; most often memory ran out.
     """
+    path = kept_at(config, networks, {"world_size": world_size, "num_text": num_text, "whole": whole})
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # none is kept, or a damaged one
+        return Rehearsal(**read_kept(path))
+    done = _extrapolated(config, networks, world_size, num_text, whole=whole)
+    if path:
+        keep(path, vars(done))
+    return done
+
+
+def _extrapolated(config: Config, networks: Networks, world_size: int, num_text: int, *, whole: bool) -> Rehearsal:
+    """Rehearse a few blocks and steps unless `whole`, and draw the lines through their numbers."""
     layers, look = networks.transformer["num_layers"], config.validation.validation_num_inference_steps
     steps = config.rollout.grpo_sampling_steps
     depths, made, looks = (layers,), (steps,), (look,)

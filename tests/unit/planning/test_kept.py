@@ -1,0 +1,69 @@
+"""A rehearsal is made once for the same settings, sizes and code, and never taken for another."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hyvideo.config.loading import load_config
+from hyvideo.planning import kept, rehearsal
+from hyvideo.planning.networks import read_networks
+from hyvideo.planning.rehearsal import rehearse
+from tests.support.training import REPOSITORY
+
+TINY = ["--config", str(REPOSITORY / "configs/tiny.yaml"), "--validation_interval", "0"]
+SIZES = {"world_size": 1, "num_text": 20}
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where this test keeps rehearsals, which is not there yet."""
+    monkeypatch.setenv("SAGE_GRPO_CACHE", str(tmp_path / "kept"))
+    return tmp_path / "kept"
+
+
+def place(*flags: str, layers: int = 2, **sizes: object) -> Path | None:
+    """Where the rehearsal of a run is kept."""
+    config = load_config([*TINY, *flags])
+    networks = read_networks(config.model, config.reward)
+    networks = replace(networks, transformer={**networks.transformer, "num_layers": layers})
+    return kept.kept_at(config, networks, SIZES | sizes)
+
+
+def test_the_same_run_is_rehearsed_once_and_again_when_its_file_is_damaged(folder: Path, monkeypatch):
+    config = load_config(TINY)
+    networks = read_networks(config.model, config.reward)
+    made = rehearse(config, networks, **SIZES)
+    (file,) = folder.iterdir()
+    asked = []
+    monkeypatch.setattr(rehearsal, "in_own_processes", lambda *args, **kwargs: asked.append(args) or 1 / 0)
+    assert rehearse(config, networks, **SIZES) == made and not asked
+    for text in ("", "{", "[]", '{"peaks": 1}', json.dumps({"depths": [2]})):
+        file.write_text(text)
+        with pytest.raises(ZeroDivisionError):
+            rehearse(config, networks, **SIZES)
+
+
+def test_what_decides_a_rehearsal_decides_its_file(monkeypatch):
+    file = place()
+    assert file == place("--max_steps", "7", "--train_video_csv", "others.csv")
+    others = [place("--eta", "0.3"), place(layers=3), place(world_size=2), place(num_text=21)]
+    monkeypatch.setattr(kept, "code_hash", lambda: "another")
+    assert len({file, place(), *others}) == 6
+
+
+@pytest.mark.parametrize("name", ["", "~/kept"])
+def test_nothing_is_kept_without_a_folder(name: str, monkeypatch):
+    monkeypatch.setenv("SAGE_GRPO_CACHE", name)
+    assert place() is None
+
+
+def test_a_sampler_of_ones_own_is_rehearsed_each_time():
+    assert place("--sde_type", "examples.sampler:Own") is None
+
+
+def test_a_folder_that_cannot_be_written_keeps_nothing(folder: Path):
+    folder.write_text("a file")
+    kept.keep(place(), {"depths": (1,)})
+    assert folder.read_text() == "a file"
