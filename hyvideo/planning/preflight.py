@@ -1,4 +1,4 @@
-"""What `post_train.py --dry_run` checks on the ranks of a run before it is started; nothing is trained or written."""
+"""What `post_train.py --dry_run` checks on the ranks of a run before it is started; no run folder is touched."""
 
 import math
 import os

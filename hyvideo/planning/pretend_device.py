@@ -165,7 +165,12 @@ class PretendDevice(PeakMemory):
         """Return an operation's result, for most of them without the slow checks of `FakeTensorMode`."""
         tensors = _tensors_in(args) + _tensors_in(kwargs.values())
         if not all(isinstance(value, FakeTensor) for value in tensors):
-            return self._checked(operation, args, kwargs)
+
+            def enter(value: Tensor) -> Tensor:
+                """Take a tensor that was made outside into the rehearsal."""
+                return value if isinstance(value, FakeTensor) else self._fake.from_tensor(value)
+
+            return self._checked(operation, *tree_map_only(Tensor, enter, (args, kwargs)))
         if operation.is_view:
             with in_kernel_invocation_manager(self._fake):
                 viewed = operation(*args, **kwargs)
@@ -188,12 +193,6 @@ class PretendDevice(PeakMemory):
 
     def _checked(self, operation: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Compute shapes; a mix of host and device is noted, and repaired so that the rehearsal goes on."""
-
-        def enter(value: Tensor) -> Tensor:
-            """Take a tensor that was made outside into the rehearsal."""
-            return value if isinstance(value, FakeTensor) else self._fake.from_tensor(value)
-
-        args, kwargs = tree_map_only(Tensor, enter, (args, kwargs))
         try:
             with self._fake:
                 return operation(*args, **kwargs)
