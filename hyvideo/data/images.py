@@ -50,14 +50,9 @@ def check_images(prompts: Sequence[Prompt]) -> None:
 def check_task(prompts: Sequence[Prompt], task: str) -> None:
     """Raise a ValueError unless no prompt has an image for a model of `task` t2v, and every one has for i2v."""
     wrong = [prompt for prompt in prompts if (prompt.ref_image_path is None) == (task == "i2v")]
-    if wrong and task == "i2v":
-        raise ValueError(
-            f"An image-to-video model was given {len(wrong)} of {len(prompts)} prompts without an image, the first "
-            f"being index {wrong[0].index}: {wrong[0].text[:60]!r}. Give each a ref_image_path (CSV column) or "
-            "--image_path, or choose a t2v version."
-        )
     if wrong:
+        model, have = ("An image", "without") if task == "i2v" else ("A text", "with")
         raise ValueError(
-            f"A text-to-video model was given {len(wrong)} of {len(prompts)} prompts with an image, the first being "
-            f"index {wrong[0].index}: '{wrong[0].ref_image_path}'. Choose an i2v version, or leave the images out."
+            f"{model}-to-video model was given {len(wrong)} of {len(prompts)} prompts {have} an image (CSV column "
+            f"ref_image_path, or --image_path), the first being index {wrong[0].index}: {wrong[0].text[:60]!r}."
         )
