@@ -86,6 +86,8 @@ def build_mesh(
 ) -> Mesh:
     """Lay the axes over all ranks of the process group; without one, the mesh of a single process.
 
+    Every rank raises a ValueError if the ranks do not divide into these axes.
+
     Args:
         sp_size: ranks per video.
         dp_replicate: copies of the sharded model.
@@ -94,9 +96,6 @@ def build_mesh(
         collective_timeout: seconds that its groups wait for a missing rank; they do not inherit the timeout of
             `process_group`. None: the library's own, 10 minutes for NCCL.
         one_shard: let FSDP hold the weights of a single process too, as `offload weights` needs; it must have a group.
-
-    Raises:
-        ValueError: the ranks do not divide into these axes; every rank raises it.
     """
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     layout = Layout(world_size, sp_size, dp_replicate)
@@ -107,15 +106,16 @@ def build_mesh(
     of_videos = torch.arange(world_size).reshape(-1, rows, sp_size // rows)
     sp_group = _own_group(of_videos.flatten(0, 1), timeout) if sp_size > rows else None
     guidance_group = _own_group(of_videos.transpose(1, 2).flatten(0, 1), timeout) if rows > 1 else None
-    both = sp_group is not None and guidance_group is not None
-    return Mesh(
-        rank,
-        layout,
-        sp_group=sp_group,
-        guidance_group=guidance_group,
-        video_group=_own_group(of_videos.flatten(1), timeout) if both else sp_group or guidance_group,
-        weights=_weights_mesh(torch.arange(world_size).reshape(dp_replicate, -1), device_type, timeout),
-    )
+    video_group = sp_group or guidance_group
+    if sp_group and guidance_group:
+        video_group = _own_group(of_videos.flatten(1), timeout)
+    if dp_replicate == 1:
+        weights = init_device_mesh(device_type, (world_size,), mesh_dim_names=("shard",))  # the group of all ranks
+    else:
+        ranks = torch.arange(world_size).reshape(dp_replicate, -1)
+        groups = [_own_group(ranks.T, timeout), _own_group(ranks, timeout)]
+        weights = DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=("replicate", "shard"))
+    return Mesh(rank, layout, sp_group, guidance_group, video_group, weights)
 
 
 def mesh_of(config: Config, device_type: str) -> Mesh:
@@ -128,14 +128,6 @@ def mesh_of(config: Config, device_type: str) -> Mesh:
         collective_timeout=config.parallel.collective_timeout,
         one_shard="weights" in config.parallel.offload,
     )
-
-
-def _weights_mesh(ranks: torch.Tensor, device_type: str, timeout: timedelta | None) -> DeviceMesh:
-    """Return the device mesh of `ranks`, long `[dp_replicate, shards]`: both axes, or the shards of one copy."""
-    if len(ranks) == 1:
-        return init_device_mesh(device_type, (ranks.numel(),), mesh_dim_names=("shard",))  # the group of all ranks
-    groups = [_own_group(ranks.T, timeout), _own_group(ranks, timeout)]
-    return DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=("replicate", "shard"))
 
 
 def _own_group(rows: torch.Tensor, timeout: timedelta | None) -> ProcessGroup:

@@ -17,12 +17,11 @@ def process_group(timeout_seconds: int, *, of_one: bool = False) -> Iterator[Non
 
     GPUs, one per `LOCAL_RANK`, communicate over NCCL, and over gloo for small values and checkpoints; CPUs over gloo.
 
+    A ValueError says that a variable is wrong, there is no GPU for this rank, or the ranks did not meet.
+
     Args:
         timeout_seconds: how long to wait for missing ranks, and later in any collective.
         of_one: give one process a group too, which FSDP needs to keep weights in host memory.
-
-    Raises:
-        ValueError: a variable is missing or not a number, there is no GPU for this rank, or the ranks did not meet.
     """
     if os.environ.get("WORLD_SIZE", "1") == "1":
         if of_one:
@@ -32,16 +31,13 @@ def process_group(timeout_seconds: int, *, of_one: bool = False) -> Iterator[Non
         if of_one:
             dist.destroy_process_group()
         return
-    missing = [name for name in LAUNCHER_VARIABLES if name not in os.environ]
-    if missing:
-        raise ValueError(
-            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {', '.join(missing)} is not set: start the ranks with "
-            "torchrun (run_post_train.sh does), or unset WORLD_SIZE for one process."
-        )
-    place = {name: os.environ[name] for name in LAUNCHER_VARIABLES}
-    wrong = [name for name in LAUNCHER_VARIABLES if name != "MASTER_ADDR" and not place[name].isdecimal()]
+    place = {name: os.environ.get(name, "") for name in LAUNCHER_VARIABLES}
+    wrong = [name for name, value in place.items() if not value or (name != "MASTER_ADDR" and not value.isdecimal())]
     if wrong:
-        raise ValueError(f"{wrong[0]} must be a whole number; received {place[wrong[0]]!r} from the environment.")
+        raise ValueError(
+            f"WORLD_SIZE is {place['WORLD_SIZE']}, but {', '.join(wrong)} is not set or no whole number: start the "
+            "ranks with torchrun (run_post_train.sh does), or unset WORLD_SIZE for one process."
+        )
     backend = "gloo"
     if torch.cuda.is_available():
         backend, local_rank = "cpu:gloo,cuda:nccl", int(place["LOCAL_RANK"])
