@@ -1,4 +1,4 @@
-"""Profile mode: a PyTorch profiler trace of the beginning of each phase, and a table of where the time went."""
+"""Profile mode: a trace of the beginning of each phase, and a table of where the time went; and the device's peak."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +11,7 @@ from torch import nn
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from hyvideo.distributed.gpus import named_by_driver
 from hyvideo.observability.phase_timer import PHASES, PhaseTimer, clock
 
 PASSES = 2
@@ -129,7 +130,11 @@ def phase_table(recorded: Mapping[str, Recorded], times: Sequence[Mapping[str, f
         "|---|---|---|---|",
     ]
     for phase in PHASES:
-        busy = f"{_busy_share(recorded[phase]):.0%}" if phase in recorded and torch.cuda.is_available() else "-"
+        busy = "-"
+        if phase in recorded and torch.cuda.is_available():  # at least one kernel, whichever thread had started it
+            events = recorded[phase].profiler.events()
+            kernels = [e.time_range for e in events if e.device_type == DeviceType.CUDA and not e.is_user_annotation]
+            busy = f"{covered([(span.start, span.end) for span in kernels]) / 1e6 / recorded[phase].seconds:.0%}"
         lines.append(f"| {phase} | {seconds[phase]:.3f} | {seconds[phase] / whole:.1%} | {busy} |")
     order = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
     for phase, beginning in recorded.items():
@@ -141,16 +146,6 @@ def phase_table(recorded: Mapping[str, Recorded], times: Sequence[Mapping[str, f
     return "\n".join([*lines, ""])
 
 
-def _busy_share(recorded: Recorded) -> float:
-    """Return the share of the time in which the GPU ran at least one kernel, whichever thread had started it."""
-    kernels = [
-        (event.time_range.start, event.time_range.end)
-        for event in recorded.profiler.events()
-        if event.device_type == DeviceType.CUDA and not event.is_user_annotation
-    ]
-    return covered(kernels) / 1e6 / recorded.seconds
-
-
 def covered(spans: Sequence[tuple[float, float]]) -> float:
     """Return the length of what intervals (start, end) cover together."""
     length, reached = 0.0, float("-inf")
@@ -158,3 +153,24 @@ def covered(spans: Sequence[tuple[float, float]]) -> float:
         length += max(0.0, end - max(start, reached))
         reached = max(reached, end)
     return length
+
+
+def matrix_peak_tflops(device: torch.device, dtype: torch.dtype) -> float:
+    """Return the 10^12 operations per second that `device` can make in matrix products of `dtype`.
+
+    That is the data sheet's figure of a known GPU in half precision, otherwise what a large product reaches now: the
+    fastest of five counts, after one that does not.
+    """
+    if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
+        known = named_by_driver(torch.cuda.get_device_name(device))
+        if known is not None:
+            return known.teraflops
+    size = 8192 if device.type == "cuda" else 1024
+    generator = torch.Generator(device).manual_seed(0)  # not the global one, whose state is the run's
+    first, second = (torch.randn(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
+    seconds = []
+    for _ in range(6):
+        start = clock(device)
+        first @ second
+        seconds.append(clock(device) - start)
+    return 2 * size**3 / min(seconds[1:]) / 1e12
