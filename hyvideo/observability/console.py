@@ -37,7 +37,6 @@ class Console:
         self._first_step, self._max_steps, self._started = 0, 0, time.monotonic()
         self._printed, self._seconds = 0, dict.fromkeys(PHASES, 0.0)  # until the last plain line, and since
         if rank == 0:
-            run_dir = Path(run_dir)
             run_dir.mkdir(parents=True, exist_ok=True)
             self._log_file = (run_dir / "console.log").open("a", encoding="utf-8", buffering=1)
 

@@ -19,7 +19,6 @@ from accelerate.utils import patch_environment
 from PIL import Image
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 
-from hyvideo.config.settings import nearest
 from hyvideo.data.files import FULL
 from hyvideo.data.videos import read_chosen
 from hyvideo.observability.scored_videos import ScoredVideo
@@ -29,18 +28,11 @@ _GIF_SIDE, _GIF_FRAMES = 256, 48
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Refuse trackers that do not exist or are not installed.
-
-    Raises:
-        ValueError: names the tracker and what to do.
-    """
-    known = [str(name) for name in LOGGER_TYPE_TO_CLASS]
+    """Raise a ValueError for a tracker that does not exist or is not installed."""
     for name in names:
-        if name not in known:
-            near = nearest(name, known)
-            raise ValueError(f"trackers: unknown tracker '{name}', the nearest is '{near}'; known: {', '.join(known)}.")
         if name not in [str(found) for found in get_available_trackers()]:
-            raise ValueError(f"trackers: '{name}' is not installed: pip install {name}, or leave it out.")
+            known = ", ".join(map(str, LOGGER_TYPE_TO_CLASS))
+            raise ValueError(f"trackers: '{name}' is not installed, or not one of {known}; install it or leave it out.")
 
 
 class Trackers:
@@ -77,9 +69,7 @@ class Trackers:
     def start(self, step: int) -> None:
         """Start all trackers, whose next row is that of update `step`; what they knew of later ones is hidden.
 
-        Raises:
-            ValueError: one cannot start: it names the tracker and what to do.
-            OSError: the disk is full.
+        A ValueError names one that cannot start and what to do; a full disk is an OSError.
         """
         for name in self._names:
             try:
@@ -99,13 +89,25 @@ class Trackers:
 
     def log_videos(self, step: int, videos: Sequence[ScoredVideo]) -> None:
         """Log videos with their prompts and rewards, where the tracker shows videos."""
+        captions = {f"samples/{v.path.stem}": (v.path, f"{v.prompt} ({v.reward:+.3f})") for v in videos}
 
         def show(tracker: GeneralTracker) -> None:
             """Show the videos, or nothing."""
-            if tracker.name == "tensorboard":
-                _show_in_tensorboard(tracker, step, videos)
+            if tracker.name == "tensorboard":  # moving images are what it shows
+                for tag, (path, caption) in captions.items():
+                    gif, width, height = _as_gif(path)
+                    image = Summary.Image(encoded_image_string=gif, width=width, height=height, colorspace=3)
+                    about = SummaryMetadata(summary_description=_escaped(caption))
+                    summary = Summary(value=[Summary.Value(tag=tag, image=image, metadata=about)])
+                    tracker.tracker.file_writer.add_summary(summary, step)
+                tracker.tracker.flush()
             elif tracker.name == "wandb":
-                _show_in_wandb(tracker, step, videos)
+                import wandb  # installed where it is asked for
+
+                shown = {
+                    tag: wandb.Video(str(path), caption=said, format="mp4") for tag, (path, said) in captions.items()
+                }
+                tracker.log(shown, step=step)
 
         self._each(show)
 
@@ -130,7 +132,10 @@ class Trackers:
         if name == "tensorboard":
             tracker = tracker_class("tb", logging_dir=str(self._run_dir), purge_step=step)
         elif name == "wandb":
-            names = {"name": self._run_name, "id": self._run_id(), "resume": "allow"}
+            kept = self._run_dir / "tracker_id"
+            if not kept.exists():
+                kept.write_text(uuid.uuid4().hex[:12])
+            names = {"name": self._run_name, "id": kept.read_text().strip(), "resume": "allow"}
             tracker = tracker_class(os.environ.get("WANDB_PROJECT", PROJECT), dir=str(self._run_dir), **names)
         elif tracker_class.requires_logging_directory:
             tracker = tracker_class(PROJECT, logging_dir=str(self._run_dir))
@@ -144,31 +149,6 @@ class Trackers:
         else:
             tracker.store_init_configuration(self._settings | {"run_name": self._run_name})
         return tracker
-
-    def _run_id(self) -> str:
-        """Return the run's id at trackers that continue runs by id; it is kept in the run folder."""
-        path = self._run_dir / "tracker_id"
-        if not path.exists():
-            path.write_text(uuid.uuid4().hex[:12])
-        return path.read_text().strip()
-
-
-def _show_in_tensorboard(tracker: GeneralTracker, step: int, videos: Sequence[ScoredVideo]) -> None:
-    """Log videos as moving images, as TensorBoard shows them, with prompt and reward below."""
-    for video in videos:
-        gif, width, height = _as_gif(video.path)
-        image = Summary.Image(encoded_image_string=gif, width=width, height=height, colorspace=3)
-        about = SummaryMetadata(summary_description=_escaped(_caption(video)))
-        value = Summary.Value(tag=f"samples/{video.path.stem}", image=image, metadata=about)
-        tracker.tracker.file_writer.add_summary(Summary(value=[value]), step)
-    tracker.tracker.flush()
-
-
-def _show_in_wandb(tracker: GeneralTracker, step: int, videos: Sequence[ScoredVideo]) -> None:
-    import wandb  # installed where it is asked for
-
-    shown = {f"samples/{v.path.stem}": wandb.Video(str(v.path), caption=_caption(v), format="mp4") for v in videos}
-    tracker.log(shown, step=step)
 
 
 def _as_gif(path: Path) -> tuple[bytes, int, int]:
@@ -188,10 +168,6 @@ def _as_gif(path: Path) -> tuple[bytes, int, int]:
     encoded = io.BytesIO()
     images[0].save(encoded, "GIF", save_all=True, append_images=images[1:], duration=duration, loop=0)
     return encoded.getvalue(), *images[0].size
-
-
-def _caption(video: ScoredVideo) -> str:
-    return f"{video.prompt} ({video.reward:+.3f})"
 
 
 def _escaped(text: str) -> str:
