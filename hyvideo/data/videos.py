@@ -83,6 +83,8 @@ def read_video(path: Path, indices: Sequence[int] | None = None, *, max_bytes: i
                 _check_size(path, len(places) + 1, height, width, max_bytes)
                 places[index] = len(places)
                 pixels += frame.data
+                if indices is not None and index == max(indices):
+                    break
         frames = torch.frombuffer(pixels, dtype=torch.uint8).view(len(places), height, width, 3)
         chosen = [places[index] for index in (indices or places)]
         return frames if chosen == list(range(len(places))) else frames[chosen]
@@ -94,14 +96,6 @@ def poster_of(frame: torch.Tensor) -> bytes:
     image.thumbnail((_POSTER_SIDE, _POSTER_SIDE))
     image.save(encoded, "JPEG", quality=90)
     return encoded.getvalue()
-
-
-def first_frame(path: Path) -> torch.Tensor:
-    """First frame of a video file, uint8 [H, W, 3], without decoding the others; errors as of `read_video`."""
-    with _opened(path) as reader:
-        width, height = reader.get_meta_data()["size"]
-        _check_size(path, 1, height, width)
-        return torch.from_numpy(reader.get_data(0))
 
 
 def video_length(path: Path) -> tuple[int, float]:

@@ -66,10 +66,6 @@ class Watchdog:
     Every rank has one. A rank that waits for others in a collective is stuck as well: the culprit is the one whose
     stack is not in a collective, or that is silent (stopped or dead). It prints after `seconds` in one phase, and again
     after as many. The output must be a real file, because stacks are written to its descriptor.
-
-    Example:
-        >>> with Watchdog(timer, rank=3, seconds=900):
-        ...     train()  # rank 3: 900 s in phase 'reward', and the stacks, once a reward takes so long
     """
 
     def __init__(self, timer: PhaseTimer, *, rank: int, seconds: float, output: TextIO | None = None) -> None:

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -21,12 +20,8 @@ NUM_OPERATIONS = 15
 """Operations listed for each phase."""
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """The beginning of a phase: a profiler that has stopped, and the seconds that it covers."""
-
-    profiler: profile
-    seconds: float
+Recorded = tuple[profile, float]
+"""The beginning of a phase: a profiler that has stopped, and the seconds that it covers."""
 
 
 class Profile:
@@ -36,13 +31,6 @@ class Profile:
     need: what a round's updates share is timed with its first one. Of each phase the profiler sees the first `PASSES`
     passes through the transformer with all that is around them; the seconds of whole phases are the timer's, of at
     least `num_updates` updates.
-
-    Example:
-        >>> profile = Profile(run_folder / "profile", rank=0, timer=timer, transformer=transformer)
-        >>> profile.begin_round(last=False)  # the first round warms up
-        >>> profile.begin_round(last=False)  # recording
-        >>> profile.end_update(timer.pop(), round_ends=False)  # False
-        >>> profile.end_update(timer.pop(), round_ends=True)  # True: the files are there
     """
 
     def __init__(
@@ -82,8 +70,8 @@ class Profile:
             return
         self._is_open = False
         self.folder.mkdir(parents=True, exist_ok=True)
-        for phase, recorded in self._recorded.items():
-            recorded.profiler.export_chrome_trace(str(self.folder / f"trace_rank{self._rank}_{phase}.json.gz"))
+        for phase, (profiler, _) in self._recorded.items():
+            profiler.export_chrome_trace(str(self.folder / f"trace_rank{self._rank}_{phase}.json.gz"))
         if self._rank == 0:
             (self.folder / "phases.md").write_text(phase_table(self._recorded, self._times), encoding="utf-8")
         self._recorded.clear()
@@ -115,7 +103,7 @@ class Profile:
         if self._running is not None:
             seconds = clock(self._device) - self._start
             self._running.stop()
-            self._recorded[self._phase] = Recorded(self._running, seconds)
+            self._recorded[self._phase] = self._running, seconds
             self._running = None
 
 
@@ -132,15 +120,15 @@ def phase_table(recorded: Mapping[str, Recorded], times: Sequence[Mapping[str, f
     for phase in PHASES:
         busy = "-"
         if phase in recorded and torch.cuda.is_available():  # at least one kernel, whichever thread had started it
-            events = recorded[phase].profiler.events()
-            kernels = [e.time_range for e in events if e.device_type == DeviceType.CUDA and not e.is_user_annotation]
-            busy = f"{covered([(span.start, span.end) for span in kernels]) / 1e6 / recorded[phase].seconds:.0%}"
+            profiler, covers = recorded[phase]
+            events = [e for e in profiler.events() if e.device_type == DeviceType.CUDA and not e.is_user_annotation]
+            busy = f"{covered([(e.time_range.start, e.time_range.end) for e in events]) / 1e6 / covers:.0%}"
         lines.append(f"| {phase} | {seconds[phase]:.3f} | {seconds[phase] / whole:.1%} | {busy} |")
     order = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
-    for phase, beginning in recorded.items():
-        operations = beginning.profiler.key_averages().table(sort_by=order, row_limit=NUM_OPERATIONS)
+    for phase, (profiler, covers) in recorded.items():
+        operations = profiler.key_averages().table(sort_by=order, row_limit=NUM_OPERATIONS)
         lines += [
-            f"\n## {phase}: the first {PASSES} passes, {beginning.seconds:.3f} s with the profiler running\n",
+            f"\n## {phase}: the first {PASSES} passes, {covers:.3f} s with the profiler running\n",
             *("```", operations, "```"),
         ]
     return "\n".join([*lines, ""])

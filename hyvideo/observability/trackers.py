@@ -41,12 +41,6 @@ class Trackers:
     A tracker that fails while the run trains is dropped from then on, with a warning: its numbers are in the run
     folder too, and a service that is down must not cost a round. In the run folder TensorBoard writes to `tb/`, and
     `tracker_id` keeps the run's name at trackers over resumes.
-
-    Example:
-        >>> trackers = Trackers(["tensorboard"], run_dir, run_name="first", warn=console.warning)
-        >>> trackers.start(1)
-        >>> trackers.log(1, {"reward/mean": 0.12})
-        >>> trackers.log_videos(1, read_scored_videos(run_dir / "samples" / "step_1"))
     """
 
     def __init__(

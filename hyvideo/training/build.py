@@ -59,7 +59,7 @@ from hyvideo.training.validation import Validation
 def open_run(config: Config, report: Callable[[Path], None] | None = None) -> Run:
     """Check everything that can be checked, then load the models and put the run together.
 
-    With a process group (`hyvideo.distributed.process_group`) this is one rank of the run, otherwise all of it. The
+    With a process group (`distributed.mesh.process_group`) this is one rank of the run, otherwise all of it. The
     main rank calls `report` with the run folder after every save.
 
     Raises:

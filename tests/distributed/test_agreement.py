@@ -19,8 +19,7 @@ from hyvideo.checkpoint.train_state import SaveError, latest_checkpoint
 from hyvideo.config.loading import load_config
 from hyvideo.data import images
 from hyvideo.distributed.collectives import gather
-from hyvideo.distributed.mesh import build_mesh
-from hyvideo.distributed.process_group import process_group
+from hyvideo.distributed.mesh import build_mesh, process_group
 from hyvideo.training.build import read_inputs
 from tests.support.limits import limited
 from tests.support.ranks import free_port, rank_environment, run_on_ranks
