@@ -11,9 +11,6 @@ from hyvideo.data.prompts import Prompt
 MAX_PIXELS = 2**26
 """Largest number of pixels of an image (8192 x 8192): a file of a few kB may claim billions."""
 
-FORMATS = ("PNG", "JPEG", "WEBP")
-"""Formats that are read; the library knows dozens, among them rarely used ones with a history of bugs."""
-
 UNREADABLE = (
     *(OSError, SyntaxError, ValueError, Image.DecompressionBombError),
     *(ArithmeticError, AttributeError, LookupError, TypeError, struct.error),  # of a damaged EXIF tag
@@ -28,7 +25,7 @@ def read_image(path: str) -> Image.Image:
     """
     try:
         check_file(path)
-        with Image.open(path, formats=FORMATS) as image:
+        with Image.open(path, formats=("PNG", "JPEG", "WEBP")) as image:  # rarely used ones have a history of bugs
             if image.width * image.height > MAX_PIXELS:
                 raise ValueError(f"it has {image.width} x {image.height} pixels, more than {MAX_PIXELS}")
             if image.mode.startswith("I"):

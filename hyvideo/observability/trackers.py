@@ -9,6 +9,7 @@ import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ def check_trackers(names: Sequence[str]) -> None:
             raise ValueError(f"trackers: '{name}' is not installed, or not one of {known}; install it or leave it out.")
 
 
+@dataclass
 class Trackers:
     """Sends what one run logs to its trackers; only rank 0 uses it.
 
@@ -43,35 +45,28 @@ class Trackers:
     `tracker_id` keeps the run's name at trackers over resumes.
     """
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        run_dir: Path,
-        *,
-        run_name: str,
-        settings: Mapping[str, Any] | None = None,
-        warn: Callable[[str], None],
-    ) -> None:
-        check_trackers(names)
-        self._names = list(dict.fromkeys(names))
-        self._warn = warn
-        self._run_dir = Path(run_dir)
-        self._run_name = run_name
-        self._settings = dict(settings or {})
-        self._started: list[GeneralTracker] = []
+    names: Sequence[str]
+    run_dir: Path
+    run_name: str
+    warn: Callable[[str], None]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    _started: list[GeneralTracker] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        check_trackers(self.names)
 
     def start(self, step: int) -> None:
         """Start all trackers, whose next row is that of update `step`; what they knew of later ones is hidden.
 
         A ValueError names one that cannot start and what to do; a full disk is an OSError.
         """
-        for name in self._names:
+        for name in dict.fromkeys(self.names):
             try:
                 self._started.append(self._start(name, step))
             except Exception as error:  # whatever a service and its library may raise
                 self.close()
                 if isinstance(error, OSError) and error.errno in FULL:  # not the service's fault
-                    raise OSError(error.errno, error.strerror, str(self._run_dir)) from error
+                    raise OSError(error.errno, error.strerror, str(self.run_dir)) from error
                 raise ValueError(
                     f"trackers: '{name}' does not start ({type(error).__name__}: {error}). Log in or set it up as its "
                     "own documents say (wandb: `wandb login`, or WANDB_MODE=offline), or leave it out."
@@ -117,31 +112,31 @@ class Trackers:
                 action(tracker)
             except Exception as error:  # whatever a service and its library may raise
                 self._started.remove(tracker)
-                self._warn(f"tracker '{tracker.name}' is left out from now on: {type(error).__name__}: {error}")
+                self.warn(f"tracker '{tracker.name}' is left out from now on: {type(error).__name__}: {error}")
 
     def _start(self, name: str, step: int) -> GeneralTracker:
         with nullcontext() if dist.is_initialized() else patch_environment(local_rank=-1):
             PartialState()  # the trackers ask it who they are; for a single process of torchrun it would make a group
         tracker_class = LOGGER_TYPE_TO_CLASS[name]
         if name == "tensorboard":
-            tracker = tracker_class("tb", logging_dir=str(self._run_dir), purge_step=step)
+            tracker = tracker_class("tb", logging_dir=str(self.run_dir), purge_step=step)
         elif name == "wandb":
-            kept = self._run_dir / "tracker_id"
+            kept = self.run_dir / "tracker_id"
             if not kept.exists():
                 kept.write_text(uuid.uuid4().hex[:12])
-            names = {"name": self._run_name, "id": kept.read_text().strip(), "resume": "allow"}
-            tracker = tracker_class(os.environ.get("WANDB_PROJECT", PROJECT), dir=str(self._run_dir), **names)
+            names = {"name": self.run_name, "id": kept.read_text().strip(), "resume": "allow"}
+            tracker = tracker_class(os.environ.get("WANDB_PROJECT", PROJECT), dir=str(self.run_dir), **names)
         elif tracker_class.requires_logging_directory:
-            tracker = tracker_class(PROJECT, logging_dir=str(self._run_dir))
+            tracker = tracker_class(PROJECT, logging_dir=str(self.run_dir))
         else:
             tracker = tracker_class(PROJECT)
         tracker.start()
         if name == "tensorboard":  # its own handling of settings makes a second run of every start
-            about = {"run/name": self._run_name}
-            rows = "".join(f"| {name} | {_escaped(str(value))} |\n" for name, value in self._settings.items())
+            about = {"run/name": self.run_name}
+            rows = "".join(f"| {name} | {_escaped(str(value))} |\n" for name, value in self.settings.items())
             tracker.log(about | {"run/settings": f"| setting | value |\n|---|---|\n{rows}"}, step=step)
         else:
-            tracker.store_init_configuration(self._settings | {"run_name": self._run_name})
+            tracker.store_init_configuration(dict(self.settings) | {"run_name": self.run_name})
         return tracker
 
 
