@@ -47,7 +47,7 @@ def _work(config: Config, process: ExitStack) -> int:
     import torch.distributed as dist
     from transformers.utils.logging import disable_progress_bar
 
-    from hyvideo.distributed.process_group import process_group
+    from hyvideo.distributed.mesh import process_group
     from hyvideo.planning.preflight import preflight
     from hyvideo.training.build import open_run
     from hyvideo.training.failure import exit_status

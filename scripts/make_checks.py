@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hyvideo.config.flags import Parser
 from hyvideo.config.outside import complain, in_words
-from hyvideo.data.checks import COLUMN, checks_as_text, parse_checks, read_checks
+from hyvideo.data.checks import CHECKS, COLUMN, parse_checks, read_checks
 from hyvideo.data.files import replacing
 from hyvideo.data.prompts import read_prompts, rows_of_csv
 from hyvideo.models.reward_models.registry import RewardContext, RewardFailureError
@@ -81,7 +81,7 @@ def ask_for_checks(server: ChatServer, prompt: str, count: int) -> str:
         text = {"type": "text", "text": INSTRUCTION.format(prompt=prompt, count=count)}
         reply = server.complete([text], max_tokens=2048, temperature=0.7).message.content or ""
         try:
-            return checks_as_text(parse_checks(reply[reply.find("[") : reply.rfind("]") + 1] or "[]"))
+            return CHECKS.dump_json(parse_checks(reply[reply.find("[") : reply.rfind("]") + 1] or "[]")).decode()
         except ValueError as error:
             last = error
     raise ValueError(f"the model wrote no checks in {_ATTEMPTS} attempts: {last}")

@@ -1,11 +1,10 @@
 """Yes/no questions about the videos of a prompt, from the column `checks` of a prompt CSV."""
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
-from pydantic_core import from_json
+from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, ValidationError, field_validator
 
 from hyvideo.data.prompts import rows_of_csv
 
@@ -13,46 +12,35 @@ COLUMN = "checks"
 """The column: JSON such as `[{"question": "Is there a red circle?", "answer": "yes"}]`, or empty."""
 
 
-@dataclass(frozen=True)
-class Check:
-    """A question about a video, and whether the right answer is yes."""
+class Check(BaseModel, frozen=True, extra="forbid"):
+    """A question about a video, and its right answer."""
 
-    question: str
-    expected: bool
+    question: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+    answer: Literal["yes", "no"]
+
+    @field_validator("question")
+    @classmethod
+    def _has_no_special_token(cls, question: str) -> str:
+        if "<|" in question:
+            raise ValueError("a question must not hold '<|', which begins a model's special tokens")
+        return question
+
+
+CHECKS = TypeAdapter(Annotated[tuple[Check, ...], Field(min_length=1)])
+"""Reads and writes the JSON of a cell."""
 
 
 def parse_checks(cell: str) -> tuple[Check, ...]:
     """Read the checks of one cell, none from an empty one; a ValueError if it is not as `COLUMN` says."""
-    if not cell:
-        return ()
-    shape = 'expected [{"question": "...", "answer": "yes" or "no"}, ...]'
     try:
-        entries = from_json(cell)
-    except ValueError as error:
-        raise ValueError(f"not JSON ({error}); {shape}") from error
-    if not isinstance(entries, list) or not entries:
-        raise ValueError(f"{shape}; received {cell!r:.120}")
-    checks = []
-    for entry in entries:
-        if not isinstance(entry, dict) or set(entry) != {"question", "answer"}:
-            raise ValueError(f"{shape}; received the entry {entry!r:.120}")
-        question, answer = entry["question"], entry["answer"]
-        if not isinstance(question, str) or not question.strip() or "<|" in question:
-            raise ValueError(
-                f"a question must be text without '<|', which begins a model's special tokens: {entry!r:.120}"
-            )
-        if answer not in ("yes", "no"):
-            raise ValueError(f"an answer must be yes or no; received the entry {entry!r:.120}")
-        checks.append(Check(question.strip(), answer == "yes"))
-    return tuple(checks)
-
-
-def checks_as_text(checks: Sequence[Check]) -> str:
-    """Write checks as a cell holds them."""
-    return json.dumps(
-        [{"question": check.question, "answer": "yes" if check.expected else "no"} for check in checks],
-        ensure_ascii=False,
-    )
+        return CHECKS.validate_json(cell) if cell else ()
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        place = "".join(f"[{name!r}]" for name in fault["loc"])
+        raise ValueError(
+            f'expected [{{"question": "...", "answer": "yes" or "no"}}, ...]; received {cell!r:.120}: '
+            f"{place} {fault['msg']}"
+        ) from error
 
 
 def read_checks(paths: Sequence[str | Path]) -> dict[str, tuple[Check, ...]]:
@@ -81,6 +69,5 @@ def read_checks(paths: Sequence[str | Path]) -> dict[str, tuple[Check, ...]]:
         problems.append(f"{', '.join(map(str, paths))}: no prompt has any {COLUMN}")
     if problems:
         listed = "\n".join(f"  - {problem}" for problem in problems[:20])
-        more = f"\n  - and {len(problems) - 20} more" if len(problems) > 20 else ""
-        raise ValueError(f"checks of prompts (python -m scripts.make_checks writes them):\n{listed}{more}")
+        raise ValueError(f"{len(problems)} problems of checks (python -m scripts.make_checks writes them):\n{listed}")
     return found

@@ -39,8 +39,7 @@ def replacing(path: Path) -> Iterator[Path]:
 def check_output(path: Path) -> None:
     """Refuse to put a file where a pipe, socket or device is: for every other program it would be one no longer.
 
-    Raises:
-        OSError: it is one of these, or a link to one, or to an open file as `/dev/stdout` is.
+    An OSError, also of a link to one, or to an open file as `/dev/stdout` is.
     """
     with suppress(FileNotFoundError):
         check_file(path)

@@ -11,9 +11,6 @@ from hyvideo.data.prompts import Prompt
 MAX_PIXELS = 2**26
 """Largest number of pixels of an image (8192 x 8192): a file of a few kB may claim billions."""
 
-FORMATS = ("PNG", "JPEG", "WEBP")
-"""Formats that are read; the library knows dozens, among them rarely used ones with a history of bugs."""
-
 UNREADABLE = (
     *(OSError, SyntaxError, ValueError, Image.DecompressionBombError),
     *(ArithmeticError, AttributeError, LookupError, TypeError, struct.error),  # of a damaged EXIF tag
@@ -28,7 +25,7 @@ def read_image(path: str) -> Image.Image:
     """
     try:
         check_file(path)
-        with Image.open(path, formats=FORMATS) as image:
+        with Image.open(path, formats=("PNG", "JPEG", "WEBP")) as image:  # rarely used ones have a history of bugs
             if image.width * image.height > MAX_PIXELS:
                 raise ValueError(f"it has {image.width} x {image.height} pixels, more than {MAX_PIXELS}")
             if image.mode.startswith("I"):
@@ -50,14 +47,9 @@ def check_images(prompts: Sequence[Prompt]) -> None:
 def check_task(prompts: Sequence[Prompt], task: str) -> None:
     """Raise a ValueError unless no prompt has an image for a model of `task` t2v, and every one has for i2v."""
     wrong = [prompt for prompt in prompts if (prompt.ref_image_path is None) == (task == "i2v")]
-    if wrong and task == "i2v":
-        raise ValueError(
-            f"An image-to-video model was given {len(wrong)} of {len(prompts)} prompts without an image, the first "
-            f"being index {wrong[0].index}: {wrong[0].text[:60]!r}. Give each a ref_image_path (CSV column) or "
-            "--image_path, or choose a t2v version."
-        )
     if wrong:
+        model, have = ("An image", "without") if task == "i2v" else ("A text", "with")
         raise ValueError(
-            f"A text-to-video model was given {len(wrong)} of {len(prompts)} prompts with an image, the first being "
-            f"index {wrong[0].index}: '{wrong[0].ref_image_path}'. Choose an i2v version, or leave the images out."
+            f"{model}-to-video model was given {len(wrong)} of {len(prompts)} prompts {have} an image (CSV column "
+            f"ref_image_path, or --image_path), the first being index {wrong[0].index}: {wrong[0].text[:60]!r}."
         )

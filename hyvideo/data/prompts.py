@@ -2,6 +2,7 @@
 
 import csv
 import io
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,14 +48,8 @@ def read_prompts(paths: Sequence[str | Path], image_root: str | Path | None = No
     UTF-8 with or without a byte order mark. Columns: `prompt`, and optionally `index`, `seed` (whole numbers from 0)
     and `ref_image_path` (relative to the folder of its CSV). Empty cells count as not given, empty lines are skipped.
 
-    Args:
-        paths: the files.
-        image_root: folder in which all images must lie, links followed; None: anywhere.
-
-    Raises:
-        ValueError: no files, a file that is missing, not UTF-8, not proper CSV or without prompts, no `prompt` column,
-            a row with a blank prompt or surplus values, a bad number, an index given twice, an image that does not
-            exist or lies outside `image_root`. The message names file and line.
+    All images must lie in `image_root`, links followed, if it is given. A ValueError names file and line of whatever
+    is missing, malformed or there twice.
     """
     if not paths:
         raise ValueError("no prompt CSV given: name at least one file with a `prompt` column")
@@ -78,28 +73,34 @@ def read_prompts(paths: Sequence[str | Path], image_root: str | Path | None = No
 
 def rows_of_csv(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield (file and line, column -> cell without surrounding blanks) of every row."""
-    reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
+    try:
+        content = read_file(path, None)
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{path}, line {line}: byte {content[error.start]:#04x} is not UTF-8") from error
+    except (OSError, ValueError) as error:
+        raise ValueError(f"prompt CSV {str(path)!r} cannot be read: {getattr(error, 'strerror', error)}") from error
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     header: list[str] | None = None
     while True:
         where = f"{path}, line {reader.line_num + 1}"
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            raise ValueError(
-                f"{where}: not proper CSV: {error}. Close every quote, and double quotes in text"
-            ) from error
+            raise ValueError(f"{where}: not proper CSV: {error}") from error
         if cells is None:
             return
         cells = [cell.strip() for cell in cells]
         if not cells:
             continue
         if header is None:
-            if "prompt" not in cells:
-                raise ValueError(f"{where}: {_fault_of_header(cells)}")
-            for name in COLUMNS:
-                if cells.count(name) > 1:
-                    raise ValueError(f"{where}: the header has column `{name}` {cells.count(name)} times; keep one")
             header = cells
+            if any(header.count(name) > 1 for name in COLUMNS) or "prompt" not in header:
+                raise ValueError(
+                    f"{where}: expected a header with a column `prompt`, in lower case and set apart by commas, and no "
+                    f"column twice; received {', '.join(header)}"
+                )
         elif len(cells) > len(header):
             raise ValueError(
                 f"{where}: {len(cells)} values for {len(header)} columns ({', '.join(header)}); a prompt that "
@@ -109,57 +110,20 @@ def rows_of_csv(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
             yield where, dict(zip(header, cells, strict=False))
 
 
-def _fault_of_header(cells: Sequence[str]) -> str:
-    """Say what is wrong with a header without the column `prompt`."""
-    for mark, marks in ((";", "semicolons"), ("\t", "tabs")):
-        if "prompt" in map(str.strip, ",".join(cells).lower().split(mark)):
-            return f"the columns are separated by {marks}; save the file with commas"
-    if "prompt" in map(str.lower, cells):
-        return "there is no `prompt` column; write its name in lower case"
-    return f"there is no `prompt` column; the header has: {', '.join(cells)}"
-
-
-def _text(path: Path) -> str:
-    """The decoded content of a file."""
-    try:
-        content = read_file(path, None)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ValueError(f"prompt CSV {str(path)!r} cannot be read: {reason}") from error
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise ValueError(
-            f"{path}, line {line}: byte {content[error.start]:#04x} is not UTF-8; save the file as UTF-8"
-        ) from error
-
-
 def _prompt(row: dict[str, str], position: int, path: Path, where: str, image_root: str | Path | None) -> Prompt:
     """Build the prompt of one row; `position` is its index where the row gives none."""
     if not row.get("prompt"):
         raise ValueError(f"{where}: the prompt is blank; write one or delete the row")
-    index, seed = (_whole_number(row.get(column, ""), column, where) for column in ("index", "seed"))
+    numbers: dict[str, int | None] = {}
+    for column in ("index", "seed"):
+        cell = row.get(column, "")
+        if cell and not (cell.isascii() and cell.isdigit() and len(cell) <= 19 and int(cell) < 2**63):
+            raise ValueError(f"{where}: {column} must be a whole number in [0, 2^63) or empty; received {cell[:40]!r}")
+        numbers[column] = int(cell) if cell else None
     image = path.parent / with_home(row["ref_image_path"]) if row.get("ref_image_path") else None
-    if image is not None and not _is_file(image):
+    if image is not None and not os.path.isfile(image):  # which also says no to a name that no file can have
         raise ValueError(f"{where}: ref_image_path: there is no file {str(image)!r} (paths are relative to the CSV)")
     if image is not None and image_root is not None and not image.resolve().is_relative_to(Path(image_root).resolve()):
         raise ValueError(f"{where}: ref_image_path {str(image)!r} lies outside of image_root {str(image_root)!r}")
-    return Prompt(row["prompt"], position if index is None else index, seed, None if image is None else str(image))
-
-
-def _whole_number(cell: str, column: str, where: str) -> int | None:
-    """Read a number in [0, 2^63), or None from an empty cell."""
-    if not cell:
-        return None
-    if not (cell.isascii() and cell.isdigit() and len(cell) <= 19 and int(cell) < 2**63):
-        raise ValueError(f"{where}: {column} must be a whole number in [0, 2^63) or empty; received {cell[:40]!r}")
-    return int(cell)
-
-
-def _is_file(path: Path) -> bool:
-    """Whether a file is there; a name that no file can have is not."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
+    index = position if numbers["index"] is None else numbers["index"]
+    return Prompt(row["prompt"], index, numbers["seed"], None if image is None else str(image))

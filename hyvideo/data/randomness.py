@@ -26,12 +26,7 @@ def generator_for(
 ) -> torch.Generator:
     """A fresh CPU generator for one noise tensor, or for a choice that a whole round shares.
 
-    Args:
-        seed: the run's seed.
-        stream: what the noise is for, such as `rollout/initial`; streams never share noise.
-        round: number of the rollout; 0 outside training.
-        prompt: index of the prompt.
-        generation: number of the video among those of its prompt in this round.
-        step: denoising step that adds the noise.
+    `stream` says what it is for, such as `rollout/initial`; streams never share noise. `round` is 0 outside training,
+    `generation` the video's number among those of its prompt in this round, `step` the one that adds the noise.
     """
     return torch.Generator().manual_seed(seed_for(seed, stream, round, prompt, generation, step))

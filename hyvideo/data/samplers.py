@@ -43,15 +43,13 @@ class GroupSampler:
         on from the first, so that no two videos of a round are alike; the same holds with fewer prompts than groups.
 
     Args:
-        num_prompts, num_groups: prompts in all (a ValueError if there are none), and groups of a round over all ranks.
+        num_prompts, num_groups: prompts in all, and groups of a round over all ranks.
         num_generations: group size.
         positions: where in the round this rank's videos stand (`hyvideo.distributed.layout.Layout.positions`).
         seed: of the run.
     """
 
     def __init__(self, num_prompts: int, num_groups: int, num_generations: int, positions: Tensor, seed: int) -> None:
-        if num_prompts < 1:
-            raise ValueError(f"there must be at least one prompt to sample; received num_prompts {num_prompts}")
         self.num_prompts, self.num_groups, self.num_generations = num_prompts, num_groups, num_generations
         self.positions, self.seed = positions.tolist(), seed
         self.round = 0
@@ -60,26 +58,21 @@ class GroupSampler:
 
     def next_round(self) -> list[Assignment]:
         """Return this rank's videos of the next round, and move on by one round."""
-        prompts = self._prompts(self._groups_dealt, self.num_groups)
+        epoch, start = divmod(self._groups_dealt, self.num_prompts)
+        prompts: list[int] = []  # of this epoch and, where the round goes beyond it, of the next ones
+        while len(prompts) < start + self.num_groups:
+            generator = torch.Generator().manual_seed(seed_for(self.seed, "prompt_order", epoch))
+            prompts += torch.randperm(self.num_prompts, generator=generator).tolist()
+            epoch += 1
         self.round += 1
         self._groups_dealt += self.num_groups
         earlier: Counter[int] = Counter()
         videos = []
-        for prompt in prompts:
+        for prompt in prompts[start : start + self.num_groups]:
             first = earlier[prompt]
             earlier[prompt] += self.num_generations
             videos += [Assignment(prompt, generation) for generation in range(first, earlier[prompt])]
         return [videos[position] for position in self.positions]
-
-    def _prompts(self, first: int, count: int) -> list[int]:
-        """Entries [first, first + count) of the endless sequence of permutations, one per epoch."""
-        epochs = range(first // self.num_prompts, (first + count - 1) // self.num_prompts + 1)
-        row = []
-        for epoch in epochs:
-            generator = torch.Generator().manual_seed(seed_for(self.seed, "prompt_order", epoch))
-            row += torch.randperm(self.num_prompts, generator=generator).tolist()
-        start = first - epochs.start * self.num_prompts
-        return row[start : start + count]
 
     def state_dict(self) -> dict[str, int]:
         """The position: rounds and groups dealt. The same on all ranks, and valid for another number of ranks."""

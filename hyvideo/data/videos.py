@@ -4,10 +4,8 @@ import errno
 import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 
 import imageio.v2 as imageio
 import torch
@@ -37,48 +35,56 @@ class VideoTooLargeError(ValueError):
 def write_video(path: Path, frames: torch.Tensor, fps: float, crf: int = 16) -> None:
     """Write frames as H.264 that any browser plays. The file appears whole or not at all; its folder is made.
 
+    An OSError says that the encoder could not finish, for example on a full disk.
+
     Args:
         path: target, ending in `.mp4`.
         frames: uint8 [F, H, W, 3] RGB, H and W even, on any device; kept at exactly this size.
         fps: frames per second.
         crf: x264's constant rate factor, from 0 (lossless) to 51; 16 is visually lossless.
-
-    Raises:
-        ValueError: frames of another type or shape, an odd size, another file extension.
-        OSError: the encoder could not finish, for example on a full disk.
     """
-    if frames.dtype != torch.uint8 or frames.dim() != 4 or frames.shape[-1] != 3 or 0 in frames.shape:
-        raise ValueError(f"Expected uint8 frames [F, H, W, 3], received {frames.dtype} {list(frames.shape)}.")
-    height, width = frames.shape[1:3]
-    if height % 2 or width % 2:
-        raise ValueError(f"H.264 with 4:2:0 colour needs even sizes, received {height}x{width} (HxW).")
-    if path.suffix != ".mp4":
-        raise ValueError(f"Videos are written as .mp4, received the path {path}.")
+    known = frames.dtype == torch.uint8 and frames.dim() == 4 and frames.shape[-1] == 3 and 0 not in frames.shape
+    if not known or frames.shape[1] % 2 or frames.shape[2] % 2 or path.suffix != ".mp4":
+        raise ValueError(
+            "Expected uint8 frames [F, H, W, 3] of even height and width, and a path that ends in .mp4; received "
+            f"{frames.dtype} {list(frames.shape)} and {path}."
+        )
+    options = ["-crf", str(crf), "-movflags", "+faststart"]
+    form = {"codec": "libx264", "quality": None, "pixelformat": "yuv420p", "macro_block_size": 2}
+    num_written, failure = 0, None
     with replacing(path) as temporary:
-        _encode(temporary, frames, fps, crf)
+        try:
+            with imageio.get_writer(temporary, fps=fps, output_params=options, **form) as writer:
+                for frame in frames.cpu().numpy():
+                    writer.append_data(frame)
+        except OSError as error:  # the encoder's whole command line, without what was wrong
+            failure = error
+        with suppress(RuntimeError):  # what was written is not even the beginning of a video
+            num_written, _ = count_frames_and_secs(temporary)
+        if failure or num_written != len(frames):  # the encoder reports no failure at its end
+            reason = f"the encoder wrote {num_written} of {len(frames)} frames; is the disk full?"
+            raise OSError(errno.ENOSPC, reason) from failure
 
 
 def read_video(path: Path, indices: Sequence[int] | None = None, *, max_bytes: int | None = None) -> torch.Tensor:
     """Frames of a video file as uint8 [F, H, W, 3] RGB on the CPU.
 
     Args:
-        path: the file.
+        path: the file; a ValueError if there is none, it cannot be decoded as a video or has no such frame.
         indices: which frames, in any order, as often as named; None: all.
-        max_bytes: largest size of the frames; None: MAX_VIDEO_BYTES.
-
-    Raises:
-        ValueError: there is no file, it is not a video that can be decoded or has no such frame.
-        VideoTooLargeError: a ValueError, the frames are more than `max_bytes`.
+        max_bytes: largest size of the frames, else a VideoTooLargeError; None: MAX_VIDEO_BYTES.
     """
     with _opened(path) as reader:
         width, height = reader.get_meta_data()["size"]
-        check_video_size(path, len(indices or [0]), height, width, max_bytes)
+        _check_size(path, len(indices or [0]), height, width, max_bytes)
         pixels, places = bytearray(), {}  # one buffer that grows: a list of frames would be copied as a whole
         for index, frame in enumerate(reader):
             if indices is None or index in indices:
-                check_video_size(path, len(places) + 1, height, width, max_bytes)
+                _check_size(path, len(places) + 1, height, width, max_bytes)
                 places[index] = len(places)
                 pixels += frame.data
+                if indices is not None and index == max(indices):
+                    break
         frames = torch.frombuffer(pixels, dtype=torch.uint8).view(len(places), height, width, 3)
         chosen = [places[index] for index in (indices or places)]
         return frames if chosen == list(range(len(places))) else frames[chosen]
@@ -90,14 +96,6 @@ def poster_of(frame: torch.Tensor) -> bytes:
     image.thumbnail((_POSTER_SIDE, _POSTER_SIDE))
     image.save(encoded, "JPEG", quality=90)
     return encoded.getvalue()
-
-
-def first_frame(path: Path) -> torch.Tensor:
-    """First frame of a video file, uint8 [H, W, 3], without decoding the others; errors as of `read_video`."""
-    with _opened(path) as reader:
-        width, height = reader.get_meta_data()["size"]
-        check_video_size(path, 1, height, width)
-        return torch.from_numpy(reader.get_data(0))
 
 
 def video_length(path: Path) -> tuple[int, float]:
@@ -113,34 +111,25 @@ def read_chosen(path: Path, choose: Callable[[int, float], Sequence[int]], *, ow
     reads 8-bit 4:2:0 only, so that other videos, and those of strangers, are read as `read_video` does.
 
     Args:
-        path: the file.
+        path: the file; errors as of `read_video`.
         choose: from the number of frames and the frames per second to the indices.
         own: whether the file was made here.
-
-    Raises:
-        ValueError: as `read_video` and `video_length`.
     """
     if own and find_spec("decord"):
+        import decord
+
+        decord.logging.set_level(decord.logging.QUIET)  # else it speaks on the console
         with _opened(path) as reader:
             about = reader.get_meta_data()
         expected = round(about["duration"] * about["fps"])
         if about["pix_fmt"].partition("(")[0] == "yuv420p" and not about.get("rotate"):
-            with suppress(_decord().DECORDError):  # which the other reader puts into words
-                frames = _decord().VideoReader(str(path), num_threads=1)
+            with suppress(decord.DECORDError):  # which the other reader puts into words
+                frames = decord.VideoReader(str(path), num_threads=1)
                 if len(frames) == expected:  # else the file leaves some of its frames out
                     indices = choose(len(frames), frames.get_avg_fps())
-                    check_video_size(path, len(indices), *frames[0].shape[:2])
+                    _check_size(path, len(indices), *frames[0].shape[:2])
                     return torch.from_numpy(frames.get_batch(indices).asnumpy())
     return read_video(path, choose(*video_length(path)))
-
-
-@cache
-def _decord() -> ModuleType:
-    """Import decord, which says nothing of its own on the console."""
-    import decord
-
-    decord.logging.set_level(decord.logging.QUIET)
-    return decord
 
 
 @contextmanager
@@ -158,30 +147,10 @@ def _opened(path: Path) -> Iterator[Format.Reader]:
         raise ValueError(f"{path} ({path.stat().st_size} bytes) cannot be decoded as a video.") from error
 
 
-def check_video_size(path: Path, num_frames: int, height: int, width: int, max_bytes: int | None = None) -> None:
-    """Raise a VideoTooLargeError if that many frames exceed `max_bytes`, by default MAX_VIDEO_BYTES."""
+def _check_size(path: Path, num_frames: int, height: int, width: int, max_bytes: int | None = None) -> None:
     most = MAX_VIDEO_BYTES if max_bytes is None else max_bytes
     if num_frames * height * width * 3 > most:
         raise VideoTooLargeError(
             f"{path} ({path.stat().st_size} bytes) has {num_frames} or more frames of {height}x{width}, over "
             f"{most / 2**30:.3g} GiB when decoded. Shorten it or make it smaller."
         )
-
-
-def _encode(path: Path, frames: torch.Tensor, fps: float, crf: int) -> None:
-    """Run the encoder and make sure that it finished: it reports no failure at its end."""
-    options = ["-crf", str(crf), "-movflags", "+faststart"]
-    failure = None
-    try:
-        form = {"codec": "libx264", "quality": None, "pixelformat": "yuv420p", "macro_block_size": 2}
-        with imageio.get_writer(path, fps=fps, output_params=options, **form) as writer:
-            for frame in frames.cpu().numpy():
-                writer.append_data(frame)
-    except OSError as error:  # the encoder's whole command line, without what was wrong
-        failure = error
-    num_written = 0
-    with suppress(RuntimeError):  # what was written is not even the beginning of a video
-        num_written, _ = count_frames_and_secs(path)
-    if failure or num_written != len(frames):
-        reason = f"the encoder wrote {num_written} of {len(frames)} frames; is the disk full?"
-        raise OSError(errno.ENOSPC, reason) from failure

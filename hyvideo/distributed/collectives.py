@@ -3,8 +3,6 @@
 Without a process group every function acts for a single rank and costs nothing.
 """
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
@@ -42,13 +40,9 @@ def gather_rows(rows: Tensor, counts: Sequence[int], group: ProcessGroup | None)
 
 @contextmanager
 def all_or_none(*kinds: type[Exception]) -> Iterator[None]:
-    """Run a block on all ranks; an error of these kinds on one of them is raised on all.
+    """Run a block on all ranks; an error of these kinds, by default `ValueError` and `OSError`, is raised on all.
 
-    Args:
-        kinds: errors to share, by default `ValueError` and `OSError`; ranks without one raise the first kind.
-
-    Raises:
-        Exception: of the first kind: the block failed on some rank, which the message names unless all failed alike.
+    It is of the first kind, and names the ranks unless all failed alike.
     """
     kinds = kinds or (ValueError, OSError)
     error: Exception | None = None
@@ -70,8 +64,7 @@ def all_or_none(*kinds: type[Exception]) -> Iterator[None]:
 def broadcast_from_main(make: Callable[[], T]) -> T:
     """Return on all ranks what `make` returns on rank 0; the others do not call it.
 
-    Raises:
-        ValueError: `make` raised a `ValueError` or `OSError`; all ranks raise it, with its message.
+    A `ValueError` or `OSError` of it is a ValueError on all ranks.
     """
     if not dist.is_initialized():
         return make()
@@ -102,25 +95,19 @@ def average_gradients(parameters: Iterable[Tensor]) -> None:
 
 
 def require_same(facts: Mapping[str, object]) -> None:
-    """Make sure that all ranks hold the same `facts`; only their hash is sent, unless they differ.
-
-    Raises:
-        ValueError: they differ, on all ranks; it names what differs and on which rank.
-    """
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
-    if len(set(gather(digest))) == 1:
-        return
-    first, *others = gather(dict(facts))
+    """Raise a ValueError on all ranks unless they hold the same `facts`; it names what differs and on which rank."""
+    first, *others = gather({name: repr(value) for name, value in facts.items()})
     differing = [
-        f"{name} is {other.get(name)!r} on rank {rank}, but {first.get(name)!r} on rank 0"
+        f"{name} is {other.get(name)} on rank {rank}, but {first.get(name)} on rank 0"
         for rank, other in enumerate(others, start=1)
         for name in sorted({*first, *other})
         if other.get(name) != first.get(name)
     ]
-    raise ValueError(
-        f"the ranks were started with different settings or files: {'; '.join(differing[:5])}"
-        f"{f' ({len(differing)} differences in all)' if len(differing) > 5 else ''}. Start all with the same."
-    )
+    if differing:
+        raise ValueError(
+            f"the ranks were started with {len(differing)} different settings or files: {'; '.join(differing[:5])}. "
+            "Start all with the same."
+        )
 
 
 def local_shard(tensor: Tensor) -> Tensor:

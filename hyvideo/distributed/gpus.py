@@ -3,24 +3,15 @@
 import re
 from dataclasses import dataclass, replace
 
-from hyvideo.config.settings import nearest
-
 
 @dataclass(frozen=True)
 class Gpu:
-    """What a data sheet says of a GPU.
-
-    Attributes:
-        name: as `find_gpu` takes it.
-        memory: GiB that a process can allocate.
-        teraflops: dense bf16 or fp16 matrix products, 1e12 operations per second.
-        link: GB/s that it sends to a GPU of the same machine.
-    """
+    """What a data sheet says of a GPU."""
 
     name: str
-    memory: float
-    teraflops: float
-    link: float
+    memory: float  # GiB that a process can allocate
+    teraflops: float  # dense bf16 or fp16 matrix products, 1e12 operations per second
+    link: float  # GB/s that it sends to a GPU of the same machine
 
 
 GPUS = (
@@ -42,18 +33,13 @@ GPUS = (
 def find_gpu(name: str) -> Gpu:
     """Return the GPU called `name`; case does not matter, and what follows the dash may be left out if one GPU remains.
 
-    Raises:
-        ValueError: unknown or ambiguous; it lists all and names the nearest.
+    A ValueError lists all that it may be.
     """
-    wanted = name.lower()
-    found = [gpu for gpu in GPUS if wanted in (gpu.name.lower(), _model(gpu))]
-    if len(found) == 1:
-        return found[0]
-    names = [gpu.name for gpu in found or GPUS]
-    if found:
-        raise ValueError(f"--gpu: '{name}' may be {' or '.join(names)}; name one of them.")
-    near = nearest(name, names)
-    raise ValueError(f"--gpu: no GPU '{name}' is known; expected one of {', '.join(names)}. Nearest: {near}.")
+    found = [gpu for gpu in GPUS if name.lower() in (gpu.name.lower(), _model(gpu))]
+    if len(found) != 1:
+        names = ", ".join(gpu.name for gpu in found or GPUS)
+        raise ValueError(f"--gpu: {len(found) or 'no'} GPUs are known as '{name}'; expected one of {names}.")
+    return found[0]
 
 
 def this_gpu() -> Gpu | None:

@@ -27,6 +27,8 @@ class Layout:
             replica     0 0   0 0   1 1   1 1     a whole model over four ranks, twice
             positions   0 1   2 3 | 4 5   6 7     videos of a data-parallel rank; one group on either side of the bar
 
+    Numbers that do not fit together are a ValueError with a line for each rule that they break.
+
     Attributes:
         world_size: number of processes.
         sp_size: ranks that share the tokens of one video.
@@ -34,9 +36,6 @@ class Layout:
         batch_size: videos per data-parallel rank and rollout.
         num_generations: videos of one prompt that are compared with each other.
         num_rollouts: rollouts per round (`gradient_accumulation_steps`).
-
-    Raises:
-        ValueError: a line for each rule that these numbers break.
     """
 
     world_size: int = 1
@@ -47,20 +46,14 @@ class Layout:
     num_rollouts: int = 1
 
     def __post_init__(self) -> None:
-        if problems := self._problems():
-            raise ValueError("\n".join(problems))
-
-    def _problems(self) -> list[str]:
-        """A message for each rule that is broken."""
-        small = [f"{name} must be at least 1; received {value}" for name, value in vars(self).items() if value < 1]
-        if small:
-            return small
-        if self.world_size % self.sp_size:
-            return [
+        problems = [f"{name} must be at least 1; received {value}" for name, value in vars(self).items() if value < 1]
+        if not problems and self.world_size % self.sp_size:
+            problems.append(
                 f"world size {self.world_size} is not divisible by sp_size {self.sp_size}: set sp_size to one of "
                 f"{_divisors(self.world_size)}, or start another number of processes"
-            ]
-        problems = []
+            )
+        if problems:
+            raise ValueError("\n".join(problems))
         ranks = f"{self.dp_size} data-parallel ranks (world size {self.world_size} / sp_size {self.sp_size})"
         if self.dp_size % self.dp_replicate:
             problems.append(
@@ -78,7 +71,8 @@ class Layout:
                 f"one rollout has batch_size {batch} x {ranks} = {videos} videos, not a multiple of num_generations "
                 f"{group}: set batch_size to a multiple of {group}, or num_generations to a divisor of {videos}"
             )
-        return problems
+        if problems:
+            raise ValueError("\n".join(problems))
 
     @property
     def dp_size(self) -> int:
@@ -139,18 +133,13 @@ class Layout:
 def guidance_ranks(sp_size: int, *, guided: bool) -> int:
     """Return over how many of a video's ranks the two rows of guidance are split: 2 where `sp_size` is even, else 1.
 
-    The rows do not depend on each other, so that this needs no exchange within the network. What remains of `sp_size`
-    shares the tokens of a row.
+    The rows need no exchange within the network. What remains of `sp_size` shares the tokens of a row.
     """
     return 2 if guided and sp_size % 2 == 0 else 1
 
 
 def layout_of(config: Config, world_size: int) -> Layout:
-    """Return the layout of a run.
-
-    Raises:
-        ValueError: the configuration does not fit this number of ranks.
-    """
+    """Return the layout of a run; a ValueError if its settings do not fit this number of ranks."""
     parallel, grpo = config.parallel, config.grpo
     axes = (parallel.sp_size, parallel.dp_replicate)
     return Layout(world_size, *axes, grpo.batch_size, grpo.num_generations, grpo.gradient_accumulation_steps)
@@ -169,9 +158,3 @@ def _share(count: int, part: int, parts: int) -> range:
 def _divisors(number: int) -> str:
     """List the divisors of a number, those up to 1024."""
     return ", ".join(str(n) for n in range(1, min(number, 1024) + 1) if number % n == 0)
-
-
-def videos_together(config: Config) -> int:
-    """Return how many of a round's videos one rank denoises together (`hyvideo.training.collect`)."""
-    videos = config.grpo.batch_size * config.grpo.gradient_accumulation_steps
-    return min(config.rollout.rollout_micro_batch_size or videos, videos)

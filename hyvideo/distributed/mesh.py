@@ -1,5 +1,8 @@
-"""This rank's place in the layout, and the groups of ranks that it talks to."""
+"""Join the processes that a launcher started: this rank's place in the layout, and the groups that it talks to."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -10,6 +13,58 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from hyvideo.config.schema import Config
 from hyvideo.distributed.layout import Layout, guidance_ranks
+
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+@contextmanager
+def process_group(timeout_seconds: int, *, of_one: bool = False) -> Iterator[None]:
+    """Be one of `WORLD_SIZE` ranks inside the block, as torchrun's variables say; one process has no group.
+
+    GPUs, one per `LOCAL_RANK`, communicate over NCCL, and over gloo for small values and checkpoints; CPUs over gloo.
+
+    A ValueError says that a variable is wrong, there is no GPU for this rank, or the ranks did not meet.
+
+    Args:
+        timeout_seconds: how long to wait for missing ranks, and later in any collective.
+        of_one: give one process a group too, which FSDP needs to keep weights in host memory.
+    """
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        if of_one:
+            backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        yield
+        if of_one:
+            dist.destroy_process_group()
+        return
+    place = {name: os.environ.get(name, "") for name in LAUNCHER_VARIABLES}
+    wrong = [name for name, value in place.items() if not value or (name != "MASTER_ADDR" and not value.isdecimal())]
+    if wrong:
+        raise ValueError(
+            f"WORLD_SIZE is {place['WORLD_SIZE']}, but {', '.join(wrong)} is not set or no whole number: start the "
+            "ranks with torchrun (run_post_train.sh does), or unset WORLD_SIZE for one process."
+        )
+    backend = "gloo"
+    if torch.cuda.is_available():
+        backend, local_rank = "cpu:gloo,cuda:nccl", int(place["LOCAL_RANK"])
+        if local_rank >= torch.cuda.device_count():
+            raise ValueError(
+                f"LOCAL_RANK is {local_rank}, but this machine shows {torch.cuda.device_count()} GPU(s): start at most "
+                "one process per GPU (NPROC_PER_NODE)."
+            )
+        torch.cuda.set_device(local_rank)
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+    except (dist.DistError, RuntimeError, OSError) as error:
+        cause = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(
+            f"rank {place['RANK']} of {place['WORLD_SIZE']} could not meet the others at "
+            f"{place['MASTER_ADDR']}:{place['MASTER_PORT']} within {timeout_seconds} s: {cause} Check that all ranks "
+            "were started and reach that address, and that its port is free on the first machine (MASTER_PORT chooses "
+            "it)."
+        ) from error
+    yield
+    dist.destroy_process_group()
 
 
 @dataclass(frozen=True)
@@ -86,6 +141,8 @@ def build_mesh(
 ) -> Mesh:
     """Lay the axes over all ranks of the process group; without one, the mesh of a single process.
 
+    Every rank raises a ValueError if the ranks do not divide into these axes.
+
     Args:
         sp_size: ranks per video.
         dp_replicate: copies of the sharded model.
@@ -94,9 +151,6 @@ def build_mesh(
         collective_timeout: seconds that its groups wait for a missing rank; they do not inherit the timeout of
             `process_group`. None: the library's own, 10 minutes for NCCL.
         one_shard: let FSDP hold the weights of a single process too, as `offload weights` needs; it must have a group.
-
-    Raises:
-        ValueError: the ranks do not divide into these axes; every rank raises it.
     """
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     layout = Layout(world_size, sp_size, dp_replicate)
@@ -107,15 +161,16 @@ def build_mesh(
     of_videos = torch.arange(world_size).reshape(-1, rows, sp_size // rows)
     sp_group = _own_group(of_videos.flatten(0, 1), timeout) if sp_size > rows else None
     guidance_group = _own_group(of_videos.transpose(1, 2).flatten(0, 1), timeout) if rows > 1 else None
-    both = sp_group is not None and guidance_group is not None
-    return Mesh(
-        rank,
-        layout,
-        sp_group=sp_group,
-        guidance_group=guidance_group,
-        video_group=_own_group(of_videos.flatten(1), timeout) if both else sp_group or guidance_group,
-        weights=_weights_mesh(torch.arange(world_size).reshape(dp_replicate, -1), device_type, timeout),
-    )
+    video_group = sp_group or guidance_group
+    if sp_group and guidance_group:
+        video_group = _own_group(of_videos.flatten(1), timeout)
+    if dp_replicate == 1:
+        weights = init_device_mesh(device_type, (world_size,), mesh_dim_names=("shard",))  # the group of all ranks
+    else:
+        ranks = torch.arange(world_size).reshape(dp_replicate, -1)
+        groups = [_own_group(ranks.T, timeout), _own_group(ranks, timeout)]
+        weights = DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=("replicate", "shard"))
+    return Mesh(rank, layout, sp_group, guidance_group, video_group, weights)
 
 
 def mesh_of(config: Config, device_type: str) -> Mesh:
@@ -128,14 +183,6 @@ def mesh_of(config: Config, device_type: str) -> Mesh:
         collective_timeout=config.parallel.collective_timeout,
         one_shard="weights" in config.parallel.offload,
     )
-
-
-def _weights_mesh(ranks: torch.Tensor, device_type: str, timeout: timedelta | None) -> DeviceMesh:
-    """Return the device mesh of `ranks`, long `[dp_replicate, shards]`: both axes, or the shards of one copy."""
-    if len(ranks) == 1:
-        return init_device_mesh(device_type, (ranks.numel(),), mesh_dim_names=("shard",))  # the group of all ranks
-    groups = [_own_group(ranks.T, timeout), _own_group(ranks, timeout)]
-    return DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=("replicate", "shard"))
 
 
 def _own_group(rows: torch.Tensor, timeout: timedelta | None) -> ProcessGroup:

@@ -22,8 +22,7 @@ from hyvideo.data.files import check_output
 from hyvideo.data.images import check_images, check_task, read_image
 from hyvideo.data.prompts import Prompt, read_prompts
 from hyvideo.distributed.layout import Layout
-from hyvideo.distributed.mesh import Mesh, build_mesh
-from hyvideo.distributed.process_group import process_group
+from hyvideo.distributed.mesh import Mesh, build_mesh, process_group
 from hyvideo.evaluation.jobs import Job, jobs_of_csv, jobs_of_prompt
 from hyvideo.models.adapter import load_lora
 from hyvideo.models.attention import install_attention

@@ -17,7 +17,6 @@ COMMAND = "command: "
 """Beginning of the console line that says how the run was started."""
 
 _BARS = "▁▂▃▄▅▆▇█"
-_MOST_BARS = 40
 
 
 class Console:
@@ -37,7 +36,6 @@ class Console:
         self._first_step, self._max_steps, self._started = 0, 0, time.monotonic()
         self._printed, self._seconds = 0, dict.fromkeys(PHASES, 0.0)  # until the last plain line, and since
         if rank == 0:
-            run_dir = Path(run_dir)
             run_dir.mkdir(parents=True, exist_ok=True)
             self._log_file = (run_dir / "console.log").open("a", encoding="utf-8", buffering=1)
 
@@ -121,10 +119,7 @@ def _print(line: str) -> None:
 def progress_line(
     step: int, max_steps: int, metrics: Mapping[str, float], seconds: Mapping[str, float], seconds_per_step: float
 ) -> str:
-    """One update in one line, the most important first: step, time left, reward, KL, pace, split of phases' seconds.
-
-    Example: `step 12/120, 06:07 left | reward +0.314 | kl 1.2e-05 | 3.4 s/step: rollout 65% reward 9% update 26%`
-    """
+    """One update, as `step 12/120, 06:07 left | reward +0.314 | kl 1.2e-05 | 3.4 s/step: rollout 65% update 35%`."""
     time_left = tqdm.format_interval(int(seconds_per_step * max(max_steps - step, 0)))
     parts = [f"step {step}/{max_steps}, {time_left} left"]
     if math.isfinite(metrics.get("reward/mean", math.nan)):
@@ -138,11 +133,9 @@ def progress_line(
 
 
 def validation_line(step: int, rewards: Sequence[float]) -> str:
-    """One validation in one line: its reward, the change since the first, and all rewards as a curve.
+    """One validation in one line, such as `valid at 48: reward -0.12 (+0.13 since start) ▁▃▄▆█`.
 
     `rewards` are of all validations so far, this one last; NaN where no video could be scored.
-
-    Example: `valid at 48: reward -0.12 (+0.13 since start) ▁▃▄▆█`
     """
     if not math.isfinite(rewards[-1]):
         return f"valid at {step}: no video could be scored"
@@ -152,5 +145,5 @@ def validation_line(step: int, rewards: Sequence[float]) -> str:
         return line
     low, high = min(known), max(known)
     levels = [round((value - low) / (high - low) * (len(_BARS) - 1)) if high > low else 0 for value in known]
-    curve = "".join(_BARS[level] for level in levels[-_MOST_BARS:])
+    curve = "".join(_BARS[level] for level in levels[-40:])
     return f"{line} ({rewards[-1] - known[0]:+.2f} since start) {curve}"

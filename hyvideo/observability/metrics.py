@@ -5,6 +5,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,11 +20,7 @@ METRIC_MEANINGS = {"VQ": "visual quality", "MQ": "motion quality", "TA": "text a
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """Read the rows of a `metrics.jsonl` in file order; a JSON null comes back as NaN.
-
-    Raises:
-        ValueError: the file is missing, or a line of it is not a metrics row.
-    """
+    """Read the rows of a `metrics.jsonl` in file order as `read_rows`; a ValueError if a line is not one."""
     rows, unreadable = read_rows(path)
     for number, line in unreadable.items():
         raise ValueError(
@@ -36,11 +33,7 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
 def read_rows(path: Path) -> tuple[list[dict[str, float]], dict[int, bytes]]:
     """Read the rows of a `metrics.jsonl` that may be growing, or torn by a kill; a JSON null comes back as NaN.
 
-    Returns:
-        The rows in file order, and the lines that are not rows, by their number.
-
-    Raises:
-        ValueError: the file is missing.
+    Returns the rows in file order, and the lines that are not rows, by their number.
     """
     path = Path(path)
     if not path.is_file():
@@ -73,10 +66,7 @@ class MetricsLog:
 
     A row is on disk when `log` returns, so a checkpoint never knows more than the log. Rows come in increasing order of
     step. Whatever is not a row (the torn last line of a killed process) moves to `metrics.discarded.jsonl` on opening.
-    Until it is closed no other process can open one there. Trackers get every row, nulls as NaN.
-
-    Raises:
-        ValueError: another process has claimed the folder.
+    Until it is closed no other process can open one there: a ValueError. Trackers get every row, nulls as NaN.
 
     Example:
         >>> log = MetricsLog(run_dir)
@@ -96,11 +86,8 @@ class MetricsLog:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Append the row of one update. NaN and infinities become null, since strict JSON has no word for them.
 
-        A value may be a 0-dim tensor.
-
-        Raises:
-            ValueError: the step was logged before, or a value is named "step".
-            OSError: the row cannot be written, or the folder was removed: a new one would not hold the rows before.
+        A value may be a 0-dim tensor. A ValueError if the step was logged before; an OSError if the row cannot be
+        written, or the folder was removed: a new one would not hold the rows before.
         """
         if not (lock := self.path.with_name(LOCK)).exists():
             raise FileNotFoundError(errno.ENOENT, "the run's folder was removed or moved while it trained", str(lock))
@@ -109,8 +96,6 @@ class MetricsLog:
                 f"{self.path} already holds step {self._last_step}, received step {step}: steps must increase. "
                 "A resumed run calls truncate_after(restored_step) first."
             )
-        if "step" in values:
-            raise ValueError(f"The name 'step' is taken by the update's number; received a metric 'step' at {step}.")
         numbers = {name: float(values[name]) for name in sorted(values)}
         row = {"step": step} | {name: value if math.isfinite(value) else None for name, value in numbers.items()}
         with writing(self.path), self.path.open("a", encoding="utf-8") as file:
@@ -124,14 +109,9 @@ class MetricsLog:
     def truncate_after(self, step: int, began_at: int = 0) -> list[str]:
         """Move the rows after `step`, which a resumed run will produce again, to `metrics.discarded.jsonl`.
 
-        Killed at any moment this loses no row, and calling it again completes it.
-
-        Args:
-            step: of the checkpoint that was restored; 0 without one.
-            began_at: step before the folder's first row.
-
-        Returns:
-            What a person should know: that the run begins again, and which rows up to `step` were lost.
+        Killed at any moment this loses no row, and calling it again completes it. `step` is that of the restored
+        checkpoint, 0 without one; `began_at` the one before the folder's first row. Returns what a person should know:
+        that the run begins again, and which rows up to `step` were lost.
         """
         known = [int(row["step"]) for row in read_metrics(self.path)] if self.path.is_file() else []
         self._last_step = self._keep_rows_up_to(step)
@@ -173,14 +153,10 @@ class MetricsLog:
 
 
 def _parse_row(line: bytes) -> dict[str, float | None] | None:
-    """The row of a line, or None if the line is not one."""
-    try:
+    """The row of a line, or None if the line is not one: its values are null, or what a float can hold."""
+    with suppress(ValueError):
         row = from_json(line)
-    except ValueError:
-        return None
-    if not isinstance(row, dict) or type(row.get("step")) is not int or abs(row["step"]) >= 2**63:
-        return None
-    for value in row.values():  # null, or what a float can hold
-        if not (value is None or type(value) is float or (type(value) is int and abs(value) < 2**1023)):
-            return None
-    return row
+        if isinstance(row, dict) and type(row.get("step")) is int and abs(row["step"]) < 2**63:
+            values = [value for value in row.values() if value is not None and type(value) is not float]
+            return row if all(type(value) is int and abs(value) < 2**1023 for value in values) else None
+    return None

@@ -1,9 +1,8 @@
-"""Profile mode: a PyTorch profiler trace of the beginning of each phase, and a table of where the time went."""
+"""Profile mode: a trace of the beginning of each phase, and a table of where the time went; and the device's peak."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,6 +10,7 @@ from torch import nn
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from hyvideo.distributed.gpus import named_by_driver
 from hyvideo.observability.phase_timer import PHASES, PhaseTimer, clock
 
 PASSES = 2
@@ -20,12 +20,8 @@ NUM_OPERATIONS = 15
 """Operations listed for each phase."""
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """The beginning of a phase: a profiler that has stopped, and the seconds that it covers."""
-
-    profiler: profile
-    seconds: float
+Recorded = tuple[profile, float]
+"""The beginning of a phase: a profiler that has stopped, and the seconds that it covers."""
 
 
 class Profile:
@@ -35,13 +31,6 @@ class Profile:
     need: what a round's updates share is timed with its first one. Of each phase the profiler sees the first `PASSES`
     passes through the transformer with all that is around them; the seconds of whole phases are the timer's, of at
     least `num_updates` updates.
-
-    Example:
-        >>> profile = Profile(run_folder / "profile", rank=0, timer=timer, transformer=transformer)
-        >>> profile.begin_round(last=False)  # the first round warms up
-        >>> profile.begin_round(last=False)  # recording
-        >>> profile.end_update(timer.pop(), round_ends=False)  # False
-        >>> profile.end_update(timer.pop(), round_ends=True)  # True: the files are there
     """
 
     def __init__(
@@ -81,8 +70,8 @@ class Profile:
             return
         self._is_open = False
         self.folder.mkdir(parents=True, exist_ok=True)
-        for phase, recorded in self._recorded.items():
-            recorded.profiler.export_chrome_trace(str(self.folder / f"trace_rank{self._rank}_{phase}.json.gz"))
+        for phase, (profiler, _) in self._recorded.items():
+            profiler.export_chrome_trace(str(self.folder / f"trace_rank{self._rank}_{phase}.json.gz"))
         if self._rank == 0:
             (self.folder / "phases.md").write_text(phase_table(self._recorded, self._times), encoding="utf-8")
         self._recorded.clear()
@@ -114,7 +103,7 @@ class Profile:
         if self._running is not None:
             seconds = clock(self._device) - self._start
             self._running.stop()
-            self._recorded[self._phase] = Recorded(self._running, seconds)
+            self._recorded[self._phase] = self._running, seconds
             self._running = None
 
 
@@ -129,26 +118,20 @@ def phase_table(recorded: Mapping[str, Recorded], times: Sequence[Mapping[str, f
         "|---|---|---|---|",
     ]
     for phase in PHASES:
-        busy = f"{_busy_share(recorded[phase]):.0%}" if phase in recorded and torch.cuda.is_available() else "-"
+        busy = "-"
+        if phase in recorded and torch.cuda.is_available():  # at least one kernel, whichever thread had started it
+            profiler, covers = recorded[phase]
+            events = [e for e in profiler.events() if e.device_type == DeviceType.CUDA and not e.is_user_annotation]
+            busy = f"{covered([(e.time_range.start, e.time_range.end) for e in events]) / 1e6 / covers:.0%}"
         lines.append(f"| {phase} | {seconds[phase]:.3f} | {seconds[phase] / whole:.1%} | {busy} |")
     order = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
-    for phase, beginning in recorded.items():
-        operations = beginning.profiler.key_averages().table(sort_by=order, row_limit=NUM_OPERATIONS)
+    for phase, (profiler, covers) in recorded.items():
+        operations = profiler.key_averages().table(sort_by=order, row_limit=NUM_OPERATIONS)
         lines += [
-            f"\n## {phase}: the first {PASSES} passes, {beginning.seconds:.3f} s with the profiler running\n",
+            f"\n## {phase}: the first {PASSES} passes, {covers:.3f} s with the profiler running\n",
             *("```", operations, "```"),
         ]
     return "\n".join([*lines, ""])
-
-
-def _busy_share(recorded: Recorded) -> float:
-    """Return the share of the time in which the GPU ran at least one kernel, whichever thread had started it."""
-    kernels = [
-        (event.time_range.start, event.time_range.end)
-        for event in recorded.profiler.events()
-        if event.device_type == DeviceType.CUDA and not event.is_user_annotation
-    ]
-    return covered(kernels) / 1e6 / recorded.seconds
 
 
 def covered(spans: Sequence[tuple[float, float]]) -> float:
@@ -158,3 +141,24 @@ def covered(spans: Sequence[tuple[float, float]]) -> float:
         length += max(0.0, end - max(start, reached))
         reached = max(reached, end)
     return length
+
+
+def matrix_peak_tflops(device: torch.device, dtype: torch.dtype) -> float:
+    """Return the 10^12 operations per second that `device` can make in matrix products of `dtype`.
+
+    That is the data sheet's figure of a known GPU in half precision, otherwise what a large product reaches now: the
+    fastest of five counts, after one that does not.
+    """
+    if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
+        known = named_by_driver(torch.cuda.get_device_name(device))
+        if known is not None:
+            return known.teraflops
+    size = 8192 if device.type == "cuda" else 1024
+    generator = torch.Generator(device).manual_seed(0)  # not the global one, whose state is the run's
+    first, second = (torch.randn(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
+    seconds = []
+    for _ in range(6):
+        start = clock(device)
+        first @ second
+        seconds.append(clock(device) - start)
+    return 2 * size**3 / min(seconds[1:]) / 1e12

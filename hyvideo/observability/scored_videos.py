@@ -54,29 +54,29 @@ def last_common_step(validations: Iterable[Collection[int]]) -> int | None:
 
 
 def read_scored_videos(folder: Path) -> tuple[ScoredVideo, ...]:
-    """Read a folder of videos in file order.
+    """Read a folder of videos in file order; a ValueError if it holds none, or a note cannot be read.
 
     The folder may hold a `scores.jsonl` (written by training), a JSON note of each mp4 (written by `generate.py`), or
     bare mp4 files, whose names then stand for their prompts.
-
-    Raises:
-        ValueError: there is no such folder, it holds no video, or a note cannot be read.
     """
     folder = Path(folder)
-    if not folder.is_dir():
-        raise ValueError(f"No folder of videos at '{folder}'.")
+    found: list[ScoredVideo] = []
     if (folder / SCORES).is_file():
         lines = (folder / SCORES).read_bytes().split(b"\n")  # a prompt may hold other line ends
         rows = [read_note(line, f"{folder / SCORES}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
-        found = tuple(_of_row(folder, row, f"{folder / SCORES}") for row in rows)
+        found = [_of_row(folder, row, f"{folder / SCORES}") for row in rows]
     else:
-        found = tuple(_of_file(path) for path in sorted(folder.glob("*.mp4")))
+        for path in sorted(folder.glob("*.mp4")):
+            places = [place for apart in (False, True) if (place := note_path(path, apart=apart)).is_file()]
+            note = read_note(places[0].read_bytes(), str(places[0])) if places else {}
+            prompt = note.get("prompt")
+            found.append(ScoredVideo(path, prompt if isinstance(prompt, str) else path.stem, _seed_of(note)))
     if not found:
         raise ValueError(
             f"'{folder}' holds no videos: expected *.mp4 files, a {SCORES} or a run's validation videos "
             "(every validation_interval updates)."
         )
-    return found
+    return tuple(found)
 
 
 def _of_row(folder: Path, row: Mapping[str, object], where: str) -> ScoredVideo:
@@ -94,14 +94,6 @@ def _of_row(folder: Path, row: Mapping[str, object], where: str) -> ScoredVideo:
     return ScoredVideo(folder / video, prompt, _seed_of(row), how if isinstance(how, str) else "", scores)
 
 
-def _of_file(path: Path) -> ScoredVideo:
-    """Make the record of an mp4, with its note where there is one."""
-    places = [place for apart in (False, True) if (place := note_path(path, apart=apart)).is_file()]
-    note = read_note(places[0].read_bytes(), str(places[0])) if places else {}
-    prompt = note.get("prompt")
-    return ScoredVideo(path, prompt if isinstance(prompt, str) else path.stem, _seed_of(note))
-
-
 def notes_folder(videos: Path, *, apart: bool) -> Path:
     """Return where notes on the videos of a folder lie: in it, or apart in `<folder>_notes`."""
     return Path(f"{videos.absolute()}_notes") if apart else videos
@@ -113,11 +105,7 @@ def note_path(video: Path, *, apart: bool) -> Path:
 
 
 def read_note(text: bytes, where: str) -> Mapping[str, object]:
-    """Parse one JSON object; `where` names it in the error.
-
-    Raises:
-        ValueError: the text is something else.
-    """
+    """Parse one JSON object; a ValueError, in which `where` names it, if the text is something else."""
     try:
         note = from_json(text)
     except ValueError:

@@ -9,6 +9,7 @@ import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from accelerate.utils import patch_environment
 from PIL import Image
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 
-from hyvideo.config.settings import nearest
 from hyvideo.data.files import FULL
 from hyvideo.data.videos import read_chosen
 from hyvideo.observability.scored_videos import ScoredVideo
@@ -29,65 +29,44 @@ _GIF_SIDE, _GIF_FRAMES = 256, 48
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Refuse trackers that do not exist or are not installed.
-
-    Raises:
-        ValueError: names the tracker and what to do.
-    """
-    known = [str(name) for name in LOGGER_TYPE_TO_CLASS]
+    """Raise a ValueError for a tracker that does not exist or is not installed."""
     for name in names:
-        if name not in known:
-            near = nearest(name, known)
-            raise ValueError(f"trackers: unknown tracker '{name}', the nearest is '{near}'; known: {', '.join(known)}.")
         if name not in [str(found) for found in get_available_trackers()]:
-            raise ValueError(f"trackers: '{name}' is not installed: pip install {name}, or leave it out.")
+            known = ", ".join(map(str, LOGGER_TYPE_TO_CLASS))
+            raise ValueError(f"trackers: '{name}' is not installed, or not one of {known}; install it or leave it out.")
 
 
+@dataclass
 class Trackers:
     """Sends what one run logs to its trackers; only rank 0 uses it.
 
     A tracker that fails while the run trains is dropped from then on, with a warning: its numbers are in the run
     folder too, and a service that is down must not cost a round. In the run folder TensorBoard writes to `tb/`, and
     `tracker_id` keeps the run's name at trackers over resumes.
-
-    Example:
-        >>> trackers = Trackers(["tensorboard"], run_dir, run_name="first", warn=console.warning)
-        >>> trackers.start(1)
-        >>> trackers.log(1, {"reward/mean": 0.12})
-        >>> trackers.log_videos(1, read_scored_videos(run_dir / "samples" / "step_1"))
     """
 
-    def __init__(
-        self,
-        names: Sequence[str],
-        run_dir: Path,
-        *,
-        run_name: str,
-        settings: Mapping[str, Any] | None = None,
-        warn: Callable[[str], None],
-    ) -> None:
-        check_trackers(names)
-        self._names = list(dict.fromkeys(names))
-        self._warn = warn
-        self._run_dir = Path(run_dir)
-        self._run_name = run_name
-        self._settings = dict(settings or {})
-        self._started: list[GeneralTracker] = []
+    names: Sequence[str]
+    run_dir: Path
+    run_name: str
+    warn: Callable[[str], None]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    _started: list[GeneralTracker] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        check_trackers(self.names)
 
     def start(self, step: int) -> None:
         """Start all trackers, whose next row is that of update `step`; what they knew of later ones is hidden.
 
-        Raises:
-            ValueError: one cannot start: it names the tracker and what to do.
-            OSError: the disk is full.
+        A ValueError names one that cannot start and what to do; a full disk is an OSError.
         """
-        for name in self._names:
+        for name in dict.fromkeys(self.names):
             try:
                 self._started.append(self._start(name, step))
             except Exception as error:  # whatever a service and its library may raise
                 self.close()
                 if isinstance(error, OSError) and error.errno in FULL:  # not the service's fault
-                    raise OSError(error.errno, error.strerror, str(self._run_dir)) from error
+                    raise OSError(error.errno, error.strerror, str(self.run_dir)) from error
                 raise ValueError(
                     f"trackers: '{name}' does not start ({type(error).__name__}: {error}). Log in or set it up as its "
                     "own documents say (wandb: `wandb login`, or WANDB_MODE=offline), or leave it out."
@@ -99,13 +78,25 @@ class Trackers:
 
     def log_videos(self, step: int, videos: Sequence[ScoredVideo]) -> None:
         """Log videos with their prompts and rewards, where the tracker shows videos."""
+        captions = {f"samples/{v.path.stem}": (v.path, f"{v.prompt} ({v.reward:+.3f})") for v in videos}
 
         def show(tracker: GeneralTracker) -> None:
             """Show the videos, or nothing."""
-            if tracker.name == "tensorboard":
-                _show_in_tensorboard(tracker, step, videos)
+            if tracker.name == "tensorboard":  # moving images are what it shows
+                for tag, (path, caption) in captions.items():
+                    gif, width, height = _as_gif(path)
+                    image = Summary.Image(encoded_image_string=gif, width=width, height=height, colorspace=3)
+                    about = SummaryMetadata(summary_description=_escaped(caption))
+                    summary = Summary(value=[Summary.Value(tag=tag, image=image, metadata=about)])
+                    tracker.tracker.file_writer.add_summary(summary, step)
+                tracker.tracker.flush()
             elif tracker.name == "wandb":
-                _show_in_wandb(tracker, step, videos)
+                import wandb  # installed where it is asked for
+
+                shown = {
+                    tag: wandb.Video(str(path), caption=said, format="mp4") for tag, (path, said) in captions.items()
+                }
+                tracker.log(shown, step=step)
 
         self._each(show)
 
@@ -121,54 +112,32 @@ class Trackers:
                 action(tracker)
             except Exception as error:  # whatever a service and its library may raise
                 self._started.remove(tracker)
-                self._warn(f"tracker '{tracker.name}' is left out from now on: {type(error).__name__}: {error}")
+                self.warn(f"tracker '{tracker.name}' is left out from now on: {type(error).__name__}: {error}")
 
     def _start(self, name: str, step: int) -> GeneralTracker:
         with nullcontext() if dist.is_initialized() else patch_environment(local_rank=-1):
             PartialState()  # the trackers ask it who they are; for a single process of torchrun it would make a group
         tracker_class = LOGGER_TYPE_TO_CLASS[name]
         if name == "tensorboard":
-            tracker = tracker_class("tb", logging_dir=str(self._run_dir), purge_step=step)
+            tracker = tracker_class("tb", logging_dir=str(self.run_dir), purge_step=step)
         elif name == "wandb":
-            names = {"name": self._run_name, "id": self._run_id(), "resume": "allow"}
-            tracker = tracker_class(os.environ.get("WANDB_PROJECT", PROJECT), dir=str(self._run_dir), **names)
+            kept = self.run_dir / "tracker_id"
+            if not kept.exists():
+                kept.write_text(uuid.uuid4().hex[:12])
+            names = {"name": self.run_name, "id": kept.read_text().strip(), "resume": "allow"}
+            tracker = tracker_class(os.environ.get("WANDB_PROJECT", PROJECT), dir=str(self.run_dir), **names)
         elif tracker_class.requires_logging_directory:
-            tracker = tracker_class(PROJECT, logging_dir=str(self._run_dir))
+            tracker = tracker_class(PROJECT, logging_dir=str(self.run_dir))
         else:
             tracker = tracker_class(PROJECT)
         tracker.start()
         if name == "tensorboard":  # its own handling of settings makes a second run of every start
-            about = {"run/name": self._run_name}
-            rows = "".join(f"| {name} | {_escaped(str(value))} |\n" for name, value in self._settings.items())
+            about = {"run/name": self.run_name}
+            rows = "".join(f"| {name} | {_escaped(str(value))} |\n" for name, value in self.settings.items())
             tracker.log(about | {"run/settings": f"| setting | value |\n|---|---|\n{rows}"}, step=step)
         else:
-            tracker.store_init_configuration(self._settings | {"run_name": self._run_name})
+            tracker.store_init_configuration(dict(self.settings) | {"run_name": self.run_name})
         return tracker
-
-    def _run_id(self) -> str:
-        """Return the run's id at trackers that continue runs by id; it is kept in the run folder."""
-        path = self._run_dir / "tracker_id"
-        if not path.exists():
-            path.write_text(uuid.uuid4().hex[:12])
-        return path.read_text().strip()
-
-
-def _show_in_tensorboard(tracker: GeneralTracker, step: int, videos: Sequence[ScoredVideo]) -> None:
-    """Log videos as moving images, as TensorBoard shows them, with prompt and reward below."""
-    for video in videos:
-        gif, width, height = _as_gif(video.path)
-        image = Summary.Image(encoded_image_string=gif, width=width, height=height, colorspace=3)
-        about = SummaryMetadata(summary_description=_escaped(_caption(video)))
-        value = Summary.Value(tag=f"samples/{video.path.stem}", image=image, metadata=about)
-        tracker.tracker.file_writer.add_summary(Summary(value=[value]), step)
-    tracker.tracker.flush()
-
-
-def _show_in_wandb(tracker: GeneralTracker, step: int, videos: Sequence[ScoredVideo]) -> None:
-    import wandb  # installed where it is asked for
-
-    shown = {f"samples/{v.path.stem}": wandb.Video(str(v.path), caption=_caption(v), format="mp4") for v in videos}
-    tracker.log(shown, step=step)
 
 
 def _as_gif(path: Path) -> tuple[bytes, int, int]:
@@ -188,10 +157,6 @@ def _as_gif(path: Path) -> tuple[bytes, int, int]:
     encoded = io.BytesIO()
     images[0].save(encoded, "GIF", save_all=True, append_images=images[1:], duration=duration, loop=0)
     return encoded.getvalue(), *images[0].size
-
-
-def _caption(video: ScoredVideo) -> str:
-    return f"{video.prompt} ({video.reward:+.3f})"
 
 
 def _escaped(text: str) -> str:

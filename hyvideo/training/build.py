@@ -39,12 +39,10 @@ from hyvideo.models.parallelize import compile_blocks, prepare_policy, shard_wei
 from hyvideo.models.reward_models.rewards import WeightedReward, check_rewards, get_reward_fn, loaded_rewards
 from hyvideo.models.weight_files import DTYPES
 from hyvideo.observability.console import COMMAND, Console
-from hyvideo.observability.matrix_peak import matrix_peak_tflops
 from hyvideo.observability.metrics import MetricsLog
-from hyvideo.observability.phase_timer import PhaseTimer
-from hyvideo.observability.profiling import Profile
+from hyvideo.observability.phase_timer import PhaseTimer, Watchdog
+from hyvideo.observability.profiling import Profile, matrix_peak_tflops
 from hyvideo.observability.trackers import Trackers, check_trackers
-from hyvideo.observability.watchdog import Watchdog
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from hyvideo.pipelines.prompt_lengths import truncated_prompts_warning
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
@@ -61,7 +59,7 @@ from hyvideo.training.validation import Validation
 def open_run(config: Config, report: Callable[[Path], None] | None = None) -> Run:
     """Check everything that can be checked, then load the models and put the run together.
 
-    With a process group (`hyvideo.distributed.process_group`) this is one rank of the run, otherwise all of it. The
+    With a process group (`distributed.mesh.process_group`) this is one rank of the run, otherwise all of it. The
     main rank calls `report` with the run folder after every save.
 
     Raises:

@@ -10,7 +10,6 @@ import numpy as np
 from scipy.stats import t as student
 
 from hyvideo.config.schema import Config
-from hyvideo.distributed.layout import videos_together
 
 Action = Literal["warn", "stop", "rollback"]
 
@@ -228,8 +227,9 @@ class ReplayWatch:
 
     def _cause(self) -> str:
         """Name what in the settings lets a replay round otherwise than its rollout."""
-        config = self._config
-        rollout, update = videos_together(config), config.grpo.mini_batch_size_per_update
+        config, grpo = self._config, self._config.grpo
+        videos, update = grpo.batch_size * grpo.gradient_accumulation_steps, grpo.mini_batch_size_per_update
+        rollout = min(config.rollout.rollout_micro_batch_size or videos, videos)
         if rollout == update:
             return (
                 "The settings do not explain it, so the attention kernel may choose another plan with gradients than "

@@ -22,10 +22,9 @@ from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.models.reward_models.rewards import WeightedReward
 from hyvideo.observability.console import Console, validation_line
 from hyvideo.observability.metrics import MetricsLog, read_metrics
-from hyvideo.observability.phase_timer import PhaseTimer
+from hyvideo.observability.phase_timer import PhaseTimer, Watchdog
 from hyvideo.observability.profiling import Profile
 from hyvideo.observability.scored_videos import read_scored_videos, scored_steps
-from hyvideo.observability.watchdog import Watchdog
 from hyvideo.training.collect import Rounds, collect, gain_over
 from hyvideo.training.guard import ROLLBACK_RATE, Action, Look, ReplayWatch, RewardWatch
 from hyvideo.training.performance import Performance

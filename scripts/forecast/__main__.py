@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     from transformers.utils.logging import disable_progress_bar  # only now, for it takes seconds
 
     from hyvideo.algorithms.optimizer import NonFiniteUpdateError
-    from hyvideo.distributed.process_group import process_group
+    from hyvideo.distributed.mesh import process_group
     from hyvideo.models.reward_models.registry import RewardFailureError
 
     disable_progress_bar()

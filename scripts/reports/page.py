@@ -16,7 +16,7 @@ from PIL import Image
 
 from hyvideo.config.outside import read_file
 from hyvideo.data.files import replacing
-from hyvideo.data.videos import first_frame, poster_of
+from hyvideo.data.videos import poster_of, read_video
 from hyvideo.observability.scored_videos import POSTER, ScoredVideo
 from scripts.reports.words import fixed, in_words, signed
 
@@ -70,7 +70,7 @@ def picture_of(video: Path) -> tuple[bytes, tuple[int, int]] | None:
     """
     beside = video.with_suffix(POSTER)
     try:
-        picture = read_file(beside, None) if _is_own(beside) else poster_of(first_frame(video))
+        picture = read_file(beside, None) if _is_own(beside) else poster_of(read_video(video, [0])[0])
         with Image.open(io.BytesIO(picture), formats=["JPEG"]) as image:
             return picture, image.size
     except (ValueError, OSError, Image.DecompressionBombError):

@@ -22,7 +22,7 @@ from hyvideo.config.outside import complain, in_words
 from hyvideo.config.schema import GrpoConfig
 from hyvideo.data.prompts import Prompt
 from hyvideo.distributed.collectives import gather
-from hyvideo.distributed.process_group import process_group
+from hyvideo.distributed.mesh import process_group
 from hyvideo.training.build import open_run
 from hyvideo.training.run import Run
 from hyvideo.training.validation import Sampled, save_samples

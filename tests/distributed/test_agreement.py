@@ -19,8 +19,7 @@ from hyvideo.checkpoint.train_state import SaveError, latest_checkpoint
 from hyvideo.config.loading import load_config
 from hyvideo.data import images
 from hyvideo.distributed.collectives import gather
-from hyvideo.distributed.mesh import build_mesh
-from hyvideo.distributed.process_group import process_group
+from hyvideo.distributed.mesh import build_mesh, process_group
 from hyvideo.training.build import read_inputs
 from tests.support.limits import limited
 from tests.support.ranks import free_port, rank_environment, run_on_ranks
@@ -200,9 +199,9 @@ def test_a_port_in_use_is_named():
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"RANK": "first"}, "RANK must be a whole number; received 'first'"),
-        ({"MASTER_PORT": ""}, "MASTER_PORT must be a whole number; received ''"),
-        (None, "RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT is not set.*torchrun"),
+        ({"RANK": "first"}, "WORLD_SIZE is 2, but RANK is not set or no whole number"),
+        ({"MASTER_PORT": ""}, "WORLD_SIZE is 2, but MASTER_PORT is not set or no whole number"),
+        (None, "RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT is not set or.*torchrun"),
     ],
 )
 def test_a_launchers_variable_that_is_missing_or_no_number_is_named(monkeypatch, change, expected):

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from hyvideo.algorithms.algorithm import Trajectory
 from hyvideo.distributed.collectives import gather, whole
-from hyvideo.distributed.process_group import process_group
+from hyvideo.distributed.mesh import process_group
 from hyvideo.models.adapter import save_lora
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.parallelize import prepare_policy, trainable_parameters

@@ -33,11 +33,12 @@ def test_checks_are_written_once_and_only_missing_ones_when_started_again(model,
         command += ["--in_flight", "1", "--num_checks", "1"]
         assert main(command) == 1
         assert "'a dog': the model wrote no checks in 3 attempts" in capsys.readouterr().err
-        assert read_checks([output]) == {"a cat, grey": (Check("A cat?", True),)}
+        of_cat = {"a cat, grey": (Check(question="A cat?", answer="yes"),)}
+        assert read_checks([output]) == of_cat
         assert main(command) == 0
         asked = len(app.state.asked)
         assert main(command) == 0 and len(app.state.asked) == asked == 5
-    assert read_checks([output]) == {"a cat, grey": (Check("A cat?", True),), "a dog": (Check("A dog?", True),)}
+    assert read_checks([output]) == of_cat | {"a dog": (Check(question="A dog?", answer="yes"),)}
     assert output.read_text().splitlines()[0] == "prompt,seed,checks" and '"a cat, grey",3,' in output.read_text()
     assert main(["--validate", str(output)]) == 0
     assert "2 prompts have 2 checks" in capsys.readouterr().out
@@ -48,11 +49,12 @@ def test_bad_rows_are_all_named_and_wrong_calls_refused(tmp_path, capsys):
     bad.write_text('prompt,checks\na,nothing\nb,\nc,"[{""question"": ""x?"", ""answer"": ""maybe""}]"\n')
     assert main(["--validate", str(bad)]) == 2
     told = capsys.readouterr().err
-    assert "line 2: checks: not JSON" in told and "line 4: checks: an answer must be yes or no" in told
+    assert "line 2: checks: expected [{" in told and "'nothing':  Invalid JSON" in told
+    assert "line 4: checks: expected [{" in told and "[0]['answer'] Input should be 'yes' or 'no'" in told
     writes = ["--prompts_csv", str(bad), "--output", str(tmp_path / "new.csv")]
     assert (
         main([*writes, "--server", "http://x/v1", "--model", "x"]) == 2
-        and "bad.csv, line 2: checks: not JSON" in capsys.readouterr().err
+        and "bad.csv, line 2: checks: expected [{" in capsys.readouterr().err
     )
     with pytest.raises(SystemExit):
         main(["--prompts_csv", str(bad)])

@@ -80,7 +80,7 @@ def test_an_output_that_is_no_page_or_is_read_itself_is_left_as_it_is(here: Path
     ("argv", "message"),
     [
         (["nowhere"], "No metrics at nowhere/metrics.jsonl: expected the metrics.jsonl of a run folder."),
-        (["gallery", "nowhere", "nowhere2"], "No folder of videos at 'nowhere'."),
+        (["gallery", "nowhere", "nowhere2"], "'nowhere' holds no videos"),
         (
             ["gallery", "base", "--preference", "study"],
             "Expected two or more folders with names of their own; received base.",

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hyvideo.distributed.process_group import process_group
+from hyvideo.distributed.mesh import process_group
 from hyvideo.planning import own_process
 from tests.support.training import REPOSITORY
 

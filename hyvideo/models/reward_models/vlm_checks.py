@@ -256,7 +256,7 @@ class VlmChecks(RewardModel):
         except Fault as fault:
             _LOG.warning("a video has no score by vlm_checks: %s", fault)
             return math.nan
-        return yes if check.expected else 1 - yes
+        return yes if check.answer == "yes" else 1 - yes
 
 
 def _checked(context: RewardContext, options: Mapping[str, Any]) -> tuple[Options, dict[str, tuple[Check, ...]]]:

@@ -3,6 +3,7 @@
 import gzip
 import json
 import time
+import timeit
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from hyvideo.observability.phase_timer import PhaseTimer
-from hyvideo.observability.profiling import PASSES, Profile, covered
+from hyvideo.observability.profiling import PASSES, Profile, covered, matrix_peak_tflops
 
 
 def run_rounds(
@@ -91,3 +92,11 @@ def test_a_phase_of_many_passes_is_recorded_only_at_its_beginning(tmp_path: Path
 )
 def test_kernels_at_the_same_time_count_once(spans: list[tuple[float, float]], length: float):
     assert covered(spans) == length
+
+
+def test_the_peak_is_about_what_a_large_product_reaches_and_measuring_leaves_the_runs_generator_alone():
+    matrix = torch.randn(1024, 1024)
+    reached = 2 * 1024**3 / min(timeit.repeat(lambda: matrix @ matrix, number=1, repeat=10)) / 1e12
+    state = torch.get_rng_state()
+    assert reached / 5 < matrix_peak_tflops(torch.device("cpu"), torch.float32) < reached * 5
+    assert torch.equal(torch.get_rng_state(), state)

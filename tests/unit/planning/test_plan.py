@@ -177,7 +177,7 @@ def test_possible_sp_sizes_keep_the_videos_of_a_round(sized_plan):
         (["--world_size", "100000000000"], "--world_size must be at most 65536; received 100000000000"),
         (["--world_size", "8", "--utilisation", "40"], "at most 1; received 40.0"),
         (["--world_size", "8", "--search"], "name the GPU"),
-        (["--world_size", "8", "--gpu", "TPU"], "no GPU 'TPU' is known; expected one of A100-40GB"),
+        (["--world_size", "8", "--gpu", "TPU"], "no GPUs are known as 'TPU'; expected one of A100-40GB"),
         (["--world_size", "8", "--sp_sise", "2"], "the nearest is --sp_size"),
         (["--world_size", "8", "--json", "/dev/null/plan.json"], "scripts.plan: [Errno 17] File exists: '/dev/null'"),
     ],

@@ -77,7 +77,7 @@ def test_videos_with_notes_or_bare_ones_are_read_too(tmp_path):
 def test_a_folder_without_videos_says_what_was_expected(tmp_path):
     with pytest.raises(ValueError, match=r"holds no videos: expected \*\.mp4 files, a scores\.jsonl"):
         read_scored_videos(tmp_path)
-    with pytest.raises(ValueError, match="No folder of videos at"):
+    with pytest.raises(ValueError, match="holds no videos"):
         read_scored_videos(tmp_path / "none")
 
 
