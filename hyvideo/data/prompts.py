@@ -15,19 +15,12 @@ COLUMNS = ("prompt", "index", "seed", "ref_image_path")
 
 @dataclass(frozen=True)
 class Prompt:
-    """One row of a prompt CSV.
+    """One row of a prompt CSV."""
 
-    Attributes:
-        text: the prompt, without surrounding blanks.
-        index: its number, unique over all files read together; without an `index` value its position in them, from 0.
-        seed: seed of its noise in validation and generation; None where the row gives none.
-        ref_image_path: image to start from (image-to-video); None for text-to-video.
-    """
-
-    text: str
-    index: int
-    seed: int | None
-    ref_image_path: str | None
+    text: str  # without surrounding blanks
+    index: int  # unique over all files read together; without an `index` value its position in them, from 0
+    seed: int | None  # of its noise in validation and generation, where the row gives one
+    ref_image_path: str | None  # image to start from (image-to-video)
 
     @property
     def noise_index(self) -> int:

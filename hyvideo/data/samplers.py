@@ -11,15 +11,10 @@ from hyvideo.data.randomness import seed_for
 
 @dataclass(frozen=True)
 class Assignment:
-    """One video to sample: with the round, its two numbers identify it, and thereby its noise.
+    """One video to sample: with the round, its two numbers identify it, and thereby its noise."""
 
-    Attributes:
-        prompt_index: position of the prompt in the list of training prompts.
-        generation: number of the video among those of its prompt in this round, from 0.
-    """
-
-    prompt_index: int
-    generation: int
+    prompt_index: int  # position of the prompt in the list of training prompts
+    generation: int  # number of the video among those of its prompt in this round, from 0
 
 
 class GroupSampler:

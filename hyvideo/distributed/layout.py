@@ -28,22 +28,14 @@ class Layout:
             positions   0 1   2 3 | 4 5   6 7     videos of a data-parallel rank; one group on either side of the bar
 
     Numbers that do not fit together are a ValueError with a line for each rule that they break.
-
-    Attributes:
-        world_size: number of processes.
-        sp_size: ranks that share the tokens of one video.
-        dp_replicate: full copies of the sharded model.
-        batch_size: videos per data-parallel rank and rollout.
-        num_generations: videos of one prompt that are compared with each other.
-        num_rollouts: rollouts per round (`gradient_accumulation_steps`).
     """
 
-    world_size: int = 1
-    sp_size: int = 1
-    dp_replicate: int = 1
-    batch_size: int = 1
-    num_generations: int = 1
-    num_rollouts: int = 1
+    world_size: int = 1  # processes
+    sp_size: int = 1  # ranks that share the tokens of one video
+    dp_replicate: int = 1  # full copies of the sharded model
+    batch_size: int = 1  # videos per data-parallel rank and rollout
+    num_generations: int = 1  # videos of one prompt, which are compared with each other
+    num_rollouts: int = 1  # rollouts per round (`gradient_accumulation_steps`)
 
     def __post_init__(self) -> None:
         problems = [f"{name} must be at least 1; received {value}" for name, value in vars(self).items() if value < 1]

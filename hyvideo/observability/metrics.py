@@ -67,11 +67,6 @@ class MetricsLog:
     A row is on disk when `log` returns, so a checkpoint never knows more than the log. Rows come in increasing order of
     step. Whatever is not a row (the torn last line of a killed process) moves to `metrics.discarded.jsonl` on opening.
     Until it is closed no other process can open one there: a ValueError. Trackers get every row, nulls as NaN.
-
-    Example:
-        >>> log = MetricsLog(run_dir)
-        >>> log.truncate_after(restored_step)  # only when resuming
-        >>> log.log(restored_step + 1, {"reward/mean": 0.12, "lr": 1e-5})
     """
 
     def __init__(self, run_dir: Path, trackers: Trackers | None = None) -> None:

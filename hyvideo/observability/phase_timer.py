@@ -19,12 +19,6 @@ class PhaseTimer:
 
     `phase` names what is going on (`BETWEEN` outside all blocks), `since` when that began (`time.monotonic`): what a
     watchdog or an error message asks for. `around` makes a context for each phase, which a profiler replaces.
-
-    Example:
-        >>> timer = PhaseTimer(device)
-        >>> with timer("rollout"):
-        ...     videos = rollout(prompts)
-        >>> timer.pop()  # {"time/rollout": 1.93, "time/reward": 0.0, "time/anchor": 0.0, "time/update": 0.0}
     """
 
     def __init__(self, device: torch.device | str) -> None:

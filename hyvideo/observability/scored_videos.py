@@ -18,21 +18,13 @@ TOO_LARGE = 1e100
 
 @dataclass(frozen=True)
 class ScoredVideo:
-    """One video file.
+    """One video file."""
 
-    Attributes:
-        path: the mp4; it may be missing.
-        prompt: its text, or the file's name when none is known.
-        seed: of its noise, where it is known.
-        how: it was sampled and scored, in words; videos are paired where it is equal.
-        scores: name to number, `reward` first where there is one; NaN marks a failed score.
-    """
-
-    path: Path
-    prompt: str
-    seed: int | None = None
-    how: str = ""
-    scores: Mapping[str, float] = field(default_factory=dict)
+    path: Path  # the mp4; it may be missing
+    prompt: str  # its text, or the file's name when none is known
+    seed: int | None = None  # of its noise, where it is known
+    how: str = ""  # it was sampled and scored, in words; videos are paired where it is equal
+    scores: Mapping[str, float] = field(default_factory=dict)  # `reward` first where there is one; NaN: it failed
 
     @property
     def reward(self) -> float:

@@ -62,17 +62,12 @@ def test_the_second_round_is_recorded_and_the_seconds_are_of_so_many_updates(tmp
     assert "## rollout: the first 2 passes" in table and "aten::addmm" in table
 
 
-def test_what_the_updates_of_a_round_share_is_divided_by_all_of_them(tmp_path: Path):
-    finished = run_rounds(tmp_path, 4, num_updates=2, updates_per_round=4, seconds=0.8)
-    assert finished == 7 * [False] + [True] + 8 * [False]
+@pytest.mark.parametrize(("num_updates", "per_round", "last", "seconds"), [(2, 4, 7, 0.8), (3, 2, 5, 0.4)])
+def test_what_whole_rounds_share_is_divided_by_all_of_their_updates(tmp_path, num_updates, per_round, last, seconds):
+    finished = run_rounds(tmp_path, 4, num_updates=num_updates, updates_per_round=per_round, seconds=seconds)
+    assert finished == [number == last for number in range(4 * per_round)]
     table = (tmp_path / "phases.md").read_text()
     assert "over 4 update(s)" in table and 0.2 <= rollout_seconds(table) < 0.4
-
-
-def test_updates_of_several_rounds_are_those_of_whole_rounds(tmp_path: Path):
-    finished = run_rounds(tmp_path, 4, num_updates=3, updates_per_round=2)
-    assert finished == 5 * [False] + [True] + 2 * [False]
-    assert "over 4 update(s)" in (tmp_path / "phases.md").read_text()
 
 
 def test_a_run_of_one_round_is_recorded_from_its_beginning_and_to_its_end(tmp_path: Path):
