@@ -81,11 +81,13 @@ class MetricsLog:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Append the row of one update. NaN and infinities become null, since strict JSON has no word for them.
 
-        A value may be a 0-dim tensor. A ValueError if the step was logged before; an OSError if the row cannot be
-        written, or the folder was removed: a new one would not hold the rows before.
+        A value may be a 0-dim tensor. A ValueError if the step was logged before or a value is named "step"; an
+        OSError if the row cannot be written, or the folder was removed: a new one would not hold the rows before.
         """
         if not (lock := self.path.with_name(LOCK)).exists():
             raise FileNotFoundError(errno.ENOENT, "the run's folder was removed or moved while it trained", str(lock))
+        if "step" in values:
+            raise ValueError(f"The name 'step' is taken by the update's number; received a metric 'step' at {step}.")
         if self._last_step is not None and step <= self._last_step:
             raise ValueError(
                 f"{self.path} already holds step {self._last_step}, received step {step}: steps must increase. "

@@ -143,8 +143,10 @@ def test_a_whole_last_row_that_lost_only_its_line_end_is_kept(tmp_path):
     assert not log.discarded_path.exists()
 
 
-def test_a_step_that_does_not_increase_is_refused(tmp_path):
+def test_a_step_that_does_not_increase_and_a_metric_of_its_name_are_refused(tmp_path):
     write_rows(tmp_path, [1, 2, 3])
     log = MetricsLog(tmp_path)
     with pytest.raises(ValueError, match="already holds step 3, received step 3"):
         log.log(3, {"x": 1.0})
+    with pytest.raises(ValueError, match="'step' is taken"):
+        log.log(4, {"step": 7.0})
