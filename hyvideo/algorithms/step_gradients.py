@@ -36,8 +36,7 @@ class StepGradients:
         """Mean over the pairs of all ranks since the last pop, for every step that had any; every rank must call it.
 
         Returns:
-            ``{"velocity_grad/step_00": norm, ...}``, after the equalizer. Divided by the step's
-            scale it is the value before.
+            ``{"velocity_grad/step_00": norm, ...}``, after the equalizer. Divided by the step's scale: before it.
         """
         sums, self._sums = self._sums, None
         with host_read("the gradient of each denoising step, once per update"):

@@ -84,7 +84,6 @@ def gdpo_advantages(
     Arguments, result and errors as `normalize_then_sum` and `group_advantages`.
     """
     rewards = normalize_then_sum(metrics, weights, num_generations)
-    group_advantages(rewards, num_generations, clip_max)  # refuses what forms no groups
     return group_advantages(rewards, len(rewards), clip_max)
 
 

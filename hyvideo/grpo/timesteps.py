@@ -115,11 +115,7 @@ def split_updates(steps: Tensor, num_updates: int, *, num_generations: int) -> l
 
 
 def check_updates(num_updates: int, num_samples: int, num_steps: int) -> None:
-    """Refuse more updates than there are (sample, step) pairs to deal to them.
-
-    Raises:
-        ValueError: If there are more, or none at all.
-    """
+    """Raise a ValueError unless every update gets a (sample, step) pair."""
     num_pairs = num_samples * num_steps
     if not 1 <= num_updates <= num_pairs:
         raise ValueError(
