@@ -139,11 +139,8 @@ def score_over_ranks(
         mesh: who shares what.
         scoring: has been given this rank's share of the videos already (`reward_async`); None: score them now.
 
-    Returns:
-        The scores of the videos of all ranks in the order of their positions, the same on every rank.
-
-    Raises:
-        RewardFailureError: the reward failed on a rank, or too many videos have no total; all raise it.
+    Every rank returns the scores of all videos in the order of their positions. All raise a RewardFailureError if the
+    reward failed on a rank, or too many videos have no total.
     """
     own = mesh.layout.share_to_score(len(texts), mesh.rank)
     with all_or_none(RewardFailureError):
@@ -177,10 +174,7 @@ def collect(policy: Policy, algorithm: Algorithm, reward: WeightedReward, round:
     """Sample and score this rank's videos of one round; every rank learns the scores of all.
 
     The algorithm says which steps draw noise and what must be recorded. The timer's phases are `rollout` and `reward`;
-    with `reward_async` the latter is only the remaining wait.
-
-    Raises:
-        RewardFailureError: too many videos could not be scored.
+    with `reward_async` the latter is only the remaining wait. A RewardFailureError as in `score_over_ranks`.
     """
     mesh, timer, count = round.mesh, algorithm.timer, len(round.prompts)
     own = mesh.layout.share_to_score(count, mesh.rank)
