@@ -49,12 +49,11 @@ from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideo
 from hyvideo.pipelines.prompt_lengths import truncated_prompts_warning
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.checks import check_config, check_validated
-from hyvideo.training.code_version import CODE, code_version
 from hyvideo.training.collect import Rounds
 from hyvideo.training.guard import ReplayWatch, RewardGuard
 from hyvideo.training.performance import Performance
 from hyvideo.training.run import Journal, Run
-from hyvideo.training.state import CONTENT, RunState, changed_settings
+from hyvideo.training.state import CODE, CONTENT, RunState, changed_settings, code_version
 from hyvideo.training.validation import Validation
 
 
@@ -169,9 +168,8 @@ def check_weights(config: Config) -> None:
 def read_inputs(config: Config) -> tuple[list[Prompt], list[Prompt], dict[str, str], list[str]]:
     """Check the configuration and the model's files as `open_run`, and read the prompts.
 
-    Returns:
-        The prompts for training, those for validation, the hash of each prompt file as it was read (it may change while
-        the models are loaded), and warnings of settings that are valid but hardly meant.
+    Return those for training, those for validation, the hash of each prompt file as it was read (it may change while
+    the models are loaded), and warnings of settings that are valid but hardly meant.
     """
     root, version = config.model.pretrained_model_root, config.model.pretrained_transformer_version
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)

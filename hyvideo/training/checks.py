@@ -6,16 +6,15 @@ It asks the code that will run with the settings instead of repeating what that 
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from hyvideo.algorithms.algorithm import algorithm_class
 from hyvideo.algorithms.policy import rollout_scheduler
 from hyvideo.config.schema import Config, OptimizerConfig, RolloutConfig
-from hyvideo.config.settings import SETTINGS, nearest, out_of_range, unmet_condition, value_of
+from hyvideo.config.settings import SETTINGS, out_of_range, unmet_condition, value_of
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.prompts import Prompt
 from hyvideo.data.videos import MAX_VIDEO_BYTES
@@ -34,6 +33,7 @@ _STEPS = (
 )
 _FEWEST_COMPARED = 8
 """Validation videos that a guard needs to tell a fall from chance."""
+
 MOST_NOISE_LEFT = 0.12
 """Standard deviation of the noise that finished latents of unit spread should hold at most; the paper's leave 0.08."""
 
@@ -41,31 +41,14 @@ MOST_EXCESS_NOISE = 1.15
 """How many times the schedule's noise the latents should hold at most on the way; the paper's sampler holds 1.11."""
 
 
-@dataclass(frozen=True)
-class Problem:
-    """What is wrong with a run's settings.
-
-    Attributes:
-        text: setting, expected, received, and what to do.
-        severity: an `error` stops the start; a `warning` is valid, but probably not meant.
-    """
-
-    text: str
-    severity: Literal["error", "warning"] = "error"
-
-
-def check(
+def check_config(
     config: Config, world_size: int, vae_spatial: int = 16, vae_temporal: int = 4, *, files: bool = True
-) -> list[Problem]:
-    """Look for settings that could not run, or contradict each other; without such, for those that are hardly meant.
+) -> list[str]:
+    """Refuse settings that could not run, or contradict each other; return warnings of those that are hardly meant.
 
-    Args:
-        config: the configuration.
-        world_size: number of ranks.
-        vae_spatial: pixels per latent element, in height and width.
-        vae_temporal: frames per latent frame, after the first.
-        files: whether the prompts, the model's files and a checkpoint to resume must be there. Without them nothing is
-            known of what is hardly meant.
+    The ValueError lists every error with its numbers and how to fix it. The VAE makes a latent element of `vae_spatial`
+    pixels in height and width, and a latent frame of `vae_temporal` frames, after the first. Without `files` neither
+    the prompts nor the model's files nor a checkpoint to resume need be there, and nothing is known to warn of.
     """
     grpo = config.grpo
 
@@ -94,20 +77,10 @@ def check(
                 f"cfg_scale is {scale:g}, but {model.pretrained_transformer_version} is distilled: its guidance is in "
                 "its weights, and more of it spoils its videos. Set cfg_scale to 1."
             )
-    if errors or not files:
-        return [Problem(error) for error in errors]
-    return [Problem(warning, "warning") for warning in hardly_meant(config, known)]
-
-
-def check_config(
-    config: Config, world_size: int, vae_spatial: int = 16, vae_temporal: int = 4, *, files: bool = True
-) -> list[str]:
-    """Refuse, by a ValueError that lists every error, what `check` finds wrong; return its warnings."""
-    problems = check(config, world_size, vae_spatial, vae_temporal, files=files)
-    if errors := [problem.text for problem in problems if problem.severity == "error"]:
+    if errors:
         listed = "\n".join(f"  - {error}" for error in errors)
         raise ValueError(f"the configuration cannot run on {world_size} rank(s):\n{listed}")
-    return [problem.text for problem in problems]
+    return list(hardly_meant(config, known)) if files else []
 
 
 def hardly_meant(config: Config, known: Mapping[str, Any] | None) -> Iterator[str]:
@@ -205,7 +178,7 @@ def _video_problems(cfg: Config, vae_spatial: int, vae_temporal: int) -> Iterato
 
 
 def _contradictions(cfg: Config) -> Iterator[str]:
-    """Settings that contradict each other or the method, and names that are no folder name or no setting."""
+    """Settings that contradict each other or the method, and a run name that is no folder name."""
     reward, weights = cfg.reward, cfg.reward.reward_weights
     if not (all(math.isfinite(weight) for weight in weights.values()) and any(weights.values())):
         yield f"reward_weights must be finite numbers, at least one other than 0; received {weights}"
@@ -234,9 +207,6 @@ def _contradictions(cfg: Config) -> Iterator[str]:
         yield "ema_decay averages bf16 weights, which would round most of it away: set master_weight_type to fp32"
     if cfg.model.dtype == "fp32" and cfg.model.master_weight_type == "bf16":
         yield "dtype fp32 computes with fp32 weights, but master_weight_type is bf16: set both to one of them"
-    for setting in cfg.run.resume_may_change:
-        if setting not in SETTINGS:
-            yield f"resume_may_change: {setting!r} is not a setting; the nearest is {nearest(setting, SETTINGS)!r}"
     name = cfg.run.run_name
     if name is not None and not re.fullmatch(r"[^/\\\0]+", name):
         yield f"run_name must be one folder name without slashes; received {name!r}"
@@ -270,9 +240,8 @@ def unread_settings(config: Config) -> Iterator[str]:
 def noise_left(rollout: RolloutConfig) -> tuple[float, float]:
     """Return how much noise rollouts hold beyond the schedule, were the velocity exact.
 
-    Returns:
-        The most on the way, as a multiple of the schedule's, and the standard deviation in the finished latents; of all
-        places where a window of noisy steps can stand, the worst.
+    The most on the way, as a multiple of the schedule's, and the standard deviation in the finished latents; of all
+    places where a window of noisy steps can stand, the worst.
     """
     scheduler = rollout_scheduler(rollout)
     flavour = {"sde_type": rollout.sde_type, "eta": rollout.eta}

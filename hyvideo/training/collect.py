@@ -98,8 +98,7 @@ THUMBNAIL_SIDE = 16
 def thumbnails(videos: Tensor) -> Tensor:
     """Return what is left of videos for comparison, `[B, D]` float32 in [0, 1] on the CPU.
 
-    Args:
-        videos: uint8 `[B, F, H, W, 3]`; 4 frames spread over each (or all, of fewer) are averaged to 16 x 16.
+    Of uint8 videos `[B, F, H, W, 3]` 4 frames spread over each (or all, of fewer) are averaged to 16 x 16.
     """
     frames = torch.linspace(0, videos.shape[1] - 1, min(THUMBNAIL_FRAMES, videos.shape[1])).round().long()
     chosen = videos[:, frames.to(videos.device)].float().permute(0, 1, 4, 2, 3).flatten(0, 1) / 255
@@ -109,9 +108,7 @@ def thumbnails(videos: Tensor) -> Tensor:
 def group_diversity(points: Tensor, num_generations: int) -> Tensor:
     """Root mean square distance of a group's videos from their mean, per element, `[B / G]`; 0 where all are equal.
 
-    Args:
-        points: `[B, D]`; the videos of one prompt lie next to each other.
-        num_generations: G, group size; B must be a multiple of it.
+    The `points` `[B, D]` of one prompt's G videos (`num_generations`, of which B is a multiple) lie side by side.
 
     Example:
         >>> group_diversity(torch.tensor([[0.0], [1.0], [0.5], [0.5]]), num_generations=2)

@@ -208,9 +208,8 @@ class Run:
     def begin_updates(self, trajectory: Trajectory) -> None:
         """Compare the round, where an interval begins, with the base model's and with one sampled by the ODE.
 
-        Raises:
-            RoundAbandoned: a scheduler takes the machine away, and the round was only sampled; a resume makes it again.
-                After Ctrl-C, or a preemption that comes later, the round is completed instead.
+        If a scheduler takes the machine away now, the round, which was only sampled, is given up by RoundAbandoned; a
+        resume makes it again. After Ctrl-C, or a preemption that comes later, the round is completed instead.
         """
         if self._stop.preempted():
             raise RoundAbandoned

@@ -1,5 +1,7 @@
 """Everything that decides a run's future, gathered for a checkpoint and put back."""
 
+import hashlib
+import subprocess
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
+import hyvideo
 from hyvideo.algorithms.algorithm import Algorithm
 from hyvideo.algorithms.optimizer import Optimization
 from hyvideo.checkpoint.manifest import verify_files
@@ -23,6 +26,11 @@ from hyvideo.training.guard import RewardGuard
 
 CONTENT = "the content of"
 """Prefix of the names of file hashes among the settings."""
+
+CODE = "the code in hyvideo/"
+"""What the hash of the code that trains is called in messages."""
+
+_PACKAGE = Path(hyvideo.__file__).parent
 
 
 @dataclass
@@ -250,3 +258,23 @@ def set_rng_state(state: Mapping[str, Tensor]) -> None:
     torch.set_rng_state(state["cpu"])
     if "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"])
+
+
+def code_hash(package: Path = _PACKAGE) -> str:
+    """Return 16 digits over the files of the package."""
+    code = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        code.update(path.read_bytes())
+    return code.hexdigest()[:16]
+
+
+def code_version(package: Path = _PACKAGE) -> str:
+    """Return the hash and, where git knows it, the commit: `1f0c3a5e7b9d2468 (commit b84b4cd-dirty)`."""
+    if not (package.parent / ".git").exists():  # else git would answer for a repository around this one
+        return code_hash(package)
+    git = ["git", "-C", str(package.parent), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        commit = subprocess.run(git, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return code_hash(package)
+    return f"{code_hash(package)} (commit {commit})"
