@@ -26,7 +26,7 @@ import torch
 from benchmarks.first_light.stages import LARGE, PLANS, STAGES, Place, plan_gib, run_stage
 from benchmarks.paired import machine_kind
 from hyvideo.config.flags import Parser
-from hyvideo.training.code_version import code_version
+from hyvideo.training.state import code_version
 from scripts.reports.markdown import markdown_table
 
 RESULTS = Path(__file__).parents[1] / "results" / "first_light"

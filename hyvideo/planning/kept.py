@@ -13,7 +13,7 @@ from typing import Any
 
 from hyvideo.config.schema import Config, RunConfig
 from hyvideo.planning.networks import Networks, encoder_configs
-from hyvideo.training.code_version import code_hash
+from hyvideo.training.state import code_hash
 
 LIBRARIES = ("torch", "diffusers", "transformers", "peft")
 

@@ -25,7 +25,7 @@ from hyvideo.planning.assumptions import Assumptions
 from hyvideo.planning.plan import GIB, Plan, make_plan, misfit
 from hyvideo.planning.table import plan_table
 from hyvideo.training.build import open_folder, read_inputs
-from hyvideo.training.code_version import CODE, code_hash
+from hyvideo.training.state import CODE, code_hash
 
 SEEN_WITHIN = 10.0
 """Seconds in which a file that one rank wrote must be seen by all."""

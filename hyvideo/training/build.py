@@ -47,12 +47,11 @@ from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideo
 from hyvideo.pipelines.prompt_lengths import truncated_prompts_warning
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.checks import check_config, check_validated
-from hyvideo.training.code_version import CODE, code_version
 from hyvideo.training.collect import Rounds
 from hyvideo.training.guard import ReplayWatch, RewardGuard
 from hyvideo.training.performance import Performance
 from hyvideo.training.run import Journal, Run
-from hyvideo.training.state import CONTENT, RunState, changed_settings
+from hyvideo.training.state import CODE, CONTENT, RunState, changed_settings, code_version
 from hyvideo.training.validation import Validation
 
 
@@ -60,12 +59,8 @@ def open_run(config: Config, report: Callable[[Path], None] | None = None) -> Ru
     """Check everything that can be checked, then load the models and put the run together.
 
     With a process group (`distributed.mesh.process_group`) this is one rank of the run, otherwise all of it. The
-    main rank calls `report` with the run folder after every save.
-
-    Raises:
-        ValueError: a setting, prompt file, weight folder, run folder or checkpoint is wrong on any rank, or ranks have
-            different ones; all ranks raise it, and nothing was written.
-        OSError: the run folder cannot be written.
+    main rank calls `report` with the run folder after every save. If a setting, file, weight, folder or checkpoint is
+    wrong on any rank, or ranks have different ones, all raise a ValueError, and nothing was written.
     """
     prompts, valid, content, warnings = read_inputs(config)
     # With its index: rewards run in threads, and a new thread's current GPU is the first.
@@ -157,10 +152,9 @@ def _build_rewards(config: Config, device: torch.device) -> tuple[WeightedReward
 
 
 def check_weights(config: Config) -> None:
-    """Refuse a model folder that lacks a network, or lacks VideoReward when the reward or judge is loaded from there.
+    """Refuse a model folder without its networks, or without VideoReward when the reward or judge is loaded there.
 
-    Raises:
-        ValueError: it names all that is missing, with the commands that fetch it.
+    The ValueError names all that is missing, with the commands that fetch it.
     """
     there = any(
         choice.name == "videoalign_local" and choice.options.get("checkpoint") is None
@@ -170,14 +164,10 @@ def check_weights(config: Config) -> None:
 
 
 def read_inputs(config: Config) -> tuple[list[Prompt], list[Prompt], dict[str, str], list[str]]:
-    """Check the configuration and the model's files, and read the prompts for training and validation.
+    """Check the configuration and the model's files as `open_run`, and read the prompts.
 
-    Returns:
-        The prompts for training, those for validation, the hash of each prompt file as it was read (it may change while
-        the models are loaded), and warnings of settings that are valid but hardly meant.
-
-    Raises:
-        ValueError: a setting or file is wrong on any rank, or ranks have different ones; all ranks raise it.
+    Return those for training, those for validation, the hash of each prompt file as it was read (it may change while
+    the models are loaded), and warnings of settings that are valid but hardly meant.
     """
     root, version = config.model.pretrained_model_root, config.model.pretrained_transformer_version
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
@@ -201,11 +191,7 @@ def read_inputs(config: Config) -> tuple[list[Prompt], list[Prompt], dict[str, s
 
 
 def open_folder(config: Config, dp_size: int, content: Mapping[str, str]) -> RunFolder:
-    """Open the run's folder, and compare the settings with those of the checkpoint to resume; no model is loaded.
-
-    Raises:
-        ValueError: the folder cannot be used, or the checkpoint was made with other settings; all ranks raise it.
-    """
+    """Open the run's folder, and compare the settings with those of the checkpoint to resume; no model is loaded."""
     folder = broadcast_from_main(lambda: open_run_folder(config.run))
     with all_or_none():
         if folder.resume_from:
@@ -220,40 +206,11 @@ def _deciding_settings(config: Config, dp_size: int, content: Mapping[str, str])
     return deciding_fields(config, dp_size) | {name: content[name] for name in trained}
 
 
-def _open_metrics(config: Config, folder: RunFolder, state: RunState, console: Console) -> MetricsLog:
-    """Claim the folder, open its metrics, take away what lies after the step to go on from, and save the configuration.
-
-    Raises:
-        ValueError: a tracker cannot start, or another process is training there or has been meanwhile.
-    """
-    trackers = Trackers(
-        config.run.trackers,
-        folder.path,
-        run_name=config.run.run_name or folder.path.name,
-        settings={name: str(value) for name, value in settings_of(config).items()},
-        warn=console.warning,
-    )
-    metrics = MetricsLog(folder.path, trackers)
-    folder.require_unchanged(config.run)
-    if folder.continues_itself:
-        point(LATEST, folder.resume_from)  # the rows after it go, and so must the way to their checkpoints
-    for told in metrics.truncate_after(state.step, state.began_at):
-        console.warning(told)
-    folder.discard_after(state.step if folder.resume_from else -1)
-    trackers.start(state.step + 1)
-    with writing(folder.path / "config.yaml"):
-        save_config(config, folder.path / "config.yaml")
-    return metrics
-
-
 def build_pipeline(config: Config, device: torch.device, mesh: Mesh) -> HunyuanVideoGRPOPipeline:
     """Load the models of `config` onto `device`, the transformer ready for training, the rollout's steps set.
 
     The transformer's weights are sharded as `mesh` and `config.parallel` say, and each rank reads only its own shards;
     encoders and VAE are whole everywhere, the encoders in host memory if `offload` says so.
-
-    Raises:
-        ValueError: weights are missing or do not fit.
     """
     model = config.model
     on_gpu = device.type != "cpu"
@@ -372,7 +329,25 @@ def _open_journal(
     """Open console and metrics, and build what reads along."""
     with all_or_none():
         console = Console(folder.path, rank=mesh.rank, log_interval=config.run.log_interval)
-        metrics = _open_metrics(config, folder, state, console) if mesh.is_main else None
+        metrics = None
+        if mesh.is_main:
+            trackers = Trackers(
+                config.run.trackers,
+                folder.path,
+                run_name=config.run.run_name or folder.path.name,
+                settings={name: str(value) for name, value in settings_of(config).items()},
+                warn=console.warning,
+            )
+            metrics = MetricsLog(folder.path, trackers)  # claims the folder
+            folder.require_unchanged(config.run)
+            if folder.continues_itself:
+                point(LATEST, folder.resume_from)  # the rows after it go, and so must the way to their checkpoints
+            for told in metrics.truncate_after(state.step, state.began_at):
+                console.warning(told)
+            folder.discard_after(state.step if folder.resume_from else -1)
+            trackers.start(state.step + 1)
+            with writing(folder.path / "config.yaml"):
+                save_config(config, folder.path / "config.yaml")
     profile = None
     if config.run.profile:
         profile = Profile(folder.path / "profile", rank=mesh.rank, timer=timer, transformer=policy.transformer)

@@ -15,7 +15,7 @@ import torch
 from hyvideo.algorithms.algorithm import algorithm_class
 from hyvideo.algorithms.policy import rollout_scheduler
 from hyvideo.config.schema import Config, OptimizerConfig, RolloutConfig
-from hyvideo.config.settings import SETTINGS, nearest, out_of_range, unmet_condition, value_of
+from hyvideo.config.settings import SETTINGS, out_of_range, unmet_condition, value_of
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.prompts import Prompt
 from hyvideo.data.videos import MAX_VIDEO_BYTES
@@ -34,6 +34,7 @@ _STEPS = (
 )
 _FEWEST_COMPARED = 8
 """Validation videos that a guard needs to tell a fall from chance."""
+
 MOST_NOISE_LEFT = 0.12
 """Standard deviation of the noise that finished latents of unit spread should hold at most; the paper's leave 0.08."""
 
@@ -43,12 +44,7 @@ MOST_EXCESS_NOISE = 1.15
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong with a run's settings.
-
-    Attributes:
-        text: setting, expected, received, and what to do.
-        severity: an `error` stops the start; a `warning` is valid, but probably not meant.
-    """
+    """What is wrong: setting, expected, received, and what to do. An `error` stops the start; a `warning` does not."""
 
     text: str
     severity: Literal["error", "warning"] = "error"
@@ -59,13 +55,9 @@ def check(
 ) -> list[Problem]:
     """Look for settings that could not run, or contradict each other; without such, for those that are hardly meant.
 
-    Args:
-        config: the configuration.
-        world_size: number of ranks.
-        vae_spatial: pixels per latent element, in height and width.
-        vae_temporal: frames per latent frame, after the first.
-        files: whether the prompts, the model's files and a checkpoint to resume must be there. Without them nothing is
-            known of what is hardly meant.
+    The VAE makes a latent element of `vae_spatial` pixels in height and width, and a latent frame of `vae_temporal`
+    frames, after the first. Without `files` neither the prompts nor the model's files nor a checkpoint to resume need
+    be there, and nothing is known of what is hardly meant.
     """
     grpo = config.grpo
 
@@ -78,9 +70,7 @@ def check(
         *_refusals(config, _LAYOUT, lambda: layout_of(config, world_size)),
         *_refusals(config, _STEPS, deal),
         *_video_problems(config, vae_spatial, vae_temporal),
-        *_objective_problems(config),
-        *_model_problems(config),
-        *_run_problems(config),
+        *_contradictions(config),
     ]
     known = None
     if files:
@@ -104,11 +94,7 @@ def check(
 def check_config(
     config: Config, world_size: int, vae_spatial: int = 16, vae_temporal: int = 4, *, files: bool = True
 ) -> list[str]:
-    """Refuse a configuration that has an error; return its warnings. The arguments are those of `check`.
-
-    Raises:
-        ValueError: lists every error with its numbers and how to fix it.
-    """
+    """Refuse, by a ValueError that lists every error, what `check` finds wrong; return its warnings."""
     problems = check(config, world_size, vae_spatial, vae_temporal, files=files)
     if errors := [problem.text for problem in problems if problem.severity == "error"]:
         listed = "\n".join(f"  - {error}" for error in errors)
@@ -118,7 +104,18 @@ def check_config(
 
 def hardly_meant(config: Config, known: Mapping[str, Any] | None) -> Iterator[str]:
     """Yield what is valid, but probably not meant, in settings without an error; `known` is of `known_sampling`."""
-    yield from _weights(config)
+    model, rate = config.model, config.optimizer.learning_rate
+    if model.master_weight_type == "bf16" and not model.use_lora:
+        yield (
+            f"master_weight_type is bf16 and all weights are trained at learning_rate {rate:g}: most updates are "
+            "rounded away (60 equal ones at 1e-5 changed 2 % of a matrix with Muon, 16 % with AdamW, in fp32 all of "
+            "it). Use fp32 with more ranks, offload weights, or use_lora, whose weights are fp32 always."
+        )
+    if model.use_lora and rate <= OptimizerConfig.learning_rate:  # the default
+        yield (
+            f"use_lora is true at learning_rate {rate:g}, the rate of full fine-tuning, at which an adapter hardly "
+            "learns: add configs/lora.yaml to --config, or set a rate about ten times as high."
+        )
     if known:
         shifts = {"infer_flow_shift_video": config.rollout.infer_flow_shift_video}
         if config.data.valid_video_csv and config.validation.is_on:
@@ -133,15 +130,9 @@ def hardly_meant(config: Config, known: Mapping[str, Any] | None) -> Iterator[st
 
 
 def check_validated(config: Config, prompts: Sequence[Prompt], judge: WeightedReward | None = None) -> None:
-    """Refuse a guard that compares too few validation videos, because of their files or of what its judge can judge.
+    """Refuse, by a ValueError, a guard that compares too few videos for lack of prompts or of what its judge can judge.
 
-    Args:
-        config: the configuration.
-        prompts: all rows of `valid_video_csv`.
-        judge: the reward that judges the run; None if it is not yet built.
-
-    Raises:
-        ValueError: it says how many it would compare, and how many are needed.
+    `prompts` are all rows of `valid_video_csv`; the judge is None if it is not yet built.
     """
     if config.reward.reward_guard is None:
         return
@@ -205,8 +196,8 @@ def _video_problems(cfg: Config, vae_spatial: int, vae_temporal: int) -> Iterato
             )
 
 
-def _objective_problems(cfg: Config) -> Iterator[str]:
-    """Reward weights that cannot rank videos, a reward checkpoint that nothing would load, a guard without judge."""
+def _contradictions(cfg: Config) -> Iterator[str]:
+    """Settings that contradict each other or the method, and a run name that is no folder name."""
     reward, weights = cfg.reward, cfg.reward.reward_weights
     if not (all(math.isfinite(weight) for weight in weights.values()) and any(weights.values())):
         yield f"reward_weights must be finite numbers, at least one other than 0; received {weights}"
@@ -222,6 +213,22 @@ def _objective_problems(cfg: Config) -> Iterator[str]:
             yield str(error)
         if not cfg.validation.validation_interval:
             yield "reward_guard judges validation videos, but validation_interval is 0: set an interval"
+    model, path = cfg.model, cfg.model.pretrained_lora_path
+    joined = any("proj_out" in (name, modules_of_original(name)) for name in model.lora_target_modules)
+    if model.use_lora and cfg.parallel.sp_size > 1 and joined:
+        yield (
+            f"lora_target_modules has proj_out, where the ranks of a video join its tokens (sp_size "
+            f"{cfg.parallel.sp_size}): leave it out, or set sp_size to 1"
+        )
+    if path is not None and not model.use_lora:
+        yield f"pretrained_lora_path is {path!r}, but use_lora is false and nothing would load it: set use_lora"
+    if cfg.optimizer.ema_decay and cfg.model.master_weight_type == "bf16" and not model.use_lora:
+        yield "ema_decay averages bf16 weights, which would round most of it away: set master_weight_type to fp32"
+    if cfg.model.dtype == "fp32" and cfg.model.master_weight_type == "bf16":
+        yield "dtype fp32 computes with fp32 weights, but master_weight_type is bf16: set both to one of them"
+    name = cfg.run.run_name
+    if name is not None and not re.fullmatch(r"[^/\\\0]+", name):
+        yield f"run_name must be one folder name without slashes; received {name!r}"
 
 
 def _file_problems(cfg: Config) -> Iterator[str]:
@@ -239,33 +246,6 @@ def _file_problems(cfg: Config) -> Iterator[str]:
         yield f"resume_from_checkpoint: there is no checkpoint {checkpoint!r}; give its path, or `latest`"
 
 
-def _model_problems(cfg: Config) -> Iterator[str]:
-    """Settings of adapter and precision that contradict each other or the method."""
-    model, path = cfg.model, cfg.model.pretrained_lora_path
-    joined = any("proj_out" in (name, modules_of_original(name)) for name in model.lora_target_modules)
-    if model.use_lora and cfg.parallel.sp_size > 1 and joined:
-        yield (
-            f"lora_target_modules has proj_out, where the ranks of a video join its tokens (sp_size "
-            f"{cfg.parallel.sp_size}): leave it out, or set sp_size to 1"
-        )
-    if path is not None and not model.use_lora:
-        yield f"pretrained_lora_path is {path!r}, but use_lora is false and nothing would load it: set use_lora"
-    if cfg.optimizer.ema_decay and cfg.model.master_weight_type == "bf16" and not model.use_lora:
-        yield "ema_decay averages bf16 weights, which would round most of it away: set master_weight_type to fp32"
-    if cfg.model.dtype == "fp32" and cfg.model.master_weight_type == "bf16":
-        yield "dtype fp32 computes with fp32 weights, but master_weight_type is bf16: set both to one of them"
-
-
-def _run_problems(cfg: Config) -> Iterator[str]:
-    """Names that are not a folder name, or not a setting."""
-    for setting in cfg.run.resume_may_change:
-        if setting not in SETTINGS:
-            yield f"resume_may_change: {setting!r} is not a setting; the nearest is {nearest(setting, SETTINGS)!r}"
-    name = cfg.run.run_name
-    if name is not None and not re.fullmatch(r"[^/\\\0]+", name):
-        yield f"run_name must be one folder name without slashes; received {name!r}"
-
-
 def unread_settings(config: Config) -> Iterator[str]:
     """Settings that were changed, though another one keeps them from being read."""
     unread: dict[str, list[str]] = {}
@@ -276,28 +256,11 @@ def unread_settings(config: Config) -> Iterator[str]:
         yield f"nothing reads {', '.join(changed)}: only runs with {condition} do."
 
 
-def _weights(config: Config) -> Iterator[str]:
-    """Learning rates whose steps are rounded away, or hardly move an adapter."""
-    model, rate = config.model, config.optimizer.learning_rate
-    if model.master_weight_type == "bf16" and not model.use_lora:
-        yield (
-            f"master_weight_type is bf16 and all weights are trained at learning_rate {rate:g}: most updates are "
-            "rounded away (60 equal ones at 1e-5 changed 2 % of a matrix with Muon, 16 % with AdamW, in fp32 all of "
-            "it). Use fp32 with more ranks, offload weights, or use_lora, whose weights are fp32 always."
-        )
-    if model.use_lora and rate <= OptimizerConfig.learning_rate:  # the default
-        yield (
-            f"use_lora is true at learning_rate {rate:g}, the rate of full fine-tuning, at which an adapter hardly "
-            "learns: add configs/lora.yaml to --config, or set a rate about ten times as high."
-        )
-
-
 def noise_left(rollout: RolloutConfig) -> tuple[float, float]:
     """Return how much noise rollouts hold beyond the schedule, were the velocity exact.
 
-    Returns:
-        The most on the way, as a multiple of the schedule's, and the standard deviation in the finished latents; of all
-        places where a window of noisy steps can stand, the worst.
+    The most on the way, as a multiple of the schedule's, and the standard deviation in the finished latents; of all
+    places where a window of noisy steps can stand, the worst.
     """
     scheduler = rollout_scheduler(rollout)
     flavour = {"sde_type": rollout.sde_type, "eta": rollout.eta}

@@ -98,8 +98,7 @@ THUMBNAIL_SIDE = 16
 def thumbnails(videos: Tensor) -> Tensor:
     """Return what is left of videos for comparison, `[B, D]` float32 in [0, 1] on the CPU.
 
-    Args:
-        videos: uint8 `[B, F, H, W, 3]`; 4 frames spread over each (or all, of fewer) are averaged to 16 x 16.
+    Of uint8 videos `[B, F, H, W, 3]` 4 frames spread over each (or all, of fewer) are averaged to 16 x 16.
     """
     frames = torch.linspace(0, videos.shape[1] - 1, min(THUMBNAIL_FRAMES, videos.shape[1])).round().long()
     chosen = videos[:, frames.to(videos.device)].float().permute(0, 1, 4, 2, 3).flatten(0, 1) / 255
@@ -109,9 +108,7 @@ def thumbnails(videos: Tensor) -> Tensor:
 def group_diversity(points: Tensor, num_generations: int) -> Tensor:
     """Root mean square distance of a group's videos from their mean, per element, `[B / G]`; 0 where all are equal.
 
-    Args:
-        points: `[B, D]`; the videos of one prompt lie next to each other.
-        num_generations: G, group size; B must be a multiple of it.
+    The `points` `[B, D]` of one prompt's G videos (`num_generations`, of which B is a multiple) lie side by side.
 
     Example:
         >>> group_diversity(torch.tensor([[0.0], [1.0], [0.5], [0.5]]), num_generations=2)
@@ -139,11 +136,8 @@ def score_over_ranks(
         mesh: who shares what.
         scoring: has been given this rank's share of the videos already (`reward_async`); None: score them now.
 
-    Returns:
-        The scores of the videos of all ranks in the order of their positions, the same on every rank.
-
-    Raises:
-        RewardFailureError: the reward failed on a rank, or too many videos have no total; all raise it.
+    Every rank returns the scores of all videos in the order of their positions. All raise a RewardFailureError if the
+    reward failed on a rank, or too many videos have no total.
     """
     own = mesh.layout.share_to_score(len(texts), mesh.rank)
     with all_or_none(RewardFailureError):
@@ -177,10 +171,7 @@ def collect(policy: Policy, algorithm: Algorithm, reward: WeightedReward, round:
     """Sample and score this rank's videos of one round; every rank learns the scores of all.
 
     The algorithm says which steps draw noise and what must be recorded. The timer's phases are `rollout` and `reward`;
-    with `reward_async` the latter is only the remaining wait.
-
-    Raises:
-        RewardFailureError: too many videos could not be scored.
+    with `reward_async` the latter is only the remaining wait. A RewardFailureError as in `score_over_ranks`.
     """
     mesh, timer, count = round.mesh, algorithm.timer, len(round.prompts)
     own = mesh.layout.share_to_score(count, mesh.rank)

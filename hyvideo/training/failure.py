@@ -21,9 +21,8 @@ from hyvideo.training.stop_signal import listened_preemptions
 def exit_status(error: Exception, run: Run | None) -> int:
     """Say what went wrong before `run` was open (None) or in it, and return the exit status of `post_train.py`.
 
-    Raises:
-        SystemExit: it is wrong on this rank alone. The others wait for it, and the launcher ends them.
-        Exception: the error itself, with a note of what was saved, where nobody foresaw it.
+    A SystemExit where it is wrong on this rank alone: the others wait for it, and the launcher ends them. Where nobody
+    foresaw it, the error itself is raised, with a note of what was saved.
     """
     if run is None:
         if isinstance(error, torch.OutOfMemoryError):

@@ -219,22 +219,20 @@ class ReplayWatch:
         if self._told or deviation <= grpo.clip_range:
             return None
         self._told = True
-        return (
-            f"ratio/max_deviation is {deviation:.1e} although no weight was changed since the rollout, more than "
-            f"clip_range {grpo.clip_range:g}: replaying a denoising step does not give what the rollout recorded. "
-            f"{self._cause()}"
-        )
-
-    def _cause(self) -> str:
-        """Name what in the settings lets a replay round otherwise than its rollout."""
-        config, grpo = self._config, self._config.grpo
         videos, update = grpo.batch_size * grpo.gradient_accumulation_steps, grpo.mini_batch_size_per_update
-        rollout = min(config.rollout.rollout_micro_batch_size or videos, videos)
+        rollout = min(self._config.rollout.rollout_micro_batch_size or videos, videos)
+        cause = (
+            f"In {self._config.model.dtype} the likely cause is that the rollout computes {rollout} videos together "
+            f"and the update {update}."
+        )
         if rollout == update:
-            return (
+            cause = (
                 "The settings do not explain it, so the attention kernel may choose another plan with gradients than "
                 "without (python -m benchmarks.attention shows it on your GPU), or an algorithm or reward of your own "
                 "changes weights between rollout and update."
             )
-        cause = f"the rollout computes {rollout} videos together and the update {update}"
-        return f"In {config.model.dtype} the likely cause is that {cause}."
+        return (
+            f"ratio/max_deviation is {deviation:.1e} although no weight was changed since the rollout, more than "
+            f"clip_range {grpo.clip_range:g}: replaying a denoising step does not give what the rollout recorded. "
+            f"{cause}"
+        )

@@ -35,11 +35,9 @@ class Performance:
         """Return the metrics of one update.
 
         The update made so many `evaluations`: passes with gradient, each of one video at one step. `times` are seconds
-        by phase since the last row (`PhaseTimer.pop`); the rollout lies in the round's first row.
-
-        Returns:
-            `perf/mfu_rollout` of the round, `perf/mfu_update`, and `perf/videos_per_gpu_hour` over this row and those
-            before it, as many as a round has: sampled, scored and trained, without validation and checkpoints.
+        by phase since the last row (`PhaseTimer.pop`); the rollout lies in the round's first row. `perf/mfu_rollout` is
+        the round's; `perf/videos_per_gpu_hour` is over this row and those before it, as many as a round has: sampled,
+        scored and trained, without validation and checkpoints.
         """
         config, guidance = self._policy.transformer.config, self._policy.guidance
         images = trajectory.conditioning.images

@@ -35,7 +35,6 @@ from hyvideo.training.validation import Validation, save_samples
 GUARD = "reward_guard"
 """What a run was stopped by, if not by a signal."""
 
-
 TRACKED_VIDEOS = 8
 """Validation videos sent to trackers each time."""
 
@@ -68,11 +67,6 @@ class Journal:
         for folder in samples.values():
             rewards = [video.reward for video in read_scored_videos(folder) if math.isfinite(video.reward)]
             self._validations.append(sum(rewards) / len(rewards) if rewards else math.nan)
-
-    def row(self, trajectory: Trajectory, metrics: dict[str, float], times: dict[str, float]) -> dict[str, float]:
-        """Return the whole row of an update: the round's numbers, the update's, and the seconds of its phases."""
-        performance = self.performance.row(trajectory, metrics.get("update/evaluations", 0.0), times)
-        return {**trajectory.metrics, **metrics, "round": trajectory.round, **times, **performance}
 
     def log(self, step: int, row: dict[str, float], *, round_ends: bool) -> None:
         """Write the row of update `step`, and warn if the rounds so far look as if the reward were exploited."""
@@ -172,8 +166,7 @@ class Run:
     def session(self) -> Iterator[None]:
         """Validate the base model if asked to, then listen to stop signals while the `with` block trains.
 
-        Raises:
-            RewardFailureError, NonFiniteUpdateError: from the block, after the checkpoint that was being written.
+        Its errors come after the checkpoint that was being written.
         """
         journal, state = self.journal, self.state
         self._stop, self._stopped_by = StopSignal(), None
@@ -185,7 +178,8 @@ class Run:
             journal.tell_validation(0, means["valid/reward"])
             if journal.metrics and journal.metrics.trackers:  # metrics.jsonl has a row per update, so none for step 0
                 journal.metrics.trackers.log(0, means)
-        journal.console.start_progress(state.step, self._last_step)
+        per_round = self._updates_per_round  # the round that reaches max_steps is made whole
+        journal.console.start_progress(state.step, -(-self.config.run.max_steps // per_round) * per_round)
         with self._stop.listening(), journal.watchdog, garbage_collected_on_request():
             self._begin_round()
             try:
@@ -213,9 +207,8 @@ class Run:
     def begin_updates(self, trajectory: Trajectory) -> None:
         """Compare the round, where an interval begins, with the base model's and with one sampled by the ODE.
 
-        Raises:
-            RoundAbandoned: a scheduler takes the machine away, and the round was only sampled; a resume makes it again.
-                After Ctrl-C, or a preemption that comes later, the round is completed instead.
+        If a scheduler takes the machine away now, the round, which was only sampled, is given up by RoundAbandoned; a
+        resume makes it again. After Ctrl-C, or a preemption that comes later, the round is completed instead.
         """
         if self._stop.preempted():
             raise RoundAbandoned
@@ -249,18 +242,15 @@ class Run:
         times = self.timer.pop()
         if self.journal.profile and self.journal.profile.end_update(times, round_ends=round_ends):
             self.journal.console.info(f"profiled until step {step}: {self.journal.profile.folder}")
-        row = self.journal.row(trajectory, self._compared | metrics, times)
+        performance = self.journal.performance.row(trajectory, metrics.get("update/evaluations", 0.0), times)
+        row = trajectory.metrics | self._compared | metrics | {"round": trajectory.round} | times | performance
         if round_ends:
             self._last_row = row
         else:
             self.journal.log(step, row, round_ends=False)
 
     def end_round(self, trajectory: Trajectory) -> None:
-        """Validate, write the last row, save where an interval or the run ends, and look for stop signals.
-
-        Raises:
-            ValueError: the algorithm made another number of updates than it says.
-        """
+        """Validate, write the last row, save where an interval or the run ends, and look for stop signals."""
         config, first, step = self.config, self._first_step, self.state.step
         if step - first != self._updates_per_round:
             raise ValueError(
@@ -308,11 +298,6 @@ class Run:
     @property
     def _updates_per_round(self) -> int:
         return self.state.algorithm.updates_per_round
-
-    @property
-    def _last_step(self) -> int:
-        """The step at which the run ends: `max_steps`, or the end of its round."""
-        return -(-self.config.run.max_steps // self._updates_per_round) * self._updates_per_round
 
     def _begin_round(self) -> None:
         """Remember where the next round begins, and let the garbage collector run."""
@@ -367,7 +352,7 @@ class Run:
         return validated
 
     def _guard(self, look: Look | None) -> Action | None:
-        """Let the guard look at a validation: keep the best checkpoint, and act on an alarm; return what was done."""
+        """Let the guard look at a validation: keep the best checkpoint, act on an alarm, return what was done."""
         guard = self.state.guard
         if guard is None or look is None:
             return None

@@ -1,5 +1,7 @@
 """Everything that decides a run's future, gathered for a checkpoint and put back."""
 
+import hashlib
+import subprocess
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,17 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
+import hyvideo
 from hyvideo.algorithms.algorithm import Algorithm
 from hyvideo.algorithms.optimizer import Optimization
 from hyvideo.checkpoint.manifest import verify_files
 from hyvideo.checkpoint.tensors import StoredTensors, Tensors, load_tensors, require_dtypes
-from hyvideo.checkpoint.train_state import (
-    PendingSave,
-    SaveError,
-    begin_save,
-    latest_checkpoint,
-    read_facts,
-)
+from hyvideo.checkpoint.train_state import PendingSave, SaveError, begin_save, latest_checkpoint, read_facts
 from hyvideo.config.settings import SETTINGS
 from hyvideo.data.samplers import GroupSampler
 from hyvideo.distributed.collectives import all_or_none, broadcast_from_main, gather, local_shard
@@ -30,7 +27,10 @@ from hyvideo.training.guard import RewardGuard
 CONTENT = "the content of"
 """Prefix of the names of file hashes among the settings."""
 
-_FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+CODE = "the code in hyvideo/"
+"""What the hash of the code that trains is called in messages."""
+
+_PACKAGE = Path(hyvideo.__file__).parent
 
 
 @dataclass
@@ -72,10 +72,8 @@ class RunState:
         """Write a checkpoint into `folder` and return its path; a LoRA run's has the adapter in `lora/` too.
 
         See `begin_save` for what is kept. With `beside_training` it returns when the tensors are copied, and the
-        checkpoint is valid after `finish_save`.
-
-        Raises:
-            SaveError: it could not be written, on any rank, or a weight is not finite; all raise it.
+        checkpoint is valid after `finish_save`. All ranks raise a SaveError if one cannot write, or has a weight that
+        is not finite.
         """
         self.finish_save()
         forget_gathered_weights(self.transformer)  # those kept by a forward pass without gradients hide the shards
@@ -92,10 +90,10 @@ class RunState:
             **({"guard": self.guard.facts()} if self.guard else {}),
             **self.algorithm.facts(),
         }
-        adapter = adapter_weights(self.transformer) if self.lora is not None else {}
+        adapter = None if self.lora is None else adapter_weights(self.transformer)
 
         def write_adapter(unfinished: Path) -> None:
-            if self.lora is not None:
+            if adapter is not None:
                 save_lora(self.transformer, unfinished / "lora", adapter)
 
         self.pending = begin_save(
@@ -115,11 +113,7 @@ class RunState:
         return target
 
     def finish_save(self) -> None:
-        """Complete a save that was begun during training, if there is one.
-
-        Raises:
-            SaveError: it could not be written, on any rank; all raise it.
-        """
+        """Complete a save that was begun during training, if there is one; a SaveError as `save`."""
         pending, self.pending = self.pending, None
         if pending is not None:
             pending.finish()
@@ -136,11 +130,8 @@ class RunState:
     def load(self, checkpoint: Path, *, may_change: Collection[str] = ()) -> list[str]:
         """Put `checkpoint` back: after this the run goes on as if it had never stopped. All ranks call it.
 
-        Returns:
-            What differs, one line each with both values: settings that `may_change` names, and noted facts.
-
-        Raises:
-            ValueError: unreadable or damaged, or made with other settings.
+        A ValueError if it is unreadable or damaged, or made with other settings. Returns what differs, one line each
+        with both values: settings that `may_change` names, and noted facts.
         """
         with all_or_none():
             changed = changed_settings(checkpoint, self.settings, may_change)
@@ -179,11 +170,7 @@ class RunState:
         return changed
 
     def put_policy_back(self, checkpoint: Path) -> None:
-        """Put weights, optimizer and the algorithm's state of an earlier checkpoint back; rounds and steps go on.
-
-        Raises:
-            ValueError: it is unreadable or damaged.
-        """
+        """Put weights, optimizer and the algorithm's state of an earlier checkpoint back; rounds and steps go on."""
         verify_files(checkpoint)
         tensors = self.tensors()
         del tensors["rng"]
@@ -213,7 +200,8 @@ class RunState:
     def tensors(self) -> Tensors:
         """Return references to all tensors of the state, in groups."""
         unused = [each for each in self.optimization.optimizers if not each.state]
-        optimizer = get_optimizer_state_dict(self.transformer, tuple(self.optimization.optimizers), options=_FLAT)
+        flat = StateDictOptions(flatten_optimizer_state_dict=True)
+        optimizer = get_optimizer_state_dict(self.transformer, tuple(self.optimization.optimizers), options=flat)
         for state in (state for each in unused for state in each.state.values()):  # made by an update of length 0
             if "step" in state:
                 state["step"].zero_()
@@ -227,11 +215,7 @@ class RunState:
 
 
 def changed_settings(checkpoint: Path, settings: Mapping[str, object], may_change: Collection[str]) -> list[str]:
-    """Say which `RunState.settings` differ from a checkpoint's; only those that `may_change` names may.
-
-    Raises:
-        ValueError: another setting differs, or the checkpoint's facts cannot be read.
-    """
+    """Say which `RunState.settings` differ from a checkpoint's; others than `may_change` names are a ValueError."""
     there = read_facts(checkpoint).get("settings", {})
     differing = [name for name in settings if name in there and there[name] != settings[name]]
     told = _differing(settings, there)
@@ -274,3 +258,23 @@ def set_rng_state(state: Mapping[str, Tensor]) -> None:
     torch.set_rng_state(state["cpu"])
     if "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"])
+
+
+def code_hash(package: Path = _PACKAGE) -> str:
+    """Return 16 digits over the files of the package."""
+    code = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        code.update(path.read_bytes())
+    return code.hexdigest()[:16]
+
+
+def code_version(package: Path = _PACKAGE) -> str:
+    """Return the hash and, where git knows it, the commit: `1f0c3a5e7b9d2468 (commit b84b4cd-dirty)`."""
+    if not (package.parent / ".git").exists():  # else git would answer for a repository around this one
+        return code_hash(package)
+    git = ["git", "-C", str(package.parent), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        commit = subprocess.run(git, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return code_hash(package)
+    return f"{code_hash(package)} (commit {commit})"

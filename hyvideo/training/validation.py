@@ -49,8 +49,7 @@ class Validation:
     def __call__(self, folder: Path, step: int) -> tuple[dict[str, float], Look | None]:
         """Write the videos and their scores to `folder`.
 
-        Returns:
-            The `valid/*` means, NaN scores left out; and what the guard looks at after update `step`.
+        Return the `valid/*` means, NaN scores left out, and what the guard looks at after update `step`.
         """
         sampled = self.sample(self.prompts)
         texts, judged = [self.prompts[number].text for number in sampled.numbers], None
@@ -117,16 +116,10 @@ def save_samples(
 
     Beside each video lies its first frame, `000.jpg`, for pages that show many videos.
 
-    Args:
-        folder: where all ranks write.
-        videos: this rank's; of ranks that share them one writes.
-        texts: their prompts.
-        scores: of the videos of all ranks, by their numbers.
-        fps: frames per second.
-        numbers: of this rank's videos among all.
-        mesh: the ranks.
-        how: description of how they were sampled and scored, by which others are found to be comparable; empty: none.
-        shown: numbers of the videos to write; of the others only prompt and scores are written. None: all.
+    `videos`, their prompts `texts` and their `numbers` among all are this rank's (of ranks that share them one writes);
+    the scores are of all ranks' videos, by their numbers. `how` describes how they were sampled and scored, by which
+    others are found to be comparable; empty: none. With `shown` only videos of these numbers are written, of the others
+    only prompt and scores.
     """
     rows, about = {}, {"how": how} if how else {}
     for video, text, number in zip(videos, texts, numbers, strict=True):

@@ -142,8 +142,13 @@ def measure(videos: Tensor) -> Measurement:
     energy = colour.square().sum(-1).clamp_min(1.0)
     share = torch.einsum("bfhwc,bc->bfhw", offset, colour / energy[:, None]).clamp(0, 1)
     solid = ((share - 0.2) / 0.6).clamp(0, 1)
-    area, centre = _area_and_centroid(solid)
-    templates = _templates(centre, area.mean(1), *share.shape[2:])
+    area = solid.sum((2, 3))  # [B, F], in pixels
+    x = (solid.sum(2) * (torch.arange(solid.shape[3]) + 0.5)).sum(2) / area.clamp_min(1e-3)
+    y = (solid.sum(3) * (torch.arange(solid.shape[2]) + 0.5)).sum(2) / area.clamp_min(1e-3)
+    centre = torch.stack([x, y], dim=-1)
+    radii = [(area.mean(1) / of_unit).sqrt()[:, None].expand(area.shape) for of_unit in SHAPES.values()]
+    drawn = [coverage(shape, centre, radius, *solid.shape[2:]) for shape, radius in zip(SHAPES, radii, strict=True)]
+    templates = torch.stack(drawn, dim=1)  # every shape with that area, [B, S, F, H, W]
     common, either = torch.minimum(solid[:, None], templates), torch.maximum(solid[:, None], templates)
     overlap = (common.sum((3, 4)) / either.sum((3, 4)).clamp_min(1e-3)).mean(2)
     best = templates[torch.arange(len(templates)), overlap.argmax(1)]
@@ -187,9 +192,7 @@ class MovingShapesReward(RewardModel):
 
     def __call__(self, videos: Tensor, prompts: Sequence[str]) -> dict[str, Tensor]:
         """Score uint8 videos `[B, F, H, W, 3]`: metric -> float32 `[B]`, NaN for a prompt that names no scene."""
-        if len(videos) != len(prompts):
-            raise ValueError(f"moving_shapes: received {len(videos)} videos but {len(prompts)} prompts")
-        scenes = [parse_prompt(prompt) for prompt in prompts]
+        scenes = [parse_prompt(prompt) for _, prompt in zip(videos, prompts, strict=True)]
         any_scene = Scene("red", "circle", "left", "slowly")  # in the place of what failed, whose scores are dropped
         raw = raw_scores(measure(videos), [scene or any_scene for scene in scenes])
         failed = torch.tensor([scene is None for scene in scenes])
@@ -219,23 +222,6 @@ def _shape_offset(offset: Tensor) -> Tensor:
     top = distance.kthvalue(max(1, round(0.985 * distance.shape[1])), dim=1).values
     chosen = (distance > 0.6 * top[:, None]) & (distance > 20)
     return (offset.flatten(1, 3) * chosen[..., None]).sum(1) / chosen.sum(1, keepdim=True).clamp_min(1)
-
-
-def _area_and_centroid(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Area `[B, F]` in pixels and centroid `[B, F, 2]` (x, y) of soft masks `[B, F, H, W]`."""
-    area = mask.sum((2, 3))
-    x = (mask.sum(2) * (torch.arange(mask.shape[3]) + 0.5)).sum(2) / area.clamp_min(1e-3)
-    y = (mask.sum(3) * (torch.arange(mask.shape[2]) + 0.5)).sum(2) / area.clamp_min(1e-3)
-    return area, torch.stack([x, y], dim=-1)
-
-
-def _templates(centre: Tensor, area: Tensor, height: int, width: int) -> Tensor:
-    """Draw every shape with `area` pixels `[B]` around `centre` `[B, F, 2]`: `[B, S, F, H, W]`."""
-    drawn = []
-    for shape, unit_area in SHAPES.items():
-        radius = (area / unit_area).sqrt()[:, None].expand(centre.shape[:2])
-        drawn.append(coverage(shape, centre, radius, height, width))
-    return torch.stack(drawn, dim=1)
 
 
 def _presence(share: Tensor, contrast: Tensor) -> Tensor:

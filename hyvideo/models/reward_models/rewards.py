@@ -214,10 +214,9 @@ class Scoring:
         self._results.append(submitted)
 
     def _score(self, scorer: _Scorer, videos: Tensor, prompts: Sequence[str], folder: Path) -> tuple[dict, Tensor]:
-        """Run one reward on a block of b videos, with a tensor or files of its own: it may write into them.
+        """Run one reward on b videos, with a tensor or files of its own: it may write into them.
 
-        Returns:
-            Its metrics, `[b]` each, and whether it applies to them, `[b]` bool.
+        Return its metrics, `[b]` each, and whether it applies to them, `[b]` bool.
         """
         name, shown = scorer.choice.name, [folder / f"{index}.mp4" for index in range(len(videos))]
         if scorer.reads_files:
@@ -352,11 +351,8 @@ def get_reward_fn(
 
     Their networks run on `device`, with `offload` only while they score. VideoAlign's weights lie below
     `model_root` by default; `prompt_csvs` are the files of the prompts, and `crf` is the compression of mp4 files. The
-    setting `reward_guard` builds the judge.
-
-    Raises:
-        ValueError: an unknown reward (the known ones are listed), weights that do not fit it, missing weights, or a
-            reward server that does not answer.
+    setting `reward_guard` builds the judge. A ValueError for an unknown reward (the known ones are listed), weights
+    that are missing or do not fit it, and a server that does not answer.
     """
     choices = read_requested_rewards(config, setting)
     context = _context(config, device=device, model_root=Path(model_root), video_fps=video_fps, prompt_csvs=prompt_csvs)

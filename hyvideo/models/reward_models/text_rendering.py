@@ -112,7 +112,6 @@ class TextRendering(RewardModel):
         return f"TEXT by PP-OCRv6 small in {self._num_frames} frames"
 
     def _score(self, video: Tensor, asked: Sequence[str]) -> float:
-        """Return the mean legibility of the frames that are looked at."""
         chosen = torch.linspace(0, len(video) - 1, self._num_frames).round().long().unique()
         frames = video[chosen].cpu().numpy()[..., ::-1]  # to BGR, as the recognizer was trained
         read = [self._reader(np.ascontiguousarray(frame), use_det=True).txts or () for frame in frames]

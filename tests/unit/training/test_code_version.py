@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.training.code_version import code_version
+from hyvideo.training.state import code_version
 
 HASH = "[0-9a-f]{16}"
 

@@ -1,4 +1,4 @@
-"""Rounds are compared with those of other weights on the same prompts and noise."""
+"""Rounds are compared with those of other weights on the same prompts and noise, and the videos of a group."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 
 from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.observability.metrics import read_metrics
-from hyvideo.training.collect import collect, gain_over
+from hyvideo.training.collect import collect, gain_over, group_diversity, thumbnails
 from hyvideo.training.run import Run
 from tests.support.equal_runs import rows_of
 
@@ -55,3 +55,21 @@ def test_a_resumed_run_is_compared_with_the_same_base(make_training: Make, adapt
     resumed.train()
     (last,) = rows_of(resumed.folder.path)
     assert last == rows_of(whole.folder.path)[2] and last["reward/over_base"] != 0.0
+
+
+def test_diversity_is_the_root_mean_square_distance_from_the_groups_mean():
+    points = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.25, 0.5], [0.25, 0.5]])
+    assert group_diversity(points, 2).tolist() == pytest.approx([0.125**0.5, 0.0])
+
+
+def test_thumbnails_keep_colours_and_places_and_forget_the_size():
+    videos = torch.zeros(2, 9, 32, 48, 3, dtype=torch.uint8)
+    videos[1, :, :, 24:, 0] = 255
+    dark, half_red = thumbnails(videos)
+    assert dark.shape == (4 * 3 * 16 * 16,)
+    assert dark.abs().max() == 0
+    red = half_red.view(4, 3, 16, 16)
+    assert red[:, 0, :, 8:].min() == 1
+    assert red[:, 0, :, :8].max() == red[:, 1:].max() == 0
+    # A shorter video has fewer frames.
+    assert thumbnails(torch.zeros(1, 1, 16, 16, 3, dtype=torch.uint8)).shape == (1, 3 * 16 * 16)

@@ -144,31 +144,27 @@ class Unloadable(Brightness):
         raise AssertionError("built")
 
 
+def judged_by(name: str, metric: str, **options: object) -> str:
+    return json.dumps({"models": {name: {"sub_reward": {metric: 1.0}, "options": options}}})
+
+
 @pytest.mark.parametrize(
     ("judge", "settings", "message"),
     [
         ("{}", {}, "reward_guard: expected"),
+        (judged_by("moving_shapes", "XQ"), {}, "reward_guard: moving_shapes has no metric"),
+        (judged_by("moving_shapes", "MQ", x=1), {}, "reward_guard: moving_shapes cannot use its options {'x': 1}"),
+        (judged_by("moving_shapes", "MQ"), {"validation_interval": 0}, "set an interval"),
+        (judged_by("moving_shapes", "MQ"), {"validation_num_videos": 4}, "at least 8"),
+        (judged_by("pickscore", "PickScore"), {}, "reward_guard: no reward named"),
+        (judged_by("foo:Bar", "x"), {}, "reward_guard: 'foo:Bar' cannot be imported"),
         (
-            '{"models": {"moving_shapes": {"sub_reward": {"XQ": 1.0}}}}',
-            {},
-            "reward_guard: moving_shapes has no metric",
-        ),
-        (
-            '{"models": {"moving_shapes": {"sub_reward": {"MQ": 1.0}, "options": {"x": 1}}}}',
-            {},
-            "reward_guard: moving_shapes cannot use its options {'x': 1}",
-        ),
-        ('{"models": {"moving_shapes": {"sub_reward": {"MQ": 1.0}}}}', {"validation_interval": 0}, "set an interval"),
-        ('{"models": {"moving_shapes": {"sub_reward": {"MQ": 1.0}}}}', {"validation_num_videos": 4}, "at least 8"),
-        ('{"models": {"pickscore": {"sub_reward": {"PickScore": 1.0}}}}', {}, "reward_guard: no reward named"),
-        ('{"models": {"foo:Bar": {"sub_reward": {"x": 1.0}}}}', {}, "reward_guard: 'foo:Bar' cannot be imported"),
-        (
-            '{"models": {"pick_score": {"sub_reward": {"PickScore": 1.0}}}}',
+            judged_by("pick_score", "PickScore"),
             {},
             "reward_guard: pick_score .*missing a required argument: 'checkpoint'",
         ),
         (
-            '{"models": {"text_rendering": {"sub_reward": {"TEXT": 1.0}}}}',
+            judged_by("text_rendering", "TEXT"),
             {"reward_model": BRIGHTNESS},
             "would compare 2 validation videos that its judge can judge .not 'a red circle",
         ),

@@ -9,7 +9,7 @@ import pytest
 
 from hyvideo.config.loading import load_config, load_saved_config, save_config
 from hyvideo.config.schema import Config
-from hyvideo.training.checks import check, hardly_meant, known_sampling, unread_settings
+from hyvideo.training.checks import check_config, hardly_meant, known_sampling, unread_settings
 from hyvideo.training.run import Run
 from tests.support.training import REPOSITORY
 
@@ -73,10 +73,12 @@ def test_every_committed_config_is_read_whole(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("version", ["480p_t2v_distilled", "720p_i2v_distilled", "480p_i2v_step_distilled"])
 def test_guidance_is_refused_for_a_distilled_version_and_1_is_not(released, version: str):
     config = released(version, "--cfg_scale", "6")
-    told = f"cfg_scale is 6, but {version} is distilled.* Set cfg_scale to 1"
-    assert any(re.match(told, problem.text) for problem in check(config, 1))
-    config.rollout.cfg_scale = 1.0
-    assert not any("cfg_scale" in problem.text for problem in check(config, 1))
+    told = f"  - cfg_scale is 6, but {version} is distilled.* Set cfg_scale to 1"
+    for scale in (6.0, 1.0):
+        config.rollout.cfg_scale = scale
+        with pytest.raises(ValueError, match="train_video_csv is empty") as refused:
+            check_config(config, 1)
+        assert bool(re.search(told, str(refused.value))) == ("cfg_scale" in str(refused.value)) == (scale > 1)
 
 
 def test_the_released_recipe_and_the_bundled_model_start_without_a_warning(released, monkeypatch):

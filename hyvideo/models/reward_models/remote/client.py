@@ -27,9 +27,8 @@ _LOG = logging.getLogger(__name__)
 class RemoteReward(RewardModel):
     """A reward of a server, called as if it were here; many threads may call it at once.
 
-    Raises:
-        ValueError: the token is no header, or the server does not answer, refuses the token, does not have this reward
-            or takes raw videos to have another frame rate than the run's.
+    A ValueError if the token is no header, or the server does not answer, refuses the token, does not have this reward
+    or takes raw videos to have another frame rate than the run's.
     """
 
     def __init__(self, context: RewardContext, name: str, url: str) -> None:
@@ -75,10 +74,7 @@ class RemoteReward(RewardModel):
         return self._description
 
     def _score(self, videos: Videos, prompts: Sequence[str]) -> dict[str, Tensor]:
-        """Score all videos or raise.
-
-        After one fault the rest is not sent: further attempts could take longer than the other ranks wait.
-        """
+        """Score all videos or raise: after a fault the rest could take longer than the other ranks wait."""
         if isinstance(videos, Tensor):
             contents = [video.cpu().numpy().tobytes() for video in videos]
             request = ScoreRequest(prompts=list(prompts), format="raw", shape=tuple(videos.shape[1:]))

@@ -63,9 +63,7 @@ class Exchange:
     ) -> _Answer:
         """Return an answer that `check` does not refuse by a Fault; waits between attempts double.
 
-        Raises:
-            Fault: there is none after all retries.
-            RewardFailureError: the server refused.
+        A Fault if there is none after all retries, a RewardFailureError if the server refused.
         """
         for attempt in range(self._retries + 1):
             if attempt:

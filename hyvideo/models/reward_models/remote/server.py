@@ -36,13 +36,8 @@ def create_app(
 
     `GET /health` answers anyone. `GET /metadata` and `POST /score/{reward}` require the bearer token. A reward scores
     one request at a time, while one more is read and decoded. The bodies of others wait with their clients; those that
-    have given up meanwhile are not scored.
-
-    Args:
-        rewards: by the names they are served under.
-        token: what clients must show.
-        video_fps: frames per second of raw videos.
-        max_body_bytes: larger requests are refused, and files with more bytes of frames for a reward that reads frames.
+    have given up meanwhile are not scored. Raw videos have `video_fps` frames per second. Requests of more than
+    `max_body_bytes` are refused, and files with more bytes of frames for a reward that reads frames.
     """
     app = FastAPI(title="SAGE-GRPO reward server", docs_url=None, redoc_url=None, openapi_url=None)
     held = {name: asyncio.Semaphore(_REQUESTS_HELD) for name in rewards}  # who waits takes no worker thread

@@ -177,7 +177,7 @@ def test_an_unreadable_prompt_is_nan_for_its_item_alone_and_wrong_input_refused(
         torch.testing.assert_close(scores[metric][2:], alone[metric])
     with pytest.raises(ValueError, match=r"uint8 .* received torch.float32"):
         measure(truth.float())
-    with pytest.raises(ValueError, match="2 videos but 1 prompts"):
+    with pytest.raises(ValueError, match="argument 2 is shorter than argument 1"):
         MovingShapesReward()(truth[:2], PROMPTS[:1])
     with pytest.raises(ValueError, match="a cat"):
         correct(truth[:1], ["a cat"])

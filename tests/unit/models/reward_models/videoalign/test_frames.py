@@ -1,6 +1,7 @@
 """Which frames VideoAlign sees, read at any width, and that they are cut as the library cuts images."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,8 +12,8 @@ from PIL import Image
 from torch.nn.functional import interpolate
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from hyvideo.data.videos import read_video, write_video
-from hyvideo.models.reward_models.videoalign.frames import MIN_PIXELS, frame_indices, patches, read_frames
+from hyvideo.data.videos import read_chosen, read_video, write_video
+from hyvideo.models.reward_models.videoalign.scorer import MIN_PIXELS, frame_indices, patches
 from tests.support.limits import bounded_memory
 from tests.support.videos import moving_square
 
@@ -43,12 +44,12 @@ def test_any_video_gives_an_even_number_of_its_own_frames_in_order(total, video_
 
 
 def test_the_shown_frames_of_a_file_are_read_and_of_a_short_one_all(tmp_path):
-    write_video(tmp_path / "a.mp4", moving_square(10), 5)
-    frames = read_frames(tmp_path / "a.mp4", fps=2.0, num_frames=None)
-    assert torch.equal(frames, read_video(tmp_path / "a.mp4")[[0, 3, 6, 9]])
-    assert torch.equal(read_frames(tmp_path / "a.mp4", fps=2.0, num_frames=12), read_video(tmp_path / "a.mp4"))
+    write_video(path := tmp_path / "a.mp4", moving_square(10), 5)
+    choose = partial(frame_indices, fps=2.0)
+    assert torch.equal(read_chosen(path, choose), read_video(path)[[0, 3, 6, 9]])
+    assert torch.equal(read_chosen(path, partial(choose, num_frames=12)), read_video(path))
     with pytest.raises(ValueError, match="num_frames is 0, but must be even and at least 2"):
-        read_frames(tmp_path / "a.mp4", fps=2.0, num_frames=0)
+        read_chosen(path, partial(choose, num_frames=0))
 
 
 def test_patches_of_a_still_are_those_of_the_librarys_image_processor():

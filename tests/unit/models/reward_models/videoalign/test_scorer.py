@@ -3,16 +3,17 @@
 import logging
 import math
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from hyvideo.config.schema import RewardConfig
-from hyvideo.data.videos import read_video, write_video
+from hyvideo.data.videos import read_chosen, read_video, write_video
 from hyvideo.models.reward_models.rewards import check_rewards, get_reward_fn
 from hyvideo.models.reward_models.videoalign import VideoAlignScorer
-from hyvideo.models.reward_models.videoalign.frames import MIN_PIXELS, patches, read_frames
+from hyvideo.models.reward_models.videoalign.scorer import MIN_PIXELS, frame_indices, patches
 from scripts.tiny.components import build_tokenizer
 from tests.support.videoreward import STATISTICS, TEXT, VideoReward
 
@@ -28,7 +29,7 @@ def scorer(whole: VideoReward) -> VideoAlignScorer:
 
 def expected_raw(reward: VideoReward, path: Path, prompt: str) -> list[float]:
     """Scores by the library's network of the request as the original writes it."""
-    pixels, grid = patches(read_frames(path, fps=2.0, num_frames=None), 200704)
+    pixels, grid = patches(read_chosen(path, partial(frame_indices, fps=2.0)), 200704)
     video = "<|video_pad|>" * (math.prod(grid) // 4)
     request = (
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
