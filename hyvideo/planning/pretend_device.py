@@ -176,7 +176,7 @@ class PretendDevice(PeakMemory):
                 viewed = operation(*args, **kwargs)
             views = [FakeTensor(self._fake, each, tensors[0].fake_device) for each in _tensors_in([viewed])]
             return views[0] if isinstance(viewed, Tensor) else views
-        if "device" in kwargs or not all(map(_is_on_device, tensors)):
+        if not tensors or "device" in kwargs or not all(map(_is_on_device, tensors)):
             return self._checked(operation, args, kwargs)
         key = (operation, _shapes(args), _shapes(kwargs))
         if made := self._results.get(key):
