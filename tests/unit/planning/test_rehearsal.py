@@ -191,7 +191,7 @@ def test_a_rehearsed_update_takes_what_a_real_one_takes(recompute: str):
                 optimizer.zero_grad()
     own = ("transformer's shard", "optimizer's shard")
     beside = sum(held for what, held in done.resident.items() if what not in own)
-    assert done.peaks["update"] - beside == pytest.approx(memory.peak, rel=0.03)
+    assert done.peaks["update"] - beside == pytest.approx(memory.peak, rel=0.02)
 
 
 def test_values_are_read_back_once_per_decoding_and_update():
