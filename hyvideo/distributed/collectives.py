@@ -64,7 +64,7 @@ def all_or_none(*kinds: type[Exception]) -> Iterator[None]:
 def broadcast_from_main(make: Callable[[], T]) -> T:
     """Return on all ranks what `make` returns on rank 0; the others do not call it.
 
-    A `ValueError` or `OSError` of it is a ValueError on all ranks.
+    If it raises a `ValueError` or `OSError`, all ranks raise a ValueError.
     """
     if not dist.is_initialized():
         return make()

@@ -50,7 +50,7 @@ class Trackers:
     run_name: str
     warn: Callable[[str], None]
     settings: Mapping[str, Any] = field(default_factory=dict)
-    _started: list[GeneralTracker] = field(default_factory=list)
+    _started: list[GeneralTracker] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         check_trackers(self.names)

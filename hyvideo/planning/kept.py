@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hyvideo.config.schema import Config, RunConfig
+from hyvideo.data.files import replacing
 from hyvideo.planning.networks import Networks, encoder_configs
 from hyvideo.training.state import code_hash
 
@@ -37,7 +37,7 @@ def kept_at(config: Config, networks: Networks, sizes: Mapping[str, Any]) -> Pat
 
 
 def read_kept(path: Path) -> dict[str, Any]:
-    """Return what was kept in a file; one that is not there or damaged raises what its reading raises."""
+    """Return the fields of the rehearsal that was kept in a file."""
     return {
         name: {tuple(key) if isinstance(key, list) else key: number for key, number in value["pairs"]}
         if isinstance(value, dict)
@@ -51,8 +51,5 @@ def keep(path: Path, found: Mapping[str, Any]) -> None:
     pairs = {
         name: {"pairs": list(value.items())} if isinstance(value, Mapping) else value for name, value in found.items()
     }
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-            json.dump(pairs, file)
-        os.replace(file.name, path)
+    with suppress(OSError), replacing(path) as unfinished:
+        unfinished.write_text(json.dumps(pairs), encoding="utf-8")

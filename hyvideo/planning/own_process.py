@@ -45,7 +45,8 @@ def start_server() -> None:
 def _processes() -> ProcessPoolExecutor:
     start_server()
     pool = ProcessPoolExecutor(2, get_context("forkserver"), _begin)
-    Finalize(pool, pool.shutdown, exitpriority=100)  # before its queues close; multiprocessing waits for it
+    # Before the queues to them close: a process of multiprocessing would otherwise wait for them for ever at its end.
+    Finalize(pool, pool.shutdown, exitpriority=100)
     return pool
 
 

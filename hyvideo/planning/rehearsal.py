@@ -155,8 +155,9 @@ def rehearse(
         RuntimeError: the process that rehearses was killed; most often memory ran out.
     """
     path = kept_at(config, networks, {"world_size": world_size, "num_text": num_text, "whole": whole})
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # none is kept, or a damaged one
-        return Rehearsal(**read_kept(path))
+    if path:
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # none is kept, or a damaged one
+            return Rehearsal(**read_kept(path))
     done = _extrapolated(config, networks, world_size, num_text, whole=whole)
     if path:
         keep(path, vars(done))
@@ -380,8 +381,10 @@ def _as_part(
                 device.peaks[place] = max(most, device.peaks[place])
                 if key is None:
                     return result
-                again = _another(result) if isinstance(result, Tensor) else lambda: result
-                made[key] = (again, taken, counts)
+                made[key] = (lambda: result, taken, counts)
+                if isinstance(result, Tensor):  # it need not stay in memory for others like it
+                    like = {"dtype": result.dtype, "device": result.device}
+                    made[key] = (partial(torch.empty_strided, result.shape, result.stride(), **like), taken, counts)
             else:
                 again, taken, counts = made[key]
                 device.peaks[place] = max(device.peaks[place], device.current + taken)
@@ -390,11 +393,6 @@ def _as_part(
         return result
 
     return wrapped
-
-
-def _another(tensor: Tensor) -> Callable[[], Tensor]:
-    """Return what makes tensors like this one, which need not stay in memory for it."""
-    return partial(torch.empty_strided, tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
 
 def _validate(

@@ -164,7 +164,7 @@ def check_weights(config: Config) -> None:
 
 
 def read_inputs(config: Config) -> tuple[list[Prompt], list[Prompt], dict[str, str], list[str]]:
-    """Check the configuration and the model's files as `open_run`, and read the prompts.
+    """Check the configuration and the model's files, and read the prompts; errors are those of `open_run`.
 
     Return those for training, those for validation, the hash of each prompt file as it was read (it may change while
     the models are loaded), and warnings of settings that are valid but hardly meant.
