@@ -1,7 +1,9 @@
 """A rehearsed round finds what a GPU would punish, and nothing where all is well."""
 
 import re
+from collections import Counter
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from hyvideo.config.loading import load_config
 from hyvideo.config.schema import Config
 from hyvideo.models.attention import install_attention
 from hyvideo.models.parallelize import prepare_policy, trainable_parameters
+from hyvideo.planning import rehearsal
 from hyvideo.planning.networks import Networks, read_networks
 from hyvideo.planning.own_process import in_own_processes
 from hyvideo.planning.peak_memory import PeakMemory
@@ -102,6 +105,23 @@ def test_a_round_of_the_real_code_has_no_surprise(world_size: int, flags: tuple[
     assert not any("mask" in name for phase, name in done.kernels if phase in ("anchor", "update"))
     assert done.flops["update"] > 1.6 * done.flops["anchor"] > 0 and done.flops["rollout"] > 0
     assert done.peaks["update"] > sum(done.resident.values()) > 0
+
+
+def numbers(config: Config, networks: Networks, *, each: bool) -> list[Counter]:
+    """What is counted in a round; with `each`, calls that are alike are made every time."""
+    as_part = rehearsal._as_part
+    made = (lambda device, function, part, alike: as_part(device, function, part, None)) if each else as_part
+    with patch.object(rehearsal, "_as_part", made):
+        return rehearsal._rehearse(config, networks, world_size=1, num_text=NUM_TEXT, rounds=[(2, 1)])[0]
+
+
+def test_alike_prompts_layers_and_tiles_count_as_if_each_was_made():
+    sizes = ("--rollout_size", "320x416", "--cfg_scale", "4", "--batch_size", "4")  # tiles and prompts of several sizes
+    config, networks = small(*sizes)
+    (once,), (each,) = (in_own_processes(numbers, [(config, networks)], each=each)[0] for each in (False, True))
+    assert once.keys() == each.keys() and any("rollout/decode" in key for key in once)
+    for key, number in each.items():
+        assert once[key] == pytest.approx(number, rel=0.01 if key[0] == "peaks" else 0), key
 
 
 EXTRAPOLATED = {
