@@ -15,7 +15,7 @@ import torch
 from hyvideo.algorithms.algorithm import algorithm_class
 from hyvideo.algorithms.policy import rollout_scheduler
 from hyvideo.config.schema import Config, OptimizerConfig, RolloutConfig
-from hyvideo.config.settings import SETTINGS, out_of_range, unmet_condition, value_of
+from hyvideo.config.settings import SETTINGS, nearest, out_of_range, unmet_condition, value_of
 from hyvideo.config.sizes import parse_size
 from hyvideo.data.prompts import Prompt
 from hyvideo.data.videos import MAX_VIDEO_BYTES
@@ -197,7 +197,7 @@ def _video_problems(cfg: Config, vae_spatial: int, vae_temporal: int) -> Iterato
 
 
 def _contradictions(cfg: Config) -> Iterator[str]:
-    """Settings that contradict each other or the method, and a run name that is no folder name."""
+    """Settings that contradict each other or the method, and names that are no folder name or no setting."""
     reward, weights = cfg.reward, cfg.reward.reward_weights
     if not (all(math.isfinite(weight) for weight in weights.values()) and any(weights.values())):
         yield f"reward_weights must be finite numbers, at least one other than 0; received {weights}"
@@ -226,6 +226,9 @@ def _contradictions(cfg: Config) -> Iterator[str]:
         yield "ema_decay averages bf16 weights, which would round most of it away: set master_weight_type to fp32"
     if cfg.model.dtype == "fp32" and cfg.model.master_weight_type == "bf16":
         yield "dtype fp32 computes with fp32 weights, but master_weight_type is bf16: set both to one of them"
+    for setting in cfg.run.resume_may_change:
+        if setting not in SETTINGS:
+            yield f"resume_may_change: {setting!r} is not a setting; the nearest is {nearest(setting, SETTINGS)!r}"
     name = cfg.run.run_name
     if name is not None and not re.fullmatch(r"[^/\\\0]+", name):
         yield f"run_name must be one folder name without slashes; received {name!r}"
