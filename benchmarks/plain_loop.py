@@ -24,7 +24,7 @@ from hyvideo.grpo.clipped_loss import clipped_policy_loss
 from hyvideo.grpo.trust_region import dual_kl, position_kl, velocity_kl
 from hyvideo.models.attention import install_attention
 from hyvideo.models.parallelize import prepare_policy, trainable_parameters
-from hyvideo.pipelines.noise import SampleNoise
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import SampleNoise
 from hyvideo.training.collect import collect
 from hyvideo.training.run import Run
 

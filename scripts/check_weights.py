@@ -11,8 +11,7 @@ from hyvideo.config.flags import Parser
 from hyvideo.config.outside import complain
 from hyvideo.models.loading import open_transformer, open_vae
 from hyvideo.models.model_folder import check_layout, is_diffusers_layout, original_files
-from hyvideo.models.streaming import check_fit
-from hyvideo.models.weight_files import SafetensorsFolder
+from hyvideo.models.weight_files import SafetensorsFolder, check_fit
 
 
 def main(argv: list[str]) -> int:

@@ -25,8 +25,8 @@ from hyvideo.config.outside import complain, printable, say_loading
 from hyvideo.data.prompts import Prompt, read_prompts
 from hyvideo.evaluation.comparison import OVERALL, compare, with_overall
 from hyvideo.evaluation.jobs import FILE_NAMES, Job, jobs_of_csv
-from hyvideo.models.fingerprint import fingerprint
 from hyvideo.models.model_folder import check_layout
+from hyvideo.models.weight_files import fingerprint
 from hyvideo.observability.scored_videos import notes_folder
 from scripts.reports.markdown import markdown_of
 

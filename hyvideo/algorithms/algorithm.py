@@ -21,8 +21,7 @@ from hyvideo.grpo.advantages import gdpo_advantages, group_advantages, groups_wi
 from hyvideo.grpo.timesteps import Pairs, select_timesteps, split_updates
 from hyvideo.models.reward_models.rewards import Scores
 from hyvideo.observability.phase_timer import PhaseTimer
-from hyvideo.pipelines.conditioning import Conditioning
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Conditioning, Rollout
 
 ALGORITHMS = {"grpo": "hyvideo.algorithms.grpo:GRPO", "nft": "hyvideo.algorithms.nft:NFT"}
 """Name of an algorithm -> the module and class that implement it; another algorithm is one more line."""

@@ -18,7 +18,7 @@ from hyvideo.config.schema import Config
 from hyvideo.data.randomness import generator_for
 from hyvideo.grpo.timesteps import Pairs, num_kept
 from hyvideo.observability.phase_timer import PhaseTimer
-from hyvideo.pipelines.noise import draw
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import draw
 
 LEAST_ERROR = 1e-5
 """Smallest mean error that the adaptive weighting divides by."""

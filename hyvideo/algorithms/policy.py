@@ -9,9 +9,13 @@ from torch import Tensor
 
 from hyvideo.config.schema import RolloutConfig
 from hyvideo.data.prompts import Prompt
-from hyvideo.pipelines.conditioning import Conditioning
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline, Rollout
-from hyvideo.pipelines.noise import SampleNoise
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import (
+    Conditioning,
+    Guidance,
+    HunyuanVideoGRPOPipeline,
+    Rollout,
+    SampleNoise,
+)
 from hyvideo.pipelines.sampling import sample_prompts
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 

@@ -26,15 +26,17 @@ from hyvideo.distributed.mesh import Mesh, build_mesh, process_group
 from hyvideo.evaluation.jobs import Job, jobs_of_csv, jobs_of_prompt
 from hyvideo.models.adapter import load_lora
 from hyvideo.models.attention import install_attention
-from hyvideo.models.fingerprint import fingerprint
 from hyvideo.models.loading import load_pipeline, read_vae_config
 from hyvideo.models.model_folder import task_of, transformer_folder
-from hyvideo.pipelines.conditioning import Conditioning
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
-from hyvideo.pipelines.prompt_lengths import truncated_prompts_warning
-from hyvideo.pipelines.resolution import bucket_size, check_video_shape
-from hyvideo.pipelines.sampling import sample_prompts
-from hyvideo.pipelines.sampling_defaults import sampling_defaults
+from hyvideo.models.weight_files import fingerprint
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import (
+    Conditioning,
+    Guidance,
+    HunyuanVideoGRPOPipeline,
+    check_video_shape,
+)
+from hyvideo.pipelines.sampling import sample_prompts, truncated_prompts_warning
+from hyvideo.pipelines.sampling_defaults import bucket_size, sampling_defaults
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler, flavour_of
 
 WAIT_SECONDS = 7200

@@ -21,8 +21,7 @@ from transformers import (
 
 from hyvideo.models.conversion import Naming, Part
 from hyvideo.models.model_folder import check_component, is_diffusers_layout, read_json, readable
-from hyvideo.models.streaming import fill
-from hyvideo.models.weight_files import SafetensorsFolder, StateDict, WeightSource, read_pickled
+from hyvideo.models.weight_files import SafetensorsFolder, StateDict, WeightSource, fill, read_pickled
 
 GLYPH_PREFIX = "module.text_tower.encoder."
 """Prefix of the glyph encoder's tensors in `byt5_model.pt`; the rest of the file belongs to its training."""

@@ -16,10 +16,18 @@ from diffusers import (
     HunyuanVideo15Pipeline,
     HunyuanVideo15Transformer3DModel,
 )
-from torch import nn
+from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import HunyuanVideo15AttnBlock
+from torch import Tensor, nn
 
 from hyvideo.models.adapter import base_weight
-from hyvideo.models.conversion import Naming, Part, transformer_part, vae_part
+from hyvideo.models.conversion import (
+    Naming,
+    Part,
+    diffusers_transformer_config,
+    diffusers_vae_config,
+    transformer_part,
+    vae_part,
+)
 from hyvideo.models.diffusers_logging import without_diffusers_logs
 from hyvideo.models.encoders import load_encoders
 from hyvideo.models.model_folder import (
@@ -31,10 +39,7 @@ from hyvideo.models.model_folder import (
     task_of,
     transformer_folder,
 )
-from hyvideo.models.original_config import diffusers_transformer_config, diffusers_vae_config
-from hyvideo.models.streaming import fill
-from hyvideo.models.vae import allow_batches
-from hyvideo.models.weight_files import SafetensorsFolder
+from hyvideo.models.weight_files import SafetensorsFolder, fill
 
 _GLYPH_NORM = "byt5_in.layernorm.weight"  # of the original transformer: tells the width of the glyph text's states
 TILE_OVERLAP = 0.125  # share of a VAE tile (256 pixels wide) that overlaps the next
@@ -177,3 +182,25 @@ def _empty(model_class: type[nn.Module], config: dict[str, Any], folder: Path) -
             return model_class.from_config(config)
     except (TypeError, ValueError, RuntimeError, ZeroDivisionError) as error:
         raise ValueError(f"'{folder / 'config.json'}' describes no {model_class.__name__}: {error}.") from error
+
+
+def allow_batches(vae: AutoencoderKLHunyuanVideo15) -> AutoencoderKLHunyuanVideo15:
+    """Make the attention mask broadcast over a batch (as shipped it raises for more than one video), in place.
+
+    Conv3d weights become channels-last: on a CPU two small videos decode together in less time than one alone.
+    """
+    for module in vae.modules():
+        if isinstance(module, nn.Conv3d):
+            module.to(memory_format=torch.channels_last_3d)
+        if isinstance(module, HunyuanVideo15AttnBlock):
+            module.prepare_causal_attention_mask = _causal_mask
+    return vae
+
+
+def _causal_mask(
+    num_frames: int, tokens_per_frame: int, dtype: torch.dtype, device: torch.device, batch_size: int | None = None
+) -> Tensor:
+    """Additive mask `[N, N]`, N tokens in frame order: a token sees its own frame and those before it."""
+    frame = torch.arange(num_frames, device=device).repeat_interleave(tokens_per_frame)
+    later = frame[None, :] > frame[:, None]
+    return torch.zeros(later.shape, dtype=dtype, device=device).masked_fill(later, -torch.inf)

@@ -1,8 +1,8 @@
 """HunyuanVideo-1.5 for GRPO: encode once, one denoising step for all callers, rollouts that can be replayed."""
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
 
@@ -30,10 +30,7 @@ from transformers import (
 from hyvideo.data.host_reads import host_read
 from hyvideo.data.images import check_task, read_image
 from hyvideo.data.prompts import Prompt
-from hyvideo.models.temporary_placement import temporarily_on
-from hyvideo.pipelines.conditioning import Conditioning, FirstFrames
-from hyvideo.pipelines.noise import SampleNoise
-from hyvideo.pipelines.resolution import check_video_shape, crop_to_size
+from hyvideo.data.randomness import generator_for
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 
 DECODE_CELLS = 4096
@@ -43,6 +40,110 @@ DECODE_CELLS = 4096
 def decoded_together(shape: Sequence[int]) -> int:
     """Return how many videos with latents `(..., F', H', W')` are decoded at once."""
     return max(1, DECODE_CELLS // math.prod(shape[-3:]))
+
+
+@dataclass(frozen=True)
+class FirstFrames:
+    """P images that videos start from, encoded once.
+
+    Attributes:
+        states: `[P, S_v, D_v]` states of the vision encoder (HunyuanVideo-1.5: 729 x 1152).
+        latents: `[P, C, H', W']` scaled latents of the images at the size of the videos.
+    """
+
+    states: Tensor
+    latents: Tensor
+
+    def rows(self, index: Sequence[int]) -> "FirstFrames":
+        """Return the rows `index` (repeats allowed)."""
+        picked = torch.tensor(index, device=self.states.device)
+        return FirstFrames(self.states[picked], self.latents[picked])
+
+
+@dataclass(frozen=True)
+class Conditioning:
+    """Encoded prompts, one row each, without padding: how many tokens a row has is known on the host.
+
+    Attributes:
+        text: P states `[S_p, D]` of the language model (HunyuanVideo-1.5: D = 3584).
+        glyph: P ByT5 states `[S_gp, D_g]` of the quoted texts (D_g = 1472); S_gp is 0 when the prompt quotes no text.
+        images: what the videos start from; None for text-to-video.
+    """
+
+    text: tuple[Tensor, ...]
+    glyph: tuple[Tensor, ...]
+    images: FirstFrames | None = None
+
+    def rows(self, index: Sequence[int]) -> "Conditioning":
+        """Return the rows `index` (repeats allowed)."""
+        images = None if self.images is None else self.images.rows(index)
+        return Conditioning(tuple(self.text[i] for i in index), tuple(self.glyph[i] for i in index), images)
+
+    def with_negative(self, negative: "Conditioning") -> "Conditioning":
+        """Return the rows of `self`, then for each the one row of `negative` with that row's own image."""
+        count = len(self)
+        images = None if self.images is None else self.images.rows([*range(count), *range(count)])
+        return Conditioning(self.text + negative.text * count, self.glyph + negative.glyph * count, images)
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.text)
+
+
+@dataclass(frozen=True)
+class SampleNoise:
+    """The noise of B samples, each drawn on the CPU from its own seeded generator.
+
+    Attributes:
+        seeds: base seed of each sample, length B; in training the run's seed for all.
+        stream: what the samples are for (`rollout`, `validation`, ...); streams never share noise.
+        round: the rollout round (0 for sampling outside training).
+        prompts: index of each sample's prompt, length B.
+        generations: number of each sample within its prompt's group, length B.
+        share_initial: samples of one prompt start from the same noise (`use_same_noise`).
+        repeat_initial: the starting noise is that of round 0 in every round (`published prompt_noise`).
+    """
+
+    seeds: Sequence[int]
+    stream: str
+    round: int
+    prompts: Sequence[int]
+    generations: Sequence[int]
+    share_initial: bool = False
+    repeat_initial: bool = False
+
+    def rows(self, chosen: Sequence[int]) -> "SampleNoise":
+        """Return the noise of some of the samples."""
+        of_samples = {name: [getattr(self, name)[i] for i in chosen] for name in ("seeds", "prompts", "generations")}
+        return replace(self, **of_samples)
+
+    def initial(self, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+        """Return the starting latents `[B, *shape]`, float32."""
+        round = 0 if self.repeat_initial else self.round
+        return self._draw("initial", round, 0, shape, device, shared=self.share_initial)
+
+    def step(self, index: int, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+        """Return the noise `[B, *shape]` injected at denoising step `index`, float32."""
+        return self._draw("step", self.round, index, shape, device, shared=False)
+
+    def _draw(
+        self, kind: str, round: int, index: int, shape: Sequence[int], device: torch.device | str, *, shared: bool
+    ) -> Tensor:
+        stream = f"{self.stream}/{kind}"
+        generators = [
+            generator_for(seed, stream, round, prompt, 0 if shared else generation, index)
+            for seed, prompt, generation in zip(self.seeds, self.prompts, self.generations, strict=True)
+        ]
+        return draw(generators, shape, device)
+
+
+def draw(generators: Sequence[torch.Generator], shape: Sequence[int], device: torch.device | str) -> Tensor:
+    """Draw `[B, *shape]` float32 on the CPU, one sample per generator.
+
+    It is copied to `device` from pinned memory, so that the host need not wait for the device.
+    """
+    drawn = torch.stack([torch.randn(*shape, generator=generator) for generator in generators])
+    return drawn if torch.device(device).type == "cpu" else drawn.pin_memory().to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)
@@ -377,3 +478,45 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         opening = "<|im_start|>user\n"
         prefix = text[: text.rindex(opening) + len(opening)]
         return len(self.tokenizer(prefix, add_special_tokens=False).input_ids)
+
+
+def check_video_shape(num_frames: int, size: tuple[int, int], *, temporal: int, spatial: int) -> None:
+    """Refuse, by a ValueError, all but `temporal` n + 1 frames with sides that are multiples of `spatial` pixels."""
+    fewer = max(num_frames - 1, 0) // temporal * temporal + 1
+    advice = "" if num_frames == fewer else f": take {fewer} or {fewer + temporal} frames"
+    if advice or any(side < spatial or side % spatial for side in size):
+        raise ValueError(
+            f"A video must have {temporal} n + 1 frames, and sides that are multiples of {spatial} pixels; "
+            f"received {num_frames} frames of {size[0]}x{size[1]}{advice}."
+        )
+
+
+def crop_to_size(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """Scale `image` until it covers `size` (height, width) and crop its centre."""
+    height, width = size
+    scale = max(width / image.width, height / image.height)
+    scaled = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.LANCZOS)
+    left, top = round((scaled.width - width) / 2), round((scaled.height - height) / 2)
+    return scaled.crop((left, top, left + width, top + height))
+
+
+@contextmanager
+def temporarily_on(networks: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
+    """Let frozen networks compute on `device` inside the block; nothing changes there, so nothing is copied back."""
+    places: list[tuple[nn.Module, str, Tensor]] = []
+    away: dict[Tensor, Tensor] = {}  # by the tensor itself, so that what modules share stays shared
+    for network in networks:
+        for module in network.modules():
+            for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+                places.append((module, name, tensor))
+                if tensor not in away:
+                    with host_read("networks that rest in host memory visit the device, once per round"):
+                        copy = tensor.detach().to(device)
+                    away[tensor] = nn.Parameter(copy, False) if isinstance(tensor, nn.Parameter) else copy
+    try:
+        for module, name, tensor in places:
+            setattr(module, name, away[tensor])
+        yield
+    finally:
+        for module, name, tensor in places:
+            setattr(module, name, tensor)

@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+from diffusers.pipelines.hunyuan_video1_5.image_processor import generate_crop_size_list
+
+from hyvideo.models.conversion import RESOLUTIONS
 from hyvideo.models.model_folder import is_diffusers_layout, read_json, transformer_folder
-from hyvideo.models.original_config import RESOLUTIONS
-from hyvideo.pipelines.resolution import bucket_size
 
 FILE = "sampling_defaults.json"
 
@@ -62,3 +63,17 @@ def sampling_defaults(root: str | Path, version: str | None = None) -> dict[str,
 def _widescreen(target_size: int) -> str:
     height, width = bucket_size(target_size, 16, width=16, height=9)
     return f"{height}x{width}"
+
+
+def bucket_size(target_size: int, factor: int, *, width: int, height: int) -> tuple[int, int]:
+    """Return the (height, width) in which the model makes videos of the aspect ratio `width : height`.
+
+    Of all sizes with about `target_size` squared pixels (the transformer's: 640 for 480p, 960 for 720p), in multiples
+    of `factor` (the VAE's spatial compression), it is the one of the nearest ratio. (diffusers searches on one side of
+    the ratio alone, and picks another size for some.) `bucket_size(640, 16, width=16, height=9)` is `(480, 848)`. A
+    side that is not positive is a ValueError.
+    """
+    if min(width, height) < 1:
+        raise ValueError(f"An aspect ratio is WIDTH:HEIGHT with positive whole numbers; received {width}:{height}.")
+    sizes = generate_crop_size_list(target_size, factor)
+    return min(sizes, key=lambda size: abs(round(size[0] / size[1], 5) - height / width))

@@ -13,10 +13,9 @@ from transformers import AutoConfig, Qwen2_5_VLTextConfig, SiglipVisionConfig, T
 
 from hyvideo.config.schema import ModelConfig, RewardConfig
 from hyvideo.models.diffusers_logging import without_diffusers_logs
-from hyvideo.models.loading import TILE_OVERLAP, open_transformer, open_vae
+from hyvideo.models.loading import TILE_OVERLAP, allow_batches, open_transformer, open_vae
 from hyvideo.models.model_folder import check_layout, is_diffusers_layout, versions_in
 from hyvideo.models.reward_models.rewards import loaded_rewards
-from hyvideo.models.vae import allow_batches
 
 REWARD_BYTES = {
     "videoalign_local": 5_030_000_000,

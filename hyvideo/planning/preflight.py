@@ -20,7 +20,7 @@ from hyvideo.distributed.gpus import this_gpu
 from hyvideo.distributed.layout import layout_of
 from hyvideo.models.loading import open_transformer, open_vae
 from hyvideo.models.reward_models.rewards import check_rewards
-from hyvideo.models.streaming import check_fit
+from hyvideo.models.weight_files import check_fit
 from hyvideo.planning.assumptions import Assumptions
 from hyvideo.planning.plan import GIB, Plan, make_plan, misfit
 from hyvideo.planning.table import plan_table

@@ -44,7 +44,7 @@ from hyvideo.observability.phase_timer import PhaseTimer, Watchdog
 from hyvideo.observability.profiling import Profile, matrix_peak_tflops
 from hyvideo.observability.trackers import Trackers, check_trackers
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
-from hyvideo.pipelines.prompt_lengths import truncated_prompts_warning
+from hyvideo.pipelines.sampling import truncated_prompts_warning
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.checks import check_config, check_validated
 from hyvideo.training.collect import Rounds

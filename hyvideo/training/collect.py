@@ -20,9 +20,7 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.advantages import parts_of_advantage
 from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.models.reward_models.rewards import Scores, Scoring, WeightedReward, frames_of_reward
-from hyvideo.pipelines.conditioning import Conditioning
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout, decoded_together
-from hyvideo.pipelines.noise import SampleNoise
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Conditioning, Rollout, SampleNoise, decoded_together
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from hyvideo.algorithms.policy import Policy
 from hyvideo.config.schema import Config
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.flops import PassFlops, transformer_flops, video_tokens
-from hyvideo.pipelines.conditioning import Conditioning
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Conditioning
 
 
 class Performance:

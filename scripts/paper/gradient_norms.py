@@ -23,9 +23,7 @@ from hyvideo.grpo.gradient_equalizer import equalizer_scales
 from hyvideo.models.attention import install_attention
 from hyvideo.models.loading import load_pipeline
 from hyvideo.models.parallelize import prepare_policy, trainable_parameters
-from hyvideo.pipelines.conditioning import Conditioning
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
-from hyvideo.pipelines.noise import SampleNoise
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Conditioning, Guidance, HunyuanVideoGRPOPipeline, SampleNoise
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from scripts.paper.drawing import BLACK, BLUE, ORANGE, SAMPLERS, legend_below, new_figure, tidy
 from scripts.paper.study import FAILS, HOLDS, Claim, Study, paragraph

@@ -15,7 +15,7 @@ from hyvideo.config.flags import Parser
 from hyvideo.config.loading import load_config
 from hyvideo.config.schema import Config
 from hyvideo.evaluation.intervals import Interval, seed_interval
-from hyvideo.models.fingerprint import fingerprint
+from hyvideo.models.weight_files import fingerprint
 from hyvideo.observability.metrics import read_metrics
 from hyvideo.observability.scored_videos import read_scored_videos
 from scripts.paper.runs import CONFIG, REPOSITORY, Run, train

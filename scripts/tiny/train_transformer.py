@@ -13,9 +13,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hyvideo.algorithms.optimizer import build_optimizers, set_learning_rate
 from hyvideo.config.schema import OptimizerConfig
+from hyvideo.models.loading import allow_batches
 from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.models.reward_models.moving_shapes import Scene
-from hyvideo.models.vae import allow_batches
 from scripts.tiny.clips import render, sample_mixed_clip
 from scripts.tiny.components import SHIFT, build_text_encoder, build_tokenizer, build_transformer, encode_prompts
 from scripts.tiny.prompts import WORDINGS, prompt, train_scenes

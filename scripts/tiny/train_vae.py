@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from diffusers import AutoencoderKLHunyuanVideo15
 
+from hyvideo.models.loading import allow_batches
 from hyvideo.models.reward_models.moving_shapes import Scene
-from hyvideo.models.vae import allow_batches
 from scripts.tiny.clips import SIZE, render, sample_mixed_clip, sample_varied_clip
 from scripts.tiny.prompts import train_scenes, valid_scenes
 

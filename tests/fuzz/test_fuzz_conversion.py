@@ -12,13 +12,17 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hyvideo.models.adapter import ADAPTER, load_lora
-from hyvideo.models.conversion import original_tensors, transformer_part, vae_part
+from hyvideo.models.conversion import (
+    diffusers_transformer_config,
+    diffusers_vae_config,
+    original_tensors,
+    transformer_part,
+    vae_part,
+)
 from hyvideo.models.encoders import load_encoders
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.model_folder import check_layout, check_values
-from hyvideo.models.original_config import diffusers_transformer_config, diffusers_vae_config
-from hyvideo.models.streaming import fill
-from hyvideo.models.weight_files import StateDict
+from hyvideo.models.weight_files import StateDict, fill
 from tests.support.fuzzing import SCALARS, TEXTS, changed, fuzz, json_files, only_value_errors
 from tests.support.original_layout import original_transformer, original_transformer_tensors, transformer_config_json
 from tests.support.tiny_model import build_vae

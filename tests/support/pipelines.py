@@ -6,8 +6,7 @@ from diffusers import HunyuanVideo15Pipeline
 
 from hyvideo.models.attention import install_attention
 from hyvideo.models.loading import load_pipeline
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
-from hyvideo.pipelines.noise import SampleNoise
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline, SampleNoise
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from tests.support.tiny_model import SHIFT
 

@@ -5,12 +5,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hyvideo.models.conversion import Part, original_tensors, transformer_part, vae_part
-from hyvideo.models.original_config import (
+from hyvideo.models.conversion import (
     _VAE_SIZES,
+    Part,
     diffusers_transformer_config,
     diffusers_vae_config,
+    original_tensors,
     original_transformer_config,
+    transformer_part,
+    vae_part,
 )
 from tests.support.equal_runs import assert_same
 from tests.support.original_layout import (

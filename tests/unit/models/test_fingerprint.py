@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.models.fingerprint import fingerprint
+from hyvideo.models.weight_files import fingerprint
 
 LARGE = 2**23 + 5
 

@@ -3,7 +3,7 @@
 import torch
 from diffusers import AutoencoderKLHunyuanVideo15
 
-from hyvideo.models.vae import allow_batches
+from hyvideo.models.loading import allow_batches
 
 
 @torch.no_grad()

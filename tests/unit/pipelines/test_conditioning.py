@@ -2,7 +2,7 @@
 
 import torch
 
-from hyvideo.pipelines.conditioning import Conditioning, FirstFrames
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Conditioning, FirstFrames
 
 TEXT = tuple(torch.full((length, 3), float(length)) for length in (4, 2, 5))
 GLYPH = tuple(torch.full((length, 2), -1.0 - length) for length in (0, 3, 1))

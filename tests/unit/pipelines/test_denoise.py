@@ -5,8 +5,7 @@ import torch
 from diffusers import ClassifierFreeGuidance
 from torch import Tensor
 
-from hyvideo.pipelines.conditioning import Conditioning
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Conditioning, Guidance, HunyuanVideoGRPOPipeline
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from tests.support.pipelines import NUM_STEPS, PROMPTS, VIDEO, load_stock_pipeline, noise_of
 

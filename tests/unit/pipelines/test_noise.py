@@ -7,7 +7,7 @@ import torch
 
 from hyvideo.data.samplers import GroupSampler
 from hyvideo.distributed.layout import Layout
-from hyvideo.pipelines.noise import SampleNoise
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import SampleNoise
 
 SHAPE = (4, 2, 2, 2)
 NOISE = SampleNoise(seeds=[7, 7, 7, 8], stream="rollout", round=2, prompts=[5, 5, 6, 5], generations=[0, 1, 0, 0])

@@ -6,7 +6,7 @@ import pytest
 
 from hyvideo.data.prompts import Prompt
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
-from hyvideo.pipelines.prompt_lengths import truncated_prompts_warning
+from hyvideo.pipelines.sampling import truncated_prompts_warning
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from hyvideo.pipelines.resolution import bucket_size, crop_to_size
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import crop_to_size
+from hyvideo.pipelines.sampling_defaults import bucket_size
 
 PUBLISHED = {
     (640, 16, 9): (480, 848),

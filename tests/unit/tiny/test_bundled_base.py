@@ -60,7 +60,7 @@ def test_the_stock_pipeline_makes_a_video(pipeline: HunyuanVideo15Pipeline) -> N
 
 
 def test_latents_of_rendered_clips_have_unit_spread(pipeline: HunyuanVideo15Pipeline) -> None:
-    from hyvideo.models.vae import allow_batches
+    from hyvideo.models.loading import allow_batches
     from scripts.tiny.train_vae import held_out_psnr
 
     psnr, latents = held_out_psnr(allow_batches(pipeline.vae))
