@@ -33,11 +33,7 @@ def main(argv: list[str]) -> int:
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
-    """Read the command line, and check what takes no PyTorch; settings that are not given are the model's own.
-
-    Raises:
-        ValueError: a flag, a prompt or the model's folder is not what it must be.
-    """
+    """Read the command line, and check what takes no PyTorch; settings that are not given are the model's own."""
     parser = Parser("generate.py", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     add = parser.add_argument
     add("--model_path", required=True, help="folder of the base model, in either layout, e.g. assets/tiny")
@@ -46,7 +42,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     source.add_argument("--prompt", help="one prompt; writes the mp4 --output_path")
     source.add_argument("--prompts_csv", nargs="+", help="CSVs with a 'prompt' column; --output_path is then a folder")
     names = "row: 0000.mp4; vbench: PROMPT-0.mp4, as VBench and VBench-2.0 read them; default row"
-    add("--file_names", choices=FILE_NAMES, help=f"names of a CSV's videos, {names}")
+    add("--file_names", choices=FILE_NAMES, default="row", help=f"names of a CSV's videos, {names}")
     add("--image_path", type=_or_none, help="image that the video of --prompt starts from (i2v versions)")
     add("--output_path", type=Path, help="FILE.mp4, or a folder with --prompts_csv")
     trained = parser.add_mutually_exclusive_group()
@@ -69,36 +65,19 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     add("--offload", "--offloading", **offload, help="keep on the GPU only the network that is computing")
     add_original_flags(parser)
     arguments = parser.parse_args(argv)
-    _refuse_idle_flags(arguments)
-    translate(arguments)
-    arguments.eta = 0.5 if arguments.eta is None else arguments.eta
-    arguments.file_names = arguments.file_names or "row"
-    if (arguments.prompt is None) == (arguments.prompts_csv is None):
-        raise ValueError("give one of --prompt and --prompts_csv (--help lists all flags).")
-    if arguments.prompt is not None and not arguments.prompt.strip():
-        raise ValueError("--prompt: the prompt is blank; write one.")
-    for name in ("prompt", "negative_prompt"):
-        try:
-            (getattr(arguments, name) or "").encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"--{name}: expected UTF-8; the terminal sent other bytes ({error.reason}).") from error
-    check_layout(arguments.model_path, arguments.transformer_version)
-    return arguments
-
-
-def _refuse_idle_flags(arguments: argparse.Namespace) -> None:
-    """Refuse flags that another one keeps from being read; that of --negative_prompt is known with the model."""
-    release = arguments.resolution
     if arguments.eta is not None and arguments.sde_type == "ode":
         raise ValueError("--eta is the noise of another --sde_type than ode: give one, or leave --eta out.")
-    if arguments.fixed_size and arguments.aspect_ratio and not release:
-        raise ValueError("--aspect_ratio chooses a size where --fixed_size is not given: leave one of them out.")
-    if arguments.file_names and not (arguments.prompts_csv or arguments.valid_video_csv):
-        raise ValueError("--file_names names the videos of --prompts_csv: leave it out with --prompt.")
     for name in ("cfg_distilled", "enable_step_distill"):
-        if vars(arguments)[name] and (arguments.transformer_version or not release):
-            mend = "leave --transformer_version out" if release else "give --resolution, or --transformer_version alone"
+        if vars(arguments)[name] and (arguments.transformer_version or not arguments.resolution):
+            mend = "give --resolution, or --transformer_version alone"
             raise ValueError(f"--{name} helps to name a version with --resolution, which nothing reads here: {mend}.")
+    translate(arguments)
+    arguments.eta = 0.5 if arguments.eta is None else arguments.eta
+    if (arguments.prompt is None) == (arguments.prompts_csv is None):
+        raise ValueError("give one of --prompt and --prompts_csv (--help lists all flags).")
+    f"{arguments.prompt}{arguments.negative_prompt}".encode()  # a ValueError where the terminal sent other bytes
+    check_layout(arguments.model_path, arguments.transformer_version)
+    return arguments
 
 
 def _or_none(text: str) -> str | None:

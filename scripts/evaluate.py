@@ -26,7 +26,6 @@ from hyvideo.data.prompts import Prompt, read_prompts
 from hyvideo.evaluation.comparison import OVERALL, compare, with_overall
 from hyvideo.evaluation.jobs import FILE_NAMES, Job, jobs_of_csv
 from hyvideo.models.model_folder import check_layout
-from hyvideo.models.weight_files import fingerprint
 from hyvideo.observability.scored_videos import notes_folder
 from scripts.reports.markdown import markdown_of
 
@@ -201,6 +200,7 @@ def _build_reward(text: str, arguments: argparse.Namespace) -> "NamedReward":
     from hyvideo.evaluation.scored_files import NamedReward
     from hyvideo.models.reward_models.registry import RewardContext
     from hyvideo.models.reward_models.rewards import build_reward
+    from hyvideo.models.weight_files import fingerprint
 
     name, _, checkpoint = text.partition("=")
     options = {"checkpoint": checkpoint} if checkpoint else {}

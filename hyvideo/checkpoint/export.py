@@ -27,9 +27,8 @@ from safetensors.torch import save_file
 from transformers.utils.logging import disable_progress_bar
 
 from hyvideo.checkpoint.trained_policy import check_trained, load_trained_policy
-from hyvideo.models.adapter import ADAPTER, ADAPTER_FILE, load_lora, merge_lora, save_lora
+from hyvideo.models.adapter import ADAPTER, ADAPTER_FILE, load_lora, merge_lora, save_lora, without_diffusers_logs
 from hyvideo.models.conversion import original_tensors, original_transformer_config
-from hyvideo.models.diffusers_logging import without_diffusers_logs
 from hyvideo.models.loading import load_pipeline, load_transformer
 from hyvideo.models.lora_keys import adapter_to_original
 from hyvideo.models.model_folder import is_diffusers_layout, read_json, transformer_folder

@@ -47,15 +47,19 @@ def compare(
         rows: [N], which prompt each video is of.
         judged: metric -> [N], whether it judges such a prompt at all; None if all do. Other NaNs are failures.
 
-    Raises:
-        ValueError: models have other metrics or numbers of videos than the first.
     """
     models = list(scores)
     metrics = list(scores[models[0]])
-    for model in models:
-        shapes = {metric: np.shape(values) for metric, values in scores[model].items()}
-        if shapes != dict.fromkeys(metrics, rows.shape):
-            raise ValueError(f"{model}: expected the metrics {metrics} of {len(rows)} videos each; received {shapes}.")
+
+    def win_rate(own: np.ndarray, other: np.ndarray) -> Interval:
+        """Share of wins of [N] scores over [N] others; Wilson's interval for as many prompts."""
+        wins = np.where(np.isnan(own - other), np.nan, (own > other) + 0.5 * (own == other))
+        of_prompts = _of_prompts(wins, rows)
+        if len(of_prompts) == 0:
+            return Interval(math.nan, math.nan, math.nan, 0)
+        rate = float(of_prompts.mean())
+        return Interval(rate, *wilson_interval(rate, len(of_prompts)), len(of_prompts))
+
     return Comparison(
         means={m: {name: _over_prompts(scores[m][name], rows) for name in metrics} for m in models},
         gains={
@@ -64,7 +68,7 @@ def compare(
         },
         win_rates={
             name: {
-                m: {other: _win_rate(scores[m][name], scores[other][name], rows) for other in models if other != m}
+                m: {other: win_rate(scores[m][name], scores[other][name]) for other in models if other != m}
                 for m in models
             }
             for name in metrics
@@ -96,16 +100,6 @@ def _over_prompts(values: np.ndarray, rows: np.ndarray) -> Interval:
         mean = float(of_prompts[0]) if len(of_prompts) else math.nan
         return Interval(mean, math.nan, math.nan, len(of_prompts))
     return bootstrap_interval(of_prompts)
-
-
-def _win_rate(own: np.ndarray, other: np.ndarray, rows: np.ndarray) -> Interval:
-    """Share of wins of [N] scores over [N] others, a tie half of one; Wilson's interval for as many prompts."""
-    wins = np.where(np.isnan(own - other), np.nan, (own > other) + 0.5 * (own == other))
-    of_prompts = _of_prompts(wins, rows)
-    if len(of_prompts) == 0:
-        return Interval(math.nan, math.nan, math.nan, 0)
-    rate = float(of_prompts.mean())
-    return Interval(rate, *wilson_interval(rate, len(of_prompts)), len(of_prompts))
 
 
 def _of_prompts(values: np.ndarray, rows: np.ndarray) -> np.ndarray:

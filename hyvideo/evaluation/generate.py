@@ -76,8 +76,7 @@ class Request:
 def generate(arguments: argparse.Namespace) -> None:
     """Make the videos of a command line that was read by generate.py, this process its share of them.
 
-    Raises:
-        ValueError: a file, number or combination of flags is wrong; the message says which, before weights are loaded.
+    A file, number or combination of flags that is wrong is a ValueError before weights are loaded.
     """
     disable_progress_bar()
     with ExitStack() as ranks:
@@ -92,25 +91,21 @@ def generate(arguments: argparse.Namespace) -> None:
             device_type=_device().type,
             collective_timeout=WAIT_SECONDS,
         )
-        if request.jobs:  # there may be more processes than videos
-            _generate_all(request, mesh)
-            if request.writes:
-                print(printable(_written(request)))
+        jobs = request.jobs  # none where there are more processes than videos
+        for folder in {path.parent for job in jobs for path in (job.path, job.note)}:
+            folder.mkdir(parents=True, exist_ok=True)  # before minutes of loading and sampling
+        if jobs:
+            pipeline = _pipeline(request, mesh)
+            if request.writes and (cut := truncated_prompts_warning(pipeline, [job.prompt for job in jobs])):
+                complain(f"generate.py: WARNING: {cut}")
+            unguided = request.settings["guidance_scale"] == 1.0
+            negative = None if unguided else pipeline.encode([arguments.negative_prompt], glyphs=False)
+            for job in tqdm(jobs, desc="videos", unit="video", disable=len(jobs) < 2):
+                _generate(pipeline, job, request, negative)
+        if jobs and request.writes:
+            print(printable(_written(request)))
         if done is not None:
             dist.barrier(done)  # the first process may host what the others meet by, who may have hours to go
-
-
-def _generate_all(request: Request, mesh: Mesh) -> None:
-    """Load the model and make this process's share of the videos."""
-    for folder in {path.parent for job in request.jobs for path in (job.path, job.note)}:
-        folder.mkdir(parents=True, exist_ok=True)  # before minutes of loading and sampling
-    pipeline = _pipeline(request, mesh)
-    if request.writes and (cut := truncated_prompts_warning(pipeline, [job.prompt for job in request.jobs])):
-        complain(f"generate.py: WARNING: {cut}")
-    scale = request.settings["guidance_scale"]
-    negative = pipeline.encode([request.arguments.negative_prompt], glyphs=False) if scale != 1.0 else None
-    for job in tqdm(request.jobs, desc="videos", unit="video", disable=len(request.jobs) < 2):
-        _generate(pipeline, job, request, negative)
 
 
 def _written(request: Request) -> str:
@@ -124,8 +119,6 @@ def _written(request: Request) -> str:
 
 def request_of(arguments: argparse.Namespace) -> Request:
     """Check what a command line names, but read no weights; a ValueError says what is wrong."""
-    if arguments.offload and not torch.cuda.is_available():
-        raise ValueError("--offload moves networks between GPU and host memory; this machine shows no GPU.")
     root = Path(arguments.model_path)
     check_trained(arguments)
     arguments.seed = list(dict.fromkeys(arguments.seed))
@@ -142,7 +135,8 @@ def request_of(arguments: argparse.Namespace) -> Request:
         check_output(job.path)
         check_output(job.note)
     prompts = [job.prompt for job in jobs]
-    check_task(prompts, task_of(root, arguments.transformer_version))
+    task = task_of(root, arguments.transformer_version)
+    check_task(prompts, task)
     check_images(prompts)
     defaults = sampling_defaults(root, arguments.transformer_version)
     given = {name: value for name in defaults if (value := getattr(arguments, name)) is not None}
@@ -156,7 +150,12 @@ def request_of(arguments: argparse.Namespace) -> Request:
     rank, world_size = (int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))
     layout = Layout(world_size, arguments.sp_size)
     share = [jobs[i] for i in layout.share_to_sample(len(jobs), rank)]
-    return Request(arguments, settings, _fingerprint(arguments, root), share, writes=layout.sp_rank(rank) == 0)
+    folders = [transformer_folder(root, arguments.transformer_version)]
+    of_images = ("image_encoder", "vision_encoder") if task == "i2v" else ()
+    folders += [root / name for name in ("vae", "text_encoder", "text_encoder_2", *of_images)]
+    if trained := arguments.checkpoint_path or arguments.lora_path:
+        folders.append(Path(trained))
+    return Request(arguments, settings, fingerprint(folders), share, writes=layout.sp_rank(rank) == 0)
 
 
 def _check_numbers(arguments: argparse.Namespace, settings: dict[str, Any], root: Path) -> None:
@@ -174,19 +173,7 @@ def _check_numbers(arguments: argparse.Namespace, settings: dict[str, Any], root
         raise ValueError(f"--aspect_ratio is WIDTH:HEIGHT in positive whole numbers, as 16:9; received {ratio!r}.")
     vae = read_vae_config(root)
     ratios = {name: vae.get(f"{name}_compression_ratio", usual) for name, usual in (("temporal", 4), ("spatial", 16))}
-    try:
-        check_video_shape(settings["video_length"], parse_size(settings["fixed_size"]), **ratios)
-    except ValueError as error:
-        raise ValueError(f"--video_length, --fixed_size: {error}") from error
-
-
-def _fingerprint(arguments: argparse.Namespace, root: Path) -> str:
-    """Return the fingerprint of the weights that decide a video; a path alone does not say what lies there by now."""
-    folders = [transformer_folder(root, arguments.transformer_version)]
-    of_images = ("image_encoder", "vision_encoder") if task_of(root, arguments.transformer_version) == "i2v" else ()
-    folders += [root / name for name in ("vae", "text_encoder", "text_encoder_2", *of_images)]
-    trained = arguments.checkpoint_path or arguments.lora_path
-    return fingerprint([*folders, Path(trained)] if trained else folders)
+    check_video_shape(settings["video_length"], parse_size(settings["fixed_size"]), **ratios)
 
 
 def _device() -> torch.device:
@@ -225,7 +212,12 @@ def _pipeline(request: Request, mesh: Mesh) -> HunyuanVideoGRPOPipeline:
 def _generate(pipeline: HunyuanVideoGRPOPipeline, job: Job, request: Request, negative: Conditioning | None) -> None:
     """Write one video and a note of how it was made, unless that is done already."""
     arguments, settings = request.arguments, request.settings
-    size = _size(pipeline, job, request)
+    image, size = job.prompt.ref_image_path, parse_size(settings["fixed_size"])
+    if not arguments.fixed_size and (arguments.aspect_ratio or image):
+        ratio = arguments.aspect_ratio
+        width, height = map(int, ratio.split(":")) if ratio else read_image(image).size
+        target, factor = pipeline.transformer.config.target_size, pipeline.vae_scale_factor_spatial
+        size = bucket_size(target, factor, width=width, height=height)
     note = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
     for name in ("offload", "sp_size", "file_names"):  # they change where the video is made, not the video
         del note[name]
@@ -252,16 +244,3 @@ def _generate(pipeline: HunyuanVideoGRPOPipeline, job: Job, request: Request, ne
     pipeline.maybe_free_model_hooks()
     if request.writes:
         job.write(videos[0], arguments.fps, note)
-
-
-def _size(pipeline: HunyuanVideoGRPOPipeline, job: Job, request: Request) -> tuple[int, int]:
-    """Return height and width: those given, else the model's for the ratio given, of the image, or 16:9."""
-    arguments, image = request.arguments, job.prompt.ref_image_path
-    if arguments.fixed_size or not (arguments.aspect_ratio or image):
-        return parse_size(request.settings["fixed_size"])
-    if arguments.aspect_ratio:
-        width, height = arguments.aspect_ratio.split(":")
-    else:
-        width, height = read_image(image).size
-    target = pipeline.transformer.config.target_size
-    return bucket_size(target, pipeline.vae_scale_factor_spatial, width=int(width), height=int(height))

@@ -53,11 +53,7 @@ class Job:
             return False
 
     def check_made(self) -> None:
-        """Refuse a video that is missing, or whose note names another prompt, seed or index; it may have no note.
-
-        Raises:
-            ValueError: names the file and what differs.
-        """
+        """Refuse a video that is missing, or whose note names another prompt, seed or index; it may have no note."""
         if not self.path.is_file():
             raise ValueError(f"There is no video '{self.path}'.")
         note = read_note(self.note.read_bytes(), str(self.note)) if self.note.is_file() else {}
@@ -78,11 +74,7 @@ class Job:
 
 
 def jobs_of_prompt(path: Path, prompt: Prompt, seeds: Sequence[int]) -> list[Job]:
-    """Return the jobs of one prompt: `path` itself, or with several seeds one file each, `<name>_seed<N>.mp4`.
-
-    Raises:
-        ValueError: `path` is not an mp4.
-    """
+    """Return the jobs of one prompt: `path` itself, or with several seeds one file each, `<name>_seed<N>.mp4`."""
     if path.suffix != ".mp4":
         raise ValueError(f"--output_path: expected a file ending in .mp4 for one prompt; received '{path}'.")
     return [Job(_with_seed(path, seed, seeds), replace(prompt, seed=seed), seed) for seed in seeds]
@@ -92,10 +84,7 @@ def jobs_of_csv(folder: Path, prompts: Sequence[Prompt], seeds: Sequence[int], n
     """Return the jobs of a CSV's rows: `<folder>/0000.mp4`, ...; a row with its own seed is made once.
 
     With `names` `vbench` they are called as VBench and VBench-2.0 expect it: `<prompt>-<number of the seed>.mp4`, the
-    prompt cut after 180 characters.
-
-    Raises:
-        ValueError: with `vbench`, two videos would have one name, or a prompt cannot be a file's name.
+    prompt cut after 180 characters; two of one name, and a prompt that cannot be one, are a ValueError.
     """
     jobs: dict[Path, Job] = {}
     for row, prompt in enumerate(prompts):

@@ -61,8 +61,7 @@ def add_original_flags(parser: argparse.ArgumentParser) -> None:
 def translate(arguments: argparse.Namespace) -> None:
     """Turn the release's flags into ours, in place, and say on stderr which have no effect.
 
-    Raises:
-        ValueError: a flag asks for what is not here; the message says what is there instead.
+    A flag that asks for what is not here is a ValueError that says what is there instead.
     """
     theirs = {name: vars(arguments).pop(name) for name in (*NOT_HERE, *SLOWER, *IGNORED)}
     asked = [name for name, value in theirs.items() if value is not None and BOOLEANS.get(value.lower(), True)]

@@ -89,23 +89,13 @@ def paired_gain(before: ArrayLike, after: ArrayLike) -> Gain:
     """Compare scores [N] of the same prompts and seeds before and after training; NaN marks a failed score.
 
     The interval is `bootstrap_interval` of the differences. It assumes that pairs are independent, so give every pair
-    its own seed.
-
-    Raises:
-        ValueError: shapes differ or are not [N], a score is infinite, or fewer than 2 whole pairs remain.
+    its own seed. Infinite scores and fewer than 2 whole pairs are a ValueError.
     """
     before, after = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
-    if before.ndim != 1 or before.shape != after.shape:
-        raise ValueError(f"Expected two score lists [N] of one length, received {before.shape} and {after.shape}.")
-    if np.isinf(before).any() or np.isinf(after).any():
-        raise ValueError("A score is infinite: expected finite scores, or NaN for a failed one.")
     whole = ~(np.isnan(before) | np.isnan(after))
-    num_pairs = int(whole.sum())
-    if num_pairs < 2:
-        raise ValueError(f"Expected at least 2 pairs without NaN, received {num_pairs} of {len(before)}.")
-    first, second = before[whole], after[whole]
-    base_std = first.std(ddof=1)
+    num_pairs, first, second = int(whole.sum()), before[whole], after[whole]
     interval = bootstrap_interval(second - first)
+    base_std = first.std(ddof=1)
     return Gain(
         before=float(first.mean()),
         after=float(second.mean()),

@@ -43,10 +43,7 @@ class ScoreFile:
     """A JSON Lines file with one row per video and reward, created with the first score.
 
     A row counts for a file of the same content, the same prompt, and the same reward from the same source. Rows are
-    written block by block, so a stopped run continues where it was.
-
-    Raises:
-        ValueError: a line of the file is not a row.
+    written block by block, so a stopped run continues where it was. A line that is no row is a ValueError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,12 +51,12 @@ class ScoreFile:
         self._scores = {row.key: row.scores for row in _rows(path)}
 
     def score(self, reward: NamedReward, videos: Sequence[Path], prompts: Sequence[str]) -> dict[str, list[float]]:
-        """Score N mp4 files for their N prompts: each metric `[N]`, NaN where it failed.
-
-        Raises:
-            ValueError: a file is missing or not a video, or the reward gave other metrics or shapes than it declares.
-        """
-        keys = [_key(reward, video, prompt) for video, prompt in zip(videos, prompts, strict=True)]
+        """Score N mp4 files for their N prompts: each metric `[N]`, NaN where it failed."""
+        keys = []
+        for video, prompt in zip(videos, prompts, strict=True):
+            content = hashlib.sha256(video.read_bytes()).hexdigest()
+            decides = json.dumps([reward.name, dict(reward.source), prompt, content], sort_keys=True)
+            keys.append(hashlib.sha256(decides.encode()).hexdigest()[:24])
         missing = [number for number, key in enumerate(keys) if key not in self._scores]
         size = reward.model.context.batch_size
         for start in range(0, len(missing), size):
@@ -92,15 +89,6 @@ def _rows(path: Path) -> list[_Row]:
                 f"{path}, line {number}: not a row of scores; delete it and they are made again ({error})."
             ) from error
     return rows
-
-
-def _key(reward: NamedReward, video: Path, prompt: str) -> str:
-    """Name everything that decides a video's score."""
-    if not video.is_file():
-        raise ValueError(f"There is no video '{video}'.")
-    content = hashlib.sha256(video.read_bytes()).hexdigest()
-    text = json.dumps([reward.name, dict(reward.source), prompt, content], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 def _score_block(reward: NamedReward, videos: Sequence[Path], prompts: Sequence[str]) -> list[dict[str, float]]:

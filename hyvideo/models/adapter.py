@@ -2,8 +2,8 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +11,7 @@ import torch
 from accelerate.utils import set_module_tensor_to_device
 from diffusers import HunyuanVideo15Transformer3DModel
 from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
+from diffusers.utils import logging as diffusers_logging
 from peft import LoraConfig
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import check_target_module_exists
@@ -22,14 +23,13 @@ from torch import Tensor, nn
 from hyvideo.config.schema import ModelConfig
 from hyvideo.data.randomness import seed_for
 from hyvideo.distributed.collectives import whole
-from hyvideo.models.diffusers_logging import without_diffusers_logs
 from hyvideo.models.lora_keys import adapter_to_diffusers, has_original_keys, modules_of_original
 
 ADAPTER = "default"
 ADAPTER_FILE = "pytorch_lora_weights.safetensors"
 
 _MISFITS = (
-    *(OSError, RuntimeError, ValueError, TypeError, SafetensorError),
+    *(OSError, RuntimeError, ValueError, TypeError, SafetensorError, re.error),
     *(ArithmeticError, AttributeError, LookupError, AssertionError),
 )
 """What the libraries fail with on an adapter of another form."""
@@ -42,11 +42,7 @@ def _quick(pattern: str) -> str:
     """Refuse a regular expression that might search forever: repeated groups, or many repetitions."""
     if re.search(r"\)[*+?{]", pattern) or len(re.findall(r"[*+?{]", pattern)) > 4:
         raise ValueError(f"the pattern {pattern[:80]!r} repeats too much: name the modules")
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"{pattern[:80]!r} is not a pattern: {error}") from error
-    return pattern
+    return re.compile(pattern).pattern
 
 
 _Pattern = Annotated[str, AfterValidator(_quick)]
@@ -124,13 +120,11 @@ def draw_adapter(transformer: HunyuanVideo15Transformer3DModel, seed: int) -> No
 
 def check_lora(folder: str | Path) -> Path:
     """Return the adapter's file in `folder`, which may be a checkpoint with one in `lora`, or raise a ValueError."""
-    if Path(folder).is_file():
-        raise ValueError(f"lora path: '{folder}' is a file. Name the folder that holds it, as {ADAPTER_FILE}.")
     places = [Path(folder) / inner / ADAPTER_FILE for inner in (".", "lora", f"lora/{ADAPTER}")]
     for path in places:
         if path.is_file():
             return path
-    raise ValueError(f"lora path: no adapter at '{places[0]}', nor in lora below it. Name the folder that holds it.")
+    raise ValueError(f"lora path: no adapter at '{places[0]}', nor in lora below it. Name the folder that holds one.")
 
 
 def load_lora(transformer: HunyuanVideo15Transformer3DModel, folder: str | Path) -> None:
@@ -147,7 +141,13 @@ def load_lora(transformer: HunyuanVideo15Transformer3DModel, folder: str | Path)
             tensors = {name: file.get_tensor(name) for name in file.keys()}
             note = (file.metadata() or {}).get(LORA_ADAPTER_METADATA_KEY)
         _require_finite(tensors)
-        settings = None if note is None else _read_settings(note)
+        settings = None
+        if note is not None:
+            read, usual = _LoraSettings.model_validate_json(note), LoraConfig().to_dict()
+            extra = {name: value for name, value in (read.model_extra or {}).items() if name not in _ABOUT}
+            if others := [name for name, value in extra.items() if value != usual.get(name)]:
+                raise ValueError(f"it sets {', '.join(others[:5])[:200]}, which this project does not read")
+            settings = read.model_dump(exclude_unset=True, include=set(_LoraSettings.model_fields))
         if has_original_keys(tensors):
             tensors, settings = adapter_to_diffusers(tensors, settings, transformer.state_dict())
         with without_diffusers_logs(), torch.device("meta") if empty else nullcontext():
@@ -161,30 +161,18 @@ def load_lora(transformer: HunyuanVideo15Transformer3DModel, folder: str | Path)
             f"lora path: the adapter in '{path}' does not fit this transformer: {str(error)[:1000]}"
         ) from error
     held = set(get_peft_model_state_dict(transformer, adapter_name=ADAPTER))
-    if surplus := sorted(set(tensors) - held):
+    if differing := sorted(set(tensors) - held or held - set(tensors)):
+        told = "is not whole: it lacks"
+        if set(tensors) - held:
+            told = "does not fit this transformer, which has no place for"
         raise ValueError(
-            f"lora path: the adapter in '{path}' does not fit this transformer, which has no place for "
-            f"{', '.join(surplus[:3])} ({len(surplus)} weights in all). Expected an adapter of this base model."
-        )
-    if lacking := sorted(held - set(tensors)):
-        raise ValueError(
-            f"lora path: the adapter in '{path}' is not whole: it lacks {', '.join(lacking[:3])} ({len(lacking)} "
-            "weights in all). Save or download it again."
+            f"lora path: the adapter in '{path}' {told} {', '.join(differing[:3])} ({len(differing)} weights in all). "
+            "Expected a whole adapter of this base model."
         )
     lent = [name for name, p in transformer.named_parameters() if p.is_meta and base_weight(name) is None]
     for name in lent:
         value = tensors[name.replace(f".{ADAPTER}.", ".")]
         set_module_tensor_to_device(transformer, name, "cpu", value=value, dtype=value.dtype)
-
-
-def _read_settings(note: str) -> dict[str, Any]:
-    """Read the JSON text in an adapter's file as arguments of `peft.LoraConfig`; a ValueError for any other."""
-    settings = _LoraSettings.model_validate_json(note)
-    usual = LoraConfig().to_dict()
-    extra = {name: value for name, value in (settings.model_extra or {}).items() if name not in _ABOUT}
-    if others := [name for name, value in extra.items() if value != usual.get(name)]:
-        raise ValueError(f"it sets {', '.join(others[:5])[:200]}, which this project does not read")
-    return settings.model_dump(exclude_unset=True, include=set(_LoraSettings.model_fields))
 
 
 def _require_finite(tensors: Mapping[str, Tensor]) -> None:
@@ -195,10 +183,8 @@ def _require_finite(tensors: Mapping[str, Tensor]) -> None:
             "and <module>.lora_B.weight of modules named as in diffusers or in the original. Rename them"
         )
     for name, tensor in tensors.items():
-        if not tensor.is_floating_point():
-            raise ValueError(f"{name[:200]} is of {tensor.dtype}")
-        if not torch.isfinite(tensor.float()).all():
-            raise ValueError(f"{name[:200]} has values that are not finite")
+        if not tensor.is_floating_point() or not torch.isfinite(tensor.float()).all():
+            raise ValueError(f"{name[:200]} is of {tensor.dtype}, or has values that are not finite")
 
 
 def without_memory(transformer: HunyuanVideo15Transformer3DModel) -> HunyuanVideo15Transformer3DModel:
@@ -263,3 +249,14 @@ def save_lora(
 def adapter_weights(transformer: nn.Module) -> dict[str, Tensor]:
     """Return the adapter's whole weights by parameter name, on every rank (all ranks call it)."""
     return {name: whole(p.detach()) for name, p in transformer.named_parameters() if "lora_" in name}
+
+
+@contextmanager
+def without_diffusers_logs() -> Iterator[None]:
+    """Silence diffusers: it warns that guiders are experimental, and logs what it raises, line by line of a network."""
+    verbosity = diffusers_logging.get_verbosity()
+    diffusers_logging.set_verbosity(diffusers_logging.CRITICAL)
+    try:
+        yield
+    finally:
+        diffusers_logging.set_verbosity(verbosity)

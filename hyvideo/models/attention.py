@@ -129,15 +129,7 @@ def install_attention(
         sp_group: ranks that share the tokens of one video, all of which then call the transformer with the same
             arguments. The true gradient of a loss that all of them compute is the sum of theirs.
         row_group: ranks that share the rows of a batch, each an equal part of them, in the same way.
-
-    Returns:
-        The same transformer.
-
-    Raises:
-        ValueError: the attention was installed before, or the ranks do not divide the heads.
     """
-    if any(isinstance(block.attn.processor, TrimmedAttnProcessor) for block in transformer.transformer_blocks):
-        raise ValueError("install_attention: this transformer already has the trimmed attention; install it once.")
     num_heads = transformer.config.num_attention_heads
     if sp_group is not None and num_heads % sp_group.size():
         raise ValueError(

@@ -144,15 +144,11 @@ def vae_part(name: str) -> Part:
 def original_tensors(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Yield (original name, tensor) of a transformer's whole state dict; what only changes its name is not copied.
 
-    Raises:
-        KeyError: a name the layout does not have.
-        ValueError: pieces of a fused tensor are missing or differ in shape, or a tensor has no rows to split.
+    Pieces of a fused tensor that are missing are a ValueError.
     """
     pieces: dict[str, dict[int, Tensor]] = {}
     for name, tensor in state.items():
         part = transformer_part(name)
-        if tensor.ndim == 0 and part != Part(part.name):
-            raise ValueError(f"{name} is one number, of shape (); expected rows. Pass the state dict of a network.")
         if part.swapped:
             tensor = tensor.roll(tensor.shape[0] // 2, 0)
         if part.count == 1:
@@ -162,8 +158,6 @@ def original_tensors(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]
         found[part.index] = tensor
         if len(found) == part.count:
             del pieces[part.name]
-            if len({tuple(piece.shape) for piece in found.values()}) > 1:
-                raise ValueError(f"The pieces of {part.name}, the last being {name}, differ in shape.")
             yield part.name, torch.cat([found[index] for index in range(part.count)])
     if pieces:
         raise ValueError(f"These fused tensors lack pieces: {', '.join(sorted(pieces))}. Pass a whole state dict.")

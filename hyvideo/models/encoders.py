@@ -21,7 +21,7 @@ from transformers import (
 
 from hyvideo.models.conversion import Naming, Part
 from hyvideo.models.model_folder import check_component, is_diffusers_layout, read_json, readable
-from hyvideo.models.weight_files import SafetensorsFolder, StateDict, WeightSource, fill, read_pickled
+from hyvideo.models.weight_files import SafetensorsFolder, StateDict, fill, read_pickled
 
 GLYPH_PREFIX = "module.text_tower.encoder."
 """Prefix of the glyph encoder's tensors in `byt5_model.pt`; the rest of the file belongs to its training."""
@@ -34,70 +34,47 @@ def load_encoders(
 ) -> dict[str, Any]:
     """Load the encoders of a folder that was checked (`check_layout`), by the names of the diffusers pipeline.
 
-    Args:
-        root: the folder, in either layout.
-        dtype: dtype of the language and vision model; None keeps that of the files.
-        device: where the weights are put as they are read; None: in host memory.
-        vision: whether to load the vision encoder of image-to-video.
-
-    Raises:
-        ValueError: weights that do not fit their config exactly.
+    `dtype` is that of the language and vision model (None keeps that of the files), and `device` where weights are put
+    as they are read (None: in host memory). `vision` asks for the vision encoder of image-to-video too.
     """
     if is_diffusers_layout(root):
         text, tokenizer = root / "text_encoder", root / "tokenizer"
         image_encoder, image_processor = root / "image_encoder", root / "feature_extractor"
     else:
         text = tokenizer = root / "text_encoder" / "llm"
-        siglip = root / "vision_encoder" / "siglip"
-        image_encoder, image_processor = siglip / "image_encoder", siglip / "feature_extractor"
+        image_encoder, image_processor = (
+            root / "vision_encoder" / "siglip" / part for part in ("image_encoder", "feature_extractor")
+        )
     with readable(root, "the encoders"):
         glyphs = _glyph_encoder(root, device) if is_diffusers_layout(root) else _original_glyphs(text.parent, device)
         encoders = dict(zip(("text_encoder_2", "tokenizer_2"), glyphs, strict=True))
-        encoders["text_encoder"] = _language_model(text, dtype, device)
+        with init_empty_weights():
+            language = Qwen2_5_VLTextModel(_from_folder(AutoConfig, text).get_text_config())
+        names = ("model.language_model.", "model.")  # of a whole Qwen2.5-VL, by newer and older versions of the library
+        unread = ("visual.", "model.visual.", "lm_head.")  # its vision tower and output layer stay on the disk
+        encoders["text_encoder"] = _filled(language, text, names, dtype, device, ignored=unread)
         encoders["tokenizer"] = _from_folder(AutoTokenizer, tokenizer)
         if vision:
-            encoders["image_encoder"] = vision_model = _vision_model(image_encoder, dtype, device)
-            encoders["feature_extractor"] = _image_processor(image_processor, vision_model)
+            with init_empty_weights():
+                siglip = SiglipVisionModel(_from_folder(SiglipVisionConfig, image_encoder))
+            of_others = ("vision_model.",)  # where other versions of the library keep its tensors
+            encoders["image_encoder"] = _filled(siglip, image_encoder, of_others, dtype, device)
+            encoders["feature_extractor"] = processor = _from_folder(SiglipImageProcessorPil, image_processor)
+            side = siglip.config.image_size
+            if dict(processor.size) != {"height": side, "width": side}:
+                takes = f"the vision model takes {side} by {side} pixels"
+                raise ValueError(f"'{image_processor}': size is {processor.size}, but {takes}.")
     return encoders
 
 
 def _from_folder(kind: type, folder: Path) -> Any:
     """Load a tokenizer or configuration of a class that the library has, never of one that the folder brings along.
 
-    Raises:
-        OSError: a file is missing.
-        ValueError: it names files of another place, or cannot be loaded without running code of its own.
+    A file of another place, and a folder that needs its own code, are a ValueError.
     """
     check_component(folder)
-    try:
+    with readable(folder, kind.__name__):
         return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"Cannot load '{folder}': {error} No code of a folder of weights is run.") from error
-
-
-def _image_processor(folder: Path, vision_model: SiglipVisionModel) -> SiglipImageProcessorPil:
-    """Load what prepares images for a vision model; a ValueError if it makes them larger or smaller than that takes."""
-    processor = _from_folder(SiglipImageProcessorPil, folder)
-    side = vision_model.config.image_size
-    if dict(processor.size) != {"height": side, "width": side}:
-        raise ValueError(f"'{folder}': size is {processor.size}, but the vision model takes {side} by {side} pixels.")
-    return processor
-
-
-def _language_model(folder: Path, dtype: torch.dtype | None, device: torch.device | None) -> Qwen2_5_VLTextModel:
-    """Load the text part of a Qwen2.5-VL; its vision tower and output layer are left on the disk."""
-    config = _from_folder(AutoConfig, folder).get_text_config()
-    with init_empty_weights():
-        model = Qwen2_5_VLTextModel(config)
-    prefixes = ("model.language_model.", "model.")  # of a whole Qwen2.5-VL, by newer and older versions of the library
-    return _filled(model, folder, prefixes, dtype, device, ignored=("visual.", "model.visual.", "lm_head."))
-
-
-def _vision_model(folder: Path, dtype: torch.dtype | None, device: torch.device | None) -> SiglipVisionModel:
-    """Load a SigLIP; checkpoints of other versions of the library keep its tensors below `vision_model.`."""
-    with init_empty_weights():
-        model = SiglipVisionModel(_from_folder(SiglipVisionConfig, folder))
-    return _filled(model, folder, ("vision_model.",), dtype, device)
 
 
 def _filled(
@@ -145,7 +122,9 @@ def _original_glyphs(text: Path, device: torch.device | None) -> tuple[T5Encoder
     return _filled_t5(config, StateDict(mine, str(path)), naming, device), tokenizer
 
 
-def _filled_t5(config: T5Config, source: WeightSource, naming: Naming, device: torch.device | None) -> T5EncoderModel:
+def _filled_t5(
+    config: T5Config, source: SafetensorsFolder | StateDict, naming: Naming, device: torch.device | None
+) -> T5EncoderModel:
     """Make a T5 encoder in float32, as the original keeps it, whose token embedding has two names."""
     with init_empty_weights():
         model = T5EncoderModel(config)

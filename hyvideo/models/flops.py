@@ -46,13 +46,9 @@ def transformer_flops(
 ) -> PassFlops:
     """Count one forward pass of one row (guidance has two per video) on one rank, with trimmed attention.
 
-    Args:
-        config: of `HunyuanVideo15Transformer3DModel`.
-        num_video: video tokens: latent frames x height x width over the patch size, see `video_tokens`.
-        num_text: valid tokens of the language model.
-        num_glyph: valid glyph tokens.
-        num_vision: tokens of the first frame's image; 0 for text-to-video.
-        sp_size: ranks that share the video tokens; condition tokens are on all of them.
+    `config` is that of `HunyuanVideo15Transformer3DModel`. The numbers are of valid tokens: of the video
+    (`video_tokens`), the language model, the quoted texts and the first frame's image. `sp_size` ranks share the video
+    tokens; condition tokens are on all of them.
     """
     width = config["num_attention_heads"] * config["attention_head_dim"]
     patch = config["patch_size_t"] * config["patch_size"] ** 2

@@ -19,7 +19,7 @@ from diffusers import (
 from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import HunyuanVideo15AttnBlock
 from torch import Tensor, nn
 
-from hyvideo.models.adapter import base_weight
+from hyvideo.models.adapter import base_weight, without_diffusers_logs
 from hyvideo.models.conversion import (
     Naming,
     Part,
@@ -28,7 +28,6 @@ from hyvideo.models.conversion import (
     transformer_part,
     vae_part,
 )
-from hyvideo.models.diffusers_logging import without_diffusers_logs
 from hyvideo.models.encoders import load_encoders
 from hyvideo.models.model_folder import (
     check_diffusers_layout,
@@ -36,6 +35,7 @@ from hyvideo.models.model_folder import (
     check_values,
     is_diffusers_layout,
     read_json,
+    readable,
     task_of,
     transformer_folder,
 )
@@ -53,19 +53,15 @@ def load_transformer(
     device: torch.device | None = None,
     prepare: Callable[[HunyuanVideo15Transformer3DModel], object] | None = None,
 ) -> HunyuanVideo15Transformer3DModel:
-    """Load the video transformer of `root`, a model folder in either layout.
+    """Load the video transformer of `root`, a model folder in either layout; `version` as in `transformer_folder`.
 
     Args:
         root: the folder.
-        version: name of the transformer in the original layout (`480p_t2v`, ...; None: the only one there). The
-            diffusers layout holds one, and ignores it.
+        version: name of the transformer.
         dtype: of the weights; None keeps that of the files.
         device: where whole weights are put as they are read; None: in host memory.
         prepare: called with the network on the meta device: to add an adapter, which keeps its weights, or to shard
             it (`shard_weights`): every rank then reads only the rows of its own shards, to where these are.
-
-    Raises:
-        ValueError: missing folder, or weights that do not fit the config exactly.
     """
     transformer, source, naming = open_transformer(root, version)
     if dtype is not None:
@@ -74,7 +70,7 @@ def load_transformer(
         prepare(transformer)
 
     def part_of_base(name: str) -> Part | None:
-        """Find the tensor of a network that may have an adapter, whose weights are in no file of the base."""
+        """Find no tensor for the weights of an adapter, which are in no file of the base."""
         base = base_weight(name)
         return None if base is None else naming(base)
 
@@ -86,10 +82,7 @@ def load_transformer(
 def open_transformer(
     root: str | Path, version: str | None = None
 ) -> tuple[HunyuanVideo15Transformer3DModel, SafetensorsFolder, Naming]:
-    """Return the transformer of `root` on the meta device, its files, and where they keep a tensor: what `fill` takes.
-
-    A missing folder, a damaged file or a config.json of another network is a ValueError.
-    """
+    """Return the transformer of `root` on the meta device, its files and where they keep a tensor, for `fill`."""
     folder, naming = transformer_folder(root, version), Part
     source, config = SafetensorsFolder(folder), read_json(folder / "config.json")
     if not is_diffusers_layout(Path(root)):
@@ -117,11 +110,7 @@ def read_vae_config(root: str | Path) -> dict[str, Any]:
 def load_vae(
     root: str | Path, *, dtype: torch.dtype | None = torch.float32, device: torch.device | None = None
 ) -> AutoencoderKLHunyuanVideo15:
-    """Load the VAE of `root`, frozen; it takes batches. Tiling is set up as in the original, and off.
-
-    Raises:
-        ValueError: missing folder, or weights that do not fit the config exactly.
-    """
+    """Load the VAE of `root`, frozen; it takes batches. Tiling is set up as in the original, and off."""
     vae, source, naming = open_vae(root)
     fill(vae, source, naming, dtype=dtype, device=device)
     source.close()
@@ -143,21 +132,9 @@ def load_pipeline(
 ) -> HunyuanVideo15Pipeline:
     """Load every component of `root` into a `pipeline_class`; encoders and VAE are frozen.
 
-    Args:
-        root: model folder in either layout.
-        version: see `load_transformer`.
-        pipeline_class: the diffusers pipeline class or a subclass. Of an image-to-video model it must also take
-            `image_encoder` and `feature_extractor`.
-        scheduler: the scheduler instance the pipeline is to use.
-        transformer_dtype: dtype of the policy's weights; None keeps that of the files.
-        encoder_dtype: likewise of VAE, language and vision model; ByT5 keeps float32, as in the original.
-        device: where weights are put as they are read, never all in host memory; None: there. Buffers, and what
-            `prepare` adds, are for the caller to move.
-        encoders_on: likewise of the encoders.
-        prepare: see `load_transformer`.
-
-    Raises:
-        ValueError: missing files (all are named), or weights that do not fit their config exactly.
+    `root`, `version` and `prepare` are as in `load_transformer`, and so are `transformer_dtype` and `device`, of
+    transformer and VAE. Buffers, and what `prepare` adds, are for the caller to move. `encoder_dtype` is that of VAE,
+    language and vision model; ByT5 keeps float32, as in the original. `encoders_on` is the device of the encoders.
     """
     root = check_layout(root, version)
     with without_diffusers_logs():
@@ -177,11 +154,9 @@ def load_pipeline(
 def _empty(model_class: type[nn.Module], config: dict[str, Any], folder: Path) -> nn.Module:
     """Make a network of `config` without memory for its weights."""
     check_values(config, folder / "config.json")
-    try:
-        with init_empty_weights(), without_diffusers_logs():
-            return model_class.from_config(config)
-    except (TypeError, ValueError, RuntimeError, ZeroDivisionError) as error:
-        raise ValueError(f"'{folder / 'config.json'}' describes no {model_class.__name__}: {error}.") from error
+    named = readable(folder / "config.json", model_class.__name__)
+    with named, init_empty_weights(), without_diffusers_logs():
+        return model_class.from_config(config)
 
 
 def allow_batches(vae: AutoencoderKLHunyuanVideo15) -> AutoencoderKLHunyuanVideo15:

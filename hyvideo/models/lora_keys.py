@@ -58,9 +58,6 @@ def adapter_to_diffusers(
         tensors: `<original module>.lora_A.weight` `[r, in]` and `.lora_B.weight` `[out, r]`.
         settings: its LoraConfig; None takes the ranks of the tensors, and an alpha equal to them.
         weights: names of the diffusers transformer's tensors.
-
-    Raises:
-        ValueError: an adapter of a module the transformer does not have, or of a kind that cannot be renamed.
     """
     modules = _modules(tensors, settings or {})
     places: dict[str, list[tuple[str, Part]]] = {}
@@ -75,7 +72,12 @@ def adapter_to_diffusers(
         down, up = (tensors[f"{original}.{ending}"] for ending in _ENDINGS)
         alpha = _alpha(settings, original, down.shape[0])
         for module, part in places[original]:
-            piece_down, piece_up = _taken_apart(down, up, part)
+            rank, rows = down.shape[0] // part.count, up.shape[0] // part.count
+            piece_up = torch.cat([up[start:stop] for start, stop in part.rows(0, rows, rows)]).clone()
+            blocks = [up[i * rows : (i + 1) * rows, i * rank : (i + 1) * rank] for i in range(part.count)]
+            piece_down, own = down.clone(), slice(part.index * rank, (part.index + 1) * rank)
+            if part.count > 1 and up.any() and torch.equal(up, torch.block_diag(*blocks)):  # three adapters in one
+                piece_down, piece_up = down[own].clone(), piece_up[:, own].clone()
             renamed[f"{module}.{_ENDINGS[0]}"], renamed[f"{module}.{_ENDINGS[1]}"] = piece_down, piece_up
             ranks[module] = piece_down.shape[0]
             alphas[module] = alpha * piece_down.shape[0] / down.shape[0]
@@ -108,17 +110,6 @@ def adapter_to_original(tensors: Adapter, settings: Mapping[str, Any]) -> tuple[
         ranks[original] = sum(down.shape[0] for down in downs)
         alphas[original] = scales.pop() * ranks[original]
     return renamed, _settings(settings, ranks, alphas)
-
-
-def _taken_apart(down: Tensor, up: Tensor, part: Part) -> tuple[Tensor, Tensor]:
-    """Return A and B of one part of an original module."""
-    rank, rows = down.shape[0] // part.count, up.shape[0] // part.count
-    piece = torch.cat([up[start:stop] for start, stop in part.rows(0, rows, rows)])
-    blocks = [up[i * rows : (i + 1) * rows, i * rank : (i + 1) * rank] for i in range(part.count)]
-    if part.count == 1 or not up.any() or not torch.equal(up, torch.block_diag(*blocks)):
-        return down.clone(), piece.clone()
-    own = slice(part.index * rank, (part.index + 1) * rank)
-    return down[own].clone(), piece[:, own].clone()
 
 
 def _modules(tensors: Iterable[str], settings: Mapping[str, Any]) -> list[str]:

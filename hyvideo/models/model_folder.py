@@ -256,14 +256,11 @@ def readable(path: Path, what: str) -> Iterator[None]:
 
     There is no list of what that may be: it reads damaged files until something does not fit.
     """
-    import torch  # here, so that missing weights are named without waiting for it
-
     try:
         yield
-    except torch.OutOfMemoryError:
-        raise
     except Exception as error:
-        if isinstance(error, ValueError) and str(path) in str(error):
+        named = isinstance(error, ValueError) and str(path) in str(error)
+        if named or type(error).__name__ == "OutOfMemoryError":  # PyTorch's, for which nothing here need wait
             raise
         reason = f"{error!s:.1000} ({type(error).__name__})"
         raise ValueError(
@@ -273,8 +270,6 @@ def readable(path: Path, what: str) -> Iterator[None]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the content of a configuration file; a ValueError if it is no object, or no file (a pipe would block)."""
-    if not path.is_file():
-        raise ValueError(f"'{path}' is missing or not a file. Download it again (checkpoints-download.md).")
     try:
         content = from_json(read_file(path))
     except (OSError, ValueError) as error:

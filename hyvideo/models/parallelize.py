@@ -55,9 +55,6 @@ def prepare_policy(
             that widen an adapter's few channels: eight tensors more for the rest of the work.
         lora: adapter to add, see `lora_config`.
         pretrained_lora_path: folder with the adapter to start from (as `save_lora` writes it); needs `lora`.
-
-    Raises:
-        ValueError: the adapter to start from is missing or does not fit the model or `lora`.
     """
     transformer.eval().requires_grad_(False)
     if lora is None:

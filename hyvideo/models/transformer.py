@@ -71,9 +71,6 @@ def forward(
 
     Returns:
         `[B, C, F', H', W']`.
-
-    Raises:
-        ValueError: a mask is not right-padded, or the rows do not divide by the ranks that share them.
     """
     if isinstance(encoder_hidden_states, Tensor):
         encoder_hidden_states = _rows_of(encoder_hidden_states, encoder_attention_mask, "encoder_attention_mask")
@@ -85,8 +82,6 @@ def forward(
     processor = self.transformer_blocks[0].attn.processor
     group, row_group, num_rows = processor.sp_group, processor.row_group, hidden_states.shape[0]
     if row_group is not None:
-        if num_rows % row_group.size():
-            raise ValueError(f"{row_group.size()} ranks share the rows of a batch, so it cannot have {num_rows}")
         share = num_rows // row_group.size()
         own = slice(row_group.rank() * share, (row_group.rank() + 1) * share)
         hidden_states, timestep = hidden_states[own], timestep[own]

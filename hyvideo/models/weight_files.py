@@ -7,7 +7,6 @@ sharded network (FSDP2) is filled by each rank for itself, which reads the rows 
 import hashlib
 import os
 import pickle
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from hyvideo.config.outside import check_file
 from hyvideo.models.conversion import Naming, Part
 from hyvideo.models.model_folder import read_index, readable
 
@@ -31,32 +31,12 @@ _PRECISIONS = ("F64", "F32", "F16", "BF16", torch.float64, torch.float32, torch.
 _COUNTED = ("_ids", "_index", "_tracked")  # ends of the names of buffers, such as `position_ids`, that are no weights
 
 
-class WeightSource(ABC):
-    """Named tensors that can be read piecewise.
-
-    Attributes:
-        where: what messages call it.
-        fits: what the tensors must fit, in messages.
-        advice: what to do if they do not, in messages.
-        shapes: shape of every tensor; iteration gives the order in which reading is cheap.
-    """
-
-    where: str
-    fits = "their config.json"
-    advice = "Download this component again, or correct its config.json."
-    shapes: Mapping[str, tuple[int, ...]]
-
-    @abstractmethod
-    def read(self, name: str, rows: Sequence[tuple[int, int]] | None) -> Tensor:
-        """Return tensor `name`, or its row ranges `rows` one after the other."""
-
-
-class SafetensorsFolder(WeightSource):
+class SafetensorsFolder:
     """The safetensors files of one folder: a single one, or shards with their index.
 
-    Raises:
-        ValueError: none there, a shard of the index is missing, a file is damaged, index and files disagree, or weights
-            are quantized.
+    None there, a shard of the index missing, a damaged file, an index that disagrees and quantized weights are a
+    ValueError. `where` is what messages call it; `shapes` has the shape of every tensor, in the order in which reading
+    is cheap.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -65,13 +45,24 @@ class SafetensorsFolder(WeightSource):
         self.shapes = {}
         self._open: tuple[Path, safe_open] | None = None
         self._bytes_read = 0
-        for path in _safetensors_files(folder):
+        files, indexes = sorted(folder.glob("*.safetensors")), sorted(folder.glob("*.safetensors.index.json"))
+        if indexes:
+            named = set(read_index(indexes[0]).values())
+            files = [path for path in files if path.name in named]
+            if missing := sorted(named - {path.name for path in files}):
+                raise ValueError(
+                    f"'{folder}' lacks {', '.join(missing)} of the {len(named)} files that {indexes[0].name} names. "
+                    "Repeat the download of this folder (checkpoints-download.md); it fetches only what is missing."
+                )
+        if not files:
+            raise ValueError(f"'{folder}' holds no *.safetensors file. Expected the weights of this component there.")
+        for path in files:
             handle = _opened(path)
             for name in handle.offset_keys():
                 view, self._file_of[name] = handle.get_slice(name), path
                 self.shapes[name] = tuple(view.get_shape())
                 check_precision(name, view.get_dtype(), path)
-        for index in folder.glob("*.safetensors.index.json"):
+        for index in indexes:
             held = {(name, path.name) for name, path in self._file_of.items()}
             if differing := sorted(set(read_index(index).items()) ^ held):
                 names = ", ".join(f"{name} ({file})" for name, file in differing[:10])
@@ -87,10 +78,8 @@ class SafetensorsFolder(WeightSource):
         if self._open is None or self._open[0] != path or self._bytes_read > MAPPED_BYTES:
             self._open, self._bytes_read = (path, _opened(path)), 0
         view = self._open[1].get_slice(name)
-        try:
+        with readable(path, name):
             pieces = [view[:]] if rows is None else [view[start:stop] for start, stop in rows]
-        except (SafetensorError, RuntimeError, IndexError) as error:
-            raise ValueError(f"Cannot read {name} of '{path}': {error}. Download the file again.") from error
         self._bytes_read += sum(piece.nbytes for piece in pieces)
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
@@ -99,8 +88,8 @@ class SafetensorsFolder(WeightSource):
         self._open = None
 
 
-class StateDict(WeightSource):
-    """Tensors in memory (or mapped there by `torch.load(mmap=True)`) as a weight source; none may be quantized."""
+class StateDict:
+    """Tensors in memory (or mapped there by `torch.load(mmap=True)`), read as a `SafetensorsFolder` is."""
 
     def __init__(self, tensors: Mapping[str, Tensor], where: str) -> None:
         self.where = where
@@ -130,8 +119,8 @@ def read_pickled(path: Path) -> dict[str, Tensor]:
     What it has beside tensors is left out. PyTorch's restricted unpickler reads it, and only files that can be mapped;
     what it refuses is a ValueError.
     """
-    _require_file(path)
     with readable(path, "tensors"):
+        check_file(path)
         try:
             content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
         except pickle.UnpicklingError as error:  # its advice is to let the file run what it likes
@@ -142,30 +131,9 @@ def read_pickled(path: Path) -> dict[str, Tensor]:
     return {name: value for name, value in content.items() if isinstance(name, str) and isinstance(value, Tensor)}
 
 
-def _require_file(path: Path) -> None:
-    if not path.is_file():
-        raise ValueError(f"'{path}' is a folder, pipe or device, or a link to nothing. Download it again.")
-
-
-def _safetensors_files(folder: Path) -> list[Path]:
-    """Return the safetensors files in `folder`: those its index names, or all there are; a ValueError without any."""
-    files = sorted(folder.glob("*.safetensors"))
-    for index in sorted(folder.glob("*.safetensors.index.json"))[:1]:
-        named = set(read_index(index).values())
-        files = [path for path in files if path.name in named]
-        if missing := sorted(named - {path.name for path in files}):
-            raise ValueError(
-                f"'{folder}' lacks {', '.join(missing)} of the {len(named)} files that {index.name} names. Repeat the "
-                "download of this folder (checkpoints-download.md); it fetches only what is missing."
-            )
-    if not files:
-        raise ValueError(f"'{folder}' holds no *.safetensors file. Expected the weights of this component there.")
-    return files
-
-
 def _opened(path: Path) -> safe_open:
     """Open a file whose header and length are right."""
-    _require_file(path)
+    check_file(path)
     try:
         return safe_open(path, framework="pt")
     except (OSError, SafetensorError) as error:
@@ -179,9 +147,10 @@ LISTED = 100
 """Most faulty keys of one kind that a message lists."""
 
 
+@torch.no_grad()
 def fill(
     module: nn.Module,
-    source: WeightSource,
+    source: SafetensorsFolder | StateDict,
     naming: Naming,
     *,
     dtype: torch.dtype | None = None,
@@ -202,37 +171,30 @@ def fill(
     Raises:
         ValueError: missing, unexpected or mis-shaped tensors; the message lists them by the source's own names.
     """
-    check_fit(module, source, naming, ignored)
-    parts = _parts(module, naming)
+    parts, device = check_fit(module, source, naming, ignored), device or torch.device("cpu")
     order = {name: position for position, name in enumerate(source.shapes)}
     for name, part in sorted(parts.items(), key=lambda item: order[item[1].name]):
-        _fill_one(module, name, part, source, dtype, device or torch.device("cpu"))
+        weight = module.get_parameter(name)
+        rows = weight.shape[0] if weight.ndim else 0
+        if isinstance(weight, DTensor):
+            local = weight.to_local()
+            _, offset = compute_local_shape_and_global_offset(weight.shape, weight.device_mesh, weight.placements)
+            if local.numel():
+                local.copy_(source.read(part.name, part.rows(offset[0], offset[0] + local.shape[0], rows)))
+            continue
+        stored = source.read(part.name, None if part == Part(part.name) else part.rows(0, rows, rows))
+        if weight.is_meta:
+            value = torch.empty(weight.shape, dtype=dtype or stored.dtype, device=device).copy_(stored)
+            set_module_tensor_to_device(module, name, device, value=value, dtype=value.dtype)
+        else:
+            weight.copy_(stored)
 
 
-@torch.no_grad()
-def _fill_one(
-    module: nn.Module, name: str, part: Part, source: WeightSource, dtype: torch.dtype | None, device: torch.device
-) -> None:
-    """Allocate one tensor where that is still to be done and read it, or this rank's rows of it."""
-    parameter = module.get_parameter(name)
-    if isinstance(parameter, DTensor):
-        local = parameter.to_local()
-        _, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
-        if local.numel():
-            local.copy_(source.read(part.name, part.rows(offset[0], offset[0] + local.shape[0], parameter.shape[0])))
-        return
-    whole = part == Part(part.name)
-    stored = source.read(part.name, None if whole else part.rows(0, parameter.shape[0], parameter.shape[0]))
-    if not parameter.is_meta:
-        parameter.copy_(stored)
-        return
-    value = torch.empty(parameter.shape, dtype=dtype or stored.dtype, device=device).copy_(stored)
-    set_module_tensor_to_device(module, name, device, value=value, dtype=value.dtype)
-
-
-def check_fit(module: nn.Module, source: WeightSource, naming: Naming, ignored: Sequence[str] = ()) -> None:
-    """Raise a ValueError unless `source` holds exactly the tensors of `module`; arguments and error as in `fill`."""
-    parts = _parts(module, naming)
+def check_fit(
+    module: nn.Module, source: SafetensorsFolder | StateDict, naming: Naming, ignored: Sequence[str] = ()
+) -> dict[str, Part]:
+    """Return where `source` holds each tensor of `module`, or raise the ValueError of `fill`, with its arguments."""
+    parts = {name: part for name in module.state_dict() if (part := naming(name)) is not None}
     wanted = {part.name: part.shape(module.get_parameter(name).shape) for name, part in parts.items()}
     held = source.shapes
     faults = {
@@ -250,12 +212,10 @@ def check_fit(module: nn.Module, source: WeightSource, naming: Naming, ignored: 
         listed += [f"{kind}: {', '.join(names[:LISTED])}{rest}"] if names else []
     if listed:
         raise ValueError(
-            f"The weights in '{source.where}' do not fit {source.fits}. {'; '.join(listed)}. {source.advice}"
+            f"The weights in '{source.where}' do not fit their config.json. {'; '.join(listed)}. Download this "
+            "component again, or correct its config.json."
         )
-
-
-def _parts(module: nn.Module, naming: Naming) -> dict[str, Part]:
-    return {name: part for name in module.state_dict() if (part := naming(name)) is not None}
+    return parts
 
 
 SAMPLES, SAMPLE_BYTES = 64, 2**16

@@ -236,14 +236,9 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         return temporarily_on(self.encoders, self._execution_device) if self.encoder_offload else nullcontext()
 
     def encode_prompts(self, prompts: Sequence[Prompt], size: tuple[int, int]) -> Conditioning:
-        """Encode the texts of `prompts` and the images they name, one row each.
+        """Encode the texts of `prompts` and the images they name, cropped to `size` (height, width), one row each.
 
-        Args:
-            prompts: all with an image (image-to-video) or all without.
-            size: height and width of the videos, to which the images are scaled and cropped.
-
-        Raises:
-            ValueError: they do not suit the transformer's task, or an image cannot be read.
+        Prompts must all have an image or none, as the transformer's task demands (else a ValueError).
         """
         check_task(prompts, self.task)
         images = [read_image(prompt.ref_image_path) for prompt in prompts] if self.task == "i2v" else None
@@ -254,14 +249,9 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
     def encode(self, prompts: Sequence[str], *, glyphs: bool = True) -> Conditioning:
         """Encode `prompts`, one row each.
 
-        Every prompt is encoded alone and without padding: the result does not depend on its neighbours.
-
-        Args:
-            prompts: the texts; an empty one is encoded as a blank, as the model was trained.
-            glyphs: encode quoted texts with ByT5. The original model never does for the negative prompt.
-
-        Raises:
-            Exception: an encoder failed; a note names the prompt.
+        Every prompt is encoded alone and without padding: the result does not depend on its neighbours. An empty one is
+        encoded as a blank, as the model was trained. With `glyphs` quoted texts are encoded by ByT5, which the original
+        model never does for the negative prompt.
         """
         rows = []
         with self._encoders_at_work():
@@ -276,7 +266,7 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
     @torch.no_grad()
     @host_read("a first frame goes to the device, once per prompt")
     def encode_images(self, images: Sequence[Image.Image], size: tuple[int, int]) -> FirstFrames:
-        """Encode first frames of videos of `size` (height, width): vision states, and the mode of the VAE's latents."""
+        """Encode first frames of videos of `size` (height, width)."""
         cropped = [crop_to_size(image, size) for image in images]
         with self._encoders_at_work():
             states = []

@@ -26,19 +26,8 @@ def sample_prompts(
     """Sample one video per prompt, with the ODE unless told otherwise: `[N, F, H, W, 3]` uint8 on the CPU.
 
     A prompt with its own seed starts from the noise of that seed only; the others from that of `seed` and their index.
-    The videos depend on `batch_size` only by rounding.
-
-    Args:
-        pipeline: its scheduler's steps set.
-        prompts: N prompts.
-        guidance: scale and negative conditioning.
-        num_frames: frames per video, 4 n + 1.
-        size: height and width in pixels.
-        seed: base seed.
-        batch_size: videos denoised together.
-        sde_type: `ode`, or a rollout's transition to look at, see `HunyuanVideoGRPOPipeline.denoise_step`.
-        eta: noise level of the SDE.
-        on_step: called with the index of every finished denoising step of every batch.
+    The videos depend on `batch_size`, how many are denoised together, only by rounding. The pipeline's scheduler has
+    its steps set; the other arguments are those of `HunyuanVideoGRPOPipeline.rollout`.
     """
     videos = []
     for start in range(0, len(prompts), batch_size):
@@ -57,13 +46,6 @@ def sample_prompts(
     return torch.cat(videos)
 
 
-TOKENIZED = 1000
-"""Prompts tokenized at once, spread over the processor's cores."""
-
-LISTED = 5
-"""Prompts that the warning names at most."""
-
-
 def truncated_prompts_warning(pipeline: HunyuanVideoGRPOPipeline, prompts: Sequence[Prompt]) -> str | None:
     """Return a warning that counts and names the prompts whose end no encoder reads; None where there are none.
 
@@ -72,8 +54,8 @@ def truncated_prompts_warning(pipeline: HunyuanVideoGRPOPipeline, prompts: Seque
     texts = list(dict.fromkeys(prompt.text for prompt in prompts))
     limit, glyph_limit = pipeline.tokenizer_max_length, pipeline.tokenizer_2_max_length - 1
     long, counts = [text for text in texts if len(text.encode()) > limit], {}  # no token is less than a byte
-    for start in range(0, len(long), TOKENIZED):
-        part = long[start : start + TOKENIZED]
+    for start in range(0, len(long), 1000):  # as many at once are spread over the processor's cores
+        part = long[start : start + 1000]
         found = pipeline.tokenizer(part, add_special_tokens=False, verbose=False).input_ids
         counts |= zip(part, map(len, found), strict=True)
     quoted = {text: len((extract_glyph_texts(text) or "").encode()) for text in texts}
@@ -85,7 +67,7 @@ def truncated_prompts_warning(pipeline: HunyuanVideoGRPOPipeline, prompts: Seque
             said.append(f"{' and '.join(told)} in {text[:60]!r}")
     if not said:
         return None
-    listed = "; ".join(said[:LISTED]) + ("; ..." if len(said) > LISTED else "")
+    listed = "; ".join(said[:5]) + ("; ..." if len(said) > 5 else "")
     return (
         f"{len(said)} prompt(s) are longer than the model reads. It never sees their end, but a reward may score it: "
         f"shorten them. {listed}"

@@ -70,10 +70,7 @@ def bucket_size(target_size: int, factor: int, *, width: int, height: int) -> tu
 
     Of all sizes with about `target_size` squared pixels (the transformer's: 640 for 480p, 960 for 720p), in multiples
     of `factor` (the VAE's spatial compression), it is the one of the nearest ratio. (diffusers searches on one side of
-    the ratio alone, and picks another size for some.) `bucket_size(640, 16, width=16, height=9)` is `(480, 848)`. A
-    side that is not positive is a ValueError.
+    the ratio alone, and picks another size for some.) `bucket_size(640, 16, width=16, height=9)` is `(480, 848)`.
     """
-    if min(width, height) < 1:
-        raise ValueError(f"An aspect ratio is WIDTH:HEIGHT with positive whole numbers; received {width}:{height}.")
     sizes = generate_crop_size_list(target_size, factor)
     return min(sizes, key=lambda size: abs(round(size[0] / size[1], 5) - height / width))

@@ -12,7 +12,7 @@ from diffusers import AutoencoderKLHunyuanVideo15, HunyuanVideo15Transformer3DMo
 from transformers import AutoConfig, Qwen2_5_VLTextConfig, SiglipVisionConfig, T5Config
 
 from hyvideo.config.schema import ModelConfig, RewardConfig
-from hyvideo.models.diffusers_logging import without_diffusers_logs
+from hyvideo.models.adapter import without_diffusers_logs
 from hyvideo.models.loading import TILE_OVERLAP, allow_batches, open_transformer, open_vae
 from hyvideo.models.model_folder import check_layout, is_diffusers_layout, versions_in
 from hyvideo.models.reward_models.rewards import loaded_rewards

@@ -48,7 +48,7 @@ from hyvideo.config.sizes import parse_size
 from hyvideo.data.prompts import Prompt
 from hyvideo.distributed.layout import layout_of
 from hyvideo.distributed.mesh import Mesh, mesh_of
-from hyvideo.models.diffusers_logging import without_diffusers_logs
+from hyvideo.models.adapter import without_diffusers_logs
 from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.models.reward_models.rewards import Scores
 from hyvideo.observability.phase_timer import PhaseTimer

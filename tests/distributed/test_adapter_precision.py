@@ -9,8 +9,8 @@ from benchmarks.network import build_inputs
 from hyvideo.algorithms.optimizer import build_optimizers
 from hyvideo.config.schema import OptimizerConfig
 from hyvideo.distributed.collectives import whole
+from hyvideo.models.adapter import without_diffusers_logs
 from hyvideo.models.attention import install_attention
-from hyvideo.models.diffusers_logging import without_diffusers_logs
 from hyvideo.models.parallelize import prepare_policy, shard_weights, trainable_parameters
 from tests.support.ranks import run_on_ranks
 from tests.support.tiny_model import ADAPTER, build_transformer, randomize

@@ -167,11 +167,9 @@ def correct(videos: Tensor, prompts: Sequence[str]) -> Tensor:
 
     A hit is a shape present in every frame, whose colour is nearer to the asked one than to any other and at most 60
     away, and whose outline overlaps the asked shape by at least 0.75 and no other shape better. Motion plays no part.
-    A prompt that names no scene is a ValueError.
+    Every prompt must name a scene.
     """
     scenes = [parse_prompt(prompt) for prompt in prompts]
-    if None in scenes:
-        raise ValueError(f"moving_shapes: cannot read a scene from the prompt {prompts[scenes.index(None)]!r}")
     seen = measure(videos)
     distance = torch.cdist(seen.colour, torch.tensor(list(COLOURS.values()), dtype=torch.float32))
     colours = torch.tensor([list(COLOURS).index(scene.colour) for scene in scenes])

@@ -56,7 +56,7 @@ def test_a_reward_that_reads_files_gets_the_files_themselves_and_a_missing_one_i
     book, reward = ScoreFile(tmp_path / "scores.jsonl"), FileBrightness()
     book.score(named(reward), videos, ["a", "b", "c"])
     assert reward.paths == videos
-    with pytest.raises(ValueError, match=r"no video '.*0009\.mp4'"):
+    with pytest.raises(FileNotFoundError, match=r"0009\.mp4"):
         book.score(named(reward), [tmp_path / "0009.mp4"], ["a"])
 
 

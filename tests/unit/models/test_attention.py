@@ -218,8 +218,3 @@ def test_a_run_says_which_kernel_attends(monkeypatch):
     slower = "; cuDNN's cannot run here, which on an H200 is 1.7 times as fast as flash"
     assert said[SDPBackend.FLASH_ATTENTION] == f"attention kernel: flash{slower}"
     assert said[SDPBackend.MATH] == f"attention kernel: math{slower}"
-
-
-def test_installing_twice_is_refused():
-    with pytest.raises(ValueError, match="already has the trimmed attention"):
-        install_attention(install_attention(build_transformer()))

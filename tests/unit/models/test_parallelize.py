@@ -14,8 +14,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hyvideo.models.adapter import save_lora
-from hyvideo.models.diffusers_logging import without_diffusers_logs
+from hyvideo.models.adapter import save_lora, without_diffusers_logs
 from hyvideo.models.parallelize import ATTENTION_OPS, PRODUCTS, compile_blocks, prepare_policy, trainable_parameters
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from tests.support.pipelines import PROMPTS

@@ -170,7 +170,7 @@ def test_no_file_of_a_component_names_another_place_or_a_size_that_fills_the_mem
 def test_a_setting_of_another_type_is_a_sentence(named):
     folder, _ = named
     put(folder / CONFIG, {"tokenizer_class": "ByT5Tokenizer", "extra_ids": "100000000"})
-    with pytest.raises(ValueError, match=f"Cannot load '{folder}'"):
+    with pytest.raises(ValueError, match=f"Cannot load .*'{folder}'"):
         _from_folder(AutoTokenizer, folder)
 
 

@@ -55,7 +55,7 @@ def create_app(
 
     @app.get("/health")
     async def health() -> dict[str, str]:
-        """Say that the server is up."""
+        """Answer anyone."""
         return {"status": "ok"}
 
     @app.get("/metadata", dependencies=[Depends(guard)])
@@ -120,7 +120,10 @@ def _unpacked(
     asked, contents = form
     digests = [digest(prompt, content) for prompt, content in zip(asked.prompts, contents, strict=True)]
     if asked.format == "raw":
-        return asked, digests, _frames(asked.shape, contents)
+        if asked.shape is None or any(len(content) != math.prod(asked.shape) for content in contents):
+            raise ValueError(f"raw videos need their shape [F, H, W, 3] and as many bytes, received {asked.shape}")
+        frames = [np.frombuffer(content, np.uint8).reshape(asked.shape) for content in contents]
+        return asked, digests, torch.from_numpy(np.stack(frames))
     paths = [folder / f"{index}.mp4" for index in range(len(contents))]
     for path, content in zip(paths, contents, strict=True):
         path.write_bytes(content)
@@ -141,10 +144,3 @@ def _decoded(paths: Sequence[Path], most: int) -> Tensor:
             raise ValueError(f"the videos of one request must have one shape, received {shapes}")
         videos[index] = frames
     return videos
-
-
-def _frames(shape: tuple[int, ...] | None, contents: Sequence[bytes]) -> Tensor:
-    """Return raw videos as uint8 `[B, F, H, W, 3]`."""
-    if shape is None or any(len(content) != math.prod(shape) for content in contents):
-        raise ValueError(f"raw videos need their shape [F, H, W, 3] and as many bytes, received {shape}")
-    return torch.from_numpy(np.stack([np.frombuffer(content, np.uint8).reshape(shape) for content in contents]))

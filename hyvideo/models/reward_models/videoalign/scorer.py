@@ -93,8 +93,7 @@ class VideoAlignScorer:
     """The three scores of VideoAlign and their sum.
 
     Args:
-        checkpoint_root: the VideoReward folder: `model_config.json`, `checkpoint-*` and the scoring text; a ValueError
-            where it is incomplete or its weights do not fit.
+        checkpoint_root: the VideoReward folder: `model_config.json`, `checkpoint-*` and the scoring text.
         device: where the network runs.
         dtype: precision of its weights and activations; the scores are float32.
         batch_size: videos that run through the network together.
