@@ -39,14 +39,11 @@ class Comparison:
 def compare(
     scores: Mapping[str, Mapping[str, np.ndarray]], rows: np.ndarray, judged: Mapping[str, np.ndarray] | None = None
 ) -> Comparison:
-    """Compare models by their scores.
+    """Compare models by their scores: model -> metric -> [N] scores of its videos, NaN for a failed one.
 
-    Args:
-        scores: model -> metric -> [N] scores of its videos, NaN for a failed one. The same N prompts and seeds in the
-            same order for all; the first model is the one the others are compared with.
-        rows: [N], which prompt each video is of.
-        judged: metric -> [N], whether it judges such a prompt at all; None if all do. Other NaNs are failures.
-
+    All have the same N prompts and seeds in the same order; the first model is the one the others are compared with.
+    `rows` [N] say which prompt each video is of. `judged` has for a metric [N], whether it judges such a prompt at all
+    (None: all do); other NaNs are failures.
     """
     models = list(scores)
     metrics = list(scores[models[0]])

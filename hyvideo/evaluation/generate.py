@@ -58,12 +58,9 @@ INTERVALS = {
 class Request:
     """What was asked for, checked before any weight is loaded.
 
-    Attributes:
-        arguments: the command line.
-        settings: steps, guidance, shift, size and length: what was given, else the model's defaults.
-        weights: fingerprint of all that decide a video: base, checkpoint or adapter.
-        jobs: this process's share of the videos.
-        writes: whether this process writes them; of those that share a video, the first does.
+    `settings` are steps, guidance, shift, size and length: what was given, else the model's defaults. `weights` is the
+    fingerprint of all that decide a video: base, checkpoint or adapter. `jobs` are this process's share of the videos,
+    and `writes` says whether it writes them; of those that share a video, the first does.
     """
 
     arguments: argparse.Namespace

@@ -14,14 +14,7 @@ _ENOUGH_TO_RESAMPLE = 30
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with its 95 % interval.
-
-    Attributes:
-        mean: of the values; NaN of none.
-        low: lower end; NaN where one value says nothing about the spread.
-        high: upper end, likewise.
-        num: values that were averaged; NaNs are left out.
-    """
+    """A mean, NaN of no values, with its 95 % interval, NaN of one value; `num` were averaged, NaNs left out."""
 
     mean: float
     low: float

@@ -71,12 +71,9 @@ class Gain:
 
 @dataclass(frozen=True)
 class PairedComparison:
-    """Two sets of videos, compared pair by pair.
+    """Two sets of videos, such as "the base model", compared pair by pair.
 
-    Attributes:
-        before, after: what the sets are, as in "the base model".
-        gains: that of `reward` first, then each metric's, by name.
-        pairs: the videos; none where only their numbers were kept.
+    The gain of `reward` comes first, then each metric's. There are no pairs where only their numbers were kept.
     """
 
     before: str

@@ -18,12 +18,9 @@ from hyvideo.models.reward_models.registry import RewardModel, Videos, checked_a
 
 @dataclass(frozen=True)
 class NamedReward:
-    """A reward and what it was built from, which decides whether an earlier score still counts.
+    """A registered reward and its source, which decides whether an earlier score still counts.
 
-    Attributes:
-        name: as registered.
-        source: options of its constructor or the folder of its weights, what they are, and how they are used.
-        model: the reward.
+    That is its options or the folder of its weights, what they are, and how they are used.
     """
 
     name: str
@@ -32,8 +29,6 @@ class NamedReward:
 
 
 class _Row(BaseModel):
-    """A line of a `ScoreFile`."""
-
     model_config = ConfigDict(strict=True)
     key: str
     scores: dict[str, FiniteFloat | None]
@@ -43,7 +38,7 @@ class ScoreFile:
     """A JSON Lines file with one row per video and reward, created with the first score.
 
     A row counts for a file of the same content, the same prompt, and the same reward from the same source. Rows are
-    written block by block, so a stopped run continues where it was. A line that is no row is a ValueError.
+    written block by block, so a stopped run continues where it was.
     """
 
     def __init__(self, path: Path) -> None:

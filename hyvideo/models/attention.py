@@ -78,15 +78,10 @@ class TrimmedAttnProcessor:
 def attend_jointly(
     video: Sequence[Tensor], text: Sequence[Tensor], equal_rows: Sequence[EqualRows] | None
 ) -> tuple[Tensor, Tensor]:
-    """Attend jointly, each row to its own valid tokens.
+    """Attend jointly, each row to its own valid tokens: `[B, S, N, D]` and `[B, T, N, D]`.
 
-    Args:
-        video: query, key and value `[B, S, N, D]` of the video tokens.
-        text: those of the condition tokens, `[B, T, N, D]`.
-        equal_rows: which of the T are valid; None: all.
-
-    Returns:
-        `[B, S, N, D]` and `[B, T, N, D]`; the latter is zero where a row has padding.
+    `video` and `text` are query, key and value of the same shapes. `equal_rows` says which of the T condition tokens
+    are valid (None: all); where a row has padding, its result is zero.
     """
     num_text, num_video = text[0].shape[1], video[0].shape[1]
     if equal_rows is None:
@@ -124,11 +119,9 @@ def install_attention(
 ) -> HunyuanVideo15Transformer3DModel:
     """Replace the stock forward and attention of `transformer` in place; the video output is unchanged.
 
-    Args:
-        transformer: the diffusers HunyuanVideo-1.5 transformer.
-        sp_group: ranks that share the tokens of one video, all of which then call the transformer with the same
-            arguments. The true gradient of a loss that all of them compute is the sum of theirs.
-        row_group: ranks that share the rows of a batch, each an equal part of them, in the same way.
+    The ranks of `sp_group` share the tokens of one video, and all call the transformer with the same arguments. The
+    true gradient of a loss that all of them compute is the sum of theirs. The ranks of `row_group` share the rows of a
+    batch, each an equal part of them, in the same way.
     """
     num_heads = transformer.config.num_attention_heads
     if sp_group is not None and num_heads % sp_group.size():

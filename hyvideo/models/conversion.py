@@ -267,10 +267,7 @@ def original_transformer_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def diffusers_vae_config(original: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the arguments of the diffusers VAE for an original `vae/config.json`, and `shift_factor` where it is set.
-
-    `where` is the file, for the ValueError that names missing settings.
-    """
+    """Return the arguments of the diffusers VAE for an original `vae/config.json`, with `shift_factor` if it is set."""
     if missing := sorted(set(_VAE_SIZES) - set(original)):
         raise ValueError(f"'{where}' lacks {', '.join(missing)}. Download the VAE's config.json again.")
     shift = {"shift_factor": original["shift_factor"]} if original.get("shift_factor") else {}

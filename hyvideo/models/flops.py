@@ -28,10 +28,7 @@ class PassFlops:
 
     @property
     def model(self) -> int:
-        """Operations of a forward and a backward pass that the model needs, by which utilisation (MFU) is defined.
-
-        Three times the forward's: what is recomputed, as scores are in fused attention, does not count.
-        """
+        """Three times the forward's: operations by which utilisation (MFU) is defined; recomputed ones do not count."""
         return 3 * self.total
 
 

@@ -55,13 +55,9 @@ def load_transformer(
 ) -> HunyuanVideo15Transformer3DModel:
     """Load the video transformer of `root`, a model folder in either layout; `version` as in `transformer_folder`.
 
-    Args:
-        root: the folder.
-        version: name of the transformer.
-        dtype: of the weights; None keeps that of the files.
-        device: where whole weights are put as they are read; None: in host memory.
-        prepare: called with the network on the meta device: to add an adapter, which keeps its weights, or to shard
-            it (`shard_weights`): every rank then reads only the rows of its own shards, to where these are.
+    `dtype` is that of the weights (None keeps that of the files), `device` where whole ones are put as they are read
+    (None: in host memory). `prepare` is called with the network on the meta device: to add an adapter, which keeps its
+    weights, or to shard it (`shard_weights`); every rank then reads only the rows of its shards, to where these are.
     """
     transformer, source, naming = open_transformer(root, version)
     if dtype is not None:
@@ -69,12 +65,9 @@ def load_transformer(
     if prepare is not None:
         prepare(transformer)
 
-    def part_of_base(name: str) -> Part | None:
-        """Find no tensor for the weights of an adapter, which are in no file of the base."""
-        base = base_weight(name)
-        return None if base is None else naming(base)
-
-    fill(transformer, source, part_of_base, dtype=dtype, device=device)
+    # weights of an adapter are in no file of the base
+    of_base: Naming = lambda name: None if (base := base_weight(name)) is None else naming(base)  # noqa: E731
+    fill(transformer, source, of_base, dtype=dtype, device=device)
     source.close()
     return transformer.eval()
 

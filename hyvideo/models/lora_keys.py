@@ -54,10 +54,9 @@ def adapter_to_diffusers(
 ) -> tuple[Adapter, Settings]:
     """Rename an adapter with original keys; return its tensors under diffusers names, and their settings.
 
-    Args:
-        tensors: `<original module>.lora_A.weight` `[r, in]` and `.lora_B.weight` `[out, r]`.
-        settings: its LoraConfig; None takes the ranks of the tensors, and an alpha equal to them.
-        weights: names of the diffusers transformer's tensors.
+    Its tensors are `<original module>.lora_A.weight` `[r, in]` and `.lora_B.weight` `[out, r]`, and its settings those
+    of a LoraConfig (None: the ranks of the tensors, and an alpha equal to them). `weights` are the names of the
+    diffusers transformer's tensors.
     """
     modules = _modules(tensors, settings or {})
     places: dict[str, list[tuple[str, Part]]] = {}

@@ -46,15 +46,11 @@ def prepare_policy(
     whatever the network is: bfloat16 would round most of their updates away. Dropout of the network stays off in
     rollout and replay alike (`eval` mode): the two must agree exactly.
 
-    Args:
-        transformer: the policy, attention installed.
-        gradient_checkpointing: recompute every block in the backward pass instead of keeping its activations.
-        recompute: all of it (`full`), all but what attention returned (`selective`), or also not the products that
-            narrow their input (`cheap`), as the second layer of a feed-forward network does: each time much work for
-            one tensor per block. `elementwise` also keeps all other products but those
-            that widen an adapter's few channels: eight tensors more for the rest of the work.
-        lora: adapter to add, see `lora_config`.
-        pretrained_lora_path: folder with the adapter to start from (as `save_lora` writes it); needs `lora`.
+    With `gradient_checkpointing` every block is recomputed in the backward pass, instead of keeping its activations:
+    all of it (`recompute` `full`), all but what attention returned (`selective`), or also not the products that narrow
+    their input (`cheap`), as the second layer of a feed-forward network does: each time much work for one tensor per
+    block. `elementwise` also keeps all other products but those that widen an adapter's few channels: eight tensors
+    more for the rest of the work. `pretrained_lora_path` is a folder with the adapter to start from; it needs `lora`.
     """
     transformer.eval().requires_grad_(False)
     if lora is None:
@@ -182,13 +178,10 @@ def shard_weights(
     timestep and condition embeddings) is gathered in its own dtype, so that timesteps and the condition stream keep
     theirs.
 
-    Args:
-        transformer: the prepared policy.
-        mesh: one axis to shard over, or two: copies, and shards of each.
-        compute_dtype: dtype in which the blocks' weights are gathered; None: their own.
-        reshard_after_forward: free a block's gathered weights after its forward pass. False keeps them until they
-            change: no communication from one denoising step to the next, for the memory of a whole model.
-        cpu_offload: keep shards, gradients and optimizer state in host memory.
+    The mesh has one axis to shard over, or two: copies, and shards of each. `compute_dtype` is that in which the
+    blocks' weights are gathered (None: their own). Without `reshard_after_forward` what was gathered stays until it
+    changes: no communication from one denoising step to the next, for the memory of a whole model. With `cpu_offload`
+    shards, gradients and optimizer state are kept in host memory.
     """
     shared = {
         "mesh": mesh,

@@ -53,24 +53,13 @@ def forward(
     attention_kwargs: dict | None = None,
     return_dict: bool = True,
 ) -> Transformer2DModelOutput | tuple[Tensor]:
-    """Return the velocity of every row; called as the stock forward, or with unpadded rows of condition tokens.
+    """Return the velocity `[B, C, F', H', W']`, called as the stock forward or with unpadded rows of condition tokens.
 
-    Args:
-        self: the transformer, with `install_attention`.
-        hidden_states: `[B, C_in, F', H', W']`.
-        timestep: `[B]`.
-        encoder_hidden_states: the text, B tensors `[S_b, D]`; or padded `[B, S, D]` with its mask, as the stock forward
-            takes it. Then the mask is read back from the device, which waits for it.
-        encoder_attention_mask: `[B, S]` of a padded text.
-        timestep_r: `[B]`, where the step leads to (step-distilled models).
-        encoder_hidden_states_2: the quoted texts, likewise.
-        encoder_attention_mask_2: likewise.
-        image_embeds: `[B, S_v, D_v]` states of the first frames; None, or all zero as in the stock forward, for none.
-        attention_kwargs: `scale` of a LoRA adapter.
-        return_dict: as in diffusers.
-
-    Returns:
-        `[B, C, F', H', W']`.
+    Latents are `[B, C_in, F', H', W']`, and `timestep` and `timestep_r`, where the step leads to (step-distilled
+    models), are `[B]`. The text and the quoted texts are B tensors `[S_b, D]` each; or padded `[B, S, D]` with a mask
+    `[B, S]`, as the stock forward takes them. Then the mask is read back from the device, which waits for it.
+    `image_embeds` are `[B, S_v, D_v]` states of the first frames; None, or all zero as in the stock forward, for none.
+    `attention_kwargs` has the `scale` of a LoRA adapter.
     """
     if isinstance(encoder_hidden_states, Tensor):
         encoder_hidden_states = _rows_of(encoder_hidden_states, encoder_attention_mask, "encoder_attention_mask")

@@ -159,17 +159,10 @@ def fill(
 ) -> None:
     """Give every tensor of `module`'s state dict its value from `source`; nothing is read before all fit.
 
-    Args:
-        module: on the meta device (`accelerate.init_empty_weights`); or a network with weights, whole or sharded with
-            FSDP2, which are overwritten.
-        source: the files.
-        naming: where the source keeps the tensor of a given name; None: it does not, and the tensor stays as it is.
-        dtype: dtype of weights that have no memory yet; None keeps that of the files.
-        device: where these get memory, tensor by tensor; None: in host memory. Buffers stay where they are.
-        ignored: prefixes of names that may be left over in the source.
-
-    Raises:
-        ValueError: missing, unexpected or mis-shaped tensors; the message lists them by the source's own names.
+    The module is on the meta device, and gets memory on `device` (None: in host memory) tensor by tensor, in `dtype`
+    (None keeps that of the files), while buffers stay where they are; or its weights, whole or sharded with FSDP2, are
+    overwritten. `naming` says where the source keeps the tensor of a name; None: nowhere, and the tensor stays as it
+    is. Missing, unexpected (but for the prefixes `ignored`) and mis-shaped tensors are a ValueError that lists them.
     """
     parts, device = check_fit(module, source, naming, ignored), device or torch.device("cpu")
     order = {name: position for position, name in enumerate(source.shapes)}

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 
@@ -232,8 +232,25 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
     def _execution_device(self) -> torch.device:
         return self.vae.device if self.encoder_offload else super()._execution_device
 
-    def _encoders_at_work(self) -> AbstractContextManager[None]:
-        return temporarily_on(self.encoders, self._execution_device) if self.encoder_offload else nullcontext()
+    @contextmanager
+    def _encoders_at_work(self) -> Iterator[None]:
+        """Let encoders that rest in host memory compute on the device; nothing changes, so nothing is copied back."""
+        places: list[tuple[nn.Module, str, Tensor]] = []
+        away: dict[Tensor, Tensor] = {}  # by the tensor itself, so that what modules share stays shared
+        for module in (module for encoder in self.encoders for module in encoder.modules() if self.encoder_offload):
+            for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+                places.append((module, name, tensor))
+                if tensor not in away:
+                    with host_read("networks that rest in host memory visit the device, once per round"):
+                        copy = tensor.detach().to(self._execution_device)
+                    away[tensor] = nn.Parameter(copy, False) if isinstance(tensor, nn.Parameter) else copy
+        try:
+            for module, name, tensor in places:
+                setattr(module, name, away[tensor])
+            yield
+        finally:
+            for module, name, tensor in places:
+                setattr(module, name, tensor)
 
     def encode_prompts(self, prompts: Sequence[Prompt], size: tuple[int, int]) -> Conditioning:
         """Encode the texts of `prompts` and the images they name, cropped to `size` (height, width), one row each.
@@ -292,19 +309,12 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         eta: float,
         noisy: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return mean and standard deviation of the transition from `latents` at step `index`.
+        """Return mean `[B, C, F', H', W']` and std (broadcastable to it), float32, of the next latents.
 
-        Args:
-            latents: `[B, C, F', H', W']` float32.
-            index: denoising step, one for all or a LongTensor `[B]`.
-            conditioning: B rows.
-            guidance: scale and negative conditioning.
-            sde_type: `sage_grpo`, `dance_grpo`, `flow_grpo`, `cps`, or `ode` for the deterministic step.
-            eta: noise level of the SDE.
-            noisy: `[B]` bool, the rows that draw noise, the others follow the ODE; None: all do.
-
-        Returns:
-            mean `[B, C, F', H', W']` and std (broadcastable to it), float32.
+        `latents` are `[B, C, F', H', W']` float32, `conditioning` has B rows, and `index` is the denoising step, one
+        for all or a LongTensor `[B]`. `sde_type` is `sage_grpo`, `dance_grpo`, `flow_grpo` or `cps`, with noise level
+        `eta`, or `ode` for the deterministic step. The rows `noisy`, `[B]` bool, draw noise, the others follow the ODE;
+        None: all do.
         """
         velocity = self.velocity(latents, index, conditioning, guidance)
         return self.scheduler.transition(velocity, latents, index, sde_type=sde_type, eta=eta, noisy=noisy)
@@ -365,21 +375,12 @@ class HunyuanVideoGRPOPipeline(HunyuanVideo15Pipeline):
         decode: bool = True,
         on_step: Callable[[int], None] = lambda index: None,
     ) -> Rollout:
-        """Sample one video per row of `conditioning` over the steps set on the scheduler.
+        """Sample one video per row of `conditioning`, of which there are B, over the steps set on the scheduler.
 
-        Args:
-            conditioning: B rows.
-            noise: B samples.
-            guidance: scale and negative conditioning.
-            num_frames: frames of the video, 4 n + 1.
-            size: height and width in pixels.
-            sde_type: see `denoise_step`.
-            eta: see `denoise_step`.
-            noisy: `[B, K]` bool, the steps at which each video draws noise; elsewhere it follows the ODE, with
-                log-probability 0. None: all steps.
-            only_last: keep the videos and the last latents, not what a replay needs.
-            decode: whether to decode the videos.
-            on_step: called with the index of every finished step.
+        A video has 4 n + 1 frames of `size` (height, width) in pixels; `sde_type` and `eta` are as in `denoise_step`.
+        At the steps `noisy`, `[B, K]` bool, a video draws noise; elsewhere it follows the ODE, with log-probability 0
+        (None: all steps). With `only_last` the videos and the last latents are kept, not what a replay needs. `on_step`
+        is called with the index of every finished step.
         """
         shape = self.latent_shape(num_frames, size)
         latents, means, log_probs = [noise.initial(shape, self._execution_device)], [], []
@@ -488,25 +489,3 @@ def crop_to_size(image: Image.Image, size: tuple[int, int]) -> Image.Image:
     scaled = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.LANCZOS)
     left, top = round((scaled.width - width) / 2), round((scaled.height - height) / 2)
     return scaled.crop((left, top, left + width, top + height))
-
-
-@contextmanager
-def temporarily_on(networks: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
-    """Let frozen networks compute on `device` inside the block; nothing changes there, so nothing is copied back."""
-    places: list[tuple[nn.Module, str, Tensor]] = []
-    away: dict[Tensor, Tensor] = {}  # by the tensor itself, so that what modules share stays shared
-    for network in networks:
-        for module in network.modules():
-            for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
-                places.append((module, name, tensor))
-                if tensor not in away:
-                    with host_read("networks that rest in host memory visit the device, once per round"):
-                        copy = tensor.detach().to(device)
-                    away[tensor] = nn.Parameter(copy, False) if isinstance(tensor, nn.Parameter) else copy
-    try:
-        for module, name, tensor in places:
-            setattr(module, name, away[tensor])
-        yield
-    finally:
-        for module, name, tensor in places:
-            setattr(module, name, tensor)

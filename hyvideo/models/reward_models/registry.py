@@ -142,9 +142,7 @@ def register_reward(name: str) -> Callable[[type[RewardModel]], type[RewardModel
     def register(reward: type[RewardModel]) -> type[RewardModel]:
         """Put the class into the registry, unchanged."""
         if name in _REWARDS:
-            raise ValueError(
-                f"register_reward: '{name}' is {_REWARDS[name].__qualname__} already; choose another name."
-            )
+            raise ValueError(f"register_reward: '{name}' is {_REWARDS[name].__qualname__} already.")
         _REWARDS[name] = reward
         return reward
 

@@ -51,8 +51,6 @@ class _Entry(BaseModel):
 
 
 class _Entries(BaseModel):
-    """The whole setting."""
-
     model_config = ConfigDict(strict=True, extra="forbid")
     models: Annotated[dict[str, _Entry], Field(min_length=1)]
 
@@ -182,10 +180,7 @@ class Scoring:
             self._start_block()
 
     def result(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Wait for all videos: every metric, `[B]` float32, and whether it applies, `[B]` bool.
-
-        An error of a reward is raised. All are on the CPU in order of arrival.
-        """
+        """Wait for all videos: every metric `[B]` float32, whether it applies `[B]` bool, on the CPU as they came."""
         try:
             if self._waiting:
                 self._start_block()
@@ -214,10 +209,7 @@ class Scoring:
         self._results.append(submitted)
 
     def _score(self, scorer: _Scorer, videos: Tensor, prompts: Sequence[str], folder: Path) -> tuple[dict, Tensor]:
-        """Run one reward on b videos, with a tensor or files of its own: it may write into them.
-
-        Return its metrics, `[b]` each, and whether it applies to them, `[b]` bool.
-        """
+        """Return one reward's metrics of b videos, and whether it applies, `[b]` each; it may write into the videos."""
         name, shown = scorer.choice.name, [folder / f"{index}.mp4" for index in range(len(videos))]
         if scorer.reads_files:
             for path, video in zip(shown, videos, strict=True):
@@ -355,7 +347,8 @@ def get_reward_fn(
     that are missing or do not fit it, and a server that does not answer.
     """
     choices = read_requested_rewards(config, setting)
-    context = _context(config, device=device, model_root=Path(model_root), video_fps=video_fps, prompt_csvs=prompt_csvs)
+    asked = {"batch_size": config.reward_batch_size, "timeout": config.remote_reward_timeout}
+    context = RewardContext(device, Path(model_root), video_fps, prompt_csvs=prompt_csvs, **asked)
     models = [_reward(choice, context, load=True) for choice in choices]
     return WeightedReward(choices, models, config, context, offload=offload, crf=crf)
 
@@ -372,14 +365,10 @@ def check_rewards(
 
     The judge of a guarded run is checked too.
     """
-    context = _context(config, model_root=Path(model_root), video_fps=video_fps, prompt_csvs=prompt_csvs)
+    asked = {"batch_size": config.reward_batch_size, "timeout": config.remote_reward_timeout}
+    context = RewardContext("cpu", Path(model_root), video_fps, prompt_csvs=prompt_csvs, **asked)
     for choice in _all_rewards(config):
         _reward(choice, context, load=False)
-
-
-def _context(config: RewardConfig, **where: Any) -> RewardContext:
-    """Add what the settings say to where and for what a reward runs."""
-    return RewardContext(**where, batch_size=config.reward_batch_size, timeout=config.remote_reward_timeout)
 
 
 def _reward(choice: RequestedReward, context: RewardContext, *, load: bool) -> RewardModel | None:

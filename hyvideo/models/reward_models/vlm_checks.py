@@ -160,26 +160,15 @@ class RemoteJudge:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of `vlm_checks`; those that do not go together are a ValueError.
+    """Options of `vlm_checks`, see docs/rewards.md; those that do not go together are a ValueError."""
 
-    Attributes:
-        checkpoint: folder of a Qwen2.5-VL or Qwen3-VL that runs in this process.
-        server: instead of it, address of a chat server, up to and with `/v1`.
-        model: the name that the server knows it by.
-        num_frames: frames that are shown, spread over the video.
-        max_pixels: of a shown frame.
-        template: what is asked, with `{question}` in it.
-        dtype: `bf16` or `fp32`; None: bf16 on a GPU, fp32 on the CPU.
-        csv: CSV files with the checks, instead of the run's.
-    """
-
-    checkpoint: str | None = None
-    server: str | None = None
-    model: str | None = None
+    checkpoint: str | None = None  # folder of a model of FAMILIES
+    server: str | None = None  # instead of it, address of a chat server, up to and with `/v1`
+    model: str | None = None  # as the server calls it
     num_frames: int = 8
     max_pixels: int = 200704
     template: str = TEMPLATE
-    dtype: str | None = None
+    dtype: str | None = None  # None: bf16 on a GPU, fp32 on the CPU
     csv: Sequence[str] | None = None
 
     def __post_init__(self) -> None:

@@ -136,15 +136,13 @@ class _Message(BaseModel):
 
 
 class Choice(BaseModel):
-    """What is read of one of its choices: the text, and the likeliest tokens at each place."""
+    """What is read of one choice of an answer: the text, and the likeliest tokens at each place."""
 
     message: _Message = _Message()
     logprobs: _LogProbs | None = None
 
 
-class Completion(BaseModel):
-    """What is read of an answer."""
-
+class _Completion(BaseModel):
     choices: Annotated[list[Choice], Field(min_length=1)]
 
 
@@ -161,4 +159,4 @@ class ChatServer(Exchange):
     def complete(self, content: list[dict[str, object]], **how: object) -> Choice:
         """Return the answer to texts and images, with `how` it is made; errors as `ask`."""
         request = {"model": self.model, "messages": [{"role": "user", "content": content}], **how}
-        return self.ask(Completion, "POST", "/chat/completions", json=request).choices[0]
+        return self.ask(_Completion, "POST", "/chat/completions", json=request).choices[0]

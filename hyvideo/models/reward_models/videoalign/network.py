@@ -158,12 +158,9 @@ class RewardNetwork(nn.Module):
     def forward(self, token_ids: Tensor, pixels: Tensor, grids: Tensor, reward_positions: Tensor) -> Tensor:
         """Score B videos: raw scores `[B, 3]` float32.
 
-        Args:
-            token_ids: `[B, L]`, padded on the right. Attention is causal and every reward token stands before the
-                padding, so no mask is needed.
-            pixels: patches of all videos, one after the other.
-            grids: `[B, 3]` patch grid of each video.
-            reward_positions: `[B, 3]` where the reward tokens stand.
+        `token_ids` `[B, L]` are padded on the right. Attention is causal and every reward token stands before the
+        padding, at `reward_positions` `[B, 3]`, so no mask is needed. `pixels` are the patches of all videos, one after
+        the other, of which each has a grid, `[B, 3]`.
         """
         batch, length = token_ids.shape
         # The original rotates by plain positions on all three axes; the library would compute 3-D ones.

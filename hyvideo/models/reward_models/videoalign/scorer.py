@@ -40,12 +40,9 @@ _LOG = logging.getLogger(__name__)
 def frame_indices(total: int, video_fps: float, *, fps: float, num_frames: int | None = None) -> list[int]:
     """Choose an even number of frames spread over the whole of a video with `total` frames, `video_fps` per second.
 
-    Args:
-        total: at least 1.
-        video_fps: of the video.
-        fps: frames wanted per second of video; at least 4 frames, if the video has them.
-        num_frames: frames wanted in all, instead of `fps`; rounded to even, at least 2 (else a ValueError). Of a
-            shorter video all frames are shown, the last one twice where their number is odd, as in the original.
+    They are `fps` per second of video, at least 4 if it has them; or `num_frames` in all, rounded to even, at least 2
+    (else a ValueError). Of a shorter video all frames are shown, the last one twice where their number is odd, as in
+    the original.
     """
     if num_frames is not None:
         count = round(num_frames / TEMPORAL_PATCH) * TEMPORAL_PATCH
@@ -64,10 +61,7 @@ def patches(frames: Tensor, max_pixels: int) -> tuple[Tensor, tuple[int, int, in
     """Resize, normalise and cut uint8 frames `[N, H, W, 3]`, N even, as the vision tower takes them.
 
     Height and width become multiples of 28 with MIN_PIXELS to `max_pixels` pixels; sides of a ratio beyond 200 are a
-    ValueError.
-
-    Returns:
-        Patches `[T h w, 3 * 2 * 14 * 14]` float32, grouped by 2x2 neighbours, and their grid (T, h, w).
+    ValueError. Patches are `[T h w, 3 * 2 * 14 * 14]` float32, grouped by 2x2 neighbours, with their grid (T, h, w).
     """
     height, width = smart_resize(*frames.shape[1:3], PATCH * MERGE, MIN_PIXELS, max_pixels)
     parts = frames.permute(0, 3, 1, 2).split(_FRAMES_AT_ONCE)
