@@ -95,11 +95,10 @@ class RemoteReward(RewardModel):
 
         def check(answer: ScoreResponse) -> None:
             """Refuse an answer that is not about exactly what was sent."""
-            if answer.digests != sent:
-                raise Fault("an answer about other videos than were sent")
-            lists = [*answer.metrics.values(), answer.applies or sent]
-            if set(answer.metrics) != set(self.metrics) or any(len(values) != len(sent) for values in lists):
-                raise Fault(f"an answer without {len(sent)} scores for each of {', '.join(self.metrics)[:SHOWN]}")
+            lists, names = [*answer.metrics.values(), answer.applies or sent], ", ".join(self.metrics)[:SHOWN]
+            given = set(answer.metrics) == set(self.metrics) and all(len(values) == len(sent) for values in lists)
+            if answer.digests != sent or not given:
+                raise Fault(f"an answer about other videos than were sent, or without {len(sent)} scores of {names}")
 
         answer = self._server.ask(
             ScoreResponse,

@@ -63,7 +63,7 @@ def test_what_fails_for_a_while_is_tried_again(faulty, fault):
     [
         ("500", "status 500"),
         ("malformed", "an answer that is no ScoreResponse"),
-        ("fewer", "an answer without 2 scores for each of brightness, length"),
+        ("fewer", "without 2 scores of brightness, length"),
         ("hang", "no whole answer within 2 s"),
         ("stale", "an answer about other videos than were sent"),
     ],
