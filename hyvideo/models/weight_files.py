@@ -133,8 +133,8 @@ def read_pickled(path: Path) -> dict[str, Tensor]:
 
 def _opened(path: Path) -> safe_open:
     """Open a file whose header and length are right."""
-    check_file(path)
     try:
+        check_file(path)
         return safe_open(path, framework="pt")
     except (OSError, SafetensorError) as error:
         raise ValueError(

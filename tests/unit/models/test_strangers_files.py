@@ -34,15 +34,15 @@ from tests.support.tiny_model import ADAPTER, build_transformer
 
 CODE = """
 import sys
-from hyvideo.models.encoders import _from_folder, _language_model
+from hyvideo.models.encoders import _from_folder
 from hyvideo.models.reward_models.videoalign.network import _base_config
 from hyvideo.models.reward_models.videoalign.scorer import _load_tokenizer
 from pathlib import Path
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 folder = Path(sys.argv[1])
 for load in (
     lambda: _from_folder(AutoTokenizer, folder),
-    lambda: _language_model(folder, None, None),
+    lambda: _from_folder(AutoConfig, folder),
     lambda: _base_config(str(folder)),
     lambda: _load_tokenizer(folder),
 ):
@@ -245,8 +245,8 @@ FIRST = "transformer_blocks.0.attn.to_q.lora_A.weight"
     [
         ({FIRST: torch.zeros(2)}, {}, "size mismatch"),
         ({FIRST: torch.zeros(0, 32)}, {}, "size mismatch"),
-        ({FIRST: torch.full((2, 32), torch.nan)}, {}, f"{FIRST} has values that are not finite"),
-        ({FIRST: torch.ones(2, 32).bfloat16() * torch.inf}, {}, f"{FIRST} has values that are not finite"),
+        ({FIRST: torch.full((2, 32), torch.nan)}, {}, "has values that are not finite"),
+        ({FIRST: torch.ones(2, 32).bfloat16() * torch.inf}, {}, "has values that are not finite"),
         ({FIRST: torch.zeros(2, 32, dtype=torch.int64)}, {}, f"{FIRST} is of torch.int64"),
         ({FIRST: torch.zeros(2, 32, dtype=torch.complex64)}, {}, f"{FIRST} is of torch.complex64"),
         ({"../../x.lora_A.weight": torch.zeros(2, 2)}, {}, "no place for ../../x.lora_A.weight"),
