@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from hyvideo.algorithms.optimizer import set_learning_rate
-from hyvideo.config.sizes import parse_size
+from hyvideo.config.settings import parse_size
 from hyvideo.grpo.advantages import group_advantages
 from hyvideo.grpo.clipped_loss import clipped_policy_loss
 from hyvideo.grpo.trust_region import dual_kl, position_kl, velocity_kl

@@ -61,9 +61,8 @@ def main(argv: list[str]) -> int:
         assumptions = _assumptions(arguments)
         say_loading("scripts.plan")
         start_server()
-        from hyvideo.planning.plan import make_plan, misfit  # only now, for it takes seconds
+        from hyvideo.planning.plan import make_plan, misfit, plan_table  # only now, for it takes seconds
         from hyvideo.planning.search import Search
-        from hyvideo.planning.table import plan_table
 
         sizes = {"world_size": arguments.world_size, "gpu": gpu, "assumptions": assumptions}
         plan = make_plan(config, **sizes, whole=arguments.whole)

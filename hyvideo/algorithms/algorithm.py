@@ -79,12 +79,6 @@ class Evaluations:
 class Algorithm(ABC):
     """Turns scored rounds into updates; subclass it and name the class in `ALGORITHMS`, or with `--algorithm`.
 
-    Args:
-        policy: what is trained.
-        optimization: its trained parameters and their optimizers.
-        config: the run's configuration.
-        timer: times the phases `anchor` and `update`.
-
     Attributes:
         needs: what a rollout must record. `transitions`: the SDE's latents, means and log-probabilities of every step;
             `final_latents`: the ODE's last latents alone, `rollout.latents` `[B, 1, ...]`.
@@ -105,18 +99,13 @@ class Algorithm(ABC):
 
     @abstractmethod
     def updates(self, trajectory: Trajectory) -> Iterator[dict[str, float]]:
-        """Make `updates_per_round` updates; yield the metrics of each, the same on every rank.
-
-        Raises:
-            NonFiniteUpdateError: an update's loss or gradient is not finite, and no more may be skipped.
-        """
+        """Make `updates_per_round` updates by `make_update`; yield the metrics of each, the same on every rank."""
 
     @classmethod
     def evaluations(cls, config: Config) -> Evaluations:
         """Count what a video costs, for plans: every step once to sample, and once more to train, unless overridden.
 
-        Raises:
-            ValueError: nothing could be trained with these settings.
+        A ValueError says that nothing could be trained with these settings.
         """
         return Evaluations(config.rollout.grpo_sampling_steps, 0, config.rollout.grpo_sampling_steps)
 
@@ -183,9 +172,6 @@ class Algorithm(ABC):
 
         Returns:
             The numbers over all ranks and those of the step, by their names in `metrics.jsonl`; and the step.
-
-        Raises:
-            NonFiniteUpdateError: loss or gradient is not finite, and no more updates may be skipped.
         """
         measured, weights = [], []
         with self.timer("update"):
@@ -206,19 +192,11 @@ class Algorithm(ABC):
         return {}
 
     def load_state(self, tensors: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]) -> None:  # noqa: B027
-        """Restore what `tensors` and `facts` returned.
-
-        Raises:
-            ValueError: something is missing.
-        """
+        """Restore what `tensors` and `facts` returned."""
 
 
 def algorithm_class(name: str) -> type[Algorithm]:
-    """Find an algorithm by its name, or by the import path `module:Class` of one's own.
-
-    Raises:
-        ValueError: there is none of that name, it cannot be imported, or it is not an Algorithm.
-    """
+    """Find an algorithm by its name, or by the import path `module:Class` of one's own; a ValueError if it is none."""
     if name not in ALGORITHMS and ":" not in name:
         raise ValueError(
             f"algorithm: there is no {name!r}; expected one of {', '.join(ALGORITHMS)}, or module:Class of your own."

@@ -5,18 +5,19 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hyvideo.algorithms.algorithm import Algorithm, Evaluations, Trajectory
 from hyvideo.algorithms.optimizer import Optimization
 from hyvideo.algorithms.policy import Policy, rollout_scheduler
-from hyvideo.algorithms.step_gradients import StepGradients
 from hyvideo.algorithms.weights_copy import BaseModel, WeightsCopy, copy_policy, starts_at_base
 from hyvideo.config.schema import Config, KLConfig, ModelConfig
+from hyvideo.data.host_reads import host_read
 from hyvideo.data.randomness import generator_for
+from hyvideo.distributed.collectives import gather
 from hyvideo.grpo.clipped_loss import clipped_policy_loss, normalized_log_ratio
-from hyvideo.grpo.gradient_equalizer import equalizer_scales
-from hyvideo.grpo.kl_controller import MILDER_CEILING, KLController
+from hyvideo.grpo.gradient_equalizer import equalizer_scales, velocity_gradients
+from hyvideo.grpo.kl_controller import KLController
 from hyvideo.grpo.sde_window import noisy_steps
 from hyvideo.grpo.timesteps import Pairs, num_kept, select_timesteps
 from hyvideo.grpo.trust_region import dual_kl, position_kl, velocity_kl
@@ -48,6 +49,50 @@ class ComparedRound:
     groups_without_spread: int
 
 
+class StepGradients:
+    """Sums up, over the pairs of an update, each denoising step's gradient by the predicted velocity.
+
+    Args:
+        sensitivity: [K], ``d mean / d v`` of the sampler's steps.
+    """
+
+    def __init__(self, sensitivity: Tensor) -> None:
+        self._sensitivity = sensitivity.abs().float()
+        self._sums: Tensor | None = None
+
+    def add(self, policy_loss: Tensor, mean: Tensor, index: Tensor) -> None:
+        """Add one micro-batch.
+
+        Args:
+            policy_loss: mean over its N pairs, with gradient.
+            mean: [N, ...] of their transitions.
+            index: [N] their steps, on the CPU.
+        """
+        norms = velocity_gradients(policy_loss, mean, self._sensitivity[index])
+        if self._sums is None:
+            self._sums = norms.new_zeros(2, len(self._sensitivity))
+        self._sums.index_add_(1, index.to(norms.device), torch.stack([norms, torch.ones_like(norms)]))
+
+    def pop(self) -> dict[str, float]:
+        """Mean over the pairs of all ranks since the last pop, for every step that had any; every rank must call it.
+
+        Returns:
+            ``{"velocity_grad/step_00": norm, ...}``, after the equalizer. Divided by the step's scale: before it.
+        """
+        sums, self._sums = self._sums, None
+        with host_read("the gradient of each denoising step, once per update"):
+            own = None if sums is None else sums.cpu()
+        parts = [part for part in gather(own) if part is not None]
+        if not parts:
+            return {}
+        norms, counts = torch.stack(parts).sum(0).tolist()
+        return {
+            f"velocity_grad/step_{step:02d}": norm / count
+            for step, (norm, count) in enumerate(zip(norms, counts, strict=True))
+            if count
+        }
+
+
 class GRPO(Algorithm):
     """Group relative policy optimization with SAGE's equalizer and dual trust region.
 
@@ -59,8 +104,22 @@ class GRPO(Algorithm):
 
     def __init__(self, policy: Policy, optimization: Optimization, config: Config, timer: PhaseTimer) -> None:
         super().__init__(policy, optimization, config, timer)
-        self.anchor = build_anchor(config, policy.transformer)
-        self.controller = build_controller(config.kl)
+        kl, kind = config.kl, anchor_kind(config.kl, config.model)
+        self.anchor: WeightsCopy | None = None
+        if kind == "base":
+            self.anchor = BaseModel(policy.transformer)
+        elif kind == "copy":
+            self.anchor = copy_policy(policy.transformer, offload="anchor" in config.parallel.offload)
+        self.controller: KLController | None = None
+        if kl.kl_weight:
+            self.controller = KLController(
+                max_coef=kl.kl_weight,
+                min_coef=kl.kl_min_coef,
+                start_coef=kl.kl_coef,
+                warmup_updates=kl.kl_warmup_updates,
+                target=kl.kl_target,
+                schedule=kl.kl_schedule,
+            )
         norms = policy.gradient_norms(published="cps_equalizer" in config.rollout.published)
         if config.grpo.ratio_norm:  # the normalized ratio's gradient by the velocity; GRPO-Guard divides by the step
             norms = torch.where(norms > 0, policy.sensitivity().abs().to(norms), 0)
@@ -69,11 +128,7 @@ class GRPO(Algorithm):
 
     @classmethod
     def evaluations(cls, config: Config) -> Evaluations:
-        """Count what a video costs: every step once, and the trained steps once more per phase.
-
-        Raises:
-            ValueError: no step draws noise, or the window is longer than there are such steps.
-        """
+        """Count what a video costs: every step once, and the trained steps once more per phase."""
         rollout, num_steps = config.rollout, config.rollout.grpo_sampling_steps
         stochastic = rollout_scheduler(rollout).trained_steps(sde_type=rollout.sde_type, eta=rollout.eta)
         noisy, anything = _window(config, stochastic, 0, num_videos=1), torch.Generator()
@@ -106,7 +161,9 @@ class GRPO(Algorithm):
     def compare(self, trajectory: Trajectory) -> ComparedRound:
         """Compare the videos of each prompt, choose what every update trains, and make the anchor's pass."""
         advantages, without_spread = self.advantages(trajectory)
-        steps = self._choose_steps(trajectory)
+        stochastic, num_videos = self.policy.stochastic_steps(), len(trajectory.scores.total)
+        noisy = _window(self.config, stochastic, trajectory.round, num_videos=num_videos)
+        steps = self.choose_steps(trajectory, noisy)
         updates = self.deal(steps)
         weights = self._anchor_weights(trajectory, steps)
         anchored = updates if weights is None else [pairs.where(weights > 0) for pairs in updates]
@@ -125,9 +182,6 @@ class GRPO(Algorithm):
             coefficient: weight of the KL term.
             on_policy: the weights are still those of the rollout, as in a round's first update. Every ratio is then
                 exactly 1, also where other kernels or batch sizes let the replay round otherwise than the rollout.
-
-        Raises:
-            NonFiniteUpdateError: loss or gradient is not finite, on any rank, and no more updates may be skipped.
         """
         num_pairs = len(pairs.sample_index)
         losses = (
@@ -213,12 +267,6 @@ class GRPO(Algorithm):
             return position
         return dual_kl(position, velocity, kl.dual_kl_moving_weight, kl.dual_kl_step_weight)
 
-    def _choose_steps(self, trajectory: Trajectory) -> Tensor:
-        """Choose the steps `[B, T]` at which this rank's videos are trained in this round."""
-        stochastic, num_videos = self.policy.stochastic_steps(), len(trajectory.scores.total)
-        noisy = _window(self.config, stochastic, trajectory.round, num_videos=num_videos)
-        return self.choose_steps(trajectory, noisy)
-
     def _anchor_weights(self, trajectory: Trajectory, steps: Tensor) -> Tensor | None:
         """Choose which of the trained steps `[B, T]` are compared with the anchor; None where all are.
 
@@ -295,34 +343,3 @@ def anchor_kind(kl: KLConfig, model: ModelConfig) -> Literal["none", "base", "co
     if kl.kl_weight == 0 or (kl.use_dual_kl and kl.dual_kl_moving_weight == 0):
         return "none"
     return "base" if starts_at_base(model) and not kl.moves_anchor else "copy"
-
-
-def build_anchor(config: Config, transformer: nn.Module) -> WeightsCopy | None:
-    """Build the anchor of the position term from the policy as it is; None when there is none."""
-    kind = anchor_kind(config.kl, config.model)
-    if kind == "none":
-        return None
-    if kind == "base":
-        return BaseModel(transformer)
-    return copy_policy(transformer, offload="anchor" in config.parallel.offload)
-
-
-def build_controller(kl: KLConfig) -> KLController | None:
-    """Build the schedule of the KL coefficient; None when there is no KL term.
-
-    Its smallest value and that at the start are brought to what the ceiling allows, as in the reference, so that a
-    smaller `kl_weight` alone makes a run with a weaker penalty.
-    """
-    if kl.kl_weight == 0:
-        return None
-    ceiling = kl.kl_weight * (MILDER_CEILING if kl.kl_schedule == "milder" else 1)
-    lowest = min(kl.kl_min_coef, ceiling)
-    first = lowest if kl.kl_coef is None else min(max(kl.kl_coef, lowest), ceiling)
-    return KLController(
-        max_coef=kl.kl_weight,
-        min_coef=lowest,
-        start_coef=first,
-        warmup_updates=kl.kl_warmup_updates,
-        target=kl.kl_target,
-        schedule=kl.kl_schedule,
-    )

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import fields
+from typing import Annotated, Any
 
 import torch
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from hyvideo.algorithms.algorithm import Algorithm, Evaluations, Trajectory
@@ -24,48 +24,41 @@ LEAST_ERROR = 1e-5
 """Smallest mean error that the adaptive weighting divides by."""
 
 
-@dataclass(frozen=True)
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class NFTOptions:
     """What `algorithm_options` sets for NFT, such as `old_ramp=0.2 kl_weight=0.1`."""
 
-    beta: float = 1.0
+    beta: Annotated[float, Field(gt=0)] = 1.0
     """Distance between the policy and the implicit good and bad ones, > 0. A smaller value learns more from each step.
     The release has 0.1 to 1."""
 
     adaptive_weighting: bool = True
     """Compare predicted clean latents and divide by their mean error, instead of comparing velocities."""
 
-    old_ramp: float = 0.001
+    old_ramp: Share = 0.001
     """After a round the old policy, which samples, becomes a mean of itself and the policy. Its own weight in it is
     this number, in [0, 1], times the updates made so far, at most `old_decay`. 0 copies the policy. The release has
     0.001, and for some rewards a faster ramp that begins later."""
 
-    old_decay: float = 0.5
+    old_decay: Share = 0.5
     """Largest share of itself that the old policy keeps, in [0, 1]. The release has 0.5, or 0.999."""
 
-    kl_weight: float = 0.0
+    kl_weight: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the squared distance to the base model's velocity, >= 0. It costs one more pass, and without a fresh
     adapter one more copy of the weights. The release has 1e-4."""
 
     @classmethod
     def of(cls, config: Config) -> "NFTOptions":
-        """Read the options of a run.
-
-        Raises:
-            ValueError: an unknown name, or a value of the wrong type or range.
-        """
-        given, known = config.grpo.algorithm_options or {}, [field.name for field in fields(cls)]
+        """Read the options of a run; a ValueError for an unknown name, or a value of the wrong type or range."""
         try:
-            options: NFTOptions = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(cls), given))
-        except OmegaConfBaseException as error:
-            told = f"algorithm_options: {str(error).splitlines()[0]}. nft has {', '.join(known)}."
-            raise ValueError(told) from error
-        shares = (options.old_ramp, options.old_decay)
-        if not (options.beta > 0 and options.kl_weight >= 0 and all(0 <= share <= 1 for share in shares)):
-            raise ValueError(
-                f"algorithm_options: expected beta > 0, kl_weight >= 0, others in [0, 1]; received {given}."
-            )
-        return options
+            return TypeAdapter(cls).validate_python(config.grpo.algorithm_options or {})
+        except ValidationError as error:
+            known = ", ".join(field.name for field in fields(cls))
+            said = [f"{fault['loc'][0]}: {fault['msg']}, received {fault['input']}" for fault in error.errors()]
+            raise ValueError(f"algorithm_options: {'; '.join(said)}. nft has {known}.") from error
 
 
 def optimality(advantages: Tensor, clip_max: float) -> Tensor:
@@ -153,7 +146,9 @@ class NFT(Algorithm):
         advantages, without_spread = self.advantages(trajectory)
         optimal = optimality(advantages, self.config.grpo.adv_clip_max)
         scored = ~trajectory.scores.total[trajectory.positions].isnan()
-        updates = self._choose_pairs(trajectory)
+        every = torch.ones(self.config.rollout.grpo_sampling_steps, dtype=torch.bool)  # any of the schedule's steps
+        size = self.config.grpo.mini_batch_size_per_update
+        updates = [pairs.micro_batches(size) for pairs in self.deal(self.choose_steps(trajectory, every))]
         with self.timer("anchor"):
             old = self._velocities(self.anchor, trajectory, updates, skip_first=self.anchor.equals_policy)
             base = self._velocities(self.base, trajectory, updates) if self.base else {}
@@ -247,12 +242,6 @@ class NFT(Algorithm):
                     conditioning = trajectory.conditioning_of(pairs.sample_index)
                     velocities[number, part] = self.policy.velocity(noised, pairs.step_index, conditioning)
         return velocities
-
-    def _choose_pairs(self, trajectory: Trajectory) -> list[list[Pairs]]:
-        """Choose this rank's (video, step) pairs of every update, in micro-batches; any of the schedule's steps."""
-        every = torch.ones(self.config.rollout.grpo_sampling_steps, dtype=torch.bool)
-        updates = self.deal(self.choose_steps(trajectory, every))
-        return [pairs.micro_batches(self.config.grpo.mini_batch_size_per_update) for pairs in updates]
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return the weights of the old policy, and of the base model where it is a copy."""

@@ -30,13 +30,8 @@ class Muon(Optimizer):
     the whole matrix and keeps the rows of its shard: the same update as on one process. Per update each of n ranks
     receives `(n - 1) / n` of all matrices once, in bf16 half of what a forward pass gathers in float32.
 
-    Args:
-        parameters: matrices.
-        lr: learning rate, as for AdamW.
-        weight_decay: decoupled weight decay.
-        momentum: Nesterov momentum.
-        iteration_dtype: dtype of the Newton-Schulz iteration. None takes bf16, but on a CPU float32: a CPU without
-            bf16 instructions multiplies such matrices about fifty times slower.
+    The Newton-Schulz iteration has `iteration_dtype`. None takes bf16, but on a CPU float32: a CPU without bf16
+    instructions multiplies such matrices about fifty times slower.
     """
 
     def __init__(
@@ -106,7 +101,6 @@ class Step:
 
     Attributes:
         grad_norm: norm of the gradient before clipping.
-        learning_rate: of this step.
         skipped: whether no weight was changed, because loss or gradient is not finite.
         without_signal: whether no weight was changed, because there was nothing to learn from.
     """
@@ -135,8 +129,7 @@ class Optimization:
     """The trained parameters and their optimizers: gradients of all ranks, clipping, warm-up and the step itself.
 
     Args:
-        parameters: the trained parameters by name.
-        config: rate, decay, clipping.
+        parameters: the trained ones, by name.
         sp_size: ranks that share a video.
         max_skipped: updates in a row that may be skipped because they are not finite.
         ema: average of the trained weights, which follows every update; None: there is none.
@@ -183,8 +176,7 @@ class Optimization:
         rounding and the trust region, and Muon would make a step of ordinary length of them.
 
         Raises:
-            NonFiniteUpdateError: loss or gradient is not finite, and no more updates may be skipped; all ranks raise
-                it, and no weight was changed.
+            NonFiniteUpdateError: on all ranks, where no more updates may be skipped; no weight was changed.
         """
         parameters = self.parameters.values()
         rate = set_learning_rate(self.optimizers, self._config, self.updates, self.rate_scale)

@@ -56,11 +56,7 @@ class Policy:
         return replace(self, pipeline=self.pipeline.with_scheduler(scheduler), num_frames=num_frames, size=size)
 
     def encode(self, prompts: Sequence[Prompt]) -> Conditioning:
-        """Encode texts and first frames, one row per prompt.
-
-        Raises:
-            ValueError: the prompts do not suit the transformer's task, or an image cannot be read.
-        """
+        """Encode texts and first frames, one row per prompt."""
         return self.pipeline.encode_prompts(prompts, self.size)
 
     def rollout(
@@ -68,11 +64,7 @@ class Policy:
     ) -> Rollout:
         """Sample one video per row of `conditioning` with the SDE, and keep what a replay needs.
 
-        Args:
-            conditioning: B rows.
-            noise: of B videos.
-            noisy: `[B, K]` bool, the steps at which each video draws noise; elsewhere it follows the ODE. None: all.
-            decode: whether to decode the videos.
+        `noisy` `[B, K]` bool are the steps at which each video draws noise; elsewhere it follows the ODE. None: all.
         """
         how = {"sde_type": self.sde_type, "eta": self.eta, "noisy": noisy}
         return self._roll_out(conditioning, noise, decode=decode, **how)
@@ -119,10 +111,7 @@ class Policy:
         return self.pipeline.scheduler.trained_steps(sde_type=self.sde_type, eta=self.eta)
 
     def gradient_norms(self, *, published: bool = False) -> Tensor:
-        """Scale of the log-probability's gradient by the velocity at every step, `[K]` (paper Eq. 8, A.5).
-
-        `published` is the reference's form for cps.
-        """
+        """Scale of the log-probability's gradient by the velocity at every step, `[K]` (paper Eq. 8, A.5)."""
         return self.pipeline.scheduler.gradient_norms(sde_type=self.sde_type, eta=self.eta, published=published)
 
     def sensitivity(self) -> Tensor:

@@ -26,7 +26,7 @@ class WeightsCopy:
     with. With LoRA only the adapters are copied. Of sharded weights each rank copies and swaps its own shards.
 
     Args:
-        parameters: the trained parameters by name; copied now, so the copy starts at the policy.
+        parameters: the trained ones, by name; copied now, so the copy starts at the policy.
         offload: keep the copy in host memory (pinned when the policy is on a GPU) outside `in_place_of_policy`.
         weights_change: called before weights are swapped, so that none gathered from other ranks is used afterwards.
     """
@@ -130,13 +130,6 @@ def copy_policy(transformer: nn.Module, *, offload: bool) -> WeightsCopy:
     """Copy the trained weights as they are; with `offload` the copy rests in host memory."""
     forget = partial(forget_gathered_weights, transformer)
     return WeightsCopy(trainable_parameters(transformer), offload=offload, weights_change=forget)
-
-
-def build_base(config: Config, transformer: nn.Module) -> WeightsCopy | None:
-    """Keep the policy as it is before its checkpoint is read, to compare with; None without `base_interval`."""
-    if not config.rollout.base_interval:
-        return None
-    return BaseModel(transformer) if starts_at_base(config.model) else copy_policy(transformer, offload=True)
 
 
 def build_ema(config: Config, transformer: nn.Module) -> WeightsCopy | None:

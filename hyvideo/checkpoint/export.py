@@ -41,18 +41,20 @@ MAX_SHARD_SIZE = "5GB"
 
 
 def export(arguments: argparse.Namespace) -> None:
-    """Write what a command line of scripts.export asks for.
-
-    Raises:
-        ValueError: a folder or combination of flags is wrong; the message says which. Only that there is no adapter to
-            write is found after the weights were loaded.
-    """
+    """Write what a command line of scripts.export asks for; a ValueError if a folder or a flag is wrong."""
     disable_progress_bar()
     _check_new(arguments.output_path)
     check_trained(arguments)
+    root, version, original = arguments.model_path, arguments.transformer_version, None
+    if not is_diffusers_layout(root):
+        original = read_json(transformer_folder(root, version) / "config.json")
     if arguments.format == "original":
-        _check_name(arguments)
-    root, version = arguments.model_path, arguments.transformer_version
+        distilled = sampling_defaults(root, version)["guidance_scale"] == 1 and not (original or {}).get("use_meanflow")
+        if distilled and "distilled" not in arguments.output_path.name:
+            raise ValueError(
+                f"--output_path: the base is distilled and must be sampled without guidance, which in the original "
+                f"layout only the folder's name tells: put 'distilled' into '{arguments.output_path.name}'."
+            )
     merged = arguments.checkpoint_path or arguments.lora_path
     dtype = torch.float32 if merged else None  # as stored, where nothing is computed
     if arguments.format == "diffusers":
@@ -71,25 +73,9 @@ def export(arguments: argparse.Namespace) -> None:
     transformer = load_transformer(root, version, dtype=dtype)
     _finish(transformer, arguments)
     if arguments.format == "original":
-        export_original(transformer, arguments.output_path, _original_config(root, version))
+        export_original(transformer, arguments.output_path, original)
     else:
         export_lora(transformer, arguments.output_path, original_keys=arguments.format == "lora_original")
-
-
-def _check_name(arguments: argparse.Namespace) -> None:
-    """Require `distilled` in the new folder's name if the base is: in the original layout nothing else says it.
-
-    Raises:
-        ValueError: the name lacks it.
-    """
-    root, version = arguments.model_path, arguments.transformer_version
-    config = _original_config(root, version) or {}
-    distilled = sampling_defaults(root, version)["guidance_scale"] == 1 and not config.get("use_meanflow")
-    if distilled and "distilled" not in arguments.output_path.name:
-        raise ValueError(
-            f"--output_path: the base is distilled and must be sampled without guidance, which in the original layout "
-            f"only the folder's name tells: put 'distilled' into '{arguments.output_path.name}'."
-        )
 
 
 def _finish(transformer: torch.nn.Module, arguments: argparse.Namespace) -> None:
@@ -104,11 +90,6 @@ def _finish(transformer: torch.nn.Module, arguments: argparse.Namespace) -> None
         transformer.to(_DTYPES[arguments.dtype])
 
 
-def _original_config(root: Path, version: str | None) -> dict[str, Any] | None:
-    """Return the base's own config.json where it is in the original layout."""
-    return None if is_diffusers_layout(root) else read_json(transformer_folder(root, version) / "config.json")
-
-
 def export_diffusers(pipeline: HunyuanVideoGRPOPipeline, folder: Path, *, guidance_scale: float) -> None:
     """Write a whole model that plain diffusers loads, and samples as this project does.
 
@@ -116,9 +97,6 @@ def export_diffusers(pipeline: HunyuanVideoGRPOPipeline, folder: Path, *, guidan
         pipeline: all components; an adapter of the transformer must have been merged. Its scheduler's shift is kept.
         folder: where to, a new one.
         guidance_scale: scale of the classifier-free guidance that diffusers uses by default.
-
-    Raises:
-        ValueError: `folder` exists.
     """
     with without_diffusers_logs():
         components = pipeline.components | {
@@ -143,9 +121,6 @@ def export_original(
         transformer: an adapter must have been merged.
         folder: its name is the version's.
         config: config.json of the original version it was trained from; None makes one of the transformer's.
-
-    Raises:
-        ValueError: `folder` exists, or the original layout has no such transformer.
     """
     config = config or original_transformer_config(transformer.config)
     with new_folder(folder) as unfinished:
@@ -162,9 +137,6 @@ def export_lora(transformer: HunyuanVideo15Transformer3DModel, folder: Path, *, 
     """Write the adapter of `transformer` as `pytorch_lora_weights.safetensors`, its settings in the file's metadata.
 
     The modules have the names that the original transformer gives them with `original_keys`, else those of diffusers.
-
-    Raises:
-        ValueError: `folder` exists, or there is no adapter.
     """
     if ADAPTER not in getattr(transformer, "peft_config", {}):
         raise ValueError("There is no LoRA adapter to write: the policy was trained whole. Export its weights instead.")

@@ -8,11 +8,6 @@ from pathlib import Path
 from hyvideo.checkpoint.train_state import LATEST, latest_checkpoint, named_checkpoint, read_facts
 from hyvideo.config.loading import load_saved_config
 from hyvideo.config.schema import RunConfig
-from hyvideo.data.files import LOCK
-
-FOLDERS = ("checkpoints", "rollouts", "samples", "tb", "discarded", "profile")
-FILES = ("console.log", "metrics.jsonl", "metrics.discarded.jsonl", "config.yaml", "report.html", LOCK)
-"""What a run writes, by name."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +38,7 @@ class RunFolder:
         return self.resume_from is not None and self.resume_from.parent == self.checkpoints
 
     def require_unchanged(self, config: RunConfig) -> None:
-        """Refuse to write where another run has been since the folder was opened; called once the folder is claimed.
-
-        Raises:
-            ValueError: a run began there, or saved a checkpoint.
-        """
+        """Raise a ValueError where another run has written since the folder was opened; called once it is claimed."""
         now = open_run_folder(replace(config, output_dir=str(self.path)))
         if now != self:
             raise ValueError(
@@ -71,26 +62,21 @@ class RunFolder:
 def open_run_folder(config: RunConfig) -> RunFolder:
     """Choose the run folder, which the run's first file makes, and find the checkpoint to resume from.
 
-    Raises:
-        ValueError: the folder holds another run and `resume_from_checkpoint` is not given, or something else where the
-            run writes, or the checkpoint to resume from cannot be read.
+    A ValueError where the folder holds another run, or the checkpoint cannot be read.
     """
     default = Path("outputs") / f"{config.run_name or 'run'}-{datetime.now():%Y%m%d-%H%M%S}"
     path = Path(config.output_dir) if config.output_dir else default
     if path.exists() and not path.is_dir():
         raise ValueError(f"output_dir: '{path}' is a file; expected a folder or a new path.")
-    for name in (*FOLDERS, *FILES):
-        place = path / name
-        if place.exists() and not (place.is_dir() if name in FOLDERS else place.is_file()):
-            raise ValueError(
-                f"output_dir: '{place}' must be a {'folder' if name in FOLDERS else 'file'} or not be there. Move it "
-                "away, or choose another --output_dir."
-            )
-    wanted, checkpoints = config.resume_from_checkpoint, path / "checkpoints"
+    wanted, checkpoints, checkpoint = config.resume_from_checkpoint, path / "checkpoints", None
     if wanted == "latest":
         checkpoint = latest_checkpoint(checkpoints) or _only_checkpoint(checkpoints)
-    else:
-        checkpoint = _by_own_name(named_checkpoint(wanted), checkpoints) if wanted else None
+    elif wanted:
+        checkpoint = named_checkpoint(wanted)
+        for place in (checkpoint.parent.resolve() / checkpoint.name, checkpoint.resolve()):
+            if place.parent == checkpoints.resolve():  # one of this folder's own, by whatever path it is named
+                checkpoint = checkpoints / place.name
+                break
     if checkpoint:
         read_facts(checkpoint)
     folder, metrics = RunFolder(path, checkpoint), path / "metrics.jsonl"
@@ -129,11 +115,7 @@ def _began_from(path: Path) -> Path | None:
 
 
 def _only_checkpoint(checkpoints: Path) -> Path | None:
-    """Return the only checkpoint of a folder without `latest`, which a kill during the first save leaves.
-
-    Raises:
-        ValueError: there are several, so `latest` was lost.
-    """
+    """Return the only checkpoint of a folder without `latest`, which a kill during the first save leaves."""
     found = sorted(checkpoints.glob("step_*[0-9]"), key=lambda path: (len(path.name), path.name))
     if len(found) > 1:
         raise ValueError(
@@ -142,11 +124,3 @@ def _only_checkpoint(checkpoints: Path) -> Path | None:
             f"{found[-1]}, or choose another --output_dir for a new run."
         )
     return found[0] if found else None
-
-
-def _by_own_name(checkpoint: Path, checkpoints: Path) -> Path:
-    """Return a checkpoint as one of `checkpoints` if it is, by whatever path it is named; others as they are."""
-    for place in (checkpoint.parent.resolve() / checkpoint.name, checkpoint.resolve()):
-        if place.parent == checkpoints.resolve():
-            return checkpoints / place.name
-    return checkpoint

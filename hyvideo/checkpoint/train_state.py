@@ -27,8 +27,16 @@ from torch.distributed.checkpoint import Metadata
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from hyvideo.checkpoint.manifest import FileRecord, hash_files, tensor_records, write_manifest
-from hyvideo.checkpoint.tensors import Tensors, cause, one_process, tensor_writer
+from hyvideo.checkpoint.tensors import (
+    FileRecord,
+    Tensors,
+    cause,
+    hash_files,
+    one_process,
+    tensor_records,
+    tensor_writer,
+    write_manifest,
+)
 from hyvideo.config.outside import read_file
 from hyvideo.data.files import FULL, nearest_existing, remove, replace_synced, write_synced
 from hyvideo.distributed.collectives import broadcast_from_main
@@ -106,23 +114,15 @@ class PendingSave:
         os.replace(self.partial, self.target)
         remove(replaced)
         point(LATEST, self.target)
-        if self.keep_last is not None:
-            for old in self._superseded():
-                remove(old)  # one that is being read goes with the next save
-
-    def _superseded(self) -> list[Path]:
-        """Return the checkpoints that this one supersedes.
-
-        Checkpoints of later steps, which a resume has abandoned, must not evict the one that it went back to.
-        """
+        if self.keep_last is None:
+            return
+        # Checkpoints of later steps, which a resume has abandoned, must not evict the one that it went back to.
         past = [old for old in checkpoints_of(self.target.parent) if _step_of(old) <= _step_of(self.target)]
         every, before = self.keep_every, [0, *map(_step_of, past)]  # the first one at or after each multiple stays
         best = _name_in(self.target.parent / BEST)  # whose checkpoint may have been deleted by hand
-        return [
-            old
-            for step, old in zip(before, past[: -self.keep_last], strict=False)
-            if old.name != best and (not every or step // every == _step_of(old) // every)
-        ]
+        for step, old in zip(before, past[: -self.keep_last], strict=False):
+            if old.name != best and (not every or step // every == _step_of(old) // every):
+                remove(old)  # one that is being read goes with the next save
 
 
 def begin_save(
@@ -197,19 +197,16 @@ def point(name: str, checkpoint: Path) -> None:
 
 
 def named_checkpoint(path: str | Path) -> Path:
-    """Return the checkpoint that `RUN/checkpoints/best` or `latest` stands for; any other path as it is.
-
-    Raises:
-        ValueError: the file names no finished checkpoint beside it.
-        OSError: it cannot be read, or the path is too long.
-    """
+    """Return the checkpoint that `RUN/checkpoints/best` or `latest` stands for; any other path as it is."""
     path = Path(path)
     name = _name_in(path) if path.name in (BEST, LATEST) else None
-    if name is None:
-        return path
-    if not _is_finished(path.parent, name):
-        raise ValueError(f"'{path}' names {name!r}, which is not a finished checkpoint beside it.")
-    return path.parent / name
+    if name is not None and not _is_finished(path.parent, name):
+        found = [each.name for each in checkpoints_of(path.parent)]
+        raise ValueError(
+            f"'{path}' names {name!r}, which is not a finished checkpoint beside it; found {found or 'none'}. Pass one "
+            "of these by its path."
+        )
+    return path if name is None else path.parent / name
 
 
 def _name_in(path: Path) -> str | None:
@@ -245,31 +242,13 @@ def complete_replacements(folder: Path) -> None:
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """Return the checkpoint that `folder/latest` names, or None when there is none yet.
-
-    Raises:
-        ValueError: `latest` is not a file, or names a checkpoint that is not there; the finished ones are listed.
-    """
+    """Return the checkpoint that `folder/latest` names, or None when there is none yet."""
     complete_replacements(folder)
-    latest = folder / LATEST
-    if not os.path.lexists(latest):
-        return None
-    name = _name_in(latest)
-    if name is None or not _is_finished(folder, name):
-        said = "is not a file" if name is None else f"names {name!r}, which is not a finished checkpoint"
-        found = [path.name for path in checkpoints_of(folder)]
-        raise ValueError(
-            f"'{latest}' {said}; found {found or 'none'}. Pass one of these with --resume_from_checkpoint PATH."
-        )
-    return folder / name
+    return named_checkpoint(folder / LATEST) if os.path.lexists(folder / LATEST) else None
 
 
 def read_facts(checkpoint: Path) -> dict[str, Any]:
-    """Return the facts of `checkpoint`.
-
-    Raises:
-        ValueError: no checkpoint there, not readable, of a newer format, or a fact is not of its type.
-    """
+    """Return the facts of `checkpoint`; a ValueError if they cannot be read or one is not of its type."""
     try:
         facts = from_json(read_file(checkpoint / FACTS))
     except (OSError, ValueError) as error:

@@ -23,9 +23,6 @@ def load_trained_policy(
         transformer: the base model, fresh from `load_transformer`.
         checkpoint: folder `step_N` of a run's `checkpoints`, or `best` or `latest` there.
         ema: take the average of the weights instead.
-
-    Raises:
-        ValueError: no readable checkpoint, one without an average, or one that was trained from another model.
     """
     checkpoint = named_checkpoint(checkpoint)
     facts, stored = _read(checkpoint, ema=ema)
@@ -50,11 +47,7 @@ def load_trained_policy(
 
 
 def _check_adapter(transformer: HunyuanVideo15Transformer3DModel, stored: StoredTensors, facts: dict[str, Any]) -> None:
-    """Make sure that an adapter takes at most twice its tensors' memory in the checkpoint, whatever the facts say.
-
-    Raises:
-        ValueError: a tensor is of another shape, or most are missing.
-    """
+    """Make sure that an adapter takes at most twice its tensors' memory in the checkpoint, whatever the facts say."""
     outline, tensors = without_memory(transformer), stored.metadata.state_dict_metadata
     with torch.device("meta"):
         outline.add_adapter(lora_config(**facts["lora"]), adapter_name=ADAPTER)
@@ -70,11 +63,7 @@ def _check_adapter(transformer: HunyuanVideo15Transformer3DModel, stored: Stored
 
 
 def check_trained(arguments: argparse.Namespace) -> None:
-    """Check `checkpoint_path`, `lora_path` and `ema` of a command line, and replace both paths by what they stand for.
-
-    Raises:
-        ValueError: a path is not readable weights, or `ema` asks for an average that is not there; nothing is loaded.
-    """
+    """Check `checkpoint_path`, `lora_path` and `ema` of a command line; both paths become what they stand for."""
     if arguments.checkpoint_path:
         arguments.checkpoint_path = str(named_checkpoint(arguments.checkpoint_path))
         check_checkpoint(arguments.checkpoint_path, ema=arguments.ema)

@@ -4,7 +4,6 @@ Flags of the release that have another name here, or set nothing, are taken too:
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -102,22 +101,6 @@ SYNONYMS = {
 """What other projects call a setting -> its name here, which messages about unknown names give."""
 
 
-class _Ignore(argparse.Action):
-    """Takes a flag without effect, and says so."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Sequence[str],
-        option_string: str | None = None,
-    ) -> None:
-        """Warn, once for all ranks."""
-        if os.environ.get("RANK", "0") == "0":
-            name = option_string.lstrip("-")
-            print(f"{parser.prog}: --{name} has no effect: {WITHOUT_EFFECT[name]}.", file=sys.stderr)
-
-
 PROMPTS = ("--prompt", "--negative_prompt")
 """Flags whose next word is a text and no path."""
 
@@ -155,20 +138,8 @@ def range_text(setting: Setting) -> str:
     return f"{within}, {unit}" if unit else within
 
 
-def _add_flag(group: argparse._ArgumentGroup, setting: Setting) -> None:
-    """Add a setting's flag; its value stays raw text (a list of it for list settings) and is absent when not given."""
-    metavar = "{" + ",".join(setting.choices) + "}" if setting.choices else METAVARS[setting.kind]
-    several = {"nargs": "*" if setting.choices else "+"}  # without a word it is empty
-    arity = {bool: {"nargs": "?", "const": "true"}, list: several, dict: {"nargs": "+"}}.get(setting.kind, {})
-    facts = "; ".join(filter(None, [range_text(setting), f"default: {text_of(setting.default)}"]))
-    others = (name for name, alias in ALIASES.items() if alias.is_name and alias.setting == setting.name)
-    names = [f"--{name}" for name in (setting.name, *others)]
-    text = f"{setting.doc} [{facts}]".replace("%", "%%")
-    group.add_argument(*names, dest=setting.name, metavar=metavar, default=argparse.SUPPRESS, help=text, **arity)
-
-
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of `--config` and all settings, grouped as the schema is.
+    """The parser of `--config` and all settings, grouped as the schema is; values stay raw text, or lists of it.
 
     Its errors are ValueErrors; `-h` and `--help` print the manual and exit with 0.
     """
@@ -189,13 +160,21 @@ def build_parser() -> argparse.ArgumentParser:
     )
     for name, about in GROUPS.items():
         group = parser.add_argument_group(name, about)
-        for setting in SETTINGS.values():
-            if setting.group == name:
-                _add_flag(group, setting)
+        for setting in (setting for setting in SETTINGS.values() if setting.group == name):
+            metavar = "{" + ",".join(setting.choices) + "}" if setting.choices else METAVARS[setting.kind]
+            several = {"nargs": "*" if setting.choices else "+"}  # without a word it is empty
+            arity = {bool: {"nargs": "?", "const": "true"}, list: several, dict: {"nargs": "+"}}.get(setting.kind, {})
+            facts = "; ".join(filter(None, [range_text(setting), f"default: {text_of(setting.default)}"]))
+            others = (name for name, alias in ALIASES.items() if alias.is_name and alias.setting == setting.name)
+            names = [f"--{name}" for name in (setting.name, *others)]
+            text = f"{setting.doc} [{facts}]".replace("%", "%%")
+            group.add_argument(
+                *names, dest=setting.name, metavar=metavar, default=argparse.SUPPRESS, help=text, **arity
+            )
     for name, alias in ALIASES.items():
         if not alias.is_name:
             switch = {} if alias.only else {"nargs": "?", "const": "true"}
             parser.add_argument(f"--{name}", **switch, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     for name in WITHOUT_EFFECT:
-        parser.add_argument(f"--{name}", nargs="*", action=_Ignore, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        parser.add_argument(f"--{name}", nargs="*", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser

@@ -2,23 +2,17 @@
 
 import io
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hyvideo.config.flags import ALIASES, BOOLEANS, OWN_SIZES, SYNONYMS, build_parser
-from hyvideo.config.outside import read_file, with_home
+from hyvideo.config.flags import ALIASES, BOOLEANS, OWN_SIZES, SYNONYMS, WITHOUT_EFFECT, build_parser
+from hyvideo.config.outside import complain, read_file, with_home
 from hyvideo.config.schema import Config
 from hyvideo.config.settings import GROUPS, SETTINGS, Setting, nearest
-
-_UNREADABLE = (
-    *(OSError, yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError),
-    *(AssertionError, AttributeError, LookupError, TypeError),
-)
-"""What reading a file may raise; the libraries raise the last ones for tags such as !!bool before something else."""
 
 
 def load_config(argv: Sequence[str]) -> Config:
@@ -42,10 +36,13 @@ def load_config(argv: Sequence[str]) -> Config:
             raise ValueError(f"unexpected value {_shown(rest[0])}: {advice}")
         unknown = [text for text in rest if text.startswith("--")] or rest[:1]
         told = [f"{_shown(text)}; {_advice(text.lstrip('-').partition('=')[0], SETTINGS, '--{}')}" for text in unknown]
-        if len(told) == 1:
-            raise ValueError(f"unknown flag {told[0]} (--help lists all)")
-        raise ValueError("\n  ".join([f"{len(told)} unknown flags (--help lists all):", *told]))
+        several = "\n  ".join([f"{len(told)} unknown flags (--help lists all):", *told])
+        raise ValueError(several if len(told) > 1 else f"unknown flag {told[0]} (--help lists all)")
     values = vars(flags)
+    for name in [name for name in values if name in WITHOUT_EFFECT]:
+        del values[name]
+        if os.environ.get("RANK", "0") == "0":
+            complain(f"post_train.py: --{name} has no effect: {WITHOUT_EFFECT[name]}.")
     files = values.pop("config")
     if own_size := str(values.get("validation_fixed_size", "")).lower() == "none":
         del values["validation_fixed_size"]
@@ -67,11 +64,7 @@ def load_config(argv: Sequence[str]) -> Config:
 
 
 def load_saved_config(path: str | Path) -> Config:
-    """Read the configuration that `save_config` wrote; fields the file does not have take the schema's default.
-
-    Raises:
-        ValueError: the file cannot be read, or does not fit the schema.
-    """
+    """Read the configuration that `save_config` wrote; fields the file does not have take the schema's default."""
     config = OmegaConf.structured(Config)
     _merge_file(config, path)
     return OmegaConf.to_object(config)
@@ -85,7 +78,7 @@ def save_config(cfg: Config, path: str | Path) -> None:
 def _merge_file(config: DictConfig, path: str | Path) -> None:
     """Assign everything a YAML file says, flat or grouped."""
     seen: dict[str, tuple[str, object]] = {}
-    for where, name, value in _entries(_read_yaml(path), str(path)):
+    for where, name, value in _entries(path):
         if name in seen:
             raise ValueError(f"{where}: given twice, also as {seen[name][0]}; keep one")
         seen[name] = where, value
@@ -98,22 +91,15 @@ def _aliases_first(item: tuple[str, object]) -> bool:
     return item[0] not in ALIASES
 
 
-def _read_yaml(path: str | Path) -> Mapping[object, object]:
-    """Read a YAML mapping; an empty file is an empty one."""
+def _entries(path: str | Path) -> Iterator[tuple[str, str, object]]:
+    """Yield (where it stands, name, value) of every setting and alias in a YAML file, which may be empty."""
     try:
         content = OmegaConf.to_container(OmegaConf.load(io.BytesIO(read_file(path))), resolve=False)
-    except _UNREADABLE as error:
+    except Exception as error:  # the libraries raise all kinds for tags such as !!bool before something else
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise ValueError(f"config file '{path}' cannot be read as YAML settings: {reason}") from error
     if not isinstance(content, Mapping):
         raise ValueError(f"config file '{path}' must hold `key: value` lines; received a list")
-    if any(isinstance(leaf, int) and leaf.bit_length() > 10_000 for leaf in _leaves(content)):
-        raise ValueError(f"config file '{path}' holds a number of thousands of digits, which nothing here expects")
-    return content
-
-
-def _entries(content: Mapping[object, object], path: str) -> Iterator[tuple[str, str, object]]:
-    """Yield (where it stands, name, value) of every setting and alias in a file's content."""
     for key, value in content.items():
         if key not in GROUPS:
             yield f"{path}: {key}", _known(key, path, (*SETTINGS, *GROUPS)), value
@@ -182,16 +168,13 @@ def _assign(config: DictConfig, setting: Setting, value: object, where: str) -> 
         OmegaConf.update(config, place, prepared, merge=False)
     except (OmegaConfBaseException, OverflowError) as error:
         raise ValueError(message) from error
-    if setting.kind is int and (OmegaConf.select(config, place) or 0).bit_length() > 64:
+    leaves = [*_leaves(prepared), OmegaConf.select(config, place)]
+    if any(isinstance(leaf, int) and leaf.bit_length() > 64 for leaf in leaves):
         raise ValueError(f"{message} (a number below 2^64)")
 
 
 def _prepared(setting: Setting, value: object) -> object:
-    """Translate the spellings that omegaconf does not know, and refuse what it would read as something else.
-
-    Raises:
-        ValueError: with the reason, where the value alone does not show it.
-    """
+    """Translate the spellings that omegaconf does not know, and refuse what it would read as something else."""
     if setting.kind is bool:
         return BOOLEANS.get(str(value).strip().lower())
     if setting.kind is dict and isinstance(value, str):
@@ -201,14 +184,11 @@ def _prepared(setting: Setting, value: object) -> object:
     if setting.kind is list and isinstance(value, str):
         value = [value]
     if setting.kind is list and setting.choices and isinstance(value, list):
-        value = [word for word in setting.choices if word in value] + [
-            word for word in value if word not in setting.choices
-        ]
+        known = [word for word in setting.choices if word in value]
+        value = known + [word for word in value if word not in setting.choices]
     for leaf in _leaves(value):
         if isinstance(leaf, bool) and not setting.nested:
             raise ValueError("that is a boolean, as YAML reads yes, no, on and off too, unless they are quoted")
-        if isinstance(leaf, int) and leaf.bit_length() > 64:
-            raise ValueError("it holds a whole number beyond 2^64")
         if isinstance(leaf, str):
             if "${" in leaf or leaf == "???":  # omegaconf's references, by which a file could read the environment
                 raise ValueError("'${...}' and '???' are not expanded here: write the value itself")

@@ -14,22 +14,14 @@ T = TypeVar("T")
 
 
 def check_file(path: str | Path) -> None:
-    """Refuse what cannot be read to its end: a pipe, socket or device, or a link to one.
-
-    Raises:
-        OSError: it is one of these, or nothing is there.
-    """
+    """Refuse, by an OSError, what cannot be read to its end: a pipe, socket or device, or a link to one."""
     mode = os.stat(path).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # opening a folder says so by itself
         raise OSError(errno.EINVAL, "it is a pipe, socket or device, and a file is expected", str(path))
 
 
 def read_file(path: str | Path, most: int | None = 2**27) -> bytes:
-    """Return the content of a file of at most `most` bytes, or of any size.
-
-    Raises:
-        OSError: it is missing, cannot be read, larger, or a pipe, socket or device.
-    """
+    """Return the content of a file of at most `most` bytes, or of any size; an OSError where that cannot be read."""
     check_file(path)
     with open(path, "rb") as file:
         content = file.read() if most is None else file.read(most + 1)
@@ -39,11 +31,7 @@ def read_file(path: str | Path, most: int | None = 2**27) -> bytes:
 
 
 def check_files(folder: str | Path) -> None:
-    """Refuse a folder for a library that would wait for a pipe in it.
-
-    Raises:
-        ValueError: a pipe, socket or device lies there, or a link to one.
-    """
+    """Raise a ValueError for a folder with a pipe, socket or device, or a link to one: a library would wait for it."""
     for path in Path(folder).rglob("*"):
         try:
             check_file(path)
@@ -89,11 +77,7 @@ def say_loading(program: str) -> None:
 
 
 def import_class(setting: str, path: str, base: type[T]) -> type[T]:
-    """Import the subclass of `base` that `setting` names as `module:Class`; the module's folder is on PYTHONPATH.
-
-    Raises:
-        ValueError: it cannot be imported, or is something else.
-    """
+    """Import the subclass of `base` that `setting` names as `module:Class`; a ValueError if it is something else."""
     module, _, name = path.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)

@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import inspect
 import json
+import re
 import textwrap
 import types
 import typing
@@ -99,6 +100,14 @@ SETTINGS: dict[str, Setting] = _read_schema()
 
 GROUPS: dict[str, str] = {group.name: inspect.cleandoc(group.type.__doc__) for group in dataclasses.fields(Config)}
 """Group name -> what the group is about."""
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """Read a size such as `352x624`, or `352*624` as the reference takes it too, as (height, width) in pixels."""
+    match = re.fullmatch(r"([1-9][0-9]{0,4})[x*]([1-9][0-9]{0,4})", text)
+    if match is None:
+        raise ValueError(f"a size is HEIGHTxWIDTH in pixels, such as 352x624; received {text!r}")
+    return int(match[1]), int(match[2])
 
 
 def lies_in(value: float, interval: str) -> bool:

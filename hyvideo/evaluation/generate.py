@@ -16,8 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from hyvideo.checkpoint.trained_policy import check_trained, load_trained_policy
 from hyvideo.config.outside import complain, printable
-from hyvideo.config.settings import lies_in
-from hyvideo.config.sizes import parse_size
+from hyvideo.config.settings import lies_in, parse_size
 from hyvideo.data.files import check_output
 from hyvideo.data.images import check_images, check_task, read_image
 from hyvideo.data.prompts import Prompt, read_prompts

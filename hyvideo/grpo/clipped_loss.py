@@ -64,37 +64,21 @@ def clipped_policy_loss(
         The loss (0-dim, to be minimised) and its diagnostics.
 
     Raises:
-        ValueError: If shapes do not fit or a clip range is not positive.
+        ValueError: If a shape would broadcast the loss to more pairs than there are.
     """
     high = clip_range if clip_range_high is None else clip_range_high
-    if not (clip_range > 0 and high > 0):
-        raise ValueError(f"clip_range must be positive (default 1e-4), got {min(clip_range, high)}")
     scale = torch.as_tensor(scale, dtype=log_probs.dtype, device=log_probs.device)
-    _check_shapes(log_probs, old_log_probs=old_log_probs, advantages=advantages, scale=scale)
-
     ratio = (log_probs - old_log_probs).exp()
     unclipped = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - clip_range, 1 + high)
-    loss = (scale * torch.maximum(unclipped, clipped)).mean()
-
+    losses = scale * torch.maximum(unclipped, clipped)
+    if not old_log_probs.shape == losses.shape == log_probs.shape:
+        shapes = ", ".join(str(tuple(given.shape)) for given in (log_probs, old_log_probs, advantages, scale))
+        raise ValueError(f"log_probs, old_log_probs, advantages and scale do not fit each other: {shapes}")
+    loss = losses.mean()
     with torch.no_grad():
         diagnostics = PolicyLossDiagnostics(
             clip_fraction=(clipped > unclipped).to(loss.dtype).mean(),
             ratio_max_deviation=(ratio - 1).abs().max(),
         )
     return loss, diagnostics
-
-
-def _check_shapes(log_probs: Tensor, old_log_probs: Tensor, **broadcast: Tensor) -> None:
-    """Refuse shapes that would silently broadcast the loss to more pairs than there are."""
-    if old_log_probs.shape != log_probs.shape:
-        raise ValueError(
-            f"old_log_probs must have the shape of log_probs {tuple(log_probs.shape)}, got {tuple(old_log_probs.shape)}"
-        )
-    for name, tensor in broadcast.items():
-        try:
-            tensor.expand_as(log_probs)
-        except RuntimeError as error:
-            raise ValueError(
-                f"{name} of shape {tuple(tensor.shape)} does not broadcast to log_probs {tuple(log_probs.shape)}"
-            ) from error

@@ -19,12 +19,7 @@ def equalizer_scales(norms: Tensor) -> Tensor:
 
     Returns:
         [K], dtype of norms. The median is `torch.median`: of an even count, the lower of the middle two.
-
-    Raises:
-        ValueError: If norms is not one-dimensional.
     """
-    if norms.ndim != 1:
-        raise ValueError(f"norms must be [K], one per denoising step, got shape {tuple(norms.shape)}")
     usable = norms.isfinite() & (norms > 0)
     if not usable.any():
         return torch.ones_like(norms)

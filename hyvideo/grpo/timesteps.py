@@ -51,15 +51,13 @@ def select_timesteps(
         [N, T] long on the CPU; each row has distinct steps.
 
     Raises:
-        ValueError: If fraction is out of range or no step can be trained.
+        ValueError: If no step can be trained.
 
     Example:
         >>> select_timesteps(mask, 0.5, num_samples=2, permute=True, generator=generator)  # 8 trained steps
         tensor([[5, 2, 7, 0],
                 [1, 6, 3, 4]])
     """
-    if not 0 < fraction <= 1:
-        raise ValueError(f"timestep_fraction must lie in (0, 1], got {fraction}")
     mask = trained_mask.expand(num_samples, -1)
     if not mask.any():
         raise ValueError(
@@ -96,9 +94,6 @@ def split_updates(steps: Tensor, num_updates: int, *, num_generations: int) -> l
         steps: [N, T] long, from `select_timesteps`.
         num_updates: ``updates_per_rollout``, from 1 to N * T.
         num_generations: Group size; groups, or the parts of them that a rank holds, are contiguous blocks of samples.
-
-    Returns:
-        One `Pairs` per update.
 
     Raises:
         ValueError: If there are more updates than pairs.

@@ -47,11 +47,7 @@ class Networks:
 
 
 def read_networks(model: ModelConfig, reward: RewardConfig) -> Networks:
-    """Return the sizes of the networks a configuration names; without a model folder, those of the published model.
-
-    Raises:
-        ValueError: the folder holds another network, or the reward settings are wrong.
-    """
+    """Return the sizes of the networks a configuration names; without a model folder, those of the published model."""
     root, version = Path(model.pretrained_model_root), model.pretrained_transformer_version
     rewards = [choice.name for choice in loaded_rewards(reward)]
     rewards_of = {
@@ -59,21 +55,16 @@ def read_networks(model: ModelConfig, reward: RewardConfig) -> Networks:
         "unknown_rewards": tuple(dict.fromkeys(name for name in rewards if name not in REWARD_BYTES)),
     }
     if not (is_diffusers_layout(root) or versions_in(root)):
-        return _published(version, rewards_of)
+        task = "i2v" if "i2v" in version else "t2v"
+        with init_empty_weights(), without_diffusers_logs():  # HunyuanVideo-1.5 has the classes' defaults
+            config = dict(HunyuanVideo15Transformer3DModel(num_layers=1, task_type=task).config) | {"num_layers": 54}
+            vae = AutoencoderKLHunyuanVideo15()
+        return Networks(f"published sizes of {version}", config, dict(vae.config), **rewards_of)
     transformer, source, _ = open_transformer(root, version)
     source.close()
     vae, source, _ = open_vae(root)
     source.close()
     return Networks(str(root), dict(transformer.config), dict(vae.config), **rewards_of)
-
-
-def _published(version: str, rewards: dict[str, Any]) -> Networks:
-    """Return the sizes of HunyuanVideo-1.5: the defaults of the diffusers classes."""
-    task = "i2v" if "i2v" in version else "t2v"
-    with init_empty_weights(), without_diffusers_logs():
-        config = dict(HunyuanVideo15Transformer3DModel(num_layers=1, task_type=task).config) | {"num_layers": 54}
-        vae = AutoencoderKLHunyuanVideo15()
-    return Networks(f"published sizes of {version}", config, dict(vae.config), **rewards)
 
 
 @contextmanager

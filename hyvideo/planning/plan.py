@@ -8,10 +8,10 @@ from hyvideo.algorithms.algorithm import algorithm_class
 from hyvideo.algorithms.weights_copy import starts_at_base
 from hyvideo.config.schema import Config
 from hyvideo.distributed.gpus import Gpu
-from hyvideo.distributed.layout import guidance_ranks, layout_of
+from hyvideo.distributed.layout import Layout, guidance_ranks, layout_of
 from hyvideo.planning.assumptions import Assumptions
 from hyvideo.planning.networks import Networks, read_networks
-from hyvideo.planning.rehearsal import Rehearsal, rehearse
+from hyvideo.planning.rehearsal import PHASES, Rehearsal, rehearse
 from hyvideo.training.checks import check_config
 
 GIB = 2**30
@@ -38,14 +38,8 @@ class Plan:
     """What a run will need.
 
     Attributes:
-        world_size: ranks.
-        sp_size: ranks per video.
-        dp_replicate: copies of the model.
-        videos: videos of a round over all ranks.
-        prompts: prompt groups of a round.
-        updates: optimizer updates of a round.
-        frames: of a video.
-        size: HEIGHTxWIDTH of a video.
+        videos, prompts, updates: of a round over all ranks.
+        frames, size: of a video, HEIGHTxWIDTH.
         networks: where the sizes of the networks are from.
         unknown_rewards: rewards counted as needing no memory.
         rehearsal: what one rank does in a round and in a validation, and what a GPU must hold.
@@ -53,7 +47,6 @@ class Plan:
         seconds: predicted time of a round by phase; None without a GPU's speed.
         validation_seconds: predicted time of one validation; None without a GPU's speed, or without validation.
         gpu: what was planned for; None: no GPU in particular.
-        assumptions: what was assumed.
     """
 
     world_size: int
@@ -127,10 +120,7 @@ def make_plan(
 ) -> Plan:
     """Plan a run; prompts and weights need not be there. Without a `gpu`, time and fit are not predicted.
 
-    With `whole` every block and step is rehearsed, which takes minutes.
-
-    Raises:
-        ValueError: the configuration cannot run on that many ranks; the message says what can.
+    With `whole` every block and step is rehearsed, which takes minutes. A ValueError says why it cannot run.
     """
     networks = read_networks(config.model, config.reward)
     check_plan(config, networks, world_size)
@@ -157,6 +147,61 @@ def make_plan(
     )
 
 
+def plan_table(plan: Plan) -> str:
+    """Return the plan as aligned lines, one number each."""
+    done, gpu, machine = plan.rehearsal, plan.gpu, plan.processes_per_machine / GIB
+    total, shards = (
+        plan.flops * plan.world_size / 1e15,
+        Layout(plan.world_size, plan.sp_size, plan.dp_replicate).dp_shard,
+    )
+    layout = {
+        "ranks = copies x shards x sp": f"{plan.world_size} = {plan.dp_replicate} x {shards} x {plan.sp_size}",
+        "video": f"{plan.frames}x{plan.size}",
+        "videos per round": plan.videos,
+        "prompt groups per round": plan.prompts,
+        "updates per round": plan.updates,
+        "checkpoint, GB": f"{plan.checkpoint_bytes / 1e9:.1f}",
+    }
+    memory = {f"resident: {name}": f"{held / GIB:.2f}" for name, held in done.resident.items()}
+    memory |= {f"peak: {phase}": f"{done.peaks[phase] / GIB:.2f}" for phase in PHASES if phase in done.peaks}
+    memory[f"needed (with {plan.reserved:.2f} in reserve)"] = f"{plan.needed:.2f}"
+    if gpu:
+        memory[f"{gpu.name} has {gpu.memory:g}"] = "fits" if plan.fits else "DOES NOT FIT"
+    memory |= {f"reward {name}: size unknown": "not counted" for name in plan.unknown_rewards}
+    operations = {f"{phase}, per rank and round": f"{done.flops.get(phase, 0) / 1e15:.3g}" for phase in TIMED}
+    operations |= {"all ranks, per update": f"{total / plan.updates:.4g}"}
+    operations |= {"per video, with its training": f"{total / plan.videos:.4g}"}
+    sent = {}
+    for phase in TIMED:
+        weights = done.sent_in(phase, "weights") + done.sent_in(phase, "copies")
+        sent |= {f"{phase}: weights": f"{weights / 1e9:.1f}"}
+        sent |= {f"{phase}: tokens": f"{done.sent_in(phase, 'tokens') / 1e9:.1f}"}
+    time = {"no GPU of known speed was named": "not predicted"}
+    if plan.seconds is not None:
+        given = plan.assumptions
+        time = {f"at {given.utilisation:.0%} of {gpu.teraflops:g} TFLOPS, {given.network:g} GB/s": ""}
+        time |= {f"{name}, seconds per round": f"{value:.0f}" for name, value in plan.seconds.items()}
+        time["seconds per update"] = f"{sum(plan.seconds.values()) / plan.updates:.0f}"
+        if plan.validation_seconds is not None:
+            time["seconds per validation, in addition"] = f"{plan.validation_seconds:.0f}"
+        time["GPU-seconds per video"] = f"{plan.gpu_seconds_per_video:.0f}"
+    sections = {
+        "layout": layout,
+        f"memory per GPU, GiB (networks: {plan.networks})": memory,
+        f"host memory per machine, GiB ({plan.processes_per_machine} processes)": {
+            "networks while loading": f"{plan.host.loading * machine:.1f}",
+            "networks while training": f"{plan.host.training * machine:.1f}",
+        },
+        "operations (1e15)": operations,
+        "sent per rank and round, GB": sent,
+        "time": time,
+    }
+    lines = []
+    for title, rows in sections.items():
+        lines += [title, *(f"  {name:<42}{value:>16}" for name, value in rows.items())]
+    return "\n".join(lines)
+
+
 def misfit(plan: Plan) -> str:
     """Say that a plan does not fit."""
     return (
@@ -166,13 +211,7 @@ def misfit(plan: Plan) -> str:
 
 
 def check_plan(config: Config, networks: Networks, world_size: int) -> None:
-    """Refuse a layout that cannot run.
-
-    Raises:
-        ValueError: every violated rule.
-    """
-    if world_size > 2**16:  # the more there are, the longer it takes
-        raise ValueError(f"--world_size must be at most 65536; received {world_size}.")
+    """Refuse, by a ValueError, a layout that cannot run."""
     vae, guided = networks.vae, config.rollout.is_guided
     check_config(config, world_size, vae["spatial_compression_ratio"], vae["temporal_compression_ratio"], files=False)
     heads, sharing = networks.transformer["num_attention_heads"], token_ranks(config)

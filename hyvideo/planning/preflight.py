@@ -22,8 +22,7 @@ from hyvideo.models.loading import open_transformer, open_vae
 from hyvideo.models.reward_models.rewards import check_rewards
 from hyvideo.models.weight_files import check_fit
 from hyvideo.planning.assumptions import Assumptions
-from hyvideo.planning.plan import GIB, Plan, make_plan, misfit
-from hyvideo.planning.table import plan_table
+from hyvideo.planning.plan import GIB, Plan, make_plan, misfit, plan_table
 from hyvideo.training.build import open_folder, read_inputs
 from hyvideo.training.state import CODE, code_hash
 
@@ -32,31 +31,43 @@ SEEN_WITHIN = 10.0
 
 
 def preflight(config: Config) -> str:
-    """Check everything that a run needs, on all of its ranks.
+    """Check everything that a run needs, on all of its ranks; a ValueError on all of them if something is wrong.
 
     Returns:
         the plan as a table, and what was checked.
-
-    Raises:
-        ValueError: something is wrong on any rank; all raise it.
     """
     started = time.monotonic()
     _, _, content, warnings = read_inputs(config)
     world_size = dist.get_world_size() if dist.is_initialized() else 1
-    require_same(_machine_facts())
+    require_same(
+        {
+            CODE: code_hash(),
+            "the version of Python": platform.python_version(),
+            "the version of PyTorch": torch.__version__,
+            "the GPU": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        }
+    )
     with all_or_none():
-        _check_weights(config)
+        root, version = config.model.pretrained_model_root, config.model.pretrained_transformer_version
+        for network, source, naming in (open_transformer(root, version), open_vae(root)):
+            check_fit(network, source, naming)  # shapes alone: no weight is read
+            source.close()
         csvs = [*config.data.train_video_csv, *config.data.valid_video_csv]
-        check_rewards(config.reward, config.model.pretrained_model_root, config.rollout.video_fps, csvs)
+        check_rewards(config.reward, root, config.rollout.video_fps, csvs)
     folder = open_folder(config, layout_of(config, world_size).dp_size, content)
     _check_folder(folder.path)
-    _check_collective()
-    plan = broadcast_from_main(lambda: _plan(config, world_size))
+    if dist.is_initialized():  # on the device that they will train on, the ranks must reach each other
+        dist.all_reduce(torch.ones(1, device="cuda" if torch.cuda.is_available() else "cpu"))
+    assumptions = Assumptions(gpus_per_node=int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size))))
+    plan = broadcast_from_main(
+        lambda: make_plan(config, world_size=world_size, gpu=this_gpu(), assumptions=assumptions)
+    )
+    if not plan.fits:
+        raise ValueError(f"{misfit(plan)} `python -m scripts.plan ... --search` looks for settings that fit.")
     keeps_best = config.reward.reward_guard is not None
     broadcast_from_main(lambda: check_space(folder, config.run, plan.checkpoint_bytes, keeps_best=keeps_best))
     with all_or_none():
-        _check_host(plan)
-        _check_gpu(plan)
+        _check_memory(plan)
     warned = "".join(f"WARNING: {warning}\n" for warning in warnings)
     return (
         f"{plan_table(plan)}\n{warned}"
@@ -65,71 +76,30 @@ def preflight(config: Config) -> str:
     )
 
 
-def _plan(config: Config, world_size: int) -> Plan:
-    """Plan the run, or raise a ValueError that says what does not fit; the main rank calls it."""
-    gpu, assumptions = this_gpu(), Assumptions(gpus_per_node=int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size))))
-    plan = make_plan(config, world_size=world_size, gpu=gpu, assumptions=assumptions)
-    if not plan.fits:
-        raise ValueError(f"{misfit(plan)} `python -m scripts.plan ... --search` looks for settings that fit.")
-    return plan
-
-
-def _machine_facts() -> dict[str, object]:
-    """Return what must be equal on all ranks besides the settings: the code, its libraries, the kind of GPU."""
-    return {
-        CODE: code_hash(),
-        "the version of Python": platform.python_version(),
-        "the version of PyTorch": torch.__version__,
-        "the GPU": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
-    }
-
-
-def _check_weights(config: Config) -> None:
-    """Compare the shapes in the weight files with the networks'; no weight is read."""
-    root, version = config.model.pretrained_model_root, config.model.pretrained_transformer_version
-    for network, source, naming in (open_transformer(root, version), open_vae(root)):
-        check_fit(network, source, naming)
-        source.close()
-
-
 def _check_folder(path: Path) -> None:
     """Check that every rank can write where the run folder will be, and that it is one folder for all."""
     parent = nearest_existing(path)
-    with all_or_none():
-        try:
-            with tempfile.TemporaryFile(dir=parent):
-                pass
-        except OSError as error:
-            raise ValueError(
-                f"output_dir: cannot write in '{parent}': {error.strerror}. Choose another folder."
-            ) from error
+    with all_or_none(), tempfile.TemporaryFile(dir=parent):
+        pass
     marker = broadcast_from_main(lambda: tempfile.mkstemp(dir=parent, prefix=".dry_run-")[1])
+    deadline = time.monotonic() + SEEN_WITHIN
     try:
         with all_or_none():
-            _await(Path(marker))
+            while not Path(marker).exists():
+                if time.monotonic() > deadline:
+                    raise ValueError(
+                        f"output_dir: '{parent}' on {platform.node()} is not the folder that the first rank has there. "
+                        "Choose one on storage that all machines share: checkpoints are written by all ranks together."
+                    )
+                time.sleep(0.1)
     finally:
         broadcast_from_main(lambda: os.unlink(marker))
-
-
-def _await(marker: Path) -> None:
-    """Wait until this rank sees a file that the first rank has made."""
-    deadline = time.monotonic() + SEEN_WITHIN
-    while not marker.exists():
-        if time.monotonic() > deadline:
-            raise ValueError(
-                f"output_dir: '{marker.parent}' on {platform.node()} is not the folder that the first rank has there. "
-                "Choose one on storage that all machines share: checkpoints are written by all ranks together."
-            )
-        time.sleep(0.1)
 
 
 def check_space(folder: RunFolder, run: RunConfig, checkpoint_bytes: int, *, keeps_best: bool = False) -> None:
     """Check that there is room for the checkpoints that the run will keep at one time.
 
     `keeps_best` says that the best one by the judge of a reward guard is kept besides.
-
-    Raises:
-        ValueError: there is not; the message says for how many there is.
     """
     parent = nearest_existing(folder.path)
     free = shutil.disk_usage(parent).free
@@ -147,11 +117,11 @@ def check_space(folder: RunFolder, run: RunConfig, checkpoint_bytes: int, *, kee
         )
 
 
-def _check_host(plan: Plan) -> None:
-    """Check that this machine has as much memory as its processes take there; without a GPU that is everything."""
+def _check_memory(plan: Plan) -> None:
+    """Check that this machine, and this rank's GPU, has as much memory free as its processes take there."""
     has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    elsewhere = 0 if torch.cuda.is_available() else plan.rehearsal.peak
+    elsewhere = 0 if torch.cuda.is_available() else plan.rehearsal.peak  # without a GPU everything is on the host
     for when, each in (("load", plan.host.loading), ("train", plan.host.training + elsewhere)):
         if (needed := each * processes / GIB) > has:
             raise ValueError(
@@ -159,25 +129,8 @@ def _check_host(plan: Plan) -> None:
                 f"while they {when}, {each / GIB:.1f} each: start fewer on it, or turn off what keeps more here: "
                 "offload, async_save."
             )
-
-
-def _check_gpu(plan: Plan) -> None:
-    """Check that this rank's GPU has as much free memory as the plan needs: another process may use it."""
-    if not torch.cuda.is_available():
-        return
-    free = torch.cuda.mem_get_info()[0] / GIB
-    if free < plan.rehearsal.peak / GIB:
+    if torch.cuda.is_available() and (free := torch.cuda.mem_get_info()[0]) < plan.rehearsal.peak:
         raise ValueError(
-            f"GPU {torch.cuda.current_device()} of {platform.node()} has {free:.1f} GiB free, but the run needs "
+            f"GPU {torch.cuda.current_device()} of {platform.node()} has {free / GIB:.1f} GiB free, but the run needs "
             f"{plan.rehearsal.peak / GIB:.1f}: stop whatever else runs on it (nvidia-smi lists it)."
         )
-
-
-def _check_collective() -> None:
-    """Add up one number over all ranks on the device they will train on."""
-    if not dist.is_initialized():
-        return
-    one = torch.ones(1, device="cuda" if torch.cuda.is_available() else "cpu")
-    dist.all_reduce(one)
-    if int(one) != dist.get_world_size():
-        raise ValueError(f"a sum over {dist.get_world_size()} ranks is {float(one)}: the ranks' network is at fault.")

@@ -10,12 +10,16 @@ every block but the first and the last does the same, and so does every step.
 """
 
 import gc
+import hashlib
+import json
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from importlib.metadata import version
 from itertools import combinations
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -43,8 +47,9 @@ from hyvideo.algorithms.algorithm import algorithm_class
 from hyvideo.algorithms.optimizer import Optimization
 from hyvideo.algorithms.policy import Policy, rollout_scheduler
 from hyvideo.algorithms.weights_copy import build_ema
-from hyvideo.config.schema import Config
-from hyvideo.config.sizes import parse_size
+from hyvideo.config.schema import Config, RunConfig
+from hyvideo.config.settings import parse_size
+from hyvideo.data.files import replacing
 from hyvideo.data.prompts import Prompt
 from hyvideo.distributed.layout import layout_of
 from hyvideo.distributed.mesh import Mesh, mesh_of
@@ -53,19 +58,20 @@ from hyvideo.models.parallelize import trainable_parameters
 from hyvideo.models.reward_models.rewards import Scores
 from hyvideo.observability.phase_timer import PhaseTimer
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
-from hyvideo.planning.kept import keep, kept_at, read_kept
 from hyvideo.planning.networks import Networks, encoder_configs, made_in, make_vae
 from hyvideo.planning.own_process import in_own_processes
-from hyvideo.planning.pretend_backend import NAME
-from hyvideo.planning.pretend_device import PretendDevice
+from hyvideo.planning.pretend_device import NAME, PretendDevice
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.build import DTYPES, build_policy, compute_dtype, is_sharded, make_policy_of
 from hyvideo.training.collect import Rounds, collect
 from hyvideo.training.run import garbage_collected_on_request
-from hyvideo.training.state import RunState
+from hyvideo.training.state import RunState, code_hash
 
 TOKENIZERS = Path(__file__).parents[2] / "assets" / "tiny"
 """The bundled model's tokenizers read prompts where the configured folder has none."""
+
+LIBRARIES = ("torch", "diffusers", "transformers", "peft")
+"""Those that decide what a rehearsal finds."""
 
 DEPTHS = (4, 5)
 """Transformer blocks that are rehearsed of a deeper network. With fewer than four, no block has on both sides all those
@@ -141,18 +147,10 @@ def rehearse(
 ) -> Rehearsal:
     """Rehearse a round and a validation as the first of `world_size` ranks that decodes as many videos as any.
 
-    A rehearsal of the same settings, code and libraries is read where it was kept (`hyvideo.planning.kept`).
+    A rehearsal of the same settings, code and libraries is read where it was kept (`kept_at`), so that a run which is
+    planned, checked and restarted is rehearsed once.
 
-    Args:
-        config: the run.
-        networks: sizes of its networks.
-        world_size: ranks.
-        num_text: tokens of every prompt.
-        whole: make every block and step instead of extrapolating; it takes minutes.
-
-    Raises:
-        ValueError: the ranks do not divide as `config.parallel` says.
-        RuntimeError: the process that rehearses was killed; most often memory ran out.
+    Every prompt has `num_text` tokens. With `whole` every block and step is made, which takes minutes.
     """
     path = kept_at(config, networks, {"world_size": world_size, "num_text": num_text, "whole": whole})
     if path:
@@ -162,6 +160,43 @@ def rehearse(
     if path:
         keep(path, vars(done))
     return done
+
+
+def kept_at(config: Config, networks: Networks, sizes: Mapping[str, Any]) -> Path | None:
+    """Return the file that keeps the rehearsal of such a run, by this code and these libraries.
+
+    None where an algorithm or a sampler of the user's own takes part, whose code may change, or without a folder.
+    `SAGE_GRPO_CACHE` names the folder, `~/.cache/sage_grpo` by default; empty keeps none.
+    """
+    folder = os.environ.get("SAGE_GRPO_CACHE", os.path.expanduser("~/.cache/sage_grpo"))
+    own = ":" in config.grpo.algorithm + config.rollout.sde_type
+    if own or not folder or folder.startswith("~"):  # no home
+        return None
+    encoders = encoder_configs(Path(config.model.pretrained_model_root), networks.transformer["task_type"])
+    data = replace(config.data, train_video_csv=[], valid_video_csv=[])
+    settings = asdict(replace(config, data=data, run=RunConfig()))  # nothing in `run` changes what is rehearsed
+    decides = [code_hash(), *map(version, LIBRARIES), settings, asdict(networks), repr(encoders), dict(sizes)]
+    digest = hashlib.sha256(json.dumps(decides, sort_keys=True, default=str).encode()).hexdigest()
+    return Path(folder) / f"rehearsal_{digest[:32]}.json"
+
+
+def read_kept(path: Path) -> dict[str, Any]:
+    """Return the fields of the rehearsal that was kept in a file."""
+    return {
+        name: {tuple(key) if isinstance(key, list) else key: number for key, number in value["pairs"]}
+        if isinstance(value, dict)
+        else tuple(value)
+        for name, value in json.loads(path.read_text(encoding="utf-8")).items()
+    }
+
+
+def keep(path: Path, found: Mapping[str, Any]) -> None:
+    """Keep numbers in a file, whole or not at all; a folder that cannot be written keeps nothing."""
+    pairs = {
+        name: {"pairs": list(value.items())} if isinstance(value, Mapping) else value for name, value in found.items()
+    }
+    with suppress(OSError), replacing(path) as unfinished:
+        unfinished.write_text(json.dumps(pairs), encoding="utf-8")
 
 
 def _extrapolated(config: Config, networks: Networks, world_size: int, num_text: int, *, whole: bool) -> Rehearsal:
@@ -184,8 +219,14 @@ def _extrapolated(config: Config, networks: Networks, world_size: int, num_text:
         validated = {key: number for key, number in of_look.items() if key[1].startswith("validation")}
         of_depths.append(Counter(of_round | validated))
         said |= dict.fromkeys(surprises)
-    numbers = _on_line(of_depths[0], of_depths[-1], depths[0], depths[-1], layers)
-    return Rehearsal(depths=depths, steps=made, surprises=tuple(said), **_by_phase(numbers))
+    kinds = ("resident", "peaks", "flops", "sent", "kernels", "reads", "uploads", "sizes")
+    found: dict[str, dict[Any, float]] = {what: {} for what in kinds}
+    for (what, place, *more), number in _on_line(of_depths[0], of_depths[-1], depths[0], depths[-1], layers).items():
+        phase = place.partition("/")[0]  # its parts are joined: the largest of peaks, the sum of all else
+        key = (phase, *more) if more else phase
+        before = found[what].get(key, 0)
+        found[what][key] = max(before, number) if what == "peaks" else before + number
+    return Rehearsal(depths=depths, steps=made, surprises=tuple(said), **found)
 
 
 def _few_steps(config: Config, world_size: int) -> tuple[int, ...]:
@@ -216,18 +257,6 @@ def _on_line(first: Numbers, second: Numbers, low: int, high: int, at: int) -> N
     """Return the numbers at a place on the line through those of two places."""
     share = (at - low) / (high - low) if high > low else 1.0
     return Counter({key: first[key] + share * (second[key] - first[key]) for key in {**first, **second}})
-
-
-def _by_phase(numbers: Numbers) -> dict[str, dict[Any, float]]:
-    """Sort numbers by what was counted, and join the parts of a phase: the largest of peaks, the sum of all else."""
-    sorted_ = {
-        name: Counter() for name in ("resident", "peaks", "flops", "sent", "kernels", "reads", "uploads", "sizes")
-    }
-    for (what, place, *more), number in numbers.items():
-        phase = place.partition("/")[0]
-        key, found = (phase, *more) if more else phase, sorted_[what]
-        found[key] = max(found[key], number) if what == "peaks" else found[key] + number
-    return {what: dict(found) for what, found in sorted_.items()}
 
 
 class _StandIn:
@@ -299,7 +328,11 @@ def _rehearse(
         timer = PhaseTimer(device.device)
         timer.around = device.during
         folder = Path(stack.enter_context(TemporaryDirectory()))
-        prompts = _prompts(networks, layout.num_groups, num_text, folder)
+        image = str(folder / "first.png") if networks.transformer["task_type"] == "i2v" else None
+        if image:
+            Image.new("RGB", (640, 360)).save(image)
+        words = " a" * (num_text - 6)  # the others are a prompt's number, and the end of the user's turn
+        prompts = [Prompt(f"{number}{words}", number, None, image) for number in range(layout.num_groups)]
         resident: dict[str, int] = {}
 
         def held(what: str, make: Callable[[], Any]) -> Any:
@@ -316,7 +349,17 @@ def _rehearse(
         average = held("the weights' average, its shard", lambda: build_ema(config, network))
         trained = trainable_parameters(network)
         optimization = Optimization(trained, config.optimizer, sp_size=mesh.sp_size, ema=average)
-        held("optimizer's shard", lambda: _make_states(optimization))
+
+        def make_states() -> None:
+            """Give the optimizers the states that they have in all rounds but the first."""
+            for parameter in trained.values():
+                parameter.grad = torch.zeros_like(parameter)
+            with patch("hyvideo.algorithms.optimizer.orthogonalize", lambda matrix, dtype: matrix):  # many products
+                for optimizer in optimization.optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+        held("optimizer's shard", make_states)
         built, found, surprises, algorithm = device.peaks["build"], [], [], None
         whole = 2 * sum(parameter.numel() for parameter in network.parameters())
         shards = layout.num_shards if is_sharded(config, mesh) else 1
@@ -433,16 +476,6 @@ def _numbers(
     return found | Counter({("sizes", part): number for part, number in sizes.items()})
 
 
-def _make_states(optimization: Optimization) -> None:
-    """Give the optimizers the states that they have in all rounds but the first."""
-    for parameter in optimization.parameters.values():
-        parameter.grad = torch.zeros_like(parameter)
-    with patch("hyvideo.algorithms.optimizer.orthogonalize", lambda matrix, dtype: matrix):  # thousands of products
-        for optimizer in optimization.optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
 @contextmanager
 def fake_ranks(world_size: int, rank: int = 0) -> Iterator[None]:
     """Be one rank of a process group without other ranks."""
@@ -463,16 +496,6 @@ def told_by_this_rank() -> Iterator[None]:
 
     with patch.object(dist, "all_gather_object", gather), patch.object(dist, "broadcast_object_list", lambda *_: None):
         yield
-
-
-def _prompts(networks: Networks, count: int, num_text: int, folder: Path) -> list[Prompt]:
-    """Make prompts of `num_text` tokens, each its own; with an image for image-to-video."""
-    others = 6  # tokens: its number, and the end of the user's turn
-    image = None
-    if networks.transformer["task_type"] == "i2v":
-        image = str(folder / "first.png")
-        Image.new("RGB", (640, 360)).save(image)
-    return [Prompt(f"{number}" + " a" * (num_text - others), number, None, image) for number in range(count)]
 
 
 def policy_network(config: Config, network: Mapping[str, Any], mesh: Mesh) -> HunyuanVideo15Transformer3DModel:

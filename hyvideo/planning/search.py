@@ -24,15 +24,7 @@ MOST_FRAMES, MOST_ROWS = 481, 64
 
 @dataclass(frozen=True)
 class Search:
-    """Plans variations of one configuration on one kind of GPU; each takes as long as a plan.
-
-    Attributes:
-        config: the run.
-        world_size: ranks.
-        gpu: what it runs on.
-        assumptions: of the plans.
-        tell: is called with a line for each plan.
-    """
+    """Plans variations of one configuration on one kind of GPU; `tell` is called with a line for each plan."""
 
     config: Config
     world_size: int

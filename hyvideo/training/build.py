@@ -18,13 +18,12 @@ from torch import nn
 from hyvideo.algorithms.algorithm import algorithm_class
 from hyvideo.algorithms.optimizer import Optimization
 from hyvideo.algorithms.policy import Policy, rollout_scheduler
-from hyvideo.algorithms.weights_copy import build_base, build_ema
+from hyvideo.algorithms.weights_copy import BaseModel, build_ema, copy_policy, starts_at_base
 from hyvideo.checkpoint.run_folder import RunFolder, open_run_folder
 from hyvideo.checkpoint.train_state import LATEST, point
 from hyvideo.config.loading import save_config
 from hyvideo.config.schema import Config
-from hyvideo.config.settings import deciding_fields, settings_of
-from hyvideo.config.sizes import parse_size
+from hyvideo.config.settings import deciding_fields, parse_size, settings_of
 from hyvideo.data.files import writing
 from hyvideo.data.images import check_images, check_task
 from hyvideo.data.prompts import Prompt, read_prompts
@@ -47,12 +46,10 @@ from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideo
 from hyvideo.pipelines.sampling import truncated_prompts_warning
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from hyvideo.training.checks import check_config, check_validated
-from hyvideo.training.collect import Rounds
+from hyvideo.training.collect import Rounds, Validation
 from hyvideo.training.guard import ReplayWatch, RewardGuard
-from hyvideo.training.performance import Performance
-from hyvideo.training.run import Journal, Run
+from hyvideo.training.run import Journal, Performance, Run
 from hyvideo.training.state import CODE, CONTENT, RunState, changed_settings, code_version
-from hyvideo.training.validation import Validation
 
 
 def open_run(config: Config, report: Callable[[Path], None] | None = None) -> Run:
@@ -76,7 +73,10 @@ def open_run(config: Config, report: Callable[[Path], None] | None = None) -> Ru
         policy = build_policy(config, build_pipeline(config, device, mesh))
     rounds = Rounds(config, prompts, mesh)
     state = _build_state(config, policy, rounds, mesh, timer, content)
-    base = build_base(config, policy.transformer)  # before a checkpoint replaces the weights
+    base = None  # the policy as it is before a checkpoint replaces its weights
+    if config.rollout.base_interval:
+        fresh = starts_at_base(config.model)
+        base = BaseModel(policy.transformer) if fresh else copy_policy(policy.transformer, offload=True)
     changed = state.load(folder.resume_from, may_change=config.run.resume_may_change) if folder.resume_from else []
     state.began_at = state.began_at if folder.continues_itself else state.step
     journal = _open_journal(config, folder, policy, state, mesh, timer, report)

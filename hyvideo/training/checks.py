@@ -4,7 +4,6 @@ It asks the code that will run with the settings instead of repeating what that 
 """
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,7 @@ import torch
 from hyvideo.algorithms.algorithm import algorithm_class
 from hyvideo.algorithms.policy import rollout_scheduler
 from hyvideo.config.schema import Config, OptimizerConfig, RolloutConfig
-from hyvideo.config.settings import SETTINGS, nearest, out_of_range, unmet_condition, value_of
-from hyvideo.config.sizes import parse_size
+from hyvideo.config.settings import SETTINGS, nearest, out_of_range, parse_size, unmet_condition, value_of
 from hyvideo.data.prompts import Prompt
 from hyvideo.data.videos import MAX_VIDEO_BYTES
 from hyvideo.distributed.layout import layout_of
@@ -74,7 +72,13 @@ def check(
     ]
     known = None
     if files:
-        errors += _file_problems(config)
+        if not config.data.train_video_csv:
+            errors.append(
+                "train_video_csv is empty: give CSVs with a prompt column (starter prompts: assets/prompts/train.csv)"
+            )
+        if config.validation.is_on and not config.data.valid_video_csv:
+            advice = "give CSVs, or set validation_interval to 0 (and validate_at_step0 to false)"
+            errors.append(f"valid_video_csv is empty: {advice}")
         try:
             known = known_sampling(config)
         except ValueError as error:
@@ -197,7 +201,7 @@ def _video_problems(cfg: Config, vae_spatial: int, vae_temporal: int) -> Iterato
 
 
 def _contradictions(cfg: Config) -> Iterator[str]:
-    """Settings that contradict each other or the method, and names that are no folder name or no setting."""
+    """Settings that contradict each other or the method, and names that are no setting."""
     reward, weights = cfg.reward, cfg.reward.reward_weights
     if not (all(math.isfinite(weight) for weight in weights.values()) and any(weights.values())):
         yield f"reward_weights must be finite numbers, at least one other than 0; received {weights}"
@@ -229,24 +233,6 @@ def _contradictions(cfg: Config) -> Iterator[str]:
     for setting in cfg.run.resume_may_change:
         if setting not in SETTINGS:
             yield f"resume_may_change: {setting!r} is not a setting; the nearest is {nearest(setting, SETTINGS)!r}"
-    name = cfg.run.run_name
-    if name is not None and not re.fullmatch(r"[^/\\\0]+", name):
-        yield f"run_name must be one folder name without slashes; received {name!r}"
-
-
-def _file_problems(cfg: Config) -> Iterator[str]:
-    """Inputs that are missing on disk. The model's own files are checked by its loader."""
-    needed = {"train_video_csv": "give CSVs with a prompt column (starter prompts: assets/prompts/train.csv)"}
-    if cfg.validation.is_on:
-        needed["valid_video_csv"] = "give CSVs, or set validation_interval to 0 (and validate_at_step0 to false)"
-    for name, advice in needed.items():
-        paths = getattr(cfg.data, name)
-        if not paths:
-            yield f"{name} is empty: {advice}"
-        yield from (f"{name}: there is no file {path!r}" for path in paths if not Path(path).is_file())
-    checkpoint = cfg.run.resume_from_checkpoint
-    if checkpoint not in (None, "latest") and not Path(checkpoint).exists():
-        yield f"resume_from_checkpoint: there is no checkpoint {checkpoint!r}; give its path, or `latest`"
 
 
 def unread_settings(config: Config) -> Iterator[str]:

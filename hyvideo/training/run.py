@@ -2,12 +2,13 @@
 
 import gc
 import math
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hyvideo.algorithms.algorithm import Algorithm, Trajectory
+from hyvideo.algorithms.algorithm import Algorithm, Trajectory, algorithm_class
 from hyvideo.algorithms.optimizer import NonFiniteUpdateError
 from hyvideo.algorithms.policy import Policy
 from hyvideo.algorithms.weights_copy import WeightsCopy
@@ -18,6 +19,7 @@ from hyvideo.config.schema import Config
 from hyvideo.data.files import LOCK
 from hyvideo.distributed.collectives import broadcast_from_main
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.models.flops import PassFlops, transformer_flops, video_tokens
 from hyvideo.models.reward_models.registry import RewardFailureError
 from hyvideo.models.reward_models.rewards import WeightedReward
 from hyvideo.observability.console import Console, validation_line
@@ -25,18 +27,81 @@ from hyvideo.observability.metrics import MetricsLog, read_metrics
 from hyvideo.observability.phase_timer import PhaseTimer, Watchdog
 from hyvideo.observability.profiling import Profile
 from hyvideo.observability.scored_videos import read_scored_videos, scored_steps
-from hyvideo.training.collect import Rounds, collect, gain_over
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Conditioning
+from hyvideo.training.collect import Rounds, Validation, collect, gain_over, save_samples
 from hyvideo.training.guard import ROLLBACK_RATE, Action, Look, ReplayWatch, RewardWatch
-from hyvideo.training.performance import Performance
 from hyvideo.training.state import RunState
 from hyvideo.training.stop_signal import StopSignal
-from hyvideo.training.validation import Validation, save_samples
 
 GUARD = "reward_guard"
 """What a run was stopped by, if not by a signal."""
 
 TRACKED_VIDEOS = 8
 """Validation videos sent to trackers each time."""
+
+
+class Performance:
+    """perf/*: turns the seconds of the phases into model FLOPs utilisation (MFU) and videos per GPU and hour.
+
+    It counts the transformer's matrix products that the method needs, for valid tokens only: forward passes of the
+    rollout, three times as much for a trained pair (less the weights' gradients under an adapter). Recomputed
+    activations, text encoders and VAE do not count, while the phases' seconds include everything. The numbers are this
+    rank's. `peak_tflops` is one device's, in 10^12 operations per second.
+    """
+
+    def __init__(
+        self, policy: Policy, config: Config, mesh: Mesh, *, peak_tflops: float, updates_per_round: int
+    ) -> None:
+        self._policy = policy
+        self._adapter = config.model.use_lora
+        self._mesh = mesh
+        self._peak = peak_tflops * 1e12
+        self._per_video = algorithm_class(config.grpo.algorithm).evaluations(config).rollout
+        self._seconds: deque[float] = deque(maxlen=updates_per_round)
+        self._mfu_rollout = 0.0
+
+    def row(self, trajectory: Trajectory, evaluations: float, times: Mapping[str, float]) -> dict[str, float]:
+        """Return the metrics of one update.
+
+        The update made so many `evaluations`: passes with gradient, each of one video at one step. `times` are seconds
+        by phase since the last row (`PhaseTimer.pop`); the rollout lies in the round's first row. `perf/mfu_rollout` is
+        the round's; `perf/videos_per_gpu_hour` is over this row and those before it, as many as a round has: sampled,
+        scored and trained, without validation and checkpoints.
+        """
+        config, guidance = self._policy.transformer.config, self._policy.guidance
+        images = trajectory.conditioning.images
+        sizes = {
+            "num_video": video_tokens(config, trajectory.rollout.latents.shape),
+            "num_vision": 0 if images is None else images.states.shape[1],
+            "sp_size": self._mesh.token_ranks,
+        }
+
+        def passes(conditioning: Conditioning) -> list[PassFlops]:
+            return [
+                transformer_flops(config, num_text=len(text), num_glyph=len(glyph), **sizes)
+                for text, glyph in zip(conditioning.text, conditioning.glyph, strict=True)
+            ]
+
+        prompted = passes(trajectory.conditioning)  # this rank's part of an evaluation of every prompt
+        if guidance.scale != 1.0:
+            (negative,) = passes(guidance.negative)
+            split = self._mesh.guidance_ranks  # then this rank computes one row: their mean stands for it
+            prompted = [
+                PassFlops((own.linear + negative.linear) // split, (own.attention + negative.attention) // split)
+                for own in prompted
+            ]
+        per_video = [prompted[row] for row in trajectory.conditioning_rows]
+        if times["time/rollout"]:
+            sampled = self._per_video * sum(flops.total for flops in per_video)
+            self._mfu_rollout = sampled / times["time/rollout"] / self._peak
+        trained = sum(flops.model - (flops.linear if self._adapter else 0) for flops in per_video) / len(per_video)
+        self._seconds.append(sum(times.values()))
+        num_videos = len(trajectory) * self._mesh.dp_size
+        return {
+            "perf/mfu_rollout": self._mfu_rollout,
+            "perf/mfu_update": evaluations * trained / max(times["time/update"], 1e-9) / self._peak,
+            "perf/videos_per_gpu_hour": 3600 * num_videos / sum(self._seconds) / self._mesh.world_size,
+        }
 
 
 @dataclass(eq=False)
@@ -147,9 +212,7 @@ class Run:
             What stopped the run before its end, a signal's name or `GUARD`; None if nothing did.
 
         Raises:
-            NonFiniteUpdateError: loss or gradient became non-finite; the message names the last good checkpoint.
-            RewardFailureError: too many videos could not be scored.
-            SaveError: a checkpoint could not be written.
+            NonFiniteUpdateError, RewardFailureError, SaveError: it cannot go on.
         """
         policy, algorithm, reward, rounds = self.policy, self.algorithm, self.reward, self.rounds
         with self.session():
@@ -184,8 +247,14 @@ class Run:
             self._begin_round()
             try:
                 yield
-            except RoundAbandoned:
-                self._abandon_round()
+            except RoundAbandoned:  # go back to where the round began, and save if that is not saved already
+                state.rewind(self._start)
+                self.timer.pop()
+                state.finish_save()
+                saved = broadcast_from_main(lambda: latest_checkpoint(self.folder.checkpoints))
+                if state.step and not (saved and saved.name == f"step_{state.step}"):
+                    self._save()
+                self._stop_between_rounds()
             except RewardFailureError:  # on all ranks: the save under way can be completed
                 state.finish_save()
                 raise
@@ -310,16 +379,6 @@ class Run:
         """Whether this round is the run's first, or the first after a multiple of `updates`."""
         first = self._first_step
         return first == 0 or _crossed(first - self._updates_per_round, first, updates)
-
-    def _abandon_round(self) -> None:
-        """Go back to where the round began, and save if that is not saved already."""
-        self.state.rewind(self._start)
-        self.timer.pop()
-        self.state.finish_save()
-        saved = broadcast_from_main(lambda: latest_checkpoint(self.folder.checkpoints))  # others may see it later
-        if self.state.step and not (saved and saved.name == f"step_{self.state.step}"):
-            self._save()
-        self._stop_between_rounds()
 
     def _stop_between_rounds(self) -> None:
         """Say that the run was stopped, once everything is on disk."""

@@ -14,8 +14,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimi
 import hyvideo
 from hyvideo.algorithms.algorithm import Algorithm
 from hyvideo.algorithms.optimizer import Optimization
-from hyvideo.checkpoint.manifest import verify_files
-from hyvideo.checkpoint.tensors import StoredTensors, Tensors, load_tensors, require_dtypes
+from hyvideo.checkpoint.tensors import StoredTensors, Tensors, load_tensors, require_dtypes, verify_files
 from hyvideo.checkpoint.train_state import PendingSave, SaveError, begin_save, latest_checkpoint, read_facts
 from hyvideo.config.settings import SETTINGS
 from hyvideo.data.samplers import GroupSampler

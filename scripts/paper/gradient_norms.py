@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from torch.nn.utils import get_total_norm
 
 from hyvideo.config.loading import load_config
-from hyvideo.config.sizes import parse_size
+from hyvideo.config.settings import parse_size
 from hyvideo.data.prompts import read_prompts
 from hyvideo.grpo.gradient_equalizer import equalizer_scales
 from hyvideo.models.attention import install_attention

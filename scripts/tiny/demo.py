@@ -24,8 +24,8 @@ from hyvideo.data.prompts import Prompt
 from hyvideo.distributed.collectives import gather
 from hyvideo.distributed.mesh import process_group
 from hyvideo.training.build import open_run
+from hyvideo.training.collect import Sampled, save_samples
 from hyvideo.training.run import Run
-from hyvideo.training.validation import Sampled, save_samples
 from scripts.reports.improvement import (
     HELD_OUT_VIDEOS,
     HeldOutGains,

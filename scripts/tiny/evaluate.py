@@ -15,7 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from hyvideo.config.flags import Parser
 from hyvideo.config.outside import complain
-from hyvideo.config.sizes import parse_size
+from hyvideo.config.settings import parse_size
 from hyvideo.data.prompts import Prompt, read_prompts
 from hyvideo.models.attention import install_attention
 from hyvideo.models.loading import load_pipeline

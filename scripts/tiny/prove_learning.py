@@ -28,8 +28,8 @@ from hyvideo.evaluation.intervals import seed_interval
 from hyvideo.evaluation.paired import Gain
 from hyvideo.models.reward_models.rewards import Scores, WeightedReward
 from hyvideo.training.build import open_run
+from hyvideo.training.collect import Sampled
 from hyvideo.training.run import Run
-from hyvideo.training.validation import Sampled
 from scripts.reports.improvement import HELD_OUT, HeldOutGains, read_held_out, write_held_out
 from scripts.tiny.comparison import gains, held_out_prompts
 from scripts.tiny.drift import DRIFT, LEVELS, Drift, appearance, drift

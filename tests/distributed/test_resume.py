@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hyvideo.checkpoint.manifest import verify_files
+from hyvideo.checkpoint.tensors import verify_files
 from hyvideo.checkpoint.train_state import checkpoints_of, latest_checkpoint
 from tests.support.command_line import Command, CommandLine
 from tests.support.equal_runs import assert_identical, tensors_of

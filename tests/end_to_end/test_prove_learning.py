@@ -9,7 +9,7 @@ import torch
 
 from hyvideo.models.reward_models.rewards import Scores
 from hyvideo.observability.metrics import read_metrics
-from hyvideo.training.validation import Sampled
+from hyvideo.training.collect import Sampled
 from scripts.tiny.prove_learning import ShuffledReward, _base, main
 
 SMALL = ["--num_held_out", "2", "--batch_size", "8", "--max_steps", "2"]

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyvideo.checkpoint.manifest import MANIFEST, verify_files
-from hyvideo.checkpoint.tensors import load_tensors
+from hyvideo.checkpoint.tensors import MANIFEST, load_tensors, verify_files
 from hyvideo.checkpoint.train_state import begin_save, latest_checkpoint, read_facts
 
 FACTS = {"round": 4, "sampler": {"position": 12}}

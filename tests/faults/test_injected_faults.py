@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hyvideo.checkpoint.manifest import verify_files
+from hyvideo.checkpoint.tensors import verify_files
 from hyvideo.checkpoint.train_state import latest_checkpoint
 from hyvideo.training.stop_signal import PREEMPTED
 from tests.support.command_line import Command, CommandLine, Finished

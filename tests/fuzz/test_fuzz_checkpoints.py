@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from hyvideo.checkpoint.manifest import MANIFEST, Manifest, read_manifest, verify_files, write_manifest
 from hyvideo.checkpoint.run_folder import open_run_folder
+from hyvideo.checkpoint.tensors import MANIFEST, Manifest, read_manifest, verify_files, write_manifest
 from hyvideo.checkpoint.train_state import FACTS, begin_save, checkpoints_of, latest_checkpoint, read_facts
 from hyvideo.config.schema import RunConfig
 from hyvideo.models.weight_files import SafetensorsFolder

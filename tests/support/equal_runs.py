@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hyvideo.checkpoint.manifest import MANIFEST, Manifest, hash_files, write_manifest
-from hyvideo.checkpoint.tensors import StoredTensors, load_tensors
+from hyvideo.checkpoint.tensors import MANIFEST, Manifest, StoredTensors, hash_files, load_tensors, write_manifest
 from hyvideo.checkpoint.train_state import latest_checkpoint
 
 

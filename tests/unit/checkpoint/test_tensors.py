@@ -12,8 +12,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from hyvideo.checkpoint.manifest import verify_files
-from hyvideo.checkpoint.tensors import StoredTensors, load_tensors
+from hyvideo.checkpoint.tensors import StoredTensors, load_tensors, verify_files
 from hyvideo.checkpoint.train_state import begin_save
 from tests.support.equal_runs import sign, tensors_of
 from tests.support.ranks import run_on_ranks

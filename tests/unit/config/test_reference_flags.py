@@ -7,8 +7,7 @@ import pytest
 
 from hyvideo.config.flags import ALIASES, WITHOUT_EFFECT
 from hyvideo.config.loading import load_config
-from hyvideo.config.settings import SETTINGS
-from hyvideo.config.sizes import parse_size
+from hyvideo.config.settings import SETTINGS, parse_size
 from hyvideo.training.checks import check_config
 from tests.support.release import TRAINING
 

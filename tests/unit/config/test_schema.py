@@ -8,8 +8,15 @@ from torch import nn
 from hyvideo.config.flags import build_parser
 from hyvideo.config.loading import load_config
 from hyvideo.config.schema import Config, RolloutConfig
-from hyvideo.config.settings import GROUPS, SETTINGS, deciding_fields, out_of_range, text_of, unmet_condition
-from hyvideo.config.sizes import parse_size
+from hyvideo.config.settings import (
+    GROUPS,
+    SETTINGS,
+    deciding_fields,
+    out_of_range,
+    parse_size,
+    text_of,
+    unmet_condition,
+)
 from tests.support.tiny_model import build_transformer
 
 REFERENCE_DEFAULTS = dict(

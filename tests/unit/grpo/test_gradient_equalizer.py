@@ -22,8 +22,6 @@ from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteS
 )
 def test_scales_bring_every_usable_norm_to_the_median(norms, scales):
     torch.testing.assert_close(equalizer_scales(torch.tensor(norms)), torch.tensor(scales))
-    with pytest.raises(ValueError, match=r"norms must be \[K\].*\(2, 3\)"):
-        equalizer_scales(torch.ones(2, 3))
 
 
 def test_velocity_gradients_are_those_of_each_pair_alone_and_leave_the_graph_whole():

@@ -97,30 +97,10 @@ def test_a_kl_that_is_not_finite_is_an_error_and_changes_nothing(kl):
     assert controller.state_dict() == before
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"schedule": "cosine"}, "two_stage, fixed, milder, got 'cosine'"),
-        ({"max_coef": 0.0}, "kl_weight.* must be positive, got 0.0"),
-        ({"max_coef": 1e-5, "min_coef": 1e-4}, "kl_min_coef.*got 0.0001"),
-        ({"schedule": "milder", "max_coef": 1e-5, "min_coef": 5e-6}, "kl_min_coef.*'milder', got 5e-06"),
-        ({"start_coef": 1e-8}, r"kl_coef.* \[1e-07, 1e-05\] .*got 1e-08"),
-        ({"start_coef": 1e-4}, r"kl_coef.* \[1e-07, 1e-05\] .*got 0.0001"),
-        ({"warmup_updates": -1}, "kl_warmup_updates must be at least 0, got -1"),
-        ({"target": 0.0}, "kl_target.* got 0.0"),
-    ],
-)
-def test_impossible_settings_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        KLController(**settings)
-
-
-def test_a_state_of_other_bounds_keeps_to_the_new_ones_and_a_foreign_one_is_refused():
+def test_a_state_of_other_bounds_keeps_to_the_new_ones():
     fixed = KLController(max_coef=1e-3, schedule="fixed")
     fixed.load_state_dict(KLController(max_coef=1e-5, schedule="fixed").state_dict())
     assert fixed.coefficient == 1e-3
     lower = KLController(max_coef=1e-6, warmup_updates=0)
     lower.load_state_dict(KLController(max_coef=1e-5, warmup_updates=0).state_dict())
     assert lower.coefficient == 1e-6
-    with pytest.raises(ValueError, match=r"keys \['coefficient', 'num_updates', 'recent'\], got \['lambda'\]"):
-        KLController().load_state_dict({"lambda": 1.0})

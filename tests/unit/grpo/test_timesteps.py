@@ -56,10 +56,7 @@ def test_samples_may_have_steps_of_their_own():
     assert select_timesteps(masks, 0.5, 2, permute=True, generator=seeded()).shape == (2, 1)
 
 
-def test_a_fraction_out_of_range_a_schedule_without_noise_and_more_updates_than_pairs_are_refused():
-    for fraction in (0.0, -0.5, 1.01):
-        with pytest.raises(ValueError, match=f"timestep_fraction .* got {fraction}"):
-            select_timesteps(CPS_MASK, fraction, 1, permute=True, generator=seeded())
+def test_a_schedule_without_noise_and_more_updates_than_pairs_are_refused():
     with pytest.raises(ValueError, match="none of the 4 denoising steps is stochastic.*eta > 0"):
         select_timesteps(torch.zeros(4, dtype=torch.bool), 1.0, 1, permute=True, generator=seeded())
     with pytest.raises(ValueError, match=r"within \[1, 6\].*2 samples x 3 steps.*got 7"):

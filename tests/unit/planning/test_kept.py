@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hyvideo.config.loading import load_config
-from hyvideo.planning import kept, rehearsal
+from hyvideo.planning import rehearsal
 from hyvideo.planning.networks import read_networks
 from hyvideo.planning.rehearsal import rehearse
 from tests.support.training import REPOSITORY
@@ -28,7 +28,7 @@ def place(*flags: str, layers: int = 2, **sizes: object) -> Path | None:
     config = load_config([*TINY, *flags])
     networks = read_networks(config.model, config.reward)
     networks = replace(networks, transformer={**networks.transformer, "num_layers": layers})
-    return kept.kept_at(config, networks, SIZES | sizes)
+    return rehearsal.kept_at(config, networks, SIZES | sizes)
 
 
 def test_the_same_run_is_rehearsed_once_and_again_when_its_file_is_damaged(folder: Path, monkeypatch):
@@ -49,7 +49,7 @@ def test_what_decides_a_rehearsal_decides_its_file(monkeypatch):
     file = place()
     assert file == place("--max_steps", "7", "--train_video_csv", "others.csv")
     others = [place("--eta", "0.3"), place(layers=3), place(world_size=2), place(num_text=21)]
-    monkeypatch.setattr(kept, "code_hash", lambda: "another")
+    monkeypatch.setattr(rehearsal, "code_hash", lambda: "another")
     assert len({file, place(), *others}) == 6
 
 
@@ -65,5 +65,5 @@ def test_a_sampler_of_ones_own_is_rehearsed_each_time():
 
 def test_a_folder_that_cannot_be_written_keeps_nothing(folder: Path):
     folder.write_text("a file")
-    kept.keep(place(), {"depths": (1,)})
+    rehearsal.keep(place(), {"depths": (1,)})
     assert folder.read_text() == "a file"

@@ -13,10 +13,9 @@ from hyvideo.distributed.gpus import Gpu
 from hyvideo.models.flops import transformer_flops
 from hyvideo.planning.assumptions import Assumptions
 from hyvideo.planning.networks import REWARD_BYTES, Networks, read_networks
-from hyvideo.planning.plan import GIB, Plan, make_plan, misfit
+from hyvideo.planning.plan import GIB, Plan, make_plan, misfit, plan_table
 from hyvideo.planning.rehearsal import Rehearsal
 from hyvideo.planning.search import Search
-from hyvideo.planning.table import plan_table
 from scripts.plan import SEARCHED, main
 
 GPU = Gpu("test", 4.0, 100.0, 100.0)
@@ -174,7 +173,6 @@ def test_possible_sp_sizes_keep_the_videos_of_a_round(sized_plan):
         (["--world_size", "many"], "invalid int value: 'many'"),
         ([], "--world_size"),
         (["--world_size", "0"], "must be above 0; received 0"),
-        (["--world_size", "100000000000"], "--world_size must be at most 65536; received 100000000000"),
         (["--world_size", "8", "--utilisation", "40"], "at most 1; received 40.0"),
         (["--world_size", "8", "--search"], "name the GPU"),
         (["--world_size", "8", "--gpu", "TPU"], "no GPUs are known as 'TPU'; expected one of A100-40GB"),

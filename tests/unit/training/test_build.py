@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from hyvideo.algorithms.grpo import build_controller
 from hyvideo.config.loading import load_config
 from hyvideo.grpo.gradient_equalizer import equalizer_scales
 from hyvideo.grpo.kl_controller import KLController
@@ -56,7 +55,9 @@ def test_the_kl_coefficient_follows_the_configured_schedule(make_training: Make)
     ],
 )
 def test_lambda_is_brought_to_what_its_ceiling_allows(flags: list[str], bounds: tuple[float, float]):
-    controller = build_controller(load_config(flags).kl)
+    kl = load_config(flags).kl
+    bounded = {"max_coef": kl.kl_weight, "min_coef": kl.kl_min_coef, "start_coef": kl.kl_coef}
+    controller = KLController(**bounded, schedule=kl.kl_schedule)
     assert (controller.min_coef, controller.start_coef) == pytest.approx(bounds)
 
 

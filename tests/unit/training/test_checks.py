@@ -65,13 +65,9 @@ def test_an_adapter_cannot_stand_where_ranks_join_a_videos_tokens(base):
         (["--reward_weights", '{"VQ": NaN}'], "reward_weights must be finite"),
         (["--remote_reward_url", "http://a", "--reward_checkpoint_path", "b"], "but nothing would load it"),
         (["--reward_max_failed", "1.1"], "reward_max_failed is 1.1, but must lie in [0, 1]"),
-        (["--train_video_csv", "no.csv"], "train_video_csv: there is no file 'no.csv'"),
-        (["--valid_video_csv", "no.csv"], "valid_video_csv: there is no file 'no.csv'"),
         (["--dtype", "fp32", "--master_weight_type", "bf16"], "set both to one of them"),
         (["--pretrained_lora_path", "."], "use_lora is false and nothing would load it"),
-        (["--resume_from_checkpoint", "no/step_3"], "there is no checkpoint 'no/step_3'"),
         (["--resume_may_change", "eta", "lr"], "resume_may_change: 'lr' is not a setting; the nearest is 'lora_r'"),
-        (["--run_name", "../escape"], "run_name must be one folder name"),
         (["--learning_rate", "inf"], "learning_rate is inf, but must lie in (0, inf)"),
     ],
 )

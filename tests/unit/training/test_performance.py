@@ -5,8 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from hyvideo.models.flops import transformer_flops
-from hyvideo.training.performance import Performance
-from hyvideo.training.run import Run
+from hyvideo.training.run import Performance, Run
 from tests.support.training import collect_round
 
 SECONDS = {"time/rollout": 2.0, "time/reward": 1.0, "time/anchor": 1.0, "time/update": 4.0}

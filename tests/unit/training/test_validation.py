@@ -7,7 +7,7 @@ import torch
 
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.reward_models.rewards import Scores
-from hyvideo.training.validation import save_samples
+from hyvideo.training.collect import save_samples
 from tests.support.rewards import grey_videos
 
 
