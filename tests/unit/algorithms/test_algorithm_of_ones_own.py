@@ -1,7 +1,6 @@
 """An algorithm named by its import path trains, saves and resumes as the built-in one does."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ IDEAS = "tests.support.own_ideas"
 
 
 def test_an_algorithm_of_ones_own_trains_the_bundled_model_and_a_resumed_run_equals_an_uninterrupted_one(
-    prompts_csv: Path, tmp_path: Path
+    prompts_csv, tmp_path
 ):
     def bundled(name: str, **settings: object) -> Run:
         root = REPOSITORY / "assets" / "tiny"
@@ -38,7 +37,7 @@ def test_an_algorithm_of_ones_own_trains_the_bundled_model_and_a_resumed_run_equ
     assert_same(weights_of(resumed), after)
 
 
-def test_final_latents_are_those_that_the_ode_leaves(make_training: Callable[..., Run]):
+def test_final_latents_are_those_that_the_ode_leaves(make_training):
     trajectory = collect_round(make_training(algorithm=PATH))
     assert trajectory.rollout.latents.shape[:2] == (4, 1)
     assert trajectory.rollout.means is None and trajectory.rollout.log_probs is None
@@ -66,9 +65,7 @@ class PlainGradient(Algorithm):
             yield metrics
 
 
-def test_updates_per_round_follows_updates_per_rollout_unless_a_class_sets_its_own(
-    make_training: Callable[..., Run],
-):
+def test_updates_per_round_follows_updates_per_rollout_unless_a_class_sets_its_own(make_training):
     own = make_training(algorithm=f"{__name__}:PlainGradient", updates_per_rollout=2, max_steps=4)
     assert own.algorithm.updates_per_round == 2
     own.train()
@@ -77,7 +74,7 @@ def test_updates_per_round_follows_updates_per_rollout_unless_a_class_sets_its_o
 
 
 def test_an_algorithm_that_miscounts_its_updates_is_told_what_its_number_means_and_not_to_resume_from_nothing(
-    make_training: Callable[..., Run],
+    make_training,
 ):
     training = make_training(algorithm=PATH)
     training.algorithm.updates_per_round = 2
@@ -89,9 +86,7 @@ def test_an_algorithm_that_miscounts_its_updates_is_told_what_its_number_means_a
     assert where.endswith(", update 2. No checkpoint was saved yet.")
 
 
-def test_a_sampler_and_a_trust_region_of_ones_own_train_with_exact_replay_and_equal_pulls(
-    make_training: Callable[..., Run],
-):
+def test_a_sampler_and_a_trust_region_of_ones_own_train_with_exact_replay_and_equal_pulls(make_training):
     settings = {"algorithm": f"{IDEAS}:FartherTerm", "sde_type": f"{IDEAS}:fading", "updates_per_rollout": 2}
     training = make_training(**settings, kl_weight=0.01, max_steps=2)
     assert training.policy.stochastic_steps().tolist() == [True, True, True, False]
@@ -111,8 +106,6 @@ def test_a_sampler_and_a_trust_region_of_ones_own_train_with_exact_replay_and_eq
     ("sde_type", "said"),
     [("tests.support.own_ideas:missing", "sde_type: .* cannot be imported"), ("sage", "did you mean 'sage_grpo'")],
 )
-def test_a_sampler_that_is_not_there_is_refused_before_a_model_is_loaded(
-    make_training: Callable[..., Run], sde_type: str, said: str
-):
+def test_a_sampler_that_is_not_there_is_refused_before_a_model_is_loaded(make_training, sde_type, said):
     with pytest.raises(ValueError, match=said):
         make_training(sde_type=sde_type)

@@ -1,8 +1,6 @@
 """What decides the videos of a round and what is trained of them: noise, groups, windows of steps, and the seed."""
 
-from collections.abc import Callable
 from itertools import combinations
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -39,9 +37,7 @@ def steps_of(pairs: Pairs, num_videos: int) -> Tensor:
     return pairs.step_index.view(-1, num_videos).T
 
 
-def test_every_video_of_every_round_and_seed_starts_from_noise_of_its_own(
-    make_training: Callable[..., Run], tmp_path: Path
-):
+def test_every_video_of_every_round_and_seed_starts_from_noise_of_its_own(make_training, tmp_path):
     csv, starts = write_prompts(tmp_path / "one.csv", PROMPTS[:1]), []
     for seed in (42, 43):
         training = make_training(train_video_csv=csv, seed=seed, grpo_sampling_steps=1)
@@ -50,9 +46,7 @@ def test_every_video_of_every_round_and_seed_starts_from_noise_of_its_own(
     assert all_differ(starts)
 
 
-def test_with_noise_per_prompt_the_rounds_start_alike_and_go_on_differently(
-    make_training: Callable[..., Run], tmp_path: Path
-):
+def test_with_noise_per_prompt_the_rounds_start_alike_and_go_on_differently(make_training, tmp_path):
     csv = write_prompts(tmp_path / "two.csv", PROMPTS[:2])
     training = make_training(train_video_csv=csv, published="prompt_noise", grpo_sampling_steps=1)
     first, second = (collect_round(training) for _ in range(2))
@@ -61,15 +55,13 @@ def test_with_noise_per_prompt_the_rounds_start_alike_and_go_on_differently(
     assert all_differ([*first.rollout.latents[:, 1], *second.rollout.latents[:, 1]])
 
 
-def test_with_one_noise_per_group_its_videos_differ_by_their_steps_alone(make_training: Callable[..., Run]):
+def test_with_one_noise_per_group_its_videos_differ_by_their_steps_alone(make_training):
     latents = collect_round(make_training(use_same_noise=True)).rollout.latents
     assert torch.equal(latents[0, 0], latents[1, 0]) and torch.equal(latents[2, 0], latents[3, 0])
     assert all_differ([latents[0, 0], latents[2, 0], *latents[:, 1]])
 
 
-def test_a_round_is_compared_within_its_groups_and_advantages_are_bounded_as_asked(
-    make_training: Callable[..., Run],
-):
+def test_a_round_is_compared_within_its_groups_and_advantages_are_bounded_as_asked(make_training):
     for bound in (5.0, 0.5):
         training = make_training(adv_clip_max=bound, grpo_sampling_steps=1)
         trajectory = collect_round(training)
@@ -83,7 +75,7 @@ def test_a_round_is_compared_within_its_groups_and_advantages_are_bounded_as_ask
         assert advantages.abs().max() >= 0.5
 
 
-def test_every_video_has_the_conditioning_of_its_own_prompt(make_training: Callable[..., Run]):
+def test_every_video_has_the_conditioning_of_its_own_prompt(make_training):
     training = make_training()
     trajectory = collect_round(training)
     assert len(trajectory) == 4
@@ -96,9 +88,7 @@ def test_every_video_has_the_conditioning_of_its_own_prompt(make_training: Calla
         assert torch.equal(conditioning.glyph[row], expected.glyph[0])
 
 
-def test_the_seed_decides_prompts_noisy_steps_and_trained_steps_anew_each_round(
-    make_training: Callable[..., Run], tmp_path: Path
-):
+def test_the_seed_decides_prompts_noisy_steps_and_trained_steps_anew_each_round(make_training, tmp_path):
     csv = write_prompts(tmp_path / "many.csv", [f"prompt {number}" for number in range(50)])
     orders, chosen, noisy = [], [], []
     for seed in (42, 43):
@@ -114,7 +104,7 @@ def test_the_seed_decides_prompts_noisy_steps_and_trained_steps_anew_each_round(
     assert steps_of(compared.updates[0], 4).tolist() == [[0, 1, 2, 3]] * 4
 
 
-def test_an_update_takes_as_much_of_each_group_that_a_rank_has_a_part_of(make_training: Callable[..., Run]):
+def test_an_update_takes_as_much_of_each_group_that_a_rank_has_a_part_of(make_training):
     """The first of two ranks has half of both groups: its videos 0 to 3, and 4 to 7."""
     training = make_training(gradient_accumulation_steps=2, updates_per_rollout=3)
     training.config.grpo.num_generations = 8

@@ -1,7 +1,6 @@
 """The average of the trained weights: the closed form, apart from the training, and where it can be taken."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,9 +34,7 @@ def train(make_training: Callable[..., Run], **settings: Any) -> tuple[Run, list
 
 
 @pytest.mark.parametrize("settings", [{}, {"ema_offload": True, "use_lora": True}], ids=["full", "adapter, offloaded"])
-def test_it_is_the_average_with_its_ramp_and_the_training_does_not_see_it(
-    make_training: Callable[..., Run], settings: dict[str, Any]
-):
+def test_it_is_the_average_with_its_ramp_and_the_training_does_not_see_it(make_training, settings):
     training, (average, *updates) = train(make_training, ema_decay=0.26, **settings)
     for decay, weights in zip((2 / 11, 3 / 12, 0.26), updates, strict=True):
         average = {name: decay * average[name] + (1 - decay) * weights[name] for name in average}
@@ -47,7 +44,7 @@ def test_it_is_the_average_with_its_ramp_and_the_training_does_not_see_it(
     assert all(torch.equal(others[-1][name], weights[name]) for name in weights)
 
 
-def test_a_skipped_update_leaves_it(make_training: Callable[..., Run]):
+def test_a_skipped_update_leaves_it(make_training):
     training = make_training(ema_decay=0.5, max_skipped_updates=3)
     optimization = training.state.optimization
     before = {name: weight.clone() for name, weight in optimization.ema.state_dict().items()}
@@ -62,7 +59,7 @@ def test_a_skipped_update_leaves_it(make_training: Callable[..., Run]):
 
 @pytest.mark.parametrize("use_lora", [False, True], ids=["full", "adapter"])
 def test_a_checkpoint_gives_policy_or_average_and_validation_samples_with_the_average(
-    make_training: Callable[..., Run], tiny_root: Path, use_lora: bool
+    make_training, tiny_root, use_lora
 ):
     settings = {"ema_decay": 0.5, "use_lora": use_lora, "max_steps": 2, "save_interval": 2, "validation_interval": 2}
     training = make_training(**settings)
@@ -83,7 +80,7 @@ def test_a_checkpoint_gives_policy_or_average_and_validation_samples_with_the_av
 
 
 def test_a_checkpoint_without_an_average_is_refused_before_a_model_is_read(
-    make_training: Callable[..., Run], tiny_root: Path, prompts_csv: Path, tmp_path: Path, capsys
+    make_training, tiny_root, prompts_csv, tmp_path, capsys
 ):
     training = make_training(max_steps=1)
     training.train()

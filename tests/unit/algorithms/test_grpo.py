@@ -1,7 +1,6 @@
 """One update against the paper's formulas, written again here with torch alone, one (sample, step) pair at a time."""
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
@@ -83,9 +82,7 @@ def reference(
 @pytest.mark.parametrize(
     ("kl", "weights"), [("fixed", (1.0, 0.0)), ("moving", (1.0, 0.0)), ("step", (0.0, 0.3)), ("dual", (0.7, 0.3))]
 )
-def test_an_update_follows_the_gradient_of_the_papers_loss(
-    make_training: Callable[..., Run], kl: str, weights: tuple[float, float]
-):
+def test_an_update_follows_the_gradient_of_the_papers_loss(make_training, kl, weights):
     """Anchor, rollout and policy have different weights, as in the second update of a round."""
     training, anchor = (
         make_training(
@@ -122,9 +119,7 @@ def test_an_update_follows_the_gradient_of_the_papers_loss(
 
 
 @pytest.mark.parametrize("use_muon", [False, True], ids=["AdamW", "Muon"])
-def test_an_update_moves_every_weight_and_makes_the_better_videos_likelier(
-    make_training: Callable[..., Run], use_muon: bool
-):
+def test_an_update_moves_every_weight_and_makes_the_better_videos_likelier(make_training, use_muon):
     training = make_training(use_muon=use_muon, learning_rate=1e-6, kl_weight=0)
     trajectory = collect_round(training)
     before = weights_of(training)

@@ -1,7 +1,6 @@
 """DiffusionNFT against its formulas (arXiv 2509.16117), written again here in numpy and one pair at a time."""
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -39,7 +38,7 @@ def losses_by_hand(v: float, old: float, noised: float, clean: float, sigma: flo
 
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("beta", [0.1, 1.0, 2.5])
-def test_errors_and_gradients_are_those_of_the_formula(beta: float, adaptive: bool):
+def test_errors_and_gradients_are_those_of_the_formula(beta, adaptive):
     drawn = np.random.default_rng(0).normal(size=(5, 4))
     sigma = np.array([1.0, 0.9, 0.5, 0.1, 0.01])
     v, old, noised, clean = (torch.tensor(column, dtype=torch.float64)[:, None] for column in drawn.T)
@@ -117,9 +116,7 @@ def reference(
     ],
     ids=["default", "plain errors", "KL to the base", "adapter, guidance, KL"],
 )
-def test_a_second_update_follows_the_gradient_of_the_formula(
-    make_training: Callable[..., Run], options: list[str], settings: dict
-):
+def test_a_second_update_follows_the_gradient_of_the_formula(make_training, options, settings):
     """Base, old policy and policy have different weights: the old one is of a round with a decay of one half."""
     options = {"algorithm_options": ["old_ramp=1.0", *options]}
     settings = TWO_UPDATES | {"max_grad_norm": 0.1} | options | settings
@@ -143,7 +140,7 @@ def test_a_second_update_follows_the_gradient_of_the_formula(
     assert said["nft/old_distance"] > 0 and expected.norm() > 0.1
 
 
-def test_the_old_policy_samples_and_follows_with_the_published_ramp(make_training: Callable[..., Run]):
+def test_the_old_policy_samples_and_follows_with_the_published_ramp(make_training):
     training = make_training(algorithm="nft", algorithm_options=["old_ramp=0.25", "old_decay=0.4"])
     old, decays, sampled_with = weights_of(training), [], []
     training.policy.transformer.register_forward_pre_hook(lambda *_: sampled_with.append(weights_of(training)))
@@ -162,7 +159,7 @@ def test_the_old_policy_samples_and_follows_with_the_published_ramp(make_trainin
     assert decays == [0.25, 0.4, 0.4]
 
 
-def test_a_video_without_a_score_has_no_influence(make_training: Callable[..., Run]):
+def test_a_video_without_a_score_has_no_influence(make_training):
     def gradient(latents: float) -> Tensor:
         training = make_training(algorithm="nft", num_generations=4)
         trajectory = collect_round(training)
@@ -184,6 +181,6 @@ def test_a_video_without_a_score_has_no_influence(make_training: Callable[..., R
         (["old_decay=1.5"], "others in"),
     ],
 )
-def test_options_that_do_not_exist_or_cannot_be_are_refused(options: list[str], message: str):
+def test_options_that_do_not_exist_or_cannot_be_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         NFT.evaluations(load_config(["--algorithm", "nft", "--algorithm_options", *options]))

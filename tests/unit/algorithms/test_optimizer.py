@@ -18,7 +18,7 @@ def step_with(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, seed: i
 
 
 @pytest.mark.parametrize("shape", [(8, 5), (5, 8), (6, 6), (1, 7), (64, 32)])
-def test_muon_is_pytorchs_on_matrices(shape: tuple[int, int]):
+def test_muon_is_pytorchs_on_matrices(shape):
     ours, theirs = matrix(*shape), matrix(*shape)
     settings = {"lr": 0.05, "weight_decay": 0.1, "momentum": 0.95}
     optimizers = (
@@ -45,7 +45,7 @@ def test_muon_treats_a_convolution_as_its_flattened_matrix():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(16, 48), (48, 16)])
-def test_orthogonalizing_pushes_all_singular_values_towards_1(shape: tuple[int, int], dtype: torch.dtype):
+def test_orthogonalizing_pushes_all_singular_values_towards_1(shape, dtype):
     values = torch.linalg.svdvals(orthogonalize(matrix(*shape).detach() * 30, dtype=dtype))
     assert values.min() > 0.6
     assert values.max() < 1.3

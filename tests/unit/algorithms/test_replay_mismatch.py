@@ -1,6 +1,6 @@
 """A replay that does not repeat its rollout is measured, is told or stops the run, and cannot bend a first update."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -60,11 +60,7 @@ def gradient(training: Run, trajectory: Trajectory, *, on_policy: bool) -> tuple
     ],
 )
 def test_the_ratio_shows_a_mismatch_and_the_first_updates_gradient_keeps_its_direction(
-    make_training: Callable[..., Run],
-    mismatch: Callable,
-    deviation: tuple[float, float],
-    on_policy: float,
-    by_recorded: float,
+    make_training, mismatch, deviation, on_policy, by_recorded
 ):
     """Cosines with the gradient of a faithful replay. The clip by recorded ratios silences pairs before any step."""
     training = make_training(clip_range=1e-4)
@@ -80,7 +76,7 @@ def test_the_ratio_shows_a_mismatch_and_the_first_updates_gradient_keeps_its_dir
     assert torch.cosine_similarity(faithful, clipped, dim=0) < by_recorded
 
 
-def test_a_first_update_is_on_policy_and_later_ones_are_not(make_training: Callable[..., Run]):
+def test_a_first_update_is_on_policy_and_later_ones_are_not(make_training):
     training = make_training(updates_per_rollout=2, clip_range=1e-6, learning_rate=1e-4)
     first, second = training.algorithm.updates(collect_round(training))
     assert first["clip_fraction"] == 0 == first["kl/velocity"]
@@ -102,7 +98,7 @@ def config_of(**changed: object) -> Config:
         ({}, "The settings do not explain it"),
     ],
 )
-def test_a_mismatch_is_told_once_with_its_likely_cause(changed: dict[str, object], cause: str):
+def test_a_mismatch_is_told_once_with_its_likely_cause(changed, cause):
     watch = ReplayWatch(config_of(**changed))
     assert watch.observe({"ratio/max_deviation": 1e-4}) is None  # the clip range itself
     told = watch.observe({"ratio/max_deviation": 2e-3})
@@ -116,7 +112,7 @@ def test_an_algorithm_without_ratios_is_not_watched():
     assert ReplayWatch(config_of()).observe({"loss/total": 1.0}) is None
 
 
-def test_a_run_warns_once_and_goes_on(make_training: Callable[..., Run], capsys: pytest.CaptureFixture):
+def test_a_run_warns_once_and_goes_on(make_training, capsys):
     training = make_training(rollout_micro_batch_size=1, max_steps=2)
     training.policy.pipeline.autocast_dtype = torch.bfloat16
     training.train()

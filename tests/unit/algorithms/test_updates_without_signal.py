@@ -1,6 +1,6 @@
 """Where no video's reward differs from its group's, an update is counted and changes nothing."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -43,9 +43,7 @@ def only_the_first_round_differs(training: Run) -> None:
 
 
 @pytest.mark.parametrize("settings", ALGORITHMS.values(), ids=ALGORITHMS)
-def test_equal_scores_move_neither_weights_nor_moments_average_anchor_or_controller(
-    make_training: Make, settings: Mapping[str, Any]
-):
+def test_equal_scores_move_neither_weights_nor_moments_average_anchor_or_controller(make_training, settings):
     """The round before moved them, so that a KL, momentum and decay have something to act on."""
     training = make_training(**{**settings, **EAGER, "max_steps": 4})
     only_the_first_round_differs(training)
@@ -66,7 +64,7 @@ def test_equal_scores_move_neither_weights_nor_moments_average_anchor_or_control
     assert "Update 3 left the weights as they were" in log and "Update 2 left" not in log
 
 
-def test_the_velocity_term_has_no_gradient_in_a_rounds_first_update(make_training: Make):
+def test_the_velocity_term_has_no_gradient_in_a_rounds_first_update(make_training):
     """There its value is 0 and its gradient the sampled noise, however large its weight."""
     gradients = {}
     for weight in (0.0, 1e6):

@@ -19,14 +19,14 @@ def save(checkpoints: Path, step: int, **facts: object) -> Path:
     return begin_save(checkpoints, step, {"policy": {"w": torch.zeros(1)}}, facts).finish()
 
 
-def test_a_new_folder_lies_exactly_where_asked_and_is_made_by_the_runs_first_file(tmp_path: Path):
+def test_a_new_folder_lies_exactly_where_asked_and_is_made_by_the_runs_first_file(tmp_path):
     folder = open_run_folder(RunConfig(output_dir=str(tmp_path / "a" / "run")))
     assert folder.path == tmp_path / "a" / "run"
     assert not folder.path.exists()
     assert folder.resume_from is None
 
 
-def test_without_a_folder_it_is_named_after_run_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_a_folder_it_is_named_after_run_and_time(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder, now = open_run_folder(RunConfig(run_name="tiny")), datetime.now()
     then = datetime.strptime(str(folder.path), "outputs/tiny-%Y%m%d-%H%M%S")
@@ -34,7 +34,7 @@ def test_without_a_folder_it_is_named_after_run_and_time(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints"])
-def test_a_used_folder_is_refused_with_the_two_ways_on(tmp_path: Path, name: str):
+def test_a_used_folder_is_refused_with_the_two_ways_on(tmp_path, name):
     if name == "checkpoints":
         save(tmp_path / name, 1)
     else:
@@ -44,7 +44,7 @@ def test_a_used_folder_is_refused_with_the_two_ways_on(tmp_path: Path, name: str
 
 
 @pytest.mark.parametrize("name", ["rollouts", "samples", "tb", "metrics.jsonl", "console.log"])
-def test_something_else_where_the_run_writes_is_named_before_anything_is_loaded(tmp_path: Path, name: str):
+def test_something_else_where_the_run_writes_is_named_before_anything_is_loaded(tmp_path, name):
     if "." in name:
         os.mkfifo(tmp_path / name)
     else:
@@ -57,7 +57,7 @@ def test_something_else_where_the_run_writes_is_named_before_anything_is_loaded(
 
 
 @pytest.mark.parametrize("wanted", [None, "latest", "path"])
-def test_what_a_start_leaves_that_failed_before_its_first_update_is_no_run(tmp_path: Path, wanted: str | None):
+def test_what_a_start_leaves_that_failed_before_its_first_update_is_no_run(tmp_path, wanted):
     checkpoint = save(tmp_path / "old" / "checkpoints", 4)
     run = tmp_path / "run"
     for name in ("config.yaml", "console.log", "metrics.jsonl", ".lock", "tb/events.out.tfevents.1", "notes.txt"):
@@ -69,7 +69,7 @@ def test_what_a_start_leaves_that_failed_before_its_first_update_is_no_run(tmp_p
     assert folder.resume_from == (checkpoint if wanted == str(checkpoint) else None)
 
 
-def test_of_a_folder_that_has_lost_latest_the_only_checkpoint_is_continued_and_several_are_refused(tmp_path: Path):
+def test_of_a_folder_that_has_lost_latest_the_only_checkpoint_is_continued_and_several_are_refused(tmp_path):
     checkpoints = tmp_path / "checkpoints"
     config = RunConfig(output_dir=str(tmp_path), resume_from_checkpoint="latest", seed=777)
     only = save(checkpoints, 1)
@@ -83,7 +83,7 @@ def test_of_a_folder_that_has_lost_latest_the_only_checkpoint_is_continued_and_s
         open_run_folder(config)
 
 
-def test_another_runs_checkpoint_is_not_continued_in_a_used_folder(tmp_path: Path):
+def test_another_runs_checkpoint_is_not_continued_in_a_used_folder(tmp_path):
     other = save(tmp_path / "other" / "checkpoints", 4)
     own = save(tmp_path / "run" / "checkpoints", 2)
     config = RunConfig(output_dir=str(tmp_path / "run"), resume_from_checkpoint=str(other))
@@ -96,7 +96,7 @@ def test_another_runs_checkpoint_is_not_continued_in_a_used_folder(tmp_path: Pat
         open_run_folder(config)
 
 
-def test_a_run_from_another_ones_checkpoint_begins_again_from_it_until_it_has_its_own(tmp_path: Path):
+def test_a_run_from_another_ones_checkpoint_begins_again_from_it_until_it_has_its_own(tmp_path):
     other, run = save(tmp_path / "other" / "checkpoints", 4), tmp_path / "run"
     config = load_config(["--output_dir", str(run), "--resume_from_checkpoint", str(other)])
     run.mkdir()
@@ -110,7 +110,7 @@ def test_a_run_from_another_ones_checkpoint_begins_again_from_it_until_it_has_it
         open_run_folder(config.run)
 
 
-def test_an_own_checkpoint_is_continued_by_whatever_path_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_own_checkpoint_is_continued_by_whatever_path_it_is_named(tmp_path, monkeypatch):
     own = save(tmp_path / "run" / "checkpoints", 2)
     (tmp_path / "alias").symlink_to(tmp_path / "run")
     (tmp_path / "good").symlink_to(own)
@@ -124,7 +124,7 @@ def test_an_own_checkpoint_is_continued_by_whatever_path_it_is_named(tmp_path: P
         assert open_run_folder(RunConfig(output_dir="run", resume_from_checkpoint=name)).continues_itself
 
 
-def test_a_run_that_came_in_between_is_noticed_before_anything_is_written(tmp_path: Path):
+def test_a_run_that_came_in_between_is_noticed_before_anything_is_written(tmp_path):
     config = RunConfig(output_dir=str(tmp_path / "run"), resume_from_checkpoint="latest")
     new = open_run_folder(config)
     new.require_unchanged(config)
@@ -137,7 +137,7 @@ def test_a_run_that_came_in_between_is_noticed_before_anything_is_written(tmp_pa
         new.require_unchanged(replace(config, resume_from_checkpoint=None))
 
 
-def test_a_new_folder_continues_a_checkpoint_that_can_be_read(tmp_path: Path):
+def test_a_new_folder_continues_a_checkpoint_that_can_be_read(tmp_path):
     wanted = save(tmp_path / "old" / "checkpoints", 4)
     config = RunConfig(output_dir=str(tmp_path / "new"), resume_from_checkpoint=str(wanted))
     assert open_run_folder(config).resume_from == wanted
@@ -146,7 +146,7 @@ def test_a_new_folder_continues_a_checkpoint_that_can_be_read(tmp_path: Path):
         open_run_folder(config)
 
 
-def test_videos_of_a_policy_that_was_thrown_away_are_moved_aside(tmp_path: Path):
+def test_videos_of_a_policy_that_was_thrown_away_are_moved_aside(tmp_path):
     folder = open_run_folder(RunConfig(output_dir=str(tmp_path)))
     for name in ("samples/step_2", "samples/step_4", "rollouts/step_2", "rollouts/step_4", "samples/notes"):
         (tmp_path / name).mkdir(parents=True)

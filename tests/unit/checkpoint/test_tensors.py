@@ -81,14 +81,14 @@ def offsets(value: object) -> Callable[[dict[str, Any]], object]:
         sharding("[" * 10**5),
     ],
 )
-def test_a_header_that_does_not_fit_is_refused_by_name(file: Path, change: Callable):
+def test_a_header_that_does_not_fit_is_refused_by_name(file, change):
     with_header(file, change)
     verify_files(file.parent)
     with pytest.raises(ValueError, match=f"'{file.parent}' is not a readable checkpoint: .*Copy it again"):
         StoredTensors(file.parent)
 
 
-def test_a_header_longer_than_the_file_is_refused(file: Path):
+def test_a_header_longer_than_the_file_is_refused(file):
     file.write_bytes(struct.pack("<Q", 2**62) + file.read_bytes()[8:])
     sign(file.parent)
     with pytest.raises(ValueError, match="is not a readable checkpoint"):
@@ -96,7 +96,7 @@ def test_a_header_longer_than_the_file_is_refused(file: Path):
 
 
 @pytest.mark.parametrize("place", [0, 8, 40, -1])
-def test_an_honest_file_passes_and_one_cut_short_does_not(file: Path, place: int):
+def test_an_honest_file_passes_and_one_cut_short_does_not(file, place):
     StoredTensors(file.parent)
     file.write_bytes(file.read_bytes()[:place])
     for signed in (False, True):
@@ -108,7 +108,7 @@ def test_an_honest_file_passes_and_one_cut_short_does_not(file: Path, place: int
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder", "link"])
 @pytest.mark.parametrize("beside", [False, True])
-def test_what_is_no_regular_file_is_not_opened(file: Path, kind: str, beside: bool):
+def test_what_is_no_regular_file_is_not_opened(file, kind, beside):
     elsewhere = file.rename(file.parents[1] / "elsewhere") if not beside else file
     place = file.with_name("other.safetensors") if beside else file
     if kind == "folder":
@@ -156,7 +156,7 @@ def read_sharded(folder: Path, shape: tuple[int, ...]) -> bool:
 
 
 @pytest.mark.parametrize(("shape", "beside"), [((2,), True), ((4,), False), ((2, 2), False)], ids=["2", "4", "HSDP"])
-def test_shards_come_back_bit_for_bit_on_any_number_of_ranks(tmp_path: Path, shape: tuple[int, ...], beside: bool):
+def test_shards_come_back_bit_for_bit_on_any_number_of_ranks(tmp_path, shape, beside):
     ranks = torch.Size(shape).numel()
     run_on_ranks(ranks, write_sharded, tmp_path, shape, beside)
     assert all(run_on_ranks(ranks, read_sharded, tmp_path, shape))

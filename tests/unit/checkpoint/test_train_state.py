@@ -8,7 +8,6 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -61,7 +60,7 @@ def assert_whole(checkpoint: Path, step: int) -> None:
             assert torch.equal(received[group][name], value), name
 
 
-def test_tensors_and_facts_come_back_and_what_a_killed_save_has_left_goes(tmp_path: Path):
+def test_tensors_and_facts_come_back_and_what_a_killed_save_has_left_goes(tmp_path):
     left = tmp_path / "step_2.partial"
     left.mkdir()
     (left / "weights").write_bytes(b"half")
@@ -72,7 +71,7 @@ def test_tensors_and_facts_come_back_and_what_a_killed_save_has_left_goes(tmp_pa
     assert (facts["round"], facts["text"]) == (6, "ü")
 
 
-def test_an_old_checkpoint_that_cannot_be_deleted_stops_nothing(tmp_path: Path):
+def test_an_old_checkpoint_that_cannot_be_deleted_stops_nothing(tmp_path):
     moved = save(tmp_path / "elsewhere", 1)
     (tmp_path / "step_1").symlink_to(moved)  # moved to another disk by hand: only the link may go
     save(tmp_path, 2, keep_last=1)
@@ -80,7 +79,7 @@ def test_an_old_checkpoint_that_cannot_be_deleted_stops_nothing(tmp_path: Path):
     assert_whole(moved, 1)
 
 
-def test_a_linked_checkpoint_that_is_made_again_stays_where_it_was_moved_and_stops_no_later_save(tmp_path: Path):
+def test_a_linked_checkpoint_that_is_made_again_stays_where_it_was_moved_and_stops_no_later_save(tmp_path):
     checkpoints, moved = tmp_path / "checkpoints", tmp_path / "disk" / "step_5"
     for step in (3, 5):
         save(checkpoints, step)
@@ -100,9 +99,7 @@ def test_a_linked_checkpoint_that_is_made_again_stays_where_it_was_moved_and_sto
     "make", [os.mkfifo, lambda path: path.symlink_to("nowhere"), Path.touch], ids=["pipe", "lost link", "file"]
 )
 @pytest.mark.parametrize("name", ["step_2", "step_2.replaced", "step_2.partial", "step_1.replaced"])
-def test_a_pipe_a_lost_link_or_a_file_in_a_checkpoints_place_stops_neither_a_resume_nor_a_save(
-    tmp_path: Path, name: str, make: Callable
-):
+def test_a_pipe_a_lost_link_or_a_file_in_a_checkpoints_place_stops_neither_a_resume_nor_a_save(tmp_path, name, make):
     save(tmp_path, 1)
     make(tmp_path / name)
     assert latest_checkpoint(tmp_path) == tmp_path / "step_1"
@@ -112,7 +109,7 @@ def test_a_pipe_a_lost_link_or_a_file_in_a_checkpoints_place_stops_neither_a_res
     assert sorted(path.name for path in tmp_path.iterdir()) == [LATEST, "step_1", "step_2"]
 
 
-def test_a_folder_of_the_users_beside_the_checkpoints_is_left_alone(tmp_path: Path):
+def test_a_folder_of_the_users_beside_the_checkpoints_is_left_alone(tmp_path):
     for name in ("step_final.partial", "step_final.replaced", "step_2_of_mine.replaced"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "notes").touch()
@@ -120,19 +117,19 @@ def test_a_folder_of_the_users_beside_the_checkpoints_is_left_alone(tmp_path: Pa
     assert latest_checkpoint(tmp_path).name == "step_1" and len(list(tmp_path.glob("*/notes"))) == 3
 
 
-def test_a_folder_that_cannot_be_made_is_a_save_that_failed(tmp_path: Path):
+def test_a_folder_that_cannot_be_made_is_a_save_that_failed(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(SaveError, match="Cannot save .*Not a directory.* GB are free there"):
         save(tmp_path / "file" / "checkpoints", 1)
 
 
-def test_a_step_that_is_made_again_replaces_its_checkpoint(tmp_path: Path):
+def test_a_step_that_is_made_again_replaces_its_checkpoint(tmp_path):
     save(tmp_path, 2)
     begin_save(tmp_path, 2, tensors(seed=7), {}).finish()
     assert torch.equal(tensors_of(tmp_path / "step_2")["policy.block.weight"], tensors(7)["policy"]["block.weight"])
 
 
-def test_old_checkpoints_go_only_after_the_new_one_is_in_place(tmp_path: Path):
+def test_old_checkpoints_go_only_after_the_new_one_is_in_place(tmp_path):
     assert latest_checkpoint(tmp_path) is None
     for step in (8, 9, 10, 11):
         save(tmp_path, step, keep_last=2)
@@ -143,7 +140,7 @@ def test_old_checkpoints_go_only_after_the_new_one_is_in_place(tmp_path: Path):
     assert latest_checkpoint(tmp_path).name == "step_2"
 
 
-def test_a_best_checkpoint_is_kept_and_one_that_was_deleted_by_hand_stops_no_save(tmp_path: Path):
+def test_a_best_checkpoint_is_kept_and_one_that_was_deleted_by_hand_stops_no_save(tmp_path):
     point(BEST, save(tmp_path, 1))
     for step in (2, 3):
         save(tmp_path, step, keep_last=1)
@@ -167,9 +164,7 @@ KILLS_OF_A_STEP_AGAIN = [*KILLS[:3], "between the two renames", "before latest m
     [(2, moment) for moment in KILLS] + [(1, moment) for moment in KILLS_OF_A_STEP_AGAIN],
     ids=[*KILLS, *(f"a step again, {moment}" for moment in KILLS_OF_A_STEP_AGAIN)],
 )
-def test_killed_at_any_moment_latest_names_a_whole_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, step: int
-):
+def test_killed_at_any_moment_latest_names_a_whole_checkpoint(tmp_path, monkeypatch, moment, step):
     save(tmp_path, 1)
     write, replace, replaced = dcp.save, os.replace, []
 
@@ -202,14 +197,14 @@ def test_killed_at_any_moment_latest_names_a_whole_checkpoint(
     assert sorted(path.name for path in tmp_path.iterdir()) == [LATEST, f"step_{step}"]
 
 
-def test_the_first_checkpoint_at_or_after_each_multiple_is_kept_for_good(tmp_path: Path):
+def test_the_first_checkpoint_at_or_after_each_multiple_is_kept_for_good(tmp_path):
     for step in (104, 152, 200, 304, 352, 400, 448):
         save(tmp_path, step, keep_last=1, keep_every=100)
     kept = ["step_104", "step_200", "step_304", "step_400", "step_448"]
     assert [path.name for path in checkpoints_of(tmp_path)] == kept
 
 
-def test_checkpoints_of_a_future_that_was_given_up_do_not_push_out_the_one_gone_back_to(tmp_path: Path):
+def test_checkpoints_of_a_future_that_was_given_up_do_not_push_out_the_one_gone_back_to(tmp_path):
     for step in (2, 4, 6, 8):
         save(tmp_path, step)
     save(tmp_path, 5, keep_last=2)
@@ -217,7 +212,7 @@ def test_checkpoints_of_a_future_that_was_given_up_do_not_push_out_the_one_gone_
     assert latest_checkpoint(tmp_path) == tmp_path / "step_5"
 
 
-def test_a_checkpoint_that_finds_no_room_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_checkpoint_that_finds_no_room_is_not_begun(tmp_path, monkeypatch):
     good = save(tmp_path, 1)
     size = sum(t.numel() * t.element_size() for group in tensors().values() for t in group.values())
     disk_usage = shutil.disk_usage
@@ -229,7 +224,7 @@ def test_a_checkpoint_that_finds_no_room_is_not_begun(tmp_path: Path, monkeypatc
     assert latest_checkpoint(tmp_path) == good
 
 
-def test_a_save_beside_the_training_holds_the_values_of_its_beginning_and_counts_when_finished(tmp_path: Path):
+def test_a_save_beside_the_training_holds_the_values_of_its_beginning_and_counts_when_finished(tmp_path):
     values = tensors(1)
     pending = begin_save(tmp_path, 1, values, {}, beside_training=True)
     values["policy"]["block.weight"].fill_(7)
@@ -238,7 +233,7 @@ def test_a_save_beside_the_training_holds_the_values_of_its_beginning_and_counts
     assert_whole(tmp_path / "step_1", 1)
 
 
-def test_what_cannot_be_written_says_so_and_leaves_the_last_checkpoint(tmp_path: Path):
+def test_what_cannot_be_written_says_so_and_leaves_the_last_checkpoint(tmp_path):
     good = save(tmp_path, 1)
     said = rf"Cannot save '{tmp_path / 'step_2'}'.*Earlier checkpoints are intact"
     with limited(resource.RLIMIT_FSIZE, 256), pytest.raises(SaveError, match=said):  # files end as on a full disk
@@ -248,7 +243,7 @@ def test_what_cannot_be_written_says_so_and_leaves_the_last_checkpoint(tmp_path:
     assert_whole(good, 1)
 
 
-def test_a_save_whose_folder_is_gone_does_not_say_that_earlier_checkpoints_are_there(tmp_path: Path):
+def test_a_save_whose_folder_is_gone_does_not_say_that_earlier_checkpoints_are_there(tmp_path):
     save(tmp_path / "run", 1)
     pending = begin_save(tmp_path / "run", 2, tensors(2), {})
     shutil.rmtree(tmp_path / "run")
@@ -257,7 +252,7 @@ def test_a_save_whose_folder_is_gone_does_not_say_that_earlier_checkpoints_are_t
     assert "intact" not in str(caught.value)
 
 
-def test_an_interrupted_save_does_not_ask_for_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_interrupted_save_does_not_ask_for_space(tmp_path, monkeypatch):
     def interrupt(*_: object, **__: object) -> None:
         signal.raise_signal(signal.SIGINT)
 
@@ -273,7 +268,7 @@ def test_an_interrupted_save_does_not_ask_for_space(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(("name", "damage"), [(DATA, "flipped"), (DATA, "truncated"), ("facts.json", "missing")])
-def test_damage_is_found_before_anything_is_read(tmp_path: Path, name: str, damage: str):
+def test_damage_is_found_before_anything_is_read(tmp_path, name, damage):
     checkpoint = save(tmp_path, 1)
     verify_files(checkpoint)
     file = checkpoint / name
@@ -286,7 +281,7 @@ def test_damage_is_found_before_anything_is_read(tmp_path: Path, name: str, dama
         verify_files(checkpoint)
 
 
-def test_a_file_that_the_manifest_does_not_have_is_named(tmp_path: Path):
+def test_a_file_that_the_manifest_does_not_have_is_named(tmp_path):
     checkpoint = save(tmp_path, 1)
     manifest = (checkpoint / MANIFEST).read_text()
     (checkpoint / MANIFEST).write_text('{"files": {}, "tensors": {}}')
@@ -299,7 +294,7 @@ def test_a_file_that_the_manifest_does_not_have_is_named(tmp_path: Path):
         verify_files(checkpoint)
 
 
-def test_another_precision_is_refused(tmp_path: Path):
+def test_another_precision_is_refused(tmp_path):
     checkpoint = save(tmp_path, 1)
     wanted = tensors()
     require_dtypes(StoredTensors(checkpoint), wanted)
@@ -325,7 +320,7 @@ def text_at(text: str) -> Callable[[Path], None]:
     ],
     ids=["a folder", "a pipe", "a broken link", "a lost step", "empty", "a path", "garbage"],
 )
-def test_latest_that_is_no_name_is_not_taken_for_a_new_folder(tmp_path: Path, make: Callable, said: str):
+def test_latest_that_is_no_name_is_not_taken_for_a_new_folder(tmp_path, make, said):
     save(tmp_path, 1)
     (tmp_path / LATEST).unlink()
     make(tmp_path / LATEST)
@@ -334,7 +329,7 @@ def test_latest_that_is_no_name_is_not_taken_for_a_new_folder(tmp_path: Path, ma
         latest_checkpoint(tmp_path)
 
 
-def test_facts_that_are_garbage_or_of_a_newer_format_name_the_checkpoint(tmp_path: Path):
+def test_facts_that_are_garbage_or_of_a_newer_format_name_the_checkpoint(tmp_path):
     checkpoint = save(tmp_path, 1)
     facts = json.loads((checkpoint / FACTS).read_text())
     (checkpoint / FACTS).write_text(json.dumps(facts | {"format": 3}))
@@ -350,7 +345,7 @@ def test_facts_that_are_garbage_or_of_a_newer_format_name_the_checkpoint(tmp_pat
 
 @pytest.mark.parametrize("truncated", [True, False], ids=["truncated", "missing"])
 @pytest.mark.parametrize("name", [DATA, MANIFEST])
-def test_a_truncated_or_missing_file_names_the_checkpoint(tmp_path: Path, name: str, truncated: bool):
+def test_a_truncated_or_missing_file_names_the_checkpoint(tmp_path, name, truncated):
     checkpoint = save(tmp_path, 1)
     content = (checkpoint / name).read_bytes()
     (checkpoint / name).unlink()
@@ -361,7 +356,7 @@ def test_a_truncated_or_missing_file_names_the_checkpoint(tmp_path: Path, name: 
 
 
 @pytest.mark.parametrize(("name", "shape"), [("block.scale", 5), ("block.weight", (5, 4))])
-def test_a_tensor_that_was_not_saved_or_has_another_shape_is_named(tmp_path: Path, name: str, shape: Any):
+def test_a_tensor_that_was_not_saved_or_has_another_shape_is_named(tmp_path, name, shape):
     checkpoint = save(tmp_path, 1)
     wanted = tensors()
     wanted["policy"][name] = torch.zeros(shape)
@@ -369,7 +364,7 @@ def test_a_tensor_that_was_not_saved_or_has_another_shape_is_named(tmp_path: Pat
         load_tensors(checkpoint, wanted)
 
 
-def test_every_file_is_on_the_disk_before_the_checkpoint_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_every_file_is_on_the_disk_before_the_checkpoint_gets_its_name(tmp_path, monkeypatch):
     synced, sync, replace = {}, os.fsync, os.replace
 
     def note(file: int) -> None:
@@ -387,7 +382,7 @@ def test_every_file_is_on_the_disk_before_the_checkpoint_gets_its_name(tmp_path:
     save(tmp_path, 1)
 
 
-def test_tensors_are_spread_over_files_of_a_limited_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_tensors_are_spread_over_files_of_a_limited_size(tmp_path, monkeypatch):
     monkeypatch.setattr("hyvideo.checkpoint.tensors.FILE_BYTES", 100)
     checkpoint = save(tmp_path, 1)
     assert len(list(checkpoint.glob("*.safetensors"))) == 3

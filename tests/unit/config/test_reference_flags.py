@@ -1,7 +1,6 @@
 """The reference implementation's commands are taken as they stand; what sets nothing here says so."""
 
 import shlex
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,7 @@ LAUNCHER = (
 
 
 @pytest.mark.parametrize("command", [TRAINING, LAUNCHER], ids=["readme", "launcher"])
-def test_the_references_commands_are_taken_as_they_stand(command: str, capsys: pytest.CaptureFixture):
+def test_the_references_commands_are_taken_as_they_stand(command, capsys):
     cfg = load_config(shlex.split(command))
     check_config(cfg, 8, files=False)
     assert (cfg.kl.kl_coef, cfg.parallel.sp_size, cfg.run.output_dir) == (1e-7, 2, "./outputs")
@@ -36,21 +35,15 @@ def test_a_flag_of_another_name_sets_ours():
 
 @pytest.mark.parametrize(
     ("version", "size", "taken"),
-    [
-        ("480p_t2v", "none", (480, 848)),
-        ("720p_i2v", "None", (720, 1280)),
-        ("720p_t2v", "480*864", (480, 864)),
-    ],
+    [("480p_t2v", "none", (480, 848)), ("720p_i2v", "None", (720, 1280)), ("720p_t2v", "480*864", (480, 864))],
 )
-def test_a_size_is_taken_in_the_references_spellings(version: str, size: str, taken: tuple[int, int]):
+def test_a_size_is_taken_in_the_references_spellings(version, size, taken):
     cfg = load_config(["--validation_fixed_size", size, "--pretrained_transformer_version", version])
     assert parse_size(cfg.validation.validation_fixed_size) == taken
 
 
 @pytest.mark.parametrize("name", WITHOUT_EFFECT)
-def test_a_flag_without_effect_is_taken_and_says_so_once(
-    name: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_flag_without_effect_is_taken_and_says_so_once(name, capsys, monkeypatch):
     for values in ([], ["4"], ["a red circle", "a blue square"]):
         assert load_config([f"--{name}", *values, "--eta", "0.4"]) == load_config(["--eta", "0.4"])
         (line,) = capsys.readouterr().err.splitlines()
@@ -65,7 +58,7 @@ def test_no_flag_of_ours_is_hidden():
     assert {alias.setting for alias in ALIASES.values()} <= {"", *SETTINGS}
 
 
-def test_a_switch_of_the_release_sets_a_word_of_ours_and_our_own_name_counts_more(tmp_path: Path):
+def test_a_switch_of_the_release_sets_a_word_of_ours_and_our_own_name_counts_more(tmp_path):
     (tmp_path / "run.yaml").write_text("parallel: {offload: [ema]}\nmodel: {enable_gradient_checkpointing: false}")
     file = ["--config", str(tmp_path / "run.yaml")]
 
@@ -93,7 +86,7 @@ def test_a_switch_of_the_release_sets_a_word_of_ours_and_our_own_name_counts_mor
         ("kl_compute_mode", "rollout_phase", "training_phase"),
     ],
 )
-def test_a_name_of_which_one_value_exists_takes_no_other(name: str, value: str, other: str, tmp_path: Path):
+def test_a_name_of_which_one_value_exists_takes_no_other(name, value, other, tmp_path):
     assert load_config([f"--{name}", value]) == load_config([])
     with pytest.raises(ValueError, match=f"--{name}: expected only .*; received '{other}'"):
         load_config([f"--{name}", other])

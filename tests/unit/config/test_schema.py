@@ -82,7 +82,7 @@ def test_every_number_has_a_range_and_nothing_else_has_one():
 
 
 @pytest.mark.parametrize("name", RANGES)
-def test_every_number_is_held_to_its_range(name: str):
+def test_every_number_is_held_to_its_range(name):
     low, high = RANGES[name][1:-1].split(", ")
     outside = [low] if RANGES[name][0] == "(" else [str(int(float(low)) - 1)]
     if high != "inf":
@@ -101,7 +101,7 @@ def test_the_defaults_lie_in_their_ranges_and_only_the_asked_settings_are_looked
 
 
 @pytest.mark.parametrize("name", [name for name, setting in SETTINGS.items() if setting.read_when])
-def test_a_condition_names_another_setting_and_one_of_its_values(name: str):
+def test_a_condition_names_another_setting_and_one_of_its_values(name):
     other, comparison, value = SETTINGS[name].read_when.split()
     config = load_config([f"--{other}={value}"])  # it refuses a value that the setting cannot have
     assert (unmet_condition(config, SETTINGS[name]) is None) == (comparison == "=") and comparison in ("=", "!=")

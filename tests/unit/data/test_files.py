@@ -42,7 +42,7 @@ SPECIAL: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("make", SPECIAL.values(), ids=SPECIAL)
-def test_a_pipe_a_socket_and_a_device_are_not_replaced_by_a_file(tmp_path: Path, make: Callable):
+def test_a_pipe_a_socket_and_a_device_are_not_replaced_by_a_file(tmp_path, make):
     path = tmp_path / "out.html"
     make(path)
     before = path.lstat()
@@ -52,14 +52,14 @@ def test_a_pipe_a_socket_and_a_device_are_not_replaced_by_a_file(tmp_path: Path,
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_an_open_file_of_a_process_keeps_its_link_even_where_it_is_an_ordinary_one(tmp_path: Path):
+def test_an_open_file_of_a_process_keeps_its_link_even_where_it_is_an_ordinary_one(tmp_path):
     with (tmp_path / "log").open("w") as file:
         (tmp_path / "stdout").symlink_to(f"/proc/self/fd/{file.fileno()}")
         with pytest.raises(OSError, match="an open file of a process"):
             check_output(tmp_path / "stdout")
 
 
-def test_a_name_that_fills_a_folders_entry_can_be_written_and_a_file_of_the_user_beside_it_stays(tmp_path: Path):
+def test_a_name_that_fills_a_folders_entry_can_be_written_and_a_file_of_the_user_beside_it_stays(tmp_path):
     path, beside = tmp_path / f"{'x' * 251}.mp4", tmp_path / f".page.{os.getpid()}.tmp.html"
     beside.write_text("the user's")
     for target in (path, tmp_path / "page.html"):
@@ -69,7 +69,7 @@ def test_a_name_that_fills_a_folders_entry_can_be_written_and_a_file_of_the_user
     assert beside.read_text() == "the user's"
 
 
-def test_an_output_that_is_an_input_by_whatever_name_is_refused(tmp_path: Path):
+def test_an_output_that_is_an_input_by_whatever_name_is_refused(tmp_path):
     (tmp_path / "votes.json").write_text("{}")
     (tmp_path / "link.json").symlink_to("votes.json")
     claim_output(tmp_path / "new.json", [tmp_path / "votes.json", "missing"])
@@ -78,7 +78,7 @@ def test_an_output_that_is_an_input_by_whatever_name_is_refused(tmp_path: Path):
             claim_output(tmp_path / name, ["missing", tmp_path / "votes.json"])
 
 
-def test_what_is_removed_is_what_lies_there_and_nothing_that_it_leads_to(tmp_path: Path):
+def test_what_is_removed_is_what_lies_there_and_nothing_that_it_leads_to(tmp_path):
     kept = tmp_path / "kept"
     kept.mkdir()
     (kept / "file").touch()

@@ -31,7 +31,7 @@ def hidden(mode: str) -> Image.Image:
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
 @pytest.mark.parametrize("kind", ["png", "webp"])
-def test_what_an_image_hides_is_white_and_no_colour_that_nobody_has_seen(tmp_path, mode: str, kind: str):
+def test_what_an_image_hides_is_white_and_no_colour_that_nobody_has_seen(tmp_path, mode, kind):
     hidden(mode).save(tmp_path / f"a.{kind}", lossless=True)
     image = read_image(str(tmp_path / f"a.{kind}"))
     right = (76, 76, 76) if mode == "LA" else (255, 0, 0)

@@ -33,7 +33,7 @@ def test_the_drawing_in_the_docstring_is_true():
         ((2, 1, 3, 3, 2), "dp_replicate 3.*\n.*batch_size 3 and num_generations 2"),  # each broken rule has its line
     ],
 )
-def test_an_impossible_layout_is_refused_with_its_numbers(sizes: tuple[int, ...], message: str):
+def test_an_impossible_layout_is_refused_with_its_numbers(sizes, message):
     with pytest.raises(ValueError, match=message):
         Layout(*sizes)
 
@@ -46,9 +46,7 @@ def test_a_runs_layout_has_all_of_its_sizes():
 
 @pytest.mark.parametrize("num_rollouts", [1, 2])
 @pytest.mark.parametrize(("batch_size", "dp_size"), [(4, 1), (1, 4), (2, 4), (4, 3), (8, 2)])
-def test_in_round_order_the_videos_are_those_of_one_rank_and_groups_are_contiguous(
-    batch_size: int, dp_size: int, num_rollouts: int
-):
+def test_in_round_order_the_videos_are_those_of_one_rank_and_groups_are_contiguous(batch_size, dp_size, num_rollouts):
     def assignments(layout: Layout, rank: int) -> list[Assignment]:
         return GroupSampler(5, layout.num_groups, 4, layout.positions(rank), seed=3).next_round()
 

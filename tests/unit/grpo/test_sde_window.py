@@ -47,6 +47,6 @@ def test_a_rank_may_hold_a_part_of_one_group():
 
 
 @pytest.mark.parametrize("size", [0, 6])
-def test_a_window_that_does_not_fit_is_refused(size: int):
+def test_a_window_that_does_not_fit_is_refused(size):
     with pytest.raises(ValueError, match=rf"sde_window_size must lie within \[1, 5\].*got {size}"):
         windows("sliding", size=size)

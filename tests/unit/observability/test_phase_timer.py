@@ -44,7 +44,7 @@ def wait_for_a_server(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def test_a_stuck_rank_prints_its_phase_and_the_stack_of_each_thread_again_and_again(tmp_path: Path):
+def test_a_stuck_rank_prints_its_phase_and_the_stack_of_each_thread_again_and_again(tmp_path):
     text = printed(tmp_path / "stderr", 0.2, [0.75])
     assert "rank 3: " in text
     assert text.count("in phase 'reward'") in (2, 3)
@@ -52,5 +52,5 @@ def test_a_stuck_rank_prints_its_phase_and_the_stack_of_each_thread_again_and_ag
     assert "Current thread" in text
 
 
-def test_a_rank_that_moves_prints_nothing(tmp_path: Path):
+def test_a_rank_that_moves_prints_nothing(tmp_path):
     assert printed(tmp_path / "stderr", 1.0, [0.4] * 4) == ""

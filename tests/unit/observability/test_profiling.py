@@ -52,7 +52,7 @@ def events_in(path: Path) -> list[str]:
     return [event.get("name", "") for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]]
 
 
-def test_the_second_round_is_recorded_and_the_seconds_are_of_so_many_updates(tmp_path: Path):
+def test_the_second_round_is_recorded_and_the_seconds_are_of_so_many_updates(tmp_path):
     assert run_rounds(tmp_path, 5, num_updates=2) == [False, False, True, False, False]
     assert events_in(tmp_path / "trace_rank0_rollout.json.gz").count("aten::addmm") == 1
     assert any("Backward" in name for name in events_in(tmp_path / "trace_rank0_update.json.gz"))
@@ -70,22 +70,21 @@ def test_what_whole_rounds_share_is_divided_by_all_of_their_updates(tmp_path, nu
     assert "over 4 update(s)" in table and 0.2 <= rollout_seconds(table) < 0.4
 
 
-def test_a_run_of_one_round_is_recorded_from_its_beginning_and_to_its_end(tmp_path: Path):
+def test_a_run_of_one_round_is_recorded_from_its_beginning_and_to_its_end(tmp_path):
     assert run_rounds(tmp_path, 1, num_updates=9, updates_per_round=2, rank=1) == [False, False]
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["trace_rank1_rollout.json.gz", "trace_rank1_update.json.gz"]  # phases.md is rank 0's
 
 
-def test_a_phase_of_many_passes_is_recorded_only_at_its_beginning(tmp_path: Path):
+def test_a_phase_of_many_passes_is_recorded_only_at_its_beginning(tmp_path):
     run_rounds(tmp_path, 2, num_updates=1, passes=PASSES + 5)
     assert events_in(tmp_path / "trace_rank0_rollout.json.gz").count("aten::addmm") == PASSES
 
 
 @pytest.mark.parametrize(
-    ("spans", "length"),
-    [([], 0), ([(0, 2), (5, 6)], 3), ([(4, 6), (0, 5)], 6), ([(0, 9), (2, 3), (8, 10)], 10)],
+    ("spans", "length"), [([], 0), ([(0, 2), (5, 6)], 3), ([(4, 6), (0, 5)], 6), ([(0, 9), (2, 3), (8, 10)], 10)]
 )
-def test_kernels_at_the_same_time_count_once(spans: list[tuple[float, float]], length: float):
+def test_kernels_at_the_same_time_count_once(spans, length):
     assert covered(spans) == length
 
 
