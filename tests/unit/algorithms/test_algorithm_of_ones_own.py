@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from hyvideo.algorithms.algorithm import Algorithm, Trajectory, algorithm_class
-from hyvideo.algorithms.grpo import GRPO
+from hyvideo.algorithms.algorithm import Algorithm, Trajectory
 from hyvideo.training.run import Run
 from tests.support.equal_runs import assert_same, rows_of
 from tests.support.reward_weighted import RewardWeighted
@@ -16,9 +15,7 @@ PATH = "tests.support.reward_weighted:RewardWeighted"
 IDEAS = "tests.support.own_ideas"
 
 
-def test_an_algorithm_of_ones_own_trains_the_bundled_model_and_a_resumed_run_equals_an_uninterrupted_one(
-    prompts_csv, tmp_path
-):
+def test_it_trains_the_bundled_model_and_a_resumed_run_equals_an_uninterrupted_one(prompts_csv, tmp_path):
     def bundled(name: str, **settings: object) -> Run:
         root = REPOSITORY / "assets" / "tiny"
         return training_of(arguments(root, prompts_csv, tmp_path / name, algorithm=PATH, **settings))
@@ -30,8 +27,7 @@ def test_an_algorithm_of_ones_own_trains_the_bundled_model_and_a_resumed_run_equ
     assert isinstance(whole.algorithm, RewardWeighted)
     assert any(not torch.equal(after[name], before[name]) for name in before)
     first.train()
-    saved = first.folder.checkpoints / "step_1"
-    resumed = bundled("resumed", max_steps=2, resume_from_checkpoint=saved)
+    resumed = bundled("resumed", max_steps=2, resume_from_checkpoint=first.folder.checkpoints / "step_1")
     resumed.train()
     assert rows_of(resumed.folder.path) == rows_of(whole.folder.path)[1:]
     assert_same(weights_of(resumed), after)
@@ -43,14 +39,19 @@ def test_final_latents_are_those_that_the_ode_leaves(make_training):
     assert trajectory.rollout.means is None and trajectory.rollout.log_probs is None
 
 
-def test_names_are_found_and_what_is_no_algorithm_is_refused():
-    assert algorithm_class("grpo") is GRPO
-    with pytest.raises(ValueError, match="there is no 'standard'; expected one of grpo, nft, or module:Class"):
-        algorithm_class("standard")
-    with pytest.raises(ValueError, match="cannot be imported"):
-        algorithm_class("tests.support.reward_weighted:Missing")
-    with pytest.raises(ValueError, match="must be a subclass of hyvideo.algorithms.algorithm.Algorithm"):
-        algorithm_class("pathlib:Path")
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"algorithm": "standard"}, "there is no 'standard'; expected one of grpo, nft, or module:Class"),
+        ({"algorithm": "tests.support.reward_weighted:Missing"}, "cannot be imported"),
+        ({"algorithm": "pathlib:Path"}, "must be a subclass of hyvideo.algorithms.algorithm.Algorithm"),
+        ({"sde_type": f"{IDEAS}:missing"}, "sde_type: .* cannot be imported"),
+        ({"sde_type": "sage"}, "did you mean 'sage_grpo'"),
+    ],
+)
+def test_what_is_no_algorithm_or_sampler_is_refused(make_training, settings, said):
+    with pytest.raises(ValueError, match=said):
+        make_training(**settings)
 
 
 class PlainGradient(Algorithm):
@@ -73,9 +74,7 @@ def test_updates_per_round_follows_updates_per_rollout_unless_a_class_sets_its_o
     assert make_training(algorithm=PATH, updates_per_rollout=2).algorithm.updates_per_round == 1
 
 
-def test_an_algorithm_that_miscounts_its_updates_is_told_what_its_number_means_and_not_to_resume_from_nothing(
-    make_training,
-):
+def test_one_that_miscounts_its_updates_is_told_what_its_number_means_and_not_to_resume_from_nothing(make_training):
     training = make_training(algorithm=PATH)
     training.algorithm.updates_per_round = 2
     told = "RewardWeighted made 1 updates of a round, but its updates_per_round is 2: .* follows updates_per_rollout, 1"
@@ -100,12 +99,3 @@ def test_a_sampler_and_a_trust_region_of_ones_own_train_with_exact_replay_and_eq
     told = second["loss/policy"] + second["kl/coef"] * max(second["kl/position"], second["kl/velocity"])
     assert second["kl/position"] > 0
     assert second["loss/total"] == pytest.approx(told, rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("sde_type", "said"),
-    [("tests.support.own_ideas:missing", "sde_type: .* cannot be imported"), ("sage", "did you mean 'sage_grpo'")],
-)
-def test_a_sampler_that_is_not_there_is_refused_before_a_model_is_loaded(make_training, sde_type, said):
-    with pytest.raises(ValueError, match=said):
-        make_training(sde_type=sde_type)

@@ -1,18 +1,19 @@
-"""What decides the videos of a round and what is trained of them: noise, groups, windows of steps, and the seed."""
+"""What decides the videos of a round, what is trained of them, and what each variant costs per video."""
 
 from itertools import combinations
 
+import pytest
 import torch
 from torch import Tensor
 
-from hyvideo.algorithms.algorithm import Trajectory
-from hyvideo.algorithms.grpo import ComparedRound
+from hyvideo.algorithms.algorithm import Evaluations, Trajectory, algorithm_class
+from hyvideo.config.loading import load_config
 from hyvideo.distributed.layout import Layout
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.timesteps import Pairs
 from hyvideo.models.reward_models.rewards import Scores
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Rollout
-from hyvideo.training.collect import Round, Rounds
+from hyvideo.training.collect import Rounds
 from hyvideo.training.run import Run
 from tests.support.training import PROMPTS, collect_round, write_prompts
 
@@ -21,20 +22,18 @@ def all_differ(tensors: list[Tensor]) -> bool:
     return not any(torch.equal(first, second) for first, second in combinations(tensors, 2))
 
 
-def rounds_of(training: Run, count: int) -> list[ComparedRound]:
-    """Rounds whose videos are all zero: only what is chosen for them counts."""
-    return [training.algorithm.compare(blank(training, training.rounds.next())) for _ in range(count)]
-
-
-def blank(training: Run, round: Round) -> Trajectory:
+def next_updates(training: Run) -> tuple[Pairs, ...]:
+    """The pairs of the next round's updates; its videos are all zero: only what is chosen for them counts."""
+    round = training.rounds.next()
     scores = Scores({}, torch.zeros(round.num_videos), {})
     rollout = Rollout(*[torch.zeros(len(round.prompts), 1)] * 4)
-    return Trajectory(round.index, (), round.positions, None, (), rollout, scores, {})
+    trajectory = Trajectory(round.index, (), round.positions, None, (), rollout, scores, {})
+    return training.algorithm.compare(trajectory).updates
 
 
-def steps_of(pairs: Pairs, num_videos: int) -> Tensor:
-    """A row of trained steps per video."""
-    return pairs.step_index.view(-1, num_videos).T
+def next_steps(training: Run) -> Tensor:
+    """A row of trained steps for each of the next round's four videos."""
+    return next_updates(training)[0].step_index.view(-1, 4).T
 
 
 def test_every_video_of_every_round_and_seed_starts_from_noise_of_its_own(make_training, tmp_path):
@@ -52,6 +51,7 @@ def test_with_noise_per_prompt_the_rounds_start_alike_and_go_on_differently(make
     first, second = (collect_round(training) for _ in range(2))
     again = [second.prompts.index(prompt) + place for prompt in dict.fromkeys(first.prompts) for place in range(2)]
     assert torch.equal(first.rollout.latents[:, 0], second.rollout.latents[again, 0])
+    assert all_differ([*first.rollout.latents[:, 0]])
     assert all_differ([*first.rollout.latents[:, 1], *second.rollout.latents[:, 1]])
 
 
@@ -78,11 +78,10 @@ def test_a_round_is_compared_within_its_groups_and_advantages_are_bounded_as_ask
 def test_every_video_has_the_conditioning_of_its_own_prompt(make_training):
     training = make_training()
     trajectory = collect_round(training)
-    assert len(trajectory) == 4
-    assert len(trajectory.conditioning) == 2  # one row per unique prompt
-    videos = torch.tensor([3, 0, 1])
-    conditioning = trajectory.conditioning_of(videos)
-    for row, video in enumerate(videos.tolist()):
+    assert len(trajectory) == 4 and len(trajectory.conditioning) == 2  # one row per unique prompt
+    videos = [3, 0, 1]
+    conditioning = trajectory.conditioning_of(torch.tensor(videos))
+    for row, video in enumerate(videos):
         expected = training.policy.pipeline.encode([trajectory.prompts[video]])
         assert torch.equal(conditioning.text[row], expected.text[0])
         assert torch.equal(conditioning.glyph[row], expected.glyph[0])
@@ -93,15 +92,14 @@ def test_the_seed_decides_prompts_noisy_steps_and_trained_steps_anew_each_round(
     orders, chosen, noisy = [], [], []
     for seed in (42, 43):
         training = make_training(train_video_csv=csv, seed=seed)
-        chosen += [steps_of(compared.updates[0], 4) for compared in rounds_of(training, 2)]
+        chosen += [next_steps(training) for _ in range(2)]
         orders.append([training.rounds.next().prompt_indices for _ in range(25)])
         windowed = make_training(train_video_csv=csv, seed=seed, sde_window="per_group", sde_window_size=1)
         noisy += [windowed.algorithm.noisy_steps(index, 4) for index in range(2)]
     assert orders[0] != orders[1]
     assert all_differ(chosen) and all_differ(noisy)
     assert all_differ([*chosen[0]])  # each video has an order of its own
-    (compared,) = rounds_of(make_training(enable_timestep_permutation=False), 1)
-    assert steps_of(compared.updates[0], 4).tolist() == [[0, 1, 2, 3]] * 4
+    assert next_steps(make_training(enable_timestep_permutation=False)).tolist() == [[0, 1, 2, 3]] * 4
 
 
 def test_an_update_takes_as_much_of_each_group_that_a_rank_has_a_part_of(make_training):
@@ -109,6 +107,37 @@ def test_an_update_takes_as_much_of_each_group_that_a_rank_has_a_part_of(make_tr
     training = make_training(gradient_accumulation_steps=2, updates_per_rollout=3)
     training.config.grpo.num_generations = 8
     training.rounds = Rounds(training.config, training.rounds.prompts, Mesh(layout=Layout(world_size=2)))
-    (compared,) = rounds_of(training, 1)
-    for pairs in compared.updates:
+
+    for pairs in next_updates(training):
         assert abs((pairs.sample_index < 4).sum() - (pairs.sample_index >= 4).sum()) <= 1
+
+
+NFT = ["--algorithm", "nft"]
+WINDOW = ["--sde_window", "first", "--sde_window_size"]
+OWN = ["--algorithm", "tests.support.reward_weighted:RewardWeighted"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected", "num_copies"),
+    [
+        ([], Evaluations(20, 20, 20), 1),
+        (["--kl_weight", "0"], Evaluations(20, 0, 20), 0),
+        (["--use_lora", "--use_moving_KL", "false"], Evaluations(20, 20, 20), 0),
+        (["--timestep_fraction", "0.6"], Evaluations(20, 12, 12), 1),
+        ([*WINDOW, "4"], Evaluations(20, 4, 4), 1),
+        ([*WINDOW, "4", "--timestep_fraction", "0.5"], Evaluations(20, 2, 2), 1),
+        (["--anchor_fraction", "0.25"], Evaluations(20, 5, 20), 1),
+        ([*WINDOW, "1", "--anchor_fraction", "0.5"], Evaluations(20, 1, 1), 1),
+        (["--sde_type", "cps"], Evaluations(20, 19, 19), 1),
+        (NFT, Evaluations(20, 20, 20), 1),
+        ([*NFT, "--timestep_fraction", "0.29"], Evaluations(20, 5, 5), 1),
+        ([*NFT, "--algorithm_options", "kl_weight=1e-4", "--timestep_fraction", "0.5"], Evaluations(20, 20, 10), 2),
+        ([*NFT, "--algorithm_options", "kl_weight=1e-4", "--use_lora"], Evaluations(20, 40, 20), 1),
+        (OWN, Evaluations(20, 0, 20), 0),
+    ],
+    ids=str,
+)
+def test_every_step_is_sampled_once_and_trained_steps_cost_one_more_per_phase(flags, expected, num_copies):
+    config = load_config(flags)
+    algorithm = algorithm_class(config.grpo.algorithm)
+    assert (algorithm.evaluations(config), algorithm.num_copies(config)) == (expected, num_copies)

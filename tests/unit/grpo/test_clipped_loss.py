@@ -1,4 +1,4 @@
-"""The clipped policy loss against a plain loop over samples."""
+"""The terms of the loss against plain loops and torch's Normal: clipped policy loss, equalizer and trust region."""
 
 import math
 
@@ -8,6 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hyvideo.grpo.clipped_loss import clipped_policy_loss, normalized_log_ratio
+from hyvideo.grpo.gradient_equalizer import equalizer_scales, velocity_gradients
+from hyvideo.grpo.trust_region import dual_kl, position_kl, velocity_kl
+from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 
 CLIP = 1e-2
 numbers = st.floats(-3, 3).map(lambda value: round(value, 6))
@@ -62,13 +65,13 @@ def test_the_normalized_log_ratio_is_the_gaussians_without_its_negative_part_tim
 @pytest.mark.parametrize(
     ("advantage", "ratio", "learns"),
     [
-        (1.0, 1.1, False),
-        (-1.0, 0.9, False),
-        (1.0, 0.9, True),
-        (-1.0, 1.1, True),
-        (1.0, 1.0, True),
-        (-1.0, 1.005, True),
-        (0.0, 1.1, False),
+        (1, 1.1, False),
+        (-1, 0.9, False),
+        (1, 0.9, True),
+        (-1, 1.1, True),
+        (1, 1, True),
+        (-1, 1.005, True),
+        (0, 1.1, False),
     ],
 )
 def test_the_gradient_is_zero_once_the_ratio_has_moved_past_the_clip_as_asked(advantage, ratio, learns):
@@ -108,3 +111,77 @@ def test_inputs_that_do_not_fit_are_refused_instead_of_broadcast(changed, messag
     arguments = dict.fromkeys(("log_probs", "old_log_probs", "advantages"), torch.zeros(4))
     with pytest.raises(ValueError, match=message):
         clipped_policy_loss(**(arguments | {"clip_range": CLIP, "scale": torch.ones(4)} | changed))
+
+
+@pytest.mark.parametrize(
+    ("norms", "scales"),
+    [
+        ([0.5, 4.0, 2.0], [4.0, 0.5, 1.0]),
+        ([8.0, 1.0, 2.0, 4.0], [0.25, 2.0, 1.0, 0.5]),  # the median of an even count is the lower middle
+        ([math.inf, 0.0, 1.0, math.nan, 2.0, 4.0], [1.0, 1.0, 2.0, 1.0, 1.0, 0.5]),  # steps without a usable norm
+        ([0.0, 0.0, 0.0], [1.0, 1.0, 1.0]),
+        ([1e-8], [0.5]),  # a norm as small as the epsilon
+    ],
+)
+def test_scales_bring_every_usable_norm_to_the_median(norms, scales):
+    torch.testing.assert_close(equalizer_scales(torch.tensor(norms)), torch.tensor(scales))
+    with pytest.raises(ValueError, match=r"norms must be \[K\].*\(2, 3\)"):
+        equalizer_scales(torch.ones(2, 3))
+
+
+def test_velocity_gradients_are_those_of_each_pair_alone_and_leave_the_graph_whole():
+    scheduler, generator = FlowMatchDiscreteScheduler(shift=5.0), torch.Generator().manual_seed(0)
+    scheduler.set_timesteps(4)
+    weights = scheduler.step_weights(sde_type="sage_grpo", eta=0.5)
+    norms = scheduler.gradient_norms(sde_type="sage_grpo", eta=0.5)
+    sample, velocity, noise = (torch.randn(3, 2, 50, generator=generator) for _ in range(3))
+    index, advantages, scales = torch.tensor([0, 1, 3]), torch.tensor([0.5, -2.0, 0.0]), torch.tensor([1.0, 0.3, 7.0])
+    velocity.requires_grad_()
+    mean, std = scheduler.transition(velocity, sample, index, sde_type="sage_grpo", eta=0.5)
+    log_probs = scheduler.log_prob(scheduler.sample_next(mean, std, noise), mean, std, sde_type="sage_grpo")
+    loss, _ = clipped_policy_loss(log_probs, log_probs.detach(), advantages, 1e-4, scales)
+    found = velocity_gradients(loss, mean, weights.velocity.abs()[index])
+    rms = noise.square().mean(dim=(1, 2)).sqrt()
+    torch.testing.assert_close(found, scales * advantages.abs() * norms[index] * rms, rtol=1e-4, atol=1e-6)
+    loss.backward()
+    per_pair = velocity.grad.flatten(1).norm(dim=1) * 3 * 100**0.5
+    torch.testing.assert_close(found, per_pair, rtol=1e-4, atol=1e-6)
+
+
+def test_position_kl_is_the_mean_divergence_of_two_normals_of_one_std():
+    generator = torch.Generator().manual_seed(0)
+    mean, anchor = (torch.randn(2, 3, 4, generator=generator, dtype=torch.float64) for _ in range(2))
+    std = torch.tensor([0.5, 2.0], dtype=torch.float64).reshape(2, 1, 1)
+    policies = [torch.distributions.Normal(mu, std.expand_as(mu)) for mu in (mean, anchor)]
+    expected = torch.distributions.kl_divergence(*policies).mean()
+    torch.testing.assert_close(position_kl(mean, anchor, std), expected, rtol=1e-4, atol=0)
+
+
+def test_position_kl_pulls_towards_the_anchor_is_zero_there_and_finite_for_a_deterministic_step():
+    mean = torch.tensor([[1.0, -2.0]], requires_grad=True)
+    position_kl(mean, torch.zeros(1, 2), torch.ones(1, 1)).backward()
+    torch.testing.assert_close(mean.grad, torch.tensor([[0.5, -1.0]]), rtol=1e-5, atol=0)
+    mean = torch.ones(2, 3)
+    assert position_kl(mean, mean.clone(), torch.zeros(1, 1)) == 0
+    assert position_kl(mean, mean + 1e-3, torch.zeros(1, 1)).item() == pytest.approx(0.5, rel=1e-3)
+
+
+def test_velocity_kl_is_the_mean_fall_of_the_log_prob():
+    old, new = torch.tensor([1.0, 2.0]), torch.tensor([0.5, 3.0], requires_grad=True)
+    value = velocity_kl(old, new)
+    value.backward()
+    assert value.item() == -0.25
+    assert new.grad.tolist() == [-0.5, -0.5]
+
+
+def test_dual_kl_weighs_both_terms():
+    position, velocity = torch.tensor(3.0), torch.tensor(-2.0)
+    assert dual_kl(position, velocity).item() == pytest.approx(2.8)
+    assert dual_kl(position, velocity, moving_weight=0.0, step_weight=0.5).item() == -1.0
+
+
+def test_tensors_of_different_shapes_are_refused_instead_of_broadcast():
+    with pytest.raises(ValueError, match=r"mean \(2, 3\) and anchor_mean \(1, 3\)"):
+        position_kl(torch.ones(2, 3), torch.ones(1, 3), torch.ones(1, 1))
+    with pytest.raises(ValueError, match=r"old_log_probs \(2, 1\) and log_probs \(2,\)"):
+        velocity_kl(torch.ones(2, 1), torch.ones(2))

@@ -11,17 +11,13 @@ def coefficients(controller: KLController, observed: list[float]) -> list[float]
     return [controller.update(kl) for kl in observed]
 
 
-def test_the_warm_up_is_a_straight_line_from_floor_to_ceiling_whatever_the_kl():
-    controller = KLController(max_coef=1.0, min_coef=0.2, warmup_updates=4)
-    assert controller.coefficient == 0.2
-    assert coefficients(controller, [9.0, 0.0, 9.0, 0.0]) == pytest.approx([0.4, 0.6, 0.8, 1.0])
-
-
-def test_the_warm_up_may_start_above_the_floor():
-    controller = KLController(max_coef=1.0, min_coef=0.2, start_coef=0.6, warmup_updates=4, target=0.1)
-    assert controller.coefficient == 0.6
-    assert coefficients(controller, [9.0] * 4) == pytest.approx([0.7, 0.8, 0.9, 1.0])
+@pytest.mark.parametrize(("start", "line"), [(None, [0.2, 0.4, 0.6, 0.8, 1.0]), (0.6, [0.6, 0.7, 0.8, 0.9, 1.0])])
+def test_the_warm_up_is_a_straight_line_from_floor_or_start_to_ceiling_whatever_the_kl(start, line):
+    controller = KLController(max_coef=1.0, min_coef=0.2, start_coef=start, warmup_updates=4, target=0.1)
+    assert controller.coefficient == line[0]
+    assert coefficients(controller, [9.0, 0.0, 9.0, 0.0]) == pytest.approx(line[1:])
     assert min(coefficients(controller, [9.0] * 30)) == 0.2
+    assert KLController(max_coef=1.0, min_coef=1.0, start_coef=1.0).coefficient == 1.0
 
 
 def test_the_paper_defaults_reach_the_ceiling_after_a_hundred_updates_which_is_also_the_target():
@@ -50,10 +46,6 @@ def test_the_controller_reacts_to_the_mean_of_the_last_ten_values():
     assert controller.update(0.1) == pytest.approx(0.9)  # 0.61 has left the window: mean 0.095
     assert coefficients(controller, [0.0] * 4)[-1] == pytest.approx(0.9)  # mean 0.06
     assert controller.update(-0.2) == pytest.approx(0.99)  # mean 0.03, below half the target
-
-
-def test_floor_start_and_ceiling_may_be_one():
-    assert KLController(max_coef=1.0, min_coef=1.0, start_coef=1.0).coefficient == 1.0
 
 
 def test_fixed_never_moves():

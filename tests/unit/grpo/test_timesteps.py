@@ -1,11 +1,54 @@
-"""Choosing the trained steps and dealing them to the updates of a round."""
+"""Where windows of noisy steps lie, which steps are trained, and how they are dealt to a round's updates."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hyvideo.grpo.sde_window import noisy_steps
 from hyvideo.grpo.timesteps import select_timesteps, split_updates
+
+ALL = torch.ones(5, dtype=torch.bool)
+
+
+def windows(placement: str, size: int = 2, round_index: int = 0, stochastic: torch.Tensor = ALL, **changes) -> list:
+    settings = {"num_samples": 4, "num_generations": 2, "interval": 3} | changes
+    generator = torch.Generator().manual_seed(round_index)
+    mask = noisy_steps(stochastic, placement, size, round_index=round_index, generator=generator, **settings)
+    assert mask.dtype == torch.bool
+    return [row.nonzero().flatten().tolist() for row in mask]
+
+
+def test_without_a_window_every_step_that_can_be_noisy_is_and_a_window_counts_only_these():
+    assert windows("all", size=9, stochastic=torch.tensor([False, True, True, True, False])) == [[1, 2, 3]] * 4
+    stochastic = torch.tensor([False, True, True, False, True])
+    assert windows("sliding", round_index=3, stochastic=stochastic) == [[2, 4]] * 4
+
+
+def test_the_first_steps_stay_and_a_sliding_window_moves_at_its_interval_and_begins_again_after_the_last():
+    assert [windows("first", round_index=index)[0] for index in (0, 7, 100)] == [[0, 1]] * 3
+    assert windows("first", size=5)[0] == [0, 1, 2, 3, 4]
+    places = [windows("sliding", round_index=index)[0] for index in (0, 2, 3, 6, 9, 11, 12, 15)]
+    assert places == [[0, 1], [0, 1], [1, 2], [2, 3], [3, 4], [3, 4], [0, 1], [1, 2]]
+
+
+def test_a_group_shares_its_step_and_groups_and_rounds_draw_their_own():
+    rounds = [windows("per_group", size=1, round_index=index, num_samples=40) for index in range(50)]
+    for rows in rounds:
+        assert all(rows[start] == rows[start + 1] for start in range(0, 40, 2))
+    drawn = torch.tensor([rows[start][0] for rows in rounds for start in range(0, 40, 2)]).bincount(minlength=5)
+    assert drawn.min() > 0.75 * 200  # each of five steps in 1000 draws
+    assert rounds[0] != rounds[1]
+    assert rounds[1] == windows("per_group", size=1, round_index=1, num_samples=40)
+    part = windows("per_group", num_samples=2, num_generations=4)  # what a rank may hold of a group
+    assert part[0] == windows("per_group", num_samples=4)[0]
+
+
+@pytest.mark.parametrize("size", [0, 6])
+def test_a_window_that_does_not_fit_is_refused(size):
+    with pytest.raises(ValueError, match=rf"sde_window_size must lie within \[1, 5\].*got {size}"):
+        windows("sliding", size=size)
+
 
 CPS_MASK = torch.tensor([True] * 9 + [False])
 
@@ -14,24 +57,24 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def test_without_permutation_all_samples_use_the_noisiest_trained_steps_in_order():
+def test_without_permutation_samples_use_the_noisiest_trained_steps_in_order_each_of_its_own_where_they_differ():
     mask = torch.tensor([False, True, True, True, True, False])
-    steps = select_timesteps(mask, 0.5, 3, permute=False, generator=seeded())
-    assert steps.tolist() == [[1, 2]] * 3
+    assert select_timesteps(mask, 0.5, 3, permute=False, generator=seeded()).tolist() == [[1, 2]] * 3
+    masks = torch.tensor([[True, True, False, False], [False, False, True, True]])
+    assert select_timesteps(masks, 1.0, 2, permute=False, generator=seeded()).tolist() == [[0, 1], [2, 3]]
+    assert select_timesteps(masks, 0.5, 2, permute=True, generator=seeded()).shape == (2, 1)
 
 
 def test_with_permutation_each_sample_has_its_own_order_of_distinct_trained_steps():
     steps = select_timesteps(CPS_MASK, 1.0, 50, permute=True, generator=seeded())
     assert torch.equal(steps.sort(dim=1).values, torch.arange(9).repeat(50, 1))
     assert len({tuple(row) for row in steps.tolist()}) > 45
-
-
-def test_permuted_fractions_train_every_step_equally_often():
     steps = select_timesteps(CPS_MASK, 0.5, 4000, permute=True, generator=seeded())
     assert steps.shape == (4000, 4)
     counts = steps.flatten().bincount(minlength=10)
-    assert counts[9] == 0
-    assert counts[:9].min() > 0.93 * 4000 * 4 / 9
+    assert counts[9] == 0 and counts[:9].min() > 0.93 * 4000 * 4 / 9  # every step equally often
+    chosen = [select_timesteps(CPS_MASK, 0.6, 8, permute=True, generator=seeded(seed)) for seed in (1, 1, 2)]
+    assert torch.equal(chosen[0], chosen[1]) and not torch.equal(chosen[0], chosen[2])
 
 
 @pytest.mark.parametrize(
@@ -41,19 +84,6 @@ def test_permuted_fractions_train_every_step_equally_often():
 def test_the_fraction_of_trained_steps_is_rounded_down(trained, fraction, kept):
     mask = torch.ones(trained, dtype=torch.bool)
     assert select_timesteps(mask, fraction, 1, permute=False, generator=seeded()).shape == (1, kept)
-
-
-def test_equal_seeds_choose_equally_and_different_seeds_differently():
-    chosen = [select_timesteps(CPS_MASK, 0.6, 8, permute=True, generator=seeded(seed)) for seed in (1, 1, 2)]
-    assert torch.equal(chosen[0], chosen[1])
-    assert not torch.equal(chosen[0], chosen[2])
-
-
-def test_samples_may_have_steps_of_their_own():
-    masks = torch.tensor([[True, True, False, False], [False, False, True, True]])
-    steps = select_timesteps(masks, 1.0, 2, permute=False, generator=seeded())
-    assert steps.tolist() == [[0, 1], [2, 3]]
-    assert select_timesteps(masks, 0.5, 2, permute=True, generator=seeded()).shape == (2, 1)
 
 
 def test_a_fraction_out_of_range_a_schedule_without_noise_and_more_updates_than_pairs_are_refused():

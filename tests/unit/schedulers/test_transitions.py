@@ -1,4 +1,4 @@
-"""Each transition against its formula by hand in float64, and its log-probability against torch's Normal."""
+"""The schedule, and each transition against its formula by hand in float64 and torch's Normal."""
 
 import math
 
@@ -7,15 +7,75 @@ import torch
 
 from hyvideo.schedulers.scheduling_flow_match_discrete import SDE_TYPES, FlowMatchDiscreteScheduler
 
+
+@pytest.mark.parametrize("shift", [0.3, 1.0, 1.1, 5.0, 7.0, 20.0])
+@pytest.mark.parametrize("num_steps", [1, 2, 20, 199])
+def test_sigmas_are_the_shifted_line_from_exactly_one_to_exactly_zero(num_steps, shift):
+    scheduler = scheduled(num_steps, shift=shift)
+    line = [1 - i / num_steps for i in range(num_steps + 1)]
+    expected = torch.tensor([shift * s / (1 + (shift - 1) * s) for s in line])
+    assert scheduler.sigmas.shape == (num_steps + 1,)
+    assert scheduler.sigmas.dtype == torch.float32
+    torch.testing.assert_close(scheduler.sigmas, expected, rtol=0, atol=1e-6)
+    assert scheduler.sigmas[0] == 1
+    assert scheduler.sigmas[-1] == 0
+    assert (scheduler.sigmas.diff() < 0).all()
+    assert scheduler.timesteps.dtype == torch.float32  # and unrounded
+    assert torch.equal(scheduler.timesteps, scheduler.sigmas[:-1] * 1000)
+
+
+def test_the_official_schedule_of_twelve_steps_at_shift_five():
+    timesteps = scheduled(12, shift=5.0).timesteps
+    torch.testing.assert_close(timesteps[:4], torch.tensor([1000.0, 982.1429, 961.5385, 937.5]), rtol=0, atol=1e-3)
+
+
+def test_a_second_call_replaces_the_first_schedule():
+    scheduler = scheduled(20)
+    scheduler.set_timesteps(4)
+    assert len(scheduler.timesteps) == 4
+    assert len(scheduler.gradient_norms(sde_type="sage_grpo", eta=0.5)) == 4
+    scheduler.set_timesteps(4, device="meta")
+    assert scheduler.sigmas.is_meta
+
+
+def test_settings_survive_saving_and_loading(tmp_path):
+    FlowMatchDiscreteScheduler(shift=7.0, sage_clamp=1e-2).save_pretrained(tmp_path)
+    loaded = FlowMatchDiscreteScheduler.from_pretrained(tmp_path)
+    assert (loaded.config.shift, loaded.config.num_train_timesteps, loaded.config.sage_clamp) == (7.0, 1000, 1e-2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"shift": 0.0}, "shift must be a positive number .* got 0.0"),
+        ({"shift": float("nan")}, "shift .* got nan"),
+        ({"num_train_timesteps": 0}, "num_train_timesteps .* got 0"),
+        ({"sage_clamp": 0.0}, "sage_clamp .* got 0.0"),
+        ({"sage_clamp": 1.0}, "sage_clamp .* got 1.0"),
+        ({"num_steps": 0}, "num_inference_steps must be at least 1, got 0"),
+    ],
+)
+def test_impossible_settings_are_refused_and_steps_that_are_not_set_yet(settings, message):
+    with pytest.raises(ValueError, match=message):
+        scheduled(**{"num_steps": 1} | settings)
+    with pytest.raises(ValueError, match="call set_timesteps"):
+        FlowMatchDiscreteScheduler().gradient_norms(sde_type="cps", eta=0.5)
+
+
 FLAVOURS = [name for name in SDE_TYPES if name != "ode"]
 NUM_STEPS, SHAPE, ETA = 10, (3, 4, 2, 5, 5), 0.6
+WRONG_NOISE = (("sage_grpo", -0.1), ("cps", 1.5), ("flow_grpo", math.inf))
+
+
+def scheduled(num_steps: int, **settings: float) -> FlowMatchDiscreteScheduler:
+    scheduler = FlowMatchDiscreteScheduler(**settings)
+    scheduler.set_timesteps(num_steps)
+    return scheduler
 
 
 @pytest.fixture
 def scheduler():
-    scheduler = FlowMatchDiscreteScheduler(shift=5.0)
-    scheduler.set_timesteps(NUM_STEPS)
-    return scheduler
+    return scheduled(NUM_STEPS, shift=5.0)
 
 
 @pytest.fixture
@@ -71,9 +131,12 @@ def test_mean_and_std_follow_the_written_formula(scheduler, tensors, sde_type, i
 @pytest.mark.parametrize("sde_type", FLAVOURS)
 def test_a_log_prob_is_the_mean_of_the_elements_log_densities_and_so_is_its_gradient(scheduler, tensors, sde_type):
     sample, velocity, noise = tensors
-    mean, std = scheduler.transition(velocity, sample, 3, sde_type=sde_type, eta=ETA)
-    stored, mean = scheduler.sample_next(mean, std, noise), (mean + 0.1 * sample).requires_grad_()
+    mean, std = scheduler.transition(velocity, sample, torch.tensor([0, 4, 8]), sde_type=sde_type, eta=ETA)
+    stored = scheduler.sample_next(mean, std, noise)
+    assert torch.equal(stored, mean + std * noise)
+    mean = (mean + 0.1 * sample).requires_grad_()
     log_prob = scheduler.log_prob(stored, mean, std, sde_type=sde_type)
+    assert log_prob.shape == (SHAPE[0],)
     (gradient,) = torch.autograd.grad(log_prob.sum(), mean)
     error, count = (stored - mean).detach().double(), math.prod(SHAPE[1:])
     if sde_type == "cps":
@@ -110,27 +173,6 @@ def test_without_noise_every_flavour_is_the_euler_step(scheduler, tensors, sde_t
         assert none.count_nonzero() == 0
 
 
-@pytest.mark.parametrize("sde_type", ["sage_grpo", "flow_grpo", "dance_grpo"])
-def test_log_prob_is_the_mean_log_density_of_a_normal(scheduler, tensors, sde_type):
-    sample, velocity, noise = tensors
-    index = torch.tensor([0, 4, 9])
-    mean, std = scheduler.transition(velocity, sample, index, sde_type=sde_type, eta=ETA)
-    stored = scheduler.sample_next(mean, std, noise)
-    assert torch.equal(stored, mean + std * noise)
-    density = torch.distributions.Normal(mean.double(), std.double().expand_as(mean)).log_prob(stored.double())
-    log_prob = scheduler.log_prob(stored, mean, std, sde_type=sde_type)
-    assert log_prob.shape == (SHAPE[0],)
-    torch.testing.assert_close(log_prob.double(), density.mean(dim=(1, 2, 3, 4)), rtol=1e-5, atol=1e-5)
-
-
-def test_cps_log_prob_is_the_squared_error_alone(scheduler, tensors):
-    sample, velocity, noise = tensors
-    mean, std = scheduler.transition(velocity, sample, 3, sde_type="cps", eta=ETA)
-    log_prob = scheduler.log_prob(scheduler.sample_next(mean, std, noise), mean, std, sde_type="cps")
-    expected = -(std.double().item() ** 2) * noise.double().square().mean(dim=(1, 2, 3, 4))
-    torch.testing.assert_close(log_prob.double(), expected, rtol=1e-5, atol=1e-7)
-
-
 def test_the_last_cps_step_is_deterministic_and_not_trained(scheduler, tensors):
     sample, velocity, noise = tensors
     mean, std = scheduler.transition(velocity, sample, NUM_STEPS - 1, sde_type="cps", eta=ETA)
@@ -141,70 +183,51 @@ def test_the_last_cps_step_is_deterministic_and_not_trained(scheduler, tensors):
 
 
 def test_a_deterministic_sage_step_has_log_prob_zero_and_zero_gradient():
-    scheduler = FlowMatchDiscreteScheduler(shift=9.0)
-    scheduler.set_timesteps(50)
-    assert scheduler.trained_steps(sde_type="sage_grpo", eta=0.5).tolist() == [False] + [True] * 49
+    scheduler = scheduled(50, shift=9.0)
     assert scheduler.gradient_norms(sde_type="sage_grpo", eta=0.5)[0] == 0
     sample, velocity = torch.randn(2, 6), torch.randn(2, 6, requires_grad=True)
     mean, std = scheduler.transition(velocity, sample, torch.tensor([0, 1]), sde_type="sage_grpo", eta=0.5)
     log_prob = scheduler.log_prob(mean + 0.1, mean, std, sde_type="sage_grpo")
-    assert log_prob[0] == 0
-    assert log_prob[1].isfinite()
+    assert log_prob[0] == 0 and log_prob[1].isfinite()
     log_prob.sum().backward()
-    assert velocity.grad[0].count_nonzero() == 0
-    assert velocity.grad[1].count_nonzero() == 6
+    assert [row.count_nonzero() for row in velocity.grad] == [0, 6]
 
 
 @pytest.mark.parametrize("sde_type", FLAVOURS)
 def test_half_precision_velocities_are_computed_on_in_float32(scheduler, tensors, sde_type):
-    sample, velocity, _ = tensors
-    rounded = velocity.bfloat16()
-    mean, _ = scheduler.transition(rounded, sample, 3, sde_type=sde_type, eta=ETA)
+    rounded, how = tensors[1].bfloat16(), {"sample": tensors[0], "index": 3, "sde_type": sde_type, "eta": ETA}
+    mean, _ = scheduler.transition(rounded, **how)
     assert mean.dtype == torch.float32
-    assert torch.equal(mean, scheduler.transition(rounded.float(), sample, 3, sde_type=sde_type, eta=ETA)[0])
+    assert torch.equal(mean, scheduler.transition(rounded.float(), **how)[0])
 
 
 @pytest.mark.parametrize(
-    ("index", "message"),
+    ("changed", "message"),
     [
-        (10, r"index must lie in 0\.\.9 for 10 steps, got 10"),
-        (-1, r"index must lie in 0\.\.9"),
-        (torch.tensor([0, 1]), r"LongTensor of shape \(3,\).*got torch.int64 of shape \(2,\)"),
-        (torch.tensor([0.0, 1.0, 2.0]), "got torch.float32"),
+        ({"index": 10}, r"index must lie in 0\.\.9 for 10 steps, got 10"),
+        ({"index": -1}, r"index must lie in 0\.\.9"),
+        ({"index": torch.tensor([0, 1])}, r"LongTensor of shape \(3,\).*got torch.int64 of shape \(2,\)"),
+        ({"index": torch.tensor([0.0, 1.0, 2.0])}, "got torch.float32"),
+        ({"velocity": torch.ones(1, 4, 2, 5, 5)}, r"velocity \(1, 4, 2, 5, 5\) and sample \(3, 4, 2, 5, 5\)"),
+        ({"sde_type": "sage_gpro"}, "'sage_gpro'.*sage_grpo, flow_grpo, dance_grpo, cps.*mean 'sage_grpo'"),
+        *(({"sde_type": name, "eta": eta}, f"eta must be .*{name}.*got {eta}") for name, eta in WRONG_NOISE),
     ],
 )
-def test_an_index_that_names_no_step_is_refused(scheduler, tensors, index, message):
-    sample, velocity, _ = tensors
+def test_what_names_no_step_of_a_flavour_is_refused(scheduler, tensors, changed, message):
+    step = {"velocity": tensors[1], "sample": tensors[0], "index": 0, "sde_type": "sage_grpo", "eta": ETA}
     with pytest.raises(ValueError, match=message):
-        scheduler.transition(velocity, sample, index, sde_type="sage_grpo", eta=ETA)
-
-
-def test_a_velocity_of_another_shape_and_an_unknown_flavour_are_refused(scheduler, tensors):
-    sample, velocity, _ = tensors
-    with pytest.raises(ValueError, match=r"velocity \(1, 4, 2, 5, 5\) and sample \(3, 4, 2, 5, 5\)"):
-        scheduler.transition(velocity[:1], sample, 0, sde_type="sage_grpo", eta=ETA)
-    with pytest.raises(ValueError, match="'sage_gpro'.*sage_grpo, flow_grpo, dance_grpo, cps.*mean 'sage_grpo'"):
-        scheduler.transition(velocity, sample, 0, sde_type="sage_gpro", eta=ETA)
+        scheduler.transition(**step | changed)
     with pytest.raises(ValueError, match="unknown sde_type"):
-        scheduler.log_prob(sample, sample, torch.ones(1), sde_type="ddpm")
-
-
-@pytest.mark.parametrize(("sde_type", "eta"), [("sage_grpo", -0.1), ("cps", 1.5), ("flow_grpo", math.inf)])
-def test_a_noise_strength_out_of_range_is_refused(scheduler, sde_type, eta):
-    with pytest.raises(ValueError, match=f"eta must be .*{sde_type}.*got {eta}"):
-        scheduler.trained_steps(sde_type=sde_type, eta=eta)
+        scheduler.log_prob(tensors[0], tensors[0], torch.ones(1), sde_type="ddpm")
     scheduler.trained_steps(sde_type="cps", eta=1.0)
 
 
 @pytest.mark.parametrize("sde_type", ["sage_grpo", "cps"])
-def test_rows_without_noise_take_the_odes_step(sde_type):
-    scheduler = FlowMatchDiscreteScheduler()
-    scheduler.set_timesteps(6)
-    sample, velocity = torch.randn(2, 3, 2, 4, 4), torch.randn(2, 3, 2, 4, 4)
-    noisy = torch.tensor([True, False])
+def test_rows_without_noise_take_the_odes_step(scheduler, tensors, sde_type):
+    sample, velocity, _ = tensors
+    noisy = torch.tensor([True, False, True])
     mean, std = scheduler.transition(velocity, sample, 2, sde_type=sde_type, eta=0.5, noisy=noisy)
     with_noise, sde_std = scheduler.transition(velocity, sample, 2, sde_type=sde_type, eta=0.5)
     without, _ = scheduler.transition(velocity, sample, 2, sde_type="ode", eta=0.0)
-    assert torch.equal(mean[0], with_noise[0])
-    assert torch.equal(mean[1], without[1])
-    assert std.flatten().tolist() == [sde_std.item(), 0.0]
+    assert torch.equal(mean[noisy], with_noise[noisy]) and torch.equal(mean[~noisy], without[~noisy])
+    assert std.flatten().tolist() == [sde_std.item(), 0.0, sde_std.item()]
