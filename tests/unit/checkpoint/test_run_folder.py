@@ -35,20 +35,14 @@ def test_without_a_folder_it_is_named_after_run_and_time(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints"])
 def test_a_used_folder_is_refused_with_the_two_ways_on(tmp_path, name):
-    if name == "checkpoints":
-        save(tmp_path / name, 1)
-    else:
-        (tmp_path / name).write_text('{"step": 1}\n')
+    save(tmp_path / name, 1) if name == "checkpoints" else (tmp_path / name).write_text('{"step": 1}\n')
     with pytest.raises(ValueError, match=rf"already holds a run \({name}\).*resume_from_checkpoint latest.*another"):
         open_run_folder(RunConfig(output_dir=str(tmp_path)))
 
 
 @pytest.mark.parametrize("name", ["rollouts", "samples", "tb", "metrics.jsonl", "console.log"])
 def test_something_else_where_the_run_writes_is_named_before_anything_is_loaded(tmp_path, name):
-    if "." in name:
-        os.mkfifo(tmp_path / name)
-    else:
-        (tmp_path / name).touch()
+    os.mkfifo(tmp_path / name) if "." in name else (tmp_path / name).touch()
     with pytest.raises(ValueError, match=rf"{name}' must be a (file|folder) or not be there. Move it away"):
         open_run_folder(RunConfig(output_dir=str(tmp_path), resume_from_checkpoint="latest"))
     (tmp_path / "file").touch()
@@ -87,8 +81,7 @@ def test_another_runs_checkpoint_is_not_continued_in_a_used_folder(tmp_path):
     other = save(tmp_path / "other" / "checkpoints", 4)
     own = save(tmp_path / "run" / "checkpoints", 2)
     config = RunConfig(output_dir=str(tmp_path / "run"), resume_from_checkpoint=str(other))
-    said = r"already holds another run \(checkpoints\).*_checkpoint latest; .*another --out"
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=r"holds another run \(checkpoints\).*_checkpoint latest; .*another --out"):
         open_run_folder(config)
     shutil.rmtree(own.parent)
     (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}\n')

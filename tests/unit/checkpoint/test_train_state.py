@@ -1,4 +1,4 @@
-"""A checkpoint is whole or not there, comes back bit for bit, and a damaged one says so."""
+"""A checkpoint is whole or not there, comes back bit for bit, and a damaged one or one of another model says so."""
 
 import json
 import os
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from diffusers import HunyuanVideo15Transformer3DModel
 
 from hyvideo.checkpoint.manifest import MANIFEST, verify_files
 from hyvideo.checkpoint.tensors import StoredTensors, load_tensors, require_dtypes
@@ -27,19 +28,21 @@ from hyvideo.checkpoint.train_state import (
     point,
     read_facts,
 )
+from hyvideo.checkpoint.trained_policy import check_checkpoint, load_trained_policy
+from hyvideo.models.attention import install_attention
+from hyvideo.models.loading import load_transformer
 from tests.support.equal_runs import tensors_of
 from tests.support.limits import limited
+from tests.support.training import collect_round
 
 DATA = "shard-00001-model-00001-of-00001.safetensors"
 
 
 def tensors(seed: int = 0) -> dict[str, dict[str, torch.Tensor]]:
     generator = torch.Generator().manual_seed(seed)
+    weight, bias = torch.randn(5, 3, generator=generator), torch.randn(5, generator=generator).bfloat16()
     return {
-        "policy": {
-            "block.weight": torch.randn(5, 3, generator=generator),
-            "block.bias": torch.randn(5, generator=generator).bfloat16(),
-        },
+        "policy": {"block.weight": weight, "block.bias": bias},
         "optimizer": {"step": torch.tensor(float(seed)), "count": torch.tensor([seed])},
         "rng": {"cpu": generator.get_state()},
         "ema": {"nothing": torch.zeros(0, 3), "row": torch.full((9, 9), seed)[2:4]},
@@ -56,8 +59,7 @@ def assert_whole(checkpoint: Path, step: int) -> None:
     load_tensors(checkpoint, received)
     for group, expected in tensors(step).items():
         for name, value in expected.items():
-            assert received[group][name].dtype == value.dtype
-            assert torch.equal(received[group][name], value), name
+            assert received[group][name].dtype == value.dtype and torch.equal(received[group][name], value), name
 
 
 def test_tensors_and_facts_come_back_and_what_a_killed_save_has_left_goes(tmp_path):
@@ -104,8 +106,8 @@ def test_a_pipe_a_lost_link_or_a_file_in_a_checkpoints_place_stops_neither_a_res
     make(tmp_path / name)
     assert latest_checkpoint(tmp_path) == tmp_path / "step_1"
     save(tmp_path, 2)
-    assert_whole(tmp_path / "step_1", 1)
-    assert_whole(tmp_path / "step_2", 2)
+    for step in (1, 2):
+        assert_whole(tmp_path / f"step_{step}", step)
     assert sorted(path.name for path in tmp_path.iterdir()) == [LATEST, "step_1", "step_2"]
 
 
@@ -129,15 +131,20 @@ def test_a_step_that_is_made_again_replaces_its_checkpoint(tmp_path):
     assert torch.equal(tensors_of(tmp_path / "step_2")["policy.block.weight"], tensors(7)["policy"]["block.weight"])
 
 
-def test_old_checkpoints_go_only_after_the_new_one_is_in_place(tmp_path):
+@pytest.mark.parametrize(
+    ("saves", "options", "kept"),
+    [
+        ([8, 9, 10, 11], {"keep_last": 2}, [10, 11]),
+        ([104, 152, 200, 304, 352, 400, 448], {"keep_last": 1, "keep_every": 100}, [104, 200, 304, 400, 448]),
+    ],
+)
+def test_of_old_checkpoints_those_asked_for_stay_and_those_of_a_given_up_future(tmp_path, saves, options, kept):
     assert latest_checkpoint(tmp_path) is None
-    for step in (8, 9, 10, 11):
-        save(tmp_path, step, keep_last=2)
-        assert latest_checkpoint(tmp_path) == tmp_path / f"step_{step}"
-    assert [path.name for path in checkpoints_of(tmp_path)] == ["step_10", "step_11"]
-    save(tmp_path, 2, keep_last=1)  # a run that was resumed from further back
-    assert (tmp_path / "step_2").is_dir()
-    assert latest_checkpoint(tmp_path).name == "step_2"
+    for step in saves:
+        assert save(tmp_path, step, **options) == latest_checkpoint(tmp_path) == tmp_path / f"step_{step}"
+    assert checkpoints_of(tmp_path) == [tmp_path / f"step_{step}" for step in kept]
+    assert save(tmp_path, 7, keep_last=1) == latest_checkpoint(tmp_path)  # resumed from further back
+    assert checkpoints_of(tmp_path) == [tmp_path / f"step_{step}" for step in [7, *kept]]
 
 
 def test_a_best_checkpoint_is_kept_and_one_that_was_deleted_by_hand_stops_no_save(tmp_path):
@@ -197,24 +204,16 @@ def test_killed_at_any_moment_latest_names_a_whole_checkpoint(tmp_path, monkeypa
     assert sorted(path.name for path in tmp_path.iterdir()) == [LATEST, f"step_{step}"]
 
 
-def test_the_first_checkpoint_at_or_after_each_multiple_is_kept_for_good(tmp_path):
-    for step in (104, 152, 200, 304, 352, 400, 448):
-        save(tmp_path, step, keep_last=1, keep_every=100)
-    kept = ["step_104", "step_200", "step_304", "step_400", "step_448"]
-    assert [path.name for path in checkpoints_of(tmp_path)] == kept
-
-
 def test_checkpoints_of_a_future_that_was_given_up_do_not_push_out_the_one_gone_back_to(tmp_path):
     for step in (2, 4, 6, 8):
         save(tmp_path, step)
-    save(tmp_path, 5, keep_last=2)
+    assert save(tmp_path, 5, keep_last=2) == latest_checkpoint(tmp_path)
     assert [path.name for path in checkpoints_of(tmp_path)] == ["step_4", "step_5", "step_6", "step_8"]
-    assert latest_checkpoint(tmp_path) == tmp_path / "step_5"
 
 
 def test_a_checkpoint_that_finds_no_room_is_not_begun(tmp_path, monkeypatch):
     good = save(tmp_path, 1)
-    size = sum(t.numel() * t.element_size() for group in tensors().values() for t in group.values())
+    size = sum(t.nbytes for group in tensors().values() for t in group.values())
     disk_usage = shutil.disk_usage
     monkeypatch.setattr(shutil, "disk_usage", lambda path: disk_usage(path)._replace(free=size - 1))
     monkeypatch.setattr(dcp, "save", lambda *_, **__: pytest.fail("nothing may be written"))
@@ -267,30 +266,30 @@ def test_an_interrupted_save_does_not_ask_for_space(tmp_path, monkeypatch):
     assert "space" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("name", "damage"), [(DATA, "flipped"), (DATA, "truncated"), ("facts.json", "missing")])
+@pytest.mark.parametrize("name", [DATA, FACTS, MANIFEST])
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "missing"])
 def test_damage_is_found_before_anything_is_read(tmp_path, name, damage):
     checkpoint = save(tmp_path, 1)
     verify_files(checkpoint)
-    file = checkpoint / name
-    content = file.read_bytes()
-    if damage == "missing":
-        file.unlink()
-    else:
-        file.write_bytes(content[:-1] + (b"" if damage == "truncated" else bytes([content[-1] ^ 1])))
-    with pytest.raises(ValueError, match=f"'{checkpoint}' is damaged: {name}"):
+    content = (checkpoint / name).read_bytes()
+    (checkpoint / name).unlink()
+    if damage != "missing":
+        (checkpoint / name).write_bytes(content[:-40] if damage == "truncated" else content[:-1] + b"\n")
+    with pytest.raises(ValueError, match=f"'{checkpoint}' is " + (f"damaged: {name}" if name != MANIFEST else "")):
         verify_files(checkpoint)
+    if name != FACTS and damage != "flipped":
+        with pytest.raises(ValueError, match=rf"'{checkpoint}' is not a readable checkpoint: .*[^.]\. Copy it again"):
+            load_tensors(checkpoint, tensors())
 
 
 def test_a_file_that_the_manifest_does_not_have_is_named(tmp_path):
     checkpoint = save(tmp_path, 1)
-    manifest = (checkpoint / MANIFEST).read_text()
-    (checkpoint / MANIFEST).write_text('{"files": {}, "tensors": {}}')
-    with pytest.raises(ValueError, match=f"'{checkpoint}' is damaged: facts.json is not in its {MANIFEST}"):
-        verify_files(checkpoint)
-    (checkpoint / MANIFEST).write_text(manifest)
     (checkpoint / "lora").mkdir()
     (checkpoint / "lora" / "weights").touch()
     with pytest.raises(ValueError, match=f"'{checkpoint}' is damaged: lora/weights is not in its {MANIFEST}"):
+        verify_files(checkpoint)
+    (checkpoint / MANIFEST).write_text('{"files": {}, "tensors": {}}')
+    with pytest.raises(ValueError, match=f"'{checkpoint}' is damaged: facts.json is not in its {MANIFEST}"):
         verify_files(checkpoint)
 
 
@@ -329,30 +328,14 @@ def test_latest_that_is_no_name_is_not_taken_for_a_new_folder(tmp_path, make, sa
         latest_checkpoint(tmp_path)
 
 
-def test_facts_that_are_garbage_or_of_a_newer_format_name_the_checkpoint(tmp_path):
+def test_facts_that_are_missing_or_of_a_newer_format_name_the_checkpoint(tmp_path):
     checkpoint = save(tmp_path, 1)
     facts = json.loads((checkpoint / FACTS).read_text())
     (checkpoint / FACTS).write_text(json.dumps(facts | {"format": 3}))
-    with pytest.raises(ValueError, match=r"format 3; this version reads format 4"):
+    with pytest.raises(ValueError, match=rf"'{checkpoint}'.*format 3; this version reads format 4"):
         read_facts(checkpoint)
-    for content in (b"", b"not json", b'{"step": 3', b"[]", b"null", b"\x00\xff"):
-        (checkpoint / FACTS).write_bytes(content)
-        with pytest.raises(ValueError, match=f"'{checkpoint}'"):
-            read_facts(checkpoint)
     with pytest.raises(ValueError, match=rf"'{tmp_path}' is not a readable checkpoint.*step_N"):
         read_facts(tmp_path)
-
-
-@pytest.mark.parametrize("truncated", [True, False], ids=["truncated", "missing"])
-@pytest.mark.parametrize("name", [DATA, MANIFEST])
-def test_a_truncated_or_missing_file_names_the_checkpoint(tmp_path, name, truncated):
-    checkpoint = save(tmp_path, 1)
-    content = (checkpoint / name).read_bytes()
-    (checkpoint / name).unlink()
-    if truncated:
-        (checkpoint / name).write_bytes(content[:-40])
-    with pytest.raises(ValueError, match=rf"'{checkpoint}' is not a readable checkpoint: .*[^.]\. Copy it again"):
-        load_tensors(checkpoint, tensors())
 
 
 @pytest.mark.parametrize(("name", "shape"), [("block.scale", 5), ("block.weight", (5, 4))])
@@ -387,3 +370,36 @@ def test_tensors_are_spread_over_files_of_a_limited_size(tmp_path, monkeypatch):
     checkpoint = save(tmp_path, 1)
     assert len(list(checkpoint.glob("*.safetensors"))) == 3
     assert_whole(checkpoint, 1)
+
+
+@pytest.mark.parametrize("use_lora", [False, True], ids=["full", "lora"])
+def test_the_base_model_becomes_the_trained_policy(make_training, tiny_root, use_lora):
+    training = make_training(max_steps=2, use_lora=use_lora)
+    training.train()
+    pipeline, trajectory = training.policy.pipeline, collect_round(training)
+    arguments = (trajectory.rollout.latents[:, 0], 0, trajectory.conditioning_of(torch.arange(4)))
+    with torch.no_grad():
+        expected = pipeline.velocity(*arguments, training.policy.guidance)
+        fresh = load_transformer(tiny_root)
+        pipeline.transformer = install_attention(fresh)
+        assert not torch.allclose(pipeline.velocity(*arguments, training.policy.guidance), expected)
+        load_trained_policy(fresh, training.folder.checkpoints / "step_2")
+        assert torch.equal(pipeline.velocity(*arguments, training.policy.guidance), expected)
+
+
+@pytest.mark.parametrize("change", [{"num_layers": 1}, {"num_attention_heads": 4}], ids=["names", "shapes"])
+def test_a_checkpoint_of_another_model_is_refused(make_training, tiny_root, change):
+    training = make_training(max_steps=1)
+    training.train()
+    other = HunyuanVideo15Transformer3DModel.from_config({**load_transformer(tiny_root).config, **change})
+    for checkpoint in (training.folder.checkpoints / "step_1", tiny_root):
+        with pytest.raises(ValueError, match=f"'{checkpoint}'"):
+            load_trained_policy(other, checkpoint)
+
+
+@pytest.mark.parametrize("name", ["", "transformer"])
+def test_a_checkpoint_of_the_original_script_is_refused_with_the_command_that_converts_it(tmp_path, name):
+    (tmp_path / "checkpoint-7" / "transformer").mkdir(parents=True)
+    (tmp_path / "checkpoint-7" / "transformer" / ".metadata").touch()
+    with pytest.raises(ValueError, match="Convert it once: python -m scripts.convert_release_checkpoint"):
+        check_checkpoint(tmp_path / "checkpoint-7" / name)
