@@ -1,12 +1,20 @@
-"""One denoising step, the rollout and the ODE: guidance by hand, the stock pipeline, and what a rollout records."""
+"""Steps, rollouts and evaluation videos: guidance by hand, the stock pipeline, what is recorded, whose noise it is."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
 
 import pytest
 import torch
+from accelerate.hooks import CpuOffload
 from diffusers import ClassifierFreeGuidance
-from torch import Tensor
+from torch import Tensor, nn
 
+from hyvideo.data.prompts import Prompt
 from hyvideo.pipelines.conditioning import Conditioning
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
+from hyvideo.pipelines.noise import SampleNoise
+from hyvideo.pipelines.sampling import sample_prompts
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from tests.support.pipelines import NUM_STEPS, PROMPTS, VIDEO, load_stock_pipeline, noise_of
 
@@ -47,9 +55,7 @@ def test_guidance_is_the_formula_over_single_unguided_calls(pipeline, latents, c
 
 
 @torch.no_grad()
-def test_guidance_takes_one_transformer_call_and_a_negative_prompt_and_scale_1_no_second_row(
-    pipeline, latents, conditioning, guidance
-):
+def test_guidance_takes_one_call_and_scale_1_no_second_row(pipeline, latents, conditioning, guidance):
     rows = []
     pipeline.transformer.register_forward_hook(lambda module, args, output: rows.append(len(output[0])))
     pipeline.velocity(latents, 0, conditioning, guidance)
@@ -67,15 +73,8 @@ def test_ode_latents_are_those_of_the_stock_pipeline(pipeline, tiny_root, scale)
 
     stock = load_stock_pipeline(tiny_root, pipeline.system_turn_length())
     stock.guider = ClassifierFreeGuidance(guidance_scale=scale)
-    expected = stock(
-        prompt=list(PROMPTS),
-        num_frames=5,
-        height=32,
-        width=32,
-        num_inference_steps=NUM_STEPS,
-        latents=ours.latents[:, 0],
-        output_type="latent",
-    ).frames
+    asked = {"prompt": list(PROMPTS), "num_frames": 5, "height": 32, "width": 32, "num_inference_steps": NUM_STEPS}
+    expected = stock(**asked, latents=ours.latents[:, 0], output_type="latent").frames
     assert largest_relative_error(ours.latents[:, -1], expected) <= 1e-5
 
 
@@ -87,8 +86,7 @@ def test_videos_are_the_stock_vaes_to_one_grey_level(pipeline, tiny_root, latent
     decoded = [stock.vae.decode(row / stock.vae.config.scaling_factor + shift).sample for row in latents.split(1)]
     expected = stock.video_processor.postprocess_video(torch.cat(decoded), output_type="pt") * 255
     videos = pipeline.decode(latents)
-    assert videos.dtype == torch.uint8
-    assert videos.shape == (3, 5, 32, 32, 3)
+    assert videos.dtype == torch.uint8 and videos.shape == (3, 5, 32, 32, 3)
     assert (videos - expected.permute(0, 1, 3, 4, 2)).abs().max() <= 0.51
 
 
@@ -118,12 +116,6 @@ def test_a_rollout_records_exactly_what_it_did(pipeline, conditioning, guidance,
     assert not rollout.latents.requires_grad
 
 
-def test_a_denoising_step_carries_gradient_to_the_policy(pipeline, latents, conditioning, guidance):
-    mean, _ = pipeline.denoise_step(latents, STEPS, conditioning, guidance, sde_type="sage_grpo", eta=0.5)
-    mean.sum().backward()
-    assert pipeline.transformer.proj_out.weight.grad.abs().sum() > 0
-
-
 def test_latents_are_16_times_smaller_in_space_and_4_times_in_time_or_there_are_none(pipeline):
     for num_frames, size, shape in ((1, (16, 16), (4, 1, 1, 1)), (121, (480, 848), (4, 31, 30, 53))):
         assert pipeline.latent_shape(num_frames, size) == shape
@@ -133,13 +125,10 @@ def test_latents_are_16_times_smaller_in_space_and_4_times_in_time_or_there_are_
 
 
 def test_another_schedule_shares_the_models(pipeline):
-    pipeline.autocast_dtype = torch.bfloat16
-    scheduler = FlowMatchDiscreteScheduler(shift=7.0)
+    pipeline.autocast_dtype, scheduler = torch.bfloat16, FlowMatchDiscreteScheduler(shift=7.0)
     other = pipeline.with_scheduler(scheduler)
-    assert other.scheduler is scheduler
-    assert pipeline.scheduler is not scheduler
-    assert other.transformer is pipeline.transformer
-    assert other.autocast_dtype == torch.bfloat16
+    assert other.scheduler is scheduler is not pipeline.scheduler
+    assert other.transformer is pipeline.transformer and other.autocast_dtype == torch.bfloat16
 
 
 @torch.no_grad()
@@ -147,5 +136,90 @@ def test_half_precision_keeps_latents_and_velocity_in_float32(pipeline, latents,
     exact = pipeline.velocity(latents, 1, conditioning, Guidance())
     pipeline.autocast_dtype = torch.bfloat16
     rounded = pipeline.velocity(latents, 1, conditioning, Guidance())
-    assert rounded.dtype == torch.float32
-    assert 0 < largest_relative_error(rounded, exact) < 0.1
+    assert rounded.dtype == torch.float32 and 0 < largest_relative_error(rounded, exact) < 0.1
+
+
+def prompts(*seeds: int | None) -> list[Prompt]:
+    return [Prompt(PROMPTS[i % 3], i, seed, None) for i, seed in enumerate(seeds)]
+
+
+def videos_of(pipeline: HunyuanVideoGRPOPipeline, chosen: Sequence[Prompt], **how: object) -> Tensor:
+    return sample_prompts(pipeline, chosen, Guidance(), **VIDEO, **{"seed": 1, "batch_size": 8} | how)
+
+
+def differ(first: Tensor, second: Tensor) -> bool:
+    return bool((first.int() - second.int()).abs().max() > 1)
+
+
+def test_batch_size_and_order_change_at_most_rounding(pipeline):
+    chosen = prompts(None, None, 5)
+    expected = videos_of(pipeline, chosen)
+    for batch_size in (1, 2, 3):
+        assert not differ(videos_of(pipeline, chosen, batch_size=batch_size), expected)
+    assert not differ(videos_of(pipeline, [chosen[2], chosen[0]]), expected[[2, 0]])
+
+
+def test_a_prompts_own_seed_counts_wherever_it_stands_and_others_do_not_share_noise(pipeline):
+    chosen = prompts(None, 5)
+    first, second = videos_of(pipeline, chosen, seed=1), videos_of(pipeline, chosen, seed=2)
+    assert differ(first[0], second[0])
+    assert torch.equal(first[1], second[1])
+    seeded, unseeded = ([Prompt(PROMPTS[0], i, seed, None) for i in (0, 9)] for seed in (5, None))
+    assert torch.equal(videos_of(pipeline, seeded[:1]), videos_of(pipeline, seeded[1:]))
+    assert differ(*videos_of(pipeline, unseeded))
+
+
+def test_offloaded_encoders_leave_the_gpu_before_the_transformer_comes(pipeline, monkeypatch):
+    """On a CPU with a record of who would be on the GPU. A prompt without quotes leaves the second encoder out."""
+    names = {module: name for name, module in pipeline.components.items() if isinstance(module, nn.Module)}
+    there, seen = set(), {}
+
+    class Recorded(CpuOffload):
+        """Notes where a module would be."""
+
+        def init_hook(self, module: nn.Module) -> nn.Module:
+            there.discard(names[module])
+            return module
+
+        def pre_forward(self, module: nn.Module, *args: object, **kwargs: object) -> tuple:
+            if self.prev_module_hook is not None:
+                self.prev_module_hook.offload()
+            there.add(names[module])
+            seen[names[module]] = set(there)
+            return args, kwargs
+
+    monkeypatch.setattr("accelerate.big_modeling.CpuOffload", Recorded)
+    pipeline.enable_model_cpu_offload(device="cpu")
+    videos_of(pipeline, [Prompt("a red circle moves left", index=0, seed=None, ref_image_path=None)])
+    assert seen == {name: {name} for name in ("text_encoder", "transformer", "vae")}
+
+
+def test_every_finished_step_of_every_batch_is_reported(pipeline):
+    steps = []
+    videos_of(pipeline, prompts(None, None, None), batch_size=2, on_step=steps.append)
+    assert steps == [*range(NUM_STEPS)] * 2
+
+
+SHAPE = (4, 2, 2, 2)
+NOISE = SampleNoise(seeds=[7, 7, 7, 8], stream="rollout", round=2, prompts=[5, 5, 6, 5], generations=[0, 1, 0, 0])
+
+
+@pytest.mark.parametrize("rows", [[0], [3, 1], [2, 2, 0]])
+def test_a_sample_has_its_noise_in_any_batch_and_order(rows):
+    names = ("seeds", "prompts", "generations")
+    part = replace(NOISE, **{name: [getattr(NOISE, name)[row] for row in rows] for name in names})
+    assert torch.equal(part.step(1, SHAPE), NOISE.step(1, SHAPE)[rows])
+    assert torch.equal(part.initial(SHAPE), NOISE.initial(SHAPE)[rows])
+
+
+def test_everything_a_sample_is_changes_its_noise():
+    draws = [
+        *NOISE.initial(SHAPE),
+        *NOISE.step(0, SHAPE),
+        *NOISE.step(1, SHAPE),
+        *replace(NOISE, round=3).step(0, SHAPE),
+        *replace(NOISE, stream="validation").step(0, SHAPE),
+    ]
+    assert not any(torch.equal(*two) for two in combinations(draws, 2))
+    assert all(draw.dtype == torch.float32 and draw.device.type == "cpu" for draw in draws)
+    assert NOISE.step(0, (16, 8, 16, 16)).std().item() == pytest.approx(1, abs=0.01)

@@ -1,9 +1,15 @@
-"""Prompts become what the stock pipeline makes of them, each alone and without padding."""
+"""Prompts become what the stock pipeline makes of them, each alone, without padding; one that is cut is told."""
 
+from collections.abc import Callable
+
+import pytest
 import torch
 from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import format_text_input
 
+from hyvideo.data.prompts import Prompt
+from hyvideo.pipelines.conditioning import Conditioning, FirstFrames
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
+from hyvideo.pipelines.prompt_lengths import truncated_prompts_warning
 from tests.support.pipelines import PROMPTS, load_stock_pipeline
 
 ODD_PROMPTS = (
@@ -50,3 +56,76 @@ def test_the_negative_prompt_has_no_glyphs_even_where_it_quotes(pipeline):
     negative = pipeline.encode(['no "watermark"'], glyphs=False)
     assert len(negative.glyph[0]) == 0
     assert torch.equal(negative.text[0], pipeline.encode(['no "watermark"']).text[0])
+
+
+TEXT = tuple(torch.full((length, 3), float(length)) for length in (4, 2, 5))
+GLYPH = tuple(torch.full((length, 2), -1.0 - length) for length in (0, 3, 1))
+
+
+def assert_same_tokens(received: Conditioning, rows: list[int]) -> None:
+    assert len(received) == len(rows)
+    for text, glyph, row in zip(received.text, received.glyph, rows, strict=True):
+        assert torch.equal(text, TEXT[row])
+        assert torch.equal(glyph, GLYPH[row])
+
+
+def test_rows_are_picked_in_any_order_with_repeats_and_a_negative_row_follows_for_every_row():
+    assert_same_tokens(Conditioning(TEXT, GLYPH).rows([1, 0, 1]), [1, 0, 1])
+    positive = Conditioning(TEXT[:2], GLYPH[:2])
+    negative = Conditioning(TEXT[2:], GLYPH[2:])
+    assert_same_tokens(positive.with_negative(negative), [0, 1, 2, 2])
+    assert_same_tokens(negative.with_negative(positive.rows([1])), [2, 1])
+
+
+def test_rows_and_negatives_keep_the_image_of_their_sample():
+    images = FirstFrames(torch.arange(3.0)[:, None, None], -torch.arange(3.0)[:, None, None, None])
+    conditioning = Conditioning(TEXT, GLYPH, images).rows([2, 0])
+    guided = conditioning.with_negative(Conditioning(TEXT[:1], GLYPH[:1]))
+    for received, expected in ((conditioning, [2, 0]), (guided, [2, 0, 2, 0])):
+        assert received.images.states.flatten().tolist() == expected
+        assert (-received.images.latents).flatten().tolist() == expected
+
+
+@pytest.fixture
+def told(pipeline: HunyuanVideoGRPOPipeline) -> Callable[..., str | None]:
+    """What is said of some texts."""
+    return lambda *texts: truncated_prompts_warning(pipeline, [Prompt(text, 0, None, None) for text in texts])
+
+
+def words_of(pipeline: HunyuanVideoGRPOPipeline, num_tokens: int) -> str:
+    """A text of exactly so many tokens."""
+    text = "a" + " red" * num_tokens
+    ids = pipeline.tokenizer(text, add_special_tokens=False).input_ids[:num_tokens]
+    return pipeline.tokenizer.decode(ids)
+
+
+def test_the_limit_is_the_encoders_own(pipeline, told):
+    whole, cut = words_of(pipeline, 1000), words_of(pipeline, 1001)
+    assert told(whole) is None
+    assert "1 prompt(s)" in told(whole, cut) and "1,001 tokens of 1,000 in 'a red red" in told(whole, cut)
+    many = words_of(pipeline, 1100)
+    full, longer = (pipeline.encode([text]).text[0] for text in (many, many + "!"))
+    assert full.equal(longer)  # its end is not seen
+
+
+def test_quoted_texts_have_a_limit_of_their_own(pipeline, told):
+    around = len('Text "". ')
+    whole, cut = (f'a wall that says "{"x" * (length - around)}"' for length in (255, 256))
+    assert told(whole) is None
+    assert "256 quoted bytes of 255 in 'a wall" in told(cut)
+    both = told(cut + " red" * 1000)  # is one prompt
+    assert both.startswith("1 prompt(s)") and " tokens of 1,000 and 256 quoted bytes of 255 in 'a wall" in both
+    assert pipeline.tokenizer_2(f'Text "{"x" * (255 - around)}". ').input_ids[-1] == pipeline.tokenizer_2.eos_token_id
+    assert len(pipeline.encode([whole]).glyph[0]) == 256
+
+
+def test_many_are_counted_and_a_few_are_named(told):
+    said = told(*(f"{number} " + "red " * 1200 for number in range(20)), "0 " + "red " * 1200)
+    assert said.startswith("20 prompt(s)") and said.endswith("; ...") and said.count(" tokens of ") == 5
+
+
+def test_training_says_it_when_it_begins(make_training, tmp_path, capsys):
+    csv = tmp_path / "long.csv"
+    csv.write_text("prompt\na red circle\nblue " + "square " * 1200 + "\n")
+    make_training(train_video_csv=csv)
+    assert "WARNING: 1 prompt(s) are longer than the model reads" in capsys.readouterr().err

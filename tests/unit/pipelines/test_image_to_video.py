@@ -28,36 +28,20 @@ def prompts(tmp_path: Path) -> list[Prompt]:
     return [Prompt(PROMPTS[i], i, None, str(tmp_path / f"{i}.png")) for i in range(2)]
 
 
-def load_stock(root: Path, version: str, crop: int, scale: float) -> HunyuanVideo15ImageToVideoPipeline:
-    stock = load_pipeline(
-        root,
-        version,
-        pipeline_class=HunyuanVideo15ImageToVideoPipeline,
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=SHIFT),
-    )
-    stock.guider = ClassifierFreeGuidance(guidance_scale=scale)
-    stock.prompt_template_encode_start_idx = crop
-    stock.target_size = 32
-    stock.set_progress_bar_config(disable=True)
-    return stock
-
-
 @pytest.mark.parametrize(("version", "scale"), [("480p_i2v", 1.0), ("480p_i2v", 6.0), ("480p_i2v_step_distilled", 1.0)])
 def test_latents_are_those_of_the_stock_pipeline(original_root, prompts, version, scale):
     pipeline = load_tiny_pipeline(original_root, version)
     guidance = Guidance(scale, pipeline.encode([""], glyphs=False))
     conditioning = pipeline.encode_prompts(prompts, (32, 32))
     ours = pipeline.rollout(conditioning, noise_of(2), guidance, **VIDEO, sde_type="ode", eta=0.0)
-    stock = load_stock(original_root, version, pipeline.system_turn_length(), scale)
+    kind = {"pipeline_class": HunyuanVideo15ImageToVideoPipeline}
+    stock = load_pipeline(original_root, version, **kind, scheduler=FlowMatchEulerDiscreteScheduler(shift=SHIFT))
+    stock.guider = ClassifierFreeGuidance(guidance_scale=scale)
+    stock.prompt_template_encode_start_idx, stock.target_size = pipeline.system_turn_length(), 32
     for row, prompt in enumerate(prompts):
-        expected = stock(
-            image=Image.open(prompt.ref_image_path),
-            prompt=prompt.text,
-            num_frames=5,
-            num_inference_steps=NUM_STEPS,
-            latents=ours.latents[row : row + 1, 0],
-            output_type="latent",
-        ).frames
+        asked = {"prompt": prompt.text, "num_frames": 5, "num_inference_steps": NUM_STEPS, "output_type": "latent"}
+        start = ours.latents[row : row + 1, 0]
+        expected = stock(image=Image.open(prompt.ref_image_path), latents=start, **asked).frames
         error = (ours.latents[row : row + 1, -1] - expected).abs().max() / expected.abs().max()
         assert error <= 1e-5
 
@@ -71,8 +55,7 @@ def test_an_images_latents_are_less_the_vaes_shift(pipeline):
 
 def test_rows_are_the_images_alone(pipeline, prompts):
     together = pipeline.encode_prompts(prompts, (32, 48)).images
-    assert together.states.shape == (2, 4, 20)
-    assert together.latents.shape == (2, 4, 2, 3)
+    assert (together.states.shape, together.latents.shape) == ((2, 4, 20), (2, 4, 2, 3))
     for row, prompt in enumerate(prompts):
         alone = pipeline.encode_prompts([prompt], (32, 48)).images
         assert torch.equal(together.states[row], alone.states[0])
