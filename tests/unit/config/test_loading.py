@@ -1,15 +1,20 @@
-"""Schema <- YAML files <- flags: precedence, spellings, and errors that teach."""
+"""Schema <- YAML files <- flags: precedence, spellings, the reference's commands, and errors that teach."""
 
 import json
 import re
+import shlex
 import time
 from pathlib import Path
 
 import pytest
 
+from hyvideo.config.flags import ALIASES, WITHOUT_EFFECT
 from hyvideo.config.loading import load_config, load_saved_config, save_config
 from hyvideo.config.schema import Config
 from hyvideo.config.settings import SETTINGS, value_of
+from hyvideo.config.sizes import parse_size
+from hyvideo.training.checks import check_config
+from tests.support.release import TRAINING
 
 
 @pytest.fixture
@@ -39,13 +44,10 @@ def test_later_files_override_earlier_ones_and_flags_override_files(yaml_file):
 
 
 def test_flat_and_grouped_files_say_the_same(yaml_file):
-    flat = yaml_file("eta: 0.1\nuse_lora: true\nreward_weights: {VQ: 2}", "a.yaml")
-    grouped = yaml_file(
-        "rollout: {eta: 0.1}\nmodel:\n  use_lora: true\nreward: {reward_weights: {VQ: 2}}\nkl:", "b.yaml"
-    )
-    one, other = load_config(["--config", flat]), load_config(["--config", grouped])
-    one.run.run_name = other.run.run_name = None
-    assert one == other != Config()
+    flat = "eta: 0.1\nuse_lora: true\nreward_weights: {VQ: 2}"
+    grouped = "rollout: {eta: 0.1}\nmodel:\n  use_lora: true\nreward: {reward_weights: {VQ: 2}}\nkl:"
+    one, other = (load_config(["--config", yaml_file(text)]) for text in (flat, grouped))
+    assert one == other and one.rollout.eta == 0.1
 
 
 @pytest.mark.parametrize(
@@ -53,37 +55,32 @@ def test_flat_and_grouped_files_say_the_same(yaml_file):
 )
 def test_booleans_are_spelled_in_many_ways_and_a_bare_flag_means_true(texts, value):
     for text in texts.split():
-        for flags in (["--use_lora", text, "--use_muon", text], [f"--use_lora={text}", f"--use_muon={text}"]):
-            cfg = load_config(flags)
-            assert cfg.model.use_lora is cfg.optimizer.use_muon is value
+        cfg = load_config(["--use_lora", text, f"--use_muon={text}"])
+        assert cfg.model.use_lora is cfg.optimizer.use_muon is value
     cfg = load_config(["--use_lora", "--seed", "7", "--validate_at_step0"])
     assert cfg.model.use_lora and cfg.validation.validate_at_step0 and cfg.run.seed == 7
 
 
 @pytest.mark.parametrize(
-    ("flags", "text", "files"),
+    ("flags", "text", "name", "value"),
     [
-        (["--train_video_csv", "a.csv", "b.csv", "--seed", "1"], "", ["a.csv", "b.csv"]),
-        ([], "train_video_csv: [a.csv, b.csv]", ["a.csv", "b.csv"]),
-        ([], "train_video_csv: a.csv", ["a.csv"]),
+        (["--train_video_csv", "a.csv", "b.csv", "--seed", "1"], "", "train_video_csv", ["a.csv", "b.csv"]),
+        ([], "train_video_csv: [a.csv, b.csv]", "train_video_csv", ["a.csv", "b.csv"]),
+        ([], "train_video_csv: a.csv", "train_video_csv", ["a.csv"]),
+        (["--reward_weights", '{"VQ": 2}'], "", "reward_weights", {"VQ": 2.0}),
+        (["--reward_weights", "VQ=2", "MQ=1e-1"], "", "reward_weights", {"VQ": 2.0, "MQ": 0.1}),
+        ([], "reward_weights: {TA: 1}", "reward_weights", {"TA": 1.0}),
+        ([], "reward_weights: '{\"TA\": 1}'", "reward_weights", {"TA": 1.0}),
     ],
 )
-def test_csv_flags_take_one_or_more_files_and_yaml_takes_a_list_or_one_text(yaml_file, flags, text, files):
-    assert load_config(["--config", yaml_file(text), *flags]).data.train_video_csv == files
+def test_lists_and_mappings_have_several_spellings_and_replace_the_default(yaml_file, flags, text, name, value):
+    assert value_of(load_config(["--config", yaml_file(text), *flags]), name) == value
 
 
 def test_values_get_the_types_of_the_schema(yaml_file):
     cfg = load_config(["--config", yaml_file("learning_rate: 3e-5\ncfg_scale: 4"), "--max_steps", "12", "--eta=1"])
     values = (cfg.optimizer.learning_rate, cfg.rollout.cfg_scale, cfg.run.max_steps, cfg.rollout.eta)
-    assert values == (3e-5, 4.0, 12, 1.0)
-    assert [type(value) for value in values] == [float, float, int, float]
-
-
-def test_reward_weights_come_as_json_pairs_or_mapping_and_replace_the_default(yaml_file):
-    assert load_config(["--reward_weights", '{"VQ": 2}']).reward.reward_weights == {"VQ": 2.0}
-    assert load_config(["--reward_weights", "VQ=2", "MQ=1e-1"]).reward.reward_weights == {"VQ": 2.0, "MQ": 0.1}
-    assert load_config(["--config", yaml_file("reward_weights: {TA: 1}")]).reward.reward_weights == {"TA": 1.0}
-    assert load_config(["--config", yaml_file("reward_weights: '{\"TA\": 1}'")]).reward.reward_weights == {"TA": 1.0}
+    assert values == (3e-5, 4.0, 12, 1.0) and [*map(type, values)] == [float, float, int, float]
 
 
 @pytest.mark.parametrize("spelling", ["None", "none", "null"])
@@ -99,27 +96,27 @@ def test_a_run_is_named_after_its_config_files_unless_it_has_a_name(yaml_file):
     assert load_config(["--config", *files, "--run_name", "mine"]).run.run_name == "mine"
 
 
+LOOP, HUGE = "reward_weights: &a {b: *a}", f"seed: 1{'0' * 5000}"
+UNKNOWN = """3 unknown flags (--help lists all):
+  '--beta'; here it is called --kl_weight
+  '--etta'; the nearest is --eta
+  '--resume'; here it is called --resume_from_checkpoint"""
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
         (["--etta", "1"], "unknown flag '--etta'; the nearest is --eta"),
         (["--clip", "1"], "the nearest is --clip_range"),  # no silent abbreviation
         (["--group_size", "4"], "unknown flag '--group_size'; here it is called --num_generations"),
-        (
-            ["--beta", "-1", "--seed", "3", "--etta", "1", "--resume"],
-            "3 unknown flags (--help lists all):\n  '--beta'; here it is called --kl_weight\n  '--etta'; the nearest "
-            "is --eta\n  '--resume'; here it is called --resume_from_checkpoint",
-        ),
+        (["--beta", "-1", "--seed", "3", "--etta", "1", "--resume"], UNKNOWN),
         (["--seed", "1", "2"], "unexpected value '2'"),
         (["--seed"], "--seed: expected one argument"),
         (["--negative_prompt", "-blurry"], "written --flag=value"),
         (["--eta", "much"], "--eta: expected a number; received 'much'"),
         (["--max_steps", "1e4"], "--max_steps: expected a whole number; received '1e4'"),
         (["--use_lora", "maybe"], "--use_lora: expected true or false; received 'maybe'"),
-        (
-            ["--sde_window", "slide"],
-            "expected one of all, first, sliding, per_group; received 'slide', the nearest is 'sliding'",
-        ),
+        (["--sde_window", "slide"], "first, sliding, per_group; received 'slide', the nearest is 'sliding'"),
         (["--reward_weights", "VQ"], "--reward_weights: expected a mapping of names to numbers"),
         (["--negative_prompt", "${oc.env:HOME}"], "are not expanded here"),
         (["--config", "no/such.yaml"], "config file 'no/such.yaml' cannot be read"),
@@ -149,10 +146,7 @@ def test_a_wrong_flag_is_named_with_what_was_expected_and_received(argv, message
         ("eta: 0.5\nrollout: {eta: 0.5}", "run.yaml: rollout.eta: given twice, also as"),
         ("eta: 0.5\neta: 0.6", "duplicate key eta"),
         ("- eta", "must hold `key: value` lines; received a list"),
-        ("0.5", "run.yaml' cannot be read"),
-        ("seed: !!python/name:os.system x", "run.yaml' cannot be read"),
-        ("reward_weights: &a {b: *a}", "run.yaml' cannot be read"),
-        (f"seed: 1{'0' * 5000}", "run.yaml' cannot be read"),
+        *((text, "run.yaml' cannot be read") for text in ("0.5", "seed: !!python/name:os.system x", LOOP, HUGE)),
     ],
 )
 def test_a_wrong_file_is_named_with_its_key_and_what_was_received(yaml_file, text, message):
@@ -210,3 +204,80 @@ def test_a_configuration_file_in_the_home_folder_is_found_and_a_text_with_a_tild
         assert load_config(way).rollout.eta == 0.25
     for text in ("a~/b", "run ~", "~no such person"):
         assert load_config(["--run_name", text]).run.run_name == text
+
+
+LAUNCHER = """ --reward_checkpoint_mode "v3" --validate_at_step0 False --validate_video_length 121
+--validation_timestep_shift 5.0"""
+"""What its launcher adds."""
+
+
+@pytest.mark.parametrize("more", ["", LAUNCHER], ids=["readme", "launcher"])
+def test_the_references_commands_are_taken_as_they_stand(more, capsys):
+    cfg = load_config(shlex.split(TRAINING + more))
+    check_config(cfg, 8, files=False)
+    assert (cfg.kl.kl_coef, cfg.parallel.sp_size, cfg.run.output_dir) == (1e-7, 2, "./outputs")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_flag_of_another_name_sets_ours():
+    cfg = load_config(["--validation_video_length", "121", "--post_train_type", "grpo"])
+    assert (cfg.grpo.algorithm, cfg.validation.validate_video_length) == ("grpo", 121)
+    assert load_config(["--video_length=33"]).validation.validate_video_length == 33
+
+
+@pytest.mark.parametrize(
+    ("version", "size", "taken"),
+    [("480p_t2v", "none", (480, 848)), ("720p_i2v", "None", (720, 1280)), ("720p_t2v", "480*864", (480, 864))],
+)
+def test_a_size_is_taken_in_the_references_spellings(version, size, taken):
+    cfg = load_config(["--validation_fixed_size", size, "--pretrained_transformer_version", version])
+    assert parse_size(cfg.validation.validation_fixed_size) == taken
+
+
+@pytest.mark.parametrize("name", WITHOUT_EFFECT)
+def test_a_flag_without_effect_is_taken_and_says_so_once(name, capsys, monkeypatch):
+    for values in ([], ["4"], ["a red circle", "a blue square"]):
+        assert load_config([f"--{name}", *values, "--eta", "0.4"]) == load_config(["--eta", "0.4"])
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"post_train.py: --{name} has no effect: ")
+    monkeypatch.setenv("RANK", "1")
+    load_config([f"--{name}", "4"])
+    assert capsys.readouterr().err == ""
+
+
+def test_no_flag_of_ours_is_hidden():
+    assert not set(SETTINGS) & (set(ALIASES) | set(WITHOUT_EFFECT))
+    assert {alias.setting for alias in ALIASES.values()} <= {"", *SETTINGS}
+
+
+def test_a_switch_of_the_release_sets_a_word_of_ours_and_our_own_name_counts_more(tmp_path):
+    (tmp_path / "run.yaml").write_text("parallel: {offload: [ema]}\nmodel: {enable_gradient_checkpointing: false}")
+    file = ["--config", str(tmp_path / "run.yaml")]
+
+    def loaded(*flags: str) -> tuple[str, list[str]]:
+        parallel = load_config([*file, *flags]).parallel
+        return parallel.activation_checkpointing, parallel.offload
+
+    assert loaded() == ("none", ["ema"])
+    assert loaded("--reference_mode_offload", "True", "--cpu_offload") == ("none", ["anchor", "ema", "weights"])
+    assert loaded("--ema_offload", "no", "--enable_gradient_checkpointing") == ("full", [])
+    assert loaded("--activation_checkpointing", "cheap", "--enable_gradient_checkpointing") == ("cheap", ["ema"])
+    assert loaded("--offload", "reward", "--encoder_offload", "true") == ("none", ["reward"])
+    assert loaded("--offload") == ("none", [])
+    with pytest.raises(ValueError, match="--ema_offload: expected true or false; received 'maybe'"):
+        loaded("--ema_offload", "maybe")
+    with pytest.raises(ValueError, match="--offload: expected some of anchor, reward, .*; received .'models'"):
+        loaded("--offload", "models")
+
+
+ONLY = {"lora_dropout": "0", "reward_checkpoint_mode": "v3", "kl_compute_mode": "rollout_phase"}
+
+
+@pytest.mark.parametrize("name", ONLY)
+def test_a_name_of_which_one_value_exists_takes_no_other(name, tmp_path):
+    assert load_config([f"--{name}", ONLY[name]]) == load_config([])
+    with pytest.raises(ValueError, match=f"--{name}: expected only .*; received '0.1'"):
+        load_config([f"--{name}", "0.1"])
+    (tmp_path / "run.yaml").write_text(f"{name}: 0.1")
+    with pytest.raises(ValueError, match=f"run.yaml: {name}: expected only"):
+        load_config(["--config", str(tmp_path / "run.yaml")])

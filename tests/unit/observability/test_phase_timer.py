@@ -1,11 +1,18 @@
-"""The phase timer says where the seconds went, and the watchdog where a rank is stuck; a moving one is not."""
+"""Where the seconds went, where a rank is stuck, and what profile mode records and says."""
 
+import gzip
+import json
+import re
 import time
+import timeit
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from hyvideo.observability.phase_timer import BETWEEN, PHASES, PhaseTimer, Watchdog
+from hyvideo.observability.profiling import PASSES, Profile, covered, matrix_peak_tflops
 
 
 def test_time_of_a_phase_adds_up_over_its_blocks_and_other_phases_stay_at_zero():
@@ -30,27 +37,93 @@ def test_the_phase_is_known_while_it_lasts_and_after_it_failed():
     assert timer.phase == "update"
 
 
-def printed(path: Path, seconds: float, pauses: list[float]) -> str:
-    """What is said of a rank that spends these seconds in phases, one after the other."""
-    timer = PhaseTimer("cpu")
-    with path.open("w") as output, Watchdog(timer, rank=3, seconds=seconds, output=output):
-        for pause in pauses:
-            with timer("reward"):
-                wait_for_a_server(pause)
-    return path.read_text()
-
-
 def wait_for_a_server(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def test_a_stuck_rank_prints_its_phase_and_the_stack_of_each_thread_again_and_again(tmp_path):
-    text = printed(tmp_path / "stderr", 0.2, [0.75])
-    assert "rank 3: " in text
-    assert text.count("in phase 'reward'") in (2, 3)
-    assert "in wait_for_a_server" in text
-    assert "Current thread" in text
+@pytest.mark.parametrize(("seconds", "pauses", "stuck"), [(0.2, [0.75], True), (1.0, [0.4] * 4, False)])
+def test_a_stuck_rank_prints_phase_and_stacks_again_and_again_and_one_that_moves_nothing(
+    tmp_path, seconds, pauses, stuck
+):
+    timer, path = PhaseTimer("cpu"), tmp_path / "stderr"
+    with path.open("w") as output, Watchdog(timer, rank=3, seconds=seconds, output=output):
+        for pause in pauses:
+            with timer("reward"):
+                wait_for_a_server(pause)
+    text = path.read_text()
+    assert text.count("in phase 'reward'") in ((2, 3) if stuck else (0,)) and (stuck or text == "")
+    assert all((said in text) == stuck for said in ("rank 3: ", "in wait_for_a_server", "Current thread"))
 
 
-def test_a_rank_that_moves_prints_nothing(tmp_path):
-    assert printed(tmp_path / "stderr", 1.0, [0.4] * 4) == ""
+def run_rounds(
+    folder: Path, count: int, *, num_updates: int, updates_per_round=1, passes=1, rank=0, seconds=0.02
+) -> list[bool]:
+    """Go through rounds of a rollout that sleeps and multiplies and updates; return when the profile was finished."""
+    timer, finished, transformer = PhaseTimer("cpu"), [], nn.Linear(64, 64)
+    profile = Profile(folder, rank=rank, num_updates=num_updates, timer=timer, transformer=transformer)
+    for number in range(count):
+        profile.begin_round(last=number == count - 1)
+        with timer("rollout"):
+            time.sleep(seconds)
+            for _ in range(passes):
+                transformer(torch.ones(64, 64))
+        for update in range(updates_per_round):
+            with timer("update"):
+                transformer(torch.ones(64, 64)).sum().backward()
+            finished.append(profile.end_update(timer.pop(), round_ends=update == updates_per_round - 1))
+    profile.finish()
+    return finished
+
+
+def rollout_seconds(table: str) -> float:
+    """Seconds per update that a table gives for the rollout."""
+    return float(re.search(r"^\| rollout.*?\|(.*?)\|", table, flags=re.MULTILINE)[1])
+
+
+def events_in(path: Path) -> list[str]:
+    """Names of all events of a trace."""
+    return [event.get("name", "") for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]]
+
+
+def test_the_second_round_is_recorded_and_the_seconds_are_of_so_many_updates(tmp_path):
+    assert run_rounds(tmp_path, 5, num_updates=2) == [False, False, True, False, False]
+    assert events_in(tmp_path / "trace_rank0_rollout.json.gz").count("aten::addmm") == 1
+    assert any("Backward" in name for name in events_in(tmp_path / "trace_rank0_update.json.gz"))
+    table = (tmp_path / "phases.md").read_text()
+    assert "over 2 update(s)" in table
+    assert 0.02 <= rollout_seconds(table) < 1
+    assert "## rollout: the first 2 passes" in table and "aten::addmm" in table
+
+
+@pytest.mark.parametrize(("num_updates", "per_round", "last", "seconds"), [(2, 4, 7, 0.8), (3, 2, 5, 0.4)])
+def test_what_whole_rounds_share_is_divided_by_all_of_their_updates(tmp_path, num_updates, per_round, last, seconds):
+    finished = run_rounds(tmp_path, 4, num_updates=num_updates, updates_per_round=per_round, seconds=seconds)
+    assert finished == [number == last for number in range(4 * per_round)]
+    table = (tmp_path / "phases.md").read_text()
+    assert "over 4 update(s)" in table and 0.2 <= rollout_seconds(table) < 0.4
+
+
+def test_a_run_of_one_round_is_recorded_from_its_beginning_and_to_its_end(tmp_path):
+    assert run_rounds(tmp_path, 1, num_updates=9, updates_per_round=2, rank=1) == [False, False]
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["trace_rank1_rollout.json.gz", "trace_rank1_update.json.gz"]  # phases.md is rank 0's
+
+
+def test_a_phase_of_many_passes_is_recorded_only_at_its_beginning(tmp_path):
+    run_rounds(tmp_path, 2, num_updates=1, passes=PASSES + 5)
+    assert events_in(tmp_path / "trace_rank0_rollout.json.gz").count("aten::addmm") == PASSES
+
+
+@pytest.mark.parametrize(
+    ("spans", "length"), [([], 0), ([(0, 2), (5, 6)], 3), ([(4, 6), (0, 5)], 6), ([(0, 9), (2, 3), (8, 10)], 10)]
+)
+def test_kernels_at_the_same_time_count_once(spans, length):
+    assert covered(spans) == length
+
+
+def test_the_peak_is_about_what_a_large_product_reaches_and_measuring_leaves_the_runs_generator_alone():
+    matrix = torch.randn(1024, 1024)
+    reached = 2 * 1024**3 / min(timeit.repeat(lambda: matrix @ matrix, number=1, repeat=10)) / 1e12
+    state = torch.get_rng_state()
+    assert reached / 5 < matrix_peak_tflops(torch.device("cpu"), torch.float32) < reached * 5
+    assert torch.equal(torch.get_rng_state(), state)
