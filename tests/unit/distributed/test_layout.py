@@ -1,12 +1,28 @@
-"""Who is where: the axes over ranks, where the videos of a round lie, and who does which part."""
+"""Who is where and does which part, what ranks tell each other, and what GPUs are called."""
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from hyvideo.config.loading import load_config
 from hyvideo.data.samplers import Assignment, GroupSampler
+from hyvideo.distributed.collectives import (
+    all_or_none,
+    as_shard_of,
+    average_gradients,
+    broadcast_from_main,
+    gather,
+    local_shard,
+    own_part,
+    require_same,
+    whole,
+)
+from hyvideo.distributed.gpus import find_gpu, named_by_driver
 from hyvideo.distributed.layout import Layout, largest_share, layout_of
 from hyvideo.distributed.mesh import Mesh, build_mesh
 
@@ -85,3 +101,69 @@ def test_a_mesh_is_one_ranks_view_of_the_layout_and_one_process_needs_no_group()
     assert build_mesh() == Mesh() and build_mesh().sp_group is None
     with pytest.raises(ValueError, match="world size 1 is not divisible by sp_size 2"):
         build_mesh(sp_size=2)
+
+
+def test_one_rank_hears_only_itself():
+    value = {"a": 1}
+    (own,) = gather(value)
+    assert own is value
+    assert broadcast_from_main(lambda: value) is value
+    require_same({"eta": 0.5})
+
+
+@pytest.mark.parametrize("kind", [ValueError, OSError, RuntimeError])
+def test_its_errors_pass_unchanged(kind):
+    error = kind("no")
+    with pytest.raises(kind) as raised, all_or_none():
+        raise error
+    assert raised.value is error
+
+
+def test_tensors_are_whole():
+    tensor = torch.ones(3)
+    for same in (local_shard(tensor), whole(tensor), own_part(tensor, tensor), as_shard_of(torch.zeros(3), tensor)):
+        assert same is tensor
+    parameter = torch.nn.Parameter(tensor)
+    parameter.grad = torch.ones(3)
+    average_gradients([parameter])
+    assert torch.equal(parameter.grad, torch.ones(3))
+
+
+def test_a_shard_in_host_memory_stays_there_though_its_mesh_is_of_gpus():
+    dist.init_process_group("fake", rank=0, world_size=1)
+    try:
+        meta = TensorMeta(torch.Size([3]), (1,), torch.float32)
+        sharded = DTensor(torch.ones(3), DTensorSpec(DeviceMesh("cuda", [0]), (Shard(0),), meta), requires_grad=False)
+        copy = torch.zeros(3)
+        found = as_shard_of(sharded, copy)
+        assert (found.device_mesh, found.placements) == (sharded.device_mesh, sharded.placements)
+        assert local_shard(found).data_ptr() == copy.data_ptr()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_gpus_are_found_by_what_is_typed_and_an_unknown_or_ambiguous_one_is_refused_with_what_it_may_be():
+    names = {"h100": "H100-80GB", "H100-80GB": "H100-80GB", "A800-80gb": "A800-80GB", "h100 pcie": "H100 PCIe-80GB"}
+    assert {typed: find_gpu(typed).name for typed in names} == names
+    with pytest.raises(ValueError, match="no GPUs .* A100-40GB, .* H200-141GB"):
+        find_gpu("H1000")
+    with pytest.raises(ValueError, match=r"2 GPUs .* of A100-40GB, A100-80GB\."):
+        find_gpu("a100")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("NVIDIA H200", ("H200", 989)),
+        ("NVIDIA H20", ("H20", 148)),
+        ("NVIDIA H100 80GB HBM3", ("H100", 989)),
+        ("NVIDIA H100 NVL", ("H100 NVL", 835)),
+        ("NVIDIA H100 PCIe", ("H100 PCIe", 756)),
+        ("NVIDIA A100-SXM4-80GB", ("A100", 312)),
+        ("NVIDIA GeForce RTX 4090", ("RTX 4090", 165)),
+        ("NVIDIA GeForce RTX 4080", None),
+    ],
+)
+def test_gpus_are_known_by_what_the_driver_calls_them(name, expected):
+    found = named_by_driver(name)
+    assert (found and (found.name.partition("-")[0], found.teraflops)) == expected

@@ -1,13 +1,17 @@
-"""Comparing models: means, paired gains and win rates in their closed forms, and the tables that show them."""
+"""Comparing models: means, intervals that cover as often as they say, paired gains, win rates and their tables."""
 
 import json
 import math
+from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from pydantic_core import to_json
 
 from hyvideo.evaluation.comparison import compare, with_overall
+from hyvideo.evaluation.intervals import bootstrap_interval, seed_interval
+from hyvideo.evaluation.paired import paired_gain
 from scripts.reports.markdown import markdown_of
 
 ROWS = np.array([0, 0, 1, 1, 2, 2])
@@ -88,3 +92,92 @@ def test_a_metric_that_failed_altogether_leaves_the_rest_of_the_table():
     table = markdown_of(comparison)
     assert "| broken | none scored |" in table and "| half | +1.500 [no interval from 1] |" in table
     assert json.loads(to_json(comparison, inf_nan_mode="null"))["means"]["broken"]["TA"]["mean"] is None
+
+
+def coverage(interval_of, size: int, num_studies: int = 1000, draw: str = "normal") -> float:
+    """Share of studies of `size` values whose interval holds the true mean, 0.3."""
+    rng, centre = np.random.default_rng(0), 0.3 - (draw == "exponential")
+    studies = [interval_of(centre + getattr(rng, draw)(size=size)) for _ in range(num_studies)]
+    return sum(study.low <= 0.3 <= study.high for study in studies) / num_studies
+
+
+@pytest.mark.parametrize("size", [5, 8, 16])
+def test_intervals_of_few_values_cover_the_mean(size):
+    for interval_of in (seed_interval, bootstrap_interval):
+        assert coverage(interval_of, size) == pytest.approx(0.95, abs=0.02)
+        assert interval_of([1.0, math.nan, 2.0, 6.0]) == interval_of([1.0, 2.0, 6.0])
+
+
+def test_from_thirty_values_on_an_interval_follows_their_shape():
+    values = np.random.default_rng(0).exponential(size=30)
+    interval, symmetric = bootstrap_interval(values), seed_interval(values)
+    assert interval.high - interval.mean > 1.05 * (interval.mean - interval.low)
+    assert bootstrap_interval(values[:29]) == seed_interval(values[:29]) and interval != symmetric
+
+
+def test_students_interval_has_its_closed_form_and_a_single_seed_has_none():
+    interval = seed_interval([1.0, 2.0, 3.0])
+    assert interval.mean == 2.0 and interval.num == 3
+    assert interval.high - interval.mean == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
+    assert interval.mean - interval.low == pytest.approx(interval.high - interval.mean)
+    single = seed_interval([0.25])
+    assert single.mean == 0.25 and math.isnan(single.low) and math.isnan(single.high)
+    assert str(single) == "+0.250 [no interval from 1]"
+
+
+@pytest.mark.parametrize(
+    ("compute", "values", "message"),
+    [
+        (seed_interval, [[math.nan]], "at least one run"),
+        (bootstrap_interval, [[1.0, math.nan]], "at least 2 values that are not NaN, received 1"),
+        (seed_interval, [[[1.0, 2.0]]], r"received the shape \(1, 2\)"),
+        (bootstrap_interval, [[1.0, math.inf]], "infinite"),
+        (paired_gain, ([1.0, 2.0], [1.0, 2.0, 3.0]), r"received \(2,\) and \(3,\)"),
+        (paired_gain, ([[1.0, 2.0]], [[1.0, 2.0]]), r"received \(1, 2\)"),
+        (paired_gain, ([1.0, math.nan, 2.0], [math.nan, 1.0, 2.0]), "at least 2 pairs without NaN, received 1 of 3"),
+        (paired_gain, ([1.0, math.inf], [1.0, 2.0]), "infinite"),
+    ],
+)
+def test_values_without_an_interval_are_refused_with_what_came(compute, values, message):
+    with pytest.raises(ValueError, match=message):
+        compute(*values)
+
+
+def test_a_constant_shift_has_an_interval_of_no_width_and_counts_in_the_bases_spread():
+    before = np.array([0.0, 1.0, 2.0, 3.0])
+    gain = paired_gain(before, before + 0.5)
+    assert (gain.mean, gain.low, gain.high) == (0.5, 0.5, 0.5)
+    assert gain.in_base_std == pytest.approx(0.5 / before.std(ddof=1))
+    assert (gain.num_pairs, gain.num_left_out) == (4, 0)
+    assert math.isnan(paired_gain([1.0, 1.0], [2.0, 3.0]).in_base_std), "a base that does not vary"
+
+
+def test_the_interval_is_that_of_the_mean_of_the_differences():
+    rng = np.random.default_rng(3)
+    before = rng.normal(scale=10, size=400)  # pairing removes this spread
+    difference = rng.normal(loc=0.2, size=400)
+    gain = paired_gain(before, before + difference)
+    half_width = 1.96 * difference.std() / math.sqrt(400)
+    assert gain.low == pytest.approx(difference.mean() - half_width, abs=0.1 * half_width)
+    assert gain.high == pytest.approx(difference.mean() + half_width, abs=0.1 * half_width)
+
+
+@pytest.mark.parametrize("draw", ["normal", "exponential"])
+def test_the_interval_covers_the_true_gain_in_about_95_percent_of_studies(draw, monkeypatch):
+    monkeypatch.setattr("hyvideo.evaluation.intervals._NUM_RESAMPLES", 400)
+    assert 0.91 <= coverage(partial(paired_gain, np.zeros(128)), 128, 400, draw) <= 0.98
+
+
+def test_a_pair_with_a_failed_score_on_either_side_is_left_out_and_counted():
+    before = torch.tensor([0.0, math.nan, 2.0, 3.0])
+    after = torch.tensor([1.0, 5.0, math.nan, 5.0])
+    gain = paired_gain(before, after)
+    assert (gain.mean, gain.num_pairs, gain.num_left_out) == (1.5, 2, 2)
+    assert "2 pairs, 2 left out" in str(gain)
+
+
+def test_the_same_scores_give_the_same_interval_whatever_is_resampled_at_once(monkeypatch):
+    before, after = np.random.default_rng(4).normal(size=(2, 100))
+    whole = paired_gain(before, after)
+    monkeypatch.setattr("hyvideo.evaluation.intervals._RESAMPLED_VALUES_AT_ONCE", 7777)
+    assert paired_gain(before, after) == whole

@@ -1,4 +1,4 @@
-"""A video file is scored once, until the file, its prompt or the reward changes."""
+"""A video file is scored once, until the file, its prompt or the reward changes; what the videos of a CSV are called."""
 
 import math
 from pathlib import Path
@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from hyvideo.data.prompts import Prompt
 from hyvideo.data.videos import write_video
+from hyvideo.evaluation.jobs import jobs_of_csv
 from hyvideo.evaluation.scored_files import NamedReward, ScoreFile
 from hyvideo.models.reward_models.registry import RewardContext
 from tests.support.rewards import Brightness, FileBrightness, grey_videos
@@ -76,15 +78,38 @@ def test_a_failed_score_stays_nan_and_is_not_tried_again(tmp_path, videos):
 
 
 @pytest.mark.parametrize("given", [{"brightness": [1.0]}, {"brightness": torch.ones(4), "length": torch.ones(3)}, None])
-def test_a_reward_that_gives_no_score_per_video_is_named(tmp_path, videos, monkeypatch, given):
+def test_a_reward_that_gives_no_score_per_video_is_named_and_a_list_is_one(tmp_path, videos, monkeypatch, given):
     monkeypatch.setattr(Brightness, "__call__", lambda self, videos, prompts: given)
     with pytest.raises(ValueError, match="The reward brightness must "):
         ScoreFile(tmp_path / "scores.jsonl").score(named(Brightness()), videos, ["a", "b", "c"])
     assert not (tmp_path / "scores.jsonl").exists()
-
-
-def test_scores_in_a_list_are_scores(tmp_path, videos, monkeypatch):
     given = {"brightness": [1.0, 2.0, 3.0], "length": [math.inf, 1.0, 1.0]}
-    monkeypatch.setattr(Brightness, "__call__", lambda self, videos, prompts: given)
     found = ScoreFile(tmp_path / "scores.jsonl").score(named(Brightness()), videos, ["a", "b", "c"])
     assert found["brightness"] == [1.0, 2.0, 3.0] and math.isnan(found["length"][0])
+
+
+def names(texts: list[str], seeds: list[int], names: str = "vbench", own: int | None = None) -> list[str]:
+    prompts = [Prompt(text, index, own, None) for index, text in enumerate(texts)]
+    return [job.path.name for job in jobs_of_csv(Path("videos"), prompts, seeds, names)]
+
+
+def test_vbench_finds_every_video_under_its_prompt_and_number():
+    long = "A very " + "long " * 50 + "road."
+    expected = ["A cat.-0.mp4", "A cat.-1.mp4", f"{long[:180]}-0.mp4", f"{long[:180]}-1.mp4"]
+    assert names(["A cat.", long], [7, 3]) == expected
+    assert names(["A cat."], [7, 3], own=5) == ["A cat.-0.mp4"]
+    assert names(["A cat."], [7, 3], "row") == ["0000_seed7.mp4", "0000_seed3.mp4"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["a/b"], "'a/b' cannot be the name of a file"),
+        (["木" * 180], "cannot be the name of a file"),
+        (["same", "same"], "two videos would be 'same-0.mp4'"),
+        (["x" * 180 + "a", "x" * 180 + "b"], "two videos would be"),
+    ],
+)
+def test_names_that_vbench_could_not_find_are_refused(texts, message):
+    with pytest.raises(ValueError, match=message):
+        names(texts, [0])
