@@ -1,11 +1,8 @@
 """An algorithm named by its import path trains, saves and resumes as the built-in one does."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
-from hyvideo.algorithms.algorithm import Algorithm, Trajectory
 from hyvideo.training.run import Run
 from tests.support.equal_runs import assert_same, rows_of
 from tests.support.reward_weighted import RewardWeighted
@@ -34,7 +31,9 @@ def test_it_trains_the_bundled_model_and_a_resumed_run_equals_an_uninterrupted_o
 
 
 def test_final_latents_are_those_that_the_ode_leaves(make_training):
-    trajectory = collect_round(make_training(algorithm=PATH))
+    training = make_training(algorithm=PATH, updates_per_rollout=2)
+    assert training.algorithm.updates_per_round == 1  # as its class says
+    trajectory = collect_round(training)
     assert trajectory.rollout.latents.shape[:2] == (4, 1)
     assert trajectory.rollout.means is None and trajectory.rollout.log_probs is None
 
@@ -52,26 +51,6 @@ def test_final_latents_are_those_that_the_ode_leaves(make_training):
 def test_what_is_no_algorithm_or_sampler_is_refused(make_training, settings, said):
     with pytest.raises(ValueError, match=said):
         make_training(**settings)
-
-
-class PlainGradient(Algorithm):
-    """What a user writes who reads only the docstrings: each part that `deal` gives is one update."""
-
-    def updates(self, trajectory: Trajectory) -> Iterator[dict[str, float]]:
-        """Make an update of each part."""
-        velocity = next(iter(self.optimization.parameters.values()))
-        for _ in self.deal(self.choose_steps(trajectory, torch.ones(2, dtype=torch.bool))):
-            loss = velocity.float().square().sum()
-            metrics, _ = self.make_update([(1.0, loss, {"loss/total": loss})])
-            yield metrics
-
-
-def test_updates_per_round_follows_updates_per_rollout_unless_a_class_sets_its_own(make_training):
-    own = make_training(algorithm=f"{__name__}:PlainGradient", updates_per_rollout=2, max_steps=4)
-    assert own.algorithm.updates_per_round == 2
-    own.train()
-    assert [row["round"] for row in rows_of(own.folder.path)] == [0, 0, 1, 1]
-    assert make_training(algorithm=PATH, updates_per_rollout=2).algorithm.updates_per_round == 1
 
 
 def test_one_that_miscounts_its_updates_is_told_what_its_number_means_and_not_to_resume_from_nothing(make_training):
@@ -92,10 +71,9 @@ def test_a_sampler_and_a_trust_region_of_ones_own_train_with_exact_replay_and_eq
     training.train()
     first, second = rows_of(training.folder.path)
     assert max(first["ratio/max_deviation"], first["replay/mean_error"]) < 1e-5 < first["grad_norm"]
-    pulls = [first[f"velocity_grad/step_{step:02d}"] for step in range(3)]
-    scales = training.algorithm.scales[:3].tolist()
-    before = [pull / scale for pull, scale in zip(pulls, scales, strict=True)]
-    assert max(pulls) / min(pulls) < 1.4 < max(before) / min(before)
+    pulls = torch.tensor([first[f"velocity_grad/step_{step:02d}"] for step in range(3)])
+    before = pulls / training.algorithm.scales[:3]
+    assert pulls.max() / pulls.min() < 1.4 < before.max() / before.min()
     told = second["loss/policy"] + second["kl/coef"] * max(second["kl/position"], second["kl/velocity"])
     assert second["kl/position"] > 0
     assert second["loss/total"] == pytest.approx(told, rel=1e-5)

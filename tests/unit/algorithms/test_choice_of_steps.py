@@ -19,7 +19,7 @@ from tests.support.training import PROMPTS, collect_round, write_prompts
 
 
 def all_differ(tensors: list[Tensor]) -> bool:
-    return not any(torch.equal(first, second) for first, second in combinations(tensors, 2))
+    return not any(torch.equal(*two) for two in combinations(tensors, 2))
 
 
 def next_updates(training: Run) -> tuple[Pairs, ...]:
@@ -37,12 +37,9 @@ def next_steps(training: Run) -> Tensor:
 
 
 def test_every_video_of_every_round_and_seed_starts_from_noise_of_its_own(make_training, tmp_path):
-    csv, starts = write_prompts(tmp_path / "one.csv", PROMPTS[:1]), []
-    for seed in (42, 43):
-        training = make_training(train_video_csv=csv, seed=seed, grpo_sampling_steps=1)
-        for _ in range(2):
-            starts += collect_round(training).rollout.latents[:, 0]
-    assert all_differ(starts)
+    csv = write_prompts(tmp_path / "one.csv", PROMPTS[:1])
+    runs = [make_training(train_video_csv=csv, seed=seed, grpo_sampling_steps=1) for seed in (42, 43)]
+    assert all_differ([start for run in runs for _ in range(2) for start in collect_round(run).rollout.latents[:, 0]])
 
 
 def test_with_noise_per_prompt_the_rounds_start_alike_and_go_on_differently(make_training, tmp_path):
@@ -96,8 +93,7 @@ def test_the_seed_decides_prompts_noisy_steps_and_trained_steps_anew_each_round(
         orders.append([training.rounds.next().prompt_indices for _ in range(25)])
         windowed = make_training(train_video_csv=csv, seed=seed, sde_window="per_group", sde_window_size=1)
         noisy += [windowed.algorithm.noisy_steps(index, 4) for index in range(2)]
-    assert orders[0] != orders[1]
-    assert all_differ(chosen) and all_differ(noisy)
+    assert orders[0] != orders[1] and all_differ(chosen) and all_differ(noisy)
     assert all_differ([*chosen[0]])  # each video has an order of its own
     assert next_steps(make_training(enable_timestep_permutation=False)).tolist() == [[0, 1, 2, 3]] * 4
 

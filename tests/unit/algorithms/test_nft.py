@@ -119,10 +119,8 @@ def test_the_old_policy_samples_and_follows_with_the_published_ramp(make_trainin
         (metrics,) = training.algorithm.updates(trajectory)
         decays.append(metrics["nft/old_decay"])
         policy = weights_of(training)
-        torch.testing.assert_close(
-            training.algorithm.anchor.state_dict(),
-            {name: decays[-1] * old[name] + (1 - decays[-1]) * policy[name] for name in old},
-        )
+        expected = {name: decays[-1] * old[name] + (1 - decays[-1]) * policy[name] for name in old}
+        torch.testing.assert_close(training.algorithm.anchor.state_dict(), expected)
         old = {name: weight.clone() for name, weight in training.algorithm.anchor.state_dict().items()}
     assert decays == [0.25, 0.4, 0.4]
 

@@ -6,7 +6,6 @@ import re
 import resource
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,8 +48,18 @@ def tensors(seed: int = 0) -> dict[str, dict[str, torch.Tensor]]:
     }
 
 
-def save(folder: Path, step: int, **options: object) -> Path:
-    return begin_save(folder, step, tensors(step), {"round": step * 2, "text": "ü"}, **options).finish()
+def save(folder: Path, *steps: int, **options: object) -> Path:
+    for step in steps:
+        saved = begin_save(folder, step, tensors(step), {"round": step * 2, "text": "ü"}, **options).finish()
+    return saved
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def lost_link(path: Path) -> None:
+    path.symlink_to("nowhere")
 
 
 def assert_whole(checkpoint: Path, step: int) -> None:
@@ -63,14 +72,12 @@ def assert_whole(checkpoint: Path, step: int) -> None:
 
 
 def test_tensors_and_facts_come_back_and_what_a_killed_save_has_left_goes(tmp_path):
-    left = tmp_path / "step_2.partial"
-    left.mkdir()
-    (left / "weights").write_bytes(b"half")
+    (tmp_path / "step_2.partial").mkdir()
+    (tmp_path / "step_2.partial" / "weights").write_bytes(b"half")
     checkpoint = save(tmp_path, 3)
-    assert checkpoint == tmp_path / "step_3" and not left.exists()
+    assert checkpoint == tmp_path / "step_3" and names_in(tmp_path) == [LATEST, "step_3"]
     assert_whole(checkpoint, 3)
-    facts = read_facts(checkpoint)
-    assert (facts["round"], facts["text"]) == (6, "ü")
+    assert read_facts(checkpoint).items() >= {"round": 6, "text": "ü"}.items()
 
 
 def test_an_old_checkpoint_that_cannot_be_deleted_stops_nothing(tmp_path):
@@ -83,23 +90,19 @@ def test_an_old_checkpoint_that_cannot_be_deleted_stops_nothing(tmp_path):
 
 def test_a_linked_checkpoint_that_is_made_again_stays_where_it_was_moved_and_stops_no_later_save(tmp_path):
     checkpoints, moved = tmp_path / "checkpoints", tmp_path / "disk" / "step_5"
-    for step in (3, 5):
-        save(checkpoints, step)
+    save(checkpoints, 3, 5)
     shutil.move(checkpoints / "step_5", moved)
     (checkpoints / "step_5").symlink_to(moved)
     point(LATEST, checkpoints / "step_3")  # a resume from there
     for step in (5, 6):
-        save(checkpoints, step)
-        assert latest_checkpoint(checkpoints) == checkpoints / f"step_{step}"
+        assert save(checkpoints, step) == latest_checkpoint(checkpoints) == checkpoints / f"step_{step}"
     assert not (checkpoints / "step_5").is_symlink()
-    assert sorted(path.name for path in checkpoints.iterdir()) == [LATEST, "step_3", "step_5", "step_6"]
+    assert names_in(checkpoints) == [LATEST, "step_3", "step_5", "step_6"]
     for whole in (moved, checkpoints / "step_5"):
         assert_whole(whole, 5)
 
 
-@pytest.mark.parametrize(
-    "make", [os.mkfifo, lambda path: path.symlink_to("nowhere"), Path.touch], ids=["pipe", "lost link", "file"]
-)
+@pytest.mark.parametrize("make", [os.mkfifo, lost_link, Path.touch])
 @pytest.mark.parametrize("name", ["step_2", "step_2.replaced", "step_2.partial", "step_1.replaced"])
 def test_a_pipe_a_lost_link_or_a_file_in_a_checkpoints_place_stops_neither_a_resume_nor_a_save(tmp_path, name, make):
     save(tmp_path, 1)
@@ -108,7 +111,7 @@ def test_a_pipe_a_lost_link_or_a_file_in_a_checkpoints_place_stops_neither_a_res
     save(tmp_path, 2)
     for step in (1, 2):
         assert_whole(tmp_path / f"step_{step}", step)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [LATEST, "step_1", "step_2"]
+    assert names_in(tmp_path) == [LATEST, "step_1", "step_2"]
 
 
 def test_a_folder_of_the_users_beside_the_checkpoints_is_left_alone(tmp_path):
@@ -119,22 +122,11 @@ def test_a_folder_of_the_users_beside_the_checkpoints_is_left_alone(tmp_path):
     assert latest_checkpoint(tmp_path).name == "step_1" and len(list(tmp_path.glob("*/notes"))) == 3
 
 
-def test_a_folder_that_cannot_be_made_is_a_save_that_failed(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(SaveError, match="Cannot save .*Not a directory.* GB are free there"):
-        save(tmp_path / "file" / "checkpoints", 1)
-
-
-def test_a_step_that_is_made_again_replaces_its_checkpoint(tmp_path):
-    save(tmp_path, 2)
-    begin_save(tmp_path, 2, tensors(seed=7), {}).finish()
-    assert torch.equal(tensors_of(tmp_path / "step_2")["policy.block.weight"], tensors(7)["policy"]["block.weight"])
-
-
 @pytest.mark.parametrize(
     ("saves", "options", "kept"),
     [
         ([8, 9, 10, 11], {"keep_last": 2}, [10, 11]),
+        ([2, 4, 8, 10], {}, [2, 4, 8, 10]),
         ([104, 152, 200, 304, 352, 400, 448], {"keep_last": 1, "keep_every": 100}, [104, 200, 304, 400, 448]),
     ],
 )
@@ -143,14 +135,14 @@ def test_of_old_checkpoints_those_asked_for_stay_and_those_of_a_given_up_future(
     for step in saves:
         assert save(tmp_path, step, **options) == latest_checkpoint(tmp_path) == tmp_path / f"step_{step}"
     assert checkpoints_of(tmp_path) == [tmp_path / f"step_{step}" for step in kept]
-    assert save(tmp_path, 7, keep_last=1) == latest_checkpoint(tmp_path)  # resumed from further back
-    assert checkpoints_of(tmp_path) == [tmp_path / f"step_{step}" for step in [7, *kept]]
+    assert save(tmp_path, 7, keep_last=2) == latest_checkpoint(tmp_path)  # resumed from further back
+    kept = [step for step in kept if step != 2]
+    assert checkpoints_of(tmp_path) == [tmp_path / f"step_{step}" for step in sorted([7, *kept])]
 
 
 def test_a_best_checkpoint_is_kept_and_one_that_was_deleted_by_hand_stops_no_save(tmp_path):
     point(BEST, save(tmp_path, 1))
-    for step in (2, 3):
-        save(tmp_path, step, keep_last=1)
+    save(tmp_path, 2, 3, keep_last=1)
     assert [path.name for path in checkpoints_of(tmp_path)] == ["step_1", "step_3"]
     shutil.rmtree(tmp_path / "step_1")
     assert save(tmp_path, 4, keep_last=1) == latest_checkpoint(tmp_path)
@@ -186,29 +178,15 @@ def test_killed_at_any_moment_latest_names_a_whole_checkpoint(tmp_path, monkeypa
             raise KilledError
         replace(source, target)
 
-    with monkeypatch.context() as patch:
-        if "tensors" in moment:
-            patch.setattr(dcp, "save", kill)
-        else:
-            patch.setattr(os, "replace", kill_at_replace)
-        with pytest.raises(KilledError):
-            save(tmp_path, step, keep_last=1)
-
-    named = latest_checkpoint(tmp_path)
-    assert_whole(named, 1)
+    with monkeypatch.context() as patch, pytest.raises(KilledError):
+        patch.setattr(*((dcp, "save", kill) if "tensors" in moment else (os, "replace", kill_at_replace)))
+        save(tmp_path, step, keep_last=1)
+    assert_whole(latest_checkpoint(tmp_path), 1)
     for checkpoint in checkpoints_of(tmp_path):
         assert_whole(checkpoint, read_facts(checkpoint)["step"])
-
     save(tmp_path, step, keep_last=1)  # what was left behind is no obstacle
     assert_whole(latest_checkpoint(tmp_path), step)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [LATEST, f"step_{step}"]
-
-
-def test_checkpoints_of_a_future_that_was_given_up_do_not_push_out_the_one_gone_back_to(tmp_path):
-    for step in (2, 4, 6, 8):
-        save(tmp_path, step)
-    assert save(tmp_path, 5, keep_last=2) == latest_checkpoint(tmp_path)
-    assert [path.name for path in checkpoints_of(tmp_path)] == ["step_4", "step_5", "step_6", "step_8"]
+    assert names_in(tmp_path) == [LATEST, f"step_{step}"]
 
 
 def test_a_checkpoint_that_finds_no_room_is_not_begun(tmp_path, monkeypatch):
@@ -219,17 +197,18 @@ def test_a_checkpoint_that_finds_no_room_is_not_begun(tmp_path, monkeypatch):
     monkeypatch.setattr(dcp, "save", lambda *_, **__: pytest.fail("nothing may be written"))
     with pytest.raises(SaveError, match=r"step_2': it needs .* GB, so nothing was written"):
         save(tmp_path, 2, keep_last=1)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_1"]
-    assert latest_checkpoint(tmp_path) == good
+    assert names_in(tmp_path) == [LATEST, "step_1"] and latest_checkpoint(tmp_path) == good
 
 
-def test_a_save_beside_the_training_holds_the_values_of_its_beginning_and_counts_when_finished(tmp_path):
+def test_a_save_beside_the_training_holds_the_values_of_its_beginning_and_replaces_one_when_finished(tmp_path):
     values = tensors(1)
     pending = begin_save(tmp_path, 1, values, {}, beside_training=True)
     values["policy"]["block.weight"].fill_(7)
     assert latest_checkpoint(tmp_path) is None
     assert pending.finish() == latest_checkpoint(tmp_path)
     assert_whole(tmp_path / "step_1", 1)
+    begin_save(tmp_path, 1, values, {}).finish()
+    assert tensors_of(tmp_path / "step_1")["policy.block.weight"].eq(7).all()
 
 
 def test_what_cannot_be_written_says_so_and_leaves_the_last_checkpoint(tmp_path):
@@ -238,17 +217,20 @@ def test_what_cannot_be_written_says_so_and_leaves_the_last_checkpoint(tmp_path)
     with limited(resource.RLIMIT_FSIZE, 256), pytest.raises(SaveError, match=said):  # files end as on a full disk
         save(tmp_path, 2)
     assert latest_checkpoint(tmp_path) == good
-    assert sorted(path.name for path in tmp_path.iterdir()) == [LATEST, "step_1"]
+    assert names_in(tmp_path) == [LATEST, "step_1"]
     assert_whole(good, 1)
 
 
-def test_a_save_whose_folder_is_gone_does_not_say_that_earlier_checkpoints_are_there(tmp_path):
+def test_a_save_whose_folder_is_gone_or_cannot_be_made_does_not_say_that_earlier_checkpoints_are_there(tmp_path):
     save(tmp_path / "run", 1)
     pending = begin_save(tmp_path / "run", 2, tensors(2), {})
     shutil.rmtree(tmp_path / "run")
     with pytest.raises(SaveError, match="No finished checkpoint is in that folder") as caught:
         pending.finish()
     assert "intact" not in str(caught.value)
+    (tmp_path / "file").touch()
+    with pytest.raises(SaveError, match="Cannot save .*Not a directory.* GB are free there"):
+        save(tmp_path / "file" / "checkpoints", 1)
 
 
 def test_an_interrupted_save_does_not_ask_for_space(tmp_path, monkeypatch):
@@ -293,36 +275,18 @@ def test_a_file_that_the_manifest_does_not_have_is_named(tmp_path):
         verify_files(checkpoint)
 
 
-def test_another_precision_is_refused(tmp_path):
-    checkpoint = save(tmp_path, 1)
-    wanted = tensors()
-    require_dtypes(StoredTensors(checkpoint), wanted)
-    wanted["policy"]["block.weight"] = wanted["policy"]["block.weight"].bfloat16()
-    with pytest.raises(ValueError, match=r"policy block\.weight in torch\.float32, this run in torch\.bfloat16"):
-        require_dtypes(StoredTensors(checkpoint), wanted)
-
-
-def text_at(text: str) -> Callable[[Path], None]:
-    return lambda path: path.write_text(text) and None
-
-
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (Path.mkdir, "is not a file"),
-        (os.mkfifo, "is not a file"),
-        (lambda path: path.symlink_to("nowhere"), "is not a file"),
-        (text_at("step_5"), "names 'step_5'"),
-        (text_at(""), "names ''"),
-        (text_at("../step_1"), "names '../step_1'"),
-        (text_at("\x1b[31m" + "x" * 10_000), r"names '\x1b[31m" + "x" * 75 + "', "),
+        *((make, "is not a file") for make in (Path.mkdir, os.mkfifo, lost_link)),
+        *((text, f"names '{text}'") for text in ("step_5", "", "../step_1")),
+        ("\x1b[31m" + "x" * 10_000, r"names '\x1b[31m" + "x" * 75 + "', "),
     ],
-    ids=["a folder", "a pipe", "a broken link", "a lost step", "empty", "a path", "garbage"],
 )
 def test_latest_that_is_no_name_is_not_taken_for_a_new_folder(tmp_path, make, said):
     save(tmp_path, 1)
     (tmp_path / LATEST).unlink()
-    make(tmp_path / LATEST)
+    (tmp_path / LATEST).write_text(make) if isinstance(make, str) else make(tmp_path / LATEST)
     message = re.escape(f"'{tmp_path / LATEST}' {said}") + r".*found \['step_1'\]. Pass one"
     with pytest.raises(ValueError, match=message):
         latest_checkpoint(tmp_path)
@@ -338,16 +302,20 @@ def test_facts_that_are_missing_or_of_a_newer_format_name_the_checkpoint(tmp_pat
         read_facts(tmp_path)
 
 
-@pytest.mark.parametrize(("name", "shape"), [("block.scale", 5), ("block.weight", (5, 4))])
-def test_a_tensor_that_was_not_saved_or_has_another_shape_is_named(tmp_path, name, shape):
+def test_a_tensor_that_was_not_saved_or_has_another_shape_or_precision_is_named(tmp_path):
     checkpoint = save(tmp_path, 1)
-    wanted = tensors()
-    wanted["policy"][name] = torch.zeros(shape)
-    with pytest.raises(ValueError, match=rf"Cannot restore.*{re.escape(name)}"):
-        load_tensors(checkpoint, wanted)
+    require_dtypes(StoredTensors(checkpoint), tensors())
+    for name, value in (("block.scale", torch.zeros(5)), ("block.weight", torch.zeros(5, 4))):
+        wanted = tensors()
+        wanted["policy"][name] = value
+        with pytest.raises(ValueError, match=rf"Cannot restore.*{re.escape(name)}"):
+            load_tensors(checkpoint, wanted)
+    wanted["policy"]["block.weight"] = torch.zeros(5, 3, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"policy block\.weight in torch\.float32, this run in torch\.bfloat16"):
+        require_dtypes(StoredTensors(checkpoint), wanted)
 
 
-def test_every_file_is_on_the_disk_before_the_checkpoint_gets_its_name(tmp_path, monkeypatch):
+def test_every_file_is_of_limited_size_and_on_the_disk_before_the_checkpoint_gets_its_name(tmp_path, monkeypatch):
     synced, sync, replace = {}, os.fsync, os.replace
 
     def note(file: int) -> None:
@@ -362,10 +330,6 @@ def test_every_file_is_on_the_disk_before_the_checkpoint_gets_its_name(tmp_path,
 
     monkeypatch.setattr(os, "fsync", note)
     monkeypatch.setattr(os, "replace", check)
-    save(tmp_path, 1)
-
-
-def test_tensors_are_spread_over_files_of_a_limited_size(tmp_path, monkeypatch):
     monkeypatch.setattr("hyvideo.checkpoint.tensors.FILE_BYTES", 100)
     checkpoint = save(tmp_path, 1)
     assert len(list(checkpoint.glob("*.safetensors"))) == 3

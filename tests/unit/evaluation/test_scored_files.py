@@ -1,4 +1,4 @@
-"""A video file is scored once, until the file, its prompt or the reward changes; what the videos of a CSV are called."""
+"""A video file is scored once, until file, prompt or reward changes; what the videos of a CSV are called."""
 
 import math
 from pathlib import Path

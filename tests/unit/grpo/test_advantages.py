@@ -56,7 +56,7 @@ def test_equal_float32_rewards_give_exactly_zero_whatever_their_size(reward):
     assert group_advantages(torch.eye(50)[0], 50)[0] == 5.0  # the largest, unless asked for
 
 
-def test_advantages_may_be_divided_by_the_spread_of_all_rewards_or_by_nothing():
+def test_advantages_may_be_divided_by_the_spread_of_all_rewards_or_by_nothing_and_groups_without_one_are_told():
     rewards = torch.tensor([1.0, 3.0, 10.0, 10.5, NAN, 2.0])
     spread = statistics.pstdev([1.0, 3.0, 10.0, 10.5, 2.0])
     centred = [-1.0, 1.0, -0.25, 0.25, 0.0, 0.0]
@@ -64,9 +64,6 @@ def test_advantages_may_be_divided_by_the_spread_of_all_rewards_or_by_nothing():
     received = group_advantages(rewards, 2, divisor="global").tolist()
     assert received == pytest.approx([value / spread for value in centred])
     assert group_advantages(torch.ones(4), 2, divisor="global").tolist() == [0.0] * 4
-
-
-def test_groups_without_spread_are_told_apart():
     rewards = torch.tensor([1.0, 1.0, 1.0, 2.0, NAN, 3.0, NAN, NAN])
     assert groups_without_spread(rewards, 2).tolist() == [True, False, True, True]
 

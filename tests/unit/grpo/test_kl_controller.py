@@ -23,8 +23,7 @@ def test_the_warm_up_is_a_straight_line_from_floor_or_start_to_ceiling_whatever_
 def test_the_paper_defaults_reach_the_ceiling_after_a_hundred_updates_which_is_also_the_target():
     assert KLController(max_coef=3e-4).target == 3e-4
     values = coefficients(KLController(), [1e-5] * 100)
-    assert values[49] == pytest.approx(5.05e-6)
-    assert values[98] < values[99] == pytest.approx(1e-5)
+    assert values[49] == pytest.approx(5.05e-6) and values[98] < values[99] == pytest.approx(1e-5)
 
 
 def test_a_large_kl_relaxes_and_a_small_kl_tightens_within_floor_and_ceiling():
@@ -48,14 +47,10 @@ def test_the_controller_reacts_to_the_mean_of_the_last_ten_values():
     assert controller.update(-0.2) == pytest.approx(0.99)  # mean 0.03, below half the target
 
 
-def test_fixed_never_moves():
+def test_fixed_never_moves_and_milder_is_the_two_stage_schedule_under_a_lower_ceiling():
     controller = KLController(schedule="fixed", max_coef=2e-5, warmup_updates=5)
-    assert controller.coefficient == 2e-5
-    assert set(coefficients(controller, [0.0, 100.0] * 10)) == {2e-5}
+    assert {controller.coefficient, *coefficients(controller, [0.0, 100.0] * 10)} == {2e-5}
     assert KLController(schedule="fixed", max_coef=1e-9, start_coef=1.0).coefficient == 1e-9  # needs no floor or start
-
-
-def test_milder_is_the_two_stage_schedule_under_a_lower_ceiling():
     observed = [1e-3 * (7 * i % 5) for i in range(40)]
     settings = {"min_coef": 1e-6, "warmup_updates": 6, "target": 2e-3}
     milder = KLController(schedule="milder", max_coef=1e-3, **settings)
@@ -66,11 +61,8 @@ def test_milder_is_the_two_stage_schedule_under_a_lower_ceiling():
 
 @pytest.mark.parametrize("updates_before", [0, 1, 3, 8, 25])
 def test_a_restored_controller_goes_on_as_if_never_interrupted(updates_before):
-    def build() -> KLController:
-        return KLController(max_coef=1.0, min_coef=0.1, warmup_updates=2, target=0.1)
-
     observed = [0.05 * (3 * i % 7) for i in range(50)]
-    whole, first, resumed = build(), build(), build()
+    whole, first, resumed = (KLController(max_coef=1.0, min_coef=0.1, warmup_updates=2, target=0.1) for _ in range(3))
     expected = coefficients(whole, observed)
     coefficients(first, observed[:updates_before])
     coefficients(resumed, [0.3] * 9)
@@ -96,8 +88,7 @@ def test_a_kl_that_is_not_finite_is_an_error_and_changes_nothing(kl):
         ({"max_coef": 0.0}, "kl_weight.* must be positive, got 0.0"),
         ({"max_coef": 1e-5, "min_coef": 1e-4}, "kl_min_coef.*got 0.0001"),
         ({"schedule": "milder", "max_coef": 1e-5, "min_coef": 5e-6}, "kl_min_coef.*'milder', got 5e-06"),
-        ({"start_coef": 1e-8}, r"kl_coef.* \[1e-07, 1e-05\] .*got 1e-08"),
-        ({"start_coef": 1e-4}, r"kl_coef.* \[1e-07, 1e-05\] .*got 0.0001"),
+        *(({"start_coef": start}, rf"kl_coef.* \[1e-07, 1e-05\] .*got {start}") for start in (1e-8, 1e-4)),
         ({"warmup_updates": -1}, "kl_warmup_updates must be at least 0, got -1"),
         ({"target": 0.0}, "kl_target.* got 0.0"),
     ],
@@ -108,11 +99,9 @@ def test_impossible_settings_are_refused(settings, message):
 
 
 def test_a_state_of_other_bounds_keeps_to_the_new_ones_and_a_foreign_one_is_refused():
-    fixed = KLController(max_coef=1e-3, schedule="fixed")
-    fixed.load_state_dict(KLController(max_coef=1e-5, schedule="fixed").state_dict())
-    assert fixed.coefficient == 1e-3
-    lower = KLController(max_coef=1e-6, warmup_updates=0)
-    lower.load_state_dict(KLController(max_coef=1e-5, warmup_updates=0).state_dict())
-    assert lower.coefficient == 1e-6
+    for new in ({"max_coef": 1e-3, "schedule": "fixed"}, {"max_coef": 1e-6, "warmup_updates": 0}):
+        controller = KLController(**new)
+        controller.load_state_dict(KLController(**new | {"max_coef": 1e-5}).state_dict())
+        assert controller.coefficient == new["max_coef"]
     with pytest.raises(ValueError, match=r"keys \['coefficient', 'num_updates', 'recent'\], got \['lambda'\]"):
         KLController().load_state_dict({"lambda": 1.0})

@@ -44,12 +44,6 @@ def test_a_group_shares_its_step_and_groups_and_rounds_draw_their_own():
     assert part[0] == windows("per_group", num_samples=4)[0]
 
 
-@pytest.mark.parametrize("size", [0, 6])
-def test_a_window_that_does_not_fit_is_refused(size):
-    with pytest.raises(ValueError, match=rf"sde_window_size must lie within \[1, 5\].*got {size}"):
-        windows("sliding", size=size)
-
-
 CPS_MASK = torch.tensor([True] * 9 + [False])
 
 
@@ -86,7 +80,10 @@ def test_the_fraction_of_trained_steps_is_rounded_down(trained, fraction, kept):
     assert select_timesteps(mask, fraction, 1, permute=False, generator=seeded()).shape == (1, kept)
 
 
-def test_a_fraction_out_of_range_a_schedule_without_noise_and_more_updates_than_pairs_are_refused():
+def test_a_fraction_or_window_out_of_range_a_schedule_without_noise_and_too_many_updates_are_refused():
+    for size in (0, 6):
+        with pytest.raises(ValueError, match=rf"sde_window_size must lie within \[1, 5\].*got {size}"):
+            windows("sliding", size=size)
     for fraction in (0.0, -0.5, 1.01):
         with pytest.raises(ValueError, match=f"timestep_fraction .* got {fraction}"):
             select_timesteps(CPS_MASK, fraction, 1, permute=True, generator=seeded())
@@ -103,19 +100,15 @@ def test_every_pair_is_trained_once_and_updates_see_samples_and_groups_evenly(gr
     num_updates = data.draw(st.integers(1, num_samples * num_steps))
     mask = torch.ones(num_steps, dtype=torch.bool)
     steps = select_timesteps(mask, 1.0, num_samples, permute=True, generator=seeded(num_updates))
-
     updates = split_updates(steps, num_updates, num_generations=size)
-
     pairs = [pair for update in updates for pair in zip(*(index.tolist() for index in update), strict=True)]
     assert sorted(pairs) == [(sample, step) for sample in range(num_samples) for step in range(num_steps)]
     sizes = [len(update.sample_index) for update in updates]
-    assert len(updates) == num_updates
-    assert max(sizes) - min(sizes) <= 1
+    assert len(updates) == num_updates and max(sizes) - min(sizes) <= 1
     for update in updates:
         per_sample = update.sample_index.bincount(minlength=num_samples)
-        per_group = per_sample.reshape(groups, size).sum(dim=1)
-        assert per_sample.max() - per_sample.min() <= 1
-        assert per_group.max() - per_group.min() <= 1
+        for counts in (per_sample, per_sample.reshape(groups, size).sum(dim=1)):
+            assert counts.max() - counts.min() <= 1
 
 
 def test_when_the_steps_divide_evenly_each_update_has_all_samples_with_steps_of_its_own():
