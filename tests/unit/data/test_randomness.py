@@ -60,7 +60,7 @@ def test_noise_of_neighbouring_addresses_is_uncorrelated():
 def samplers(num_prompts, batch_size, num_generations, dp_size, seed=0, num_rollouts=1):
     """One sampler per data-parallel rank."""
     layout = Layout(dp_size, 1, 1, batch_size, num_generations, num_rollouts)
-    places = [layout.positions(rank) for rank in range(dp_size)]
+    places = map(layout.positions, range(dp_size))
     return [GroupSampler(num_prompts, layout.num_groups, num_generations, own, seed) for own in places]
 
 

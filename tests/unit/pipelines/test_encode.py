@@ -26,12 +26,14 @@ def token_ids(pipeline: HunyuanVideoGRPOPipeline, prompt: str) -> list[int]:
     return pipeline.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
 
 
-def test_a_prompt_is_encoded_the_same_alone_and_among_others(pipeline):
-    together = pipeline.encode(PROMPTS)
-    for row, prompt in enumerate(PROMPTS):
+def test_a_prompt_is_encoded_the_same_alone_and_among_others_and_a_negative_one_without_glyphs(pipeline):
+    prompts = [*PROMPTS, 'no "watermark"']
+    together = pipeline.encode(prompts)
+    for row, prompt in enumerate(prompts):
         alone = pipeline.encode([prompt])
-        assert torch.equal(together.text[row], alone.text[0])
-        assert torch.equal(together.glyph[row], alone.glyph[0])
+        assert torch.equal(together.text[row], alone.text[0]) and torch.equal(together.glyph[row], alone.glyph[0])
+    negative = pipeline.encode(prompts[-1:], glyphs=False)
+    assert len(negative.glyph[0]) == 0 and torch.equal(negative.text[0], together.text[-1])
 
 
 def test_the_states_are_those_of_the_stock_pipeline_on_valid_tokens(pipeline, tiny_root):
@@ -52,29 +54,20 @@ def test_the_crop_ends_exactly_where_the_users_text_begins(pipeline):
     assert pipeline.tokenizer.decode(ids[crop:]) == f"{PROMPTS[0]}<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_the_negative_prompt_has_no_glyphs_even_where_it_quotes(pipeline):
-    negative = pipeline.encode(['no "watermark"'], glyphs=False)
-    assert len(negative.glyph[0]) == 0
-    assert torch.equal(negative.text[0], pipeline.encode(['no "watermark"']).text[0])
-
-
 TEXT = tuple(torch.full((length, 3), float(length)) for length in (4, 2, 5))
 GLYPH = tuple(torch.full((length, 2), -1.0 - length) for length in (0, 3, 1))
 
 
-def assert_same_tokens(received: Conditioning, rows: list[int]) -> None:
-    assert len(received) == len(rows)
-    for text, glyph, row in zip(received.text, received.glyph, rows, strict=True):
-        assert torch.equal(text, TEXT[row])
-        assert torch.equal(glyph, GLYPH[row])
-
-
 def test_rows_are_picked_in_any_order_with_repeats_and_a_negative_row_follows_for_every_row():
-    assert_same_tokens(Conditioning(TEXT, GLYPH).rows([1, 0, 1]), [1, 0, 1])
-    positive = Conditioning(TEXT[:2], GLYPH[:2])
-    negative = Conditioning(TEXT[2:], GLYPH[2:])
-    assert_same_tokens(positive.with_negative(negative), [0, 1, 2, 2])
-    assert_same_tokens(negative.with_negative(positive.rows([1])), [2, 1])
+    positive, negative = Conditioning(TEXT[:2], GLYPH[:2]), Conditioning(TEXT[2:], GLYPH[2:])
+    for received, rows in (
+        (Conditioning(TEXT, GLYPH).rows([1, 0, 1]), [1, 0, 1]),
+        (positive.with_negative(negative), [0, 1, 2, 2]),
+        (negative.with_negative(positive.rows([1])), [2, 1]),
+    ):
+        assert len(received) == len(rows)
+        assert all(torch.equal(text, TEXT[row]) for text, row in zip(received.text, rows, strict=True))
+        assert all(torch.equal(glyph, GLYPH[row]) for glyph, row in zip(received.glyph, rows, strict=True))
 
 
 def test_rows_and_negatives_keep_the_image_of_their_sample():
@@ -101,10 +94,12 @@ def words_of(pipeline: HunyuanVideoGRPOPipeline, num_tokens: int) -> str:
 
 def test_the_limit_is_the_encoders_own(pipeline, told):
     whole, cut = words_of(pipeline, 1000), words_of(pipeline, 1001)
+    many = told(*(f"{number} " + "red " * 1200 for number in range(20)), "0 " + "red " * 1200)
+    assert many.startswith("20 prompt(s)") and many.endswith("; ...") and many.count(" tokens of ") == 5
     assert told(whole) is None
     assert "1 prompt(s)" in told(whole, cut) and "1,001 tokens of 1,000 in 'a red red" in told(whole, cut)
-    many = words_of(pipeline, 1100)
-    full, longer = (pipeline.encode([text]).text[0] for text in (many, many + "!"))
+    text = words_of(pipeline, 1100)
+    full, longer = (pipeline.encode([text + end]).text[0] for end in ("", "!"))
     assert full.equal(longer)  # its end is not seen
 
 
@@ -117,11 +112,6 @@ def test_quoted_texts_have_a_limit_of_their_own(pipeline, told):
     assert both.startswith("1 prompt(s)") and " tokens of 1,000 and 256 quoted bytes of 255 in 'a wall" in both
     assert pipeline.tokenizer_2(f'Text "{"x" * (255 - around)}". ').input_ids[-1] == pipeline.tokenizer_2.eos_token_id
     assert len(pipeline.encode([whole]).glyph[0]) == 256
-
-
-def test_many_are_counted_and_a_few_are_named(told):
-    said = told(*(f"{number} " + "red " * 1200 for number in range(20)), "0 " + "red " * 1200)
-    assert said.startswith("20 prompt(s)") and said.endswith("; ...") and said.count(" tokens of ") == 5
 
 
 def test_training_says_it_when_it_begins(make_training, tmp_path, capsys):
