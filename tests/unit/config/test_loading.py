@@ -35,9 +35,11 @@ def test_without_arguments_the_schemas_defaults_come_out_as_the_real_dataclass()
     assert type(cfg) is Config and cfg == expected
 
 
-def test_later_files_override_earlier_ones_and_flags_override_files(yaml_file):
+def test_later_files_override_earlier_ones_and_flags_override_files_after_which_a_run_is_named(yaml_file):
     first = yaml_file("rollout: {eta: 0.1, cfg_scale: 2.0, sage_clamp: 0.1}", "first.yaml")
     second = yaml_file("rollout: {eta: 0.2, cfg_scale: 3.0}", "second.yaml")
+    assert load_config(["--config", first, second]).run.run_name == "first-second"
+    assert load_config(["--config", first, second, "--run_name", "mine"]).run.run_name == "mine"
     for files in (["--config", first, second], ["--config", first, "--config", second]):
         rollout = load_config(["--eta", "0.4", *files, "--eta", "0.3"]).rollout  # the last of a repeated flag counts
         assert (rollout.eta, rollout.cfg_scale, rollout.sage_clamp) == (0.3, 3.0, 0.1)
@@ -70,10 +72,12 @@ def test_booleans_are_spelled_in_many_ways_and_a_bare_flag_means_true(texts, val
         (["--reward_weights", '{"VQ": 2}'], "", "reward_weights", {"VQ": 2.0}),
         (["--reward_weights", "VQ=2", "MQ=1e-1"], "", "reward_weights", {"VQ": 2.0, "MQ": 0.1}),
         ([], "reward_weights: {TA: 1}", "reward_weights", {"TA": 1.0}),
+        *((["--kl_target", none], "kl_target: 0.1", "kl_target", None) for none in ("None", "none", "null")),
+        (["--remote_reward_url", "none"], "remote_reward_url: http://a", "remote_reward_url", None),
         ([], "reward_weights: '{\"TA\": 1}'", "reward_weights", {"TA": 1.0}),
     ],
 )
-def test_lists_and_mappings_have_several_spellings_and_replace_the_default(yaml_file, flags, text, name, value):
+def test_lists_mappings_and_none_have_several_spellings_and_replace_what_was_there(yaml_file, flags, text, name, value):
     assert value_of(load_config(["--config", yaml_file(text), *flags]), name) == value
 
 
@@ -81,19 +85,6 @@ def test_values_get_the_types_of_the_schema(yaml_file):
     cfg = load_config(["--config", yaml_file("learning_rate: 3e-5\ncfg_scale: 4"), "--max_steps", "12", "--eta=1"])
     values = (cfg.optimizer.learning_rate, cfg.rollout.cfg_scale, cfg.run.max_steps, cfg.rollout.eta)
     assert values == (3e-5, 4.0, 12, 1.0) and [*map(type, values)] == [float, float, int, float]
-
-
-@pytest.mark.parametrize("spelling", ["None", "none", "null"])
-def test_what_may_be_none_is_cleared_by_a_flag(yaml_file, spelling):
-    file = yaml_file("kl_target: 0.1\nremote_reward_url: http://a")
-    cfg = load_config(["--config", file, "--kl_target", spelling, "--remote_reward_url", spelling])
-    assert cfg.kl.kl_target is None and cfg.reward.remote_reward_url is None
-
-
-def test_a_run_is_named_after_its_config_files_unless_it_has_a_name(yaml_file):
-    files = [yaml_file("", "tiny.yaml"), yaml_file("", "dual.yaml")]
-    assert load_config(["--config", *files]).run.run_name == "tiny-dual"
-    assert load_config(["--config", *files, "--run_name", "mine"]).run.run_name == "mine"
 
 
 LOOP, HUGE = "reward_weights: &a {b: *a}", f"seed: 1{'0' * 5000}"
@@ -219,7 +210,9 @@ def test_the_references_commands_are_taken_as_they_stand(more, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_flag_of_another_name_sets_ours():
+def test_a_flag_of_another_name_sets_ours_and_hides_none():
+    assert not set(SETTINGS) & (set(ALIASES) | set(WITHOUT_EFFECT))
+    assert {alias.setting for alias in ALIASES.values()} <= {"", *SETTINGS}
     cfg = load_config(["--validation_video_length", "121", "--post_train_type", "grpo"])
     assert (cfg.grpo.algorithm, cfg.validation.validate_video_length) == ("grpo", 121)
     assert load_config(["--video_length=33"]).validation.validate_video_length == 33
@@ -243,11 +236,6 @@ def test_a_flag_without_effect_is_taken_and_says_so_once(name, capsys, monkeypat
     monkeypatch.setenv("RANK", "1")
     load_config([f"--{name}", "4"])
     assert capsys.readouterr().err == ""
-
-
-def test_no_flag_of_ours_is_hidden():
-    assert not set(SETTINGS) & (set(ALIASES) | set(WITHOUT_EFFECT))
-    assert {alias.setting for alias in ALIASES.values()} <= {"", *SETTINGS}
 
 
 def test_a_switch_of_the_release_sets_a_word_of_ours_and_our_own_name_counts_more(tmp_path):

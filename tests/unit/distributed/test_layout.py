@@ -27,7 +27,7 @@ from hyvideo.distributed.layout import Layout, largest_share, layout_of
 from hyvideo.distributed.mesh import Mesh, build_mesh
 
 
-def test_the_drawing_in_the_docstring_is_true():
+def test_the_drawing_in_the_docstring_is_true_and_a_runs_layout_has_all_of_its_sizes():
     layout = Layout(8, sp_size=2, dp_replicate=2, batch_size=2, num_generations=4)
     drawn = {row[0]: row[1:] for line in Layout.__doc__.splitlines() if (row := line.replace("|", " ").split())}
     rows = {"sp_rank": layout.sp_rank, "dp_rank": layout.dp_rank, "replica": lambda rank: rank // layout.num_shards}
@@ -36,6 +36,8 @@ def test_the_drawing_in_the_docstring_is_true():
     positions = torch.cat([layout.positions(dp_rank) for dp_rank in range(layout.dp_size)])
     assert [int(cell) for cell in drawn["positions"][:8]] == positions.tolist()
     assert (layout.dp_size, layout.dp_shard, layout.num_shards, layout.num_groups) == (4, 2, 4, 2)
+    flags = "--sp_size=2 --dp_replicate=4 --batch_size=6 --num_generations=3 --gradient_accumulation_steps=5"
+    assert layout_of(load_config(flags.split()), 16) == Layout(16, 2, 4, 6, 3, 5)
 
 
 @pytest.mark.parametrize(
@@ -52,12 +54,6 @@ def test_the_drawing_in_the_docstring_is_true():
 def test_an_impossible_layout_is_refused_with_its_numbers(sizes, message):
     with pytest.raises(ValueError, match=message):
         Layout(*sizes)
-
-
-def test_a_runs_layout_has_all_of_its_sizes():
-    flags = ["--sp_size", "2", "--dp_replicate", "4", "--batch_size", "6", "--num_generations", "3"]
-    config = load_config([*flags, "--gradient_accumulation_steps", "5"])
-    assert layout_of(config, 16) == Layout(16, 2, 4, 6, 3, 5)
 
 
 @pytest.mark.parametrize("num_rollouts", [1, 2])
@@ -103,23 +99,15 @@ def test_a_mesh_is_one_ranks_view_of_the_layout_and_one_process_needs_no_group()
         build_mesh(sp_size=2)
 
 
-def test_one_rank_hears_only_itself():
-    value = {"a": 1}
-    (own,) = gather(value)
-    assert own is value
-    assert broadcast_from_main(lambda: value) is value
-    require_same({"eta": 0.5})
-
-
 @pytest.mark.parametrize("kind", [ValueError, OSError, RuntimeError])
-def test_its_errors_pass_unchanged(kind):
-    error = kind("no")
+def test_one_rank_hears_only_itself_its_errors_pass_unchanged_and_tensors_are_whole(kind):
+    value, error = {"a": 1}, kind("no")
+    (own,) = gather(value)
+    assert own is value and broadcast_from_main(lambda: value) is value
+    require_same({"eta": 0.5})
     with pytest.raises(kind) as raised, all_or_none():
         raise error
     assert raised.value is error
-
-
-def test_tensors_are_whole():
     tensor = torch.ones(3)
     for same in (local_shard(tensor), whole(tensor), own_part(tensor, tensor), as_shard_of(torch.zeros(3), tensor)):
         assert same is tensor
@@ -151,19 +139,13 @@ def test_gpus_are_found_by_what_is_typed_and_an_unknown_or_ambiguous_one_is_refu
         find_gpu("a100")
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("NVIDIA H200", ("H200", 989)),
-        ("NVIDIA H20", ("H20", 148)),
-        ("NVIDIA H100 80GB HBM3", ("H100", 989)),
-        ("NVIDIA H100 NVL", ("H100 NVL", 835)),
-        ("NVIDIA H100 PCIe", ("H100 PCIe", 756)),
-        ("NVIDIA A100-SXM4-80GB", ("A100", 312)),
-        ("NVIDIA GeForce RTX 4090", ("RTX 4090", 165)),
-        ("NVIDIA GeForce RTX 4080", None),
-    ],
-)
-def test_gpus_are_known_by_what_the_driver_calls_them(name, expected):
-    found = named_by_driver(name)
-    assert (found and (found.name.partition("-")[0], found.teraflops)) == expected
+DRIVER = """NVIDIA H200: H200 989; NVIDIA H20: H20 148; NVIDIA H100 80GB HBM3: H100 989; NVIDIA H100 NVL: H100 NVL 835;
+NVIDIA H100 PCIe: H100 PCIe 756; NVIDIA A100-SXM4-80GB: A100 312; NVIDIA GeForce RTX 4090: RTX 4090 165"""
+
+
+def test_gpus_are_known_by_what_the_driver_calls_them():
+    for line in DRIVER.split(";"):
+        name, _, expected = line.strip().partition(": ")
+        found = named_by_driver(name)
+        assert f"{found.name.partition('-')[0]} {found.teraflops:g}" == expected
+    assert named_by_driver("NVIDIA GeForce RTX 4080") is None

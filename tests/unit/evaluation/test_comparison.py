@@ -25,8 +25,10 @@ def scores(*values: float) -> dict[str, np.ndarray]:
 BASE = scores(0.0, 2.0, 4.0, 4.0, 1.0, 1.0)
 
 
-def test_a_prompt_with_several_seeds_counts_once():
+def test_a_prompt_with_several_seeds_counts_once_and_models_with_other_videos_are_refused():
     unequal = compare({"base": scores(0.0, math.nan, 4.0, 4.0, 2.0, 2.0)}, ROWS)
+    with pytest.raises(ValueError, match="trained: expected the metrics .'TA'. of 6 videos"):
+        compare({"base": BASE, "trained": scores(1.0)}, ROWS)
     mean = unequal.means["base"]["TA"]
     assert mean.mean == pytest.approx((0 + 4 + 2) / 3)
     assert (mean.num, unequal.num_failed["base"]["TA"], unequal.num_prompts, unequal.num_videos) == (3, 1, 3, 6)
@@ -43,20 +45,16 @@ def test_gains_are_paired_with_the_first_model_and_one_that_always_wins_has_an_i
     assert rate.mean == 1.0 and 0.3 < rate.low < 0.5 and rate.high == 1.0
 
 
-def test_win_rates_count_ties_half_and_mirror_each_other():
+def test_win_rates_count_ties_half_and_mirror_each_other_without_pairs_that_failed():
     comparison = compare({"base": BASE, "trained": scores(1.0, 2.0, 5.0, 5.0, 0.0, 0.0)}, ROWS)
     forth, back = comparison.win_rates["TA"]["trained"]["base"], comparison.win_rates["TA"]["base"]["trained"]
     assert forth.mean == pytest.approx((0.75 + 1 + 0) / 3)
     assert back.mean == pytest.approx(1 - forth.mean)
     assert (back.low, back.high) == (pytest.approx(1 - forth.high), pytest.approx(1 - forth.low))
-
-
-def test_a_pair_with_a_failed_score_is_left_out_of_gain_and_win_rate():
     failed = BASE["TA"] + 1.0
     failed[:2] = math.nan
     comparison = compare({"base": BASE, "trained": {"TA": failed}}, ROWS)
-    assert comparison.gains["trained"]["TA"].num == 2
-    assert comparison.win_rates["TA"]["trained"]["base"].num == 2
+    assert comparison.gains["trained"]["TA"].num == comparison.win_rates["TA"]["trained"]["base"].num == 2
 
 
 def test_overall_is_the_weighted_sum_that_fails_with_its_parts_and_does_without_what_judges_no_such_prompt():
@@ -70,12 +68,7 @@ def test_overall_is_the_weighted_sum_that_fails_with_its_parts_and_does_without_
     assert compare({"base": found}, np.arange(4), judged).num_failed["base"] == {"Overall": 1, "VQ": 1, "TA": 0}
 
 
-def test_models_with_other_metrics_or_videos_are_refused():
-    with pytest.raises(ValueError, match="trained: expected the metrics .'TA'. of 6 videos"):
-        compare({"base": BASE, "trained": scores(1.0)}, ROWS)
-
-
-def test_the_table_has_a_row_per_model_and_the_json_everything():
+def test_the_table_has_a_row_per_model_also_where_a_metric_failed_and_the_json_everything():
     comparison = compare({"base": BASE, "trained": scores(1.0, 2.0, 5.0, 5.0, 0.0, 0.0)}, ROWS)
     lines = markdown_of(comparison).splitlines()
     assert lines[0].startswith("3 prompts, 6 videos of each model.") and "No score failed." in lines[0]
@@ -83,11 +76,7 @@ def test_the_table_has_a_row_per_model_and_the_json_everything():
     rate = comparison.win_rates["TA"]["trained"]["base"]
     assert f"| trained | 0.58 [{rate.low:.2f}, {rate.high:.2f}] |  |" in lines
     assert json.loads(to_json(comparison))["means"]["base"]["TA"]["mean"] == pytest.approx(2.0)
-
-
-def test_a_metric_that_failed_altogether_leaves_the_rest_of_the_table():
-    nothing = scores(*[math.nan] * 6)
-    half = scores(1.0, 2.0, math.nan, math.nan, math.nan, math.nan)
+    nothing, half = scores(*[math.nan] * 6), scores(1.0, 2.0, *[math.nan] * 4)
     comparison = compare({"base": BASE, "broken": nothing, "half": half}, ROWS)
     table = markdown_of(comparison)
     assert "| broken | none scored |" in table and "| half | +1.500 [no interval from 1] |" in table
@@ -150,34 +139,24 @@ def test_a_constant_shift_has_an_interval_of_no_width_and_counts_in_the_bases_sp
     assert gain.in_base_std == pytest.approx(0.5 / before.std(ddof=1))
     assert (gain.num_pairs, gain.num_left_out) == (4, 0)
     assert math.isnan(paired_gain([1.0, 1.0], [2.0, 3.0]).in_base_std), "a base that does not vary"
+    before, after = torch.tensor([0.0, math.nan, 2.0, 3.0]), torch.tensor([1.0, 5.0, math.nan, 5.0])
+    gain = paired_gain(before, after)  # a score failed on either side
+    assert (gain.mean, gain.num_pairs, gain.num_left_out) == (1.5, 2, 2) and "2 pairs, 2 left out" in str(gain)
 
 
-def test_the_interval_is_that_of_the_mean_of_the_differences():
+def test_the_interval_is_that_of_the_mean_of_the_differences_and_always_the_same(monkeypatch):
     rng = np.random.default_rng(3)
     before = rng.normal(scale=10, size=400)  # pairing removes this spread
     difference = rng.normal(loc=0.2, size=400)
     gain = paired_gain(before, before + difference)
     half_width = 1.96 * difference.std() / math.sqrt(400)
-    assert gain.low == pytest.approx(difference.mean() - half_width, abs=0.1 * half_width)
-    assert gain.high == pytest.approx(difference.mean() + half_width, abs=0.1 * half_width)
+    ends = [difference.mean() - half_width, difference.mean() + half_width]
+    assert [gain.low, gain.high] == pytest.approx(ends, abs=0.1 * half_width)
+    monkeypatch.setattr("hyvideo.evaluation.intervals._RESAMPLED_VALUES_AT_ONCE", 7777)
+    assert paired_gain(before, before + difference) == gain  # whatever is resampled at once
 
 
 @pytest.mark.parametrize("draw", ["normal", "exponential"])
 def test_the_interval_covers_the_true_gain_in_about_95_percent_of_studies(draw, monkeypatch):
     monkeypatch.setattr("hyvideo.evaluation.intervals._NUM_RESAMPLES", 400)
     assert 0.91 <= coverage(partial(paired_gain, np.zeros(128)), 128, 400, draw) <= 0.98
-
-
-def test_a_pair_with_a_failed_score_on_either_side_is_left_out_and_counted():
-    before = torch.tensor([0.0, math.nan, 2.0, 3.0])
-    after = torch.tensor([1.0, 5.0, math.nan, 5.0])
-    gain = paired_gain(before, after)
-    assert (gain.mean, gain.num_pairs, gain.num_left_out) == (1.5, 2, 2)
-    assert "2 pairs, 2 left out" in str(gain)
-
-
-def test_the_same_scores_give_the_same_interval_whatever_is_resampled_at_once(monkeypatch):
-    before, after = np.random.default_rng(4).normal(size=(2, 100))
-    whole = paired_gain(before, after)
-    monkeypatch.setattr("hyvideo.evaluation.intervals._RESAMPLED_VALUES_AT_ONCE", 7777)
-    assert paired_gain(before, after) == whole

@@ -43,7 +43,7 @@ def test_two_processes_cannot_log_in_one_folder(tmp_path):
     assert subprocess.run(other, cwd=REPOSITORY, check=False).returncode == 0
 
 
-def test_rows_that_were_lost_are_named(tmp_path):
+def test_rows_that_were_lost_are_named_and_where_those_of_a_run_that_begins_again_went(tmp_path):
     log = write_rows(tmp_path, range(1, 10))
     assert log.truncate_after(9) == []
     lines = log.path.read_bytes().splitlines(keepends=True)
@@ -55,39 +55,27 @@ def test_rows_that_were_lost_are_named(tmp_path):
     log.path.unlink()
     assert "updates 1 to 8:" in log.truncate_after(8)[0]
     log.close()
-
-
-def test_a_run_that_begins_again_says_where_its_rows_went(tmp_path):
-    log = write_rows(tmp_path, range(5, 8))
-    (told,) = log.truncate_after(4, began_at=4)
+    many = missing_updates(range(0, 100, 2), 0, 98)
+    assert len(many) == 49 and stretches_in_words(many) == "1, 3, 5, 7, 9, 11, 13, 15 and 41 more stretches"
+    again = write_rows(tmp_path / "again", range(5, 8))
+    (told,) = again.truncate_after(4, began_at=4)
     assert told.startswith("3 updates were logged here, but no checkpoint has them: the run begins again at update 5")
-    assert steps_in(log.path) == [] and steps_in(log.discarded_path) == [5, 6, 7]
+    assert steps_in(again.path) == [] and steps_in(again.discarded_path) == [5, 6, 7]
 
 
-def test_many_lost_stretches_are_counted():
-    stretches = missing_updates(range(0, 100, 2), 0, 98)
-    assert len(stretches) == 49
-    assert stretches_in_words(stretches) == "1, 3, 5, 7, 9, 11, 13, 15 and 41 more stretches"
-
-
-def test_a_row_is_on_disk_when_log_returns_step_first_and_names_sorted(tmp_path):
+def test_a_row_is_on_disk_when_log_returns_and_values_without_a_json_word_are_null_and_read_back_as_nan(tmp_path):
     log = MetricsLog(tmp_path)
     log.log(1, {"reward/mean": 0.5, "grad_norm": torch.tensor(2.0), "clip_fraction": 0})
-    line = (tmp_path / "metrics.jsonl").read_text()
+    line = log.path.read_text()
     assert line == '{"step": 1, "clip_fraction": 0.0, "grad_norm": 2.0, "reward/mean": 0.5}\n'
-    log.close()
-
-
-def test_values_without_a_json_word_become_null_and_read_back_as_nan(tmp_path):
-    log = MetricsLog(tmp_path)
     numbers = {"d": 0.1 + 0.2, "e": 5e-324, "f": -1.7976931348623157e308}
-    log.log(1, {"a": math.nan, "b": math.inf, "c": -math.inf, **numbers})
+    log.log(2, {"a": math.nan, "b": math.inf, "c": -math.inf, **numbers})
     log.close()
-    written = json.loads(log.path.read_text(), parse_constant=pytest.fail)  # strict JSON
-    assert written == {"step": 1, "a": None, "b": None, "c": None, **numbers}
-    (row,) = read_metrics(log.path)
+    written = json.loads(log.path.read_text().splitlines()[1], parse_constant=pytest.fail)  # strict JSON
+    assert written == {"step": 2, "a": None, "b": None, "c": None, **numbers}
+    row = read_metrics(log.path)[1]
     assert all(math.isnan(row.pop(name)) for name in "abc")
-    assert row == {"step": 1, **numbers}, "to the last bit"
+    assert row == {"step": 2, **numbers}, "to the last bit"
 
 
 def test_resuming_moves_the_later_rows_and_two_resumes_from_one_step_keep_both_versions(tmp_path):
@@ -125,7 +113,7 @@ def test_a_kill_during_truncation_loses_nothing_and_trying_again_duplicates_noth
     assert steps_in(log.discarded_path) == [4, 5]
 
 
-def test_a_torn_last_line_moves_to_the_discarded_file_a_whole_one_stays_and_logging_goes_on(tmp_path):
+def test_a_torn_last_line_moves_to_the_discarded_file_a_whole_one_stays_and_no_step_is_logged_twice(tmp_path):
     log = write_rows(tmp_path, [1, 2])
     log.path.write_text(log.path.read_text() + '{"step": 3, "rewa')
     with pytest.raises(ValueError, match=r"line 3: expected a JSON object.*received b'\{\"step\": 3, \"rewa'"):
@@ -137,15 +125,11 @@ def test_a_torn_last_line_moves_to_the_discarded_file_a_whole_one_stays_and_logg
     log.discarded_path.unlink()
     write_rows(tmp_path, [4])
     assert steps_in(log.path) == [1, 2, 3, 4] and not log.discarded_path.exists()
-
-
-def test_a_step_that_does_not_increase_and_a_metric_of_its_name_are_refused(tmp_path):
-    write_rows(tmp_path, [1, 2, 3])
     log = MetricsLog(tmp_path)
-    with pytest.raises(ValueError, match="already holds step 3, received step 3"):
-        log.log(3, {"x": 1.0})
+    with pytest.raises(ValueError, match="already holds step 4, received step 4"):
+        log.log(4, {"x": 1.0})
     with pytest.raises(ValueError, match="'step' is taken"):
-        log.log(4, {"step": 7.0})
+        log.log(5, {"step": 7.0})
 
 
 SECONDS = {"rollout": 6.0, "reward": 1.0, "anchor": 1.0, "update": 2.0}
@@ -170,11 +154,9 @@ def test_a_progress_line_tells_step_time_left_reward_kl_and_where_the_time_went(
     shares = "rollout 60% reward 10% anchor 10% update 20%"
     line = f"step 12/120, 06:07 left | reward +0.314 | kl 1.2e-05 | 3.4 s/step: {shares}"
     assert progress_line(12, 120, METRICS, SECONDS, seconds_per_step=3.4) == line
-
-
-@pytest.mark.parametrize("metrics", [{}, {"reward/mean": math.nan, "kl/position": math.nan, "time/update": 0.0}])
-def test_what_was_not_measured_is_left_out_of_the_line(metrics):
-    assert progress_line(3, 3, metrics, {"update": 0.0}, seconds_per_step=0.5) == "step 3/3, 00:00 left | 0.5 s/step"
+    for metrics in ({}, {"reward/mean": math.nan, "kl/position": math.nan, "time/update": 0.0}):
+        line = progress_line(3, 3, metrics, {"update": 0.0}, seconds_per_step=0.5)
+        assert line == "step 3/3, 00:00 left | 0.5 s/step"  # what was not measured is left out
 
 
 def test_a_console_that_nobody_reads_any_more_does_not_end_the_run(tmp_path, monkeypatch):
@@ -191,14 +173,11 @@ def test_a_console_that_nobody_reads_any_more_does_not_end_the_run(tmp_path, mon
     assert all(said in text for said in ("step 1/3", "saved", "WARNING: full"))
 
 
-def test_without_a_terminal_progress_is_plain_lines_every_log_interval_and_at_the_end(tmp_path, capsys):
+def test_without_a_terminal_there_is_a_plain_line_per_log_interval_and_round_with_the_shares_of_all(tmp_path, capsys):
     watch(tmp_path, range(1, 6), of=5, log_interval=2)
     printed = capsys.readouterr().err
     assert re.findall(r"^step (\d)/5", printed, flags=re.MULTILINE) == ["2", "4", "5"]
     assert "\r" not in printed and "\x1b" not in printed
-
-
-def test_a_round_of_several_updates_is_one_line_with_the_shares_of_them_all(tmp_path, capsys):
     console = Console(tmp_path, rank=0)
     console.start_progress(0, max_steps=4)
     for step in range(1, 5):
@@ -234,8 +213,7 @@ def test_in_a_terminal_one_line_rewrites_itself_and_messages_stand_above_it(tmp_
     console.progress(4, METRICS)
     console.close()
     drawn = terminal.getvalue()
-    assert "\r" in drawn and " 75%|" in drawn and "step 4/4" in drawn
-    assert "checkpoint saved\n" in drawn
+    assert all(part in drawn for part in ("\r", " 75%|", "step 4/4", "checkpoint saved\n"))
     assert drawn.count("\n") == 2  # the message's, and one when the line ends
 
 

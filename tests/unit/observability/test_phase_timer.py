@@ -15,20 +15,15 @@ from hyvideo.observability.phase_timer import BETWEEN, PHASES, PhaseTimer, Watch
 from hyvideo.observability.profiling import PASSES, Profile, covered, matrix_peak_tflops
 
 
-def test_time_of_a_phase_adds_up_over_its_blocks_and_other_phases_stay_at_zero():
+def test_time_adds_up_over_the_blocks_of_a_phase_which_is_known_while_it_lasts_and_after_it_failed():
     timer = PhaseTimer("cpu")
     for _ in range(2):
         with timer("rollout"):
             time.sleep(0.02)
     seconds = timer.pop()
     assert set(seconds) == {f"time/{phase}" for phase in PHASES}
-    assert 0.04 <= seconds["time/rollout"] < 0.5
-    assert seconds["time/update"] == 0.0
+    assert 0.04 <= seconds["time/rollout"] < 0.5 and seconds["time/update"] == 0.0
     assert set(timer.pop().values()) == {0.0}, "popping starts again at zero"
-
-
-def test_the_phase_is_known_while_it_lasts_and_after_it_failed():
-    timer = PhaseTimer("cpu")
     with timer("rollout"):
         assert timer.phase == "rollout"
     assert timer.phase == BETWEEN
@@ -107,18 +102,13 @@ def test_a_run_of_one_round_is_recorded_from_its_beginning_and_to_its_end(tmp_pa
     assert run_rounds(tmp_path, 1, num_updates=9, updates_per_round=2, rank=1) == [False, False]
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["trace_rank1_rollout.json.gz", "trace_rank1_update.json.gz"]  # phases.md is rank 0's
-
-
-def test_a_phase_of_many_passes_is_recorded_only_at_its_beginning(tmp_path):
-    run_rounds(tmp_path, 2, num_updates=1, passes=PASSES + 5)
+    run_rounds(tmp_path, 2, num_updates=1, passes=PASSES + 5)  # only the first passes are recorded
     assert events_in(tmp_path / "trace_rank0_rollout.json.gz").count("aten::addmm") == PASSES
 
 
-@pytest.mark.parametrize(
-    ("spans", "length"), [([], 0), ([(0, 2), (5, 6)], 3), ([(4, 6), (0, 5)], 6), ([(0, 9), (2, 3), (8, 10)], 10)]
-)
-def test_kernels_at_the_same_time_count_once(spans, length):
-    assert covered(spans) == length
+def test_kernels_at_the_same_time_count_once():
+    spans = [[], [(0, 2), (5, 6)], [(4, 6), (0, 5)], [(0, 9), (2, 3), (8, 10)]]
+    assert [covered(each) for each in spans] == [0, 3, 6, 10]
 
 
 def test_the_peak_is_about_what_a_large_product_reaches_and_measuring_leaves_the_runs_generator_alone():

@@ -35,16 +35,16 @@ def test_sigmas_are_the_shifted_line_from_exactly_one_to_exactly_zero(num_steps,
 
 
 def test_a_second_call_replaces_the_first_schedule_and_settings_survive_saving_and_loading(tmp_path):
-    scheduler = scheduled(20, shift=5.0, sage_clamp=1e-2)
+    scheduler = scheduled(20)
     scheduler.set_timesteps(12)  # the official schedule
     expected = torch.tensor([1000.0, 982.1429, 961.5385, 937.5])
     torch.testing.assert_close(scheduler.timesteps[:4], expected, rtol=0, atol=1e-3)
     assert len(scheduler.timesteps) == len(scheduler.gradient_norms(sde_type="sage_grpo", eta=0.5)) == 12
     scheduler.set_timesteps(4, device="meta")
     assert scheduler.sigmas.is_meta
-    scheduler.save_pretrained(tmp_path)
+    scheduled(4, shift=7.0, sage_clamp=1e-2).save_pretrained(tmp_path)
     loaded = FlowMatchDiscreteScheduler.from_pretrained(tmp_path).config
-    assert (loaded.shift, loaded.num_train_timesteps, loaded.sage_clamp) == (5.0, 1000, 1e-2)
+    assert (loaded.shift, loaded.num_train_timesteps, loaded.sage_clamp) == (7.0, 1000, 1e-2)
 
 
 @pytest.mark.parametrize(
