@@ -15,8 +15,6 @@ from tests.support.training import noisy_image
 
 @pytest.fixture
 def csv_file(tmp_path):
-    """Write a CSV file from text or bytes and give its path."""
-
     def write(content, name="prompts.csv"):
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
         return tmp_path / name

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,7 +15,6 @@ import torch
 
 from hyvideo.observability.console import Console, progress_line, validation_line
 from hyvideo.observability.metrics import MetricsLog, missing_updates, read_metrics, stretches_in_words
-from tests.support.training import REPOSITORY
 
 
 def write_rows(run_dir, steps):
@@ -29,18 +27,6 @@ def write_rows(run_dir, steps):
 
 def steps_in(path):
     return [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def test_two_processes_cannot_log_in_one_folder(tmp_path):
-    first = MetricsLog(tmp_path)
-    first.log(1, {"lr": 1.0})
-    program = f"from hyvideo.observability.metrics import MetricsLog; MetricsLog({str(tmp_path)!r}).truncate_after(0)"
-    other = [sys.executable, "-c", program]
-    refused = subprocess.run(other, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert f"another process is training in '{tmp_path}'" in refused.stderr
-    assert steps_in(first.path) == [1]
-    first.close()
-    assert subprocess.run(other, cwd=REPOSITORY, check=False).returncode == 0
 
 
 def test_rows_that_were_lost_are_named_and_where_those_of_a_run_that_begins_again_went(tmp_path):
@@ -142,7 +128,6 @@ class Terminal(io.StringIO):
 
 
 def watch(folder: Path, steps: Iterable[int], *, of: int, rank: int = 0, **options: int) -> None:
-    """Show these steps of a run, and end."""
     console = Console(folder, rank=rank, **options)
     console.start_progress(0, max_steps=of)
     for step in steps:

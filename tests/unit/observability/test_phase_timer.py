@@ -71,12 +71,10 @@ def run_rounds(
 
 
 def rollout_seconds(table: str) -> float:
-    """Seconds per update that a table gives for the rollout."""
     return float(re.search(r"^\| rollout.*?\|(.*?)\|", table, flags=re.MULTILINE)[1])
 
 
 def events_in(path: Path) -> list[str]:
-    """Names of all events of a trace."""
     return [event.get("name", "") for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]]
 
 
@@ -100,8 +98,8 @@ def test_what_whole_rounds_share_is_divided_by_all_of_their_updates(tmp_path, nu
 
 def test_a_run_of_one_round_is_recorded_from_its_beginning_and_to_its_end(tmp_path):
     assert run_rounds(tmp_path, 1, num_updates=9, updates_per_round=2, rank=1) == [False, False]
-    names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["trace_rank1_rollout.json.gz", "trace_rank1_update.json.gz"]  # phases.md is rank 0's
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {f"trace_rank1_{name}.json.gz" for name in ("rollout", "update")}  # phases.md is rank 0's
     run_rounds(tmp_path, 2, num_updates=1, passes=PASSES + 5)  # only the first passes are recorded
     assert events_in(tmp_path / "trace_rank0_rollout.json.gz").count("aten::addmm") == PASSES
 

@@ -1,7 +1,7 @@
-"""Steps, rollouts and evaluation videos: guidance by hand, the stock pipeline, what is recorded, whose noise it is."""
+"""Prompts, steps, rollouts and evaluation videos are the stock pipeline's; guidance by hand; whose noise it is."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import combinations
 
@@ -9,15 +9,126 @@ import pytest
 import torch
 from accelerate.hooks import CpuOffload
 from diffusers import ClassifierFreeGuidance
+from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import format_text_input
 from torch import Tensor, nn
 
 from hyvideo.data.prompts import Prompt
-from hyvideo.pipelines.conditioning import Conditioning
+from hyvideo.pipelines.conditioning import Conditioning, FirstFrames
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from hyvideo.pipelines.noise import SampleNoise
+from hyvideo.pipelines.prompt_lengths import truncated_prompts_warning
 from hyvideo.pipelines.sampling import sample_prompts
 from hyvideo.schedulers.scheduling_flow_match_discrete import FlowMatchDiscreteScheduler
 from tests.support.pipelines import NUM_STEPS, PROMPTS, VIDEO, load_stock_pipeline, noise_of
+
+ODD_PROMPTS = (
+    *PROMPTS,
+    "",  # encoded as a blank
+    "“Straße” in curly quotes, naïve café 東京",
+    "word " * 1200,  # more than the 1000 tokens that are kept
+    f'a wall that says "{"long " * 100}"',  # more than the 256 bytes that are kept
+)
+
+
+def token_ids(pipeline: HunyuanVideoGRPOPipeline, prompt: str) -> list[int]:
+    messages = format_text_input([prompt], pipeline.system_message)[0]
+    return pipeline.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+
+
+def test_a_prompt_is_encoded_the_same_alone_and_among_others_and_a_negative_one_without_glyphs(pipeline):
+    prompts = [*PROMPTS, 'no "watermark"']
+    together = pipeline.encode(prompts)
+    for row, prompt in enumerate(prompts):
+        alone = pipeline.encode([prompt])
+        assert torch.equal(together.text[row], alone.text[0]) and torch.equal(together.glyph[row], alone.glyph[0])
+    negative = pipeline.encode(prompts[-1:], glyphs=False)
+    assert len(negative.glyph[0]) == 0 and torch.equal(negative.text[0], together.text[-1])
+
+
+def test_the_states_are_those_of_the_stock_pipeline_on_valid_tokens(pipeline, tiny_root):
+    crop = len(token_ids(pipeline, "")) - len(pipeline.encode([""]).text[0])
+    stock = load_stock_pipeline(tiny_root, crop)
+    text, text_mask, glyph, glyph_mask = stock.encode_prompt(list(ODD_PROMPTS), batch_size=len(ODD_PROMPTS))
+    ours = pipeline.encode(ODD_PROMPTS)
+    assert [len(row) for row in ours.glyph[:4:2]] == [0, 0], "a prompt without quotes has no glyph rows"
+    for row in range(len(ODD_PROMPTS)):
+        torch.testing.assert_close(ours.text[row], text[row][text_mask[row].bool()], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(ours.glyph[row], glyph[row][glyph_mask[row].bool()], rtol=1e-5, atol=1e-5)
+
+
+def test_the_crop_ends_exactly_where_the_users_text_begins(pipeline):
+    ids = token_ids(pipeline, PROMPTS[0])
+    crop = len(ids) - len(pipeline.encode(PROMPTS[:1]).text[0])
+    assert pipeline.tokenizer.decode(ids[:crop]).endswith("<|im_start|>user\n")
+    assert pipeline.tokenizer.decode(ids[crop:]) == f"{PROMPTS[0]}<|im_end|>\n<|im_start|>assistant\n"
+
+
+TEXT = tuple(torch.full((length, 3), float(length)) for length in (4, 2, 5))
+GLYPH = tuple(torch.full((length, 2), -1.0 - length) for length in (0, 3, 1))
+
+
+def test_rows_are_picked_in_any_order_with_repeats_and_a_negative_row_follows_for_every_row():
+    positive, negative = Conditioning(TEXT[:2], GLYPH[:2]), Conditioning(TEXT[2:], GLYPH[2:])
+    for received, rows in (
+        (Conditioning(TEXT, GLYPH).rows([1, 0, 1]), [1, 0, 1]),
+        (positive.with_negative(negative), [0, 1, 2, 2]),
+        (negative.with_negative(positive.rows([1])), [2, 1]),
+    ):
+        assert len(received) == len(rows)
+        assert all(torch.equal(text, TEXT[row]) for text, row in zip(received.text, rows, strict=True))
+        assert all(torch.equal(glyph, GLYPH[row]) for glyph, row in zip(received.glyph, rows, strict=True))
+
+
+def test_rows_and_negatives_keep_the_image_of_their_sample():
+    images = FirstFrames(torch.arange(3.0)[:, None, None], -torch.arange(3.0)[:, None, None, None])
+    conditioning = Conditioning(TEXT, GLYPH, images).rows([2, 0])
+    guided = conditioning.with_negative(Conditioning(TEXT[:1], GLYPH[:1]))
+    for received, expected in ((conditioning, [2, 0]), (guided, [2, 0, 2, 0])):
+        assert received.images.states.flatten().tolist() == expected
+        assert (-received.images.latents).flatten().tolist() == expected
+
+
+@pytest.fixture
+def told(pipeline: HunyuanVideoGRPOPipeline) -> Callable[..., str | None]:
+    """What is said of some texts."""
+    return lambda *texts: truncated_prompts_warning(pipeline, [Prompt(text, 0, None, None) for text in texts])
+
+
+def words_of(pipeline: HunyuanVideoGRPOPipeline, num_tokens: int) -> str:
+    """A text of exactly so many tokens."""
+    text = "a" + " red" * num_tokens
+    ids = pipeline.tokenizer(text, add_special_tokens=False).input_ids[:num_tokens]
+    return pipeline.tokenizer.decode(ids)
+
+
+def test_the_limit_is_the_encoders_own(pipeline, told):
+    whole, cut = words_of(pipeline, 1000), words_of(pipeline, 1001)
+    many = told(*(f"{number} " + "red " * 1200 for number in range(20)), "0 " + "red " * 1200)
+    assert many.startswith("20 prompt(s)") and many.endswith("; ...") and many.count(" tokens of ") == 5
+    assert told(whole) is None
+    assert "1 prompt(s)" in told(whole, cut) and "1,001 tokens of 1,000 in 'a red red" in told(whole, cut)
+    text = words_of(pipeline, 1100)
+    full, longer = (pipeline.encode([text + end]).text[0] for end in ("", "!"))
+    assert full.equal(longer)  # its end is not seen
+
+
+def test_quoted_texts_have_a_limit_of_their_own(pipeline, told):
+    around = len('Text "". ')
+    whole, cut = (f'a wall that says "{"x" * (length - around)}"' for length in (255, 256))
+    assert told(whole) is None
+    assert "256 quoted bytes of 255 in 'a wall" in told(cut)
+    both = told(cut + " red" * 1000)  # is one prompt
+    assert both.startswith("1 prompt(s)") and " tokens of 1,000 and 256 quoted bytes of 255 in 'a wall" in both
+    assert pipeline.tokenizer_2(f'Text "{"x" * (255 - around)}". ').input_ids[-1] == pipeline.tokenizer_2.eos_token_id
+    assert len(pipeline.encode([whole]).glyph[0]) == 256
+
+
+def test_training_says_it_when_it_begins(make_training, tmp_path, capsys):
+    csv = tmp_path / "long.csv"
+    csv.write_text("prompt\na red circle\nblue " + "square " * 1200 + "\n")
+    make_training(train_video_csv=csv)
+    assert "WARNING: 1 prompt(s) are longer than the model reads" in capsys.readouterr().err
+
 
 STEPS = torch.tensor([3, 0, 2])
 
@@ -66,11 +177,13 @@ def test_guidance_takes_one_call_and_scale_1_no_second_row(pipeline, latents, co
 
 
 @pytest.mark.parametrize("scale", [1.0, 6.0])
-def test_ode_latents_are_those_of_the_stock_pipeline(pipeline, tiny_root, scale):
+def test_ode_latents_are_those_of_the_stock_pipeline_and_only_the_last_may_be_kept(pipeline, tiny_root, scale):
     conditioning = pipeline.encode(PROMPTS)
     guidance = Guidance(scale, pipeline.encode([""], glyphs=False))
     ours = pipeline.rollout(conditioning, noise_of(3), guidance, **VIDEO, sde_type="ode", eta=0.0)
-
+    last = pipeline.rollout(conditioning, noise_of(3), guidance, **VIDEO, sde_type="ode", eta=0.0, only_last=True)
+    assert torch.equal(last.latents, ours.latents[:, -1:]) and torch.equal(last.videos, ours.videos)
+    assert last.means is None and last.log_probs is None
     stock = load_stock_pipeline(tiny_root, pipeline.system_turn_length())
     stock.guider = ClassifierFreeGuidance(guidance_scale=scale)
     asked = {"prompt": list(PROMPTS), "num_frames": 5, "height": 32, "width": 32, "num_inference_steps": NUM_STEPS}
@@ -88,15 +201,6 @@ def test_videos_are_the_stock_vaes_to_one_grey_level(pipeline, tiny_root, latent
     videos = pipeline.decode(latents)
     assert videos.dtype == torch.uint8 and videos.shape == (3, 5, 32, 32, 3)
     assert (videos - expected.permute(0, 1, 3, 4, 2)).abs().max() <= 0.51
-
-
-def test_only_the_last_latents_may_be_kept(pipeline, conditioning):
-    steps, ode = [], {**VIDEO, "sde_type": "ode", "eta": 0.0}
-    alone = pipeline.rollout(conditioning, noise_of(3), Guidance(), **ode, only_last=True, on_step=steps.append)
-    rollout = pipeline.rollout(conditioning, noise_of(3), Guidance(), **ode)
-    assert torch.equal(alone.videos, rollout.videos)
-    assert torch.equal(alone.latents, rollout.latents[:, -1:]) and alone.means is None and alone.log_probs is None
-    assert steps == list(range(NUM_STEPS))
 
 
 @pytest.mark.parametrize("sde_type", ["sage_grpo", "dance_grpo", "flow_grpo", "cps"])
@@ -124,17 +228,13 @@ def test_latents_are_16_times_smaller_in_space_and_4_times_in_time_or_there_are_
             pipeline.latent_shape(num_frames, size)
 
 
-def test_another_schedule_shares_the_models(pipeline):
-    pipeline.autocast_dtype, scheduler = torch.bfloat16, FlowMatchDiscreteScheduler(shift=7.0)
+@torch.no_grad()
+def test_half_precision_keeps_the_velocity_in_float32_and_another_schedule_shares_it(pipeline, latents, conditioning):
+    exact, scheduler = pipeline.velocity(latents, 1, conditioning, Guidance()), FlowMatchDiscreteScheduler(shift=7.0)
+    pipeline.autocast_dtype = torch.bfloat16
     other = pipeline.with_scheduler(scheduler)
     assert other.scheduler is scheduler is not pipeline.scheduler
     assert other.transformer is pipeline.transformer and other.autocast_dtype == torch.bfloat16
-
-
-@torch.no_grad()
-def test_half_precision_keeps_latents_and_velocity_in_float32(pipeline, latents, conditioning):
-    exact = pipeline.velocity(latents, 1, conditioning, Guidance())
-    pipeline.autocast_dtype = torch.bfloat16
     rounded = pipeline.velocity(latents, 1, conditioning, Guidance())
     assert rounded.dtype == torch.float32 and 0 < largest_relative_error(rounded, exact) < 0.1
 
