@@ -103,7 +103,7 @@ def test_the_learning_rate_rises_linearly_and_stays_and_without_warm_up_is_full_
 
 
 def train(make_training, **settings: Any) -> tuple[Run, list[dict[str, Tensor]]]:
-    """Train; return the training, and the weights that it began with and those after each update."""
+    """The training, the weights that it began with, and those after each update."""
     training = make_training(**settings)
     weights, log = [weights_of(training)], training.log
     training.log = lambda *args: (weights.append(weights_of(training)), log(*args))
@@ -142,10 +142,9 @@ def test_a_checkpoint_gives_policy_or_average_and_validation_takes_the_average(m
     training.train()
     optimization = training.state.optimization
     state = {False: weights_of(training), True: dict(optimization.ema.state_dict())}
-    checkpoint = training.folder.checkpoints / "step_2"
     for ema, expected in state.items():
         transformer = load_transformer(tiny_root, dtype=torch.float32)
-        load_trained_policy(transformer, checkpoint, ema=ema)
+        load_trained_policy(transformer, training.folder.checkpoints / "step_2", ema=ema)
         loaded = dict(transformer.named_parameters())
         assert all(torch.equal(loaded[name], weight) for name, weight in expected.items())
     assert any(not torch.equal(state[True][name], state[False][name]) for name in state[True])

@@ -23,9 +23,7 @@ def opened(folder: Path, resume: object = None) -> RunFolder:
     return open_run_folder(RunConfig(output_dir=str(folder), resume_from_checkpoint=resume and str(resume)))
 
 
-def test_a_new_folder_lies_where_asked_or_is_named_after_run_and_time_and_is_made_by_its_first_file(
-    tmp_path, monkeypatch
-):
+def test_a_new_folder_lies_where_asked_or_is_named_after_run_and_time_and_is_made_later(tmp_path, monkeypatch):
     folder = opened(tmp_path / "a" / "run")
     assert folder.path == tmp_path / "a" / "run" and not folder.path.exists() and folder.resume_from is None
     monkeypatch.chdir(tmp_path)
@@ -60,7 +58,10 @@ def test_what_a_start_leaves_that_failed_before_its_first_update_is_no_run(tmp_p
         (run / name).touch()
     (run / "checkpoints").mkdir()
     expected = checkpoint if wanted == "path" else None
-    assert opened(run, expected or wanted).resume_from == expected
+    assert opened(run, expected or wanted).resume_from == opened(tmp_path / "new", expected).resume_from == expected
+    (checkpoint / "facts.json").unlink()
+    with pytest.raises(ValueError, match="not a readable checkpoint"):
+        opened(tmp_path / "new", checkpoint)
 
 
 def test_of_a_folder_that_has_lost_latest_the_only_checkpoint_is_continued_and_several_are_refused(tmp_path):
@@ -68,8 +69,8 @@ def test_of_a_folder_that_has_lost_latest_the_only_checkpoint_is_continued_and_s
     only = save(checkpoints, 1)
     (checkpoints / "latest").unlink()  # as a kill in the first save leaves it
     assert opened(tmp_path, "latest").resume_from == only
-    for step in (2, 10):
-        save(checkpoints, step)
+    save(checkpoints, 2)
+    save(checkpoints, 10)
     (checkpoints / "latest").unlink()
     said = rf"latest' is missing.*step_1, step_2, step_10\. .*--resume_from_checkpoint {checkpoints / 'step_10'}, or"
     with pytest.raises(ValueError, match=said):
@@ -125,14 +126,6 @@ def test_a_run_that_came_in_between_is_noticed_before_anything_is_written(tmp_pa
     open_run_folder(config).require_unchanged(config)
     with pytest.raises(ValueError, match="already holds a run"):
         new.require_unchanged(replace(config, resume_from_checkpoint=None))
-
-
-def test_a_new_folder_continues_a_checkpoint_that_can_be_read(tmp_path):
-    wanted = save(tmp_path / "old" / "checkpoints", 4)
-    assert opened(tmp_path / "new", wanted).resume_from == wanted
-    (wanted / "facts.json").unlink()
-    with pytest.raises(ValueError, match="not a readable checkpoint"):
-        opened(tmp_path / "new", wanted)
 
 
 def test_videos_of_a_policy_that_was_thrown_away_are_moved_aside(tmp_path):

@@ -33,18 +33,14 @@ def events_of(run_dir: Path) -> EventAccumulator:
     return events
 
 
-def log_rows(run_dir: Path, steps: range, value: float) -> None:
-    log = MetricsLog(run_dir, trackers_of(run_dir, step=steps[0]))
-    log.truncate_after(steps[0] - 1)
-    for step in steps:
-        log.log(step, {"reward/mean": value * step})
-    log.close()
-
-
 def test_tensorboard_shows_each_step_once_after_a_resume_and_the_runs_name_and_settings(tmp_path):
-    log_rows(tmp_path, range(1, 7), 1.0)
-    time.sleep(1 - time.time() % 1)  # TensorBoard orders files by the second in their names
-    log_rows(tmp_path, range(4, 6), -1.0)
+    for steps, value in ((range(1, 7), 1.0), (range(4, 6), -1.0)):
+        time.sleep(1 - time.time() % 1)  # TensorBoard orders files by the second in their names
+        log = MetricsLog(tmp_path, trackers_of(tmp_path, step=steps[0]))
+        log.truncate_after(steps[0] - 1)
+        for step in steps:
+            log.log(step, {"reward/mean": value * step})
+        log.close()
     events = events_of(tmp_path)
     curve = [(event.step, event.value) for event in events.Scalars("reward/mean")]
     assert curve == [(1, 1.0), (2, 2.0), (3, 3.0), (4, -4.0), (5, -5.0)]

@@ -30,11 +30,6 @@ ODD_PROMPTS = (
 )
 
 
-def token_ids(pipeline: HunyuanVideoGRPOPipeline, prompt: str) -> list[int]:
-    messages = format_text_input([prompt], pipeline.system_message)[0]
-    return pipeline.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
-
-
 def test_a_prompt_is_encoded_the_same_alone_and_among_others_and_a_negative_one_without_glyphs(pipeline):
     prompts = [*PROMPTS, 'no "watermark"']
     together = pipeline.encode(prompts)
@@ -45,8 +40,12 @@ def test_a_prompt_is_encoded_the_same_alone_and_among_others_and_a_negative_one_
     assert len(negative.glyph[0]) == 0 and torch.equal(negative.text[0], together.text[-1])
 
 
-def test_the_states_are_those_of_the_stock_pipeline_on_valid_tokens(pipeline, tiny_root):
-    crop = len(token_ids(pipeline, "")) - len(pipeline.encode([""]).text[0])
+def test_the_states_are_those_of_the_stock_pipeline_on_valid_tokens_from_the_users_text_on(pipeline, tiny_root):
+    messages, tokenizer = format_text_input(PROMPTS[:1], pipeline.system_message)[0], pipeline.tokenizer
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+    crop = len(ids) - len(pipeline.encode(PROMPTS[:1]).text[0])
+    assert tokenizer.decode(ids[:crop]).endswith("<|im_start|>user\n")
+    assert tokenizer.decode(ids[crop:]) == f"{PROMPTS[0]}<|im_end|>\n<|im_start|>assistant\n"
     stock = load_stock_pipeline(tiny_root, crop)
     text, text_mask, glyph, glyph_mask = stock.encode_prompt(list(ODD_PROMPTS), batch_size=len(ODD_PROMPTS))
     ours = pipeline.encode(ODD_PROMPTS)
@@ -54,13 +53,6 @@ def test_the_states_are_those_of_the_stock_pipeline_on_valid_tokens(pipeline, ti
     for row in range(len(ODD_PROMPTS)):
         torch.testing.assert_close(ours.text[row], text[row][text_mask[row].bool()], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(ours.glyph[row], glyph[row][glyph_mask[row].bool()], rtol=1e-5, atol=1e-5)
-
-
-def test_the_crop_ends_exactly_where_the_users_text_begins(pipeline):
-    ids = token_ids(pipeline, PROMPTS[0])
-    crop = len(ids) - len(pipeline.encode(PROMPTS[:1]).text[0])
-    assert pipeline.tokenizer.decode(ids[:crop]).endswith("<|im_start|>user\n")
-    assert pipeline.tokenizer.decode(ids[crop:]) == f"{PROMPTS[0]}<|im_end|>\n<|im_start|>assistant\n"
 
 
 TEXT = tuple(torch.full((length, 3), float(length)) for length in (4, 2, 5))
@@ -90,15 +82,13 @@ def test_rows_and_negatives_keep_the_image_of_their_sample():
 
 @pytest.fixture
 def told(pipeline: HunyuanVideoGRPOPipeline) -> Callable[..., str | None]:
-    """What is said of some texts."""
     return lambda *texts: truncated_prompts_warning(pipeline, [Prompt(text, 0, None, None) for text in texts])
 
 
 def words_of(pipeline: HunyuanVideoGRPOPipeline, num_tokens: int) -> str:
     """A text of exactly so many tokens."""
-    text = "a" + " red" * num_tokens
-    ids = pipeline.tokenizer(text, add_special_tokens=False).input_ids[:num_tokens]
-    return pipeline.tokenizer.decode(ids)
+    ids = pipeline.tokenizer("a" + " red" * num_tokens, add_special_tokens=False).input_ids
+    return pipeline.tokenizer.decode(ids[:num_tokens])
 
 
 def test_the_limit_is_the_encoders_own(pipeline, told):
@@ -264,8 +254,7 @@ def test_batch_size_and_order_change_at_most_rounding(pipeline):
 def test_a_prompts_own_seed_counts_wherever_it_stands_and_others_do_not_share_noise(pipeline):
     chosen = prompts(None, 5)
     first, second = videos_of(pipeline, chosen, seed=1), videos_of(pipeline, chosen, seed=2)
-    assert differ(first[0], second[0])
-    assert torch.equal(first[1], second[1])
+    assert differ(first[0], second[0]) and torch.equal(first[1], second[1])
     seeded, unseeded = ([Prompt(PROMPTS[0], i, seed, None) for i in (0, 9)] for seed in (5, None))
     assert torch.equal(videos_of(pipeline, seeded[:1]), videos_of(pipeline, seeded[1:]))
     assert differ(*videos_of(pipeline, unseeded))
@@ -277,8 +266,6 @@ def test_offloaded_encoders_leave_the_gpu_before_the_transformer_comes(pipeline,
     there, seen = set(), {}
 
     class Recorded(CpuOffload):
-        """Notes where a module would be."""
-
         def init_hook(self, module: nn.Module) -> nn.Module:
             there.discard(names[module])
             return module
