@@ -44,7 +44,9 @@ def test_every_video_of_every_round_and_seed_starts_from_noise_of_its_own(make_t
     assert all_differ([start for run in runs for _ in range(2) for start in collect_round(run).rollout.latents[:, 0]])
 
 
-def test_with_noise_per_prompt_the_rounds_start_alike_and_go_on_differently(make_training, tmp_path):
+def test_with_noise_per_prompt_rounds_start_alike_and_with_one_per_group_its_videos_and_go_on_differently(
+    make_training, tmp_path
+):
     csv = write_prompts(tmp_path / "two.csv", PROMPTS[:2])
     training = make_training(train_video_csv=csv, published="prompt_noise", grpo_sampling_steps=1)
     first, second = (collect_round(training) for _ in range(2))
@@ -52,9 +54,6 @@ def test_with_noise_per_prompt_the_rounds_start_alike_and_go_on_differently(make
     assert torch.equal(first.rollout.latents[:, 0], second.rollout.latents[again, 0])
     assert all_differ([*first.rollout.latents[:, 0]])
     assert all_differ([*first.rollout.latents[:, 1], *second.rollout.latents[:, 1]])
-
-
-def test_with_one_noise_per_group_its_videos_differ_by_their_steps_alone(make_training):
     latents = collect_round(make_training(use_same_noise=True)).rollout.latents
     assert torch.equal(latents[0, 0], latents[1, 0]) and torch.equal(latents[2, 0], latents[3, 0])
     assert all_differ([latents[0, 0], latents[2, 0], *latents[:, 1]])

@@ -78,6 +78,11 @@ def test_tensors_and_facts_come_back_and_what_a_killed_save_has_left_goes(tmp_pa
     assert checkpoint == tmp_path / "step_3" and names_in(tmp_path) == [LATEST, "step_3"]
     assert_whole(checkpoint, 3)
     assert read_facts(checkpoint).items() >= {"round": 6, "text": "ü"}.items()
+    for name in ("step_final.partial", "step_final.replaced", "step_2_of_mine.replaced"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "notes").touch()
+    assert save(tmp_path, 4) == latest_checkpoint(tmp_path)
+    assert len(list(tmp_path.glob("*/notes"))) == 3  # folders of the user are left alone
 
 
 def test_a_linked_checkpoint_that_is_made_again_stays_where_it_was_moved_and_stops_no_later_save(tmp_path):
@@ -107,14 +112,6 @@ def test_a_pipe_a_lost_link_or_a_file_in_a_checkpoints_place_stops_neither_a_res
     for step in (1, 2):
         assert_whole(tmp_path / f"step_{step}", step)
     assert names_in(tmp_path) == [LATEST, "step_1", "step_2"]
-
-
-def test_a_folder_of_the_users_beside_the_checkpoints_is_left_alone(tmp_path):
-    for name in ("step_final.partial", "step_final.replaced", "step_2_of_mine.replaced"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "notes").touch()
-    save(tmp_path, 1)
-    assert latest_checkpoint(tmp_path).name == "step_1" and len(list(tmp_path.glob("*/notes"))) == 3
 
 
 @pytest.mark.parametrize(

@@ -170,12 +170,11 @@ def mistyped(path: Path, place: int, kind: int) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize(("place", "kind"), [(11, 6), (23, 1), (47, 13), (49, 1), (37, 1), (37, 2)])
-def test_a_wrong_exif_tag_is_named_and_an_orientation_that_is_no_number_turns_nothing(tmp_path, place, kind):
-    path = mistyped(tmp_path / "a.jpg", place, kind)
-    if place == 37:
-        assert read_image(path).size == (48, 40)
-    else:
+def test_a_wrong_exif_tag_is_named_and_an_orientation_that_is_no_number_turns_nothing(tmp_path):
+    for kind in (1, 2):
+        assert read_image(mistyped(tmp_path / "a.jpg", 37, kind)).size == (48, 40)
+    for place, kind in ((11, 6), (23, 1), (47, 13), (49, 1)):
+        path = mistyped(tmp_path / "a.jpg", place, kind)
         with pytest.raises(ValueError, match=f"image '{path}' cannot be read"):
             read_image(path)
 

@@ -104,14 +104,11 @@ def test_intervals_of_few_values_cover_the_mean(size):
         assert interval_of([1.0, math.nan, 2.0, 6.0]) == interval_of([1.0, 2.0, 6.0])
 
 
-def test_from_thirty_values_on_an_interval_follows_their_shape():
+def test_from_thirty_values_on_an_interval_follows_their_shape_and_of_fewer_it_is_students_or_of_one_none():
     values = np.random.default_rng(0).exponential(size=30)
     interval, symmetric = bootstrap_interval(values), seed_interval(values)
     assert interval.high - interval.mean > 1.05 * (interval.mean - interval.low)
     assert bootstrap_interval(values[:29]) == seed_interval(values[:29]) and interval != symmetric
-
-
-def test_students_interval_has_its_closed_form_and_a_single_seed_has_none():
     interval = seed_interval([1.0, 2.0, 3.0])
     assert interval.mean == 2.0 and interval.num == 3
     assert interval.high - interval.mean == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)

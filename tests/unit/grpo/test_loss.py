@@ -146,11 +146,8 @@ def test_the_warm_up_is_a_straight_line_from_floor_or_start_to_ceiling_whatever_
     assert coefficients(controller, [9.0, 0.0, 9.0, 0.0]) == pytest.approx(line[1:])
     assert min(coefficients(controller, [9.0] * 30)) == 0.2
     assert KLController(max_coef=1.0, min_coef=1.0, start_coef=1.0).coefficient == 1.0
-
-
-def test_the_paper_defaults_reach_the_ceiling_after_a_hundred_updates_which_is_also_the_target():
     assert KLController(max_coef=3e-4).target == 3e-4
-    values = coefficients(KLController(), [1e-5] * 100)
+    values = coefficients(KLController(), [1e-5] * 100)  # the paper's
     assert values[49] == pytest.approx(5.05e-6) and values[98] < values[99] == pytest.approx(1e-5)
 
 
@@ -339,16 +336,13 @@ def test_velocity_gradients_are_those_of_each_pair_alone_and_leave_the_graph_who
     torch.testing.assert_close(found, per_pair, rtol=1e-4, atol=1e-6)
 
 
-def test_position_kl_is_the_mean_divergence_of_two_normals_of_one_std():
+def test_position_kl_is_the_mean_divergence_of_two_normals_and_finite_for_a_deterministic_step():
     generator = torch.Generator().manual_seed(0)
     mean, anchor = (torch.randn(2, 3, 4, generator=generator, dtype=torch.float64) for _ in range(2))
     std = torch.tensor([0.5, 2.0], dtype=torch.float64).reshape(2, 1, 1)
     policies = [torch.distributions.Normal(mu, std.expand_as(mu)) for mu in (mean, anchor)]
     expected = torch.distributions.kl_divergence(*policies).mean()
     torch.testing.assert_close(position_kl(mean, anchor, std), expected, rtol=1e-4, atol=0)
-
-
-def test_position_kl_pulls_towards_the_anchor_is_zero_there_and_finite_for_a_deterministic_step():
     mean = torch.tensor([[1.0, -2.0]], requires_grad=True)
     position_kl(mean, torch.zeros(1, 2), torch.ones(1, 1)).backward()
     torch.testing.assert_close(mean.grad, torch.tensor([[0.5, -1.0]]), rtol=1e-5, atol=0)

@@ -19,13 +19,10 @@ def windows(placement: str, size: int = 2, round_index: int = 0, stochastic: tor
     return [row.nonzero().flatten().tolist() for row in mask]
 
 
-def test_without_a_window_every_step_that_can_be_noisy_is_and_a_window_counts_only_these():
+def test_a_window_counts_only_steps_that_can_be_noisy_stays_at_the_first_or_slides_at_its_interval_and_begins_again():
     assert windows("all", size=9, stochastic=torch.tensor([False, True, True, True, False])) == [[1, 2, 3]] * 4
     stochastic = torch.tensor([False, True, True, False, True])
     assert windows("sliding", round_index=3, stochastic=stochastic) == [[2, 4]] * 4
-
-
-def test_the_first_steps_stay_and_a_sliding_window_moves_at_its_interval_and_begins_again_after_the_last():
     assert [windows("first", round_index=index)[0] for index in (0, 7, 100)] == [[0, 1]] * 3
     assert windows("first", size=5)[0] == [0, 1, 2, 3, 4]
     places = [windows("sliding", round_index=index)[0] for index in (0, 2, 3, 6, 9, 11, 12, 15)]
@@ -57,6 +54,10 @@ def test_without_permutation_samples_use_the_noisiest_trained_steps_in_order_eac
     masks = torch.tensor([[True, True, False, False], [False, False, True, True]])
     assert select_timesteps(masks, 1.0, 2, permute=False, generator=seeded()).tolist() == [[0, 1], [2, 3]]
     assert select_timesteps(masks, 0.5, 2, permute=True, generator=seeded()).shape == (2, 1)
+    rounded_down = {(20, 1.0): 20, (20, 0.5): 10, (20, 0.99): 19, (19, 0.5): 9, (20, 0.01): 1, (100, 0.29): 29}
+    for (trained, fraction), kept in {**rounded_down, (3, 1 / 3): 1}.items():
+        mask = torch.ones(trained, dtype=torch.bool)
+        assert select_timesteps(mask, fraction, 1, permute=False, generator=seeded()).shape == (1, kept)
 
 
 def test_with_permutation_each_sample_has_its_own_order_of_distinct_trained_steps():
@@ -69,15 +70,6 @@ def test_with_permutation_each_sample_has_its_own_order_of_distinct_trained_step
     assert counts[9] == 0 and counts[:9].min() > 0.93 * 4000 * 4 / 9  # every step equally often
     chosen = [select_timesteps(CPS_MASK, 0.6, 8, permute=True, generator=seeded(seed)) for seed in (1, 1, 2)]
     assert torch.equal(chosen[0], chosen[1]) and not torch.equal(chosen[0], chosen[2])
-
-
-@pytest.mark.parametrize(
-    ("trained", "fraction", "kept"),
-    [(20, 1.0, 20), (20, 0.5, 10), (20, 0.99, 19), (19, 0.5, 9), (20, 0.01, 1), (100, 0.29, 29), (3, 1 / 3, 1)],
-)
-def test_the_fraction_of_trained_steps_is_rounded_down(trained, fraction, kept):
-    mask = torch.ones(trained, dtype=torch.bool)
-    assert select_timesteps(mask, fraction, 1, permute=False, generator=seeded()).shape == (1, kept)
 
 
 def test_a_fraction_or_window_out_of_range_a_schedule_without_noise_and_too_many_updates_are_refused():
@@ -111,7 +103,7 @@ def test_every_pair_is_trained_once_and_updates_see_samples_and_groups_evenly(gr
             assert counts.max() - counts.min() <= 1
 
 
-def test_when_the_steps_divide_evenly_each_update_has_all_samples_with_steps_of_its_own():
+def test_steps_that_divide_evenly_give_each_update_all_samples_and_parts_of_groups_are_seen_equally_often():
     steps = select_timesteps(torch.ones(6, dtype=torch.bool), 1.0, 4, permute=True, generator=seeded())
     updates = split_updates(steps, 3, num_generations=2)
     for number, update in enumerate(updates):
@@ -119,9 +111,6 @@ def test_when_the_steps_divide_evenly_each_update_has_all_samples_with_steps_of_
         for sample in range(4):
             used = update.step_index[update.sample_index == sample]
             assert used.tolist() == steps[sample, 2 * number : 2 * number + 2].tolist()
-
-
-def test_parts_of_groups_that_a_rank_holds_are_seen_equally_often():
     (update,) = split_updates(torch.tensor([[1, 0], [0, 1]]), 1, num_generations=8)
     assert sorted(zip(*(index.tolist() for index in update), strict=True)) == [(0, 0), (0, 1), (1, 0), (1, 1)]
     updates = split_updates(torch.zeros(6, 1, dtype=torch.long), 3, num_generations=4)  # three rollouts of half a group

@@ -41,7 +41,7 @@ def test_a_prompt_is_encoded_the_same_alone_and_among_others_and_a_negative_one_
 
 
 def test_the_states_are_those_of_the_stock_pipeline_on_valid_tokens_from_the_users_text_on(pipeline, tiny_root):
-    messages, tokenizer = format_text_input(PROMPTS[:1], pipeline.system_message)[0], pipeline.tokenizer
+    messages, tokenizer = format_text_input(list(PROMPTS[:1]), pipeline.system_message)[0], pipeline.tokenizer
     ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
     crop = len(ids) - len(pipeline.encode(PROMPTS[:1]).text[0])
     assert tokenizer.decode(ids[:crop]).endswith("<|im_start|>user\n")
@@ -59,7 +59,7 @@ TEXT = tuple(torch.full((length, 3), float(length)) for length in (4, 2, 5))
 GLYPH = tuple(torch.full((length, 2), -1.0 - length) for length in (0, 3, 1))
 
 
-def test_rows_are_picked_in_any_order_with_repeats_and_a_negative_row_follows_for_every_row():
+def test_rows_are_picked_in_any_order_with_their_image_and_a_negative_row_follows_for_every_row():
     positive, negative = Conditioning(TEXT[:2], GLYPH[:2]), Conditioning(TEXT[2:], GLYPH[2:])
     for received, rows in (
         (Conditioning(TEXT, GLYPH).rows([1, 0, 1]), [1, 0, 1]),
@@ -69,9 +69,6 @@ def test_rows_are_picked_in_any_order_with_repeats_and_a_negative_row_follows_fo
         assert len(received) == len(rows)
         assert all(torch.equal(text, TEXT[row]) for text, row in zip(received.text, rows, strict=True))
         assert all(torch.equal(glyph, GLYPH[row]) for glyph, row in zip(received.glyph, rows, strict=True))
-
-
-def test_rows_and_negatives_keep_the_image_of_their_sample():
     images = FirstFrames(torch.arange(3.0)[:, None, None], -torch.arange(3.0)[:, None, None, None])
     conditioning = Conditioning(TEXT, GLYPH, images).rows([2, 0])
     guided = conditioning.with_negative(Conditioning(TEXT[:1], GLYPH[:1]))
@@ -144,8 +141,11 @@ def largest_relative_error(received: Tensor, expected: Tensor) -> float:
 
 @pytest.mark.parametrize("index", [1, STEPS], ids=["one step for all", "a step per sample"])
 @torch.no_grad()
-def test_guidance_is_the_formula_over_single_unguided_calls(pipeline, latents, conditioning, guidance, index):
-    expected = []
+def test_guidance_is_the_formula_in_one_call_and_scale_1_has_no_second_row(
+    pipeline, latents, conditioning, guidance, index
+):
+    expected, rows = [], []
+    pipeline.transformer.register_forward_hook(lambda module, args, output: rows.append(len(output[0])))
     for row, step in enumerate(torch.as_tensor(index).expand(3).tolist()):
         alone = latents[row : row + 1]
         prompted = pipeline.velocity(alone, step, conditioning.rows([row]), Guidance())
@@ -153,15 +153,9 @@ def test_guidance_is_the_formula_over_single_unguided_calls(pipeline, latents, c
         expected.append(negative + 6.0 * (prompted - negative))
     received = pipeline.velocity(latents, index, conditioning, guidance)
     assert largest_relative_error(received, torch.cat(expected)) <= 1e-5
-
-
-@torch.no_grad()
-def test_guidance_takes_one_call_and_scale_1_no_second_row(pipeline, latents, conditioning, guidance):
-    rows = []
-    pipeline.transformer.register_forward_hook(lambda module, args, output: rows.append(len(output[0])))
-    pipeline.velocity(latents, 0, conditioning, guidance)
+    assert rows[6:] == [6]
     pipeline.velocity(latents, 0, conditioning, Guidance(1.0, guidance.negative))
-    assert rows == [6, 3]
+    assert rows[6:] == [6, 3]
     with pytest.raises(ValueError, match=r"scale 6\.0 needs a negative conditioning"):
         Guidance(6.0)
 

@@ -241,19 +241,12 @@ def test_sage_adds_less_noise_than_flow_at_every_unclamped_step(num_steps, shift
 
 
 @pytest.mark.parametrize("sde_type", FLAVOURS)
-def test_no_variance_is_negative_for_any_number_of_steps_and_shift(sde_type):
+def test_no_variance_is_negative_for_any_schedule_and_that_of_the_first_flow_step_is_eta_squared(sde_type):
     for num_steps in range(1, 201):
-        for shift in (1.0, 2.5, 5.0, 7.0, 9.0, 13.0, 20.0):
+        for shift in (0.3, 0.7, 1.0, 1.1, 2.5, 5.0, 7.0, 9.0, 13.0, 20.0):
             weights = scheduled(num_steps, shift).step_weights(sde_type=sde_type, eta=0.5)
-            assert (weights.std >= 0).all()
-            assert torch.stack(weights).isfinite().all()
-
-
-@pytest.mark.parametrize("shift", [0.3, 0.7, 1.1, 5.0, 20.0])
-@pytest.mark.parametrize("num_steps", [1, 20])
-def test_the_first_flow_step_adds_the_variance_eta_squared_whatever_its_length(num_steps, shift):
-    first = variances(scheduled(num_steps, shift), "flow_grpo", 0.5)[0]
-    assert first.item() == pytest.approx(0.25, rel=1e-12)
+            assert (weights.std >= 0).all() and torch.stack(weights).isfinite().all()
+            assert sde_type != "flow_grpo" or weights.std[0].item() == pytest.approx(0.5, rel=5e-13)
 
 
 @pytest.mark.parametrize(("num_steps", "shift"), [(68, 5.0), (49, 7.0), (38, 9.0)])
