@@ -179,17 +179,6 @@ def test_killed_at_any_moment_latest_names_a_whole_checkpoint(tmp_path, monkeypa
     assert names_in(tmp_path) == [LATEST, f"step_{step}"]
 
 
-def test_a_checkpoint_that_finds_no_room_is_not_begun(tmp_path, monkeypatch):
-    good = save(tmp_path, 1)
-    size = sum(t.nbytes for group in tensors().values() for t in group.values())
-    disk_usage = shutil.disk_usage
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: disk_usage(path)._replace(free=size - 1))
-    monkeypatch.setattr(dcp, "save", lambda *_, **__: pytest.fail("nothing may be written"))
-    with pytest.raises(SaveError, match=r"step_2': it needs .* GB, so nothing was written"):
-        save(tmp_path, 2, keep_last=1)
-    assert names_in(tmp_path) == [LATEST, "step_1"] and latest_checkpoint(tmp_path) == good
-
-
 def test_a_save_beside_the_training_holds_the_values_of_its_beginning_and_replaces_one_when_finished(tmp_path):
     values = tensors(1)
     pending = begin_save(tmp_path, 1, values, {}, beside_training=True)
@@ -201,13 +190,20 @@ def test_a_save_beside_the_training_holds_the_values_of_its_beginning_and_replac
     assert tensors_of(tmp_path / "step_1")["policy.block.weight"].eq(7).all()
 
 
-def test_what_cannot_be_written_says_so_and_leaves_the_last_checkpoint(tmp_path):
+def test_what_cannot_be_written_or_finds_no_room_says_so_and_leaves_the_last_checkpoint(tmp_path, monkeypatch):
     good = save(tmp_path, 1)
     said = rf"Cannot save '{tmp_path / 'step_2'}'.*Earlier checkpoints are intact"
     with limited(resource.RLIMIT_FSIZE, 256), pytest.raises(SaveError, match=said):  # files end as on a full disk
         save(tmp_path, 2)
     assert latest_checkpoint(tmp_path) == good and names_in(tmp_path) == [LATEST, "step_1"]
     assert_whole(good, 1)
+    size = sum(t.nbytes for group in tensors().values() for t in group.values())
+    disk_usage = shutil.disk_usage
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: disk_usage(path)._replace(free=size - 1))
+    monkeypatch.setattr(dcp, "save", lambda *_, **__: pytest.fail("nothing may be written"))
+    with pytest.raises(SaveError, match=r"step_2': it needs .* GB, so nothing was written"):
+        save(tmp_path, 2, keep_last=1)
+    assert names_in(tmp_path) == [LATEST, "step_1"] and latest_checkpoint(tmp_path) == good
 
 
 def test_a_save_whose_folder_is_gone_or_cannot_be_made_does_not_say_that_earlier_checkpoints_are_there(tmp_path):

@@ -205,23 +205,6 @@ def test_the_references_commands_are_taken_as_they_stand(more, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_flag_of_another_name_sets_ours_and_hides_none():
-    assert not set(SETTINGS) & (set(ALIASES) | set(WITHOUT_EFFECT))
-    assert {alias.setting for alias in ALIASES.values()} <= {"", *SETTINGS}
-    cfg = load_config(["--validation_video_length", "121", "--post_train_type", "grpo"])
-    assert (cfg.grpo.algorithm, cfg.validation.validate_video_length) == ("grpo", 121)
-    assert load_config(["--video_length=33"]).validation.validate_video_length == 33
-
-
-@pytest.mark.parametrize(
-    ("version", "size", "taken"),
-    [("480p_t2v", "none", (480, 848)), ("720p_i2v", "None", (720, 1280)), ("720p_t2v", "480*864", (480, 864))],
-)
-def test_a_size_is_taken_in_the_references_spellings(version, size, taken):
-    cfg = load_config(["--validation_fixed_size", size, "--pretrained_transformer_version", version])
-    assert parse_size(cfg.validation.validation_fixed_size) == taken
-
-
 @pytest.mark.parametrize("name", WITHOUT_EFFECT)
 def test_a_flag_without_effect_is_taken_and_says_so_once(name, capsys, monkeypatch):
     for values in ([], ["4"], ["a red circle", "a blue square"]):
@@ -233,7 +216,7 @@ def test_a_flag_without_effect_is_taken_and_says_so_once(name, capsys, monkeypat
     assert capsys.readouterr().err == ""
 
 
-def test_a_switch_of_the_release_sets_a_word_of_ours_and_our_own_name_counts_more(tmp_path):
+def test_a_flag_or_switch_of_the_release_sets_ours_hides_none_and_our_own_name_counts_more(tmp_path):
     (tmp_path / "run.yaml").write_text("parallel: {offload: [ema]}\nmodel: {enable_gradient_checkpointing: false}")
     file = ["--config", str(tmp_path / "run.yaml")]
 
@@ -251,6 +234,15 @@ def test_a_switch_of_the_release_sets_a_word_of_ours_and_our_own_name_counts_mor
         loaded("--ema_offload", "maybe")
     with pytest.raises(ValueError, match="--offload: expected some of anchor, reward, .*; received .'models'"):
         loaded("--offload", "models")
+    assert not set(SETTINGS) & (set(ALIASES) | set(WITHOUT_EFFECT))
+    assert {alias.setting for alias in ALIASES.values()} <= {"", *SETTINGS}
+    cfg = load_config(["--validation_video_length", "121", "--post_train_type", "grpo"])
+    assert (cfg.grpo.algorithm, cfg.validation.validate_video_length) == ("grpo", 121)
+    assert load_config(["--video_length=33"]).validation.validate_video_length == 33
+    sizes = {("480p_t2v", "none"): (480, 848), ("720p_i2v", "None"): (720, 1280), ("720p_t2v", "480*864"): (480, 864)}
+    for (version, size), taken in sizes.items():  # in the reference's spellings
+        cfg = load_config(["--validation_fixed_size", size, "--pretrained_transformer_version", version])
+        assert parse_size(cfg.validation.validation_fixed_size) == taken
 
 
 ONLY = {"lora_dropout": "0", "reward_checkpoint_mode": "v3", "kl_compute_mode": "rollout_phase"}
@@ -288,11 +280,15 @@ resume_from_checkpoint none; use_lora false; lora_r 8; lora_alpha 16; pretrained
 """Setting -> its default, as one would type it."""
 
 
-def test_settings_have_unique_names_texts_that_are_sentences_and_the_defaults_that_scripts_rely_on():
+def test_settings_have_unique_names_sentences_for_texts_the_defaults_that_scripts_rely_on_and_for_numbers_ranges():
     names = [field.name for group in dataclasses.fields(Config) for field in dataclasses.fields(group.type)]
     assert len(names) == len(set(names)) == len(SETTINGS) and not set(names) & set(GROUPS)
     assert [name for name, setting in SETTINGS.items() if len(setting.doc) < 20 or setting.doc[-1] != "."] == []
     assert {name: text_of(SETTINGS[name].default) for name in REFERENCE_DEFAULTS} == REFERENCE_DEFAULTS
+    assert {setting.kind for setting in SETTINGS.values() if setting.within} == {int, float}
+    assert list(out_of_range(Config())) == []
+    config = load_config(["--eta", "0", "--seed=-1"])
+    assert list(out_of_range(config, "seed", "sp_size")) == ["seed is -1, but must lie in [0, 9223372036854775808)"]
 
 
 def test_lora_targets_name_linear_layers_of_both_streams_of_the_real_transformer_class():
@@ -332,13 +328,6 @@ def test_every_number_is_held_to_its_range(name):
         assert message.startswith(f"{name} is ") and message.endswith(f"must lie in {within}")
 
 
-def test_only_numbers_have_ranges_the_defaults_lie_in_them_and_only_the_asked_settings_are_looked_at():
-    assert {setting.kind for setting in SETTINGS.values() if setting.within} == {int, float}
-    assert list(out_of_range(Config())) == []
-    config = load_config(["--eta", "0", "--seed=-1"])
-    assert list(out_of_range(config, "seed", "sp_size")) == ["seed is -1, but must lie in [0, 9223372036854775808)"]
-
-
 @pytest.mark.parametrize("name", [name for name, setting in SETTINGS.items() if setting.read_when])
 def test_a_condition_names_another_setting_and_one_of_its_values(name):
     other, comparison, value = SETTINGS[name].read_when.split()
@@ -351,19 +340,16 @@ DECIDING = """--eta=0.6 --learning_rate=2e-5 --seed=43 --batch_size=4 --kl_weigh
 --sde_window=sliding"""
 
 
-@pytest.mark.parametrize("flag", DECIDING.split())
-def test_what_decides_the_result_is_a_deciding_field(flag):
-    assert deciding_fields(load_config([flag])) != deciding_fields(load_config([]))
-
-
 NOT_DECIDING = """--output_dir=elsewhere --run_name=other --resume_from_checkpoint=latest --max_steps=7
 --save_interval=1 --log_interval=5 --keep_last=1 --validation_interval=0 --valid_video_csv=v.csv --validate_at_step0
 --sp_size=4 --dp_replicate=2 --enable_fsdp=no --remote_reward_url=http://other:8000 --reference_mode_offload --profile
 --peak_tflops=900 --reward_async --reward_offload --reward_max_failed=0.1 --remote_reward_timeout=9"""
 
 
-def test_what_leaves_the_result_alone_is_none_nor_how_a_number_was_written_nor_ranks_with_as_many_videos():
-    assert deciding_fields(load_config(NOT_DECIDING.split())) == deciding_fields(load_config([]))
+def test_what_decides_the_result_is_a_deciding_field_and_how_a_number_is_written_or_videos_are_shared_is_none():
+    nothing = deciding_fields(load_config([]))
+    assert [flag for flag in DECIDING.split() if deciding_fields(load_config([flag])) == nothing] == []
+    assert deciding_fields(load_config(NOT_DECIDING.split())) == nothing
     written = Config(rollout=RolloutConfig(cfg_scale=6, eta=0.50))
     assert deciding_fields(written) == deciding_fields(Config()) == deciding_fields(load_config(["--cfg_scale", "6"]))
     two, four = (load_config(["--batch_size", size]) for size in ("2", "4"))

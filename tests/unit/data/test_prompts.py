@@ -22,19 +22,16 @@ def csv_file(tmp_path):
     return write
 
 
-def test_prompts_begin_again_with_noise_of_their_own(csv_file):
-    prompts = read_prompts([csv_file("prompt,index,seed\na cat,7,\na dog,2,5\n")])
-    assert repeated(prompts, 1) == prompts[:1]
-    again = [Prompt("a cat", 8, None, None), Prompt("a dog", 9, None, None), Prompt("a cat", 10, None, None)]
-    assert repeated(prompts, 5) == [*prompts, *again]
-
-
-def test_all_columns_are_read_others_left_alone_and_several_files_become_one_list(csv_file, tmp_path):
+def test_all_columns_are_read_files_become_one_list_and_prompts_begin_again_with_other_noise(csv_file, tmp_path):
     paths = [csv_file("prompt\na\nb\n", "one.csv"), csv_file("prompt,index\nc,9\nd,\n", "two.csv")]
     assert [(prompt.text, prompt.index) for prompt in read_prompts(paths)] == [("a", 0), ("b", 1), ("c", 9), ("d", 3)]
     (tmp_path / "cat.png").touch()
     prompts = read_prompts([csv_file("seed,note,prompt,ref_image_path,index\n7,x,a cat,cat.png,12\n,,a dog,,\n")])
     assert prompts == [Prompt("a cat", 12, 7, str(tmp_path / "cat.png")), Prompt("a dog", 1, None, None)]
+    prompts = read_prompts([csv_file("prompt,index,seed\na cat,7,\na dog,2,5\n")])
+    assert repeated(prompts, 1) == prompts[:1]
+    again = [Prompt("a cat", 8, None, None), Prompt("a dog", 9, None, None), Prompt("a cat", 10, None, None)]
+    assert repeated(prompts, 5) == [*prompts, *again]
 
 
 def test_an_image_in_the_home_folder_is_found_from_a_csv_anywhere(csv_file, tmp_path, monkeypatch):

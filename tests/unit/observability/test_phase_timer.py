@@ -78,7 +78,7 @@ def events_in(path: Path) -> list[str]:
     return [event.get("name", "") for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]]
 
 
-def test_the_second_round_is_recorded_and_the_seconds_are_of_so_many_updates(tmp_path):
+def test_the_second_round_is_recorded_or_the_only_one_and_of_many_passes_the_first(tmp_path):
     assert run_rounds(tmp_path, 5, num_updates=2) == [False, False, True, False, False]
     assert events_in(tmp_path / "trace_rank0_rollout.json.gz").count("aten::addmm") == 1
     assert any("Backward" in name for name in events_in(tmp_path / "trace_rank0_update.json.gz"))
@@ -86,6 +86,12 @@ def test_the_second_round_is_recorded_and_the_seconds_are_of_so_many_updates(tmp
     assert "over 2 update(s)" in table
     assert 0.02 <= rollout_seconds(table) < 1
     assert "## rollout: the first 2 passes" in table and "aten::addmm" in table
+    only = tmp_path / "only"
+    assert run_rounds(only, 1, num_updates=9, updates_per_round=2, rank=1) == [False, False]
+    names = {path.name for path in only.iterdir()}
+    assert names == {f"trace_rank1_{name}.json.gz" for name in ("rollout", "update")}  # phases.md is rank 0's
+    run_rounds(tmp_path, 2, num_updates=1, passes=PASSES + 5)  # only the first passes are recorded
+    assert events_in(tmp_path / "trace_rank0_rollout.json.gz").count("aten::addmm") == PASSES
 
 
 @pytest.mark.parametrize(("num_updates", "per_round", "last", "seconds"), [(2, 4, 7, 0.8), (3, 2, 5, 0.4)])
@@ -96,22 +102,11 @@ def test_what_whole_rounds_share_is_divided_by_all_of_their_updates(tmp_path, nu
     assert "over 4 update(s)" in table and 0.2 <= rollout_seconds(table) < 0.4
 
 
-def test_a_run_of_one_round_is_recorded_from_its_beginning_and_to_its_end(tmp_path):
-    assert run_rounds(tmp_path, 1, num_updates=9, updates_per_round=2, rank=1) == [False, False]
-    names = {path.name for path in tmp_path.iterdir()}
-    assert names == {f"trace_rank1_{name}.json.gz" for name in ("rollout", "update")}  # phases.md is rank 0's
-    run_rounds(tmp_path, 2, num_updates=1, passes=PASSES + 5)  # only the first passes are recorded
-    assert events_in(tmp_path / "trace_rank0_rollout.json.gz").count("aten::addmm") == PASSES
-
-
-def test_kernels_at_the_same_time_count_once():
-    spans = [[], [(0, 2), (5, 6)], [(4, 6), (0, 5)], [(0, 9), (2, 3), (8, 10)]]
-    assert [covered(each) for each in spans] == [0, 3, 6, 10]
-
-
-def test_the_peak_is_about_what_a_large_product_reaches_and_measuring_leaves_the_runs_generator_alone():
+def test_the_peak_is_what_a_large_product_reaches_no_number_is_drawn_for_it_and_kernels_at_one_time_count_once():
     matrix = torch.randn(1024, 1024)
     reached = 2 * 1024**3 / min(timeit.repeat(lambda: matrix @ matrix, number=1, repeat=10)) / 1e12
     state = torch.get_rng_state()
     assert reached / 5 < matrix_peak_tflops(torch.device("cpu"), torch.float32) < reached * 5
     assert torch.equal(torch.get_rng_state(), state)
+    spans = [[], [(0, 2), (5, 6)], [(4, 6), (0, 5)], [(0, 9), (2, 3), (8, 10)]]
+    assert [covered(each) for each in spans] == [0, 3, 6, 10]

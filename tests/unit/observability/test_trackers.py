@@ -74,12 +74,6 @@ def test_tensorboard_shows_videos_at_their_own_speed_and_of_a_long_one_every_sec
     assert [(image.info["duration"], image.n_frames) for image in images] == [(100, 8), (20, 8), (40, 45)]
 
 
-@pytest.mark.parametrize("name", ["wandbb", "aim"])
-def test_an_unknown_or_missing_tracker_is_refused_with_the_way_on(name):
-    with pytest.raises(ValueError, match=f"'{name}' is not installed, or not one of .*wandb, .*; install it or leave"):
-        check_trackers(["tensorboard", name])
-
-
 def test_wandb_continues_its_run(tmp_path, monkeypatch):
     pytest.importorskip("wandb", reason="wandb is not installed: pip install wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -115,6 +109,9 @@ class Unreachable(GeneralTracker):
 
 
 def test_a_tracker_that_does_not_start_is_an_error_and_one_that_fails_later_is_left_out(tmp_path, monkeypatch):
+    for name in ("wandbb", "aim"):
+        with pytest.raises(ValueError, match=f"'{name}' is not installed, or not one of .*wandb, .*; install it or l"):
+            check_trackers(["tensorboard", name])
     monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "unreachable", Unreachable)
     monkeypatch.setattr("hyvideo.observability.trackers.get_available_trackers", lambda: ["unreachable", "tensorboard"])
     with pytest.raises(ValueError, match="'unreachable' does not start .ConnectionError: no route to host"):

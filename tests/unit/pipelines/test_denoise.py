@@ -88,7 +88,7 @@ def words_of(pipeline: HunyuanVideoGRPOPipeline, num_tokens: int) -> str:
     return pipeline.tokenizer.decode(ids[:num_tokens])
 
 
-def test_the_limit_is_the_encoders_own(pipeline, told):
+def test_the_limit_is_the_encoders_own_and_said_when_training_begins(pipeline, told, make_training, tmp_path, capsys):
     whole, cut = words_of(pipeline, 1000), words_of(pipeline, 1001)
     many = told(*(f"{number} " + "red " * 1200 for number in range(20)), "0 " + "red " * 1200)
     assert many.startswith("20 prompt(s)") and many.endswith("; ...") and many.count(" tokens of ") == 5
@@ -97,6 +97,10 @@ def test_the_limit_is_the_encoders_own(pipeline, told):
     text = words_of(pipeline, 1100)
     full, longer = (pipeline.encode([text + end]).text[0] for end in ("", "!"))
     assert full.equal(longer)  # its end is not seen
+    csv = tmp_path / "long.csv"
+    csv.write_text("prompt\na red circle\nblue " + "square " * 1200 + "\n")
+    make_training(train_video_csv=csv)
+    assert "WARNING: 1 prompt(s) are longer than the model reads" in capsys.readouterr().err
 
 
 def test_quoted_texts_have_a_limit_of_their_own(pipeline, told):
@@ -108,13 +112,6 @@ def test_quoted_texts_have_a_limit_of_their_own(pipeline, told):
     assert both.startswith("1 prompt(s)") and " tokens of 1,000 and 256 quoted bytes of 255 in 'a wall" in both
     assert pipeline.tokenizer_2(f'Text "{"x" * (255 - around)}". ').input_ids[-1] == pipeline.tokenizer_2.eos_token_id
     assert len(pipeline.encode([whole]).glyph[0]) == 256
-
-
-def test_training_says_it_when_it_begins(make_training, tmp_path, capsys):
-    csv = tmp_path / "long.csv"
-    csv.write_text("prompt\na red circle\nblue " + "square " * 1200 + "\n")
-    make_training(train_video_csv=csv)
-    assert "WARNING: 1 prompt(s) are longer than the model reads" in capsys.readouterr().err
 
 
 STEPS = torch.tensor([3, 0, 2])
