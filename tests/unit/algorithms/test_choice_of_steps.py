@@ -68,9 +68,7 @@ def test_every_video_of_every_round_and_seed_starts_from_noise_of_its_own(make_t
     assert all_differ([start for run in runs for _ in range(2) for start in collect_round(run).rollout.latents[:, 0]])
 
 
-def test_with_noise_per_prompt_rounds_start_alike_and_with_one_per_group_its_videos_and_go_on_differently(
-    make_training, tmp_path
-):
+def test_with_noise_per_prompt_rounds_start_alike_and_with_one_per_group_its_videos(make_training, tmp_path):
     csv = write_prompts(tmp_path / "two.csv", PROMPTS[:2])
     training = make_training(train_video_csv=csv, published="prompt_noise", grpo_sampling_steps=1)
     first, second = (collect_round(training) for _ in range(2))
@@ -128,7 +126,6 @@ def test_an_update_takes_as_much_of_each_group_that_a_rank_has_a_part_of(make_tr
     training = make_training(gradient_accumulation_steps=2, updates_per_rollout=3)
     training.config.grpo.num_generations = 8
     training.rounds = Rounds(training.config, training.rounds.prompts, Mesh(layout=Layout(world_size=2)))
-
     for pairs in next_updates(training):
         assert abs((pairs.sample_index < 4).sum() - (pairs.sample_index >= 4).sum()) <= 1
 

@@ -37,9 +37,7 @@ def wait_for_a_server(seconds: float) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "pauses", "stuck"), [(0.2, [0.75], True), (1.0, [0.4] * 4, False)])
-def test_a_stuck_rank_prints_phase_and_stacks_again_and_again_and_one_that_moves_nothing(
-    tmp_path, seconds, pauses, stuck
-):
+def test_a_stuck_rank_prints_phase_and_stacks_and_one_that_moves_nothing(tmp_path, seconds, pauses, stuck):
     timer, path = PhaseTimer("cpu"), tmp_path / "stderr"
     with path.open("w") as output, Watchdog(timer, rank=3, seconds=seconds, output=output):
         for pause in pauses:

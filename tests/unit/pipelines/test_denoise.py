@@ -138,9 +138,7 @@ def largest_relative_error(received: Tensor, expected: Tensor) -> float:
 
 @pytest.mark.parametrize("index", [1, STEPS], ids=["one step for all", "a step per sample"])
 @torch.no_grad()
-def test_guidance_is_the_formula_in_one_call_and_scale_1_has_no_second_row(
-    pipeline, latents, conditioning, guidance, index
-):
+def test_guidance_is_the_formula_in_one_call_unless_1(pipeline, latents, conditioning, guidance, index):
     expected, rows = [], []
     pipeline.transformer.register_forward_hook(lambda module, args, output: rows.append(len(output[0])))
     for row, step in enumerate(torch.as_tensor(index).expand(3).tolist()):
@@ -287,13 +285,8 @@ def test_a_sample_has_its_noise_in_any_batch_and_order(rows):
 
 
 def test_everything_a_sample_is_changes_its_noise():
-    draws = [
-        *NOISE.initial(SHAPE),
-        *NOISE.step(0, SHAPE),
-        *NOISE.step(1, SHAPE),
-        *replace(NOISE, round=3).step(0, SHAPE),
-        *replace(NOISE, stream="validation").step(0, SHAPE),
-    ]
+    others = [NOISE, replace(NOISE, round=3), replace(NOISE, stream="validation")]
+    draws = [*NOISE.initial(SHAPE), *NOISE.step(1, SHAPE), *(row for noise in others for row in noise.step(0, SHAPE))]
     assert not any(torch.equal(*two) for two in combinations(draws, 2))
     assert all(draw.dtype == torch.float32 and draw.device.type == "cpu" for draw in draws)
     assert NOISE.step(0, (16, 8, 16, 16)).std().item() == pytest.approx(1, abs=0.01)
