@@ -229,8 +229,6 @@ def test_a_state_of_other_bounds_keeps_to_the_new_ones_and_a_foreign_one_or_a_kl
 CLIP = 1e-2
 NO_RANGE = ({"clip_range": 0.0}, {"clip_range": 0.0, "clip_range_high": 0.1}, {"clip_range_high": 0.0})
 numbers = st.floats(-3, 3).map(lambda value: round(value, 6))
-
-
 ROWS = st.tuples(numbers, st.floats(-0.05, 0.05), st.one_of(numbers, st.just(0.0)), st.floats(0.1, 10))
 
 

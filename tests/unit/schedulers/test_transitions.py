@@ -87,15 +87,12 @@ def by_hand(sde_type, index, x, v):
     if sde_type == "cps":
         std = sigma_next * math.sin(ETA * math.pi / 2)
         return (1 - sigma_next) * x0_hat + math.sqrt(sigma_next**2 - std**2) * x1_hat, std
-    variance = (
-        ETA**2
-        * {
-            "dance_grpo": sigma - sigma_next,
-            "flow_grpo": (sigma - sigma_next) * sigma / (1 - (sigma_next if index == 0 else sigma)),
-            "sage_grpo": math.log((1 - sigma_next) / (1 - clamped)) - (clamped - sigma_next),
-        }[sde_type]
-    )
-    score = -(x - (1 - sigma) * x0_hat) / sigma**2
+    integrals = {
+        "dance_grpo": sigma - sigma_next,
+        "flow_grpo": (sigma - sigma_next) * sigma / (1 - (sigma_next if index == 0 else sigma)),
+        "sage_grpo": math.log((1 - sigma_next) / (1 - clamped)) - (clamped - sigma_next),
+    }
+    variance, score = ETA**2 * integrals[sde_type], -(x - (1 - sigma) * x0_hat) / sigma**2
     return x - (sigma - sigma_next) * v + 0.5 * variance * score, math.sqrt(variance)
 
 
@@ -104,9 +101,7 @@ def by_hand(sde_type, index, x, v):
 def test_mean_and_std_follow_the_written_formula(scheduler, tensors, sde_type, index):
     sample, velocity, _ = tensors
     expected_mean, expected_std = by_hand(sde_type, index, sample.double(), velocity.double())
-
     mean, std = scheduler.transition(velocity, sample, index, sde_type=sde_type, eta=ETA)
-
     assert mean.dtype == std.dtype == torch.float32
     torch.testing.assert_close(mean.double(), expected_mean, rtol=1e-5, atol=1e-5)
     assert std.shape == (1, 1, 1, 1, 1)
