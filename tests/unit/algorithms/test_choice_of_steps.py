@@ -183,14 +183,6 @@ def test_it_trains_the_bundled_model_and_a_resumed_run_equals_an_uninterrupted_o
     assert_same(weights_of(resumed), after)
 
 
-def test_final_latents_are_those_that_the_ode_leaves(make_training):
-    training = make_training(algorithm=PATH, updates_per_rollout=2)
-    assert training.algorithm.updates_per_round == 1  # as its class says
-    trajectory = collect_round(training)
-    assert trajectory.rollout.latents.shape[:2] == (4, 1)
-    assert trajectory.rollout.means is None and trajectory.rollout.log_probs is None
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -206,7 +198,11 @@ def test_what_is_no_algorithm_or_sampler_is_refused(make_training, settings, sai
         make_training(**settings)
 
 
-def test_one_that_miscounts_its_updates_is_told_what_its_number_means_and_not_to_resume_from_nothing(make_training):
+def test_it_has_the_final_latents_alone_and_one_that_miscounts_its_updates_is_told_what_its_number_means(make_training):
+    training = make_training(algorithm=PATH, updates_per_rollout=2)
+    assert training.algorithm.updates_per_round == 1  # as its class says
+    rollout = collect_round(training).rollout
+    assert rollout.latents.shape[:2] == (4, 1) and rollout.means is None and rollout.log_probs is None
     training = make_training(algorithm=PATH)
     training.algorithm.updates_per_round = 2
     told = "RewardWeighted made 1 updates of a round, but its updates_per_round is 2: .* follows updates_per_rollout, 1"

@@ -40,20 +40,17 @@ def test_the_drawing_in_the_docstring_is_true_and_a_runs_layout_has_all_of_its_s
     assert layout_of(load_config(flags.split()), 16) == Layout(16, 2, 4, 6, 3, 5)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
+def test_an_impossible_layout_is_refused_with_its_numbers():
+    for sizes, message in (
         ((0,), "world_size must be at least 1; received 0"),
         ((8, 3), "world size 8 is not divisible by sp_size 3: set sp_size to one of 1, 2, 4, 8"),
         ((16, 2, 3), r"8 data-parallel ranks \(world size 16 / sp_size 2\) are not divisible by dp_replicate 3"),
         ((2, 1, 1, 3, 2), "batch_size 3 and num_generations 2 must divide one another"),
         ((3, 1, 1, 2, 4), r"batch_size 2 x 3 data-parallel ranks .* = 6 videos, not a multiple of num_generations 4"),
         ((2, 1, 3, 3, 2), "dp_replicate 3.*\n.*batch_size 3 and num_generations 2"),  # each broken rule has its line
-    ],
-)
-def test_an_impossible_layout_is_refused_with_its_numbers(sizes, message):
-    with pytest.raises(ValueError, match=message):
-        Layout(*sizes)
+    ):
+        with pytest.raises(ValueError, match=message):
+            Layout(*sizes)
 
 
 @pytest.mark.parametrize("num_rollouts", [1, 2])

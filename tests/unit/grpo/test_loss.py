@@ -70,18 +70,15 @@ def test_advantages_may_be_divided_by_the_spread_of_all_rewards_or_by_nothing_an
     assert groups_without_spread(rewards, 2).tolist() == [True, False, True, True]
 
 
-@pytest.mark.parametrize(
-    ("rewards", "num_generations", "clip_max", "message"),
-    [
+def test_rewards_that_form_no_groups_are_refused():
+    for rewards, num_generations, clip_max, message in (
         (torch.ones(6), 4, 5.0, r"multiple of num_generations=4.*\(6,\)"),
         (torch.ones(2, 3), 3, 5.0, r"\(2, 3\)"),
         (torch.tensor([1.0, math.inf]), 2, 5.0, "finite, or NaN"),
         (torch.ones(2), 2, 0.0, "adv_clip_max must be positive .* got 0.0"),
-    ],
-)
-def test_rewards_that_form_no_groups_are_refused(rewards, num_generations, clip_max, message):
-    with pytest.raises(ValueError, match=message):
-        group_advantages(rewards, num_generations, clip_max)
+    ):
+        with pytest.raises(ValueError, match=message):
+            group_advantages(rewards, num_generations, clip_max)
 
 
 def test_normalised_metrics_are_summed_free_of_their_scales_and_one_without_spread_adds_nothing():
@@ -110,7 +107,7 @@ def test_gdpo_divides_by_the_spread_of_the_round_so_that_contradicting_metrics_w
 
 
 @pytest.mark.parametrize("normalized", [False, True])
-def test_the_shares_of_the_advantage_add_up_and_name_the_metric_that_decides(normalized):
+def test_shares_of_the_advantage_add_up_and_name_what_decides_and_what_contradicts_has_a_negative_one(normalized):
     draw = torch.Generator().manual_seed(0)
     large, small = 100 * torch.randn(8, generator=draw), torch.randn(8, generator=draw)
     small[3] = torch.nan  # a video without a score takes no part
@@ -121,9 +118,6 @@ def test_the_shares_of_the_advantage_add_up_and_name_the_metric_that_decides(nor
     within = large[kept].split([3, 4])
     spread = (sum(float(group.var(correction=0)) for group in within) / 2) ** 0.5
     assert parts["large"].spread == pytest.approx(spread, rel=1e-5)
-
-
-def test_a_contradicting_metric_has_a_negative_correlation_and_share_and_a_constant_one_no_part():
     up = torch.tensor([0.0, 1.0, 2.0, 3.0])
     metrics, weights = {"up": up, "down": -0.5 * up, "flat": torch.ones(4)}, {"up": 1.0, "down": 1.0, "flat": 1.0}
     parts = parts_of_advantage(metrics, weights, 4, normalized=False)
@@ -296,18 +290,15 @@ def test_inputs_that_do_not_fit_are_refused_instead_of_broadcast(changed, messag
         velocity_kl(torch.ones(2, 1), torch.ones(2))
 
 
-@pytest.mark.parametrize(
-    ("norms", "scales"),
-    [
+def test_scales_bring_every_usable_norm_to_the_median():
+    for norms, scales in (
         ([0.5, 4.0, 2.0], [4.0, 0.5, 1.0]),
         ([8.0, 1.0, 2.0, 4.0], [0.25, 2.0, 1.0, 0.5]),  # the median of an even count is the lower middle
         ([math.inf, 0.0, 1.0, math.nan, 2.0, 4.0], [1.0, 1.0, 2.0, 1.0, 1.0, 0.5]),  # steps without a usable norm
         ([0.0, 0.0, 0.0], [1.0, 1.0, 1.0]),
         ([1e-8], [0.5]),  # a norm as small as the epsilon
-    ],
-)
-def test_scales_bring_every_usable_norm_to_the_median(norms, scales):
-    torch.testing.assert_close(equalizer_scales(torch.tensor(norms)), torch.tensor(scales))
+    ):
+        torch.testing.assert_close(equalizer_scales(torch.tensor(norms)), torch.tensor(scales))
     with pytest.raises(ValueError, match=r"norms must be \[K\].*\(2, 3\)"):
         equalizer_scales(torch.ones(2, 3))
 
