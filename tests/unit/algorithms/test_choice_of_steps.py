@@ -81,7 +81,16 @@ def test_with_noise_per_prompt_rounds_start_alike_and_with_one_per_group_its_vid
     assert all_differ([latents[0, 0], latents[2, 0], *latents[:, 1]])
 
 
-def test_a_round_is_compared_within_its_groups_and_advantages_are_bounded_as_asked(make_training):
+def test_every_video_has_its_prompts_conditioning_and_is_compared_within_its_group_by_bounded_advantages(make_training):
+    training = make_training()
+    trajectory = collect_round(training)
+    assert len(trajectory) == 4 and len(trajectory.conditioning) == 2  # one row per unique prompt
+    videos = [3, 0, 1]
+    conditioning = trajectory.conditioning_of(torch.tensor(videos))
+    for row, video in enumerate(videos):
+        expected = training.policy.pipeline.encode([trajectory.prompts[video]])
+        assert torch.equal(conditioning.text[row], expected.text[0])
+        assert torch.equal(conditioning.glyph[row], expected.glyph[0])
     for bound in (5.0, 0.5):
         training = make_training(adv_clip_max=bound, grpo_sampling_steps=1)
         trajectory = collect_round(training)
@@ -93,18 +102,6 @@ def test_a_round_is_compared_within_its_groups_and_advantages_are_bounded_as_ask
         advantages = training.algorithm.compare(trajectory).advantages.view(2, 2)
         torch.testing.assert_close(advantages, expected.clamp(-bound, bound), rtol=1e-4, atol=1e-4)
         assert advantages.abs().max() >= 0.5
-
-
-def test_every_video_has_the_conditioning_of_its_own_prompt(make_training):
-    training = make_training()
-    trajectory = collect_round(training)
-    assert len(trajectory) == 4 and len(trajectory.conditioning) == 2  # one row per unique prompt
-    videos = [3, 0, 1]
-    conditioning = trajectory.conditioning_of(torch.tensor(videos))
-    for row, video in enumerate(videos):
-        expected = training.policy.pipeline.encode([trajectory.prompts[video]])
-        assert torch.equal(conditioning.text[row], expected.text[0])
-        assert torch.equal(conditioning.glyph[row], expected.glyph[0])
 
 
 def test_the_seed_decides_prompts_noisy_steps_and_trained_steps_anew_each_round(make_training, tmp_path):

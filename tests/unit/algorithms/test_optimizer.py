@@ -77,7 +77,7 @@ def test_without_a_gradient_a_parameter_stays_and_zero_ones_move_nothing_but_by_
     torch.testing.assert_close(optimizer.state[parameter]["momentum_buffer"], 0.95**3 * momentum)
 
 
-def test_muon_gets_the_matrices_and_adamw_the_rest_or_everything():
+def test_muon_gets_the_matrices_and_adamw_the_rest_or_everything_and_the_rate_rises_linearly_and_stays():
     parameters = {"matrix": matrix(4, 3), "bias": matrix(4), "convolution": matrix(4, 3, 1, 1, 1)}
     config = OptimizerConfig(use_muon=True, learning_rate=0.2, weight_decay=0.3)
     muon, adamw = build_optimizers(parameters, config)
@@ -91,9 +91,6 @@ def test_muon_gets_the_matrices_and_adamw_the_rest_or_everything():
     assert (adamw.param_groups[0]["betas"], alone.param_groups[0]["betas"]) == ((0.95, 0.95), (0.9, 0.999))
     (muon,) = build_optimizers({"lora_A": matrix(4, 3)}, config)
     assert isinstance(muon, Muon)  # matrices alone need no AdamW
-
-
-def test_the_learning_rate_rises_linearly_and_stays_and_without_warm_up_is_full_at_once():
     config = OptimizerConfig(learning_rate=0.4, lr_warmup_steps=4, use_muon=True)
     optimizers = build_optimizers({"matrix": matrix(4, 3), "bias": matrix(4)}, config)
     for step, rate in enumerate([0.1, 0.2, 0.3, 0.4, 0.4, 0.4]):

@@ -32,13 +32,6 @@ def test_a_new_folder_lies_where_asked_or_is_named_after_run_and_time_and_is_mad
     assert 0 <= (now - then).total_seconds() < 60
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints"])
-def test_a_used_folder_is_refused_with_the_two_ways_on(tmp_path, name):
-    save(tmp_path / name, 1) if name == "checkpoints" else (tmp_path / name).write_text('{"step": 1}\n')
-    with pytest.raises(ValueError, match=rf"already holds a run \({name}\).*resume_from_checkpoint latest.*another"):
-        opened(tmp_path)
-
-
 @pytest.mark.parametrize("name", ["rollouts", "samples", "tb", "metrics.jsonl", "console.log"])
 def test_something_else_where_the_run_writes_is_named_before_anything_is_loaded(tmp_path, name):
     os.mkfifo(tmp_path / name) if "." in name else (tmp_path / name).touch()
@@ -77,13 +70,17 @@ def test_of_a_folder_that_has_lost_latest_the_only_checkpoint_is_continued_and_s
         opened(tmp_path, "latest")
 
 
-def test_another_runs_checkpoint_is_not_continued_in_a_used_folder(tmp_path):
+def test_a_used_folder_is_refused_with_the_two_ways_on_and_continues_no_other_runs_checkpoint(tmp_path):
     other, run = save(tmp_path / "other" / "checkpoints", 4), tmp_path / "run"
     own = save(run / "checkpoints", 2)
     with pytest.raises(ValueError, match=r"holds another run \(checkpoints\).*_checkpoint latest; .*another --out"):
         opened(run, other)
+    with pytest.raises(ValueError, match=r"already holds a run \(checkpoints\).*from_checkpoint latest.*another"):
+        opened(run)
     shutil.rmtree(own.parent)
     (run / "metrics.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(ValueError, match=r"already holds a run \(metrics\.jsonl\).*from_checkpoint latest.*another"):
+        opened(run)
     with pytest.raises(ValueError, match=r"already holds another run \(metrics\.jsonl\)"):
         opened(run, other)
 

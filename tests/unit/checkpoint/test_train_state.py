@@ -249,7 +249,7 @@ def test_damage_is_found_before_anything_is_read(tmp_path, name, damage):
             load_tensors(checkpoint, tensors())
 
 
-def test_a_file_that_the_manifest_does_not_have_is_named(tmp_path):
+def test_a_file_that_the_manifest_does_not_have_and_facts_that_are_missing_or_of_a_newer_format_are_named(tmp_path):
     checkpoint = save(tmp_path, 1)
     (checkpoint / "lora").mkdir()
     (checkpoint / "lora" / "weights").touch()
@@ -258,6 +258,12 @@ def test_a_file_that_the_manifest_does_not_have_is_named(tmp_path):
     (checkpoint / MANIFEST).write_text('{"files": {}, "tensors": {}}')
     with pytest.raises(ValueError, match=f"'{checkpoint}' is damaged: facts.json is not in its {MANIFEST}"):
         verify_files(checkpoint)
+    facts = json.loads((checkpoint / FACTS).read_text())
+    (checkpoint / FACTS).write_text(json.dumps(facts | {"format": 3}))
+    with pytest.raises(ValueError, match=rf"'{checkpoint}'.*format 3; this version reads format 4"):
+        read_facts(checkpoint)
+    with pytest.raises(ValueError, match=rf"'{tmp_path}' is not a readable checkpoint.*step_N"):
+        read_facts(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -275,16 +281,6 @@ def test_latest_that_is_no_name_is_not_taken_for_a_new_folder(tmp_path, make, sa
     message = re.escape(f"'{tmp_path / LATEST}' {said}") + r".*found \['step_1'\]. Pass one"
     with pytest.raises(ValueError, match=message):
         latest_checkpoint(tmp_path)
-
-
-def test_facts_that_are_missing_or_of_a_newer_format_name_the_checkpoint(tmp_path):
-    checkpoint = save(tmp_path, 1)
-    facts = json.loads((checkpoint / FACTS).read_text())
-    (checkpoint / FACTS).write_text(json.dumps(facts | {"format": 3}))
-    with pytest.raises(ValueError, match=rf"'{checkpoint}'.*format 3; this version reads format 4"):
-        read_facts(checkpoint)
-    with pytest.raises(ValueError, match=rf"'{tmp_path}' is not a readable checkpoint.*step_N"):
-        read_facts(tmp_path)
 
 
 def test_a_tensor_that_was_not_saved_or_has_another_shape_or_precision_is_named(tmp_path):

@@ -224,7 +224,7 @@ def test_a_full_disk_ends_the_log_file_and_not_the_run(tmp_path, capsys):
     assert said == ["first", "WARNING: console.log ends here ([Errno 28] No space left on device)", "second"]
 
 
-def test_other_ranks_only_warn_and_leave_the_run_folder_alone(tmp_path, capsys):
+def test_other_ranks_only_warn_and_pace_and_time_left_count_from_the_restored_step(tmp_path, capsys, monkeypatch):
     watch(tmp_path, [1], of=1, rank=3)
     console = Console(tmp_path, rank=3)
     console.info("not said")
@@ -232,9 +232,6 @@ def test_other_ranks_only_warn_and_leave_the_run_folder_alone(tmp_path, capsys):
     console.close()
     assert capsys.readouterr().err == "WARNING (rank 3): slow disk\n"
     assert list(tmp_path.iterdir()) == []
-
-
-def test_pace_and_time_left_count_from_the_restored_step(tmp_path, capsys, monkeypatch):
     clock = iter([0.0, 100.0, 120.0])  # made, started, after two updates
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
     console = Console(tmp_path, rank=0)
