@@ -17,7 +17,7 @@ from torch.distributed.checkpoint import HuggingFaceStorageWriter
 import post_train
 from hyvideo.algorithms import grpo, optimizer
 from hyvideo.algorithms.grpo import GRPO
-from hyvideo.checkpoint import manifest, train_state
+from hyvideo.checkpoint import tensors, train_state
 from hyvideo.checkpoint.train_state import PendingSave
 from hyvideo.distributed.collectives import local_shard
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import HunyuanVideoGRPOPipeline
@@ -77,10 +77,10 @@ ONCE: dict[str, tuple[Any, str, Call]] = {
     "the decoder runs out of memory": (HunyuanVideoGRPOPipeline, "decode", fail(OUT_OF_MEMORY)),
     "it is stopped while it loads": (build, "load_pipeline", signal_itself(signal.SIGSTOP)),
     "it is killed while it writes tensors": (HuggingFaceStorageWriter, "write_data", signal_itself(signal.SIGKILL)),
-    "it is killed while it reads files back": (manifest, "_record", signal_itself(signal.SIGKILL)),
+    "it is killed while it reads files back": (tensors, "_record", signal_itself(signal.SIGKILL)),
     "it is killed before the checkpoint is in its place": (PendingSave, "_publish", signal_itself(signal.SIGKILL)),
     "it is killed before latest moves": (train_state, "point", signal_itself(signal.SIGKILL)),
-    "a file cannot be read back": (manifest, "_record", fail(OSError(errno.EIO, "Input/output error"))),
+    "a file cannot be read back": (tensors, "_record", fail(OSError(errno.EIO, "Input/output error"))),
 }
 """Fault -> whose call, its name, and what takes its place once."""
 

@@ -1,7 +1,7 @@
 """One update against the paper's formulas, written again here with torch alone, one (sample, step) pair at a time."""
 
 import math
-from collections.abc import Callable
+from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
@@ -41,10 +41,9 @@ class Step(NamedTuple):
 
 
 def sage_steps() -> list[Step]:
-    linear = [1 - k / STEPS for k in range(STEPS + 1)]
-    sigmas = [SHIFT * s / (1 + (SHIFT - 1) * s) for s in linear]
+    sigmas = [SHIFT * s / (1 + (SHIFT - 1) * s) for s in (1 - k / STEPS for k in range(STEPS + 1))]
     steps = []
-    for sigma, following in zip(sigmas, sigmas[1:], strict=False):
+    for sigma, following in pairwise(sigmas):
         clamped = min(sigma, 1 - CLAMP)
         variance = ETA**2 * (math.log((1 - following) / (1 - clamped)) - (clamped - following))
         steps.append(Step(sigma, sigma - following, variance))
@@ -83,22 +82,12 @@ def reference(
 @pytest.mark.parametrize(
     ("kl", "weights"), [("fixed", (1.0, 0.0)), ("moving", (1.0, 0.0)), ("step", (0.0, 0.3)), ("dual", (0.7, 0.3))]
 )
-def test_an_update_follows_the_gradient_of_the_papers_loss(
-    make_training: Callable[..., Run], kl: str, weights: tuple[float, float]
-):
+def test_an_update_follows_the_gradient_of_the_papers_loss(make_training, kl, weights):
     """Anchor, rollout and policy have different weights, as in the second update of a round."""
-    training, anchor = (
-        make_training(
-            config=[REPOSITORY / "configs" / "tiny.yaml", REPOSITORY / "configs" / "kl" / f"{kl}.yaml"],
-            dual_kl_moving_weight=weights[0],
-            dual_kl_step_weight=0.3,
-            clip_range=CLIP,
-            clip_range_high=CLIP_HIGH,
-            mini_batch_size_per_update=3,
-            max_grad_norm=0.1,
-        )
-        for _ in range(2)
-    )
+    config = [REPOSITORY / "configs" / "tiny.yaml", REPOSITORY / "configs" / "kl" / f"{kl}.yaml"]
+    settings = {"clip_range": CLIP, "clip_range_high": CLIP_HIGH, "mini_batch_size_per_update": 3, "max_grad_norm": 0.1}
+    settings |= {"config": config, "dual_kl_moving_weight": weights[0], "dual_kl_step_weight": 0.3}
+    training, anchor = (make_training(**settings) for _ in range(2))
     algorithm = training.algorithm
     first = collect_round(training)
     update(training, first, pairs_of(training, first)[0], first.rollout.means)
@@ -116,15 +105,12 @@ def test_an_update_follows_the_gradient_of_the_papers_loss(
     assert (recorder.gradient - expected * (0.1 / expected.norm())).norm() < 1e-3 * 0.1
     said["grad_norm"] = expected.norm().item()
     assert {name: metrics[name] for name in said} == pytest.approx(said, rel=1e-3, abs=1e-4)
-    assert (
-        0 < said["clip_fraction"] < 1 and abs(said["loss/total"] - said["loss/policy"]) > 1e-4 and expected.norm() > 0.2
-    )  # every term acted
+    every_term = abs(said["loss/total"] - said["loss/policy"])
+    assert 0 < said["clip_fraction"] < 1 and every_term > 1e-4 and expected.norm() > 0.2
 
 
 @pytest.mark.parametrize("use_muon", [False, True], ids=["AdamW", "Muon"])
-def test_an_update_moves_every_weight_and_makes_the_better_videos_likelier(
-    make_training: Callable[..., Run], use_muon: bool
-):
+def test_an_update_moves_every_weight_and_makes_the_better_videos_likelier(make_training, use_muon):
     training = make_training(use_muon=use_muon, learning_rate=1e-6, kl_weight=0)
     trajectory = collect_round(training)
     before = weights_of(training)
@@ -134,6 +120,6 @@ def test_an_update_moves_every_weight_and_makes_the_better_videos_likelier(
     rollout = trajectory.rollout
     with torch.no_grad():
         laws = [step.law(training, trajectory, [0, 1, 2, 3], index) for index, step in enumerate(sage_steps())]
-        log_probs = [law.log_prob(rollout.latents[:, i + 1]).flatten(1).mean(1) for i, law in enumerate(laws)]
+    log_probs = [law.log_prob(rollout.latents[:, i + 1]).flatten(1).mean(1) for i, law in enumerate(laws)]
     rise = torch.stack(log_probs, 1) - rollout.log_probs
     assert (training.algorithm.compare(trajectory).advantages[:, None] * rise).sum() > 0

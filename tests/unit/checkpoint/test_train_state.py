@@ -1,4 +1,4 @@
-"""A checkpoint is whole or not there, comes back bit for bit, and a damaged one says so."""
+"""A checkpoint is whole or not there, comes back bit for bit, and a damaged one or one of another model says so."""
 
 import json
 import os
@@ -6,13 +6,12 @@ import re
 import resource
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from diffusers import HunyuanVideo15Transformer3DModel
 
 from hyvideo.checkpoint.tensors import MANIFEST, StoredTensors, load_tensors, require_dtypes, verify_files
 from hyvideo.checkpoint.train_state import (
@@ -27,27 +26,39 @@ from hyvideo.checkpoint.train_state import (
     point,
     read_facts,
 )
+from hyvideo.checkpoint.trained_policy import check_checkpoint, load_trained_policy
+from hyvideo.models.attention import install_attention
+from hyvideo.models.loading import load_transformer
 from tests.support.equal_runs import tensors_of
 from tests.support.limits import limited
+from tests.support.training import collect_round
 
 DATA = "shard-00001-model-00001-of-00001.safetensors"
 
 
 def tensors(seed: int = 0) -> dict[str, dict[str, torch.Tensor]]:
     generator = torch.Generator().manual_seed(seed)
+    weight, bias = torch.randn(5, 3, generator=generator), torch.randn(5, generator=generator).bfloat16()
     return {
-        "policy": {
-            "block.weight": torch.randn(5, 3, generator=generator),
-            "block.bias": torch.randn(5, generator=generator).bfloat16(),
-        },
+        "policy": {"block.weight": weight, "block.bias": bias},
         "optimizer": {"step": torch.tensor(float(seed)), "count": torch.tensor([seed])},
         "rng": {"cpu": generator.get_state()},
         "ema": {"nothing": torch.zeros(0, 3), "row": torch.full((9, 9), seed)[2:4]},
     }
 
 
-def save(folder: Path, step: int, **options: object) -> Path:
-    return begin_save(folder, step, tensors(step), {"round": step * 2, "text": "ü"}, **options).finish()
+def save(folder: Path, *steps: int, **options: object) -> Path:
+    for step in steps:
+        saved = begin_save(folder, step, tensors(step), {"round": step * 2, "text": "ü"}, **options).finish()
+    return saved
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def lost_link(path: Path) -> None:
+    path.symlink_to("nowhere")
 
 
 def assert_whole(checkpoint: Path, step: int) -> None:
@@ -56,96 +67,73 @@ def assert_whole(checkpoint: Path, step: int) -> None:
     load_tensors(checkpoint, received)
     for group, expected in tensors(step).items():
         for name, value in expected.items():
-            assert received[group][name].dtype == value.dtype
-            assert torch.equal(received[group][name], value), name
+            assert received[group][name].dtype == value.dtype and torch.equal(received[group][name], value), name
 
 
-def test_tensors_and_facts_come_back_and_what_a_killed_save_has_left_goes(tmp_path: Path):
-    left = tmp_path / "step_2.partial"
-    left.mkdir()
-    (left / "weights").write_bytes(b"half")
+def test_tensors_and_facts_come_back_and_what_a_killed_save_has_left_goes(tmp_path):
+    (tmp_path / "step_2.partial").mkdir()
+    (tmp_path / "step_2.partial" / "weights").write_bytes(b"half")
     checkpoint = save(tmp_path, 3)
-    assert checkpoint == tmp_path / "step_3" and not left.exists()
+    assert checkpoint == tmp_path / "step_3" and names_in(tmp_path) == [LATEST, "step_3"]
     assert_whole(checkpoint, 3)
-    facts = read_facts(checkpoint)
-    assert (facts["round"], facts["text"]) == (6, "ü")
+    assert read_facts(checkpoint).items() >= {"round": 6, "text": "ü"}.items()
+    for name in ("step_final.partial", "step_final.replaced", "step_2_of_mine.replaced"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "notes").touch()
+    assert save(tmp_path, 4) == latest_checkpoint(tmp_path)
+    assert len(list(tmp_path.glob("*/notes"))) == 3  # folders of the user are left alone
 
 
-def test_an_old_checkpoint_that_cannot_be_deleted_stops_nothing(tmp_path: Path):
-    moved = save(tmp_path / "elsewhere", 1)
-    (tmp_path / "step_1").symlink_to(moved)  # moved to another disk by hand: only the link may go
-    save(tmp_path, 2, keep_last=1)
-    assert latest_checkpoint(tmp_path) == tmp_path / "step_2"
-    assert_whole(moved, 1)
-
-
-def test_a_linked_checkpoint_that_is_made_again_stays_where_it_was_moved_and_stops_no_later_save(tmp_path: Path):
+def test_a_linked_checkpoint_that_is_made_again_stays_where_it_was_moved_and_stops_no_later_save(tmp_path):
     checkpoints, moved = tmp_path / "checkpoints", tmp_path / "disk" / "step_5"
-    for step in (3, 5):
-        save(checkpoints, step)
+    save(checkpoints, 3, 5)
     shutil.move(checkpoints / "step_5", moved)
     (checkpoints / "step_5").symlink_to(moved)
     point(LATEST, checkpoints / "step_3")  # a resume from there
     for step in (5, 6):
-        save(checkpoints, step)
-        assert latest_checkpoint(checkpoints) == checkpoints / f"step_{step}"
+        assert save(checkpoints, step) == latest_checkpoint(checkpoints) == checkpoints / f"step_{step}"
     assert not (checkpoints / "step_5").is_symlink()
-    assert sorted(path.name for path in checkpoints.iterdir()) == [LATEST, "step_3", "step_5", "step_6"]
+    assert names_in(checkpoints) == [LATEST, "step_3", "step_5", "step_6"]
     for whole in (moved, checkpoints / "step_5"):
         assert_whole(whole, 5)
+    (checkpoints / "step_2").symlink_to(moved)  # an old one of which only the link may go
+    assert save(checkpoints, 7, keep_last=1) == latest_checkpoint(checkpoints)
+    assert_whole(moved, 5)
 
 
-@pytest.mark.parametrize(
-    "make", [os.mkfifo, lambda path: path.symlink_to("nowhere"), Path.touch], ids=["pipe", "lost link", "file"]
-)
+@pytest.mark.parametrize("make", [os.mkfifo, lost_link, Path.touch])
 @pytest.mark.parametrize("name", ["step_2", "step_2.replaced", "step_2.partial", "step_1.replaced"])
-def test_a_pipe_a_lost_link_or_a_file_in_a_checkpoints_place_stops_neither_a_resume_nor_a_save(
-    tmp_path: Path, name: str, make: Callable
-):
+def test_a_pipe_a_lost_link_or_a_file_in_a_checkpoints_place_stops_neither_a_resume_nor_a_save(tmp_path, name, make):
     save(tmp_path, 1)
     make(tmp_path / name)
     assert latest_checkpoint(tmp_path) == tmp_path / "step_1"
     save(tmp_path, 2)
-    assert_whole(tmp_path / "step_1", 1)
-    assert_whole(tmp_path / "step_2", 2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [LATEST, "step_1", "step_2"]
+    for step in (1, 2):
+        assert_whole(tmp_path / f"step_{step}", step)
+    assert names_in(tmp_path) == [LATEST, "step_1", "step_2"]
 
 
-def test_a_folder_of_the_users_beside_the_checkpoints_is_left_alone(tmp_path: Path):
-    for name in ("step_final.partial", "step_final.replaced", "step_2_of_mine.replaced"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "notes").touch()
-    save(tmp_path, 1)
-    assert latest_checkpoint(tmp_path).name == "step_1" and len(list(tmp_path.glob("*/notes"))) == 3
-
-
-def test_a_folder_that_cannot_be_made_is_a_save_that_failed(tmp_path: Path):
-    (tmp_path / "file").touch()
-    with pytest.raises(SaveError, match="Cannot save .*Not a directory.* GB are free there"):
-        save(tmp_path / "file" / "checkpoints", 1)
-
-
-def test_a_step_that_is_made_again_replaces_its_checkpoint(tmp_path: Path):
-    save(tmp_path, 2)
-    begin_save(tmp_path, 2, tensors(seed=7), {}).finish()
-    assert torch.equal(tensors_of(tmp_path / "step_2")["policy.block.weight"], tensors(7)["policy"]["block.weight"])
-
-
-def test_old_checkpoints_go_only_after_the_new_one_is_in_place(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("saves", "options", "kept"),
+    [
+        ([8, 9, 10, 11], {"keep_last": 2}, [10, 11]),
+        ([2, 4, 8, 10], {}, [2, 4, 8, 10]),
+        ([104, 152, 200, 304, 352, 400, 448], {"keep_last": 1, "keep_every": 100}, [104, 200, 304, 400, 448]),
+    ],
+)
+def test_of_old_checkpoints_those_asked_for_stay_and_those_of_a_given_up_future(tmp_path, saves, options, kept):
     assert latest_checkpoint(tmp_path) is None
-    for step in (8, 9, 10, 11):
-        save(tmp_path, step, keep_last=2)
-        assert latest_checkpoint(tmp_path) == tmp_path / f"step_{step}"
-    assert [path.name for path in checkpoints_of(tmp_path)] == ["step_10", "step_11"]
-    save(tmp_path, 2, keep_last=1)  # a run that was resumed from further back
-    assert (tmp_path / "step_2").is_dir()
-    assert latest_checkpoint(tmp_path).name == "step_2"
+    for step in saves:
+        assert save(tmp_path, step, **options) == latest_checkpoint(tmp_path) == tmp_path / f"step_{step}"
+    assert checkpoints_of(tmp_path) == [tmp_path / f"step_{step}" for step in kept]
+    assert save(tmp_path, 7, keep_last=2) == latest_checkpoint(tmp_path)  # resumed from further back
+    kept = [step for step in kept if step != 2]
+    assert checkpoints_of(tmp_path) == [tmp_path / f"step_{step}" for step in sorted([7, *kept])]
 
 
-def test_a_best_checkpoint_is_kept_and_one_that_was_deleted_by_hand_stops_no_save(tmp_path: Path):
+def test_a_best_checkpoint_is_kept_and_one_that_was_deleted_by_hand_stops_no_save(tmp_path):
     point(BEST, save(tmp_path, 1))
-    for step in (2, 3):
-        save(tmp_path, step, keep_last=1)
+    save(tmp_path, 2, 3, keep_last=1)
     assert [path.name for path in checkpoints_of(tmp_path)] == ["step_1", "step_3"]
     shutil.rmtree(tmp_path / "step_1")
     assert save(tmp_path, 4, keep_last=1) == latest_checkpoint(tmp_path)
@@ -162,13 +150,9 @@ KILLS_OF_A_STEP_AGAIN = [*KILLS[:3], "between the two renames", "before latest m
 
 
 @pytest.mark.parametrize(
-    ("step", "moment"),
-    [(2, moment) for moment in KILLS] + [(1, moment) for moment in KILLS_OF_A_STEP_AGAIN],
-    ids=[*KILLS, *(f"a step again, {moment}" for moment in KILLS_OF_A_STEP_AGAIN)],
+    ("step", "moment"), [*((2, moment) for moment in KILLS), *((1, moment) for moment in KILLS_OF_A_STEP_AGAIN)]
 )
-def test_killed_at_any_moment_latest_names_a_whole_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, step: int
-):
+def test_killed_at_any_moment_latest_names_a_whole_checkpoint(tmp_path, monkeypatch, moment, step):
     save(tmp_path, 1)
     write, replace, replaced = dcp.save, os.replace, []
 
@@ -183,80 +167,57 @@ def test_killed_at_any_moment_latest_names_a_whole_checkpoint(
             raise KilledError
         replace(source, target)
 
-    with monkeypatch.context() as patch:
-        if "tensors" in moment:
-            patch.setattr(dcp, "save", kill)
-        else:
-            patch.setattr(os, "replace", kill_at_replace)
-        with pytest.raises(KilledError):
-            save(tmp_path, step, keep_last=1)
-
-    named = latest_checkpoint(tmp_path)
-    assert_whole(named, 1)
+    with monkeypatch.context() as patch, pytest.raises(KilledError):
+        patch.setattr(*((dcp, "save", kill) if "tensors" in moment else (os, "replace", kill_at_replace)))
+        save(tmp_path, step, keep_last=1)
+    assert_whole(latest_checkpoint(tmp_path), 1)
     for checkpoint in checkpoints_of(tmp_path):
         assert_whole(checkpoint, read_facts(checkpoint)["step"])
-
     save(tmp_path, step, keep_last=1)  # what was left behind is no obstacle
     assert_whole(latest_checkpoint(tmp_path), step)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [LATEST, f"step_{step}"]
+    assert names_in(tmp_path) == [LATEST, f"step_{step}"]
 
 
-def test_the_first_checkpoint_at_or_after_each_multiple_is_kept_for_good(tmp_path: Path):
-    for step in (104, 152, 200, 304, 352, 400, 448):
-        save(tmp_path, step, keep_last=1, keep_every=100)
-    kept = ["step_104", "step_200", "step_304", "step_400", "step_448"]
-    assert [path.name for path in checkpoints_of(tmp_path)] == kept
-
-
-def test_checkpoints_of_a_future_that_was_given_up_do_not_push_out_the_one_gone_back_to(tmp_path: Path):
-    for step in (2, 4, 6, 8):
-        save(tmp_path, step)
-    save(tmp_path, 5, keep_last=2)
-    assert [path.name for path in checkpoints_of(tmp_path)] == ["step_4", "step_5", "step_6", "step_8"]
-    assert latest_checkpoint(tmp_path) == tmp_path / "step_5"
-
-
-def test_a_checkpoint_that_finds_no_room_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    good = save(tmp_path, 1)
-    size = sum(t.numel() * t.element_size() for group in tensors().values() for t in group.values())
-    disk_usage = shutil.disk_usage
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: disk_usage(path)._replace(free=size - 1))
-    monkeypatch.setattr(dcp, "save", lambda *_, **__: pytest.fail("nothing may be written"))
-    with pytest.raises(SaveError, match=r"step_2': it needs .* GB, so nothing was written"):
-        save(tmp_path, 2, keep_last=1)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_1"]
-    assert latest_checkpoint(tmp_path) == good
-
-
-def test_a_save_beside_the_training_holds_the_values_of_its_beginning_and_counts_when_finished(tmp_path: Path):
+def test_a_save_beside_the_training_holds_the_values_of_its_beginning_and_replaces_one_when_finished(tmp_path):
     values = tensors(1)
     pending = begin_save(tmp_path, 1, values, {}, beside_training=True)
     values["policy"]["block.weight"].fill_(7)
     assert latest_checkpoint(tmp_path) is None
     assert pending.finish() == latest_checkpoint(tmp_path)
     assert_whole(tmp_path / "step_1", 1)
+    begin_save(tmp_path, 1, values, {}).finish()
+    assert tensors_of(tmp_path / "step_1")["policy.block.weight"].eq(7).all()
 
 
-def test_what_cannot_be_written_says_so_and_leaves_the_last_checkpoint(tmp_path: Path):
+def test_what_cannot_be_written_or_finds_no_room_says_so_and_leaves_the_last_checkpoint(tmp_path, monkeypatch):
     good = save(tmp_path, 1)
     said = rf"Cannot save '{tmp_path / 'step_2'}'.*Earlier checkpoints are intact"
     with limited(resource.RLIMIT_FSIZE, 256), pytest.raises(SaveError, match=said):  # files end as on a full disk
         save(tmp_path, 2)
-    assert latest_checkpoint(tmp_path) == good
-    assert sorted(path.name for path in tmp_path.iterdir()) == [LATEST, "step_1"]
+    assert latest_checkpoint(tmp_path) == good and names_in(tmp_path) == [LATEST, "step_1"]
     assert_whole(good, 1)
+    size = sum(t.nbytes for group in tensors().values() for t in group.values())
+    disk_usage = shutil.disk_usage
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: disk_usage(path)._replace(free=size - 1))
+    monkeypatch.setattr(dcp, "save", lambda *_, **__: pytest.fail("nothing may be written"))
+    with pytest.raises(SaveError, match=r"step_2': it needs .* GB, so nothing was written"):
+        save(tmp_path, 2, keep_last=1)
+    assert names_in(tmp_path) == [LATEST, "step_1"] and latest_checkpoint(tmp_path) == good
 
 
-def test_a_save_whose_folder_is_gone_does_not_say_that_earlier_checkpoints_are_there(tmp_path: Path):
+def test_a_save_whose_folder_is_gone_or_cannot_be_made_does_not_say_that_earlier_checkpoints_are_there(tmp_path):
     save(tmp_path / "run", 1)
     pending = begin_save(tmp_path / "run", 2, tensors(2), {})
     shutil.rmtree(tmp_path / "run")
     with pytest.raises(SaveError, match="No finished checkpoint is in that folder") as caught:
         pending.finish()
     assert "intact" not in str(caught.value)
+    (tmp_path / "file").touch()
+    with pytest.raises(SaveError, match="Cannot save .*Not a directory.* GB are free there"):
+        save(tmp_path / "file" / "checkpoints", 1)
 
 
-def test_an_interrupted_save_does_not_ask_for_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_interrupted_save_does_not_ask_for_space(tmp_path, monkeypatch):
     def interrupt(*_: object, **__: object) -> None:
         signal.raise_signal(signal.SIGINT)
 
@@ -271,104 +232,70 @@ def test_an_interrupted_save_does_not_ask_for_space(tmp_path: Path, monkeypatch:
     assert "space" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("name", "damage"), [(DATA, "flipped"), (DATA, "truncated"), ("facts.json", "missing")])
-def test_damage_is_found_before_anything_is_read(tmp_path: Path, name: str, damage: str):
+@pytest.mark.parametrize("name", [DATA, FACTS, MANIFEST])
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "missing"])
+def test_damage_is_found_before_anything_is_read(tmp_path, name, damage):
     checkpoint = save(tmp_path, 1)
     verify_files(checkpoint)
-    file = checkpoint / name
-    content = file.read_bytes()
-    if damage == "missing":
-        file.unlink()
-    else:
-        file.write_bytes(content[:-1] + (b"" if damage == "truncated" else bytes([content[-1] ^ 1])))
-    with pytest.raises(ValueError, match=f"'{checkpoint}' is damaged: {name}"):
+    content = (checkpoint / name).read_bytes()
+    (checkpoint / name).unlink()
+    if damage != "missing":
+        (checkpoint / name).write_bytes(content[:-40] if damage == "truncated" else content[:-1] + b"\n")
+    with pytest.raises(ValueError, match=f"'{checkpoint}' is " + (f"damaged: {name}" if name != MANIFEST else "")):
         verify_files(checkpoint)
+    if name != FACTS and damage != "flipped":
+        with pytest.raises(ValueError, match=rf"'{checkpoint}' is not a readable checkpoint: .*[^.]\. Copy it again"):
+            load_tensors(checkpoint, tensors())
 
 
-def test_a_file_that_the_manifest_does_not_have_is_named(tmp_path: Path):
+def test_a_file_that_the_manifest_does_not_have_and_facts_that_are_missing_or_of_a_newer_format_are_named(tmp_path):
     checkpoint = save(tmp_path, 1)
-    manifest = (checkpoint / MANIFEST).read_text()
-    (checkpoint / MANIFEST).write_text('{"files": {}, "tensors": {}}')
-    with pytest.raises(ValueError, match=f"'{checkpoint}' is damaged: facts.json is not in its {MANIFEST}"):
-        verify_files(checkpoint)
-    (checkpoint / MANIFEST).write_text(manifest)
     (checkpoint / "lora").mkdir()
     (checkpoint / "lora" / "weights").touch()
     with pytest.raises(ValueError, match=f"'{checkpoint}' is damaged: lora/weights is not in its {MANIFEST}"):
         verify_files(checkpoint)
-
-
-def test_another_precision_is_refused(tmp_path: Path):
-    checkpoint = save(tmp_path, 1)
-    wanted = tensors()
-    require_dtypes(StoredTensors(checkpoint), wanted)
-    wanted["policy"]["block.weight"] = wanted["policy"]["block.weight"].bfloat16()
-    with pytest.raises(ValueError, match=r"policy block\.weight in torch\.float32, this run in torch\.bfloat16"):
-        require_dtypes(StoredTensors(checkpoint), wanted)
-
-
-def text_at(text: str) -> Callable[[Path], None]:
-    return lambda path: path.write_text(text) and None
+    (checkpoint / MANIFEST).write_text('{"files": {}, "tensors": {}}')
+    with pytest.raises(ValueError, match=f"'{checkpoint}' is damaged: facts.json is not in its {MANIFEST}"):
+        verify_files(checkpoint)
+    facts = json.loads((checkpoint / FACTS).read_text())
+    (checkpoint / FACTS).write_text(json.dumps(facts | {"format": 3}))
+    with pytest.raises(ValueError, match=rf"'{checkpoint}'.*format 3; this version reads format 4"):
+        read_facts(checkpoint)
+    with pytest.raises(ValueError, match=rf"'{tmp_path}' is not a readable checkpoint.*step_N"):
+        read_facts(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (Path.mkdir, "is not a readable"),
-        (os.mkfifo, "is not a readable"),
-        (lambda path: path.symlink_to("nowhere"), "is not a readable"),
-        (text_at("step_5"), "names 'step_5'"),
-        (text_at(""), "names ''"),
-        (text_at("../step_1"), "names '../step_1'"),
-        (text_at("\x1b[31m" + "x" * 10_000), r"names '\x1b[31m" + "x" * 75 + "', "),
+        *((make, "is not a file") for make in (Path.mkdir, os.mkfifo, lost_link)),
+        *((text, f"names '{text}'") for text in ("step_5", "", "../step_1")),
+        ("\x1b[31m" + "x" * 10_000, r"names '\x1b[31m" + "x" * 75 + "', "),
     ],
-    ids=["a folder", "a pipe", "a broken link", "a lost step", "empty", "a path", "garbage"],
 )
-def test_latest_that_is_no_name_is_not_taken_for_a_new_folder(tmp_path: Path, make: Callable, said: str):
+def test_latest_that_is_no_name_is_not_taken_for_a_new_folder(tmp_path, make, said):
     save(tmp_path, 1)
     (tmp_path / LATEST).unlink()
-    make(tmp_path / LATEST)
-    found = r".*found \['step_1'\]. Pass one" if said.startswith("names") else " checkpoint"
-    with pytest.raises(ValueError, match=re.escape(f"'{tmp_path / LATEST}' {said}") + found):
-        read_facts(latest_checkpoint(tmp_path))
+    (tmp_path / LATEST).write_text(make) if isinstance(make, str) else make(tmp_path / LATEST)
+    message = re.escape(f"'{tmp_path / LATEST}' {said}") + r".*found \['step_1'\]. Pass one"
+    with pytest.raises(ValueError, match=message):
+        latest_checkpoint(tmp_path)
 
 
-def test_facts_that_are_garbage_or_of_a_newer_format_name_the_checkpoint(tmp_path: Path):
+def test_a_tensor_that_was_not_saved_or_has_another_shape_or_precision_is_named(tmp_path):
     checkpoint = save(tmp_path, 1)
-    facts = json.loads((checkpoint / FACTS).read_text())
-    (checkpoint / FACTS).write_text(json.dumps(facts | {"format": 3}))
-    with pytest.raises(ValueError, match=r"format 3; this version reads format 4"):
-        read_facts(checkpoint)
-    for content in (b"", b"not json", b'{"step": 3', b"[]", b"null", b"\x00\xff"):
-        (checkpoint / FACTS).write_bytes(content)
-        with pytest.raises(ValueError, match=f"'{checkpoint}'"):
-            read_facts(checkpoint)
-    with pytest.raises(ValueError, match=rf"'{tmp_path}' is not a readable checkpoint.*step_N"):
-        read_facts(tmp_path)
+    require_dtypes(StoredTensors(checkpoint), tensors())
+    for name, value in (("block.scale", torch.zeros(5)), ("block.weight", torch.zeros(5, 4))):
+        wanted = tensors()
+        wanted["policy"][name] = value
+        with pytest.raises(ValueError, match=rf"Cannot restore.*{re.escape(name)}"):
+            load_tensors(checkpoint, wanted)
+    wanted["policy"]["block.weight"] = torch.zeros(5, 3, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"policy block\.weight in torch\.float32, this run in torch\.bfloat16"):
+        require_dtypes(StoredTensors(checkpoint), wanted)
 
 
-@pytest.mark.parametrize("truncated", [True, False], ids=["truncated", "missing"])
-@pytest.mark.parametrize("name", [DATA, MANIFEST])
-def test_a_truncated_or_missing_file_names_the_checkpoint(tmp_path: Path, name: str, truncated: bool):
-    checkpoint = save(tmp_path, 1)
-    content = (checkpoint / name).read_bytes()
-    (checkpoint / name).unlink()
-    if truncated:
-        (checkpoint / name).write_bytes(content[:-40])
-    with pytest.raises(ValueError, match=rf"'{checkpoint}' is not a readable checkpoint: .*[^.]\. Copy it again"):
-        load_tensors(checkpoint, tensors())
-
-
-@pytest.mark.parametrize(("name", "shape"), [("block.scale", 5), ("block.weight", (5, 4))])
-def test_a_tensor_that_was_not_saved_or_has_another_shape_is_named(tmp_path: Path, name: str, shape: Any):
-    checkpoint = save(tmp_path, 1)
-    wanted = tensors()
-    wanted["policy"][name] = torch.zeros(shape)
-    with pytest.raises(ValueError, match=rf"Cannot restore.*{re.escape(name)}"):
-        load_tensors(checkpoint, wanted)
-
-
-def test_every_file_is_on_the_disk_before_the_checkpoint_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_every_file_is_of_limited_size_and_on_the_disk_before_the_checkpoint_gets_its_name(tmp_path, monkeypatch):
     synced, sync, replace = {}, os.fsync, os.replace
 
     def note(file: int) -> None:
@@ -383,11 +310,40 @@ def test_every_file_is_on_the_disk_before_the_checkpoint_gets_its_name(tmp_path:
 
     monkeypatch.setattr(os, "fsync", note)
     monkeypatch.setattr(os, "replace", check)
-    save(tmp_path, 1)
-
-
-def test_tensors_are_spread_over_files_of_a_limited_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("hyvideo.checkpoint.tensors.FILE_BYTES", 100)
     checkpoint = save(tmp_path, 1)
     assert len(list(checkpoint.glob("*.safetensors"))) == 3
     assert_whole(checkpoint, 1)
+
+
+@pytest.mark.parametrize("use_lora", [False, True], ids=["full", "lora"])
+def test_the_base_model_becomes_the_trained_policy(make_training, tiny_root, use_lora):
+    training = make_training(max_steps=2, use_lora=use_lora)
+    training.train()
+    pipeline, trajectory = training.policy.pipeline, collect_round(training)
+    arguments = (trajectory.rollout.latents[:, 0], 0, trajectory.conditioning_of(torch.arange(4)))
+    with torch.no_grad():
+        expected = pipeline.velocity(*arguments, training.policy.guidance)
+        fresh = load_transformer(tiny_root)
+        pipeline.transformer = install_attention(fresh)
+        assert not torch.allclose(pipeline.velocity(*arguments, training.policy.guidance), expected)
+        load_trained_policy(fresh, training.folder.checkpoints / "step_2")
+        assert torch.equal(pipeline.velocity(*arguments, training.policy.guidance), expected)
+
+
+@pytest.mark.parametrize("change", [{"num_layers": 1}, {"num_attention_heads": 4}], ids=["names", "shapes"])
+def test_a_checkpoint_of_another_model_is_refused(make_training, tiny_root, change):
+    training = make_training(max_steps=1)
+    training.train()
+    other = HunyuanVideo15Transformer3DModel.from_config({**load_transformer(tiny_root).config, **change})
+    for checkpoint in (training.folder.checkpoints / "step_1", tiny_root):
+        with pytest.raises(ValueError, match=f"'{checkpoint}'"):
+            load_trained_policy(other, checkpoint)
+
+
+@pytest.mark.parametrize("name", ["", "transformer"])
+def test_a_checkpoint_of_the_original_script_is_refused_with_the_command_that_converts_it(tmp_path, name):
+    (tmp_path / "checkpoint-7" / "transformer").mkdir(parents=True)
+    (tmp_path / "checkpoint-7" / "transformer" / ".metadata").touch()
+    with pytest.raises(ValueError, match="Convert it once: python -m scripts.convert_release_checkpoint"):
+        check_checkpoint(tmp_path / "checkpoint-7" / name)

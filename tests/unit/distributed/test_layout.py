@@ -1,17 +1,33 @@
-"""Who is where: the axes over ranks, where the videos of a round lie, and who does which part."""
+"""Who is where and does which part, what ranks tell each other, and what GPUs are called."""
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from hyvideo.config.loading import load_config
 from hyvideo.data.samplers import Assignment, GroupSampler
+from hyvideo.distributed.collectives import (
+    all_or_none,
+    as_shard_of,
+    average_gradients,
+    broadcast_from_main,
+    gather,
+    local_shard,
+    own_part,
+    require_same,
+    whole,
+)
+from hyvideo.distributed.gpus import find_gpu, named_by_driver
 from hyvideo.distributed.layout import Layout, largest_share, layout_of
 from hyvideo.distributed.mesh import Mesh, build_mesh
 
 
-def test_the_drawing_in_the_docstring_is_true():
+def test_the_drawing_in_the_docstring_is_true_and_a_runs_layout_has_all_of_its_sizes():
     layout = Layout(8, sp_size=2, dp_replicate=2, batch_size=2, num_generations=4)
     drawn = {row[0]: row[1:] for line in Layout.__doc__.splitlines() if (row := line.replace("|", " ").split())}
     rows = {"sp_rank": layout.sp_rank, "dp_rank": layout.dp_rank, "replica": lambda rank: rank // layout.num_shards}
@@ -20,37 +36,29 @@ def test_the_drawing_in_the_docstring_is_true():
     positions = torch.cat([layout.positions(dp_rank) for dp_rank in range(layout.dp_size)])
     assert [int(cell) for cell in drawn["positions"][:8]] == positions.tolist()
     assert (layout.dp_size, layout.dp_shard, layout.num_shards, layout.num_groups) == (4, 2, 4, 2)
+    flags = "--sp_size=2 --dp_replicate=4 --batch_size=6 --num_generations=3 --gradient_accumulation_steps=5"
+    assert layout_of(load_config(flags.split()), 16) == Layout(16, 2, 4, 6, 3, 5)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
+def test_an_impossible_layout_is_refused_with_its_numbers():
+    for sizes, message in (
         ((0,), "world_size must be at least 1; received 0"),
         ((8, 3), "world size 8 is not divisible by sp_size 3: set sp_size to one of 1, 2, 4, 8"),
         ((16, 2, 3), r"8 data-parallel ranks \(world size 16 / sp_size 2\) are not divisible by dp_replicate 3"),
         ((2, 1, 1, 3, 2), "batch_size 3 and num_generations 2 must divide one another"),
         ((3, 1, 1, 2, 4), r"batch_size 2 x 3 data-parallel ranks .* = 6 videos, not a multiple of num_generations 4"),
         ((2, 1, 3, 3, 2), "dp_replicate 3.*\n.*batch_size 3 and num_generations 2"),  # each broken rule has its line
-    ],
-)
-def test_an_impossible_layout_is_refused_with_its_numbers(sizes: tuple[int, ...], message: str):
-    with pytest.raises(ValueError, match=message):
-        Layout(*sizes)
-
-
-def test_a_runs_layout_has_all_of_its_sizes():
-    flags = ["--sp_size", "2", "--dp_replicate", "4", "--batch_size", "6", "--num_generations", "3"]
-    config = load_config([*flags, "--gradient_accumulation_steps", "5"])
-    assert layout_of(config, 16) == Layout(16, 2, 4, 6, 3, 5)
+    ):
+        with pytest.raises(ValueError, match=message):
+            Layout(*sizes)
 
 
 @pytest.mark.parametrize("num_rollouts", [1, 2])
 @pytest.mark.parametrize(("batch_size", "dp_size"), [(4, 1), (1, 4), (2, 4), (4, 3), (8, 2)])
-def test_in_round_order_the_videos_are_those_of_one_rank_and_groups_are_contiguous(
-    batch_size: int, dp_size: int, num_rollouts: int
-):
+def test_in_round_order_the_videos_are_those_of_one_rank_and_groups_are_contiguous(batch_size, dp_size, num_rollouts):
     def assignments(layout: Layout, rank: int) -> list[Assignment]:
-        return GroupSampler(5, layout.num_groups, 4, layout.positions(rank), seed=3).next_round()
+        sampler = GroupSampler(5, layout.num_groups, 4, layout.positions(rank), seed=3)
+        return [sampler.next_round() for _ in range(3)][-1]
 
     layout = Layout(dp_size, batch_size=batch_size, num_generations=4, num_rollouts=num_rollouts)
     parts = [assignments(layout, rank) for rank in range(dp_size)]
@@ -87,3 +95,52 @@ def test_a_mesh_is_one_ranks_view_of_the_layout_and_one_process_needs_no_group()
     assert build_mesh() == Mesh() and build_mesh().sp_group is None
     with pytest.raises(ValueError, match="world size 1 is not divisible by sp_size 2"):
         build_mesh(sp_size=2)
+
+
+@pytest.mark.parametrize("kind", [ValueError, OSError, RuntimeError])
+def test_one_rank_hears_only_itself_its_errors_pass_unchanged_and_tensors_are_whole(kind):
+    value, error = {"a": 1}, kind("no")
+    (own,) = gather(value)
+    assert own is value and broadcast_from_main(lambda: value) is value
+    require_same({"eta": 0.5})
+    with pytest.raises(kind) as raised, all_or_none():
+        raise error
+    assert raised.value is error
+    tensor = torch.ones(3)
+    for same in (local_shard(tensor), whole(tensor), own_part(tensor, tensor), as_shard_of(torch.zeros(3), tensor)):
+        assert same is tensor
+    parameter = torch.nn.Parameter(tensor)
+    parameter.grad = torch.ones(3)
+    average_gradients([parameter])
+    assert torch.equal(parameter.grad, torch.ones(3))
+
+
+def test_a_shard_in_host_memory_stays_there_though_its_mesh_is_of_gpus():
+    dist.init_process_group("fake", rank=0, world_size=1)
+    try:
+        meta = TensorMeta(torch.Size([3]), (1,), torch.float32)
+        sharded = DTensor(torch.ones(3), DTensorSpec(DeviceMesh("cuda", [0]), (Shard(0),), meta), requires_grad=False)
+        copy = torch.zeros(3)
+        found = as_shard_of(sharded, copy)
+        assert (found.device_mesh, found.placements) == (sharded.device_mesh, sharded.placements)
+        assert local_shard(found).data_ptr() == copy.data_ptr()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_gpus_are_found_by_what_is_typed_or_the_driver_calls_them_and_an_unknown_or_ambiguous_one_is_refused():
+    names = {"h100": "H100-80GB", "H100-80GB": "H100-80GB", "A800-80gb": "A800-80GB", "h100 pcie": "H100 PCIe-80GB"}
+    assert {typed: find_gpu(typed).name for typed in names} == names
+    with pytest.raises(ValueError, match="no GPUs .* A100-40GB, .* H200-141GB"):
+        find_gpu("H1000")
+    with pytest.raises(ValueError, match=r"2 GPUs .* of A100-40GB, A100-80GB\."):
+        find_gpu("a100")
+    for line in DRIVER.split(";"):
+        name, _, expected = line.strip().partition(": ")
+        found = named_by_driver(name)
+        assert f"{found.name.partition('-')[0]} {found.teraflops:g}" == expected
+    assert named_by_driver("NVIDIA GeForce RTX 4080") is None
+
+
+DRIVER = """NVIDIA H200: H200 989; NVIDIA H20: H20 148; NVIDIA H100 80GB HBM3: H100 989; NVIDIA H100 NVL: H100 NVL 835;
+NVIDIA H100 PCIe: H100 PCIe 756; NVIDIA A100-SXM4-80GB: A100 312; NVIDIA GeForce RTX 4090: RTX 4090 165"""

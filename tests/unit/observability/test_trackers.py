@@ -21,8 +21,7 @@ from tests.support.videos import moving_square
 
 
 def trackers_of(run_dir: Path, *names: str, step: int = 1) -> Trackers:
-    settings = {"learning_rate": "3e-05", "negative_prompt": "<b>|x|</b>"}
-    about = {"run_name": "first", "settings": settings}
+    about = {"run_name": "first", "settings": {"learning_rate": "3e-05", "negative_prompt": "<b>|x|</b>"}}
     trackers = Trackers(names or ["tensorboard"], run_dir, **about, warn=pytest.fail)
     trackers.start(step)
     return trackers
@@ -34,27 +33,20 @@ def events_of(run_dir: Path) -> EventAccumulator:
     return events
 
 
-def log_rows(run_dir: Path, steps: range, value: float) -> None:
-    log = MetricsLog(run_dir, trackers_of(run_dir, step=steps[0]))
-    log.truncate_after(steps[0] - 1)
-    for step in steps:
-        log.log(step, {"reward/mean": value * step})
-    log.close()
-
-
 def test_tensorboard_shows_each_step_once_after_a_resume_and_the_runs_name_and_settings(tmp_path):
-    log_rows(tmp_path, range(1, 7), 1.0)
-    time.sleep(1 - time.time() % 1)  # TensorBoard orders files by the second in their names
-    log_rows(tmp_path, range(4, 6), -1.0)
+    for steps, value in ((range(1, 7), 1.0), (range(4, 6), -1.0)):
+        time.sleep(1 - time.time() % 1)  # TensorBoard orders files by the second in their names
+        log = MetricsLog(tmp_path, trackers_of(tmp_path, step=steps[0]))
+        log.truncate_after(steps[0] - 1)
+        for step in steps:
+            log.log(step, {"reward/mean": value * step})
+        log.close()
     events = events_of(tmp_path)
     curve = [(event.step, event.value) for event in events.Scalars("reward/mean")]
     assert curve == [(1, 1.0), (2, 2.0), (3, 3.0), (4, -4.0), (5, -5.0)]
-    texts = {
-        name: events.Tensors(f"{name}/text_summary")[0].tensor_proto.string_val[0].decode()
-        for name in ("run/name", "run/settings")
-    }
-    assert texts["run/name"] == "first"
-    assert r"3e\-05" in texts["run/settings"] and r"\<b\>\|x\|" in texts["run/settings"]
+    shown = [events.Tensors(f"run/{name}/text_summary")[0] for name in ("name", "settings")]
+    name, settings = (text.tensor_proto.string_val[0].decode() for text in shown)
+    assert name == "first" and r"3e\-05" in settings and r"\<b\>\|x\|" in settings
 
 
 def test_a_single_process_of_torchrun_gets_no_process_group_from_its_trackers(tmp_path, monkeypatch):
@@ -64,8 +56,11 @@ def test_a_single_process_of_torchrun_gets_no_process_group_from_its_trackers(tm
     assert not dist.is_initialized() and os.environ["LOCAL_RANK"] == "0"
 
 
-def test_tensorboard_shows_sample_videos_with_their_prompts(tmp_path):
+def test_tensorboard_shows_videos_at_their_own_speed_and_of_a_long_one_every_second_frame(tmp_path):
     folder = write_scored(tmp_path / "samples" / "step_2", HOSTILE_PROMPTS, [0.5] * len(HOSTILE_PROMPTS))
+    write_video(folder / "001.mp4", moving_square(8), fps=10)
+    write_video(folder / "002.mp4", moving_square(8), fps=50)
+    write_video(folder / "003.mp4", moving_square(90, width=256), fps=50)
     trackers = trackers_of(tmp_path)
     trackers.log_videos(2, read_scored_videos(folder))
     trackers.close()
@@ -74,33 +69,9 @@ def test_tensorboard_shows_sample_videos_with_their_prompts(tmp_path):
     (video,) = events.Images("samples/000")
     assert video.step == 2 and video.encoded_image_string.startswith(b"GIF89a")
     assert (video.width, video.height) == (32, 32)
-
-
-def test_tensorboard_shows_a_video_at_its_own_speed_and_of_a_long_one_every_second_frame(tmp_path):
-    folder = write_scored(tmp_path / "samples" / "step_2", ["slow", "fast", "long"], [0.5] * 3)
-    write_video(folder / "000.mp4", moving_square(8), fps=10)
-    write_video(folder / "001.mp4", moving_square(8), fps=50)
-    write_video(folder / "002.mp4", moving_square(90, width=256), fps=50)
-    trackers = trackers_of(tmp_path)
-    trackers.log_videos(2, read_scored_videos(folder))
-    trackers.close()
-    names = ("000", "001", "002")
-    shown = [events_of(tmp_path).Images(f"samples/{name}")[0].encoded_image_string for name in names]
+    shown = [events.Images(f"samples/00{number}")[0].encoded_image_string for number in (1, 2, 3)]
     images = [Image.open(io.BytesIO(gif)) for gif in shown]
     assert [(image.info["duration"], image.n_frames) for image in images] == [(100, 8), (20, 8), (40, 45)]
-
-
-def test_without_trackers_only_the_file_is_written(tmp_path):
-    log = MetricsLog(tmp_path, Trackers([], tmp_path, run_name="first", warn=pytest.fail))
-    log.log(1, {"lr": 1.0})
-    log.close()
-    assert sorted(os.listdir(tmp_path)) == [".lock", "metrics.jsonl"]
-
-
-@pytest.mark.parametrize("name", ["wandbb", "aim"])
-def test_an_unknown_or_missing_tracker_is_refused_with_the_way_on(name):
-    with pytest.raises(ValueError, match=f"'{name}' is not installed, or not one of .*wandb, .*; install it or leave"):
-        check_trackers(["tensorboard", name])
 
 
 def test_wandb_continues_its_run(tmp_path, monkeypatch):
@@ -137,22 +108,17 @@ class Unreachable(GeneralTracker):
         raise ConnectionError("no route to host")
 
 
-@pytest.fixture
-def unreachable(monkeypatch) -> str:
+def test_a_tracker_that_does_not_start_is_an_error_and_one_that_fails_later_is_left_out(tmp_path, monkeypatch):
+    for name in ("wandbb", "aim"):
+        with pytest.raises(ValueError, match=f"'{name}' is not installed, or not one of .*wandb, .*; install it or l"):
+            check_trackers(["tensorboard", name])
     monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "unreachable", Unreachable)
     monkeypatch.setattr("hyvideo.observability.trackers.get_available_trackers", lambda: ["unreachable", "tensorboard"])
-    return "unreachable"
-
-
-def test_a_tracker_that_does_not_start_is_an_error_before_the_first_round(tmp_path, unreachable):
     with pytest.raises(ValueError, match="'unreachable' does not start .ConnectionError: no route to host"):
-        trackers_of(tmp_path, unreachable)
-
-
-def test_a_tracker_that_fails_in_a_run_is_left_out_and_the_others_go_on(tmp_path, monkeypatch, unreachable):
+        trackers_of(tmp_path, "unreachable")
     monkeypatch.setenv("STARTS", "1")
     warnings: list[str] = []
-    trackers = Trackers([unreachable, "tensorboard"], tmp_path, run_name="first", warn=warnings.append)
+    trackers = Trackers(["unreachable", "tensorboard"], tmp_path, run_name="first", warn=warnings.append)
     trackers.start(1)
     log = MetricsLog(tmp_path, trackers)
     for step in (1, 2):
@@ -161,3 +127,10 @@ def test_a_tracker_that_fails_in_a_run_is_left_out_and_the_others_go_on(tmp_path
     assert warnings == ["tracker 'unreachable' is left out from now on: ConnectionError: no route to host"]
     assert [event.step for event in events_of(tmp_path).Scalars("lr")] == [1, 2]
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_without_trackers_only_the_file_is_written(tmp_path):
+    log = MetricsLog(tmp_path, Trackers([], tmp_path, run_name="first", warn=pytest.fail))
+    log.log(1, {"lr": 1.0})
+    log.close()
+    assert sorted(os.listdir(tmp_path)) == [".lock", "metrics.jsonl"]

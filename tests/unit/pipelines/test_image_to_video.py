@@ -1,15 +1,21 @@
-"""Image-to-video is what the stock pipeline makes of an image, and encodes it once."""
+"""Image-to-video is what the stock pipeline makes of an image; sizes and settings are the authors' or the model's."""
 
+import json
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from diffusers import ClassifierFreeGuidance, FlowMatchEulerDiscreteScheduler, HunyuanVideo15ImageToVideoPipeline
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from hyvideo.data.prompts import Prompt
 from hyvideo.models.loading import load_pipeline
-from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
+from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline, crop_to_size
+from hyvideo.pipelines.sampling_defaults import FILE, HUNYUAN_480P_T2V, bucket_size, sampling_defaults
 from tests.support.pipelines import NUM_STEPS, PROMPTS, VIDEO, load_tiny_pipeline, noise_of
 from tests.support.tiny_model import SHIFT
 from tests.support.training import noisy_image
@@ -28,55 +34,22 @@ def prompts(tmp_path: Path) -> list[Prompt]:
     return [Prompt(PROMPTS[i], i, None, str(tmp_path / f"{i}.png")) for i in range(2)]
 
 
-def load_stock(root: Path, version: str, crop: int, scale: float) -> HunyuanVideo15ImageToVideoPipeline:
-    stock = load_pipeline(
-        root,
-        version,
-        pipeline_class=HunyuanVideo15ImageToVideoPipeline,
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=SHIFT),
-    )
-    stock.guider = ClassifierFreeGuidance(guidance_scale=scale)
-    stock.prompt_template_encode_start_idx = crop
-    stock.target_size = 32
-    stock.set_progress_bar_config(disable=True)
-    return stock
-
-
 @pytest.mark.parametrize(("version", "scale"), [("480p_i2v", 1.0), ("480p_i2v", 6.0), ("480p_i2v_step_distilled", 1.0)])
 def test_latents_are_those_of_the_stock_pipeline(original_root, prompts, version, scale):
     pipeline = load_tiny_pipeline(original_root, version)
     guidance = Guidance(scale, pipeline.encode([""], glyphs=False))
     conditioning = pipeline.encode_prompts(prompts, (32, 32))
     ours = pipeline.rollout(conditioning, noise_of(2), guidance, **VIDEO, sde_type="ode", eta=0.0)
-    stock = load_stock(original_root, version, pipeline.system_turn_length(), scale)
+    kind = {"pipeline_class": HunyuanVideo15ImageToVideoPipeline}
+    stock = load_pipeline(original_root, version, **kind, scheduler=FlowMatchEulerDiscreteScheduler(shift=SHIFT))
+    stock.guider = ClassifierFreeGuidance(guidance_scale=scale)
+    stock.prompt_template_encode_start_idx, stock.target_size = pipeline.system_turn_length(), 32
     for row, prompt in enumerate(prompts):
-        expected = stock(
-            image=Image.open(prompt.ref_image_path),
-            prompt=prompt.text,
-            num_frames=5,
-            num_inference_steps=NUM_STEPS,
-            latents=ours.latents[row : row + 1, 0],
-            output_type="latent",
-        ).frames
+        asked = {"prompt": prompt.text, "num_frames": 5, "num_inference_steps": NUM_STEPS, "output_type": "latent"}
+        start = ours.latents[row : row + 1, 0]
+        expected = stock(image=Image.open(prompt.ref_image_path), latents=start, **asked).frames
         error = (ours.latents[row : row + 1, -1] - expected).abs().max() / expected.abs().max()
         assert error <= 1e-5
-
-
-def test_an_images_latents_are_less_the_vaes_shift(pipeline):
-    latents = [pipeline.encode_images([noisy_image(0)], (32, 32)).latents]
-    pipeline.vae.register_to_config(shift_factor=0.25)
-    latents.append(pipeline.encode_images([noisy_image(0)], (32, 32)).latents)
-    torch.testing.assert_close(latents[1], latents[0] - 0.25 * pipeline.vae.config.scaling_factor)
-
-
-def test_rows_are_the_images_alone(pipeline, prompts):
-    together = pipeline.encode_prompts(prompts, (32, 48)).images
-    assert together.states.shape == (2, 4, 20)
-    assert together.latents.shape == (2, 4, 2, 3)
-    for row, prompt in enumerate(prompts):
-        alone = pipeline.encode_prompts([prompt], (32, 48)).images
-        assert torch.equal(together.states[row], alone.states[0])
-        assert torch.equal(together.latents[row], alone.latents[0])
 
 
 @torch.no_grad()
@@ -86,29 +59,111 @@ def test_a_step_distilled_model_is_told_where_the_step_leads(original_root, prom
     pipeline.transformer.time_embed.register_forward_pre_hook(
         lambda module, args, kwargs: seen.append((args[0].tolist(), kwargs["timestep_r"].tolist())), with_kwargs=True
     )
-    latents = torch.zeros(2, 4, 2, 2, 2)
     conditioning = pipeline.encode_prompts(prompts, (32, 32))
-    pipeline.velocity(latents, torch.tensor([1, NUM_STEPS - 1]), conditioning, Guidance())
+    pipeline.velocity(torch.zeros(2, 4, 2, 2, 2), torch.tensor([1, NUM_STEPS - 1]), conditioning, Guidance())
     times = pipeline.scheduler.timesteps.tolist()
     assert seen == [([times[1], times[3]], [times[2], 0.0])]
 
 
-def test_prompts_of_the_other_task_are_refused(pipeline, tiny_root, prompts):
-    with pytest.raises(ValueError, match="image-to-video model was given 1 of 1 prompts without an image"):
-        pipeline.encode_prompts([Prompt("a cat", 7, None, None)], (32, 32))
+def test_prompts_of_the_other_task_are_refused_and_latents_are_less_the_vaes_shift(pipeline, tiny_root, prompts):
     with pytest.raises(ValueError, match="text-to-video model was given 2 of 2 prompts with an image"):
         load_tiny_pipeline(tiny_root).encode_prompts(prompts, (32, 32))
     with pytest.raises(ValueError, match="made for i2v; received conditioning with no image"):
         pipeline.velocity(torch.zeros(1, 4, 2, 2, 2), 0, pipeline.encode(["a cat"]), Guidance())
+    plain = pipeline.encode_images([noisy_image(0)], (32, 48)).latents
+    pipeline.vae.register_to_config(shift_factor=0.25)
+    shifted = pipeline.encode_images([noisy_image(0)], (32, 48)).latents
+    assert plain.shape == (1, 4, 2, 3)
+    torch.testing.assert_close(shifted, plain - 0.25 * pipeline.vae.config.scaling_factor)
 
 
 def test_large_videos_are_decoded_in_tiles_and_images_encoded_whole(pipeline):
     calls = []
-    pipeline.vae.decoder.register_forward_pre_hook(lambda module, args: calls.append(tuple(args[0].shape[3:])))
-    pipeline.vae.encoder.register_forward_pre_hook(lambda module, args: calls.append(tuple(args[0].shape[3:])))
-    video = pipeline.decode(torch.zeros(1, 4, 1, 16, 20))
-    assert video.shape == (1, 1, 256, 320, 3)
+    for network in (pipeline.vae.decoder, pipeline.vae.encoder):
+        network.register_forward_pre_hook(lambda module, args: calls.append(tuple(args[0].shape[3:])))
+    assert pipeline.decode(torch.zeros(1, 4, 1, 16, 20)).shape == (1, 1, 256, 320, 3)
     assert calls == [(16, 16), (16, 6), (2, 16), (2, 6)]  # 256 pixels, every 224: an eighth overlaps
     calls.clear()
     pipeline.encode_images([noisy_image(0)], (256, 320))
     assert calls == [(256, 320)]
+
+
+SIZES = """640 16:9 480x848; 640 9:16 848x480; 640 1:1 640x640; 640 4:3 544x720; 640 21:9 416x976; 640 1000:777 560x720;
+960 16:9 720x1280; 960 3:4 1104x832; 960 848:480 720x1280"""
+
+
+def test_ratios_have_the_published_sizes_and_one_without_area_is_refused():
+    for line in SIZES.split(";"):
+        base, width, height, *size = map(int, re.findall(r"\d+", line))
+        assert bucket_size(base, 16, width=width, height=height) == tuple(size)
+    for width, height in ((0, 9), (16, -1)):
+        with pytest.raises(ValueError, match=f"received {width}:{height}"):
+            bucket_size(640, 16, width=width, height=height)
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000))
+def test_every_ratio_has_a_size_of_about_the_models_number_of_pixels(width, height):
+    size = bucket_size(640, 16, width=width, height=height)
+    assert all(side % 16 == 0 for side in size)
+    assert 0.85 * 640**2 <= size[0] * size[1] <= 640**2
+
+
+def test_the_centre_is_kept_and_an_image_of_the_size_is_untouched():
+    pixels = np.zeros((40, 90, 3), dtype=np.uint8)
+    pixels[:, 30:60] = 255
+    cropped = crop_to_size(Image.fromarray(pixels), (40, 30))
+    assert np.array_equal(np.array(cropped), pixels[:, 30:60])
+    whole = Image.fromarray(pixels)
+    assert np.array_equal(np.array(crop_to_size(whole, (40, 90))), pixels)
+
+
+@given(st.integers(1, 80), st.integers(1, 80), st.sampled_from([(16, 16), (32, 48), (48, 16)]))
+def test_every_image_becomes_the_size(width, height, size):
+    cropped = crop_to_size(Image.new("RGB", (width, height), (10, 20, 30)), size)
+    assert (cropped.height, cropped.width) == size
+    assert np.array(cropped).reshape(-1, 3).tolist() == [[10, 20, 30]] * (size[0] * size[1])
+
+
+# version folder, ideal_resolution, ideal_task, use_meanflow -> guidance, shift, steps, size (the authors' table)
+PUBLISHED = {
+    ("480p_t2v", "480p", "t2v", False): (6.0, 5.0, 50, "480x848"),
+    ("480p_i2v", "480p", "i2v", False): (6.0, 5.0, 50, "480x848"),
+    ("720p_t2v", "720p", "t2v", False): (6.0, 9.0, 50, "720x1280"),
+    ("720p_i2v", "720p", "i2v", False): (6.0, 7.0, 50, "720x1280"),
+    ("480p_t2v_distilled", "480p", "t2v", False): (1.0, 5.0, 50, "480x848"),
+    ("720p_i2v_distilled_sparse", "720p", "i2v", False): (1.0, 7.0, 50, "720x1280"),
+    ("480p_i2v_step_distilled", "480p", "i2v", True): (1.0, 7.0, 12, "480x848"),
+    ("my_export", "720p", "t2v", False): (6.0, 9.0, 50, "720x1280"),
+}
+
+
+def write_version(root: Path, version: str, **config: object) -> Path:
+    folder = root / "transformer" / version
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return root
+
+
+@pytest.mark.parametrize(("key", "expected"), PUBLISHED.items(), ids=str)
+def test_published_versions_are_sampled_as_their_authors_do(tmp_path, key, expected):
+    version, resolution, task, meanflow = key
+    root = write_version(tmp_path, version, ideal_resolution=resolution, ideal_task=task, use_meanflow=meanflow)
+    defaults = sampling_defaults(root, version)
+    names = ("guidance_scale", "shift", "num_inference_steps", "fixed_size")
+    assert tuple(defaults[name] for name in names) == expected
+    assert defaults["video_length"] == 121
+    assert sampling_defaults(root) == defaults  # the only version there
+
+
+def test_a_diffusers_model_carries_them_or_its_own_file_and_what_is_not_those_settings_is_named(tiny_root, tmp_path):
+    own = {"shift": 3.0, "guidance_scale": 1.0, "fixed_size": "16x32"}
+    assert sampling_defaults(tiny_root) == HUNYUAN_480P_T2V | own
+    with pytest.raises(ValueError, match="received '1080p' 't2v'"):
+        sampling_defaults(write_version(tmp_path, "x", ideal_resolution="1080p", ideal_task="t2v"))
+    own = HUNYUAN_480P_T2V | {"guidance_scale": 1.0, "fixed_size": "64x64"}
+    (tmp_path / FILE).write_text(json.dumps(own))
+    assert sampling_defaults(tmp_path) == own
+    for content in ('{"shift": 3.0}', "[1, 2]", "not json", ""):
+        (tmp_path / FILE).write_text(content)
+        with pytest.raises(ValueError, match=FILE):
+            sampling_defaults(tmp_path)
