@@ -32,7 +32,6 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def manifests(true: dict) -> st.SearchStrategy[bytes]:
-    """What a manifest may turn into."""
     named = st.dictionaries(
         st.one_of(
             TEXTS, st.sampled_from(["../../secret", "/etc/passwd", "", ".", "a/../b", "a" * 300, "facts.json/x"])
@@ -104,7 +103,6 @@ def test_only_step_and_a_number_is_a_checkpoint(checkpoint: Path, name: str):
 
 @pytest.fixture
 def trained(make_training) -> tuple[Run, Path]:
-    """A training of a LoRA run and its checkpoint."""
     training = make_training(use_lora="true", lora_r=2, lora_alpha=2)
     checkpoint = training.state.save(training.folder.checkpoints, keep_last=None)
     return training, checkpoint
@@ -129,7 +127,6 @@ def test_any_facts_with_a_true_manifest_load_or_are_refused_by_name(trained, dat
 
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:
-    """A folder of small shards with their index, beside a file that is none of them."""
     folder = tmp_path / "weights"
     folder.mkdir()
     for name in ("a", "b"):

@@ -132,7 +132,6 @@ def test_any_choice_of_rewards_is_read_or_refused(tree):
 
 
 def _writable(tree):
-    """Whether JSON can say this."""
     try:
         return bool(json.dumps(tree))
     except (TypeError, ValueError):

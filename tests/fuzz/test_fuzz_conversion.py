@@ -177,7 +177,6 @@ SETTINGS = {
 
 
 def adapter() -> dict[str, Tensor]:
-    """A small adapter with original names."""
     shapes = {module: ORIGINAL[f"{module}.weight"].shape for module in MODULES}
     down = {f"{module}.lora_A.weight": torch.ones(4, columns) for module, (_, columns) in shapes.items()}
     return down | {f"{module}.lora_B.weight": torch.ones(rows, 4) for module, (rows, _) in shapes.items()}
@@ -185,7 +184,6 @@ def adapter() -> dict[str, Tensor]:
 
 @pytest.fixture
 def bare() -> nn.Module:
-    """A network without adapter."""
     return original_transformer("480p_t2v")
 
 

@@ -62,7 +62,6 @@ def root(tmp_path: Path) -> Path:
 
 
 def listing(folder: Path) -> list[tuple[str, int]]:
-    """All names below a folder with their sizes."""
     return sorted((str(path), path.lstat().st_size) for path in folder.rglob("*") if path.name != "prompts.csv")
 
 

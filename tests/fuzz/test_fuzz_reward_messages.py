@@ -56,7 +56,6 @@ class Wire:
 
 @pytest.fixture
 def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
-    """What all clients of this test talk to."""
     wire = Wire()
     transport = httpx.MockTransport(wire)
     monkeypatch.setattr(exchange.httpx, "AsyncClient", partial(httpx.AsyncClient, transport=transport))
@@ -73,7 +72,6 @@ CONFIG = RewardConfig(
 
 @pytest.fixture
 def reward(wire: Wire) -> WeightedReward:
-    """A reward whose server answers with what `wire` says."""
     with requests_limited(retries=0):
         return get_reward_fn(CONFIG)
 
@@ -105,8 +103,6 @@ def test_any_answer_gives_its_own_scores_or_none(wire, reward, body, status, hea
 
 
 class Endless(httpx.AsyncByteStream):
-    """A body without an end."""
-
     async def __aiter__(self) -> AsyncIterator[bytes]:
         while True:
             yield b" " * 2**20

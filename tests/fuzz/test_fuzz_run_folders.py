@@ -30,7 +30,6 @@ def lines_of(row: dict) -> st.SearchStrategy[bytes]:
 
 @pytest.fixture
 def run_folder(tmp_path: Path) -> Path:
-    """A whole run folder with a few rows and videos."""
     folder = write_run(tmp_path / "run", num_updates=6, samples={0: 0.0, 4: 0.5})
     gain = {"before": 0.0, "after": 0.5, "mean": 0.5, "low": 0.1, "high": 0.9, "in_base_std": 1.5}
     gain |= {"num_pairs": 8, "num_left_out": 0}

@@ -40,7 +40,6 @@ class Command:
 
     @property
     def pid(self) -> int:
-        """Number of the process."""
         return self._process.pid
 
     def signal_when(self, number: signal.Signals, happened: Callable[[], bool]) -> None:
@@ -53,11 +52,9 @@ class Command:
         self.signal(number)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal."""
         os.kill(self._process.pid, number)
 
     def is_alive(self) -> bool:
-        """Whether it still runs."""
         return self._process.is_alive()
 
     def status(self) -> int | None:
@@ -65,11 +62,9 @@ class Command:
         return self._process.exitcode
 
     def kill(self) -> None:
-        """Kill it without a chance to tidy up."""
         self._process.kill()
 
     def wait(self) -> Finished:
-        """Wait for the end."""
         self._process.join(TIMEOUT)
         if self._process.is_alive():
             self._process.kill()
@@ -77,7 +72,6 @@ class Command:
         return Finished(self._process.exitcode, self.read("stdout"), self.read("stderr"))
 
     def read(self, name: str) -> str:
-        """Return what it wrote so far to `stdout` or `stderr`."""
         path = self._outputs / name
         return path.read_text() if path.exists() else ""
 
@@ -96,7 +90,6 @@ class CommandLine:
         self._context = forking_context()
 
     def start(self, script: str, argv: Sequence[str], environment: Mapping[str, str] = MappingProxyType({})) -> Command:
-        """Start `python script argv...`, with `environment` added to this process's."""
         outputs = self._outputs / str(len(list(self._outputs.iterdir())))
         outputs.mkdir()
         process = self._context.Process(
@@ -106,12 +99,10 @@ class CommandLine:
         return Command(process, outputs)
 
     def run(self, script: str, argv: Sequence[str]) -> Finished:
-        """Run `python script argv...` to its end."""
         return self.start(script, argv).wait()
 
 
 def _run(script: str, argv: list[str], environment: dict[str, str], folder: str, outputs: str) -> None:
-    """Be the command: in the forked process."""
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         file = os.open(os.path.join(outputs, name), os.O_WRONLY | os.O_CREAT)
         os.dup2(file, descriptor)

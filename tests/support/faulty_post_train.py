@@ -27,8 +27,6 @@ Call = Callable[..., Any]
 
 
 def fail(error: Exception) -> Call:
-    """The call fails."""
-
     def failing(call: Call, *args: Any, **settings: Any) -> None:
         raise error
 
@@ -36,7 +34,6 @@ def fail(error: Exception) -> Call:
 
 
 def lose_the_loss(call: Call, *args: Any, **settings: Any) -> Any:
-    """The policy loss is NaN."""
     loss, diagnostics = call(*args, **settings)
     return loss * torch.nan, diagnostics
 
@@ -50,7 +47,6 @@ def overflow_the_gradient(call: Call, parameters: Any) -> None:
 
 
 def lose_a_weight(call: Call, algorithm: GRPO, *args: Any, **settings: Any) -> Any:
-    """One weight is NaN after the update on this rank."""
     metrics = call(algorithm, *args, **settings)
     weights = [local_shard(p.detach()) for p in algorithm.optimization.parameters.values()]
     next(weight for weight in weights if weight.numel()).view(-1)[0] = torch.nan
@@ -58,12 +54,10 @@ def lose_a_weight(call: Call, algorithm: GRPO, *args: Any, **settings: Any) -> A
 
 
 def signal_itself(number: signal.Signals) -> Call:
-    """The process gets a signal before the call."""
     return lambda call, *args, **settings: (os.kill(os.getpid(), number), call(*args, **settings))[1]
 
 
 def delay(call: Call, *args: Any) -> Any:
-    """The disk takes its time."""
     time.sleep(0.5)
     return call(*args)
 
@@ -86,7 +80,6 @@ ONCE: dict[str, tuple[Any, str, Call]] = {
 
 
 def inject(name: str, after: int) -> None:
-    """Prepare fault `name` for this process."""
     if name == "the clock jumps":
         true_time = time.time
         time.time = lambda: true_time() + random.choice((-1e6, -100.0, 0.0, 1e6))
@@ -98,7 +91,6 @@ def inject(name: str, after: int) -> None:
         call, calls = getattr(owner, attribute), itertools.count()
 
         def counted(*args: Any, **settings: Any) -> Any:
-            """Make the call, which goes wrong once."""
             return (spoiled if next(calls) == after else _plain)(call, *args, **settings)
 
         setattr(owner, attribute, counted)

@@ -67,7 +67,6 @@ def changed(draw: st.DrawFn, valid: Any) -> Any:
 
 
 def _places(node: Any) -> Iterator[tuple[Any, Any]]:
-    """Every (container, key) in a tree."""
     for key in list(node) if isinstance(node, dict) else range(len(node)):
         yield node, key
         if isinstance(node[key], dict | list):

@@ -111,7 +111,6 @@ def original_transformer_tensors(state: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def original_vae_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename a diffusers VAE's state dict."""
     return {_renamed(name, _VAE_NAMES): tensor.contiguous() for name, tensor in state.items()}
 
 
@@ -214,7 +213,6 @@ def _vae_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _folder(folder: Path, content: Any, file: str = "config.json") -> Path:
-    """Make a folder with one JSON file in it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / file).write_text(json.dumps(content))
     return folder

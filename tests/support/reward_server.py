@@ -157,7 +157,6 @@ class Faulty:
             await _send(send, status, changed[fault])
 
     async def _asked(self, scope: Scope, receive: Receive) -> tuple[int, bytes]:
-        """Return the true answer, status and body, and keep it."""
         sent: list[Message] = []
 
         async def keep(message: Message) -> None:

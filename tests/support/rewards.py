@@ -33,7 +33,6 @@ def grey_videos(*levels: int, frames: int = 5) -> Tensor:
 
 
 def scoring_with(reward: WeightedReward, score: Callable[[Tensor, Sequence[str]], Scores]) -> WeightedReward:
-    """Return a copy of `reward` that scores videos with another function."""
     other = copy.copy(reward)
     call = {"__call__": lambda self, videos, prompts: score(videos, prompts)}
     other.__class__ = type("Other", (type(reward),), call)

@@ -61,13 +61,11 @@ def write_scored(folder: Path, prompts: Sequence[str], rewards: Sequence[float |
 
 
 def model_of(folder: Path, name: str | None = None) -> Model:
-    """Read one model for a gallery."""
     (model,) = read_models([(name, folder)])
     return model
 
 
 def row_of(step: int, reward: float) -> dict[str, float]:
-    """What training logs of an update."""
     seconds = dict(zip(PHASES, (4.0, 0.2, 1.0, 5.0), strict=True))
     return {
         "reward/mean": reward,

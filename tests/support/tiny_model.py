@@ -109,7 +109,6 @@ def transformer_call(
 
 
 def randomize(transformer: nn.Module) -> None:
-    """Give every trained weight random values of its own."""
     for number, parameter in enumerate(trainable_parameters(transformer).values()):
         nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(number))
 
@@ -150,7 +149,6 @@ def build_text_encoder(vocab_size: int) -> Qwen2_5_VLTextModel:
 
 
 def build_glyph_encoder(vocab_size: int = 384) -> T5EncoderModel:
-    """Make a ByT5 of one layer."""
     torch.manual_seed(0)
     config = T5Config(vocab_size=vocab_size, d_model=GLYPH_WIDTH, d_kv=8, d_ff=24, num_layers=1, num_heads=2)
     return T5EncoderModel(config).eval()
@@ -171,7 +169,6 @@ def build_vision_encoder() -> SiglipVisionModel:
 
 
 def build_image_processor() -> SiglipImageProcessorPil:
-    """Make the preprocessing of `build_vision_encoder`."""
     return SiglipImageProcessorPil(size={"height": 16, "width": 16}, image_mean=[0.5] * 3, image_std=[0.5] * 3)
 
 

@@ -118,12 +118,10 @@ class GradientRecorder(torch.optim.SGD):
 
 
 def weights_of(training: Run) -> dict[str, Tensor]:
-    """Copy the trained weights."""
     return {name: p.detach().clone() for name, p in trainable_parameters(training.policy.transformer).items()}
 
 
 def collect_round(training: Run) -> Trajectory:
-    """Sample and score the videos of the next round."""
     return collect(training.policy, training.algorithm, training.reward, training.rounds.next())
 
 
@@ -141,7 +139,6 @@ def update(
     anchor_means: Tensor | None = None,
     coefficient: float = 0.0,
 ) -> dict[str, float]:
-    """Make one update of these pairs and return its metrics."""
     compared = training.algorithm.compare(trajectory)
     if anchor_means is not None:
         compared = replace(compared, anchor_means=anchor_means)

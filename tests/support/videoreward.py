@@ -146,7 +146,6 @@ def _build_network(tokenizer: Qwen2Tokenizer) -> Qwen2VLForConditionalGeneration
 
 
 def _merge_random_adapters(network: Qwen2VLForConditionalGeneration) -> dict[str, Tensor]:
-    """Draw adapters for every linear layer of the language model and add them to its weights."""
     adapters = {}
     for name, module in network.model.language_model.named_modules():
         if isinstance(module, nn.Linear):

@@ -119,6 +119,5 @@ def chat_app(folder: Path, *, log_probs: bool = True, replies: list[str] | None 
 
 
 def _image(url: str) -> Tensor:
-    """Decode an image of a request, uint8 `[H, W, 3]`."""
     content = base64.b64decode(url.partition(",")[2])
     return torch.from_numpy(np.array(Image.open(io.BytesIO(content))))

@@ -29,13 +29,11 @@ def either(request: pytest.FixtureRequest) -> HunyuanVideo15Transformer3DModel:
 
 
 def read(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Return an adapter's tensors and its note."""
     with safe_open(folder / ADAPTER_FILE, "pt") as file:
         return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()
 
 
 def save(network: HunyuanVideo15Transformer3DModel, folder: Path, lora: LoraConfig = ADAPTER) -> None:
-    """Save a new adapter of a network, and take it off again."""
     prepare_policy(network, gradient_checkpointing=False, lora=lora)
     save_lora(network, folder)
     network.delete_adapters("default")

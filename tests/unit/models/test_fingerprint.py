@@ -12,7 +12,6 @@ LARGE = 2**23 + 5
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two files, one of them too large to be read whole."""
     (tmp_path / "weights" / "sub").mkdir(parents=True)
     (tmp_path / "weights" / "large.bin").write_bytes(bytes(LARGE))
     (tmp_path / "weights" / "sub" / "small.bin").write_bytes(bytes(2**21))

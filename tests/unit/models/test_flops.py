@@ -19,7 +19,6 @@ with torch.device("meta"):  # the defaults are those of the published model
 
 
 def forward(transformer, num_text, num_glyph, num_vision):
-    """One forward pass of one row with so many valid condition tokens."""
     tokens = (num_text, num_glyph, num_vision)
     call = transformer_call(LATENTS, [num_text], [num_glyph], image=True, padded_to=tokens)
     call["timestep_r"] = torch.tensor([400.0]) if transformer.config.use_meanflow else None

@@ -23,7 +23,6 @@ def weights_file(root: Path, component: str) -> Path:
 
 @pytest.fixture
 def copy(tiny_root: Path, tmp_path: Path) -> Path:
-    """A model to damage."""
     return shutil.copytree(tiny_root, tmp_path / "copy")
 
 

@@ -36,7 +36,6 @@ def transformer() -> HunyuanVideo15Transformer3DModel:
 
 @pytest.fixture
 def adapter(transformer) -> dict[str, Tensor]:
-    """Random values for `MODULES`, by the original's names."""
     weights = dict(original_tensors(transformer.state_dict()))
     generator = torch.Generator().manual_seed(1)
     tensors = {}
@@ -54,7 +53,6 @@ def write_adapter(folder: Path, tensors: dict[str, Tensor], **settings: object) 
 
 
 def product(adapter: dict[str, Tensor], module: str) -> Tensor:
-    """B times A of one module."""
     return adapter[f"{module}.lora_B.weight"] @ adapter[f"{module}.lora_A.weight"]
 
 

@@ -31,7 +31,6 @@ def load(root: Path, version: str = "480p_t2v", **where: torch.device) -> Hunyua
 
 @pytest.fixture
 def copy(original_root: Path, tmp_path: Path) -> Path:
-    """A checkpoint to damage."""
     return shutil.copytree(original_root, tmp_path / "ckpts")
 
 
@@ -114,7 +113,6 @@ def test_a_config_that_is_not_that_of_the_weights_is_refused(copy, changes, mess
 
 
 def cut(length: int) -> Callable[[Path], object]:
-    """Return what keeps the first bytes of a file."""
     return lambda path: path.write_bytes(path.read_bytes()[:length])
 
 

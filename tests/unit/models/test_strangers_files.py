@@ -101,7 +101,6 @@ def named(tiny_root: Path, tmp_path: Path) -> tuple[Path, Path]:
 
 
 def put(path: Path, content: dict) -> None:
-    """Add settings to a JSON file, or make it."""
     path.write_text(json.dumps({**(json.loads(path.read_text()) if path.exists() else {}), **content}))
 
 
@@ -221,7 +220,6 @@ def adapter(tmp_path: Path) -> tuple[dict[str, Tensor], dict]:
 
 
 def of(tensors: dict[str, Tensor], note: dict) -> bytes:
-    """Return the content of an adapter's file."""
     return save(tensors, {"lora_adapter_metadata": json.dumps(note)})
 
 
@@ -300,7 +298,6 @@ def test_facts_beyond_the_tensors_take_no_memory(tmp_path, facts):
 
 
 def header(content: object, body: bytes = b"") -> bytes:
-    """Return a safetensors file of that header."""
     text = content if isinstance(content, bytes) else json.dumps(content).encode()
     return struct.pack("<Q", len(text)) + text + body
 
@@ -370,8 +367,6 @@ def test_what_is_no_file_is_not_read(tiny_root, tmp_path, kind):
 
 
 class _Runs:
-    """Makes a folder when it is unpickled."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 

@@ -5,7 +5,6 @@ from torch import nn
 
 
 def places(network: nn.Module) -> dict[str, tuple[str, int]]:
-    """Where every weight and buffer lies."""
     return {name: (t.device.type, t.data_ptr()) for name, t in (*network.named_parameters(), *network.named_buffers())}
 
 

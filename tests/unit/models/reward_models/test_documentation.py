@@ -21,7 +21,6 @@ TEXT = (Path(__file__).parents[4] / "docs" / "rewards.md").read_text(encoding="u
 
 
 def block(language: str) -> str:
-    """The document's only block of a language."""
     (found,) = re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
     return found
 

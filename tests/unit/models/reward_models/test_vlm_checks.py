@@ -26,13 +26,11 @@ CHECKS = {
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A written model of each family."""
     return write_vision_language_model(tmp_path_factory.mktemp(request.param), request.param)
 
 
 @pytest.fixture
 def csv(tmp_path: Path) -> str:
-    """Two prompts with checks, and one without."""
     path = tmp_path / "prompts.csv"
     rows = [(text, [{"question": q, "answer": a} for q, a in checks]) for text, checks in CHECKS.items()]
     cells = [f'"{text}","{json.dumps(checks).replace(chr(34), chr(34) * 2)}"' for text, checks in rows]
@@ -99,7 +97,6 @@ def test_a_server_gives_the_scores_of_its_model_and_a_prompt_without_checks_is_l
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of one family."""
     return write_vision_language_model(tmp_path_factory.mktemp("one"), "qwen2_5_vl")
 
 

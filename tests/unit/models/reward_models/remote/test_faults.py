@@ -24,7 +24,6 @@ TOKEN = "the token of the tests"
 
 @pytest.fixture(autouse=True)
 def quick_and_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waits between attempts are short, and the token is in the environment."""
     monkeypatch.setattr(exchange, "_FIRST_WAIT_SECONDS", 0.01)
     monkeypatch.setenv("REWARD_TOKEN", TOKEN)
 

@@ -32,7 +32,6 @@ GREY = grey_videos(7)[0].numpy().tobytes()
 
 @pytest.fixture
 def url(monkeypatch: pytest.MonkeyPatch):
-    """A server of three rewards without a token."""
     monkeypatch.delenv("REWARD_TOKEN", raising=False)
     rewards = {"brightness": Brightness(), "file_brightness": FileBrightness(), "moving_shapes": MovingShapesReward()}
     with serving(create_app(rewards, max_body_bytes=MEBIBYTE)) as address:
@@ -40,8 +39,6 @@ def url(monkeypatch: pytest.MonkeyPatch):
 
 
 class GatedBrightness(Brightness):
-    """The mean pixel, once its gate is open."""
-
     def __init__(self) -> None:
         super().__init__()
         self.started, self.gate = threading.Event(), threading.Event()
@@ -83,8 +80,6 @@ def test_a_remote_reward_scores_as_the_same_reward_here(url, reward, reward_io):
 
 def test_a_prompt_that_the_servers_reward_cannot_judge_is_no_failure():
     class Short(Brightness):
-        """Judges prompts of one letter."""
-
         def applies(self, prompt: str) -> bool:
             return len(prompt) == 1
 

@@ -23,7 +23,6 @@ METRICS = ("VQ", "MQ", "TA")
 
 @pytest.fixture(scope="module")
 def scorer(whole: VideoReward) -> VideoAlignScorer:
-    """The scorer of the released form."""
     return VideoAlignScorer(whole.root)
 
 
@@ -133,7 +132,6 @@ def test_another_dtype_is_refused_without_loading_the_network(whole):
 
 
 def damaged(reward: VideoReward, tmp_path: Path, change) -> Path:
-    """A copy of the checkpoint whose weights went through `change`."""
     root = shutil.copytree(reward.root, tmp_path / "damaged")
     path = root / "checkpoint-20" / "model.pth"
     weights = torch.load(path)
@@ -158,8 +156,6 @@ def test_weights_that_are_not_exactly_the_networks_are_refused(whole, tmp_path, 
 
 
 class Evil:
-    """Pickles to a call."""
-
     def __reduce__(self):
         return (print, ("executed",))
 
