@@ -171,11 +171,7 @@ def refused(answer: httpx.Response) -> bool:
 
 
 @fuzz(4)
-@given(
-    json_files(REQUEST),
-    st.sampled_from(["brightness", "file"]),
-    PARTS,
-)
+@given(json_files(REQUEST), st.sampled_from(["brightness", "file"]), PARTS)
 @example(json.dumps(REQUEST), "brightness", [("videos", None, CONTENT)])
 @example(json.dumps(REQUEST | {"prompts": []}), "brightness", [("other", "0", b"")])
 @example(json.dumps(REQUEST | {"prompts": ["“" * 2**15]}), "brightness", [("videos", None, CONTENT)])

@@ -176,30 +176,19 @@ def _save_text_encoders(folder: Path) -> None:
 
 def transformer_config_json(config: Mapping[str, Any]) -> dict[str, Any]:
     """Content of the authors' config.json for a tiny transformer."""
-    return {
-        "_class_name": "HunyuanVideo_1_5_DiffusionTransformer",
-        "concat_condition": True,
-        "glyph_byT5_v2": True,
-        "guidance_embed": False,
-        "heads_num": config["num_attention_heads"],
-        "hidden_size": config["num_attention_heads"] * config["attention_head_dim"],
-        "ideal_resolution": "480p",
-        "ideal_task": config["task_type"],
-        "in_channels": config["out_channels"],
-        "mlp_width_ratio": config["mlp_ratio"],
-        "mm_double_blocks_depth": config["num_layers"],
-        "mm_single_blocks_depth": 0,
-        "out_channels": config["out_channels"],
-        "patch_size": [1, 1, 1],
-        "qk_norm_type": "rms",
-        "rope_dim_list": list(config["rope_axes_dim"]),
-        "rope_theta": 256,
-        "text_projection": "single_refiner",
-        "text_states_dim": config["text_embed_dim"],
-        "use_meanflow": config["use_meanflow"],
-        "vision_projection": "linear",
-        "vision_states_dim": config["image_embed_dim"],
+    copied = {"in_channels": "out_channels", "out_channels": "out_channels", "mlp_width_ratio": "mlp_ratio"}
+    copied |= {"heads_num": "num_attention_heads", "ideal_task": "task_type", "mm_double_blocks_depth": "num_layers"}
+    copied |= {
+        "text_states_dim": "text_embed_dim",
+        "vision_states_dim": "image_embed_dim",
+        "use_meanflow": "use_meanflow",
     }
+    fixed = {"_class_name": "HunyuanVideo_1_5_DiffusionTransformer", "ideal_resolution": "480p", "qk_norm_type": "rms"}
+    fixed |= {"concat_condition": True, "glyph_byT5_v2": True, "guidance_embed": False, "mm_single_blocks_depth": 0}
+    fixed |= {"patch_size": [1, 1, 1], "text_projection": "single_refiner", "vision_projection": "linear"}
+    fixed |= {"rope_dim_list": list(config["rope_axes_dim"]), "rope_theta": 256}
+    fixed |= {"hidden_size": config["num_attention_heads"] * config["attention_head_dim"]}
+    return fixed | {theirs: config[ours] for theirs, ours in copied.items()}
 
 
 def _vae_config(config: Mapping[str, Any]) -> dict[str, Any]:

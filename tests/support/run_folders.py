@@ -68,22 +68,13 @@ def model_of(folder: Path, name: str | None = None) -> Model:
 def row_of(step: int, reward: float) -> dict[str, float]:
     seconds = dict(zip(PHASES, (4.0, 0.2, 1.0, 5.0), strict=True))
     return {
-        "reward/mean": reward,
-        "reward/std": 0.8,
+        **{"round": float(step - 1), "reward/mean": reward, "reward/std": 0.8},
         **{f"reward/{name}": reward / 2 for name in ("VQ", "MQ", "TA")},
-        "reward/failed": 0.0,
-        "reward/groups_without_spread": 0.0,
-        "kl/position": 1e-4 * step,
-        "kl/velocity": 1e-5 * step,
-        "kl/coef": 1e-5,
-        "clip_fraction": 0.1,
-        "ratio/max_deviation": 0.0,
-        "replay/mean_error": 0.0,
-        "grad_norm": 0.02,
-        "loss/policy": 0.1,
-        "loss/total": 0.1,
-        "lr": 3e-5,
-        "round": float(step - 1),
+        **dict.fromkeys(
+            ("reward/failed", "reward/groups_without_spread", "ratio/max_deviation", "replay/mean_error"), 0.0
+        ),
+        **{"kl/position": 1e-4 * step, "kl/velocity": 1e-5 * step, "kl/coef": 1e-5, "clip_fraction": 0.1},
+        **{"grad_norm": 0.02, "loss/policy": 0.1, "loss/total": 0.1, "lr": 3e-5},
         **{f"velocity_grad/step_{index:02d}": 1.0 + 0.1 * index for index in range(6)},
         **{f"time/{phase}": value for phase, value in seconds.items()},
     }
@@ -98,15 +89,9 @@ def write_run(
     prompts: Sequence[str] = PROMPTS,
     settings: Sequence[str] = (),
 ) -> Path:
-    """Write a run folder as training leaves it.
+    """Write a run folder as training leaves it, with `num_updates` rows whose reward grows by `slope` per update.
 
-    Args:
-        folder: the run folder.
-        num_updates: rows of `metrics.jsonl`.
-        slope: of the logged reward per update.
-        samples: mean reward of the validation after each of these updates; none by default.
-        prompts: of the validation and of the one kept round.
-        settings: more flags.
+    `samples` has the mean reward of the validation after each of these updates; `settings` are more flags.
     """
     flags = ["--config", str(REPOSITORY / "configs" / "tiny.yaml"), "--run_name", folder.name]
     folder.mkdir(parents=True)

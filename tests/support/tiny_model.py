@@ -29,10 +29,7 @@ from hyvideo.models.adapter import lora_config
 from hyvideo.models.parallelize import trainable_parameters
 from scripts.tiny.components import build_tokenizer
 
-LATENT_CHANNELS = 4
-TEXT_WIDTH = 32
-GLYPH_WIDTH = 16
-IMAGE_WIDTH = 20
+LATENT_CHANNELS, TEXT_WIDTH, GLYPH_WIDTH, IMAGE_WIDTH = 4, 32, 16, 20
 SHIFT = 3.0
 ADAPTER = lora_config(2, 4, Config().model.lora_target_modules)
 """Settings of a small adapter, on the modules that the default chooses."""
@@ -44,20 +41,10 @@ def build_transformer(seed: int = 0, **changes: Any) -> HunyuanVideo15Transforme
     `changes` replace settings of its config. No two of its tensors are alike: norm weights are near 1, biases near 0.
     """
     torch.manual_seed(seed)
-    config = {
-        "in_channels": 2 * LATENT_CHANNELS + 1,
-        "out_channels": LATENT_CHANNELS,
-        "num_attention_heads": 2,
-        "attention_head_dim": 16,
-        "num_layers": 2,
-        "num_refiner_layers": 1,
-        "text_embed_dim": TEXT_WIDTH,
-        "text_embed_2_dim": GLYPH_WIDTH,
-        "image_embed_dim": IMAGE_WIDTH,
-        "rope_axes_dim": (4, 6, 6),
-        "target_size": 32,
-        "task_type": "t2v",
-    }
+    config = {"in_channels": 2 * LATENT_CHANNELS + 1, "out_channels": LATENT_CHANNELS, "num_layers": 2}
+    config |= {"num_attention_heads": 2, "attention_head_dim": 16, "num_refiner_layers": 1, "rope_axes_dim": (4, 6, 6)}
+    config |= {"text_embed_dim": TEXT_WIDTH, "text_embed_2_dim": GLYPH_WIDTH, "image_embed_dim": IMAGE_WIDTH}
+    config |= {"target_size": 32, "task_type": "t2v"}
     transformer = HunyuanVideo15Transformer3DModel(**config | changes)
     with torch.no_grad():
         for parameter in transformer.parameters():
@@ -77,15 +64,9 @@ def transformer_call(
     padded_to: tuple[int, int, int] | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """What the pipeline would call the transformer with; noise where padding is.
+    """What the pipeline would call the transformer with for latents of size `grid`; noise where padding is.
 
-    Args:
-        grid: latent frames, height and width.
-        text: valid text tokens of each row.
-        glyph: valid glyph tokens of each row.
-        image: whether there is a start image.
-        padded_to: text, glyph and vision tokens; by default the longest row's, and 6.
-        seed: of all values.
+    `text` and `glyph` are the valid tokens of each row, `padded_to` all (text, glyph, vision): the longest row's and 6.
     """
     generator, batch = torch.Generator().manual_seed(seed), len(text)
     num_text, num_glyph, num_vision = padded_to or (max(text), max(glyph), 6)
@@ -132,20 +113,16 @@ def build_vae() -> AutoencoderKLHunyuanVideo15:
 def build_text_encoder(vocab_size: int) -> Qwen2_5_VLTextModel:
     """Make a language model of four layers, of which the pipeline reads the state before the last two."""
     torch.manual_seed(0)
-    config = Qwen2_5_VLTextConfig(
-        vocab_size=vocab_size,
-        hidden_size=TEXT_WIDTH,
-        intermediate_size=48,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=2048,
-        initializer_range=0.2,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    return Qwen2_5_VLTextModel(config).eval()
+    own = {"num_hidden_layers": 4, "max_position_embeddings": 2048, "initializer_range": 0.2}
+    return Qwen2_5_VLTextModel(Qwen2_5_VLTextConfig(**text_config(vocab_size) | own)).eval()
+
+
+def text_config(vocab_size: int) -> dict[str, Any]:
+    """Configure two text layers of any Qwen vision-language model."""
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "rope_parameters": rope}
+    no_ends = {"bos_token_id": None, "eos_token_id": None}
+    return {"vocab_size": vocab_size, "hidden_size": TEXT_WIDTH, "intermediate_size": 48, **layers, **no_ends}
 
 
 def build_glyph_encoder(vocab_size: int = 384) -> T5EncoderModel:
@@ -157,15 +134,8 @@ def build_glyph_encoder(vocab_size: int = 384) -> T5EncoderModel:
 def build_vision_encoder() -> SiglipVisionModel:
     """Make a SigLIP of one layer that sees images as 2 x 2 patches: four tokens."""
     torch.manual_seed(0)
-    config = SiglipVisionConfig(
-        hidden_size=IMAGE_WIDTH,
-        intermediate_size=24,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        image_size=16,
-        patch_size=8,
-    )
-    return SiglipVisionModel(config).eval()
+    layers = {"hidden_size": IMAGE_WIDTH, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return SiglipVisionModel(SiglipVisionConfig(**layers, image_size=16, patch_size=8)).eval()
 
 
 def build_image_processor() -> SiglipImageProcessorPil:

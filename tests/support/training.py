@@ -133,11 +133,7 @@ def pairs_of(training: Run, trajectory: Trajectory, num_updates: int = 1, *, per
 
 
 def update(
-    training: Run,
-    trajectory: Trajectory,
-    pairs: Pairs,
-    anchor_means: Tensor | None = None,
-    coefficient: float = 0.0,
+    training: Run, trajectory: Trajectory, pairs: Pairs, anchor_means: Tensor | None = None, coefficient: float = 0.0
 ) -> dict[str, float]:
     compared = training.algorithm.compare(trajectory)
     if anchor_means is not None:

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from transformers import Qwen2Tokenizer, Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
 from scripts.tiny.components import build_tokenizer
+from tests.support.tiny_model import TEXT_WIDTH as WIDTH
+from tests.support.tiny_model import text_config
 
-WIDTH = 32
 RANK, ALPHA = 2, 6
 STATISTICS = {"VQ": (0.5, 2.0), "MQ": (-1.0, 0.5), "TA": (0.25, 4.0)}
 TEXT = "\nHow good is it? <|VQ_reward|>\nHow does it move? <|MQ_reward|>  \nIs it {text_prompt}? <|TA_reward|>\nEND\n"
@@ -75,35 +76,15 @@ def write_videoreward(root: Path, *, split: bool = False) -> VideoReward:
 def write_model_config(root: Path, **changes: Any) -> None:
     """Write `model_config.json`; `changes` replace keys of whichever section has them."""
     content = {
-        "data_config": {
-            "max_frame_pixels": 200704,
-            "num_frames": None,
-            "fps": 2.0,
-            "eval_dim": ["VQ", "MQ", "TA"],
-            "prompt_template_type": "detailed_special",
-            "sample_type": "uniform",
-        },
-        "model_config": {
-            "model_name_or_path": "nowhere/base",
-            "output_dim": 1,
-            "use_special_tokens": True,
-            "reward_token": "special",
-        },
-        "peft_lora_config": {
-            "lora_enable": True,
-            "vision_lora": False,
-            "lora_r": RANK,
-            "lora_alpha": ALPHA,
-            "lora_target_modules": None,
-            "lora_namespan_exclude": ["lm_head", "rm_head", "embed_tokens"],
-            "use_rslora": False,
-            "num_lora_modules": -1,
-        },
-        "inference_config": {
-            f"{metric}_{kind}": value
-            for metric, pair in STATISTICS.items()
-            for kind, value in zip(("mean", "std"), pair, strict=True)
-        },
+        "data_config": {"max_frame_pixels": 200704, "num_frames": None, "fps": 2.0, "eval_dim": list(STATISTICS)}
+        | {"prompt_template_type": "detailed_special", "sample_type": "uniform"},
+        "model_config": {"model_name_or_path": "nowhere/base", "output_dim": 1}
+        | {"use_special_tokens": True, "reward_token": "special"},
+        "peft_lora_config": {"lora_enable": True, "vision_lora": False, "lora_r": RANK, "lora_alpha": ALPHA}
+        | {"lora_target_modules": None, "use_rslora": False, "num_lora_modules": -1}
+        | {"lora_namespan_exclude": ["lm_head", "rm_head", "embed_tokens"]},
+        "inference_config": {f"{metric}_mean": mean for metric, (mean, _) in STATISTICS.items()}
+        | {f"{metric}_std": std for metric, (_, std) in STATISTICS.items()},
     }
     for key, value in changes.items():
         section = next((section for section in content.values() if key in section), content)
@@ -111,23 +92,7 @@ def write_model_config(root: Path, **changes: Any) -> None:
     (root / "model_config.json").write_text(json.dumps(content))
 
 
-def text_config(vocab_size: int) -> dict[str, Any]:
-    """Configure two text layers of any Qwen vision-language model."""
-    return {
-        "vocab_size": vocab_size,
-        "hidden_size": WIDTH,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
-
-
 def _build_network(tokenizer: Qwen2Tokenizer) -> Qwen2VLForConditionalGeneration:
-    """Two text layers and two vision blocks in which every part moves the scores."""
     start, end, image, video = tokenizer.convert_tokens_to_ids(VISION_TOKENS)
     config = Qwen2VLConfig(
         text_config=text_config(len(tokenizer)),
@@ -138,11 +103,16 @@ def _build_network(tokenizer: Qwen2Tokenizer) -> Qwen2VLForConditionalGeneration
         video_token_id=video,
     )
     network = Qwen2VLForConditionalGeneration(config).eval()
+    draw_weights(network)
+    return network
+
+
+def draw_weights(network: nn.Module) -> None:
+    """Draw the weights of any Qwen vision-language model so that every part moves its outputs."""
     for parameter in network.parameters():
         if parameter.ndim > 1:
             nn.init.normal_(parameter, std=1.5 * parameter[0].numel() ** -0.5)
     nn.init.normal_(network.model.language_model.embed_tokens.weight)
-    return network
 
 
 def _merge_random_adapters(network: Qwen2VLForConditionalGeneration) -> dict[str, Tensor]:

@@ -19,7 +19,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from hyvideo.models.reward_models.vlm_checks import LocalJudge
 from scripts.tiny.components import build_tokenizer
-from tests.support.videoreward import VISION_TOKENS, text_config
+from tests.support.tiny_model import text_config
+from tests.support.videoreward import VISION_TOKENS, draw_weights
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% for part in message['content'] %}"
@@ -35,16 +36,11 @@ def write_vision_language_model(folder: Path, family: str) -> Path:
     tokenizer.add_tokens(["Yes", "No", "yes"])
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
-    start, end, image, video = tokenizer.convert_tokens_to_ids(VISION_TOKENS)
+    names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
+    tokens = dict(zip(names, tokenizer.convert_tokens_to_ids(VISION_TOKENS), strict=True))
+    tokens["tie_word_embeddings"] = False
     text = text_config(len(tokenizer))
     tower = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 32}
-    tokens = {
-        "vision_start_token_id": start,
-        "vision_end_token_id": end,
-        "image_token_id": image,
-        "video_token_id": video,
-        "tie_word_embeddings": False,
-    }
     torch.manual_seed(0)
     if family == "qwen2_5_vl":
         tower |= {"fullatt_block_indexes": [1]}
@@ -55,10 +51,7 @@ def write_vision_language_model(folder: Path, family: str) -> Path:
         tower |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
         network = Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=tower, **tokens))
         processor = Qwen2VLImageProcessorPil(patch_size=16, image_mean=[0.5] * 3, image_std=[0.5] * 3)
-    for parameter in network.parameters():
-        if parameter.ndim > 1:
-            nn.init.normal_(parameter, std=1.5 * parameter[0].numel() ** -0.5)
-    nn.init.normal_(network.model.language_model.embed_tokens.weight)
+    draw_weights(network)
     processor.save_pretrained(folder)
     network.save_pretrained(folder)
     _lean_to_answers(folder, network)

@@ -1,4 +1,4 @@
-"""From a loaded transformer to a policy: what is trained, what is frozen, and adapters that start as the base model."""
+"""From loaded networks to a policy: what is trained, where it lies, and adapters that start as the base model."""
 
 import functools
 from collections import Counter
@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import HunyuanVideo15Transformer3DModel
+from diffusers import AutoencoderKLHunyuanVideo15, HunyuanVideo15Transformer3DModel
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hyvideo.models.adapter import save_lora
 from hyvideo.models.diffusers_logging import without_diffusers_logs
 from hyvideo.models.parallelize import ATTENTION_OPS, PRODUCTS, compile_blocks, prepare_policy, trainable_parameters
+from hyvideo.models.vae import allow_batches
 from hyvideo.pipelines.hunyuan_video_grpo_pipeline import Guidance, HunyuanVideoGRPOPipeline
 from tests.support.pipelines import PROMPTS
 from tests.support.tiny_model import ADAPTER, build_transformer, randomize
@@ -164,3 +165,39 @@ def test_an_adapter_is_float32_in_a_bfloat16_network_and_moves_by_small_updates(
     with torch.no_grad():
         weight.add_(1e-5)
     assert (weight != before).all()
+
+
+@torch.no_grad()
+def test_a_batch_equals_its_videos_one_by_one_in_the_stock_vae():
+    torch.manual_seed(0)
+    config = {"block_out_channels": (8, 16, 16, 16), "layers_per_block": 0, "latent_channels": 4}
+    ratios = {"spatial_compression_ratio": 8, "temporal_compression_ratio": 4}
+    vae = AutoencoderKLHunyuanVideo15(**config, **ratios).eval()
+    latents, videos = torch.randn(3, 4, 2, 4, 4), torch.randn(3, 3, 5, 16, 16)
+    alone = torch.cat([vae.decode(one).sample for one in latents.split(1)])
+    modes = torch.cat([vae.encode(one).latent_dist.mode() for one in videos.split(1)])
+    batched = allow_batches(vae)
+    torch.testing.assert_close(batched.decode(latents).sample, alone, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(batched.encode(videos).latent_dist.mode(), modes, atol=1e-5, rtol=1e-5)
+
+
+def places(network: nn.Module) -> dict[str, tuple[str, int]]:
+    return {name: (t.device.type, t.data_ptr()) for name, t in (*network.named_parameters(), *network.named_buffers())}
+
+
+def test_encoders_that_visit_encode_as_those_that_stay_and_nothing_is_copied_back(pipeline):
+    prompts = ["a red circle", 'a sign that says "open"']
+    expected = pipeline.encode(prompts)
+    before = [places(encoder) for encoder in pipeline.encoders]
+    pipeline.encoder_offload = True
+    received = pipeline.with_scheduler(pipeline.scheduler).encode(prompts)
+    assert all(received.text[i].equal(expected.text[i]) and received.glyph[i].equal(expected.glyph[i]) for i in (0, 1))
+    assert [places(encoder) for encoder in pipeline.encoders] == before
+    seen, encoder = [], pipeline.text_encoder
+    assert any(True for _ in encoder.buffers())
+    encoder.register_forward_pre_hook(lambda *_: seen.extend(device for device, _ in places(encoder).values()))
+    pipeline.vae.to("meta")  # where they are to go, and nothing can be computed
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        pipeline.encode(prompts)
+    assert set(seen) == {"meta"}
+    assert [places(encoder) for encoder in pipeline.encoders] == before

@@ -82,10 +82,7 @@ def test_weights_are_not_taken_from_where_a_file_beside_them_says(tiny_root, tmp
     (folder / "adapter_model.safetensors").write_bytes(save({}))
     misled = T5EncoderModel.from_pretrained(root, subfolder="text_encoder_2")
     assert misled.shared.weight.unique().tolist() == [7]  # the attack is a real one
-    for read in (
-        lambda: load_pipeline(root, scheduler=None),
-        lambda: ClipScore.check(RewardContext(), str(folder)),
-    ):
+    for read in (lambda: load_pipeline(root, scheduler=None), lambda: ClipScore.check(RewardContext(), str(folder))):
         with pytest.raises(ValueError, match="adapter_config.json' would make the library read other weights"):
             read()
 
