@@ -11,14 +11,7 @@ from torch import Tensor
 from transformers import ByT5Tokenizer, Qwen2_5_VLConfig
 
 from scripts.tiny.components import build_tokenizer
-from tests.support.tiny_model import (
-    build_glyph_encoder,
-    build_image_processor,
-    build_text_encoder,
-    build_transformer,
-    build_vae,
-    build_vision_encoder,
-)
+from tests.support import tiny_model
 
 COLOURS = {"white": 0, "black": 1, "red": 2}
 FONTS = {"en-Sans": 0, "cn-Serif": 1}
@@ -117,7 +110,7 @@ def original_vae_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def original_transformer(version: str) -> torch.nn.Module:
     """Return the diffusers transformer whose weights version `version` of the tiny checkpoint holds."""
     seed = list(VERSIONS).index(version)
-    return build_transformer(seed, num_refiner_layers=2, target_size=640, **VERSIONS[version])
+    return tiny_model.build_transformer(seed, num_refiner_layers=2, target_size=640, **VERSIONS[version])
 
 
 def save_original_model(root: Path) -> Path:
@@ -127,12 +120,12 @@ def save_original_model(root: Path) -> Path:
         folder = _folder(root / "transformer" / version, transformer_config_json(transformer.config))
         tensors = original_transformer_tensors(transformer.state_dict())
         save_shards(folder, tensors, 1 if version == "480p_t2v" else 3)
-    vae = build_vae()
+    vae = tiny_model.build_vae()
     save_shards(_folder(root / "vae", _vae_config(vae.config)), original_vae_tensors(vae.state_dict()), 1)
     _folder(root / "scheduler", {"shift": 5.0}, "scheduler_config.json")
     _save_text_encoders(root / "text_encoder")
-    build_vision_encoder().save_pretrained(root / "vision_encoder" / "siglip" / "image_encoder")
-    build_image_processor().save_pretrained(root / "vision_encoder" / "siglip" / "feature_extractor")
+    tiny_model.build_vision_encoder().save_pretrained(root / "vision_encoder" / "siglip" / "image_encoder")
+    tiny_model.build_image_processor().save_pretrained(root / "vision_encoder" / "siglip" / "feature_extractor")
     return root
 
 
@@ -154,14 +147,14 @@ def save_shards(folder: Path, tensors: Mapping[str, Tensor], num_shards: int) ->
 def _save_text_encoders(folder: Path) -> None:
     tokenizer = build_tokenizer()
     tokenizer.save_pretrained(folder / "llm")
-    language = build_text_encoder(len(tokenizer))
+    language = tiny_model.build_text_encoder(len(tokenizer))
     config = Qwen2_5_VLConfig(text_config=language.config.to_dict(), vision_config={"depth": 1, "hidden_size": 16})
     config.save_pretrained(folder / "llm")
     weights = {f"model.{name}": tensor for name, tensor in language.state_dict().items()}
     left_on_disk = {"lm_head.weight": torch.zeros(2, 2), "visual.merger.ln_q.weight": torch.zeros(2)}
     save_file(weights | left_on_disk, folder / "llm" / "model.safetensors", metadata={"format": "pt"})
 
-    glyph = build_glyph_encoder(vocab_size=GLYPH_VOCABULARY)
+    glyph = tiny_model.build_glyph_encoder(vocab_size=GLYPH_VOCABULARY)
     glyph.config.vocab_size = 384
     glyph.config.save_pretrained(folder / "byt5-small")
     ByT5Tokenizer().save_pretrained(folder / "byt5-small")

@@ -6,15 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import transformers
 from fastapi import FastAPI, HTTPException, Request
 from PIL import Image
 from torch import Tensor, nn
-from transformers import (
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen3VLConfig,
-    Qwen3VLForConditionalGeneration,
-)
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from hyvideo.models.reward_models.vlm_checks import LocalJudge
@@ -44,12 +39,16 @@ def write_vision_language_model(folder: Path, family: str) -> Path:
     torch.manual_seed(0)
     if family == "qwen2_5_vl":
         tower |= {"fullatt_block_indexes": [1]}
-        network = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=tower, **tokens))
+        network = transformers.Qwen2_5_VLForConditionalGeneration(
+            transformers.Qwen2_5_VLConfig(text_config=text, vision_config=tower, **tokens)
+        )
         processor = Qwen2VLImageProcessorPil(patch_size=14)
     else:
         text |= {"head_dim": 16}
         tower |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
-        network = Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=tower, **tokens))
+        network = transformers.Qwen3VLForConditionalGeneration(
+            transformers.Qwen3VLConfig(text_config=text, vision_config=tower, **tokens)
+        )
         processor = Qwen2VLImageProcessorPil(patch_size=16, image_mean=[0.5] * 3, image_std=[0.5] * 3)
     draw_weights(network)
     processor.save_pretrained(folder)

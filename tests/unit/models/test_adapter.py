@@ -17,33 +17,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hyvideo.config.schema import Config
-from hyvideo.models.adapter import (
-    ADAPTER,
-    ADAPTER_FILE,
-    adapter_weights,
-    draw_adapter,
-    load_lora,
-    lora_config,
-    save_lora,
-)
+from hyvideo.models import adapter as adapters
+from hyvideo.models import original_config
+from hyvideo.models.adapter import ADAPTER_FILE, load_lora, lora_config, save_lora
 from hyvideo.models.conversion import Part, original_tensors, transformer_part, vae_part
 from hyvideo.models.lora_keys import adapter_to_diffusers, adapter_to_original, has_original_keys
-from hyvideo.models.original_config import (
-    _VAE_SIZES,
-    diffusers_transformer_config,
-    diffusers_vae_config,
-    original_transformer_config,
-)
 from hyvideo.models.parallelize import prepare_policy
+from tests.support import original_layout
 from tests.support.equal_runs import assert_same
-from tests.support.original_layout import (
-    VERSIONS,
-    original_transformer,
-    original_transformer_tensors,
-    original_vae_tensors,
-    transformer_config_json,
-)
-from tests.support.tiny_model import build_transformer, build_vae
+from tests.support.tiny_model import ADAPTER, build_transformer
 
 REFINER = "txt_in.individual_token_refiner.blocks.1"
 OURS = "context_embedder.token_refiner.refiner_blocks.1"
@@ -72,26 +54,22 @@ def test_published_names_are_found_and_others_are_no_part_of_the_network():
             transformer_part(name)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", original_layout.VERSIONS)
 def test_transformer_and_config_become_the_published_checkpoint_bit_for_bit_and_the_config_comes_back(version):
-    transformer = original_transformer(version)
+    transformer = original_layout.original_transformer(version)
     config, state = transformer.config, transformer.state_dict()
-    assert_same(dict(original_tensors(state)), original_transformer_tensors(state))
-    original, published = original_transformer_config(config), transformer_config_json(config)
+    assert_same(dict(original_tensors(state)), original_layout.original_transformer_tensors(state))
+    original = original_config.original_transformer_config(config)
+    published = original_layout.transformer_config_json(config)
     assert {name: original[name] for name in published} == published
-    back = diffusers_transformer_config(original, config["text_embed_2_dim"], "config.json")
+    back = original_config.diffusers_transformer_config(original, config["text_embed_2_dim"], "config.json")
     assert back == {name: config[name] for name in back}
 
 
-def test_the_vae_becomes_the_published_checkpoint_bit_for_bit():
-    state = build_vae().state_dict()
-    assert_same({vae_part(name).name: tensor for name, tensor in state.items()}, original_vae_tensors(state))
-
-
 def test_what_the_original_network_cannot_have_is_not_exported():
-    transformer = original_transformer("480p_t2v")
+    transformer = original_layout.original_transformer("480p_t2v")
     with pytest.raises(ValueError, match="target_size 64 and 2 refiner layers"):
-        original_transformer_config({**transformer.config, "target_size": 64})
+        original_config.original_transformer_config({**transformer.config, "target_size": 64})
     state = transformer.state_dict()
     del state["context_embedder.token_refiner.refiner_blocks.0.attn.to_k.bias"]
     with pytest.raises(ValueError, match=r"lack pieces: txt_in\.individual_.*\.blocks\.0\.self_attn_qkv\.bias"):
@@ -110,12 +88,12 @@ def test_any_rows_of_a_part_are_found_in_the_file(part, data):
 
 
 def test_a_shift_of_the_latents_is_kept_and_a_missing_setting_named():
-    config = dict.fromkeys(_VAE_SIZES, 1)
-    assert diffusers_vae_config(config | {"shift_factor": 0.25}, "x")["shift_factor"] == 0.25
-    assert "shift_factor" not in diffusers_vae_config(config | {"shift_factor": None}, "x")
+    config = dict.fromkeys(original_config._VAE_SIZES, 1)
+    assert original_config.diffusers_vae_config(config | {"shift_factor": 0.25}, "x")["shift_factor"] == 0.25
+    assert "shift_factor" not in original_config.diffusers_vae_config(config | {"shift_factor": None}, "x")
     del config["ffactor_spatial"]
     with pytest.raises(ValueError, match="'x' lacks ffactor_spatial"):
-        diffusers_vae_config(config, "x")
+        original_config.diffusers_vae_config(config, "x")
 
 
 RANK, ALPHA = 4, 6
@@ -130,7 +108,7 @@ MODULES = (
 
 @pytest.fixture
 def transformer() -> HunyuanVideo15Transformer3DModel:
-    return original_transformer("480p_t2v")
+    return original_layout.original_transformer("480p_t2v")
 
 
 @pytest.fixture
@@ -171,19 +149,21 @@ def test_the_original_weights_change_by_scaled_b_times_a(transformer, adapter, t
 def test_without_settings_alpha_is_the_rank(transformer, adapter, tmp_path):
     save_file(adapter, tmp_path / "pytorch_lora_weights.safetensors")
     load_lora(transformer, tmp_path)
-    assert {m.scaling[ADAPTER] for m in transformer.modules() if getattr(m, "scaling", None)} == {1.0}
+    assert {m.scaling[adapters.ADAPTER] for m in transformer.modules() if getattr(m, "scaling", None)} == {1.0}
 
 
 @pytest.fixture
 def our_adapter(transformer) -> tuple[dict[str, Tensor], dict]:
     """An adapter as a run has it after updates: on the modules of the schema's default."""
-    transformer.add_adapter(lora_config(RANK, ALPHA, Config().model.lora_target_modules), adapter_name=ADAPTER)
+    transformer.add_adapter(lora_config(RANK, ALPHA, Config().model.lora_target_modules), adapter_name=adapters.ADAPTER)
     generator = torch.Generator().manual_seed(2)
     for name, parameter in transformer.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, generator=generator)
-    tensors = {n: t.detach().clone() for n, t in get_peft_model_state_dict(transformer, adapter_name=ADAPTER).items()}
-    return tensors, transformer.peft_config[ADAPTER].to_dict()
+    tensors = {
+        n: t.detach().clone() for n, t in get_peft_model_state_dict(transformer, adapter_name=adapters.ADAPTER).items()
+    }
+    return tensors, transformer.peft_config[adapters.ADAPTER].to_dict()
 
 
 def test_our_adapter_comes_back_bit_for_bit_from_original_keys_and_needs_all_parts_of_a_fused_module(our_adapter):
@@ -191,7 +171,7 @@ def test_our_adapter_comes_back_bit_for_bit_from_original_keys_and_needs_all_par
     original, original_settings = adapter_to_original(tensors, settings)
     assert has_original_keys(original)
     assert not has_original_keys(tensors)
-    base = original_transformer("480p_t2v").state_dict()
+    base = original_layout.original_transformer("480p_t2v").state_dict()
     back, back_settings = adapter_to_diffusers(original, original_settings, base)
     assert_same(back, tensors)
     assert (back_settings["r"], back_settings["lora_alpha"]) == (RANK, ALPHA)
@@ -273,7 +253,7 @@ def save(network: HunyuanVideo15Transformer3DModel, folder: Path, lora: LoraConf
 def test_weights_given_apart_are_saved_as_those_inside(policy, tmp_path):
     prepare_policy(policy, gradient_checkpointing=False, lora=ADAPTER)
     save_lora(policy, tmp_path / "inside")
-    save_lora(policy, tmp_path / "apart", adapter_weights(policy))
+    save_lora(policy, tmp_path / "apart", adapters.adapter_weights(policy))
     (inside, note), (apart, other_note) = read(tmp_path / "inside"), read(tmp_path / "apart")
     assert other_note == note
     assert_same(apart, inside)
@@ -355,12 +335,12 @@ def test_a_fresh_adapter_has_the_librarys_distribution_and_depends_on_the_seed_a
             empty = build_transformer()
         prepare_policy(empty, gradient_checkpointing=False, lora=ADAPTER)
         torch.rand(seed)  # whatever was drawn before
-        draw_adapter(empty, seed)
-        return adapter_weights(empty)
+        adapters.draw_adapter(empty, seed)
+        return adapters.adapter_weights(empty)
 
     received, again, other = drawn(3), drawn(3), drawn(4)
     torch.manual_seed(0)
-    librarys = adapter_weights(prepare_policy(build_transformer(), gradient_checkpointing=False, lora=ADAPTER))
+    librarys = adapters.adapter_weights(prepare_policy(build_transformer(), gradient_checkpointing=False, lora=ADAPTER))
     assert received.keys() == librarys.keys()
     first = [name for name in received if "lora_A" in name]
     assert 2 * len(first) == len(received)
