@@ -29,21 +29,15 @@ FACTS = {"metrics": ["brightness", "length"], "reads": "memory", "description": 
 METADATA = {"rewards": {"brightness": FACTS}, "video_fps": 24.0, "max_body_bytes": 10**6}
 DIGESTS = [digest(prompt, video.numpy().tobytes()) for prompt, video in zip(PROMPTS, VIDEOS, strict=True)]
 SCORES = {"metrics": {"brightness": [10.0, None], "length": [1, 1.0]}, "digests": DIGESTS}
-HEADERS = st.dictionaries(
-    st.sampled_from(["Content-Type", "Content-Encoding", "Location", "Set-Cookie", "Content-Length"]),
-    st.sampled_from(
-        ["text/plain; charset=zlib", "text/plain; charset=undefined", "gzip", "deflate", "br", "zstd", "identity", "x"]
-        + ["//", "http://[", "application/json", "-1", "a=b; Domain=.", ""]
-    ),
-)
+NAMES = ["Content-Type", "Content-Encoding", "Location", "Set-Cookie", "Content-Length"]
+VALUES = ["text/plain; charset=zlib", "text/plain; charset=undefined", "gzip", "deflate", "br", "zstd", "identity", "x"]
+VALUES += ["//", "http://[", "application/json", "-1", "a=b; Domain=.", ""]
+HEADERS = st.dictionaries(st.sampled_from(NAMES), st.sampled_from(VALUES))
 STATUSES = st.one_of(st.just(200), st.sampled_from([200, 204, 302, 304, 401, 404, 413, 422, 429, 500, 503, 599, 999]))
 
 
 class Wire:
     """Answers every request with what it was told last."""
-
-    def __init__(self) -> None:
-        self.say(json.dumps(METADATA).encode())
 
     def say(self, body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
         self._answer = (status, headers or {}, body)
@@ -57,23 +51,21 @@ class Wire:
 @pytest.fixture
 def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
     wire = Wire()
+    wire.say(json.dumps(METADATA).encode())
     transport = httpx.MockTransport(wire)
     monkeypatch.setattr(exchange.httpx, "AsyncClient", partial(httpx.AsyncClient, transport=transport))
     return wire
 
 
-CONFIG = RewardConfig(
-    reward_model="brightness",
-    reward_weights={"brightness": 1.0},
-    remote_reward_url="http://rewards",
-    reward_max_failed=1.0,
-)
-
-
 @pytest.fixture
 def reward(wire: Wire) -> WeightedReward:
+    chosen = {
+        "reward_model": "brightness",
+        "reward_weights": {"brightness": 1.0},
+        "remote_reward_url": "http://rewards",
+    }
     with requests_limited(retries=0):
-        return get_reward_fn(CONFIG)
+        return get_reward_fn(RewardConfig(**chosen, reward_max_failed=1.0))
 
 
 def said(body: bytes, metric: str, video: int) -> float:

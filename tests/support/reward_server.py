@@ -51,10 +51,7 @@ def serving(app: ASGIApp) -> Iterator[str]:
 def server_process(
     seconds: float, reward: str = "Brightness", **options: object
 ) -> Iterator[tuple[str, subprocess.Popen]]:
-    """Serve a reward of `tests.support.rewards`, built with `seconds`, in a process of its own that can be killed.
-
-    It is served under the name of its class in lower case; `options` are of `create_app`.
-    """
+    """Serve a class of `tests.support.rewards`, under its name in lower case, in a process of its own to be killed."""
     port = free_port()
     program = (
         "import uvicorn; from tests.support import rewards; "
@@ -62,21 +59,14 @@ def server_process(
         f"app = create_app({{{reward.lower()!r}: rewards.{reward}(seconds={seconds})}}, **{options!r}); "
         f"uvicorn.run(app, port={port}, log_level='error')"
     )
-    with started([sys.executable, "-c", program], f"http://127.0.0.1:{port}") as process:
-        yield f"http://127.0.0.1:{port}", process
-
-
-@contextlib.contextmanager
-def started(command: Sequence[str], url: str, **options: object) -> Iterator[subprocess.Popen]:
-    """Run a command until the end of the block; the block begins when it serves `url`, or has ended."""
-    process = subprocess.Popen(command, cwd=REPOSITORY, **options)
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=REPOSITORY)
     try:
         while process.poll() is None:
             with contextlib.suppress(httpx.TransportError):
-                httpx.get(f"{url}/health")
+                httpx.get(f"http://127.0.0.1:{port}/health")
                 break
             time.sleep(0.1)
-        yield process
+        yield f"http://127.0.0.1:{port}", process
     finally:
         process.kill()
         process.wait()
@@ -118,9 +108,8 @@ def talking(introduction: str, behave: Callable[[socket.socket], None]) -> Itera
 class Faulty:
     """Passes requests to `app`, but for scoring requests takes the next of `faults` first.
 
-    Faults: `hang`, a status, `malformed` (half an answer), `nan` (every score), `stale` (the answer to an earlier
-    request), `fewer` (a score is missing) and `ok`. After the last one all goes well. It counts scoring requests, and
-    the most that were open at one time.
+    Faults: `hang`, a status, `malformed` (half an answer), `stale` (the answer to an earlier request), `fewer` (a score
+    is missing) and `ok`, as after the last one. It counts scoring requests, and the most that were open at one time.
     """
 
     def __init__(self, app: ASGIApp, faults: Sequence[str] = ()) -> None:
@@ -151,7 +140,6 @@ class Faulty:
             changed = {
                 "ok": body,
                 "malformed": body[: len(body) // 2],
-                "nan": re.sub(rb"\d+\.\d+", b"NaN", body),
                 "fewer": re.sub(rb":\[[^],]+,", b":[", body, count=1),
             }
             await _send(send, status, changed[fault])

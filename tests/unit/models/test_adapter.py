@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -40,15 +41,12 @@ PUBLISHED = {
 }
 """Names of the real model, whose numbers have more digits than those of the tiny one."""
 
-PUBLISHED_VAE = {
-    "decoder.up_blocks.0.resnets.2.norm1.gamma": "decoder.up.0.block.2.norm1.gamma",
-    "decoder.up_blocks.4.resnets.0.conv_shortcut.weight": "decoder.up.4.block.0.nin_shortcut.weight",
-}
-
 
 def test_published_names_are_found_and_others_are_no_part_of_the_network():
     assert {name: transformer_part(name) for name in PUBLISHED} == PUBLISHED
-    assert {name: vae_part(name).name for name in PUBLISHED_VAE} == PUBLISHED_VAE
+    assert vae_part("decoder.up_blocks.0.resnets.2.norm1.gamma").name == "decoder.up.0.block.2.norm1.gamma"
+    shortcut = vae_part("decoder.up_blocks.4.resnets.0.conv_shortcut.weight")
+    assert shortcut.name == "decoder.up.4.block.0.nin_shortcut.weight"
     for name in ("transformer_blocks.0.attn.to_x.weight", "x_embedder", "extra.weight", ""):
         with pytest.raises(KeyError):
             transformer_part(name)
@@ -97,13 +95,8 @@ def test_a_shift_of_the_latents_is_kept_and_a_missing_setting_named():
 
 
 RANK, ALPHA = 4, 6
-MODULES = (
-    "double_blocks.1.img_attn_q",
-    "double_blocks.0.txt_mlp.fc1",
-    "txt_in.individual_token_refiner.blocks.1.self_attn_qkv",
-    "final_layer.adaLN_modulation.1",
-    "final_layer.linear",
-)
+MODULES = ("double_blocks.1.img_attn_q", "double_blocks.0.txt_mlp.fc1", f"{REFINER}.self_attn_qkv")
+MODULES += ("final_layer.adaLN_modulation.1", "final_layer.linear")
 
 
 @pytest.fixture
@@ -113,9 +106,8 @@ def transformer() -> HunyuanVideo15Transformer3DModel:
 
 @pytest.fixture
 def adapter(transformer) -> dict[str, Tensor]:
-    weights = dict(original_tensors(transformer.state_dict()))
+    weights, tensors = dict(original_tensors(transformer.state_dict())), {}
     generator = torch.Generator().manual_seed(1)
-    tensors = {}
     for module in MODULES:
         rows, columns = weights[f"{module}.weight"].shape
         tensors[f"{module}.lora_A.weight"] = torch.randn(RANK, columns, generator=generator)
@@ -125,7 +117,7 @@ def adapter(transformer) -> dict[str, Tensor]:
 
 def write_adapter(folder: Path, tensors: dict[str, Tensor], **settings: object) -> Path:
     note = json.dumps({"r": RANK, "lora_alpha": ALPHA, "target_modules": "all-linear"} | settings)
-    save_file(tensors, folder / "pytorch_lora_weights.safetensors", metadata={"lora_adapter_metadata": note})
+    save_file(tensors, folder / ADAPTER_FILE, metadata={"lora_adapter_metadata": note})
     return folder
 
 
@@ -140,38 +132,26 @@ def test_the_original_weights_change_by_scaled_b_times_a(transformer, adapter, t
     load_lora(transformer, write_adapter(tmp_path, adapter))
     transformer.fuse_lora()
     transformer.unload_lora()
-    received = dict(original_tensors(transformer.state_dict()))
-    assert received.keys() == expected.keys()
-    for name, tensor in expected.items():
-        torch.testing.assert_close(received[name], tensor, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(dict(original_tensors(transformer.state_dict())), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_without_settings_alpha_is_the_rank(transformer, adapter, tmp_path):
-    save_file(adapter, tmp_path / "pytorch_lora_weights.safetensors")
+    save_file(adapter, tmp_path / ADAPTER_FILE)
     load_lora(transformer, tmp_path)
     assert {m.scaling[adapters.ADAPTER] for m in transformer.modules() if getattr(m, "scaling", None)} == {1.0}
 
 
-@pytest.fixture
-def our_adapter(transformer) -> tuple[dict[str, Tensor], dict]:
-    """An adapter as a run has it after updates: on the modules of the schema's default."""
+def test_our_adapter_comes_back_bit_for_bit_from_original_keys_and_needs_all_parts_of_a_fused_module(transformer):
+    base = {name: tensor.clone() for name, tensor in transformer.state_dict().items()}
     transformer.add_adapter(lora_config(RANK, ALPHA, Config().model.lora_target_modules), adapter_name=adapters.ADAPTER)
     generator = torch.Generator().manual_seed(2)
     for name, parameter in transformer.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, generator=generator)
-    tensors = {
-        n: t.detach().clone() for n, t in get_peft_model_state_dict(transformer, adapter_name=adapters.ADAPTER).items()
-    }
-    return tensors, transformer.peft_config[adapters.ADAPTER].to_dict()
-
-
-def test_our_adapter_comes_back_bit_for_bit_from_original_keys_and_needs_all_parts_of_a_fused_module(our_adapter):
-    tensors, settings = our_adapter
+    tensors = get_peft_model_state_dict(transformer, adapter_name=adapters.ADAPTER)
+    settings = transformer.peft_config[adapters.ADAPTER].to_dict()
     original, original_settings = adapter_to_original(tensors, settings)
-    assert has_original_keys(original)
-    assert not has_original_keys(tensors)
-    base = original_layout.original_transformer("480p_t2v").state_dict()
+    assert has_original_keys(original) and not has_original_keys(tensors)
     back, back_settings = adapter_to_diffusers(original, original_settings, base)
     assert_same(back, tensors)
     assert (back_settings["r"], back_settings["lora_alpha"]) == (RANK, ALPHA)
@@ -223,8 +203,7 @@ def test_modules_are_chosen_by_the_originals_names_and_by_ours_together(target, 
     found = [name for name in linear if check_target_module_exists(both, name)]
     blocks = [name for name in linear if name.endswith("ff_context.net.2")]
     assert blocks and sorted(found) == sorted([*chosen, *blocks])
-    ours = lora_config(2, 4, ["to_q"])
-    assert ours.target_modules == {"to_q"}
+    assert lora_config(2, 4, ["to_q"]).target_modules == {"to_q"}
 
 
 @pytest.fixture
@@ -255,8 +234,8 @@ def test_weights_given_apart_are_saved_as_those_inside(policy, tmp_path):
     save_lora(policy, tmp_path / "inside")
     save_lora(policy, tmp_path / "apart", adapters.adapter_weights(policy))
     (inside, note), (apart, other_note) = read(tmp_path / "inside"), read(tmp_path / "apart")
-    assert other_note == note
     assert_same(apart, inside)
+    assert other_note == note
 
 
 @pytest.mark.parametrize("change", [{"num_attention_heads": 4}, {"num_layers": 3}])
@@ -267,11 +246,9 @@ def test_an_adapter_of_another_model_is_refused(either, tmp_path, change):
 
 
 def test_memory_that_is_full_is_not_said_to_be_an_adapter_that_does_not_fit(policy, tmp_path, monkeypatch):
-    def fail(*args: object, **kwargs: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
     save(policy, tmp_path)
-    monkeypatch.setattr(HunyuanVideo15Transformer3DModel, "load_lora_adapter", fail)
+    fails = mock.Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory"))
+    monkeypatch.setattr(HunyuanVideo15Transformer3DModel, "load_lora_adapter", fails)
     with pytest.raises(torch.OutOfMemoryError):
         load_lora(policy, tmp_path)
 

@@ -85,8 +85,12 @@ def test_rendered_ground_truth_scores_at_the_top_of_every_metric_in_units_of_the
     assert all(large[metric].mean() > 0.9 for metric in METRICS)
 
 
-def noisy(videos: Tensor, spread: float) -> Tensor:
-    return (videos + spread * torch.randn(videos.shape, generator=seeded())).clamp(0, 255).to(torch.uint8)
+def normal(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=seeded())
+
+
+def as_pixels(videos: Tensor) -> Tensor:
+    return videos.clamp(0, 255).to(torch.uint8)
 
 
 def jittery(wanted: list[shapes.Scene]) -> Tensor:
@@ -101,14 +105,9 @@ def jittery(wanted: list[shapes.Scene]) -> Tensor:
     return torch.cat(frames, dim=1)
 
 
-def flickering(videos: Tensor) -> Tensor:
-    gain = 1 + 0.1 * torch.randn(len(videos), 17, 1, 1, 1, generator=seeded())
-    return (videos * gain).clamp(0, 255).to(torch.uint8)
-
-
 FAULTS = {
-    "noise": ("VQ", lambda videos: noisy(videos, 15)),
-    "flicker": ("VQ", flickering),
+    "noise": ("VQ", lambda videos: as_pixels(videos + 15 * normal(*videos.shape))),
+    "flicker": ("VQ", lambda videos: as_pixels(videos * (1 + 0.1 * normal(len(videos), 17, 1, 1, 1)))),
     "static": ("MQ", lambda videos: videos[:, :1].expand_as(videos)),
     "reversed": ("MQ", lambda videos: videos.flip(1)),
     "jittery": ("MQ", lambda videos: jittery(SCENES)),
@@ -141,7 +140,7 @@ EXPLOITS = {
     "pure noise": lambda videos: torch.randint(0, 256, videos.shape, dtype=torch.uint8, generator=seeded()),
     "full-frame colour": lambda videos: full_frame_colour(),
     "half the frame in the colour": lambda videos: torch.cat(
-        [videos[:, :, :, :32], full_frame_colour()[:, :, :, 32:]], 3
+        [videos[..., :32, :], full_frame_colour()[..., 32:, :]], 3
     ),
     "specks": lambda videos: render(clips(radius=2.0)),
     "giants": lambda videos: render(clips(radius=26.0)),
@@ -153,7 +152,7 @@ EXPLOITS = {
 @pytest.mark.parametrize("exploit", EXPLOITS)
 def test_a_cheap_exploit_loses_to_a_mediocre_honest_video_on_every_metric(truth, exploit):
     honest = changed("colour", partial(next_of, shapes.COLOURS))
-    mediocre, cheap = raw(noisy(honest, 6)), raw(EXPLOITS[exploit](truth))
+    mediocre, cheap = raw(as_pixels(honest + 6 * normal(*honest.shape))), raw(EXPLOITS[exploit](truth))
     assert all((mediocre[metric] > cheap[metric]).all() for metric in METRICS)
 
 

@@ -27,19 +27,19 @@ from tests.support.videoreward import STATISTICS, TEXT, VideoReward, write_model
 from tests.support.videos import moving_square
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> VideoReward:
     """The released form: one model.pth, one output."""
     return write_videoreward(tmp_path_factory.mktemp("whole"))
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def split(tmp_path_factory: pytest.TempPathFactory) -> VideoReward:
     """The other form: adapters and the rest over the base's weights, three outputs."""
     return write_videoreward(tmp_path_factory.mktemp("split"), split=True)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Three videos of different sizes, lengths and frame rates."""
     folder = tmp_path_factory.mktemp("clips")
@@ -113,18 +113,10 @@ def test_a_patch_holds_two_frames_one_after_the_other():
     torch.testing.assert_close(pairs, torch.tensor([[black, white], [grey, black]]), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("size", "max_pixels", "grid"),
-    [
-        ((352, 624), 200704, (1, 24, 42)),  # 352x624 is too large
-        ((64, 64), 200704, (1, 24, 24)),  # too small: enlarged to 336x336, at least 100352 pixels
-    ],
-)
-def test_frames_are_resized_into_the_bounds(size, max_pixels, grid):
-    assert patches(torch.zeros(2, *size, 3, dtype=torch.uint8), max_pixels)[1] == grid
-
-
-def test_many_large_frames_are_resized_without_a_copy_of_all_as_float():
+def test_frames_are_resized_into_the_bounds_without_a_copy_of_all_as_float():
+    # too large, and too small: enlarged to 336x336, at least 100352 pixels
+    for size, bounded in (((352, 624), (1, 24, 42)), ((64, 64), (1, 24, 24))):
+        assert patches(torch.zeros(2, *size, 3, dtype=torch.uint8), 200704)[1] == bounded
     frames = torch.zeros(96, 720, 1280, 3, dtype=torch.uint8)  # 253 MiB, as float 1 GiB
     with bounded_memory(800 * 2**20):
         pixels, grid = patches(frames, MIN_PIXELS)
@@ -142,8 +134,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def only_module(root: Path, text: str) -> None:
-    (root / "detailed_special.txt").unlink()
-    (root / "prompt_template.py").write_text(text)
+    (root / "detailed_special.txt").rename(root / "prompt_template.py").write_text(text)
 
 
 def test_the_newest_checkpoint_a_base_beside_it_and_statistics_where_there_are_any_are_taken(root):
@@ -172,10 +163,7 @@ def test_the_text_is_taken_from_the_authors_module_without_running_it_and_named_
         (lambda root: (root / "detailed_special.txt").write_bytes(bytes(2**20 + 1)), "more than"),
         (lambda root: (root / "model_config.json").unlink(), "model_config.json' is missing"),
         (lambda root: (root / "model_config.json").write_text("{"), "Cannot read .*model_config.json"),
-        (
-            lambda root: (root / "model_config.json").write_text('{"data_config": {}}'),
-            "Cannot load VideoReward .*model_config",
-        ),
+        (lambda root: (root / "model_config.json").write_text('{"data_config": {}}'), "Cannot load .*model_config"),
         (lambda root: write_model_config(root, output_dim=2), "output_dim\n.*Input should be 1 or 3"),
         (lambda root: write_model_config(root, reward_token="last"), "reward_token 'special', received 'last'"),
         (lambda root: write_model_config(root, eval_dim=["VQ"]), r"eval_dim .* received \['VQ'\]"),
@@ -262,10 +250,11 @@ def test_a_failed_item_is_nan_alone_and_says_why(scorer, clips, tmp_path, caplog
 
 def test_more_shown_frames_and_pixels_change_the_scores(scorer, clips, tmp_path):
     write_video(tmp_path / "large.mp4", torch.randint(0, 256, (8, 352, 480, 3)).byte(), 4)
-    for path, choices in (
+    cases = [
         (clips[1], [{}, {"fps": 4.0}, {"num_frames": 8}]),
         (tmp_path / "large.mp4", [{}, {"max_pixels": MIN_PIXELS}]),
-    ):
+    ]
+    for path, choices in cases:
         scores = [scorer.score([path], PROMPTS[:1], **choice)["VQ"][0] for choice in choices]
         assert len({round(score, 3) for score in scores}) == len(choices)
 
@@ -327,6 +316,7 @@ def damaged(reward: VideoReward, tmp_path: Path, change) -> Path:
         (lambda w: w.update({"base_model.model.model.layers.7.extra": torch.ones(1)}), "layers.7.extra"),
         (lambda w: w.update({"base_model.model.rm_head.weight": torch.ones(3, 32)}), "rm_head"),
         (lambda w: w.pop("base_model.model.model.embed_tokens.weight"), "embed_tokens.weight"),
+        (lambda w: w.update(evil=print), "model.pth. holds more than tensors, or is damaged; nothing of it was run"),
     ],
 )
 def test_weights_that_are_not_exactly_the_networks_are_refused(whole, tmp_path, change, message):
@@ -334,16 +324,8 @@ def test_weights_that_are_not_exactly_the_networks_are_refused(whole, tmp_path, 
         VideoAlignScorer(damaged(whole, tmp_path, change))
 
 
-class Evil:
-    def __reduce__(self):
-        return (print, ("executed",))
-
-
-def test_a_pickle_that_runs_code_and_a_tokenizer_without_the_reward_tokens_are_refused(whole, tmp_path, capsys):
-    root = damaged(whole, tmp_path, lambda weights: weights.update(evil=Evil()))
-    with pytest.raises(ValueError, match="model.pth. holds more than tensors, or is damaged; nothing of it was run"):
-        VideoAlignScorer(root)
-    assert "executed" not in capsys.readouterr().out
+def test_a_tokenizer_without_the_reward_tokens_is_refused(whole, tmp_path):
+    root = damaged(whole, tmp_path, dict)
     build_tokenizer().save_pretrained(root / "checkpoint-20" / "tokenizer")
     with pytest.raises(ValueError, match=r"has no <\|video_pad\|>, <\|VQ_reward\|>, <\|MQ_reward\|>, <\|TA_reward\|>"):
         VideoAlignScorer(root)

@@ -176,19 +176,14 @@ def test_wrong_options_are_refused_before_a_model_is_read(one, csv, options, mes
     [
         ("config.json", {"vision_config": {"depth": 10**6}}, "depth is 1000000, expected less than 1000"),
         ("preprocessor_config.json", {"patch_size": 2**18}, "cuts patches of other sizes than the model's"),
+        ("chat_template.jinja", "a", "Cannot load the model for vlm_checks from '{folder}': .*for every image"),
     ],
 )
-def test_a_checkpoint_that_would_fill_the_memory_is_refused_before_it_does(one, csv, tmp_path, file, change, message):
-    path = shutil.copytree(one, tmp_path / "other") / file
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(ValueError, match=message):
-        VlmChecks(context(csv), checkpoint=str(path.parent))
-
-
-def test_a_chat_template_that_cannot_ask_is_refused_when_the_model_is_loaded(one, csv, tmp_path):
+def test_a_checkpoint_that_would_fill_the_memory_or_cannot_ask_is_refused(one, csv, tmp_path, file, change, message):
     folder = shutil.copytree(one, tmp_path / "other")
-    (folder / "chat_template.jinja").write_text("a")
-    with pytest.raises(ValueError, match=f"Cannot load the model for vlm_checks from '{folder}': .*for every image"):
+    content = change if isinstance(change, str) else json.dumps(json.loads((folder / file).read_text()) | change)
+    (folder / file).write_text(content)
+    with pytest.raises(ValueError, match=message.format(folder=folder)):
         VlmChecks(context(csv), checkpoint=str(folder))
 
 
