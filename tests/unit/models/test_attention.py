@@ -83,16 +83,22 @@ def test_gradients_agree_when_blocks_are_recomputed_after_two_forward_passes():
     assert_gradients_agree(stock, trimmed)
 
 
-def test_what_lies_in_the_padding_does_not_matter_and_arguments_may_be_positional():
+def test_padding_whatever_lies_in_it_and_a_blank_image_may_be_left_out_and_arguments_may_be_positional():
     _, trimmed = stock_and_trimmed()
     call = inputs([7, 20, 3], [4, 0, 9])
     expected = trimmed(**call)[0]
+    assert torch.equal(trimmed(**call | {"image_embeds": None})[0], expected)
     for suffix in ("", "_2"):
         padding = call[f"encoder_attention_mask{suffix}"] == 0
         call[f"encoder_hidden_states{suffix}"][padding] = 1e3
     names = ("hidden_states", "timestep", "encoder_hidden_states", "encoder_attention_mask")
-    positional = [call.pop(name) for name in names]
-    assert torch.equal(trimmed(*positional, **call)[0], expected)
+    others = {name: value for name, value in call.items() if name not in names}
+    assert torch.equal(trimmed(*(call[name] for name in names), **others)[0], expected)
+    for suffix in ("", "_2"):
+        lengths = call.pop(f"encoder_attention_mask{suffix}").sum(1).int().tolist()
+        padded = call[f"encoder_hidden_states{suffix}"]
+        call[f"encoder_hidden_states{suffix}"] = [row[:n] for row, n in zip(padded, lengths, strict=True)]
+    assert torch.equal(trimmed(**call | {"image_embeds": None})[0], expected)
 
 
 @pytest.mark.parametrize(("lengths", "in_refiner", "in_block"), [([9, 9], [9], [9]), ([9, 4, 9, 9], [4, 9], [9, 4, 9])])
@@ -111,25 +117,15 @@ def test_neighbours_of_one_length_attend_together_without_a_mask_or_padded_keys(
     assert keys == [*in_refiner, *[NUM_VIDEO + length for length in in_block] * 2]
 
 
-def test_unpadded_rows_and_no_image_give_what_padded_ones_with_masks_and_a_blank_image_give():
-    _, trimmed = stock_and_trimmed()
-    call = inputs([7, 20, 3], [4, 0, 9])
-    expected = trimmed(**call)[0]
-    assert torch.equal(trimmed(**call | {"image_embeds": None})[0], expected)
-    for suffix in ("", "_2"):
-        lengths = call.pop(f"encoder_attention_mask{suffix}").sum(1).int().tolist()
-        padded = call[f"encoder_hidden_states{suffix}"]
-        call[f"encoder_hidden_states{suffix}"] = [row[:n] for row, n in zip(padded, lengths, strict=True)]
-    assert torch.equal(trimmed(**call | {"image_embeds": None})[0], expected)
-
-
 @pytest.mark.parametrize("name", ["encoder_attention_mask", "encoder_attention_mask_2"])
-def test_a_mask_with_a_gap_is_refused(name):
+def test_a_mask_with_a_gap_and_installing_twice_are_refused(name):
     _, trimmed = stock_and_trimmed()
     call = inputs([7, 20, 3], [4, 6, 9])
     call[name][1, 2] = 0
     with pytest.raises(ValueError, match=f"{name} must be right-padded.*gaps"):
         trimmed(**call)
+    with pytest.raises(ValueError, match="already has the trimmed attention"):
+        install_attention(trimmed)
 
 
 @pytest.mark.parametrize(
@@ -214,18 +210,13 @@ def test_a_run_says_which_kernel_attends(monkeypatch):
 
     monkeypatch.setattr(torch, "_fused_sdp_choice", chosen)
     said = {}
-    for answer in map(int, KERNELS):
+    for answer in CUDNN_FIRST:
         said[SDPBackend(answer)] = kernel_in_use(*arguments)
     assert seen == [((1, 2, 40, 16), True, CUDNN_FIRST)] * len(KERNELS)
     assert said[SDPBackend.CUDNN_ATTENTION] == "attention kernel: cudnn"
     slower = "; cuDNN's cannot run here, which on an H200 is 1.7 times as fast as flash"
     assert said[SDPBackend.FLASH_ATTENTION] == f"attention kernel: flash{slower}"
     assert said[SDPBackend.MATH] == f"attention kernel: math{slower}"
-
-
-def test_installing_twice_is_refused():
-    with pytest.raises(ValueError, match="already has the trimmed attention"):
-        install_attention(install_attention(build_transformer()))
 
 
 LATENTS = (3, 4, 6)
