@@ -15,6 +15,7 @@ from functools import partial
 import httpx
 import pytest
 import uvicorn
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hyvideo.models.reward_models import rewards
@@ -124,38 +125,24 @@ class Faulty:
         self._open += 1
         self.most_at_once = max(self.most_at_once, self._open)
         try:
-            await self._misbehave(self._faults.pop(0) if self._faults else "ok", scope, receive, send)
+            response = await self._answered(self._faults.pop(0) if self._faults else "ok", scope, receive)
+            await response(scope, receive, send)
         finally:
             self._open -= 1
 
-    async def _misbehave(self, fault: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answered(self, fault: str, scope: Scope, receive: Receive) -> Response:
         if fault == "hang":
             await asyncio.sleep(60)
-        elif fault.isdigit():
-            await _send(send, int(fault), b"no")
-        elif fault == "stale":
-            await _send(send, 200, self._answer)
-        else:
-            status, body = await self._asked(scope, receive)
-            changed = {
-                "ok": body,
-                "malformed": body[: len(body) // 2],
-                "fewer": re.sub(rb":\[[^],]+,", b":[", body, count=1),
-            }
-            await _send(send, status, changed[fault])
-
-    async def _asked(self, scope: Scope, receive: Receive) -> tuple[int, bytes]:
+        if fault.isdigit():
+            return Response(b"no", int(fault))
+        if fault == "stale":
+            return Response(self._answer)
         sent: list[Message] = []
 
         async def keep(message: Message) -> None:
             sent.append(message)
 
         await self._app(scope, receive, keep)
-        self._answer = b"".join(message.get("body", b"") for message in sent)
-        return sent[0]["status"], self._answer
-
-
-async def _send(send: Send, status: int, body: bytes) -> None:
-    headers = [(b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+        body = self._answer = b"".join(message.get("body", b"") for message in sent)
+        spoiled = {"malformed": body[: len(body) // 2], "fewer": re.sub(rb":\[[^],]+,", b":[", body, count=1)}
+        return Response(spoiled.get(fault, body), sent[0]["status"])

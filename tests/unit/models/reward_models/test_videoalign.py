@@ -193,23 +193,18 @@ def scorer(whole: VideoReward) -> VideoAlignScorer:
     return VideoAlignScorer(whole.root)
 
 
-def expected_raw(reward: VideoReward, path: Path, prompt: str) -> list[float]:
-    """Scores by the library's network of the request as the original writes it."""
-    pixels, grid = patches(read_chosen(path, partial(frame_indices, fps=2.0)), 200704)
-    video = "<|video_pad|>" * (math.prod(grid) // 4)
-    request = (
-        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
-        f"<|vision_start|>{video}<|vision_end|>{TEXT.format(text_prompt=prompt)}<|im_end|>\n<|im_start|>assistant\n"
-    )
-    return reward.expected(request, pixels, grid)
-
-
 @pytest.mark.parametrize("form", ["whole", "split"])
 def test_both_forms_score_as_the_librarys_network_with_merged_adapters(form, clips, request):
     reward = request.getfixturevalue(form)
     scores = VideoAlignScorer(reward.root).score(clips, PROMPTS, normalize=False)
     for path, prompt, *received in zip(clips, PROMPTS, *(scores[metric] for metric in METRICS), strict=True):
-        assert received == pytest.approx(expected_raw(reward, path, prompt), abs=2e-5)
+        pixels, grid = patches(read_chosen(path, partial(frame_indices, fps=2.0)), 200704)
+        video = f"<|vision_start|>{'<|video_pad|>' * (math.prod(grid) // 4)}<|vision_end|>"
+        request = (  # as the original writes it
+            "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+            f"<|im_start|>user\n{video}{TEXT.format(text_prompt=prompt)}<|im_end|>\n<|im_start|>assistant\n"
+        )
+        assert received == pytest.approx(reward.expected(request, pixels, grid), abs=2e-5)
     assert len({round(score, 3) for metric in METRICS for score in scores[metric]}) == 9, "scores that tell nothing"
 
 
