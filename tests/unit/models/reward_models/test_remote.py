@@ -1,11 +1,12 @@
 """The reward server and its client: scores are right, or missing, or the run stops; never another's."""
 
+import contextlib
 import json
 import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -44,13 +45,16 @@ def remote(url: str, video_fps: float = 24, *, retries: int = 2, in_flight: int 
 
 
 @pytest.fixture
-def faulty() -> Callable[..., Any]:
-    """Make a server that shows the given faults, one per scoring request."""
+def faulty() -> Iterator[Callable[..., Any]]:
+    """Make and serve a reward server that shows the given faults, one per scoring request."""
+    with contextlib.ExitStack() as served:
 
-    def make(*faults: str, seconds: float = 0.0, **options: Any) -> Faulty:
-        return Faulty(create_app({"brightness": Brightness(seconds=seconds)}, token=TOKEN, **options), faults)
+        def make(*faults: str, seconds: float = 0.0, **options: Any) -> Faulty:
+            app = Faulty(create_app({"brightness": Brightness(seconds=seconds)}, token=TOKEN, **options), faults)
+            app.url = served.enter_context(serving(app))
+            return app
 
-    return make
+        yield make
 
 
 VIDEOS, PROMPTS = grey_videos(10, 20, 30, 40), ["a", "b", "c", "d"]
@@ -69,15 +73,14 @@ VIDEOS, PROMPTS = grey_videos(10, 20, 30, 40), ["a", "b", "c", "d"]
 )
 def test_what_fails_is_tried_again_and_what_keeps_failing_fails_its_own_videos_alone(faulty, fault, message, caplog):
     app = faulty("ok", "ok", fault, fault, "ok", fault, fault, fault)
-    with serving(app) as url, caplog.at_level(logging.WARNING):
-        reward = remote(url, remote_reward_timeout=2.0 if fault == "hang" else 60.0)
-        assert reward(VIDEOS, PROMPTS).total.tolist() == [10, 20, 30, 40]
+    reward = remote(app.url, remote_reward_timeout=2.0 if fault == "hang" else 60.0)
+    assert reward(VIDEOS, PROMPTS).total.tolist() == [10, 20, 30, 40]
+    with caplog.at_level(logging.WARNING):
         total = reward(VIDEOS, PROMPTS).total
-        assert total[:2].tolist() == [10, 20] and total[2:].isnan().all()
-        assert "2 videos have no score by brightness" in caplog.text and "(3 attempts)" in caplog.text
-        assert message in caplog.text
-        assert app.requests == 8
-        assert reward(VIDEOS, PROMPTS).total.tolist() == [10, 20, 30, 40]
+    assert total[:2].tolist() == [10, 20] and total[2:].isnan().all()
+    assert "2 videos have no score by brightness" in caplog.text and "(3 attempts)" in caplog.text
+    assert message in caplog.text and app.requests == 8
+    assert reward(VIDEOS, PROMPTS).total.tolist() == [10, 20, 30, 40]
 
 
 def test_a_server_killed_while_it_scores_fails_what_it_had_and_nothing_before(caplog):
@@ -154,12 +157,11 @@ def test_a_server_that_introduces_itself_with_what_a_terminal_should_not_show_is
 def test_a_refused_request_stops_the_run_at_once_and_the_line_end_of_a_mounted_token_is_left_out(faulty, monkeypatch):
     app = faulty("401")
     monkeypatch.setenv("REWARD_TOKEN", f"{TOKEN}\n")
-    with serving(app) as url:
-        reward = remote(url)
-        with pytest.raises(RewardFailureError, match=r"status 401 \(is REWARD_TOKEN that of the server\?\)"):
-            reward(VIDEOS[:2], PROMPTS[:2])
-        assert app.requests == 1
-        assert reward(VIDEOS, PROMPTS).total.tolist() == [10, 20, 30, 40]
+    reward = remote(app.url)
+    with pytest.raises(RewardFailureError, match=r"status 401 \(is REWARD_TOKEN that of the server\?\)"):
+        reward(VIDEOS[:2], PROMPTS[:2])
+    assert app.requests == 1
+    assert reward(VIDEOS, PROMPTS).total.tolist() == [10, 20, 30, 40]
 
 
 NO_HEADER = "^REWARD_TOKEN: expected printable((?!secret).)*$"
@@ -183,46 +185,42 @@ def test_a_server_that_is_not_there_or_not_meant_is_found_before_training(
     faulty, monkeypatch, token, settings, message
 ):
     monkeypatch.setenv("REWARD_TOKEN", token)
-    with serving(faulty()) as url, pytest.raises(ValueError, match=message):
-        remote(**{"url": url, **settings})
+    with pytest.raises(ValueError, match=message):
+        remote(**{"url": faulty().url, **settings})
 
 
 @pytest.mark.parametrize(("most", "requests"), [(9.5, 1), (4.9, 2), (2.9, 4)])
 def test_more_than_the_server_reads_is_sent_in_parts_of_which_one_without_an_answer_is_the_last(faulty, most, requests):
     app = faulty(*["ok"] * requests, "500", max_body_bytes=int(most * VIDEOS[0].nbytes))
-    with serving(app) as url:
-        reward = remote(url, reward_batch_size=7, retries=0)
-        assert reward(grey_videos(*range(7)), ["same"] * 7).total.tolist() == list(range(7))
-        assert app.requests == requests
-        assert reward(grey_videos(*range(7)), ["same"] * 7).total.isnan().all()
+    reward = remote(app.url, reward_batch_size=7, retries=0)
+    assert reward(grey_videos(*range(7)), ["same"] * 7).total.tolist() == list(range(7))
+    assert app.requests == requests
+    assert reward(grey_videos(*range(7)), ["same"] * 7).total.isnan().all()
     assert app.requests == requests + 1
 
 
 def test_a_video_too_large_for_the_server_is_not_even_sent(faulty):
     app = faulty(max_body_bytes=1000)
-    with serving(app) as url:
-        with pytest.raises(RewardFailureError, match=r"one video is \d+ bytes, but it reads at most 1000\. Start the"):
-            remote(url)(VIDEOS, PROMPTS)
+    with pytest.raises(RewardFailureError, match=r"one video is \d+ bytes, but it reads at most 1000\. Start the"):
+        remote(app.url)(VIDEOS, PROMPTS)
     assert app.requests == 0
 
 
 def test_two_clients_at_once_get_their_own_scores(faulty):
     app = faulty("ok", "500", "malformed", "stale", "ok", "fewer", "500", "stale")
     levels = torch.arange(64).view(2, 32)
-    with serving(app) as url, ThreadPoolExecutor(2) as pool:
-        rewards = [remote(url, retries=5, in_flight=4) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        rewards = [remote(app.url, retries=5, in_flight=4) for _ in range(2)]
         totals = pool.map(lambda reward, own: reward(grey_videos(*own), ["same"] * 32).total, rewards, levels.tolist())
     assert torch.equal(torch.stack(list(totals)), levels.float())
 
 
 def test_no_more_requests_are_in_flight_than_allowed_and_waits_between_attempts_double(faulty, monkeypatch):
     app, waits = faulty(*["500"] * 4, seconds=0.02), []
-    with serving(app) as url:
-        monkeypatch.setattr(time, "sleep", lambda seconds, sleep=time.sleep: waits.append(seconds) or sleep(seconds))
-        remote(url, retries=4)(VIDEOS[:2], PROMPTS[:2])
-        assert [wait for wait in waits if wait in (0.01, 0.02, 0.04, 0.08)][:4] == [0.01, 0.02, 0.04, 0.08]
-        reward = remote(url, in_flight=3, reward_batch_size=1)
-        reward(grey_videos(*range(12)), ["a"] * 12)
+    monkeypatch.setattr(time, "sleep", lambda seconds, sleep=time.sleep: waits.append(seconds) or sleep(seconds))
+    remote(app.url, retries=4)(VIDEOS[:2], PROMPTS[:2])
+    assert [wait for wait in waits if wait in (0.01, 0.02, 0.04, 0.08)][:4] == [0.01, 0.02, 0.04, 0.08]
+    remote(app.url, in_flight=3, reward_batch_size=1)(grey_videos(*range(12)), ["a"] * 12)
     assert app.most_at_once == 3
 
 
