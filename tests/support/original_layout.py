@@ -103,10 +103,6 @@ def original_transformer_tensors(state: Mapping[str, Tensor]) -> dict[str, Tenso
     return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
 
-def original_vae_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {_renamed(name, _VAE_NAMES): tensor.contiguous() for name, tensor in state.items()}
-
-
 def original_transformer(version: str) -> torch.nn.Module:
     """Return the diffusers transformer whose weights version `version` of the tiny checkpoint holds."""
     seed = list(VERSIONS).index(version)
@@ -121,7 +117,12 @@ def save_original_model(root: Path) -> Path:
         tensors = original_transformer_tensors(transformer.state_dict())
         save_shards(folder, tensors, 1 if version == "480p_t2v" else 3)
     vae = tiny_model.build_vae()
-    save_shards(_folder(root / "vae", _vae_config(vae.config)), original_vae_tensors(vae.state_dict()), 1)
+    names = ("in_channels", "out_channels", "latent_channels", "block_out_channels", "layers_per_block")
+    names += ("downsample_match_channel", "upsample_match_channel", "scaling_factor")
+    ratios = {f"ffactor_{kind}": vae.config[f"{kind}_compression_ratio"] for kind in ("spatial", "temporal")}
+    config = {name: vae.config[name] for name in names} | ratios | {"shift_factor": None}
+    tensors = {_renamed(name, _VAE_NAMES): tensor.contiguous() for name, tensor in vae.state_dict().items()}
+    save_shards(_folder(root / "vae", config), tensors, 1)
     _folder(root / "scheduler", {"shift": 5.0}, "scheduler_config.json")
     _save_text_encoders(root / "text_encoder")
     tiny_model.build_vision_encoder().save_pretrained(root / "vision_encoder" / "siglip" / "image_encoder")
@@ -182,16 +183,6 @@ def transformer_config_json(config: Mapping[str, Any]) -> dict[str, Any]:
     fixed |= {"rope_dim_list": list(config["rope_axes_dim"]), "rope_theta": 256}
     fixed |= {"hidden_size": config["num_attention_heads"] * config["attention_head_dim"]}
     return fixed | {theirs: config[ours] for theirs, ours in copied.items()}
-
-
-def _vae_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("in_channels", "out_channels", "latent_channels", "block_out_channels", "layers_per_block")
-    flags = ("downsample_match_channel", "upsample_match_channel", "scaling_factor")
-    return {name: config[name] for name in names + flags} | {
-        "ffactor_spatial": config["spatial_compression_ratio"],
-        "ffactor_temporal": config["temporal_compression_ratio"],
-        "shift_factor": None,
-    }
 
 
 def _folder(folder: Path, content: Any, file: str = "config.json") -> Path:

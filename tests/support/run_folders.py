@@ -65,21 +65,6 @@ def model_of(folder: Path, name: str | None = None) -> Model:
     return model
 
 
-def row_of(step: int, reward: float) -> dict[str, float]:
-    seconds = dict(zip(PHASES, (4.0, 0.2, 1.0, 5.0), strict=True))
-    return {
-        **{"round": float(step - 1), "reward/mean": reward, "reward/std": 0.8},
-        **{f"reward/{name}": reward / 2 for name in ("VQ", "MQ", "TA")},
-        **dict.fromkeys(
-            ("reward/failed", "reward/groups_without_spread", "ratio/max_deviation", "replay/mean_error"), 0.0
-        ),
-        **{"kl/position": 1e-4 * step, "kl/velocity": 1e-5 * step, "kl/coef": 1e-5, "clip_fraction": 0.1},
-        **{"grad_norm": 0.02, "loss/policy": 0.1, "loss/total": 0.1, "lr": 3e-5},
-        **{f"velocity_grad/step_{index:02d}": 1.0 + 0.1 * index for index in range(6)},
-        **{f"time/{phase}": value for phase, value in seconds.items()},
-    }
-
-
 def write_run(
     folder: Path,
     *,
@@ -97,7 +82,16 @@ def write_run(
     folder.mkdir(parents=True)
     save_config(load_config([*flags, "--max_steps", str(num_updates), *settings]), folder / "config.yaml")
     noise = np.random.default_rng(0).normal(0, 0.1, num_updates)
-    rows = [{"step": n, **row_of(n, slope * n + one)} for n, one in enumerate(noise.tolist(), start=1)]
+    always = {"reward/std": 0.8, "kl/coef": 1e-5, "clip_fraction": 0.1, "grad_norm": 0.02, "loss/policy": 0.1}
+    always |= {"loss/total": 0.1, "lr": 3e-5, "ratio/max_deviation": 0.0, "replay/mean_error": 0.0}
+    always |= {"reward/failed": 0.0, "reward/groups_without_spread": 0.0}
+    always |= {f"velocity_grad/step_{index:02d}": 1.0 + 0.1 * index for index in range(6)}
+    always |= {f"time/{phase}": seconds for phase, seconds in zip(PHASES, (4.0, 0.2, 1.0, 5.0), strict=True)}
+    rows = []
+    for step, reward in enumerate((slope * np.arange(1, num_updates + 1) + noise).tolist(), start=1):
+        rewards = {"reward/mean": reward, **{f"reward/{name}": reward / 2 for name in ("VQ", "MQ", "TA")}}
+        kl = {"kl/position": 1e-4 * step, "kl/velocity": 1e-5 * step}
+        rows.append({"step": step, "round": float(step - 1), **rewards, **kl, **always})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for step, mean in (samples or {}).items():
         spread = np.random.default_rng(1).normal(0, 0.5, len(prompts))  # the prompts' own, the same every time

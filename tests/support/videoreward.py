@@ -5,7 +5,6 @@ Qwen2-VL with the adapters merged into its weights, so neither loading nor adapt
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,14 +61,42 @@ def write_videoreward(root: Path, *, split: bool = False) -> VideoReward:
     write_model_config(root, output_dim=output_dim)
 
     torch.manual_seed(0)
-    network = _build_network(tokenizer)
+    vision = {"depth": 2, "embed_dim": 32, "hidden_size": WIDTH, "num_heads": 2, "mlp_ratio": 2}
+    parts = {"text_config": text_config(len(tokenizer)), "vision_config": vision, **vision_token_ids(tokenizer)}
+    network = Qwen2VLForConditionalGeneration(Qwen2VLConfig(**parts)).eval()
+    draw_weights(network)
     network.config.save_pretrained(root / "base")
     head = torch.randn(output_dim, WIDTH)
-    base = _old_names(network.state_dict())
+    base = {
+        name.replace("model.language_model.", "model.").replace("model.visual.", "visual."): value.detach().clone()
+        for name, value in network.state_dict().items()
+    }
     if split:
         save_file(base | {"model.embed_tokens.weight": torch.randn(9, WIDTH)}, root / "base" / "model.safetensors")
-    adapters = _merge_random_adapters(network)
-    _write_weights(root / "checkpoint-20", base, adapters, head, split)
+    adapters = {}
+    for name, module in network.model.language_model.named_modules():
+        if isinstance(module, nn.Linear):
+            down, up = torch.randn(RANK, module.in_features) / 6, torch.randn(module.out_features, RANK) / 6
+            adapters |= {f"model.{name}.lora_A": down, f"model.{name}.lora_B": up}
+            module.weight.data += ALPHA / RANK * up @ down
+
+    folder, weights = root / "checkpoint-20", {"rm_head.weight": head}
+    adapted = {name.removesuffix(".lora_A") for name in adapters}
+    for name, value in base.items():
+        module, _, kind = name.rpartition(".")
+        if not split:
+            weights[f"{module}.base_layer.{kind}" if module in adapted else name] = value
+        elif "visual" in name or "embed_tokens" in name:
+            weights[name] = value
+    named = {f"{name}{'' if split else '.default'}.weight": value for name, value in adapters.items()}
+    if split:
+        save_file(
+            {f"base_model.model.{name}": one for name, one in named.items()}, folder / "adapter_model.safetensors"
+        )
+    else:
+        weights |= named
+    file = "non_lora_state_dict.pth" if split else "model.pth"
+    torch.save({f"base_model.model.{name}": value for name, value in weights.items()}, folder / file)
     return VideoReward(root, tokenizer, network, head)
 
 
@@ -92,21 +119,6 @@ def write_model_config(root: Path, **changes: Any) -> None:
     (root / "model_config.json").write_text(json.dumps(content))
 
 
-def _build_network(tokenizer: Qwen2Tokenizer) -> Qwen2VLForConditionalGeneration:
-    start, end, image, video = tokenizer.convert_tokens_to_ids(VISION_TOKENS)
-    config = Qwen2VLConfig(
-        text_config=text_config(len(tokenizer)),
-        vision_config={"depth": 2, "embed_dim": 32, "hidden_size": WIDTH, "num_heads": 2, "mlp_ratio": 2},
-        vision_start_token_id=start,
-        vision_end_token_id=end,
-        image_token_id=image,
-        video_token_id=video,
-    )
-    network = Qwen2VLForConditionalGeneration(config).eval()
-    draw_weights(network)
-    return network
-
-
 def draw_weights(network: nn.Module) -> None:
     """Draw the weights of any Qwen vision-language model so that every part moves its outputs."""
     for parameter in network.parameters():
@@ -115,42 +127,7 @@ def draw_weights(network: nn.Module) -> None:
     nn.init.normal_(network.model.language_model.embed_tokens.weight)
 
 
-def _merge_random_adapters(network: Qwen2VLForConditionalGeneration) -> dict[str, Tensor]:
-    adapters = {}
-    for name, module in network.model.language_model.named_modules():
-        if isinstance(module, nn.Linear):
-            down, up = torch.randn(RANK, module.in_features) / 6, torch.randn(module.out_features, RANK) / 6
-            adapters |= {f"model.{name}.lora_A": down, f"model.{name}.lora_B": up}
-            module.weight.data += ALPHA / RANK * up @ down
-    return adapters
-
-
-def _old_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename a current state dict as transformers 4.45 had it."""
-    renamed = {}
-    for name, value in weights.items():
-        name = name.replace("model.language_model.", "model.").replace("model.visual.", "visual.")
-        renamed[name] = value.detach().clone()
-    return renamed
-
-
-def _write_weights(
-    folder: Path, base: Mapping[str, Tensor], adapters: Mapping[str, Tensor], head: Tensor, split: bool
-) -> None:
-    prefix = "base_model.model."
-    if split:
-        rest = {name: value for name, value in base.items() if "visual" in name or "embed_tokens" in name}
-        torch.save(
-            {prefix + name: value for name, value in {**rest, "rm_head.weight": head}.items()},
-            folder / "non_lora_state_dict.pth",
-        )
-        save_file(
-            {f"{prefix}{name}.weight": value for name, value in adapters.items()}, folder / "adapter_model.safetensors"
-        )
-        return
-    adapted = {name.removesuffix(".lora_A") for name in adapters}
-    whole = {"rm_head.weight": head} | {f"{name}.default.weight": value for name, value in adapters.items()}
-    for name, value in base.items():
-        module, _, kind = name.rpartition(".")
-        whole[f"{module}.base_layer.{kind}" if module in adapted else name] = value
-    torch.save({prefix + name: value for name, value in whole.items()}, folder / "model.pth")
+def vision_token_ids(tokenizer: Qwen2Tokenizer) -> dict[str, int]:
+    """Return where the VISION_TOKENS are, as a config of any Qwen vision-language model says it."""
+    names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
+    return dict(zip(names, tokenizer.convert_tokens_to_ids(VISION_TOKENS), strict=True))

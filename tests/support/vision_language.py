@@ -9,13 +9,13 @@ import torch
 import transformers
 from fastapi import FastAPI, HTTPException, Request
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from hyvideo.models.reward_models.vlm_checks import LocalJudge
 from scripts.tiny.components import build_tokenizer
 from tests.support.tiny_model import text_config
-from tests.support.videoreward import VISION_TOKENS, draw_weights
+from tests.support.videoreward import VISION_TOKENS, draw_weights, vision_token_ids
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% for part in message['content'] %}"
@@ -31,9 +31,7 @@ def write_vision_language_model(folder: Path, family: str) -> Path:
     tokenizer.add_tokens(["Yes", "No", "yes"])
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
-    names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
-    tokens = dict(zip(names, tokenizer.convert_tokens_to_ids(VISION_TOKENS), strict=True))
-    tokens["tie_word_embeddings"] = False
+    tokens = {**vision_token_ids(tokenizer), "tie_word_embeddings": False}
     text = text_config(len(tokenizer))
     tower = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 32}
     torch.manual_seed(0)
@@ -53,12 +51,8 @@ def write_vision_language_model(folder: Path, family: str) -> Path:
     draw_weights(network)
     processor.save_pretrained(folder)
     network.save_pretrained(folder)
-    _lean_to_answers(folder, network)
-    return folder
 
-
-def _lean_to_answers(folder: Path, network: nn.Module) -> None:
-    """Point the rows of Yes and No where the last hidden state of a question points."""
+    # Point the rows of Yes and No where the last hidden state of a question points.
     judge = LocalJudge(str(folder), 10**6, "cpu", torch.float32)
     kept: list[Tensor] = []
     hook = judge.network.lm_head.register_forward_pre_hook(lambda module, inputs: kept.append(inputs[0][0, -1]))
@@ -71,6 +65,7 @@ def _lean_to_answers(folder: Path, network: nn.Module) -> None:
             row = 20 * middle / middle.norm() ** 2 + side * torch.randn(32) * 0.1
             network.lm_head.weight[ids] = row
     network.save_pretrained(folder)
+    return folder
 
 
 def chat_app(folder: Path, *, log_probs: bool = True, replies: list[str] | None = None) -> FastAPI:
@@ -89,13 +84,14 @@ def chat_app(folder: Path, *, log_probs: bool = True, replies: list[str] | None 
             raise HTTPException(404, f"no model {asked['model']}")
         parts = asked["messages"][0]["content"]
         text = "".join(part["text"] for part in parts if part["type"] == "text")
-        images = [_image(part["image_url"]["url"]) for part in parts if part["type"] == "image_url"]
+        urls = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
+        images = [Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))) for url in urls]
         if not images:
             return {"choices": [{"message": {"role": "assistant", "content": replies.pop(0)}}]}
         logits: list[Tensor] = []
         hook = judge.network.lm_head.register_forward_hook(lambda module, inputs, out: logits.append(out[0, -1]))
         with torch.no_grad():
-            judge.yes(torch.stack(images), text)
+            judge.yes(torch.stack([torch.from_numpy(np.array(image)) for image in images]), text)
         hook.remove()
         values, ids = logits[0].log_softmax(-1).topk(asked.get("top_logprobs", 0))
         told = [
@@ -108,8 +104,3 @@ def chat_app(folder: Path, *, log_probs: bool = True, replies: list[str] | None 
         return {"id": "1", "object": "chat.completion", "choices": [choice]}
 
     return app
-
-
-def _image(url: str) -> Tensor:
-    content = base64.b64decode(url.partition(",")[2])
-    return torch.from_numpy(np.array(Image.open(io.BytesIO(content))))
