@@ -342,9 +342,7 @@ def test_any_texts_written_as_csv_come_back(tmp_path: Path, texts: list[str]):
     assert [prompt.text for prompt in read_prompts([tmp_path / "prompts.csv"])] == texts
 
 
-FILES = []
-"""Small images of several kinds, with what such files carry beside the pixels."""
-
+FILES = []  # small images, with what such files carry beside the pixels
 for kind, mode in (("PNG", "P"), ("PNG", "RGBA"), ("JPEG", "RGB"), ("WEBP", "RGBA")):
     stream, exif = io.BytesIO(), Image.Exif()
     exif[0x0112] = 6

@@ -23,13 +23,8 @@ from tests.support.pipelines import PROMPTS
 from tests.support.tiny_model import ADAPTER, build_transformer, randomize
 
 LATENTS = torch.randn(3, 4, 2, 2, 2, generator=torch.Generator().manual_seed(0))
-
-
-FEED_FORWARD = (128, 32)
-"""Size of the second product of a block's feed-forward networks, input by output."""
-
-NUM_LENGTHS = 3
-"""Numbers of condition tokens that the prompts have: rows of unlike lengths attend one by one."""
+FEED_FORWARD = (128, 32)  # input by output of the second product of a block's feed-forward networks
+NUM_LENGTHS = 3  # numbers of condition tokens that the prompts have: rows of unlike lengths attend one by one
 
 
 @pytest.fixture

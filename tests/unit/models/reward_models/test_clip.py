@@ -88,8 +88,15 @@ def test_quality_is_the_share_of_a_good_photo_whatever_the_prompt(checkpoint, vi
 
 def test_a_clips_weights_are_read_from_its_own_safetensors_alone(checkpoint, tmp_path):
     copy = shutil.copytree(checkpoint, tmp_path / "copy")
-    names = load_file(copy / "model.safetensors")
-    (copy / "model.safetensors").unlink()
+    (copy / "model.safetensors").rename(tmp_path / "shard.safetensors")
+    names = load_file(tmp_path / "shard.safetensors")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(names, "../shard.safetensors")}
+    (copy / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert CLIPModel.from_pretrained(copy).logit_scale == names["logit_scale"]  # the attack is a real one
+    for refuse in (ClipScore, ClipScore.check):
+        with pytest.raises(ValueError, match=r"index.json' is not a readable index .* beside it, received '../shard"):
+            refuse(RewardContext(), str(copy))
+    (copy / "model.safetensors.index.json").unlink()
     torch.save(names, copy / "pytorch_model.bin")
     with pytest.raises(ValueError, match=r"holds no \*\.safetensors file"):
         ClipScore(RewardContext(), str(copy))
