@@ -209,11 +209,12 @@ def test_both_forms_score_as_the_librarys_network_with_merged_adapters(form, cli
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])
-def test_a_score_does_not_depend_on_its_batch(whole, scorer, clips, batch_size):
+def test_a_score_does_not_depend_on_its_batch_or_on_a_file(whole, scorer, clips, batch_size):
     single = [scorer.score([path], [prompt]) for path, prompt in zip(clips, PROMPTS, strict=True)]
     batched = VideoAlignScorer(whole.root, batch_size=batch_size).score(clips[::-1], PROMPTS[::-1])
     for metric in (*METRICS, "Overall"):
         assert batched[metric][::-1] == pytest.approx([scores[metric][0] for scores in single], abs=2e-5)
+    assert scorer.score_frames([read_video(clips[1])], 8, PROMPTS[1:2]) == single[1]
 
 
 def test_normalised_scores_are_standardised_raw_ones_and_overall_is_their_sum(scorer, clips):
@@ -223,11 +224,6 @@ def test_normalised_scores_are_standardised_raw_ones_and_overall_is_their_sum(sc
     for scores in (raw, normal):
         sums = [sum(values) for values in zip(*(scores[metric] for metric in METRICS), strict=True)]
         assert scores["Overall"] == pytest.approx(sums)
-
-
-def test_frames_in_memory_score_as_the_file_they_come_from(scorer, clips):
-    frames = read_video(clips[1])
-    assert scorer.score_frames([frames], 8, PROMPTS[:1]) == scorer.score(clips[1:2], PROMPTS[:1])
 
 
 def test_a_failed_item_is_nan_alone_and_says_why(scorer, clips, tmp_path, caplog):
@@ -254,7 +250,11 @@ def test_more_shown_frames_and_pixels_change_the_scores(scorer, clips, tmp_path)
         assert len({round(score, 3) for score in scores}) == len(choices)
 
 
-def test_a_call_that_makes_no_sense_is_refused_and_no_videos_have_no_scores(scorer, clips):
+def test_what_makes_no_sense_is_refused_and_no_videos_have_no_scores(whole, scorer, clips):
+    options = {"checkpoint": str(whole.root), "dtype": "fp8"}
+    models = {"videoalign_local": {"sub_reward": {"VQ": 1.0}, "options": options}}
+    with pytest.raises(ValueError, match="videoalign_local: expected dtype bf16 or fp32, received 'fp8'"):
+        check_rewards(RewardConfig(reward_config={"models": models}), "ckpts", 24)  # no network is loaded
     with pytest.raises(ValueError, match="argument 2 is shorter"):
         scorer.score(clips, [])
     with pytest.raises(ValueError, match="give fps or num_frames, not both"):
@@ -285,13 +285,6 @@ def test_the_reward_is_the_scorers_of_the_videos_at_the_runs_frame_rate(whole, s
         assert scores.metrics[metric].tolist() == pytest.approx(expected[metric], abs=2e-5), metric
     total = [0.5 * vq + 0.5 * mq + ta for vq, mq, ta in zip(*(expected[m] for m in METRICS), strict=True)]
     assert scores.total.tolist() == pytest.approx(total, abs=1e-4)
-
-
-def test_another_dtype_is_refused_without_loading_the_network(whole):
-    options = {"checkpoint": str(whole.root), "dtype": "fp8"}
-    models = {"videoalign_local": {"sub_reward": {"VQ": 1.0}, "options": options}}
-    with pytest.raises(ValueError, match="videoalign_local: expected dtype bf16 or fp32, received 'fp8'"):
-        check_rewards(RewardConfig(reward_config={"models": models}), "ckpts", 24)
 
 
 def damaged(reward: VideoReward, tmp_path: Path, change) -> Path:
