@@ -156,7 +156,7 @@ ORIGINAL_DAMAGES = [
     *(("transformer/480p_t2v/config.json", new, said) for new, said in ORIGINAL_CONFIGS),
     (SHARD.format(2), -100, "Cannot read '{path}', {size:,} bytes"),
     (SHARD.format(3), Path.unlink, f"lacks {Path(SHARD.format(3)).name} of the 3 files"),
-    (SHARD.format(2), lambda path: shutil.copy(str(path).replace("2-", "1-"), path), "disagree about"),
+    (SHARD.format(2), lambda path: shutil.copy(str(path).replace("00002", "00001"), path), "disagree about"),
     (IMAGES, TOO_LARGE, "size is .*2048.*, but the vision model takes 16 by 16 pixels"),
     ("text_encoder/Glyph-SDXL-v2/checkpoints/byt5_model.pt", 200, "Cannot load tensors from '{path}'"),
     *((f"text_encoder/{file}", 1, f"Cannot (load|read) .*{Path(file).parent}") for file in NO_JSON),
