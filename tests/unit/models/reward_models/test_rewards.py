@@ -29,11 +29,6 @@ def several(**models: dict[str, Any]) -> RewardConfig:
     return RewardConfig(reward_config={"models": models})
 
 
-def one(**choice: Any) -> RewardConfig:
-    """Brightness, weighted by its length."""
-    return several(brightness={"sub_reward": {"length": 1}, **choice})
-
-
 def test_a_neighbours_file_that_cannot_be_imported_is_named_and_skipped(tmp_path, monkeypatch, capsys):
     known = registered_rewards()
     source = "from hyvideo.models.reward_models.registry import *\n@register_reward('half_done')\n"
@@ -69,8 +64,10 @@ def test_several_rewards_are_weighted_and_metrics_of_one_name_are_told_apart():
         moving_shapes={"weight": 0.0, "sub_reward": {"TA": 1.0}},
     )
     scores = get_reward_fn(config)(grey_videos(10), ["abc"])
-    both = {f"{name}/{metric}" for name in ("brightness", "file_brightness") for metric in ("brightness", "length")}
-    assert set(scores.metrics) == {*both, "VQ", "MQ", "TA"}
+    assert set(scores.metrics) == {
+        *(f"{name}/{metric}" for name in ("brightness", "file_brightness") for metric in ("brightness", "length")),
+        "VQ", "MQ", "TA",
+    }  # fmt: skip
     assert scores.metrics["TA"].isnan().all()  # moving_shapes cannot read the prompt; with weight 0 that fails nothing
     assert scores.total.tolist() == [13]
 
@@ -86,26 +83,26 @@ def test_several_rewards_are_weighted_and_metrics_of_one_name_are_told_apart():
         (RewardConfig(reward_model="brightness", reward_weights={"length": 0.0}), "at least one weight other than 0"),
         (RewardConfig(reward_model="brightness", reward_weights={"length": float("nan")}), "should be a finite number"),
         (
-            several(clip_score={"sub_reward": {"CLIPScore": 1}}),
+            RewardConfig(reward_model="clip_score", reward_weights={"CLIPScore": 1.0}),
             "required argument: 'checkpoint'.*it takes checkpoint, num_frames .reward_checkpoint_path",
         ),
         (RewardConfig(remote_reward_url="http://me:pw@host"), "server holds a user((?!pw@).)*$"),
-        (one(url="http://pw@["), "holds a user((?!pw@).)*$"),
-        (one(url=5), "models.brightness.url: Input should be a valid"),
+        (several(brightness={"sub_reward": {"length": 1}, "url": "http://pw@["}), "holds a user((?!pw@).)*$"),
+        (several(brightness={"sub_reward": {"length": 1}, "url": 5}), "models.brightness.url: Input should be a valid"),
         (RewardConfig(reward_config={"models": {}}), 'reward_config: expected {"models"'),
         (RewardConfig(reward_config={"models": {"a": {}}, "b": 1}), "b: Extra inputs"),
-        (one(weight=0), "at least one weight other than 0"),
-        (one(sub_reward={"length": "1"}), "sub_reward.length: Input should be a valid number"),
+        (several(brightness={"weight": 0, "sub_reward": {"length": 1}}), "at least one weight other than 0"),
+        (several(brightness={"sub_reward": {"length": "1"}}), "sub_reward.length: Input should be a valid number"),
         (several(brightness={"sub_rewards": {}}), "models.brightness.sub_rewards: Extra inputs"),
-        (one(weight=10**400), "brightness.weight: Input should be"),
-        (one(options={1: 2}), "options.1.*valid string"),
+        (several(brightness={"sub_reward": {"length": 1}, "weight": 10**400}), "brightness.weight: Input should be"),
+        (several(brightness={"sub_reward": {"length": 1}, "options": {1: 2}}), "options.1.*valid string"),
         (
-            one(options={"second": 3}),
-            "cannot use its options {'second': 3}.*keyword argument 'second'.*; it takes seconds",
+            several(brightness={"sub_reward": {"length": 1}, "options": {"second": 3}}),
+            "brightness cannot use its options {'second': 3}.*unexpected keyword argument 'second'.*; it takes seconds",
         ),
         (
-            one(options={"seconds": 3}, url="http://a"),
-            "brightness is scored at http://a; give its options to that server",
+            several(brightness={"sub_reward": {"length": 1}, "options": {"seconds": 3}, "url": "http://a"}),
+            "brightness is scored at http://a; give its options to that server's --reward",
         ),
     ],
 )
@@ -139,7 +136,7 @@ def test_a_failed_item_has_no_total_and_the_others_keep_theirs():
 
 
 def test_an_error_of_a_reward_is_not_swallowed_and_leaves_it_usable():
-    config = one(sub_reward={"brightness": 1}, options={"seconds": 0.1})
+    config = several(brightness={"sub_reward": {"brightness": 1}, "options": {"seconds": 0.1}})
     config.reward_batch_size = 1
     reward = get_reward_fn(config)
     with pytest.raises(RuntimeError, match="the reward broke"):
@@ -150,10 +147,12 @@ def test_an_error_of_a_reward_is_not_swallowed_and_leaves_it_usable():
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [(None, "None"), ({}, "{}")]
-    + [
-        ({"brightness": wrong, "length": torch.ones(2)}, f"{{'brightness': {said}")
-        for wrong, said in (("high", "'high'"), (torch.ones(3), "tensor"), ([1 + 0j, 2], ""))
+    [
+        (None, "None"),
+        ({}, "{}"),
+        ({"brightness": "high", "length": torch.ones(2)}, "{'brightness': 'high'"),
+        ({"brightness": torch.ones(3), "length": torch.ones(2)}, "{'brightness': tensor"),
+        ({"brightness": [1 + 0j, 2], "length": torch.ones(2)}, "{'brightness': "),
     ],
 )
 def test_a_reward_that_gives_no_scores_is_named(monkeypatch, given, message):
@@ -192,7 +191,7 @@ def test_videos_are_scored_in_blocks_that_do_not_depend_on_how_they_arrive():
 
 
 def test_full_blocks_are_scored_one_at_a_time_while_more_videos_come():
-    config = one(sub_reward={"brightness": 2, "length": -1}, options={"seconds": 0.01})
+    config = several(brightness={"sub_reward": {"brightness": 2, "length": -1}, "options": {"seconds": 0.01}})
     config.reward_batch_size = 1
     reward = get_reward_fn(config)
     scoring = reward.begin()
